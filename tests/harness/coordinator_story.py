@@ -681,6 +681,8 @@ class Story(CoordinatorQuestions):
                 return f"DialBack {self._name(member.site_id)} at {member.address}"
             case m.Leases():
                 return f"Leases {ranges_in_words(message.ranges)}"
+            case _:
+                raise AssertionError(f"a {type(message).__name__} has no words here")
 
     def _open_in_words(self, message: m.Open) -> str:
         of = self._fragment_in_words(message.fragment)

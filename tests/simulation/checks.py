@@ -279,7 +279,6 @@ class Checks:
         layout = Layout(self._layout.manifest, self._layout.chunk_elements)
         found = OuterState.create(node.folder / "as-saved", layout, slots, self._settings.run_id)
         saved_model.restore(folder, found)
-        found.close()
         shutil.rmtree(node.folder / "as-saved")
         self._models[commit] = str(node.process), saved.state_hash
 

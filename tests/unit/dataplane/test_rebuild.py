@@ -55,7 +55,7 @@ class Site:
         """What the next start of the node puts together."""
         self.log.close()
         if without_outer:
-            OuterState.create(self.folder / "state", self.layout, SLOTS, RUN).close()
+            OuterState.create(self.folder / "state", self.layout, SLOTS, RUN)
         self.log = PayloadLog(self.folder / "payloads", self.layout, RUN, self.keep_commits)
         self.snapshots = Snapshots(self.folder / "snapshots", self.layout, SLOTS, RUN)
         self.outer = OuterState.open(self.folder / "state", self.layout, SLOTS, RUN, history=lambda: self.log.history)

@@ -65,7 +65,7 @@ def seeded(folder: Path, first: memoryview) -> OuterState:
 def received(outer: OuterState) -> memoryview:
     """A snapshot of workers that took the base and changed nothing."""
     snapshot = memoryview(bytearray(LAYOUT.buffer_bytes))
-    publish.publish_replace(outer, snapshot, outer.layout.sync_chunks)
+    publish.publish_replace(outer, snapshot, outer.layout.sync_chunks, None)
     half = tensor(LAYOUT, snapshot, "half")
     cast_base(half.copy(), "BF16", half)
     return snapshot

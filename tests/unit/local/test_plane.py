@@ -210,7 +210,7 @@ def test_no_difference_is_made_of_a_difference(home: Home, num_fragments: int) -
                 asyncio.run(plane.publish(Difference(0, 2, fragment)))
         asyncio.run(plane.publish(Values(2, fragment)))
     expected = memoryview(bytearray(plane.layout.buffer_bytes))
-    publish.publish_replace(outer, expected, range(len(outer.layout.chunks)))
+    publish.publish_replace(outer, expected, range(len(outer.layout.chunks)), None)
     assert plane.publish_buffer.view == expected, "values can be written whatever was there"
     with pytest.raises(StateError, match="the outer state is at commit 2"):
         asyncio.run(plane.publish(Values(1)))
@@ -320,7 +320,6 @@ def test_a_model_is_of_its_commit_though_later_ones_are_applied_while_it_is_writ
     found = OuterState.create(tmp_path / "found", plane.layout, outer.slots, RUN)
     saved_model.restore(tmp_path / "model", found)
     assert found.state_hash() == first
-    found.close()
     assert asyncio.run(plane.apply(logged(plane.log, outer, 2 + num_later, payloads(outer, (9,))))), "no place is held"
     assert not list(home.state_folder.glob("tmp*"))
     plane.close()

@@ -368,7 +368,7 @@ def test_no_callback_of_a_site_that_catches_up_goes_through_all_chunks(
     with Lines(asyncio.events.Handle._run.__code__) as lines:
         asyncio.run(main())
     lines.check(NUM_CHUNKS)
-    for disk in (there, here, log_there, log_here):
+    for disk in (log_there, log_here):
         disk.close()
 
 
