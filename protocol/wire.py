@@ -7,6 +7,7 @@ Generic over the dataclasses' fields; tests/unit/protocol/test_wire.py holds bot
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import types
 import zlib
@@ -27,6 +28,7 @@ DEFAULT_MAX_ITEMS = layout.MAX_TENSORS
 DEFAULT_MAX_CHARACTERS = 4096
 
 
+@functools.cache
 def _proto_class(cls: type) -> type[Message]:
     module: Any = next((m for m in (common_pb2, local_pb2) if hasattr(m, cls.__name__)), session_pb2)
     found: type[Message] = getattr(module, cls.__name__)

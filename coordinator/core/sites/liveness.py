@@ -57,8 +57,9 @@ def limits_of_stream(run: Run, stream: Stream) -> tuple[Limit, ...]:
         return (Limit(stream.waiting_since + lease_s, lambda: f"no Hello for {lease_s:g} s"),)
     silent = Limit(site.heard_at + lease_s, lambda: f"silent for {lease_s:g} s")
     if stream.unacked_since is not None:
-        why = f"sends, but has heard nothing for {lease_s:g} s"
-        return silent, Limit(stream.unacked_since + lease_s, lambda: why, closes="the site does not hear")
+        at = stream.unacked_since + lease_s
+        deaf = Limit(at, lambda: f"sends, but has heard nothing for {lease_s:g} s", closes="the site does not hear")
+        return silent, deaf
     return (silent,)
 
 

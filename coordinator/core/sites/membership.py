@@ -349,7 +349,7 @@ class Membership:
 
     def live(self) -> list[Site]:
         """In the order of ids."""
-        return [s for s in self._by_id.values() if s.live]
+        return [s for s in self._by_id.values() if s.standing in LIVE]
 
     def holding(self, commit: int) -> list[Site]:
         """Members that have applied that commit, in the order of ids."""
