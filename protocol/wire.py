@@ -29,9 +29,9 @@ DEFAULT_MAX_CHARACTERS = 4096
 
 
 @functools.cache
-def _proto_class(cls: type) -> type[Message]:
-    module: Any = next((m for m in (common_pb2, local_pb2) if hasattr(m, cls.__name__)), session_pb2)
-    found: type[Message] = getattr(module, cls.__name__)
+def _proto_class(name: str) -> type[Message]:
+    module: Any = next((m for m in (common_pb2, local_pb2) if hasattr(m, name)), session_pb2)
+    found: type[Message] = getattr(module, name)
     return found
 
 
@@ -90,7 +90,7 @@ def _read_fields(cls: Any) -> tuple[_Field, ...]:
 def to_proto(value: Any) -> Any:
     """The protobuf message of a dataclass of messages.py or layout.py."""
     cls = type(value)
-    out = _proto_class(cls)()
+    out = _proto_class(cls.__name__)()
     for item in _fields(cls):
         part = getattr(value, item.name)
         if item.kind == "message":
@@ -248,7 +248,7 @@ def encode(value: Any) -> bytes:
 
 
 def decode(cls: type[T], data: bytes) -> T:
-    return from_proto(cls, _read(_proto_class(cls), data))
+    return from_proto(cls, _read(_proto_class(cls.__name__), data))
 
 
 def _read(cls: type[_Read], data: bytes) -> _Read:

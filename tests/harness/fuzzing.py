@@ -71,7 +71,7 @@ _TYPES = {13: "uint32", 7: "uint32", 4: "uint64", 17: "sint32", 5: "int32", 1: "
 def instances(cls: type[T], **fixed: st.SearchStrategy[Any]) -> st.SearchStrategy[T]:
     """Any `cls` of messages.py that can be written to the wire; `fixed` replaces the strategy of fields by name."""
     hints = get_type_hints(cls)
-    kinds = {f.name: _TYPES[f.type] for f in wire._proto_class(cls).DESCRIPTOR.fields}
+    kinds = {f.name: _TYPES[f.type] for f in wire._proto_class(cls.__name__).DESCRIPTOR.fields}
     return st.builds(cls, **{n: fixed[n] if n in fixed else _field(hints[n], kind) for n, kind in kinds.items()})
 
 
