@@ -345,7 +345,7 @@ class Checks:
         self.require(
             self.finished is not None and self.finished.commit == len(commits), "the end is not the last commit"
         )
-        at_step = commits[-1].run_step
+        at_step = commits[-1].run_step if commits else 0  # it went back to commit 0, and was told to stop
         self.require(self.may_end_early or at_step == self._settings.steps, f"44: it ends at step {at_step}")
         overlaps = {r.open.sync: r.open.overlap_steps for r in self._store.kept if isinstance(r, OpenRecord)}
         wrong = [c.sync for c in commits if c.final and overlaps[c.sync]]
@@ -379,7 +379,8 @@ class Checks:
             if self.liars and number and number not in self._applied_by_others:
                 continue
             self.require(hashes[number] == value, f"22: the hash attested for commit {number} is not the reference's")
-        for number, (who, value) in sorted(self._states.items()):
+        held = {n: state for n, state in self._states.items() if n <= len(commits)}  # later ones are void
+        for number, (who, value) in sorted(held.items()):
             self.require(
                 hashes[number] == value,
                 f"1: {who} held {value.hex()[:12]} after commit {number}, the reference {hashes[number].hex()[:12]}",
@@ -394,7 +395,8 @@ class Checks:
             if code in codes or code == RefusedError.exit_code:  # by another run's coordinator: its state stays
                 outer = OuterState.open(node.folder / "state", self._layout, slots, run_id, history=lambda: history)
                 commit = outer.commit
-                if commit and not self._is_void(node, commit):  # a commit 0 that was never attested may still lie there
+                # A commit 0 that was never attested may still lie there; a run that went back may end with it.
+                if (commit or not commits) and not self._is_void(node, commit):
                     is_right = outer.state_hash() == hashes[commit]
                     self.require(is_right or code not in codes, f"1: {node.process} has another state on disk")
                     num_survivors += is_right and commit == len(commits)
@@ -486,4 +488,5 @@ class Checks:
             )
         self.num_steps_in_commits = len(used)
         tokens = sum(member.tokens for commit in commits for member in commit.contributors)
-        self.require(commits[-1].run_tokens == tokens, "44: run_tokens is not the sum of what was trained")
+        run_tokens = commits[-1].run_tokens if commits else 0
+        self.require(run_tokens == tokens, "44: run_tokens is not the sum of what was trained")

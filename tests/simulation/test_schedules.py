@@ -401,6 +401,12 @@ def test_contributions_are_on_the_disk_in_some_schedules(monkeypatch: pytest.Mon
     assert num_read
 
 
+def test_a_run_that_goes_back_to_its_start_and_is_stopped_ends_with_that() -> None:
+    outcome = one(20807)
+    assert not outcome.problem, outcome.problem
+    assert outcome.num_commits == 0
+
+
 @pytest.mark.parametrize("seed", [3, 17])
 def test_a_seed_is_one_schedule_in_every_process(seed: int) -> None:
     """The story, with its times, is the same to the last digit; hashes of strings differ between processes."""
