@@ -396,7 +396,7 @@ class Checks:
                 outer = OuterState.open(node.folder / "state", self._layout, slots, run_id, history=lambda: history)
                 commit = outer.commit
                 # A commit 0 that was never attested may still lie there; a run that went back may end with it.
-                if (commit or not commits) and not self._is_void(node, commit):
+                if commit is not None and (commit or not commits) and not self._is_void(node, commit):
                     is_right = outer.state_hash() == hashes[commit]
                     self.require(is_right or code not in codes, f"1: {node.process} has another state on disk")
                     num_survivors += is_right and commit == len(commits)
