@@ -236,6 +236,8 @@ class Layout:
     def __init__(
         self, manifest: Manifest, chunk_elements: int = DEFAULT_CHUNK_ELEMENTS, num_fragments: int = 1
     ) -> None:
+        if not 1 <= chunk_elements <= 1 << 24:
+            raise ConfigError(f"sync.chunk_elements is {chunk_elements}; choose 1 to {1 << 24}")
         self.manifest = manifest
         self.chunk_elements = chunk_elements
         offsets: list[int] = []

@@ -180,10 +180,12 @@ def test_a_zstd_bomb_is_refused_before_it_is_unpacked(content_size: bool) -> Non
         kernels.decode(header.pack() + bomb, "fp32", 600, np.empty(600, np.float32))
 
 
-def test_bytes_cannot_be_averaged() -> None:
+def test_bytes_cannot_be_averaged_and_levels_are_bounded() -> None:
     data = kernels.encode("raw", np.zeros(16, np.uint8), dtype="F32")
     with pytest.raises(ConfigError, match="averaged"):
         kernels.accumulate(data, "raw", np.float32(1), np.zeros(4, np.float32))
+    with pytest.raises(ConfigError, match="zstd_level"):
+        kernels.encode("int8", np.zeros(4, np.float32), zstd_level=99)
 
 
 def test_threads_do_not_share_their_arrays() -> None:

@@ -183,6 +183,8 @@ def test_what_cannot_be_is_refused() -> None:
     ]:
         with pytest.raises(InvalidMessage, match=text):
             Manifest(tensors=(bad,))
+    with pytest.raises(ConfigError, match="chunk_elements is 0"):
+        Layout(MANIFEST, 0)
     with pytest.raises(ConfigError, match=r"raise sync\.chunk_elements"):
         Layout(Manifest(tensors=(spec("a", (1 << 30,)),)), 1)
 
