@@ -73,7 +73,8 @@ class SyncSettings:
     """H: inner steps between two syncs."""
     overlap_steps: int = within(0, 1 << 32, 0)
     """tau: sites train on for at most so many steps while they exchange, and take the average at the first step at
-    which it is there; 0: they wait for it at the boundary."""
+    which it is there; 0: they wait for it at the boundary. At most `every`. More than every / fragments: the next
+    fragments' syncs begin while the ones before are still under way."""
     merge: str = one_of(MERGES, "keep")
     """keep or mix: what becomes of the steps that were trained meanwhile. keep: they are added to the average. mix: the
     local copy and the average are mixed, with the weight `alpha` for the local copy (arXiv 2501.18512)."""
@@ -110,6 +111,12 @@ class SyncSettings:
     def all_fragments(self) -> int:
         """What a sync of all fragments names in place of one."""
         return self.fragments if self.fragments > 1 else 0
+
+    @property
+    def most_in_flight(self) -> int:
+        """Syncs, each of a fragment of its own, that are open at once: as many as begin within `overlap_steps`."""
+        shortest = max(1, self.every // self.fragments)
+        return max(1, min(self.fragments, -(-self.overlap_steps // shortest)))
 
     def window_steps(self, fragment: int) -> int:
         """Inner steps from the boundary before to that of a sync of the fragment: H in one cycle of all fragments. A
@@ -167,7 +174,7 @@ class RunSettings:
     evicted all the same."""
     overrun_steps: int = within(0, 1 << 32, 0)
     """With the coordinator away, sites train at most so many steps beyond a boundary; 0 is as many as a window
-    has, `sync.every` / `sync.fragments`. Not less than `sync.overlap_steps`."""
+    has, `sync.every` / `sync.fragments`, or `sync.overlap_steps` if that is more. Not less than that."""
     model: ModelSettings = field(default_factory=ModelSettings)
     trainer: TrainerSettings = field(default_factory=TrainerSettings)
     sync: SyncSettings = field(default_factory=SyncSettings)
@@ -176,7 +183,7 @@ class RunSettings:
     @property
     def most_overrun_steps(self) -> int:
         """Beyond a boundary, with the coordinator away."""
-        return self.overrun_steps or self.sync.window_steps(self.sync.all_fragments)
+        return self.overrun_steps or max(self.sync.window_steps(self.sync.all_fragments), self.sync.overlap_steps)
 
 
 MODELS = {
@@ -263,19 +270,13 @@ def _validate_model(model: ModelSettings, trainer: TrainerSettings) -> None:
 def _validate_sync(sync: SyncSettings) -> None:
     if sync.overlap_steps > sync.every:
         raise ConfigError(
-            f"sync.overlap_steps = {sync.overlap_steps} is more than sync.every = {sync.every}: the next sync begins "
-            f"so many steps after this one; choose at most {sync.every}"
+            f"sync.overlap_steps = {sync.overlap_steps} is more than sync.every = {sync.every}: the next sync of the "
+            f"same parameters begins so many steps after this one; choose at most {sync.every}"
         )
     if sync.fragments > sync.every:
         raise ConfigError(
             f"sync.fragments = {sync.fragments} is more than sync.every = {sync.every}: each fragment has a sync of "
             f"its own every {sync.every} steps, with a step or more between two; choose at most {sync.every} fragments"
-        )
-    if sync.fragments > 1 and sync.overlap_steps > (shortest := sync.every // sync.fragments):
-        raise ConfigError(
-            f"sync.overlap_steps = {sync.overlap_steps} with sync.every = {sync.every} and sync.fragments = "
-            f"{sync.fragments}: the sync of the next fragment begins {shortest} steps after this one, and one is in "
-            f"flight at a time; choose at most {shortest}"
         )
     if sync.merge == "mix" and not sync.alpha:
         raise ConfigError(
@@ -292,7 +293,7 @@ CAPABILITIES = frozenset(
     [
         *(f"codec {name}" for name in CODECS),
         *(f"outer optimizer {name}" for name in OUTER_OPTIMIZERS),
-        *("zstd", "overlap", "merge mix", "fragments"),
+        *("zstd", "overlap", "merge mix", "fragments", "syncs in flight"),
     ]
 )
 """What a run may need of whoever takes part, by name, and this version can do."""
@@ -308,6 +309,7 @@ def needs_of(settings: RunSettings) -> list[str]:
         "overlap": sync.overlap_steps > 0,
         "merge mix": sync.merge == "mix",
         "fragments": sync.fragments > 1,
+        "syncs in flight": sync.most_in_flight > 1,
     }
     needs = [f"codec {sync.codec}", f"outer optimizer {settings.outer.optimizer}"]
     return needs + [name for name, is_needed in extra.items() if is_needed]

@@ -67,6 +67,8 @@ def test_an_older_version_that_would_not_train_on_or_mix_is_told_what_the_run_ne
         (SyncSettings(), []),
         (SyncSettings(overlap_steps=1), ["overlap"]),
         (SyncSettings(fragments=2), ["fragments"]),
+        (SyncSettings(fragments=2, overlap_steps=10), ["overlap", "fragments"]),
+        (SyncSettings(fragments=2, overlap_steps=11), ["overlap", "fragments", "syncs in flight"]),
         (SyncSettings(merge="mix", alpha=0.5), ["merge mix"]),
         (SyncSettings(overlap_steps=20, merge="mix", alpha=0.5), ["overlap", "merge mix"]),
     ):
@@ -79,7 +81,7 @@ def test_an_older_version_that_would_not_train_on_or_mix_is_told_what_the_run_ne
     ("sync", "run", "message"),
     [
         ({"overlap_steps": 8}, {}, "sync.overlap_steps = 8 is more than sync.every = 7: .*choose at most 7"),
-        ({"overlap_steps": 3, "fragments": 3}, {}, "overlap_steps = 3 with .*fragments = 3.*choose at most 2"),
+        ({"overlap_steps": 8, "fragments": 3}, {}, "overlap_steps = 8 is more than .*same parameters.*at most 7"),
         ({"fragments": 8}, {}, "sync.fragments = 8 is more than sync.every = 7: .*choose at most 7"),
         ({"fragments": 65, "every": 100}, {}, "sync.fragments = 65: must be"),
         ({"overlap_steps": -1}, {}, "sync.overlap_steps = -1: must be at least 0"),
@@ -101,6 +103,33 @@ def test_what_contradicts_is_refused_with_what_to_choose(
 def test_as_many_steps_as_there_are_between_two_syncs_may_overlap() -> None:
     for overrun_steps in (0, 7):
         validate(replace(SETTINGS, sync=SyncSettings(every=7, overlap_steps=7), overrun_steps=overrun_steps))
+
+
+@pytest.mark.parametrize(
+    ("every", "fragments", "overlap_steps", "most"),
+    [
+        *((20, 1, tau, 1) for tau in (0, 10, 20)),
+        *((20, 4, tau, 1) for tau in (0, 4, 5)),
+        *((20, 4, tau, -(-tau // 5)) for tau in (6, 10, 11, 16, 20)),
+        *((7, 3, tau, most) for tau, most in ((2, 1), (3, 2), (4, 2), (5, 3), (7, 3))),  # not more than fragments
+    ],
+)
+def test_as_many_syncs_are_in_flight_as_begin_within_the_overlap(
+    every: int, fragments: int, overlap_steps: int, most: int
+) -> None:
+    sync = SyncSettings(every=every, fragments=fragments, overlap_steps=overlap_steps)
+    validate(replace(SETTINGS, sync=sync))
+    assert sync.most_in_flight == most
+
+
+@pytest.mark.parametrize(
+    ("fragments", "overlap_steps", "overrun_steps", "most"), [(1, 5, 0, 7), (3, 2, 0, 3), (3, 5, 0, 5), (3, 5, 6, 6)]
+)
+def test_without_the_coordinator_sites_train_as_far_as_with_it_or_a_window(
+    fragments: int, overlap_steps: int, overrun_steps: int, most: int
+) -> None:
+    sync = SyncSettings(every=7, fragments=fragments, overlap_steps=overlap_steps)
+    assert replace(SETTINGS, sync=sync, overrun_steps=overrun_steps).most_overrun_steps == most
 
 
 def changed(**changes: Any) -> str:
