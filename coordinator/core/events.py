@@ -194,6 +194,8 @@ class CommitRecord:
     """The contribution to a trainable chunk that was nearest to its limit, if one was near to it."""
     touched: tuple[int, ...] = ()
     """Of each fragment, the last commit before this one that touched it; empty in a run with one."""
+    resting: tuple[int, ...] = ()
+    """Ids of the sites that rested in its sync, ascending."""
 
 
 @dataclass(frozen=True, slots=True)

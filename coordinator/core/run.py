@@ -83,7 +83,7 @@ class Run:
         self.trouble = Trouble(settings.sync.fragments)
         self.links = Links()
         self.resting = Resting()
-        self.pace = Pace()
+        self.pace = Pace(settings.sync.most_in_flight)
         self.rollbacks = list(persisted.all(e.RollbackRecord))
         excluded = persisted.all(e.ExclusionRecord)
         self.left_out = LeftOut(excluded, self.log.records, settings.sync.all_fragments)
@@ -92,6 +92,7 @@ class Run:
         self.going_back: GoingBack | None = None
         self.reads_commits = False  # older ones than the log has are being read from the store
         self.waits: tuple[Wait, ...] = ()  # what is waited for; the first one with a reason is shown
+        self.judged_divergence = (0, 0)  # branch and commit: the run went back to before it by itself, or did not
         self.dispute: Dispute | None = None
         self.num_wrong_states = 0
         self.num_refused = 0
@@ -177,6 +178,10 @@ class Run:
         """The sync ends without a commit."""
         self.num_abandoned += 1
         self.persist(e.AbandonRecord(sync, reason, self.num_abandoned))
+
+    def judge_divergence(self, commit: int) -> None:
+        """The run goes back to before that commit by itself, or does not for good."""
+        self.judged_divergence = self.branch, commit
 
     def keep_out(self, record: e.KeptOutRecord) -> None:
         """Neither this name nor this key comes in any more."""

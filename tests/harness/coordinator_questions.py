@@ -251,9 +251,13 @@ class CoordinatorQuestions:
         """The highest number that was opened."""
         return self.core.run.last_sync
 
-    def expected_ids(self) -> set[int]:
+    def open_syncs(self) -> list[m.Open]:
+        """In the order of their windows."""
+        return sorted((sync.open for sync in self.core.run.lanes.values()), key=lambda opened: opened.run_step)
+
+    def expected_ids(self, fragment: int | None = None) -> set[int]:
         """Of the sites that the sync waits for at first."""
-        return set(self._sync().expected)
+        return set(self._sync(fragment).expected)
 
     def is_ready(self, name: str, fragment: int | None = None) -> bool:
         """False as well without a sync, and of a site that the core does not know."""
@@ -261,8 +265,9 @@ class CoordinatorQuestions:
         return sync is not None and self.is_known(name) and self._site(name).site_id in sync.ready
 
     def diverged_ids(self) -> set[int]:
-        """Of sites whose loss is not finite since the sync's base."""
-        return set(self._sync().diverged)
+        """Of sites whose loss is not finite since the last commit."""
+        run = self.core.run
+        return {site.site_id for site in run.members.live() if site.diverged_at == (run.branch, run.log.last)}
 
     # --- its attempt
 
@@ -271,9 +276,9 @@ class CoordinatorQuestions:
         attempt = self._attempt(fragment)
         return 0 if attempt is None else attempt.plan.attempt
 
-    def plan(self) -> m.Plan:
+    def plan(self, fragment: int | None = None) -> m.Plan:
         """With the weights, if they are known."""
-        attempt = self._attempt()
+        attempt = self._attempt(fragment)
         assert attempt is not None, "no plan"
         return with_weights(attempt.plan, attempt.weights.tokens) if attempt.is_weighed else attempt.plan
 
@@ -286,9 +291,9 @@ class CoordinatorQuestions:
         """Of the plan."""
         return {member.site_id for member in reducers(self.plan(), self.num_chunks())}
 
-    def contributor_ids(self) -> list[int]:
+    def contributor_ids(self, fragment: int | None = None) -> list[int]:
         """Of the plan."""
-        return [member.site_id for member in self.plan().contributors]
+        return [member.site_id for member in self.plan(fragment).contributors]
 
     def is_planned(self, name: str) -> bool:
         """It contributes to the attempt."""
@@ -387,9 +392,9 @@ class CoordinatorQuestions:
         """The core itself decides so. Why it is not tried; empty if it is."""
         return going_back.begin(self.core.run, commit, reason)
 
-    def abandon_sync(self, reason: str) -> None:
+    def abandon_sync(self, reason: str, fragment: int | None = None) -> None:
         """As if its attempts were used up, which they may be at any time."""
-        outcomes.abandon(self.core.run, self._sync(), reason)
+        outcomes.abandon(self.core.run, self._sync(fragment), reason)
         self.core._due = self.core.run.now
 
     def count_looks_at_traffic(self) -> Looks:
@@ -404,8 +409,8 @@ class CoordinatorQuestions:
     def _site(self, name: str) -> Site:
         return self.core.run.members.sites[name]
 
-    def _sync(self) -> Sync:
-        sync = self._lane()
+    def _sync(self, fragment: int | None = None) -> Sync:
+        sync = self._lane(fragment)
         assert sync is not None, "no sync is open"
         return sync
 

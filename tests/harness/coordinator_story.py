@@ -294,7 +294,7 @@ class Story(CoordinatorQuestions):
                 assert self.kept_weights.get((message.sync, message.attempt)) == message.tokens, message
             case m.Commit():
                 assert ("commit", message.commit, message.sync) in self.kept, message
-                assert message.final == (message.next is None)
+                assert not message.final or message.next is None
                 if message.next is not None:
                     assert ("open", message.next.sync, message.next.base_commit) in self.kept, message
                 for line in message.done:
@@ -401,9 +401,11 @@ class Story(CoordinatorQuestions):
         train: float = 0.0,
         steps: int = 0,
         unreachable: str = "",
+        fragment: int | None = None,
     ) -> None:
-        """`train`: the seconds that its `steps` took, by default those of the sync. `unreachable`: names, by commas."""
-        opened = self.open_sync()
+        """`train`: the seconds that its `steps` took, by default those of the sync. `unreachable`: names, by commas.
+        `fragment`: of the sync, where several are open."""
+        opened = self.open_sync(fragment)
         assert opened is not None
         message = m.Ready(
             sync=opened.sync,
@@ -428,9 +430,13 @@ class Story(CoordinatorQuestions):
         state: str,
         payloads: str = "p",
         plan: m.Plan | None = None,
+        *,
         links: tuple[m.LinkUse, ...] = (),
+        commit: int | None = None,
     ) -> None:
+        """`commit`: that it holds, by default the plan's base."""
         plan = plan or self.plan()
+        commit = plan.base_commit if commit is None else commit
         self.says(
             name,
             m.Done(
@@ -440,8 +446,8 @@ class Story(CoordinatorQuestions):
                 payload_digest=a_hash(payloads)
                 if self.model is None or payloads != "p"
                 else self.model.payloads_digest(plan),
-                last_commit=plan.base_commit,
-                state_hash=self.state(state, plan.base_commit),
+                last_commit=commit,
+                state_hash=self.state(state, commit),
                 tokens=weights(plan),
                 links=links,
             ),
@@ -643,6 +649,7 @@ class Story(CoordinatorQuestions):
                 return f"Weights of plan {message.sync}.{message.attempt}: {tokens}"
             case m.Commit():
                 following = f"; then {self._open_in_words(message.next)}" if message.next else "; the last"
+                following = following if message.next or message.final else "; others are open"
                 done = self._fragment_in_words(message.fragment)
                 done += "".join(f", done {ranges_in_words(line.ranges)}" for line in message.done)
                 return f"Commit {message.commit} of sync {message.sync}.{message.attempt}{done}{following}"
@@ -807,7 +814,8 @@ def play(text: str) -> str:
             assert plain == ["run"], f"the first command must be `run`, not {line!r}"
             values = {k: _value(v) for k, v in arguments.items()}
             real = bool(values.pop("real", False))
-            story = Story(some_settings(**values), real=real)
+            manifest = three_layers() if values.get("fragments", 1) > 2 else None
+            story = Story(some_settings(**values), real=real, manifest=manifest)
             continue
         _command(story, plain, arguments)
         out += [f"  {entry}" for entry in story.log]
@@ -872,6 +880,7 @@ def _command(story: Story, words: list[str], arguments: dict[str, str]) -> None:
                 rest[0],
                 payloads=arguments.get("payloads", "p"),
                 plan=story.plan_named(arguments.get("of", "")),
+                commit=values.get("commit"),
                 links=_links(story, arguments.get("links", "")),
             ),
             "failed": lambda: story.failed(name, *rest, **values),

@@ -56,10 +56,14 @@ def _other_data(run: Run, site: Site, theirs: int, ours: int) -> str:
     )
 
 
-def may_list(run: Run, site: Site, ranges: tuple[m.DataRange, ...]) -> bool:
-    """Whether a Ready of this site may list them. If not, its progress is on others' samples."""
+def may_list(run: Run, site: Site, message: m.Ready) -> bool:
+    """Whether a Ready of this site may list these positions: it leases them, and its Ready for another sync that is
+    open does not list them. If not, its progress is on others' samples, or counts twice."""
     held = run.ledger.held(run.line_of(site.site_id), site.start)
-    return is_canonical(ranges, MAX_POSITION) and held.holds_all(ranges)
+    for sync in run.lanes.values():
+        if sync.open.sync != message.sync and (known := sync.ready.get(site.site_id)) is not None:
+            held = held.minus(known.ranges)
+    return is_canonical(message.ranges, MAX_POSITION) and held.holds_all(message.ranges)
 
 
 def finish(run: Run, attempt: Attempt) -> tuple[m.LineRanges, ...]:
@@ -76,8 +80,9 @@ def finish(run: Run, attempt: Attempt) -> tuple[m.LineRanges, ...]:
 def settle(run: Run) -> None:
     """Contributions of lost sites that no commit can list any more are open again. A site that was started again may
     be in the next attempt, with others."""
-    gone = {site_id for sync in run.lanes.values() for site_id in sync.gone()}
     for number, site_id in run.ledger.kept():
-        if site_id not in gone:
-            run.ledger.give_back(number, (site_id, KEPT))
+        gone = (sync.attempt for sync in run.lanes.values() if site_id in sync.gone())
+        keep = union(*(attempt.ranges_of(site_id) for attempt in gone if attempt is not None))
+        if run.ledger.held(number, (site_id, KEPT)).minus(keep):
+            run.ledger.give_back(number, (site_id, KEPT), keep)
     run.persist_ledger()

@@ -151,10 +151,7 @@ class CommitLog:
         steps = (
             after.commit.run_step - before.commit.run_step
             for before, after in pairwise(self.records)
-            if before.commit.run_step >= since
-            and before.commit.next is not None
-            and before.commit.next.sync == after.commit.sync
-            and site_id in before.commit.next.resting
+            if before.commit.run_step >= since and site_id in after.resting
         )
         return sum(steps)
 

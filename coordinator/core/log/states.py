@@ -35,7 +35,8 @@ def take(run: Run, site: Site, commit: int, state_hash: bytes) -> None:
     """The site holds this state; the hash is compared once that can be decided (`advance`)."""
     if site.applied is not None and commit < site.applied:
         run.log.goes_back(commit, site.site_id)
-    site.takes(commit, state_hash, newest=run.log.last, run_step=run.log.run_step)
+    is_behind = run.log.last - commit >= run.settings.sync.most_in_flight  # fewer may come at once
+    site.takes(commit, state_hash, is_behind=is_behind, run_step=run.log.run_step)
     _report(run, site, commit, state_hash)
 
 
@@ -86,8 +87,10 @@ def send_pending(run: Run, site: Site) -> None:
 
 
 def _send_sync(run: Run, site: Site, sync: Sync) -> None:
-    at_base = site.holds(sync.open.base_commit)
-    if at_base:
+    at_base, base = site.holds(sync.open.base_commit), run.log.record(sync.open.base_commit)
+    following = base.commit.next if base is not None else None
+    # What follows the base its commit says, to a site on its way there; not which syncs were opened beside others.
+    if at_base or (base is not None and (following is None or following.fragment != sync.open.fragment)):
         run.send(site, sync.open)
     # A plan that was made ahead is kept until the site has applied the commit before.
     attempt = sync.attempt

@@ -53,6 +53,7 @@ class Site:
     num_wrong_states: int = 0  # times that its state was not the run's
     log_ends: bool = False  # the payloads of the commit after `applied` are not on this site's disk
     voided_sync: int = 0  # what this incarnation contributed to that one, and to those before it, is discarded
+    diverged_at: tuple[int, int] = (0, 0)  # branch and commit since which its loss was not finite, the last time
     contributed: bool = False  # to a commit, ever
     may_hold: int = 0  # while it is not live: the newest commit that its disk may have
     catching_up: bool = False
@@ -157,6 +158,10 @@ class Site:
         """While it is not here: the newest commit that its disk may have."""
         self.may_hold = commit
 
+    def diverges(self, branch: int, commit: int) -> None:
+        """Its loss is not finite since that commit, and was before."""
+        self.diverged_at = branch, commit
+
     # --- what it holds
 
     def holds(self, commit: int) -> bool:
@@ -167,15 +172,15 @@ class Site:
         """Of the run: what it trained since is in no commit. None: it holds no state."""
         self.counts_from_step = step
 
-    def takes(self, commit: int, state_hash: bytes, *, newest: int, run_step: int) -> None:
-        """It holds that commit, of which `newest` is the last one."""
+    def takes(self, commit: int, state_hash: bytes, *, is_behind: bool, run_step: int) -> None:
+        """It holds that commit. `is_behind`: it lacks more commits than those that may be on their way to it."""
         if self.counts_from_step is None:
             self.counts_from_step = run_step
         if self.standing is not Standing.MEMBER or self.applied != commit:  # else it repeats itself, and still waits
             self.waits_for_sources, self.fetches = None, False
         self.log_ends = self.log_ends and self.applied == commit
         self.standing, self.applied, self.state_hash = Standing.MEMBER, commit, state_hash
-        self.catching_up = commit < newest
+        self.catching_up = is_behind
 
     def is_without_state(self) -> None:
         """It has to fetch one."""

@@ -25,9 +25,13 @@ _OTHERS = TensorSpec(name="", shape=(0,), dtype="F32", role=Role.TRAINABLE)
 class ChunkSizes:
     """Of runs of equal chunks, in the order of chunks: those of syncs, then those of frozen tensors."""
 
-    def __init__(self, runs: Iterable[_Run] = (), fragments: Sequence[ChunkSizes] = ()) -> None:
+    def __init__(
+        self, runs: Iterable[_Run] = (), fragments: Sequence[ChunkSizes] = (), *, num_in_flight: int = 1
+    ) -> None:
         """`fragments`: the sizes in a sync of each, where there are several."""
         self._fragments = fragments
+        self.num_in_flight = num_in_flight
+        """Syncs like this one that may be open at once: they share each site's room and link."""
         self._specs: list[TensorSpec] = []
         self._elements, self._counts, self._sizes = array("Q"), array("Q"), array("Q")
         self._firsts = array("Q")  # chunk of each run
@@ -66,7 +70,8 @@ class ChunkSizes:
         runs = [
             (spec, n, elements, size(spec, elements)) for spec, n, elements in chunk_runs(manifest, sync.chunk_elements)
         ]
-        fragments = [cls(own) for own in _by_fragment(runs, manifest, sync.fragments)] if sync.fragments > 1 else []
+        own = _by_fragment(runs, manifest, sync.fragments) if sync.fragments > 1 else []
+        fragments = [cls(part, num_in_flight=sync.most_beside(fragment)) for fragment, part in enumerate(own)]
         found = cls(runs, fragments)
         if found.num_chunks > sync.max_chunks:
             raise ConfigError(

@@ -18,8 +18,6 @@ from atoll.protocol.errors import ConfigError
 
 def decide(run: Run, sync: Sync) -> d.Decision:
     """By its phase. Nothing else holds the run up."""
-    if (back := unusable.decide(run, sync)) is not None:
-        return back
     attempt = sync.attempt
     if attempt is None:
         return _collecting(run, sync)
@@ -117,10 +115,13 @@ def _too_few(run: Run, sync: Sync, waiting: list[Site], able: list[Site]) -> d.D
 
 
 def _paused(run: Run, sync: Sync, reason: str) -> d.Decision:
-    """Until something happens; a run that is to stop ends there. Sites that rest are asked first."""
+    """Until something happens; a run that is to stop ends there, if no other sync is open. Sites that rest are asked
+    first."""
     if sync.open.resting:
         return d.Abandon(reason=reason)
-    return d.Finish(f"{run.stop_reason} ({reason})") if run.stop_reason else d.Wait(reason=reason)
+    if run.stop_reason and len(run.lanes) == 1:
+        return d.Finish(f"{run.stop_reason} ({reason})")
+    return d.Wait(reason=reason)
 
 
 def _patience(run: Run, sync: Sync, waiting: list[Site], first_ready_at: float) -> Patience:

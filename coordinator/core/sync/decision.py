@@ -131,7 +131,7 @@ class Abandon:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GoBack:
-    """Most sites' loss is not finite since the sync's base."""
+    """Most sites' loss is not finite since a commit."""
 
     commit: int
     reason: str
@@ -148,5 +148,5 @@ class Finish:
 
 OfAttempt = GiveWay | Weigh | Fail | LeaveOut | AskForLists | Stuck | Misled | Evict | JudgeStates | Commit
 """Of the attempt under way."""
-OfSync = Propose | CollectAgain | Abandon | GoBack | Finish
+OfSync = Propose | CollectAgain | Abandon | Finish
 Decision = Wait | OfSync | OfAttempt

@@ -57,7 +57,7 @@ def ready(run: Run, site: Site, message: m.Ready) -> None:
     known = sync.ready.get(site.site_id)
     if known is not None and (known.tokens, known.ranges) != (message.tokens, message.ranges):
         return  # a contribution never changes
-    if not leases.may_list(run, site, message.ranges):
+    if not leases.may_list(run, site, message):
         text = f"the Ready of {site.label} is refused: it lists data that this start does not lease"
         run.report(logging.ERROR, text)
         run.evict(site, "it trained on data that it does not lease; it discards that and takes leases of its own")
@@ -147,6 +147,9 @@ def _look(run: Run) -> tuple[d.Wait, ...]:
             outcomes.finish(run, f"{run.stop_reason} ({dispute.words})")
             return ()
         return d.Wait(None, dispute.words), unreachable
+    if (back := unusable.decide(run)) is not None:
+        _go_back(run, back)
+        return ()
     waits = [unreachable]
     for sync in run.lanes.values():
         decision = deciding.decide(run, sync)
@@ -154,7 +157,15 @@ def _look(run: Run) -> tuple[d.Wait, ...]:
             _carry_out(run, sync, decision)
             return ()
         waits.append(decision)
-    return tuple(waits)
+    return () if outcomes.open_beside(run) else tuple(waits)
+
+
+def _go_back(run: Run, decision: d.GoBack) -> None:
+    run.judge_divergence(decision.commit + 1)
+    if decision.obstacle:
+        run.report(logging.ERROR, decision.obstacle)
+    else:
+        going_back.begin(run, decision.commit, decision.reason, without=decision.without)
 
 
 def _carry_out(run: Run, sync: Sync, decision: d.OfSync | d.OfAttempt) -> None:
@@ -170,12 +181,6 @@ def _carry_out(run: Run, sync: Sync, decision: d.OfSync | d.OfAttempt) -> None:
             if error:
                 run.report(logging.ERROR, error)
             outcomes.abandon(run, sync, reason, without_tokens=without_tokens)
-        case d.GoBack():
-            sync.note_gone_back()
-            if decision.obstacle:
-                run.report(logging.ERROR, decision.obstacle)
-            else:
-                going_back.begin(run, decision.commit, decision.reason, without=decision.without)
         case d.Finish(reason):
             outcomes.finish(run, reason)
         case _:

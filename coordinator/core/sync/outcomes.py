@@ -68,6 +68,44 @@ def _next(run: Run, base: int, run_step: int, run_tokens: int, window: tuple[int
     )
 
 
+def open_beside(run: Run) -> bool:
+    """Opens the next fragment's sync beside those that are open, if it is time. Whether it did.
+
+    The contributors to the newest of these are ready, so their ranks train on; there are fewer than may be in flight;
+    and what comes next is not a sync of all fragments, which is alone."""
+    before = max(run.lanes.values(), key=lambda sync: sync.open.run_step)
+    if not before.is_exchanged or len(run.lanes) >= run.settings.sync.most_beside(before.open.fragment):
+        return False
+    log, steps = run.log, sum(sync.open.num_steps for sync in run.lanes.values())
+    per_step = log.tokens_per_step() or 0.0
+    at_base = run.members.holding(before.open.base_commit)
+    reached = log.run_step + steps, log.run_tokens + math.ceil(steps * per_step), per_step
+    following = _following(run, log.last, before.open, reached, at_base)
+    if following.fragment == run.settings.sync.all_fragments or not at_base:
+        return False
+    ahead = _open_after(run, following, at_base, before.attempts[-1])
+    run.send_all((*at_base, *_behind(run, at_base)), following)
+    if ahead is not None:
+        run.send_all(at_base, ahead)
+    return True
+
+
+def _open_after(run: Run, following: m.Open, at_base: Sequence[Site], before: Attempt) -> m.Plan | None:
+    """Its contributors train for it. The plan of the sync, in the same transaction, if one can be made by now."""
+    sync = _open(run, following, at_base)
+    run.stragglers.note_opening(before.ids(), run.now)
+    plan = plans.make_ahead(run, sync, before)
+    if plan is not None:
+        run.persist(PlanRecord(plan))
+        sync.propose(plan, "with the opening", run.now)
+    return plan
+
+
+def _behind(run: Run, at_base: Sequence[Site]) -> list[Site]:
+    """The others that are in the run."""
+    return [site for site in run.members.live() if site not in at_base]
+
+
 def _open(run: Run, opened: m.Open, at_base: Sequence[Site], pause_s: float = 0.0) -> Sync:
     turns = [i for i in run.resting.turns(opened.sync) if run.members.known(i).standing is Standing.MEMBER]
     expected = {s.site_id for s in at_base}.union(turns).difference(opened.resting)
@@ -135,6 +173,24 @@ def _window(
     return turn, num_steps, min(sync.overlap_steps, left - num_steps)
 
 
+def _following(run: Run, base: int, before: m.Open, reached: tuple[int, int, float], at_base: Sequence[Site]) -> m.Open:
+    """The sync whose window follows those up to the step and the tokens that are `reached`, at so many tokens a step;
+    `before` is the last of these that is open, or was until now."""
+    run_step, run_tokens, per_step = reached
+    end = before.run_step + before.num_steps
+    turn = _turn(run, before.fragment)
+    while end < run_step:  # the sync of that window was committed before the one of `before`
+        end += run.settings.sync.window_steps(turn)
+        turn = _turn(run, turn)
+    trained_steps = max(1, before.run_step + before.num_steps + before.overlap_steps - run_step)
+    window = _window(run, run_step, run_tokens, per_step, turn=turn, trained_steps=trained_steps)
+    following = _next(run, base, run_step, run_tokens, window)
+    num_steps = following.num_steps
+    if _ends(run, run_step + num_steps, run_tokens + math.ceil(num_steps * per_step)):
+        return following
+    return replace(following, resting=_sitting_out(run, following.sync, at_base))
+
+
 def commit(run: Run, sync: Sync, attempt: Attempt, payload_digest: bytes, stood_out: m.Outlier | None) -> None:
     """`payload_digest`: what every contributor that is still there reports."""
     sync.commit()
@@ -149,14 +205,9 @@ def commit(run: Run, sync: Sync, attempt: Attempt, payload_digest: bytes, stood_
     at_base = run.members.holding(plan.base_commit)
     _learn_links(run, sync, attempt)
     following: m.Open | None = None
-    if not final:
-        turn, trained_steps = _turn(run, plan.fragment), max(1, sync.open.overlap_steps)
-        tokens_per_step = tokens / plan.num_steps
-        window = _window(run, run_step, run_tokens, tokens_per_step, turn=turn, trained_steps=trained_steps)
-        following = _next(run, number, run_step, run_tokens, window)
-        num_steps = following.num_steps
-        if not _ends(run, run_step + num_steps, run_tokens + math.ceil(num_steps * tokens_per_step)):
-            following = replace(following, resting=_sitting_out(run, following.sync, at_base))
+    if not final and not run.lanes:  # else `open_beside` finds what follows
+        reached = run_step, run_tokens, tokens / plan.num_steps
+        following = _following(run, number, sync.open, reached, at_base)
     message = m.Commit(
         commit=number,
         sync=plan.sync,
@@ -181,6 +232,7 @@ def commit(run: Run, sync: Sync, attempt: Attempt, payload_digest: bytes, stood_
         cut=weighing.cut_of(run, attempt.weights, attempt.ids()),
         stood_out=stood_out,
         touched=run.log.touched(run.log.last),
+        resting=sync.open.resting,
     )
     run.persist(record)
     run.persist_ledger()
@@ -194,13 +246,13 @@ def commit(run: Run, sync: Sync, attempt: Attempt, payload_digest: bytes, stood_
         before = contributor.record()
         is_its_start = contributor.incarnation == member.incarnation
         was_done = is_its_start and contributor.live and contributor.site_id in attempt.done
-        contributor.contributes(run_step if is_its_start else None, was_done=was_done)
+        contributor.contributes(sync.end_step if is_its_start else None, was_done=was_done)
         if was_done:
             contributor.conduct.contributed(run.now, run.limits.lease_s)
         if before != contributor.record():
             run.persist(contributor.record())
     waited_for = sync.expected - sync.late - set(sync.ready) - run.resting.turns(plan.sync)
-    run.stragglers.note_commit(ids, waited_for, run.now)
+    run.stragglers.note_commit(ids, waited_for)
     _learn(run, sync, attempt)
     words = f", loss {record.median_loss:.4f}" if record.median_loss is not None else ""
     run.report(
@@ -210,8 +262,8 @@ def commit(run: Run, sync: Sync, attempt: Attempt, payload_digest: bytes, stood_
     )
     ahead: m.Plan | None = None
     if following is not None:
-        ahead = _plan_ahead(run, _open(run, following, at_base), attempt)
-    else:
+        ahead = _open_after(run, following, at_base, attempt)
+    elif final:
         _end(run, run.stop_reason or f"the run's length is reached at step {run_step}")
     _send_commit(run, message, at_base, ids)
     if ahead is not None:
@@ -293,19 +345,10 @@ def _note_who_may_hold_it(run: Run, plan: m.Plan, number: int) -> None:
             run.persist(site.record())
 
 
-def _plan_ahead(run: Run, sync: Sync, before: Attempt) -> m.Plan | None:
-    """The plan of the sync that was opened just now, in the transaction of the commit."""
-    plan = plans.make_ahead(run, sync, before)
-    if plan is not None:
-        run.persist(PlanRecord(plan))
-        sync.propose(plan, "with the commit before", run.now)
-    return plan
-
-
 def _send_commit(run: Run, message: m.Commit, at_base: list[Site], contributors: tuple[int, ...]) -> None:
     """Contributors first. Of the last commit, sites that cannot apply it hear only that the run is over."""
     run.send_all(sorted(at_base, key=lambda s: s.site_id not in contributors), message)
-    behind = [s for s in run.members.live() if s not in at_base]
+    behind = _behind(run, at_base)
     if run.finished is not None:
         _say_finished(run, behind)
         return
@@ -321,7 +364,7 @@ def abandon(run: Run, sync: Sync, reason: str, *, without_tokens: bool = False) 
     run.report(logging.ERROR, f"sync {open_.sync} is abandoned: {reason}")
     run.note_abandoned(open_.sync, reason)
     members = [s for s in run.members.live() if s.standing is Standing.MEMBER]
-    if run.stop_reason:
+    if run.stop_reason and len(run.lanes) == 1:
         run.send_all(members, m.Abandoned(sync=open_.sync, reason=reason))
         finish(run, f"{run.stop_reason} (the last sync was abandoned: {reason})")
         return

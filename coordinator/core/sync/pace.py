@@ -11,22 +11,23 @@ REMEMBERED = 8
 
 
 class Pace:
-    def __init__(self) -> None:
-        self._committed_at: float | None = None
+    def __init__(self, num_in_flight: int) -> None:
+        """Of so many syncs that are in flight at once commits may come together: a period is the mean of as many."""
+        self._committed_at: deque[float] = deque(maxlen=num_in_flight)
         self._periods: deque[float] = deque(maxlen=REMEMBERED)
         self._exchanges: defaultdict[int, deque[float]] = defaultdict(lambda: deque(maxlen=REMEMBERED))
 
     def note_commit(self, site_ids: Sequence[int], exchange_s: float, now: float) -> None:
         """There is a commit: its exchange, of these sites, took so long."""
-        if self._committed_at is not None:
-            self._periods.append(now - self._committed_at)
-        self._committed_at = now
+        if len(self._committed_at) == self._committed_at.maxlen:
+            self._periods.append((now - self._committed_at[0]) / len(self._committed_at))
+        self._committed_at.append(now)
         for site_id in site_ids:
             self._exchanges[site_id].append(exchange_s)
 
     @property
     def period_s(self) -> float | None:
-        """The median; None before the second commit."""
+        """The median; None until there are enough commits."""
         return statistics.median(self._periods) if self._periods else None
 
     def longest_exchange_s(self, site_ids: Sequence[int]) -> float | None:

@@ -44,7 +44,7 @@ def make(
     if found is None:
         return None
     trees, suspects = found
-    link_bytes = most_link_bytes(sizes, trees, len(contributors), len(receivers))
+    link_bytes = sizes.num_in_flight * most_link_bytes(sizes, trees, len(contributors), len(receivers))
     longest_s = run.pace.longest_exchange_s([s.site_id for s in contributors])
     plan = m.Plan(
         sync=sync.open.sync,
@@ -58,7 +58,7 @@ def make(
         stall_limit_s=run.limits.stall_s,
         num_steps=sync.open.num_steps,
         deadline_s=exchange_deadline_s(run.limits, link_bytes, longest_s, sync.last_attempt + 1),
-        slowest_bytes_per_s=run.limits.slowest_bytes_per_s,
+        slowest_bytes_per_s=max(1, run.limits.slowest_bytes_per_s // sizes.num_in_flight),
         ahead=ahead,
     )
     return plan, suspects

@@ -42,7 +42,7 @@ class Stragglers:
     def __init__(self) -> None:
         self._windows: dict[int, deque[float]] = {}
         self._step_s: dict[int, float] = {}  # median and spread of them
-        self._based_at: dict[int, float] = {}  # the commit that its workers train from
+        self._based_at: dict[int, float] = {}  # when its last contribution was through, and the next window opened
         self._in_vain: set[int] = set()
 
     def note_ready(self, site_id: int, num_steps: int, train_s: float) -> None:
@@ -54,10 +54,13 @@ class Stragglers:
         median = statistics.median(windows)
         self._step_s[site_id] = median + SPREADS * statistics.median(abs(s - median) for s in windows)
 
-    def note_commit(self, contributors: Collection[int], waited_for: Iterable[int], now: float) -> None:
-        """Contributors train from it now; whoever was waited for in vain may hang."""
+    def note_commit(self, contributors: Collection[int], waited_for: Iterable[int]) -> None:
+        """Whoever was waited for in vain may hang."""
         self._in_vain.update(waited_for)
         self._in_vain.difference_update(contributors)
+
+    def note_opening(self, contributors: Collection[int], now: float) -> None:
+        """The next sync is open: contributors to the one before train for it."""
         for site_id in contributors:
             self._based_at[site_id] = now
 

@@ -87,8 +87,6 @@ class Sync:
         self.exclusions = Exclusions()
         self.blame = Blame(earlier)
         self.num_digest_conflicts = 0
-        self.diverged: dict[int, str] = {}  # sites whose loss is not finite since the base, and was before
-        self.has_gone_back = False  # because of these, or that was tried
         self.story: deque[str] = deque(maxlen=STORY_STEPS)
         if plans:
             self._resume(plans, weights, live, now)
@@ -117,7 +115,23 @@ class Sync:
         if lost := self.gone(Kind.GONE):  # what they contributed may be leased to others by now
             last.spoil("; ".join(e.reason for e in lost.values()))
 
+    # --- its window
+
+    @property
+    def end_step(self) -> int:
+        """Of the run: the last step of its window."""
+        return self.open.run_step + self.open.num_steps
+
     # --- its attempts
+
+    @property
+    def is_exchanged(self) -> bool:
+        """The contributors of the attempt are ready."""
+        return self.phase is Phase.EXCHANGING
+
+    def is_exchanged_by(self, start: Start) -> bool:
+        """With that start of the site."""
+        return self.is_exchanged and self.attempts[-1].has(start)
 
     @property
     def attempt(self) -> Attempt | None:
@@ -217,14 +231,6 @@ class Sync:
             self.losses[site_id] = message.mean_loss
         if self.first_ready_at is None:
             self.first_ready_at = now
-
-    def note_diverged(self, site_id: int, text: str) -> None:
-        """The site's loss is not finite since the base."""
-        self.diverged[site_id] = text
-
-    def note_gone_back(self) -> None:
-        """The run goes back because of these, or that was tried: once."""
-        self.has_gone_back = True
 
     def note_digest_conflict(self) -> None:
         """Contributors are done with different payloads."""

@@ -34,21 +34,24 @@ def direct(
 
     `contributors` are all sites of the sync in the order of their ids; those in `avoid` reduce nothing. The ranges
     are given out in the order of ids, beginning at `rotation`, so that another attempt has other reducers.
-    A reducer holds the contributions of all sites for its range, at most its `max_retained_bytes`.
+    A reducer holds the contributions of all sites for its range. Those of all syncs that are open at once have at most
+    its `max_retained_bytes`.
     Raises ConfigError if the ranges do not fit.
     """
     order = [i for i, c in enumerate(contributors) if c.site_id not in avoid]
     if not order:
         raise ConfigError("no contributor may reduce")
     order = order[rotation % len(order) :] + order[: rotation % len(order)]
-    capacities = [contributors[i].max_retained_bytes // len(contributors) for i in order]
+    num_held = len(contributors) * sizes.num_in_flight
+    capacities = [contributors[i].max_retained_bytes // num_held for i in order]
     bandwidths = [contributors[i].bandwidth_bytes_per_s for i in order]
     shares = _shares(bandwidths, capacities, sizes.total_bytes, max(1, len(contributors) - 2 + num_receivers))
     ranges = _cut(sizes, shares, capacities) or _cut(sizes, capacities, capacities)
     if ranges is None:
         raise ConfigError(
-            f"the reducers may retain {sum(capacities) * len(contributors)} bytes of contributions, a sync of "
-            f"{len(contributors)} sites holds up to {sizes.total_bytes * len(contributors)}: "
+            f"the reducers may retain {sum(capacities) * num_held} bytes of contributions, a sync of "
+            f"{len(contributors)} sites holds up to {sizes.total_bytes * len(contributors)}"
+            f"{f', and {sizes.num_in_flight} are in flight at once' if sizes.num_in_flight > 1 else ''}: "
             "give the sites more free disk or memory, raise their --max-retained-mib, or let fewer of them contribute"
         )
     trees: list[Tree] = []

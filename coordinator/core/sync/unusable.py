@@ -6,7 +6,8 @@ nor in the next. Only a site that is left out twice, without a commit that it co
 second word is another's, wherever another could reduce.
 
 Where most sites' loss is not finite since a commit, and was before, the run goes back by itself, once, without the site
-whose contribution to that commit stood out, if one did.
+whose contribution to that commit stood out, if one did. Where syncs are in flight sites may have applied more commits
+by the time they see it, and a word of a later commit counts for an earlier one.
 """
 
 from __future__ import annotations
@@ -94,33 +95,40 @@ def _leave_out(run: Run, sync: Sync, site: Site, reason: str, *, attempt: int, b
 
 def diverged(run: Run, site: Site, message: m.Diverged) -> None:
     """The site's loss is not finite since the commit that it names; `decide` finds what follows."""
-    sync = next((s for s in run.lanes.values() if s.open.base_commit == message.commit), None)
-    if sync is None or site.standing is not Standing.MEMBER:
+    if message.commit not in _newest(run) or site.standing is not Standing.MEMBER:
         return
     if run.members.is_void(site, message.commit):
         return  # it means the void commit of that number
-    if site.site_id not in sync.diverged:
-        sync.note_diverged(site.site_id, message.text)
+    if site.diverged_at != (run.branch, message.commit):
+        site.diverges(run.branch, message.commit)
         run.report(logging.ERROR, f"{site.label}: since commit {message.commit} {message.text}")
 
 
-def decide(run: Run, sync: Sync) -> GoBack | None:
-    """Whether the run is to go back to before the sync's base: once."""
-    if not sync.diverged or sync.has_gone_back:
-        return None
-    base = sync.open.base_commit
-    # Strangers say what they like.
-    members = [s for s in run.members.holding(base) if s.conduct.has_contributed]
-    names = [s.label for s in members if s.site_id in sync.diverged]
-    if base == 0 or 2 * len(names) <= len(members):
-        return None
-    went_back = bool(run.rollbacks) and base <= run.rollbacks[-1].commit + 1
-    obstacle = f"the run went back from commit {base} before: it does not do so by itself again" if went_back else ""
-    out = run.log.stood_out(base)
+def _newest(run: Run) -> range:
+    """Commits that may just have been applied: the last one, and as many more as syncs that are in flight with it."""
+    return range(max(1, run.log.last - run.settings.sync.most_in_flight + 1), run.log.last + 1)
+
+
+def decide(run: Run) -> GoBack | None:
+    """Whether the run is to go back to before a commit: once, to the newest that most sites can mean."""
+    for commit in reversed(_newest(run)):
+        at = run.branch, commit
+        # Strangers say what they like.
+        members = [s for s in run.members.holding(commit) if s.conduct.has_contributed]
+        names = [s.label for s in members if s.diverged_at >= at]
+        if at > run.judged_divergence and 2 * len(names) > len(members):
+            return _to_before(run, commit, names)
+    return None
+
+
+def _to_before(run: Run, commit: int, names: list[str]) -> GoBack:
+    went_back = bool(run.rollbacks) and commit <= run.rollbacks[-1].commit + 1
+    obstacle = f"the run went back from commit {commit} before: it does not do so by itself again" if went_back else ""
+    out = run.log.stood_out(commit)
     who = run.members.by_id(out.site_id) if out is not None else None
     without = f", without {who.label}, whose contribution to it stood out" if who is not None else ""
-    reason = f"the loss of {', '.join(names)} is not finite since commit {base}, and was before{without}"
-    return GoBack(commit=base - 1, reason=reason, without=who.site_id if who is not None else 0, obstacle=obstacle)
+    reason = f"the loss of {', '.join(names)} is not finite since commit {commit}, and was before{without}"
+    return GoBack(commit=commit - 1, reason=reason, without=who.site_id if who is not None else 0, obstacle=obstacle)
 
 
 def stood_out(attempt: Attempt) -> m.Outlier | None:

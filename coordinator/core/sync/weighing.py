@@ -79,13 +79,15 @@ def beyond_bounds(ready: Ready, settings: SyncSettings) -> str:
 
 
 def _steps_covered(run: Run, sync: Sync, site: Site, most_steps: int) -> int:
-    """Steps of the run since the site's last contribution, or since it held its first state: as the coordinator saw it.
+    """Steps of the run since the site's last contribution, in a commit or in flight, or since it held its first state:
+    as the coordinator saw it.
     A site that missed some syncs contributes what it trained in all of them; beyond `most_steps` only those in which it
     was told to rest count."""
     begun = sync.open.run_step
     if site.counts_from_step is not None:  # else its Ready is from before this start of the coordinator
-        begun = min(site.counts_from_step, begun)
-    num_steps = sync.open.run_step + sync.open.num_steps - begun
+        before = [s for s in run.lanes.values() if s.open.run_step < begun and s.is_exchanged_by(site.start)]
+        begun = min(begun, max((site.counts_from_step, *(s.end_step for s in before))))
+    num_steps = sync.end_step - begun
     if num_steps <= most_steps:
         return num_steps
     return min(num_steps, most_steps + run.log.rested_steps(site.site_id, begun))

@@ -179,8 +179,8 @@ class RunView:
     """The newest contributions that were left out of a sync, and why, ascending."""
     store_stuck_s: float = 0.0
     """How long the store has kept a decision waiting, all the rest being of before; the shell says it."""
-    sync: SyncView | None
-    """That is open; of several the oldest."""
+    syncs: tuple[SyncView, ...]
+    """That are open, in the order of their windows."""
     sites: tuple[SiteView, ...]
     """Who is here, the first of those at the door, then the last of those that have gone."""
     slow_links: tuple[LinkView, ...]

@@ -9,7 +9,7 @@ from atoll.coordinator.core.log import states
 from atoll.coordinator.core.run import Run
 from atoll.coordinator.core.sites.membership import Site, Standing
 from atoll.coordinator.core.sync import deciding, outcomes, reach
-from atoll.coordinator.core.sync.syncs import Phase
+from atoll.coordinator.core.sync.syncs import Sync
 from atoll.coordinator.core.view.data_ranges import data_view
 from atoll.coordinator.core.view.document import CommitView, LinkView, RunView, SiteView, SyncView
 from atoll.protocol.plans import weights
@@ -38,7 +38,7 @@ def _state(run: Run) -> tuple[str, str]:
     if reason := next((w.reason for w in run.waits if w.reason), ""):
         return "paused", f": {last_line(reason)}"
     ending = f" (the last sync{' but one' if outcomes.is_followed(run) else ''})" if run.stop_reason else ""
-    if any(sync.phase is Phase.EXCHANGING for sync in run.lanes.values()):
+    if any(sync.is_exchanged for sync in run.lanes.values()):
         return "syncing", ending
     if all(site.applied is None for site in run.members.live()):
         expected = {site_id for sync in run.lanes.values() for site_id in sync.expected}
@@ -79,7 +79,7 @@ def view_of(run: Run, now: float) -> RunView:
         errors=tuple(run.fatal_texts),
         excluded=tuple(record.reason for record in run.left_out.recent),
         store_stuck_s=0.0,
-        sync=_sync_view(run),
+        syncs=tuple(_sync_view(run, s) for s in sorted(run.lanes.values(), key=lambda s: s.open.run_step)),
         sites=tuple(_site_view(run, s, now, blind.get(s.site_id, ())) for s in _shown(run)),
         slow_links=tuple(
             LinkView(
@@ -153,10 +153,7 @@ def _site_state(site: Site) -> str:
     }[site.standing]
 
 
-def _sync_view(run: Run) -> SyncView | None:
-    sync = min(run.lanes.values(), key=lambda sync: sync.open.sync, default=None)
-    if sync is None:
-        return None
+def _sync_view(run: Run, sync: Sync) -> SyncView:
     names = {s.site_id: s.name for s in run.members.sites.values()}
     plan = sync.attempt.plan if sync.attempt else None
     return _view(

@@ -62,7 +62,7 @@ def picture(status: RunView, watch: Watch, notes: dict[str, str], width: int) ->
 
 
 def sync_in_words(status: RunView) -> str:
-    sync = status.sync
+    sync = next(iter(status.syncs), None)
     if sync is None:
         return f"{len(status.commits)} commits" if status.finished else "no sync yet"
     if sync.attempt:

@@ -46,7 +46,7 @@ def document(**changes: Any) -> dict[str, Any]:
         "last_commit": commits[-1]["commit"] if commits else 0, "run_step": 20, "run_tokens": 5, "steps": 300,
         "tokens": 0, "codec": "int8", "num_parameters": 7, "state_hash": "", "attested_commit": None, "errors": [],
         "store_stuck_s": 0.0, "kept_out": [], "excluded": [], "num_at_the_door": 0, "slow_links": [],
-        "sync": None, "sites": [site("a"), site("b")], "commits": [], "data": [], "something_new": 1,
+        "syncs": [], "sites": [site("a"), site("b")], "commits": [], "data": [], "something_new": 1,
     } | changes  # fmt: skip
 
 
@@ -72,7 +72,7 @@ def test_the_coordinators_own_document_is_understood() -> None:
 
 
 @pytest.mark.parametrize(
-    "changes", [{"sites": 3}, {"run_id": 3}, {"sites": [3]}, {"sites": [{}]}, {"sync": {}}, {"last_commit": None}]
+    "changes", [{"sites": 3}, {"run_id": 3}, {"sites": [3]}, {"sites": [{}]}, {"syncs": [{}]}, {"last_commit": None}]
 )
 def test_another_document_is_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(InvalidMessage, match="another version"):
@@ -177,7 +177,7 @@ def test_a_line_is_not_cut_nor_read_as_markup() -> None:
 
 def test_the_live_view_shows_sites_sync_traffic_and_notes() -> None:
     watch = Watch()
-    status = parse_status(document(sync=SYNC))
+    status = parse_status(document(syncs=[SYNC]))
     watch.observe(status)
     console = Console(file=io.StringIO(), record=True, width=80)
     console.print(picture(status, watch, {"b": "killed at commit 3, recovering"}, 80))
@@ -200,7 +200,7 @@ def test_a_terminal_has_the_run_below_the_lines(monkeypatch: pytest.MonkeyPatch)
 
 def test_a_sync_in_words() -> None:
     exchanging = SYNC | {"attempt": 1, "contributors": ["a", "b"], "done": ["a"]}
-    assert sync_in_words(parse_status(document(sync=exchanging))) == "sync 2: exchanging, done 1 of 2"
+    assert sync_in_words(parse_status(document(syncs=[exchanging]))) == "sync 2: exchanging, done 1 of 2"
     assert sync_in_words(parse_status(document())) == "no sync yet"
 
 

@@ -404,10 +404,9 @@ def test_the_status_says_of_which_fragment_the_sync_is() -> None:
     words = []
     story = a_story(2, steps=15)
     while not story.view.finished:
-        assert story.view.sync is not None
-        words.append(story.view.sync.fragment)
+        assert story.view.syncs
+        words.append(story.view.syncs[0].fragment)
         commit_one(story)
     assert words == ["0 of 2", "1 of 2", "all"]
-    view = a_story(1).view.sync
-    assert view is not None
+    (view,) = a_story(1).view.syncs
     assert view.fragment == ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from atoll.coordinator.core.events import OpenRecord, StopAsked
+from atoll.coordinator.core.events import StopAsked
 from atoll.protocol import messages as m
 from atoll.protocol.plans import weights
 from tests.harness.coordinator_story import Story, a_hash, some_settings
@@ -13,15 +13,10 @@ FRAGMENTS = (0, 1)
 
 
 def of(*names: str, quorum: int = 1) -> Story:
-    """Training has begun: sync 1 is of fragment 0. Sync 2, of fragment 1, was opened before the coordinator was started
-    for the second time."""
-    story = Story(some_settings(min_sites=len(names), quorum=quorum, fragments=2, every=20, steps=400))
+    """Training has begun: sync 1 is of fragment 0."""
+    settings = some_settings(min_sites=len(names), quorum=quorum, fragments=2, every=20, overlap=20, steps=400)
+    story = Story(settings)
     story.start(*names)
-    first = OpenRecord(open=opened(story, 0), expected=tuple(range(1, 1 + len(names))))
-    other = replace(first, open=replace(first.open, sync=2, fragment=1))
-    story.kept.add(("open", 2, 0))
-    story.store.persist(story.term, [other], story.now)
-    come_back(story)
     return story
 
 
@@ -59,7 +54,7 @@ def done(story: Story, name: str, sync: int, commit: int = 0, *, attempt: int = 
 
 
 def in_flight() -> Story:
-    """Both syncs of a, b and c are exchanged."""
+    """Both syncs of a, b and c are exchanged: the second one is opened when all are ready for the first."""
     story = of("a", "b", "c")
     for fragment in FRAGMENTS:
         ready(story, "abc", fragment)

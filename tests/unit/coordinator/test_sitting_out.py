@@ -177,8 +177,8 @@ def test_at_its_turn_it_is_waited_for_though_it_fetches() -> None:
     for name in set(NAMES) - {THIN}:
         run.story.ready(name, train=TRAIN_S)
     assert not run.story.attempt()
-    assert run.story.view.sync is not None
-    assert run.story.view.sync.waiting_for == (THIN,)
+    assert run.story.view.syncs
+    assert run.story.view.syncs[0].waiting_for == (THIN,)
     run.story.wait(TRAIN_S + run.story.limits.lease_s)
     assert run.story.attempt(), "for a bounded time"
 

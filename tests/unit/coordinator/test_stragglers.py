@@ -67,22 +67,22 @@ def test_a_spread_that_is_known_is_allowed_for() -> None:
 def test_who_missed_a_sync_is_expected_when_its_own_window_is_over() -> None:
     for window_s, late in ((19.0, False), (20.9, False), (21.1, True), (26.0, True)):
         stragglers = sites(a=10, b=10, c=window_s)
-        stragglers.note_commit((1, 2, 3), (), 990.0)
+        stragglers.note_opening((1, 2, 3), 990.0)
         assert (3 in patience(stragglers, [3], [1, 2, 3]).late) == late, window_s
 
 
 def test_who_was_waited_for_in_vain_is_not_waited_for_again_until_it_contributes() -> None:
     stragglers = sites(a=10, b=10, c=10)
     assert patience(stragglers, [3], [1, 2, 3]) == Patience(1011.0, frozenset())
-    stragglers.note_commit((1, 2), {3}, 1000.0)
+    stragglers.note_commit((1, 2), {3})
     assert patience(stragglers, [3], [1, 2, 3]).late == {3}, "it may hang"
-    stragglers.note_commit((1, 2, 3), (), 1000.0)
+    stragglers.note_commit((1, 2, 3), ())
     assert patience(stragglers, [3], [1, 2, 3]).late == frozenset()
 
 
 def test_who_becomes_faster_is_waited_for_again() -> None:
     stragglers = sites(a=10, b=10, c=20)
-    stragglers.note_commit((1, 2, 3), (), 1000.0)
+    stragglers.note_opening((1, 2, 3), 1000.0)
     assert patience(stragglers, [3], [1, 2, 3]).late == {3}
     for _ in range(5):
         stragglers.note_ready(3, STEPS, 10)
