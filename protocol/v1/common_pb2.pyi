@@ -234,7 +234,7 @@ Global___Tree: _TypeAlias = Tree  # noqa: Y015
 
 @_typing.final
 class Open(_message.Message):
-    """A sync that is open for training: sites train num_steps from base_commit and then say Ready."""
+    """A sync that is open for training: sites train the num_steps of its window and then say Ready. Others may be open."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -249,10 +249,11 @@ class Open(_message.Message):
     sync: _builtins.int
     fragment: _builtins.int
     base_commit: _builtins.int
+    """the run's last when it was opened: a contributor has applied at least that"""
     run_step: _builtins.int
-    """of base_commit"""
+    """at which its window begins: of base_commit, and the windows of the syncs that are open before it"""
     run_tokens: _builtins.int
-    """of base_commit"""
+    """the same, as estimated"""
     num_steps: _builtins.int
     overlap_steps: _builtins.int
     """that sites may train beyond their snapshots before the commit; 0: it may be the last one"""
@@ -312,7 +313,7 @@ class Plan(_message.Message):
     slowest_bytes_per_s: _builtins.int
     """a peer that is slower than its share of this makes no progress"""
     ahead: _builtins.bool
-    """came with the commit before: a contributor begins at its boundary, with the weight of its Ready"""
+    """came with the opening: a contributor begins at its boundary, with the weight of its Ready"""
     @_builtins.property
     def contributors(self) -> _containers.RepeatedCompositeFieldContainer[Global___Member]:
         """ascending site_id"""
@@ -434,7 +435,7 @@ class Commit(_message.Message):
     def contributors(self) -> _containers.RepeatedCompositeFieldContainer[Global___Member]: ...
     @_builtins.property
     def next(self) -> Global___Open:
-        """absent if final"""
+        """absent if final, or while other syncs are open"""
 
     @_builtins.property
     def done(self) -> _containers.RepeatedCompositeFieldContainer[Global___LineRanges]:

@@ -583,10 +583,11 @@ class Story(CoordinatorQuestions):
 
     def commit_one(self, *names: str, state: str, following: str) -> None:
         """One sync of these sites on `state`, which leads to `following`."""
+        number = self.last_commit()
         for name in names:
             self.ready(name)
         for name in names:
-            self.done(name, state)
+            self.done(name, state, commit=number)
         for name in names:
             self.applied(name, self.last_commit(), following)
 

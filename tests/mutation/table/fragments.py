@@ -59,9 +59,9 @@ MUTATIONS = (
     Mutation(
         name="a run that is stopped with nothing trained beyond goes on",
         rule="a stop in a sync of one fragment is followed by one of all, of one step at least",
-        where="coordinator.core.sync.outcomes:commit",
-        old="max(1, sync.open.overlap_steps)",
-        new="sync.open.overlap_steps",
+        where="coordinator.core.sync.outcomes:_following",
+        old="max(1, before.run_step + before.num_steps + before.overlap_steps - run_step)",
+        new="before.run_step + before.num_steps + before.overlap_steps - run_step",
         tests=TESTS,
     ),
     Mutation(

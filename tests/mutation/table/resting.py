@@ -141,9 +141,9 @@ MUTATIONS = (
     Mutation(
         name="a site rests in the last sync",
         rule="nobody rests in a sync that may be the last one",
-        where=f"{OUTCOMES}:commit",
-        old="if not _ends(run, run_step + num_steps, run_tokens + math.ceil(num_steps * tokens_per_step)):",
-        new="if True:",
+        where=f"{OUTCOMES}:_following",
+        old="if _ends(run, run_step + num_steps, run_tokens + math.ceil(num_steps * per_step)):",
+        new="if False:",
         tests=RUN,
     ),
     Mutation(

@@ -42,9 +42,10 @@ def commit_all(story: Story) -> list[m.Commit]:
 
 def opened(story: Story) -> list[tuple[int, int, int]]:
     """Of each sync: its fragment, its steps, and those beyond it."""
-    found = [x for _, x in story.sent if isinstance(x, m.Open)][:1]
-    found += [x.next for _, x in story.sent if isinstance(x, m.Commit) and x.next is not None]
-    return [(o.fragment, o.num_steps, o.overlap_steps) for o in found]
+    said = [x for _, x in story.sent if isinstance(x, m.Open)]
+    said += [x.next for _, x in story.sent if isinstance(x, m.Commit) and x.next is not None]
+    by_number = {o.sync: o for o in said}
+    return [(o.fragment, o.num_steps, o.overlap_steps) for _, o in sorted(by_number.items())]
 
 
 def is_open(story: Story) -> tuple[int, int, int]:
@@ -72,7 +73,8 @@ def test_fragments_take_turns_and_the_window_that_reaches_the_end_is_of_all(turn
     assert [c.final for c in commits] == [False] * (len(expected) - 1) + [True]
     assert commits[-1].run_step == steps
     bases = {plan.sync: plan.base_commit for plan in story.plans().values()}
-    assert [bases[c.sync] for c in commits] == [c.commit - 1 for c in commits], "the run's last, of whichever fragment"
+    if story.settings.sync.most_in_flight == 1:
+        assert [bases[c.sync] for c in commits] == [c.commit - 1 for c in commits], "the last, of whichever fragment"
 
 
 @pytest.mark.parametrize(("overlap", "steps"), [(0, 1), (3, 3)])
