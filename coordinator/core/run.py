@@ -92,6 +92,7 @@ class Run:
         self.going_back: GoingBack | None = None
         self.reads_commits = False  # older ones than the log has are being read from the store
         self.waits: tuple[Wait, ...] = ()  # what is waited for; the first one with a reason is shown
+        self.diverged: dict[int, tuple[int, int]] = {}  # by site: branch and commit since which its loss is not finite
         self.judged_divergence = (0, 0)  # branch and commit: the run went back to before it by itself, or did not
         self.dispute: Dispute | None = None
         self.num_wrong_states = 0
@@ -178,6 +179,10 @@ class Run:
         """The sync ends without a commit."""
         self.num_abandoned += 1
         self.persist(e.AbandonRecord(sync, reason, self.num_abandoned))
+
+    def note_divergence(self, site: Site, commit: int) -> None:
+        """The site's loss is not finite since that commit, and was before."""
+        self.diverged[site.site_id] = self.branch, commit
 
     def judge_divergence(self, commit: int) -> None:
         """The run goes back to before that commit by itself, or does not for good."""
@@ -299,6 +304,7 @@ class Run:
         self.stragglers.forget(site.site_id)
         self.links.forget(site.site_id)
         self.resting.forget(site.site_id)
+        self.diverged.pop(site.site_id, None)
         if was_live:
             if planned := [sync.open.sync for sync in self.lanes.values() if sync.has_planned(site.start)]:
                 site.voids(max(planned))

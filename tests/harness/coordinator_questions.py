@@ -267,7 +267,7 @@ class CoordinatorQuestions:
     def diverged_ids(self) -> set[int]:
         """Of sites whose loss is not finite since the last commit."""
         run = self.core.run
-        return {site.site_id for site in run.members.live() if site.diverged_at == (run.branch, run.log.last)}
+        return {site_id for site_id, at in run.diverged.items() if at == (run.branch, run.log.last)}
 
     # --- its attempt
 

@@ -53,7 +53,6 @@ class Site:
     num_wrong_states: int = 0  # times that its state was not the run's
     log_ends: bool = False  # the payloads of the commit after `applied` are not on this site's disk
     voided_sync: int = 0  # what this incarnation contributed to that one, and to those before it, is discarded
-    diverged_at: tuple[int, int] = (0, 0)  # branch and commit since which its loss was not finite, the last time
     contributed: bool = False  # to a commit, ever
     may_hold: int = 0  # while it is not live: the newest commit that its disk may have
     catching_up: bool = False
@@ -157,10 +156,6 @@ class Site:
     def may_have(self, commit: int) -> None:
         """While it is not here: the newest commit that its disk may have."""
         self.may_hold = commit
-
-    def diverges(self, branch: int, commit: int) -> None:
-        """Its loss is not finite since that commit, and was before."""
-        self.diverged_at = branch, commit
 
     # --- what it holds
 

@@ -134,7 +134,8 @@ def is_followed(run: Run) -> bool:
 
 def last_in_words(run: Run) -> str:
     """Which sync is the last one of a run that is to stop."""
-    return f"{'the one after ' if is_followed(run) else ''}the sync that is open is the last"
+    opened = "the sync that is open" if len(run.lanes) <= 1 else "those that are open"
+    return f"{'the one after ' if is_followed(run) else ''}{opened} is the last"
 
 
 def may_be_last(run: Run, opened: m.Open) -> bool:

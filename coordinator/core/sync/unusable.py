@@ -99,8 +99,8 @@ def diverged(run: Run, site: Site, message: m.Diverged) -> None:
         return
     if run.members.is_void(site, message.commit):
         return  # it means the void commit of that number
-    if site.diverged_at != (run.branch, message.commit):
-        site.diverges(run.branch, message.commit)
+    if run.diverged.get(site.site_id) != (run.branch, message.commit):
+        run.note_divergence(site, message.commit)
         run.report(logging.ERROR, f"{site.label}: since commit {message.commit} {message.text}")
 
 
@@ -111,12 +111,15 @@ def _newest(run: Run) -> range:
 
 def decide(run: Run) -> GoBack | None:
     """Whether the run is to go back to before a commit: once, to the newest that most sites can mean."""
+    last_said = max(run.diverged.values(), default=run.judged_divergence)
     for commit in reversed(_newest(run)):
         at = run.branch, commit
+        if not run.judged_divergence < at <= last_said:
+            continue
         # Strangers say what they like.
         members = [s for s in run.members.holding(commit) if s.conduct.has_contributed]
-        names = [s.label for s in members if s.diverged_at >= at]
-        if at > run.judged_divergence and 2 * len(names) > len(members):
+        names = [s.label for s in members if run.diverged.get(s.site_id, run.judged_divergence) >= at]
+        if 2 * len(names) > len(members):
             return _to_before(run, commit, names)
     return None
 

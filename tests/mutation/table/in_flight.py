@@ -172,8 +172,8 @@ MUTATIONS = (
         name="a word of a later commit says nothing of the one before",
         rule="the run goes back to before the newest commit that most sites can mean",
         where="coordinator.core.sync.unusable:decide",
-        old="s.diverged_at >= at",
-        new="s.diverged_at == at",
+        old="run.judged_divergence) >= at",
+        new="run.judged_divergence) == at",
         tests=TESTS,
     ),
     Mutation(
