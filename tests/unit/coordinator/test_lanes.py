@@ -84,6 +84,8 @@ def test_commits_are_numbered_as_they_come_and_a_base_is_the_last_commit_of_its_
     done(story, "b", 1, 1)
     done(story, "c", 1, 0)  # it was done before it applied that
     assert numbers(story) == [(1, 2, 1), (2, 1, 0)]
+    assert story.open_sync(0) is None, "nobody is ready for sync 3"
+    ready(story, "abc", 1)
     assert bases(story) == [(4, 2), (3, 1)]
     plan = story.plans()[3, 1]
     assert (plan.fragment, plan.base_commit) == (1, 1)
@@ -111,6 +113,8 @@ def test_a_done_from_a_commit_that_nobody_made_is_not_believed() -> None:
 
 def test_a_site_that_is_ready_for_one_sync_still_owes_the_others() -> None:
     story = of("a", "b", quorum=2)
+    ready(story, "ab", 0)
+    story.abandon_sync("a test")
     ready(story, "a", 0)
     assert [story.is_ready("a", f) for f in FRAGMENTS] == [True, False]
     story.sites["a"].trains = False
@@ -136,6 +140,9 @@ def test_a_sync_that_is_abandoned_leaves_the_other_as_it_is() -> None:
     done(story, "b", 2)
     done(story, "c", 2)
     assert numbers(story) == [(1, 2, 1)]
+    assert story.open_sync(1) is None, "nobody is ready for sync 3"
+    story.wait(1.0)
+    ready(story, "abc", 0)
     assert bases(story) == [(3, 0), (4, 1)]
 
 
@@ -189,6 +196,7 @@ def test_going_back_ends_all_syncs() -> None:
         done(story, name, 1, 1)
     for name in "abc":
         story.applied(name, 2, "s2")
+    ready(story, "abc", 1)
     assert bases(story) == [(4, 2), (3, 1)]
     story.ask_to_go_back(1)
     story.rebuilt("a", "s1")
@@ -206,10 +214,14 @@ def test_the_end_of_the_run_ends_all_syncs() -> None:
         done(story, name, 2)
     for name in "abc":
         story.applied(name, 1, "s1")
+    for name in "abc":
+        done(story, name, 1, 1)
+    for name in "abc":
+        story.applied(name, 2, "s2")
     of_all = len(FRAGMENTS)
     ready(story, "abc", of_all)
     for name in "abc":
-        done(story, name, opened(story, of_all).sync, 1)
+        done(story, name, opened(story, of_all).sync, 2)
     assert story.view.finished
     assert [story.open_sync(f) for f in FRAGMENTS] == [None, None]
     story.restart()
