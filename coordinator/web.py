@@ -64,18 +64,14 @@ def metrics(d: Document) -> Iterator[Metric]:
     kinds = ("waiting", "training", "syncing", "paused", "finished")
     is_in = {kind: float(d["state_kind"] == kind) for kind in kinds}
     yield _labelled(GaugeMetricFamily, "atoll_run_state", "1 for the state that the run is in.", "state", is_in)
-    attempt = max((sync["attempt"] for sync in d["syncs"]), default=0)
+    attempt = max((sync["attempt"] for sync in d["syncs"]), default=0)  # of several the highest
     for name, text, value in (
         ("atoll_term", "How often a coordinator was started on this run.", d["term"]),
         ("atoll_commit", "Newest commit.", d["last_commit"]),
         ("atoll_run_step", "Inner steps of the newest commit.", d["run_step"]),
         ("atoll_run_tokens", "Tokens in all commits.", d["run_tokens"]),
         ("atoll_store_stuck_seconds", "How long the store has kept a decision waiting.", d["store_stuck_s"]),
-        (
-            "atoll_sync_attempt",
-            "Attempt of the sync under way, the highest of several; 0 while it is collected.",
-            attempt,
-        ),
+        ("atoll_sync_attempt", "Attempt of the sync under way; 0 while it is collected.", attempt),
     ):
         yield GaugeMetricFamily(name, text, value)
     for key, name, text in (

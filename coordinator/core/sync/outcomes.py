@@ -84,7 +84,7 @@ def open_beside(run: Run) -> bool:
     if following.fragment == run.settings.sync.all_fragments or not at_base:
         return False
     ahead = _open_after(run, following, at_base, before.attempts[-1])
-    run.send_all((*at_base, *_behind(run, at_base)), following)
+    run.send_all(run.members.live(), following)
     if ahead is not None:
         run.send_all(at_base, ahead)
     return True
@@ -99,11 +99,6 @@ def _open_after(run: Run, following: m.Open, at_base: Sequence[Site], before: At
         run.persist(PlanRecord(plan))
         sync.propose(plan, "with the opening", run.now)
     return plan
-
-
-def _behind(run: Run, at_base: Sequence[Site]) -> list[Site]:
-    """The others that are in the run."""
-    return [site for site in run.members.live() if site not in at_base]
 
 
 def _open(run: Run, opened: m.Open, at_base: Sequence[Site], pause_s: float = 0.0) -> Sync:
@@ -349,7 +344,7 @@ def _note_who_may_hold_it(run: Run, plan: m.Plan, number: int) -> None:
 def _send_commit(run: Run, message: m.Commit, at_base: list[Site], contributors: tuple[int, ...]) -> None:
     """Contributors first. Of the last commit, sites that cannot apply it hear only that the run is over."""
     run.send_all(sorted(at_base, key=lambda s: s.site_id not in contributors), message)
-    behind = _behind(run, at_base)
+    behind = [s for s in run.members.live() if s not in at_base]
     if run.finished is not None:
         _say_finished(run, behind)
         return

@@ -129,10 +129,6 @@ class Sync:
         """The contributors of the attempt are ready."""
         return self.phase is Phase.EXCHANGING
 
-    def is_exchanged_by(self, start: Start) -> bool:
-        """With that start of the site."""
-        return self.is_exchanged and self.attempts[-1].has(start)
-
     @property
     def attempt(self) -> Attempt | None:
         """The one that its sites know of; None while the sync is collected."""

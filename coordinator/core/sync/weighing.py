@@ -80,13 +80,13 @@ def beyond_bounds(ready: Ready, settings: SyncSettings) -> str:
 
 def _steps_covered(run: Run, sync: Sync, site: Site, most_steps: int) -> int:
     """Steps of the run since the site's last contribution, in a commit or in flight, or since it held its first state:
-    as the coordinator saw it.
-    A site that missed some syncs contributes what it trained in all of them; beyond `most_steps` only those in which it
-    was told to rest count."""
+    as the coordinator saw it. A site that missed some syncs contributes what it trained in all of them; beyond
+    `most_steps` only those in which it was told to rest count."""
     begun = sync.open.run_step
     if site.counts_from_step is not None:  # else its Ready is from before this start of the coordinator
-        before = [s for s in run.lanes.values() if s.open.run_step < begun and s.is_exchanged_by(site.start)]
-        begun = min(begun, max((site.counts_from_step, *(s.end_step for s in before))))
+        before = [s for s in run.lanes.values() if s.open.run_step < begun and s.is_exchanged]
+        in_flight = (s.end_step for s in before if s.attempts[-1].has(site.start))
+        begun = min(begun, max((site.counts_from_step, *in_flight)))
     num_steps = sync.end_step - begun
     if num_steps <= most_steps:
         return num_steps

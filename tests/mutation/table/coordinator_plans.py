@@ -289,7 +289,7 @@ MUTATIONS = (
         name="windows that were missed do not count",
         rule="the weight of a site that missed syncs covers all that it trained since its last contribution",
         where="coordinator.core.sync.weighing:_steps_covered",
-        old="        begun = min(begun, max((site.counts_from_step, *(s.end_step for s in before))))",
+        old="        begun = min(begun, max((site.counts_from_step, *in_flight)))",
         new="        pass",
         tests=("tests/unit/coordinator/test_weights.py",),
     ),

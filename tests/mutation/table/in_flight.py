@@ -164,8 +164,8 @@ MUTATIONS = (
         name="a window weighs that is in flight already",
         rule="the bound of a weight is of the steps since the last contribution, in a commit or in flight",
         where="coordinator.core.sync.weighing:_steps_covered",
-        old="*(s.end_step for s in before)",
-        new="*()",
+        old="(site.counts_from_step, *in_flight)",
+        new="(site.counts_from_step,)",
         tests=TESTS,
     ),
     Mutation(
