@@ -149,8 +149,9 @@ class Ledger:
         lease = line.leases.get(holder) if line is not None else None
         if line is None or lease is None:
             return
-        kept = Ranges(r for r in keep if lease.holds_all([r]))
-        line.returned.update(lease.minus(kept))
+        returned = lease.minus(keep)
+        kept = lease.minus(returned)
+        line.returned.update(returned)
         del line.leases[holder]
         self._note_lease(number, holder)
         if kept:

@@ -227,7 +227,7 @@ MUTATIONS = (
         name="lost lease is not returned",
         rule="a leased range goes back to the pool when its lease ends without a commit",
         where="coordinator.core.data.ledger:Ledger.give_back",
-        old="        line.returned.update(lease.minus(kept))\n",
+        old="        line.returned.update(returned)\n",
         new="",
         tests=("tests/unit/coordinator/test_data_leases.py",),
     ),

@@ -56,7 +56,7 @@ def commits(story: Story) -> list[m.Commit]:
     return [x for name, x in story.sent if name == "a" and isinstance(x, m.Commit)]
 
 
-def told(story: Story, name: str, since: int = 0) -> list[tuple[type, int]]:
+def told(story: Story, name: str, since: int = 0) -> list[tuple[object, int]]:
     """What a site was told of syncs, but for commits."""
     kinds = m.Open | m.Plan | m.Weights
     return [(type(x), x.sync) for who, x in story.sent[since:] if who == name and isinstance(x, kinds)]

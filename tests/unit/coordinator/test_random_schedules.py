@@ -4,6 +4,7 @@ that break at any moment. Whatever happens, commits are one history, and once no
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 
@@ -53,7 +54,9 @@ class Player:
     def forget_work(self) -> None:
         self.seeding = False
         self.leased = self.used = ()
-        for known in (self.said_ready, self.plans, self.told, self.opened, self.sealed, self.commits):
+        self.said_ready.clear()
+        known: dict[Any, Any]
+        for known in (self.plans, self.told, self.opened, self.sealed, self.commits):
             known.clear()
 
     def read(self) -> None:
