@@ -118,10 +118,6 @@ class SyncSettings:
         shortest = max(1, self.every // self.fragments)
         return max(1, min(self.fragments, -(-self.overlap_steps // shortest)))
 
-    def most_beside(self, fragment: int) -> int:
-        """How many syncs are open at once, at most, one of the fragment among them: a sync of all is alone."""
-        return 1 if fragment == self.all_fragments else self.most_in_flight
-
     def window_steps(self, fragment: int) -> int:
         """Inner steps from the boundary before to that of a sync of the fragment: H in one cycle of all fragments. A
         sync of all at once has the steps of the longest window."""

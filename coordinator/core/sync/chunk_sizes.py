@@ -71,7 +71,7 @@ class ChunkSizes:
             (spec, n, elements, size(spec, elements)) for spec, n, elements in chunk_runs(manifest, sync.chunk_elements)
         ]
         own = _by_fragment(runs, manifest, sync.fragments) if sync.fragments > 1 else []
-        fragments = [cls(part, num_in_flight=sync.most_beside(fragment)) for fragment, part in enumerate(own)]
+        fragments = [cls(part, num_in_flight=sync.most_in_flight) for part in own]  # one of all is alone
         found = cls(runs, fragments)
         if found.num_chunks > sync.max_chunks:
             raise ConfigError(

@@ -73,15 +73,15 @@ def open_beside(run: Run) -> bool:
 
     The contributors to the newest of these are ready, so their ranks train on; there are fewer than may be in flight;
     and what comes next is not a sync of all fragments, which is alone."""
-    before = max(run.lanes.values(), key=lambda sync: sync.open.run_step)
-    if not before.is_exchanged or len(run.lanes) >= run.settings.sync.most_beside(before.open.fragment):
+    before, settings = max(run.lanes.values(), key=lambda sync: sync.open.run_step), run.settings.sync
+    if not before.is_exchanged or len(run.lanes) >= settings.most_in_flight:
         return False
     log, steps = run.log, sum(sync.open.num_steps for sync in run.lanes.values())
     per_step = log.tokens_per_step() or 0.0
     at_base = run.members.holding(before.open.base_commit)
     reached = log.run_step + steps, log.run_tokens + math.ceil(steps * per_step), per_step
     following = _following(run, log.last, before.open, reached, at_base)
-    if following.fragment == run.settings.sync.all_fragments or not at_base:
+    if settings.all_fragments in (before.open.fragment, following.fragment) or not at_base:
         return False
     ahead = _open_after(run, following, at_base, before.attempts[-1])
     run.send_all(run.members.live(), following)

@@ -212,7 +212,6 @@ def test_a_run_that_is_stopped_ends_with_what_may_have_been_trained_beyond_the_n
 
 
 def test_a_run_that_is_stopped_does_not_throw_away_what_others_exchange() -> None:
-    """One sync is abandoned, and one has no quorum any more."""
     story = a_story(quorum=2)
     ready(story, 0)
     ready(story, 1)
@@ -223,6 +222,22 @@ def test_a_run_that_is_stopped_does_not_throw_away_what_others_exchange() -> Non
     done(story, 1)
     story.abandon_sync("a test", 0)
     assert story.view.state.startswith("finished: enough (the last sync was abandoned")
+
+
+def test_a_run_that_is_stopped_waits_for_the_others_where_one_has_no_quorum() -> None:
+    """b is done in the first one when it leaves, and was to be in the second."""
+    story = a_story(quorum=2)
+    ready(story, 0)
+    plan = story.plan(0)
+    story.done("b", "s0", plan=plan)
+    ready(story, 1, "a")
+    story.happens(e.StopAsked("enough"))
+    story.leave("b")
+    assert "has 1 of the 2 contributors" in story.view.state
+    assert not story.view.finished
+    story.done("a", "s0", plan=plan)
+    assert story.last_commit() == 1
+    assert story.view.state.startswith("finished: enough (sync 2 has 1 of the 2 contributors")
 
 
 def test_of_a_length_in_tokens_the_first_sync_is_alone_and_others_are_estimated() -> None:
@@ -248,11 +263,10 @@ def test_of_a_length_in_tokens_the_first_sync_is_alone_and_others_are_estimated(
 
 def test_a_position_is_in_at_most_one_sync_that_is_open() -> None:
     story = a_story()
-    first, second = (m.DataRange(first=n, num_samples=10) for n in (0, 10))
     story.wants("a", 20)
-    story.ready("a", fragment=0, data=[first])
+    story.ready("a", fragment=0, data=[m.DataRange(first=0, num_samples=10)])
     story.ready("b", fragment=0)
-    story.ready("a", fragment=1, data=[first, second])
+    story.ready("a", fragment=1, data=[m.DataRange(first=0, num_samples=20)])
     assert "it trained on data that it does not lease" in story.evicted_because("a")
 
 
@@ -381,19 +395,19 @@ def test_a_site_that_goes_is_void_in_all() -> None:
         assert not story.is_ready("c", fragment)
 
 
-def test_a_site_that_may_train_no_further_before_a_commit_owes_nothing() -> None:
-    """Both trained to the end of what follows sync 1 while that is exchanged: sync 3 is 3 steps further."""
-    story = a_story()
+@pytest.mark.parametrize(("overlap", "owes"), [(5, False), (6, True)])
+def test_a_site_that_may_train_no_further_before_a_commit_owes_nothing(overlap: int, owes: bool) -> None:
+    """Sync 3 ends six steps behind sync 1, which has lost its quorum."""
+    story = a_story(quorum=2, overlap=overlap)
     ready(story, 0)
     ready(story, 1)
     done(story, 1)
-    assert windows(story)[-1] == (3, 2, 1, 6)
-    for name in "ab":
-        story.beats(name, phase="waiting for the commit", doing="", step=6)
-    limit_s = story.idle_limit_s() + 2 * story.limits.heartbeat_s
-    assert limit_s < story.plan(0).deadline_s
-    story.wait(limit_s)
-    assert not [text for text in story.log if "nor been ready" in text]
+    assert windows(story) == [(1, 0, 0, 0), (3, 2, 1, 6)]
+    story.leave("b")
+    story.beats("a", phase="waiting for the commit", doing="", step=8)
+    story.wait(story.idle_limit_s() + 2 * story.limits.heartbeat_s)
+    assert ("trained nor been ready for sync 3 (" in story.evicted_because("a")) == owes
+    assert story.is_live("a") != owes
 
 
 def test_what_is_expected_of_sites_counts_from_the_sync_before() -> None:
