@@ -61,7 +61,8 @@ class World:
     def __init__(self, data: st.DataObject) -> None:
         self.data = data
         quorum, fragments = data.draw(st.integers(1, 2)), data.draw(st.sampled_from([1, 1, 2, 3]))
-        settings = some_settings(min_sites=2, quorum=quorum, fragments=fragments)
+        overlap = data.draw(st.sampled_from([0, 0, 3, 10]))
+        settings = some_settings(min_sites=2, quorum=quorum, fragments=fragments, overlap=overlap)
         self.story = Story(settings, manifest=three_layers() if fragments > 1 else None)
 
     def draw(self, *choices: Any) -> Any:

@@ -27,7 +27,8 @@ from atoll.coordinator.core.sync.syncs import Sync
 from atoll.protocol import messages as m
 
 MOST_HEARD = 3
-"""So often in a row a site is taken at its word. Whoever it names reduces nothing next, so it is not for them."""
+"""So often in a row a site is taken at its word, in each of the syncs that are in flight at once. Whoever it names
+reduces nothing next, so it is not for them."""
 LEAST_CONTRADICTIONS = 2
 
 
@@ -74,12 +75,13 @@ def decide(run: Run, sync: Sync, attempt: Attempt, survivors: Sequence[int]) -> 
     found: list[tuple[Site, str]] = []
     heard: list[int] = []
     number, patience_s, deadline_s = sync.open.sync, _patience_s(run), attempt.plan.deadline_s
+    most_heard = MOST_HEARD * run.settings.sync.most_in_flight
     for site in stuck:
         named = said[site.site_id].all
         what = ""
         if run.now >= attempt.planned_at + deadline_s + patience_s:
             what = f"went beyond the deadline of sync {number}, {deadline_s:.0f} s"
-        elif not named or site.conduct.is_on_trial or site.num_heard >= MOST_HEARD:
+        elif not named or site.conduct.is_on_trial or site.num_heard >= most_heard:
             seen = "" if run.now - site.progress_at >= patience_s else " that another site saw"
             what = f"has made no progress{seen} in sync {number} for {patience_s:g} s"
         if what:

@@ -145,6 +145,14 @@ MUTATIONS = (
         tests=TESTS,
     ),
     Mutation(
+        name="honest sites wait in vain in too many syncs at once",
+        rule="how often a site is taken at its word is of each sync in flight",
+        where="coordinator.core.sync.standstill:decide",
+        old="MOST_HEARD * run.settings.sync.most_in_flight",
+        new="MOST_HEARD",
+        tests=TESTS,
+    ),
+    Mutation(
         name="two commits at once are a period",
         rule="a period is the mean of as many as are in flight",
         where="coordinator.core.sync.pace:Pace.note_commit",

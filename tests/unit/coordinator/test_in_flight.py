@@ -10,7 +10,7 @@ import pytest
 from atoll.coordinator.core import events as e
 from atoll.coordinator.core.sync.pace import Pace
 from atoll.protocol import messages as m
-from atoll.protocol.layout import Layout
+from atoll.protocol.layout import Layout, Manifest, Role, TensorSpec
 from tests.harness.coordinator_story import Story, some_settings, three_layers
 
 WINDOW = 3
@@ -408,6 +408,30 @@ def test_a_site_that_may_train_no_further_before_a_commit_owes_nothing(overlap: 
     story.wait(story.idle_limit_s() + 2 * story.limits.heartbeat_s)
     assert ("trained nor been ready for sync 3 (" in story.evicted_because("a")) == owes
     assert story.is_live("a") != owes
+
+
+def test_a_reducer_that_only_waits_in_all_syncs_costs_no_honest_site() -> None:
+    """Five are in flight, and in each of them the others are taken at their word, that they wait for d."""
+    tensors = [TensorSpec(name=f"layers.{i}.w", shape=(5, 2), dtype="F32", role=Role.TRAINABLE) for i in range(5)]
+    settings = some_settings(min_sites=4, fragments=5, every=10, overlap=10, steps=900)
+    story = Story(settings, manifest=Manifest.canonical(tensors))
+    story.start("a", "b", "c", "d")
+    story.commit_one("a", "b", "c", "d", state="s0", following="s1")
+    for fragment in (1, 2, 3, 4, 0):
+        ready(story, fragment, "abcd")
+    moved, until = 0, story.now + 8 * story.limits.stall_s
+    while story.now < until and story.attempt(1) == 1:
+        moved += 1
+        for name in "abcd":
+            others = tuple(story.id_of(other) for other in "abc")
+            beat = m.Heartbeat(phase="exchanging", waits_for_payloads=(story.id_of("d"),))
+            if name == "d":
+                beat = m.Heartbeat(phase="exchanging", moved_bytes=moved, waits_for_contributions=others)
+            story.sites[name].trains, story.sites[name].heartbeat = False, beat
+            story.says(name, beat)
+        story.wait(story.limits.heartbeat_s)
+    assert [story.contributor_ids(fragment) for fragment in range(5)] == [[1, 2, 3]] * 5
+    assert story.view.num_evicted == 0
 
 
 def test_what_is_expected_of_sites_counts_from_the_sync_before() -> None:
