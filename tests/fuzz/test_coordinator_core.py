@@ -84,18 +84,21 @@ class World:
             return
         if story.stream_of(name) != site.stream:
             return
-        holds = story.holds(name)
+        holds, opened = story.holds(name), story.open_syncs()
+        fragment = self.draw(*(o.fragment for o in opened)) if opened else None
         if not story.is_live(name):
             story.offer(name)
         elif holds is None or holds < last:
             story.applied(name, last, f"s{last}")
-        elif story.is_planned(name):
-            story.done(name, f"s{last}")
+        elif story.is_planned(name, fragment):
+            story.done(name, f"s{last}", plan=story.plan(fragment), commit=last)
         elif self.draw(False, False, True):
             story.says(name, m.LeaseRequest(num_samples=40, wanted=self.draw(0, 7, 100)))
-        elif story.open_sync() is not None:
+        elif opened:
             leased = [story.leased_by(name, line) for line in range(len(story.lines()))]
-            story.ready(name, tokens=self.draw(0, 100), data=[r for ranges in leased for r in ranges][:1])
+            story.ready(
+                name, tokens=self.draw(0, 100), data=[r for ranges in leased for r in ranges][:1], fragment=fragment
+            )
 
     # --- what does not
 

@@ -295,9 +295,9 @@ class CoordinatorQuestions:
         """Of the plan."""
         return [member.site_id for member in self.plan(fragment).contributors]
 
-    def is_planned(self, name: str) -> bool:
+    def is_planned(self, name: str, fragment: int | None = None) -> bool:
         """It contributes to the attempt."""
-        attempt = self._attempt()
+        attempt = self._attempt(fragment)
         return attempt is not None and self._site(name).site_id in attempt.ids()
 
     def is_done(self, name: str) -> bool:
