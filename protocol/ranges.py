@@ -114,6 +114,13 @@ class Ranges:
         result.difference_update(other)
         return result
 
+    def common(self, other: Iterable[DataRange]) -> Ranges:
+        """What is in both."""
+        result = Ranges()
+        for item in other:
+            result.update(self.within(item.first, item.end))
+        return result
+
     def within(self, first: int, end: int) -> Ranges:
         """The part in [first, end)."""
         result = Ranges()

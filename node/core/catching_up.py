@@ -36,21 +36,25 @@ def answered(ctx: Context, message: m.Sources) -> None:
 
 
 def state_fetched(ctx: Context, event: events.StateFetched) -> None:
-    """The site holds it. A sealed snapshot that no commit holds has another base, and is given up: the ranks keep
-    their progress."""
+    """The site holds it. A sealed snapshot that no commit holds, of a fragment that one has touched, has another base
+    and is given up: the ranks keep their progress."""
     site, disk = ctx.site, ctx.site.disk
     if disk.end(FetchState) is None:
         return
     sources.fetched(ctx)
     commits.forget(ctx, event.commit)
-    for lane in site.lanes:
-        if lane.exchange is not None and lane.exchange.plan.base_commit < event.commit:
-            exchanges.give_up(ctx, lane)
-        snapshots.settle(ctx, lane, event.commit)
-    disk.unpublish()  # it may have held another state of this commit
     outer = Outer(
-        commit=event.commit, state_hash=event.state_hash, run_step=event.run_step, run_tokens=event.run_tokens
+        commit=event.commit,
+        state_hash=event.state_hash,
+        run_step=event.run_step,
+        run_tokens=event.run_tokens,
+        touched=event.touched,
     )
+    for lane in site.lanes:
+        if lane.exchange is not None and outer.touch(lane.fragment) > lane.exchange.plan.base_commit:
+            exchanges.give_up(ctx, lane)
+        snapshots.settle(ctx, lane, outer)
+    disk.unpublish()  # it may have held another state of this commit
     holding.hold(ctx, outer, final=disk.final or event.final)
     ctx.report(logging.INFO, f"outer state complete and verified at commit {event.commit}")
     if event.final:

@@ -83,18 +83,23 @@ def applied(ctx: Context, event: events.CommitApplied) -> None:
     site, disk = ctx.site, ctx.site.disk
     if disk.end(ApplyCommit) is None or disk.is_void:
         return
-    commit = site.commits.pop(event.commit)
-    lane = site.lanes[commit.fragment]
-    if snapshots.settle(ctx, lane, event.commit):
+    commit, before = site.commits.pop(event.commit), disk.outer
+    assert before is not None
+    outer = Outer(
+        commit=event.commit,
+        state_hash=event.state_hash,
+        run_step=commit.run_step,
+        run_tokens=commit.run_tokens,
+        touched=before.touched_by(commit.commit, commit.fragment, ctx.settings.sync.fragments),
+    )
+    if any([snapshots.settle(ctx, lane, outer) for lane in site.lanes]):
         site.workers.missed()
     site.workers.applied(commit.commit, commit.fragment)
-    exchanges.cancel(ctx, lane)
+    exchanges.cancel(ctx, site.lanes[commit.fragment])
     ctx.emit(DropSync(commit.sync))
+    syncs.ended(ctx, commit.sync)
     if commit.next is not None:
         syncs.go_on_for(ctx, commit.next)
-    outer = Outer(
-        commit=event.commit, state_hash=event.state_hash, run_step=commit.run_step, run_tokens=commit.run_tokens
-    )
     holding.hold(ctx, outer, final=commit.final)
     if commit.final or (ctx.settings.save_every and commit.commit % ctx.settings.save_every == 0):
         saving.save(ctx)

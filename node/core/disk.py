@@ -31,6 +31,20 @@ class Outer:
     state_hash: bytes
     run_step: int
     run_tokens: int
+    touched: tuple[int, ...] = ()  # of each fragment, the last commit that did; empty: it may be `commit`
+
+    def touch(self, fragment: int) -> int:
+        """The last commit that touched the fragment, as far as is known; of all fragments it is this one."""
+        return self.touched[fragment] if fragment < len(self.touched) else self.commit
+
+    def has_base(self, fragment: int, base_commit: int) -> bool:
+        """Whether the fragment is here as it was at that commit of the run, which is here."""
+        return self.touch(fragment) <= base_commit <= self.commit
+
+    def touched_by(self, commit: int, fragment: int, num_fragments: int) -> tuple[int, ...]:
+        """As `touched`, after a commit of that fragment, or of all, follows this state."""
+        fragments = range(num_fragments)
+        return tuple(commit if fragment in (f, num_fragments) else self.touch(f) for f in fragments)
 
 
 @dataclass(slots=True, kw_only=True)

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum, IntEnum
-from typing import TypeVar
-
 from atoll.protocol.errors import WorkerError
 from atoll.protocol.layout import Manifest
 from atoll.protocol.messages import CoordinatorMessage, Done, ExchangeFailed, SiteMessage
-
-T = TypeVar("T")
 
 
 class AnswerKind(IntEnum):
@@ -28,7 +24,7 @@ class MergeMode(IntEnum):
     SHIFT = 3
     MIX = 4
 
-    def base(self, *, before: T, snapshot: T, now: T) -> T:
+    def base(self, *, before: int, snapshot: int, now: int) -> int:
         """The moment after which the ranks have trained what the outer state lacks, once they have merged. Requires the
         moment of the base before, of the snapshot and of the merge."""
         if self is MergeMode.REPLACE:
@@ -229,6 +225,8 @@ class StateFetched:
     run_step: int
     run_tokens: int
     final: bool = False
+    touched: tuple[int, ...] = ()
+    """Of each fragment, the last commit that did; empty: it may be `commit`."""
 
 
 @dataclass(frozen=True, slots=True)

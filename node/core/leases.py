@@ -69,13 +69,25 @@ def sealed(ctx: Context, event: events.SnapshotSealed) -> bool:
     return True
 
 
+def trained_on(ctx: Context, snapshot: Snapshot) -> tuple[DataRange, ...]:
+    """What the snapshot that is sealed now lists: positions that were used and are in no commit, but for those of other
+    snapshots that were in flight when the ranks were told to write it."""
+    data = ctx.site.data
+    return data.leased.common(data.between(data.first, data.used)).minus(snapshot.others).as_tuple()
+
+
 def committed(ctx: Context, snapshot: Snapshot) -> None:
     """What the snapshot was trained on is leased no longer, and no part of the next one."""
-    data, report = ctx.site.data, snapshot.report
+    data = ctx.site.data
     data.leased.difference_update(snapshot.ranges)
-    if snapshot.data_epoch == data.epoch and report is not None:
-        data.queue = list(data.between(report.samples_used, data.end))
-        data.first = report.samples_used
+    while snapshot.data_epoch == data.epoch and data.queue:
+        item = data.queue[0]
+        left = next(iter(data.leased.within(item.first, item.end)), None)
+        first = item.end if left is None else left.first
+        data.first += first - item.first
+        data.queue[:1] = [] if left is None else [DataRange(first=first, num_samples=item.end - first)]
+        if left is not None:
+            break
 
 
 def restarted(ctx: Context) -> None:
@@ -120,7 +132,7 @@ def advance(ctx: Context) -> None:
     snapshots = [lane.snapshot for lane in site.lanes if lane.snapshot.is_sealed]
     if data.reserved and all(snapshot.data_epoch == data.epoch for snapshot in snapshots):
         # The snapshots of former workers are over: what no commit lists of them is drawn again.
-        _append(data, Ranges(r for r in data.reserved if data.leased.holds_all([r])))
+        _append(data, data.leased.common(data.reserved))
         data.reserved = Ranges()
     _ask(ctx)
     for rank, draw in list(data.draws.items()):

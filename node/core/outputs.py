@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from atoll.node.core.events import Answer, Content
 from atoll.protocol import messages as m
@@ -111,6 +111,8 @@ class BeginExchange:
     """Of the contributors; nothing where the plan was made ahead and they are not all ready."""
     spread_s: float = 0.0
     """In which this site may send what it has to send; 0: as fast as it goes."""
+    in_flight: frozenset[int] = field(default=frozenset(), kw_only=True, compare=False)
+    """The syncs of which it still needs what it holds for them; all others are over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,8 +125,10 @@ class WeighExchange:
 
 
 @dataclass(frozen=True, slots=True)
-class HurryExchanges:
-    """The ranks wait: what was to be spread over the time in which they train goes as fast as it can."""
+class HurryExchange:
+    """The ranks wait for this sync: what was to be spread over the time in which they train goes as fast as it can."""
+
+    sync: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,7 +215,7 @@ class Exit:
 
 Output = (
     Send | Beat | Fulfil | StartWorkers | StopWorkers | DescribeCrash | SendLayout | AnswerWorkers | AnswerDraw
-    | SeedState | FetchState | TellFetch | CancelFetch | BeginExchange | WeighExchange | HurryExchanges
+    | SeedState | FetchState | TellFetch | CancelFetch | BeginExchange | WeighExchange | HurryExchange
     | CancelExchange | ApplyCommit | PublishState | DropSync | SaveModel | KeepModel | DropModel | DistrustState
     | RollBack | Report | Exit
 )  # fmt: skip

@@ -142,9 +142,8 @@ class SiteCore:
             return "catching up"
         if disk.applying is not None:
             return "applying"
-        for lane in site.lanes:
-            if lane.phase:
-                return lane.phase
+        if (oldest := site.oldest_sealed) is not None:
+            return oldest.phase
         if site.version is None:
             return "waiting for start"
         return "leaving" if site.leaving else "training"

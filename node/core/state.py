@@ -9,7 +9,7 @@ from atoll.node.core.events import DataAnnounced, Difference, DrawAsked
 from atoll.node.core.lanes.lane import Lane
 from atoll.node.core.outputs import Exit
 from atoll.node.core.workers import Workers
-from atoll.protocol.messages import Commit, DataRange, Diverged, Finished, Open
+from atoll.protocol.messages import Commit, DataRange, Diverged, Finished
 from atoll.protocol.ranges import Ranges
 
 
@@ -113,9 +113,22 @@ class SiteState:
         return max(copy.base_step for copy in self.workers.copies)
 
     @property
-    def open_sync(self) -> Open | None:
-        """As far as this site heard, whatever commit it holds. One is in flight at a time."""
-        return next((lane.open for lane in self.lanes if lane.open is not None), None)
+    def in_flight(self) -> tuple[Lane, ...]:
+        """The lanes whose sealed snapshot these workers wrote."""
+        generation = self.workers.generation
+        return tuple(x for x in self.lanes if x.snapshot.is_sealed and x.snapshot.generation == generation)
+
+    @property
+    def oldest_sealed(self) -> Lane | None:
+        """Of the lanes with a sealed snapshot: the ranks come to wait for the end of its sync first."""
+        sealed = (lane for lane in self.lanes if lane.snapshot.is_sealed)
+        return min(sealed, key=lambda lane: lane.snapshot.sealed_at, default=None)
+
+    @property
+    def window_step(self) -> int:
+        """The generation step from which the steps of the next snapshot count: that of the newest one that is in flight
+        or in a commit."""
+        return max(self.workers.window_step, *(lane.snapshot.step for lane in self.in_flight), 0)
 
     @property
     def publish_is_in_use(self) -> bool:

@@ -24,7 +24,7 @@ class Workers:
     resumed_step: int = 0
     step_s: float | None = None  # of one step in their last window
     copies: tuple[LocalCopy, ...] = field(default_factory=lambda: (LocalCopy(),))  # by fragment
-    window_step: int = 0  # the generation step from which the steps of the next snapshot count
+    window_step: int = 0  # the generation step from which it is in no commit what they trained
     taken_step: int = 0  # the generation step at which a version was taken last
     sealed_in_vain: bool = False  # a snapshot was ready when a commit came without it
 
@@ -53,7 +53,8 @@ class Workers:
     def offer(self, answer: Answer, *, step: int) -> None:
         """They take this version of a fragment at `step`."""
         copy, self.taken_step = self.copies[answer.fragment], step
-        self.window_step = answer.mode.base(before=self.window_step, snapshot=copy.contributed or 0, now=step)
+        if answer.mode is MergeMode.REPLACE:
+            self.window_step = step
         copy.offer(answer, step=step)
         if answer.mode is not MergeMode.SHIFT:
             self.sealed_in_vain = False
@@ -68,8 +69,8 @@ class Workers:
         """A commit came without their snapshot, which was ready."""
         self.sealed_in_vain = True
 
-    def release(self, step: int) -> None:
-        """Their snapshot of this step is given up without tokens: the next window counts from there."""
+    def count_from(self, step: int) -> None:
+        """A commit holds their snapshot of this step, or it had no tokens: the next window counts from there."""
         self.window_step = max(self.window_step, step)
 
     def stop(self) -> None:

@@ -103,8 +103,8 @@ def sealed(ctx: Context, event: events.SnapshotSealed) -> None:
     if not leases.sealed(ctx, event):
         return
     snapshots.seal(ctx, lane, event)
-    if disk.outer is not None and lane.snapshot.base_commit != disk.outer.commit:
-        snapshots.free(lane)  # a commit was applied meanwhile: the workers shift, and write it again
+    if disk.outer is not None and snapshots.is_outdated(lane, disk.outer):
+        snapshots.free(lane)  # a commit of it was applied meanwhile: the workers shift, and write it again
         site.workers.missed()
     elif disk.outer is not None:
         syncs.ready(ctx, lane)

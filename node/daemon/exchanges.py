@@ -28,7 +28,6 @@ class Exchanges:
         self._waiting: deque[out.Output] = deque()
         self._has_buffers = False
         self._beginning: asyncio.Task[None] | None = None
-        self._current: Exchange | None = None
 
     def execute(self, output: out.Output) -> None:
         """After those before it."""
@@ -47,12 +46,10 @@ class Exchanges:
                     self._beginning = self._shell.spawn(self._begin(begun))
                 case out.WeighExchange(plan, weights):
                     self._hub.weigh(plan, weights)
-                case out.HurryExchanges():
-                    if self._current is not None:
-                        self._current.attempt.hurry()
-                case out.CancelExchange():
-                    if self._current is not None:
-                        self._current.cancel()
+                case out.HurryExchange(sync):
+                    self._hub.hurry(sync)
+                case out.CancelExchange(sync, attempt):
+                    self._hub.cancel(sync, attempt)
                 case out.DropSync(sync):
                     self._hub.drop_sync(sync)
                     self._disk.drop_payloads(sync)
@@ -63,11 +60,18 @@ class Exchanges:
         try:
             data = self._disk.present.sync_data(plan)
             share = await run_to_its_end(self._hub.share(plan, data, site_id=site_id), self._hub.pool)
-            self._current = self._hub.begin(
-                plan, data, share, site_id=site_id, tokens=begun.tokens, weights=begun.weights, spread_s=begun.spread_s
+            exchange = self._hub.begin(
+                plan,
+                data,
+                share,
+                site_id=site_id,
+                tokens=begun.tokens,
+                weights=begun.weights,
+                spread_s=begun.spread_s,
+                in_flight=begun.in_flight,
             )
-            self._shell.spawn(self._run(self._current))
-            await self._current.reducer.make_room()  # what is forgotten is not taken for held by the next one
+            self._shell.spawn(self._run(exchange))
+            await exchange.reducer.make_room()  # what is forgotten is not taken for held by the next one
         except AtollError as error:
             failure = _failure(plan, error)
             if isinstance(error, NoRoomError):

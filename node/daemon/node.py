@@ -73,7 +73,9 @@ class Node:
             hello=hello, incarnation=home.incarnation, bandwidth_bytes_per_s=config.bandwidth_bytes_per_s
         )
         held = plane.held() if plane else None
-        outer = Outer(commit=held[0], state_hash=held[1], run_step=0, run_tokens=0) if held else None
+        outer: Outer | None = None
+        if plane is not None and held is not None:
+            outer = Outer(commit=held[0], state_hash=held[1], run_step=0, run_tokens=0, touched=plane.touched())
         num_ranks, now = config.num_ranks, self._loop.time()
         self.core = core = SiteCore(identity, settings, outer, now, branch=home.branch, num_ranks=num_ranks)
         self._inbox: deque[e.Event] = deque()  # the first is being handled
@@ -257,7 +259,7 @@ class Node:
             case out.SaveModel() | out.KeepModel() | out.DropModel():
                 self.models.execute(output)
             case (
-                out.BeginExchange() | out.WeighExchange() | out.HurryExchanges() | out.CancelExchange() | out.DropSync()
+                out.BeginExchange() | out.WeighExchange() | out.HurryExchange() | out.CancelExchange() | out.DropSync()
             ):
                 self.exchanges.execute(output)
             case out.StartWorkers() | out.StopWorkers() | out.DescribeCrash() | out.SendLayout():

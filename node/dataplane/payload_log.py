@@ -182,7 +182,9 @@ class PayloadLog:
         touched = History.of_log(self._touched, self._commits).touched(oldest)
         self._begin_after(touched or self._touched)
         self._remove_commits(lambda record: record.commit <= oldest or is_void(record))
-        self._remove_attempts(lambda key: key.sync <= latest.sync)
+        together = (latest.fragment, len(self.layout.fragments))  # of all fragments, where there are several
+        is_of_all = latest.fragment == len(self.layout.fragments)
+        self._remove_attempts(lambda key: key.sync <= latest.sync and (is_of_all or key.fragment in together))
         self.history = History.of_log(self._touched, self._commits)
 
     def _begin_after(self, touched: Sequence[int]) -> None:

@@ -140,10 +140,12 @@ class Hub:
         tokens: int,
         weights: Sequence[int],
         spread_s: float = 0.0,
+        in_flight: Collection[int] = (),
     ) -> Exchange:
         """The exchange of `plan` on this site, to be run; an older attempt at the same sync is cancelled. `share` is of
         the same plan, and no other exchange was begun or dropped since it was asked for. `tokens`: this site's weight,
         0 if it receives. `weights`: of all contributors; nothing before they are said. `spread_s`: see `Attempt`.
+        `in_flight`: the other syncs that are not over. A site that was evicted may never have heard how one ended.
 
         Raises StaleError for an old plan, RefusedError if the plan does not list this start of this site, NoRoomError
         if it asks it to hold more than `max_retained_bytes` or the disk has room for.
@@ -154,6 +156,8 @@ class Hub:
         old = self._exchanges.get(plan.sync)
         if old is not None and _order(old.plan) > _order(plan):
             raise StaleError(f"plan {_name(plan)} comes after {_name(old.plan)}")
+        for sync in [sync for sync in self._exchanges if sync != plan.sync and sync not in in_flight]:
+            self.drop_sync(sync)
         retained = old.retained if old is not None else Retained(self.pool, self.spill)
         header = self.header(site_id, plan.term)
         attempt = Attempt(plan, data, header, tokens, self.pool, self.counters, self.uplink, share, spread_s)
@@ -164,12 +168,9 @@ class Hub:
             said=weights,
             log=self._log,
             retained=retained,
-            has_room=retained.num_bytes + need <= self.max_retained_bytes,
+            has_room=need + sum(e.retained.num_bytes for e in self._exchanges.values()) <= self.max_retained_bytes,
             dialer=self.dialer,
         )
-        # One sync is under way at a time. A site that was evicted may never have heard how an earlier one ended.
-        for sync in [sync for sync in self._exchanges if sync < plan.sync]:
-            self.drop_sync(sync)
         if old is not None:
             old.cancel()
             if _order(old.plan) < _order(plan):
@@ -188,6 +189,17 @@ class Hub:
         if exchange is not None and _order(exchange.plan) == _order(plan):
             exchange.weigh(weights)
 
+    def hurry(self, sync: int) -> None:
+        """What the exchange sends goes as fast as it can from now on."""
+        if (exchange := self._exchanges.get(sync)) is not None:
+            exchange.attempt.hurry()
+
+    def cancel(self, sync: int, attempt: int) -> None:
+        """That attempt, if it is the newest; what it holds of the sync stays."""
+        exchange = self._exchanges.get(sync)
+        if exchange is not None and exchange.plan.attempt == attempt:
+            exchange.cancel()
+
     def drop_sync(self, sync: int) -> None:
         """The sync is over: forget contributions and payloads that are held for it, and turn its peers away."""
         exchange = self._exchanges.pop(sync, None)
@@ -200,9 +212,10 @@ class Hub:
             self._dropped.append(sync)
 
     def waits_for(self) -> tuple[list[int], list[int]]:
-        """Of the exchange under way: whose contributions are missing here, and whose payloads; see `Exchange`."""
-        newest = self._exchanges[max(self._exchanges)] if self._exchanges else None
-        return newest.waits_for() if newest is not None else ([], [])
+        """Of the exchanges under way: whose contributions are missing here, and whose payloads; see `Exchange`."""
+        found = [exchange.waits_for() for exchange in self._exchanges.values()]
+        contributions, payloads = (list(dict.fromkeys(i for pair in found for i in pair[which])) for which in (0, 1))
+        return contributions, payloads
 
     # --- catching up
 

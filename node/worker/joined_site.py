@@ -121,7 +121,8 @@ class JoinedSite(Site):
         )
         self.site_id, self.seed = told.site_id, told.data_seed
         self._data_epoch = 0
-        self._snapshot = self._base
+        self._num_fragments = connection.settings.sync.fragments
+        self._listed: dict[int, Mark] = {}  # what a snapshot in flight lists, by fragment: what no other one does
         self._publish_modes: dict[int, MergeMode] = {}  # of each fragment's last APPLY in this generation
         self._publish_changes = False  # the next one is being written
         self._window = _Window(0)
@@ -274,6 +275,13 @@ class JoinedSite(Site):
 
     def _write_snapshot(self, answer: Answer, seq: int) -> None:
         window, is_seed = self._window, not self._publish_modes
+        self._listed.pop(answer.fragment, None)
+        in_flight = self._listed.values()
+        listed = Mark(
+            self._steps - self._base.steps - sum(mark.steps for mark in in_flight),
+            self._tokens - self._base.tokens - sum(mark.tokens for mark in in_flight),
+        )
+        self._listed[answer.fragment] = listed
         loss_sum = self._loss_sum()
         # Of all steps: the time of the window is divided by them. A loss that is given now and then is their mean.
         num_steps = self._steps - window.first_step if window.num_losses else 0
@@ -286,7 +294,7 @@ class JoinedSite(Site):
             seq=seq,
             fragment=answer.fragment,
             data_rank=self._data_rank,
-            tokens=self._tokens - self._base.tokens,
+            tokens=listed.tokens,
             loss_sum=loss_sum * (num_steps / window.num_losses) if num_steps else 0.0,
             num_steps=num_steps,
             train_s=window.train_s,
@@ -294,7 +302,20 @@ class JoinedSite(Site):
             num_samples_used=self._batches.num_samples_used if self._batches is not None else 0,
         )
         self._client.sealed(report)
-        self._snapshot, self._window = Mark(self._steps, self._tokens), _Window(self._steps)
+        self._window = _Window(self._steps)
+
+    def _note_base(self, answer: Answer) -> None:
+        """The base has what the snapshot of the fragment listed if a commit holds it. One that no commit holds is
+        listed again with the next snapshot, whichever fragment that is of."""
+        listed = self._listed.pop(answer.fragment, None) or self._listed.pop(self._num_fragments, None)
+        if answer.mode is MergeMode.SHIFT:
+            return
+        if answer.mode is MergeMode.REPLACE and (listed is None or answer.data_epoch != self._data_epoch):
+            self._base = Mark(self._steps, self._tokens)
+            self._listed.clear()
+            self._window = _Window(self._steps)  # its steps, if any, are undone
+        elif listed is not None:
+            self._base = Mark(self._base.steps + listed.steps, self._base.tokens + listed.tokens)
 
     def _loss_sum(self) -> float:
         """Of the window. Raises NonFiniteError."""
@@ -311,11 +332,8 @@ class JoinedSite(Site):
 
     def _apply(self, answer: Answer) -> None:
         self._shared.apply(answer.fragment, answer.mode, fresh=answer.fresh)
-        now = Mark(self._steps, self._tokens)
-        self._base = answer.mode.base(before=self._base, snapshot=self._snapshot, now=now)
+        self._note_base(answer)
         self._base_run_step, self._base_run_tokens = answer.run_step, answer.run_tokens
-        if self._base is now:
-            self._window = _Window(self._steps)  # its steps, if any, are undone
         self._publish_modes[answer.fragment] = answer.mode
         self._data_epoch = answer.data_epoch
         if self._batches is not None:

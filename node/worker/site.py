@@ -55,7 +55,7 @@ class Site:
         self.running = True
         self._base_run_step = 0  # run_step of the commit that the local parameters are based on
         self._base_run_tokens = 0
-        self._base = Mark(0, 0)  # after which this rank has trained what the base lacks
+        self._base = Mark(0, 0)  # what this rank has trained that is in the base, or undone
         self._steps = self._tokens = 0  # of this rank, in this generation
         self._batches: LeasedBatches | None = None
 

@@ -155,9 +155,8 @@ class SiteQuestions:
         return (in_flight or [lane for lane in lanes if lane.open is not None] or lanes)[0]
 
     def open_sync(self) -> int:
-        """0: none is open."""
-        opened = self.core.site.open_sync
-        return 0 if opened is None else opened.sync
+        """The newest; 0: none is open."""
+        return max((lane.open.sync for lane in self.core.site.lanes if lane.open is not None), default=0)
 
     def snapshot_phase(self) -> str:
         """free, writing, sealed or consumed."""
@@ -224,8 +223,8 @@ def take_no_care_of_bases(monkeypatch: pytest.MonkeyPatch) -> None:
     def decides(site: SiteState, settings: RunSettings, **options: Any) -> answers.Decision:
         decision = decide(site, settings, **options)
         is_shift = isinstance(decision, Answer) and decision.mode is MergeMode.SHIFT
-        open_, outer = site.open_sync, site.disk.outer
-        if is_shift and (open_ is None or outer is None or open_.base_commit != outer.commit):
+        open_ = answers.next_sync(site, site.workers.ask.step if site.workers.ask else 0, away=False)
+        if is_shift and open_ is None:
             return answers.Hold("waiting for the coordinator to open the next sync")
         return decision
 

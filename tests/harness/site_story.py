@@ -270,7 +270,7 @@ class SiteStory(SiteQuestions):
                 return f"begins exchange {plan.sync}.{plan.attempt} as {role}"
             case out.WeighExchange(plan, weights):
                 return f"tells exchange {plan.sync}.{plan.attempt} the weights {list(weights)}"
-            case out.HurryExchanges():
+            case out.HurryExchange():
                 return "has its exchanges send as fast as they can"
             case out.CancelExchange(sync, attempt):
                 return f"stops exchange {sync}.{attempt}, keeping the contributions that it holds"

@@ -87,33 +87,66 @@ def decide(site: SiteState, settings: RunSettings, *, away: bool, now: float) ->
     step = site.workers.ask.step
     if any(copy.offered is not None for copy in site.workers.copies):
         return Hold("other ranks have not taken the last version yet")
-    decision = _decide(site, step, now, mixes=settings.sync.merge == "mix", away=away)
+    open_ = next_sync(site, step, away=away)
+    decision = _decide(site, open_, step, now, mixes=settings.sync.merge == "mix", away=away)
     if isinstance(decision, Hold):
-        overrun_steps = settings.most_overrun_steps if away else 0
-        return _train_on(site, step, now, overrun_steps) or decision
+        return _train_on(site, settings, open_, step, now, away=away) or decision
     return decision
 
 
-def _train_on(site: SiteState, step: int, now: float, overrun_steps: int) -> Answer | None:
-    """Beyond the snapshot, while steps are left that may be: those that overlap with the exchange, and, with the
-    coordinator away, the overrun. The ranks go on while their commit is written to PUBLISH, and are told. A site that
-    leaves trains nothing that it would lose."""
-    workers, outer = site.workers, site.disk.outer
-    lane = next((lane for lane in site.lanes if lane.snapshot.is_sealed or lane.snapshot.is_consumed), None)
-    if outer is None or lane is None or lane.snapshot.generation != workers.generation:
+def next_sync(site: SiteState, step: int, *, away: bool) -> Open | None:
+    """The sync for which the ranks train: the newest one that is open on the state that is held and that they have
+    sealed no snapshot for, or one that the site sits out."""
+    outer = site.disk.outer
+    opened = (lane.open for lane in site.lanes if lane.open is not None and lane not in site.in_flight)
+    wanted = [
+        x
+        for x in opened
+        if (outer is not None and outer.has_base(x.fragment, x.base_commit)) or rests(site, x, step, away=away)
+    ]
+    return max(wanted, key=lambda x: x.sync, default=None)
+
+
+def _target(site: SiteState, open_: Open, step: int, *, away: bool) -> int:
+    """The generation step at which the ranks come to the boundary of that sync, or ask again while the site rests."""
+    target = site.window_step + open_.num_steps
+    if rests(site, open_, step, away=away):
+        return max(target, step + math.ceil(LOOK_WHILE_RESTING * open_.num_steps))
+    return target
+
+
+def _train_on(
+    site: SiteState, settings: RunSettings, open_: Open | None, step: int, now: float, *, away: bool
+) -> Answer | None:
+    """Beyond snapshots in flight, while steps are left that may be: those that overlap with the exchange of each, and,
+    with the coordinator away, the overrun beyond the newest; but not beyond the next boundary. The ranks go on while
+    their commit is written to PUBLISH, and are told; a difference they wait for. A site that leaves trains nothing that
+    it would lose."""
+    workers, outer, sync = site.workers, site.disk.outer, settings.sync
+    taken = [lane for lane in site.lanes if lane.snapshot.is_consumed and lane.snapshot.generation == workers.generation]
+    lanes = [*site.in_flight, *taken]
+    if outer is None or not lanes:
         return None
-    snapshot, is_here = lane.snapshot, lane.snapshot.is_consumed
-    if not is_here and any(copy.version != outer.commit for copy in workers.copies):
+    if any(copy.version != outer.commit and copy.contributed is None for copy in workers.copies):
         return None
-    overlap_steps = 0 if site.leaving or site.disk.final else snapshot.overlap_steps
-    last_step = snapshot.step + max(overlap_steps, 0 if is_here else overrun_steps)
+    overlaps = not (site.leaving or site.disk.final)
+    last_step = min(lane.snapshot.step + overlaps * lane.snapshot.overlap_steps for lane in lanes)
+    newest_step = max(lane.snapshot.step for lane in lanes)
+    if away and not taken:
+        last_step = max(last_step, newest_step + settings.most_overrun_steps)
+    if open_ is not None:
+        last_step = min(last_step, _target(site, open_, step, away=away))
+    elif not away:
+        last_step = min(last_step, newest_step + sync.every // sync.fragments)
     if step >= last_step:
         return None
-    next_step = min(last_step, step + steps_until_update(workers, lane, now))
-    return Answer(kind=AnswerKind.CONTINUE, next_step=next_step, version=outer.commit if is_here else 0)
+    next_step = min(last_step, step + min(steps_until_update(workers, lane, now) for lane in lanes))
+    return Answer(kind=AnswerKind.CONTINUE, next_step=next_step, version=outer.commit if taken else 0)
 
 
-def _decide(site: SiteState, step: int, now: float, *, mixes: bool, away: bool) -> Decision:
+def _decide(
+    site: SiteState, open_: Open | None, step: int, now: float, *, mixes: bool, away: bool
+) -> Decision:
     disk, outer, workers = site.disk, site.disk.outer, site.workers
     if outer is None:
         whole = site.lanes[-1]
@@ -123,24 +156,20 @@ def _decide(site: SiteState, step: int, now: float, *, mixes: bool, away: bool) 
     if all(copy.version == outer.commit for copy in workers.copies):
         if disk.final:
             return Answer(kind=AnswerKind.STOP, reason="the run is complete")
-        if site.leaving and step == site.base_step:
+        if site.leaving and step == site.window_step and not site.in_flight:
             return Answer(kind=AnswerKind.STOP, reason=site.leaving)
     stale = [f for f, copy in enumerate(workers.copies) if copy.version != outer.commit or copy.is_discarded]
-    open_ = site.open_sync
-    is_resting = open_ is not None and rests(site, open_, step, away=away)
-    if open_ is not None and open_.base_commit != outer.commit and not is_resting:
-        open_ = None  # of another state
     if stale:
         return _apply(site, stale, open_, step, now, mixes=mixes)
-    if any(lane.snapshot.is_sealed for lane in site.lanes):
-        return Hold("waiting for the commit")
     if open_ is None:
         return Hold("waiting for the coordinator to open the next sync")
-    target = workers.window_step + open_.num_steps
-    if is_resting:
-        target = max(target, step + math.ceil(LOOK_WHILE_RESTING * open_.num_steps))
+    target = _target(site, open_, step, away=away)
     if step < target:
-        return Answer(kind=AnswerKind.CONTINUE, next_step=target)
+        return Hold("it is not due yet") if site.in_flight else Answer(kind=AnswerKind.CONTINUE, next_step=target)
+    of_all = len(workers.copies)
+    in_the_way = (lane for lane in site.lanes if of_all in (open_.fragment, lane.fragment) or lane.open is open_)
+    if any(lane.snapshot.is_sealed for lane in in_the_way):
+        return Hold("waiting for the commit")
     return Answer(kind=AnswerKind.SNAPSHOT, fragment=open_.fragment)
 
 
@@ -157,15 +186,15 @@ def _apply(
     is_shift = mode is MergeMode.SHIFT
     content = Difference(copy.taken, outer.commit, fragment) if is_shift else Values(outer.commit, fragment)
     # A difference that is written is handed out whatever was heard meanwhile: the next one starts from values only.
-    if open_ is None and not disk.final and not (is_shift and disk.published == content):
+    if not (open_ or site.in_flight or disk.final or (is_shift and disk.published == content)):
         return Hold("waiting for the coordinator to open the next sync")
     if disk.running is not None:
         return Hold("the disk is at work")
     if disk.published != content:
         return PublishState(content) if not disk.has_moved else Hold("the disk is between two commits")
     next_step = step
-    if open_ is not None and not disk.final and not site.leaving and len(stale) == 1:
-        counts_from = mode.base(before=workers.window_step, snapshot=copy.contributed or 0, now=step)
+    if open_ is not None and not site.in_flight and not disk.final and not site.leaving and len(stale) == 1:
+        counts_from = step if mode is MergeMode.REPLACE else site.window_step
         next_step = max(step, counts_from + open_.num_steps)
         if is_shift and next_step == step:
             next_step += steps_until_the_others(site, open_, now)

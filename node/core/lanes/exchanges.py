@@ -14,7 +14,7 @@ from atoll.node.core.outputs import (
     CancelExchange,
     DropSync,
     Fulfil,
-    HurryExchanges,
+    HurryExchange,
     RollBack,
     WeighExchange,
 )
@@ -47,7 +47,7 @@ def weighed(ctx: Context, message: m.Weights) -> None:
     known = [(lane, plan) for lane in site.lanes for plan in lane.plans]
     lane, plan = next((of for of in known if _order(of[1]) == _order(message)), (None, None))
     if lane is None or plan is None or len(plan.contributors) != len(message.tokens) or not all(message.tokens):
-        if all(_order(plan) <= _order(message) for _, plan in known):
+        if all(_order(plan) <= _order(message) for _, plan in known if plan.sync == message.sync):
             _send_failure(ctx, message, "weights that fit no plan of this site")
         return
     if lane.exchange is not None and plan is lane.exchange.plan:
@@ -60,7 +60,7 @@ def weighed(ctx: Context, message: m.Weights) -> None:
     if site.disk.find(RollBack) is not None:
         return  # it fetches the commit later
     told = message.tokens[place] if place is not None else 0
-    if site.disk.outer is None or site.disk.outer.commit != plan.base_commit:
+    if site.disk.outer is None or not site.disk.outer.has_base(plan.fragment, plan.base_commit):
         if told:  # else it is a joiner that is not there yet, and fetches the commit later
             _send_failure(ctx, plan, f"planned on commit {plan.base_commit}, which this site has not applied")
         return
@@ -98,7 +98,10 @@ def _begin(ctx: Context, lane: Lane, plan: m.Plan, tokens: int, weights: tuple[i
     cancel(ctx, lane)
     spread_s = _spread_s(ctx, lane, plan)
     lane.exchange = Exchange(plan=plan, tokens=tokens, weights=weights, spread_until=ctx.now + spread_s)
-    ctx.emit(BeginExchange(plan, tokens, weights, spread_s))
+    lanes = ctx.site.lanes
+    syncs = {other.open.sync for other in lanes if other.open is not None}
+    syncs |= {other.exchange.plan.sync for other in lanes if other.exchange is not None}
+    ctx.emit(BeginExchange(plan, tokens, weights, spread_s, in_flight=frozenset(syncs)))
 
 
 def _spread_s(ctx: Context, lane: Lane, plan: m.Plan) -> float:
@@ -112,12 +115,13 @@ def _spread_s(ctx: Context, lane: Lane, plan: m.Plan) -> float:
 
 
 def hurry(ctx: Context) -> None:
-    """The ranks wait, sooner than was expected."""
-    exchanges = [lane.exchange for lane in ctx.site.lanes if lane.exchange is not None]
-    if any(exchange.spread_until > ctx.now for exchange in exchanges):
-        for exchange in exchanges:
-            exchange.spread_until = ctx.now
-        ctx.emit(HurryExchanges())
+    """The ranks wait, sooner than was expected: for the oldest of the syncs in flight. The others leave the link to its
+    exchange."""
+    oldest = ctx.site.oldest_sealed
+    exchange = oldest.exchange if oldest is not None else None
+    if exchange is not None and exchange.spread_until > ctx.now:
+        exchange.spread_until = ctx.now
+        ctx.emit(HurryExchange(exchange.plan.sync))
 
 
 def weigh(ctx: Context, lane: Lane, exchange: Exchange, weights: tuple[int, ...]) -> None:

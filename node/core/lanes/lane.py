@@ -47,6 +47,7 @@ class Snapshot:
     report: SnapshotSealed | None = None  # of all ranks, once it is sealed
     committed_in: int | None = None  # the commit that holds it
     ranges: tuple[DataRange, ...] = ()  # positions that it was trained on
+    others: tuple[DataRange, ...] = ()  # of the snapshots in flight when the ranks were told to write it
     data_epoch: int = 0  # in which they were drawn
     overlap_steps: int = 0  # that the ranks may train beyond it before they take a commit that holds it
     sealed_at: float = 0.0

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from atoll.node.core import endings, leases
 from atoll.node.core.context import Context
-from atoll.node.core.disk import IllegalStep
+from atoll.node.core.disk import IllegalStep, Outer
 from atoll.node.core.events import BoundaryAsked, SnapshotSealed
 from atoll.node.core.lanes.lane import Lane, Snapshot, SnapshotPhase, SnapshotStep
 from atoll.node.core.lanes.local_copy import LocalCopy
@@ -45,6 +45,7 @@ def write(ctx: Context, lane: Lane, ask: BoundaryAsked) -> None:
         step=ask.step,
         generation=ask.generation,
         overlap_steps=lane.open.overlap_steps if lane.open is not None else 0,
+        others=union(*(other.snapshot.ranges for other in ctx.site.lanes if other.snapshot.is_sealed)),
     )
 
 
@@ -57,18 +58,18 @@ def seal(ctx: Context, lane: Lane, event: SnapshotSealed) -> None:
         lane.snapshot,
         phase=_step(lane, SnapshotStep.SEAL),
         report=event,
-        ranges=union(data.between(data.first, data.used)),
+        ranges=leases.trained_on(ctx, lane.snapshot),
         data_epoch=data.epoch,
         sealed_at=ctx.now,
     )
 
 
 def ready_for(ctx: Context, lane: Lane) -> Open | None:
-    """The open sync, if there is a sealed snapshot for it. A sealed one is on the commit that the site holds."""
+    """The open sync, if there is a sealed snapshot for it: of the fragment as it was when the sync was opened."""
     outer, open_ = ctx.site.disk.outer, lane.open
     if not lane.snapshot.is_sealed or outer is None or open_ is None:
         return None
-    return open_ if open_.base_commit == outer.commit else None
+    return open_ if outer.has_base(lane.fragment, open_.base_commit) else None
 
 
 def note_contribution(ctx: Context, commit: Commit) -> None:
@@ -77,7 +78,7 @@ def note_contribution(ctx: Context, commit: Commit) -> None:
     snapshot = lane.snapshot
     me = (ctx.site.site_id, ctx.identity.incarnation)
     contributors = [(c.site_id, c.incarnation) for c in commit.contributors]
-    if snapshot.is_sealed and snapshot.base_commit == commit.commit - 1 and me in contributors:
+    if snapshot.is_sealed and snapshot.base_commit < commit.commit and me in contributors:
         lane.snapshot = replace(snapshot, committed_in=commit.commit)
 
 
@@ -87,7 +88,10 @@ def consume(ctx: Context, lane: Lane) -> None:
     phase = _step(lane, SnapshotStep.CONSUME)
     lane.update_s.append(ctx.now - snapshot.sealed_at)
     leases.committed(ctx, snapshot)
-    copies = workers.copies_of(lane.fragment) if snapshot.generation == workers.generation else ()
+    copies: Sequence[LocalCopy] = ()
+    if snapshot.generation == workers.generation:
+        copies = workers.copies_of(lane.fragment)
+        workers.count_from(snapshot.step)
     for copy in copies:
         copy.consumed(snapshot.step)
     lane.snapshot = replace(snapshot, phase=phase) if is_to_be_merged(copies) else Snapshot()
@@ -103,12 +107,17 @@ def free(lane: Lane) -> None:
     lane.snapshot = Snapshot(phase=_step(lane, SnapshotStep.FREE))
 
 
-def settle(ctx: Context, lane: Lane, commit: int) -> bool:
-    """The site holds that commit. A sealed snapshot that is in it is consumed. One that a later commit holds stays:
-    nobody may have that commit any more, then the run goes back. One that no commit holds has another base than the
-    next sync, and is given up; whether it was."""
+def is_outdated(lane: Lane, outer: Outer) -> bool:
+    """Whether its snapshot was taken before the last commit of its fragment that is held."""
+    return outer.touch(lane.fragment) > lane.snapshot.base_commit
+
+
+def settle(ctx: Context, lane: Lane, outer: Outer) -> bool:
+    """The site holds that state. A sealed snapshot that is in it is consumed, and stays where no commit has touched its
+    fragment since. One that a later commit holds stays too: nobody may have that commit any more, then the run goes
+    back. Any other has another base than the next sync of its fragment, and is given up; whether it was."""
     snapshot = lane.snapshot
-    if not snapshot.is_sealed or is_committed_after(lane, commit):
+    if not snapshot.is_sealed or not is_outdated(lane, outer) or is_committed_after(lane, outer.commit):
         return False
     if snapshot.committed_in is not None:
         consume(ctx, lane)
@@ -125,7 +134,7 @@ def release_empty(ctx: Context, lane: Lane) -> bool:
         return True
     free(lane)
     if snapshot.generation == site.workers.generation:
-        site.workers.release(snapshot.step)
+        site.workers.count_from(snapshot.step)
     site.num_empty_in_a_row += 1
     if site.num_empty_in_a_row < MAX_EMPTY_IN_A_ROW:
         return True

@@ -17,9 +17,11 @@ def opened(ctx: Context, message: m.Open) -> None:
     site, disk, lane = ctx.site, ctx.site.disk, ctx.site.lanes[message.fragment]
     note_opening(ctx, message)
     _go_on(ctx, message)
-    if disk.outer is not None and message.base_commit == disk.outer.commit:
-        disk.count(message.run_step, message.run_tokens)
-    elif disk.outer is not None and disk.applying is None and message.base_commit not in site.commits:
+    outer = disk.outer
+    if outer is not None and message.base_commit <= outer.commit:
+        if not outer.run_step:  # a state that was found on the disk; with other syncs open it is that or a little less
+            disk.count(message.run_step, message.run_tokens)
+    elif outer is not None and disk.applying is None and message.base_commit not in site.commits:
         sources.find(ctx)
     ready(ctx, lane)
 
@@ -35,15 +37,26 @@ def note_opening(ctx: Context, message: m.Open) -> None:
 
 def go_on_for(ctx: Context, following: m.Open) -> None:
     """The commit is applied that the sync follows; it may have been abandoned meanwhile, and a newer one be open."""
-    open_ = ctx.site.open_sync
+    open_ = ctx.site.lanes[following.fragment].open
     if open_ is None or following.sync > open_.sync:
         _go_on(ctx, following)
 
 
 def _go_on(ctx: Context, message: m.Open) -> None:
-    """For this sync alone: one is in flight at a time."""
+    """For this sync too. One of all fragments is alone: a snapshot that no commit holds is of a sync that is over."""
+    for lane in ctx.site.lanes if message.fragment == len(ctx.site.lanes) - 1 else ():
+        if lane.fragment != message.fragment:
+            lane.open = None
+            if lane.snapshot.is_sealed and lane.snapshot.committed_in is None:
+                snapshots.free(lane)
+    ctx.site.lanes[message.fragment].open = message
+
+
+def ended(ctx: Context, sync: int) -> None:
+    """By a commit that is applied, or without one."""
     for lane in ctx.site.lanes:
-        lane.open = message if lane.fragment == message.fragment else None
+        if lane.open is not None and lane.open.sync == sync:
+            lane.open = None
 
 
 def forget_open(ctx: Context) -> None:
@@ -88,6 +101,7 @@ def abandoned(ctx: Context, message: m.Abandoned) -> None:
         if lane.exchange is not None and lane.exchange.plan.sync == message.sync:
             exchanges.give_up(ctx, lane)
     following = message.next
+    ended(ctx, message.sync)
     if following is None:
         return  # it was the last of the run
     if not message.without_tokens or snapshots.release_empty(ctx, ctx.site.lanes[following.fragment]):

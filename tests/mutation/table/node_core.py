@@ -16,9 +16,9 @@ MUTATIONS = (
     Mutation(
         name="a shift loses the steps that it keeps",
         rule="what was trained since the base is contributed, also where a late commit has moved the base",
-        where="node.core.events:MergeMode.base",
-        old="return before if self is MergeMode.SHIFT else snapshot",
-        new="return now if self is MergeMode.SHIFT else snapshot",
+        where="node.worker.joined_site:JoinedSite._note_base",
+        old="        if answer.mode is MergeMode.SHIFT:\n            return\n",
+        new="        if answer.mode is MergeMode.SHIFT:\n            self._base = Mark(self._steps, self._tokens)\n",
         tests=("tests/unit/worker/test_worker_site.py::test_tokens_and_steps_follow_the_base",),
     ),
     Mutation(

@@ -582,7 +582,7 @@ def test_an_exchange_that_begins_before_there_are_buffers_waits_for_them(tmp_pat
         slowest_bytes_per_s=0,
     )
     begins_it = out.BeginExchange(plan, tokens=0, weights=(), spread_s=2.5)
-    outputs: list[out.Output] = [begins_it, out.HurryExchanges(), out.CancelExchange(4, 1), out.DropSync(4)]
+    outputs: list[out.Output] = [begins_it, out.HurryExchange(4), out.CancelExchange(4, 1), out.DropSync(4)]
     happened: list[object] = []
     begins, goes_on = asyncio.Event(), threading.Event()
 

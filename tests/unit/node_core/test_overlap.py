@@ -261,6 +261,6 @@ def test_ranks_that_wait_sooner_than_was_expected_end_the_spreading_once(leaves:
     if leaves:
         drive(e.LeaveAsked("enough"))
     drive.ask(11 if leaves else 10 + TAU)
-    assert drive.out == [out.HurryExchanges()]
+    assert drive.out == [out.HurryExchange(1)]
     drive(e.Tick())
-    assert not any(isinstance(output, out.HurryExchanges) for output in drive.out)
+    assert not any(isinstance(output, out.HurryExchange) for output in drive.out)
