@@ -92,8 +92,9 @@ def applied(ctx: Context, event: events.CommitApplied) -> None:
         run_tokens=commit.run_tokens,
         touched=before.touched_by(commit.commit, commit.fragment, ctx.settings.sync.fragments),
     )
-    if any([snapshots.settle(ctx, lane, outer) for lane in site.lanes]):
-        site.workers.missed()
+    for lane in site.lanes:
+        if snapshots.settle(ctx, lane, outer):
+            site.workers.missed()
     site.workers.applied(commit.commit, commit.fragment)
     exchanges.cancel(ctx, site.lanes[commit.fragment])
     ctx.emit(DropSync(commit.sync))

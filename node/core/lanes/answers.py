@@ -123,8 +123,8 @@ def _train_on(
     their commit is written to PUBLISH, and are told; a difference they wait for. A site that leaves trains nothing that
     it would lose."""
     workers, outer, sync = site.workers, site.disk.outer, settings.sync
-    taken = [lane for lane in site.lanes if lane.snapshot.is_consumed and lane.snapshot.generation == workers.generation]
-    lanes = [*site.in_flight, *taken]
+    committed = [x for x in site.lanes if x.snapshot.is_consumed and x.snapshot.generation == workers.generation]
+    lanes = [*site.in_flight, *committed]
     if outer is None or not lanes:
         return None
     if any(copy.version != outer.commit and copy.contributed is None for copy in workers.copies):
@@ -132,7 +132,7 @@ def _train_on(
     overlaps = not (site.leaving or site.disk.final)
     last_step = min(lane.snapshot.step + overlaps * lane.snapshot.overlap_steps for lane in lanes)
     newest_step = max(lane.snapshot.step for lane in lanes)
-    if away and not taken:
+    if away and not committed:
         last_step = max(last_step, newest_step + settings.most_overrun_steps)
     if open_ is not None:
         last_step = min(last_step, _target(site, open_, step, away=away))
@@ -141,12 +141,10 @@ def _train_on(
     if step >= last_step:
         return None
     next_step = min(last_step, step + min(steps_until_update(workers, lane, now) for lane in lanes))
-    return Answer(kind=AnswerKind.CONTINUE, next_step=next_step, version=outer.commit if taken else 0)
+    return Answer(kind=AnswerKind.CONTINUE, next_step=next_step, version=outer.commit if committed else 0)
 
 
-def _decide(
-    site: SiteState, open_: Open | None, step: int, now: float, *, mixes: bool, away: bool
-) -> Decision:
+def _decide(site: SiteState, open_: Open | None, step: int, now: float, *, mixes: bool, away: bool) -> Decision:
     disk, outer, workers = site.disk, site.disk.outer, site.workers
     if outer is None:
         whole = site.lanes[-1]

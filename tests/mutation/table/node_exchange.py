@@ -348,7 +348,7 @@ MUTATIONS = (
         name="held for a sync whose end was missed",
         rule="what a reducer retains is of the sync under way",
         where="node.exchange.hub:Hub.begin",
-        old="for sync in [sync for sync in self._exchanges if sync < plan.sync]:",
+        old="for sync in [sync for sync in self._exchanges if sync != plan.sync and sync not in in_flight]:",
         new="for sync in list[int]():",
         tests=(
             "tests/process/test_spilled_exchanges.py"
@@ -608,7 +608,7 @@ MUTATIONS = (
         name="ranks that wait do not hurry their node",
         rule="nobody is paced while a contributor waits",
         where="node.daemon.exchanges:Exchanges._go_on",
-        old="self._current.attempt.hurry()",
+        old="self._hub.hurry(sync)",
         new="pass",
         tests=(
             "tests/unit/local/test_node_failures.py"

@@ -213,9 +213,9 @@ MUTATIONS = (
     Mutation(
         name="ranks that rest hold while their site is behind",
         rule="a site that rests takes commits by a shift, also while it is behind",
-        where="node.core.lanes.answers:_decide",
-        old=" and not is_resting:",
-        new=":",
+        where="node.core.lanes.answers:next_sync",
+        old=" or rests(site, x, step, away=away)",
+        new="",
         tests=SITE,
     ),
 )

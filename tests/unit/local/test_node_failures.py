@@ -606,15 +606,14 @@ def test_an_exchange_that_begins_before_there_are_buffers_waits_for_them(tmp_pat
             happened.append((plan, share, options["spread_s"]))
             raise StaleError("it is over")
 
-        attempt = SimpleNamespace(hurry=lambda: happened.append("hurried"))
-        running: Any = SimpleNamespace(cancel=lambda: happened.append("cancelled"), attempt=attempt)
-        node.exchanges._current = running
         with (
             patch.object(LocalServer, "pieces", pieces),
             patch.object(node.disk, "_attached", lambda *_: plane),
             patch.object(node.hub, "serve"),
             patch.object(node.hub, "share", lambda *_, **__: share),
             patch.object(node.hub, "begin", begin),
+            patch.object(node.hub, "hurry", lambda sync: happened.append(f"hurried {sync}")),
+            patch.object(node.hub, "cancel", lambda sync, attempt: happened.append(f"cancelled {sync}.{attempt}")),
             patch.object(node.hub, "drop_sync", lambda sync: happened.append(f"dropped {sync}")),
             patch.object(node.disk, "drop_payloads"),
             patch.object(node.shell, "handle", happened.append),
@@ -628,7 +627,7 @@ def test_an_exchange_that_begins_before_there_are_buffers_waits_for_them(tmp_pat
             await node.exchanges._beginning
             broken = happened[1]
             assert isinstance(broken, e.ExchangeBroken)
-            assert happened == [(plan, "a share", 2.5), broken, "hurried", "cancelled", "dropped 4"]
+            assert happened == [(plan, "a share", 2.5), broken, "hurried 4", "cancelled 4.1", "dropped 4"]
             node._execute(out.DropSync(5))
         assert happened[-1] == "dropped 5", "from then on they are carried out at once"
         node._result.set_result((0, ""))
