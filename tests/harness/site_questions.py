@@ -149,7 +149,7 @@ class SiteQuestions:
 
     @property
     def _lane(self) -> Lane:
-        """One sync is in flight at a time: that of the snapshot, else the one that is open."""
+        """That of a snapshot or exchange that is in flight, else one that is open."""
         lanes = self.core.site.lanes
         in_flight = [lane for lane in lanes if lane.snapshot.phase is not SnapshotPhase.FREE or lane.exchange]
         return (in_flight or [lane for lane in lanes if lane.open is not None] or lanes)[0]
@@ -168,9 +168,10 @@ class SiteQuestions:
         for step in steps:
             lane.snapshot = Snapshot(phase=snapshots._step(lane, step))
 
-    def snapshot_samples(self) -> tuple[m.DataRange, ...]:
-        """What the snapshot was trained on."""
-        return self._lane.snapshot.ranges
+    def snapshot_samples(self, fragment: int | None = None) -> tuple[m.DataRange, ...]:
+        """What the snapshot was trained on; of this fragment, or the one that is in flight."""
+        lane = self._lane if fragment is None else self.core.site.lanes[fragment]
+        return lane.snapshot.ranges
 
     def is_exchanging(self) -> bool:
         return self._lane.exchange is not None

@@ -35,9 +35,13 @@ def a_hash(text: str) -> bytes:
 class SiteStory(SiteQuestions):
     """`state` is the commit that the site's disk holds; -1: none."""
 
-    def __init__(self, state: int = -1, overrun: int = 0, overlap: int = 0, mix: str = "") -> None:
+    def __init__(
+        self, state: int = -1, overrun: int = 0, overlap: int = 0, mix: str = "", fragments: int = 1
+    ) -> None:
         merge = {"merge": "mix", "alpha": float(mix)} if mix else {}
-        sync = SyncSettings(every=NUM_STEPS, overlap_steps=overlap, **merge)  # type: ignore[arg-type]
+        sync = SyncSettings(  # type: ignore[call-arg]
+            every=NUM_STEPS * fragments, overlap_steps=overlap, fragments=fragments, **merge
+        )
         self.settings = RunSettings(run_id="run", steps=40, sync=sync, time_limits="local", overrun_steps=overrun)
         self.now = 100.0
         self.log: list[str] = []
@@ -51,6 +55,7 @@ class SiteStory(SiteQuestions):
         self._questions: dict[int, int] = {}  # step -> questions asked there, of this generation
         self._publishing: out.PublishState | None = None
         self._exchange: out.BeginExchange | None = None
+        self._begun: dict[str, out.BeginExchange] = {}  # by sync and attempt
         self._apply_offered = 0
 
     # --- the world
@@ -74,7 +79,7 @@ class SiteStory(SiteQuestions):
                 case out.PublishState():
                     self._publishing = output
                 case out.BeginExchange():
-                    self._exchange = output
+                    self._exchange = self._begun[f"{output.plan.sync}.{output.plan.attempt}"] = output
                 case out.AnswerWorkers(answer=answer) if answer.kind is AnswerKind.APPLY:
                     self._apply_offered = answer.version
             self.log.append(self._in_words(output))
@@ -99,9 +104,10 @@ class SiteStory(SiteQuestions):
         )
         self.admitted("member")
         self.hears(self.open(commit + 1, commit))
-        self.asks(0)
-        self.published()
-        self.happens(e.Merged(generation=self.generation, version=commit, wait_s=0.1))
+        for _ in range(self.settings.sync.fragments):
+            self.asks(0)
+            self.published()
+            self.happens(e.Merged(generation=self.generation, version=commit, wait_s=0.1))
         self.log.clear()
 
     # --- the coordinator
@@ -113,13 +119,20 @@ class SiteStory(SiteQuestions):
         self.hears(m.Admitted(site_id=1, admitted_as=m.AdmittedAs[as_what.upper()], run_seed=7))
 
     def open(
-        self, sync: int, base: int, steps: int = NUM_STEPS, overlap: int | None = None, resting: str = ""
+        self,
+        sync: int,
+        base: int,
+        steps: int = NUM_STEPS,
+        overlap: int | None = None,
+        resting: str = "",
+        fragment: int = 0,
     ) -> m.Open:
         """As long as the run allows, the ranks train on beyond its snapshot. `resting`: names, by commas."""
         run_step = base * NUM_STEPS
         overlap_steps = self.settings.sync.overlap_steps if overlap is None else overlap
         return m.Open(
             sync=sync,
+            fragment=fragment,
             base_commit=base,
             run_step=run_step,
             run_tokens=base * 200,
@@ -128,13 +141,16 @@ class SiteStory(SiteQuestions):
             resting=tuple(_id(name) for name in resting.split(",") if name),
         )
 
-    def plan(self, name: str, *sites: str, base: int = 0, to: str = "", term: int = 0, ahead: bool = False) -> None:
+    def plan(
+        self, name: str, *sites: str, base: int = 0, to: str = "", term: int = 0, ahead: bool = False, fragment: int = 0
+    ) -> None:
         """`1.2 a:100 b:100`: attempt 2 at sync 1, and its weights."""
         sync, attempt = (int(n) for n in name.split("."))
         plan = m.Plan(
             sync=sync,
             attempt=attempt,
             term=term or self.term,
+            fragment=fragment,
             base_commit=base,
             contributors=tuple(_member(site[0]) for site in sites),
             receivers=tuple(_member(site) for site in to.split(",") if site),
@@ -151,27 +167,37 @@ class SiteStory(SiteQuestions):
             self.hears(m.Weights(sync=sync, attempt=attempt, term=plan.term, tokens=tokens), term)
 
     def commit(
-        self, number: int, of: str, by: str, *, final: bool = False, term: int = 0, **following: Any
+        self,
+        number: int,
+        of: str,
+        by: str,
+        *,
+        final: bool = False,
+        term: int = 0,
+        fragment: int = 0,
+        leaves: str = "",
+        **following: Any,
     ) -> m.Commit:
-        """`following`: of the sync that it opens, what is not as always."""
+        """`following`: of the sync that it opens, what is not as always; none if it `leaves` others open."""
         sync, attempt = (int(n) for n in of.split("."))
         return m.Commit(
             commit=number,
             sync=sync,
             attempt=attempt,
             term=term or self.term,
+            fragment=fragment,
             contributors=tuple(_member(site, "100") for site in by.split(",")),
             payload_digest=a_hash("payloads"),
             run_step=number * NUM_STEPS,
             run_tokens=number * 200,
-            done=self._done(by),
+            done=self._done(by, fragment),
             final=final,
-            next=None if final else self.open(sync + 1, number, **following),
+            next=None if final or leaves else self.open(sync + 1, number, **following),
         )
 
-    def _done(self, by: str) -> tuple[m.LineRanges, ...]:
+    def _done(self, by: str, fragment: int) -> tuple[m.LineRanges, ...]:
         """What the site was trained on, if it contributes."""
-        ranges = self.snapshot_samples()
+        ranges = self.snapshot_samples(fragment)
         return (m.LineRanges(line=GLOBAL_LINE, ranges=ranges),) if ranges and "a" in by.split(",") else ()
 
     def sources(self, attested: int, donors: str = "", commits: str = "", by: str = "b,c") -> None:
@@ -214,9 +240,11 @@ class SiteStory(SiteQuestions):
         )
         self.happens(asked)
 
-    def exchange_ends(self, *, peer: str = "") -> None:
-        assert self._exchange is not None, "no exchange was begun"
-        key: dict[str, Any] = {n: getattr(self._exchange.plan, n) for n in ("sync", "attempt", "term")}
+    def exchange_ends(self, *, name: str = "", peer: str = "") -> None:
+        """The last one that was begun, or that of this name."""
+        begun = self._begun[name] if name else self._exchange
+        assert begun is not None, "no exchange was begun"
+        key: dict[str, Any] = {n: getattr(begun.plan, n) for n in ("sync", "attempt", "term")}
         if peer:
             where, phase = m.Direction.SENDING, "sending contributions"
             failure = m.ExchangeFailed(
@@ -224,7 +252,7 @@ class SiteStory(SiteQuestions):
             )
             self.happens(e.ExchangeBroken(failure))
         else:
-            plan, tokens = self._exchange.plan, self._exchange.weights
+            plan, tokens = begun.plan, begun.weights
             self.happens(e.ExchangeFinished(self.done(plan, payload_digest=a_hash("payloads"), tokens=tokens)))
 
     def published(self) -> None:
@@ -256,7 +284,8 @@ class SiteStory(SiteQuestions):
             case out.SendLayout():
                 return "lets the workers map the buffers"
             case out.AnswerWorkers(step=step, answer=answer):
-                return f"tells the workers at step {step}: {_answer_in_words(answer)}"
+                of = self._of(answer.fragment) if answer.kind in (AnswerKind.SNAPSHOT, AnswerKind.APPLY) else ""
+                return f"tells the workers at step {step}{of}: {_answer_in_words(answer)}"
             case out.SeedState():
                 return "makes the starting state from the snapshot"
             case out.FetchState(sources):
@@ -277,7 +306,7 @@ class SiteStory(SiteQuestions):
             case out.ApplyCommit(commit):
                 return f"applies commit {commit.commit} to the outer state"
             case out.PublishState(content):
-                return f"writes {_content_in_words(content)} for the workers"
+                return f"writes {_content_in_words(content)}{self._of(content.fragment)} for the workers"
             case out.DropSync(sync):
                 return f"forgets the contributions to sync {sync}"
             case out.SaveModel(commit=commit):
@@ -300,6 +329,10 @@ class SiteStory(SiteQuestions):
                 return f"# {text}"
             case out.Exit(code, text):
                 return f"ends with code {code}: {text}"
+
+    def _of(self, fragment: int) -> str:
+        """Said where there are several."""
+        return f", fragment {fragment}" if self.settings.sync.fragments > 1 else ""
 
     def _message_in_words(self, message: m.SiteMessage) -> str:
         match message:
@@ -446,6 +479,7 @@ def _verbs(story: SiteStory) -> dict[str, Told]:
         r"leases (\S+)": lambda ranges: story.hears(m.Leases(ranges=ranges_of(ranges))),
         r"the starting state is made": lambda: story.happens(e.StateSeeded(state_hash=a_hash("s0"))),
         r"the exchange is done": story.exchange_ends,
+        r"exchange (\d+\.\d+) is done": lambda name: story.exchange_ends(name=name),
         r"the exchange breaks with (\w)": lambda peer: story.exchange_ends(peer=peer),
         r"commit (\d+) is applied": lambda n: story.happens(e.CommitApplied(commit=int(n), state_hash=a_hash(f"s{n}"))),
         r"commit (\d+) cannot be applied": lambda n: story.happens(
