@@ -33,7 +33,11 @@ FRAGMENTS = {1: [0] * 15 + [1], 2: [0] * 8 + [1] * 8 + [2] * 4 + [3]}
 """By the number of fragments that the run has: those that messages name."""
 
 
-def messages(num_fragments: int) -> st.SearchStrategy[m.CoordinatorMessage]:
+RUNS = [(1, 0), (1, 5), (2, 0), (2, 5), (2, 10)]
+"""Fragments, and steps of overlap: with 2 and 10 two syncs are in flight."""
+
+
+def messages(num_fragments: int, overlap_steps: int) -> st.SearchStrategy[m.CoordinatorMessage]:
     fragment = st.sampled_from(FRAGMENTS[num_fragments])
     plans = {"fragment": fragment, "sync": SMALL, "attempt": SMALL, "term": SMALL, "base_commit": SMALL}
     opens = instances(m.Open, fragment=fragment, sync=SMALL, base_commit=SMALL)
@@ -65,7 +69,7 @@ def messages(num_fragments: int) -> st.SearchStrategy[m.CoordinatorMessage]:
             instances(m.Weights, sync=SMALL, attempt=SMALL, term=SMALL, tokens=st.lists(SMALL, max_size=2).map(tuple)),
             instances(m.Abandoned, sync=SMALL, next=st.none() | opens),
             instances(m.Sources, attested=attested, commits=st.lists(commits, max_size=2).map(tuple)),
-            instances(m.Welcome, settings_json=st.just(settings_to_json(settings(num_fragments)))),
+            instances(m.Welcome, settings_json=st.just(settings_to_json(settings(num_fragments, overlap_steps)))),
             instances(m.Admitted, site_id=st.just(1)),
             instances(m.Finished, commit=SMALL),
             instances(m.RolledBack, commit=SMALL, branch=SMALL),
@@ -75,12 +79,12 @@ def messages(num_fragments: int) -> st.SearchStrategy[m.CoordinatorMessage]:
     )
 
 
-def settings(num_fragments: int) -> RunSettings:
-    sync = SyncSettings(every=10, fragments=num_fragments)
+def settings(num_fragments: int, overlap_steps: int) -> RunSettings:
+    sync = SyncSettings(every=10, fragments=num_fragments, overlap_steps=overlap_steps)
     return RunSettings(run_id="run", steps=40, sync=sync, time_limits="local")
 
 
-MESSAGES = {num: messages(num) for num in FRAGMENTS}
+MESSAGES = {run: messages(*run) for run in RUNS}
 
 
 class Host(SiteQuestions):
@@ -89,9 +93,9 @@ class Host(SiteQuestions):
     def __init__(self, data: st.DataObject) -> None:
         self.data = data
         self.now = 100.0
-        self.num_fragments = data.draw(st.sampled_from(sorted(FRAGMENTS)))
+        self.run = self.num_fragments, _ = data.draw(st.sampled_from(RUNS))
         held = data.draw(st.sampled_from([None, Outer(commit=1, state_hash=bytes(32), run_step=0, run_tokens=0)]))
-        self.core = a_core(settings(self.num_fragments), held, self.now, from_saved_model=data.draw(st.booleans()))
+        self.core = a_core(settings(*self.run), held, self.now, from_saved_model=data.draw(st.booleans()))
         self.due: list[e.Event] = []
         self.is_fetching = False
         self.disk_has_moved = False
@@ -134,7 +138,8 @@ class Host(SiteQuestions):
                 self.due.append(e.StateSeeded(state_hash=bytes(32)))
             case out.FetchState(sources):
                 newest = max([c.commit for c in sources.attested] + [c.commit for c in sources.commits])
-                fetched = e.StateFetched(commit=newest, state_hash=bytes(32), run_step=1, run_tokens=1)
+                touched = self.data.draw(st.sampled_from([(), (newest, *[0] * (self.num_fragments - 1))]))
+                fetched = e.StateFetched(commit=newest, state_hash=bytes(32), run_step=1, run_tokens=1, touched=touched)
                 self.is_fetching = True
                 self.due.append(e.FetchFailed("gone", moved) if flip else fetched)
             case out.CancelFetch():
@@ -171,7 +176,7 @@ class Host(SiteQuestions):
                 assert answer.next_step > step
                 self.due.append(e.BoundaryAsked(generation=generation, step=answer.next_step, seq=0))
             case AnswerKind.SNAPSHOT:
-                assert self.snapshot_phase() == "writing"
+                assert self.is_written()
                 sealed = e.SnapshotSealed(
                     generation=generation, step=step, tokens=100, num_steps=10, mean_loss=1.0, train_s=1.0
                 )
@@ -211,7 +216,7 @@ class Host(SiteQuestions):
                 self.hear_anything()
 
     def hear_anything(self) -> None:
-        message = self.data.draw(MESSAGES[self.num_fragments])
+        message = self.data.draw(MESSAGES[self.run])
         try:  # as it comes through the door
             _, message = wire.unpack(response(message, HEADER, 1, 0))
         except InvalidMessage:
@@ -232,9 +237,7 @@ def test_no_message_crashes_it_and_one_of_an_old_term_changes_nothing(data: st.D
     stage = data.draw(st.sampled_from(["new", "admitted", "training", "sealed"]))
     if stage != "new":
         host.happens(e.SessionOpened())
-        host.happens(
-            e.Received(1, m.Welcome(settings_json=settings_to_json(settings(host.num_fragments)), last_commit=1))
-        )
+        host.happens(e.Received(1, m.Welcome(settings_json=settings_to_json(settings(*host.run)), last_commit=1)))
         host.happens(host.due.pop(0))
         as_what = m.AdmittedAs.SEEDER if host.holds() is None else m.AdmittedAs.MEMBER
         host.happens(e.Received(1, m.Admitted(site_id=1, admitted_as=as_what, run_seed=1)))

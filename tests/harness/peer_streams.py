@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -48,12 +48,17 @@ def plan(**changes: Any) -> m.Plan:
 
 
 def begin(
-    hub: Hub, plan: m.Plan, data: SyncData, weights: Sequence[int] | None = None, spread_s: float = 0.0
+    hub: Hub,
+    plan: m.Plan,
+    data: SyncData,
+    weights: Sequence[int] | None = None,
+    spread_s: float = 0.0,
+    in_flight: Collection[int] = (),
 ) -> Exchange:
     """As a node does, but for the thread. All have the same weight, if no others are given."""
     share = hub.share(plan, data, site_id=1)()
     told = (5,) * len(plan.contributors) if weights is None else weights
-    return hub.begin(plan, data, share, site_id=1, tokens=5, weights=told, spread_s=spread_s)
+    return hub.begin(plan, data, share, site_id=1, tokens=5, weights=told, spread_s=spread_s, in_flight=in_flight)
 
 
 class Aborted(Exception):

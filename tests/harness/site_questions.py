@@ -162,6 +162,10 @@ class SiteQuestions:
         """free, writing, sealed or consumed."""
         return self._lane.snapshot.phase.value
 
+    def is_written(self) -> bool:
+        """The ranks are at a snapshot."""
+        return any(lane.snapshot.phase is SnapshotPhase.WRITING for lane in self.core.site.lanes)
+
     def take_snapshot_steps(self, *steps: SnapshotStep) -> None:
         """Whatever the core would do."""
         lane = self._lane

@@ -35,9 +35,7 @@ def a_hash(text: str) -> bytes:
 class SiteStory(SiteQuestions):
     """`state` is the commit that the site's disk holds; -1: none."""
 
-    def __init__(
-        self, state: int = -1, overrun: int = 0, overlap: int = 0, mix: str = "", fragments: int = 1
-    ) -> None:
+    def __init__(self, state: int = -1, overrun: int = 0, overlap: int = 0, mix: str = "", fragments: int = 1) -> None:
         merge = {"merge": "mix", "alpha": float(mix)} if mix else {}
         sync = SyncSettings(  # type: ignore[call-arg]
             every=NUM_STEPS * fragments, overlap_steps=overlap, fragments=fragments, **merge

@@ -423,3 +423,22 @@ def test_with_one_fragment_there_is_no_file_of_it(tmp_path: Path, used: Layout, 
     log.lead_to((90,))
     assert log.history.touched(90) == (90,)
     assert not (tmp_path / "log" / "touched").exists()
+
+
+@pytest.mark.parametrize(("fragment", "left"), [(0, {8, 9}), (1, {7, 9}), (2, {7, 8}), (3, set[int]())])
+def test_a_commit_ends_only_earlier_syncs_of_what_it_touches(
+    tmp_path: Path, thirds: tuple[PayloadLog, OuterState, dict[int, bytes]], fragment: int, left: set[int]
+) -> None:
+    """Several are in flight, and are committed in any order."""
+    log, outer, found = thirds
+    for sync in (7, 8, 9):
+        log.begin(sync, 1, 0, sync - 7)
+    record = replace(commit_record(1), sync=10, fragment=fragment)
+    writer = log.begin(record.sync, record.term, record.attempt, fragment)
+    put_all(writer, {chunk: found[chunk] for chunk in writer.missing()})
+    writer.seal()
+    log.commit(replace(record, payload_digest=writer.digest(record)))
+    held = {int(path.name.split("-")[1]) for path in (tmp_path / "log").glob("attempt-*")}
+    assert held - {10} == left
+    log.close()
+    outer.close()

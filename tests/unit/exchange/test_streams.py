@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -15,6 +16,7 @@ import pytest
 from atoll.node.exchange.hub import MAX_EARLY
 from atoll.node.exchange.peers.frames import MAX_HAS_PAYLOADS, Encoded, pack_frames
 from atoll.node.exchange.service import PeerService
+from atoll.node.exchange.sync.exchange import Exchange
 from atoll.node.exchange.sync.reduction import MAX_STREAMS
 from atoll.node.exchange.sync.spill import Spill, Spilled
 from atoll.protocol import wire
@@ -173,6 +175,61 @@ def test_streams_of_the_attempt_before_take_no_place(disk: Disk) -> None:
             for task in before:
                 task.cancel()
             await asyncio.gather(*before, return_exceptions=True)
+
+    asyncio.run(main())
+
+
+def test_several_syncs_are_held_at_once_and_each_ends_by_itself(disk: Disk) -> None:
+    frames = [peer_pb2.ExchangeRequest(open=opening()).SerializeToString(), *pack_frames(disk.contributions)]
+
+    async def main() -> None:
+        async with serving(disk) as hub:
+            first = begin(hub, plan(), disk.data)
+            context: Any = FakeContext(frames)
+            with suppress(Aborted):
+                await PeerService(hub).exchange(None, context)
+            num_bytes = first.retained.num_bytes
+            second = begin(hub, plan(sync=2), disk.data, in_flight={1, 2})
+            assert hub.retained_bytes == num_bytes > 0
+            hub.cancel(1, 2)
+            assert not first.attempt.finished.done(), "that is another attempt"
+            hub.cancel(1, 1)
+            assert first.attempt.finished.cancelled()
+            assert not second.attempt.finished.done()
+            hub.drop_sync(2)
+            assert first.retained.num_bytes == num_bytes, "it may serve another attempt"
+            begin(hub, plan(sync=3), disk.data, in_flight={3})
+            assert hub.retained_bytes == 0
+
+    asyncio.run(main())
+
+
+def test_the_bound_on_what_is_retained_is_of_all_syncs_in_flight(disk: Disk) -> None:
+    frames = [peer_pb2.ExchangeRequest(open=opening()).SerializeToString(), *pack_frames(disk.contributions)]
+
+    async def main() -> None:
+        async with serving(disk) as hub:
+            need = hub.share(plan(), disk.data, site_id=1)().bytes_to_retain("here", 1 << 30, None)
+            hub.max_retained_bytes = need
+            first = begin(hub, plan(), disk.data)
+            context: Any = FakeContext(frames)
+            with suppress(Aborted):
+                await PeerService(hub).exchange(None, context)
+            for in_flight, has_room in (({1}, False), (set[int](), True)):
+                second = begin(hub, plan(sync=2), disk.data, in_flight=in_flight)
+                assert second.reducer._has_room.is_set() == has_room
+
+    asyncio.run(main())
+
+
+def test_what_is_waited_for_is_of_all_syncs_in_flight(disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        async with serving(disk) as hub:
+            waits = {}
+            for sync, found in ((1, ([2, 4], [3])), (2, ([4, 5], []))):
+                waits[begin(hub, plan(sync=sync), disk.data, in_flight={1, 2})] = found
+            monkeypatch.setattr(Exchange, "waits_for", lambda exchange: waits[exchange])
+            assert hub.waits_for() == ([2, 4, 5], [3])
 
     asyncio.run(main())
 

@@ -20,7 +20,7 @@ from atoll.node.worker import join as join_module
 from atoll.node.worker.checkpoint import LocalCheckpoints
 from atoll.node.worker.site import Site, Step
 from atoll.protocol.errors import ConfigError, NonFiniteError, NotYetError
-from atoll.protocol.settings import RunSettings
+from atoll.protocol.settings import RunSettings, SyncSettings
 from tests.harness.fake_node import SNAPSHOT, STOP, FakeNode, Question, apply, go_on
 from tests.harness.zero import ZeroRedundancyOptimizer, rank_of_two
 
@@ -113,6 +113,69 @@ def test_tokens_and_steps_follow_the_base(node: FakeNode, tokens: int) -> None:
     assert inner == [41, 42, 43, 46, 47]
     assert [b["tokens"] for b in node.said("sealed")] == [20, 30]
     assert [b["num_steps"] for b in node.said("sealed")] == [0, 0]  # no loss was given
+
+
+def two_layers() -> tuple[nn.Sequential, torch.optim.SGD]:
+    """Each is a fragment."""
+    net = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
+    return net, torch.optim.SGD(net.parameters(), lr=1.0)
+
+
+def test_each_of_several_snapshots_in_flight_counts_once(node: FakeNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The later one is committed first. What the earlier one listed comes with the next, as no commit holds it."""
+    two = replace(SETTINGS, sync=SyncSettings(every=4, fragments=2, overlap_steps=4))
+    monkeypatch.setattr(join_module, "connect", lambda: node.connection(two))
+    net, optimizer = two_layers()
+
+    def of(fragment: int, answer: Answer) -> Answer:
+        return replace(answer, fragment=fragment)
+
+    node.script = [
+        (0, of(0, apply(REPLACE, 0, fresh=True))),
+        (0, of(1, apply(REPLACE, 2))),
+        (2, of(0, SNAPSHOT)),
+        (2, go_on(4)),
+        (4, of(1, SNAPSHOT)),
+        (4, go_on(5)),
+        (5, of(1, apply(MERGE, 5, run_step=2))),
+        (5, go_on(6)),
+        (6, of(1, SNAPSHOT)),
+        (6, of(0, apply(SHIFT, 6, run_step=4))),
+        (6, of(1, apply(REPLACE, 7, run_step=6))),
+        (7, of(0, SNAPSHOT)),
+        (7, STOP),
+    ]
+    inner = []
+    with atoll.join(net, optimizer, ramp_steps=0) as site:
+        while site.running:
+            inner.append(site.step(tokens=10).inner_step)
+    assert [b["tokens"] for b in node.said("sealed")] == [20, 20, 20, 30]
+    assert inner == [1, 2, 3, 4, 5, 8, 9], "of the 7 own steps 4 are in commits, of 6"
+
+
+def test_progress_that_is_discarded_with_snapshots_in_flight_is_not_counted(
+    node: FakeNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    two = replace(SETTINGS, sync=SyncSettings(every=4, fragments=2, overlap_steps=4))
+    monkeypatch.setattr(join_module, "connect", lambda: node.connection(two))
+    net, optimizer = two_layers()
+    evicted = replace(apply(REPLACE, 4, run_step=10), data_epoch=1)
+    node.script = [
+        (0, apply(REPLACE, 0, fresh=True)),
+        (0, replace(apply(REPLACE, 2), fragment=1)),
+        (2, SNAPSHOT),
+        (2, go_on(4)),
+        (4, replace(SNAPSHOT, fragment=1)),
+        (4, evicted),
+        (4, replace(evicted, fragment=1, next_step=6)),
+        (6, SNAPSHOT),
+        (6, STOP),
+    ]
+    with atoll.join(net, optimizer, ramp_steps=0) as site:
+        while site.running:
+            site.step(tokens=10)
+    assert [b["tokens"] for b in node.said("sealed")] == [20, 20, 20]
+    assert site.inner_step == 12
 
 
 def test_local_progress_that_is_discarded_is_not_counted(node: FakeNode) -> None:
