@@ -30,10 +30,9 @@ def variants(every: int) -> dict[str, SyncSettings]:
         found[f"overlap of {steps}, mix 0.5"] = replace(blocking, overlap_steps=steps, merge="mix", alpha=0.5)
     four = replace(blocking, fragments=4)
     found["4 fragments, blocking"] = four
-    found[f"4 fragments, overlap of {every // 4}, keep"] = replace(four, overlap_steps=every // 4)
-    found[f"4 fragments, overlap of {every // 4}, mix 0.5"] = replace(
-        four, overlap_steps=every // 4, merge="mix", alpha=0.5
-    )
+    for steps in (every // 4, every):
+        found[f"4 fragments, overlap of {steps}, keep"] = replace(four, overlap_steps=steps)
+        found[f"4 fragments, overlap of {steps}, mix 0.5"] = replace(four, overlap_steps=steps, merge="mix", alpha=0.5)
     return found
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -27,9 +29,10 @@ from atoll.protocol.settings import (
     SyncSettings,
     TrainerSettings,
     settings_to_json,
+    validate,
 )
 from benchmarks import baselines
-from benchmarks.diloco import simulate_diloco, windows
+from benchmarks.diloco import Flight, Outer, follow, simulate_diloco, windows
 
 SMALL = ModelSettings(dim=16, num_layers=1, num_heads=2, num_kv_heads=1, ffn_dim=32, max_sequence=16)
 
@@ -118,13 +121,67 @@ def test_baselines_start_alike_and_learn(corpus: data.Corpus) -> None:
 
 
 @pytest.mark.parametrize(
-    "sync", [SyncSettings(every=2), SyncSettings(every=2, overlap_steps=2), SyncSettings(every=3, fragments=2)]
+    "sync",
+    [
+        SyncSettings(every=2),
+        SyncSettings(every=2, overlap_steps=2),
+        SyncSettings(every=3, fragments=2),
+        SyncSettings(every=4, fragments=4, overlap_steps=4),
+    ],
 )
 def test_diloco_of_one_site_with_a_plain_mean_is_training_alone(corpus: data.Corpus, sync: SyncSettings) -> None:
     """Whatever is trained while the sites talk, and whichever fragment they talk of."""
     settings = dataclasses.replace(SETTINGS, sync=sync)
     alone = baselines.train_data_parallel(settings, corpus, 1).bits_per_byte_after
     assert simulate_diloco(settings, corpus, 1).bits_per_byte_after == pytest.approx(alone, abs=1e-4)
+
+
+PAGE = Path(__file__).parents[3] / "docs" / "protocol.md"
+IN_FLIGHT: list[dict[str, Any]] = json.loads(
+    re.findall(r"```json in-flight-vector\n(.*?)```", PAGE.read_text(), re.S)[0]
+)
+
+
+@pytest.mark.parametrize("vector", IN_FLIGHT, ids=lambda v: f"{v['fragments']}-{v['overlap_steps']}-{v['alpha']}")
+def test_with_several_syncs_in_flight_simulated_sites_take_what_the_vectors_say(vector: dict[str, Any]) -> None:
+    num, alpha, step = vector["fragments"], vector["alpha"], 0
+    sync = SyncSettings(
+        every=vector["every"],
+        fragments=num,
+        overlap_steps=vector["overlap_steps"],
+        merge="mix" if alpha else "keep",
+        alpha=alpha,
+    )
+    settings = dataclasses.replace(
+        SETTINGS,
+        steps=vector["steps"],
+        sync=sync,
+        outer=OuterSettings(learning_rate=vector["rate"], momentum=vector["momentum"]),
+    )
+    validate(settings)
+    names = [f"layers.{fragment}.w" for fragment in range(num)]
+    outer = Outer(settings, {name: torch.zeros(1) for name in names})
+    gains: list[list[float]] = vector["gains"]
+    sites = [[torch.zeros(1) for _ in names] for _ in gains]
+    found: list[list[Any]] = []
+
+    def train(until: int) -> None:
+        nonlocal step
+        for site, gain in zip(sites, gains, strict=True):
+            for value, of_a_step in zip(site, gain, strict=True):
+                value.add_(of_a_step * (until - step))
+        step = until
+
+    def taken(flight: Flight) -> None:
+        places = outer.places(flight.fragment)
+        values = [[float(of[place]) for place in places] for of in (outer.values, *sites)]
+        found.append([flight.fragment, flight.boundary, flight.taken_at, values[0], values[1:]])
+
+    follow(outer, sites, train, taken)
+    assert found == vector["taken"]
+    newest = [boundary for _, boundary, *_ in found]
+    num_open = [sum(b < t for b in newest[i:]) for i, (_, _, t, *_) in enumerate(found)]
+    assert max(num_open) > 1, "several are sealed and not taken"
 
 
 def test_simulated_windows_are_those_of_a_run() -> None:
