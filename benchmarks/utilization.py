@@ -2,8 +2,9 @@
 
 Steps of fixed length, a timer, so that the ratios are of the links alone; real training is shown beside them. The same
 run without syncs, with syncs that the ranks wait for, with syncs while they train on, paced and as fast as the links
-take them, and with syncs of a quarter of the model, one after the other and that several times. Each site is in a
-network namespace whose link is limited, which needs root.
+take them, and with syncs of a quarter of the model, one in flight at a time and several: that is for links whose
+latency (`--rtt-s`), not rate, is longer than a quarter of a window. Each site is in a network namespace whose link is
+limited, which needs root.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ WITHOUT = "without syncs"
 OVERLAP = 0.75
 """Of a window: tau, as long as which the sites may train on while they exchange."""
 FRAGMENTS = 4
+NAME = 20
+"""Characters of the longest."""
 TRAINING_EVERY = 20
 STEP_GUESS_S = 0.2
 FAST_BITS_PER_S = 1_000_000_000
@@ -41,6 +44,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--every", type=int, default=40, help="H, inner steps of a window")
     parser.add_argument("--step-s", type=float, default=0.1)
     parser.add_argument("--share", type=float, default=0.3, help="of a window: the sync's bytes at the link's rate")
+    parser.add_argument("--rtt-s", type=float, default=0.0, help="round trip time between two sites")
     parser.add_argument("--windows", type=int, default=2, help="counted in each run")
     parser.add_argument("--rounds", type=int, default=7, help="with all runs in each")
     parser.add_argument("--training-rounds", type=int, default=1, help="the same with real training; 0: none")
@@ -84,13 +88,14 @@ def _compare(run: RunSettings, trained: Trained, step_s: float, args: argparse.N
     window_s = run.sync.every * step_s
     bits_per_s = link_bits_per_s(run.sync, trained.sizes, args.share * window_s)
     windows = Windows(every=run.sync.every, length_s=window_s, num_counted=args.windows)
-    print(f"3 sites, links of {bits_per_s / 1e6:.2f} Mbit/s; {num_rounds} rounds of {args.windows} windows each:")
-    print(f"{'':>14} {'utilization':>24} {'steps/s':>24} {'over without syncs':>24} {'kB/s at peak':>24}")
+    print(f"3 sites, links of {bits_per_s / 1e6:.2f} Mbit/s and a round trip time of {args.rtt_s * 1e3:g} ms; "
+          f"{num_rounds} rounds of {args.windows} windows each:")  # fmt: skip
+    print(f"{'':>{NAME}} {'utilization':>24} {'steps/s':>24} {'over without syncs':>24} {'kB/s at peak':>24}")
     _print_row("computed", [computed(run.sync, trained.sizes, bits_per_s, window_s)], None)
     found: dict[str, list[Figures]] = {name: [] for name in modes(run)}
     for _ in range(num_rounds):
         for name, settings in modes(run).items():
-            found[name].append(measure(settings, trained, bits_per_s, windows))
+            found[name].append(measure(settings, trained, bits_per_s, windows, args.rtt_s))
     for name, figures in found.items():
         _print_row(name, figures, found[WITHOUT])
 
@@ -102,7 +107,9 @@ def modes(run: RunSettings) -> dict[str, RunSettings]:
         replace(run.sync, overlap_steps=round(OVERLAP * run.sync.every)),
     )
     found = {WITHOUT: without, "blocking": run.sync, "overlap": overlap, "not paced": replace(overlap, pace=False)}
-    found[f"{FRAGMENTS} fragments"] = replace(run.sync, fragments=FRAGMENTS, overlap_steps=run.sync.every // FRAGMENTS)
+    one = replace(run.sync, fragments=FRAGMENTS, overlap_steps=run.sync.every // FRAGMENTS)
+    found[f"{FRAGMENTS} fragments"] = one
+    found[f"{FRAGMENTS} fragments, several"] = replace(one, overlap_steps=run.sync.every)
     return {name: replace(run, sync=sync) for name, sync in found.items()}
 
 
@@ -114,7 +121,7 @@ def _print_row(name: str, figures: Sequence[Figures], without: Sequence[Figures]
         _spread(ratios, 3),
         _spread([f.peak_bytes_per_s / 1e3 for f in figures], 0),
     ]
-    print(f"{name:>14} {' '.join(f'{column:>24}' for column in columns)}", flush=True)
+    print(f"{name:>{NAME}} {' '.join(f'{column:>24}' for column in columns)}", flush=True)
 
 
 def _spread(values: Sequence[float], digits: int) -> str:

@@ -50,10 +50,10 @@ class Windows:
         return self.first + self.num_counted * self.every
 
 
-def measure(settings: RunSettings, trained: Trained, bits_per_s: int, windows: Windows) -> Figures:
+def measure(settings: RunSettings, trained: Trained, bits_per_s: int, windows: Windows, rtt_s: float = 0.0) -> Figures:
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="atoll-bench-")))
-        hosts = stack.enter_context(netns.Hosts(NUM_SITES, bits_per_s))
+        hosts = stack.enter_context(netns.Hosts(NUM_SITES, bits_per_s, rtt_s=rtt_s))
         run = stack.enter_context(LocalRun(folder, settings, PLAIN))
         run.start_coordinator(f"{hosts.bridge_address}:0")
         traces = [folder / f"{name}.jsonl" for name in NAMES]
