@@ -247,6 +247,10 @@ class CoordinatorQuestions:
         sync = self._lane(fragment)
         return None if sync is None else sync.open
 
+    def open_fragments(self) -> list[int]:
+        """Those that have a sync, and the number of all if that has one."""
+        return list(self.core.run.lanes)
+
     def newest_sync(self) -> int:
         """The highest number that was opened."""
         return self.core.run.last_sync

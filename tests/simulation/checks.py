@@ -35,6 +35,7 @@ from atoll.protocol.settings import RunSettings
 from atoll.protocol.v1 import session_pb2
 from tests.harness.chunks import cut_out, elements_of
 from tests.harness.site_questions import of_node
+from tests.simulation.listed import Listed
 from tests.simulation.processes import COORDINATOR, SimNode, SimStore
 from tests.simulation.reference import Records, replay, trained
 from tests.simulation.sites import Sealed, learned_in
@@ -59,6 +60,7 @@ class _Kept:
         self._num_read = 0
         self._said: dict[type[Any], list[Any]] = {m.Open: [], m.Plan: [], m.Commit: []}
         self._found: dict[int, Any] = {}  # by identity, with what keeps it alive: sites share what they are sent
+        self._fragments: dict[int, int] = {}  # by sync
         self._weighed: set[tuple[int, int, tuple[int, ...]]] = set()  # sync, attempt, weights
         self._attested: set[tuple[int, bytes]] = set()
         self._rollbacks: list[RollbackRecord] = []
@@ -72,6 +74,7 @@ class _Kept:
             match record:
                 case OpenRecord():
                     self._said[m.Open].append(record.open)
+                    self._fragments[record.open.sync] = record.open.fragment
                 case PlanRecord():
                     self._said[m.Plan].append(record.plan)
                 case WeightsRecord():
@@ -95,6 +98,11 @@ class _Kept:
         if there:
             self._found[id(message)] = message
         return there
+
+    def fragment_of(self, sync: int) -> int:
+        """One, or the number of all."""
+        self._read()
+        return self._fragments[sync]
 
     @property
     def weighed(self) -> set[tuple[int, int, tuple[int, ...]]]:
@@ -135,6 +143,7 @@ class Checks:
         self._starts: dict[bytes, dict[int, bytes]] = {}  # state hash -> chunk records of commit 0, attested or not
         self._contributions: dict[tuple[int, int, int], Sealed] = {}  # (sync, site, incarnation)
         self._sealed: list[Sealed] = []  # every snapshot
+        self._listed: dict[int, Listed] = {}  # by the number of the start of a node
         self._models: dict[int, tuple[str, bytes]] = {}  # commit -> who saved it last, state hash
         self._problem: Unsound | None = None
         self.first_problem = loop.create_future()
@@ -224,6 +233,42 @@ class Checks:
 
     # --- events and outputs of nodes
 
+    def before_event(self, node: SimNode, event: e.Event) -> None:
+        """The node hears of it now."""
+        if node.node is None:
+            return
+        asked, listed = of_node(node.node), self.listed(node)
+        listed.look(
+            asked.sealed(),
+            asked.generation,
+            is_in_a_commit=self._is_in_a_commit,
+            discards=asked.discards_local(),
+        )
+        if isinstance(event, e.SnapshotSealed) and event.generation == asked.generation:
+            written = node.hands.sealed.pop((event.generation, event.step))
+            sealed = listed.seal(written)
+            self.require(
+                (written.site_id, written.incarnation) == (asked.site_id, node.node.home.incarnation),
+                f"11: {node.process} is given a snapshot of another start",
+            )
+            if node not in self.bad_hosts:
+                self._sealed.append(sealed)
+
+    @property
+    def most_in_flight(self) -> int:
+        """Snapshots of one site at once."""
+        return max((listed.most_in_flight for listed in self._listed.values()), default=0)
+
+    def listed(self, node: SimNode) -> Listed:
+        """What its snapshots list."""
+        return self._listed.setdefault(node.process.start, Listed())
+
+    def _is_in_a_commit(self, sealed: Sealed) -> bool:
+        syncs = [of for of, contribution in self._contributions.items() if contribution is sealed]
+        return any(
+            (c.sync, member.site_id, member.incarnation) in syncs for c in self.commits for member in c.contributors
+        )
+
     def on_event(self, node: SimNode, event: e.Event) -> None:
         self.num_events += 1
         match event:
@@ -238,10 +283,6 @@ class Checks:
                     self._holds(node, commit, value)
                 if isinstance(event, e.CommitApplied) and node not in self.liars:
                     self._applied_by_others.add(commit)
-            case e.SnapshotSealed():
-                assert node.hands.sealed is not None
-                if node not in self.bad_hosts:
-                    self._sealed.append(node.hands.sealed)
             case e.Received(message=m.Commit() as commit):
                 self.require(self._kept.has(commit), f"2: commit {commit.commit} is another one in the log")
             case e.ModelKept(commit=commit):
@@ -291,20 +332,54 @@ class Checks:
 
     def on_output(self, node: SimNode, output: out.Output) -> None:
         match output:
-            case out.AnswerWorkers(answer=answer) if answer.kind is e.AnswerKind.APPLY:
-                self.num_merges[answer.mode] += 1
+            case out.AnswerWorkers(answer=answer, step=step):
+                if answer.kind is e.AnswerKind.APPLY:
+                    self.num_merges[answer.mode] += 1
+                self._goes_not_too_far(node, answer, step)
             case out.Send(m.Applied(commit=commit, state_hash=value)) if node not in (*self.bad_hosts, *self.liars):
                 assert node.node is not None
                 self._holds(node, commit, value, of_node(node.node).branch())
-        if not isinstance(output, out.BeginExchange) or not output.tokens:
-            return
+            case out.Send(m.Ready() as ready):
+                self._says_what_it_trained(node, ready)
+            case out.BeginExchange(plan=plan, tokens=tokens) if tokens:
+                self._contributes(node, plan, tokens)
+
+    def _goes_not_too_far(self, node: SimNode, answer: e.Answer, step: int) -> None:
+        """The ranks take a commit so many steps beyond the snapshot that it holds, or wait."""
         assert node.node is not None
-        plan, sealed = output.plan, node.hands.sealed
+        asked, settings = of_node(node.node), self._settings
+        most_steps = settings.most_overrun_steps if asked.is_away() else 0
+        most_steps = max(most_steps, settings.sync.overlap_steps)
+        for fragment, (generation, written_at) in asked.sealed().items():
+            if answer.kind is not e.AnswerKind.SNAPSHOT and generation == asked.generation:
+                last = max(step, written_at + most_steps)
+                self.require(
+                    answer.next_step <= last,
+                    f"5: {node.process} trains until step {answer.next_step}, with a snapshot of fragment {fragment} "
+                    f"of step {written_at}: at most until {last}",
+                )
+
+    def _says_what_it_trained(self, node: SimNode, ready: m.Ready) -> None:
+        """Each position that the snapshot lists, and no other."""
+        sealed = self.listed(node).in_flight.get(self._kept.fragment_of(ready.sync))
+        self.require(sealed is not None, f"{node.process} is ready for sync {ready.sync} without a snapshot")
+        assert sealed is not None
+        trained = sorted(p for step in sealed.steps for p in step.positions)
+        said = [p for r in ready.ranges for p in range(r.first, r.end)]
+        self.require(
+            trained == said and ready.tokens == sealed.tokens,
+            f"9: {node.process} says {ready.tokens} tokens of positions {said} for sync {ready.sync}; its snapshot "
+            f"lists {sealed.tokens} tokens of {trained}",
+        )
+
+    def _contributes(self, node: SimNode, plan: m.Plan, tokens: int) -> None:
+        assert node.node is not None
+        sealed = self.listed(node).in_flight.get(plan.fragment)
         site_id, incarnation = of_node(node.node).site_id, node.node.home.incarnation
         self.require(sealed is not None, f"{node.process} contributes without a snapshot")
         assert sealed is not None
         first = self._contributions.setdefault((plan.sync, site_id, incarnation), sealed)
-        self.require(first == sealed, f"11: the contribution of {node.process} to sync {plan.sync} has changed")
+        self.require(first is sealed, f"11: the contribution of {node.process} to sync {plan.sync} has changed")
         fragments = self._fragments(plan.fragment)
         bases = {f: self._last_of(f, plan.base_commit) for f in fragments}
         found = {f: self._last_of(f, part.base) for f, part in sealed.parts.items()}
@@ -312,10 +387,10 @@ class Checks:
             found == bases,
             f"1: {node.process} contributes from {found} to a sync on commit {plan.base_commit}, which has {bases}",
         )
-        true = node.hands.true_tokens_a_step * len(sealed.steps)
+        true = sum(min(node.hands.true_tokens_a_step, step.tokens) for step in sealed.steps)
         self.require(
-            output.tokens == sealed.tokens == true or (sealed.tokens > true and output.tokens <= sealed.tokens),
-            f"12: {node.process} has weight {output.tokens} for {len(sealed.steps)} steps, and says {sealed.tokens}",
+            tokens == sealed.tokens == true or (sealed.tokens > true and tokens <= sealed.tokens),
+            f"12: {node.process} has weight {tokens} for {len(sealed.steps)} steps, and says {sealed.tokens}",
         )
 
     def _fragments(self, fragment: int) -> list[int]:

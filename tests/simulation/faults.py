@@ -630,7 +630,7 @@ def slow_network(world: World, fault: Fault, generator: random.Random) -> None:
     world.network.weather.most_delay_s = 0.3
 
     def mend() -> None:
-        world.network.weather.most_delay_s = 0.01
+        world.network.weather.most_delay_s = world.shape.most_delay_s
 
     world.later(fault.lasts_s, mend)
 

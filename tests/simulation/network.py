@@ -29,6 +29,8 @@ CONNECT_LIMIT_S = 20.0
 KEEPALIVE_S = 30.0
 """After so long without a way through, a connection is given up."""
 RETRY_S = 0.3
+MOST_DELAY_S = 0.01
+"""Where nothing else is said."""
 
 
 def error(code: grpc.StatusCode, details: str) -> grpc.aio.AioRpcError:
@@ -40,7 +42,7 @@ class Weather:
     """What the links do of themselves. Times in seconds, the rest is probability a message."""
 
     least_delay_s: float = 0.0005
-    most_delay_s: float = 0.01
+    most_delay_s: float = MOST_DELAY_S
     duplicate: float = 0.0
     """Of session messages."""
     corrupt: float = 0.0

@@ -217,7 +217,8 @@ class SimCoordinator:
         if self.abandons_after[0] < 0:
             del self.abandons_after[0]
             self._abandoned_on = last
-            asked.abandon_sync("the simulator wants it")
+            fragments = asked.open_fragments()
+            asked.abandon_sync("the simulator wants it", fragments[last % len(fragments)])
 
 
 class MuteCoordinator:
@@ -257,6 +258,7 @@ class SimNode:
         reduce_buffer_bytes: int,
         folder: Path,
         hands: Hands,
+        watch_before: Callable[[SimNode, e.Event], None],
         watch: Callable[[SimNode, e.Event], None],
         watch_output: Callable[[SimNode, out.Output], None],
         seed: int,
@@ -270,6 +272,7 @@ class SimNode:
         self.result: tuple[int, str] | None = None
         self.failure: BaseException | None = None
         self.node: Node | None = None
+        self._watch_before = watch_before
         self._watch = watch
         self._watch_output = watch_output
         self._seed = seed
@@ -317,6 +320,7 @@ class SimNode:
             handle, execute = node.handle, node._execute
 
             def watched(event: e.Event) -> None:
+                self._watch_before(self, event)
                 handle(event)
                 self._watch(self, event)
 

@@ -6,7 +6,7 @@ import asyncio
 import random
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +76,8 @@ class Step:
     number: int
     positions: tuple[int, ...]
     """Of the samples that it trained on."""
+    tokens: int
+    """As the script says."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,18 +93,30 @@ class Part:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sealed:
-    """What a rank handed in: values of one fragment or of all, and the steps that no commit lists yet."""
+    """What a rank handed in: values of one fragment or of all, and the steps since the snapshot before. What a snapshot
+    lists in all: see listed.py."""
 
     site_id: int
     incarnation: int
     generation: int
-    tokens: int
+    step: int
+    fragment: int
     steps: tuple[Step, ...]
     parts: dict[int, Part]
     """By fragment."""
     values: bytes
     """SNAPSHOT as it was."""
     bf16: bool
+
+    @property
+    def written(self) -> tuple[int, int]:
+        """When: the generation of the workers and their step."""
+        return self.generation, self.step
+
+    @property
+    def tokens(self) -> int:
+        """That the script says of its steps."""
+        return sum(step.tokens for step in self.steps)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -166,9 +180,11 @@ class Hands:
     manifest: Manifest = MANIFEST
     tokens_a_step: int
     """As it says; more than the true ones are a lie."""
-    sealed: Sealed | None = None
-    """The last one."""
+    sealed: dict[tuple[int, int], Sealed] = field(default_factory=dict)
+    """By when it was written; those that the node has not heard of."""
     num_steps: int = 0
+    trained_s: float = 0.0
+    """In all of these steps."""
 
 
 class _Socket:
@@ -313,6 +329,7 @@ class Worker:
         self._fragments: dict[str, int] = {}  # by tensor
         self._pending: deque[Step] = deque()  # that no commit lists
         self._in_snapshot: tuple[Step, ...] = ()
+        self._unsealed: list[Step] = []  # since the last snapshot
         self._alpha = 0.0
         self._data_epoch = 0
         self._num_used = self._num_drawn = 0  # batches, since the epoch began
@@ -465,13 +482,15 @@ class Worker:
             if spec.name in learned:
                 self.values[spec.name] += learned[spec.name]
         self._round()
-        step = Step(generation=self._generation, number=self._step, positions=positions)
+        step = Step(generation=self._generation, number=self._step, positions=positions, tokens=hands.tokens_a_step)
         self._pending.append(step)
+        self._unsealed.append(step)
         for copy in self._copies:
             copy.steps.append(step)
         self._num_used += 1
         self._step += 1
         hands.num_steps += 1
+        hands.trained_s += took_s
         return True
 
     def _round(self) -> None:
@@ -501,26 +520,30 @@ class Worker:
             if fragment in (number, self._num):
                 copy.in_snapshot = tuple(copy.steps)
                 parts[number] = Part(base=copy.version, steps=copy.in_snapshot, mixed=copy.mixed)
-        self._in_snapshot, self._sealed_s = tuple(self._pending), self._trained_s
-        tokens = self._hands.tokens_a_step * len(self._pending)
         if self._hands.windows_without_tokens:
             self._hands.windows_without_tokens -= 1
-            tokens = 0
-        self._hands.sealed = Sealed(
+            unsealed = set(self._unsealed)
+            self._unsealed = [replace(step, tokens=0) for step in self._unsealed]
+            self._pending = deque(replace(s, tokens=0) if s in unsealed else s for s in self._pending)
+        self._in_snapshot, self._sealed_s = tuple(self._pending), self._trained_s
+        written = Sealed(
             site_id=self._site_id,
             incarnation=self._incarnation,
             generation=self._generation,
-            tokens=tokens,
-            steps=self._in_snapshot,
+            step=self._step,
+            fragment=fragment,
+            steps=tuple(self._unsealed),
             parts=parts,
             values=bytes(snapshot),
             bf16=self._hands.bf16,
         )
+        self._hands.sealed[written.written] = written
+        self._unsealed = []
         sealed = local_pb2.SealedReport(
             step=self._step,
             seq=seq,
             fragment=fragment,
-            tokens=tokens,
+            tokens=sum(step.tokens for step in self._in_snapshot),
             loss_sum=float(len(self._pending)) if not self._loses() else float("nan"),
             num_steps=len(self._pending),
             train_s=self._trained_s,
@@ -573,6 +596,7 @@ class Worker:
         copy.version = answer.version
         if answer.data_epoch != self._data_epoch:
             self._data_epoch = answer.data_epoch
+            self._unsealed = []  # what was trained counts no longer
             self._num_used = self._num_drawn = 0
         merged = local_pb2.Merged(version=answer.version, step=self._step, wait_s=0.0)
         self._connection.say(self._request(merged=merged))

@@ -33,7 +33,7 @@ from tests.simulation import disputes
 from tests.simulation.checks import Checks, Unsound
 from tests.simulation.loop import HERE, START_S, Deadlock, Process, SimLoop, Spinning
 from tests.simulation.machine import SimMachine
-from tests.simulation.network import Network
+from tests.simulation.network import MOST_DELAY_S, Network
 from tests.simulation.processes import (
     COORDINATOR,
     MuteCoordinator,
@@ -71,6 +71,8 @@ class Shape:
     manifest: Manifest = MANIFEST
     coordinator_busy_s: float = 0.0
     """With events that have come together, each time: others come together meanwhile."""
+    most_delay_s: float = MOST_DELAY_S
+    """Of a message on its link."""
 
 
 def draw_shape_of(seed: int, num_sites: int = 0, *, num_fragments: int = 0) -> Shape:
@@ -192,6 +194,7 @@ class World:
         self.shape = shape
         self.random = random.Random(f"world {seed}")
         self.network = Network(loop, seed)
+        self.network.weather.most_delay_s = shape.most_delay_s
         self.story = Story(loop)
         self._machines: dict[str, SimMachine] = {}
         self.store = SimStore()
@@ -310,6 +313,7 @@ class World:
             reduce_buffer_bytes=self.shape.reduce_buffer_bytes,
             folder=home,
             hands=self.hands[name],
+            watch_before=self.checks.before_event,
             watch=self._on_event,
             watch_output=self._on_output,
             seed=self.seed + self.num_starts,
@@ -417,6 +421,15 @@ class World:
         """Whether the coordinator takes that site for one that works in the run; True while there is none."""
         asked = self.coordinator.asked if self.coordinator is not None else None
         return asked is None or (asked.is_known(name) and asked.is_live(name))
+
+    def num_open_syncs(self) -> int:
+        """Of the coordinator; 0 while there is none."""
+        asked = self.coordinator.asked if self.coordinator is not None else None
+        return 0 if asked is None else len(asked.open_fragments())
+
+    def num_in_flight(self, name: str) -> int:
+        """Sealed snapshots of that site that are in no commit it holds."""
+        return len(self.checks.listed(self.nodes[name]).in_flight) if name in self.nodes else 0
 
     def num_who_attest(self, commit: int, but: Collection[str] = ()) -> int:
         """Contributors of that commit that the coordinator hears, `but` these; none of commit 0."""
@@ -613,6 +626,8 @@ class Outcome:
     num_steps_in_commits: int
     num_merges: Counter[e.MergeMode]
     """That they were told to do."""
+    most_in_flight: int
+    """Snapshots of one site at once, each for a sync of its own."""
 
 
 def play(seed: int, faults: Callable[[World], Awaitable[None]], shape: Shape) -> Outcome:
@@ -661,6 +676,7 @@ def _whole(seed: int, faults: Callable[[World], Awaitable[None]], shape: Shape) 
         num_steps=sum(hands.num_steps for hands in world.hands.values()),
         num_steps_in_commits=world.checks.num_steps_in_commits,
         num_merges=world.checks.num_merges,
+        most_in_flight=world.checks.most_in_flight,
     )
 
 
