@@ -139,17 +139,25 @@ def _overlapped(sync: SyncSettings, seed: int) -> SyncSettings:
 
 
 def in_fragments(shape: Shape, seed: int, num: int) -> Shape:
-    """Half of the schedules sync the model in several fragments. `num` 0: drawn."""
+    """Half of the schedules sync the model in several fragments, and half of these have several syncs in flight. `num`
+    0: drawn."""
     generator = random.Random(f"fragments {seed}")
     num = num or generator.choice([1, 1, 1, 2, 3, 8])
     sync = shape.settings.sync
     if num == 1:
         return shape
     every = max(sync.every, num)  # of a cycle: the number of its syncs grows with the fragments
-    sync = replace(sync, every=every, fragments=num, overlap_steps=min(sync.overlap_steps, every // num))
+    window = every // num
+    sync = replace(sync, every=every, fragments=num, overlap_steps=min(sync.overlap_steps, window))
     num_syncs = shape.settings.steps // shape.settings.sync.every
-    steps = num_syncs * max(1, every // num) + generator.choice([0, 0, 1])
-    return replace(shape, settings=replace(shape.settings, sync=sync, steps=steps), manifest=LAYERED)
+    odd_steps = generator.choice([0, 0, 1])
+    in_flight = random.Random(f"in flight {seed}")
+    if in_flight.random() < 0.5:
+        sync = replace(sync, overlap_steps=in_flight.randint(window + 1, every))
+        num_syncs *= in_flight.choice([1, 2, 3])
+        shape = replace(shape, most_delay_s=in_flight.choice([MOST_DELAY_S, 0.05, 0.2]))
+    settings = replace(shape.settings, sync=sync, steps=num_syncs * window + odd_steps)
+    return replace(shape, settings=settings, manifest=LAYERED)
 
 
 def with_a_straggler(shape: Shape, generator: random.Random) -> Shape:

@@ -1,6 +1,6 @@
 """A small regression with torch and atoll.join, which writes down its parameters around every `site.step`.
 
-atoll node ... -- recording_worker.py FILE [--step-delay-s SECONDS] [--layers]
+atoll node ... -- recording_worker.py FILE [--step-delay-s SECONDS] [--layers NUM]
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ def main(argv: list[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("file", type=Path)
     parser.add_argument("--step-delay-s", type=float, default=0.0)
-    parser.add_argument("--layers", action="store_true", help="two of them, each a tensor of its own")
+    parser.add_argument("--layers", type=int, default=1, help="each a tensor of its own")
     options = parser.parse_args(argv)
     torch.manual_seed(1)
-    layers = [torch.nn.Linear(8, 8, bias=False)] if options.layers else []
+    layers = [torch.nn.Linear(8, 8, bias=False) for _ in range(options.layers - 1)]
     model = torch.nn.Sequential(*layers, torch.nn.Linear(8, 1, bias=False))
     num_steps = torch.tensor(0)
     model.register_buffer("num_steps", num_steps)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01 if options.layers else 0.05)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01 if layers else 0.05)
     target = torch.arange(8.0)
     with atoll.join(model, optimizer) as site, options.file.open("w", encoding="utf-8", buffering=1) as file:
         samples = torch.Generator().manual_seed(site.site_id)
@@ -50,7 +50,7 @@ def main(argv: list[str]) -> None:
             step = site.step(tokens=TOKENS, loss=loss)
             line = {"loss": float(loss), "before": before, "after": values_of(model)}
             line["num_steps"] = int(num_steps)
-            if step.synced:
+            if step.synced and site.has_outer_parameters:
                 with site.outer_parameters():
                     line["outer"] = values_of(model)
             file.write(json.dumps(line) + "\n")
