@@ -324,11 +324,11 @@ class Worker:
         self._random = generator
         self._connection: SimConnection | None = None
         self._step = 0
-        self._trained_s = self._sealed_s = 0.0  # in the pending steps, and in those of the snapshot
+        self._trained_s = 0.0  # since the last snapshot
         self._copies: list[Copy] = []  # by fragment
         self._fragments: dict[str, int] = {}  # by tensor
         self._pending: deque[Step] = deque()  # that no commit lists
-        self._in_snapshot: tuple[Step, ...] = ()
+        self._listed: dict[int, frozenset[Step]] = {}  # of these, what a snapshot lists, by its fragment
         self._unsealed: list[Step] = []  # since the last snapshot
         self._alpha = 0.0
         self._data_epoch = 0
@@ -525,7 +525,9 @@ class Worker:
             unsealed = set(self._unsealed)
             self._unsealed = [replace(step, tokens=0) for step in self._unsealed]
             self._pending = deque(replace(s, tokens=0) if s in unsealed else s for s in self._pending)
-        self._in_snapshot, self._sealed_s = tuple(self._pending), self._trained_s
+        self._listed.pop(fragment, None)
+        listed = frozenset(self._pending).difference(*self._listed.values())
+        self._listed[fragment] = listed
         written = Sealed(
             site_id=self._site_id,
             incarnation=self._incarnation,
@@ -538,18 +540,19 @@ class Worker:
             bf16=self._hands.bf16,
         )
         self._hands.sealed[written.written] = written
-        self._unsealed = []
+        num_steps, self._unsealed = len(self._unsealed), []
         sealed = local_pb2.SealedReport(
             step=self._step,
             seq=seq,
             fragment=fragment,
-            tokens=sum(step.tokens for step in self._in_snapshot),
-            loss_sum=float(len(self._pending)) if not self._loses() else float("nan"),
-            num_steps=len(self._pending),
+            tokens=sum(step.tokens for step in listed),
+            loss_sum=float(num_steps) if not self._loses() else float("nan"),
+            num_steps=num_steps,
             train_s=self._trained_s,
             num_samples_used=self._num_used * self._hands.data.batch_size if self._hands.data else 0,
         )
         self._connection.say(self._request(sealed=sealed))
+        self._trained_s = 0.0
 
     def _loses(self) -> bool:
         """Whether the loss of this window is no number."""
@@ -584,19 +587,20 @@ class Worker:
                 moved = local if is_shift else local - snapshot[spec.name]
                 local[...] = publish[spec.name] + moved
         self._round()
+        listed = self._listed.pop(answer.fragment, None) or self._listed.pop(self._num, None)
+        if listed and not is_shift:
+            self._pending = deque(s for s in self._pending if s not in listed)
         if mode is MergeMode.REPLACE:
-            self._pending.clear()
             copy.steps.clear()
-            self._trained_s = 0.0
         elif not is_shift:
-            self._trained_s -= self._sealed_s
-            self._sealed_s = 0.0
-            self._pending = deque(s for s in self._pending if s not in self._in_snapshot)
             copy.steps = deque(s for s in copy.steps if s not in copy.in_snapshot)
         copy.version = answer.version
         if answer.data_epoch != self._data_epoch:
             self._data_epoch = answer.data_epoch
             self._unsealed = []  # what was trained counts no longer
+            self._pending.clear()
+            self._listed.clear()
+            self._trained_s = 0.0
             self._num_used = self._num_drawn = 0
         merged = local_pb2.Merged(version=answer.version, step=self._step, wait_s=0.0)
         self._connection.say(self._request(merged=merged))
