@@ -587,8 +587,13 @@ class Worker:
                 moved = local if is_shift else local - snapshot[spec.name]
                 local[...] = publish[spec.name] + moved
         self._round()
-        listed = self._listed.pop(answer.fragment, None) or self._listed.pop(self._num, None)
-        if listed and not is_shift:
+        fragment = answer.fragment if answer.fragment in self._listed else self._num
+        listed = self._listed.pop(fragment, None)
+        if mode is MergeMode.REPLACE and (listed is None or answer.data_epoch != self._data_epoch):
+            self._pending.clear()
+            self._listed.clear()
+            self._trained_s = 0.0
+        elif listed is not None and not is_shift:
             self._pending = deque(s for s in self._pending if s not in listed)
         if mode is MergeMode.REPLACE:
             copy.steps.clear()
@@ -598,9 +603,6 @@ class Worker:
         if answer.data_epoch != self._data_epoch:
             self._data_epoch = answer.data_epoch
             self._unsealed = []  # what was trained counts no longer
-            self._pending.clear()
-            self._listed.clear()
-            self._trained_s = 0.0
             self._num_used = self._num_drawn = 0
         merged = local_pb2.Merged(version=answer.version, step=self._step, wait_s=0.0)
         self._connection.say(self._request(merged=merged))
