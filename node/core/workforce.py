@@ -122,10 +122,13 @@ def merged(ctx: Context, event: events.Merged) -> None:
     if copy is None or copy.offered is None or copy.offered.version != event.version:
         return
     offered, goes_on = copy.offered, copy.merged(event.wait_s)
+    outer = disk.outer
+    if outer is not None and outer.has_base(offered.fragment, offered.version):
+        copy.reaches(outer.commit)  # commits of others were applied since it was offered
     for lane in ctx.site.lanes:
         if lane.snapshot.is_consumed and not snapshots.is_to_be_merged(workers.copies_of(lane.fragment)):
             snapshots.free(lane)
-    is_newest = disk.outer is not None and disk.outer.commit == event.version
+    is_newest = outer is not None and outer.commit == event.version
     if goes_on and offered.mode is MergeMode.SHIFT and is_newest and disk.running is None:
         _publish(ctx, Values(event.version, offered.fragment))  # else they take values next
 

@@ -46,7 +46,11 @@ class LocalCopy:
     def untouched(self, commit: int) -> None:
         """That commit was of another fragment."""
         if self.version == commit - 1:
-            self.version = commit
+            self.reaches(commit)
+
+    def reaches(self, commit: int) -> None:
+        """The commits from its version up to that one were of other fragments."""
+        self.version = commit
 
     def discard(self) -> None:
         """What they have trained counts no longer."""

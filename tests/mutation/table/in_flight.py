@@ -1,4 +1,4 @@
-"""Several syncs in flight, in the coordinator."""
+"""Several syncs in flight."""
 
 from __future__ import annotations
 
@@ -199,5 +199,13 @@ MUTATIONS = (
         old='"syncs in flight": sync.most_in_flight > 1',
         new='"syncs in flight": False',
         tests=("tests/unit/protocol/test_settings.py",),
+    ),
+    Mutation(
+        name="a commit of another fragment is taken because one was being taken when it came",
+        rule="what a commit did not touch the ranks hold already",
+        where="node.core.workforce:merged",
+        old="        copy.reaches(outer.commit)  # commits of others were applied since it was offered\n",
+        new="        pass\n",
+        tests=("tests/unit/node_core/test_in_flight.py",),
     ),
 )

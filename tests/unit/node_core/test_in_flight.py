@@ -322,3 +322,25 @@ def test_after_a_commit_that_leaves_others_open_the_site_waits_for_no_opening(tw
     two.merged(1)
     two.asks(22)
     assert two.answer().kind is AnswerKind.CONTINUE
+
+
+def test_what_another_fragments_commit_did_not_touch_is_not_taken_again(two: Story) -> None:
+    """The commit of the other fragment is applied while the ranks take one."""
+    two.exchanges(1, 0)
+    two.exchanges(2, 1)
+    two.applies(committed(1, 1, 0, done=ranges((0, 20))))
+    two.asks(20)
+    two(e.Published(Values(1, 0)))
+    two.asks(21)
+    assert two.answer().mode is MergeMode.MERGE
+    two.applies(committed(2, 2, 1, done=ranges((20, 40))))
+    two.merged(1)
+    two.receive(of(2, 3, base=2))
+    two.asks(21)
+    assert two.wants(out.PublishState) == out.PublishState(Values(2, 1))
+    two(e.Published(Values(2, 1)))
+    two.asks(22)
+    assert two.answer().mode is MergeMode.MERGE
+    two.merged(2)
+    two.asks(22)
+    assert two.answer() == e.Answer(kind=AnswerKind.CONTINUE, next_step=30)
