@@ -116,7 +116,7 @@ class DiskJobs:
             run_step=record.run_step if record else 0,
             run_tokens=record.run_tokens if record else 0,
             final=record is not None and record.final,
-            touched=plane.touched(),
+            touched=plane.log.history.touched(fetched.commit) or (),
         )
 
     @property

@@ -75,7 +75,8 @@ class Node:
         held = plane.held() if plane else None
         outer: Outer | None = None
         if plane is not None and held is not None:
-            outer = Outer(commit=held[0], state_hash=held[1], run_step=0, run_tokens=0, touched=plane.touched())
+            touched = plane.log.history.touched(held[0]) or ()
+            outer = Outer(commit=held[0], state_hash=held[1], run_step=0, run_tokens=0, touched=touched)
         num_ranks, now = config.num_ranks, self._loop.time()
         self.core = core = SiteCore(identity, settings, outer, now, branch=home.branch, num_ranks=num_ranks)
         self._inbox: deque[e.Event] = deque()  # the first is being handled

@@ -103,12 +103,6 @@ class DataPlane:
             return None
         return self.outer.commit, self.outer.state_hash()
 
-    def touched(self) -> tuple[int, ...]:
-        """Of each fragment, the last commit that touched it in the whole state that is held; empty if the log does not
-        tell."""
-        commit = self.outer.commit if self.outer is not None else None
-        return () if commit is None else self.log.history.touched(commit) or ()
-
     def fresh_outer(self) -> OuterState:
         """In a thread: an empty outer state to seed or fetch into; one that is partly fetched is kept."""
         self._is_distrusted = False

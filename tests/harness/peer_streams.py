@@ -52,6 +52,7 @@ def begin(
     plan: m.Plan,
     data: SyncData,
     weights: Sequence[int] | None = None,
+    *,
     spread_s: float = 0.0,
     in_flight: Collection[int] = (),
 ) -> Exchange:

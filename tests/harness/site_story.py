@@ -36,10 +36,9 @@ class SiteStory(SiteQuestions):
     """`state` is the commit that the site's disk holds; -1: none."""
 
     def __init__(self, state: int = -1, overrun: int = 0, overlap: int = 0, mix: str = "", fragments: int = 1) -> None:
-        merge = {"merge": "mix", "alpha": float(mix)} if mix else {}
-        sync = SyncSettings(  # type: ignore[call-arg]
-            every=NUM_STEPS * fragments, overlap_steps=overlap, fragments=fragments, **merge
-        )
+        merge: dict[str, Any] = {"merge": "mix", "alpha": float(mix)} if mix else {}
+        every = NUM_STEPS * fragments
+        sync = SyncSettings(every=every, overlap_steps=overlap, fragments=fragments, **merge)
         self.settings = RunSettings(run_id="run", steps=40, sync=sync, time_limits="local", overrun_steps=overrun)
         self.now = 100.0
         self.log: list[str] = []
@@ -120,6 +119,7 @@ class SiteStory(SiteQuestions):
         self,
         sync: int,
         base: int,
+        *,
         steps: int = NUM_STEPS,
         overlap: int | None = None,
         resting: str = "",

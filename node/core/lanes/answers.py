@@ -87,7 +87,7 @@ def decide(site: SiteState, settings: RunSettings, *, away: bool, now: float) ->
     step = site.workers.ask.step
     if any(copy.offered is not None for copy in site.workers.copies):
         return Hold("other ranks have not taken the last version yet")
-    open_ = next_sync(site, step, away=away)
+    open_ = next_sync(site, step, away=away) if site.disk.outer is not None else None
     decision = _decide(site, open_, step, now, mixes=settings.sync.merge == "mix", away=away)
     if isinstance(decision, Hold):
         return _train_on(site, settings, open_, step, now, away=away) or decision
@@ -95,16 +95,14 @@ def decide(site: SiteState, settings: RunSettings, *, away: bool, now: float) ->
 
 
 def next_sync(site: SiteState, step: int, *, away: bool) -> Open | None:
-    """The sync for which the ranks train: the newest one that is open on the state that is held and that they have
-    sealed no snapshot for, or one that the site sits out."""
+    """The sync for which the ranks train: of those that are open on the state that is held and that they have sealed no
+    snapshot for, or that the site sits out, the one of the newest window. What follows an abandoned sync has a new
+    number and the old window."""
     outer = site.disk.outer
-    opened = (lane.open for lane in site.lanes if lane.open is not None and lane not in site.in_flight)
-    wanted = [
-        x
-        for x in opened
-        if (outer is not None and outer.has_base(x.fragment, x.base_commit)) or rests(site, x, step, away=away)
-    ]
-    return max(wanted, key=lambda x: x.sync, default=None)
+    assert outer is not None
+    opened = [lane.open for lane in site.lanes if lane.open is not None and lane not in site.in_flight]
+    wanted = (x for x in opened if outer.has_base(x.fragment, x.base_commit) or rests(site, x, step, away=away))
+    return max(wanted, key=lambda x: (x.run_step, x.sync), default=None)
 
 
 def _target(site: SiteState, open_: Open, step: int, *, away: bool) -> int:

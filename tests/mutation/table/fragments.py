@@ -394,4 +394,12 @@ MUTATIONS = (
         new="listed is None",
         tests=("tests/unit/worker/test_worker_site.py",),
     ),
+    Mutation(
+        name="ranks train for an old window",
+        rule="of syncs that are open ranks train for that of the newest window",
+        where=f"{ANSWERS}:next_sync",
+        old="key=lambda x: (x.run_step, x.sync)",
+        new="key=lambda x: x.sync",
+        tests=IN_FLIGHT,
+    ),
 )
