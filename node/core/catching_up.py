@@ -54,6 +54,7 @@ def state_fetched(ctx: Context, event: events.StateFetched) -> None:
         if lane.exchange is not None and outer.touch(lane.fragment) > lane.exchange.plan.base_commit:
             exchanges.give_up(ctx, lane)
         snapshots.settle(ctx, lane, outer)
+    site.workers.reach(outer)
     disk.unpublish()  # it may have held another state of this commit
     holding.hold(ctx, outer, final=disk.final or event.final)
     ctx.report(logging.INFO, f"outer state complete and verified at commit {event.commit}")

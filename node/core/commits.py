@@ -95,7 +95,7 @@ def applied(ctx: Context, event: events.CommitApplied) -> None:
     for lane in site.lanes:
         if snapshots.settle(ctx, lane, outer):
             site.workers.missed()
-    site.workers.applied(commit.commit, commit.fragment)
+    site.workers.reach(outer)
     exchanges.cancel(ctx, site.lanes[commit.fragment])
     ctx.emit(DropSync(commit.sync))
     syncs.ended(ctx, commit.sync)

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from atoll.node.core.disk import Outer
 from atoll.node.core.events import Answer, AnswerKind, BoundaryAsked, MergeMode
 from atoll.node.core.lanes.local_copy import LocalCopy
 
@@ -59,11 +60,11 @@ class Workers:
         if answer.mode is not MergeMode.SHIFT:
             self.sealed_in_vain = False
 
-    def applied(self, commit: int, fragment: int) -> None:
-        """The site holds that commit now, of this fragment or of all."""
-        for other, copy in enumerate(self.copies if fragment < len(self.copies) else ()):
-            if other != fragment:
-                copy.untouched(commit)
+    def reach(self, outer: Outer) -> None:
+        """The site holds that state now: a copy has all of it where no commit has touched its fragment since."""
+        for fragment, copy in enumerate(self.copies):
+            if copy.version is not None and outer.has_base(fragment, copy.version):
+                copy.reaches(outer.commit)
 
     def missed(self) -> None:
         """A commit came without their snapshot, which was ready."""

@@ -123,8 +123,8 @@ def merged(ctx: Context, event: events.Merged) -> None:
         return
     offered, goes_on = copy.offered, copy.merged(event.wait_s)
     outer = disk.outer
-    if outer is not None and outer.has_base(offered.fragment, offered.version):
-        copy.reaches(outer.commit)  # commits of others were applied since it was offered
+    if outer is not None:
+        workers.reach(outer)  # commits of other fragments may have been applied since it was offered
     for lane in ctx.site.lanes:
         if lane.snapshot.is_consumed and not snapshots.is_to_be_merged(workers.copies_of(lane.fragment)):
             snapshots.free(lane)

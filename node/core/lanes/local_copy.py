@@ -43,11 +43,6 @@ class LocalCopy:
         """A commit holds the snapshot that these workers wrote at `step`."""
         self.contributed = step if self.version is not None else None
 
-    def untouched(self, commit: int) -> None:
-        """That commit was of another fragment."""
-        if self.version == commit - 1:
-            self.reaches(commit)
-
     def reaches(self, commit: int) -> None:
         """The commits from its version up to that one were of other fragments."""
         self.version = commit

@@ -181,17 +181,17 @@ MUTATIONS = (
     Mutation(
         name="a commit of one fragment is taken into all",
         rule="what a commit did not touch the ranks hold already",
-        where="node.core.workers:Workers.applied",
-        old="                copy.untouched(commit)\n",
+        where="node.core.workers:Workers.reach",
+        old="                copy.reaches(outer.commit)\n",
         new="                pass\n",
         tests=SITE,
     ),
     Mutation(
         name="a copy that is behind counts as current",
         rule="a copy that lacks a commit of its fragment takes it",
-        where="node.core.lanes.local_copy:LocalCopy.untouched",
-        old="        if self.version == commit - 1:\n",
-        new="        if True:\n",
+        where="node.core.workers:Workers.reach",
+        old=" and outer.has_base(fragment, copy.version)",
+        new="",
         tests=SITE,
     ),
     Mutation(

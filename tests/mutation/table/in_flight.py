@@ -204,8 +204,16 @@ MUTATIONS = (
         name="a commit of another fragment is taken because one was being taken when it came",
         rule="what a commit did not touch the ranks hold already",
         where="node.core.workforce:merged",
-        old="        copy.reaches(outer.commit)  # commits of others were applied since it was offered\n",
+        old="        workers.reach(outer)  # commits of other fragments may have been applied since it was offered\n",
         new="        pass\n",
+        tests=("tests/unit/node_core/test_in_flight.py",),
+    ),
+    Mutation(
+        name="after a fetch every fragment is taken again",
+        rule="what a fetched state did not touch the ranks hold, and a snapshot of it stays in flight",
+        where="node.core.catching_up:state_fetched",
+        old="    site.workers.reach(outer)\n",
+        new="",
         tests=("tests/unit/node_core/test_in_flight.py",),
     ),
 )

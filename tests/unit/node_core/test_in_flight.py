@@ -216,6 +216,21 @@ def test_a_fetched_state_ends_only_the_syncs_whose_fragment_it_touched(two: Stor
     assert two.leased_samples() == ranges((0, 20), (40, 400))
 
 
+def test_a_fetched_state_moves_only_the_copies_whose_fragment_it_touched(two: Story) -> None:
+    """By a difference of its own fragment a rank gives a snapshot up, while the node has it in flight."""
+    found = committed(1, 1, 0, contributors=(2, 3))
+    two.receive(found)
+    two(e.ApplyFailed(1, "no payloads"))
+    donor = m.Donor(site_id=2, incarnation=1, address="b:1", commit=1)
+    two.receive(m.Sources(attested=(m.Attestation(commit=1, state_hash=HASH),), donors=(donor,), commits=(found,)))
+    two(e.StateFetched(commit=1, state_hash=HASH, run_step=10, run_tokens=300, touched=(1, 0, 0)))
+    two.receive(of(2, 3, base=1))
+    two.asks(20)
+    assert two.take(Difference(0, 1, 0)).mode is MergeMode.SHIFT
+    two.asks(20)
+    assert two.answer().kind is AnswerKind.CONTINUE
+
+
 def test_a_state_of_which_nothing_is_known_ends_all(two: Story) -> None:
     two.receive(replace(plan(2), fragment=1))
     two.receive(committed(1, 1, 0, contributors=(2, 3)))
