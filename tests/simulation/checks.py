@@ -237,13 +237,7 @@ class Checks:
         """The node hears of it now."""
         if node.node is None:
             return
-        asked, listed = of_node(node.node), self.listed(node)
-        listed.look(
-            asked.sealed(),
-            asked.generation,
-            is_in_a_commit=self._is_in_a_commit,
-            discards=asked.discards_local(),
-        )
+        asked, listed = of_node(node.node), self._look(node)
         if isinstance(event, e.SnapshotSealed) and event.generation == asked.generation:
             written = node.hands.sealed.pop((event.generation, event.step))
             sealed = listed.seal(written)
@@ -258,6 +252,18 @@ class Checks:
     def most_in_flight(self) -> int:
         """Snapshots of one site at once."""
         return max((listed.most_in_flight for listed in self._listed.values()), default=0)
+
+    def _look(self, node: SimNode) -> Listed:
+        """At the snapshots that it holds."""
+        assert node.node is not None
+        asked, listed = of_node(node.node), self.listed(node)
+        listed.look(
+            asked.sealed(),
+            asked.generation,
+            is_in_a_commit=self._is_in_a_commit,
+            discards=asked.discards_local(),
+        )
+        return listed
 
     def listed(self, node: SimNode) -> Listed:
         """What its snapshots list."""
@@ -335,6 +341,8 @@ class Checks:
             case out.AnswerWorkers(answer=answer, step=step):
                 if answer.kind is e.AnswerKind.APPLY:
                     self.num_merges[answer.mode] += 1
+                elif answer.kind is e.AnswerKind.SNAPSHOT:
+                    self._look(node).write()
                 self._goes_not_too_far(node, answer, step)
             case out.Send(m.Applied(commit=commit, state_hash=value)) if node not in (*self.bad_hosts, *self.liars):
                 assert node.node is not None

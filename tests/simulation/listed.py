@@ -14,13 +14,15 @@ Written = tuple[int, int]
 @dataclass(slots=True)
 class Listed:
     """By one start of a site. A snapshot lists the steps since the one before it was sealed, and those of snapshots
-    that were given up meanwhile."""
+    that were given up until the ranks were told to write it."""
 
     in_flight: dict[int, Sealed] = field(default_factory=dict)
     """By fragment, or the number of all: sealed, and in no commit that the site holds."""
     most_in_flight: int = 0
     _generation: int = 0
     _given_up: tuple[Step, ...] = ()
+    _due: tuple[Step, ...] = ()
+    """Of these, what the snapshot lists that is being written."""
 
     def look(
         self,
@@ -33,7 +35,7 @@ class Listed:
         """At what the site holds between two events. Of a generation that is gone nothing is listed again: its samples
         are drawn anew."""
         if generation != self._generation:
-            self._generation, self._given_up = generation, ()
+            self._generation, self._given_up, self._due = generation, (), ()
         for fragment, sealed in list(self.in_flight.items()):
             if held.get(fragment) == sealed.written:
                 continue
@@ -41,14 +43,19 @@ class Listed:
             if sealed.generation == generation and not is_in_a_commit(sealed):
                 self._given_up += sealed.steps
         if discards:
-            self._given_up = ()
+            self._given_up = self._due = ()
+
+    def write(self) -> None:
+        """The ranks are told to write one. What is given up after this is listed by the next one."""
+        self._due = self._given_up
 
     def seal(self, written: Sealed) -> Sealed:
         """`written` lists the steps since the snapshot before it. With those that it lists in all."""
         before = self.in_flight.pop(written.fragment, None)
-        given_up = self._given_up + (before.steps if before is not None else ())
+        given_up = self._due + (before.steps if before is not None else ())
         steps = tuple(sorted({*given_up, *written.steps}, key=lambda step: step.number))
-        self._given_up = ()
+        self._given_up = tuple(step for step in self._given_up if step not in self._due)
+        self._due = ()
         self.in_flight[written.fragment] = sealed = replace(written, steps=steps)
         self.most_in_flight = max(self.most_in_flight, len(self.in_flight))
         return sealed
