@@ -353,19 +353,21 @@ class Checks:
                 self._contributes(node, plan, tokens)
 
     def _goes_not_too_far(self, node: SimNode, answer: e.Answer, step: int) -> None:
-        """The ranks take a commit so many steps beyond the snapshot that it holds, or wait."""
+        """The ranks take a commit so many steps beyond the snapshot that it holds, or wait. With the coordinator away
+        they go on from their boundary, which is the newest one."""
         assert node.node is not None
         asked, settings = of_node(node.node), self._settings
-        most_steps = settings.most_overrun_steps if asked.is_away() else 0
-        most_steps = max(most_steps, settings.sync.overlap_steps)
-        for fragment, (generation, written_at) in asked.sealed().items():
-            if answer.kind is not e.AnswerKind.SNAPSHOT and generation == asked.generation:
-                last = max(step, written_at + most_steps)
-                self.require(
-                    answer.next_step <= last,
-                    f"5: {node.process} trains until step {answer.next_step}, with a snapshot of fragment {fragment} "
-                    f"of step {written_at}: at most until {last}",
-                )
+        written = [at for generation, at in asked.sealed().values() if generation == asked.generation]
+        if answer.kind is e.AnswerKind.SNAPSHOT or not written:
+            return
+        last = min(written) + settings.sync.overlap_steps
+        if asked.is_away():
+            last = max(last, max(written) + settings.most_overrun_steps)
+        self.require(
+            answer.next_step <= max(step, last),
+            f"5: {node.process} trains until step {answer.next_step}, with snapshots of steps {sorted(written)}: at "
+            f"most until {last}",
+        )
 
     def _says_what_it_trained(self, node: SimNode, ready: m.Ready) -> None:
         """Each position that the snapshot lists, and no other."""
