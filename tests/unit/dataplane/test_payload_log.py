@@ -430,7 +430,7 @@ def test_a_commit_ends_only_earlier_syncs_of_what_it_touches(
     tmp_path: Path, thirds: tuple[PayloadLog, OuterState, dict[int, bytes]], fragment: int, left: set[int]
 ) -> None:
     """Several are in flight, and are committed in any order."""
-    log, outer, found = thirds
+    log, _, found = thirds
     for sync in (7, 8, 9):
         log.begin(sync, 1, 0, sync - 7)
     record = replace(commit_record(1), sync=10, fragment=fragment)
@@ -441,4 +441,3 @@ def test_a_commit_ends_only_earlier_syncs_of_what_it_touches(
     held = {int(path.name.split("-")[1]) for path in (tmp_path / "log").glob("attempt-*")}
     assert held - {10} == left
     log.close()
-    outer.close()
