@@ -119,45 +119,43 @@ class Utilization:
     outcome: Outcome
 
 
-def utilization(overlap_steps: int, *, every: int = EVERY, num_fragments: int = NUM) -> Utilization:
-    """Of three sites, each message on its way as long as the others."""
+def utilization(overlap_steps: int, delay_s: float = DELAY_S) -> Utilization:
+    """Of three sites, each message on its way as long as the others. What a snapshot and an update take at a boundary is
+    in it."""
     found: list[tuple[float, float]] = []
     first, last = 3 * EVERY, 12 * EVERY
 
     async def look(world: World) -> None:
-        world.network.weather.least_delay_s = DELAY_S
+        world.network.weather.least_delay_s = delay_s
         for step in (first, last):
             await until(world, lambda step=step: sum(h.num_steps for h in world.hands.values()) >= 3 * step)  # type: ignore[misc]
             found.append((world.loop.time(), sum(hands.trained_s for hands in world.hands.values())))
 
     shape = a_shape(2, num_sites=3, overlap_steps=overlap_steps, steps=14 * EVERY)
-    sync = replace(shape.settings.sync, every=every, fragments=num_fragments)
-    outcome = played(2, replace(shape, data=None, settings=replace(shape.settings, data="local", sync=sync)), look)
+    settings = replace(shape.settings, data="local")
+    outcome = played(2, replace(shape, data=None, settings=settings, most_delay_s=delay_s), look)
     (began_s, before_s), (ended_s, after_s) = found
     return Utilization((after_s - before_s) / 3 / (ended_s - began_s), outcome)
 
 
 def test_on_links_slower_than_a_window_sites_hardly_wait_where_several_are_in_flight() -> None:
-    without = utilization(0, every=1 << 20, num_fragments=1)
+    at_once = utilization(EVERY, delay_s=0.001)
     blocking, one, several = (utilization(steps) for steps in (0, WINDOW, EVERY))
     assert (blocking.outcome.most_in_flight, one.outcome.most_in_flight) == (1, 1)
-    assert several.outcome.most_in_flight > 1, several.outcome.story
-    assert without.share > 0.97
-    assert several.share > 0.95 * without.share, several.outcome.story
-    assert several.share > 1.2 * one.share
-    assert blocking.share < 0.5
+    assert several.outcome.most_in_flight > 2, several.outcome.story
+    assert several.share > 0.95 * at_once.share, several.outcome.story
+    assert several.share > 2 * one.share
+    assert blocking.share < one.share < 0.5
 
 
 # --- what breaks
 
 
 def test_a_coordinator_that_dies_with_several_open_goes_on_with_each() -> None:
-    num_open: list[int] = []
-
     async def dies(world: World) -> None:
+        least = min(3, 1 + len(world.nodes))  # a site alone has nobody to exchange with
         for _ in range(3):
-            await until(world, lambda: world.num_open_syncs() > 1 and bool(has_several(world)))
-            num_open.append(world.num_open_syncs())
+            await until(world, lambda: world.num_open_syncs() >= least and bool(has_several(world)))
             commits = len(world.checks.commits)
             world.kill_coordinator("kill -9")
             world.later(0.3, world.start_coordinator)
@@ -166,7 +164,6 @@ def test_a_coordinator_that_dies_with_several_open_goes_on_with_each() -> None:
     for seed in range(8):
         outcome = played(seed, a_shape(seed, steps=8 * EVERY), dies)
         assert outcome.num_steps == outcome.num_steps_in_commits == 8 * EVERY * (1 + seed % 3), outcome.story
-    assert max(num_open) > 2
 
 
 @pytest.mark.parametrize("kind", ["kill_site", "crash_workers", "stop_site"])
