@@ -34,7 +34,7 @@ def main(argv: list[str]) -> None:
     model = torch.nn.Sequential(*layers, torch.nn.Linear(8, 1, bias=False))
     num_steps = torch.tensor(0)
     model.register_buffer("num_steps", num_steps)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01 if layers else 0.05)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.002 if layers else 0.05)
     target = torch.arange(8.0)
     with atoll.join(model, optimizer) as site, options.file.open("w", encoding="utf-8", buffering=1) as file:
         samples = torch.Generator().manual_seed(site.site_id)
