@@ -159,17 +159,18 @@ def test_progress_that_is_discarded_with_snapshots_in_flight_is_not_counted(
     two = replace(SETTINGS, sync=SyncSettings(every=4, fragments=2, overlap_steps=4))
     monkeypatch.setattr(join_module, "connect", lambda: node.connection(two))
     net, optimizer = two_layers()
-    evicted = replace(apply(REPLACE, 4, run_step=10), data_epoch=1)
+    evicted = replace(apply(REPLACE, 5, run_step=10), data_epoch=1)
     node.script = [
         (0, apply(REPLACE, 0, fresh=True)),
         (0, replace(apply(REPLACE, 2), fragment=1)),
         (2, SNAPSHOT),
         (2, go_on(4)),
         (4, replace(SNAPSHOT, fragment=1)),
-        (4, evicted),
-        (4, replace(evicted, fragment=1, next_step=6)),
-        (6, SNAPSHOT),
-        (6, STOP),
+        (4, go_on(5)),
+        (5, evicted),
+        (5, replace(evicted, fragment=1, next_step=7)),
+        (7, SNAPSHOT),
+        (7, STOP),
     ]
     with atoll.join(net, optimizer, ramp_steps=0) as site:
         while site.running:
