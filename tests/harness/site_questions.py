@@ -166,7 +166,7 @@ class SiteQuestions:
         """The ranks are at a snapshot."""
         return any(lane.snapshot.phase is SnapshotPhase.WRITING for lane in self.core.site.lanes)
 
-    def sealed(self) -> dict[int, tuple[int, int]]:
+    def sealed_snapshots(self) -> dict[int, tuple[int, int]]:
         """By fragment, or the number of all, the snapshots that no commit it holds has: generation and step in which
         each was written."""
         found = {lane.fragment: lane.snapshot for lane in self.core.site.lanes if lane.snapshot.is_sealed}

@@ -258,7 +258,7 @@ class Checks:
         assert node.node is not None
         asked, listed = of_node(node.node), self.listed(node)
         listed.look(
-            asked.sealed(),
+            asked.sealed_snapshots(),
             asked.generation,
             is_in_a_commit=self._is_in_a_commit,
             discards=asked.discards_local(),
@@ -357,7 +357,7 @@ class Checks:
         they go on from their boundary, which is the newest one."""
         assert node.node is not None
         asked, settings = of_node(node.node), self._settings
-        written = [at for generation, at in asked.sealed().values() if generation == asked.generation]
+        written = [at for generation, at in asked.sealed_snapshots().values() if generation == asked.generation]
         if answer.kind is e.AnswerKind.SNAPSHOT or not written:
             return
         last = min(written) + settings.sync.overlap_steps

@@ -57,7 +57,7 @@ def test_history_tightens_the_deadline_and_attempts_widen_it() -> None:
 
 
 def test_a_site_without_a_history_gets_the_time_that_sizes_give() -> None:
-    pace = Pace()
+    pace = Pace(num_in_flight=1)
     for seconds in (1.0, 3.0, 2.0):
         pace.note_commit([1, 2], seconds, 10.0)
     assert pace.longest_exchange_s([1, 2]) == 3.0
