@@ -21,6 +21,9 @@ MIN_LINES = 25
 """A file of fewer that only forwards is one too many."""
 LINES_BEFORE = 26_134
 """Of product code at f850c86, before it was restructured."""
+NEW_LINES = 965
+"""Of features that came meanwhile, and are no part of that: docs/decisions/0042 lists them."""
+MOST_LINES = LINES_BEFORE - 1_500 + NEW_LINES
 IMPURE: dict[str, str] = {
     "protocol/strict.py": "knows the type Path, and opens none",
 }
@@ -103,7 +106,8 @@ def without_docstring(code: Code) -> Found:
 def lines_of_code(code: Code) -> Found:
     counted = [files.lines_of_code(module) for module in code.modules]
     docstrings = sum(lines for _, lines in counted)
-    return Found(sum(lines for lines, _ in counted), [f"{LINES_BEFORE} at f850c86", f"{docstrings} more of docstrings"])
+    notes = [f"{LINES_BEFORE} at f850c86, {NEW_LINES} of features since", f"{docstrings} more of docstrings"]
+    return Found(sum(lines for lines, _ in counted), notes)
 
 
 def without(offenders: dict[str, str], exceptions: dict[str, str]) -> Found:
@@ -125,7 +129,7 @@ MEASURES = (
     Measure("fields of a core's state that several modules write", goal=0, bound=0, of=fields_of_many),
     Measure("writes of a core's state of an unclear class", goal=0, bound=0, of=writes_of_no_class),
     Measure("public functions of the cores without a docstring", goal=0, bound=0, of=without_docstring),
-    Measure("lines of product code", goal=LINES_BEFORE - 1_500, bound=25_400, of=lines_of_code, step=100),
+    Measure("lines of product code", goal=MOST_LINES, bound=25_500, of=lines_of_code, step=100),
 )
 
 
