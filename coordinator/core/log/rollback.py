@@ -174,6 +174,8 @@ def go_back(
     for site in holders:
         site.goes_on_from_there()
     for site in run.members.live():
+        if site.counts_from_step is not None:
+            site.counts_from(min(site.counts_from_step, run.log.run_step))
         if site.applied is not None and site.applied > commit:
             site.is_without_state()
             site.goes_on_from_there()

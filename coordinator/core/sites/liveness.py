@@ -96,7 +96,7 @@ def _workers_hang(run: Run, site: Site) -> str:
 def _node_hangs(run: Run, site: Site) -> str:
     heartbeat, what = site.heartbeat, "fetched nor made a state"
     if site.standing is Standing.MEMBER:
-        owed = [str(sync.open.sync) for sync in run.lanes.values() if _owes(run, site, sync)]
+        owed = [str(sync.open.sync) for sync in run.lanes.values() if owes(run, site, sync)]
         what = f"trained nor been ready for sync {', '.join(owed)}"
     return f"{_unmoved(run, site)} it has neither {what} (phase {heartbeat.phase!r}, step {heartbeat.inner_step})"
 
@@ -120,10 +120,10 @@ def _owes_progress(run: Run, site: Site, *, goes_on: bool) -> bool:
     """Whether nothing that the coordinator or another site has yet to do holds this site up."""
     if not goes_on or site.waits_for_sources is not None:
         return False
-    return site.standing is not Standing.MEMBER or any(_owes(run, site, sync) for sync in run.lanes.values())
+    return site.standing is not Standing.MEMBER or any(owes(run, site, sync) for sync in run.lanes.values())
 
 
-def _owes(run: Run, site: Site, sync: Sync) -> bool:
+def owes(run: Run, site: Site, sync: Sync) -> bool:
     """Whether a member is not ready for the sync, may still contribute to it, and may train to the end of its window:
     not where that is beyond what it may train before another commit."""
     is_ready = site.site_id in sync.ready and site.holds(sync.open.base_commit)

@@ -197,10 +197,11 @@ class Site:
         self.waits_for_sources = None
 
     def contributes(self, run_step: int | None, *, was_done: bool) -> None:
-        """To a commit. `run_step`: of it, if this start did; None: one before."""
+        """To a commit. `run_step`: the end of its window, if this start did; None: one before. The commit of a later
+        window may have come first."""
         self.contributed = True
         if run_step is not None:
-            self.counts_from_step = run_step
+            self.counts_from_step = max(run_step, self.counts_from_step or 0)
         if was_done:
             self.num_heard = 0
 

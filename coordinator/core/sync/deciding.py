@@ -111,17 +111,13 @@ def _too_few(run: Run, sync: Sync, waiting: list[Site], able: list[Site]) -> d.D
     until = sync.first_ready_at + run.limits.sync_wait_s
     if waiting and run.now < until:
         return d.Wait(until)  # those who are late are needed
-    return _paused(run, sync, f"sync {sync.open.sync} has {num} of the {quorum} contributors of the quorum")
+    return _paused(sync, f"sync {sync.open.sync} has {num} of the {quorum} contributors of the quorum")
 
 
-def _paused(run: Run, sync: Sync, reason: str) -> d.Decision:
-    """Until something happens; a run that is to stop ends there, if no other sync is open. Sites that rest are asked
+def _paused(sync: Sync, reason: str) -> d.Decision:
+    """Until something happens; a run that is to stop ends once all that are open wait so. Sites that rest are asked
     first."""
-    if sync.open.resting:
-        return d.Abandon(reason=reason)
-    if run.stop_reason and len(run.lanes) == 1:
-        return d.Finish(f"{run.stop_reason} ({reason})")
-    return d.Wait(reason=reason)
+    return d.Abandon(reason=reason) if sync.open.resting else d.Wait(reason=reason)
 
 
 def _patience(run: Run, sync: Sync, waiting: list[Site], first_ready_at: float) -> Patience:
@@ -201,7 +197,7 @@ def _nobody_reduces(run: Run, sync: Sync, contributors: list[Site], problem: str
             return _train_on(empty, problem)
     if barred := _barred(run, sync):
         return d.Abandon(reason="; ".join([problem, *barred]))  # one of them may reduce in the next one
-    return _paused(run, sync, problem)
+    return _paused(sync, problem)
 
 
 # --- planned

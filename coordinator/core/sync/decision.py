@@ -141,12 +141,7 @@ class GoBack:
     """Why the run stays where it is; empty: it goes back."""
 
 
-@dataclass(frozen=True, slots=True)
-class Finish:
-    reason: str
-
-
 OfAttempt = GiveWay | Weigh | Fail | LeaveOut | AskForLists | Stuck | Misled | Evict | JudgeStates | Commit
 """Of the attempt under way."""
-OfSync = Propose | CollectAgain | Abandon | Finish
+OfSync = Propose | CollectAgain | Abandon
 Decision = Wait | OfSync | OfAttempt

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 
 from atoll.coordinator.core.data import leases
 from atoll.coordinator.core.events import PlanRecord, WeightsRecord
 from atoll.coordinator.core.log import evidence, going_back, rollback, states
 from atoll.coordinator.core.run import Run
+from atoll.coordinator.core.sites import liveness
 from atoll.coordinator.core.sites.membership import Site, Standing
 from atoll.coordinator.core.sync import (
     deciding,
@@ -157,7 +159,19 @@ def _look(run: Run) -> tuple[d.Wait, ...]:
             _carry_out(run, sync, decision)
             return ()
         waits.append(decision)
+    if run.stop_reason and (reason := _pause_of_all(run, waits[1:])):
+        outcomes.finish(run, f"{run.stop_reason} ({reason})")
+        return ()
     return () if outcomes.open_beside(run) else tuple(waits)
+
+
+def _pause_of_all(run: Run, waits: Sequence[d.Wait]) -> str:
+    """Why the first of the open syncs that are paused is, if no other one gets on: nobody is ready for that, nor may
+    train to the end of its window. Empty if one does."""
+    for sync, wait in zip(run.lanes.values(), waits, strict=True):
+        if not wait.reason and (sync.ready or any(liveness.owes(run, s, sync) for s in run.members.live())):
+            return ""
+    return next((wait.reason for wait in waits if wait.reason), "")
 
 
 def _go_back(run: Run, decision: d.GoBack) -> None:
@@ -181,8 +195,6 @@ def _carry_out(run: Run, sync: Sync, decision: d.OfSync | d.OfAttempt) -> None:
             if error:
                 run.report(logging.ERROR, error)
             outcomes.abandon(run, sync, reason, without_tokens=without_tokens)
-        case d.Finish(reason):
-            outcomes.finish(run, reason)
         case _:
             assert attempt is not None, "what is decided of an attempt"
             _carry_out_in(run, sync, attempt, decision)

@@ -360,7 +360,7 @@ def abandon(run: Run, sync: Sync, reason: str, *, without_tokens: bool = False) 
     run.report(logging.ERROR, f"sync {open_.sync} is abandoned: {reason}")
     run.note_abandoned(open_.sync, reason)
     members = [s for s in run.members.live() if s.standing is Standing.MEMBER]
-    if run.stop_reason and len(run.lanes) == 1:
+    if run.stop_reason and run.num_abandoned_in_a_row >= len(run.lanes):
         run.send_all(members, m.Abandoned(sync=open_.sync, reason=reason))
         finish(run, f"{run.stop_reason} (the last sync was abandoned: {reason})")
         return

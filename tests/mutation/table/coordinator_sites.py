@@ -261,7 +261,7 @@ MUTATIONS = (
     Mutation(
         name="a void contribution owes progress",
         rule="a site whose contribution is void waits for the next sync",
-        where="coordinator.core.sites.liveness:_owes",
+        where="coordinator.core.sites.liveness:owes",
         old="    if is_ready or sync.exclusions.is_void(site.start):",
         new="    if is_ready:",
         tests=("tests/unit/coordinator/test_liveness.py",),
@@ -269,7 +269,7 @@ MUTATIONS = (
     Mutation(
         name="who waits for a quorum is evicted",
         rule="a site that waits for the coordinator or for others is not judged",
-        where="coordinator.core.sites.liveness:_owes",
+        where="coordinator.core.sites.liveness:owes",
         old="    if is_ready or sync",
         new="    if sync",
         tests=("tests/unit/coordinator/test_liveness.py",),

@@ -182,8 +182,8 @@ MUTATIONS = (
         name="a run pauses while sites rest",
         rule="where a quorum is lacking, sites that rest are asked first",
         where="coordinator.core.sync.deciding:_paused",
-        old="if sync.open.resting:",
-        new="if False:",
+        old=" if sync.open.resting else ",
+        new=" if False else ",
         tests=RUN,
     ),
     Mutation(

@@ -240,6 +240,39 @@ def test_a_run_that_is_stopped_waits_for_the_others_where_one_has_no_quorum() ->
     assert story.view.state.startswith("finished: enough (sync 2 has 1 of the 2 contributors")
 
 
+def test_a_run_that_is_stopped_ends_where_none_that_is_open_has_a_quorum() -> None:
+    story = a_story(quorum=2)
+    ready(story, 0)
+    ready(story, 1, "a")
+    story.happens(e.StopAsked("enough"))
+    story.leave("b")
+    story.wait(2 * story.limits.sync_wait_s)
+    assert story.view.state.startswith("finished: enough (sync 1 has 1 of the 2 contributors")
+
+
+def test_a_run_that_is_stopped_does_not_wait_for_a_window_that_nobody_may_reach() -> None:
+    """Sync 3 ends six steps behind sync 1, which has no quorum."""
+    story = a_story(quorum=2, overlap=5)
+    ready(story, 0)
+    ready(story, 1)
+    done(story, 1)
+    story.leave("b")
+    story.happens(e.StopAsked("enough"))
+    story.wait(2 * story.limits.sync_wait_s)
+    assert story.view.state.startswith("finished: enough (sync 1 has 1 of the 2 contributors")
+
+
+def test_a_run_that_is_stopped_ends_where_all_that_are_open_are_abandoned() -> None:
+    story = a_story(quorum=2)
+    ready(story, 0)
+    ready(story, 1)
+    story.happens(e.StopAsked("enough"))
+    story.abandon_sync("a test", 0)
+    assert not story.view.finished
+    story.abandon_sync("another one", 1)
+    assert story.view.state.startswith("finished: enough (the last sync was abandoned: another one")
+
+
 def test_of_a_length_in_tokens_the_first_sync_is_alone_and_others_are_estimated() -> None:
     """67 tokens a step: the windows of the syncs that are open count as well."""
     story = a_story(steps=0, tokens=1000)
@@ -526,6 +559,17 @@ def test_what_a_site_has_in_flight_is_no_part_of_its_next_window() -> None:
         ready(story, fragment, tokens=30)
         story.ready("c", fragment=fragment, tokens=30_000)
     assert [c.tokens for c in story.plan(1).contributors] == [30, 30, 16 * 30]
+
+
+def test_what_a_site_had_in_a_later_window_is_none_either_when_an_earlier_one_is_committed_last() -> None:
+    story = a_story("a", "b", "c", ratio=2)
+    for fragment in (0, 1):
+        ready(story, fragment, "abc", tokens=30)
+    for fragment in (1, 0):
+        done(story, fragment, "abc")
+    ready(story, 2, tokens=30)
+    story.ready("c", fragment=2, tokens=30_000)
+    assert [c.tokens for c in story.plan(2).contributors] == [30, 30, 2 * 30]
 
 
 def test_sites_rest_in_a_sync_that_is_opened_beside_another() -> None:

@@ -170,6 +170,22 @@ def test_12_a_site_that_was_evicted_counts_from_its_next_admission() -> None:
     assert [c.tokens for c in made.contributors] == [100, 2 * 1600]
 
 
+def test_12_after_the_run_went_back_windows_count_from_there() -> None:
+    """And not from the step at which the site was in a commit that is void."""
+    story = a_run("a", "b", "c", quorum=2, steps=1000)
+    for number in range(7):
+        commit(story, dict.fromkeys("abc", 100), f"s{number}", f"s{number + 1}")
+    story.ask_to_go_back(0)
+    story.rebuilt("a", "s0")
+    for name in "abc":
+        story.connect(name, state=(0, "s0"), branch=1, again=True)
+        story.offer(name)
+    commit(story, dict.fromkeys("abc", 100), "s0", "s1")
+    without_c(story, 4)
+    made = commit(story, {"c": 5 * 800, "a": 100, "b": 100}, "s5", "s6")
+    assert [c.tokens for c in made.contributors] == [100, 100, 4000]
+
+
 def test_12_a_plan_that_came_with_the_commit_gives_way_to_one_that_says_the_cut_weight() -> None:
     """By that plan each site has said its whole weight to the others already."""
     story = a_run("a", "b", "c")
