@@ -21,7 +21,8 @@ def rebuild_asked(ctx: Context, message: m.RebuildCommit) -> None:
 
 
 def rolled_back(ctx: Context, message: m.RolledBack) -> None:
-    """Gives up the exchange, the fetch and what is of void commits, and queues the rollback of the disk."""
+    """Gives up exchanges, the fetch and what is of void commits, and queues the rollback of the disk. The sync that is
+    opened then may be of any fragment: where there are several, no snapshot is kept for it."""
     disk = ctx.site.disk
     if message.branch <= disk.branch:
         return
@@ -34,7 +35,9 @@ def rolled_back(ctx: Context, message: m.RolledBack) -> None:
     saving.void_after(ctx, commit)
     commits.forget(ctx)
     syncs.forget_open(ctx)
-    if disk.outer is not held or any(snapshots.is_committed_after(lane, commit) for lane in ctx.site.lanes):
+    sealed = [lane for lane in ctx.site.lanes if lane.snapshot.is_sealed]
+    is_void = any(snapshots.is_committed_after(lane, commit) for lane in sealed)
+    if disk.outer is not held or is_void or (sealed and ctx.settings.sync.fragments > 1):
         leases.voided(ctx)  # the samples are open again, for others too
         syncs.discard_local(ctx)
 

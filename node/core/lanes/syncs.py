@@ -16,7 +16,7 @@ def opened(ctx: Context, message: m.Open) -> None:
     """The site goes on for this sync. Says Ready if a snapshot for it is sealed; asks for a base that it lacks."""
     site, disk, lane = ctx.site, ctx.site.disk, ctx.site.lanes[message.fragment]
     note_opening(ctx, message)
-    _go_on(ctx, message)
+    lane.open = message
     outer = disk.outer
     if outer is not None and message.base_commit <= outer.commit:
         if not outer.run_step:  # a state that was found on the disk; with other syncs open it is that or a little less
@@ -37,19 +37,9 @@ def note_opening(ctx: Context, message: m.Open) -> None:
 
 def go_on_for(ctx: Context, following: m.Open) -> None:
     """The commit is applied that the sync follows; it may have been abandoned meanwhile, and a newer one be open."""
-    open_ = ctx.site.lanes[following.fragment].open
-    if open_ is None or following.sync > open_.sync:
-        _go_on(ctx, following)
-
-
-def _go_on(ctx: Context, message: m.Open) -> None:
-    """For this sync too. One of all fragments is alone: a snapshot that no commit holds is of a sync that is over."""
-    for lane in ctx.site.lanes if message.fragment == len(ctx.site.lanes) - 1 else ():
-        if lane.fragment != message.fragment:
-            lane.open = None
-            if lane.snapshot.is_sealed and lane.snapshot.committed_in is None:
-                snapshots.free(lane)
-    ctx.site.lanes[message.fragment].open = message
+    lane = ctx.site.lanes[following.fragment]
+    if lane.open is None or following.sync > lane.open.sync:
+        lane.open = following
 
 
 def ended(ctx: Context, sync: int) -> None:

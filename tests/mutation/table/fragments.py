@@ -331,11 +331,11 @@ MUTATIONS = (
         tests=IN_FLIGHT,
     ),
     Mutation(
-        name="a snapshot of a sync that is over stays in the way of all",
-        rule="a sync of all fragments is alone",
-        where="node.core.lanes.syncs:_go_on",
-        old="if lane.snapshot.is_sealed and lane.snapshot.committed_in is None:",
-        new="if False:",
+        name="a snapshot of a sync that is over stays where the run went back",
+        rule="where a run of several fragments goes back, what a site has in flight is discarded",
+        where="node.core.rollback:rolled_back",
+        old=" or (sealed and ctx.settings.sync.fragments > 1):",
+        new=":",
         tests=IN_FLIGHT,
     ),
     Mutation(

@@ -312,12 +312,21 @@ def test_ranks_that_wait_hurry_the_oldest_exchange_alone(two: Story) -> None:
     assert not any(isinstance(o, out.HurryExchange) for o in two.out)
 
 
-def test_a_sync_of_all_frees_a_snapshot_whose_sync_is_over(two: Story) -> None:
-    """The run went back to the state that this site holds, and is to end."""
+@pytest.mark.parametrize("fragment", [1, 2, ALL])
+def test_what_is_in_flight_when_the_run_goes_back_is_discarded(two: Story, fragment: int) -> None:
+    """This site holds the commit that the run goes back to. One sync is opened, whichever fragment's turn it was after
+    that: a snapshot of another one would hold the ranks up, and workers count as listed what it lists."""
     two.receive(m.RolledBack(commit=0, branch=1, reason="a disk is lost"))
     two(e.DiskRolledBack(branch=1, held=(0, HASH)))
-    two.receive(of(ALL, 3, overlap_steps=0))
-    assert two.seal(30, ALL).ranges == ranges((0, 60))
+    two.receive(of(fragment, 3, overlap_steps=0))
+    assert not two.sent()
+    two.receive(m.Leases(ranges=ranges((0, 20), (40, 420))))
+    for stale in range(3):
+        two.asks(30)
+        answer = two.take(Values(0, stale))
+        assert (answer.mode, answer.data_epoch) == (MergeMode.REPLACE, 1)
+    assert answer.next_step == 40
+    assert two.seal(40, fragment, used=20).ranges == ranges((0, 20))
 
 
 def test_an_abandoned_sync_is_followed_while_the_other_goes_on(two: Story) -> None:
