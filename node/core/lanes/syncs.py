@@ -19,7 +19,8 @@ def opened(ctx: Context, message: m.Open) -> None:
     lane.open = message
     outer = disk.outer
     if outer is not None and message.base_commit <= outer.commit:
-        if not outer.run_step:  # a state that was found on the disk; with other syncs open it is that or a little less
+        # Nothing else says it of a state that was found on the disk. The windows of later syncs are beyond it.
+        if not outer.run_step and all(other.open is None for other in site.lanes if other is not lane):
             disk.count(message.run_step, message.run_tokens)
     elif outer is not None and disk.applying is None and message.base_commit not in site.commits:
         sources.find(ctx)

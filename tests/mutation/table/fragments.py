@@ -331,6 +331,14 @@ MUTATIONS = (
         tests=IN_FLIGHT,
     ),
     Mutation(
+        name="windows of other open syncs are counted with the state that is held",
+        rule="the run's step at the state that is held is that of the first sync that is open",
+        where="node.core.lanes.syncs:opened",
+        old=" and all(other.open is None for other in site.lanes if other is not lane):",
+        new=":",
+        tests=IN_FLIGHT,
+    ),
+    Mutation(
         name="a snapshot of a sync that is over stays where the run went back",
         rule="where a run of several fragments goes back, what a site has in flight is discarded",
         where="node.core.rollback:rolled_back",

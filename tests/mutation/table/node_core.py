@@ -417,7 +417,7 @@ MUTATIONS = (
         name="the sync of a commit is gone on for though it was abandoned",
         rule="a site goes on for the newest sync that was opened",
         where="node.core.lanes.syncs:go_on_for",
-        old="    if open_ is None or following.sync > open_.sync:\n",
+        old="    if lane.open is None or following.sync > lane.open.sync:\n",
         new="    if True:\n",
         tests=("tests/golden/test_site_stories.py",),
     ),

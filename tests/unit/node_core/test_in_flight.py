@@ -124,6 +124,18 @@ def test_ranks_go_as_far_as_the_oldest_snapshot_in_flight_lets_them(two: Story) 
     assert two.answer().kind is AnswerKind.SNAPSHOT, "late, but due"
 
 
+def test_the_windows_of_syncs_that_are_open_are_no_part_of_the_state_that_is_held(story: Story) -> None:
+    """Workers that crash begin anew from commit 0, when a second sync is open."""
+    story.seal(10, 0)
+    story.receive(of(1, 2))
+    story(e.WorkersFailed(generation=1, kind=e.FailureKind.CRASHED, text="killed", num_steps=12))
+    assert story.generation == 2
+    story.joined()
+    story.ask(0)
+    answer = story.take(Values(0, 0))
+    assert (answer.version, answer.run_step) == (0, 0)
+
+
 def test_no_further_than_a_window_while_the_next_sync_is_not_open(story: Story) -> None:
     story.seal(10, 0)
     story.asks(19)
