@@ -33,10 +33,10 @@ def note(ctx: Context, event: WorkersFailed) -> None:
 
 
 def say(ctx: Context) -> None:
-    """Also on a new stream; while the site has applied no other commit."""
-    site = ctx.site
-    if site.diverged is not None and site.disk.outer is not None and site.disk.outer.commit == site.diverged.commit:
-        ctx.send(site.diverged)
+    """Also on a new stream; while the site has applied no later commit but those that may have been in flight then."""
+    said, outer = ctx.site.diverged, ctx.site.disk.outer
+    if said is not None and outer is not None and outer.commit < said.commit + ctx.settings.sync.most_in_flight:
+        ctx.send(said)
 
 
 def went_back(ctx: Context) -> None:

@@ -103,9 +103,9 @@ class SiteState:
 
     @property
     def version(self) -> int | None:
-        """The newest commit that the workers' copies are based on; None before each has a base."""
+        """The newest commit that the workers have taken, with all before it; None before each copy has a base."""
         known = [copy.version for copy in self.workers.copies if copy.version is not None]
-        return max(known) if len(known) == len(self.workers.copies) else None
+        return min(known) if len(known) == len(self.workers.copies) else None
 
     @property
     def base_step(self) -> int:

@@ -331,6 +331,22 @@ MUTATIONS = (
         tests=IN_FLIGHT,
     ),
     Mutation(
+        name="a commit that the ranks have not taken is what they trained from",
+        rule="a loss that is not finite is said of the newest commit that the ranks have taken",
+        where="node.core.state:SiteState.version",
+        old="return min(known)",
+        new="return max(known)",
+        tests=("tests/unit/node_core/test_divergence.py",),
+    ),
+    Mutation(
+        name="of a commit that spoiled losses nothing is said once the next one is applied",
+        rule="a commit that spoiled losses may be followed by those that were in flight with it",
+        where="node.core.divergence:say",
+        old="outer.commit < said.commit + ctx.settings.sync.most_in_flight:",
+        new="outer.commit == said.commit:",
+        tests=("tests/unit/node_core/test_divergence.py",),
+    ),
+    Mutation(
         name="windows of other open syncs are counted with the state that is held",
         rule="the run's step at the state that is held is that of the first sync that is open",
         where="node.core.lanes.syncs:opened",

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import pytest
+
 from atoll.node.core import events as e
 from atoll.node.core import outputs as out
 from atoll.node.core.events import AnswerKind
 from atoll.protocol import messages as m
 from atoll.protocol.errors import ConfigError, NonFiniteError
 from tests.unit.node_core.test_crashes import LIMITS, reconnected, starts, wait
+from tests.unit.node_core.test_in_flight import Story, committed, of, ranges
+from tests.unit.node_core.test_in_flight import _story as _story
+from tests.unit.node_core.test_in_flight import _two as _two
 from tests.unit.node_core.test_site import HASH, Driver, at_boundary, commit, exchanged, plan, started
 
 
@@ -35,6 +40,47 @@ def after_commit(drive: Driver) -> Driver:
     assert (answer.kind, answer.version) == (AnswerKind.APPLY, 1)
     drive.merged(1)
     return drive
+
+
+def merge(story: Story, step: int, version: int, fragment: int) -> None:
+    """They train on while it is written for them."""
+    story.asks(step)
+    assert story.wants(out.PublishState) == out.PublishState(e.Values(version, fragment))
+    story(e.Published(e.Values(version, fragment)))
+    story.asks(step + 1)
+    assert story.answer().mode is e.MergeMode.MERGE
+    story.merged(version)
+    story.asks(step + 1)
+
+
+@pytest.fixture(name="in_flight")
+def _in_flight(two: Story) -> Story:
+    """Ranks have taken commit 1 and train for sync 3, sync 2 is in flight."""
+    two.exchanges(1, 0)
+    two.exchanges(2, 1)
+    two.applies(committed(1, 1, 0, done=ranges((0, 20))))
+    two.receive(of(2, 3, base=1))
+    merge(two, 21, 1, 0)
+    return two
+
+
+def test_a_commit_that_is_applied_while_ranks_write_a_snapshot_is_none_on_which_their_loss_was_finite(
+    in_flight: Story,
+) -> None:
+    in_flight.asks(30)
+    assert in_flight.answer().kind is AnswerKind.SNAPSHOT
+    in_flight.applies(committed(2, 2, 1, done=ranges((20, 40))))
+    in_flight.sealed_at(30, 60)
+    merge(in_flight, 31, 2, 1)
+    diverge(in_flight)
+    assert [s for s in in_flight.sent() if isinstance(s, m.Leave)] == []
+    assert [s.commit for s in in_flight.sent() if isinstance(s, m.Diverged)] == [2]
+
+
+def test_a_commit_that_the_ranks_have_not_taken_is_not_the_one_that_spoiled_their_loss(in_flight: Story) -> None:
+    in_flight.applies(committed(2, 2, 1, done=ranges((20, 40))))
+    diverge(in_flight)
+    assert [s.commit for s in in_flight.sent() if isinstance(s, m.Diverged)] == [1]
 
 
 def test_the_site_stays_says_so_and_its_workers_wait_for_the_run_to_go_back() -> None:
