@@ -11,8 +11,6 @@ from atoll.protocol import messages as m
 from atoll.protocol.errors import ConfigError, NonFiniteError
 from tests.unit.node_core.test_crashes import LIMITS, reconnected, starts, wait
 from tests.unit.node_core.test_in_flight import Story, committed, of, ranges
-from tests.unit.node_core.test_in_flight import _story as _story
-from tests.unit.node_core.test_in_flight import _two as _two
 from tests.unit.node_core.test_site import HASH, Driver, at_boundary, commit, exchanged, plan, started
 
 
@@ -54,8 +52,12 @@ def merge(story: Story, step: int, version: int, fragment: int) -> None:
 
 
 @pytest.fixture(name="in_flight")
-def _in_flight(two: Story) -> Story:
+def _in_flight() -> Story:
     """Ranks have taken commit 1 and train for sync 3, sync 2 is in flight."""
+    two = Story()
+    two.seal(10, 0)
+    two.receive(of(1, 2))
+    two.seal(20, 1)
     two.exchanges(1, 0)
     two.exchanges(2, 1)
     two.applies(committed(1, 1, 0, done=ranges((0, 20))))
