@@ -336,6 +336,7 @@ class Run:
             reason = self.strike(site, reason)
         self.report(logging.WARNING, f"evicted {site.label}: {reason}")
         self.remove(site, reason, evicted=True)
+        self.log.forget(site.site_id)
         if site.stream is not None:
             stream = self.members.streams[site.stream]
             stream.evicted_said = True

@@ -30,7 +30,9 @@ from atoll.protocol.errors import InvalidMessage, StateError
 from atoll.protocol.history import History
 from atoll.protocol.layout import FP32_ROLES, Layout, state_hash
 
-KEPT_HASH_LISTS = 4  # of the last commits; donors serve them
+KEPT_HASH_LISTS = 2
+"""Of the last commits, and of two more for each sync that may be in flight: donors serve them, and a dispute over a
+commit is settled by them, which sites may have gone on from."""
 _NAME = "outer"
 _FORMAT = 2  # 1: tensors were cut into runs of `chunk_elements`
 
@@ -279,7 +281,7 @@ class OuterState:
             return
         self._hash_lists.pop(commit, None)
         self._hash_lists[commit] = self.store.hashes()
-        while len(self._hash_lists) > KEPT_HASH_LISTS:
+        while len(self._hash_lists) > KEPT_HASH_LISTS + 2 * len(self.layout.fragments):
             self._hash_lists.popitem(last=False)
 
     def _verify(self, num_threads: int) -> None:

@@ -83,6 +83,7 @@ class FakeSite:
     heartbeat: m.Heartbeat = field(default_factory=lambda: m.Heartbeat(phase="training"))
     trains: bool = True  # until it is ready, each heartbeat is a step further
     held: tuple[int, str] = (0, "")  # commit and state, as it says
+    was_at: dict[int, str] = field(default_factory=dict)  # the states that it said it holds, by commit
     shows: bool | None = True  # what it is asked for in a dispute; None: it is silent
     part_bytes: int = 1 << 18  # that it shows at once
     work: object = None
@@ -246,7 +247,8 @@ class Story(CoordinatorQuestions):
         return outputs
 
     def shown(self, site: FakeSite, asked: m.Show) -> m.Shown:
-        data = self.model.show(asked, site.held[1], site.held[0]) if self.model is not None and site.shows else b""
+        held = site.was_at.get(asked.commit, f"s{asked.commit}")
+        data = self.model.show(asked, held) if self.model is not None and site.shows else b""
         return m.Shown(
             commit=asked.commit,
             evidence=asked.evidence,
@@ -348,6 +350,8 @@ class Story(CoordinatorQuestions):
         if not again:
             self.open_stream(name)
         site.held = state or (0, "")
+        if state is not None:
+            site.was_at[state[0]] = state[1]
         hello = m.Hello(
             name=name,
             key=a_hash(f"key {key or name}"),
@@ -388,7 +392,8 @@ class Story(CoordinatorQuestions):
         self.happens(e.Received(site.stream, header, message, site.received.get(site.stream, 0)))
 
     def applied(self, name: str, commit: int, state: str) -> None:
-        self.sites[name].held = (commit, state)
+        site = self.sites[name]
+        site.held, site.was_at[commit] = (commit, state), state
         self.says(name, m.Applied(commit=commit, state_hash=self.state(state, commit)))
 
     def ready(

@@ -43,11 +43,11 @@ class TinyModel:
         self._fragments[plan.sync] = plan.fragment
         return payload_digest(self._settings.run_id, plan, [payload_hash(p) for p in self._payloads(plan.sync) if p])
 
-    def show(self, asked: m.Show, held: str, commit: int) -> bytes:
-        """By a site that says that it holds the state `held` of `commit`."""
+    def show(self, asked: m.Show, held: str) -> bytes:
+        """By a site that says that its state of that commit was `held`."""
         match asked.evidence:
             case Evidence.CHUNK_HASHES:
-                return b"".join(self.hashes(held if asked.commit == commit else f"s{asked.commit}", asked.commit))
+                return b"".join(self.hashes(held, asked.commit))
             case Evidence.RECORD:
                 return self.records(asked.commit)[asked.chunk]
             case Evidence.PAYLOAD_HASHES:

@@ -13,8 +13,9 @@ from atoll.protocol.history import History
 from atoll.protocol.messages import Attestation, Commit, Outlier
 from atoll.protocol.settings import SyncSettings
 
-REPORTS_OF_COMMITS = 3
-"""One less than the hashes of chunks that sites keep: those of the commit before are needed to settle a dispute."""
+REPORTS_OF_COMMITS = 2
+"""And as many more as syncs may be in flight: sites keep the hashes of chunks of these commits, and of those that a
+dispute over them is computed from."""
 ATTESTATIONS_IN_SOURCES = 8
 
 
@@ -34,6 +35,7 @@ class CommitLog:
     def __init__(self, persisted: Persisted, sync: SyncSettings, first_run_step: int, first_run_tokens: int) -> None:
         self._keep = sync.log_commits
         self._num_fragments = sync.fragments
+        self._num_reported = REPORTS_OF_COMMITS + sync.most_in_flight
         self.records: list[CommitRecord] = list(persisted.all(CommitRecord))
         self._contributors = {r.commit.commit: _ids(r.commit) for r in self.records}
         self.attested: dict[int, bytes] = {
@@ -66,7 +68,7 @@ class CommitLog:
         if record.median_loss is not None:
             self.losses[commit.commit] = (commit.commit, commit.run_step, commit.run_tokens, record.median_loss)
             self.losses = {n: self.losses[n] for n in thinned(list(self.losses))}
-        oldest = self.last - max(self._keep, REPORTS_OF_COMMITS)  # else an old report would attest it anew
+        oldest = self.last - max(self._keep, self._num_reported)  # else an old report would attest it anew
         for known in (self.attested, self._reports, self._witnesses):
             for n in [n for n in known if 0 < n <= oldest]:
                 del known[n]
@@ -204,9 +206,9 @@ class CommitLog:
         self._hear(self._witnesses, commit, site_id, state_hash)
 
     def _hear(self, votes: dict[int, dict[int, bytes]], commit: int, site_id: int, state_hash: bytes) -> None:
-        said = self._reports.get(commit, {}).get(site_id) or self._witnesses.get(commit, {}).get(site_id)
+        said = self.said(commit, site_id)
         votes.setdefault(commit, {})[site_id] = state_hash
-        for old in sorted(votes)[:-REPORTS_OF_COMMITS]:
+        for old in [n for n in votes if n <= max(votes) - self._num_reported]:
             del votes[old]
         if said is not None and said != state_hash:
             self.contradicted[site_id] = (
@@ -225,15 +227,21 @@ class CommitLog:
         if later:
             self.contradicted[site_id] = f"it said what state commit {max(later)} has, and now is at commit {commit}"
 
-    def forget(self, site_id: int) -> None:
-        """Its state turned out not to be the run's, or it comes anew."""
+    def forget(self, site_id: int, since: int = 0) -> None:
+        """Its state turned out not to be the run's, or it comes anew: with commit `since`, to which it has come from
+        those before."""
         self.contradicted.pop(site_id, None)
-        for votes in (*self._reports.values(), *self._witnesses.values()):
-            votes.pop(site_id, None)
+        for commit, votes in (*self._reports.items(), *self._witnesses.items()):
+            if commit >= since:
+                votes.pop(site_id, None)
+
+    def said(self, commit: int, site_id: int) -> bytes | None:
+        """The hash of the state that the site has computed of that commit, by its own word."""
+        return self._reports.get(commit, {}).get(site_id) or self._witnesses.get(commit, {}).get(site_id)
 
     def is_heard(self, commit: int, site_id: int) -> bool:
         """Whether its own word of that commit counts: it has computed that state."""
-        return site_id in self._reports.get(commit, {}) or site_id in self._witnesses.get(commit, {})
+        return self.said(commit, site_id) is not None
 
     def has_reported(self, commit: int, site_ids: Collection[int]) -> bool:
         """Whether all these sites, as contributors, have said what state the commit has."""
@@ -262,11 +270,12 @@ class CommitLog:
     ) -> Judgement:
         """The first report of a contributor attests. `live`: who is in the run; `present`: who of them is at `commit`,
         and the hash of the state that it holds; `later`: who is at a commit after it; `starting`: what
-        contributors that are not in the run yet have said in their Hello that they hold of `commit`.
+        contributors that are not in the run yet have said that they hold, or held, of `commit`.
 
-        Claims that differ are disputed, however many sites make them, while one of these is at that commit.
+        Claims that differ are disputed, however many sites make them, and though these have gone on since: what they
+        hold now came of it.
         """
-        if not self._reports.get(commit):
+        if commit not in self._reports:
             return Judgement()
         votes = self._reports[commit] | self._witnesses.get(commit, {})
         claims: dict[bytes, tuple[int, ...]] = {}
@@ -275,11 +284,10 @@ class CommitLog:
                 claims[value] = (*claims.get(value, ()), site_id)
         attested = self.attested.get(commit)
         if attested is None:
-            return Judgement(attest=next(iter(self._reports[commit].values())), claims=claims)
-        here = [s for s in votes if s in present]
-        if not here or list(claims) == [attested]:
+            return Judgement(attest=next(iter(self._reports[commit].values()), None), claims=claims)
+        if not claims or list(claims) == [attested]:
             return Judgement()
-        if len(claims) == 1 and commit in self._from_store and len(here) == 1:
+        if len(claims) == 1 and commit in self._from_store and sum(map(len, claims.values())) == 1:
             # Who said otherwise, to a former start of the coordinator, may come back; if not, one word is not enough.
             is_last = all(s in votes for s in self.contributors(commit) if s in live)
             return Judgement(losers=claims.popitem()[1], against=attested) if is_last else Judgement()

@@ -61,12 +61,13 @@ class Dispute:
     commit: int
     claims: tuple[bytes, ...]  # state hashes; the first two that sites show are compared
     until: float  # a run that is told to stop does not wait for evidence any longer
+    doubted: list[int] = field(default_factory=list)  # commits: it, and later ones, of which something is attested
     asked: Asked | None = None
     found: dict[Need, bytes | bytearray] = field(default_factory=dict)
     tried: dict[tuple[Need, int], int] = field(default_factory=dict)  # site id -> stream, on which it was in vain
     due: dict[tuple[Need, int], float] = field(default_factory=dict)  # site id -> when it must have answered
     took_s: defaultdict[int, float] = field(default_factory=lambda: defaultdict(float))  # by site id, to answer in all
-    told: dict[int, tuple[int, bool]] = field(default_factory=dict)  # site id -> stream, whether it is over
+    told: dict[int, tuple[int, int, bool]] = field(default_factory=dict)  # site id -> stream, commit, whether it is over
     pair: tuple[bytes, ...] = ()  # which two; of them is what follows
     computing: Recompute | None = None  # that is under way
     chunk: int = 0  # the first one in which the two differ

@@ -7,7 +7,7 @@ coordinator's own. Who is asked for it therefore does not matter. See docs/decis
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from atoll.coordinator.core.events import Recompute, Recomputed
 from atoll.coordinator.core.log.disputes import Asked, Dispute, Holders, Need
@@ -49,14 +49,14 @@ def look_into(run: Run, dispute: Dispute, holders: Holders) -> dict[bytes, str] 
 
 def _compare(run: Run, dispute: Dispute, holders: Holders) -> dict[bytes, str]:
     opened: dict[bytes, bytes | bytearray] = {}
-    closed: list[bytes] = []  # and somebody has that state now
+    closed: list[bytes] = []  # and somebody has that state now, or made it
     for claim in dispute.claims:
         if len(opened) == 2:
             break
         hashes = _opened(run, dispute, claim, holders[claim])
         if hashes is not None:
             opened[claim] = hashes
-        elif _are_at(holders[claim], dispute.commit):
+        elif _have_made(run, holders[claim], dispute.commit):
             closed.append(claim)
     if opened and closed:
         return dict.fromkeys(closed, f"nobody shows what that hash of commit {dispute.commit} is made of")
@@ -77,14 +77,14 @@ def _compare(run: Run, dispute: Dispute, holders: Holders) -> dict[bytes, str]:
     return wrong
 
 
-def _are_at(sites: Sequence[Site], commit: int) -> bool:
-    """Whether one of them holds that commit now: it has the hashes of its chunks."""
-    return any(site.applied == commit for site in sites)
+def _have_made(run: Run, sites: Sequence[Site], commit: int) -> bool:
+    """Whether one of them holds that commit now, or said what it has made of it: it has the hashes of its chunks."""
+    return any(site.applied == commit or run.log.is_heard(commit, site.site_id) for site in sites)
 
 
 def _opened(run: Run, dispute: Dispute, claim: bytes, sites: Sequence[Site]) -> bytes | bytearray | None:
     """The hashes of chunks that `claim` is made of; None if nobody shows them."""
-    who = sites if _are_at(sites, dispute.commit) else [*sites, *run.members.live()]
+    who = sites if _have_made(run, sites, dispute.commit) else [*sites, *run.members.live()]
     try:
         return _evidence(run, dispute, _hashes_of(run, dispute.commit, claim), who)
     except _Undecided:
@@ -105,11 +105,11 @@ def _hash_of(run: Run, dispute: Dispute, chunk: int, holders: Holders) -> bytes:
     spec, num_elements = run.chunk_sizes.at(chunk)
     if not num_elements:
         return chunk_hash(b"")
-    before, now = dispute.commit - 1, dispute.commit  # before: what the commit touches is at its base
+    parties = {site.site_id: site for sites in holders.values() for site in sites}
+    before, now = _base(run, dispute.commit, chunk, parties)
     attested, record = run.log.attested.get(before), run.log.record(now)
     if attested is None or record is None:
         raise _Undecided(f"what commit {before if attested is None else now} was is not known here any more")
-    parties = {site.site_id: site for sites in holders.values() for site in sites}
     everybody = [*parties.values(), *(s for s in run.members.live() if s.site_id not in parties)]
     everybody.sort(key=lambda site: dispute.took_s[site.site_id])  # who took all its time for one part is the last
 
@@ -135,6 +135,27 @@ def _hash_of(run: Run, dispute: Dispute, chunk: int, holders: Holders) -> bytes:
             role=spec.role, dtype=spec.dtype, num_elements=num_elements, outer=outer, record=values, payload=payload
         )
     )
+
+
+def _base(run: Run, commit: int, chunk: int, parties: Collection[int]) -> tuple[int, int]:
+    """From which state the chunk is computed, and the one commit after it that may have changed the chunk.
+
+    It is the state before the commit that is disputed; where others were in flight, an older one, as long as not all
+    parties have said what that state is: a word that nobody could contradict yet is nothing to compute from.
+    """
+    base, now, oldest = commit - 1, commit, max(0, commit - run.settings.sync.most_in_flight)
+    while base > oldest and not all(run.log.is_heard(base, site_id) for site_id in parties):
+        if _changes(run, base, chunk):
+            if _changes(run, now, chunk):
+                break
+            now = base
+        base -= 1
+    return base, now
+
+
+def _changes(run: Run, commit: int, chunk: int) -> bool:
+    record = run.log.record(commit)
+    return record is None or run.chunk_sizes.of_sync(record.commit.fragment).has_payload(chunk)
 
 
 def _hashes_of(run: Run, commit: int, state: bytes) -> Need:

@@ -144,10 +144,13 @@ def advance(run: Run) -> None:
     for commit in run.log.reported():
         awaited = _contributors_here(run, commit)
         judge(run, commit)
-        if not run.log.has_reported(commit, awaited) or (run.disputed and run.dispute and run.dispute.commit == commit):
+        is_disputed = bool(run.disputed) and run.dispute is not None and run.dispute.commit <= commit
+        if is_disputed or not run.log.has_reported(commit, awaited):
             undecided.add(commit)
     if not run.disputed:
         _end_dispute(run)
+    elif run.dispute is not None:
+        _doubt(run, run.dispute)
     for site in run.members.live():
         known = run.log.attested.get(site.applied) if site.applied is not None else None
         if known is None or site.state_hash == known or run.log.is_heard(site.applied or 0, site.site_id):
@@ -183,8 +186,12 @@ def judge(run: Run, commit: int) -> None:
     present = {s.site_id: s.state_hash for s in run.members.live() if s.applied == commit}
     later = [s.site_id for s in run.members.live() if s.applied is not None and s.applied > commit]
     contributors = [run.members.by_id(i) for i in run.log.contributors(commit)]
-    hellos = [s.hello for s in contributors if s is not None and not s.live and s.stream is not None]
-    starting = [h.state_hash for h in hellos if h is not None and h.has_state and h.last_commit == commit]
+    hellos = [(s, s.hello) for s in contributors if s is not None and not s.live and s.stream is not None]
+    starting = [
+        h.state_hash if h.last_commit == commit else run.log.said(commit, s.site_id)
+        for s, h in hellos
+        if h is not None and h.has_state and h.last_commit >= commit
+    ]
     judgement = run.log.judge(commit, live, present, later=later, starting=starting)
     if judgement.attest is not None:
         old = run.log.attested.get(commit)
@@ -196,10 +203,10 @@ def judge(run: Run, commit: int) -> None:
         run.log.attest(commit, judgement.attest)
         run.persist(AttestationRecord(commit, judgement.attest))
     for site_id in judgement.losers:
+        said, site = run.log.said(commit, site_id), run.members.by_id(site_id)
         run.log.forget(site_id)
-        site = run.members.by_id(site_id)
-        if site is not None and site.live and site.applied == commit:
-            _evict_for_state(run, site, commit, judgement.against)
+        if site is not None and site.live:
+            _evict_for_state(run, site, commit, judgement.against, said or b"")
     if len(judgement.claims) > 1 and not run.disputed:  # else one of an older commit is settled first
         _dispute(run, commit, judgement.claims)
 
@@ -220,7 +227,7 @@ def _dispute(run: Run, commit: int, claims: Mapping[bytes, tuple[int, ...]]) -> 
     if dispute is None or dispute.commit != commit:  # nobody gets time anew as another side comes or goes
         _end_dispute(run)
         dispute = run.dispute = Dispute(commit, order, run.now + run.limits.give_up_s)
-        run.persist(AttestationRecord(commit, b""))
+        _doubt(run, dispute)
     dispute.claims = order
     if (asked := dispute.asked) is not None:
         site = run.members.by_id(asked.site_id)
@@ -245,11 +252,19 @@ def _dispute(run: Run, commit: int, claims: Mapping[bytes, tuple[int, ...]]) -> 
             dispute.begin_sum(found)
             run.put_out(found)
     dispute.say(holders)
-    for site in [s for sites in holders.values() for s in sites if s.applied == commit and s.stream is not None]:
-        said = (site.stream or 0, bool(dispute.undecided))
+    for site in [s for sites in holders.values() for s in sites if s.holds(commit) and s.stream is not None]:
+        said = (site.stream or 0, site.applied or 0, bool(dispute.undecided))  # what it holds came of what is disputed
         if dispute.told.get(site.site_id) != said:
             dispute.told[site.site_id] = said
-            run.send(site, m.Disputed(commit=commit, is_over=said[1]))
+            run.send(site, m.Disputed(commit=said[1], is_over=said[2]))
+
+
+def _doubt(run: Run, dispute: Dispute) -> None:
+    """What is attested of the commit, and of those that came of it, stands against nobody after a restart."""
+    found = [n for n in run.log.attested if n >= dispute.commit and n not in dispute.doubted]
+    for commit in found:
+        run.persist(AttestationRecord(commit, b""))
+    dispute.doubted += found
 
 
 def drop_dispute(run: Run) -> None:
@@ -260,13 +275,15 @@ def drop_dispute(run: Run) -> None:
 def _end_dispute(run: Run) -> None:
     """What is attested stands again, also after a restart."""
     dispute, run.dispute = run.dispute, None
-    known = run.log.attested.get(dispute.commit) if dispute is not None else None
-    if dispute is not None and known is not None:
-        run.persist(AttestationRecord(dispute.commit, known))
+    for commit in dispute.doubted if dispute is not None else ():
+        if (known := run.log.attested.get(commit)) is not None:
+            run.persist(AttestationRecord(commit, known))
 
 
 def _settle(run: Run, commit: int, wrong: Mapping[bytes, str]) -> None:
-    """Who holds a state that is proved wrong gives it up; `wrong` says why."""
+    """Who holds a state that is proved wrong, or has gone on from it, gives it up; `wrong` says why."""
+    held = {s.site_id: run.log.said(commit, s.site_id) for s in run.members.live()}
+    held |= {s.site_id: s.state_hash for s in run.members.live() if s.applied == commit}
     run.log.disprove(commit, wrong)
     for value, why in wrong.items():
         run.report(logging.ERROR, f"the state {value.hex()[:12]} of commit {commit} is wrong: {why}")
@@ -274,13 +291,14 @@ def _settle(run: Run, commit: int, wrong: Mapping[bytes, str]) -> None:
     judge(run, commit)  # whoever is left says what the run's is
     known = run.log.attested.get(commit, b"")
     for site in run.members.live():
-        if site.applied == commit and site.state_hash in wrong:
-            _evict_for_state(run, site, commit, known, wrong[site.state_hash])
+        if (value := held.get(site.site_id)) is not None and value in wrong:
+            _evict_for_state(run, site, commit, known, value, wrong[value])
 
 
-def _evict_for_state(run: Run, site: Site, commit: int, known: bytes, why: str = "") -> None:
+def _evict_for_state(run: Run, site: Site, commit: int, known: bytes, held: bytes = b"", why: str = "") -> None:
+    """`held`: the hash of the state that it had of that commit; empty: it has it now."""
     reason = (
-        f"its state of commit {commit} has hash {site.state_hash.hex()[:12]}, the run's is {known.hex()[:12]}"
+        f"its state of commit {commit} has hash {(held or site.state_hash).hex()[:12]}, the run's is {known.hex()[:12]}"
         f"{f' ({why})' if why else ''}; it must fetch the state again"
     )
     for attempt in run.attempts:

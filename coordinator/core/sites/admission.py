@@ -230,7 +230,8 @@ def offer(run: Run, stream: int, site: Site, message: m.Offer) -> None:
     assert hello is not None
     standing, why = place(run, site, hello)
     site.admit(standing, run.now)
-    run.log.forget(site.site_id)  # what it said of states before: it says it again
+    # What it said of states before it says again, but for those from which it has come to that of its disk.
+    run.log.forget(site.site_id, since=hello.last_commit if standing is Standing.MEMBER else 0)
     run.persist_site(site)
     answer = states.admitted(run, site)
     level = logging.INFO
@@ -267,7 +268,8 @@ def place(run: Run, site: Site, hello: m.Hello) -> tuple[Standing, str]:
         if known is None and commit < log.last and not log.after(commit) and newer:
             return Standing.JOINER, f"its state of commit {commit} is older than the log"
         # Its word counts as much as what is attested, unless it was found out.
-        is_party = commit == log.last and site.site_id in log.contributors(commit) and not site.conduct.is_on_trial
+        is_new = log.last - commit < run.settings.sync.most_in_flight  # contributors may not have been heard
+        is_party = is_new and site.site_id in log.contributors(commit) and not site.conduct.is_on_trial
         if known is None or known == hello.state_hash or is_party:
             return Standing.MEMBER, f"it holds commit {commit} of {log.last}"
         return Standing.JOINER, (
