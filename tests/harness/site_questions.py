@@ -234,8 +234,8 @@ def take_no_care_of_bases(monkeypatch: pytest.MonkeyPatch) -> None:
     def decides(site: SiteState, settings: RunSettings, **options: Any) -> answers.Decision:
         decision = decide(site, settings, **options)
         is_shift = isinstance(decision, Answer) and decision.mode is MergeMode.SHIFT
-        open_ = answers.next_sync(site, site.workers.ask.step if site.workers.ask else 0, away=False)
-        if is_shift and open_ is None:
+        ask = site.workers.ask
+        if is_shift and ask is not None and answers.next_sync(site, ask.step, away=False) is None:
             return answers.Hold("waiting for the coordinator to open the next sync")
         return decision
 
