@@ -49,11 +49,10 @@ class Found:
 
 def a_shape(seed: int, num_sites: int, num_syncs: int) -> Shape:
     """Of sites that are as fast as each other, and large contributions for a simulated network."""
-    shape = draw_shape_of(seed, num_sites=num_sites)
+    shape = draw_shape_of(seed, num_sites=num_sites, num_fragments=1)
     sync = replace(
         shape.settings.sync,
         every=EVERY,
-        fragments=1,
         codec="fp32",
         overlap_steps=0,
         merge="keep",
