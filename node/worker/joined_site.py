@@ -124,6 +124,7 @@ class JoinedSite(Site):
         self._num_fragments = connection.settings.sync.fragments
         self._listed: dict[int, Mark] = {}  # what a snapshot in flight lists, by fragment: what no other one does
         self._publish_modes: dict[int, MergeMode] = {}  # of each fragment's last APPLY in this generation
+        self._taken_at: dict[int, int] = {}  # step at which values of each fragment were taken last, not a difference
         self._publish_changes = False  # the next one is being written
         self._window = _Window(0)
         self._next_step = 0  # ask there
@@ -306,11 +307,14 @@ class JoinedSite(Site):
 
     def _note_base(self, answer: Answer) -> None:
         """The base has what the snapshot of the fragment listed if a commit holds it. One that no commit holds is
-        listed again with the next snapshot, whichever fragment that is of."""
+        listed again with the next snapshot, whichever fragment that is of. Values undo nothing of a fragment whose
+        last ones were taken at this step: what was trained before may be in snapshots of others."""
         listed = self._listed.pop(answer.fragment, None) or self._listed.pop(self._num_fragments, None)
         if answer.mode is MergeMode.SHIFT:
             return
-        if answer.mode is MergeMode.REPLACE and (listed is None or answer.data_epoch != self._data_epoch):
+        is_undone = listed is None and self._taken_at.get(answer.fragment) != self._steps
+        self._taken_at[answer.fragment] = self._steps
+        if answer.mode is MergeMode.REPLACE and (is_undone or answer.data_epoch != self._data_epoch):
             self._base = Mark(self._steps, self._tokens)
             self._listed.clear()
             self._window = _Window(self._steps)  # its steps, if any, are undone

@@ -128,6 +128,8 @@ class Copy:
     """Since its base."""
     in_snapshot: tuple[Step, ...] = ()
     mixed: Mixed | None = None
+    taken_at: int = -1
+    """Step at which its values were taken last, not a difference."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -589,7 +591,10 @@ class Worker:
         self._round()
         fragment = answer.fragment if answer.fragment in self._listed else self._num
         listed = self._listed.pop(fragment, None)
-        if mode is MergeMode.REPLACE and (listed is None or answer.data_epoch != self._data_epoch):
+        is_undone = listed is None and copy.taken_at != self._step
+        if not is_shift:
+            copy.taken_at = self._step
+        if mode is MergeMode.REPLACE and (is_undone or answer.data_epoch != self._data_epoch):
             self._pending.clear()
             self._listed.clear()
             self._trained_s = 0.0

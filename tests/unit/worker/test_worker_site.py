@@ -153,6 +153,37 @@ def test_each_of_several_snapshots_in_flight_counts_once(node: FakeNode, monkeyp
     assert inner == [1, 2, 3, 4, 5, 8, 9], "of the 7 own steps 4 are in commits, of 6"
 
 
+def test_a_commit_that_undoes_nothing_leaves_what_others_list(node: FakeNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ranks wait for the earlier of two commits, and did no step since they took the last one of the other
+    fragment."""
+    two = replace(SETTINGS, sync=SyncSettings(every=4, fragments=2, overlap_steps=4))
+    monkeypatch.setattr(join_module, "connect", lambda: node.connection(two))
+    net, optimizer = two_layers()
+
+    def of(fragment: int, answer: Answer) -> Answer:
+        return replace(answer, fragment=fragment)
+
+    node.script = [
+        (0, of(0, apply(REPLACE, 0, fresh=True))),
+        (0, of(1, apply(REPLACE, 2))),
+        (2, of(0, SNAPSHOT)),
+        (2, go_on(3)),
+        (3, of(1, SNAPSHOT)),
+        (3, of(1, apply(REPLACE, 3, run_step=2))),
+        (3, of(1, apply(REPLACE, 3, run_step=4))),
+        (3, of(0, apply(SHIFT, 5, run_step=6))),
+        (5, of(1, SNAPSHOT)),
+        (5, STOP),
+    ]
+    with atoll.join(net, optimizer, ramp_steps=0) as site:
+        while site.running:
+            site.step(tokens=10, loss=1.5)
+    sealed = node.said("sealed")
+    assert [b["tokens"] for b in sealed] == [20, 10, 40], "the first two steps are in no commit"
+    assert [b["num_steps"] for b in sealed] == [2, 1, 2]
+    assert site.inner_step == 6 + 4
+
+
 def test_progress_that_is_discarded_with_snapshots_in_flight_is_not_counted(
     node: FakeNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
