@@ -17,7 +17,8 @@ from atoll.protocol.messages import MAX_LINKS, LinkUse
 LEAST_S = 1e-3
 """A shorter time says more of the two machines than of their link."""
 FAST = 0.01
-"""A link that moves what a sync moves in this part of the time between two commits is as good as any faster one."""
+FAST_S = 0.02
+"""A fast link moves what a sync moves in that part of a period, or in this time, which machines take by themselves."""
 ALIKE = 2.0
 """Links that differ by no more count as alike, and a share changes only if its link does by more."""
 
@@ -85,7 +86,7 @@ class Links:
         """After a commit: how each site's link, in the slower direction, compares with the middle one; one that is not
         known is taken for fast. A sync moves so much at each site, to and from all others together, and there is one in
         each period."""
-        fast = sync_bytes / max(1, len(site_ids) - 1) / (FAST * period_s)
+        fast = sync_bytes / max(1, len(site_ids) - 1) / max(FAST * period_s, FAST_S)
         rates = {i: min(fast, *self._known(i)) for i in site_ids}
         middle = statistics.median_high(rates.values())
         for site_id, rate in rates.items():

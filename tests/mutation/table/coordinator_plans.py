@@ -62,6 +62,14 @@ MUTATIONS = (
         tests=("tests/unit/coordinator/test_links.py",),
     ),
     Mutation(
+        name="milliseconds make a link thin",
+        rule="what machines make a site wait for keeps no site from reducing",
+        where="coordinator.core.sync.links:Links.settle",
+        old="max(FAST * period_s, FAST_S)",
+        new="(FAST * period_s)",
+        tests=("tests/unit/coordinator/test_links.py",),
+    ),
+    Mutation(
         name="a receiver is remembered for any number of senders",
         rule="what is known of links is bounded",
         where="coordinator.core.sync.links:Links.note",

@@ -135,6 +135,19 @@ def test_a_link_that_is_never_the_limit_is_like_any_other() -> None:
         assert (links.share(2) < 1.0) == is_thin
 
 
+@pytest.mark.parametrize("wait_s", [0.0012, 0.003, 0.01, 0.03])
+def test_a_machine_that_was_busy_for_a_moment_keeps_no_site_from_reducing(wait_s: float) -> None:
+    """Small syncs, four a second, of which all comes at once. Least of it follows a lead at a site that reduces
+    nothing: a thousand bytes a millisecond is the fastest that can be seen of its link."""
+    links = Links()
+    for waited_s in (wait_s, *[5e-5] * 50):
+        links.note(1, [LinkUse(site_id=i, received_bytes=4000, seconds=5e-5) for i in (2, 3)])
+        links.note(2, [LinkUse(site_id=i, received_bytes=4000, seconds=5e-5) for i in (1, 3)])
+        links.note(3, [LinkUse(site_id=i, received_bytes=1000, seconds=waited_s) for i in (1, 2)])
+        links.settle((1, 2, 3), 12_500, 0.27)
+    assert [links.share(i) for i in (1, 2, 3)] == [1.0] * 3
+
+
 def test_who_leaves_is_forgotten() -> None:
     links = settled(dict.fromkeys(range(1, 5), FAST) | {2: FAST / 100})
     links.forget(2)

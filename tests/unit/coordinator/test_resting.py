@@ -140,7 +140,7 @@ def test_a_tenth_of_a_second_is_nothing_however_short_a_window_is() -> None:
     world = World()
     world.period_s = 0.05
     for site_id in SITES:
-        world.makes_thin(site_id, (4 if site_id == 3 else 10) * FAST_BYTES_PER_S)
+        world.makes_thin(site_id, (2 if site_id == 3 else 5) * FAST_BYTES_PER_S)
     world.goes_on(10)
     assert world.links.share(3) == pytest.approx(0.4)
     assert not world.changes
