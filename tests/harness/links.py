@@ -1,11 +1,11 @@
-"""Links that spoil what they carry: a relay in a thread of its own in front of a node or the coordinator."""
+"""Links that spoil what they carry: relays in a thread of their own in front of nodes or the coordinator."""
 
 from __future__ import annotations
 
 import asyncio
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from tests.harness.relay import Relay
@@ -22,21 +22,30 @@ def free_address() -> str:
 
 
 @contextmanager
-def relay_in_front(target: str, spoil: Callable[[Relay], None]) -> Iterator[str]:
-    """The address of a relay that runs in a thread of its own; `spoil` says what it does to what it carries."""
+def relays_in_front(targets: Sequence[str], spoil: Callable[[Relay], None]) -> Iterator[list[str]]:
+    """The addresses of relays, all in one thread of their own; `spoil` says what each does to what it carries."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
-    relay = Relay(target)
-    spoil(relay)
-    asyncio.run_coroutine_threadsafe(relay.start(), loop).result(LIMIT_S)
+    relays = [Relay(target) for target in targets]
+    for relay in relays:
+        spoil(relay)
+        asyncio.run_coroutine_threadsafe(relay.start(), loop).result(LIMIT_S)
     try:
-        yield relay.address
+        yield [relay.address for relay in relays]
     finally:
-        asyncio.run_coroutine_threadsafe(relay.stop(), loop).result(LIMIT_S)
+        for relay in relays:
+            asyncio.run_coroutine_threadsafe(relay.stop(), loop).result(LIMIT_S)
         loop.call_soon_threadsafe(loop.stop)
         thread.join(LIMIT_S)
         loop.close()
+
+
+@contextmanager
+def relay_in_front(target: str, spoil: Callable[[Relay], None]) -> Iterator[str]:
+    """The address of a single one."""
+    with relays_in_front([target], spoil) as (address,):
+        yield address
 
 
 class Spoiler:
