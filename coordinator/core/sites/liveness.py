@@ -125,11 +125,14 @@ def _owes_progress(run: Run, site: Site, *, goes_on: bool) -> bool:
 
 def owes(run: Run, site: Site, sync: Sync) -> bool:
     """Whether a member is not ready for the sync, may still contribute to it, and may train to the end of its window:
-    not where that is beyond what it may train before another commit."""
+    not where that is beyond what it may train before another commit. Nor does a site that rests in the sync get any
+    further while it waits for another one."""
     is_ready = site.site_id in sync.ready and site.holds(sync.open.base_commit)
     if is_ready or sync.exclusions.is_void(site.start):
         return False
     awaited = [s for s in run.lanes.values() if site.site_id in s.ready]
+    if awaited and site.site_id in sync.open.resting:
+        return False
     return all(s.end_step + s.open.overlap_steps >= sync.end_step for s in awaited)
 
 

@@ -97,6 +97,14 @@ MUTATIONS = (
         tests=TESTS,
     ),
     Mutation(
+        name="a site that rests in one sync may not wait for another",
+        rule="a site that rests in a sync is not bound to get on while it waits for the commit of another",
+        where="coordinator.core.sites.liveness:owes",
+        old="if awaited and site.site_id in sync.open.resting:",
+        new="if False:",
+        tests=TESTS,
+    ),
+    Mutation(
         name="what a site has contributed to counts from an earlier window again",
         rule="a site's steps count from the end of the newest window in which it contributed",
         where="coordinator.core.sites.membership:Site.contributes",

@@ -443,6 +443,25 @@ def test_a_site_that_may_train_no_further_before_a_commit_owes_nothing(overlap: 
     assert story.is_live("a") != owes
 
 
+def test_a_site_that_rests_in_one_sync_may_wait_for_another_for_long() -> None:
+    """c has done its part of sync 2, and trains no further before the commit; a and b still exchange."""
+    story = a_story("a", "b", "c")
+    story.let_rest("c", 2)
+    ready(story, 0, "abc")
+    ready(story, 1, "abc")
+    done(story, 0, "abc")
+    assert story.open_syncs()[-1].resting == (3,)
+    story.done("c", "s0", plan=story.plan(1))
+    story.beats("c", phase="waiting for commit", doing="", step=12)
+    moved, until = 0, story.now + story.idle_limit_s() + 2 * story.limits.heartbeat_s
+    while story.now < until:
+        moved += 1
+        for name in "ab":
+            story.sites[name].heartbeat = m.Heartbeat(phase="exchanging", moved_bytes=moved)
+        story.wait(story.limits.heartbeat_s)
+    assert story.live_sites() == ["a", "b", "c"]
+
+
 def test_a_reducer_that_only_waits_in_all_syncs_costs_no_honest_site() -> None:
     """Five are in flight, and in each of them the others are taken at their word, that they wait for d."""
     tensors = [TensorSpec(name=f"layers.{i}.w", shape=(5, 2), dtype="F32", role=Role.TRAINABLE) for i in range(5)]
