@@ -8,7 +8,7 @@ from typing import Any
 
 from atoll.coordinator.core import events as e
 from atoll.coordinator.core.data import leases
-from atoll.coordinator.core.log import evidence, going_back, rollback, states
+from atoll.coordinator.core.log import evidence, going_back, rollback, sources, states
 from atoll.coordinator.core.persisted import Persisted
 from atoll.coordinator.core.run import Run
 from atoll.coordinator.core.sites import admission, forgetting, keeping_out, liveness, manifests
@@ -26,7 +26,7 @@ from atoll.protocol.settings import RunSettings
 
 OF_MEMBERS: dict[type[m.SiteMessage], Callable[[Run, Site, Any], None]] = {
     m.Applied: states.applied,
-    m.FindSources: states.find_sources,
+    m.FindSources: sources.find,
     m.Ready: driver.ready,
     m.Done: driver.done,
     m.ExchangeFailed: driver.exchange_failed,

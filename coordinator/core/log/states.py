@@ -1,4 +1,4 @@
-"""Who holds which state: commit 0 and its seeder, Applied, attestation, sources for those who fetch."""
+"""Who holds which state: commit 0 and its seeder, Applied, attestation."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import logging
 from collections.abc import Mapping
 
 from atoll.coordinator.core.events import AttestationRecord, Recompute
-from atoll.coordinator.core.log import donors as listed
-from atoll.coordinator.core.log import evidence
+from atoll.coordinator.core.log import evidence, sources
 from atoll.coordinator.core.log.disputes import Asked, Dispute
 from atoll.coordinator.core.run import Refusal, Run
 from atoll.coordinator.core.sites.membership import Site, Standing
@@ -157,9 +156,9 @@ def advance(run: Run) -> None:
             continue
         # The first report attests, and may be wrong: whoever differs is heard once all contributors have been.
         if site.applied not in undecided or any(site.site_id in a.done for a in run.attempts):
-            _evict_for_state(run, site, site.applied or 0, known)
+            _evict_for_state(run, site, site.applied or 0, known, held=site.state_hash)
     _say_the_last_state(run)
-    _answer_waiting(run)
+    sources.answer_waiting(run)
 
 
 def _say_the_last_state(run: Run) -> None:
@@ -192,7 +191,7 @@ def judge(run: Run, commit: int) -> None:
         for s, h in hellos
         if h is not None and h.has_state and h.last_commit >= commit
     ]
-    judgement = run.log.judge(commit, live, present, later=later, starting=starting)
+    judgement = run.log.judge(commit, live, present, later=later, starting=[said for said in starting if said])
     if judgement.attest is not None:
         old = run.log.attested.get(commit)
         if old is not None:
@@ -206,7 +205,7 @@ def judge(run: Run, commit: int) -> None:
         said, site = run.log.said(commit, site_id), run.members.by_id(site_id)
         run.log.forget(site_id)
         if site is not None and site.live:
-            _evict_for_state(run, site, commit, judgement.against, said or b"")
+            _evict_for_state(run, site, commit, judgement.against, held=said or site.state_hash)
     if len(judgement.claims) > 1 and not run.disputed:  # else one of an older commit is settled first
         _dispute(run, commit, judgement.claims)
 
@@ -291,14 +290,14 @@ def _settle(run: Run, commit: int, wrong: Mapping[bytes, str]) -> None:
     judge(run, commit)  # whoever is left says what the run's is
     known = run.log.attested.get(commit, b"")
     for site in run.members.live():
-        if (value := held.get(site.site_id)) is not None and value in wrong:
-            _evict_for_state(run, site, commit, known, value, wrong[value])
+        if (said := held.get(site.site_id)) is not None and said in wrong:
+            _evict_for_state(run, site, commit, known, held=said, why=wrong[said])
 
 
-def _evict_for_state(run: Run, site: Site, commit: int, known: bytes, held: bytes = b"", why: str = "") -> None:
-    """`held`: the hash of the state that it had of that commit; empty: it has it now."""
+def _evict_for_state(run: Run, site: Site, commit: int, known: bytes, *, held: bytes, why: str = "") -> None:
+    """`held`: the hash of the state that it has, or had, of that commit."""
     reason = (
-        f"its state of commit {commit} has hash {(held or site.state_hash).hex()[:12]}, the run's is {known.hex()[:12]}"
+        f"its state of commit {commit} has hash {held.hex()[:12]}, the run's is {known.hex()[:12]}"
         f"{f' ({why})' if why else ''}; it must fetch the state again"
     )
     for attempt in run.attempts:
@@ -335,7 +334,7 @@ def _advance_commit_0(run: Run) -> None:
         run.report(logging.INFO, f"{holders[0].label} holds the starting state {run.claim.hex()[:12]}")
     if run.claim is not None:
         for site in [s for s in holders if s.state_hash != run.claim]:
-            _evict_for_state(run, site, 0, run.claim)
+            _evict_for_state(run, site, 0, run.claim, held=site.state_hash)
         for site in run.members.live():
             if site.standing is Standing.SEEDER and site.applied is None:
                 site.is_to(Standing.JOINER)  # another was first
@@ -381,82 +380,3 @@ def num_holding_commit_0(run: Run) -> int:
     """Connected sites with the starting state that is attested, or claimed."""
     known = run.log.attested.get(0, run.claim)
     return sum(1 for s in run.members.connected() if s.applied == 0 and s.state_hash == known)
-
-
-# --- sources
-
-
-def find_sources(run: Run, site: Site, message: m.FindSources) -> None:
-    """Tells a site that fetches a state who has it; a site for which there is nobody yet is told later."""
-    asked_from = max(message.after_commit, message.lacks_commit)
-    if run.members.is_void(site, asked_from):
-        return  # or it means a void commit, and asks again when its disk is rolled back
-    site.num_sources_asked += 1
-    sources = sources_for(run, site, message)
-    own_log_ends = not message.has_state or message.lacks_commit == message.after_commit + 1
-    if run.finished is not None and not sources.donors and (own_log_ends or not sources.commits):
-        run.refuse(
-            site.stream,
-            RefusedKind.STATE,
-            f"run {run.run_id!r} is over at commit {run.finished.commit} and no site that holds its state is left",
-        )
-        return
-    site.looks_for_sources(message, newest=run.log.last, found=bool(sources.donors))
-    run.send(site, sources)
-    _have_it_dialled(run, site, sources, message.undialled_site_ids)
-
-
-def _have_it_dialled(run: Run, site: Site, sources: m.Sources, donor_ids: tuple[int, ...]) -> None:
-    """By those of its donors that it cannot dial."""
-    named = {donor.site_id for donor in sources.donors}
-    call = m.DialBack(member=site.member())
-    for donor_id in dict.fromkeys(donor_ids):
-        donor = run.members.by_id(donor_id)
-        if donor is not None and donor_id in named:
-            run.send(donor, call)
-
-
-def sources_for(run: Run, site: Site, request: m.FindSources) -> m.Sources:
-    """Donors hold a state that is attested, or, before commit 0 is, the one that the seeder claims."""
-    known = run.log.attested
-    if not known and run.claim is not None:
-        known = {0: run.claim}
-    if not known:
-        return m.Sources()
-    commits = _listed_after(run, request.after_commit) if request.has_state else ()
-    least = request.after_commit + 1 if commits else 0  # whoever lacks payloads gets nothing from others who do
-    holders = [
-        s
-        for s in run.members.connected()
-        if s is not site
-        and s.applied is not None
-        and s.applied >= least
-        and known.get(s.applied, s.state_hash) == s.state_hash
-    ]
-    donors = tuple(
-        m.Donor(site_id=s.site_id, incarnation=s.incarnation, address=s.address, commit=s.applied or 0)
-        for s in listed.chosen(holders, site, request.undialled_site_ids)
-    )
-    if run.log.attested:
-        attested = run.log.attestations({d.commit for d in donors})
-    else:
-        attested = tuple(m.Attestation(commit=n, state_hash=h) for n, h in known.items())
-    if not commits and not (request.has_state and request.after_commit == run.log.last):
-        commits = next((c for a in attested if (c := _listed_after(run, a.commit))), ())
-    touched = run.log.touched(commits[0].commit - 1 if commits else run.log.last)
-    return m.Sources(attested=attested, donors=donors, commits=commits, touched=touched)
-
-
-def _listed_after(run: Run, commit: int) -> tuple[m.Commit, ...]:
-    """None if the log was extended so far back that no message lists them."""
-    found = run.log.after(commit)
-    return found if len(found) <= m.MAX_LOG_COMMITS else ()
-
-
-def _answer_waiting(run: Run) -> None:
-    for site in run.members.connected():
-        if site.waits_for_sources is not None:
-            sources = sources_for(run, site, site.waits_for_sources)
-            if sources.donors:
-                site.finds_sources()
-                run.send(site, sources)

@@ -224,7 +224,7 @@ MUTATIONS = (
     Mutation(
         name="who lacked a void commit lacks the new one",
         rule="a word about a commit is about the branch that its site has heard of",
-        where="coordinator.core.log.states:find_sources",
+        where="coordinator.core.log.sources:find",
         old="    if run.members.is_void(site, asked_from):\n",
         new="    if not site.live:\n",
         tests=("tests/unit/coordinator/test_rollback.py",),
@@ -232,7 +232,7 @@ MUTATIONS = (
     Mutation(
         name="a joiner is told of the same donors again",
         rule="a site that asks again is told of other donors",
-        where="coordinator.core.log.states:find_sources",
+        where="coordinator.core.log.sources:find",
         old="    site.num_sources_asked += 1\n",
         new="",
         tests=(
@@ -242,7 +242,7 @@ MUTATIONS = (
     Mutation(
         name="anybody is told to dial",
         rule="a joiner has only those dial it that it was given as donors",
-        where="coordinator.core.log.states:_have_it_dialled",
+        where="coordinator.core.log.sources:_have_it_dialled",
         old="if donor is not None and donor_id in named:",
         new="if donor is not None:",
         tests=("tests/golden/test_coordinator_stories.py",),

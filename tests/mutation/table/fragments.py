@@ -101,7 +101,7 @@ MUTATIONS = (
     Mutation(
         name="what was touched counts the first commit that is listed",
         rule="Sources say what was touched before the commits that they list",
-        where="coordinator.core.log.states:sources_for",
+        where="coordinator.core.log.sources:sources_for",
         old="run.log.touched(commits[0].commit - 1 if commits else run.log.last)",
         new="run.log.touched(commits[0].commit if commits else run.log.last)",
         tests=TESTS,
