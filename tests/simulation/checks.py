@@ -205,6 +205,17 @@ class Checks:
         return log
 
     @property
+    def attested(self) -> dict[int, bytes]:
+        """The hash of each commit, as it was said last; none of void commits, whose numbers are given again."""
+        said: dict[int, bytes] = {}
+        for record in self._store.kept:
+            if isinstance(record, AttestationRecord):
+                said[record.commit] = record.state_hash
+            elif isinstance(record, RollbackRecord):
+                said = {n: value for n, value in said.items() if n <= record.commit}
+        return said
+
+    @property
     def finished(self) -> FinishedRecord | None:
         return self._kept.finished
 
@@ -441,8 +452,7 @@ class Checks:
         }
         self._each_step_once(commits, handed_in)
         self._cut_weights_are_recorded()
-        said = {r.commit: r.state_hash for r in self._store.kept if isinstance(r, AttestationRecord)}
-        attested = {n: value for n, value in said.items() if value and n <= len(commits)}  # later ones are void
+        attested = {n: value for n, value in self.attested.items() if value}
         self.require(attested[0] in self._starts, "nobody ever held the commit 0 that is attested")
         states = replay(self._layout, self._settings, self._starts[attested[0]], commits, handed_in)
         last_valid = min((r.commit for r in self._kept.rollbacks), default=len(commits))
