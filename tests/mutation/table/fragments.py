@@ -347,6 +347,14 @@ MUTATIONS = (
         tests=("tests/unit/node_core/test_divergence.py",),
     ),
     Mutation(
+        name="ranks that sealed one of the last windows first do not come to an older one",
+        rule="the end of the run does not keep ranks from an older window that is open",
+        where="node.core.lanes.answers:_overlap_steps",
+        old="return sync.overlap_steps if is_older else",
+        new="return",
+        tests=IN_FLIGHT,
+    ),
+    Mutation(
         name="windows of other open syncs are counted with the state that is held",
         rule="the run's step at the state that is held is that of the first sync that is open",
         where="node.core.lanes.syncs:opened",

@@ -357,6 +357,20 @@ def test_of_two_that_are_open_ranks_train_for_the_newest_window(story: Story) ->
     assert story.answer().fragment == 0
 
 
+def test_at_the_end_of_a_run_ranks_come_to_an_older_window_that_is_open_too(story: Story) -> None:
+    """Sync 2 is committed. This site was started again: it was not ready for sync 1, which has no quorum without it.
+    The others are held by their snapshots of sync 1, and sync 3 has none without them."""
+    story.receive(of(2, 3, overlap_steps=1))
+    story.seal(10, 2)
+    story.asks(10)
+    assert story.answer().kind is AnswerKind.CONTINUE
+    story.asks(19)
+    assert story.answer().next_step == 20
+    assert story.seal(20, 0).sync == 1
+    story.asks(20)
+    assert story.is_held(), "beyond the newest window no step is trained that would be thrown away"
+
+
 def test_after_a_commit_that_leaves_others_open_the_site_waits_for_no_opening(two: Story) -> None:
     two.exchanges(1, 0)
     two.applies(committed(1, 1, 0, done=ranges((0, 20))))
