@@ -123,8 +123,7 @@ class JoinedSite(Site):
         self._data_epoch = 0
         self._num_fragments = connection.settings.sync.fragments
         self._listed: dict[int, Mark] = {}  # what a snapshot in flight lists, by fragment: what no other one does
-        self._publish_modes: dict[int, MergeMode] = {}  # of each fragment's last APPLY in this generation
-        self._taken_at: dict[int, int] = {}  # step at which values of each fragment were taken last, not a difference
+        self._taken: dict[int, tuple[MergeMode, int]] = {}  # of each fragment's last APPLY here: how, and at which step
         self._publish_changes = False  # the next one is being written
         self._window = _Window(0)
         self._next_step = 0  # ask there
@@ -136,7 +135,7 @@ class JoinedSite(Site):
 
     @property
     def has_outer_parameters(self) -> bool:
-        modes = self._publish_modes.values()
+        modes = [mode for mode, _ in self._taken.values()]
         return len(modes) > 0 and MergeMode.SHIFT not in modes and not self._publish_changes
 
     def step(self, tokens: int, loss: Tensor | float | None = None) -> Step:
@@ -275,7 +274,7 @@ class JoinedSite(Site):
         return synced
 
     def _write_snapshot(self, answer: Answer, seq: int) -> None:
-        window, is_seed = self._window, not self._publish_modes
+        window, is_seed = self._window, not self._taken
         self._listed.pop(answer.fragment, None)
         in_flight = self._listed.values()
         listed = Mark(
@@ -307,18 +306,15 @@ class JoinedSite(Site):
 
     def _note_base(self, answer: Answer) -> None:
         """The base has what the snapshot of the fragment listed if a commit holds it. One that no commit holds is
-        listed again with the next snapshot, whichever fragment that is of. Values undo nothing of a fragment whose
-        last ones were taken at this step: what was trained before may be in snapshots of others."""
+        listed again with the next snapshot, whichever fragment that is of. Values undo nothing of a fragment that was
+        taken at this step already: what was trained before it may be listed for others."""
         listed = self._listed.pop(answer.fragment, None) or self._listed.pop(self._num_fragments, None)
-        if answer.mode is MergeMode.SHIFT:
-            return
-        is_undone = listed is None and self._taken_at.get(answer.fragment) != self._steps
-        self._taken_at[answer.fragment] = self._steps
+        is_undone = listed is None and self._taken.get(answer.fragment, (None, -1))[1] != self._steps
         if answer.mode is MergeMode.REPLACE and (is_undone or answer.data_epoch != self._data_epoch):
             self._base = Mark(self._steps, self._tokens)
             self._listed.clear()
             self._window = _Window(self._steps)  # its steps, if any, are undone
-        elif listed is not None:
+        elif listed is not None and answer.mode is not MergeMode.SHIFT:
             self._base = Mark(self._base.steps + listed.steps, self._base.tokens + listed.tokens)
 
     def _loss_sum(self) -> float:
@@ -338,7 +334,7 @@ class JoinedSite(Site):
         self._shared.apply(answer.fragment, answer.mode, fresh=answer.fresh)
         self._note_base(answer)
         self._base_run_step, self._base_run_tokens = answer.run_step, answer.run_tokens
-        self._publish_modes[answer.fragment] = answer.mode
+        self._taken[answer.fragment] = answer.mode, self._steps
         self._data_epoch = answer.data_epoch
         if self._batches is not None:
             self._batches.begin_epoch(answer.data_epoch)

@@ -129,7 +129,7 @@ class Copy:
     in_snapshot: tuple[Step, ...] = ()
     mixed: Mixed | None = None
     taken_at: int = -1
-    """Step at which its values were taken last, not a difference."""
+    """Step at which a version was taken last."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -592,8 +592,7 @@ class Worker:
         fragment = answer.fragment if answer.fragment in self._listed else self._num
         listed = self._listed.pop(fragment, None)
         is_undone = listed is None and copy.taken_at != self._step
-        if not is_shift:
-            copy.taken_at = self._step
+        copy.taken_at = self._step
         if mode is MergeMode.REPLACE and (is_undone or answer.data_epoch != self._data_epoch):
             self._pending.clear()
             self._listed.clear()

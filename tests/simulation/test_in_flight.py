@@ -207,6 +207,28 @@ def test_a_site_that_a_commit_leaves_out_lists_its_steps_again() -> None:
     assert num_shifts
 
 
+def test_a_sync_that_is_held_up_while_the_other_fragment_goes_on_counts_once() -> None:
+    """A reducer takes contributions and says for ever that it waits. The others come to the end of what the oldest
+    snapshot lets them train; meanwhile commits of the other fragment come, some without them."""
+    most_overtaken: list[int] = []
+
+    async def waits(world: World) -> None:
+        await until(world, lambda: bool(has_several(world)))
+        fault = Fault(kind="waiting_only", after_events=0, delay_s=0.0, lasts_s=30.0, draw=world.seed)
+        FAULTS["waiting_only"][0](world, fault, random.Random(world.seed))
+        await world.events(2000, 30.0)
+        await world.settle()
+        syncs = [commit.sync for commit in world.checks.commits]
+        most_overtaken.append(max(sum(later > sync for later in syncs[:at]) for at, sync in enumerate(syncs)))
+
+    for seed in range(10):
+        shape = a_shape(seed, num_sites=3, steps=6 * EVERY // 2)
+        sync = replace(shape.settings.sync, every=EVERY // 2, fragments=2, overlap_steps=EVERY // 2)
+        settings = replace(shape.settings, min_sites=2, quorum=1, sync=sync)
+        played(seed, replace(shape, settings=settings), waits)
+    assert sum(overtaken >= 2 for overtaken in most_overtaken) > 5, most_overtaken
+
+
 def test_a_run_that_goes_back_with_several_in_flight_ends_as_if_they_had_never_been() -> None:
     num_returns = 0
 

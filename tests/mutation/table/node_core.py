@@ -17,8 +17,8 @@ MUTATIONS = (
         name="a shift loses the steps that it keeps",
         rule="what was trained since the base is contributed, also where a late commit has moved the base",
         where="node.worker.joined_site:JoinedSite._note_base",
-        old="        if answer.mode is MergeMode.SHIFT:\n            return\n",
-        new="        if answer.mode is MergeMode.SHIFT:\n            self._base = Mark(self._steps, self._tokens)\n",
+        old="answer.mode is MergeMode.REPLACE and (is_undone",
+        new="answer.mode in (MergeMode.REPLACE, MergeMode.SHIFT) and (is_undone",
         tests=("tests/unit/worker/test_worker_site.py::test_tokens_and_steps_follow_the_base",),
     ),
     Mutation(
