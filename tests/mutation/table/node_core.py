@@ -75,7 +75,7 @@ MUTATIONS = (
         where="node.core.lanes.snapshots:settle",
         old=" or is_committed_after(lane, outer.commit)",
         new="",
-        tests=("tests/unit/node_core/test_rollback.py",),
+        tests=("tests/unit/node_core/test_in_flight.py",),
     ),
     Mutation(
         name="two jobs on one disk",

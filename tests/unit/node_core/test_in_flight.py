@@ -243,6 +243,31 @@ def test_a_fetched_state_moves_only_the_copies_whose_fragment_it_touched(two: St
     assert two.answer().kind is AnswerKind.CONTINUE
 
 
+def test_of_a_fetched_state_ranks_take_first_what_it_touched(two: Story) -> None:
+    """The copy of fragment 0 has all of it: no commit has touched that."""
+    found = committed(1, 2, 1, contributors=(2, 3))
+    two.receive(found)
+    two(e.ApplyFailed(1, "no payloads"))
+    donor = m.Donor(site_id=2, incarnation=1, address="b:1", commit=1)
+    two.receive(m.Sources(attested=(m.Attestation(commit=1, state_hash=HASH),), donors=(donor,), commits=(found,)))
+    two(e.StateFetched(commit=1, state_hash=HASH, run_step=10, run_tokens=300, touched=(0, 1, 0)))
+    two.asks(20)
+    assert two.take(Difference(0, 1, 1)).mode is MergeMode.SHIFT
+
+
+def test_what_a_commit_that_was_not_fetched_holds_is_not_taken(two: Story) -> None:
+    """Nobody gave commit 2, and nothing is known of which fragments commit 1 had touched."""
+    others, own = committed(1, 2, 1, contributors=(2, 3)), committed(2, 1, 0, done=ranges((0, 20)))
+    two.receive(others)
+    two.receive(own)
+    two(e.ApplyFailed(1, "no payloads"))
+    donor = m.Donor(site_id=2, incarnation=1, address="b:1", commit=1)
+    two.receive(m.Sources(attested=(m.Attestation(commit=1, state_hash=HASH),), donors=(donor,), commits=(others, own)))
+    two(e.StateFetched(commit=1, state_hash=HASH, run_step=10, run_tokens=300))
+    assert two.sealed_snapshots() == {0: (1, 10)}
+    assert two.leased_samples() == ranges((0, 400)), "commit 2 may be void"
+
+
 def test_a_state_of_which_nothing_is_known_ends_all(two: Story) -> None:
     two.receive(replace(plan(2), fragment=1))
     two.receive(committed(1, 1, 0, contributors=(2, 3)))
