@@ -26,7 +26,7 @@ from atoll.protocol.settings import RunSettings
 
 OF_MEMBERS: dict[type[m.SiteMessage], Callable[[Run, Site, Any], None]] = {
     m.Applied: states.applied,
-    m.FindSources: sources.find,
+    m.FindSources: sources.find_sources,
     m.Ready: driver.ready,
     m.Done: driver.done,
     m.ExchangeFailed: driver.exchange_failed,

@@ -67,7 +67,7 @@ class Dispute:
     tried: dict[tuple[Need, int], int] = field(default_factory=dict)  # site id -> stream, on which it was in vain
     due: dict[tuple[Need, int], float] = field(default_factory=dict)  # site id -> when it must have answered
     took_s: defaultdict[int, float] = field(default_factory=lambda: defaultdict(float))  # by site id, to answer in all
-    told: dict[int, tuple[int, int, bool]] = field(default_factory=dict)  # site id -> stream, commit, is it over
+    told: dict[int, tuple[int, int, bool]] = field(default_factory=dict)  # site id -> stream, commit, if it is over
     pair: tuple[bytes, ...] = ()  # which two; of them is what follows
     computing: Recompute | None = None  # that is under way
     chunk: int = 0  # the first one in which the two differ

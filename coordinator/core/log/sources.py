@@ -1,15 +1,15 @@
-"""Who can give a site the state that it lacks, and the commits on the way there."""
+"""Who has a state, for those who fetch one."""
 
 from __future__ import annotations
 
-from atoll.coordinator.core.log import donors
+from atoll.coordinator.core.log import donors as listed
 from atoll.coordinator.core.run import Run
 from atoll.coordinator.core.sites.membership import Site
 from atoll.protocol import messages as m
 from atoll.protocol.messages import RefusedKind
 
 
-def find(run: Run, site: Site, message: m.FindSources) -> None:
+def find_sources(run: Run, site: Site, message: m.FindSources) -> None:
     """Tells a site that fetches a state who has it; a site for which there is nobody yet is told later."""
     asked_from = max(message.after_commit, message.lacks_commit)
     if run.members.is_void(site, asked_from):
@@ -56,18 +56,18 @@ def sources_for(run: Run, site: Site, request: m.FindSources) -> m.Sources:
         and s.applied >= least
         and known.get(s.applied, s.state_hash) == s.state_hash
     ]
-    told = tuple(
+    donors = tuple(
         m.Donor(site_id=s.site_id, incarnation=s.incarnation, address=s.address, commit=s.applied or 0)
-        for s in donors.chosen(holders, site, request.undialled_site_ids)
+        for s in listed.chosen(holders, site, request.undialled_site_ids)
     )
     if run.log.attested:
-        attested = run.log.attestations({d.commit for d in told})
+        attested = run.log.attestations({d.commit for d in donors})
     else:
         attested = tuple(m.Attestation(commit=n, state_hash=h) for n, h in known.items())
     if not commits and not (request.has_state and request.after_commit == run.log.last):
         commits = next((c for a in attested if (c := _listed_after(run, a.commit))), ())
     touched = run.log.touched(commits[0].commit - 1 if commits else run.log.last)
-    return m.Sources(attested=attested, donors=told, commits=commits, touched=touched)
+    return m.Sources(attested=attested, donors=donors, commits=commits, touched=touched)
 
 
 def _listed_after(run: Run, commit: int) -> tuple[m.Commit, ...]:
@@ -77,7 +77,7 @@ def _listed_after(run: Run, commit: int) -> tuple[m.Commit, ...]:
 
 
 def answer_waiting(run: Run) -> None:
-    """Sites that were told of nobody hear of the first who can give them the state."""
+    """Sites for which there was nobody yet, once there is."""
     for site in run.members.connected():
         if site.waits_for_sources is not None:
             sources = sources_for(run, site, site.waits_for_sources)

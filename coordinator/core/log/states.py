@@ -156,7 +156,7 @@ def advance(run: Run) -> None:
             continue
         # The first report attests, and may be wrong: whoever differs is heard once all contributors have been.
         if site.applied not in undecided or any(site.site_id in a.done for a in run.attempts):
-            _evict_for_state(run, site, site.applied or 0, known, held=site.state_hash)
+            _evict_for_state(run, site, site.applied or 0, known)
     _say_the_last_state(run)
     sources.answer_waiting(run)
 
@@ -187,11 +187,11 @@ def judge(run: Run, commit: int) -> None:
     contributors = [run.members.by_id(i) for i in run.log.contributors(commit)]
     hellos = [(s, s.hello) for s in contributors if s is not None and not s.live and s.stream is not None]
     starting = [
-        h.state_hash if h.last_commit == commit else run.log.said(commit, s.site_id)
+        h.state_hash if h.last_commit == commit else run.log.said(commit, s.site_id) or b""
         for s, h in hellos
         if h is not None and h.has_state and h.last_commit >= commit
     ]
-    judgement = run.log.judge(commit, live, present, later=later, starting=[said for said in starting if said])
+    judgement = run.log.judge(commit, live, present, later=later, starting=starting)
     if judgement.attest is not None:
         old = run.log.attested.get(commit)
         if old is not None:
@@ -205,7 +205,7 @@ def judge(run: Run, commit: int) -> None:
         said, site = run.log.said(commit, site_id), run.members.by_id(site_id)
         run.log.forget(site_id)
         if site is not None and site.live:
-            _evict_for_state(run, site, commit, judgement.against, held=said or site.state_hash)
+            _evict_for_state(run, site, commit, judgement.against, held=said or b"")
     if len(judgement.claims) > 1 and not run.disputed:  # else one of an older commit is settled first
         _dispute(run, commit, judgement.claims)
 
@@ -281,7 +281,7 @@ def _end_dispute(run: Run) -> None:
 
 def _settle(run: Run, commit: int, wrong: Mapping[bytes, str]) -> None:
     """Who holds a state that is proved wrong, or has gone on from it, gives it up; `wrong` says why."""
-    held = {s.site_id: run.log.said(commit, s.site_id) for s in run.members.live()}
+    held = {s.site_id: run.log.said(commit, s.site_id) or b"" for s in run.members.live()}
     held |= {s.site_id: s.state_hash for s in run.members.live() if s.applied == commit}
     run.log.disprove(commit, wrong)
     for value, why in wrong.items():
@@ -290,14 +290,14 @@ def _settle(run: Run, commit: int, wrong: Mapping[bytes, str]) -> None:
     judge(run, commit)  # whoever is left says what the run's is
     known = run.log.attested.get(commit, b"")
     for site in run.members.live():
-        if (said := held.get(site.site_id)) is not None and said in wrong:
-            _evict_for_state(run, site, commit, known, held=said, why=wrong[said])
+        if (value := held.get(site.site_id, b"")) in wrong:
+            _evict_for_state(run, site, commit, known, wrong[value], held=value)
 
 
-def _evict_for_state(run: Run, site: Site, commit: int, known: bytes, *, held: bytes, why: str = "") -> None:
-    """`held`: the hash of the state that it has, or had, of that commit."""
+def _evict_for_state(run: Run, site: Site, commit: int, known: bytes, why: str = "", *, held: bytes = b"") -> None:
+    """`held`: the hash of the state that it had of that commit; empty: it has it now."""
     reason = (
-        f"its state of commit {commit} has hash {held.hex()[:12]}, the run's is {known.hex()[:12]}"
+        f"its state of commit {commit} has hash {(held or site.state_hash).hex()[:12]}, the run's is {known.hex()[:12]}"
         f"{f' ({why})' if why else ''}; it must fetch the state again"
     )
     for attempt in run.attempts:
@@ -334,7 +334,7 @@ def _advance_commit_0(run: Run) -> None:
         run.report(logging.INFO, f"{holders[0].label} holds the starting state {run.claim.hex()[:12]}")
     if run.claim is not None:
         for site in [s for s in holders if s.state_hash != run.claim]:
-            _evict_for_state(run, site, 0, run.claim, held=site.state_hash)
+            _evict_for_state(run, site, 0, run.claim)
         for site in run.members.live():
             if site.standing is Standing.SEEDER and site.applied is None:
                 site.is_to(Standing.JOINER)  # another was first

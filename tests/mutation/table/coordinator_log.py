@@ -9,7 +9,7 @@ MUTATIONS = (
         name="what the commit before was is forgotten",
         rule="what is attested is kept for no fewer commits than reports are",
         where="coordinator.core.log.commits:CommitLog.append",
-        old="        oldest = self.last - max(self._keep, REPORTS_OF_COMMITS)",
+        old="        oldest = self.last - max(self._keep, self._num_reported)",
         new="        oldest = self.last - self._keep",
         tests=(
             "tests/unit/coordinator/test_hostile_disputes.py::test_a_lie_is_not_attested_again_when_the_log_has_gone_on",

@@ -92,10 +92,10 @@ MUTATIONS = (
     Mutation(
         name="the word of a site that was evicted counts when it comes back",
         rule="a claim counts no longer than its site holds that state",
-        where="coordinator.core.sites.admission:offer",
-        old="    run.log.forget(site.site_id)  # what it said of states before: it says it again\n",
+        where="coordinator.core.run:Run.evict",
+        old="        self.log.forget(site.site_id)\n",
         new="",
-        tests=("tests/unit/coordinator/test_hostile_disputes.py",),
+        tests=("tests/unit/coordinator/test_disputes_in_flight.py",),
     ),
     Mutation(
         name="a site that was started again counts from the beginning",

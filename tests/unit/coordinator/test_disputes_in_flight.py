@@ -6,9 +6,11 @@ from __future__ import annotations
 import pytest
 
 from atoll.coordinator.core import events as e
+from atoll.coordinator.core.log.commits import CommitLog
 from atoll.protocol import messages as m
 from atoll.protocol.layout import Layout
 from tests.harness.coordinator_story import Story, some_settings, three_layers
+from tests.harness.memory_store import MemoryStore
 from tests.unit.coordinator.test_disputes import evicted
 
 
@@ -205,3 +207,50 @@ def test_what_came_of_it_is_kept_again_when_it_is_settled() -> None:
     all_show(story)
     kept = story.store.read_commits(1, 2)[1]
     assert kept == tuple(e.AttestationRecord(n, story.state(f"s{n}", n)) for n in (1, 2))
+
+
+def test_who_fetched_a_state_that_came_of_it_waits_until_it_is_settled() -> None:
+    story = two_commits()
+    say(story, 1, b="wrong", a="s1")
+    say(story, 2, b="wrong", a="s2")
+    story.join("c")
+    story.applied("c", 2, "s2")
+    assert not evicted(story)
+    all_show(story)
+    assert is_settled(story)
+
+
+def test_what_a_contributor_said_stands_while_it_is_started_anew_at_the_next_commit() -> None:
+    story = two_commits()
+    say(story, 1, a="s1", b="wrong")
+    say(story, 2, a="s2", b="s2")
+    story.connect("a", incarnation=2, state=(2, "s2"))
+    assert not story.is_live("a")
+    assert story.attested(1) == story.state("s1", 1)
+    story.offer("a")
+    all_show(story)
+    assert is_settled(story)
+
+
+def test_who_was_evicted_for_its_silence_and_comes_back_at_the_next_commit_is_not_asked_again() -> None:
+    story = two_commits()
+    say(story, 1, b="made-up", a="s1")
+    say(story, 2, b="s2", a="s2")
+    story.sites["a"].shows = True
+    story.wait(story.idle_limit_s() + 0.1)
+    assert is_settled(story)
+    story.connect("b", state=(2, "s2"), again=True)
+    story.offer("b")
+    assert story.last("b", m.Admitted).admitted_as is m.AdmittedAs.MEMBER
+    assert not story.disputed()
+
+
+@pytest.mark.parametrize(("overlap", "num_kept"), [(3, 3), (6, 4), (9, 5)])
+def test_what_sites_said_is_kept_of_as_many_commits_as_may_follow_each_other(overlap: int, num_kept: int) -> None:
+    settings = some_settings(fragments=3, every=9, overlap=overlap)
+    log = CommitLog(MemoryStore().begin(settings, ""), settings.sync, 0, 0)
+    for commit in range(1, 8):
+        log.note(commit, 1, b"a")
+        log.witness(commit, 2, b"b")
+    heard = [n for n in range(1, 8) if log.is_heard(n, 1) and log.is_heard(n, 2)]
+    assert heard == list(range(8 - num_kept, 8))

@@ -20,9 +20,21 @@ from atoll.node.dataplane.outer_state import OuterState
 from atoll.node.dataplane.outer_update import record_bytes
 from atoll.node.dataplane.places import SPARES, PlaceMap, place_bytes
 from atoll.protocol.errors import HostError, InvalidMessage, StateError
+from atoll.protocol.history import History
 from atoll.protocol.layout import Layout, Role, chunk_hash, state_hash
 from tests.harness.chunks import cut_out
-from tests.harness.data_plane import RUN, apply_all, filled, layout, payloads, seeded, tensor, update_of, values_of
+from tests.harness.data_plane import (
+    RUN,
+    apply_all,
+    filled,
+    fragment_at,
+    layout,
+    payloads,
+    seeded,
+    tensor,
+    update_of,
+    values_of,
+)
 
 SLOTS = ("momentum",)
 
@@ -157,6 +169,22 @@ def test_hash_lists_of_the_last_commits_are_kept(tmp_path: Path) -> None:
     for commit in range(6):
         expected = hashes[commit] if commit >= 2 else None
         assert outer.chunk_hashes(commit) == expected
+
+
+def test_of_several_fragments_more_hash_lists_are_kept(tmp_path: Path) -> None:
+    """Sites that disagree about a commit go on while others are in flight: it is settled by the list of the commit
+    before."""
+    used = layout(num_fragments=3)
+    later: list[int] = []
+    outer = seeded(tmp_path, used)
+    outer.history = lambda: History((0, 0, 0), later)
+    hashes = [outer.chunk_hashes(0)]
+    for commit in range(1, 10):
+        later.append(fragment_at(used, commit))
+        apply_all(outer, payloads(outer, (commit,)), commit)
+        hashes.append(outer.chunk_hashes(commit))
+    assert None not in hashes
+    assert [outer.chunk_hashes(n) for n in range(10)] == [None, None, *hashes[2:]]
 
 
 def test_the_list_of_the_commit_before_is_found_again(tmp_path: Path) -> None:
