@@ -209,7 +209,7 @@ MUTATIONS = (
         name="another state goes on",
         rule="a site whose state is proved wrong is evicted and fetches it",
         where="coordinator.core.log.states:_settle",
-        old="        if (value := held.get(site.site_id, b)) in wrong:\n",
+        old='        if (value := held.get(site.site_id, b"")) in wrong:\n',
         new="        if False:\n",
         tests=("tests/unit/coordinator/test_disputes.py", "tests/golden/test_coordinator_stories.py"),
     ),
