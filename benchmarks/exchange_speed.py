@@ -29,7 +29,7 @@ from atoll.node.dataplane.payload_log import PayloadLog
 from atoll.node.dataplane.sync_data import SyncData
 from atoll.node.exchange.hub import Hub
 from atoll.node.exchange.peers.dialer import Dialer
-from atoll.node.exchange.peers.listener import Listener
+from atoll.node.exchange.peers.listener import listen
 from atoll.node.exchange.peers.progress import Pace
 from atoll.node.exchange.service import PeerService
 from atoll.protocol.codecs import kernels
@@ -97,14 +97,13 @@ async def _site(args: argparse.Namespace) -> None:
         )
         hub.max_retained_bytes = 4 << 30
         hub.serve(layout, lambda: outer, log, Pace(stall_s=30, slowest_bytes_per_s=1 << 10))
-        listener = Listener(None, PeerService(hub).handlers)
-        port = await listener.start(f"{args.host}:0")
+        listener, port = await listen(f"{args.host}:0", PeerService(hub).handlers)
         print(port, flush=True)
         addresses = json.loads(await asyncio.to_thread(sys.stdin.readline))
         settings = SyncSettings(codec=args.codec, chunk_elements=args.chunk_elements)
         while (line := await asyncio.to_thread(sys.stdin.readline)).strip():
             sync = int(line)
-            cpu = time.process_time()
+            cpu, sent_bytes = time.process_time(), hub.counters.sent_bytes
             data = SyncData(layout, spec_of(settings, 0, 0), outer, snapshot, {"w": "F32"})
             plan = _plan(sync, addresses, layout)
             share = await asyncio.to_thread(hub.share(plan, data, site_id=args.site))
@@ -115,7 +114,7 @@ async def _site(args: argparse.Namespace) -> None:
                 json.dumps(
                     {
                         "digest": result.payload_digest.hex(),
-                        "sent_bytes": result.sent_bytes,
+                        "sent_bytes": hub.counters.sent_bytes - sent_bytes,
                         "cpu_s": time.process_time() - cpu,
                     }
                 ),
