@@ -26,8 +26,6 @@ from atoll.protocol.plans import plan_digest
 T = TypeVar("T")
 FRAME_RATES = 4
 """A link so many times as fast as the slowest that is accepted brings a frame to each peer within half a stall."""
-PACED_FRAMES = 128
-"""At least, in an attempt that is paced: each goes at once. Fewer where they would be smaller than frames may be."""
 
 
 @dataclass(eq=False)
@@ -68,17 +66,14 @@ class Attempt:
         self.num_others = len(plan.contributors) - 1
         # Progress is seen in whole frames, and a site sends to all others at once.
         fitting = FRAME_RATES * plan.slowest_bytes_per_s * plan.stall_limit_s / 2 / max(1, self.num_others)
-        # Contributions to the other reducers, and the own payloads to all others.
-        num_bytes = share.log_bytes + (len(self.members) - 2) * share.own.num_bytes
-        if spread_s:
-            fitting = min(fitting, num_bytes / PACED_FRAMES)
         self.frame_bytes = int(min(FRAME_BYTES, max(MIN_FRAME_BYTES, fitting)))
         self.links = LinkUses()
         self.loop = asyncio.get_running_loop()
         # It is never slower than the link above, and each stream, up or down, has a frame within half a stall.
         round_bytes = 2 * max(MAX_STREAMS, len(self.members)) * self.frame_bytes
         self.pacing = Pacing(
-            num_bytes=num_bytes,
+            # Contributions to the other reducers, and the own payloads to all others.
+            num_bytes=share.log_bytes + (len(self.members) - 2) * share.own.num_bytes,
             spread_s=spread_s,
             least_bytes_per_s=max(FRAME_RATES * plan.slowest_bytes_per_s, round_bytes / (plan.stall_limit_s / 2)),
             now=self.loop.time(),

@@ -520,14 +520,6 @@ MUTATIONS = (
         tests=("tests/unit/exchange/test_uplink.py",),
     ),
     Mutation(
-        name="frames that are paced are large",
-        rule="what a site has time to send is sent evenly over that time",
-        where="node.exchange.sync.attempt:Attempt.__post_init__",
-        old="        if spread_s:\n            fitting = min(fitting, num_bytes / PACED_FRAMES)\n",
-        new="",
-        tests=("tests/unit/exchange/test_pacing.py",),
-    ),
-    Mutation(
         name="time that was not used gives a burst",
         rule="what a site has time to send is sent evenly over that time",
         where="node.exchange.sync.pacing:Pacing.sent",
