@@ -229,11 +229,25 @@ class CommitLog:
 
     def forget(self, site_id: int, since: int = 0) -> None:
         """Its state turned out not to be the run's, or it comes anew: with commit `since`, to which it has come from
-        those before."""
+        those before. Of these count as many as it can show."""
         self.contradicted.pop(site_id, None)
+        shown = range(self._shown_since(since), since)
         for commit, votes in (*self._reports.items(), *self._witnesses.items()):
-            if commit >= since:
+            if commit not in shown:
                 votes.pop(site_id, None)
+
+    def _shown_since(self, commit: int) -> int:
+        """The oldest commit of which a site that is started anew at `commit` has the hashes: its index has two entries
+        a chunk, so that no fragment may have been synced twice since."""
+        found: set[int] = set()
+        for record in reversed(self.records):
+            number, fragment = record.commit.commit, record.commit.fragment
+            if number > commit:
+                continue
+            if found & {fragment, self._num_fragments} or (found and fragment == self._num_fragments):
+                return number
+            found.add(fragment)
+        return self.first - 1
 
     def said(self, commit: int, site_id: int) -> bytes | None:
         """The hash of the state that the site has computed of that commit, by its own word."""
@@ -258,6 +272,19 @@ class CommitLog:
         if self.attested.get(commit) in wrong:
             del self.attested[commit]
             self._from_store.discard(commit)
+
+    def distrust(self, commit: int, site_ids: Collection[int], held: Collection[bytes]) -> list[int]:
+        """These sites are wrong in that commit. The later ones of which nobody else said what is attested: it is not
+        attested any more, unless others have it, whose states are `held`."""
+        found = []
+        for n in [n for n in self._reports if n > commit and n in self.attested]:
+            known, votes = self.attested[n], self._reports[n] | self._witnesses.get(n, {})
+            said_by = {site_id for site_id, value in votes.items() if value == known}
+            if said_by and said_by <= set(site_ids):
+                found.append(n)
+                if known not in held:
+                    del self.attested[n]
+        return found
 
     def judge(
         self,

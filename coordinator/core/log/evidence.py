@@ -107,9 +107,9 @@ def _hash_of(run: Run, dispute: Dispute, chunk: int, holders: Holders) -> bytes:
         return chunk_hash(b"")
     parties = {site.site_id: site for sites in holders.values() for site in sites}
     before, now = _base(run, dispute.commit, chunk, parties)
-    attested, record = run.log.attested.get(before), run.log.record(now)
-    if attested is None or record is None:
-        raise _Undecided(f"what commit {before if attested is None else now} was is not known here any more")
+    state, record = _state_of(run, before, parties), run.log.record(now)
+    if state is None or record is None:
+        raise _Undecided(f"what commit {before if state is None else now} was is not known here any more")
     everybody = [*parties.values(), *(s for s in run.members.live() if s.site_id not in parties)]
     everybody.sort(key=lambda site: dispute.took_s[site.site_id])  # who took all its time for one part is the last
 
@@ -118,7 +118,7 @@ def _hash_of(run: Run, dispute: Dispute, chunk: int, holders: Holders) -> bytes:
         need = Need(evidence=evidence, commit=commit, chunk=of, expected=expected, most_bytes=most_bytes)
         return _evidence(run, dispute, need, everybody)
 
-    hashes = _evidence(run, dispute, _hashes_of(run, before, attested), everybody)
+    hashes = _evidence(run, dispute, _hashes_of(run, before, state), everybody)
     old = hash_at(hashes, chunk)
     sizes = run.chunk_sizes.of_sync(record.commit.fragment)
     if spec.role is Role.FROZEN or not sizes.has_payload(chunk):
@@ -151,6 +151,13 @@ def _base(run: Run, commit: int, chunk: int, parties: Collection[int]) -> tuple[
             now = base
         base -= 1
     return base, now
+
+
+def _state_of(run: Run, commit: int, parties: Collection[int]) -> bytes | None:
+    """The hash that all parties have said of it: what is attested may be the word of a site that is no party. Else
+    what is attested."""
+    said = {run.log.said(commit, site_id) for site_id in parties}
+    return (said.pop() if len(said) == 1 else None) or run.log.attested.get(commit)
 
 
 def _changes(run: Run, commit: int, chunk: int) -> bool:

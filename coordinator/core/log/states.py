@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from atoll.coordinator.core.events import AttestationRecord, Recompute
 from atoll.coordinator.core.log import evidence, sources
@@ -271,11 +271,11 @@ def drop_dispute(run: Run) -> None:
     run.dispute = None
 
 
-def _end_dispute(run: Run) -> None:
-    """What is attested stands again, also after a restart."""
+def _end_dispute(run: Run, *, distrusted: Collection[int] = ()) -> None:
+    """What is attested stands again, also after a restart, but for what sites alone said that were wrong in it."""
     dispute, run.dispute = run.dispute, None
     for commit in dispute.doubted if dispute is not None else ():
-        if (known := run.log.attested.get(commit)) is not None:
+        if (known := run.log.attested.get(commit)) is not None and commit not in distrusted:
             run.persist(AttestationRecord(commit, known))
 
 
@@ -286,7 +286,9 @@ def _settle(run: Run, commit: int, wrong: Mapping[bytes, str]) -> None:
     run.log.disprove(commit, wrong)
     for value, why in wrong.items():
         run.report(logging.ERROR, f"the state {value.hex()[:12]} of commit {commit} is wrong: {why}")
-    _end_dispute(run)
+    losers = [site_id for site_id, value in held.items() if value in wrong]
+    others = [s.state_hash for s in run.members.live() if s.site_id not in losers]
+    _end_dispute(run, distrusted=run.log.distrust(commit, losers, others))
     judge(run, commit)  # whoever is left says what the run's is
     known = run.log.attested.get(commit, b"")
     for site in run.members.live():
