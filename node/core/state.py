@@ -9,7 +9,7 @@ from atoll.node.core.events import DataAnnounced, Difference, DrawAsked
 from atoll.node.core.lanes.lane import Lane
 from atoll.node.core.outputs import Exit
 from atoll.node.core.workers import Workers
-from atoll.protocol.messages import Commit, DataRange, Diverged, Finished
+from atoll.protocol.messages import Commit, DataRange, Diverged, Finished, Open
 from atoll.protocol.ranges import Ranges
 
 
@@ -117,6 +117,12 @@ class SiteState:
         """The lanes whose sealed snapshot these workers wrote."""
         generation = self.workers.generation
         return tuple(x for x in self.lanes if x.snapshot.is_sealed and x.snapshot.generation == generation)
+
+    def sealed_beyond(self, open_: Open) -> tuple[Lane, ...]:
+        """The lanes in flight whose snapshot is for a newer window than that of the sync."""
+        outer = self.disk.outer
+        opened = [(x, x.open) for x in self.in_flight if x.open is not None and x.open.run_step > open_.run_step]
+        return tuple(x for x, o in opened if outer is not None and outer.has_base(x.fragment, o.base_commit))
 
     @property
     def oldest_sealed(self) -> Lane | None:

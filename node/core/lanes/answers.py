@@ -13,7 +13,7 @@ from atoll.node.core.outputs import PublishState, SeedState
 from atoll.node.core.state import SiteState
 from atoll.node.core.workers import Workers
 from atoll.protocol.messages import Open
-from atoll.protocol.settings import RunSettings, SyncSettings
+from atoll.protocol.settings import RunSettings
 
 EARLY = 0.1
 """Of a window: so much before the others a site that was late once plans to be ready."""
@@ -128,7 +128,7 @@ def _train_on(
     if any(copy.version != outer.commit and copy.contributed is None for copy in workers.copies):
         return None
     overlaps = not (site.leaving or site.disk.final)
-    last_step = min(lane.snapshot.step + overlaps * _overlap_steps(sync, lane, open_) for lane in lanes)
+    last_step = min(lane.snapshot.step + overlaps * _overlap_steps(site, lane, open_) for lane in lanes)
     newest_step = max(lane.snapshot.step for lane in lanes)
     if away and not committed:
         last_step = max(last_step, newest_step + settings.most_overrun_steps)
@@ -142,11 +142,11 @@ def _train_on(
     return Answer(kind=AnswerKind.CONTINUE, next_step=next_step, version=outer.commit if committed else 0)
 
 
-def _overlap_steps(sync: SyncSettings, lane: Lane, open_: Open | None) -> int:
-    """Beyond the lane's snapshot. Near the end of the run they are fewer, but not before an older window that is open,
-    too: the sync may lack its quorum for as long as the site is not ready for that one."""
-    is_older = open_ is not None and lane.open is not None and open_.run_step < lane.open.run_step
-    return sync.overlap_steps if is_older else lane.snapshot.overlap_steps
+def _overlap_steps(site: SiteState, lane: Lane, open_: Open | None) -> int:
+    """Beyond the lane's snapshot, with those for an older window that is open: its sync may lack its quorum for as long
+    as the site is not ready for that one."""
+    for_older = open_.num_steps if open_ is not None and lane in site.sealed_beyond(open_) else 0
+    return lane.snapshot.overlap_steps + for_older
 
 
 def _decide(site: SiteState, open_: Open | None, step: int, now: float, *, mixes: bool, away: bool) -> Decision:

@@ -37,15 +37,18 @@ def _step(lane: Lane, step: SnapshotStep) -> SnapshotPhase:
 
 
 def write(ctx: Context, lane: Lane, ask: BoundaryAsked) -> None:
-    """The ranks are told to, at this boundary."""
-    outer = ctx.site.disk.outer
+    """The ranks are told to, at this boundary. Steps for an older window count for no overlap of a newer one."""
+    site, outer = ctx.site, ctx.site.disk.outer
+    for newer in site.sealed_beyond(lane.open) if lane.open is not None else ():
+        overlap_steps = newer.snapshot.overlap_steps + ask.step - site.window_step
+        newer.snapshot = replace(newer.snapshot, overlap_steps=overlap_steps)
     lane.snapshot = Snapshot(
         phase=_step(lane, SnapshotStep.WRITE),
         base_commit=outer.commit if outer is not None else 0,
         step=ask.step,
         generation=ask.generation,
         overlap_steps=lane.open.overlap_steps if lane.open is not None else 0,
-        others=union(*(other.snapshot.ranges for other in ctx.site.lanes if other.snapshot.is_sealed)),
+        others=union(*(other.snapshot.ranges for other in site.lanes if other.snapshot.is_sealed)),
     )
 
 

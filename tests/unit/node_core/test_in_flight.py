@@ -12,9 +12,11 @@ from atoll.node.core import outputs as out
 from atoll.node.core.disk import Outer
 from atoll.node.core.events import AnswerKind, Difference, MergeMode, Values
 from atoll.protocol import messages as m
-from atoll.protocol.settings import SyncSettings
+from atoll.protocol.settings import RunSettings, SyncSettings
 from tests.unit.node_core.test_site import HASH, SETTINGS, Driver, commit, exchanged, opened, plan
 
+UNEVEN = replace(SETTINGS, sync=SyncSettings(every=11, fragments=3, overlap_steps=7))
+"""Windows of 3, 4 and 4 steps."""
 TWO_AT_ONCE = replace(SETTINGS, sync=SyncSettings(every=30, fragments=3, overlap_steps=20))
 ALL = 3
 PER_STEP = 2
@@ -38,8 +40,8 @@ def committed(
 class Story(Driver):
     """A member at commit 0 that trains for sync 1, of fragment 0."""
 
-    def __init__(self) -> None:
-        super().__init__(Outer(commit=0, state_hash=HASH, run_step=0, run_tokens=0), settings=TWO_AT_ONCE)
+    def __init__(self, settings: RunSettings = TWO_AT_ONCE) -> None:
+        super().__init__(Outer(commit=0, state_hash=HASH, run_step=0, run_tokens=0), settings=settings)
         self.up_to_admitted(m.AdmittedAs.MEMBER)
         self(e.DataAnnounced(generation=self.generation, num_samples=1000, round_samples=PER_STEP, rounds_ahead=0))
         self.receive(m.Leases(ranges=ranges((0, 400))))
@@ -393,7 +395,51 @@ def test_at_the_end_of_a_run_ranks_come_to_an_older_window_that_is_open_too(stor
     assert story.answer().next_step == 20
     assert story.seal(20, 0).sync == 1
     story.asks(20)
+    assert story.answer().next_step == 21
+    story.asks(21)
     assert story.is_held(), "beyond the newest window no step is trained that would be thrown away"
+
+
+def test_ranks_come_to_older_windows_that_are_longer_together_than_the_overlap() -> None:
+    """Sync 4, of the window before the newest, is committed. This site was started again: sync 2 has no quorum without
+    it. The others are held by their snapshots of that, and sync 5 has none without them."""
+    story = Story(UNEVEN)
+    for fragment, sync, run_step, num_steps in ((1, 2, 3, 4), (2, 3, 7, 4), (0, 5, 14, 3)):
+        story.receive(replace(of(fragment, sync, overlap_steps=7), run_step=run_step, num_steps=num_steps))
+    assert story.seal(3, 0).sync == 5
+    assert story.seal(7, 2).sync == 3
+    story.asks(10)
+    assert story.answer().next_step == 11
+    assert story.seal(11, 1).sync == 2
+
+
+def test_steps_for_an_older_window_are_none_beyond_the_newest() -> None:
+    """Sync 4 ends ten steps behind sync 3, which lets ranks train fifteen: the coordinator waits for this site."""
+    story = Story()
+    story.receive(of(2, 3, overlap_steps=15))
+    story.seal(10, 2)
+    story.seal(20, 0)
+    story.receive(of(1, 4))
+    story.asks(25)
+    assert story.answer().next_step > 25
+    assert story.seal(30, 1).sync == 4
+    story.asks(34)
+    assert story.answer().next_step == 35
+    story.asks(35)
+    assert story.is_held()
+
+
+def test_steps_for_a_window_are_beyond_a_snapshot_that_a_commit_holds() -> None:
+    """That commit is on its way to the disk. The next sync of its fragment is open, and of a newer window."""
+    story = Story()
+    story.receive(of(0, 1, overlap_steps=15))
+    story.seal(10, 0)
+    story.receive(of(1, 2))
+    story.receive(replace(of(0, 4, base=1), run_step=30))
+    story.seal(20, 1)
+    story.receive(of(2, 3))
+    story.asks(25)
+    assert story.is_held()
 
 
 def test_after_a_commit_that_leaves_others_open_the_site_waits_for_no_opening(two: Story) -> None:
