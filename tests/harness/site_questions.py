@@ -158,6 +158,11 @@ class SiteQuestions:
         """The newest; 0: none is open."""
         return max((lane.open.sync for lane in self.core.site.lanes if lane.open is not None), default=0)
 
+    def open_windows(self) -> dict[int, tuple[int, int]]:
+        """By fragment, or the number of all, of the sync that is open: where its window begins, and its steps."""
+        opened = [lane.open for lane in self.core.site.lanes if lane.open is not None]
+        return {open_.fragment: (open_.run_step, open_.num_steps) for open_ in opened}
+
     def snapshot_phase(self) -> str:
         """free, writing, sealed or consumed."""
         return self._lane.snapshot.phase.value

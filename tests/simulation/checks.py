@@ -144,6 +144,8 @@ class Checks:
         self._contributions: dict[tuple[int, int, int], Sealed] = {}  # (sync, site, incarnation)
         self._sealed: list[Sealed] = []  # every snapshot
         self._listed: dict[int, Listed] = {}  # by the number of the start of a node
+        self._written: dict[tuple[int, int], list[tuple[int, int, int]]] = {}
+        """By the start of a node and the generation of its workers: fragment, step, where the window begins."""
         self._models: dict[int, tuple[str, bytes]] = {}  # commit -> who saved it last, state hash
         self._problem: Unsound | None = None
         self.first_problem = loop.create_future()
@@ -354,6 +356,7 @@ class Checks:
                     self.num_merges[answer.mode] += 1
                 elif answer.kind is e.AnswerKind.SNAPSHOT:
                     self._look(node).write()
+                    self._writes(node, answer.fragment, step)
                 self._goes_not_too_far(node, answer, step)
             case out.Send(m.Applied(commit=commit, state_hash=value)) if node not in (*self.bad_hosts, *self.liars):
                 assert node.node is not None
@@ -364,14 +367,17 @@ class Checks:
                 self._contributes(node, plan, tokens)
 
     def _goes_not_too_far(self, node: SimNode, answer: e.Answer, step: int) -> None:
-        """The ranks take a commit so many steps beyond the snapshot that it holds, or wait. With the coordinator away
-        they go on from their boundary, which is the newest one."""
+        """The ranks take a commit so many steps beyond the snapshot that it holds, or wait. Those for an older window
+        do not count. With the coordinator away they go on from their boundary, which is the newest one."""
         assert node.node is not None
         asked, settings = of_node(node.node), self._settings
-        written = [at for generation, at in asked.sealed_snapshots().values() if generation == asked.generation]
+        sealed = asked.sealed_snapshots()
+        in_flight = {fragment: at for fragment, (generation, at) in sealed.items() if generation == asked.generation}
+        written = list(in_flight.values())
         if answer.kind is e.AnswerKind.SNAPSHOT or not written:
             return
-        last = min(written) + settings.sync.overlap_steps
+        for_older = {fragment: self._steps_for_older(node, fragment) for fragment in in_flight}
+        last = settings.sync.overlap_steps + min(at + for_older[fragment] for fragment, at in in_flight.items())
         if asked.is_away():
             last = max(last, max(written) + settings.most_overrun_steps)
         self.require(
@@ -379,6 +385,24 @@ class Checks:
             f"5: {node.process} trains until step {answer.next_step}, with snapshots of steps {sorted(written)}: at "
             f"most until {last}",
         )
+
+    def _writes(self, node: SimNode, fragment: int, step: int) -> None:
+        assert node.node is not None
+        asked = of_node(node.node)
+        begins, _ = asked.open_windows().get(fragment, (0, 0))
+        self._written.setdefault((node.process.start, asked.generation), []).append((fragment, step, begins))
+
+    def _steps_for_older(self, node: SimNode, fragment: int) -> int:
+        """At most so many did the ranks train for older windows since they wrote that snapshot, and for one now."""
+        assert node.node is not None
+        asked = of_node(node.node)
+        written = self._written[node.process.start, asked.generation]
+        index = max(i for i, (of, _, _) in enumerate(written) if of == fragment)
+        _, step, begins = written[index]
+        older = [at - step for _, at, begun in written[index + 1 :] if begun < begins]
+        windows, sealed = asked.open_windows(), asked.sealed_snapshots()
+        to_come = [num_steps for of, (at, num_steps) in windows.items() if at < begins and of not in sealed]
+        return sum(older) + max(to_come, default=0)
 
     def _says_what_it_trained(self, node: SimNode, ready: m.Ready) -> None:
         """Each position that the snapshot lists, and no other."""
