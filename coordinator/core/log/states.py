@@ -30,13 +30,14 @@ def ahead(run: Run, name: str, commit: int, branch: int) -> Refusal:
 # --- what a site says it holds
 
 
-def take(run: Run, site: Site, commit: int, state_hash: bytes) -> None:
-    """The site holds this state; the hash is compared once that can be decided (`advance`)."""
+def take(run: Run, site: Site, commit: int, state_hash: bytes, *, has_computed: bool = False) -> None:
+    """The site holds this state; the hash is compared once that can be decided (`advance`). `has_computed`: by its word
+    of before."""
     if site.applied is not None and commit < site.applied:
         run.log.goes_back(commit, site.site_id)
     is_behind = run.log.last - commit >= run.settings.sync.most_in_flight  # fewer may come at once
     site.takes(commit, state_hash, is_behind=is_behind, run_step=run.log.run_step)
-    _report(run, site, commit, state_hash)
+    _report(run, site, commit, state_hash, has_computed=has_computed)
 
 
 def exchanged_from(run: Run, site: Site, commit: int, state_hash: bytes) -> None:
@@ -48,10 +49,10 @@ def exchanged_from(run: Run, site: Site, commit: int, state_hash: bytes) -> None
         take(run, site, commit, state_hash)
 
 
-def _report(run: Run, site: Site, commit: int, state_hash: bytes) -> None:
+def _report(run: Run, site: Site, commit: int, state_hash: bytes, *, has_computed: bool = False) -> None:
     if commit > 0 and (site.site_id in run.log.contributors(commit)):
         run.log.note(commit, site.site_id, state_hash)
-    elif run.log.is_heard(commit, site.site_id):
+    elif has_computed or run.log.is_heard(commit, site.site_id):
         run.log.witness(commit, site.site_id, state_hash)
 
 

@@ -231,6 +231,7 @@ def offer(run: Run, stream: int, site: Site, message: m.Offer) -> None:
     standing, why = place(run, site, hello)
     site.admit(standing, run.now)
     # What it said of states before it says again, but for those from which it has come to that of its disk.
+    has_computed = run.log.is_heard(hello.last_commit, site.site_id)
     run.log.forget(site.site_id, since=hello.last_commit if standing is Standing.MEMBER else 0)
     run.persist_site(site)
     answer = states.admitted(run, site)
@@ -242,7 +243,7 @@ def offer(run: Run, stream: int, site: Site, message: m.Offer) -> None:
     run.report(level, f"admitted {site.label} at {site.address} as {standing.name.lower()}: {why}")
     run.send(site, answer)
     if standing is Standing.MEMBER:
-        states.take(run, site, hello.last_commit, hello.state_hash)
+        states.take(run, site, hello.last_commit, hello.state_hash, has_computed=has_computed)
         if not site.catching_up:  # else it asks for sources
             states.send_pending(run, site)
 
@@ -269,7 +270,8 @@ def place(run: Run, site: Site, hello: m.Hello) -> tuple[Standing, str]:
             return Standing.JOINER, f"its state of commit {commit} is older than the log"
         # Its word counts as much as what is attested, unless it was found out.
         is_new = log.last - commit < run.settings.sync.most_in_flight  # contributors may not have been heard
-        is_party = is_new and site.site_id in log.contributors(commit) and not site.conduct.is_on_trial
+        has_computed = site.site_id in log.contributors(commit) or log.is_heard(commit, site.site_id)
+        is_party = is_new and has_computed and not site.conduct.is_on_trial
         if known is None or known == hello.state_hash or is_party:
             return Standing.MEMBER, f"it holds commit {commit} of {log.last}"
         return Standing.JOINER, (

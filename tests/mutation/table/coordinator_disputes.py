@@ -399,4 +399,20 @@ MUTATIONS = (
         new="                    pass\n",
         tests=("tests/unit/coordinator/test_disputes_of_the_past.py",),
     ),
+    Mutation(
+        name="a receiver that is started anew in a dispute is no party",
+        rule="whoever has computed a state is a party as before when it is started anew",
+        where="coordinator.core.sites.admission:place",
+        old=" or log.is_heard(commit, site.site_id)\n",
+        new="\n",
+        tests=("tests/unit/coordinator/test_disputes_of_the_past.py",),
+    ),
+    Mutation(
+        name="the word of a receiver that is started anew is not heard again",
+        rule="whoever has computed a state is a party as before when it is started anew",
+        where="coordinator.core.sites.admission:offer",
+        old=", has_computed=has_computed)",
+        new=")",
+        tests=("tests/unit/coordinator/test_disputes_of_the_past.py",),
+    ),
 )

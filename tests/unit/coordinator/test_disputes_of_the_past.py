@@ -13,7 +13,7 @@ from atoll.protocol import messages as m
 from atoll.protocol.messages import Evidence
 from tests.harness.coordinator_story import Story, some_settings, three_layers
 from tests.harness.memory_store import MemoryStore
-from tests.unit.coordinator.test_disputes import evicted
+from tests.unit.coordinator.test_disputes import before_it, evicted
 from tests.unit.coordinator.test_disputes_in_flight import all_show, say, two_commits
 
 
@@ -67,7 +67,7 @@ def test_what_it_said_is_found_out_as_well_where_others_have_fetched_it() -> Non
         (3, [0, 1, 2, 0], 1),
         (3, [0, 1, 0], 1),
         (3, [0, 1, 3], 2),
-        (3, [3, 0, 1], 1),
+        (3, [2, 3, 0], 2),
     ],
 )
 def test_of_its_own_words_those_count_that_its_disk_can_show(
@@ -92,6 +92,24 @@ def test_of_its_own_words_those_count_that_its_disk_can_show(
         log.note(commit, 1, b"a")
     log.forget(1, since=len(of_commits))
     assert [n for n in range(len(of_commits) + 1) if log.is_heard(n, 1)] == list(range(max(oldest, 1), len(of_commits)))
+
+
+@pytest.mark.parametrize("says_now", ["s1", "wrong"])
+@pytest.mark.parametrize("lies", ["a", "c"])
+def test_a_receiver_that_is_started_anew_in_a_dispute_is_a_party_as_before(lies: str, says_now: str) -> None:
+    """It was told to repair its state from the liar's, or the liar's word against it was forgotten."""
+    story = before_it("a", receiver="c", silent="ac")
+    story.applied("a", 1, "wrong" if lies == "a" else "s1")
+    story.applied("c", 1, "wrong" if lies == "c" else "s1")
+    assert story.disputed()
+    says_now = says_now if lies == "c" else "s1"
+    story.connect("c", incarnation=2, state=(1, says_now))
+    story.offer("c")
+    assert story.last("c", m.Admitted).admitted_as is m.AdmittedAs.MEMBER
+    all_show(story)
+    assert evicted(story) == (lies if lies == "a" or says_now == "wrong" else "")
+    assert story.attested(1) == story.state("s1", 1)
+    assert not story.disputed()
 
 
 def late_witness(num_commits: int) -> Story:
