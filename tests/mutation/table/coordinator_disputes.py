@@ -145,7 +145,7 @@ MUTATIONS = (
         name="a receiver takes its word back",
         rule="whose words of one commit contradict each other is evicted, receivers too",
         where="coordinator.core.log.states:_report",
-        old="    elif run.log.is_heard(commit, site.site_id):\n",
+        old="    elif has_computed or run.log.is_heard(commit, site.site_id):\n",
         new="    elif False:\n",
         tests=("tests/unit/coordinator/test_hostile_disputes.py",),
     ),
