@@ -132,9 +132,9 @@ class SiteState:
 
     @property
     def window_step(self) -> int:
-        """The generation step from which the steps of the next snapshot count: that of the newest one that is in flight
-        or in a commit."""
-        return max(self.workers.window_step, *(lane.snapshot.step for lane in self.in_flight), 0)
+        """The generation step after which the window of the next snapshot begins: that of the newest snapshot that is
+        in flight or in a commit."""
+        return max(self.workers.committed_step, *(lane.snapshot.step for lane in self.in_flight), 0)
 
     @property
     def publish_is_in_use(self) -> bool:

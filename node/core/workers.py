@@ -25,7 +25,7 @@ class Workers:
     resumed_step: int = 0
     step_s: float | None = None  # of one step in their last window
     copies: tuple[LocalCopy, ...] = field(default_factory=lambda: (LocalCopy(),))  # by fragment
-    window_step: int = 0  # the generation step from which it is in no commit what they trained
+    committed_step: int = 0  # no commit holds what they trained after this generation step
     taken_step: int = 0  # the generation step at which a version was taken last
     sealed_in_vain: bool = False  # a snapshot was ready when a commit came without it
 
@@ -55,7 +55,7 @@ class Workers:
         """They take this version of a fragment at `step`."""
         copy, self.taken_step = self.copies[answer.fragment], step
         if answer.mode is MergeMode.REPLACE:
-            self.window_step = step
+            self.committed_step = step
         copy.offer(answer, step=step)
         if answer.mode is not MergeMode.SHIFT:
             self.sealed_in_vain = False
@@ -72,7 +72,7 @@ class Workers:
 
     def count_from(self, step: int) -> None:
         """A commit holds their snapshot of this step, or it had no tokens: the next window counts from there."""
-        self.window_step = max(self.window_step, step)
+        self.committed_step = max(self.committed_step, step)
 
     def stop(self) -> None:
         """No others follow."""

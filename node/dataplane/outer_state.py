@@ -31,8 +31,8 @@ from atoll.protocol.history import History
 from atoll.protocol.layout import FP32_ROLES, Layout, state_hash
 
 KEPT_HASH_LISTS = 2
-"""Of the last commits, and of two more for each sync that may be in flight: donors serve them, and a dispute over a
-commit is settled by them, which sites may have gone on from."""
+"""Lists are kept of so many of the last commits, and of two more for each fragment. Donors serve them, and they settle
+a dispute over a commit from which sites may have gone on."""
 _NAME = "outer"
 _FORMAT = 2  # 1: tensors were cut into runs of `chunk_elements`
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import pytest
 
@@ -55,6 +56,16 @@ def played(seed: int, shape: Shape, happens: Callable[[World], Awaitable[None]])
 
 async def nothing(world: World) -> None:
     pass
+
+
+def has_trained(world: World, num_steps: int) -> bool:
+    """All sites together, more steps than these or as many."""
+    return sum(hands.num_steps for hands in world.hands.values()) >= num_steps
+
+
+def has_committed(world: World, num_commits: int) -> bool:
+    """More than these."""
+    return len(world.checks.commits) > num_commits
 
 
 async def until(world: World, holds: Callable[[], bool]) -> None:
@@ -127,7 +138,7 @@ def utilization(overlap_steps: int, delay_s: float = DELAY_S) -> Utilization:
     async def look(world: World) -> None:
         world.network.weather.least_delay_s = delay_s
         for step in (first, last):
-            await until(world, lambda step=step: sum(h.num_steps for h in world.hands.values()) >= 3 * step)  # type: ignore[misc]
+            await until(world, partial(has_trained, world, 3 * step))
             found.append((world.loop.time(), sum(hands.trained_s for hands in world.hands.values())))
 
     shape = a_shape(2, num_sites=3, overlap_steps=overlap_steps, steps=14 * EVERY)
@@ -158,7 +169,7 @@ def test_a_coordinator_that_dies_with_several_open_goes_on_with_each() -> None:
             commits = len(world.checks.commits)
             world.kill_coordinator("kill -9")
             world.later(0.3, world.start_coordinator)
-            await until(world, lambda: len(world.checks.commits) > commits)  # noqa: B023
+            await until(world, partial(has_committed, world, commits))
 
     for seed in range(8):
         outcome = played(seed, a_shape(seed, steps=8 * EVERY), dies)
@@ -236,7 +247,8 @@ def test_a_run_that_goes_back_with_several_in_flight_ends_as_if_they_had_never_b
         nonlocal num_returns
         for draw in range(2):
             before = len(world.checks.commits)
-            await until(world, lambda: len(world.checks.commits) > before + NUM and bool(has_several(world)))  # noqa: B023
+            await until(world, partial(has_committed, world, before + NUM))
+            await until(world, lambda: bool(has_several(world)))
             world.go_back(random.Random(draw))
             await world.events(100, 3.0)
         num_returns += world.num_returns

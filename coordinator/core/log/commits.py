@@ -14,8 +14,8 @@ from atoll.protocol.messages import Attestation, Commit, Outlier
 from atoll.protocol.settings import SyncSettings
 
 REPORTS_OF_COMMITS = 2
-"""And as many more as syncs may be in flight: sites keep the hashes of chunks of these commits, and of those that a
-dispute over them is computed from."""
+"""Reports are kept of so many commits, and of as many more as syncs may be in flight. Sites keep the hashes of chunks
+of these commits, and of the older ones from which a dispute over them is computed."""
 ATTESTATIONS_IN_SOURCES = 8
 
 

@@ -18,7 +18,8 @@ LEAST_S = 1e-3
 """A shorter time says more of the two machines than of their link."""
 FAST = 0.01
 FAST_S = 0.02
-"""A fast link moves what a sync moves in that part of a period, or in this time, which machines take by themselves."""
+"""A link is fast if it moves the bytes of a sync within `FAST` of a period, or within this time: machines that are busy
+take as long by themselves."""
 ALIKE = 2.0
 """Links that differ by no more count as alike, and a share changes only if its link does by more."""
 

@@ -310,8 +310,8 @@ MUTATIONS = (
         name="the window counts from the last commit",
         rule="the ranks' window begins at the newest snapshot that is in flight or in a commit",
         where="node.core.state:SiteState.window_step",
-        old="max(self.workers.window_step, *(lane.snapshot.step for lane in self.in_flight), 0)",
-        new="self.workers.window_step",
+        old="max(self.workers.committed_step, *(lane.snapshot.step for lane in self.in_flight), 0)",
+        new="self.workers.committed_step",
         tests=IN_FLIGHT,
     ),
     Mutation(

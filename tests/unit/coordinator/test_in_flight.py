@@ -28,9 +28,11 @@ def a_story(*names: str, overlap: int = 6, **settings: object) -> Story:
     return story
 
 
-def ready(story: Story, fragment: int, names: str = "ab", **said: object) -> None:
+def ready(
+    story: Story, fragment: int, names: str = "ab", *, tokens: int = 100, train: float = 0.0, steps: int = 0
+) -> None:
     for name in names:
-        story.ready(name, fragment=fragment, **said)  # type: ignore[arg-type]
+        story.ready(name, tokens, fragment=fragment, train=train, steps=steps)
 
 
 def done(story: Story, fragment: int, names: str = "ab") -> None:

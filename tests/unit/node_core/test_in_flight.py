@@ -95,6 +95,16 @@ class Story(Driver):
         self.receive(found)
         return self(e.CommitApplied(commit=found.commit, state_hash=HASH))
 
+    def fetches(self, *commits: m.Commit, touched: tuple[int, ...] = (), listed: bool = True) -> None:
+        """The payloads of the first commit are gone, and the state that it made is fetched."""
+        for found in commits:
+            self.receive(found)
+        self(e.ApplyFailed(1, "no payloads"))
+        donor = m.Donor(site_id=2, incarnation=1, address="b:1", commit=1)
+        attested = (m.Attestation(commit=1, state_hash=HASH),)
+        self.receive(m.Sources(attested=attested, donors=(donor,), commits=commits if listed else ()))
+        self(e.StateFetched(commit=1, state_hash=HASH, run_step=10, run_tokens=300, touched=touched))
+
     def is_held(self) -> bool:
         return not any(isinstance(o, out.AnswerWorkers) for o in self.out)
 
@@ -217,12 +227,7 @@ def test_of_workers_that_died_what_no_commit_lists_is_drawn_again(two: Story) ->
 
 def test_a_fetched_state_ends_only_the_syncs_whose_fragment_it_touched(two: Story) -> None:
     two.receive(replace(plan(2), fragment=1))
-    found = committed(1, 1, 0, contributors=(2, 3))
-    two.receive(found)
-    two(e.ApplyFailed(1, "no payloads"))
-    donor = m.Donor(site_id=2, incarnation=1, address="b:1", commit=1)
-    two.receive(m.Sources(attested=(m.Attestation(commit=1, state_hash=HASH),), donors=(donor,), commits=(found,)))
-    two(e.StateFetched(commit=1, state_hash=HASH, run_step=10, run_tokens=300, touched=(1, 0, 0)))
+    two.fetches(committed(1, 1, 0, contributors=(2, 3)), touched=(1, 0, 0))
     assert not any(isinstance(o, out.CancelExchange | out.DropSync) for o in two.out)
     exchanged(two, 2)
     assert [s.sync for s in two.sent() if isinstance(s, m.Done)] == [2]
@@ -232,12 +237,7 @@ def test_a_fetched_state_ends_only_the_syncs_whose_fragment_it_touched(two: Stor
 
 def test_a_fetched_state_moves_only_the_copies_whose_fragment_it_touched(two: Story) -> None:
     """By a difference of its own fragment a rank gives a snapshot up, while the node has it in flight."""
-    found = committed(1, 1, 0, contributors=(2, 3))
-    two.receive(found)
-    two(e.ApplyFailed(1, "no payloads"))
-    donor = m.Donor(site_id=2, incarnation=1, address="b:1", commit=1)
-    two.receive(m.Sources(attested=(m.Attestation(commit=1, state_hash=HASH),), donors=(donor,), commits=(found,)))
-    two(e.StateFetched(commit=1, state_hash=HASH, run_step=10, run_tokens=300, touched=(1, 0, 0)))
+    two.fetches(committed(1, 1, 0, contributors=(2, 3)), touched=(1, 0, 0))
     two.receive(of(2, 3, base=1))
     two.asks(20)
     assert two.take(Difference(0, 1, 0)).mode is MergeMode.SHIFT
@@ -247,36 +247,21 @@ def test_a_fetched_state_moves_only_the_copies_whose_fragment_it_touched(two: St
 
 def test_of_a_fetched_state_ranks_take_first_what_it_touched(two: Story) -> None:
     """The copy of fragment 0 has all of it: no commit has touched that."""
-    found = committed(1, 2, 1, contributors=(2, 3))
-    two.receive(found)
-    two(e.ApplyFailed(1, "no payloads"))
-    donor = m.Donor(site_id=2, incarnation=1, address="b:1", commit=1)
-    two.receive(m.Sources(attested=(m.Attestation(commit=1, state_hash=HASH),), donors=(donor,), commits=(found,)))
-    two(e.StateFetched(commit=1, state_hash=HASH, run_step=10, run_tokens=300, touched=(0, 1, 0)))
+    two.fetches(committed(1, 2, 1, contributors=(2, 3)), touched=(0, 1, 0))
     two.asks(20)
     assert two.take(Difference(0, 1, 1)).mode is MergeMode.SHIFT
 
 
 def test_what_a_commit_that_was_not_fetched_holds_is_not_taken(two: Story) -> None:
     """Nobody gave commit 2, and nothing is known of which fragments commit 1 had touched."""
-    others, own = committed(1, 2, 1, contributors=(2, 3)), committed(2, 1, 0, done=ranges((0, 20)))
-    two.receive(others)
-    two.receive(own)
-    two(e.ApplyFailed(1, "no payloads"))
-    donor = m.Donor(site_id=2, incarnation=1, address="b:1", commit=1)
-    two.receive(m.Sources(attested=(m.Attestation(commit=1, state_hash=HASH),), donors=(donor,), commits=(others, own)))
-    two(e.StateFetched(commit=1, state_hash=HASH, run_step=10, run_tokens=300))
+    two.fetches(committed(1, 2, 1, contributors=(2, 3)), committed(2, 1, 0, done=ranges((0, 20))))
     assert two.sealed_snapshots() == {0: (1, 10)}
     assert two.leased_samples() == ranges((0, 400)), "commit 2 may be void"
 
 
 def test_a_state_of_which_nothing_is_known_ends_all(two: Story) -> None:
     two.receive(replace(plan(2), fragment=1))
-    two.receive(committed(1, 1, 0, contributors=(2, 3)))
-    two(e.ApplyFailed(1, "no payloads"))
-    donor = m.Donor(site_id=2, incarnation=1, address="b:1", commit=1)
-    two.receive(m.Sources(attested=(m.Attestation(commit=1, state_hash=HASH),), donors=(donor,)))
-    two(e.StateFetched(commit=1, state_hash=HASH, run_step=10, run_tokens=300))
+    two.fetches(committed(1, 1, 0, contributors=(2, 3)), listed=False)
     assert two.wants(out.DropSync) == out.DropSync(2)
 
 

@@ -121,15 +121,20 @@ def two_layers() -> tuple[nn.Sequential, torch.optim.SGD]:
     return net, torch.optim.SGD(net.parameters(), lr=1.0)
 
 
-def test_each_of_several_snapshots_in_flight_counts_once(node: FakeNode, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The later one is committed first. What the earlier one listed comes with the next, as no commit holds it."""
+def in_two_fragments(node: FakeNode, monkeypatch: pytest.MonkeyPatch) -> tuple[nn.Module, torch.optim.Optimizer]:
+    """Of which both may be in flight."""
     two = replace(SETTINGS, sync=SyncSettings(every=4, fragments=2, overlap_steps=4))
     monkeypatch.setattr(join_module, "connect", lambda: node.connection(two))
-    net, optimizer = two_layers()
+    return two_layers()
 
-    def of(fragment: int, answer: Answer) -> Answer:
-        return replace(answer, fragment=fragment)
 
+def of(fragment: int, answer: Answer) -> Answer:
+    return replace(answer, fragment=fragment)
+
+
+def test_each_of_several_snapshots_in_flight_counts_once(node: FakeNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The later one is committed first. What the earlier one listed comes with the next, as no commit holds it."""
+    net, optimizer = in_two_fragments(node, monkeypatch)
     node.script = [
         (0, of(0, apply(REPLACE, 0, fresh=True))),
         (0, of(1, apply(REPLACE, 2))),
@@ -156,13 +161,7 @@ def test_each_of_several_snapshots_in_flight_counts_once(node: FakeNode, monkeyp
 def test_a_commit_that_undoes_nothing_leaves_what_others_list(node: FakeNode, monkeypatch: pytest.MonkeyPatch) -> None:
     """The ranks wait for the earlier of two commits, and did no step since they took the last one of the other
     fragment."""
-    two = replace(SETTINGS, sync=SyncSettings(every=4, fragments=2, overlap_steps=4))
-    monkeypatch.setattr(join_module, "connect", lambda: node.connection(two))
-    net, optimizer = two_layers()
-
-    def of(fragment: int, answer: Answer) -> Answer:
-        return replace(answer, fragment=fragment)
-
+    net, optimizer = in_two_fragments(node, monkeypatch)
     node.script = [
         (0, of(0, apply(REPLACE, 0, fresh=True))),
         (0, of(1, apply(REPLACE, 2))),
