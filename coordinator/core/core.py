@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from math import inf
 from typing import Any
 
 from atoll.coordinator.core import events as e
@@ -51,6 +52,7 @@ class Core:
         self._state = ""
         self._roster = reach.Roster()
         self._due: float | None = now  # own time at which everything is looked at again
+        self._limit_at = now  # and at which a site or a stream may be lost
 
     def handle(self, events: Sequence[e.Event], now: float) -> list[e.Output]:
         """Events that have come together: what follows from them is decided once, so that a thousand sites that are
@@ -70,7 +72,10 @@ class Core:
     def _settle(self) -> None:
         """Everything that has become possible."""
         run = self.run
-        self._expire()
+        if run.now >= self._limit_at:
+            self._expire()
+        if run.now >= self._next_pulse_at:
+            self._pulse()
         admission.advance(run)
         try:
             driver.advance(run)
@@ -85,6 +90,7 @@ class Core:
         if state != self._state:
             run.report(logging.INFO, f"run {run.run_id}: {state}")
             self._state = state
+        self._limit_at = liveness.look(run, back_until=self._pardoned_until)
         self._due = self._next_due()
 
     def next_deadline(self) -> float | None:
@@ -95,8 +101,9 @@ class Core:
         """Own time at which something becomes possible or impossible by itself."""
         run = self.run
         expected = run.members.streams or run.members.live()
-        times = [self._next_pulse_at if expected else None, liveness.next_limit(run), manifests.next_due(run)]
-        return min((t for t in (*times, *(wait.until for wait in run.waits)) if t is not None), default=None)
+        times = [self._next_pulse_at if expected else None, self._limit_at, manifests.next_due(run)]
+        times += [wait.until for wait in run.waits]
+        return min((t for t in times if t is not None and t < inf), default=None)
 
     def view(self, now: float) -> RunView:
         """For people; `now` says how old the last words of each site are."""
@@ -223,6 +230,8 @@ class Core:
             run.fatal_texts.append(f"{site.label}: {reason}")
             del run.fatal_texts[:-20]
         run.remove(site, reason, evicted=False, after_done=True)
+        if site.stream is not None:
+            run.close(site.stream, "the site has left")
 
     def _heartbeat(self, number: int, header: m.Header, message: m.Heartbeat, ack: int) -> None:
         """Most of what arrives. It only moves limits of its own site away, as a rule: then nothing follows from it."""
@@ -234,7 +243,7 @@ class Core:
         if message.progress != site.heartbeat.progress:
             site.got_on(self.run.now)
         if message.limit_s != site.heartbeat.limit_s:
-            self._due = self.run.now  # a limit that may be nearer
+            self._due = self._limit_at = self.run.now  # a limit that may be nearer
             liveness.note_limit(self.run, site, message)
         site.beats(message)
 
@@ -257,35 +266,34 @@ class Core:
                 site.is_away(max(site.away_until, self._pardoned_until))
 
     def _expire(self) -> None:
-        run = self.run
+        """Ends what has been waited for long enough."""
+        run, idle_s = self.run, liveness.idle_limit_s(self.run)
         for number, stream in list(run.members.streams.items()):
-            if (limit := liveness.passed(run.now, liveness.limits_of_stream(run, stream))) is not None:
-                self._follow(limit, stream.site, number)
-        goes_on = liveness.may_go_on(run)
+            if run.now >= (limit := liveness.limit_of_stream(run, stream)).at:
+                self._end(limit.missing, stream.site, number)
         for site in run.members.live():
-            if site.stream is None and site.away_until is None:
-                site.is_away(max(run.now + run.limits.reconnect_grace_s, self._pardoned_until))
-            liveness.note_held_up(run, site, goes_on=goes_on)
-            if (limit := liveness.passed(run.now, liveness.limits_of_site(run, site, goes_on=goes_on))) is not None:
-                self._follow(limit, site, None)
-        if run.now >= self._next_pulse_at:
-            self._next_pulse_at = run.now + run.limits.heartbeat_s
-            pulse = m.Pulse()  # one for all, which is encoded once
-            for number, stream in run.members.streams.items():
-                if stream.site is not None:
-                    run.send_on(number, pulse)
+            if (of_site := liveness.limit_of_site(run, site, idle_s)) is not None and run.now >= of_site.at:
+                self._end(of_site.missing, site, None)
 
-    def _follow(self, limit: liveness.Limit, site: Site | None, stream: int | None) -> None:
-        """Does what follows from a limit that has passed."""
-        run, why = self.run, limit.why()
-        if limit.is_hang and site is not None:
+    def _end(self, missing: liveness.Missing, site: Site | None, stream: int | None) -> None:
+        """What follows from a limit that has passed."""
+        run, why = self.run, liveness.in_words(self.run, site, missing)
+        if missing in liveness.IS_HANG and site is not None:
             run.evict(site, why)
         elif site is not None and site.live:
             run.lose(site, why)
         elif stream is not None:
             run.close(stream, why)
-        if limit.closes and stream is not None:
-            run.close(stream, limit.closes)
+        if missing is liveness.Missing.ACKS and stream is not None:
+            run.close(stream, "the site does not hear")
+
+    def _pulse(self) -> None:
+        """To all sites, one for all, which is encoded once."""
+        run, pulse = self.run, m.Pulse()
+        self._next_pulse_at = run.now + run.limits.heartbeat_s
+        for number, stream in run.members.streams.items():
+            if stream.site is not None:
+                run.send_on(number, pulse)
 
 
 def _known_of(run: Run, site: Site) -> tuple[object, ...]:

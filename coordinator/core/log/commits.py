@@ -261,6 +261,11 @@ class CommitLog:
         """Whether all these sites, as contributors, have said what state the commit has."""
         return set(site_ids) <= set(self._reports.get(commit, {}))
 
+    def is_agreed(self, commit: int) -> bool:
+        """Whether all who said what state the commit has said what is attested of it."""
+        said = (*self._reports.get(commit, {}).values(), *self._witnesses.get(commit, {}).values())
+        return {*said} == {self.attested.get(commit)}
+
     def reported(self) -> list[int]:
         """Commits of which contributors said a state hash, ascending."""
         return sorted(self._reports)
@@ -305,10 +310,11 @@ class CommitLog:
         if commit not in self._reports:
             return Judgement()
         votes = self._reports[commit] | self._witnesses.get(commit, {})
-        claims: dict[bytes, tuple[int, ...]] = {}
+        said: dict[bytes, list[int]] = {}
         for site_id, value in votes.items():
             if site_id in live:
-                claims[value] = (*claims.get(value, ()), site_id)
+                said.setdefault(value, []).append(site_id)
+        claims = {value: tuple(site_ids) for value, site_ids in said.items()}
         attested = self.attested.get(commit)
         if attested is None:
             return Judgement(attest=next(iter(self._reports[commit].values()), None), claims=claims)

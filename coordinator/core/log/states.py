@@ -182,6 +182,8 @@ def _contributors_here(run: Run, commit: int) -> list[int]:
 def judge(run: Run, commit: int) -> None:
     """Takes from all that is said of one commit what follows now: it is attested, somebody is evicted, or it is
     disputed."""
+    if run.log.is_agreed(commit):
+        return
     live = {s.site_id for s in run.members.live()}
     present = {s.site_id: s.state_hash for s in run.members.live() if s.applied == commit}
     later = [s.site_id for s in run.members.live() if s.applied is not None and s.applied > commit]

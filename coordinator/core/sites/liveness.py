@@ -9,7 +9,8 @@ owes it nothing.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from enum import Enum
+from math import inf
 from typing import NamedTuple
 
 from atoll.coordinator.core.run import Run
@@ -23,44 +24,54 @@ SLOWEST_DISK_BYTES_PER_S = 32 << 20
 """While a node applies, publishes, saves or rolls back a large model it says nothing new either."""
 
 
+class Missing(Enum):
+    """What the coordinator waits for, in words for when it did not come."""
+
+    HELLO = "no Hello for"
+    WORDS = "silent for"
+    ACKS = "sends, but has heard nothing for"
+    STREAM = "its stream closed and it did not come back"
+    WORKERS = "its workers hang"
+    NODE = "its node hangs"
+
+
+IS_HANG = (Missing.WORKERS, Missing.NODE)
+"""The site is here, and is found out."""
+
+
 class Limit(NamedTuple):
     """How long the coordinator waits, and what for."""
 
     at: float
-    why: Callable[[], str]
-    """Why the site is lost or the stream ends then. The words are made when it has passed, as each look makes limits of
-    every site."""
-    is_hang: bool = False
-    """The site is here, and is found out."""
-    closes: str = ""
-    """Why its stream ends as well."""
+    missing: Missing
 
 
-def passed(now: float, limits: Sequence[Limit]) -> Limit | None:
-    """The first one that has."""
-    return next((limit for limit in limits if now >= limit.at), None)
+def look(run: Run, *, back_until: float) -> float:
+    """Notes since when each site is away or owes progress; when the first limit passes, of all streams and sites,
+    offers that wait for their time among them. Sites that are away may come back until `back_until` at least."""
+    goes_on, idle_s = may_go_on(run), idle_limit_s(run)
+    first = min((limit_of_stream(run, stream).at for stream in run.members.streams.values()), default=inf)
+    for site in run.members.sites.values():
+        if site.waits_with is not None:
+            first = min(first, site.conduct.admitted_again_at)
+        if not site.live:
+            continue
+        if site.stream is None and site.away_until is None:
+            site.is_away(max(run.now + run.limits.reconnect_grace_s, back_until))
+        site.owes(_owes_progress(run, site, goes_on=goes_on), run.now)
+        if (limit := limit_of_site(run, site, idle_s)) is not None:
+            first = min(first, limit.at)
+    return first
 
 
-def next_limit(run: Run) -> float | None:
-    """When the first one passes, of all streams and sites; offers that wait for their time among them."""
-    members, goes_on = run.members, may_go_on(run)
-    of_streams = (limit.at for stream in members.streams.values() for limit in limits_of_stream(run, stream))
-    of_sites = (limit.at for site in members.live() for limit in limits_of_site(run, site, goes_on=goes_on))
-    of_offers = (site.conduct.admitted_again_at for site in members.sites.values() if site.waits_with is not None)
-    return min((*of_streams, *of_sites, *of_offers), default=None)
-
-
-def limits_of_stream(run: Run, stream: Stream) -> tuple[Limit, ...]:
+def limit_of_stream(run: Run, stream: Stream) -> Limit:
     """For a Hello; or of a session, in both directions."""
-    lease_s, site = run.limits.lease_s, stream.site
+    lease_s, site, unacked_since = run.limits.lease_s, stream.site, stream.unacked_since
     if site is None or site.standing is Standing.OUT:
-        return (Limit(stream.waiting_since + lease_s, lambda: f"no Hello for {lease_s:g} s"),)
-    silent = Limit(site.heard_at + lease_s, lambda: f"silent for {lease_s:g} s")
-    if stream.unacked_since is not None:
-        at = stream.unacked_since + lease_s
-        deaf = Limit(at, lambda: f"sends, but has heard nothing for {lease_s:g} s", closes="the site does not hear")
-        return silent, deaf
-    return (silent,)
+        return Limit(stream.waiting_since + lease_s, Missing.HELLO)
+    if unacked_since is not None and unacked_since < site.heard_at:
+        return Limit(unacked_since + lease_s, Missing.ACKS)
+    return Limit(site.heard_at + lease_s, Missing.WORDS)
 
 
 def may_go_on(run: Run) -> bool:
@@ -68,18 +79,23 @@ def may_go_on(run: Run) -> bool:
     return not (run.disputed or run.unreachable or run.going_back is not None or run.finished is not None)
 
 
-def limits_of_site(run: Run, site: Site, *, goes_on: bool) -> tuple[Limit, ...]:
-    """Of a site that is in the run: to come back, or to get on, where the run `goes_on`."""
+def limit_of_site(run: Run, site: Site, idle_s: float) -> Limit | None:
+    """Of a site that is in the run: to come back, or to get on. None while it waits for the coordinator or for other
+    sites. `idle_s` is `idle_limit_s`."""
     if site.stream is None:
-        why = "its stream closed and it did not come back"
-        return () if site.away_until is None else (Limit(site.away_until, lambda: why),)
+        return None if site.away_until is None else Limit(site.away_until, Missing.STREAM)
     if site.heartbeat.limit_s > 0:
-        at = site.progress_at + _announced_s(run, site) + 2 * run.limits.stall_s
-        return (Limit(at, lambda: _workers_hang(run, site), is_hang=True),)
-    if not _owes_progress(run, site, goes_on=goes_on):
-        return ()  # it waits for the coordinator or for other sites
-    since = max(site.progress_at, site.held_up_at)
-    return (Limit(since + idle_limit_s(run), lambda: _node_hangs(run, site), is_hang=True),)
+        return Limit(site.progress_at + _announced_s(run, site) + 2 * run.limits.stall_s, Missing.WORKERS)
+    if site.owes_since is None:
+        return None
+    return Limit(max(site.progress_at, site.owes_since) + idle_s, Missing.NODE)
+
+
+def in_words(run: Run, site: Site | None, missing: Missing) -> str:
+    """Why the site is lost, or the stream ends, once the limit has passed."""
+    if site is not None and missing in IS_HANG:
+        return _workers_hang(run, site) if missing is Missing.WORKERS else _node_hangs(run, site)
+    return missing.value if missing is Missing.STREAM else f"{missing.value} {run.limits.lease_s:g} s"
 
 
 def _announced_s(run: Run, site: Site) -> float:
@@ -105,11 +121,6 @@ def _unmoved(run: Run, site: Site) -> str:
     return f"it is connected, but for {run.now - site.progress_at:.0f} s"
 
 
-def note_held_up(run: Run, site: Site, *, goes_on: bool) -> None:
-    """Its time counts from when it can go on, not from when it had to stop."""
-    site.held_up_at = site.held_up_at if _owes_progress(run, site, goes_on=goes_on) else run.now
-
-
 def idle_limit_s(run: Run) -> float:
     """How long a site may work for a sync, or for its first state, without a sign of progress or a limit."""
     disk_s = 2 * run.state_bytes / SLOWEST_DISK_BYTES_PER_S  # read and written
@@ -127,13 +138,15 @@ def owes(run: Run, site: Site, sync: Sync) -> bool:
     """Whether a member is not ready for the sync, may still contribute to it, and may train to the end of its window:
     not where that is beyond what it may train before another commit. Nor does a site that rests in the sync get any
     further while it waits for another one."""
-    is_ready = site.site_id in sync.ready and site.holds(sync.open.base_commit)
+    site_id = site.site_id
+    is_ready = site_id in sync.ready and site.holds(sync.open.base_commit)
     if is_ready or sync.exclusions.is_void(site.start):
         return False
-    awaited = [s for s in run.lanes.values() if site.site_id in s.ready]
-    if awaited and site.site_id in sync.open.resting:
-        return False
-    return all(s.end_step + s.open.overlap_steps >= sync.end_step for s in awaited)
+    rests = site_id in sync.open.resting
+    for awaited in run.lanes.values():
+        if site_id in awaited.ready and (rests or awaited.end_step + awaited.open.overlap_steps < sync.end_step):
+            return False
+    return True
 
 
 def note_limit(run: Run, site: Site, message: m.Heartbeat) -> None:

@@ -45,7 +45,7 @@ class Site:
     heard_at: float = 0.0
     away_until: float | None = None  # without a stream: evicted then
     progress_at: float = 0.0  # when it last did anything but repeat itself
-    held_up_at: float = 0.0  # when the coordinator or another site last owed it something
+    owes_since: float | None = None  # progress; None: the coordinator or another site has to do something first
     counts_from_step: int | None = None  # of the run: what it trained since is in no commit; None: holds no state
     applied: int | None = None
     state_hash: bytes = b""
@@ -98,6 +98,10 @@ class Site:
     def got_on(self, now: float) -> None:
         """It did anything but repeat itself, or had to wait for this."""
         self.progress_at = now
+
+    def owes(self, owes_progress: bool, now: float) -> None:
+        """Its time counts from when it can go on, not from when it had to stop."""
+        self.owes_since = (now if self.owes_since is None else self.owes_since) if owes_progress else None
 
     def beats(self, heartbeat: Heartbeat) -> None:
         """What it says of itself now."""

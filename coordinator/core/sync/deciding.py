@@ -39,10 +39,10 @@ def waiting_for(run: Run, sync: Sync) -> list[Site]:
     return [
         s
         for s in run.members.live()
-        if not sync.exclusions.bars(s.start)
+        if (s.stream is None if s.site_id in sync.ready else may_come(s))
+        and not sync.exclusions.bars(s.start)
         and s.site_id not in spared
         and not s.conduct.is_on_trial
-        and ((may_come(s) and s.site_id not in sync.ready) or (s.site_id in sync.ready and s.stream is None))
     ]
 
 

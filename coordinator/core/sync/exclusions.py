@@ -66,11 +66,11 @@ class Exclusions:
 
     def bars(self, start: Start) -> bool:
         """Whether the site does not contribute any more."""
-        return any(kind in BARS for kind in self._of.get(start, ()))
+        return start in self._of and any(kind in BARS for kind in self._of[start])
 
     def is_void(self, start: Start) -> bool:
         """Whether the site has discarded what it contributed; peers may hold it."""
-        return any(kind in VOID for kind in self._of.get(start, ()))
+        return start in self._of and any(kind in VOID for kind in self._of[start])
 
     def reasons(self, *kinds: Kind) -> dict[int, str]:
         """By the id of each site that is still here, in the order in which they were found."""

@@ -328,10 +328,26 @@ MUTATIONS = (
     Mutation(
         name="who does not hear is kept",
         rule="a site that sends but no longer hears is lost",
-        where="coordinator.core.sites.liveness:limits_of_stream",
-        old="    if stream.unacked_since is not None:",
+        where="coordinator.core.sites.liveness:limit_of_stream",
+        old="    if unacked_since is not None and unacked_since < site.heard_at:",
         new="    if False:",
         tests=("tests/unit/coordinator/test_core_scenarios.py",),
+    ),
+    Mutation(
+        name="limits that come nearer are looked at late",
+        rule="a site whose limit has passed is lost before anything else is decided",
+        where="coordinator.core.core:Core._heartbeat",
+        old="            self._due = self._limit_at = self.run.now",
+        new="            self._due = self.run.now",
+        tests=("tests/unit/coordinator/test_liveness.py",),
+    ),
+    Mutation(
+        name="the stream of a site that has left stays open",
+        rule="a site that leaves has said its last word",
+        where="coordinator.core.core:Core._leave",
+        old="        if site.stream is not None:",
+        new="        if False:",
+        tests=("tests/golden/test_coordinator_stories.py",),
     ),
     Mutation(
         name="who asks for donors of nothing gets on",

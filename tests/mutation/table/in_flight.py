@@ -100,8 +100,8 @@ MUTATIONS = (
         name="a site that rests in one sync may not wait for another",
         rule="a site that rests in a sync is not bound to get on while it waits for the commit of another",
         where="coordinator.core.sites.liveness:owes",
-        old="if awaited and site.site_id in sync.open.resting:",
-        new="if False:",
+        old="(rests or awaited.end_step",
+        new="(awaited.end_step",
         tests=TESTS,
     ),
     Mutation(
@@ -156,8 +156,8 @@ MUTATIONS = (
         name="a site that may train no further owes the next sync",
         rule="a site owes no window that ends beyond what it may train before another commit",
         where="coordinator.core.sites.liveness:owes",
-        old="return all(s.end_step + s.open.overlap_steps >= sync.end_step for s in awaited)",
-        new="return True",
+        old="(rests or awaited.end_step + awaited.open.overlap_steps < sync.end_step)",
+        new="rests",
         tests=TESTS,
     ),
     Mutation(

@@ -132,6 +132,14 @@ def test_7_an_announced_limit_counts_up_to_the_runs() -> None:
     assert "100 s are its limit, of 1000000000 s that it announced" in "\n".join(story.log)
 
 
+def test_7_a_limit_that_is_shortened_to_what_has_passed_counts_at_once() -> None:
+    story = a_run("a", "b")
+    stands_still(story, "b", doing="busy: evaluation", limit_s=1000)
+    story.wait(2 * LIMITS.stall_s + 5)
+    story.says("b", replace(story.sites["b"].heartbeat, limit_s=1))
+    assert "1 s are its limit" in story.evicted_because("b")
+
+
 def test_7_who_is_ready_and_waits_for_a_quorum_is_left_alone() -> None:
     story = a_run("a", "b", quorum=2)
     for name in "ab":
