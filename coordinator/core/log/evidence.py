@@ -15,6 +15,7 @@ from atoll.coordinator.core.log.hash_lists import ListCheck, hash_at
 from atoll.coordinator.core.run import Run
 from atoll.coordinator.core.sites import liveness
 from atoll.coordinator.core.sites.membership import Site
+from atoll.coordinator.core.sync.decision import Wait
 from atoll.protocol import messages as m
 from atoll.protocol.digest import DIGEST_BYTES, Digest
 from atoll.protocol.errors import InvalidMessage
@@ -222,15 +223,12 @@ def ask(run: Run, asked: Asked) -> None:
     run.send_on(asked.stream, show)
 
 
-def next_due(run: Run) -> float | None:
-    """When whoever is asked must have answered, or a run that is to stop ends without that."""
-    dispute = run.dispute
-    if dispute is None:
-        return None
+def wait(run: Run, dispute: Dispute) -> Wait:
+    """Until whoever is asked must have answered, or a run that is to stop ends without that."""
     times = [dispute.asked.until] if dispute.asked is not None else []
     if run.stop_reason and run.now < dispute.until:
         times.append(dispute.until)
-    return min(times, default=None)
+    return Wait(dispute.words, min(times, default=None), is_pause=True)
 
 
 def shown(run: Run, site: Site, message: m.Shown) -> None:

@@ -19,7 +19,7 @@ from atoll.protocol import messages as m
 
 
 @dataclass(frozen=True, slots=True)
-class _Unreachable:
+class Unreachable:
     """`commit` is the newest that somebody here holds, at `holders`, who cannot go on from it."""
 
     commit: int
@@ -27,17 +27,24 @@ class _Unreachable:
     obstacle: str  # why the run does not go back to it, whoever asks
     absent: tuple[str, ...]  # who may have more
 
+    @property
+    def is_safe(self) -> bool:
+        """Everybody who may have more is accounted for."""
+        return not self.obstacle and not self.absent
 
-def advance(run: Run) -> Wait | None:
-    """Goes back if that is safe, and returns None; else what is waited for."""
+
+def advance(run: Run) -> Unreachable | None:
+    """What nobody can reach any more, if anything: the run goes back at once if that is safe, and waits else."""
     _read_older(run)
     found = _assess(run)
-    if found is None:
-        return Wait()
-    if not found.obstacle and not found.absent:
+    if found is not None and found.is_safe:
         _go_back_to(run, found, "every site that may have had it is back without it")
-        return None
-    return Wait(None, _in_words(run, found), is_unreachable=True)
+    return found
+
+
+def wait(run: Run, found: Unreachable) -> Wait:
+    """For those who may have more, or for a person."""
+    return Wait(_in_words(run, found), is_pause=True, is_unreachable=True)
 
 
 def asked(run: Run, reason: str) -> tuple[str, str]:
@@ -52,7 +59,7 @@ def asked(run: Run, reason: str) -> tuple[str, str]:
     return "", was
 
 
-def _in_words(run: Run, found: _Unreachable) -> str:
+def _in_words(run: Run, found: Unreachable) -> str:
     text = (
         f"nobody who is here can reach commit {run.log.last}: commit {found.commit} is the newest that is held, by "
         f"{', '.join(s.label for s in found.holders)}, and the payloads of the next are on no disk here"
@@ -105,7 +112,7 @@ def read_down_to(run: Run, commit: int) -> None:
         run.put_out(ReadCommits(first=max(1, commit), last=run.log.first - 1))
 
 
-def _assess(run: Run) -> _Unreachable | None:
+def _assess(run: Run) -> Unreachable | None:
     """None while somebody who is here has the newest commit, or has not yet tried its own log."""
     live, commit = run.members.live(), _newest_held(run)
     if commit is None:
@@ -132,10 +139,10 @@ def _assess(run: Run) -> _Unreachable | None:
         obstacle = f"they do not agree on the state of commit {commit}"
     elif bringing:
         obstacle = ", ".join(bringing)
-    return _Unreachable(commit, tuple(holders), obstacle, tuple(coming + starting + absent))
+    return Unreachable(commit, tuple(holders), obstacle, tuple(coming + starting + absent))
 
 
-def _go_back_to(run: Run, found: _Unreachable, reason: str) -> None:
+def _go_back_to(run: Run, found: Unreachable, reason: str) -> None:
     go_back(run, found.commit, found.holders[0].state_hash, reason, holders=found.holders)
 
 

@@ -68,18 +68,20 @@ def _able(run: Run, sync: Sync) -> list[Site]:
 def _collecting(run: Run, sync: Sync) -> d.Decision:
     quorum = run.settings.quorum
     if not run.members.live():
-        return d.Wait(reason="no site is here")
+        return d.Wait("no site is here", is_pause=True)
     waiting = waiting_for(run, sync)
     if not sync.ready or sync.first_ready_at is None:
         barred = _barred(run, sync) if not waiting else []
         if sync.open.resting and not waiting:
             barred = barred or ["nobody is here but sites that rest"]
-        return d.Abandon(reason="; ".join(barred)) if barred else d.Wait()
+        without_state = all(s.applied is None for s in run.members.live())
+        why = _without_state(run, sync) if without_state else _not_ready(waiting)
+        return d.Abandon(reason="; ".join(barred)) if barred else d.Wait(why)
     if run.now < sync.not_before:
-        return d.Wait(sync.not_before)
+        return d.Wait("the sync before was abandoned: the next plan takes its time", sync.not_before)
     patience = _patience(run, sync, waiting, sync.first_ready_at)
     if len(waiting) > len(patience.late) and run.now < patience.until:
-        return d.Wait(patience.until)
+        return d.Wait(_not_ready(waiting), patience.until)
     able = _able(run, sync)
     contributors = [s for s in able if sync.ready[s.site_id].tokens > 0]
     spared = run.trouble.spared(sync.open.sync)
@@ -96,6 +98,19 @@ def _collecting(run: Run, sync: Sync) -> d.Decision:
     return _propose(run, sync, contributors, why, patience.late)
 
 
+def _without_state(run: Run, sync: Sync) -> str:
+    back = [s.label for s in run.members.live() if s.site_id in sync.expected]
+    what = f"the state of commit {run.log.last}"
+    if not back:
+        return f"no site that is here holds {what}; start one that did"
+    return f"{', '.join(back)} bring{'s' * (len(back) == 1)} {what} back"
+
+
+def _not_ready(waiting: list[Site]) -> str:
+    more = f" and {len(waiting) - MAX_NAMED} more" if len(waiting) > MAX_NAMED else ""
+    return f"not ready yet: {', '.join(s.label for s in waiting[:MAX_NAMED]) or 'nobody who is here'}{more}"
+
+
 def _too_few(run: Run, sync: Sync, waiting: list[Site], able: list[Site]) -> d.Decision:
     """There is no quorum."""
     quorum, num = run.settings.quorum, sum(sync.ready[s.site_id].tokens > 0 for s in able)
@@ -110,14 +125,14 @@ def _too_few(run: Run, sync: Sync, waiting: list[Site], able: list[Site]) -> d.D
     assert sync.first_ready_at is not None
     until = sync.first_ready_at + run.limits.sync_wait_s
     if waiting and run.now < until:
-        return d.Wait(until)  # those who are late are needed
+        return d.Wait(f"there is no quorum without them: {_not_ready(waiting)}", until)
     return _paused(sync, f"sync {sync.open.sync} has {num} of the {quorum} contributors of the quorum")
 
 
 def _paused(sync: Sync, reason: str) -> d.Decision:
     """Until something happens; a run that is to stop ends once all that are open wait so. Sites that rest are asked
     first."""
-    return d.Abandon(reason=reason) if sync.open.resting else d.Wait(reason=reason)
+    return d.Abandon(reason=reason) if sync.open.resting else d.Wait(reason, is_pause=True)
 
 
 def _patience(run: Run, sync: Sync, waiting: list[Site], first_ready_at: float) -> Patience:
@@ -228,7 +243,7 @@ def _exchanging(run: Run, sync: Sync, attempt: Attempt) -> d.Decision:
         # Others that are silent may turn out to be lost as well.
         replan_at = min(e.since for e in lost.values()) + run.limits.heartbeat_s
         if run.now < replan_at and any(_in_doubt(run, i) for i in survivors):
-            return d.Wait(replan_at)
+            return d.Wait("a contributor is lost, and others are silent", replan_at)
         return _another_attempt(run, sync, attempt, "; ".join(e.reason for e in lost.values()))
     if failed := sync.failed():
         return _another_attempt(run, sync, attempt, "; ".join(failed.values()))
@@ -246,7 +261,8 @@ def _exchanging(run: Run, sync: Sync, attempt: Attempt) -> d.Decision:
         retry_at = None
     found = standstill.decide(run, sync, attempt, survivors)
     if isinstance(found, d.Wait) and retry_at is not None:
-        return d.Wait(min(retry_at, found.until) if found.until is not None else retry_at)
+        reason = f"{found.reason}; {in_words(attempt.failing)} could not exchange"
+        return d.Wait(reason, min(retry_at, found.until) if found.until is not None else retry_at)
     return found
 
 

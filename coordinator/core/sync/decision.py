@@ -14,10 +14,12 @@ from atoll.protocol.messages import Outlier, Plan
 
 @dataclass(frozen=True, slots=True)
 class Wait:
+    reason: str
+    """What is waited for, in words."""
     until: float | None = None
     """Looked at again then, if nothing happens before. None: nothing follows from time alone."""
-    reason: str = ""
-    """Why the run is paused; empty: it is not."""
+    is_pause: bool = False
+    """The run is paused: it does not go on as things stand."""
     is_unreachable: bool = False
     """Nobody who is here can reach the newest commit."""
 

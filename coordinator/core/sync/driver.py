@@ -118,60 +118,63 @@ def advance(run: Run) -> None:
     for _ in range(MAX_STEPS_OF_ADVANCE):
         states.advance(run)
         waits = _look(run)
-        if waits:
-            run.waits = (*waits, d.Wait(evidence.next_due(run)))
+        if waits is not None:
+            run.waits = waits if run.dispute is None else (evidence.wait(run, run.dispute), *waits)
             leases.settle(run)
             return
     raise AssertionError(f"sync {run.last_sync} does not come to rest")
 
 
-def _look(run: Run) -> tuple[d.Wait, ...]:
-    """One decision is carried out; or else what is waited for, what the status says first."""
+def _look(run: Run) -> tuple[d.Wait, ...] | None:
+    """One decision is carried out, and there is more to look at; or else what is waited for, what the status says
+    first."""
     if going_back.advance(run):
-        return ()
+        return None
     if run.finished is not None:
-        return (d.Wait(),)
+        return (d.Wait("the run is over"),)
     if run.stop_reason and not (run.lanes and run.members.live()):
         outcomes.finish(run, run.stop_reason)
-        return ()
+        return None
     if not run.lanes:
-        if not outcomes.may_start(run):
-            return (d.Wait(),)
+        if (start := outcomes.wait_for_start(run)) is not None:
+            return (start,)
         outcomes.start(run)
-        return ()
+        return None
     if run.going_back is not None:
-        return (d.Wait(run.going_back.until, going_back.in_words(run, run.going_back)),)
+        return (d.Wait(going_back.in_words(run, run.going_back), run.going_back.until, is_pause=True),)
     unreachable = rollback.advance(run)
-    if unreachable is None:
-        return ()
+    if unreachable is not None and unreachable.is_safe:
+        return None
+    lost = [] if unreachable is None else [rollback.wait(run, unreachable)]
     if (dispute := run.dispute) is not None:
         if run.stop_reason and dispute.is_over(run.now):
             outcomes.finish(run, f"{run.stop_reason} ({dispute.words})")
-            return ()
-        return d.Wait(None, dispute.words), unreachable
+            return None
+        return tuple(lost)
     if (back := unusable.decide(run)) is not None:
         _go_back(run, back)
-        return ()
-    waits = [unreachable]
+        return None
+    waits: list[d.Wait] = []
     for sync in run.lanes.values():
         decision = deciding.decide(run, sync)
         if not isinstance(decision, d.Wait):
             _carry_out(run, sync, decision)
-            return ()
+            return None
+        sync.waits(decision)
         waits.append(decision)
-    if run.stop_reason and (reason := _pause_of_all(run, waits[1:])):
+    if run.stop_reason and (reason := _pause_of_all(run, waits)):
         outcomes.finish(run, f"{run.stop_reason} ({reason})")
-        return ()
-    return () if outcomes.open_beside(run) else tuple(waits)
+        return None
+    return None if outcomes.open_beside(run) else (*lost, *waits)
 
 
 def _pause_of_all(run: Run, waits: Sequence[d.Wait]) -> str:
     """Why the first of the open syncs that are paused is, if no other one gets on: nobody is ready for that, nor may
     train to the end of its window. Empty if one does."""
     for sync, wait in zip(run.lanes.values(), waits, strict=True):
-        if not wait.reason and (sync.ready or any(liveness.owes(run, s, sync) for s in run.members.live())):
+        if not wait.is_pause and (sync.ready or any(liveness.owes(run, s, sync) for s in run.members.live())):
             return ""
-    return next((wait.reason for wait in waits if wait.reason), "")
+    return next((wait.reason for wait in waits if wait.is_pause), "")
 
 
 def _go_back(run: Run, decision: d.GoBack) -> None:

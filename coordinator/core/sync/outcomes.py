@@ -15,6 +15,7 @@ from atoll.coordinator.core.run import Run
 from atoll.coordinator.core.sites.membership import Site, Standing
 from atoll.coordinator.core.sync import plans, weighing
 from atoll.coordinator.core.sync.attempts import Attempt
+from atoll.coordinator.core.sync.decision import Wait
 from atoll.coordinator.core.sync.exclusions import Kind
 from atoll.coordinator.core.sync.resting import Committed
 from atoll.coordinator.core.sync.syncs import Sync
@@ -22,9 +23,16 @@ from atoll.protocol import messages as m
 from atoll.protocol.plans import weighed
 
 
-def may_start(run: Run) -> bool:
-    """Whether enough sites hold an attested commit 0."""
-    return 0 in run.log.attested and states.num_holding_commit_0(run) >= run.settings.min_sites
+def wait_for_start(run: Run) -> Wait | None:
+    """None once enough sites hold an attested commit 0."""
+    num_here, num_holding = len(run.members.live()), states.num_holding_commit_0(run)
+    if 0 in run.log.attested and num_holding >= run.settings.min_sites:
+        return None
+    if num_holding or not (num_here or run.parent_json):
+        return Wait(f"sites {num_holding} of {run.settings.min_sites}")
+    if not run.parent_json or any(states.may_seed(run, site) for site in run.members.live()):
+        return Wait("state")
+    return Wait("state: a site has to bring the saved model that this run goes on from (node --from DIR)")
 
 
 def start(run: Run) -> None:

@@ -28,7 +28,8 @@ def awaited(run: Run, attempt: Attempt, survivors: list[int]) -> AskForLists | W
     streams = {s.site_id: s.stream for s in missing if s.stream is not None and asked.get(s.site_id) != s.stream}
     if streams or lists is None:
         return AskForLists(streams=streams, until=run.now + run.limits.stall_s)
-    return Wait(lists.until) if missing and run.now < lists.until else None
+    names = ", ".join(site.label for site in missing)
+    return Wait(f"{names} list what they have", lists.until) if missing and run.now < lists.until else None
 
 
 def ask(run: Run, attempt: Attempt, asked: AskForLists) -> None:

@@ -70,7 +70,7 @@ def decide(run: Run, sync: Sync, attempt: Attempt, survivors: Sequence[int]) -> 
     limits = stuck_at(run, attempt, silent)
     stuck = [run.members.known(i) for i, at in zip(silent, limits, strict=True) if run.now >= at]
     if not stuck:
-        return Wait(min(limits, default=None))
+        return Wait(f"{len(attempt.done)} of {len(attempt.ids())} contributors are done", min(limits, default=None))
     said = _said(run, attempt)  # once for all: a reducer that gives nothing holds up a thousand
     found: list[tuple[Site, str]] = []
     heard: list[int] = []

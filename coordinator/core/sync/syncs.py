@@ -9,6 +9,7 @@ from enum import Enum
 from atoll.coordinator.core.events import OpenRecord, PlanRecord, WeightsRecord
 from atoll.coordinator.core.sync.attempts import Attempt
 from atoll.coordinator.core.sync.blame import Blame, Pair
+from atoll.coordinator.core.sync.decision import Wait
 from atoll.coordinator.core.sync.exclusions import VOID, Exclusion, Exclusions, Kind, Start
 from atoll.protocol.messages import Open, Plan, Ready
 
@@ -87,6 +88,7 @@ class Sync:
         self.exclusions = Exclusions()
         self.blame = Blame(earlier)
         self.num_digest_conflicts = 0
+        self.wait = ""
         self.story: deque[str] = deque(maxlen=STORY_STEPS)
         if plans:
             self._resume(plans, weights, live, now)
@@ -231,6 +233,10 @@ class Sync:
     def note_digest_conflict(self) -> None:
         """Contributors are done with different payloads."""
         self.num_digest_conflicts += 1
+
+    def waits(self, wait: Wait) -> None:
+        """For what, as `deciding` has it."""
+        self.wait = wait.reason
 
     # --- what keeps sites from it
 

@@ -64,8 +64,9 @@ class SyncView:
     """0 while it is collected."""
     fragment: str
     """In words, such as "0 of 4" or "all"; empty in a run with one."""
+    wait: str
+    """What it waits for, in words."""
     ready: tuple[str, ...]
-    waiting_for: tuple[str, ...]
     contributors: tuple[str, ...]
     receivers: tuple[str, ...]
     done: tuple[str, ...]

@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Any, TypeVar
 
-from atoll.coordinator.core.log import states
 from atoll.coordinator.core.run import Run
 from atoll.coordinator.core.sites.membership import Site, Standing
-from atoll.coordinator.core.sync import deciding, outcomes, reach
+from atoll.coordinator.core.sync import outcomes, reach
 from atoll.coordinator.core.sync.syncs import Sync
 from atoll.coordinator.core.view.data_ranges import data_view
 from atoll.coordinator.core.view.document import CommitView, LinkView, RunView, SiteView, SyncView
@@ -34,30 +33,16 @@ def _state(run: Run) -> tuple[str, str]:
     if run.finished is not None:
         return "finished", f": {last_line(run.finished.reason)}"
     if not run.lanes:
-        return "waiting", _waiting(run)
-    if reason := next((w.reason for w in run.waits if w.reason), ""):
+        start = outcomes.wait_for_start(run)
+        return "waiting", f" for {start.reason}" if start is not None else ""
+    if reason := next((w.reason for w in run.waits if w.is_pause), ""):
         return "paused", f": {last_line(reason)}"
     ending = f" (the last sync{' but one' if outcomes.is_followed(run) else ''})" if run.stop_reason else ""
     if any(sync.is_exchanged for sync in run.lanes.values()):
         return "syncing", ending
     if all(site.applied is None for site in run.members.live()):
-        expected = {site_id for sync in run.lanes.values() for site_id in sync.expected}
-        back = [s.label for s in run.members.live() if s.site_id in expected]
-        what = f"the state of commit {run.log.last}"
-        if back:
-            return "paused", f": {', '.join(back)} bring{'s' * (len(back) == 1)} {what} back"
-        return "paused", f": no site that is here holds {what}; start one that did"
+        return "paused", f": {last_line(next(iter(run.lanes.values())).wait)}"
     return "training", ending
-
-
-def _waiting(run: Run) -> str:
-    here = len(run.members.live())
-    holding = states.num_holding_commit_0(run)
-    if holding == 0 and (here or run.parent_json):
-        if any(states.may_seed(run, site) for site in run.members.live()) or not run.parent_json:
-            return " for state"
-        return " for state: a site has to bring the saved model that this run goes on from (node --from DIR)"
-    return f" for sites {holding} of {run.settings.min_sites}"
 
 
 def view_of(run: Run, now: float) -> RunView:
@@ -158,11 +143,10 @@ def _sync_view(run: Run, sync: Sync) -> SyncView:
     plan = sync.attempt.plan if sync.attempt else None
     return _view(
         SyncView,
-        (sync.open,),
+        (sync.open, sync),
         attempt=plan.attempt if plan else 0,
         fragment=_fragment_in_words(run, sync.open.fragment),
         ready=tuple(names[i] for i in sorted(sync.ready)),
-        waiting_for=tuple(s.name for s in deciding.waiting_for(run, sync)),
         contributors=tuple(names[c.site_id] for c in plan.contributors) if plan else (),
         receivers=tuple(names[r.site_id] for r in plan.receivers) if plan else (),
         done=tuple(names[i] for i in sorted(sync.attempt.done)) if sync.attempt else (),

@@ -52,7 +52,7 @@ def document(**changes: Any) -> dict[str, Any]:
 
 SYNC = {
     "base_commit": 1, "num_steps": 20, "expected": ["a", "b"],
-    "sync": 2, "fragment": "", "attempt": 0, "ready": ["a"], "waiting_for": ["b"],
+    "sync": 2, "fragment": "", "attempt": 0, "ready": ["a"], "wait": "not ready yet: b (site 2)",
     "contributors": [], "done": [], "receivers": [],
 }  # fmt: skip
 

@@ -714,7 +714,7 @@ def test_the_view_is_json_and_says_what_people_ask() -> None:
     assert document["commits"][0]["contributors"] == ["a", "b"]
     assert document["commits"][0]["state_hash"] == a_hash("s1").hex()
     assert document["losses"] == [[1, 10, 200, 2.0]]
-    assert document["syncs"][0]["waiting_for"] == ["a", "b"]
+    assert document["syncs"][0]["wait"] == "not ready yet: a (site 1), b (site 2)"
 
 
 def test_a_commit_has_the_digest_of_those_that_are_still_there() -> None:

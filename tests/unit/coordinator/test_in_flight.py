@@ -356,7 +356,7 @@ def test_a_site_that_applies_one_commit_while_the_next_is_there_is_waited_for() 
     ready(story, 0, "a")
     applied(story, 1, "b")
     (view,) = [view for view in story.view.syncs if view.fragment == "0 of 3"]
-    assert view.waiting_for == ("b",)
+    assert view.wait == "not ready yet: b (site 2)"
     assert [site.state for site in story.view.sites] == ["member", "member"]
 
 
@@ -499,7 +499,7 @@ def test_what_is_expected_of_sites_counts_from_the_sync_before() -> None:
     story.wait(10.0 - story.limits.lease_s)
     ready(story, 2, "ab", train=10.0, steps=WINDOW)
     (view,) = story.view.syncs
-    assert (view.attempt, view.waiting_for) == (1, ("c",)), "planned ahead, when nobody was slow"
+    assert (view.attempt, view.wait) == (1, "not ready yet: c (site 3)"), "planned ahead, when nobody was slow"
 
 
 # --- the coordinator is started again
@@ -647,8 +647,8 @@ def test_the_status_says_which_syncs_are_open() -> None:
     story = a_story()
     ready(story, 0)
     ready(story, 1, "a")
-    assert [(view.sync, view.fragment, view.waiting_for) for view in story.view.syncs] == [
-        (1, "0 of 3", ()),
-        (2, "1 of 3", ("b",)),
+    assert [(view.sync, view.fragment, view.wait) for view in story.view.syncs] == [
+        (1, "0 of 3", "0 of 2 contributors are done"),
+        (2, "1 of 3", "not ready yet: b (site 2)"),
     ]
     assert story.view.state == "syncing"

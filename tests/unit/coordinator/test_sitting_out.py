@@ -178,7 +178,7 @@ def test_at_its_turn_it_is_waited_for_though_it_fetches() -> None:
         run.story.ready(name, train=TRAIN_S)
     assert not run.story.attempt()
     assert run.story.view.syncs
-    assert run.story.view.syncs[0].waiting_for == (THIN,)
+    assert run.story.view.syncs[0].wait == f"not ready yet: {THIN} (site {run.story.id_of(THIN)})"
     run.story.wait(TRAIN_S + run.story.limits.lease_s)
     assert run.story.attempt(), "for a bounded time"
 
