@@ -149,8 +149,9 @@ def _guarded(
     def call(*args: Any, **kwargs: Any) -> Any:
         is_part = kwargs.get("dir_fd") is not None  # of a whole folder that is removed, which was looked at
         if (
-            asyncio._get_running_loop() is not None
+            (loop := asyncio._get_running_loop()) is not None
             and applies(*args)
+            and not getattr(loop, "is_in_thread", False)  # the simulator's
             and not is_part
             and not _is_the_tests_own()
             and not _is_small(args[0])

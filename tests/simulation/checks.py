@@ -7,9 +7,10 @@ import shutil
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
+import numpy.typing as npt
 
 from atoll.coordinator.core.events import (
     AttestationRecord,
@@ -38,7 +39,7 @@ from tests.harness.site_questions import of_node
 from tests.simulation.listed import Listed
 from tests.simulation.processes import COORDINATOR, SimNode, SimStore
 from tests.simulation.reference import Records, replay, trained
-from tests.simulation.sites import Sealed, learned_in
+from tests.simulation.sites import Sealed, Step, learned_in
 
 MOST = 1e6
 """What training makes of a value here is a few units."""
@@ -63,6 +64,7 @@ class _Kept:
         self._fragments: dict[int, int] = {}  # by sync
         self._weighed: set[tuple[int, int, tuple[int, ...]]] = set()  # sync, attempt, weights
         self._attested: set[tuple[int, bytes]] = set()
+        self._log: list[m.Commit] = []
         self._rollbacks: list[RollbackRecord] = []
         self._finished: FinishedRecord | None = None
 
@@ -81,10 +83,12 @@ class _Kept:
                     self._weighed.add((record.sync, record.attempt, record.tokens))
                 case CommitRecord():
                     self._said[m.Commit].append(record.commit)
+                    self._log.append(record.commit)
                 case AttestationRecord():
                     self._attested.add((record.commit, record.state_hash))
                 case RollbackRecord():
                     self._rollbacks.append(record)
+                    self._log = [c for c in self._log if c.commit <= record.commit]
                 case FinishedRecord():
                     self._finished = self._finished or record
 
@@ -113,6 +117,12 @@ class _Kept:
     def attested(self) -> set[tuple[int, bytes]]:
         self._read()
         return self._attested
+
+    @property
+    def log(self) -> Sequence[m.Commit]:
+        """Of commits, without those that are void."""
+        self._read()
+        return self._log
 
     @property
     def rollbacks(self) -> list[RollbackRecord]:
@@ -146,6 +156,7 @@ class Checks:
         self._listed: dict[int, Listed] = {}  # by the number of the start of a node
         self._written: dict[tuple[int, int], list[tuple[int, int, int]]] = {}
         """By the start of a node and the generation of its workers: fragment, step, where the window begins."""
+        self._learned_in: dict[tuple[int, int, int, int], dict[str, npt.NDArray[Any]]] = {}  # by site and step
         self._models: dict[int, tuple[str, bytes]] = {}  # commit -> who saved it last, state hash
         self._problem: Unsound | None = None
         self.first_problem = loop.create_future()
@@ -167,7 +178,7 @@ class Checks:
 
     # --- what fails
 
-    def failed(self, text: str, cause: BaseException | None = None) -> None:
+    def failed(self, text: str, cause: BaseException | None = None) -> NoReturn:
         self._tell("CHECK", text)
         problem = Unsound(text)
         problem.__cause__ = cause
@@ -196,15 +207,9 @@ class Checks:
     # --- what the store keeps
 
     @property
-    def commits(self) -> list[m.Commit]:
+    def commits(self) -> Sequence[m.Commit]:
         """Without those that are void."""
-        log: list[m.Commit] = []
-        for record in self._store.kept:
-            if isinstance(record, CommitRecord):
-                log.append(record.commit)
-            elif isinstance(record, RollbackRecord):
-                log = [c for c in log if c.commit <= record.commit]
-        return log
+        return self._kept.log
 
     @property
     def attested(self) -> dict[int, bytes]:
@@ -380,11 +385,11 @@ class Checks:
         last = settings.sync.overlap_steps + min(at + for_older[fragment] for fragment, at in in_flight.items())
         if asked.is_away():
             last = max(last, max(written) + settings.most_overrun_steps)
-        self.require(
-            answer.next_step <= max(step, last),
-            f"5: {node.process} trains until step {answer.next_step}, with snapshots of steps {sorted(written)}: at "
-            f"most until {last}",
-        )
+        if answer.next_step > max(step, last):
+            self.failed(
+                f"5: {node.process} trains until step {answer.next_step}, with snapshots of steps {sorted(written)}: "
+                f"at most until {last}"
+            )
 
     def _writes(self, node: SimNode, fragment: int, step: int) -> None:
         assert node.node is not None
@@ -411,11 +416,11 @@ class Checks:
         assert sealed is not None
         trained = sorted(p for step in sealed.steps for p in step.positions)
         said = [p for r in ready.ranges for p in range(r.first, r.end)]
-        self.require(
-            trained == said and ready.tokens == sealed.tokens,
-            f"9: {node.process} says {ready.tokens} tokens of positions {said} for sync {ready.sync}; its snapshot "
-            f"lists {sealed.tokens} tokens of {trained}",
-        )
+        if trained != said or ready.tokens != sealed.tokens:
+            self.failed(
+                f"9: {node.process} says {ready.tokens} tokens of positions {said} for sync {ready.sync}; its snapshot "
+                f"lists {sealed.tokens} tokens of {trained}"
+            )
 
     def _contributes(self, node: SimNode, plan: m.Plan, tokens: int) -> None:
         assert node.node is not None
@@ -531,10 +536,7 @@ class Checks:
         garbage, too."""
         part = sealed.parts[fragment]
         steps = {*part.steps, *(part.mixed.steps if part.mixed is not None else ())}
-        learned = {
-            s: learned_in(self._layout.manifest, sealed.site_id, sealed.incarnation, s.generation, s.number)
-            for s in steps
-        }
+        learned = {s: self._learned(sealed, s) for s in steps}
         for chunk in self._layout.chunks:
             if chunk.role is not Role.TRAINABLE or self._layout.fragment_of[chunk.index] != fragment:
                 continue
@@ -546,11 +548,18 @@ class Checks:
             if not (np.abs(found) < MOST).all():
                 continue  # the faults that make a NaN or an absurd value; no commit may hold it
             rounding = MOST_ROUNDING[sealed.bf16] * (2 + len(learned)) * (1 + np.abs(found) + np.abs(start))
-            self.require(
-                bool(np.all(np.abs(found - expected) <= rounding)),
-                f"1: site {sealed.site_id} sealed {found} of {name!r} on commit {part.base}; its base and its "
-                f"{len(learned)} steps make {expected}",
-            )
+            if not np.all(np.abs(found - expected) <= rounding):  # as text they are dear
+                self.failed(
+                    f"1: site {sealed.site_id} sealed {found} of {name!r} on commit {part.base}; its base and its "
+                    f"{len(learned)} steps make {expected}"
+                )
+
+    def _learned(self, sealed: Sealed, step: Step) -> dict[str, npt.NDArray[Any]]:
+        """Several snapshots, each of a fragment of its own, have the same steps."""
+        key = sealed.site_id, sealed.incarnation, step.generation, step.number
+        if key not in self._learned_in:
+            self._learned_in[key] = learned_in(self._layout.manifest, *key)
+        return self._learned_in[key]
 
     def _cut_weights_are_recorded(self) -> None:
         """Whatever the coordinator went through between the plan and the commit."""
@@ -578,7 +587,7 @@ class Checks:
         chunks = [c for c in self._layout.chunks if c.role is Role.TRAINABLE]
         return all(bool(np.all(np.abs(np.frombuffer(state[c.index], "<f4")) < MOST)) for c in chunks)
 
-    def _each_step_once(self, commits: list[m.Commit], handed_in: dict[m.Commit, list[Sealed]]) -> None:
+    def _each_step_once(self, commits: Sequence[m.Commit], handed_in: dict[m.Commit, list[Sealed]]) -> None:
         used: dict[tuple[int, int, int, int], int] = {}
         done: dict[tuple[int, int], int] = {}
         for commit in commits:
@@ -588,17 +597,14 @@ class Checks:
                 for step in sealed.steps:
                     key = (sealed.site_id, sealed.incarnation, step.generation, step.number)
                     before = used.setdefault(key, commit.commit)
-                    self.require(
-                        before == commit.commit,
-                        f"9: step {step} of site {sealed.site_id} is in commits {before} and {commit.commit}",
-                    )
+                    if before != commit.commit:
+                        self.failed(f"9: step {step} of site {sealed.site_id} is in commits {before}, {commit.commit}")
                     for position in step.positions:
                         before = done.setdefault((line, position), commit.commit)
-                        again = (line, position) in trained or before != commit.commit
+                        if (line, position) in trained or before != commit.commit:
+                            counts = f"{before}, {commit.commit}"
+                            self.failed(f"9: position {position} of line {line} counts twice: {counts}")
                         trained.add((line, position))
-                        self.require(
-                            not again, f"9: position {position} of line {line} counts twice: {before}, {commit.commit}"
-                        )
             listed = {(d.line, p) for d in commit.done for r in d.ranges for p in range(r.first, r.end)}
             self.require(
                 listed == trained,

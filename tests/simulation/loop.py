@@ -133,6 +133,8 @@ class SimLoop(asyncio.SelectorEventLoop):
         self.now = START_S
         self.random = random.Random(f"threads {seed}")
         self._turns = 0
+        self.is_in_thread = False
+        """What runs now was given to an executor."""
         self.abandoned = False
         """Over: what the garbage collector finds of it may clean up as it likes."""
         selector = _NoSelector()
@@ -154,12 +156,12 @@ class SimLoop(asyncio.SelectorEventLoop):
     ) -> asyncio.Handle:
         if self.abandoned:
             return asyncio.Handle(callback, args, self, context)
-        handle = super().call_soon(callback, *args, context=context)
+        handle = asyncio.Handle(callback, args, self, context)
         process = HERE.get() if context is None else context.get(HERE)
-        if process is not None and (process.dead or process.stopped):
-            self._ready.pop()
-            if not process.dead:
-                process.waiting.append(handle)
+        if process is None or not (process.dead or process.stopped):
+            self._ready.append(handle)
+        elif not process.dead:
+            process.waiting.append(handle)
         return handle
 
     def freeze(self, process: Process) -> None:
@@ -225,6 +227,7 @@ class SimLoop(asyncio.SelectorEventLoop):
         def run() -> None:
             if future.cancelled():
                 return  # a real pool would drop work that has not begun
+            self.is_in_thread = True
             try:
                 result = func(*args)
             except Exception as error:
@@ -233,6 +236,8 @@ class SimLoop(asyncio.SelectorEventLoop):
             else:
                 if not future.done():
                     future.set_result(result)
+            finally:
+                self.is_in_thread = False
 
         self.call_later(self.random.uniform(0, MOST_THREAD_S) + THREAD_S.get(), run, context=context)
         return future

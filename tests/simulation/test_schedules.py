@@ -103,12 +103,13 @@ def beside_one_that_only(kind: str, seed: int, shape: Shape | None = None) -> tu
     async def faults(world: World) -> None:
         await world.events(10 + 5 * seed, MOST_WAIT_S)
         hostile = Fault(kind=kind, after_events=0, delay_s=0.0, lasts_s=300.0, draw=seed)
+        ends_at = world.loop.time() + hostile.lasts_s
         FAULTS[kind][0](world, hostile, random.Random(seed))
-        while world.checks.finished is None and world.loop.time() < hostile.lasts_s:
+        while world.checks.finished is None and world.loop.time() < ends_at:
             await world.events(1, 1.0)
         sites = [record for record in world.store.kept if isinstance(record, SiteRecord)]
         evicted.extend(f"{s.name}: {s.evicted}" for s in sites if s.evicted and s.name not in world.hostile)
-        await asyncio.sleep(max(0.0, hostile.lasts_s - world.loop.time()) + 1)
+        await asyncio.sleep(max(0.0, ends_at - world.loop.time()) + 1)
 
     return play(seed, faults, shape or draw_shape_of(seed, num_sites=2 + seed % 3)), evicted
 
@@ -127,12 +128,18 @@ def test_beside_a_member_that_pulls_payloads_again_and_again_no_other_site_is_ev
     num_found = 0
     for seed in range(1, 17):
         shape = draw_shape_of(seed, num_sites=2 + seed % 3)
-        settings = replace(shape.settings, steps=20 * shape.settings.sync.every, min_sites=shape.num_sites, quorum=1)
+        settings = replace(shape.settings, min_sites=shape.num_sites, quorum=1)
+        settings = replace(settings, steps=20 * window_steps(shape))
         outcome, evicted = beside_one_that_only("pulls_again", seed, replace(shape, settings=settings))
         assert not outcome.problem, f"seed {seed}: {outcome.problem}\n{outcome.story}"
         assert not evicted, f"seed {seed}: {evicted}\n{outcome.story}"
         num_found += "evicted" in outcome.story
     assert num_found > 4
+
+
+def window_steps(shape: Shape) -> int:
+    """Of a sync."""
+    return shape.settings.sync.every // shape.settings.sync.fragments
 
 
 def while_replaced(seed: int, kind: str, lasts_s: float) -> tuple[Outcome, list[tuple[int, str]], int]:
@@ -207,7 +214,7 @@ def test_a_site_that_had_no_workers_for_many_windows_costs_the_other_no_weight()
     """Its workers crash, and take some forty windows to start."""
     for seed in (7, 8, 11, 14, 21, 22):
         shape = draw_shape_of(seed, num_sites=2)
-        settings = replace(shape.settings, steps=150, min_sites=2, quorum=1, save_every=0)
+        settings = replace(shape.settings, steps=75 * window_steps(shape), min_sites=2, quorum=1, save_every=0)
         crash = Fault(kind="crash_workers", after_events=40 + 5 * seed, delay_s=0.01, lasts_s=1.0, draw=seed)
         outcome = one(seed, [crash], replace(shape, settings=settings))
         assert not outcome.problem, f"seed {seed}: {outcome.problem}\n{outcome.story}"
