@@ -50,6 +50,10 @@ class CoordinatorQuestions:
     def last_commit(self) -> int:
         return self.core.run.log.last
 
+    def run_step(self) -> int:
+        """That the last commit has come to."""
+        return self.core.run.log.run_step
+
     def contributors_to(self, commit: int) -> frozenset[int]:
         """Their ids; nobody's if the commit is older than the log."""
         return self.core.run.log.contributors(commit)

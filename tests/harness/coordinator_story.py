@@ -650,7 +650,9 @@ class Story(CoordinatorQuestions):
                 of = f"{self._fragment_in_words(message.fragment)}{ahead}"
                 return f"Plan {message.sync}.{message.attempt} of term {message.term}{of}: {names}{to}; {work}"
             case m.Weights():
-                members = self.plans()[message.sync, message.attempt].contributors
+                key = message.sync, message.attempt
+                plans = (p for _, p in reversed(self.sent) if isinstance(p, m.Plan))
+                members = next(p.contributors for p in plans if (p.sync, p.attempt) == key)
                 tokens = " ".join(f"{self._name(c.site_id)}:{t}" for c, t in zip(members, message.tokens, strict=True))
                 return f"Weights of plan {message.sync}.{message.attempt}: {tokens}"
             case m.Commit():

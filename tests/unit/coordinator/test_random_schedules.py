@@ -240,6 +240,8 @@ class World:
                 player.forget_work()  # a node that leaves ends
         else:
             self.story.wait(self.generator.choice([0.1, 0.5, 2.0]))
+        status = self.story.view  # which may be asked for at any time
+        assert status.finished or len(status.syncs) == len(self.story.open_syncs())
         self.deliver()
 
     def play(self, num_events: int) -> None:
@@ -270,14 +272,14 @@ class World:
 def check_what_is_open(story: Story) -> None:
     """At most so many syncs as may be in flight, each of a fragment of its own, one of all alone, and no window beside
     another one is left out."""
-    opened, log, sync = story.open_syncs(), story.view, story.settings.sync
+    opened, sync = story.open_syncs(), story.settings.sync
     fragments = {o.fragment for o in opened}
     assert len(fragments) == len(opened) <= (1 if sync.all_fragments in fragments else sync.most_in_flight)
-    assert all(o.base_commit <= log.last_commit for o in opened)
+    assert all(o.base_commit <= story.last_commit() for o in opened)
     if opened and sync.most_in_flight > 1:
-        assert opened[-1].run_step + opened[-1].num_steps <= log.run_step + sum(o.num_steps for o in opened)
+        assert opened[-1].run_step + opened[-1].num_steps <= story.run_step() + sum(o.num_steps for o in opened)
     if opened and sync.most_in_flight == 1:
-        assert (opened[0].run_step, opened[0].base_commit) == (log.run_step, log.last_commit)
+        assert (opened[0].run_step, opened[0].base_commit) == (story.run_step(), story.last_commit())
 
 
 def all_opened(story: Story) -> dict[int, m.Open]:
