@@ -129,17 +129,12 @@ def test_beside_a_member_that_pulls_payloads_again_and_again_no_other_site_is_ev
     for seed in range(1, 17):
         shape = draw_shape_of(seed, num_sites=2 + seed % 3)
         settings = replace(shape.settings, min_sites=shape.num_sites, quorum=1)
-        settings = replace(settings, steps=20 * window_steps(shape))
+        settings = replace(settings, steps=20 * shape.window_steps)
         outcome, evicted = beside_one_that_only("pulls_again", seed, replace(shape, settings=settings))
         assert not outcome.problem, f"seed {seed}: {outcome.problem}\n{outcome.story}"
         assert not evicted, f"seed {seed}: {evicted}\n{outcome.story}"
         num_found += "evicted" in outcome.story
     assert num_found > 4
-
-
-def window_steps(shape: Shape) -> int:
-    """Of a sync."""
-    return shape.settings.sync.every // shape.settings.sync.fragments
 
 
 def while_replaced(seed: int, kind: str, lasts_s: float) -> tuple[Outcome, list[tuple[int, str]], int]:
@@ -214,7 +209,7 @@ def test_a_site_that_had_no_workers_for_many_windows_costs_the_other_no_weight()
     """Its workers crash, and take some forty windows to start."""
     for seed in (7, 8, 11, 14, 21, 22):
         shape = draw_shape_of(seed, num_sites=2)
-        settings = replace(shape.settings, steps=75 * window_steps(shape), min_sites=2, quorum=1, save_every=0)
+        settings = replace(shape.settings, steps=75 * shape.window_steps, min_sites=2, quorum=1, save_every=0)
         crash = Fault(kind="crash_workers", after_events=40 + 5 * seed, delay_s=0.01, lasts_s=1.0, draw=seed)
         outcome = one(seed, [crash], replace(shape, settings=settings))
         assert not outcome.problem, f"seed {seed}: {outcome.problem}\n{outcome.story}"

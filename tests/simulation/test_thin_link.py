@@ -118,6 +118,6 @@ def test_whatever_breaks_while_a_site_rests_the_invariants_hold(part: int) -> No
 
 def beside_faults(seed: int) -> Outcome:
     shape = draw_shape_of(seed, num_sites=2 + seed % 3)
-    settings = replace(shape.settings, steps=24 * shape.settings.sync.every, quorum=1)
+    settings = replace(shape.settings, steps=24 * shape.window_steps, quorum=1)
     rests = Fault(kind="thin_link", after_events=30 + seed, delay_s=0.0, lasts_s=30.0, draw=seed)
     return one(seed, [rests, *draw_faults(seed)], replace(shape, settings=settings))

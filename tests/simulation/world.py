@@ -74,6 +74,11 @@ class Shape:
     most_delay_s: float = MOST_DELAY_S
     """Of a message on its link."""
 
+    @property
+    def window_steps(self) -> int:
+        """Of a sync, of all fragments or of the first."""
+        return self.settings.sync.every // self.settings.sync.fragments
+
 
 def draw_shape_of(seed: int, num_sites: int = 0, *, num_fragments: int = 0) -> Shape:
     """`num_sites` 0: drawn as well; 30 in some. So is `num_fragments`."""
