@@ -133,7 +133,7 @@ class Utilization:
 def utilization(overlap_steps: int, delay_s: float = DELAY_S) -> Utilization:
     """Of three sites, each message on its way as long as the others. A snapshot and an update take time as well."""
     found: list[tuple[float, float]] = []
-    first, last = 3 * EVERY, 12 * EVERY
+    first, last = 2 * EVERY, 7 * EVERY
 
     async def look(world: World) -> None:
         world.network.weather.least_delay_s = delay_s
@@ -141,7 +141,7 @@ def utilization(overlap_steps: int, delay_s: float = DELAY_S) -> Utilization:
             await until(world, partial(has_trained, world, 3 * step))
             found.append((world.loop.time(), sum(hands.trained_s for hands in world.hands.values())))
 
-    shape = a_shape(2, num_sites=3, overlap_steps=overlap_steps, steps=14 * EVERY)
+    shape = a_shape(2, num_sites=3, overlap_steps=overlap_steps, steps=8 * EVERY)
     settings = replace(shape.settings, data="local")
     outcome = played(2, replace(shape, data=None, settings=settings, most_delay_s=delay_s), look)
     (began_s, before_s), (ended_s, after_s) = found
@@ -172,8 +172,8 @@ def test_a_coordinator_that_dies_with_several_open_goes_on_with_each() -> None:
             await until(world, partial(has_committed, world, commits))
 
     for seed in range(8):
-        outcome = played(seed, a_shape(seed, steps=8 * EVERY), dies)
-        assert outcome.num_steps == outcome.num_steps_in_commits == 8 * EVERY * (1 + seed % 3), outcome.story
+        outcome = played(seed, a_shape(seed, steps=6 * EVERY), dies)
+        assert outcome.num_steps == outcome.num_steps_in_commits == 6 * EVERY * (1 + seed % 3), outcome.story
 
 
 @pytest.mark.parametrize("kind", ["kill_site", "crash_workers", "stop_site"])
@@ -190,7 +190,7 @@ def test_what_a_site_had_in_flight_counts_once_whatever_becomes_of_it(kind: str)
             await world.events(200, lasts_s + 2.0)
 
     for seed in range(10):
-        shape = a_shape(seed, num_sites=3, steps=10 * EVERY)
+        shape = a_shape(seed, num_sites=3, steps=7 * EVERY)
         shape = replace(shape, settings=replace(shape.settings, min_sites=1, quorum=1))
         outcome = played(seed, shape, breaks)
         assert outcome.most_in_flight > 1
