@@ -8,7 +8,7 @@ IN_PARALLEL = -n $(JOBS) --dist load --maxschedchunk 1# in their order, which te
 export PYTHONDONTWRITEBYTECODE :=# hundreds of processes would each compile the same modules
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-all lint type proto proto-check sim mutate structure bench soak clean
+.PHONY: help install demo test pytest test-all lint type proto proto-check sim mutate structure bench soak clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 12
@@ -33,7 +33,10 @@ lint: install ## ruff, import contracts, proto lint
 type: install ## mypy --strict
 	$(BIN)/mypy src tests
 
-test: lint type proto-check ## lint, types and tests; CI runs this, and then `make mutate` (JOBS=3 ARGS="-k name")
+test: lint proto-check ## lint, types and tests; CI runs this, and then `make mutate` (JOBS=3 ARGS="-k name")
+	$(MAKE) --no-print-directory -j2 type pytest
+
+pytest: install # of `test`: mypy, which needs one core, runs beside it
 	$(BIN)/pytest $(IN_PARALLEL) --durations=20 $(ARGS)
 
 test-all: lint type proto-check ## everything, slow tests included

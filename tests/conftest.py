@@ -27,20 +27,20 @@ settings.register_profile(
 )
 settings.load_profile("atoll")
 
-COMPUTING, WAITING = ("simulation", "fuzz"), ("chaos", "process")
-"""Folders of tests that compute, and of tests that mostly wait for processes, each with its longest tests first."""
+SPREAD = (("simulation",), ("fuzz",), ("chaos", "process"))
+"""Folders of tests that compute, twice, and of tests that mostly wait for processes, the longest of these first."""
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """In several processes, tests that compute run among those that wait: one kind after the other would have more to
-    do than there are cores, and then half of it."""
+    """In several processes, tests that compute run among those that wait, from the first to the last: one kind after
+    the other would have more to do than there are cores, and then half of it."""
     if not hasattr(config, "workerinput"):
         return
     by_folder = defaultdict(list)
     for item in items:
         by_folder[item.path.relative_to(config.rootpath / "tests").parts[0]].append(item)
     placed: list[tuple[float, pytest.Item]] = []
-    for folders in (COMPUTING, WAITING):
+    for folders in SPREAD:
         group = [item for folder in folders for item in by_folder.pop(folder, ())]
         placed += [(place / len(group), item) for place, item in enumerate(group)]
     among = [item for _, item in sorted(placed, key=lambda pair: pair[0])]
