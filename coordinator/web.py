@@ -96,8 +96,8 @@ def metrics(d: Document) -> Iterator[Metric]:
         text = "How late the event loop comes to what is due, at most in 99.9 % of all moments."
         yield GaugeMetricFamily("atoll_event_loop_lag_seconds", text, d["event_loop"]["lag_p999_s"])
     # Names of sites that were never admitted would be new labels for ever.
-    here = [site for site in d["sites"] if site["site_id"] and not site["state"].startswith("gone")]
-    by_state = Counter(site["state"].split(":")[0] for site in here)
+    here = [site for site in d["sites"] if site["site_id"] and site["state_kind"] != "gone"]
+    by_state = Counter(site["state_kind"] for site in here)
     by_state["at the door"] = d["num_at_the_door"]
     by_state["gone"] = d["num_gone"]
     yield _labelled(GaugeMetricFamily, "atoll_sites", "Sites by state.", "state", dict(sorted(by_state.items())))

@@ -16,7 +16,9 @@ class SiteView(Figures):
     address: str
     incarnation: int
     state: str
-    """In words: "starting", "making the starting state", "fetching state", "member", "away", "gone: ..."."""
+    """In words: its kind, and of a site that has gone the reason."""
+    state_kind: str
+    """starting, making the starting state, fetching state, catching up, member, away or gone."""
     connected: bool
     phase: str
     """As the node says it."""

@@ -107,7 +107,8 @@ def _site_view(run: Run, site: Site, now: float, not_dialled_by: tuple[str, ...]
     return _view(
         SiteView,
         (site, heartbeat),
-        state=_site_state(site),
+        state="".join(_site_state(site)),
+        state_kind=_site_state(site)[0],
         connected=site.stream is not None,
         phase=last_line(heartbeat.phase),
         loss=heartbeat.loss or None,  # the wire says 0 where there is none
@@ -125,17 +126,19 @@ def _site_view(run: Run, site: Site, now: float, not_dialled_by: tuple[str, ...]
     )
 
 
-def _site_state(site: Site) -> str:
+def _site_state(site: Site) -> tuple[str, str]:
+    """The kind of it, and the rest."""
     if site.live and site.stream is None:
-        return "away"
+        return "away", ""
     if site.standing is Standing.OUT:
-        return f"gone: {last_line(site.evicted or site.gone) or 'not here since the coordinator was started'}"
-    return {
+        return "gone", f": {last_line(site.evicted or site.gone) or 'not here since the coordinator was started'}"
+    kind = {
         Standing.NEW: "starting",
         Standing.SEEDER: "making the starting state",
         Standing.JOINER: "fetching state",
         Standing.MEMBER: "catching up" if site.catching_up else "member",
     }[site.standing]
+    return kind, ""
 
 
 def _sync_view(run: Run, sync: Sync) -> SyncView:

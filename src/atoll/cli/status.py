@@ -82,7 +82,7 @@ def rows(status: RunView) -> list[tuple[str, ...]]:
     return [
         (
             site.name,
-            shortened(site.state if site.state != "member" or not site.phase else site.phase),
+            shortened(site.state if site.state_kind != "member" or not site.phase else site.phase),
             str(site.inner_step),
             f"{site.steps_per_s:.1f}",
             "-" if site.loss is None else f"{site.loss:.3f}",

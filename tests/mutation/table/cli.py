@@ -31,4 +31,12 @@ MUTATIONS = (
         new="",
         tests=("tests/unit/cli/test_status_data.py",),
     ),
+    Mutation(
+        name="the table says of a member that it is one, and not what it does",
+        rule="a state is told by its kind, and not by the words of it",
+        where="src.atoll.cli.status:rows",
+        old='site.state_kind != "member"',
+        new='site.state_kind != "gone"',
+        tests=("tests/unit/cli/test_demo_watch.py::test_the_table_says_what_the_status_says",),
+    ),
 )

@@ -23,7 +23,7 @@ def site(name: str, **changes: Any) -> dict[str, Any]:
         "site_id": 1, "name": name, "address": "127.0.0.1:1", "state": "member", "connected": True, "phase": "training",
         "inner_step": 20, "steps_per_s": 4.0, "loss": 2.5, "sent_bytes": 1000, "received_bytes": 2000, "train_s": 9.0,
         "wait_s": 1.0, "utilization": 0.9, "last_commit": 1, "state_hash": "ab" * 32, "incarnation": 1, "silent_s": 0.1,
-        "num_ranks": 1, "num_wrong_states": 0, "doing": "", "still_s": 0.1, "not_dialled_by": [],
+        "state_kind": "member", "num_ranks": 1, "num_wrong_states": 0, "doing": "", "still_s": 0.1, "not_dialled_by": [],
         "up_bytes_per_s": None, "down_bytes_per_s": 1e6, "contributes_every": 1, "extra_s": 0.0,
     } | changes  # fmt: skip
 
@@ -50,6 +50,7 @@ def document(**changes: Any) -> dict[str, Any]:
     } | changes  # fmt: skip
 
 
+STARTING = {"state": "starting", "state_kind": "starting"}
 SYNC = {
     "base_commit": 1, "num_steps": 20, "expected": ["a", "b"],
     "sync": 2, "fragment": "", "attempt": 0, "ready": ["a"], "wait": "not ready yet: b (site 2)",
@@ -80,7 +81,7 @@ def test_another_document_is_refused(changes: dict[str, Any]) -> None:
 
 
 def test_names_of_others_cannot_steer_the_terminal() -> None:
-    status = parse_status(document(sites=[site("a\x1b[2J\n", state="gone: [red]x\x07")], errors=["\x1b]0;x"]))
+    status = parse_status(document(sites=[site("a\x1b[2J\n", state="gone: [red]x\x07", state_kind="gone")], errors=["\x1b]0;x"]))
     text = text_lines(status)
     assert "\x1b" not in text
     assert "\x07" not in text
@@ -95,20 +96,21 @@ def test_a_stuck_store_is_named() -> None:
 
 
 def test_the_table_says_what_the_status_says() -> None:
-    status = parse_status(document(sites=[site("a"), site("b", last_commit=None, state_hash="", state="starting")]))
+    status = parse_status(document(sites=[site("a"), site("b", last_commit=None, state_hash="", **STARTING)]))
     lines = text_lines(status).splitlines()
     assert lines[0] == "run r: training, step 20 of 300, commit 0"
     assert [name for name in COLUMNS if name not in lines[1]] == []
     assert "90 %" in lines[2]
     assert "ababababab" in lines[2]
-    assert "starting" in lines[3]
+    assert lines[2].split()[:2] == ["a", "training"], "of a member what it does"
+    assert lines[3].split()[:2] == ["b", "starting"]
 
 
 def test_one_line_for_each_commit_and_change() -> None:
     watch = Watch()
     assert watch.observe(
         parse_status(
-            document(state="waiting for sites 1 of 2", state_kind="waiting", sites=[site("a", state="starting")])
+            document(state="waiting for sites 1 of 2", state_kind="waiting", sites=[site("a", **STARTING)])
         )
     ) == [
         "run: waiting for sites 1 of 2",
@@ -122,7 +124,7 @@ def test_one_line_for_each_commit_and_change() -> None:
         "commit 2: step 40, a, attempt 2",
     ]
     assert watch.observe(parse_status(document(commits=two))) == []
-    gone = [site("a"), site("b", state="gone: lost")]
+    gone = [site("a"), site("b", state="gone: lost", state_kind="gone")]
     assert watch.observe(parse_status(document(commits=two, sites=gone))) == ["b: gone: lost"]
 
 
@@ -206,7 +208,7 @@ def test_a_sync_in_words() -> None:
 
 def test_a_long_reason_does_not_widen_the_table() -> None:
     reason = "gone: " + "the copies of a tensor have drifted apart; " * 4
-    status = parse_status(document(sites=[site("a", state=reason), site("b")], errors=[reason]))
+    status = parse_status(document(sites=[site("a", state=reason, state_kind="gone"), site("b")], errors=[reason]))
     _, *lines, error = text_lines(status).splitlines()
     assert max(len(line) for line in lines) < 120
     assert reason.strip() in error

@@ -477,8 +477,8 @@ def test_heartbeats_of_one_site_do_not_put_off_what_is_due_for_another() -> None
         if tenths == 1:
             assert outputs == [], "nothing follows"
             assert story.core.next_deadline() == before
-    gone = [site.name for site in story.core.view(story.now + 4).sites if site.state.startswith("gone: silent")]
-    assert gone == ["b"], "though nothing but heartbeats woke the core"
+    gone = [site for site in story.core.view(story.now + 4).sites if site.state.startswith("gone: silent")]
+    assert [(site.name, site.state_kind) for site in gone] == [("b", "gone")], "though nothing but heartbeats woke the core"
 
 
 @pytest.mark.parametrize("kind", [e.Malformed, e.Garbled])
@@ -708,7 +708,8 @@ def test_the_view_is_json_and_says_what_people_ask() -> None:
     document = json.loads(json.dumps(asdict(story.view)))
     assert document["state"] == "training"
     (a, b) = document["sites"]
-    assert (a["name"], a["state"], a["inner_step"], a["last_commit"]) == ("a", "member", 7, 1)
+    assert (a["name"], a["state"], a["state_kind"], a["inner_step"]) == ("a", "member", "member", 7)
+    assert a["last_commit"] == 1
     assert a["utilization"] == 0.9
     assert b["utilization"] is None
     assert document["commits"][0]["contributors"] == ["a", "b"]
