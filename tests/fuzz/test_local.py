@@ -16,7 +16,7 @@ from atoll.node.core.ranks.group import WorkerGroup
 from atoll.node.core.ranks.liveness import StepTimes
 from atoll.node.core.ranks.outcomes import site_pieces
 from atoll.node.daemon.local_server import LocalServer
-from atoll.node.local_protocol import Greeting, LocalJoin
+from atoll.node.local_protocol import Greeting, LocalJoin, LocalLayout
 from atoll.protocol import PROTOCOL_VERSION, wire
 from atoll.protocol import messages as m
 from atoll.protocol.errors import ConfigError, InvalidMessage, RefusedError
@@ -39,6 +39,21 @@ def test_any_frame_is_a_request_or_refused(request: local_pb2.LocalRequest, data
         size = local_protocol.frame_size(frame[: local_protocol.LENGTH_BYTES])
         assert size <= local_protocol.MAX_FRAME_BYTES
         local_protocol.decode(local_pb2.LocalRequest, frame[local_protocol.LENGTH_BYTES :][:size])
+    except InvalidMessage:
+        pass
+
+
+@fuzz(200)
+@given(protos(local_pb2.LocalResponse), st.data())
+def test_any_frame_to_a_worker_is_understood_or_refused(response: local_pb2.LocalResponse, data: st.DataObject) -> None:
+    frame = local_protocol.encode_frame(response)[local_protocol.LENGTH_BYTES :]
+    understood: dict[str, type[Any]] = {"greeting": Greeting, "layout": LocalLayout, "answer": Answer}
+    try:
+        heard = local_protocol.decode(local_pb2.LocalResponse, data.draw(st.just(frame) | damaged(frame)))
+        body = heard.WhichOneof("body")
+        if body in understood:
+            value = wire.from_proto(understood[body], getattr(heard, body))
+            assert wire.from_proto(understood[body], wire.to_proto(value)) == value
     except InvalidMessage:
         pass
 

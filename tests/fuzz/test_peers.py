@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -23,6 +23,7 @@ from atoll.node.exchange.hub import MAX_EARLY, Hub
 from atoll.node.exchange.peers.counters import Counters
 from atoll.node.exchange.peers.dialer import Dialer
 from atoll.node.exchange.peers.frames import Encoded, PartAssembler, pack_frames, parse
+from atoll.node.exchange.peers.prober import Prober
 from atoll.node.exchange.service import PeerService
 from atoll.node.exchange.sync.pacing import MAX_SPARE_MS
 from atoll.node.exchange.sync.retained import Retained
@@ -32,7 +33,9 @@ from atoll.protocol import transport, wire
 from atoll.protocol.codecs import HEADER_BYTES
 from atoll.protocol.errors import InvalidMessage, NotYetError, PeerError, RefusedError, StateError
 from atoll.protocol.plans import payload_digest, payload_hash, plan_digest, reducers
+from atoll.protocol.time_limits import PRESETS
 from atoll.protocol.v1 import peer_pb2
+from tests.harness.failures import unexpected
 from tests.harness.fuzzing import SMALL, damaged, fuzz, instances, peak_bytes, protos
 from tests.harness.peer_streams import (
     HEADER,
@@ -49,6 +52,7 @@ from tests.harness.peer_streams import (
 )
 from tests.harness.sites import until
 from tests.harness.snapshots import snapshot
+from tests.simulation.loop import SimLoop
 
 NUM_CHUNKS = len(LAYOUT.chunks)
 MAX_CHUNK_BYTES = 20 << 10
@@ -318,6 +322,79 @@ def test_a_donor_answers_in_bounded_frames_or_refuses(disk: Disk, method: str, d
             assert not hub.donor.places, "its place is free again"
 
     asyncio.run(main())
+
+
+# --- who is at an address
+
+
+@fuzz(100)
+@given(protos(peer_pb2.ProbeRequest), st.data())
+def test_whoever_probes_hears_who_is_here_or_is_refused(
+    disk: Disk, message: peer_pb2.ProbeRequest, data: st.DataObject
+) -> None:
+    if data.draw(st.booleans()):
+        message.header.CopyFrom(wire.to_proto(HEADER))
+    request = data.draw(st.just(message.SerializeToString()) | damaged(message.SerializeToString()))
+
+    async def main() -> None:
+        async with serving(disk) as hub:
+            context: Any = FakeContext([])
+            try:
+                answer = await PeerService(hub).probe(request, context)
+            except Aborted:
+                return
+            header = peer_pb2.ProbeRequest.FromString(request).header
+            assert (header.run_id, header.protocol_version) == (HEADER.run_id, HEADER.protocol_version)
+            assert peer_pb2.ProbeResponse.FromString(answer).header == wire.to_proto(hub.identity())
+
+    asyncio.run(main())
+
+
+@dataclass
+class Answering:
+    """In place of a network: whoever is dialled answers this."""
+
+    answer: bytes
+
+    def open_channel(self, address: str, **_: Any) -> Answering:
+        return self
+
+    def unary_unary(self, method: str, **_: Any) -> Any:
+        async def call(request: bytes) -> bytes:
+            return self.answer
+
+        return call
+
+    async def close(self) -> None:
+        pass
+
+
+@fuzz(100)
+@given(protos(peer_pb2.ProbeResponse), st.data())
+def test_only_the_site_itself_answers_a_probe(message: peer_pb2.ProbeResponse, data: st.DataObject) -> None:
+    if data.draw(st.booleans()):
+        message.header.CopyFrom(wire.to_proto(replace(HEADER, site_id=data.draw(st.integers(1, 3)))))
+    answer = data.draw(st.just(message.SerializeToString()) | damaged(message.SerializeToString()))
+    found: list[tuple[int, ...]] = []
+
+    async def main() -> None:
+        network: Any = Answering(answer)
+        dialer = Dialer(None, network)
+        prober = Prober(
+            header=lambda: HEADER, dialer=dialer, limits=lambda: PRESETS["local"], found=found.append, failed=unexpected
+        )
+        prober.watch((MEMBERS[1],))
+        await asyncio.sleep(1.0)
+        await prober.close()
+        await dialer.close()
+
+    with asyncio.Runner(loop_factory=lambda: SimLoop(0)) as runner:
+        runner.run(main())
+    if not found:
+        header = peer_pb2.ProbeResponse.FromString(answer).header
+        assert (header.run_id, header.site_id, header.incarnation) == (HEADER.run_id, 2, 1)
+    else:
+        assert found == [(2,)]
 
 
 # --- a donor's answers

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from atoll.node.core import events as e
 from atoll.node.core import outputs as out
 from atoll.node.core.disk import Outer
-from atoll.node.core.events import AnswerKind
+from atoll.node.core.events import AnswerKind, MergeMode
 from atoll.protocol import PROTOCOL_VERSION, wire
 from atoll.protocol import messages as m
 from atoll.protocol.errors import InvalidMessage
@@ -33,11 +33,19 @@ FRAGMENTS = {1: [0] * 15 + [1], 2: [0] * 8 + [1] * 8 + [2] * 4 + [3]}
 """By the number of fragments that the run has: those that messages name."""
 
 
-RUNS = [(1, 0), (1, 5), (2, 0), (2, 5), (2, 10)]
-"""Fragments, and steps of overlap: with 2 and 10 two syncs are in flight."""
+RUNS = [
+    (1, 0, "keep"),
+    (1, 5, "keep"),
+    (1, 5, "mix"),
+    (2, 0, "keep"),
+    (2, 5, "mix"),
+    (2, 10, "keep"),
+    (2, 10, "mix"),
+]
+"""Fragments, steps of overlap, and how an update is taken: with 2 and 10 two syncs are in flight."""
 
 
-def messages(num_fragments: int, overlap_steps: int) -> st.SearchStrategy[m.CoordinatorMessage]:
+def messages(num_fragments: int, overlap_steps: int, merge: str) -> st.SearchStrategy[m.CoordinatorMessage]:
     fragment = st.sampled_from(FRAGMENTS[num_fragments])
     plans = {"fragment": fragment, "sync": SMALL, "attempt": SMALL, "term": SMALL, "base_commit": SMALL}
     opens = instances(m.Open, fragment=fragment, sync=SMALL, base_commit=SMALL)
@@ -69,7 +77,7 @@ def messages(num_fragments: int, overlap_steps: int) -> st.SearchStrategy[m.Coor
             instances(m.Weights, sync=SMALL, attempt=SMALL, term=SMALL, tokens=st.lists(SMALL, max_size=2).map(tuple)),
             instances(m.Abandoned, sync=SMALL, next=st.none() | opens),
             instances(m.Sources, attested=attested, commits=st.lists(commits, max_size=2).map(tuple)),
-            instances(m.Welcome, settings_json=st.just(settings_to_json(settings(num_fragments, overlap_steps)))),
+            instances(m.Welcome, settings_json=st.just(settings_to_json(settings(num_fragments, overlap_steps, merge)))),
             instances(m.Admitted, site_id=st.just(1)),
             instances(m.Finished, commit=SMALL),
             instances(m.RolledBack, commit=SMALL, branch=SMALL),
@@ -79,8 +87,9 @@ def messages(num_fragments: int, overlap_steps: int) -> st.SearchStrategy[m.Coor
     )
 
 
-def settings(num_fragments: int, overlap_steps: int) -> RunSettings:
-    sync = SyncSettings(every=10, fragments=num_fragments, overlap_steps=overlap_steps)
+def settings(num_fragments: int, overlap_steps: int, merge: str) -> RunSettings:
+    alpha = 0.5 if merge == "mix" else 0.0
+    sync = SyncSettings(every=10, fragments=num_fragments, overlap_steps=overlap_steps, merge=merge, alpha=alpha)
     return RunSettings(run_id="run", steps=40, sync=sync, time_limits="local")
 
 
@@ -93,7 +102,7 @@ class Host(SiteQuestions):
     def __init__(self, data: st.DataObject) -> None:
         self.data = data
         self.now = 100.0
-        self.run = self.num_fragments, _ = data.draw(st.sampled_from(RUNS))
+        self.run = self.num_fragments, _, _ = data.draw(st.sampled_from(RUNS))
         held = data.draw(st.sampled_from([None, Outer(commit=1, state_hash=bytes(32), run_step=0, run_tokens=0)]))
         self.core = a_core(settings(*self.run), held, self.now, from_saved_model=data.draw(st.booleans()))
         self.due: list[e.Event] = []
@@ -183,6 +192,7 @@ class Host(SiteQuestions):
                 self.due += [sealed, e.BoundaryAsked(generation=generation, step=step, seq=seq + 1)]
             case AnswerKind.APPLY:
                 assert answer.next_step >= step
+                assert answer.mode is not MergeMode.MIX or self.run[2] == "mix"
                 merged = e.Merged(generation=generation, version=answer.version, wait_s=0.1)
                 again = seq + 1 if answer.next_step == step else 0
                 self.due += [merged, e.BoundaryAsked(generation=generation, step=answer.next_step, seq=again)]

@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import asdict
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from atoll.cli.client import parse_status, read_document
+from atoll.cli.status import data_lines, text_lines
 from atoll.coordinator import streams
 from atoll.protocol import PROTOCOL_VERSION, wire
 from atoll.protocol import messages as m
 from atoll.protocol.errors import InvalidMessage
 from atoll.protocol.layout import Manifest
 from atoll.protocol.v1 import session_pb2
+from tests.harness.coordinator_story import Story, some_settings
 from tests.harness.envelopes import response
 from tests.harness.fuzzing import (
+    ANY_FLOATS,
     COORDINATOR_MESSAGES,
     MANIFESTS,
     SITE_MESSAGES,
+    TEXTS,
+    UINT64,
     damaged,
     fuzz,
     instances,
@@ -77,6 +85,38 @@ def test_the_coordinators_door_lets_in_or_refuses(body: Any, data: st.DataObject
         streams.parse(received)
     except InvalidMessage:  # both are answered
         pass
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | ANY_FLOATS | UINT64 | TEXTS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXTS, inner, max_size=3),
+    max_leaves=8,
+)
+DEEP = "[" * 100_000
+
+
+@st.composite
+def statuses(draw: st.DrawFn) -> str:
+    """A coordinator's own document with some of its values replaced, or any text."""
+    story = Story(some_settings())
+    story.start("a", "b")
+    story.commit_one("a", "b", state="s0", following="s1")
+    document: Any = asdict(story.view)
+    parts = [document, document["sites"][0], document["commits"][0]]
+    for inside in draw(st.lists(st.sampled_from(parts), max_size=2)):
+        inside[draw(st.sampled_from(sorted(inside)))] = draw(JSON)
+    return draw(st.just(json.dumps(document)) | TEXTS | st.sampled_from([DEEP, '{"sites": ' + DEEP, "3", "nan", "{}"]))
+
+
+@fuzz(100)
+@given(statuses())
+def test_any_status_of_a_coordinator_is_shown_or_refused(text: str) -> None:
+    try:
+        status = parse_status(read_document(session_pb2.StatusResponse(json=text), "a:1"))
+    except InvalidMessage:
+        return
+    shown = "\n".join([text_lines(status), *data_lines(status)])
+    assert all(c.isprintable() or c == "\n" for c in shown), "nothing steers a terminal"
 
 
 @pytest.mark.parametrize("cls", [Manifest, m.Plan, m.Commit, m.Open], ids=lambda cls: cls.__name__)

@@ -152,7 +152,7 @@ class DonorClient:
         waited_s = 0.0  # for the donor: the time to work on what it sent is not its own
         progress = Progress(self.pace, waited_s, self.share)
         try:
-            with call_errors(self.where, self.donor.site_id):
+            with call_errors(self.where, self.donor.site_id, may_lack=True):
                 while True:
                     began = loop.time()
                     async with asyncio.timeout(self._limit_s):

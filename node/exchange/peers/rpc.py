@@ -11,7 +11,7 @@ import grpc
 import grpc.aio
 
 from atoll.protocol import PROTOCOL_VERSION
-from atoll.protocol.errors import PeerError, RefusedError
+from atoll.protocol.errors import PeerError, RefusedError, StateError
 from atoll.protocol.status import from_rpc_error, was_cancelled
 from atoll.protocol.v1 import common_pb2, peer_pb2
 
@@ -58,8 +58,9 @@ async def write_within(limit_s: float, write: Callable[[bytes], Awaitable[None]]
 
 
 @contextmanager
-def call_errors(where: str, site_id: int) -> Iterator[None]:
-    """Around a call to that peer: raises its end as one of atoll's errors."""
+def call_errors(where: str, site_id: int, *, may_lack: bool = False) -> Iterator[None]:
+    """Around a call to that peer: raises its end as one of atoll's errors. `may_lack`: it may say that it does not have
+    what it is asked for (StateError). Of any other peer that would be taken for a fault of this site's state."""
     try:
         yield
     except asyncio.CancelledError:
@@ -67,4 +68,5 @@ def call_errors(where: str, site_id: int) -> Iterator[None]:
             raise
         raise PeerError(f"{where}: it cancelled the call", site_id) from None
     except grpc.RpcError as error:
-        raise from_rpc_error(error, where) from None
+        ended = from_rpc_error(error, where)
+        raise (ended if may_lack or not isinstance(ended, StateError) else PeerError(str(ended), site_id)) from None
