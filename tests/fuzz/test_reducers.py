@@ -173,7 +173,9 @@ def _streams_of_any_size() -> Iterator[None]:
 
 
 def payloads_of(disk: Disk) -> list[Encoded]:
-    found = [(item.chunk, disk.data.reduce(item.chunk, [(5, item.data), (5, item.data)])) for item in disk.contributions]
+    found = [
+        (item.chunk, disk.data.reduce(item.chunk, [(5, item.data), (5, item.data)])) for item in disk.contributions
+    ]
     return [Encoded(chunk, data, disk.data.payload_hash(data)) for chunk, data in found]
 
 

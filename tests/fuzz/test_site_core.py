@@ -77,7 +77,9 @@ def messages(num_fragments: int, overlap_steps: int, merge: str) -> st.SearchStr
             instances(m.Weights, sync=SMALL, attempt=SMALL, term=SMALL, tokens=st.lists(SMALL, max_size=2).map(tuple)),
             instances(m.Abandoned, sync=SMALL, next=st.none() | opens),
             instances(m.Sources, attested=attested, commits=st.lists(commits, max_size=2).map(tuple)),
-            instances(m.Welcome, settings_json=st.just(settings_to_json(settings(num_fragments, overlap_steps, merge)))),
+            instances(
+                m.Welcome, settings_json=st.just(settings_to_json(settings(num_fragments, overlap_steps, merge)))
+            ),
             instances(m.Admitted, site_id=st.just(1)),
             instances(m.Finished, commit=SMALL),
             instances(m.RolledBack, commit=SMALL, branch=SMALL),

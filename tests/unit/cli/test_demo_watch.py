@@ -81,7 +81,9 @@ def test_another_document_is_refused(changes: dict[str, Any]) -> None:
 
 
 def test_names_of_others_cannot_steer_the_terminal() -> None:
-    status = parse_status(document(sites=[site("a\x1b[2J\n", state="gone: [red]x\x07", state_kind="gone")], errors=["\x1b]0;x"]))
+    status = parse_status(
+        document(sites=[site("a\x1b[2J\n", state="gone: [red]x\x07", state_kind="gone")], errors=["\x1b]0;x"])
+    )
     text = text_lines(status)
     assert "\x1b" not in text
     assert "\x07" not in text
@@ -109,9 +111,7 @@ def test_the_table_says_what_the_status_says() -> None:
 def test_one_line_for_each_commit_and_change() -> None:
     watch = Watch()
     assert watch.observe(
-        parse_status(
-            document(state="waiting for sites 1 of 2", state_kind="waiting", sites=[site("a", **STARTING)])
-        )
+        parse_status(document(state="waiting for sites 1 of 2", state_kind="waiting", sites=[site("a", **STARTING)]))
     ) == [
         "run: waiting for sites 1 of 2",
         "a: starting",

@@ -478,7 +478,9 @@ def test_heartbeats_of_one_site_do_not_put_off_what_is_due_for_another() -> None
             assert outputs == [], "nothing follows"
             assert story.core.next_deadline() == before
     gone = [site for site in story.core.view(story.now + 4).sites if site.state.startswith("gone: silent")]
-    assert [(site.name, site.state_kind) for site in gone] == [("b", "gone")], "though nothing but heartbeats woke the core"
+    assert [(site.name, site.state_kind) for site in gone] == [("b", "gone")], (
+        "though nothing but heartbeats woke the core"
+    )
 
 
 @pytest.mark.parametrize("kind", [e.Malformed, e.Garbled])
