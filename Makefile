@@ -33,8 +33,9 @@ lint: install ## ruff, import contracts, proto lint
 type: install ## mypy --strict
 	$(BIN)/mypy src tests
 
-test: lint proto-check ## lint, types and tests; CI runs this, and then `make mutate` (JOBS=3 ARGS="-k name")
-	$(MAKE) --no-print-directory -j2 type pytest
+test: install ## lint, types and tests, and how long each took; CI runs this, and then `make mutate` (JOBS=3 ARGS="-k name")
+	@.ci/parts "$(MAKE) --no-print-directory lint" "$(MAKE) --no-print-directory proto-check" \
+		"$(MAKE) --no-print-directory -j2 type pytest"
 
 pytest: install # of `test`: mypy, which needs one core, runs beside it
 	$(BIN)/pytest $(IN_PARALLEL) --durations=20 $(ARGS)
