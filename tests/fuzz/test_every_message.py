@@ -16,7 +16,7 @@ FUZZED = {
     "SessionResponse": "test_wire.py::test_any_content_is_a_message_or_refused",
     "StatusResponse": "test_wire.py::test_any_status_of_a_coordinator_is_shown_or_refused",
     "ExchangeRequest": "test_peers.py::test_what_a_stream_brings_is_held_whole_or_refused",
-    "ExchangeResponse": "test_reducers.py::test_whatever_a_reducer_says_an_exchange_ends_with_what_has_its_hash_or_names_it",
+    "ExchangeResponse": "test_reducers.py::test_an_exchange_with_any_reducer_ends_with_its_payloads_or_names_it",
     "FetchStateRequest": "test_peers.py::test_a_donor_answers_in_bounded_frames_or_refuses",
     "FetchStateResponse": "test_peers.py::test_a_donors_answer_is_what_was_asked_for_or_an_error",
     "FetchPayloadsRequest": "test_peers.py::test_a_donor_answers_in_bounded_frames_or_refuses",

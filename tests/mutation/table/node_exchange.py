@@ -6,7 +6,33 @@ from tests.mutation.mutation import Mutation
 
 WAITING = "tests/process/test_exchange.py::test_all_that_a_site_sends_has_its_turn_and_nobody_lets_one_that_waits_wait"
 
+LIES = "tests/fuzz/test_reducers.py::test_an_exchange_with_any_reducer_ends_with_its_payloads_or_names_it"
+
 MUTATIONS = (
+    Mutation(
+        name="a reducer that lacks something is a fault of this site's state",
+        rule="no status with which a peer ends a stream is a failure of this site, but of a donor that lacks something",
+        where="node.exchange.peers.rpc:call_errors",
+        old="may_lack or not isinstance(ended, StateError)",
+        new="True",
+        tests=("tests/fuzz/test_reducers.py",),
+    ),
+    Mutation(
+        name="a reducer says how much of the contributions has arrived",
+        rule="of a site's contributions no more can arrive than it has sent, whatever the reducer says",
+        where="node.exchange.sync.upstream:Upstream._peer_waits",
+        old="min(waiting.received_bytes, self._num_written_bytes)",
+        new="waiting.received_bytes",
+        tests=(LIES,),
+    ),
+    Mutation(
+        name="payloads that come again are progress for ever",
+        rule="of what a reducer sends again and again only so much is progress",
+        where="node.exchange.sync.upstream:Upstream._payload_parts",
+        old="self._moved(self._worth_down.of(missing))",
+        new="self._moved(1 << 40)",
+        tests=(LIES,),
+    ),
     Mutation(
         name="waiting for a reducer that waits is the link's",
         rule="of a link only what follows on other data is measured",

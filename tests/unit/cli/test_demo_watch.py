@@ -23,7 +23,7 @@ def site(name: str, **changes: Any) -> dict[str, Any]:
         "site_id": 1, "name": name, "address": "127.0.0.1:1", "state": "member", "connected": True, "phase": "training",
         "inner_step": 20, "steps_per_s": 4.0, "loss": 2.5, "sent_bytes": 1000, "received_bytes": 2000, "train_s": 9.0,
         "wait_s": 1.0, "utilization": 0.9, "last_commit": 1, "state_hash": "ab" * 32, "incarnation": 1, "silent_s": 0.1,
-        "state_kind": "member", "num_ranks": 1, "num_wrong_states": 0, "doing": "", "still_s": 0.1, "not_dialled_by": [],
+        "state_kind": "member", "num_ranks": 1, "num_wrong_states": 0, "doing": "", "not_dialled_by": [],
         "up_bytes_per_s": None, "down_bytes_per_s": 1e6, "contributes_every": 1, "extra_s": 0.0,
     } | changes  # fmt: skip
 
