@@ -106,7 +106,7 @@ def _outcome(run: Run, going: GoingBack) -> tuple[list[Site], str]:
         return [], ""  # where nobody knows what the hash was, all have to agree on it
     if right and len(set(able.values())) > 1:
         return [], "the sites that put it together do not agree on its state, and its hash was never attested"
-    return right, "" if right else _nobody_can(run, going, live)
+    return right, "" if right else _nobody_can(going, live)
 
 
 def _ask(run: Run, going: GoingBack) -> None:
@@ -132,7 +132,7 @@ def _go_back(run: Run, going: GoingBack, able: list[Site]) -> None:
     run.answer(going.request, "")
 
 
-def _nobody_can(run: Run, going: GoingBack, live: list[Site]) -> str:
+def _nobody_can(going: GoingBack, live: list[Site]) -> str:
     answers = {s.label: a for s in live if (a := going.answer_of(s)) is not None}
     reach = {label: a.oldest_commit for label, a in answers.items() if a.has_oldest}
     why = "; ".join(f"{label}: {a.text or 'it has another state of it'}" for label, a in answers.items())

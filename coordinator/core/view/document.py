@@ -36,8 +36,6 @@ class SiteView(Figures):
     """Since its last message."""
     doing: str
     """What its workers do, as the node says it; empty while they wait."""
-    still_s: float
-    """Since it last did a step, moved a chunk or went on to something else."""
     not_dialled_by: tuple[str, ...]
     """Sites that cannot connect to its address; it reduces nothing for them."""
     up_bytes_per_s: float | None

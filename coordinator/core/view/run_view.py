@@ -117,7 +117,6 @@ def _site_view(run: Run, site: Site, now: float, not_dialled_by: tuple[str, ...]
         state_hash=state_hash.hex(),
         silent_s=round(max(0.0, now - site.heard_at), 3),
         doing=last_line(heartbeat.doing),
-        still_s=round(max(0.0, now - site.progress_at), 3),
         not_dialled_by=not_dialled_by if site.live else (),
         up_bytes_per_s=run.links.up_bytes_per_s(site.site_id),
         down_bytes_per_s=run.links.down_bytes_per_s(site.site_id),
