@@ -1,4 +1,5 @@
-"""Every connection that this node opens to another: in turn, with growing waits. Nothing else knows credentials.
+"""Every connection that this node opens to another: in turn, with growing waits. What they are encrypted by is known
+here and by the listener; the session with the coordinator has credentials of its own.
 
 A member's address is its own word, and may be that of somebody who has nothing to do with the run. So a peer that does
 not answer as itself is dialled less and less often, and an address is dialled at a bounded pace, however many members

@@ -1,4 +1,4 @@
-"""Where peers reach this node. Beside the dialer nothing else knows credentials."""
+"""Where peers reach this node. Of connections between nodes the dialer alone knows credentials beside it."""
 
 from __future__ import annotations
 

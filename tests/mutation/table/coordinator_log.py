@@ -29,8 +29,8 @@ MUTATIONS = (
         name="who is no party is not heard",
         rule="a site that applied a commit without contributing contradicts those who did",
         where="coordinator.core.log.commits:CommitLog.judge",
-        old="votes = self._reports[commit] | self._witnesses.get(commit, {})\n        claims",
-        new="votes = dict(self._reports[commit])\n        claims",
+        old="votes = self._reports[commit] | self._witnesses.get(commit, {})\n        said",
+        new="votes = dict(self._reports[commit])\n        said",
         tests=("tests/unit/coordinator/test_disputes.py",),
     ),
     Mutation(
@@ -234,9 +234,9 @@ MUTATIONS = (
     Mutation(
         name="rolled back too early",
         rule="without an operator the run goes back only when everybody who may have more is accounted for",
-        where="coordinator.core.log.rollback:advance",
-        old="if not found.obstacle and not found.absent:",
-        new="if not found.obstacle:",
+        where="coordinator.core.log.rollback:Unreachable.is_safe",
+        old="return not self.obstacle and not self.absent",
+        new="return not self.obstacle",
         tests=("tests/unit/coordinator/test_rollback.py",),
     ),
     Mutation(
