@@ -5,15 +5,16 @@ A frame is a little-endian uint32 length, then one LocalRequest (to the node) or
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TypeVar
+from dataclasses import dataclass, field
+from typing import TypeVar, get_args
 
 from google.protobuf.message import DecodeError
 
+from atoll.protocol import wire
 from atoll.protocol.digest import Digest
 from atoll.protocol.errors import AtollError, ConfigError, InvalidMessage, NonFiniteError, RefusedError
+from atoll.protocol.fields import bounded, digest
 from atoll.protocol.layout import Manifest
-from atoll.protocol.messages import bounded
 from atoll.protocol.v1 import local_pb2
 
 ENV_SOCKET = "ATOLL_SOCKET"
@@ -101,6 +102,18 @@ class Greeting:
     """Workers that went on from these crashed before their first step."""
 
 
+# --- what a rank says to its node: the bodies of LocalRequest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalHello:
+    """A rank's first words."""
+
+    world_size: int
+    pid: int
+    protocol_version: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalJoin:
     """What a rank offers. Its manifest may lack other ranks' tensors."""
@@ -112,6 +125,132 @@ class LocalJoin:
     """The same on ranks that see the same batch."""
     checkpoints: tuple[CheckpointId, ...] = bounded(MAX_CHECKPOINTS, ())
     """Of its optimizers, that it could go on from."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Boundary:
+    """A rank asks what to do at `step`, where the last answer said to ask; `seq` counts the questions at one step."""
+
+    step: int
+    seq: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PieceHash:
+    """`piece_hash` of a shared piece."""
+
+    piece: int
+    """Index into the rank's pieces."""
+    hash: bytes = digest()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SealedReport:
+    """This rank's owned pieces are in SNAPSHOT (device copies synchronized)."""
+
+    step: int
+    seq: int
+    fragment: int
+    data_rank: int
+    tokens: int
+    """Of this rank's batches since the base."""
+    loss_sum: float = field(metadata={"finite": False})
+    """Over the `num_steps` steps since the last report."""
+    num_steps: int
+    """0: this rank has no loss (a pipeline stage before the last)."""
+    train_s: float
+    hashes: tuple[PieceHash, ...] = ()
+    """Of each shared piece, in their order, if the SNAPSHOT says `hash_shared`."""
+    num_samples_used: int = 0
+    """Drawn by this rank and trained on, since the epoch began."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MergedReport:
+    """This rank has taken `version` from PUBLISH and needs SNAPSHOT no more."""
+
+    version: int
+    step: int
+    wait_s: float
+    """Waited for this sync."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fatal:
+    """This rank ends for a reason that a restart does not cure."""
+
+    kind: str = bounded(64)
+    """One of FATAL_KINDS."""
+    text: str = bounded(MAX_TEXT_CHARACTERS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Busy:
+    """This rank makes no steps for a good reason, for at most `limit_s`; empty: no longer."""
+
+    what: str = bounded(MAX_TEXT_CHARACTERS)
+    limit_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """From the training loop itself, about once a second."""
+
+    step: int
+    steps_per_s: float = field(metadata={"finite": False})
+    checkpoints: CheckpointCounts = NO_CHECKPOINTS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataSet:
+    """A rank will draw samples of it; the same at all ranks that do."""
+
+    num_samples: int
+    batch_size: int
+    """Of this rank."""
+    batches_ahead: int
+    """How many it may fetch before they are trained on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draw:
+    """At least so many positions of the site's queue, from place `first` on; the answer waits until they are leased."""
+
+    epoch: int
+    first: int
+    num_samples: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Goodbye:
+    """The loader ended, or (`run_over`) the node said STOP."""
+
+    reason: str = bounded(MAX_TEXT_CHARACTERS)
+    run_over: bool
+
+
+Said = (
+    LocalHello | LocalJoin | Boundary | SealedReport | MergedReport | Fatal | Busy | Progress | DataSet | Draw | Goodbye
+)
+_BODIES = wire.bodies_of(local_pb2.LocalRequest, {cls.__name__: cls for cls in get_args(Said)})
+_CLASSES: dict[str, type[Said]] = {name: cls for cls, name in _BODIES.items()}
+
+
+def pack(generation: int, rank: int, said: Said) -> local_pb2.LocalRequest:
+    """The request that says it."""
+    body = {_BODIES[type(said)]: wire.to_proto(said)}
+    return local_pb2.LocalRequest(generation=generation, rank=rank, **body)
+
+
+def unpack(request: local_pb2.LocalRequest) -> Said:
+    """Raises InvalidMessage if there is no known body or a bound is exceeded."""
+    name = request.WhichOneof("body")
+    if name is None:
+        raise InvalidMessage(f"rank {request.rank} sent a message of unknown kind")
+    return wire.from_proto(_CLASSES[name], getattr(request, name))
+
+
+# --- what the node says to it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ import functools
 import math
 import types
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from enum import IntEnum
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -137,13 +137,14 @@ def from_proto(cls: type[T], message: Message) -> T:
     return cls(**values)
 
 
-def _bodies(envelope: type[Message]) -> dict[type, str]:
-    """Dataclass of each alternative of `body` -> the alternative's name."""
+def bodies_of(envelope: type[Message], classes: Mapping[str, type]) -> dict[type, str]:
+    """Dataclass of each alternative of `body` -> the alternative's name. `classes`: by name, where these are."""
     fields = envelope.DESCRIPTOR.oneofs_by_name["body"].fields
-    return {getattr(messages, item.message_type.name): item.name for item in fields if item.message_type is not None}
+    return {classes[item.message_type.name]: item.name for item in fields if item.message_type is not None}
 
 
-_BODIES = _bodies(session_pb2.SessionRequest) | _bodies(session_pb2.SessionResponse)
+_ENVELOPES = session_pb2.SessionRequest, session_pb2.SessionResponse
+_BODIES = {cls: name for envelope in _ENVELOPES for cls, name in bodies_of(envelope, vars(messages)).items()}
 _CLASSES = {name: cls for cls, name in _BODIES.items()}
 
 _Envelope = TypeVar("_Envelope", session_pb2.SessionRequest, session_pb2.SessionResponse)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from atoll.node.core.events import WorkersJoined
+from atoll.node.core.events import Event, WorkersJoined
 from atoll.node.core.outputs import Output, Report, Send
 from atoll.node.core.ranks.generations import Generations
 from atoll.node.core.state import SiteState
@@ -33,7 +33,12 @@ class Context:
     now: float
     settings_json: str = ""  # as in Welcome
     joined: WorkersJoined | None = None  # what the workers are, and the site offers
+    inbox: list[Event] = field(default_factory=list)  # to be handled yet: an event, and what follows from it
     out: list[Output] = field(default_factory=list)
+
+    def happens(self, event: Event) -> None:
+        """Handled after all that was before."""
+        self.inbox.append(event)
 
     def emit(self, output: Output) -> None:
         """Wanted after all that was before."""
@@ -41,6 +46,7 @@ class Context:
 
     def take(self) -> list[Output]:
         """What is wanted, once."""
+        self.inbox.clear()
         out, self.out = self.out, []
         return out
 

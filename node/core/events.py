@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum, IntEnum
 
+from atoll.node.core.ranks.pieces import SitePieces
+from atoll.node.local_protocol import Said
 from atoll.protocol.errors import WorkerError
 from atoll.protocol.layout import Manifest
 from atoll.protocol.messages import CoordinatorMessage, Done, ExchangeFailed, SiteMessage
@@ -96,19 +98,56 @@ class Received:
     message: CoordinatorMessage
 
 
-# --- events: the workers, already agreed over all ranks
+# --- events: one rank
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankSaid:
+    """One message of a rank, as it came through the socket."""
+
+    generation: int
+    rank: int
+    said: Said
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankLost:
+    """The connection of a rank ended; `text` says how. The exit, which says more, follows."""
+
+    generation: int
+    rank: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PiecesMerged:
+    """What the ranks of MergePieces hold together, and the node has room for; or why their pieces make no model."""
+
+    generation: int
+    pieces: SitePieces | str
+    max_retained_bytes: int = 0
+    """What this node may hold as a reducer."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayoutSent:
+    """SendLayout is carried out."""
+
+    generation: int
+
+
+# --- events: the workers, already agreed over all ranks; the core makes them of those above
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkersJoined:
-    """Every rank has connected and their pieces tile every tensor exactly once. The core hears of it once the node has
-    found room for the model."""
+    """Every rank has connected, and their pieces tile every tensor exactly once."""
 
     generation: int
     manifest: Manifest
     data_fingerprint: bytes
     max_retained_bytes: int = 0
-    """What this node may hold as a reducer; said with the room."""
+    """What this node may hold as a reducer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,14 +217,6 @@ class WorkersFailed:
     """Of the node, if it is fatal."""
     num_steps: int = 0
     """That they had done, as far as they had said."""
-
-
-@dataclass(frozen=True, slots=True)
-class WorkersLost:
-    """The connection of a rank ended: the first sign of a crash. The exit, which follows, says more."""
-
-    generation: int
-    text: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -347,11 +378,15 @@ class Tick:
     """Time has passed `next_deadline()`."""
 
 
-FromRanks = BoundaryAsked | SnapshotSealed | Merged | DataAnnounced | DrawAsked | WorkersFailed | WorkersLeft
-OfWorkers = WorkersJoined | FromRanks
+RankEvent = RankSaid | RankLost | PiecesMerged | LayoutSent
+OfSite = (
+    WorkersJoined | BoundaryAsked | SnapshotSealed | Merged | DataAnnounced | DrawAsked | WorkersFailed | WorkersLeft
+)
+"""What becomes of events of ranks."""
+OfWorkers = RankEvent | OfSite
 """They count while that generation runs."""
 Event = (
-    OfWorkers | SessionOpened | SessionLost | Received | Fulfilled | PeersProbed | WorkersLost | WorkersExited
+    OfWorkers | SessionOpened | SessionLost | Received | Fulfilled | PeersProbed | WorkersExited
     | StateSeeded | StateFetched | FetchFailed | SourcesWanted | ExchangeFinished | ExchangeBroken | CommitApplied
     | ApplyFailed | StateVerified | ModelSaved | ModelKept | Published | DiskRolledBack | LeaveAsked | NodeFailed
     | Tick

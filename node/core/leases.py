@@ -144,7 +144,9 @@ def advance(ctx: Context) -> None:
         else:
             continue
         del data.draws[rank]
-        ctx.emit(AnswerDraw(generation=draw.generation, rank=rank, epoch=draw.epoch, first=draw.first, ranges=ranges))
+        drawn = AnswerDraw(generation=draw.generation, rank=rank, epoch=draw.epoch, first=draw.first, ranges=ranges)
+        ctx.ranks.drawn(drawn, ctx.now)
+        ctx.emit(drawn)
 
 
 def _ask(ctx: Context) -> None:

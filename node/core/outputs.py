@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from atoll.node.core.events import Answer, Content
+from atoll.node.core.events import Answer, Content, OfSite
+from atoll.node.local_protocol import LocalJoin
 from atoll.protocol import messages as m
 
 
@@ -52,6 +53,31 @@ class DescribeCrash:
     """Then `text` ends with that."""
 
 
+@dataclass(frozen=True, slots=True)
+class RefuseRank:
+    """Cut it off, with the reason: it may not say what it said."""
+
+    generation: int
+    rank: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class MergePieces:
+    """Every rank has said what it holds. PiecesMerged says what that is together, and WorkersFailed that the node has
+    no room for it."""
+
+    generation: int
+    ranks: tuple[LocalJoin, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """For the journal and the metrics: this came of what the ranks said."""
+
+    event: OfSite
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SendLayout:
     """The ranks may map the shared buffers and ask for their first values."""
@@ -63,10 +89,14 @@ class SendLayout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerWorkers:
+    """What all ranks do at (step, seq)."""
+
     generation: int
     step: int
     seq: int
     answer: Answer
+    ranks: tuple[int, ...] = ()
+    """Those that ask there now; the others are answered when they ask."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,8 +243,9 @@ class Exit:
     text: str
 
 
+ToRanks = RefuseRank | AnswerWorkers | AnswerDraw
 Output = (
-    Send | Beat | Fulfil | StartWorkers | StopWorkers | DescribeCrash | SendLayout | AnswerWorkers | AnswerDraw
+    Send | Beat | Fulfil | StartWorkers | StopWorkers | DescribeCrash | ToRanks | MergePieces | Note | SendLayout
     | SeedState | FetchState | TellFetch | CancelFetch | BeginExchange | WeighExchange | HurryExchange
     | CancelExchange | ApplyCommit | PublishState | DropSync | SaveModel | KeepModel | DropModel | DistrustState
     | RollBack | Report | Exit

@@ -66,7 +66,7 @@ class SiteCore:
         self.site = self.ctx.site
         """Everything that the core knows; to be read."""
         self.ranks = self.ctx.ranks
-        """The local server tells them what ranks say; else to be read."""
+        """To be read, too."""
 
     @property
     def settings(self) -> RunSettings:
@@ -89,13 +89,10 @@ class SiteCore:
             if isinstance(event, events.WorkersExited):
                 workforce.exited(ctx, event)
             return ctx.take()
+        ctx.happens(event)
         try:
-            if not isinstance(event, OfWorkers) or site.workers.is_current(event.generation):
-                EVENTS[type(event)](ctx, event)
-            if site.exit is None:
-                _advance(ctx)
-        except IllegalStep as error:
-            workforce.blamed(ctx, f"a fault of this node: {error}")
+            for happened in ctx.inbox:  # it grows
+                self._step(happened)
         except Exception:
             ctx.take()  # half of what was wanted: the node ends
             raise
@@ -107,6 +104,18 @@ class SiteCore:
                 workforce.end(ctx)
             ctx.emit(site.exit)
         return ctx.take()
+
+    def _step(self, event: Event) -> None:
+        site, ctx = self.ctx.site, self.ctx
+        if site.exit is not None:
+            return
+        try:
+            if not isinstance(event, OfWorkers) or site.workers.is_current(event.generation):
+                EVENTS[type(event)](ctx, event)
+            if site.exit is None:
+                _advance(ctx)
+        except IllegalStep as error:
+            workforce.blamed(ctx, f"a fault of this node: {error}")
 
     def next_deadline(self) -> float | None:
         """When a Tick is due; None: only another event changes anything."""
@@ -221,13 +230,16 @@ EVENTS: dict[type[Event], Handler] = {
     events.Received: _received,
     events.Fulfilled: lambda ctx, event: ctx.send(event.message),
     events.PeersProbed: session.reach,
+    events.RankSaid: workforce.heard,
+    events.RankLost: workforce.heard,
+    events.PiecesMerged: workforce.heard,
+    events.LayoutSent: workforce.heard,
     events.WorkersJoined: workforce.joined,
     events.BoundaryAsked: workforce.boundary_asked,
     events.SnapshotSealed: workforce.sealed,
     events.Merged: workforce.merged,
     events.DataAnnounced: leases.announced,
     events.DrawAsked: leases.draw_asked,
-    events.WorkersLost: lambda ctx, event: ctx.ranks.lost(event, ctx.now),  # the exit, which says more, follows
     events.WorkersExited: workforce.exited,
     events.WorkersFailed: workforce.failed,
     events.WorkersLeft: workforce.left,

@@ -6,13 +6,13 @@ import logging
 
 from atoll.node.core import divergence, endings, events, leases
 from atoll.node.core.context import Context
-from atoll.node.core.events import Answer, AnswerKind, Content, FailureKind, MergeMode, Values
+from atoll.node.core.events import Answer, AnswerKind, Content, FailureKind, MergeMode, OfSite, Values
 from atoll.node.core.lanes import answers, exchanges, snapshots, syncs
 from atoll.node.core.lanes.lane import SnapshotPhase
 from atoll.node.core.lanes.local_copy import LocalCopy
 from atoll.node.core.outputs import (
-    AnswerWorkers,
     DescribeCrash,
+    Note,
     PublishState,
     SeedState,
     SendLayout,
@@ -52,6 +52,16 @@ def end(ctx: Context) -> None:
     """Those that run, at once."""
     ctx.ranks.end()
     ctx.emit(StopWorkers(ctx.site.workers.generation))
+
+
+def heard(ctx: Context, event: events.RankEvent) -> None:
+    """What the ranks come to together is handled next, as an event of the site."""
+    for item in ctx.ranks.heard(event, ctx.now):
+        if isinstance(item, OfSite):
+            ctx.emit(Note(item))
+            ctx.happens(item)
+        else:
+            ctx.emit(item)
 
 
 def joined(ctx: Context, event: events.WorkersJoined) -> None:
@@ -248,7 +258,7 @@ def answer(ctx: Context) -> None:
             workers.offer(decision, step=ask.step)
         elif decision.kind is AnswerKind.SNAPSHOT:
             snapshots.write(ctx, site.lanes[decision.fragment], ask)
-        ctx.emit(AnswerWorkers(generation=ask.generation, step=ask.step, seq=ask.seq, answer=decision))
+        ctx.emit(ctx.ranks.answer(ask, decision, ctx.now))
     else:
         exchanges.hurry(ctx)
 

@@ -263,10 +263,12 @@ class Node:
                 out.BeginExchange() | out.WeighExchange() | out.HurryExchange() | out.CancelExchange() | out.DropSync()
             ):
                 self.exchanges.execute(output)
-            case out.StartWorkers() | out.StopWorkers() | out.DescribeCrash() | out.SendLayout():
+            case out.Note(event):
+                self.shell.observer.observe(event)
+            case out.StartWorkers() | out.StopWorkers() | out.DescribeCrash() | out.SendLayout() | out.MergePieces():
                 self.workers.execute(output)
-            case out.AnswerWorkers() | out.AnswerDraw():
-                self.workers.execute(output)
+            case out.RefuseRank() | out.AnswerWorkers() | out.AnswerDraw():
+                self.workers.server.execute(output)
             case _:
                 self.disk.execute(output)
 

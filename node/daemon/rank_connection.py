@@ -19,6 +19,7 @@ class RankConnection:
     def __init__(self, sock: socket.socket) -> None:
         self.socket = sock
         self.rank: int | None = None  # known after its hello
+        self.refused = ""  # why nothing more of it is read
         self._queue: asyncio.Queue[tuple[bytes, tuple[int, ...]]] = asyncio.Queue()
 
     def send(self, response: local_pb2.LocalResponse) -> None:

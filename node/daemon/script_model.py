@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 
-from atoll.node.core.events import WorkersExited, WorkersFailed, WorkersJoined, WorkersLost
-from atoll.node.core.ranks.group import WorkerGroup
-from atoll.node.core.ranks.liveness import StepTimes
-from atoll.node.core.ranks.outcomes import GroupEvent
+from atoll.node.core.events import RankEvent, RankLost, WorkersExited, WorkersFailed
+from atoll.node.core.outputs import MergePieces, RefuseRank
+from atoll.node.core.ranks.generations import Generations
+from atoll.node.core.ranks.pieces import site_pieces
 from atoll.node.daemon.config import NodeConfig
 from atoll.node.daemon.launcher import Launcher
 from atoll.node.daemon.local_server import LocalServer
-from atoll.node.local_protocol import Greeting
+from atoll.node.local_protocol import Greeting, LocalJoin
 from atoll.protocol.errors import WorkerError
 from atoll.protocol.layout import Manifest
 from atoll.protocol.settings import RunSettings, settings_to_json
@@ -22,17 +22,26 @@ GENERATION = 1
 async def model_of_script(config: NodeConfig, settings: RunSettings, limit_s: float) -> Manifest:
     """Raises WorkerError if the script ends, fails or takes longer before `atoll.join`; ConfigError if there is none.
     Its processes are gone when this returns."""
-    found: asyncio.Future[Manifest] = asyncio.get_running_loop().create_future()
+    loop = asyncio.get_running_loop()
+    found: asyncio.Future[tuple[LocalJoin, ...]] = loop.create_future()
+    ranks = Generations(config.num_ranks, loop.time())
+    ranks.begin(GENERATION, loop.time())
 
     def failed(error: BaseException) -> None:
         if not found.done():
             found.set_exception(error)
 
-    def happened(event: GroupEvent) -> None:
-        if isinstance(event, WorkersJoined) and not found.done():
-            found.set_result(event.manifest)
-        elif isinstance(event, WorkersFailed | WorkersLost):
-            failed(WorkerError(f"the script cannot join: {event.text}"))
+    def happened(event: RankEvent) -> None:
+        for item in ranks.heard(event, loop.time()):
+            match item:
+                case MergePieces(ranks=joined) if not found.done():
+                    found.set_result(joined)
+                case WorkersFailed(text=text):
+                    failed(WorkerError(f"the script cannot join: {text}"))
+                case RefuseRank():
+                    server.execute(item)
+        if isinstance(event, RankLost):
+            failed(WorkerError(f"the script cannot join: rank {event.rank} {event.text}"))
 
     def ended(end: WorkersExited) -> None:
         failed(WorkerError(f"the script did not come to atoll.join: {end.text}"))
@@ -42,7 +51,7 @@ async def model_of_script(config: NodeConfig, settings: RunSettings, limit_s: fl
     await server.start()
     try:
         server.begin(
-            WorkerGroup(GENERATION, config.num_ranks, asyncio.get_running_loop().time(), StepTimes()),
+            GENERATION,
             Greeting(
                 settings_json=settings_to_json(settings),
                 data_paths=tuple(str(path) for path in config.data_paths),
@@ -50,7 +59,10 @@ async def model_of_script(config: NodeConfig, settings: RunSettings, limit_s: fl
         )
         await launcher.start(GENERATION, server.path)
         async with asyncio.timeout(limit_s):
-            return await found
+            pieces = await asyncio.to_thread(site_pieces, await found)
+        if isinstance(pieces, str):
+            raise WorkerError(f"the script cannot join: {pieces}")
+        return pieces.manifest
     except TimeoutError:
         raise WorkerError(f"the script did not come to atoll.join within {limit_s:.0f} s") from None
     finally:

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from atoll.node.core import events as e
-from atoll.node.core.ranks.outcomes import GroupEvent
 from atoll.node.core.site import SiteCore
 from atoll.node.daemon.config import NodeConfig
 from atoll.node.daemon.home import Home
@@ -39,7 +38,7 @@ class Parts:
     """How the parts are made that reach the workers: by a socket, by processes, by shared memory. A simulated site has
     workers without any of these three."""
 
-    local_server: Callable[[Callable[[GroupEvent], None], OnFailure], LocalServer] = LocalServer
+    local_server: Callable[[Callable[[e.RankEvent], None], OnFailure], LocalServer] = LocalServer
     launcher: Callable[[NodeConfig, Callable[[e.WorkersExited], None], OnFailure], Launcher] = Launcher
     data_plane: Callable[[Home, RunSettings, Manifest, int], DataPlane] = DataPlane
 

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from atoll.node.core import events as e
 from atoll.node.core import outputs as out
-from atoll.node.core.ranks.outcomes import GroupEvent
+from atoll.node.core.ranks.generations import layout_of
+from atoll.node.core.ranks.pieces import site_pieces
 from atoll.node.daemon.disk_jobs import DiskJobs
 from atoll.node.daemon.exchanges import Exchanges
 from atoll.node.daemon.launcher import Launcher
 from atoll.node.daemon.room import room_of
 from atoll.node.daemon.shell import Shell
 from atoll.node.local_protocol import Greeting
+from atoll.node.threads import run_to_its_end
 from atoll.protocol.errors import AtollError
 from atoll.protocol.exit_codes import exit_code_of
 
@@ -33,7 +35,7 @@ class WorkerControl:
     """`launcher` is there between `open` and the node's end."""
 
     def __init__(self, shell: Shell, disk: DiskJobs, exchanges: Exchanges) -> None:
-        self.server = shell.parts.local_server(self._heard, shell.fail)
+        self.server = shell.parts.local_server(shell.handle, shell.fail)
         self.launcher: Launcher | None = None
         self._shell = shell
         self._disk = disk
@@ -58,16 +60,13 @@ class WorkerControl:
                 self._describe_crash(output)
             case out.SendLayout():
                 self._shell.layout = self._shell.spawn(self._send_layout(output, self._shell.layout))
-            case out.AnswerWorkers(generation=generation, step=step, seq=seq, answer=answer):
-                self.server.answer(generation, step, seq, answer)
-            case out.AnswerDraw():
-                self.server.answer_draw(output)
+            case out.MergePieces():
+                self._shell.spawn(self._merge_pieces(output))
 
     async def _start(self, generation: int, settings_json: str) -> None:
         async with self._lock:
             config, home, core = self._shell.config, self._shell.home, self._shell.core
-            group = core.ranks.group
-            if self._shell.has_ended() or group is None or group.generation != generation:
+            if self._shell.has_ended() or core.site.workers.generation != generation:
                 return  # others are to be started, and these are not
             greeting = Greeting(
                 settings_json=settings_json,
@@ -75,7 +74,7 @@ class WorkerControl:
                 checkpoint_folder=str(home.optimizer_folder) if core.settings.checkpoint_every else "",
                 crashed_from=core.ranks.crashed_from,
             )
-            self.server.begin(group, greeting)
+            self.server.begin(generation, greeting)
             assert self.launcher is not None
             try:
                 await self.launcher.start(generation, self.server.path)
@@ -111,30 +110,27 @@ class WorkerControl:
 
     # --- what happens to them
 
-    def _heard(self, event: GroupEvent) -> None:
-        if isinstance(event, e.WorkersJoined):
-            self._shell.spawn(self._joined(event))
-        else:
-            self._shell.handle(event)
-
-    async def _joined(self, ranks: e.WorkersJoined) -> None:
-        """Their model is known: what does not fit on this machine is refused before the site offers itself."""
+    async def _merge_pieces(self, output: out.MergePieces) -> None:
+        """Their model is known then: what does not fit on this machine is refused before the site offers itself."""
         config, home, hub, plane = self._shell.config, self._shell.home, self._shell.hub, self._disk.plane
-        settings = self._shell.core.settings
-
+        settings, generation = self._shell.core.settings, output.generation
+        pieces = await run_to_its_end(partial(site_pieces, output.ranks))
+        if isinstance(pieces, str):
+            self._shell.handle(e.PiecesMerged(generation=generation, pieces=pieces))
+            return
         has_buffers = plane is not None and plane.snapshot is not None
         try:
             room = await asyncio.to_thread(
-                room_of, config, settings, ranks.manifest, home.folder, home.disk, has_buffers=has_buffers
+                room_of, config, settings, pieces.manifest, home.folder, home.disk, has_buffers=has_buffers
             )
         except AtollError as error:
-            self._refuse(ranks.generation, error)
+            self._refuse(generation, error)
             return
         # Where workers join again, plans are made by what the site has offered.
         max_retained_bytes = hub.max_retained_bytes or room.max_retained_bytes
         hub.allow(max_retained_bytes, room.reduce_buffer_bytes)
         log.info("as a reducer this node holds %s", room)
-        self._shell.handle(replace(ranks, max_retained_bytes=max_retained_bytes))
+        self._shell.handle(e.PiecesMerged(generation=generation, pieces=pieces, max_retained_bytes=max_retained_bytes))
 
     def _describe_crash(self, output: out.DescribeCrash) -> None:
         assert self.launcher is not None
@@ -146,20 +142,17 @@ class WorkerControl:
     async def _send_layout(self, output: out.SendLayout, before: asyncio.Task[None] | None) -> None:
         if before is not None:
             await asyncio.wait({before})
-        if self.server.generation != output.generation:
+        group = self._shell.core.ranks.group
+        if group is None or group.generation != output.generation or group.pieces is None:
             return  # those workers are gone meanwhile
-        pieces = self.server.pieces
-        assert pieces is not None
         try:
-            plane = await self._disk.attach(pieces)
+            plane = await self._disk.attach(group.pieces)
             assert plane.snapshot is not None
             assert plane.publish_buffer is not None
             self._exchanges.have_buffers()
             await self.server.send_layout(
                 generation=output.generation,
-                site_id=output.site_id,
-                incarnation=self._shell.home.incarnation,
-                run_seed=output.run_seed,
+                told=partial(layout_of, group, output, self._shell.home.incarnation, plane.layout.chunk_elements),
                 layout=plane.layout,
                 snapshot=plane.snapshot,
                 publish=plane.publish_buffer,

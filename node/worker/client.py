@@ -13,18 +13,18 @@ import sys
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
-from atoll.node import local_protocol
+from atoll.node import local_protocol as local
 from atoll.node.core.events import Answer
-from atoll.node.core.ranks.said import DataSet, SealedReport
 from atoll.node.local_protocol import (
     NO_CHECKPOINTS,
-    NUM_BUFFERS,
     CheckpointCounts,
+    DataSet,
     Greeting,
     LocalJoin,
     LocalLayout,
+    Said,
+    SealedReport,
 )
 from atoll.protocol import PROTOCOL_VERSION, wire
 from atoll.protocol.errors import InvalidMessage, RefusedError, StaleError, WorkerError
@@ -86,34 +86,31 @@ class LocalClient:
             sock.close()
             raise WorkerError(
                 f"rank {rank}: no node listens at {socket_path} ({error.strerror}); "
-                f"start this script through `atoll node`, or unset {local_protocol.ENV_SOCKET} to train alone"
+                f"start this script through `atoll node`, or unset {local.ENV_SOCKET} to train alone"
             ) from None
         return cls(sock, socket_path, generation, rank)
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] = os.environ) -> LocalClient | None:
         """The client of this process's node; None if there is no node."""
-        path = environ.get(local_protocol.ENV_SOCKET)
+        path = environ.get(local.ENV_SOCKET)
         if not path:
             return None
-        return cls.connect(path, int(environ[local_protocol.ENV_GENERATION]), int(environ.get("RANK", "0")))
+        return cls.connect(path, int(environ[local.ENV_GENERATION]), int(environ.get("RANK", "0")))
 
     # --- calls that wait for the node
 
-    def hello(self, world_size: int, local_rank: int) -> Greeting:
-        hello = local_pb2.LocalHello(
-            world_size=world_size, local_rank=local_rank, pid=os.getpid(), protocol_version=PROTOCOL_VERSION
-        )
-        self._send(hello=hello)
+    def hello(self, world_size: int) -> Greeting:
+        self._send(local.LocalHello(world_size=world_size, pid=os.getpid(), protocol_version=PROTOCOL_VERSION))
         return wire.from_proto(Greeting, self._receive("greeting")[0].greeting)
 
     def join(self, offered: LocalJoin) -> JoinedLayout:
         """Returns when the site is admitted."""
-        self._send(join=wire.to_proto(offered))
+        self._send(offered)
         response, fds = self._receive("layout")
         told = wire.from_proto(LocalLayout, response.layout)
         layout = Layout(wire.from_proto(Manifest, response.layout.manifest), told.chunk_elements)
-        if len(fds) != NUM_BUFFERS or any(os.fstat(fd).st_size < layout.buffer_bytes for fd in fds):
+        if len(fds) != local.NUM_BUFFERS or any(os.fstat(fd).st_size < layout.buffer_bytes for fd in fds):
             raise InvalidMessage(f"the node passed {len(fds)} buffers for a layout of {layout.buffer_bytes} bytes")
         indices = (*told.owned_pieces, *told.shared_pieces)
         if any(i >= len(offered.pieces) for i in indices):
@@ -130,7 +127,7 @@ class LocalClient:
 
         The node may hold the answer until a commit.
         """
-        self._send(boundary=local_pb2.Boundary(step=step, seq=seq))
+        self._send(local.Boundary(step=step, seq=seq))
         answer = self._receive("answer")[0].answer
         if (answer.step, answer.seq) != (step, seq):
             raise InvalidMessage(f"asked at step {step}.{seq}, answered for {answer.step}.{answer.seq}")
@@ -141,7 +138,7 @@ class LocalClient:
 
         After `announce_data`. See local.proto for which of them are this rank's.
         """
-        self._send(draw=local_pb2.Draw(epoch=epoch, first=first, num_samples=num_samples))
+        self._send(local.Draw(epoch=epoch, first=first, num_samples=num_samples))
         drawn = self._receive("drawn")[0].drawn
         ranges = tuple(wire.from_proto(DataRange, item) for item in drawn.ranges)
         if (drawn.epoch, drawn.first) != (epoch, first) or sum(r.num_samples for r in ranges) < num_samples:
@@ -152,32 +149,30 @@ class LocalClient:
 
     def announce_data(self, data: DataSet) -> None:
         """Once, before the first `draw`."""
-        self._send(data_set=wire.to_proto(data))
+        self._send(data)
 
     def sealed(self, report: SealedReport) -> None:
-        self._send(sealed=wire.to_proto(report))
+        self._send(report)
 
     def merged(self, *, version: int, step: int, wait_s: float) -> None:
         """This rank has taken `version` from PUBLISH and needs SNAPSHOT no more. `wait_s`: waited for this sync."""
-        self._send(merged=local_pb2.Merged(version=version, step=step, wait_s=wait_s))
+        self._send(local.MergedReport(version=version, step=step, wait_s=wait_s))
 
     def fatal(self, kind: str, text: str) -> None:
         """Before exiting for a reason that a restart does not cure. `kind`: config, non_finite or refused."""
-        self._send(fatal=local_pb2.Fatal(kind=kind, text=text[: local_protocol.MAX_TEXT_CHARACTERS]))
+        self._send(local.Fatal(kind=kind, text=text[: local.MAX_TEXT_CHARACTERS]))
 
     def busy(self, what: str, limit_s: float) -> None:
         """This rank makes no steps for a good reason, for at most `limit_s`; `what` = "" ends it."""
-        self._send(busy=local_pb2.Busy(what=what, limit_s=limit_s))
+        self._send(local.Busy(what=what[: local.MAX_TEXT_CHARACTERS], limit_s=limit_s))
 
     def progress(self, step: int, steps_per_s: float, checkpoints: CheckpointCounts = NO_CHECKPOINTS) -> None:
         """From the training loop itself, about once a second: the node takes long silence for a hung worker."""
-        counts = wire.to_proto(checkpoints)
-        self._send(progress=local_pb2.Progress(step=step, steps_per_s=steps_per_s, checkpoints=counts))
+        self._send(local.Progress(step=step, steps_per_s=steps_per_s, checkpoints=checkpoints))
 
     def goodbye(self, reason: str, run_over: bool) -> None:
         """The loader ended, or (`run_over`) the node said STOP. The node's end still ends this process until close."""
-        reason = reason[: local_protocol.MAX_TEXT_CHARACTERS]
-        self._send(goodbye=local_pb2.Goodbye(reason=reason, run_over=run_over))
+        self._send(local.Goodbye(reason=reason[: local.MAX_TEXT_CHARACTERS], run_over=run_over))
 
     def close(self) -> None:
         """Idempotent. The mappings stay valid as long as somebody holds a view of them."""
@@ -194,10 +189,10 @@ class LocalClient:
 
     # --- inside
 
-    def _send(self, **body: Any) -> None:
+    def _send(self, said: Said) -> None:
         if self._refused is not None:
             raise self._refused
-        frame = local_protocol.encode_frame(local_pb2.LocalRequest(generation=self.generation, rank=self.rank, **body))
+        frame = local.encode_frame(local.pack(self.generation, self.rank, said))
         try:
             with self._send_lock:
                 self._socket.sendall(frame)
@@ -257,19 +252,19 @@ class LocalClient:
     def _read_one(self) -> tuple[local_pb2.LocalResponse, list[int]] | None:
         """The next response and the descriptors beside it; None at the end of the stream."""
         fds: list[int] = []
-        header = self._read_exactly(local_protocol.LENGTH_BYTES, fds)
+        header = self._read_exactly(local.LENGTH_BYTES, fds)
         if header is None:
             return None
-        body = self._read_exactly(local_protocol.frame_size(header), fds)
+        body = self._read_exactly(local.frame_size(header), fds)
         if body is None:
             raise InvalidMessage("sent a truncated message")
-        return local_protocol.decode(local_pb2.LocalResponse, body), fds
+        return local.decode(local_pb2.LocalResponse, body), fds
 
     def _read_exactly(self, num_bytes: int, fds: list[int]) -> bytearray | None:
         data = bytearray()
         while len(data) < num_bytes:
             wanted = min(num_bytes - len(data), 1 << 20)
-            part, new_fds, _, _ = socket.recv_fds(self._socket, wanted, NUM_BUFFERS, socket.MSG_CMSG_CLOEXEC)
+            part, new_fds, _, _ = socket.recv_fds(self._socket, wanted, local.NUM_BUFFERS, socket.MSG_CMSG_CLOEXEC)
             fds += new_fds
             if not part:
                 return None

@@ -49,7 +49,7 @@ def connect() -> Connection | None:
     if client is None:
         return None
     rank, world = rank_and_world()
-    greeting = client.hello(world, int(os.environ.get("LOCAL_RANK", str(rank))))
+    greeting = client.hello(world)
     try:
         settings = settings_from_json(greeting.settings_json)
     except RefusedError as error:

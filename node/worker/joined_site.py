@@ -17,8 +17,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from atoll.node.core.events import Answer, AnswerKind, MergeMode
-from atoll.node.core.ranks.said import DataSet, SealedReport
-from atoll.node.local_protocol import NO_CHECKPOINTS, LocalJoin
+from atoll.node.local_protocol import NO_CHECKPOINTS, DataSet, LocalJoin, SealedReport
 from atoll.node.worker.checkpoint import LocalCheckpoints
 from atoll.node.worker.connection import Connection, disconnect
 from atoll.node.worker.draws import LeasedBatches

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from atoll.node.core.events import MergeMode
-from atoll.node.core.ranks.said import PieceHash
-from atoll.node.local_protocol import piece_hash
+from atoll.node.local_protocol import PieceHash, piece_hash
 from atoll.node.worker.client import JoinedLayout
 from atoll.node.worker.frozen import FrozenTensors
 from atoll.node.worker.tensors import DTYPE_NAMES, Held, ModelTensors

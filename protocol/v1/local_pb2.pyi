@@ -100,7 +100,7 @@ class LocalRequest(_message.Message):
     @_builtins.property
     def boundary(self) -> Global___Boundary: ...
     @_builtins.property
-    def merged(self) -> Global___Merged: ...
+    def merged(self) -> Global___MergedReport: ...
     @_builtins.property
     def fatal(self) -> Global___Fatal: ...
     @_builtins.property
@@ -123,7 +123,7 @@ class LocalRequest(_message.Message):
         hello: Global___LocalHello | None = ...,
         join: Global___LocalJoin | None = ...,
         boundary: Global___Boundary | None = ...,
-        merged: Global___Merged | None = ...,
+        merged: Global___MergedReport | None = ...,
         fatal: Global___Fatal | None = ...,
         busy: Global___Busy | None = ...,
         progress: Global___Progress | None = ...,
@@ -190,24 +190,21 @@ class LocalHello(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     WORLD_SIZE_FIELD_NUMBER: _builtins.int
-    LOCAL_RANK_FIELD_NUMBER: _builtins.int
     PID_FIELD_NUMBER: _builtins.int
     PROTOCOL_VERSION_FIELD_NUMBER: _builtins.int
     world_size: _builtins.int
-    local_rank: _builtins.int
     pid: _builtins.int
     protocol_version: _builtins.int
     def __init__(
         self,
         *,
         world_size: _builtins.int = ...,
-        local_rank: _builtins.int = ...,
         pid: _builtins.int = ...,
         protocol_version: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["local_rank", b"local_rank", "pid", b"pid", "protocol_version", b"protocol_version", "world_size", b"world_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["pid", b"pid", "protocol_version", b"protocol_version", "world_size", b"world_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -518,7 +515,7 @@ class SealedReport(_message.Message):
 Global___SealedReport: _TypeAlias = SealedReport  # noqa: Y015
 
 @_typing.final
-class Merged(_message.Message):
+class MergedReport(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     VERSION_FIELD_NUMBER: _builtins.int
@@ -540,7 +537,7 @@ class Merged(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Merged: _TypeAlias = Merged  # noqa: Y015
+Global___MergedReport: _TypeAlias = MergedReport  # noqa: Y015
 
 @_typing.final
 class Answer(_message.Message):

@@ -12,9 +12,7 @@ from hypothesis import strategies as st
 from atoll.node import local_protocol
 from atoll.node.core import events as e
 from atoll.node.core.events import Answer, AnswerKind
-from atoll.node.core.ranks.group import WorkerGroup
-from atoll.node.core.ranks.liveness import StepTimes
-from atoll.node.core.ranks.outcomes import site_pieces
+from atoll.node.core.ranks.pieces import site_pieces
 from atoll.node.daemon.local_server import LocalServer
 from atoll.node.local_protocol import Greeting, LocalJoin, LocalLayout
 from atoll.protocol import PROTOCOL_VERSION, wire
@@ -24,7 +22,7 @@ from atoll.protocol.layout import Manifest, Role, TensorSpec
 from atoll.protocol.v1 import local_pb2
 from tests.harness.failures import unexpected
 from tests.harness.fuzzing import damaged, fuzz, peak_bytes, protos
-from tests.harness.ranks import a_group
+from tests.harness.ranks import ServedRanks
 
 MANIFEST = Manifest.canonical([TensorSpec(name="w", shape=(4,), dtype="F32", role=Role.TRAINABLE)])
 GREETING = Greeting(settings_json="{}", data_paths=())
@@ -64,7 +62,7 @@ def test_a_promised_length_takes_no_memory() -> None:
     async def main() -> None:
         server = LocalServer(lambda _: None, unexpected)
         await server.start()
-        server.begin(a_group(GENERATION, 1), GREETING)
+        server.begin(GENERATION, GREETING)
         reader, writer = await asyncio.open_unix_connection(server.path)
         writer.write(local_protocol.MAX_FRAME_BYTES.to_bytes(4, "little") + b"x")
         writer.write_eof()
@@ -81,6 +79,7 @@ class FakeConnection:
 
     def __init__(self) -> None:
         self.rank: int | None = None
+        self.refused = ""
         self.sent: list[local_pb2.LocalResponse] = []
 
     def send(self, response: local_pb2.LocalResponse) -> None:
@@ -95,12 +94,12 @@ class Site:
         self.data = data
         self.num_ranks = num_ranks
         self.events: list[e.Event] = []
-        server: Any = LocalServer(self._happened, unexpected)
+        server: Any = ServedRanks(self._happened, unexpected)
         self.server = server
-        self.server._now = lambda: 100.0
-        self.server._put_together = lambda group, joined: group.put_together(site_pieces(joined))  # as if in a thread
-        self.server._spawn = self.server._deliver
-        self.server.begin(WorkerGroup(GENERATION, num_ranks, 100.0, StepTimes()), GREETING)
+        server.now = lambda: 100.0
+        server._merge = lambda merges: e.PiecesMerged(generation=GENERATION, pieces=site_pieces(merges.ranks))
+        server._spawn = server._heard  # as if in a thread
+        server.serve(GENERATION, num_ranks, GREETING)
         self.connections: list[Any] = [FakeConnection() for _ in range(num_ranks + 1)]
         self.asked: list[e.BoundaryAsked] = []
 
@@ -121,12 +120,11 @@ class Site:
     def say(self, connection: Any, request: local_pb2.LocalRequest) -> None:
         server = self.server
         try:
-            is_join = request.WhichOneof("body") == "join"
-            server._handle(connection, request, wire.from_proto(LocalJoin, request.join) if is_join else None)
+            server._hear(connection, request, local_protocol.unpack(request))
         except (RefusedError, ConfigError):
             if connection.rank is not None and server._of_rank.get(connection.rank) is connection:
                 del server._of_rank[connection.rank]
-                server._deliver(server._group.lost(connection.rank, "was cut off"))
+                server._heard(e.RankLost(generation=GENERATION, rank=connection.rank, text="was cut off"))
             self.connections[self.connections.index(connection)] = FakeConnection()
 
     # --- ranks that do as they should
@@ -136,7 +134,7 @@ class Site:
 
     def behave(self) -> None:
         rank = self.data.draw(st.integers(0, self.num_ranks - 1))
-        group: Any = self.server._group
+        group: Any = self.server.group
         status = group.ranks[rank]
         connection = self.connections[rank]
         due = status.due.name
@@ -152,7 +150,7 @@ class Site:
                 join = local_pb2.LocalJoin(manifest=wire.to_proto(MANIFEST), pieces=[piece])
                 self.say(connection, self.request(rank, join=join))
             case "LAYOUT" if group.pieces is not None:  # the node sends it after WorkersJoined
-                group.layout_sent(100.0)
+                self.server._heard(e.LayoutSent(GENERATION))
             case "BOUNDARY" if point is not None:
                 self.say(connection, self.request(rank, boundary=local_pb2.Boundary(step=point.step, seq=point.seq)))
             case "SEALED" if point is not None:
@@ -165,7 +163,7 @@ class Site:
                 self.say(connection, self.request(rank, sealed=sealed))
             case "MERGED" if point is not None:
                 wait_s = self.data.draw(st.sampled_from([0.0, float("inf"), float("nan")]))
-                merged = local_pb2.Merged(version=point.answer.version, step=point.step, wait_s=wait_s)
+                merged = local_pb2.MergedReport(version=point.answer.version, step=point.step, wait_s=wait_s)
                 self.say(connection, self.request(rank, merged=merged))
             case "GOODBYE":
                 self.say(connection, self.request(rank, goodbye=local_pb2.Goodbye(run_over=True)))
@@ -205,5 +203,5 @@ def test_any_reports_of_ranks_are_followed_or_refused(data: st.DataObject) -> No
     server: Any = site.server
     for rank, connection in server._of_rank.items():
         assert connection.rank == rank, "a connection speaks for one rank"
-    failures = [event for event in site.events if isinstance(event, e.WorkersFailed | e.WorkersLost)]
+    failures = [event for event in site.events if isinstance(event, e.WorkersFailed)]
     assert len(failures) <= 1

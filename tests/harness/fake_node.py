@@ -10,8 +10,16 @@ import numpy as np
 import numpy.typing as npt
 
 from atoll.node.core.events import Answer, AnswerKind, MergeMode
-from atoll.node.core.ranks.said import DataSet, SealedReport
-from atoll.node.local_protocol import NO_CHECKPOINTS, CheckpointCounts, CheckpointId, Greeting, LocalJoin, LocalLayout
+from atoll.node.local_protocol import (
+    NO_CHECKPOINTS,
+    CheckpointCounts,
+    CheckpointId,
+    DataSet,
+    Greeting,
+    LocalJoin,
+    LocalLayout,
+    SealedReport,
+)
 from atoll.node.worker.client import JoinedLayout, LocalClient
 from atoll.node.worker.connection import Connection
 from atoll.protocol.layout import Layout, Manifest

@@ -323,6 +323,12 @@ class SiteStory(SiteQuestions):
                 return f"removes what its disk has of commits after {commit}, branch {branch}"
             case out.AnswerDraw(first=first, ranges=ranges):
                 return f"gives the workers, from place {first} on: samples {ranges_in_words(ranges)}"
+            case out.MergePieces():
+                return "puts together what its ranks hold"
+            case out.RefuseRank(rank=rank, text=text):
+                return f"refuses rank {rank}: {text}"
+            case out.Note(event):
+                return f"notes {type(event).__name__}"
             case out.Report(_, text):
                 return f"# {text}"
             case out.Exit(code, text):

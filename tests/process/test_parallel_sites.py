@@ -24,10 +24,8 @@ from atoll.node.core.events import (
     WorkersJoined,
     WorkersLeft,
 )
-from atoll.node.core.ranks.outcomes import GroupEvent
 from atoll.node.daemon.config import NodeConfig
 from atoll.node.daemon.launcher import Launcher
-from atoll.node.daemon.local_server import LocalServer
 from atoll.node.daemon.shared_memory import SharedBuffer
 from atoll.node.daemon.site_log import OUTPUT_LOGGER
 from atoll.node.local_protocol import Greeting
@@ -35,7 +33,7 @@ from atoll.protocol.layout import Layout
 from atoll.protocol.settings import RunSettings, settings_to_json
 from tests.harness.chaos import descendants
 from tests.harness.failures import unexpected
-from tests.harness.ranks import a_group
+from tests.harness.ranks import Happened, ServedRanks
 from tests.harness.sockets import listening, outside_loopback
 
 RANKS = Path(__file__).parent.parent / "workers" / "parallel_ranks.py"
@@ -48,12 +46,12 @@ class ScriptedNode:
     """The node's end, driven by hand: `expect` the next event, then say what comes."""
 
     def __init__(self) -> None:
-        self.events: asyncio.Queue[GroupEvent] = asyncio.Queue()
-        self.server = LocalServer(self.events.put_nowait, unexpected)
+        self.events: asyncio.Queue[Happened] = asyncio.Queue()
+        self.server = ServedRanks(self.events.put_nowait, unexpected)
         self.layout: Layout | None = None
         self.buffers: tuple[SharedBuffer, ...] = ()
 
-    async def expect(self, kind: type[GroupEvent]) -> Any:
+    async def expect(self, kind: type[Happened]) -> Any:
         event = await self.events.get()
         assert type(event) is kind, event
         return event
@@ -96,9 +94,7 @@ async def follow(node: ScriptedNode) -> tuple[list[float], list[float]]:
     node.layout = layout
     node.buffers = tuple(SharedBuffer(layout.buffer_bytes, name) for name in ("SNAPSHOT", "PUBLISH"))
     snapshot, publish = node.buffers
-    await node.server.send_layout(
-        generation=1, site_id=1, incarnation=1, run_seed=1, layout=layout, snapshot=snapshot, publish=publish
-    )
+    await node.server.admit(layout, snapshot, publish)
     # The seed: replaced by values that a few quarters never round.
     await node.asked(0, 0, SNAPSHOT)
     await node.expect(SnapshotSealed)
@@ -146,10 +142,7 @@ async def run(kind: str, output: pytest.LogCaptureFixture) -> None:
     node = ScriptedNode()
     await node.server.start()
     settings = settings_to_json(RunSettings(run_id="parallel"))
-    node.server.begin(
-        a_group(1, 2),
-        Greeting(settings_json=settings, data_paths=()),
-    )
+    node.server.serve(1, 2, Greeting(settings_json=settings, data_paths=()))
     ended: asyncio.Future[WorkersExited] = asyncio.get_running_loop().create_future()
     config = NodeConfig(coordinator="127.0.0.1:1", name="a", command=(str(RANKS), kind), num_ranks=2, num_threads=1)
     launcher = Launcher(config, ended.set_result, unexpected)

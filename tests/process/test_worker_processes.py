@@ -27,18 +27,16 @@ from atoll.node.core.events import (
     FailureKind,
     Merged,
     MergeMode,
+    RankLost,
     SnapshotSealed,
     WorkersExited,
     WorkersFailed,
     WorkersJoined,
     WorkersLeft,
-    WorkersLost,
 )
-from atoll.node.core.ranks.outcomes import GroupEvent
 from atoll.node.daemon import processes
 from atoll.node.daemon.config import NodeConfig
 from atoll.node.daemon.launcher import Launcher
-from atoll.node.daemon.local_server import LocalServer
 from atoll.node.daemon.rank_commands import STOP_LIMIT_S, STORE_MODULE
 from atoll.node.daemon.shared_memory import SharedBuffer
 from atoll.node.daemon.site_log import OUTPUT_LOGGER
@@ -48,7 +46,7 @@ from atoll.protocol.errors import ConfigError
 from atoll.protocol.layout import Layout
 from atoll.protocol.settings import RunSettings, settings_to_json
 from tests.harness.failures import unexpected
-from tests.harness.ranks import a_group
+from tests.harness.ranks import Happened, ServedRanks
 
 WORKERS = Path(__file__).parent.parent / "workers"
 PLAIN = (sys.executable, str(WORKERS / "plain_worker.py"))
@@ -82,21 +80,20 @@ class Site:
     """Workers under a server and a launcher in this process."""
 
     def __init__(self, config: NodeConfig) -> None:
-        self.events: asyncio.Queue[GroupEvent] = asyncio.Queue()
+        self.events: asyncio.Queue[Happened] = asyncio.Queue()
         self.exits: asyncio.Queue[WorkersExited] = asyncio.Queue()
         self.config = config
-        self.server = LocalServer(self.events.put_nowait, unexpected)
+        self.server = ServedRanks(self.events.put_nowait, unexpected)
         self.launcher = Launcher(config, self.exits.put_nowait, unexpected)
         self.buffers: list[SharedBuffer] = []
         self.lines = Lines()
 
     async def begin(self, generation: int = 1) -> None:
         greeting = Greeting(settings_json=SETTINGS_JSON, data_paths=())
-        self.group = a_group(generation, self.config.num_ranks)
-        self.server.begin(self.group, greeting)
+        self.group = self.server.serve(generation, self.config.num_ranks, greeting)
         await self.launcher.start(generation, self.server.path)
 
-    async def expect(self, *events: GroupEvent) -> None:
+    async def expect(self, *events: Happened) -> None:
         for event in events:
             assert await self.events.get() == event
 
@@ -105,10 +102,7 @@ class Site:
         assert isinstance(event, WorkersJoined), event
         layout = Layout(event.manifest)
         self.buffers = [SharedBuffer(layout.buffer_bytes, name) for name in ("SNAPSHOT", "PUBLISH")]
-        await self.server.send_layout(
-            generation=generation, site_id=1, incarnation=1, run_seed=5, layout=layout, snapshot=self.buffers[0],
-            publish=self.buffers[1],
-        )  # fmt: skip
+        await self.server.admit(layout, *self.buffers, run_seed=5)
         return layout
 
     async def answer_next(self, step: int, seq: int, answer: Answer, generation: int = 1) -> None:
@@ -273,20 +267,20 @@ def test_replicas_that_drift_apart() -> None:
 @pytest.mark.parametrize(
     ("fault", "code", "printed", "failed"),
     [
-        ("--crash-at", 3, "crashing at step 2", (WorkersLost, "closed its connection")),
+        ("--crash-at", 3, "crashing at step 2", (RankLost, "closed its connection")),
         ("--fatal-at", 1, "told to give up", (WorkersFailed, "was told to give up (config)")),
         ("--nan-loss-at", 1, "loss is nan", (WorkersFailed, "loss is nan at step 2 (non_finite)")),
     ],
 )
 def test_faults_of_a_worker(
-    fault: str, code: int, printed: str, failed: tuple[type[WorkersFailed | WorkersLost], str]
+    fault: str, code: int, printed: str, failed: tuple[type[WorkersFailed | RankLost], str]
 ) -> None:
     async def main() -> None:
         async with running(*PLAIN, fault, "2") as site:
             await site.admit()
             await site.answer_next(0, 0, go_on(100))
             event = await site.events.get()
-            assert isinstance(event, WorkersFailed | WorkersLost)
+            assert isinstance(event, WorkersFailed | RankLost)
             assert type(event) is failed[0]
             assert failed[1] in event.text
             ending = await site.exits.get()
@@ -373,13 +367,10 @@ def _parent_among(pids: list[int]) -> int:
 
 def test_a_worker_ends_when_its_nodes_socket_closes() -> None:
     async def main() -> None:
-        events: asyncio.Queue[GroupEvent] = asyncio.Queue()
-        server = LocalServer(events.put_nowait, unexpected)
+        events: asyncio.Queue[Happened] = asyncio.Queue()
+        server = ServedRanks(events.put_nowait, unexpected)
         await server.start()
-        server.begin(
-            a_group(1, 1),
-            Greeting(settings_json=SETTINGS_JSON, data_paths=()),
-        )
+        server.serve(1, 1, Greeting(settings_json=SETTINGS_JSON, data_paths=()))
         worker = await asyncio.create_subprocess_exec(
             *PLAIN, env={**os.environ, ENV_SOCKET: server.path, ENV_GENERATION: "1"}, stderr=subprocess.PIPE
         )

@@ -317,10 +317,14 @@ class SimNode:
                 machine=self._machine,
                 parts=Parts(local_server=SimLocalServer, launcher=self._launcher, data_plane=self._data_plane),
             )
-            handle, execute = node.handle, node._execute
+            handle, step, execute = node.handle, node.core._step, node._execute
+
+            def watched_step(event: e.Event) -> None:
+                """Also what follows from others."""
+                self._watch_before(self, event)
+                step(event)
 
             def watched(event: e.Event) -> None:
-                self._watch_before(self, event)
                 handle(event)
                 self._watch(self, event)
 
@@ -329,6 +333,7 @@ class SimNode:
                 self._watch_output(self, output)
                 execute(output)
 
+            node.core._step = watched_step  # type: ignore[method-assign]
             node.handle = node.shell.handle = watched  # type: ignore[method-assign]
             node._execute = watched_output  # type: ignore[method-assign]
             self.result = await node.run()

@@ -14,8 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from atoll.node import local_protocol
-from atoll.node.core.events import AnswerKind, MergeMode, WorkersExited
-from atoll.node.core.ranks.outcomes import GroupEvent
+from atoll.node.core.events import AnswerKind, MergeMode, RankEvent, WorkersExited
 from atoll.node.daemon.launcher import Launcher
 from atoll.node.daemon.local_server import LocalServer
 from atoll.node.daemon.shared_memory import SharedBuffer
@@ -253,7 +252,7 @@ class SimConnection:
 class SimLocalServer(LocalServer):
     """The real one without a socket."""
 
-    def __init__(self, on_event: Callable[[GroupEvent], None], on_failure: Callable[[BaseException], None]) -> None:
+    def __init__(self, on_event: Callable[[RankEvent], None], on_failure: Callable[[BaseException], None]) -> None:
         super().__init__(on_event, on_failure)
         self.buffers: tuple[memoryview, memoryview] | None = None
 
@@ -608,7 +607,7 @@ class Worker:
             self._data_epoch = answer.data_epoch
             self._unsealed = []  # what was trained counts no longer
             self._num_used = self._num_drawn = 0
-        merged = local_pb2.Merged(version=answer.version, step=self._step, wait_s=0.0)
+        merged = local_pb2.MergedReport(version=answer.version, step=self._step, wait_s=0.0)
         self._connection.say(self._request(merged=merged))
 
     def _request(self, **body: Any) -> local_pb2.LocalRequest:

@@ -28,8 +28,7 @@ import numpy as np
 import numpy.typing as npt
 
 from atoll.node.core.events import Answer, AnswerKind, MergeMode
-from atoll.node.core.ranks.said import DataSet, PieceHash, SealedReport
-from atoll.node.local_protocol import LocalJoin, Piece, piece_hash
+from atoll.node.local_protocol import DataSet, LocalJoin, Piece, PieceHash, SealedReport, piece_hash
 from atoll.node.worker.client import JoinedLayout, LocalClient
 from atoll.node.worker.draws import LeasedBatches
 from atoll.protocol.digest import Digest
@@ -198,7 +197,7 @@ class Worker:
         self.has_values = False
         self.data_epoch = 0
         self._trace = Path(options.trace.replace("{rank}", str(client.rank))) if options.trace else None
-        settings = client.hello(world_size, int(os.environ.get("LOCAL_RANK", "0")))
+        settings = client.hello(world_size)
         run = settings_from_json(settings.settings_json)
         self.is_local, self.alpha = run.data == "local", np.float32(run.sync.alpha)
         time.sleep(options.start_delay_s)

@@ -15,17 +15,14 @@ import re
 import sys
 
 from atoll.node.core.events import Answer, AnswerKind, BoundaryAsked, WorkersJoined
-from atoll.node.core.ranks.group import WorkerGroup
-from atoll.node.core.ranks.liveness import StepTimes
-from atoll.node.core.ranks.outcomes import GroupEvent
 from atoll.node.daemon.config import NodeConfig
 from atoll.node.daemon.launcher import Launcher
-from atoll.node.daemon.local_server import LocalServer
 from atoll.node.daemon.shared_memory import SharedBuffer
 from atoll.node.daemon.site_log import OUTPUT_LOGGER
 from atoll.node.local_protocol import Greeting
 from atoll.protocol.layout import Layout
 from atoll.protocol.settings import RunSettings, settings_to_json
+from tests.harness.ranks import Happened, ServedRanks
 
 GENERATION = 1
 
@@ -39,7 +36,7 @@ class TinyNode:
         self.num_ranks = num_ranks
         self.num_processes = num_processes
         self.pids: list[int] = []
-        self.server = LocalServer(self.happened, failed)
+        self.server = ServedRanks(self.happened, failed)
         config = NodeConfig(
             coordinator="", name="a", launcher=launcher, command=tuple(command), num_ranks=num_ranks, num_threads=1
         )
@@ -49,20 +46,15 @@ class TinyNode:
         await self.server.start()
         settings = settings_to_json(RunSettings(run_id="tiny"))
         greeting = Greeting(settings_json=settings, data_paths=())
-        self.group = WorkerGroup(GENERATION, self.num_ranks, asyncio.get_running_loop().time(), StepTimes())
-        self.server.begin(self.group, greeting)
+        self.group = self.server.serve(GENERATION, self.num_ranks, greeting)
         await self.launcher.start(GENERATION, self.server.path)
         await asyncio.Event().wait()
 
-    def happened(self, event: GroupEvent) -> None:
+    def happened(self, event: Happened) -> None:
         if isinstance(event, WorkersJoined):
             layout = Layout(event.manifest)
             buffers = [SharedBuffer(layout.buffer_bytes, name) for name in ("SNAPSHOT", "PUBLISH")]
-            layout_sent = self.server.send_layout(
-                generation=GENERATION, site_id=1, incarnation=1, run_seed=1, layout=layout, snapshot=buffers[0],
-                publish=buffers[1],
-            )  # fmt: skip
-            self.admitting = asyncio.get_running_loop().create_task(layout_sent)
+            self.admitting = asyncio.get_running_loop().create_task(self.server.admit(layout, *buffers))
         elif isinstance(event, BoundaryAsked):
             self.server.answer(
                 GENERATION, event.step, event.seq, Answer(kind=AnswerKind.CONTINUE, next_step=event.step + (1 << 40))

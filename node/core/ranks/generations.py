@@ -3,22 +3,42 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
+from typing import Any
 
-from atoll.node.core.events import WorkersLost
-from atoll.node.core.ranks.group import WorkerGroup
+from atoll.node import local_protocol as local
+from atoll.node.core.events import Answer, BoundaryAsked, LayoutSent, PiecesMerged, RankEvent, RankLost
+from atoll.node.core.outputs import AnswerDraw, AnswerWorkers, RefuseRank, SendLayout
+from atoll.node.core.ranks.group import Outcome, WorkerGroup
 from atoll.node.core.ranks.liveness import StepTimes, Watch
-from atoll.node.local_protocol import MAX_CHECKPOINTS, NO_CHECKPOINTS, CheckpointCounts, CheckpointId
+from atoll.node.local_protocol import MAX_CHECKPOINTS, NO_CHECKPOINTS, CheckpointCounts, CheckpointId, LocalLayout
+from atoll.protocol.errors import InvalidMessage
 from atoll.protocol.time_limits import TimeLimits
 
 EXIT_GRACE_S = 1.0
 """From a rank's lost connection to the exit of the workers, which says why."""
 
+HEARS: dict[type[local.Said], Callable[[WorkerGroup, int, Any, float], Outcome]] = {
+    local.LocalHello: WorkerGroup.hello,
+    local.LocalJoin: WorkerGroup.join,
+    local.Boundary: WorkerGroup.boundary,
+    local.SealedReport: WorkerGroup.sealed,
+    local.MergedReport: WorkerGroup.merged,
+    local.Fatal: WorkerGroup.fatal,
+    local.Busy: WorkerGroup.busy,
+    local.Progress: WorkerGroup.progress,
+    local.DataSet: WorkerGroup.data_set,
+    local.Draw: WorkerGroup.draw,
+    local.Goodbye: WorkerGroup.goodbye,
+}
+"""By the kind of a rank's message, what becomes of it."""
+
 
 class Generations:
-    """`group` is the last one that was begun, if any; the local server tells it what its ranks say."""
+    """`group` is the last one that was begun, if any; to be read."""
 
     def __init__(self, num_ranks: int, now: float) -> None:
-        """`num_ranks` of each generation; 0: nobody watches them, and what they say comes as events."""
+        """`num_ranks` of each generation; 0: nobody watches them, and what they agree on comes as events."""
         self.group: WorkerGroup | None = None
         self._num_ranks = num_ranks
         self._step_times = StepTimes()
@@ -40,10 +60,37 @@ class Generations:
         if self.group is not None:
             self.group.end()
 
-    def lost(self, event: WorkersLost, now: float) -> None:
-        """They have crashed, unless their exit says otherwise in time."""
-        if self.group is not None and self.group.generation == event.generation:
-            self._lost = now + EXIT_GRACE_S, event.text
+    def heard(self, event: RankEvent, now: float) -> Outcome:
+        """What follows from it; nothing, if it is of another generation. A rank that may not say that is refused: its
+        connection ends, and with it the group."""
+        group = self.group
+        if group is None or group.generation != event.generation:
+            return ()
+        match event:
+            case RankLost():
+                if text := group.lost(event.rank, event.text):
+                    self._lost = now + EXIT_GRACE_S, text
+                return ()
+            case PiecesMerged():
+                return group.put_together(event.pieces, event.max_retained_bytes)
+            case LayoutSent():
+                return group.layout_sent(now)
+        try:
+            return HEARS[type(event.said)](group, event.rank, event.said, now)
+        except InvalidMessage as error:
+            return [RefuseRank(event.generation, event.rank, str(error))]
+
+    def answer(self, ask: BoundaryAsked, answer: Answer, now: float) -> AnswerWorkers:
+        """Fix what every rank does there. Requires that it is the open question."""
+        if self.group is not None:
+            return self.group.answer(ask.step, ask.seq, answer, now)
+        return AnswerWorkers(generation=ask.generation, step=ask.step, seq=ask.seq, answer=answer)
+
+    def drawn(self, answer: AnswerDraw, now: float) -> None:
+        """It is on its way."""
+        if self.group is not None:
+            end = answer.first + sum(item.num_samples for item in answer.ranges)
+            self.group.drawn(answer.rank, answer.epoch, end, now)
 
     def exited(self, generation: int) -> None:
         """What their exit says is enough."""
@@ -102,3 +149,21 @@ class Generations:
     def crashed_from(self) -> tuple[CheckpointId, ...]:
         """Checkpoints that workers went on from and crashed without a step."""
         return tuple(self._crashed_from)
+
+
+def layout_of(group: WorkerGroup, admits: SendLayout, incarnation: int, chunk_elements: int, rank: int) -> LocalLayout:
+    """What this rank is told. Requires that all ranks have joined; nothing that it reads changes after that."""
+    assert group.pieces is not None
+    reader, num_readers = group.reader_of(rank)
+    return LocalLayout(
+        site_id=admits.site_id,
+        incarnation=incarnation,
+        run_seed=admits.run_seed,
+        chunk_elements=chunk_elements,
+        owned_pieces=group.pieces.owned[rank],
+        data_seed=local.data_seed(admits.run_seed, admits.site_id, incarnation, group.generation),
+        shared_pieces=group.pieces.shared_of(rank),
+        reader=reader,
+        num_readers=num_readers,
+        checkpoint=group.checkpoint,
+    )

@@ -8,28 +8,19 @@ question of a point goes to the core only when every rank has reported on the sn
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from atoll.node.core.events import (
-    Answer,
-    AnswerKind,
-    BoundaryAsked,
-    DataAnnounced,
-    DrawAsked,
-    FailureKind,
-    Merged,
-    WorkersFailed,
-    WorkersJoined,
-    WorkersLeft,
-    WorkersLost,
-)
+from atoll.node import local_protocol as local
+from atoll.node.core import events
+from atoll.node.core.events import Answer, AnswerKind, OfSite
+from atoll.node.core.outputs import AnswerWorkers, MergePieces, RefuseRank, ToRanks
 from atoll.node.core.ranks.liveness import StepTimes, Watch, first_to_hang
-from atoll.node.core.ranks.outcomes import AllJoined, Outcome, Reply
-from atoll.node.core.ranks.pieces import RankTensors, SitePieces
+from atoll.node.core.ranks.pieces import SitePieces
 from atoll.node.core.ranks.reports import check_report, differing_replicas, in_words, sealed_by_all, wrong_in_data
-from atoll.node.core.ranks.said import DataSet, SealedReport
 from atoll.node.core.ranks.status import Due, RankStatus
-from atoll.node.local_protocol import FATAL_KINDS, NO_CHECKPOINTS, CheckpointCounts, CheckpointId
+from atoll.node.local_protocol import FATAL_KINDS, CheckpointId, DataSet, LocalJoin, SealedReport
+from atoll.protocol import PROTOCOL_VERSION
 from atoll.protocol.errors import ConfigError, InvalidMessage, NonFiniteError, WorkerError
 from atoll.protocol.messages import MAX_TOKENS
 from atoll.protocol.sample_order import MAX_POSITION
@@ -40,6 +31,9 @@ while ranks hash, so not at each; the number is how many syncs may average a dri
 MAX_STEPS = 1 << 48
 MAX_DRAWN = 1 << 36
 """Samples of one question; what is answered are intervals."""
+
+Outcome = Sequence[OfSite | ToRanks | MergePieces]
+"""What follows from what ranks say: events of the site, and what is to be done."""
 
 
 @dataclass(slots=True)
@@ -56,7 +50,7 @@ class _Point:
 
 
 class WorkerGroup:
-    """Methods named after what a rank sends take the rank and `now`, and return what follows from it.
+    """Methods named after what a rank sends take the rank, its message and `now`, and return what follows from it.
 
     They raise InvalidMessage if the rank may not say that now; `lost` then ends the group. After a failure nothing
     more comes out.
@@ -70,77 +64,81 @@ class WorkerGroup:
         self.ranks = tuple(RankStatus(rank, now) for rank in range(world_size))
         self.pieces: SitePieces | None = None
         self.failed = False
-        self._tensors: dict[int, tuple[RankTensors, bytes, int]] = {}  # with fingerprint and data rank
+        self._joined: dict[int, LocalJoin] = {}
         self._points = [_Point(0, 0)]
         self._first_point = 0  # index of _points[0]; earlier ones are over for every rank
         self._syncs_to_check: int | None = None  # first values may differ: they are overwritten
         self._reasons: dict[int, str] = {}
         self._data: dict[int, DataSet] = {}
-        self._checkpoints: dict[int, frozenset[CheckpointId]] = {}
         self.went_on_from: CheckpointId | None = None
 
     # --- what ranks send
 
-    def hello(self, rank: int, pid: int, now: float) -> Outcome:
+    def hello(self, rank: int, hello: local.LocalHello, now: float) -> Outcome:
         """It has connected. What its model is comes next."""
+        wrong, version = "", hello.protocol_version
+        if version != PROTOCOL_VERSION:
+            wrong = f"the worker speaks version {version} of the protocol, this node {PROTOCOL_VERSION}; run both from "
+            wrong += "one installation of atoll"
+        elif hello.world_size != self.world_size or rank >= self.world_size:
+            wrong = f"rank {rank} of {hello.world_size} asks to join; this site has {self.world_size} ranks (--ranks)"
+        if wrong:
+            return [*self.fail(wrong), RefuseRank(self.generation, rank, wrong)]
         status = self._enter(rank, "hello", Due.HELLO)
-        status.pid = pid
+        status.pid = hello.pid
         status.due, status.moved_at = Due.JOIN, now
         return []
 
-    def join(
-        self,
-        rank: int,
-        tensors: RankTensors,
-        fingerprint: bytes,
-        data_rank: int,
-        now: float,
-        *,
-        checkpoints: frozenset[CheckpointId] = frozenset(),
-    ) -> Outcome:
+    def join(self, rank: int, offered: LocalJoin, now: float) -> Outcome:
         """It has built its model. When all have, their pieces are put together, which takes a thread."""
         status = self._enter(rank, "join", Due.JOIN)
         status.due, status.moved_at = Due.LAYOUT, now
-        self._checkpoints[rank] = checkpoints
-        self._tensors[rank] = (tensors, fingerprint, data_rank)
+        self._joined[rank] = offered
         if self._reasons:
             return self._unequal_end(list(self._reasons), rank)
-        if len(self._tensors) < self.world_size or self.failed:
+        if len(self._joined) < self.world_size or self.failed:
             return []
-        in_order = [self._tensors[r] for r in range(self.world_size)]
-        other = next((r for r, (_, f, _) in enumerate(in_order) if f != in_order[0][1]), None)
+        in_order = tuple(self._joined[r] for r in range(self.world_size))
+        first = in_order[0].data_fingerprint
+        other = next((r for r, joined in enumerate(in_order) if joined.data_fingerprint != first), None)
         if other is not None:
             return self.fail(f"ranks 0 and {other} of this site see different data; give all ranks the same files")
-        return [AllJoined(ranks=tuple(t for t, _, _ in in_order))]
+        return [MergePieces(self.generation, in_order)]
 
-    def put_together(self, pieces: SitePieces | str) -> Outcome:
-        """What the ranks of `AllJoined` hold together."""
+    def put_together(self, pieces: SitePieces | str, max_retained_bytes: int = 0) -> Outcome:
+        """What the ranks of MergePieces hold together."""
         if self.failed:
             return []
         if isinstance(pieces, str):
             return self.fail(pieces)
         self.pieces = pieces
-        fingerprint = self._tensors[0][1]
-        return [WorkersJoined(generation=self.generation, manifest=pieces.manifest, data_fingerprint=fingerprint)]
+        joined = events.WorkersJoined(
+            generation=self.generation,
+            manifest=pieces.manifest,
+            data_fingerprint=self._joined[0].data_fingerprint,
+            max_retained_bytes=max_retained_bytes,
+        )
+        return [joined]
 
-    def layout_sent(self, now: float) -> None:
+    def layout_sent(self, now: float) -> Outcome:
         """Every rank has its layout: they go on from `checkpoint`, and may ask at step 0."""
         self.went_on_from = self.checkpoint
         for status in self.ranks:
             if status.due is Due.LAYOUT:
                 status.due, status.moved_at = Due.BOUNDARY, now
+        return []
 
-    def boundary(self, rank: int, step: int, seq: int, now: float) -> Outcome:
+    def boundary(self, rank: int, asked: local.Boundary, now: float) -> Outcome:
         """It asks what to do.
         The first of a point is asked for all; one that asks elsewhere has done another number of steps."""
-        status = self._enter(rank, "boundary", Due.BOUNDARY)
+        status, step, seq = self._enter(rank, "boundary", Due.BOUNDARY), asked.step, asked.seq
         status.step, status.moved_at = max(status.step, step), now
         if self.failed:
             return []
         point = self._point_of(status)
         if (step, seq) != (point.step, point.seq):
-            asked = [s.rank for s in self.ranks if s.due is Due.ANSWER and s.point == status.point]
-            others = f"{in_words(asked)} asked at" if asked else "every rank was told to ask at"
+            there = [s.rank for s in self.ranks if s.due is Due.ANSWER and s.point == status.point]
+            others = f"{in_words(there)} asked at" if there else "every rank was told to ask at"
             return self.fail(
                 f"rank {rank} asks at {_Point(step, seq)}, {others} {point}: the ranks of a site must all do the same "
                 "number of optimizer steps (site.step() once for each, loaders of equal length)"
@@ -150,7 +148,7 @@ class WorkerGroup:
             return self._unequal_end(left, rank)
         status.due = Due.ANSWER
         if point.answer is not None:
-            return [self._reply(status, point, point.answer)]
+            return [self._reply(point, point.answer, status)]
         return self._ask()
 
     def sealed(self, rank: int, report: SealedReport, now: float) -> Outcome:
@@ -166,7 +164,7 @@ class WorkerGroup:
         check_report(
             rank,
             report,
-            data_rank=self._tensors[rank][2],
+            data_rank=self._joined[rank].data_rank,
             hashed=self.pieces.shared_of(rank) if point.answer.hash_shared else (),
             max_tokens=MAX_TOKENS // self.world_size,
             max_samples=status.num_given // self.reader_of(rank)[1],
@@ -184,25 +182,25 @@ class WorkerGroup:
         done = sealed_by_all(self.generation, reports, self._data)
         return self.fail(done) if isinstance(done, str) else [done, *self._ask()]
 
-    def merged(self, rank: int, version: int, wait_s: float, now: float) -> Outcome:
+    def merged(self, rank: int, report: local.MergedReport, now: float) -> Outcome:
         """It has taken the version that it was told to. When all have, the site is on it."""
         status = self._enter(rank, "merged", Due.MERGED)
         status.moved_at = now
         point = self._point_of(status)
         assert point.answer is not None
-        if version != point.answer.version:
-            raise InvalidMessage(f"rank {rank} merged version {version}, not {point.answer.version}")
-        if not 0 <= wait_s < math.inf:
-            raise InvalidMessage(f"rank {rank} waited for {wait_s} s")
-        point.merged[rank] = wait_s
+        if report.version != point.answer.version:
+            raise InvalidMessage(f"rank {rank} merged version {report.version}, not {point.answer.version}")
+        if report.wait_s < 0:
+            raise InvalidMessage(f"rank {rank} waited for {report.wait_s} s")
+        point.merged[rank] = report.wait_s
         self._advance(status)
         if len(point.merged) < self.world_size or self.failed:
             return []
         # The rank that came last waited least: before that it was the other ranks' turn, not the sync's.
-        done = Merged(generation=self.generation, version=version, wait_s=min(point.merged.values()))
+        done = events.Merged(generation=self.generation, version=report.version, wait_s=min(point.merged.values()))
         return [done, *self._ask()]
 
-    def data_set(self, rank: int, data: DataSet) -> Outcome:
+    def data_set(self, rank: int, data: DataSet, _: float) -> Outcome:
         """It is about to draw samples, as all ranks with a loader must in the same way."""
         self._enter(rank, "data set", Due.BOUNDARY, Due.ANSWER, Due.SEALED, Due.MERGED)
         if data.num_samples <= 0 or data.batch_size <= 0 or rank in self._data:
@@ -214,7 +212,7 @@ class WorkerGroup:
         if len(self._data) > 1:
             return []
         return [
-            DataAnnounced(
+            events.DataAnnounced(
                 generation=self.generation,
                 num_samples=data.num_samples,
                 round_samples=data.batch_size * self.reader_of(rank)[1],
@@ -222,15 +220,19 @@ class WorkerGroup:
             )
         ]
 
-    def draw(self, rank: int, epoch: int, first: int, num_samples: int, now: float) -> Outcome:
+    def draw(self, rank: int, asked: local.Draw, now: float) -> Outcome:
         """It wants samples from that place of the queue on; the wait is not its own."""
         status = self._enter(rank, "draw")
+        first, num_samples = asked.first, asked.num_samples
         if rank not in self._data or not 0 < num_samples <= MAX_DRAWN or first > MAX_POSITION:
             raise InvalidMessage(f"rank {rank} draws {num_samples} samples from place {first}")
         if self.failed:
             return []
         status.draws_since = now
-        return [DrawAsked(generation=self.generation, rank=rank, epoch=epoch, first=first, num_samples=num_samples)]
+        wanted = events.DrawAsked(
+            generation=self.generation, rank=rank, epoch=asked.epoch, first=first, num_samples=num_samples
+        )
+        return [wanted]
 
     def drawn(self, rank: int, epoch: int, end: int, now: float) -> None:
         """The answer to `draw` is on its way: positions up to this place. What the rank waited for it is not its own
@@ -242,27 +244,27 @@ class WorkerGroup:
             status.moved_at += now - status.draws_since
             status.draws_since = None
 
-    def fatal(self, rank: int, kind: str, text: str) -> Outcome:
+    def fatal(self, rank: int, said: local.Fatal, _: float) -> Outcome:
         """It ends for good, and with it the site."""
         self._enter(rank, "fatal")
-        return self.fail(f"rank {rank}: {text} ({kind})", exit_code=FATAL_KINDS.get(kind, WorkerError).exit_code)
+        exit_code = FATAL_KINDS.get(said.kind, WorkerError).exit_code
+        return self.fail(f"rank {rank}: {said.text} ({said.kind})", exit_code=exit_code)
 
-    def busy(self, rank: int, what: str, limit_s: float, now: float) -> Outcome:
+    def busy(self, rank: int, said: local.Busy, now: float) -> Outcome:
         """What it does for so long is no hang; empty: it is done."""
-        status = self._enter(rank, f"busy {what!r}")
-        if not 0 <= limit_s < math.inf:
-            raise InvalidMessage(f"rank {rank} is busy for {limit_s} s")
+        status = self._enter(rank, f"busy {said.what!r}")
+        if said.limit_s < 0:
+            raise InvalidMessage(f"rank {rank} is busy for {said.limit_s} s")
         if status.busy:
             # The time of a step stood still meanwhile, but for steps that were done within it.
             status.moved_at += now - max(status.busy_since, status.moved_at)
-        status.busy, status.busy_since = what, now
-        status.busy_until = now + limit_s
+        status.busy, status.busy_since = said.what, now
+        status.busy_until = now + said.limit_s
         return []
 
-    def progress(
-        self, rank: int, step: int, steps_per_s: float, now: float, *, checkpoints: CheckpointCounts = NO_CHECKPOINTS
-    ) -> Outcome:
+    def progress(self, rank: int, said: local.Progress, now: float) -> Outcome:
         """Steps that it has done. Saying the same again is not getting on."""
+        step, steps_per_s = said.step, said.steps_per_s
         status = self._enter(rank, f"progress to step {step}")
         if step >= MAX_STEPS:
             raise InvalidMessage(f"rank {rank} says it has done {step} steps, which is impossible")
@@ -272,16 +274,16 @@ class WorkerGroup:
                 self._step_times.note(1 / steps_per_s)
         if math.isfinite(steps_per_s):
             status.steps_per_s = steps_per_s
-        status.checkpoints = checkpoints
+        status.checkpoints = said.checkpoints
         return []
 
-    def goodbye(self, rank: int, reason: str, run_over: bool) -> Outcome:
+    def goodbye(self, rank: int, said: local.Goodbye, _: float) -> Outcome:
         """It leaves the run: all ranks do, after the same number of steps."""
-        due = (Due.GOODBYE,) if run_over else (Due.JOIN, Due.BOUNDARY, Due.GOODBYE)
+        due = (Due.GOODBYE,) if said.run_over else (Due.JOIN, Due.BOUNDARY, Due.GOODBYE)
         status = self._enter(rank, "goodbye", *due)
         told_to_stop = status.due is Due.GOODBYE
         status.due = Due.GONE
-        self._reasons[rank] = reason
+        self._reasons[rank] = said.reason
         if self.failed:
             return []
         ahead = [s.rank for s in self.ranks if s.due is not Due.GONE and s.point > status.point]
@@ -291,22 +293,20 @@ class WorkerGroup:
         if len(self._reasons) < self.world_size:
             return []
         self.failed = True  # nothing more comes out
-        return [WorkersLeft(generation=self.generation, reason=self._reasons[0])]
+        return [events.WorkersLeft(generation=self.generation, reason=self._reasons[0])]
 
-    def lost(self, rank: int, text: str) -> Outcome:
-        """The rank's connection ended; `text` says how."""
+    def lost(self, rank: int, text: str) -> str:
+        """The rank's connection ended; `text` says how. What to say of it, if that ends the group."""
+        if self.failed or self.ranks[rank].due is Due.GONE:
+            return ""
+        self.failed = True
         status = self.ranks[rank]
-        if status.due is Due.GONE:
-            return []
-        was = status.due.value
-        status.due = Due.GONE
-        lost = f"rank {rank} (pid {status.pid}, {was}, step {status.step}) {text}"
-        return self._over(WorkersLost(self.generation, lost))
+        return f"rank {rank} (pid {status.pid}, {status.due.value}, step {status.step}) {text}"
 
     def reader_of(self, rank: int) -> tuple[int, int]:
         """The place of the rank's data rank among the site's, and how many there are. Known from WorkersJoined on."""
-        data_ranks = sorted({data_rank for _, _, data_rank in self._tensors.values()})
-        return data_ranks.index(self._tensors[rank][2]), len(data_ranks)
+        data_ranks = sorted({joined.data_rank for joined in self._joined.values()})
+        return data_ranks.index(self._joined[rank].data_rank), len(data_ranks)
 
     @property
     def num_steps(self) -> int:
@@ -316,14 +316,15 @@ class WorkerGroup:
     @property
     def checkpoint(self) -> CheckpointId | None:
         """The newest checkpoint of the inner optimizer that every rank can go on from. Known from WorkersJoined on."""
-        return max(frozenset.intersection(*self._checkpoints.values()), default=None)
+        offered = (frozenset(joined.checkpoints) for joined in self._joined.values())
+        return max(frozenset.intersection(*offered), default=None)
 
     # --- what the node says
 
-    def answer(self, step: int, seq: int, answer: Answer, now: float) -> list[Reply]:
+    def answer(self, step: int, seq: int, answer: Answer, now: float) -> AnswerWorkers:
         """Fix what every rank does at (step, seq). Raises ValueError if nobody asked there or it is answered."""
         if self.failed:
-            return []
+            return AnswerWorkers(generation=self.generation, step=step, seq=seq, answer=answer)
         point = self._points[-1]
         if (point.step, point.seq) != (step, seq) or not point.asked or point.answer is not None:
             raise ValueError(f"an answer for step {step}.{seq}; the open question is at step {point.step}.{point.seq}")
@@ -338,12 +339,10 @@ class WorkerGroup:
         next_step = step if answer.kind is AnswerKind.SNAPSHOT else answer.next_step
         if answer.kind is not AnswerKind.STOP:
             self._points.append(_Point(next_step, seq + 1) if next_step == step else _Point(next_step, 0))
-        replies = []
-        for status in self.ranks:
-            if status.due is Due.ANSWER:
-                status.moved_at = now
-                replies.append(self._reply(status, point, answer))
-        return replies
+        asking = [status for status in self.ranks if status.due is Due.ANSWER]
+        for status in asking:
+            status.moved_at = now
+        return self._reply(point, answer, *asking)
 
     # --- liveness
 
@@ -386,7 +385,7 @@ class WorkerGroup:
         if len(self._points) > 1 and self._reports_missing(self._points[-2]):
             return []
         point.asked = True
-        return [BoundaryAsked(generation=self.generation, step=point.step, seq=point.seq)]
+        return [events.BoundaryAsked(generation=self.generation, step=point.step, seq=point.seq)]
 
     def _reports_missing(self, point: _Point) -> bool:
         assert point.answer is not None
@@ -401,7 +400,13 @@ class WorkerGroup:
             del self._points[0]
             self._first_point += 1
 
-    def _reply(self, status: RankStatus, point: _Point, answer: Answer) -> Reply:
+    def _reply(self, point: _Point, answer: Answer, *asking: RankStatus) -> AnswerWorkers:
+        for status in asking:
+            self._told(status, point, answer)
+        ranks = tuple(status.rank for status in asking)
+        return AnswerWorkers(generation=self.generation, step=point.step, seq=point.seq, answer=answer, ranks=ranks)
+
+    def _told(self, status: RankStatus, point: _Point, answer: Answer) -> None:
         status.story.append(f"told {answer.kind.name} at {point}")
         match answer.kind:
             case AnswerKind.CONTINUE:
@@ -414,21 +419,18 @@ class WorkerGroup:
                     status.data_epoch, status.num_given = answer.data_epoch, 0
             case AnswerKind.STOP:
                 status.due = Due.GOODBYE
-        return Reply(rank=status.rank, step=point.step, seq=point.seq, answer=answer)
 
     def fail(self, text: str, exit_code: int = WorkerError.exit_code) -> Outcome:
         """The group is over, once only; a restart would not cure it."""
-        kind, num_steps = FailureKind.FATAL, self.num_steps
-        failed = WorkersFailed(
-            generation=self.generation, kind=kind, text=text, exit_code=exit_code, num_steps=num_steps
-        )
-        return self._over(failed)
-
-    def _over(self, event: WorkersFailed | WorkersLost) -> Outcome:
         if self.failed:
             return []
         self.failed = True
-        return [event]
+        kind, num_steps = events.FailureKind.FATAL, self.num_steps
+        return [
+            events.WorkersFailed(
+                generation=self.generation, kind=kind, text=text, exit_code=exit_code, num_steps=num_steps
+            )
+        ]
 
     def end(self) -> None:
         """It is stopped, and nothing that happens to its ranks matters any more."""

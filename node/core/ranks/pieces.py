@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from atoll.node.local_protocol import Piece
+from atoll.node.local_protocol import LocalJoin, Piece
 from atoll.protocol.errors import ConfigError
 from atoll.protocol.layout import DTYPE_BYTES, FP32_ROLES, Manifest, Role, TensorSpec
 
@@ -14,14 +14,6 @@ FLOAT_DTYPES = ("F32", "BF16", "F16")
 
 Box = tuple[tuple[int, int], ...]  # first and last + 1 of each dimension
 _Slice = tuple[tuple[int, ...], tuple[int, ...]]  # offsets, sizes
-
-
-@dataclass(frozen=True, slots=True)
-class RankTensors:
-    """What one rank lists at join. A pipeline rank's manifest lacks the tensors of other stages."""
-
-    manifest: Manifest
-    pieces: tuple[Piece, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +45,17 @@ class SitePieces:
         return tuple(sorted(h.piece for s in self.shared for h in s.holders if h.rank == rank))
 
 
-def merge_ranks(ranks: Sequence[RankTensors]) -> SitePieces:
-    """Give each distinct slice to the lowest rank that has it.
+def site_pieces(ranks: Sequence[LocalJoin]) -> SitePieces | str:
+    """What the ranks hold together, or why their pieces make no model."""
+    try:
+        return merge_ranks(ranks)
+    except ConfigError as error:
+        return str(error)
+
+
+def merge_ranks(ranks: Sequence[LocalJoin]) -> SitePieces:
+    """Give each distinct slice to the lowest rank that has it. A pipeline rank's manifest lacks the tensors of other
+    stages.
 
     Raises ConfigError, naming tensor and ranks, if ranks describe a tensor differently, or if the slices do not tile
     every tensor exactly once. Uneven shards and empty pieces are legal.
@@ -103,7 +104,7 @@ def merge_ranks(ranks: Sequence[RankTensors]) -> SitePieces:
     )
 
 
-def _merge_specs(ranks: Sequence[RankTensors]) -> dict[str, TensorSpec]:
+def _merge_specs(ranks: Sequence[LocalJoin]) -> dict[str, TensorSpec]:
     specs: dict[str, tuple[TensorSpec, int]] = {}
     for rank, entry in enumerate(ranks):
         for spec in entry.manifest.tensors:

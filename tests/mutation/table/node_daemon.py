@@ -101,7 +101,7 @@ MUTATIONS = (
     Mutation(
         name="offers less than it has promised",
         rule="plans are made by what a site offered: workers that join again do not lower it",
-        where="node.daemon.worker_control:WorkerControl._joined",
+        where="node.daemon.worker_control:WorkerControl._merge_pieces",
         old="        max_retained_bytes = hub.max_retained_bytes or room.max_retained_bytes",
         new="        max_retained_bytes = room.max_retained_bytes",
         tests=("tests/unit/local/test_node_failures.py",),

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
@@ -26,18 +26,27 @@ from atoll.node.core.events import (
     DrawAsked,
     FailureKind,
     MergeMode,
+    RankLost,
     SnapshotSealed,
     WorkersFailed,
     WorkersJoined,
     WorkersLeft,
-    WorkersLost,
 )
 from atoll.node.core.outputs import AnswerDraw
-from atoll.node.core.ranks.outcomes import GroupEvent
-from atoll.node.core.ranks.said import DataSet, PieceHash, SealedReport
 from atoll.node.daemon.local_server import LocalServer
 from atoll.node.daemon.shared_memory import SharedBuffer
-from atoll.node.local_protocol import MAX_FRAME_BYTES, CheckpointCounts, CheckpointId, Greeting, LocalJoin, Piece
+from atoll.node.local_protocol import (
+    MAX_FRAME_BYTES,
+    CheckpointCounts,
+    CheckpointId,
+    DataSet,
+    Greeting,
+    LocalJoin,
+    Piece,
+    PieceHash,
+    Said,
+    SealedReport,
+)
 from atoll.node.worker.client import JoinedLayout, LocalClient
 from atoll.protocol import PROTOCOL_VERSION, wire
 from atoll.protocol.errors import HostError, InvalidMessage, RefusedError, StaleError, WorkerError
@@ -45,7 +54,7 @@ from atoll.protocol.layout import Layout, Manifest, Role, TensorSpec
 from atoll.protocol.messages import DataRange
 from atoll.protocol.v1 import local_pb2
 from tests.harness.failures import unexpected
-from tests.harness.ranks import a_group
+from tests.harness.ranks import Happened, ServedRanks
 
 SPECS = [TensorSpec(name=n, shape=(4, 2), dtype="F32", role=Role.TRAINABLE) for n in ("a", "b")]
 MANIFEST = Manifest.canonical(SPECS)
@@ -59,11 +68,11 @@ class Site:
     def __init__(self, num_ranks: int, generation: int) -> None:
         self.num_ranks = num_ranks
         self.generation = generation
-        self.events: asyncio.Queue[GroupEvent] = asyncio.Queue()
-        self.server = LocalServer(self.events.put_nowait, unexpected)
+        self.events: asyncio.Queue[Happened] = asyncio.Queue()
+        self.server = ServedRanks(self.events.put_nowait, unexpected)
         self.clients: list[LocalClient] = []
 
-    async def event(self) -> GroupEvent:
+    async def event(self) -> Happened:
         return await self.events.get()
 
     async def client(self, rank: int, generation: int | None = None) -> LocalClient:
@@ -75,21 +84,18 @@ class Site:
 
     async def greeted(self, rank: int) -> LocalClient:
         client = await self.client(rank)
-        await asyncio.to_thread(client.hello, self.num_ranks, rank)
+        await asyncio.to_thread(client.hello, self.num_ranks)
         return client
 
     async def send_layout(self, buffers: tuple[SharedBuffer, SharedBuffer], layout: Layout) -> None:
-        await self.server.send_layout(
-            generation=self.generation, site_id=9, incarnation=2, run_seed=7, layout=layout, snapshot=buffers[0],
-            publish=buffers[1],
-        )  # fmt: skip
+        await self.server.admit(layout, *buffers, site_id=9, incarnation=2, run_seed=7)
 
 
 @asynccontextmanager
 async def running(num_ranks: int = 1, generation: int = 3) -> AsyncIterator[Site]:
     site = Site(num_ranks, generation)
     await site.server.start()
-    site.server.begin(a_group(generation, num_ranks), GREETING)
+    site.server.serve(generation, num_ranks, GREETING)
     try:
         yield site
     finally:
@@ -123,15 +129,15 @@ def test_two_ranks_from_hello_to_goodbye() -> None:
     async def main() -> None:
         async with running(2) as site:
             clients = [await site.client(rank) for rank in range(2)]
-            for rank, client in enumerate(clients):
-                assert await asyncio.to_thread(client.hello, 2, rank) == GREETING
+            for client in clients:
+                assert await asyncio.to_thread(client.hello, 2) == GREETING
             joins = [
                 asyncio.create_task(asyncio.to_thread(c.join, offer(half(r), b"print", r)))
                 for r, c in enumerate(clients)
             ]
             assert await site.event() == WorkersJoined(generation=3, manifest=MANIFEST, data_fingerprint=b"print")
-            assert site.server.pieces is not None
-            assert site.server.pieces.dtypes == {"a": "F32", "b": "BF16"}
+            assert site.server.group.pieces is not None
+            assert site.server.group.pieces.dtypes == {"a": "F32", "b": "BF16"}
             layout = Layout(MANIFEST, 4)
             buffers = SharedBuffer(layout.buffer_bytes, "SNAPSHOT"), SharedBuffer(layout.buffer_bytes, "PUBLISH")
             await site.send_layout(buffers, layout)
@@ -231,11 +237,11 @@ def test_another_generation_is_refused() -> None:
             for generation in (2, 4):
                 client = await site.client(0, generation)
                 with pytest.raises(StaleError, match=f"generation {generation} are not wanted; generation 3 is"):
-                    await asyncio.to_thread(client.hello, 1, 0)
+                    await asyncio.to_thread(client.hello, 1)
             assert site.server.num_malformed == 0
             assert site.events.empty()
             with pytest.raises(ValueError, match="generation 3 after 3"):
-                site.server.begin(a_group(3, 1), GREETING)
+                site.server.begin(3, GREETING)
 
     in_loop(main)
 
@@ -245,7 +251,7 @@ def test_the_wrong_number_of_ranks() -> None:
         async with running(2) as site:
             client = await site.client(0)
             with pytest.raises(RefusedError, match="rank 0 of 1 asks to join; this site has 2 ranks"):
-                await asyncio.to_thread(client.hello, 1, 0)
+                await asyncio.to_thread(client.hello, 1)
             event = await site.event()
             assert isinstance(event, WorkersFailed)
             assert event.kind is FailureKind.FATAL
@@ -275,8 +281,8 @@ def test_a_rank_that_goes_without_a_word() -> None:
             client = await site.greeted(0)
             await asyncio.to_thread(client.close)
             event = await site.event()
-            assert isinstance(event, WorkersLost)
-            assert f"rank 0 (pid {os.getpid()}, building its model, step 0) closed its connection" in event.text
+            assert event == RankLost(generation=3, rank=0, text="closed its connection without a word")
+            assert site.server.group.ranks[0].pid == os.getpid()
 
     in_loop(main)
 
@@ -287,9 +293,9 @@ def test_checkpoints_are_offered_counted_and_passed_over() -> None:
 
     async def main() -> None:
         async with running() as site:
-            site.server.begin(group := a_group(4, 1), replace(GREETING, crashed_from=(crashed,)))
+            group = site.server.serve(4, 1, replace(GREETING, crashed_from=(crashed,)))
             client = await site.client(0, 4)
-            settings = await asyncio.to_thread(client.hello, 1, 0)
+            settings = await asyncio.to_thread(client.hello, 1)
             assert settings.crashed_from == (crashed,)
             pieces = [Piece(name=s.name, offsets=(0, 0), sizes=(4, 2), dtype="F32") for s in SPECS]
             join = asyncio.create_task(asyncio.to_thread(client.join, offer(pieces, checkpoints=(offered,))))
@@ -308,7 +314,7 @@ def test_checkpoints_are_offered_counted_and_passed_over() -> None:
 
 
 def hello_frame(rank: int = 0) -> bytes:
-    hello = local_pb2.LocalHello(world_size=1, local_rank=0, pid=1, protocol_version=PROTOCOL_VERSION)
+    hello = local_pb2.LocalHello(world_size=1, pid=1, protocol_version=PROTOCOL_VERSION)
     return local_protocol.encode_frame(local_pb2.LocalRequest(generation=3, rank=rank, hello=hello))
 
 
@@ -350,7 +356,7 @@ def test_malformed_messages_are_refused_and_counted(sent: bytes, bound: bool, wo
             assert site.server.num_malformed == 1
             if bound:
                 event = await site.event()
-                assert isinstance(event, WorkersLost)
+                assert isinstance(event, RankLost)
                 assert "was cut off" in event.text
             # The next one is served.
             if not bound:
@@ -373,7 +379,7 @@ def test_the_client_checks_bounds_too() -> None:
         client.boundary(7, 0)
     theirs.sendall(local_protocol.encode_frame(message))
     with pytest.raises(InvalidMessage, match="expected greeting of generation 3, the node sent answer of 3"):
-        client.hello(1, 0)
+        client.hello(1)
     client.close()
     theirs.close()
 
@@ -388,7 +394,7 @@ def test_answers_keep_their_fields() -> None:
 
 @pytest.mark.parametrize(
     "cls",
-    [Greeting, LocalJoin, SealedReport, PieceHash, DataSet, Piece, CheckpointId, CheckpointCounts],
+    [Greeting, *get_args(Said), PieceHash, Piece, CheckpointId, CheckpointCounts],
     ids=lambda c: c.__name__,
 )
 def test_fields_are_those_of_the_proto_message(cls: type) -> None:
@@ -400,7 +406,7 @@ def test_a_loss_that_is_no_number_arrives_and_a_time_that_is_none_does_not() -> 
     """The loss ends the site with its own exit code; the time is a fault of the rank."""
     report = SealedReport(
         step=2, seq=1, fragment=3, data_rank=4, tokens=5, loss_sum=math.inf, num_steps=6, train_s=7.0,
-        hashes=(PieceHash(piece=8, hash=b"h"),), num_samples_used=9,
+        hashes=(PieceHash(piece=8, hash=b"h" * 32),), num_samples_used=9,
     )  # fmt: skip
     assert wire.from_proto(SealedReport, wire.to_proto(report)) == report
     with pytest.raises(InvalidMessage, match=r"SealedReport\.train_s: not a finite number"):

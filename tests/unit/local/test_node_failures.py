@@ -21,12 +21,12 @@ import pytest
 
 from atoll.node.core import events as e
 from atoll.node.core import outputs as out
+from atoll.node.core.ranks.pieces import SitePieces
 from atoll.node.daemon import node as node_module
 from atoll.node.daemon import worker_control
 from atoll.node.daemon.config import NodeConfig
 from atoll.node.daemon.home import Home
 from atoll.node.daemon.journal import Journal
-from atoll.node.daemon.local_server import LocalServer
 from atoll.node.daemon.node import Node
 from atoll.node.daemon.plane import DataPlane
 from atoll.node.daemon.room import Room
@@ -49,7 +49,6 @@ from atoll.protocol.errors import (
 from atoll.protocol.machine import Machine
 from atoll.protocol.settings import RunSettings, SyncSettings, settings_to_json
 from tests.harness.data_plane import DTYPES, RUN, filled, layout, logged, payloads, update_of
-from tests.harness.ranks import a_group
 from tests.harness.sites import until
 
 SETTINGS = RunSettings(run_id="run", time_limits="local")
@@ -59,6 +58,7 @@ A_COMMIT = m.Commit(
     commit=5, sync=5, attempt=1, term=1, contributors=(), payload_digest=bytes(32), run_step=50, run_tokens=1
 )
 GREETING = Greeting(settings_json="{}", data_paths=())
+PIECES = SitePieces(manifest=MANIFEST, owned=((),), shared=(), dtypes={t.name: "F32" for t in MANIFEST.tensors})
 
 
 def ended_by(
@@ -117,6 +117,20 @@ def on_a_disk_that_fails(error: Exception) -> Any:
             yield await self.outer_at(commit)
 
     return Failing()
+
+
+def start_workers(node: Node) -> None:
+    """Its core has them started."""
+    for event in (e.SessionOpened(), e.Received(1, m.Welcome(settings_json=settings_to_json(SETTINGS), last_commit=0))):
+        node.core.handle(event, time.monotonic())
+
+
+def have_joined(node: Node, generation: int) -> None:
+    """Ranks of this generation hold the model together."""
+    node.core.ranks.begin(generation, 0.0)
+    group = node.core.ranks.group
+    assert group is not None
+    group.pieces = PIECES
 
 
 WORK = (
@@ -287,21 +301,17 @@ def test_what_fails_for_workers_that_are_gone_is_not_told_to_those_who_came_afte
 
         monkeypatch.setattr(worker_control, "room_of", room_of)
         monkeypatch.setattr(node.workers.server, "refuse", refused.append)
-        node.workers.server.begin(a_group(1, 1), GREETING)
-        joined = asyncio.create_task(
-            node.workers._joined(e.WorkersJoined(generation=1, manifest=MANIFEST, data_fingerprint=b""))
-        )
+        monkeypatch.setattr(worker_control, "site_pieces", lambda _: PIECES)
+        node.workers.server.begin(1, GREETING)
+        joined = asyncio.create_task(node.workers._merge_pieces(out.MergePieces(1, ())))
         await measuring.wait()
-        node.workers.server.begin(a_group(2, 1), GREETING)
+        node.workers.server.begin(2, GREETING)
         goes_on.set()
         await joined
         layout = out.SendLayout(generation=1, site_id=1, run_seed=1)
+        have_joined(node, 1)
         with patch.object(node.disk, "_attached", side_effect=HostError("no memory")):
-            pieces = SimpleNamespace(manifest=None)
-            with patch.object(LocalServer, "pieces", pieces), patch.object(LocalServer, "generation", 1):
-                sending = asyncio.create_task(node.workers._send_layout(layout, None))
-                await asyncio.sleep(0)
-            await sending
+            await node.workers._send_layout(layout, None)
         node.leave_now("enough")
 
     assert ended_by(happen, tmp_path) == (130, "enough")
@@ -411,11 +421,11 @@ def test_workers_that_join_again_leave_what_the_site_offered_as_it_is(
 
     async def happen(node: Node) -> None:
         monkeypatch.setattr(worker_control, "room_of", lambda *_, **__: rooms.pop(0))
+        monkeypatch.setattr(worker_control, "site_pieces", lambda _: PIECES)
         node.hub.spill = Spill(tmp_path / "spill")
         with patch.object(node.shell, "handle", lambda event: offered.append(event.max_retained_bytes)):
             for generation in (1, 2):
-                ranks = e.WorkersJoined(generation=generation, manifest=MANIFEST, data_fingerprint=b"")
-                await node.workers._joined(ranks)
+                await node.workers._merge_pieces(out.MergePieces(generation, ()))
         assert (node.hub.max_retained_bytes, node.hub.spill.memory_limit_bytes) == (1000, 5)
         node.leave_now("enough")
 
@@ -425,7 +435,6 @@ def test_workers_that_join_again_leave_what_the_site_offered_as_it_is(
 
 def test_what_is_as_large_as_the_model_is_made_and_removed_beside_the_loop(tmp_path: Path) -> None:
     """`tests/harness/loop_guard.py` raises where it is not."""
-    used = layout()
     left: list[str] = []
 
     async def happen(node: Node) -> None:
@@ -436,11 +445,8 @@ def test_what_is_as_large_as_the_model_is_made_and_removed_beside_the_loop(tmp_p
             await asyncio.sleep(0)
             await asyncio.gather(*set(node.shell.tasks) - before)
 
-        node.workers.server.begin(a_group(1, 1), GREETING)
-        group = node.workers.server._group
-        assert group is not None
-        dtypes = {tensor.name: "F32" for tensor in used.manifest.tensors}
-        group.pieces = SimpleNamespace(manifest=used.manifest, dtypes=dtypes)  # type: ignore[assignment]
+        node.workers.server.begin(1, GREETING)
+        have_joined(node, 1)
         sent = asyncio.Event()
 
         async def send(**_: Any) -> None:
@@ -478,9 +484,10 @@ def test_a_journal_that_cannot_be_written_ends_the_node_and_not_the_connection_o
 
     async def happen(node: Node) -> None:
         server = node.workers.server
-        server.begin(a_group(1, 1), GREETING)
+        start_workers(node)
+        server.begin(1, GREETING)
         client = await asyncio.to_thread(LocalClient.connect, server.path, 1, 0)
-        await asyncio.to_thread(client.hello, 1, 0)
+        await asyncio.to_thread(client.hello, 1)
         close_server = server.close
 
         async def close() -> None:
@@ -591,9 +598,9 @@ def test_an_exchange_that_begins_before_there_are_buffers_waits_for_them(tmp_pat
         for output in outputs:
             node._execute(output)
         assert list(node.exchanges._waiting) == outputs
-        pieces = SimpleNamespace(manifest=None)
+        have_joined(node, 0)
         plane: Any = SimpleNamespace(
-            snapshot=b"", publish_buffer=b"", layout=None, log=None, close=lambda: None, sync_data=lambda plan: None
+            snapshot=b"", publish_buffer=b"", layout=layout(), log=None, close=lambda: None, sync_data=lambda plan: None
         )
 
         def share() -> str:
@@ -607,7 +614,6 @@ def test_an_exchange_that_begins_before_there_are_buffers_waits_for_them(tmp_pat
             raise StaleError("it is over")
 
         with (
-            patch.object(LocalServer, "pieces", pieces),
             patch.object(node.disk, "_attached", lambda *_: plane),
             patch.object(node.hub, "serve"),
             patch.object(node.hub, "share", lambda *_, **__: share),

@@ -18,6 +18,8 @@ from atoll.node.daemon.config import NodeConfig
 from atoll.node.daemon.journal import Journal
 from atoll.node.daemon.observer import Observer
 from atoll.node.exchange.peers.counters import Counters
+from atoll.node.local_protocol import LocalHello, Progress, Said
+from atoll.protocol import PROTOCOL_VERSION
 from atoll.protocol import messages as m
 from atoll.protocol.errors import RefusedError
 from atoll.protocol.settings import RunSettings, settings_to_json
@@ -47,13 +49,15 @@ def test_progress_counts_work_and_no_heartbeat(tmp_path: Path) -> None:
             core.handle(e.SessionOpened(), 100.0)
             core.handle(e.Received(1, m.Welcome(settings_json=settings_to_json(SETTINGS))), 100.0)
             assert progress() == first + 1, "workers are started"
-            group = core.ranks.group
-            assert group is not None
-            group.hello(0, 5, 101.0)
+
+            def says(said: Said, now: float) -> None:
+                core.handle(e.RankSaid(generation=1, rank=0, said=said), now)
+
+            says(LocalHello(world_size=1, pid=5, protocol_version=PROTOCOL_VERSION), 101.0)
             assert progress() == first + 2, "a rank has come on"
-            group.progress(0, 3, 10.0, 102.0)
+            says(Progress(step=3, steps_per_s=10.0), 102.0)
             assert progress() == first + 3, "it has done steps"
-            group.progress(0, 3, 20.0, 103.0)
+            says(Progress(step=3, steps_per_s=20.0), 103.0)
             counters.sent_bytes += 1000
             assert progress() == first + 3, "the same steps, and bytes that got nobody on"
             counters.moved_bytes += 1000

@@ -8,10 +8,11 @@ import re
 
 import pytest
 
-from atoll.node.core.ranks.pieces import Holder, RankTensors, merge_ranks
-from atoll.node.local_protocol import Piece
+from atoll.node.core.ranks.pieces import Holder, merge_ranks
+from atoll.node.local_protocol import LocalJoin, Piece
 from atoll.protocol.errors import ConfigError
 from atoll.protocol.layout import Manifest, Role, TensorSpec, TiedName
+from tests.harness.ranks import offer
 
 
 def spec(name: str, *shape: int, dtype: str = "F32", role: Role = Role.TRAINABLE) -> TensorSpec:
@@ -22,8 +23,8 @@ def piece(name: str, offsets: tuple[int, ...], sizes: tuple[int, ...], dtype: st
     return Piece(name=name, offsets=offsets, sizes=sizes, dtype=dtype)
 
 
-def rank(specs: list[TensorSpec], *pieces: Piece, tied: list[TiedName] | None = None) -> RankTensors:
-    return RankTensors(Manifest.canonical(specs, tied), pieces)
+def rank(specs: list[TensorSpec], *pieces: Piece, tied: list[TiedName] | None = None) -> LocalJoin:
+    return offer(Manifest.canonical(specs, tied), pieces)
 
 
 def test_replicas_are_written_by_the_lowest_rank() -> None:
@@ -96,7 +97,7 @@ SHARDS = [spec("w", 4, 6)]
         ([rank(SHARDS, piece("w", (0, 0), (4, 6)), tied=[TiedName(alias="x", name="y")])], r"ties 'x' to 'y'"),
     ],
 )  # fmt: skip
-def test_refused_by_name(ranks: list[RankTensors], words: str) -> None:
+def test_refused_by_name(ranks: list[LocalJoin], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         merge_ranks(ranks)
 

@@ -19,19 +19,18 @@ from atoll.node.core.events import (
     WorkersFailed,
     WorkersJoined,
     WorkersLeft,
-    WorkersLost,
 )
-from atoll.node.core.ranks.group import REPLICAS_EVERY_SYNCS, WorkerGroup
+from atoll.node.core.outputs import AnswerWorkers, MergePieces
+from atoll.node.core.ranks.group import REPLICAS_EVERY_SYNCS, Outcome
 from atoll.node.core.ranks.liveness import StepTimes
-from atoll.node.core.ranks.outcomes import AllJoined, Outcome, Reply, site_pieces
-from atoll.node.core.ranks.pieces import RankTensors
-from atoll.node.core.ranks.said import DataSet, PieceHash, SealedReport
-from atoll.node.local_protocol import CheckpointId, Piece
+from atoll.node.core.ranks.pieces import site_pieces
+from atoll.node.local_protocol import CheckpointId, DataSet, Piece, PieceHash, SealedReport
 from atoll.protocol.errors import InvalidMessage
 from atoll.protocol.layout import Manifest, Role, TensorSpec
+from tests.harness.ranks import Ranks, offer
 
 MANIFEST = Manifest.canonical([TensorSpec(name="a", shape=(4,), dtype="F32", role=Role.TRAINABLE)])
-TENSORS = RankTensors(MANIFEST, (Piece(name="a", offsets=(0,), sizes=(4,), dtype="F32"),))
+PIECES = (Piece(name="a", offsets=(0,), sizes=(4,), dtype="F32"),)
 
 
 def go_on(next_step: int) -> Answer:
@@ -46,22 +45,27 @@ def apply(version: int, next_step: int, *, fresh: bool = False) -> Answer:
     return Answer(kind=AnswerKind.APPLY, version=version, next_step=next_step, fresh=fresh)
 
 
-def put_together(group: WorkerGroup, outcome: Outcome) -> Outcome:
+def told(rank: int, step: int, answer: Answer) -> AnswerWorkers:
+    return AnswerWorkers(generation=3, step=step, seq=0, answer=answer, ranks=(rank,))
+
+
+def put_together(group: Ranks, outcome: Outcome) -> Outcome:
     """As the node does in a thread."""
     (all_joined,) = outcome
-    assert isinstance(all_joined, AllJoined)
-    return group.put_together(site_pieces(all_joined))
+    assert isinstance(all_joined, MergePieces)
+    found: Outcome = group.put_together(site_pieces(all_joined.ranks))
+    return found
 
 
-def joined(num_ranks: int, data_ranks: tuple[int, ...] = ()) -> WorkerGroup:
+def joined(num_ranks: int, data_ranks: tuple[int, ...] = ()) -> Ranks:
     """A group whose ranks may ask at step 0."""
-    group = WorkerGroup(3, num_ranks, 0.0, StepTimes())
+    group = Ranks(3, num_ranks, 0.0)
     outcome: Outcome = []
     for rank in range(num_ranks):
         assert group.hello(rank, 100 + rank, 0.0) == []
     for rank in range(num_ranks):
         assert outcome == []
-        outcome = group.join(rank, TENSORS, b"f", (data_ranks or range(num_ranks))[rank], 0.0)
+        outcome = group.join(rank, offer(MANIFEST, PIECES, b"f", (data_ranks or range(num_ranks))[rank]), 0.0)
     assert put_together(group, outcome) == [WorkersJoined(generation=3, manifest=MANIFEST, data_fingerprint=b"f")]
     group.layout_sent(0.0)
     return group
@@ -81,17 +85,17 @@ def test_the_newest_checkpoint_of_all_ranks(offers: tuple[tuple[int, ...], ...],
     def of(step: int) -> CheckpointId:
         return CheckpointId(incarnation=1, generation=2 if step == 5 else 1, step=step)
 
-    group = WorkerGroup(3, 2, 0.0, StepTimes())
+    group = Ranks(3, 2, 0.0)
     for rank, steps in enumerate(offers):
         group.hello(rank, 100 + rank, 0.0)
-        group.join(rank, TENSORS, b"f", rank, 0.0, checkpoints=frozenset(of(s) for s in steps))
+        group.join(rank, offer(MANIFEST, PIECES, b"f", rank, checkpoints=tuple(of(s) for s in steps)), 0.0)
     assert group.checkpoint == (None if newest is None else of(newest))
 
 
-def all_ask(group: WorkerGroup, step: int, seq: int, answer: Answer) -> None:
+def all_ask(group: Ranks, step: int, seq: int, answer: Answer) -> None:
     for status in group.ranks:
         group.boundary(status.rank, step, seq, 0.0)
-    assert len(group.answer(step, seq, answer, 0.0)) == len(group.ranks)
+    assert len(group.answer(step, seq, answer, 0.0).ranks) == len(group.ranks)
 
 
 def report(
@@ -126,13 +130,13 @@ def test_the_first_rank_asks_and_the_others_get_the_stored_answer() -> None:
     group = joined(3)
     assert group.boundary(1, 0, 0, 0.0) == [BoundaryAsked(generation=3, step=0, seq=0)]
     assert group.boundary(0, 0, 0, 0.0) == []
-    assert [r.rank for r in group.answer(0, 0, go_on(5), 0.0)] == [0, 1]
+    assert group.answer(0, 0, go_on(5), 0.0).ranks == (0, 1)
     # Rank 1 runs ahead; rank 2 comes late and gets what was fixed.
     assert group.boundary(1, 5, 0, 0.0) == [BoundaryAsked(generation=3, step=5, seq=0)]
-    assert group.boundary(2, 0, 0, 0.0) == [Reply(rank=2, step=0, seq=0, answer=go_on(5))]
+    assert group.boundary(2, 0, 0, 0.0) == [told(2, 0, go_on(5))]
     assert group.boundary(2, 5, 0, 0.0) == []
-    assert [r.rank for r in group.answer(5, 0, SNAPSHOT, 0.0)] == [1, 2]
-    assert group.boundary(0, 5, 0, 0.0) == [Reply(rank=0, step=5, seq=0, answer=SNAPSHOT)]
+    assert group.answer(5, 0, SNAPSHOT, 0.0).ranks == (1, 2)
+    assert group.boundary(0, 5, 0, 0.0) == [told(0, 5, SNAPSHOT)]
 
 
 def test_one_snapshot_and_merge_of_two_ranks() -> None:
@@ -146,7 +150,7 @@ def test_one_snapshot_and_merge_of_two_ranks() -> None:
         BoundaryAsked(generation=3, step=0, seq=1),
     ]
     assert group.boundary(1, 0, 1, 0.0) == []
-    assert len(group.answer(0, 1, apply(1, 10), 0.0)) == 2
+    assert group.answer(0, 1, apply(1, 10), 0.0).ranks == (0, 1)
     assert group.merged(1, 1, 2.0, 0.0) == []
     assert group.boundary(1, 10, 0, 0.0) == []
     assert group.merged(0, 1, 0.5, 0.0) == [
@@ -170,7 +174,7 @@ def test_unequal_steps_name_the_ranks() -> None:
     group.boundary(0, 5, 0, 0.0)
     group.boundary(2, 5, 0, 0.0)
     assert "rank 1 asks at step 6, ranks 0, 2 asked at step 5" in failure(group.boundary(1, 6, 0, 0.0))
-    assert group.answer(5, 0, SNAPSHOT, 0.0) == []  # nothing more comes out
+    assert group.answer(5, 0, SNAPSHOT, 0.0).ranks == ()  # nothing more comes out
 
 
 def test_a_loader_that_ends_early_on_one_rank() -> None:
@@ -190,20 +194,20 @@ def test_all_ranks_leave() -> None:
     group = joined(2)
     all_ask(group, 0, 0, go_on(5))
     assert group.goodbye(0, "loader ended", False) == []
-    assert group.lost(0, "closed") == []
+    assert not group.lost(0, "closed")
     assert group.goodbye(1, "loader ended", False) == [WorkersLeft(generation=3, reason="loader ended")]
 
 
 @pytest.mark.parametrize("is_first", [True, False])
 def test_a_rank_that_leaves_before_it_has_joined_does_not_leave_the_others_waiting(is_first: bool) -> None:
-    group = WorkerGroup(3, 2, 0.0, StepTimes())
+    group = Ranks(3, 2, 0.0)
     for rank in range(2):
         group.hello(rank, 100 + rank, 0.0)
     if is_first:
         assert group.goodbye(1, "loader ended", False) == []
-        outcome = group.join(0, TENSORS, b"f", 0, 0.0)
+        outcome = group.join(0, offer(MANIFEST, PIECES, b"f", 0), 0.0)
     else:
-        assert group.join(0, TENSORS, b"f", 0, 0.0) == []
+        assert group.join(0, offer(MANIFEST, PIECES, b"f", 0), 0.0) == []
         outcome = group.goodbye(1, "loader ended", False)
     assert "rank 1 at step 0 (loader ended), but rank 0 goes on" in failure(outcome)
 
@@ -213,7 +217,7 @@ def test_stop_reaches_a_rank_that_comes_late() -> None:
     group.boundary(0, 0, 0, 0.0)
     group.answer(0, 0, STOP, 0.0)
     assert group.goodbye(0, "over", True) == []
-    assert group.boundary(1, 0, 0, 0.0) == [Reply(rank=1, step=0, seq=0, answer=STOP)]
+    assert group.boundary(1, 0, 0, 0.0) == [told(1, 0, STOP)]
     assert group.goodbye(1, "over", True) == [WorkersLeft(generation=3, reason="over")]
 
 
@@ -286,8 +290,7 @@ def test_replicas_are_compared_again_every_so_many_syncs() -> None:
     for sync in range(1, 2 * REPLICAS_EVERY_SYNCS + 2):
         for rank in range(3):
             group.boundary(rank, sync, 0, 0.0)
-        replies = group.answer(sync, 0, SNAPSHOT, 0.0)
-        (hash_shared,) = {reply.answer.hash_shared for reply in replies}
+        hash_shared = group.answer(sync, 0, SNAPSHOT, 0.0).answer.hash_shared
         if hash_shared:
             compared.append(sync)
         last = sync == 2 * REPLICAS_EVERY_SYNCS + 1
@@ -306,35 +309,36 @@ def test_replicas_are_compared_again_every_so_many_syncs() -> None:
 
 
 def test_ranks_that_see_other_data_or_build_other_models() -> None:
-    group = WorkerGroup(3, 2, 0.0, StepTimes())
+    group = Ranks(3, 2, 0.0)
     for rank in range(2):
         group.hello(rank, 1, 0.0)
-    group.join(0, TENSORS, b"f", 0, 0.0)
-    assert "ranks 0 and 1 of this site see different data" in failure(group.join(1, TENSORS, b"g", 1, 0.0))
+    group.join(0, offer(MANIFEST, PIECES, b"f", 0), 0.0)
+    assert "ranks 0 and 1 of this site see different data" in failure(
+        group.join(1, offer(MANIFEST, PIECES, b"g", 1), 0.0)
+    )
 
-    group = WorkerGroup(3, 1, 0.0, StepTimes())
+    group = Ranks(3, 1, 0.0)
     group.hello(0, 1, 0.0)
-    assert "held by no rank" in failure(put_together(group, group.join(0, RankTensors(MANIFEST, ()), b"", 0, 0.0)))
+    assert "held by no rank" in failure(put_together(group, group.join(0, offer(MANIFEST), 0.0)))
 
 
 def test_ranks_that_are_lost_while_their_pieces_are_put_together_have_not_joined() -> None:
-    group = WorkerGroup(3, 1, 0.0, StepTimes())
+    group = Ranks(3, 1, 0.0)
     group.hello(0, 1, 0.0)
-    outcome = group.join(0, TENSORS, b"f", 0, 0.0)
-    (crashed,) = group.lost(0, "closed")
-    assert isinstance(crashed, WorkersLost)
+    outcome = group.join(0, offer(MANIFEST, PIECES, b"f", 0), 0.0)
+    assert group.lost(0, "closed")
     assert put_together(group, outcome) == []
 
 
 def test_a_lost_rank_is_a_crash_and_a_given_up_one_is_fatal() -> None:
     group = joined(2)
-    (event,) = group.lost(1, "closed its connection")
-    assert event == WorkersLost(3, "rank 1 (pid 101, training, step 0) closed its connection")
-    assert group.lost(0, "closed its connection") == []
+    lost = group.lost(1, "closed its connection")
+    assert lost == "rank 1 (pid 101, training, step 0) closed its connection"
+    assert not group.lost(0, "closed its connection")
 
     group = joined(2)
     assert failure(group.fatal(1, "non_finite", "loss is nan")) == "rank 1: loss is nan (non_finite)"
-    assert group.lost(1, "closed") == []
+    assert not group.lost(1, "closed")
 
 
 @pytest.mark.parametrize(
@@ -353,7 +357,7 @@ def test_nothing_is_said_out_of_turn() -> None:
     ):
         group.sealed(0, report(0), 0.0)
     with pytest.raises(InvalidMessage, match="may not say that"):
-        group.join(0, TENSORS, b"", 0, 0.0)
+        group.join(0, offer(MANIFEST, PIECES, b"", 0), 0.0)
     with pytest.raises(InvalidMessage, match="may not say that"):
         group.hello(0, 5, 0.0)
     all_ask(group, 0, 0, SNAPSHOT)
@@ -363,7 +367,9 @@ def test_nothing_is_said_out_of_turn() -> None:
         group.sealed(0, report(0, step=1), 0.0)
     with pytest.raises(InvalidMessage, match="joined as data rank 0, not 1"):
         group.sealed(0, report(1), 0.0)
-    with pytest.raises(InvalidMessage, match="busy for inf"):
+    with pytest.raises(InvalidMessage, match="busy for -1"):
+        group.busy(0, "x", -1.0, 0.0)
+    with pytest.raises(InvalidMessage, match=r"Busy\.limit_s: not a finite number"):
         group.busy(0, "x", math.inf, 0.0)
     for rank in range(2):
         group.sealed(rank, report(rank), 0.0)
@@ -397,14 +403,14 @@ def test_answers_that_all_ranks_have_are_forgotten() -> None:
 FLOOR_S, START_S = 10.0, 100.0
 
 
-def watched(group: WorkerGroup) -> tuple[float, str]:
+def watched(group: Ranks) -> tuple[float, str]:
     watch = group.watch(FLOOR_S, START_S)
     assert watch is not None
     return watch.deadline, watch.text
 
 
 def test_the_time_before_and_after_the_first_step() -> None:
-    assert watched(WorkerGroup(3, 1, 1.0, StepTimes()))[0] == 101.0  # not even connected
+    assert watched(Ranks(3, 1, 1.0))[0] == 101.0  # not even connected
     group = joined(1)
     group.boundary(0, 0, 0, 2.0)
     assert group.watch(FLOOR_S, START_S) is None  # it waits for us
@@ -471,7 +477,7 @@ def test_the_limit_is_what_is_normal_for_the_site() -> None:
         slow.note(seconds)
     assert slow.normal_s == 30.0 + 4 * 2.0, "median and four times the median distance"
     assert slow.limit_s(FLOOR_S) == 8 * 38.0
-    group = WorkerGroup(4, 1, 0.0, slow)  # the next generation of the same site
+    group = Ranks(4, 1, 0.0, slow)  # the next generation of the same site
     group.hello(0, 100, 0.0)
     assert watched(group)[0] == START_S
     group.ranks[0].step = 1
@@ -481,7 +487,7 @@ def test_the_limit_is_what_is_normal_for_the_site() -> None:
 # --- data
 
 
-def loading(data_ranks: tuple[int, ...]) -> WorkerGroup:
+def loading(data_ranks: tuple[int, ...]) -> Ranks:
     """A group that trains, and every rank of which loads data and was given 40 places of the site's queue."""
     group = joined(len(data_ranks), data_ranks)
     all_ask(group, 0, 0, go_on(5))

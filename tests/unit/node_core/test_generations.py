@@ -9,17 +9,28 @@ import pytest
 from atoll.node.core import events as e
 from atoll.node.core import outputs as out
 from atoll.node.core.ranks.group import WorkerGroup
-from atoll.node.core.ranks.outcomes import AllJoined, site_pieces
-from atoll.node.core.ranks.pieces import RankTensors
-from atoll.node.local_protocol import CheckpointCounts, CheckpointId, Piece
+from atoll.node.core.ranks.pieces import site_pieces
+from atoll.node.local_protocol import (
+    NO_CHECKPOINTS,
+    Boundary,
+    CheckpointCounts,
+    CheckpointId,
+    LocalHello,
+    MergedReport,
+    Piece,
+    Progress,
+    Said,
+)
+from atoll.protocol import PROTOCOL_VERSION
 from atoll.protocol import messages as m
 from atoll.protocol.layout import Manifest, Role, TensorSpec
 from atoll.protocol.settings import RunSettings, settings_to_json
+from tests.harness.ranks import offer
 from tests.harness.site_questions import a_node_core, wanted
 
 SETTINGS = RunSettings(run_id="run", steps=40, time_limits="local")
 MANIFEST = Manifest.canonical([TensorSpec(name="w", shape=(8,), dtype="F32", role=Role.TRAINABLE)])
-TENSORS = RankTensors(MANIFEST, (Piece(name="w", offsets=(0,), sizes=(8,), dtype="F32"),))
+PIECES = (Piece(name="w", offsets=(0,), sizes=(8,), dtype="F32"),)
 CHECKPOINT = CheckpointId(incarnation=1, generation=1, step=7)
 
 
@@ -42,11 +53,27 @@ class Node:
 
     def trains(self, checkpoint: CheckpointId = CHECKPOINT) -> None:
         """From the checkpoint that it has."""
-        self.group.hello(0, 5, self.now)
-        (joined,) = self.group.join(0, TENSORS, b"", 0, self.now, checkpoints=frozenset([checkpoint]))
-        assert isinstance(joined, AllJoined)
-        self.group.put_together(site_pieces(joined))
-        self.group.layout_sent(self.now)
+        self.joins(checkpoint)
+        self(e.LayoutSent(self.group.generation))
+
+    def joins(self, checkpoint: CheckpointId = CHECKPOINT) -> list[out.Output]:
+        """What follows once its pieces are put together."""
+        assert not self.says(LocalHello(world_size=1, pid=5, protocol_version=PROTOCOL_VERSION))
+        (merges,) = self.says(offer(MANIFEST, PIECES, checkpoints=(checkpoint,)))
+        assert isinstance(merges, out.MergePieces)
+        merged = e.PiecesMerged(
+            generation=merges.generation, pieces=site_pieces(merges.ranks), max_retained_bytes=1 << 20
+        )
+        return self(merged)
+
+    def says(self, said: Said, rank: int = 0) -> list[out.Output]:
+        return self(e.RankSaid(generation=self.group.generation, rank=rank, said=said))
+
+    def progresses(self, step: int, checkpoints: CheckpointCounts = NO_CHECKPOINTS) -> None:
+        assert not self.says(Progress(step=step, steps_per_s=10.0, checkpoints=checkpoints))
+
+    def is_admitted(self) -> list[out.Output]:
+        return self(e.Received(1, m.Admitted(site_id=1, admitted_as=m.AdmittedAs.SEEDER, run_seed=1)))
 
     def wait(self, until: float) -> list[out.Output]:
         """Every deadline is met; the outputs of the last."""
@@ -64,13 +91,14 @@ class Node:
 
 def test_a_lost_connection_is_a_crash_unless_the_exit_says_why_in_time() -> None:
     node = Node()
-    node(e.WorkersLost(1, "rank 0 closed its connection"))
+    node(e.RankLost(generation=1, rank=0, text="closed its connection"))
     (crash,) = node.wait(110.0)
-    assert crash == out.DescribeCrash(generation=1, text="rank 0 closed its connection", num_steps=0, has_exited=False)
+    lost = "rank 0 (pid 0, starting, step 0) closed its connection"
+    assert crash == out.DescribeCrash(generation=1, text=lost, num_steps=0, has_exited=False)
     assert node.now == 101.0
 
     node = Node()
-    node(e.WorkersLost(1, "rank 0 closed its connection"))
+    node(e.RankLost(generation=1, rank=0, text="closed its connection"))
     (crash,) = node(e.WorkersExited(generation=1, code=-9, text="killed by SIGKILL"))
     assert crash == out.DescribeCrash(generation=1, text="killed by SIGKILL", num_steps=0, has_exited=True)
     assert not node.wait(110.0), "it is said once"
@@ -80,7 +108,7 @@ def test_a_rank_that_hangs_is_a_crash_and_says_how_far_it_came() -> None:
     node = Node()
     node.trains()
     node.now += 1
-    node.group.progress(0, 3, 10.0, node.now)
+    node.progresses(3)
     (crash,) = node.wait(1000.0)
     assert isinstance(crash, out.DescribeCrash)
     assert crash.num_steps == 3
@@ -92,7 +120,7 @@ def test_a_node_that_stood_still_blames_no_rank_for_it() -> None:
     node = Node()
     node.trains()
     node.now += 1
-    node.group.progress(0, 3, 10.0, node.now)
+    node.progresses(3)
     node(e.Tick())
     limits = node.core.limits
     node.now += limits.worker_floor_s + limits.lease_s
@@ -115,7 +143,7 @@ def test_the_end_of_a_script_that_fails_after_its_workers_have_left_is_said() ->
 def test_a_checkpoint_whose_workers_crash_without_a_step_is_passed_over(num_steps: int) -> None:
     node = Node()
     node.trains()
-    node.group.progress(0, num_steps, 1.0, node.now)
+    node.progresses(num_steps)
     node.crashes(num_steps)
     assert node.core.ranks.crashed_from == (() if num_steps else (CHECKPOINT,))
     node.now += 100
@@ -126,10 +154,57 @@ def test_a_checkpoint_whose_workers_crash_without_a_step_is_passed_over(num_step
 def test_checkpoints_are_counted_over_generations() -> None:
     node = Node()
     node.trains()
-    node.group.progress(0, 0, 0.0, node.now, checkpoints=CheckpointCounts(written=3, skipped=1))
+    node.progresses(0, CheckpointCounts(written=3, skipped=1))
     node.crashes()
     node.now += 100
     node(e.Tick())
     node.trains()
-    node.group.progress(0, 0, 0.0, node.now, checkpoints=CheckpointCounts(failed=2))
+    node.progresses(0, CheckpointCounts(failed=2))
     assert node.core.ranks.checkpoints == CheckpointCounts(written=3, skipped=1, failed=2)
+
+
+def test_one_message_of_a_rank_is_one_event_and_what_all_agree_on_follows_from_it() -> None:
+    """From the first word to the answer at the first boundary, and what the journal hears of it."""
+    node = Node()
+    joined, offered = node.joins()
+    assert isinstance(joined, out.Note)
+    assert isinstance(joined.event, e.WorkersJoined)
+    assert isinstance(offered, out.Send)
+    assert isinstance(offered.message, m.Offer)
+    (admits,) = [o for o in node.is_admitted() if isinstance(o, out.SendLayout)]
+    assert not node(e.LayoutSent(admits.generation))
+    noted, *_, answered = node.says(Boundary(step=0, seq=0))
+    assert noted == out.Note(e.BoundaryAsked(generation=1, step=0, seq=0))
+    assert isinstance(answered, out.AnswerWorkers)
+    assert (answered.answer.kind, answered.ranks) == (e.AnswerKind.SNAPSHOT, (0,))
+
+
+def test_a_rank_that_says_what_it_may_not_is_refused_and_its_end_is_a_crash() -> None:
+    node = Node()
+    node.trains()
+    (refused,) = node.says(MergedReport(version=1, step=0, wait_s=0.0))
+    assert isinstance(refused, out.RefuseRank)
+    assert "rank 0 may not say that while it is training" in refused.text
+    node(e.RankLost(generation=1, rank=0, text=f"was cut off: {refused.text}"))
+    assert node.wait(110.0)
+
+
+def test_ranks_of_another_site_or_version_end_it_and_are_told_why() -> None:
+    for hello, words in (
+        (LocalHello(world_size=2, pid=5, protocol_version=PROTOCOL_VERSION), "rank 0 of 2 asks to join; this site has"),
+        (LocalHello(world_size=1, pid=5, protocol_version=PROTOCOL_VERSION + 1), "run both from one installation"),
+    ):
+        node = Node()
+        outputs = node.says(hello)
+        (refused,) = [o for o in outputs if isinstance(o, out.RefuseRank)]
+        (ended,) = [o for o in outputs if isinstance(o, out.Exit)]
+        assert words in refused.text
+        assert words in ended.text
+
+
+def test_words_of_ranks_that_are_gone_change_nothing() -> None:
+    node = Node()
+    node.trains()
+    node.crashes()
+    assert not node(e.RankSaid(generation=1, rank=0, said=Boundary(step=0, seq=0)))
+    assert not node(e.RankLost(generation=1, rank=0, text="closed its connection"))

@@ -13,8 +13,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from atoll.node.core.ranks.group import WorkerGroup
-from atoll.node.core.ranks.liveness import StepTimes
 from atoll.node.dataplane import safetensors_file
 from atoll.node.local_protocol import CheckpointCounts, CheckpointId
 from atoll.node.worker import checkpoint
@@ -22,6 +20,7 @@ from atoll.node.worker.checkpoint import LocalCheckpoints
 from atoll.node.worker.optimizer_state import OptimizerState
 from atoll.node.worker.tensors import find_tensors
 from atoll.protocol.errors import HostError
+from tests.harness.ranks import Ranks
 from tests.harness.small_disk import small_disk
 from tests.harness.zero import ZeroRedundancyOptimizer, rank_of_two
 
@@ -584,7 +583,7 @@ def test_reading_for_longer_than_workers_have_to_start_is_getting_on(
     start_s = 60.0
     written(tmp_path, 1)
     now_s = 0.0
-    group = WorkerGroup(1, 1, 0.0, StepTimes())
+    group = Ranks(1, 1, 0.0)
     group.hello(0, 100, 0.0)
     seen: list[str] = []
 

@@ -12,9 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from atoll.node.core.events import MergeMode
-from atoll.node.core.ranks.said import PieceHash
 from atoll.node.dataplane.bases import cast_base
-from atoll.node.local_protocol import piece_hash
+from atoll.node.local_protocol import PieceHash, piece_hash
 from atoll.node.worker.pieces import SharedTensors
 from atoll.node.worker.tensors import ModelTensors, find_tensors
 from atoll.protocol.errors import ConfigError
