@@ -94,6 +94,7 @@ async def _site(args: argparse.Namespace) -> None:
             incarnation=1,
             dialer=Dialer(None),
             pool=ThreadPoolExecutor(args.threads),
+            site_id=args.site,
         )
         hub.max_retained_bytes = 4 << 30
         hub.serve(layout, lambda: outer, log, Pace(stall_s=30, slowest_bytes_per_s=1 << 10))
@@ -106,9 +107,9 @@ async def _site(args: argparse.Namespace) -> None:
             cpu, sent_bytes = time.process_time(), hub.counters.sent_bytes
             data = SyncData(layout, spec_of(settings, 0, 0), outer, snapshot, {"w": "F32"})
             plan = _plan(sync, addresses, layout)
-            share = await asyncio.to_thread(hub.share(plan, data, site_id=args.site))
+            share = await asyncio.to_thread(hub.share(plan, data))
             told = weights(plan)
-            exchange = hub.begin(plan, data, share, site_id=args.site, tokens=told[args.site - 1], weights=told)
+            exchange = hub.begin(plan, data, share, tokens=told[args.site - 1], weights=told)
             result = await exchange.run()
             print(
                 json.dumps(

@@ -44,9 +44,7 @@ class Header:
     run_id: str = bounded(64)
     term: int = 0
     site_id: int = 0
-    host_index: int = 0
     incarnation: int = 0
-    generation: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,7 +172,6 @@ class Ready(SiteMessage):
     num_steps: int
     mean_loss: float = 0.0
     train_s: float = 0.0
-    wait_s: float = 0.0
     ranges: tuple[DataRange, ...] = bounded(MAX_RANGES_OF_SITE, ())
     unreachable_site_ids: tuple[int, ...] = bounded(MAX_MEMBERS, ())
 

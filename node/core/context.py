@@ -33,8 +33,12 @@ class Context:
     now: float
     settings_json: str = ""  # as in Welcome
     joined: WorkersJoined | None = None  # what the workers are, and the site offers
-    inbox: list[Event] = field(default_factory=list)  # to be handled yet: an event, and what follows from it
+    inbox: list[Event] = field(default_factory=list)  # the event that is handled, and what follows from it
     out: list[Output] = field(default_factory=list)
+
+    def begin(self, event: Event, now: float) -> None:
+        """What was before is handled."""
+        self.now, self.inbox = now, [event]
 
     def happens(self, event: Event) -> None:
         """Handled after all that was before."""
@@ -46,7 +50,6 @@ class Context:
 
     def take(self) -> list[Output]:
         """What is wanted, once."""
-        self.inbox.clear()
         out, self.out = self.out, []
         return out
 

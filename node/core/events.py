@@ -9,7 +9,10 @@ from atoll.node.core.ranks.pieces import SitePieces
 from atoll.node.local_protocol import Said
 from atoll.protocol.errors import WorkerError
 from atoll.protocol.layout import Manifest
-from atoll.protocol.messages import CoordinatorMessage, Done, ExchangeFailed, SiteMessage
+from atoll.protocol.messages import CoordinatorMessage, LinkUse, Plan, SiteMessage
+
+Outlying = tuple[int, float, float]
+"""Whose contribution, its norm, and its limit."""
 
 
 class AnswerKind(IntEnum):
@@ -270,14 +273,23 @@ class FetchFailed:
 
 @dataclass(frozen=True, slots=True)
 class ExchangeFinished:
-    done: Done
-    """As a contributor says it."""
+    """All payloads of the plan are in the log."""
+
+    plan: Plan
+    payload_digest: bytes
+    tokens: tuple[int, ...] = ()
+    """The weights of the contributors, as they were averaged here."""
+    stood_out: Outlying | None = None
+    """Of the contributions that were averaged here, the one that was nearest to its limit."""
+    links: tuple[LinkUse, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class ExchangeBroken:
-    failure: ExchangeFailed
-    """As a contributor says it."""
+    """`error` says what failed, and with which peer."""
+
+    plan: Plan
+    error: Exception
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from atoll.node.core.events import Answer, Content, OfSite
+from atoll.node.core.events import Answer, Content
 from atoll.node.local_protocol import LocalJoin
 from atoll.protocol import messages as m
 
@@ -69,13 +69,6 @@ class MergePieces:
 
     generation: int
     ranks: tuple[LocalJoin, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Note:
-    """For the journal and the metrics: this came of what the ranks said."""
-
-    event: OfSite
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -245,7 +238,7 @@ class Exit:
 
 ToRanks = RefuseRank | AnswerWorkers | AnswerDraw
 Output = (
-    Send | Beat | Fulfil | StartWorkers | StopWorkers | DescribeCrash | ToRanks | MergePieces | Note | SendLayout
+    Send | Beat | Fulfil | StartWorkers | StopWorkers | DescribeCrash | ToRanks | MergePieces | SendLayout
     | SeedState | FetchState | TellFetch | CancelFetch | BeginExchange | WeighExchange | HurryExchange
     | CancelExchange | ApplyCommit | PublishState | DropSync | SaveModel | KeepModel | DropModel | DistrustState
     | RollBack | Report | Exit

@@ -6,7 +6,7 @@ the site stands (Applied, Ready, Done), and the coordinator answers with what is
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from atoll.node.core import (
@@ -74,6 +74,11 @@ class SiteCore:
         return self.ctx.settings
 
     @property
+    def handled(self) -> Sequence[Event]:
+        """The last event, and what followed from it."""
+        return self.ctx.inbox
+
+    @property
     def limits(self) -> TimeLimits:
         """Of the run's settings."""
         return self.ctx.limits
@@ -83,13 +88,12 @@ class SiteCore:
     def handle(self, event: Event, now: float) -> list[Output]:
         """What is to be done because of the event, in order. After Exit only a bad end of the script is told."""
         site, ctx = self.ctx.site, self.ctx
-        ctx.now = now
+        ctx.begin(event, now)
         ctx.ranks.seen(now, ctx.limits)
         if site.exit is not None:
             if isinstance(event, events.WorkersExited):
                 workforce.exited(ctx, event)
             return ctx.take()
-        ctx.happens(event)
         try:
             for happened in ctx.inbox:  # it grows
                 self._step(happened)

@@ -12,7 +12,6 @@ from atoll.node.core.lanes.lane import SnapshotPhase
 from atoll.node.core.lanes.local_copy import LocalCopy
 from atoll.node.core.outputs import (
     DescribeCrash,
-    Note,
     PublishState,
     SeedState,
     SendLayout,
@@ -58,7 +57,6 @@ def heard(ctx: Context, event: events.RankEvent) -> None:
     """What the ranks come to together is handled next, as an event of the site."""
     for item in ctx.ranks.heard(event, ctx.now):
         if isinstance(item, OfSite):
-            ctx.emit(Note(item))
             ctx.happens(item)
         else:
             ctx.emit(item)
@@ -131,7 +129,7 @@ def merged(ctx: Context, event: events.Merged) -> None:
     copy = next((copy for copy in workers.copies if copy.offered is not None), None)
     if copy is None or copy.offered is None or copy.offered.version != event.version:
         return
-    offered, goes_on = copy.offered, copy.merged(event.wait_s)
+    offered, goes_on = copy.offered, copy.merged()
     outer = disk.outer
     if outer is not None:
         workers.reach(outer)  # commits of other fragments may have been applied since it was offered

@@ -34,7 +34,10 @@ class NodeConfig:
     num_ranks: int = 1
     """Worker processes of this site."""
     num_threads: int = 0
-    """Of each worker and of the node's kernels; without it, cores / ranks."""
+    """Of each worker, and of the node's kernels if nothing else is said of them; without it, cores / ranks."""
+    num_node_threads: int = 0
+    """Of the node's kernels; without it, as many as --threads says of each worker, else as many as there are cores:
+    docs/log.md."""
     nice: int = 0
     """How much less of busy cores the threads of the node's kernels get than its workers do, 0 to 19: docs/log.md."""
     command: tuple[str, ...] = ()
@@ -69,7 +72,7 @@ class NodeConfig:
     @property
     def num_kernel_threads(self) -> int:
         """Of the node's own kernels."""
-        return self.num_threads or _num_cores()
+        return self.num_node_threads or self.num_threads or _num_cores()
 
 
 def validate(config: NodeConfig) -> None:
@@ -80,8 +83,8 @@ def validate(config: NodeConfig) -> None:
         )
     if config.num_ranks < 1:
         raise ConfigError(f"--ranks {config.num_ranks}: a site has at least one rank")
-    if config.num_threads < 0:
-        raise ConfigError(f"--threads {config.num_threads}: must be at least 1, or 0 for cores / ranks")
+    if (fewest := min(config.num_threads, config.num_node_threads)) < 0:
+        raise ConfigError(f"--threads or --node-threads {fewest}: must be at least 1, or 0 for the default")
     if not 0 <= config.nice <= MAX_NICE:
         raise ConfigError(f"--nice {config.nice}: 0 (as the workers) to {MAX_NICE} (only where they leave cores idle)")
     if config.launcher not in LAUNCHERS:

@@ -99,7 +99,6 @@ class DiskJobs:
         plane = self.present
         async with plane.fetching() as outer:
             fetched = await self._shell.hub.fetch_state(
-                site_id=self._core.site.site_id,
                 sources=sources,
                 refresh=self._ask_for_sources,
                 undialable=lambda: self._core.site.unreachable_site_ids,

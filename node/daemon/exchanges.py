@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections import deque
-from dataclasses import replace
 
 from atoll.node.core import events as e
 from atoll.node.core import outputs as out
@@ -13,8 +11,7 @@ from atoll.node.daemon.disk_jobs import DiskJobs
 from atoll.node.daemon.shell import Shell
 from atoll.node.exchange.sync.exchange import Exchange
 from atoll.node.threads import run_to_its_end
-from atoll.protocol import messages as m
-from atoll.protocol.errors import AtollError, AverageError, HostError, NonFiniteError, NoRoomError, PeerError
+from atoll.protocol.errors import AtollError, HostError, NonFiniteError
 
 
 class Exchanges:
@@ -55,16 +52,14 @@ class Exchanges:
                     self._disk.drop_payloads(sync)
 
     async def _begin(self, begun: out.BeginExchange) -> None:
-        plan, site_id = begun.plan, self._shell.core.site.site_id
-        failure: m.ExchangeFailed | None = None
+        plan = begun.plan
         try:
             data = self._disk.present.sync_data(plan)
-            share = await run_to_its_end(self._hub.share(plan, data, site_id=site_id), self._hub.pool)
+            share = await run_to_its_end(self._hub.share(plan, data), self._hub.pool)
             exchange = self._hub.begin(
                 plan,
                 data,
                 share,
-                site_id=site_id,
                 tokens=begun.tokens,
                 weights=begun.weights,
                 spread_s=begun.spread_s,
@@ -73,12 +68,8 @@ class Exchanges:
             self._shell.spawn(self._run(exchange))
             await exchange.reducer.make_room()  # what is forgotten is not taken for held by the next one
         except AtollError as error:
-            failure = _failure(plan, error)
-            if isinstance(error, NoRoomError):
-                failure = replace(failure, peer_site_id=site_id, phase="holding contributions")
+            self._shell.handle(e.ExchangeBroken(plan, error))
         self._beginning = None
-        if failure is not None:
-            self._shell.handle(e.ExchangeBroken(failure))
         self._go_on()
 
     async def _run(self, exchange: Exchange) -> None:
@@ -94,46 +85,8 @@ class Exchanges:
             self._shell.handle(e.NodeFailed(str(error), error.exit_code))
             return
         except (AtollError, OSError) as error:
-            self._shell.handle(e.ExchangeBroken(_failure(plan, error)))
+            self._shell.handle(e.ExchangeBroken(plan, error))
             return
         self._shell.observer.exchange_s = loop.time() - started
-        if (held := self._shell.core.site.disk.outer) is None:
-            return  # the run has gone back meanwhile, and the exchange is void
-        done = m.Done(
-            sync=plan.sync,
-            attempt=plan.attempt,
-            term=plan.term,
-            payload_digest=result.payload_digest,
-            last_commit=held.commit,
-            state_hash=held.state_hash,
-            tokens=result.tokens,
-            stood_out=_outlier(result.stood_out) if result.stood_out is not None else None,
-            links=result.links,
-        )
-        self._shell.handle(e.ExchangeFinished(done))
-
-
-_MOST = sys.float_info.max
-"""The wire carries finite numbers alone."""
-
-
-def _outlier(found: tuple[int, float, float]) -> m.Outlier:
-    site_id, norm, limit = found
-    return m.Outlier(site_id=site_id, norm=min(norm, _MOST), limit=min(limit, _MOST))
-
-
-def _failure(plan: m.Plan, error: Exception) -> m.ExchangeFailed:
-    peer = error if isinstance(error, PeerError) else None
-    average = error if isinstance(error, AverageError) else None
-    phase = peer.phase if peer else "averaging" if average else "local"
-    return m.ExchangeFailed(
-        sync=plan.sync,
-        attempt=plan.attempt,
-        term=plan.term,
-        peer_site_id=peer.peer_site_id if peer else 0,
-        direction=m.Direction.SENDING if peer is not None and peer.sending else m.Direction.RECEIVING,
-        phase=phase[:64],
-        text=str(error)[:1024],
-        tensor=average.tensor[:1024] if average else "",
-        outliers=tuple(_outlier(found) for found in (average.outliers if average else ())),
-    )
+        said = result.tokens, result.stood_out, result.links
+        self._shell.handle(e.ExchangeFinished(plan, result.payload_digest, *said))

@@ -108,16 +108,10 @@ class LocalServer:
             connection.shut()
 
     async def send_layout(
-        self,
-        *,
-        generation: int,
-        told: Callable[[int], LocalLayout],
-        layout: Layout,
-        snapshot: SharedBuffer,
-        publish: SharedBuffer,
+        self, generation: int, told: Callable[[int], LocalLayout], layout: Layout, *buffers: SharedBuffer
     ) -> None:
         """Admit the ranks: they map the buffers and ask for their first values. `told`: what each is told, asked for in
-        a thread. Nothing is sent if their generation is over, or ends meanwhile."""
+        a thread. `buffers`: SNAPSHOT, PUBLISH. Nothing is sent if their generation is over, or ends meanwhile."""
         if generation != self.generation:
             return
         ranks = list(self._of_rank)
@@ -136,7 +130,7 @@ class LocalServer:
             return
         for rank, frame in frames.items():
             if rank in self._of_rank:  # else it is lost, and the core has heard of that
-                self._of_rank[rank].send_frame(frame, (snapshot.fd, publish.fd))
+                self._of_rank[rank].send_frame(frame, tuple(buffer.fd for buffer in buffers))
         self._tell(LayoutSent(generation))
 
     def execute(self, output: ToRanks) -> None:
@@ -196,11 +190,8 @@ class LocalServer:
         try:
             while (frame := await connection.read_frame()) is not None:
                 request = local_protocol.decode(local_pb2.LocalRequest, frame)
-                said = local_protocol.unpack
-                if request.WhichOneof("body") == "join":  # a large one takes a while
-                    self._hear(connection, request, await run_to_its_end(partial(said, request)))
-                else:
-                    self._hear(connection, request, said(request))
+                unpack, is_large = partial(local_protocol.unpack, request), request.WhichOneof("body") == "join"
+                self._hear(connection, request, await run_to_its_end(unpack) if is_large else unpack())
         except RefusedError as error:
             self.num_malformed += isinstance(error, InvalidMessage)
             end = f"was cut off: {error}"

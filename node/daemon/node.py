@@ -26,8 +26,8 @@ from atoll.node.daemon.shell import Parts, Shell, fatal
 from atoll.node.daemon.worker_control import WorkerControl
 from atoll.node.exchange.hub import Hub
 from atoll.node.exchange.peers.prober import Prober
-from atoll.protocol import PROTOCOL_VERSION, wire
 from atoll.protocol import messages as m
+from atoll.protocol import wire
 from atoll.protocol.errors import AtollError, HostError
 from atoll.protocol.machine import Machine
 from atoll.protocol.settings import RunSettings
@@ -185,9 +185,10 @@ class Node:
             self._fail(error)
 
     def _handle(self, event: e.Event) -> None:
-        self.shell.observer.observe(event)
         outputs = self.core.handle(event, self._loop.time())
         self.hub.site_id = self.core.site.site_id
+        for happened in self.core.handled:
+            self.shell.observer.observe(happened)
         for output in outputs:
             self._execute(output)
         if self.core.phase != self._phase and self.failure is None:
@@ -227,15 +228,7 @@ class Node:
         self.handle(e.Received(header.term, message))
 
     def _header(self) -> m.Header:
-        site = self.core.site
-        return m.Header(
-            protocol_version=PROTOCOL_VERSION,
-            run_id=self._run_id,
-            term=site.term,
-            site_id=site.site_id,
-            incarnation=self.home.incarnation,
-            generation=site.workers.generation,
-        )
+        return self.hub.identity(self.core.site.term)
 
     def _num_refused(self) -> int:
         return self.session.num_refused_messages + self.workers.server.num_malformed
@@ -263,8 +256,6 @@ class Node:
                 out.BeginExchange() | out.WeighExchange() | out.HurryExchange() | out.CancelExchange() | out.DropSync()
             ):
                 self.exchanges.execute(output)
-            case out.Note(event):
-                self.shell.observer.observe(event)
             case out.StartWorkers() | out.StopWorkers() | out.DescribeCrash() | out.SendLayout() | out.MergePieces():
                 self.workers.execute(output)
             case out.RefuseRank() | out.AnswerWorkers() | out.AnswerDraw():

@@ -22,7 +22,7 @@ MAX_DOING_CHARACTERS = 64  # of a heartbeat
 
 @dataclass(eq=False, kw_only=True)
 class Observer:
-    """Reads the parts of a node; `observe` every event before the core gets it."""
+    """Reads the parts of a node; `observe` every event that the core has handled."""
 
     config: NodeConfig
     core: SiteCore
@@ -141,6 +141,7 @@ class Observer:
             ("atoll_node_sent_bytes", "Bytes of chunks sent to peers", said.sent_bytes),
             ("atoll_node_received_bytes", "Bytes of chunks received from peers", said.received_bytes),
             ("atoll_node_moved_bytes", moved_text, said.moved_bytes),
+            ("atoll_node_reconnects", "Streams to peers that broke and were opened again", hub.counters.reconnects),
             ("atoll_node_refused_messages", "Messages refused as malformed, stale or foreign", refused),
             ("atoll_node_train_seconds", "Time the workers trained", said.train_s),
             ("atoll_node_wait_seconds", "Time the workers waited for a sync", said.wait_s),
@@ -191,5 +192,5 @@ class Observer:
             case e.Received(message=m.Commit() as commit):
                 since_s = self._loop.time() - self._sealed_at
                 self.journal.write("commit_received", commit=commit.commit, since_sealed_s=round(since_s, 4))
-            case e.WorkersFailed(text=text) | e.ExchangeBroken(m.ExchangeFailed(text=text)):
-                self.journal.write(type(event).__name__, text=text)
+            case e.WorkersFailed(text=text) | e.ExchangeBroken(error=text):
+                self.journal.write(type(event).__name__, text=str(text))

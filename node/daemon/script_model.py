@@ -50,13 +50,8 @@ async def model_of_script(config: NodeConfig, settings: RunSettings, limit_s: fl
     launcher = Launcher(config, ended, failed)
     await server.start()
     try:
-        server.begin(
-            GENERATION,
-            Greeting(
-                settings_json=settings_to_json(settings),
-                data_paths=tuple(str(path) for path in config.data_paths),
-            ),
-        )
+        data_paths = tuple(str(path) for path in config.data_paths)
+        server.begin(GENERATION, Greeting(settings_json=settings_to_json(settings), data_paths=data_paths))
         await launcher.start(GENERATION, server.path)
         async with asyncio.timeout(limit_s):
             pieces = await asyncio.to_thread(site_pieces, await found)

@@ -150,12 +150,8 @@ class WorkerControl:
             assert plane.snapshot is not None
             assert plane.publish_buffer is not None
             self._exchanges.have_buffers()
-            await self.server.send_layout(
-                generation=output.generation,
-                told=partial(layout_of, group, output, self._shell.home.incarnation, plane.layout.chunk_elements),
-                layout=plane.layout,
-                snapshot=plane.snapshot,
-                publish=plane.publish_buffer,
-            )
+            told = partial(layout_of, group, output, self._shell.home.incarnation, plane.layout.chunk_elements)
+            buffers = plane.snapshot, plane.publish_buffer
+            await self.server.send_layout(output.generation, told, plane.layout, *buffers)
         except (AtollError, OSError) as error:
             self._refuse(output.generation, error)

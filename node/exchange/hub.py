@@ -56,6 +56,8 @@ class Hub:
     dialer: Dialer
     pool: Executor
     spill: Spill | None = None
+    site_id: int = 0
+    """Given by the coordinator; 0 until then."""
 
     def __post_init__(self) -> None:
         self.max_retained_bytes = 0
@@ -64,8 +66,6 @@ class Hub:
         self.donor: DonorServer | None = None
         self.expected_donors = ExpectedDonors()
         self.donations = Donations(identity=self.identity, dialer=self.dialer, donor=self.served_donor)
-        self.site_id = 0
-        """Given by the coordinator; 0 until then."""
         self._log: PayloadLog | None = None
         self._exchanges: dict[int, Exchange] = {}  # by sync: the newest attempt
         self._dropped: deque[int] = deque(maxlen=DROPPED_REMEMBERED)
@@ -110,25 +110,22 @@ class Hub:
         if self.spill is not None:
             await asyncio.to_thread(self.spill.clear)
 
-    def header(self, site_id: int, term: int) -> Header:
+    def identity(self, term: int = 0) -> Header:
+        """Who answers here."""
         return Header(
             protocol_version=PROTOCOL_VERSION,
             run_id=self.run_id,
             term=term,
-            site_id=site_id,
+            site_id=self.site_id,
             incarnation=self.incarnation,
         )
 
-    def identity(self) -> Header:
-        """Who answers here."""
-        return self.header(self.site_id, 0)
-
     # --- exchanges
 
-    def share(self, plan: Plan, data: SyncData, *, site_id: int) -> Callable[[], Share]:
+    def share(self, plan: Plan, data: SyncData) -> Callable[[], Share]:
         """What the plan asks of this site, to be made in a thread: see `share_of`."""
         before = self._exchanges.get(plan.sync)
-        return partial(share_of, plan, data, site_id, before.retained.arrived() if before else [], self.spill)
+        return partial(share_of, plan, data, self.site_id, before.retained.arrived() if before else [], self.spill)
 
     def begin(
         self,
@@ -136,7 +133,6 @@ class Hub:
         data: SyncData,
         share: Share,
         *,
-        site_id: int,
         tokens: int,
         weights: Sequence[int],
         spread_s: float = 0.0,
@@ -159,7 +155,7 @@ class Hub:
         for sync in [sync for sync in self._exchanges if sync != plan.sync and sync not in in_flight]:
             self.drop_sync(sync)
         retained = old.retained if old is not None else Retained(self.pool, self.spill)
-        header = self.header(site_id, plan.term)
+        header = self.identity(plan.term)
         attempt = Attempt(plan, data, header, tokens, self.pool, self.counters, self.uplink, share, spread_s)
         need = share.bytes_to_retain(attempt.where, self.max_retained_bytes, self.spill)
         exchange = Exchange(
@@ -222,7 +218,6 @@ class Hub:
     async def fetch_state(
         self,
         *,
-        site_id: int,
         sources: Sources,
         refresh: Callable[[tuple[int, ...]], Awaitable[Sources]],
         undialable: Callable[[], Collection[int]],
@@ -240,7 +235,7 @@ class Hub:
         index.learn(sources)
         donors = Donors(
             index=index,
-            header=self.header(site_id, 0),
+            header=self.identity(),
             dialer=self.dialer,
             counters=self.counters,
             refresh=refresh,

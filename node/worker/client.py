@@ -16,16 +16,7 @@ from dataclasses import dataclass
 
 from atoll.node import local_protocol as local
 from atoll.node.core.events import Answer
-from atoll.node.local_protocol import (
-    NO_CHECKPOINTS,
-    CheckpointCounts,
-    DataSet,
-    Greeting,
-    LocalJoin,
-    LocalLayout,
-    Said,
-    SealedReport,
-)
+from atoll.node.local_protocol import NO_CHECKPOINTS, CheckpointCounts, DataSet, Greeting, LocalJoin, LocalLayout
 from atoll.protocol import PROTOCOL_VERSION, wire
 from atoll.protocol.errors import InvalidMessage, RefusedError, StaleError, WorkerError
 from atoll.protocol.layout import Layout, Manifest
@@ -151,7 +142,7 @@ class LocalClient:
         """Once, before the first `draw`."""
         self._send(data)
 
-    def sealed(self, report: SealedReport) -> None:
+    def sealed(self, report: local.SealedReport) -> None:
         self._send(report)
 
     def merged(self, *, version: int, step: int, wait_s: float) -> None:
@@ -189,7 +180,7 @@ class LocalClient:
 
     # --- inside
 
-    def _send(self, said: Said) -> None:
+    def _send(self, said: local.Said) -> None:
         if self._refused is not None:
             raise self._refused
         frame = local.encode_frame(local.pack(self.generation, self.rank, said))

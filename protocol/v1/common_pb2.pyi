@@ -52,21 +52,15 @@ class Header(_message.Message):
     RUN_ID_FIELD_NUMBER: _builtins.int
     TERM_FIELD_NUMBER: _builtins.int
     SITE_ID_FIELD_NUMBER: _builtins.int
-    HOST_INDEX_FIELD_NUMBER: _builtins.int
     INCARNATION_FIELD_NUMBER: _builtins.int
-    GENERATION_FIELD_NUMBER: _builtins.int
     protocol_version: _builtins.int
     run_id: _builtins.str
     term: _builtins.int
     """coordinator start count, as the sender knows it; 0 before Welcome"""
     site_id: _builtins.int
     """0 before Admitted, and from the coordinator"""
-    host_index: _builtins.int
-    """0 for a site of one host"""
     incarnation: _builtins.int
     """start count of this node"""
-    generation: _builtins.int
-    """start count of this node's workers"""
     def __init__(
         self,
         *,
@@ -74,13 +68,11 @@ class Header(_message.Message):
         run_id: _builtins.str = ...,
         term: _builtins.int = ...,
         site_id: _builtins.int = ...,
-        host_index: _builtins.int = ...,
         incarnation: _builtins.int = ...,
-        generation: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "host_index", b"host_index", "incarnation", b"incarnation", "protocol_version", b"protocol_version", "run_id", b"run_id", "site_id", b"site_id", "term", b"term"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "protocol_version", b"protocol_version", "run_id", b"run_id", "site_id", b"site_id", "term", b"term"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

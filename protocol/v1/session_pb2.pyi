@@ -648,7 +648,6 @@ class Ready(_message.Message):
     NUM_STEPS_FIELD_NUMBER: _builtins.int
     MEAN_LOSS_FIELD_NUMBER: _builtins.int
     TRAIN_S_FIELD_NUMBER: _builtins.int
-    WAIT_S_FIELD_NUMBER: _builtins.int
     RANGES_FIELD_NUMBER: _builtins.int
     UNREACHABLE_SITE_IDS_FIELD_NUMBER: _builtins.int
     sync: _builtins.int
@@ -658,8 +657,6 @@ class Ready(_message.Message):
     mean_loss: _builtins.float
     train_s: _builtins.float
     """time spent training towards this sync"""
-    wait_s: _builtins.float
-    """time the workers waited for the sync before"""
     @_builtins.property
     def ranges(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.DataRange]:
         """trained on since the last commit that this site is in; ascending, merged"""
@@ -676,13 +673,12 @@ class Ready(_message.Message):
         num_steps: _builtins.int = ...,
         mean_loss: _builtins.float = ...,
         train_s: _builtins.float = ...,
-        wait_s: _builtins.float = ...,
         ranges: _abc.Iterable[_common_pb2.DataRange] | None = ...,
         unreachable_site_ids: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["mean_loss", b"mean_loss", "num_steps", b"num_steps", "ranges", b"ranges", "sync", b"sync", "tokens", b"tokens", "train_s", b"train_s", "unreachable_site_ids", b"unreachable_site_ids", "wait_s", b"wait_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["mean_loss", b"mean_loss", "num_steps", b"num_steps", "ranges", b"ranges", "sync", b"sync", "tokens", b"tokens", "train_s", b"train_s", "unreachable_site_ids", b"unreachable_site_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -14,7 +14,7 @@ from atoll.node.core import events as e
 from atoll.node.core.events import Answer, AnswerKind
 from atoll.node.core.ranks.pieces import site_pieces
 from atoll.node.daemon.local_server import LocalServer
-from atoll.node.local_protocol import Greeting, LocalJoin, LocalLayout
+from atoll.node.local_protocol import Greeting, LocalLayout
 from atoll.protocol import PROTOCOL_VERSION, wire
 from atoll.protocol import messages as m
 from atoll.protocol.errors import ConfigError, InvalidMessage, RefusedError

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +16,7 @@ from atoll.node.core.disk import Outer
 from atoll.node.core.events import AnswerKind, MergeMode
 from atoll.protocol import PROTOCOL_VERSION, wire
 from atoll.protocol import messages as m
-from atoll.protocol.errors import InvalidMessage
+from atoll.protocol.errors import AverageError, InvalidMessage, NoRoomError, PeerError
 from atoll.protocol.layout import Manifest, Role, TensorSpec
 from atoll.protocol.settings import RunSettings, SyncSettings, settings_to_json
 from tests.harness.envelopes import response
@@ -156,11 +157,15 @@ class Host(SiteQuestions):
             case out.CancelFetch():
                 self.is_fetching = False
             case out.BeginExchange(plan):
-                key: dict[str, Any] = {"sync": plan.sync, "attempt": plan.attempt, "term": plan.term}
-                where = m.Direction.SENDING
-                failure = m.ExchangeFailed(**key, peer_site_id=2, direction=where, phase="x" * 64, text="y" * 1024)
-                broken = e.ExchangeBroken(failure)
-                done = e.ExchangeFinished(self.done(plan, payload_digest=bytes(32)))
+                outlying = ((2, math.inf, 1e308),)
+                errors = (
+                    PeerError("y" * 2000, 2, sending=True, phase="x" * 100),
+                    AverageError("no average", "w" * 2000, outlying),
+                    NoRoomError("full"),
+                    OSError("EIO"),
+                )
+                broken = e.ExchangeBroken(plan, self.data.draw(st.sampled_from(errors)))
+                done = e.ExchangeFinished(plan=plan, payload_digest=bytes(32), stood_out=outlying[0])
                 self.due.append(broken if flip else done)
             case out.ApplyCommit(commit):
                 applied = e.CommitApplied(commit=commit.commit, state_hash=bytes(32))

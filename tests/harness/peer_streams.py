@@ -57,9 +57,9 @@ def begin(
     in_flight: Collection[int] = (),
 ) -> Exchange:
     """As a node does, but for the thread. All have the same weight, if no others are given."""
-    share = hub.share(plan, data, site_id=1)()
+    share = hub.share(plan, data)()
     told = (5,) * len(plan.contributors) if weights is None else weights
-    return hub.begin(plan, data, share, site_id=1, tokens=5, weights=told, spread_s=spread_s, in_flight=in_flight)
+    return hub.begin(plan, data, share, tokens=5, weights=told, spread_s=spread_s, in_flight=in_flight)
 
 
 class Aborted(Exception):
@@ -105,7 +105,7 @@ class Disk:
 @asynccontextmanager
 async def serving(disk: Disk, max_retained_bytes: int = 1 << 20, *, dialer: Dialer | None = None) -> AsyncIterator[Hub]:
     """A node that is the reducer of all chunks of sync 1; `dialer`: of what it dials itself."""
-    hub = Hub(run_id=dp.RUN, incarnation=1, dialer=dialer or Dialer(None), pool=ThreadPoolExecutor(1))
+    hub = Hub(run_id=dp.RUN, incarnation=1, dialer=dialer or Dialer(None), pool=ThreadPoolExecutor(1), site_id=1)
     hub.max_retained_bytes = max_retained_bytes
     hub.serve(LAYOUT, lambda: disk.outer, disk.log, PACE)
     try:

@@ -106,8 +106,9 @@ class ServedRanks(LocalServer):
         return self.group
 
     def _heard(self, event: e.RankEvent) -> None:
+        was_over = self.group.failed
         outcome = self.ranks.heard(event, self.now())
-        if isinstance(event, e.RankLost):
+        if isinstance(event, e.RankLost) and self.group.failed and not was_over:
             self._happened(event)
         self._follows(outcome)
 
@@ -148,10 +149,8 @@ class ServedRanks(LocalServer):
     ) -> None:
         group = self.group
         admits = SendLayout(generation=group.generation, site_id=site_id, run_seed=run_seed)
-        await self.send_layout(
-            generation=group.generation,
-            told=lambda rank: layout_of(group, admits, incarnation, layout.chunk_elements, rank),
-            layout=layout,
-            snapshot=snapshot,
-            publish=publish,
-        )
+
+        def told(rank: int) -> local.LocalLayout:
+            return layout_of(group, admits, incarnation, layout.chunk_elements, rank)
+
+        await self.send_layout(group.generation, told, layout, snapshot, publish)

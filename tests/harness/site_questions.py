@@ -103,20 +103,6 @@ class SiteQuestions:
         outer = self.core.site.disk.outer
         return None if outer is None else outer.commit
 
-    def done(self, plan: m.Plan, *, payload_digest: bytes, tokens: tuple[int, ...] = ()) -> m.Done:
-        """What it says when the exchange of that plan is finished, in the state that it holds now."""
-        outer = self.core.site.disk.outer
-        assert outer is not None
-        return m.Done(
-            sync=plan.sync,
-            attempt=plan.attempt,
-            term=plan.term,
-            payload_digest=payload_digest,
-            last_commit=outer.commit,
-            state_hash=outer.state_hash,
-            tokens=tokens,
-        )
-
     def branch(self) -> int:
         """In which the commits of its state are numbered."""
         return self.core.site.disk.branch
@@ -217,7 +203,7 @@ class SiteQuestions:
         return len(self.core.site.data.draws)
 
 
-INSIGNIFICANT = frozenset({"out", "now", "settings", "limits"})
+INSIGNIFICANT = frozenset({"out", "now", "inbox", "settings", "limits"})
 
 
 def decisions(core: SiteCore) -> Any:

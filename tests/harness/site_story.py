@@ -17,6 +17,7 @@ from atoll.node.core.disk import Outer
 from atoll.node.core.events import AnswerKind, MergeMode
 from atoll.protocol import messages as m
 from atoll.protocol.digest import Digest
+from atoll.protocol.errors import PeerError
 from atoll.protocol.layout import Manifest, Role, TensorSpec
 from atoll.protocol.sample_order import GLOBAL_LINE
 from atoll.protocol.settings import RunSettings, SyncSettings, settings_to_json
@@ -242,16 +243,11 @@ class SiteStory(SiteQuestions):
         """The last one that was begun, or that of this name."""
         begun = self._begun[name] if name else self._exchange
         assert begun is not None, "no exchange was begun"
-        key: dict[str, Any] = {n: getattr(begun.plan, n) for n in ("sync", "attempt", "term")}
         if peer:
-            where, phase = m.Direction.SENDING, "sending contributions"
-            failure = m.ExchangeFailed(
-                **key, peer_site_id=_id(peer), direction=where, phase=phase, text="no byte for 6.0 s"
-            )
-            self.happens(e.ExchangeBroken(failure))
+            error = PeerError("no byte for 6.0 s", _id(peer), sending=True, phase="sending contributions")
+            self.happens(e.ExchangeBroken(begun.plan, error))
         else:
-            plan, tokens = begun.plan, begun.weights
-            self.happens(e.ExchangeFinished(self.done(plan, payload_digest=a_hash("payloads"), tokens=tokens)))
+            self.happens(e.ExchangeFinished(plan=begun.plan, payload_digest=a_hash("payloads"), tokens=begun.weights))
 
     def published(self) -> None:
         done, self._publishing = self._publishing, None
@@ -327,8 +323,6 @@ class SiteStory(SiteQuestions):
                 return "puts together what its ranks hold"
             case out.RefuseRank(rank=rank, text=text):
                 return f"refuses rank {rank}: {text}"
-            case out.Note(event):
-                return f"notes {type(event).__name__}"
             case out.Report(_, text):
                 return f"# {text}"
             case out.Exit(code, text):

@@ -104,7 +104,8 @@ class Site:
             outer = OuterState.create(home / "state", layout, OPTIMIZER.slots, RUN_ID)
             outer.history = lambda: log.history
         dialer = Dialer(None, network)
-        hub = Hub(run_id=RUN_ID, incarnation=incarnation, dialer=dialer, pool=pool or ThreadPoolExecutor(2))
+        pool = pool or ThreadPoolExecutor(2)
+        hub = Hub(run_id=RUN_ID, incarnation=incarnation, dialer=dialer, pool=pool, site_id=site_id)
         hub.max_retained_bytes = 1 << 30
         hub.serve(layout, lambda: outer, log, PACE)
         server, port = await listen(f"{host}:{port}", PeerService(hub).handlers, network)
@@ -149,11 +150,10 @@ class Site:
     def begin(self, plan: Plan, data: SyncData | None = None, spread_s: float = 0.0) -> Exchange:
         """`plan` has the weights that this site knows: those of all, or its own."""
         data = data or self.data_of(plan.fragment)
-        share = self.hub.share(plan, data, site_id=self.site_id)()
+        share = self.hub.share(plan, data)()
         tokens = next((c.tokens for c in plan.contributors if c.site_id == self.site_id), 0)
         told = weights(plan) if all(weights(plan)) else ()
-        site_id = self.site_id
-        return self.hub.begin(plan, data, share, site_id=site_id, tokens=tokens, weights=told, spread_s=spread_s)
+        return self.hub.begin(plan, data, share, tokens=tokens, weights=told, spread_s=spread_s)
 
     def apply(self, record: Commit) -> None:
         self.log.commit(record)

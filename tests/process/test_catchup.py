@@ -45,7 +45,6 @@ async def fetch(
         return run.sources(donors)
 
     return await site.hub.fetch_state(
-        site_id=site.site_id,
         sources=sources or run.sources(donors),
         refresh=lambda _: (refresh or again)(),
         undialable=tuple,
@@ -484,7 +483,7 @@ def test_a_donors_doors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
             await run.sync([site])
 
             def client(to: Site, run_id: str = "sites") -> DonorClient:
-                header = to.hub.header(7, 0)
+                header = replace(to.hub.identity(), site_id=7)
                 return DonorClient(
                     donor=site.donor() if to is site else empty.donor(),
                     ask=dialled(to.hub.dialer),

@@ -40,8 +40,6 @@ class Transfer:
         self.asked: list[tuple[int, ...]] = []
         self.undialable: tuple[int, ...] = ()
         self.on_ask: Callable[[], None] = lambda: None
-        for site in (joiner, *donors):
-            site.hub.site_id = site.site_id
         self.addresses = {site.site_id: closed_port() for site in donors}
 
     def sources(self) -> Sources:
@@ -61,7 +59,6 @@ class Transfer:
 
     async def fetch(self) -> Fetched:
         return await self.joiner.hub.fetch_state(
-            site_id=self.joiner.site_id,
             sources=self.sources(),
             refresh=self.refresh,
             undialable=lambda: self.undialable,
@@ -209,7 +206,7 @@ def test_who_is_not_expected_is_refused_and_nothing_is_held_for_it(tmp_path: Pat
                     await call.read()
                 return ended.value.details() or ""
 
-            donor = replace(hub.header(2, 0), incarnation=4)
+            donor = replace(hub.identity(), site_id=2, incarnation=4)
             assert "not asked to dial this site" in await refused(opened(donor))
             hub.expected_donors.expect([(2, 4)])
             assert "not asked to dial this site" in await refused(opened(replace(donor, incarnation=3)))

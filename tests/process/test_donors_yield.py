@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ pytestmark = pytest.mark.timeout(120)
 
 
 def requested(site: Site, chunk: int) -> peer_pb2.FetchStateRequest:
-    return peer_pb2.FetchStateRequest(header=wire.to_proto(site.hub.header(7, 0)), chunks=[chunk])
+    return peer_pb2.FetchStateRequest(header=wire.to_proto(replace(site.hub.identity(), site_id=7)), chunks=[chunk])
 
 
 def test_a_donor_gives_a_frame_at_a_time_while_it_sends(tmp_path: Path) -> None:

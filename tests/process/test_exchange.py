@@ -627,9 +627,10 @@ def test_old_plans_and_foreign_ones_are_refused(tmp_path: Path) -> None:
             sites[0].begin(replace(plan, attempt=2))
             with pytest.raises(StaleError, match="attempt 1 comes after"):
                 sites[0].begin(plan)
-            share = sites[0].hub.share(plan, sites[0].data, site_id=9)()
+            sites[0].hub.site_id = 9
+            share = sites[0].hub.share(plan, sites[0].data)()
             with pytest.raises(RefusedError, match="does not list site 9"):
-                sites[0].hub.begin(replace(plan, sync=2), sites[0].data, share, site_id=9, tokens=1, weights=())
+                sites[0].hub.begin(replace(plan, sync=2), sites[0].data, share, tokens=1, weights=())
 
     asyncio.run(main())
 

@@ -33,7 +33,6 @@ class Found:
 
     def __init__(self, site: Site) -> None:
         self._changes: asyncio.Queue[tuple[int, ...]] = asyncio.Queue()
-        site.hub.site_id = site.site_id
         self.prober = Prober(
             header=site.hub.identity,
             dialer=site.hub.dialer,
@@ -56,8 +55,6 @@ def test_a_closed_port_and_a_wrong_host_are_found_and_so_is_the_peer_when_it_is_
     async def main() -> None:
         async with Run(tmp_path, small_layout()) as run:
             first, second, third = await run.add(3)
-            second.hub.site_id = 2
-            third.hub.site_id = 3
             found = Found(first)
             address = closed_port()
             late = Member(site_id=4, incarnation=1, address=address)
@@ -68,7 +65,6 @@ def test_a_closed_port_and_a_wrong_host_are_found_and_so_is_the_peer_when_it_is_
             assert await found.next() == (), "nobody asks about site 3 any more"
             assert await found.next() == (4,)
             run.sites.append(await Site.start(4, tmp_path, run.layout, port=int(address.rpartition(":")[2])))
-            run.sites[-1].hub.site_id = 4
             assert await found.next() == ()
             await found.prober.close()
 
@@ -84,7 +80,6 @@ def test_a_peer_that_does_not_know_its_own_id_yet_is_asked_again(
     async def main() -> None:
         async with Run(tmp_path, small_layout()) as run:
             first, second = await run.add(2)
-            second.hub.site_id = 2
             answer = second.hub.identity()
             loop = asyncio.get_running_loop()
             asked, admitted, asked_again = asyncio.Event(), asyncio.Event(), asyncio.Event()
@@ -114,7 +109,6 @@ def test_another_start_of_the_peer_is_not_the_peer(tmp_path: Path) -> None:
     async def main() -> None:
         async with Run(tmp_path, small_layout()) as run:
             first, second = await run.add(2)
-            second.hub.site_id = 2
             found = Found(first)
             found.prober.watch((replace(second.member(0), incarnation=7),))
             assert await found.next() == (2,)

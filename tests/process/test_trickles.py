@@ -61,7 +61,7 @@ async def stream_to(site: Site, plan: Any, member: Site) -> AsyncIterator[grpc.a
     """An Exchange stream that `member` has opened; the test says what goes over it."""
     me = next(m for m in plan.contributors if m.site_id == member.site_id)
     opening = peer_pb2.ExchangeOpen(
-        header=wire.to_proto(member.hub.header(member.site_id, plan.term)),
+        header=wire.to_proto(replace(member.hub.identity(plan.term), site_id=member.site_id)),
         sync=plan.sync,
         attempt=plan.attempt,
         plan_term=plan.term,
@@ -550,7 +550,7 @@ def test_a_client_that_stops_reading_loses_its_place(tmp_path: Path) -> None:
             (site,) = await run.add(1)
             site.hub.serve(site.layout, lambda: site.outer, site.log, Pace(stall_s=0.5, slowest_bytes_per_s=1 << 10))
             request = peer_pb2.FetchStateRequest(
-                header=wire.to_proto(site.hub.header(7, 0)), chunks=range(len(site.layout.chunks))
+                header=wire.to_proto(replace(site.hub.identity(), site_id=7)), chunks=range(len(site.layout.chunks))
             ).SerializeToString()
             channel = transport.open_channel(
                 site.address, credentials=None, max_message_bytes=transport.MAX_FRAME_BYTES
@@ -565,7 +565,7 @@ def test_a_client_that_stops_reading_loses_its_place(tmp_path: Path) -> None:
             client = DonorClient(
                 donor=site.donor(),
                 ask=dialled(site.hub.dialer),
-                header=site.hub.header(7, 0),
+                header=replace(site.hub.identity(), site_id=7),
                 counters=site.hub.counters,
                 pace=PACE,
             )
@@ -595,7 +595,8 @@ def test_slow_readers_with_many_names_do_not_keep_the_places_of_a_donor(tmp_path
 
             async def trickle(site_id: int) -> None:
                 request = peer_pb2.FetchStateRequest(
-                    header=wire.to_proto(site.hub.header(site_id, 0)), chunks=range(len(site.layout.chunks))
+                    header=wire.to_proto(replace(site.hub.identity(), site_id=site_id)),
+                    chunks=range(len(site.layout.chunks)),
                 )
                 while True:
                     with suppress(grpc.RpcError):
@@ -616,7 +617,7 @@ def test_slow_readers_with_many_names_do_not_keep_the_places_of_a_donor(tmp_path
             client = DonorClient(
                 donor=site.donor(),
                 ask=dialled(site.hub.dialer),
-                header=site.hub.header(7, 0),
+                header=replace(site.hub.identity(), site_id=7),
                 counters=site.hub.counters,
                 pace=PACE,
             )

@@ -399,10 +399,12 @@ def tiny_node(
     launcher: str, num_ranks: int, num_processes: int, *command: str
 ) -> tuple[subprocess.Popen[str], list[int]]:
     """A node process in the state that is wanted, and the processes below it."""
+    paths = (str(WORKERS.parent.parent), *filter(None, [os.environ.get("PYTHONPATH")]))  # it imports `tests`
     node = subprocess.Popen(
         [sys.executable, str(WORKERS / "tiny_node.py"), launcher, str(num_ranks), str(num_processes), *command],
         stdout=subprocess.PIPE,
         text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
     )
     assert node.stdout is not None
     line = node.stdout.readline()

@@ -18,7 +18,7 @@ from atoll.node.core.events import AnswerKind, MergeMode, RankEvent, WorkersExit
 from atoll.node.daemon.launcher import Launcher
 from atoll.node.daemon.local_server import LocalServer
 from atoll.node.daemon.shared_memory import SharedBuffer
-from atoll.node.local_protocol import Piece
+from atoll.node.local_protocol import LocalLayout, Piece
 from atoll.protocol import PROTOCOL_VERSION, wire
 from atoll.protocol.layout import Layout, Manifest, Role, TensorSpec, fragments_of
 from atoll.protocol.settings import settings_from_json
@@ -202,6 +202,7 @@ class SimConnection:
     def __init__(self) -> None:
         self.socket = _Socket(self)
         self.rank: int | None = None
+        self.refused = ""
         self.closed = False
         self._loop = asyncio.get_running_loop()
         self._to_node: asyncio.Queue[bytes | None] = asyncio.Queue()
@@ -272,9 +273,12 @@ class SimLocalServer(LocalServer):
         self._spawn(self._serve(connection))  # type: ignore[arg-type]
         return connection
 
-    async def send_layout(self, *, snapshot: Any, publish: Any, **rest: Any) -> None:
+    async def send_layout(
+        self, generation: int, told: Callable[[int], LocalLayout], layout: Layout, *buffers: SharedBuffer
+    ) -> None:
+        snapshot, publish = buffers
         self.buffers = snapshot.view, publish.view
-        await super().send_layout(snapshot=snapshot, publish=publish, **rest)
+        await super().send_layout(generation, told, layout, *buffers)
 
 
 class SimLauncher(Launcher):

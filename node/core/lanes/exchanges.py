@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Sequence
+from typing import Any
 
 from atoll.node.core import events
 from atoll.node.core.context import Context
@@ -19,12 +21,15 @@ from atoll.node.core.outputs import (
     WeighExchange,
 )
 from atoll.protocol import messages as m
+from atoll.protocol.errors import AverageError, NoRoomError, PeerError
 
 SENDING = 0.75
 """Of the time that the ranks train on. What is left of it is for the last average, the commit and the update."""
 DEADLINE_SPREADS = 4
 """The deadline of an exchange is at least so many times as far as the end of its sending: it is by what exchanges took
 before, and they may not have been spread."""
+MOST = sys.float_info.max
+"""The wire carries finite numbers alone."""
 OfAttempt = m.Plan | m.Weights | m.Done | m.ExchangeFailed | m.ListPayloads | m.Commit
 
 
@@ -144,17 +149,7 @@ def _order(said: OfAttempt) -> tuple[int, int, int]:
 def _send_failure(ctx: Context, plan: m.Plan | m.Weights, text: str) -> None:
     """Of this site, before the exchange."""
     ctx.report(logging.ERROR, f"sync {plan.sync}: {text}")
-    ctx.send(
-        m.ExchangeFailed(
-            sync=plan.sync,
-            attempt=plan.attempt,
-            term=plan.term,
-            peer_site_id=0,
-            direction=m.Direction.UNSPECIFIED,
-            phase="plan",
-            text=text,
-        )
-    )
+    ctx.send(_failed(plan, m.Direction.UNSPECIFIED, "plan", text))
 
 
 def current(ctx: Context, said: OfAttempt) -> Exchange | None:
@@ -164,25 +159,66 @@ def current(ctx: Context, said: OfAttempt) -> Exchange | None:
 
 
 def finished(ctx: Context, event: events.ExchangeFinished) -> None:
-    """All payloads are in the log; a contributor says Done, and so does a receiver that has seen links at work."""
-    exchange = current(ctx, event.done)
-    if exchange is not None:
-        exchange.finished = True
-        _say(ctx, exchange, event.done)
-        if not exchange.contributes and event.done.links:
-            ctx.send(event.done)
+    """All payloads are in the log; a contributor says Done, and so does a receiver that has seen links at work. Nobody
+    does if the run has gone back meanwhile, and no state is held."""
+    plan, outer = event.plan, ctx.site.disk.outer
+    exchange = current(ctx, plan)
+    if exchange is None or outer is None:
+        return
+    exchange.finished = True
+    done = m.Done(
+        sync=plan.sync,
+        attempt=plan.attempt,
+        term=plan.term,
+        payload_digest=event.payload_digest,
+        last_commit=outer.commit,
+        state_hash=outer.state_hash,
+        tokens=event.tokens,
+        stood_out=_outlier(event.stood_out) if event.stood_out is not None else None,
+        links=event.links,
+    )
+    _say(ctx, exchange, done)
+    if not exchange.contributes and event.links:
+        ctx.send(done)
 
 
 def broken(ctx: Context, event: events.ExchangeBroken) -> None:
     """A contributor says why; the coordinator plans anew."""
-    failure = event.failure
-    exchange = current(ctx, failure)
+    exchange = current(ctx, event.plan)
     if exchange is None:
         return
     exchange.broken = True
+    failure = _failure(ctx, event.plan, event.error)
     peer = f" with site {failure.peer_site_id}" if failure.peer_site_id not in (0, ctx.site.site_id) else ""
     ctx.report(logging.WARNING, f"sync {failure.sync} attempt {failure.attempt}: {failure.phase}{peer}: {failure.text}")
     _say(ctx, exchange, failure)
+
+
+def _failure(ctx: Context, plan: m.Plan, error: Exception) -> m.ExchangeFailed:
+    """Whose failure it is: of a peer, of this site that has no room, of an average, or of this machine."""
+    direction, text = m.Direction.RECEIVING, str(error)
+    match error:
+        case PeerError(peer_site_id=peer, sending=sending, phase=phase):
+            direction = m.Direction.SENDING if sending else direction
+            return _failed(plan, direction, phase, text, peer_site_id=peer)
+        case NoRoomError():
+            return _failed(plan, direction, "holding contributions", text, peer_site_id=ctx.site.site_id)
+        case AverageError(tensor=tensor, outliers=found):
+            outliers = tuple(_outlier(outlying) for outlying in found)
+            return _failed(plan, direction, "averaging", text, tensor=tensor[:1024], outliers=outliers)
+    return _failed(plan, direction, "local", text)
+
+
+def _failed(
+    of: m.Plan | m.Weights, direction: m.Direction, phase: str, text: str, *, peer_site_id: int = 0, **more: Any
+) -> m.ExchangeFailed:
+    of_attempt: dict[str, Any] = {"sync": of.sync, "attempt": of.attempt, "term": of.term, "peer_site_id": peer_site_id}
+    return m.ExchangeFailed(**of_attempt, direction=direction, phase=phase[:64], text=text[:1024], **more)
+
+
+def _outlier(found: events.Outlying) -> m.Outlier:
+    site_id, norm, limit = found
+    return m.Outlier(site_id=site_id, norm=min(norm, MOST), limit=min(limit, MOST))
 
 
 def _say(ctx: Context, exchange: Exchange, message: m.Done | m.ExchangeFailed) -> None:

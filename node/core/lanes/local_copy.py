@@ -17,7 +17,6 @@ class LocalCopy:
     offered_is_discarded: bool = False  # evicted since it was offered: the ranks take it, and then another
     is_discarded: bool = False  # after eviction: the next APPLY replaces, whatever was trained
     contributed: int | None = None  # generation step of a snapshot that a commit holds which the ranks have not merged
-    wait_s: float = 0.0  # of the ranks, for the last version
 
     # --- what the ranks are told
 
@@ -26,14 +25,14 @@ class LocalCopy:
         self.offered = answer
         self.base_step = answer.mode.base(before=self.base_step, snapshot=self.contributed or 0, now=step)
 
-    def merged(self, wait_s: float) -> bool:
+    def merged(self) -> bool:
         """Every rank has taken what was offered. Whether they go on from it: not if it was discarded meanwhile."""
         offered = self.offered
         assert offered is not None
         if offered.mode is not MergeMode.SHIFT:
             self.contributed = None
         self.is_discarded = self.is_discarded and self.offered_is_discarded
-        self.version, self.taken, self.wait_s = offered.version, offered.version, wait_s
+        self.version = self.taken = offered.version
         self.offered, self.offered_is_discarded = None, False
         return not self.is_discarded
 

@@ -71,7 +71,6 @@ def ready(ctx: Context, lane: Lane) -> None:
             num_steps=report.num_steps,
             mean_loss=report.mean_loss,
             train_s=report.train_s,
-            wait_s=max(copy.wait_s for copy in site.workers.copies_of(lane.fragment)),
             ranges=lane.snapshot.ranges,
             unreachable_site_ids=site.unreachable_site_ids,
         )

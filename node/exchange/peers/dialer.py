@@ -75,7 +75,6 @@ class Dialer:
         self._channels: dict[Place, grpc.aio.Channel] = {}
         self._dialling: WeakValueDictionary[Place, asyncio.Lock] = WeakValueDictionary()
         self._closing: set[asyncio.Task[None]] = set()
-        self.num_dials = 0
 
     async def channel(self, callee: Callee, purpose: Purpose, number: int = 0) -> grpc.aio.Channel:
         """A connection to that peer for this purpose, opened once it is the peer's turn. It connects at its first call,
@@ -90,7 +89,6 @@ class Dialer:
         async with self._dialling.setdefault(place, asyncio.Lock()):
             if place not in self._channels:
                 await self._turn(callee)
-                self.num_dials += 1
                 self._channels[place] = self._network.open_channel(
                     callee.address, credentials=self._credentials, max_message_bytes=transport.MAX_FRAME_BYTES
                 )

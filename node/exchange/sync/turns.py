@@ -43,7 +43,6 @@ class Turns:
     def __init__(self, reducers: Iterable[int]) -> None:
         self.unsent = dict.fromkeys(reducers)
         """Those that do not have all of this site's contributions yet, in the order of the links."""
-        self.num_wakes = 0
         self._num_reducers = len(self.unsent)
         self._started_at = math.inf
         self._sent_at: dict[int, float] = {}
@@ -97,5 +96,4 @@ class Turns:
 
     def _wake(self, peers: Iterable[ServedPeer]) -> None:
         for peer in peers:
-            self.num_wakes += 1
             peer.changed.set()

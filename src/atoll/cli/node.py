@@ -50,6 +50,7 @@ FLAGS = {
     "from_saved": Flag("DIR", "--from"),
     "num_ranks": Flag("N", "--ranks"),
     "num_threads": Flag("N", "--threads"),
+    "num_node_threads": Flag("N", "--node-threads"),
     "nice": Flag("N"),
     "launcher": Flag("HOW"),
     "interface": Flag("NAME"),

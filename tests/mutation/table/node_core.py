@@ -9,7 +9,7 @@ MUTATIONS = (
         name="a receiver is silent about its links",
         rule="a receiver says how its links were used",
         where="node.core.lanes.exchanges:finished",
-        old="        if not exchange.contributes and event.done.links:\n            ctx.send(event.done)\n",
+        old="    if not exchange.contributes and event.links:\n        ctx.send(done)\n",
         new="",
         tests=("tests/unit/node_core/test_site.py",),
     ),
@@ -382,14 +382,6 @@ MUTATIONS = (
         tests=("tests/unit/node_core/test_generations.py",),
     ),
     Mutation(
-        name="ranks that are gone are heard",
-        rule="what ranks say counts while their generation runs",
-        where="node.core.site:SiteCore._step",
-        old="if not isinstance(event, OfWorkers) or site.workers.is_current(event.generation):",
-        new="if True:",
-        tests=("tests/unit/node_core/test_site.py", "tests/unit/node_core/test_generations.py"),
-    ),
-    Mutation(
         name="a refused rank is read on",
         rule="the connection of a rank that is refused ends",
         where="node.daemon.local_server:LocalServer._hear",
@@ -480,7 +472,7 @@ MUTATIONS = (
     Mutation(
         name="report of dead workers counts",
         rule="a snapshot is sealed by the workers that write it; a death in WRITING discards it",
-        where="node.core.site:SiteCore.handle",
+        where="node.core.site:SiteCore._step",
         old="if not isinstance(event, OfWorkers) or site.workers.is_current(event.generation):\n",
         new="if True:\n",
         tests=("tests/unit/node_core/test_odd_messages.py",),

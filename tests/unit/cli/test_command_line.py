@@ -245,7 +245,11 @@ sys.exit(entry.run())
 @pytest.mark.parametrize(
     "words",
     [
-        *(["node", flag, value] for flag in ("--ranks", "--threads", "--nice", "--max-retained-mib") for value in "x."),
+        *(
+            ["node", flag, value]
+            for flag in ("--ranks", "--threads", "--node-threads", "--nice", "--max-retained-mib")
+            for value in "x."
+        ),
         *(["node", "--bandwidth-mbit", value] for value in ("x", "nan", "inf", "1e300")),
         *(["init", flag, "x"] for flag in ("--steps", "--tokens", "--min-sites", "--sync-every")),
         *(["demo", flag, "x"] for flag in ("--sites", "--steps", "--sync-every", "--seed")),

@@ -169,7 +169,7 @@ def test_who_is_ready_for_a_sync_that_is_over_hears_which_one_is_open() -> None:
     assert (abandoned.next.sync, abandoned.without_tokens) == (2, True)
     assert "a (site 1), b (site 2) trained no tokens" in abandoned.reason
     before = story.num("b", m.Open)
-    story.says("b", m.Ready(sync=1, tokens=100, num_steps=10, mean_loss=1.0, train_s=1.0, wait_s=0.0))
+    story.says("b", m.Ready(sync=1, tokens=100, num_steps=10, mean_loss=1.0, train_s=1.0))
     assert story.num("b", m.Open) == before + 1
     assert story.last("b", m.Open).sync == 2
 

@@ -108,8 +108,7 @@ class Node:
     """Whatever of a node dials peers."""
 
     def __init__(self, folder: Path) -> None:
-        self.hub = Hub(run_id=dp.RUN, incarnation=1, dialer=Dialer(None), pool=ThreadPoolExecutor(1))
-        self.hub.site_id = 1
+        self.hub = Hub(run_id=dp.RUN, incarnation=1, dialer=Dialer(None), pool=ThreadPoolExecutor(1), site_id=1)
         self.hub.max_retained_bytes = 1 << 20
         self._outer = dp.seeded(folder / "state", LAYOUT)
         self._log = PayloadLog(folder / "log", LAYOUT, dp.RUN, 4)
@@ -170,7 +169,6 @@ class Node:
         assert self.hub.donor is not None
         with pytest.raises(PeerError, match="nothing moved"):
             await self.hub.fetch_state(
-                site_id=1,
                 sources=sources,
                 refresh=again,
                 undialable=tuple,
@@ -211,7 +209,6 @@ def test_an_address_that_many_members_name_is_dialled_at_a_bounded_pace(
             await use(here, STRANGERS)
             lasted_s = asyncio.get_running_loop().time() - began
             assert DIALS_AT_ONCE < made.num_made <= DIALS_AT_ONCE + lasted_s + LONGEST_QUEUE_S + 1
-            assert made.num_made == here.hub.dialer.num_dials
 
     run(main())
 
@@ -234,6 +231,6 @@ def test_a_peer_that_was_dialled_in_vain_is_dialled_later_whoever_wants_it(
             await dialer.channel(peer, Purpose.PROBE)
             dialer.disconnect(peer, Purpose.PROBE)
             assert loop.time() > began
-            assert made.num_made == dialer.num_dials > 2
+            assert made.num_made > 2
 
     run(main())

@@ -209,7 +209,7 @@ def test_the_bound_on_what_is_retained_is_of_all_syncs_in_flight(disk: Disk) -> 
 
     async def main() -> None:
         async with serving(disk) as hub:
-            need = hub.share(plan(), disk.data, site_id=1)().bytes_to_retain("here", 1 << 30, None)
+            need = hub.share(plan(), disk.data)().bytes_to_retain("here", 1 << 30, None)
             hub.max_retained_bytes = need
             begin(hub, plan(), disk.data)
             context: Any = FakeContext(frames)

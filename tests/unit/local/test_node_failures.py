@@ -57,6 +57,18 @@ MANIFEST = layout().manifest
 A_COMMIT = m.Commit(
     commit=5, sync=5, attempt=1, term=1, contributors=(), payload_digest=bytes(32), run_step=50, run_tokens=1
 )
+A_PLAN = m.Plan(
+    sync=1,
+    attempt=1,
+    term=1,
+    base_commit=0,
+    contributors=(),
+    trees=(),
+    stall_limit_s=1.0,
+    num_steps=1,
+    deadline_s=1.0,
+    slowest_bytes_per_s=1,
+)
 GREETING = Greeting(settings_json="{}", data_paths=())
 PIECES = SitePieces(manifest=MANIFEST, owned=((),), shared=(), dtypes={t.name: "F32" for t in MANIFEST.tensors})
 
@@ -344,26 +356,14 @@ def test_an_exchange_whose_state_a_rollback_takes_while_it_waits_to_begin_ends_n
     async def happen(node: Node) -> None:
         node.disk.plane = await asyncio.to_thread(DataPlane, node.home, SETTINGS, MANIFEST, 1)
         await asyncio.to_thread(node.disk.plane.attach_workers, {tensor.name: "F32" for tensor in MANIFEST.tensors})
-        plan = m.Plan(
-            sync=1,
-            attempt=1,
-            term=1,
-            base_commit=0,
-            contributors=(),
-            trees=(),
-            stall_limit_s=1.0,
-            num_steps=1,
-            deadline_s=1.0,
-            slowest_bytes_per_s=1,
-        )
         with patch.object(node.shell, "handle", broken.append):
-            await node.exchanges._begin(out.BeginExchange(plan, tokens=0, weights=()))
+            await node.exchanges._begin(out.BeginExchange(A_PLAN, tokens=0, weights=()))
         node.leave_now("enough")
 
     assert ended_by(happen, tmp_path) == (130, "enough")
     (event,) = broken
     assert isinstance(event, e.ExchangeBroken)
-    assert "the run has gone back" in event.failure.text
+    assert "the run has gone back" in str(event.error)
 
 
 def at_commit_0(home: Home) -> DataPlane:
@@ -449,10 +449,10 @@ def test_what_is_as_large_as_the_model_is_made_and_removed_beside_the_loop(tmp_p
         have_joined(node, 1)
         sent = asyncio.Event()
 
-        async def send(**_: Any) -> None:
+        async def send(*_: Any) -> None:
             sent.set()
 
-        node.workers.server.send_layout = send  # type: ignore[method-assign]
+        node.workers.server.send_layout = send  # type: ignore[method-assign,assignment]
         await done(out.SendLayout(generation=1, site_id=1, run_seed=1))
         assert sent.is_set(), node._result
         assert node.disk.plane is not None
@@ -513,9 +513,7 @@ def test_a_journal_that_cannot_be_written_ends_the_node_whoever_brings_the_event
 ) -> None:
     async def happen(node: Node) -> None:
         is_full(node, monkeypatch)
-        where = m.Direction.RECEIVING
-        gone = m.ExchangeFailed(sync=1, attempt=1, term=1, peer_site_id=2, direction=where, phase="", text="gone")
-        node.handle(e.ExchangeBroken(gone))
+        node.handle(e.ExchangeBroken(A_PLAN, PeerError("gone", 2)))
 
     code, text = ended_by(happen, tmp_path)
     assert code == HostError.exit_code

@@ -80,7 +80,7 @@ def test_metrics_are_read_on_the_event_loop_where_they_change(tmp_path: Path) ->
             return str(answer.read().decode())
 
     async def main() -> str:
-        core, counters = a_node_core(SETTINGS, 100.0), Counters(sent_bytes=7)
+        core, counters = a_node_core(SETTINGS, 100.0), Counters(sent_bytes=7, reconnects=4)
         counters.refuse(RefusedError("no"))
         hub = SimpleNamespace(counters=counters, waits_for=waits_for, retained_bytes=5)
         with observer_of(core, hub, tmp_path) as observer:
@@ -96,6 +96,7 @@ def test_metrics_are_read_on_the_event_loop_where_they_change(tmp_path: Path) ->
         "atoll_node_commit -1.0",
         "atoll_node_sent_bytes_total 7.0",
         "atoll_node_refused_messages_total 3.0",
+        "atoll_node_reconnects_total 4.0",
         "atoll_node_retained_bytes 5.0",
     ):
         assert f"\n{line}\n" in text

@@ -238,17 +238,16 @@ class Peers(Dialer):
 
 class Node:
     def __init__(self, site_id: int, layout: Layout, peers: Peers) -> None:
-        self.site_id = site_id
         self.data: Any = Data(layout)
-        self.hub = Hub(run_id=RUN, incarnation=1, dialer=peers, pool=ThreadPoolExecutor(2))
+        self.hub = Hub(run_id=RUN, incarnation=1, dialer=peers, pool=ThreadPoolExecutor(2), site_id=site_id)
         self.hub.max_retained_bytes = 1 << 30
         self.hub.serve(layout, lambda: None, Log(layout), Pace(stall_s=60.0, slowest_bytes_per_s=1.0))  # type: ignore[arg-type]
         peers.services[site_id] = PeerService(self.hub)
 
     async def exchange(self, plan: Plan) -> bytes:
-        share = await asyncio.to_thread(self.hub.share(plan, self.data, site_id=self.site_id))
+        share = await asyncio.to_thread(self.hub.share(plan, self.data))
         told = weights(plan)
-        begun = self.hub.begin(plan, self.data, share, site_id=self.site_id, tokens=told[0], weights=told)
+        begun = self.hub.begin(plan, self.data, share, tokens=told[0], weights=told)
         return (await begun.run()).payload_digest
 
 
@@ -340,7 +339,7 @@ def test_no_callback_of_a_site_that_catches_up_goes_through_all_chunks(
 
     async def main() -> None:
         peers = Peers()
-        hubs = [Hub(run_id=dp.RUN, incarnation=1, dialer=peers, pool=ThreadPoolExecutor(2)) for _ in range(2)]
+        hubs = [Hub(run_id=dp.RUN, incarnation=1, dialer=peers, pool=ThreadPoolExecutor(2), site_id=i) for i in (1, 2)]
         hubs[0].serve(layout, lambda: there, log_there, pace)
         peers.services[1] = PeerService(hubs[0])
         of_one = m.Donor(site_id=1, incarnation=1, address="site-1:1", commit=1)
@@ -351,7 +350,6 @@ def test_no_callback_of_a_site_that_catches_up_goes_through_all_chunks(
 
         try:
             fetched = await hubs[1].fetch_state(
-                site_id=2,
                 sources=sources,
                 refresh=again,
                 undialable=tuple,

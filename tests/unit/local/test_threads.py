@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 
@@ -46,3 +47,14 @@ def test_threads_never_get_more_than_the_one_that_makes_them() -> None:
 def test_a_niceness_that_there_is_not() -> None:
     with pytest.raises(ConfigError, match=r"--nice 20: 0 .* to 19"):
         validate(NodeConfig(coordinator="127.0.0.1:1", name="a", nice=20))
+
+
+def test_the_threads_of_the_node_and_of_its_ranks_are_apart() -> None:
+    config = NodeConfig(coordinator="127.0.0.1:1", name="a", num_threads=1, num_node_threads=3)
+    assert (config.num_rank_threads, config.num_kernel_threads) == (1, 3)
+    assert replace(config, num_node_threads=0).num_kernel_threads == 1
+    num_cores = len(os.sched_getaffinity(0))
+    alone = replace(config, num_threads=0, num_node_threads=0, num_ranks=num_cores)
+    assert (alone.num_rank_threads, alone.num_kernel_threads) == (1, num_cores)
+    with pytest.raises(ConfigError, match="--node-threads -1: must be at least 1"):
+        validate(replace(config, num_node_threads=-1))

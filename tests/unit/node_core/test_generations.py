@@ -166,15 +166,14 @@ def test_checkpoints_are_counted_over_generations() -> None:
 def test_one_message_of_a_rank_is_one_event_and_what_all_agree_on_follows_from_it() -> None:
     """From the first word to the answer at the first boundary, and what the journal hears of it."""
     node = Node()
-    joined, offered = node.joins()
-    assert isinstance(joined, out.Note)
-    assert isinstance(joined.event, e.WorkersJoined)
+    (offered,) = node.joins()
+    assert [type(event) for event in node.core.handled] == [e.PiecesMerged, e.WorkersJoined]
     assert isinstance(offered, out.Send)
     assert isinstance(offered.message, m.Offer)
     (admits,) = [o for o in node.is_admitted() if isinstance(o, out.SendLayout)]
     assert not node(e.LayoutSent(admits.generation))
-    noted, *_, answered = node.says(Boundary(step=0, seq=0))
-    assert noted == out.Note(e.BoundaryAsked(generation=1, step=0, seq=0))
+    (answered,) = node.says(Boundary(step=0, seq=0))
+    assert node.core.handled[1:] == [e.BoundaryAsked(generation=1, step=0, seq=0)]
     assert isinstance(answered, out.AnswerWorkers)
     assert (answered.answer.kind, answered.ranks) == (e.AnswerKind.SNAPSHOT, (0,))
 

@@ -9,13 +9,13 @@ import pytest
 from atoll.node.core import events as e
 from atoll.node.core import outputs as out
 from atoll.protocol import messages as m
+from atoll.protocol.errors import PeerError
 from atoll.protocol.plans import with_weights
 from atoll.protocol.settings import settings_to_json
 from tests.unit.node_core.test_site import (
     HASH,
     SETTINGS,
     Driver,
-    a_failure,
     at_boundary,
     commit,
     exchanged,
@@ -74,7 +74,7 @@ def test_what_failed_while_the_coordinator_was_away_is_said_when_it_is_back() ->
     drive = with_a_plan()
     drive(e.SessionLost("gone"))
     seal(drive)
-    drive(e.ExchangeBroken(a_failure(2, "payloads", "refused", peer_site_id=2)))
+    drive(e.ExchangeBroken(AHEAD, PeerError("refused", 2, phase="payloads")))
     drive(e.SessionOpened())
     drive.receive(m.Welcome(settings_json=settings_to_json(SETTINGS)))
     drive.out.clear()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import math
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -13,7 +15,7 @@ from atoll.node.core import outputs as out
 from atoll.node.core.disk import Outer
 from atoll.node.core.events import AnswerKind, MergeMode
 from atoll.protocol import messages as m
-from atoll.protocol.errors import StateError
+from atoll.protocol.errors import AverageError, NoRoomError, StateError
 from atoll.protocol.layout import Manifest, Role, TensorSpec
 from atoll.protocol.plans import weights, with_weights
 from atoll.protocol.sample_order import GLOBAL_LINE
@@ -27,18 +29,6 @@ HASH = bytes(32)
 
 def member(site_id: int, incarnation: int = 1, tokens: int = 100) -> m.Member:
     return m.Member(site_id=site_id, incarnation=incarnation, address=f"127.0.0.1:{site_id}", tokens=tokens)
-
-
-def a_failure(sync: int, phase: str, text: str, *, peer_site_id: int = 0) -> m.ExchangeFailed:
-    return m.ExchangeFailed(
-        sync=sync,
-        attempt=1,
-        term=1,
-        peer_site_id=peer_site_id,
-        direction=m.Direction.RECEIVING,
-        phase=phase,
-        text=text,
-    )
 
 
 class Driver(SiteQuestions):
@@ -185,7 +175,7 @@ def at_boundary(drive: Driver, step: int = 10) -> None:
 
 
 def exchanged(drive: Driver, sync: int, attempt: int = 1) -> None:
-    drive(e.ExchangeFinished(drive.done(plan(sync, attempt), payload_digest=HASH)))
+    drive(e.ExchangeFinished(plan=plan(sync, attempt), payload_digest=HASH))
 
 
 @pytest.mark.parametrize("contributors", [(1, 2), (2, 3)])
@@ -196,7 +186,7 @@ def test_the_site_says_how_links_were_used_as_a_contributor_and_as_a_receiver(co
     drive.receive(planned)
     drive.sent()
     links = (m.LinkUse(site_id=2, received_bytes=7, seconds=0.5),)
-    drive(e.ExchangeFinished(replace(drive.done(planned, payload_digest=HASH), links=links)))
+    drive(e.ExchangeFinished(plan=planned, payload_digest=HASH, links=links))
     assert [s.links for s in drive.sent() if isinstance(s, m.Done)] == [links]
 
 
@@ -842,7 +832,7 @@ def test_a_contributor_that_fetches_the_commit_does_not_contribute_the_same_agai
     at_boundary(drive)
     drive.receive(plan(1))
     drive.wants(out.BeginExchange)
-    drive(e.ExchangeBroken(a_failure(1, "local", "EIO")))
+    drive(e.ExchangeBroken(plan(1), OSError("EIO")))
     drive.receive(commit(1, 1))
     drive.wants(out.ApplyCommit)
     drive(e.ApplyFailed(1, "its payloads are not in the log"))
@@ -860,9 +850,30 @@ def test_30_a_site_without_room_to_reduce_names_itself() -> None:
     at_boundary(drive)
     drive.receive(plan(1))
     site_id = drive.site_id
-    drive(e.ExchangeBroken(a_failure(1, "holding contributions", "make room", peer_site_id=site_id)))
+    drive(e.ExchangeBroken(plan(1), NoRoomError("make room")))
     failed = [message for message in drive.sent() if isinstance(message, m.ExchangeFailed)]
-    assert [message.peer_site_id for message in failed] == [site_id]
+    assert [(message.peer_site_id, message.phase) for message in failed] == [(site_id, "holding contributions")]
+
+
+def test_what_has_no_average_is_said_with_its_tensor_and_in_finite_numbers() -> None:
+    drive = started()
+    at_boundary(drive)
+    drive.receive(plan(1))
+    drive(e.ExchangeBroken(plan(1), AverageError("w has no average", "w", ((2, math.inf, 1.0),))))
+    (failed,) = [message for message in drive.sent() if isinstance(message, m.ExchangeFailed)]
+    assert (failed.phase, failed.tensor, failed.peer_site_id) == ("averaging", "w", 0)
+    assert failed.outliers == (m.Outlier(site_id=2, norm=sys.float_info.max, limit=1.0),)
+
+
+def test_an_exchange_that_is_finished_once_the_state_is_gone_is_not_said() -> None:
+    """The run has gone back meanwhile, and the exchange is void."""
+    drive = started()
+    at_boundary(drive)
+    drive.receive(plan(1))
+    evicted_and_a_joiner_again(drive)
+    assert drive.holds() is None
+    drive(e.ExchangeFinished(plan=plan(1), payload_digest=HASH))
+    assert not [message for message in drive.sent() if isinstance(message, m.Done)]
 
 
 def test_a_state_is_discarded_once_nothing_works_on_it() -> None:

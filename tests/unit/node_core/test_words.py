@@ -10,7 +10,7 @@ from atoll.node.core import commits, site
 from atoll.node.core import events as e
 from atoll.node.core import outputs as out
 from atoll.protocol import messages as m
-from atoll.protocol.errors import HostError
+from atoll.protocol.errors import HostError, PeerError
 from atoll.protocol.exit_codes import ENDED_AT_ONCE
 from tests.harness.fuzzing import COORDINATOR_MESSAGES
 from tests.harness.site_questions import a_core
@@ -85,5 +85,5 @@ def test_a_failed_exchange_is_said_as_it_is() -> None:
     drive.receive(plan(1))
     where = m.Direction.SENDING
     failure = m.ExchangeFailed(sync=1, attempt=1, term=1, peer_site_id=2, direction=where, phase="payloads", text="x")
-    drive(e.ExchangeBroken(failure))
+    drive(e.ExchangeBroken(plan(1), PeerError("x", 2, sending=True, phase="payloads")))
     assert drive.sent() == [failure]

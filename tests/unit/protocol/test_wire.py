@@ -24,9 +24,7 @@ CLASSES = [
     if isinstance(cls, type) and dataclasses.is_dataclass(cls) and cls.__module__ == module.__name__
     if cls is not layout.Chunk
 ]
-HEADER = messages.Header(
-    protocol_version=PROTOCOL_VERSION, run_id="run", term=3, site_id=2, incarnation=5, generation=7
-)
+HEADER = messages.Header(protocol_version=PROTOCOL_VERSION, run_id="run", term=3, site_id=2, incarnation=5)
 
 
 @pytest.mark.parametrize("cls", CLASSES, ids=lambda c: c.__name__)
