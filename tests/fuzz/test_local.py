@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from atoll.node import local_protocol
 from atoll.node.core import events as e
+from atoll.node.core import outputs as out
 from atoll.node.core.events import Answer, AnswerKind
 from atoll.node.core.ranks.pieces import site_pieces
 from atoll.node.daemon.local_server import LocalServer
@@ -19,13 +20,16 @@ from atoll.protocol import PROTOCOL_VERSION, wire
 from atoll.protocol import messages as m
 from atoll.protocol.errors import ConfigError, InvalidMessage, RefusedError
 from atoll.protocol.layout import Manifest, Role, TensorSpec
+from atoll.protocol.settings import RunSettings, settings_to_json
 from atoll.protocol.v1 import local_pb2
 from tests.harness.failures import unexpected
 from tests.harness.fuzzing import damaged, fuzz, peak_bytes, protos
 from tests.harness.ranks import ServedRanks
+from tests.harness.site_questions import a_node_core, without_fault
 
 MANIFEST = Manifest.canonical([TensorSpec(name="w", shape=(4,), dtype="F32", role=Role.TRAINABLE)])
 GREETING = Greeting(settings_json="{}", data_paths=())
+SETTINGS = RunSettings(run_id="run", steps=40, time_limits="local")
 GENERATION = 3
 
 
@@ -205,3 +209,92 @@ def test_any_reports_of_ranks_are_followed_or_refused(data: st.DataObject) -> No
         assert connection.rank == rank, "a connection speaks for one rank"
     failures = [event for event in site.events if isinstance(event, e.WorkersFailed)]
     assert len(failures) <= 1
+
+
+class Node:
+    """A node's core with its ranks. What it asks for is done when the test says so."""
+
+    def __init__(self, data: st.DataObject, num_ranks: int) -> None:
+        self.data = data
+        self.num_ranks = num_ranks
+        self.now = 100.0
+        self.core = a_node_core(SETTINGS, self.now, num_ranks)
+        self.due: list[e.Event] = []
+        self.happens(e.SessionOpened())
+        self.happens(e.Received(1, m.Welcome(settings_json=settings_to_json(SETTINGS))))
+
+    def happens(self, event: e.Event) -> None:
+        for output in without_fault(self.core.handle(event, self.now)):
+            match output:
+                case out.Send(message):
+                    wire.request(message, m.Header(protocol_version=PROTOCOL_VERSION, run_id="run"), 1, 0)
+                    if isinstance(message, m.Offer):
+                        self.due.append(
+                            e.Received(1, m.Admitted(site_id=1, admitted_as=m.AdmittedAs.SEEDER, run_seed=1))
+                        )
+                case out.MergePieces(generation, ranks):
+                    self.due.append(e.PiecesMerged(generation=generation, pieces=site_pieces(ranks)))
+                case out.SendLayout(generation=generation):
+                    self.due.append(e.LayoutSent(generation))
+                case out.RefuseRank(generation, rank, text):
+                    self.due.append(e.RankLost(generation=generation, rank=rank, text=text))
+                case out.DescribeCrash(generation=generation, text=text):
+                    crashed = e.FailureKind.CRASHED
+                    self.due.append(e.WorkersFailed(generation=generation, kind=crashed, text=text))
+                case out.AnswerWorkers(ranks=ranks):
+                    assert len(set(ranks)) == len(ranks) <= self.num_ranks
+        self.core.next_deadline()
+
+    def said(self, request: local_pb2.LocalRequest) -> None:
+        group: Any = self.core.ranks.group
+        if request.rank >= self.num_ranks and request.WhichOneof("body") != "hello":
+            return  # it has no connection
+        try:
+            heard = local_protocol.unpack(request)
+        except InvalidMessage as error:
+            if request.rank < self.num_ranks:
+                self.happens(e.RankLost(generation=group.generation, rank=request.rank, text=str(error)))
+            return
+        self.happens(e.RankSaid(generation=group.generation, rank=request.rank, said=heard))
+
+    def behave(self) -> None:
+        group: Any = self.core.ranks.group
+        rank = self.data.draw(st.integers(0, self.num_ranks - 1))
+        status = group.ranks[rank]
+        point = None if group.failed else group._point_of(status)
+        body: dict[str, Any] = {}
+        match status.due.name:
+            case "HELLO":
+                body["hello"] = local_pb2.LocalHello(world_size=self.num_ranks, protocol_version=PROTOCOL_VERSION)
+            case "JOIN":
+                piece = local_pb2.Piece(name="w", offsets=[0], sizes=[4], dtype="F32")
+                body["join"] = local_pb2.LocalJoin(manifest=wire.to_proto(MANIFEST), pieces=[piece])
+            case "BOUNDARY" if point is not None:
+                body["boundary"] = local_pb2.Boundary(step=point.step, seq=point.seq)
+            case "SEALED" if point is not None:
+                report = {"step": point.step, "seq": point.seq, "fragment": point.answer.fragment}
+                body["sealed"] = local_pb2.SealedReport(**report, tokens=5, num_steps=1, loss_sum=1.0, train_s=1.0)
+        if body:
+            self.said(local_pb2.LocalRequest(rank=rank, **body))
+
+    def say_anything(self) -> None:
+        request = self.data.draw(protos(local_pb2.LocalRequest))
+        request.rank = self.data.draw(st.integers(0, self.num_ranks))
+        self.said(request)
+
+
+@fuzz(200)
+@given(st.data())
+def test_whatever_ranks_say_the_core_of_their_node_follows_or_refuses(data: st.DataObject) -> None:
+    node = Node(data, data.draw(st.integers(1, 2)))
+    for _ in range(data.draw(st.integers(5, 40))):
+        match data.draw(st.integers(0, 9)):
+            case 0:
+                node.say_anything()
+            case 1:
+                node.now += data.draw(st.sampled_from([0.1, 2.0, 100.0]))
+                node.happens(e.Tick())
+            case 2 | 3 | 4 if node.due:
+                node.happens(node.due.pop(0))
+            case _:
+                node.behave()

@@ -45,9 +45,9 @@ def a_core(settings: RunSettings, held: Outer | None, now: float, *, from_saved_
     return SiteCore(an_identity(from_saved_model=from_saved_model), settings, held, now)
 
 
-def a_node_core(settings: RunSettings, now: float) -> SiteCore:
-    """With one rank, and nothing on its disk."""
-    return SiteCore(an_identity(), settings, None, now, num_ranks=1)
+def a_node_core(settings: RunSettings, now: float, num_ranks: int = 1) -> SiteCore:
+    """With ranks, and nothing on its disk."""
+    return SiteCore(an_identity(), settings, None, now, num_ranks=num_ranks)
 
 
 def wanted(core: SiteCore, event: Event, now: float) -> list[out.Output]:

@@ -378,7 +378,7 @@ MUTATIONS = (
         rule="what the ranks of a site agree on is handled right after the message that brought it about",
         where="node.core.workforce:heard",
         old="            ctx.happens(item)\n",
-        new="",
+        new="            pass\n",
         tests=("tests/unit/node_core/test_generations.py",),
     ),
     Mutation(
