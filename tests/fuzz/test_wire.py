@@ -112,7 +112,7 @@ def statuses(draw: st.DrawFn) -> str:
 @given(statuses())
 def test_any_status_of_a_coordinator_is_shown_or_refused(text: str) -> None:
     try:
-        status = parse_status(read_document(session_pb2.StatusResponse(json=text), "a:1"))
+        status = parse_status(read_document(session_pb2.StatusResponse(json=text).json, "a:1"))
     except InvalidMessage:
         return
     shown = "\n".join([text_lines(status), *data_lines(status)])

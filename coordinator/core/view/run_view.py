@@ -131,13 +131,12 @@ def _site_state(site: Site) -> tuple[str, str]:
         return "away", ""
     if site.standing is Standing.OUT:
         return "gone", f": {last_line(site.evicted or site.gone) or 'not here since the coordinator was started'}"
-    kind = {
+    return {
         Standing.NEW: "starting",
         Standing.SEEDER: "making the starting state",
         Standing.JOINER: "fetching state",
         Standing.MEMBER: "catching up" if site.catching_up else "member",
-    }[site.standing]
-    return kind, ""
+    }[site.standing], ""
 
 
 def _sync_view(run: Run, sync: Sync) -> SyncView:

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from atoll.coordinator.core.view.document import RunView
 from atoll.protocol.errors import ConfigError, InvalidMessage, PeerError
 from atoll.protocol.strict import build, field_types
 from atoll.protocol.text import clean, last_line
-
-if TYPE_CHECKING:
-    from atoll.protocol.v1 import session_pb2
 
 ANSWER_LIMIT_S = 10.0
 
@@ -38,13 +35,13 @@ def fetch_status(address: str, limit_s: float = ANSWER_LIMIT_S, *, data_ranges: 
                 f"no coordinator answers at {address} ({_reason(error)}); is `atoll coordinator` running there, "
                 "and is the port open from here?"
             ) from None
-    return read_document(response, address)
+    return read_document(response.json, address)
 
 
-def read_document(response: session_pb2.StatusResponse, address: str) -> dict[str, Any]:
+def read_document(text: str, address: str) -> dict[str, Any]:
     """Raises InvalidMessage."""
     try:
-        document = json.loads(response.json)
+        document = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise InvalidMessage(f"the coordinator at {address} sent a status that is not JSON: {error}") from None
     if not isinstance(document, dict):
