@@ -34,7 +34,7 @@ async def discover(address: str, credentials: grpc.ChannelCredentials | None, wa
                 reply = await session_pb2_grpc.CoordinatorServiceStub(channel).Status(
                     session_pb2.StatusRequest(), timeout=max(min(left_s, 2.0), RETRY_S)
                 )
-                return _parse(reply.json, address)
+                return settings_in(reply.json, address)
             except grpc.aio.AioRpcError as error:
                 if left_s <= RETRY_S:
                     raise PeerError(
@@ -49,10 +49,11 @@ async def discover(address: str, credentials: grpc.ChannelCredentials | None, wa
         await channel.close()
 
 
-def _parse(text: str, address: str) -> RunSettings:
+def settings_in(text: str, address: str) -> RunSettings:
+    """The run's settings in the status that came from `address`. Raises InvalidMessage if it is none."""
     try:
         settings = json.dumps(json.loads(text)["settings"])
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         raise InvalidMessage(f"{address} answers, but not as an atoll coordinator of this version") from None
     return settings_from_json(settings)
 

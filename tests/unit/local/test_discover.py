@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from atoll.node.daemon.discover import address_for_peers, local_address_towards
+from atoll.node.daemon.discover import address_for_peers, local_address_towards, settings_in
+from atoll.protocol.errors import InvalidMessage
 
 
 @pytest.mark.parametrize(
@@ -17,3 +18,9 @@ def test_peers_are_told_an_address_that_they_can_dial(listen: str, told: str) ->
 
 def test_the_address_of_a_node_is_the_one_its_coordinator_sees() -> None:
     assert local_address_towards("127.0.0.1:7700") == "127.0.0.1"
+
+
+@pytest.mark.parametrize("text", ["", "[]", "7", "{}", '{"settings": 7}', "[" * 100_000, '{"settings":' + "[" * 100_000])
+def test_what_is_no_status_of_a_coordinator_is_refused(text: str) -> None:
+    with pytest.raises(InvalidMessage):
+        settings_in(text, "a:1")
