@@ -273,6 +273,21 @@ def test_what_a_stream_brings_is_held_whole_or_refused(
     asyncio.run(main())
 
 
+@pytest.mark.parametrize(("first_chunk", "num_chunks"), [(2**31 - 1, 10), (0, 0), (2**32 - 1, 2**32 - 1)])
+def test_a_range_of_which_the_site_reduces_nothing_is_refused(disk: Disk, first_chunk: int, num_chunks: int) -> None:
+    async def main() -> None:
+        async with serving(disk) as hub:
+            begin(hub, plan(), disk.data)
+            first = opening()
+            first.first_chunk, first.num_chunks = first_chunk, num_chunks
+            request = peer_pb2.ExchangeRequest(open=first).SerializeToString()
+            with pytest.raises(Aborted) as ended:
+                await PeerService(hub).exchange(None, cast(Any, FakeContext([request])))
+            assert ended.value.args[0] is grpc.StatusCode.INVALID_ARGUMENT
+
+    asyncio.run(main())
+
+
 @fuzz(100)
 @given(found=PLANS | instances(m.Plan))
 def test_a_plan_that_cannot_be_run_leaves_nothing_behind(disk: Disk, found: m.Plan) -> None:

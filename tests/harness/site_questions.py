@@ -5,6 +5,7 @@ Most of what a core decides is an output: tests look there first. Answers are nu
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -53,6 +54,17 @@ def a_node_core(settings: RunSettings, now: float, num_ranks: int = 1) -> SiteCo
 def wanted(core: SiteCore, event: Event, now: float) -> list[out.Output]:
     """Without heartbeats, which come with time alone."""
     return [output for output in without_fault(core.handle(event, now)) if not isinstance(output, out.Beat)]
+
+
+def watch_steps(core: SiteCore, before: Callable[[Event], None]) -> None:
+    """Calls `before` for each event that the core is about to handle, also for those that follow from others."""
+    step = core._step
+
+    def watched(event: Event) -> None:
+        before(event)
+        step(event)
+
+    core._step = watched  # type: ignore[method-assign]
 
 
 def without_fault(outputs: list[out.Output]) -> list[out.Output]:

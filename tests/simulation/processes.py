@@ -46,7 +46,7 @@ from atoll.protocol.settings import RunSettings
 from tests.harness import loop_guard
 from tests.harness.coordinator_questions import CoordinatorQuestions, of_server
 from tests.harness.memory_store import MemoryStore
-from tests.harness.site_questions import without_fault
+from tests.harness.site_questions import watch_steps, without_fault
 from tests.simulation.loop import HERE, THREAD_S, InlineExecutor, Process, SimLoop
 from tests.simulation.machine import SimDisk, SimMachine
 from tests.simulation.sites import Hands, SimBuffer, SimLauncher, SimLocalServer
@@ -317,12 +317,7 @@ class SimNode:
                 machine=self._machine,
                 parts=Parts(local_server=SimLocalServer, launcher=self._launcher, data_plane=self._data_plane),
             )
-            handle, step, execute = node.handle, node.core._step, node._execute
-
-            def watched_step(event: e.Event) -> None:
-                """Also what follows from others."""
-                self._watch_before(self, event)
-                step(event)
+            handle, execute = node.handle, node._execute
 
             def watched(event: e.Event) -> None:
                 handle(event)
@@ -333,7 +328,7 @@ class SimNode:
                 self._watch_output(self, output)
                 execute(output)
 
-            node.core._step = watched_step  # type: ignore[method-assign]
+            watch_steps(node.core, lambda event: self._watch_before(self, event))
             node.handle = node.shell.handle = watched  # type: ignore[method-assign]
             node._execute = watched_output  # type: ignore[method-assign]
             self.result = await node.run()

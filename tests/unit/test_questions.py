@@ -13,6 +13,7 @@ TESTS = Path(__file__).resolve().parents[1]
 QUESTIONS = {"harness/coordinator_questions.py", "harness/site_questions.py"}
 CONTRACT = {
     "handle",
+    "handled",
     "next_deadline",
     "view",
     "data_ranges",

@@ -38,9 +38,14 @@ class Downstream:
         self._attempt = self.exchange.attempt
         self._reducer = self.exchange.reducer
         self._contributes = self._reducer.takes_from(self.member.site_id)
+        own = self._reducer.own.chunks
+        self._num_own = bisect_left(own, self.ids.stop) - bisect_left(own, self.ids.start)
 
     async def run(self) -> None:
         """Raises RefusedError or NotYetError when the attempt ends before; InvalidMessage for what the peer sent."""
+        if not self._num_own:
+            where = f"chunks {self.ids.start} to {self.ids.stop - 1}"
+            raise InvalidMessage(f"site {self.member.site_id} asks for {where}, of which this site reduces none")
         with self._attempt.uplink.exchange(), self.exchange.turns.served(self.member.site_id) as peer:
             await self._send_held()
             reader = asyncio.create_task(self._read())
@@ -110,8 +115,7 @@ class Downstream:
         now = attempt.loop.time
         sign_of_life_s = attempt.plan.stall_limit_s / 4
         said_at = now()
-        chunks = reducer.own.chunks
-        num_left = num_own = bisect_left(chunks, self.ids.stop) - bisect_left(chunks, self.ids.start)
+        num_left = self._num_own
         num_early = EARLY_PAYLOADS
         num_seen = 0
         finished: list[Encoded] = []  # of `ids`, and not sent
@@ -121,7 +125,8 @@ class Downstream:
                 raise attempt.closed
             if fresh := reducer.payloads[num_seen:]:
                 num_seen += len(fresh)
-                finished += fresh if num_own == len(chunks) else await attempt.in_pool(partial(self._own_of, fresh))
+                carries_all = self._num_own == len(reducer.own.chunks)
+                finished += fresh if carries_all else await attempt.in_pool(partial(self._own_of, fresh))
             peer.takes_early = num_early > 0
             delay_s = 0.0 if num_early else self.exchange.turns.delay_s(site_id, now())
             if finished and delay_s == 0:

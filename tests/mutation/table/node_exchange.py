@@ -682,6 +682,14 @@ MUTATIONS = (
         tests=(WAITING,),
     ),
     Mutation(
+        name="a stream of a range that is not reduced here",
+        rule="a peer that asks for other chunks than the plan's is refused for good",
+        where="node.exchange.sync.downstream:Downstream.run",
+        old="        if not self._num_own:",
+        new="        if False:",
+        tests=("tests/fuzz/test_peers.py::test_a_range_of_which_the_site_reduces_nothing_is_refused",),
+    ),
+    Mutation(
         name="payloads are not paced",
         rule="what a site has time to send is sent evenly over that time",
         where="node.exchange.sync.downstream:Downstream._write_to",

@@ -20,7 +20,10 @@ def test_the_address_of_a_node_is_the_one_its_coordinator_sees() -> None:
     assert local_address_towards("127.0.0.1:7700") == "127.0.0.1"
 
 
-@pytest.mark.parametrize("text", ["", "[]", "7", "{}", '{"settings": 7}', "[" * 100_000, '{"settings":' + "[" * 100_000])
+NESTED = "[" * 100_000
+
+
+@pytest.mark.parametrize("text", ["", "[]", "7", "{}", '{"settings": 7}', NESTED, f'{{"settings":{NESTED}'])
 def test_what_is_no_status_of_a_coordinator_is_refused(text: str) -> None:
     with pytest.raises(InvalidMessage):
         settings_in(text, "a:1")
