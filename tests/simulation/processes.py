@@ -391,7 +391,7 @@ class SimDataPlane(DataPlane):
         return SimBuffer(self.layout.buffer_bytes, name)
 
     async def publish(self, content: e.Content) -> None:
-        with _taking(self.hands.publish_s):
+        with _taking(self.hands.publish_s / self.settings.sync.fragments):  # it is of one of them
             await super().publish(content)
 
     async def _write_model(self, folder: Path, frozen: FrozenState, info: Mapping[str, Any]) -> None:

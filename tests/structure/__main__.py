@@ -21,6 +21,8 @@ MIN_LINES = 25
 """A file of fewer that only forwards is one too many."""
 LINES_BEFORE = 26_134
 """Of product code at f850c86, before it was restructured."""
+TOKENS_BEFORE = 230_522
+"""The same; a line of more tokens is a denser one."""
 NEW_LINES = 999
 """Of features that came meanwhile, and are no part of that: docs/decisions/0042 lists them."""
 MOST_LINES = LINES_BEFORE - 1_500 + NEW_LINES
@@ -104,10 +106,14 @@ def without_docstring(code: Code) -> Found:
 
 
 def lines_of_code(code: Code) -> Found:
-    counted = [files.lines_of_code(module) for module in code.modules]
-    docstrings = sum(lines for _, lines in counted)
-    notes = [f"{LINES_BEFORE} at f850c86, {NEW_LINES} of features since", f"{docstrings} more of docstrings"]
-    return Found(sum(lines for lines, _ in counted), notes)
+    sizes = [files.size_of(module) for module in code.modules]
+    lines, tokens = sum(size.lines for size in sizes), sum(size.tokens for size in sizes)
+    notes = [
+        f"{LINES_BEFORE} at f850c86, {NEW_LINES} of features since",
+        f"{tokens / max(1, lines):.2f} tokens a line, {tokens} in all ({TOKENS_BEFORE / LINES_BEFORE:.2f} and {TOKENS_BEFORE})",
+        f"{sum(size.docstring_lines for size in sizes)} more of docstrings",
+    ]
+    return Found(lines, notes)
 
 
 def without(offenders: dict[str, str], exceptions: dict[str, str]) -> Found:

@@ -6,6 +6,7 @@ import ast
 import io
 import tokenize
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from tests.structure.code import Definition, Module
 
@@ -54,17 +55,25 @@ def _is_forwarding_call(statement: ast.stmt) -> bool:
     return all(isinstance(inner, ast.Name | ast.Starred) for inner in arguments)
 
 
-def lines_of_code(module: Module) -> tuple[int, int]:
-    """Lines with code, and lines of docstrings, those below a field too. Blank lines and comments are neither."""
+@dataclass(frozen=True, slots=True)
+class Size:
+    """Blank lines and comments are in none of these."""
+
+    lines: int
+    tokens: int
+    docstring_lines: int
+    """Those below a field too."""
+
+
+def size_of(module: Module) -> Size:
     docstrings: set[int] = set()
     for node in ast.walk(module.tree):
         if isinstance(node, ast.stmt) and _is_docstring(node):
             docstrings.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
-    code: set[int] = set()
-    for token in tokenize.generate_tokens(io.StringIO(module.source).readline):
-        if token.type not in NOT_CODE:
-            code.update(range(token.start[0], token.end[0] + 1))
-    return len(code - docstrings), len(docstrings)
+    found = tokenize.generate_tokens(io.StringIO(module.source).readline)
+    tokens = [t for t in found if t.type not in NOT_CODE and t.start[0] not in docstrings]
+    code = {line for t in tokens for line in range(t.start[0], t.end[0] + 1)}
+    return Size(lines=len(code - docstrings), tokens=len(tokens), docstring_lines=len(docstrings))
 
 
 def without_docstring(module: Module) -> list[str]:

@@ -82,7 +82,7 @@ def test_lines_are_counted() -> None:
     )
     module = parsed("node/a.py", source)
     assert files.num_lines(module) == 12
-    assert files.lines_of_code(module) == (5, 3)
+    assert files.size_of(module) == files.Size(lines=5, tokens=9, docstring_lines=3)
 
 
 @pytest.mark.parametrize(
