@@ -171,6 +171,7 @@ class Core:
         run = self.run
         if isinstance(message, m.Hello):
             if (stream := run.members.streams.get(number)) is not None:
+                self._limit_at = run.now  # its stream has other limits now
                 stream.acked(ack, run.now)
                 admission.hello(run, number, header, message)
             return

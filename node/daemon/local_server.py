@@ -222,7 +222,7 @@ class LocalServer:
     def _hear(self, connection: RankConnection, request: local_pb2.LocalRequest, said: Said) -> None:
         """A connection speaks for the rank of its first hello. Raises what the rank is refused with."""
         rank = request.rank
-        if request.generation != self.generation:
+        if self._greeting is None or request.generation != self.generation:
             raise StaleError(
                 f"workers of generation {request.generation} are not wanted; generation {self.generation} is running"
             )

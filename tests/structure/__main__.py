@@ -110,7 +110,8 @@ def lines_of_code(code: Code) -> Found:
     lines, tokens = sum(size.lines for size in sizes), sum(size.tokens for size in sizes)
     notes = [
         f"{LINES_BEFORE} at f850c86, {NEW_LINES} of features since",
-        f"{tokens / max(1, lines):.2f} tokens a line, {tokens} in all ({TOKENS_BEFORE / LINES_BEFORE:.2f} and {TOKENS_BEFORE})",
+        f"{tokens / max(1, lines):.2f} tokens a line, {tokens} in all",
+        f"{TOKENS_BEFORE / LINES_BEFORE:.2f} and {TOKENS_BEFORE} at f850c86",
         f"{sum(size.docstring_lines for size in sizes)} more of docstrings",
     ]
     return Found(lines, notes)
@@ -135,7 +136,7 @@ MEASURES = (
     Measure("fields of a core's state that several modules write", goal=0, bound=0, of=fields_of_many),
     Measure("writes of a core's state of an unclear class", goal=0, bound=0, of=writes_of_no_class),
     Measure("public functions of the cores without a docstring", goal=0, bound=0, of=without_docstring),
-    Measure("lines of product code", goal=MOST_LINES, bound=25_620, of=lines_of_code, step=100),
+    Measure("lines of product code", goal=MOST_LINES, bound=25_630, of=lines_of_code, step=100),
 )
 
 

@@ -75,7 +75,7 @@ def _collecting(run: Run, sync: Sync) -> d.Decision:
         if sync.open.resting and not waiting:
             barred = barred or ["nobody is here but sites that rest"]
         without_state = all(s.applied is None for s in run.members.live())
-        why = _without_state(run, sync) if without_state else _not_ready(waiting)
+        why = _without_state(run) if without_state else _not_ready(waiting)
         return d.Abandon(reason="; ".join(barred)) if barred else d.Wait(why)
     if run.now < sync.not_before:
         return d.Wait("the sync before was abandoned: the next plan takes its time", sync.not_before)
@@ -98,8 +98,9 @@ def _collecting(run: Run, sync: Sync) -> d.Decision:
     return _propose(run, sync, contributors, why, patience.late)
 
 
-def _without_state(run: Run, sync: Sync) -> str:
-    back = [s.label for s in run.members.live() if s.site_id in sync.expected]
+def _without_state(run: Run) -> str:
+    expected = {site_id for sync in run.lanes.values() for site_id in sync.expected}
+    back = [s.label for s in run.members.live() if s.site_id in expected]
     what = f"the state of commit {run.log.last}"
     if not back:
         return f"no site that is here holds {what}; start one that did"

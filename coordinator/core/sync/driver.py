@@ -120,6 +120,9 @@ def advance(run: Run) -> None:
         waits = _look(run)
         if waits is not None:
             run.waits = waits if run.dispute is None else (evidence.wait(run, run.dispute), *waits)
+            if run.dispute is not None or run.going_back is not None:
+                for sync in run.lanes.values():
+                    sync.waits(run.waits[0])
             leases.settle(run)
             return
     raise AssertionError(f"sync {run.last_sync} does not come to rest")

@@ -122,6 +122,8 @@ class WorkerGroup:
 
     def layout_sent(self, now: float) -> Outcome:
         """Every rank has its layout: they go on from `checkpoint`, and may ask at step 0."""
+        if self.failed:
+            return []
         self.went_on_from = self.checkpoint
         for status in self.ranks:
             if status.due is Due.LAYOUT:

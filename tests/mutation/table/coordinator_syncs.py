@@ -334,6 +334,22 @@ MUTATIONS = (
         tests=("tests/unit/coordinator/test_core_scenarios.py",),
     ),
     Mutation(
+        name="a limit that is over at a Hello is looked at late",
+        rule="a site whose limit has passed is lost before anything else is decided",
+        where="coordinator.core.core:Core._received",
+        old="                self._limit_at = run.now  # its stream has other limits now\n",
+        new="",
+        tests=("tests/unit/coordinator/test_liveness.py",),
+    ),
+    Mutation(
+        name="a sync waits for what it waited for before the run went back",
+        rule="what a sync is said to wait for is so",
+        where="coordinator.core.sync.driver:advance",
+        old="                    sync.waits(run.waits[0])",
+        new="                    pass",
+        tests=("tests/unit/coordinator/test_going_back.py",),
+    ),
+    Mutation(
         name="limits that come nearer are looked at late",
         rule="a site whose limit has passed is lost before anything else is decided",
         where="coordinator.core.core:Core._heartbeat",

@@ -261,6 +261,14 @@ MUTATIONS = (
         tests=("tests/process/test_loopback_only.py::test_an_unmodified_script_opens_nothing_to_the_network",),
     ),
     Mutation(
+        name="ranks that are lost go on from a checkpoint all the same",
+        rule="a checkpoint is blamed only if workers went on from it",
+        where="node.core.ranks.group:WorkerGroup.layout_sent",
+        old="        if self.failed:\n",
+        new="        if False:\n",
+        tests=("tests/unit/node_core/test_generations.py",),
+    ),
+    Mutation(
         name="unequal steps of ranks",
         rule="unequal step counts within a site are an error that names the ranks",
         where="node.core.ranks.group:WorkerGroup.boundary",

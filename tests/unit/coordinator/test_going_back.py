@@ -290,3 +290,14 @@ def test_it_is_given_up_when_the_run_ends_before_the_store_was_read() -> None:
         story.leave("b")
     assert "the run is over" in story.answers[request]
     assert story.core.next_deadline() is None
+
+
+def test_what_a_sync_waits_for_is_true_while_the_run_goes_back() -> None:
+    story = committed("a", "b")
+    story.ready("a")
+    assert story.view.syncs[0].wait == "not ready yet: b (site 2)"
+    story.ask_to_go_back(1)
+    story.ready("b")
+    (sync,) = story.view.syncs
+    assert sync.ready == ("a", "b")
+    assert "put its state together" in sync.wait

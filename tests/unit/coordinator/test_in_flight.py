@@ -652,3 +652,16 @@ def test_the_status_says_which_syncs_are_open() -> None:
         (2, "1 of 3", "not ready yet: b (site 2)"),
     ]
     assert story.view.state == "syncing"
+
+
+def test_a_site_that_a_later_sync_expects_is_said_to_bring_the_state_back() -> None:
+    story = a_story("a", min_sites=1, quorum=1)
+    story.join("b")
+    story.sources("b")
+    story.applied("b", 0, "s0")
+    ready(story, 0, "a")
+    assert [story.expected_ids(fragment) for fragment in (0, 1)] == [{1}, {1, 2}]
+    story.restart()
+    story.connect("a")
+    story.leave("a")
+    assert story.view.state == "paused: b (site 2) brings the state of commit 0 back"

@@ -304,3 +304,16 @@ def test_7_a_member_that_asks_for_donors_of_what_it_holds_is_evicted() -> None:
         story.sources("b", after=0)
         story.wait(BEAT_S)
     assert story.strikes_of("b") == 1
+
+
+def test_a_limit_that_passed_while_the_site_was_out_is_acted_on_at_its_hello() -> None:
+    story = Story(some_settings(min_sites=1))
+    for name in "ab":
+        story.join(name)
+    story.applied("a", 0, "s0")
+    story.sites["b"].hears = False
+    story.wait(2.5)
+    assert story.evict("b", keep_out=False) == ""
+    story.wait(1.5)
+    story.connect("b", again=True)
+    assert not story.is_live("b")

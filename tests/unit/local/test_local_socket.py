@@ -41,6 +41,7 @@ from atoll.node.local_protocol import (
     CheckpointId,
     DataSet,
     Greeting,
+    LocalHello,
     LocalJoin,
     Piece,
     PieceHash,
@@ -421,3 +422,22 @@ def test_neither_end_needs_torch_or_numpy() -> None:
     modules = "atoll.node.worker.client, atoll.node.daemon.local_server, atoll.node.daemon.launcher"
     code = f"import sys, {modules}; print({{'torch', 'numpy'}} & set(sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.PIPE).stdout == b"set()\n"
+
+
+def test_a_hello_before_the_first_generation_is_refused_and_ends_no_node() -> None:
+    async def main() -> None:
+        failures: list[BaseException] = []
+        events: list[Any] = []
+        server = LocalServer(events.append, failures.append)
+        await server.start()
+        reader, writer = await asyncio.open_unix_connection(server.path)
+        hello = LocalHello(world_size=1, pid=1, protocol_version=PROTOCOL_VERSION)
+        writer.write(local_protocol.encode_frame(local_protocol.pack(0, 0, hello)))
+        answered = await reader.read()
+        writer.close()
+        await server.close()
+        assert (failures, events) == ([], [])
+        response = local_protocol.decode(local_pb2.LocalResponse, answered[local_protocol.LENGTH_BYTES :])
+        assert response.refused.kind == "stale"
+
+    in_loop(main)

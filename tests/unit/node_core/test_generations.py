@@ -207,3 +207,13 @@ def test_words_of_ranks_that_are_gone_change_nothing() -> None:
     node.crashes()
     assert not node(e.RankSaid(generation=1, rank=0, said=Boundary(step=0, seq=0)))
     assert not node(e.RankLost(generation=1, rank=0, text="closed its connection"))
+
+
+def test_ranks_that_are_lost_before_their_layout_do_not_blame_a_checkpoint() -> None:
+    node = Node()
+    node.joins()
+    node.is_admitted()
+    node(e.RankLost(generation=1, rank=0, text="closed its connection"))
+    node(e.LayoutSent(1))
+    node.crashes()
+    assert node.core.ranks.crashed_from == ()
