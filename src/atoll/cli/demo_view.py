@@ -41,7 +41,7 @@ class View:
 
 
 def picture(status: RunView, watch: Watch, notes: dict[str, str], width: int) -> Group:
-    """The table of sites, the run's bar, the sync in progress, and what all sites have sent."""
+    """The table of sites, the run's bar, and what all sites have sent."""
     from rich.console import Group
     from rich.progress_bar import ProgressBar
     from rich.table import Table
@@ -55,17 +55,6 @@ def picture(status: RunView, watch: Watch, notes: dict[str, str], width: int) ->
         table(status, width),
         Text(),
         bar,
-        Text(sync_in_words(status)),
         *(Text(f"{name}: {note}", style="yellow") for name, note in notes.items() if note),
         Text(f"all sites: {used}"),
     )
-
-
-def sync_in_words(status: RunView) -> str:
-    sync = next(iter(status.syncs), None)
-    if sync is None:
-        return f"{len(status.commits)} commits" if status.finished else "no sync yet"
-    if sync.attempt:
-        return f"sync {sync.sync}: exchanging, done {len(sync.done)} of {len(sync.contributors)}"
-    ready = f", ready: {', '.join(sync.ready)}" if sync.ready else ""
-    return f"sync {sync.sync}: sites are training towards it{ready}"

@@ -96,10 +96,20 @@ def rows(status: RunView) -> list[tuple[str, ...]]:
     ]
 
 
+def open_syncs(status: RunView) -> list[str]:
+    """What each of them waits for."""
+    return [
+        f"sync {sync.sync}{f' of fragment {sync.fragment}' * bool(sync.fragment)}"
+        f"{f', attempt {sync.attempt}' * bool(sync.attempt)}: {sync.wait}"
+        for sync in status.syncs
+    ]
+
+
 def notes(status: RunView) -> list[str]:
-    """What a person may have to do something about."""
+    """What the run waits for, and what a person may have to do something about."""
     stuck = f"the coordinator's store has not answered for {status.store_stuck_s:.0f} s: this is what was known before"
     return [
+        *open_syncs(status),
         *([f"{stuck}; look at its disk"] if status.store_stuck_s >= STUCK_FROM_S else ()),
         *(
             f"{site.name} at {site.address} cannot be dialled by {', '.join(site.not_dialled_by)}"

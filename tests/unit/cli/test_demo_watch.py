@@ -12,7 +12,7 @@ from rich.console import Console
 
 from atoll.cli.client import parse_status
 from atoll.cli.demo_report import Totals
-from atoll.cli.demo_view import View, picture, sync_in_words
+from atoll.cli.demo_view import View, picture
 from atoll.cli.demo_watch import KillPlan, Watch
 from atoll.cli.status import COLUMNS, table, text_lines
 from atoll.protocol.errors import InvalidMessage
@@ -185,7 +185,7 @@ def test_the_live_view_shows_sites_sync_traffic_and_notes() -> None:
     console.print(picture(status, watch, {"b": "killed at commit 3, recovering"}, 80))
     text = console.export_text()
     assert "received" not in text  # too narrow for everything
-    for part in ("sync 2: sites are training towards it, ready: a", "b: killed at commit 3"):
+    for part in ("sync 2: not ready yet: b (site 2)", "b: killed at commit 3"):
         assert part in text
     assert "all sites: 2.0 KiB sent, 90 % of the time spent training" in text
 
@@ -200,10 +200,11 @@ def test_a_terminal_has_the_run_below_the_lines(monkeypatch: pytest.MonkeyPatch)
     assert out.getvalue().index("hello") < out.getvalue().rindex("run r: training, step 20 of 300")
 
 
-def test_a_sync_in_words() -> None:
-    exchanging = SYNC | {"attempt": 1, "contributors": ["a", "b"], "done": ["a"]}
-    assert sync_in_words(parse_status(document(syncs=[exchanging]))) == "sync 2: exchanging, done 1 of 2"
-    assert sync_in_words(parse_status(document())) == "no sync yet"
+def test_the_status_says_what_each_open_sync_waits_for() -> None:
+    exchanging = SYNC | {"sync": 3, "fragment": "0 of 4", "attempt": 2, "wait": "1 of 2 contributors are done"}
+    lines = text_lines(parse_status(document(syncs=[SYNC, exchanging]))).splitlines()
+    assert "sync 2: not ready yet: b (site 2)" in lines
+    assert "sync 3 of fragment 0 of 4, attempt 2: 1 of 2 contributors are done" in lines
 
 
 def test_a_long_reason_does_not_widen_the_table() -> None:
