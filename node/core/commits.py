@@ -75,6 +75,7 @@ def apply_failed(ctx: Context, event: events.ApplyFailed) -> None:
         endings.exit(ctx, 0, site.over)
         return
     ctx.report(logging.WARNING, f"commit {event.commit} cannot be applied from the log ({event.reason}); fetching it")
+    sources.forget(ctx)  # what was asked meanwhile did not say what is lacking
     sources.find(ctx)
 
 

@@ -6,6 +6,14 @@ from tests.mutation.mutation import Mutation
 
 MUTATIONS = (
     Mutation(
+        name="what is lacking is not said if sources were asked for meanwhile",
+        rule="a site says which commit ends its own log, or the run cannot go back",
+        where="node.core.commits:apply_failed",
+        old="    sources.forget(ctx)  # what was asked meanwhile did not say what is lacking\n",
+        new="",
+        tests=("tests/unit/node_core/test_disk.py",),
+    ),
+    Mutation(
         name="a receiver is silent about its links",
         rule="a receiver says how its links were used",
         where="node.core.lanes.exchanges:finished",

@@ -111,6 +111,16 @@ def test_what_a_fetch_brought_before_it_broke_off_is_tried_from_the_own_log() ->
     assert begun(drive) == [out.ApplyCommit(commits[0])]
 
 
+def test_what_is_lacking_is_said_though_sources_were_asked_for_meanwhile() -> None:
+    """Else the coordinator waits for this site to try its own log, for ever."""
+    drive = started()
+    drive.receive(commit(1, 1, contributors=(2, 3)))
+    drive.receive(commit(3, 3, contributors=(2, 3)))
+    assert drive.sent() == [m.FindSources(has_state=True, after_commit=0)]
+    drive(e.ApplyFailed(1, "its payloads are not in the log"))
+    assert drive.sent() == [m.FindSources(has_state=True, after_commit=0, lacks_commit=1)]
+
+
 def test_a_rollback_ends_between_no_commits() -> None:
     drive = started()
     drive.receive(commit(1, 1, contributors=(2, 3)))
