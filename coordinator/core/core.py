@@ -279,7 +279,7 @@ class Core:
     def _end(self, missing: liveness.Missing, site: Site | None, stream: int | None) -> None:
         """What follows from a limit that has passed."""
         run, why = self.run, liveness.in_words(self.run, site, missing)
-        if missing in liveness.IS_HANG and site is not None:
+        if missing in liveness.HANGS and site is not None:
             run.evict(site, why)
         elif site is not None and site.live:
             run.lose(site, why)

@@ -133,7 +133,7 @@ class Utilization:
 def utilization(overlap_steps: int, delay_s: float = DELAY_S) -> Utilization:
     """Of three sites, each message on its way as long as the others. A snapshot and an update take time as well."""
     found: list[tuple[float, float]] = []
-    first, last = 2 * EVERY, 7 * EVERY
+    first, last = 3 * EVERY, 12 * EVERY
 
     async def look(world: World) -> None:
         world.network.weather.least_delay_s = delay_s
@@ -141,7 +141,7 @@ def utilization(overlap_steps: int, delay_s: float = DELAY_S) -> Utilization:
             await until(world, partial(has_trained, world, 3 * step))
             found.append((world.loop.time(), sum(hands.trained_s for hands in world.hands.values())))
 
-    shape = a_shape(2, num_sites=3, overlap_steps=overlap_steps, steps=8 * EVERY)
+    shape = a_shape(2, num_sites=3, overlap_steps=overlap_steps, steps=14 * EVERY)
     settings = replace(shape.settings, data="local")
     outcome = played(2, replace(shape, data=None, settings=settings, most_delay_s=delay_s), look)
     (began_s, before_s), (ended_s, after_s) = found
@@ -153,7 +153,7 @@ def test_on_links_slower_than_a_window_sites_hardly_wait_where_several_are_in_fl
     blocking, one, several = (utilization(steps) for steps in (0, WINDOW, EVERY))
     assert (blocking.outcome.most_in_flight, one.outcome.most_in_flight) == (1, 1)
     assert several.outcome.most_in_flight > 2, several.outcome.story
-    assert several.share > 0.9 * at_once.share, several.outcome.story
+    assert several.share > 0.95 * at_once.share, several.outcome.story
     assert several.share > 2 * one.share
     assert blocking.share < one.share < 0.5
 

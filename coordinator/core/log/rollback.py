@@ -33,13 +33,11 @@ class Unreachable:
         return not self.obstacle and not self.absent
 
 
-def advance(run: Run) -> Unreachable | None:
-    """What nobody can reach any more, if anything: the run goes back at once if that is safe, and waits else."""
+def look(run: Run) -> Unreachable | None:
+    """What nobody here can reach; None while the newest commit may be reached. Asks the store for older commits if the
+    log lacks those that are needed to know."""
     _read_older(run)
-    found = _assess(run)
-    if found is not None and found.is_safe:
-        _go_back_to(run, found, "every site that may have had it is back without it")
-    return found
+    return _assess(run)
 
 
 def wait(run: Run, found: Unreachable) -> Wait:
@@ -55,7 +53,7 @@ def asked(run: Run, reason: str) -> tuple[str, str]:
         run.report(logging.WARNING, f"asked to roll back ({reason}): {problem}")
         return problem, ""
     was = _in_words(run, found)
-    _go_back_to(run, found, reason)
+    go_back_to(run, found, reason)
     return "", was
 
 
@@ -142,7 +140,8 @@ def _assess(run: Run) -> Unreachable | None:
     return Unreachable(commit, tuple(holders), obstacle, tuple(coming + starting + absent))
 
 
-def _go_back_to(run: Run, found: Unreachable, reason: str) -> None:
+def go_back_to(run: Run, found: Unreachable, reason: str) -> None:
+    """To what is held. Requires that nothing stands against it."""
     go_back(run, found.commit, found.holders[0].state_hash, reason, holders=found.holders)
 
 

@@ -35,7 +35,7 @@ class Missing(Enum):
     NODE = "its node hangs"
 
 
-IS_HANG = (Missing.WORKERS, Missing.NODE)
+HANGS = (Missing.WORKERS, Missing.NODE)
 """The site is here, and is found out."""
 
 
@@ -58,7 +58,7 @@ def look(run: Run, *, back_until: float) -> float:
             continue
         if site.stream is None and site.away_until is None:
             site.is_away(max(run.now + run.limits.reconnect_grace_s, back_until))
-        site.owes(_owes_progress(run, site, goes_on=goes_on), run.now)
+        site.note_owing(owes_progress=_owes_progress(run, site, goes_on=goes_on), now=run.now)
         if (limit := limit_of_site(run, site, idle_s)) is not None:
             first = min(first, limit.at)
     return first
@@ -93,7 +93,7 @@ def limit_of_site(run: Run, site: Site, idle_s: float) -> Limit | None:
 
 def in_words(run: Run, site: Site | None, missing: Missing) -> str:
     """Why the site is lost, or the stream ends, once the limit has passed."""
-    if site is not None and missing in IS_HANG:
+    if site is not None and missing in HANGS:
         return _workers_hang(run, site) if missing is Missing.WORKERS else _node_hangs(run, site)
     return missing.value if missing is Missing.STREAM else f"{missing.value} {run.limits.lease_s:g} s"
 

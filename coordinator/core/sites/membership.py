@@ -99,8 +99,8 @@ class Site:
         """It did anything but repeat itself, or had to wait for this."""
         self.progress_at = now
 
-    def owes(self, owes_progress: bool, now: float) -> None:
-        """Its time counts from when it can go on, not from when it had to stop."""
+    def note_owing(self, *, owes_progress: bool, now: float) -> None:
+        """The time of a site counts from when the site can go on, not from when the site had to stop."""
         self.owes_since = (now if self.owes_since is None else self.owes_since) if owes_progress else None
 
     def beats(self, heartbeat: Heartbeat) -> None:

@@ -74,8 +74,7 @@ def _collecting(run: Run, sync: Sync) -> d.Decision:
         barred = _barred(run, sync) if not waiting else []
         if sync.open.resting and not waiting:
             barred = barred or ["nobody is here but sites that rest"]
-        without_state = all(s.applied is None for s in run.members.live())
-        why = _without_state(run) if without_state else _not_ready(waiting)
+        why = _without_state(run) if all(s.applied is None for s in run.members.live()) else _not_ready(waiting)
         return d.Abandon(reason="; ".join(barred)) if barred else d.Wait(why)
     if run.now < sync.not_before:
         return d.Wait("the sync before was abandoned: the next plan takes its time", sync.not_before)

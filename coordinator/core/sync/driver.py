@@ -145,8 +145,9 @@ def _look(run: Run) -> tuple[d.Wait, ...] | None:
         return None
     if run.going_back is not None:
         return (d.Wait(going_back.in_words(run, run.going_back), run.going_back.until, is_pause=True),)
-    unreachable = rollback.advance(run)
+    unreachable = rollback.look(run)
     if unreachable is not None and unreachable.is_safe:
+        rollback.go_back_to(run, unreachable, "every site that may have had it is back without it")
         return None
     lost = [] if unreachable is None else [rollback.wait(run, unreachable)]
     if (dispute := run.dispute) is not None:

@@ -102,13 +102,14 @@ def _site_view(run: Run, site: Site, now: float, not_dialled_by: tuple[str, ...]
     heartbeat = site.heartbeat
     total_s = heartbeat.train_s + heartbeat.wait_s
     applied, state_hash = site.applied, site.state_hash
+    kind, rest = _site_state(site)
     if site.standing is Standing.OUT and site.left_with is not None:
         applied, state_hash = site.left_with
     return _view(
         SiteView,
         (site, heartbeat),
-        state="".join(_site_state(site)),
-        state_kind=_site_state(site)[0],
+        state=kind + rest,
+        state_kind=kind,
         connected=site.stream is not None,
         phase=last_line(heartbeat.phase),
         loss=heartbeat.loss or None,  # the wire says 0 where there is none

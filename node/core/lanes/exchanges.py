@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import replace
 
 from atoll.node.core import events
 from atoll.node.core.context import Context
@@ -204,16 +204,23 @@ def _failure(ctx: Context, plan: m.Plan, error: Exception) -> m.ExchangeFailed:
         case NoRoomError():
             return _failed(plan, direction, "holding contributions", text, peer_site_id=ctx.site.site_id)
         case AverageError(tensor=tensor, outliers=found):
-            outliers = tuple(_outlier(outlying) for outlying in found)
-            return _failed(plan, direction, "averaging", text, tensor=tensor[:1024], outliers=outliers)
+            failed = _failed(plan, direction, "averaging", text)
+            return replace(failed, tensor=tensor[:1024], outliers=tuple(_outlier(outlying) for outlying in found))
     return _failed(plan, direction, "local", text)
 
 
 def _failed(
-    of: m.Plan | m.Weights, direction: m.Direction, phase: str, text: str, *, peer_site_id: int = 0, **more: Any
+    of: m.Plan | m.Weights, direction: m.Direction, phase: str, text: str, *, peer_site_id: int = 0
 ) -> m.ExchangeFailed:
-    of_attempt: dict[str, Any] = {"sync": of.sync, "attempt": of.attempt, "term": of.term, "peer_site_id": peer_site_id}
-    return m.ExchangeFailed(**of_attempt, direction=direction, phase=phase[:64], text=text[:1024], **more)
+    return m.ExchangeFailed(
+        sync=of.sync,
+        attempt=of.attempt,
+        term=of.term,
+        peer_site_id=peer_site_id,
+        direction=direction,
+        phase=phase[:64],
+        text=text[:1024],
+    )
 
 
 def _outlier(found: events.Outlying) -> m.Outlier:

@@ -68,7 +68,7 @@ class Generations:
             return ()
         match event:
             case RankLost():
-                if text := group.lost(event.rank, event.text):
+                if (text := group.lost(event.rank, event.text)) is not None:
                     self._lost = now + EXIT_GRACE_S, text
                 return ()
             case PiecesMerged():

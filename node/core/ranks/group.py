@@ -297,10 +297,10 @@ class WorkerGroup:
         self.failed = True  # nothing more comes out
         return [events.WorkersLeft(generation=self.generation, reason=self._reasons[0])]
 
-    def lost(self, rank: int, text: str) -> str:
-        """The rank's connection ended; `text` says how. What to say of it, if that ends the group."""
+    def lost(self, rank: int, text: str) -> str | None:
+        """The rank's connection ended; `text` says how. What to say of it; None if that does not end the group."""
         if self.failed or self.ranks[rank].due is Due.GONE:
-            return ""
+            return None
         self.failed = True
         status = self.ranks[rank]
         return f"rank {rank} (pid {status.pid}, {status.due.value}, step {status.step}) {text}"

@@ -253,7 +253,7 @@ MUTATIONS = (
     Mutation(
         name="a wait for others counts as idling",
         rule="the time of a site that others held up counts from when it can go on",
-        where="coordinator.core.sites.membership:Site.owes",
+        where="coordinator.core.sites.membership:Site.note_owing",
         old="self.owes_since = (now if self.owes_since is None else self.owes_since) if owes_progress else None",
         new="self.owes_since = 0.0 if owes_progress else None",
         tests=("tests/unit/coordinator/test_liveness.py",),
