@@ -11,6 +11,7 @@ import fcntl
 import os
 import subprocess
 import sys
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -20,6 +21,7 @@ WIRE_QUEUE_FRAMES = 16_384
 """Before each end of a wire with a delay: small frames that come faster than its process wakes must not be lost."""
 NOBODY = "02:00:00:00:00:99"
 """A hardware address that no interface has."""
+SYSCTL = Path(__file__).parents[1] / "deploy" / "sysctl.d" / "90-atoll.conf"
 
 
 def available() -> str:
@@ -29,20 +31,31 @@ def available() -> str:
     try:
         subprocess.run(["ip", "-V"], check=True, capture_output=True)
         subprocess.run(["tc", "-V"], check=True, capture_output=True)
+        subprocess.run(["sysctl", "-V"], check=True, capture_output=True)
     except (OSError, subprocess.CalledProcessError):
-        return "needs iproute2 (ip, tc)"
+        return "needs iproute2 (ip, tc) and procps (sysctl)"
     return ""
 
 
 class Hosts:
     """`num_hosts` namespaces with addresses 10.77.0.11, .12, ...; the bridge in this namespace is 10.77.0.1."""
 
-    def __init__(self, num_hosts: int, bits_per_s: int, congestion: str = "cubic", rtt_s: float = 0.0) -> None:
-        """`rtt_s`: the round trip time between two hosts; half of that to the bridge, which is in the middle."""
+    def __init__(
+        self,
+        num_hosts: int,
+        bits_per_s: int,
+        congestion: str = "cubic",
+        rtt_s: float = 0.0,
+        *,
+        forgets: bool = False,
+    ) -> None:
+        """`rtt_s`: the round trip time between two hosts; half of that to the bridge, which is in the middle. With it
+        the hosts are set up as deploy/sysctl.d says, but where `forgets` is given."""
         self.num_hosts = num_hosts
         self.bits_per_s = bits_per_s
         self.congestion = congestion
         self.rtt_s = rtt_s
+        self.forgets = forgets
         self._wires: subprocess.Popen[bytes] | None = None
         self.bridge = f"{PREFIX}-br"
         self.bridge_address = f"{SUBNET}.1"
@@ -101,6 +114,8 @@ class Hosts:
             route = ["dev", inner, "proto", "kernel", "scope", "link", "src", self.address(host)]
             _ip("-n", name, "route", "change", f"{SUBNET}.0/24", *route, "congctl", self.congestion)
             self.set_rate(host, self.bits_per_s)
+            if self.rtt_s and not self.forgets:
+                _run([*self.prefix(host), "sysctl", "--quiet", "--load", str(SYSCTL)])
         return self
 
     def set_rate(self, host: int, bits_per_s: int) -> None:

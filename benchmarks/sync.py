@@ -34,6 +34,7 @@ def main(argv: list[str]) -> int:
         "--mbit", type=int, nargs="*", default=[200, 2000], help="links to limit (root); none: loopback"
     )
     parser.add_argument("--rtt", type=int, default=0, help="round trip time between two sites in ms (root)")
+    parser.add_argument("--forgets", action="store_true", help="hosts without deploy/sysctl.d (with --rtt)")
     parser.add_argument("--congestion", default="cubic", help="TCP congestion control of the hosts")
     args = parser.parse_args(argv)
     print(f"{args.parameters} parameters ({args.parameters * 4 / 2**20:.0f} MiB in fp32), {args.codec}, 3 sites")
@@ -72,7 +73,8 @@ def _measure(args: argparse.Namespace, mbit: int | None) -> tuple[float, float, 
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="atoll-bench-")))
         hosts = None
         if mbit:
-            hosts = stack.enter_context(netns.Hosts(len(NAMES), mbit * 1_000_000, args.congestion, args.rtt / 1e3))
+            links = (len(NAMES), mbit * 1_000_000, args.congestion, args.rtt / 1e3)
+            hosts = stack.enter_context(netns.Hosts(*links, forgets=args.forgets))
         run = stack.enter_context(LocalRun(folder, settings, PLAIN))
         run.start_coordinator(f"{hosts.bridge_address}:17700" if hosts else "127.0.0.1:0")
         for i, name in enumerate(NAMES):
