@@ -119,10 +119,10 @@ class SiteState:
         return tuple(x for x in self.lanes if x.snapshot.is_sealed and x.snapshot.generation == generation)
 
     def sealed_beyond(self, open_: Open) -> tuple[Lane, ...]:
-        """The lanes in flight whose snapshot is for a newer window than that of the sync."""
-        outer = self.disk.outer
+        """The lanes in flight whose snapshot is for a newer window than the sync. None if the site rests in it."""
+        outer, trains = self.disk.outer, self.site_id not in open_.resting
         opened = [(x, x.open) for x in self.in_flight if x.open is not None and x.open.run_step > open_.run_step]
-        return tuple(x for x, o in opened if outer is not None and outer.has_base(x.fragment, o.base_commit))
+        return tuple(x for x, o in opened if trains and outer is not None and outer.has_base(x.fragment, o.base_commit))
 
     @property
     def oldest_sealed(self) -> Lane | None:

@@ -237,8 +237,8 @@ def take_no_care_of_bases(monkeypatch: pytest.MonkeyPatch) -> None:
     def decides(site: SiteState, settings: RunSettings, **options: Any) -> answers.Decision:
         decision = decide(site, settings, **options)
         is_shift = isinstance(decision, Answer) and decision.mode is MergeMode.SHIFT
-        ask = site.workers.ask
-        if is_shift and ask is not None and answers.next_sync(site, ask.step, away=False) is None:
+        outer = site.disk.outer
+        if is_shift and outer is not None and answers.next_sync(site, outer, away=False) is None:
             return answers.Hold("waiting for the coordinator to open the next sync")
         return decision
 

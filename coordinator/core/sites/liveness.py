@@ -136,17 +136,14 @@ def _owes_progress(run: Run, site: Site, *, goes_on: bool) -> bool:
 
 def owes(run: Run, site: Site, sync: Sync) -> bool:
     """Whether a member is not ready for the sync, may still contribute to it, and may train to the end of its window:
-    not where that is beyond what it may train before another commit. Nor does a site that rests in the sync get any
-    further while it waits for another one."""
+    not where that is beyond what it may train before another commit. A site that rests in the sync trains as far as may
+    count, and then waits for a commit."""
     site_id = site.site_id
     is_ready = site_id in sync.ready and site.holds(sync.open.base_commit)
-    if is_ready or sync.exclusions.is_void(site.start):
+    if is_ready or site_id in sync.open.resting or sync.exclusions.is_void(site.start):
         return False
-    rests = site_id in sync.open.resting
-    for awaited in run.lanes.values():
-        if site_id in awaited.ready and (rests or awaited.end_step + awaited.open.overlap_steps < sync.end_step):
-            return False
-    return True
+    awaited = (other for other in run.lanes.values() if site_id in other.ready)
+    return all(other.end_step + other.open.overlap_steps >= sync.end_step for other in awaited)
 
 
 def note_limit(run: Run, site: Site, message: m.Heartbeat) -> None:

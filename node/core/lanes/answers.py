@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from atoll.node.core.disk import Outer
 from atoll.node.core.events import Answer, AnswerKind, Difference, MergeMode, Values
 from atoll.node.core.lanes.lane import Lane, SnapshotPhase
 from atoll.node.core.lanes.local_copy import LocalCopy
@@ -49,12 +50,10 @@ def merge_mode(copy: LocalCopy, step: int, *, final: bool, mixes: bool) -> Merge
     return MergeMode.REPLACE if step == copy.base_step else MergeMode.SHIFT
 
 
-def rests(site: SiteState, open_: Open, step: int, *, away: bool) -> bool:
+def rests(site: SiteState, open_: Open, *, away: bool) -> bool:
     """Whether the site sits that sync out: its ranks train on, and take commits by a difference, also while the site is
     behind. Not without a coordinator, which may have given its turn to it meanwhile."""
-    if away or site.site_id not in open_.resting:
-        return False
-    return step < site.workers.taken_step + MOST_RESTED * open_.num_steps
+    return not away and site.site_id in open_.resting
 
 
 def steps_until_the_others(site: SiteState, open_: Open, now: float) -> int:
@@ -87,28 +86,29 @@ def decide(site: SiteState, settings: RunSettings, *, away: bool, now: float) ->
     step = site.workers.ask.step
     if any(copy.offered is not None for copy in site.workers.copies):
         return Hold("other ranks have not taken the last version yet")
-    open_ = next_sync(site, step, away=away) if site.disk.outer is not None else None
+    open_ = next_sync(site, site.disk.outer, away=away) if site.disk.outer is not None else None
     decision = _decide(site, open_, step, now, mixes=settings.sync.merge == "mix", away=away)
     if isinstance(decision, Hold):
         return _train_on(site, settings, open_, step, now, away=away) or decision
     return decision
 
 
-def next_sync(site: SiteState, step: int, *, away: bool) -> Open | None:
-    """The sync for which the ranks train: of those that are open on the state that is held and that they have sealed no
-    snapshot for, or that the site sits out, the one of the newest window. What follows an abandoned sync has a new
-    number and the old window."""
-    outer = site.disk.outer
-    assert outer is not None
+def next_sync(site: SiteState, outer: Outer, *, away: bool) -> Open | None:
+    """The sync for which the ranks train: of those that are open on the state that is held, and whose snapshot can be
+    written, the one of the newest window; else of those that the site sits out; else of those that are sealed by ranks
+    before these, or over. What follows an abandoned sync has a new number and the old window."""
     opened = [lane.open for lane in site.lanes if lane.open is not None and lane not in site.in_flight]
-    wanted = (x for x in opened if outer.has_base(x.fragment, x.base_commit) or rests(site, x, step, away=away))
-    return max(wanted, key=lambda x: (x.run_step, x.sync), default=None)
+    resting = [x for x in opened if rests(site, x, away=away)]
+    held = [x for x in opened if x not in resting and outer.has_base(x.fragment, x.base_commit)]
+    over = {commit.sync for commit in site.commits.values()}
+    free = [x for x in held if x.sync not in over and not site.lanes[x.fragment].snapshot.is_sealed]
+    return max(free or resting or held, key=lambda x: (x.run_step, x.sync), default=None)
 
 
 def _target(site: SiteState, open_: Open, step: int, *, away: bool) -> int:
     """The generation step at which the ranks come to the boundary of that sync, or ask again while the site rests."""
     target = site.window_step + open_.num_steps
-    if rests(site, open_, step, away=away):
+    if rests(site, open_, away=away) and step < site.workers.taken_step + MOST_RESTED * open_.num_steps:
         return max(target, step + math.ceil(LOOK_WHILE_RESTING * open_.num_steps))
     return target
 
@@ -169,6 +169,8 @@ def _decide(site: SiteState, open_: Open | None, step: int, now: float, *, mixes
     target = _target(site, open_, step, away=away)
     if step < target:
         return Hold("it is not due yet") if site.in_flight else Answer(kind=AnswerKind.CONTINUE, next_step=target)
+    if rests(site, open_, away=away):  # a snapshot would keep these steps out of the sync in which its turn comes
+        return Hold("the site rests, and its workers have trained as far as may count")
     of_all = len(workers.copies)
     in_the_way = (lane for lane in site.lanes if of_all in (open_.fragment, lane.fragment) or lane.open is open_)
     if any(lane.snapshot.is_sealed for lane in in_the_way):

@@ -97,11 +97,11 @@ MUTATIONS = (
         tests=TESTS,
     ),
     Mutation(
-        name="a site that rests in one sync may not wait for another",
-        rule="a site that rests in a sync is not bound to get on while it waits for the commit of another",
+        name="a site that rests may not wait for others",
+        rule="a site that rests in a sync is not bound to get on in it",
         where="coordinator.core.sites.liveness:owes",
-        old="(rests or awaited.end_step",
-        new="(awaited.end_step",
+        old=" or site_id in sync.open.resting",
+        new="",
         tests=TESTS,
     ),
     Mutation(
@@ -156,8 +156,8 @@ MUTATIONS = (
         name="a site that may train no further owes the next sync",
         rule="a site owes no window that ends beyond what it may train before another commit",
         where="coordinator.core.sites.liveness:owes",
-        old="(rests or awaited.end_step + awaited.open.overlap_steps < sync.end_step)",
-        new="rests",
+        old="all(other.end_step + other.open.overlap_steps >= sync.end_step for other in awaited)",
+        new="True",
         tests=TESTS,
     ),
     Mutation(

@@ -8,6 +8,7 @@ RESTING, PLANS, OUTCOMES = (f"coordinator.core.sync.{name}" for name in ("restin
 PURE = ("tests/unit/coordinator/test_resting.py",)
 RUN = ("tests/unit/coordinator/test_sitting_out.py",)
 SITE = ("tests/golden/test_site_stories.py", "tests/unit/node_core/test_resting.py")
+IN_FLIGHT = ("tests/unit/node_core/test_in_flight.py",)
 
 MUTATIONS = (
     Mutation(
@@ -190,32 +191,72 @@ MUTATIONS = (
         name="ranks stop though their site rests",
         rule="the ranks of a site that rests train on",
         where="node.core.lanes.answers:rests",
-        old="return step < site.workers.taken_step + MOST_RESTED * open_.num_steps",
+        old="return not away and site.site_id in open_.resting",
         new="return False",
         tests=SITE,
     ),
     Mutation(
         name="ranks rest for ever",
         rule="ranks train a bounded number of windows without a commit",
-        where="node.core.lanes.answers:rests",
-        old="return step < site.workers.taken_step + MOST_RESTED * open_.num_steps",
-        new="return True",
+        where="node.core.lanes.answers:_target",
+        old=" and step < site.workers.taken_step + MOST_RESTED * open_.num_steps",
+        new="",
         tests=SITE,
     ),
     Mutation(
         name="ranks rest without a coordinator",
         rule="without a coordinator a site trains to its boundary and the overrun beyond it",
         where="node.core.lanes.answers:rests",
-        old="if away or ",
-        new="if ",
+        old="return not away and ",
+        new="return ",
         tests=SITE,
     ),
     Mutation(
         name="ranks that rest hold while their site is behind",
         rule="a site that rests takes commits by a shift, also while it is behind",
         where="node.core.lanes.answers:next_sync",
-        old=" or rests(site, x, step, away=away)",
-        new="",
+        old="free or resting or held",
+        new="free or held",
         tests=SITE,
+    ),
+    Mutation(
+        name="a site that rests in one sync lets its turn in another pass",
+        rule="a sync that the site contributes to comes before those that it sits out",
+        where="node.core.lanes.answers:next_sync",
+        old="free or resting or held",
+        new="free + resting or held",
+        tests=IN_FLIGHT,
+    ),
+    Mutation(
+        name="a snapshot for a sync that is over keeps steps from a site's turn",
+        rule="a site that rests writes no snapshot for a sync whose commit it has heard",
+        where="node.core.lanes.answers:next_sync",
+        old="x.sync not in over and ",
+        new="",
+        tests=IN_FLIGHT,
+    ),
+    Mutation(
+        name="new ranks wait for what those before them sealed",
+        rule="ranks train for a sync that they can write a snapshot for, or that the site sits out",
+        where="node.core.lanes.answers:next_sync",
+        old=" and not site.lanes[x.fragment].snapshot.is_sealed",
+        new="",
+        tests=IN_FLIGHT,
+    ),
+    Mutation(
+        name="a sync that the site sits out gives a newer snapshot more overlap",
+        rule="steps for an older window count for a newer snapshot if they are trained for that window",
+        where="node.core.state:SiteState.sealed_beyond",
+        old="self.site_id not in open_.resting",
+        new="True",
+        tests=IN_FLIGHT,
+    ),
+    Mutation(
+        name="a snapshot for a sync that the site sits out",
+        rule="what a site trains while it rests is in the snapshot of its turn",
+        where="node.core.lanes.answers:_decide",
+        old="if rests(site, open_, away=away):",
+        new="if False:",
+        tests=IN_FLIGHT,
     ),
 )

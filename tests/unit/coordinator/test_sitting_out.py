@@ -236,6 +236,21 @@ def test_where_only_sites_that_rest_are_left_they_are_asked() -> None:
     assert not run.rests()
 
 
+def test_a_site_that_rests_and_has_trained_as_far_as_may_count_is_not_lost_for_it() -> None:
+    """The others evaluate, and say so."""
+    run = ThinLink()
+    run.sync_until_its_turn()
+    run.sync()
+    assert run.rests()
+    story = run.story
+    for name in NAMES:
+        busy = (0.0, "") if name == THIN else (600.0, "busy: evaluation")
+        story.beats(name, phase="training", doing=busy[1], step=30, limit=busy[0])
+    for _ in range(30):
+        story.wait(1.0)
+    assert story.is_live(THIN)
+
+
 def test_the_status_says_how_often_it_contributes_and_why() -> None:
     run = ThinLink()
     run.sync_until_its_turn()

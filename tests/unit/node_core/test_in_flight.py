@@ -369,6 +369,66 @@ def test_of_two_that_are_open_ranks_train_for_the_newest_window(story: Story) ->
     assert story.answer().fragment == 0
 
 
+def test_a_site_that_sits_out_the_newest_window_comes_to_its_turn_in_an_older_one(story: Story) -> None:
+    story.receive(replace(of(1, 2), resting=(1,)))
+    assert story.seal(10, fragment=0).sync == 1
+
+
+def test_a_site_at_rest_waits_beyond_three_windows_and_lists_all_of_them_at_its_turn(story: Story) -> None:
+    """Whatever is open beside: in a snapshot for the sync that it sits out they would miss that of its turn."""
+    story.receive(replace(of(0, 1), resting=(1,)))
+    story.asks(30)
+    assert story.is_held()
+    story.receive(of(1, 2))
+    assert story.answer() == e.Answer(kind=AnswerKind.SNAPSHOT, fragment=1)
+    assert story.sealed_at(30, used=60).ranges == ranges((0, 60))
+
+
+def test_a_site_at_rest_writes_nothing_for_a_sync_that_is_over(story: Story) -> None:
+    """Its commit is heard, and its payloads still come: in a snapshot for it the steps would miss the site's turn."""
+    story.receive(replace(plan(1, contributors=(2, 3), receivers=(1,)), fragment=0))
+    story.receive(replace(of(1, 2), resting=(1,)))
+    story.receive(committed(1, 1, 0, contributors=(2, 3)))
+    story.asks(10)
+    assert story.answer().kind is AnswerKind.CONTINUE
+    story.receive(of(2, 3))
+    assert story.seal(30, fragment=2).ranges == ranges((0, 60))
+
+
+def crashed(story: Story) -> None:
+    """The next ranks have taken commit 0."""
+    story(e.WorkersFailed(generation=1, kind=e.FailureKind.CRASHED, text="killed", num_steps=12))
+    story.joined()
+    story(e.DataAnnounced(generation=story.generation, num_samples=1000, round_samples=PER_STEP, rounds_ahead=0))
+    for fragment in range(3):
+        story.ask(0, fragment)
+        story.take(Values(0, fragment))
+
+
+def test_new_ranks_train_on_while_the_site_rests_and_its_turn_is_in_flight(story: Story) -> None:
+    story.seal(10, fragment=0)
+    story.receive(replace(of(1, 2), resting=(1,)))
+    crashed(story)
+    story.asks(10)
+    assert story.answer().kind is AnswerKind.CONTINUE
+
+
+def test_new_ranks_come_to_an_older_window_though_the_newest_is_sealed(story: Story) -> None:
+    story.receive(of(2, 3))
+    story.seal(10, fragment=2)
+    crashed(story)
+    story.asks(10)
+    assert story.answer() == e.Answer(kind=AnswerKind.SNAPSHOT, fragment=0)
+
+
+def test_a_sync_that_the_site_sits_out_lets_ranks_train_no_further_beyond_a_newer_snapshot(story: Story) -> None:
+    story.receive(replace(of(0, 1), resting=(1,)))
+    story.receive(of(1, 2, overlap_steps=5))
+    story.seal(10, fragment=1)
+    story.asks(15)
+    assert story.is_held()
+
+
 def test_at_the_end_of_a_run_ranks_come_to_an_older_window_that_is_open_too(story: Story) -> None:
     """Sync 2 is committed. This site was started again: it was not ready for sync 1, which has no quorum without it.
     The others are held by their snapshots of sync 1, and sync 3 has none without them."""

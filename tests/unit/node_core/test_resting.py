@@ -41,13 +41,16 @@ def test_where_others_rest_ranks_write_their_snapshot() -> None:
 
 
 def test_ranks_train_a_bounded_number_of_windows_without_a_commit() -> None:
+    """Then they wait: in a snapshot of that sync these steps could not be in the one in which the site's turn comes."""
     drive, step, num_asked = resting(), EVERY, 0
-    while (answer := asked(drive, step)) is not None and answer.kind is AnswerKind.CONTINUE:
+    while (answer := asked(drive, step)) is not None:
+        assert answer.kind is AnswerKind.CONTINUE
         step, num_asked = answer.next_step, num_asked + 1
         assert num_asked < 100 * MOST_RESTED
-    assert answer is not None
-    assert answer.kind is AnswerKind.SNAPSHOT
     assert step >= MOST_RESTED * EVERY
+    drive.receive(replace(opened(3, 0), fragment=0))
+    (turn,) = [o.answer for o in drive.out if isinstance(o, out.AnswerWorkers)]
+    assert turn.kind is AnswerKind.SNAPSHOT
 
 
 def test_without_a_coordinator_ranks_write_their_snapshot_and_train_the_overrun_alone() -> None:
