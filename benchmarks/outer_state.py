@@ -189,7 +189,7 @@ def main(argv: list[str]) -> int:
     outer_kernels.warm_up()
     with tempfile.TemporaryDirectory(dir=args.folder) as on_disk, tempfile.TemporaryDirectory(dir="/dev/shm") as shm:
         bench = Bench(Path(on_disk), args.params, args.commits, args.threads)
-        snapshots = Snapshots(bench.folder / "snapshots", bench.layout, OPTIMIZER.slots, RUN_ID)
+        snapshots = Snapshots(bench.folder / "snapshots", bench.layout, OPTIMIZER.slots, RUN_ID, lambda: None)
         outer = bench.seeded(bench.folder / "first")
         os.sync()
         before = _device_bytes(bench.folder)

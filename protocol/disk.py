@@ -108,6 +108,11 @@ class Disk:
                 aside.unlink()  # it has taken the last room of a full disk
             raise disk_error(error, path, len(data)) from error
 
+    def sync(self, path: Path) -> None:
+        """What was written to that file is on the disk for good. Raises OSError."""
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+
     def free_bytes(self, folder: Path) -> int:
         """For this user, where `folder` lies. Raises HostError."""
         try:

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Self
@@ -51,8 +51,7 @@ class DataPlane:
         self._of_run = self.layout, self.optimizer.slots, settings.run_id
         self._history = lambda: self.log.history
         self.outer = self._found_on_disk()  # refuses a folder of another run before anything is removed there
-        _ = self.log  # read now, if that was not done yet
-        self.snapshots = Snapshots(home.snapshot_folder, *self._of_run)
+        self.snapshots = Snapshots(home.snapshot_folder, *self._of_run, self.log.sync)
         self._snapshot: asyncio.Future[None] | None = None  # being written
         self._snapshot_began = 0  # at this commit
         self._shown: tuple[tuple[Evidence, int, int, int], bytes] | None = None  # for the next part
@@ -116,7 +115,11 @@ class DataPlane:
     async def fetching(self) -> AsyncIterator[OuterState]:
         """What is to be fetched into; nobody else works on it."""
         async with self._changing():
-            yield await run_to_its_end(self.fresh_outer)
+            self.snapshots.void()  # one with chunks from before and after would need commits that no log here has
+            try:
+                yield await run_to_its_end(self.fresh_outer)
+            finally:
+                self.snapshots.void()
 
     @asynccontextmanager
     async def _changing(self) -> AsyncIterator[None]:
@@ -361,12 +364,12 @@ class DataPlane:
         """The log drops what is too old at each commit: never what the newest snapshot still needs."""
         if self._snapshot is None:
             return
-        files, history = self.snapshots.files, self.log.history
-        oldest = files[0].oldest if files else history.touched(self._snapshot_began) or ()
-        try:
-            first = min((history.following(f, version) for f, version in enumerate(oldest)), default=commit)
-        except StateError:
-            return  # the log does not lead on from it any more
+        history, began = self.log.history, self.log.history.touched(self._snapshot_began)
+        first = commit
+        for oldest in (*(file.oldest for file in self.snapshots.files[:1]), began or ()):
+            with suppress(StateError):  # the log does not lead on from it any more
+                first = min((history.following(f, version) for f, version in enumerate(oldest)), default=commit)
+                break
         if first + self.settings.sync.log_commits <= commit:
             await asyncio.shield(self._snapshot)  # who waits for it may be cancelled, it may not
 

@@ -11,6 +11,7 @@ import re
 import struct
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 
@@ -36,7 +37,7 @@ class PayloadLog:
     """Keeps the last `keep_commits` commits in `folder`. What was sealed or committed before is found again.
 
     Attempts that were not sealed, and records of commits whose attempt is damaged, are removed at the start.
-    With `fsync` a commit is on the disk for good when `commit` returns; without, the kernel writes it when it likes.
+    With `fsync` a commit is on the disk for good when `commit` returns; without, when `sync` does or the kernel likes.
     The first commit in a run of several fragments has a file beside it that says what was touched before.
     """
 
@@ -57,6 +58,8 @@ class PayloadLog:
         except OSError as error:
             raise disk_error(error, self.folder) from error
         self._load()
+        if self.fsync:
+            self.sync()  # a process that was killed may have left to the kernel what it had not synced
         self._touched = self._read_touched()
         self.history = History.of_log(self._touched, self._commits)
         """Of the commits here, as far as they have no gap."""
@@ -130,9 +133,24 @@ class PayloadLog:
                 raise StateError(f"commit {commit.commit}: its payloads (sync {commit.sync}) are not in the log")
             if held.digest(commit) != commit.payload_digest:
                 raise DigestMismatch(f"commit {commit.commit}: the payloads in the log have another digest")
-            self.disk.write_whole(self._record_path(commit.commit), self._record(commit), fsync=self.fsync)
+            if self._commits.get(commit.commit) != commit:  # a record that is synced stays so
+                self.disk.write_whole(self._record_path(commit.commit), self._record(commit), fsync=self.fsync)
             self._commits[commit.commit] = commit
             self._prune(commit)
+
+    def sync(self) -> None:
+        """All commits here are on the disk for good: a snapshot is of no use without those from which its chunks come,
+        and those that tell which fragment each commit touched. Raises HostError."""
+        with self._lock:
+            files = [file.path for file in self._files.values() if file.sealed]
+            paths = [*files, *map(self._record_path, self._commits)]
+        try:
+            for path in paths:
+                with suppress(FileNotFoundError):  # the log drops it meanwhile
+                    self.disk.sync(path)
+            sync_folder(self.folder)
+        except OSError as error:
+            raise disk_error(error, self.folder) from error
 
     def lead_to(self, touched: Sequence[int]) -> None:
         """The history here leads to the commit at which fragments were touched last so; if it did not, it begins there
@@ -191,7 +209,7 @@ class PayloadLog:
         """On the disk before the commits that said so are not."""
         if len(touched) > 1 and tuple(touched) != self._touched:
             body = struct.pack(f"<{len(touched)}Q", *touched)
-            self.disk.write_whole(self.folder / _TOUCHED, self._check(body) + body, fsync=self.fsync)
+            self.disk.write_whole(self.folder / _TOUCHED, self._check(body) + body, fsync=True)
             self._touched = tuple(touched)
         self.history = History.of_log(self._touched, self._commits)
 

@@ -42,7 +42,8 @@ class Rebuilder:
 
     def __post_init__(self) -> None:
         self._layout = self.outer.layout
-        self._newest = max((c.commit for c in self.log.commits()), default=0)
+        known = (*(c.commit for c in self.log.commits()), *(file.newest for file in self.snapshots.files))
+        self._newest = max(known, default=0)
         self._readable: dict[tuple[int, int], bool] = {}  # (commit, chunk)
         self._num_restored = 0
 

@@ -63,11 +63,15 @@ class SnapshotFile(ChunkFile):
 class Snapshots:
     """The snapshots of one run in a folder. Damaged ones are removed, with a warning, when the folder is opened."""
 
-    def __init__(self, folder: Path, layout: Layout, slots: tuple[str, ...], run_id: str) -> None:
+    def __init__(
+        self, folder: Path, layout: Layout, slots: tuple[str, ...], run_id: str, sync_log: Callable[[], None]
+    ) -> None:
+        """`sync_log`: the log is on the disk for good before a snapshot that needs it is there."""
         self._folder = folder
+        self._sync_log = sync_log
         self._lock = threading.Lock()
         self.num_cleared = 0
-        """How often snapshots were removed by `clear` or `roll_back`."""
+        """How often snapshots were removed by `clear` or `roll_back`, or voided."""
         self.spared: int | None = None
         """The commit of a snapshot that `add` made and `write` leaves, however many younger ones there are."""
         self._key = state_key(layout, slots, run_id)
@@ -119,6 +123,11 @@ class Snapshots:
                 path.unlink(missing_ok=True)
             sync_folder(self._folder)
 
+    def void(self) -> None:
+        """Nothing comes of the snapshot that is being written, if one is."""
+        with self._lock:
+            self.num_cleared += 1
+
     def roll_back(self, commit: int) -> None:
         """Removes, for good, those with chunks of later commits, and the one that is being written."""
         with self._lock:
@@ -155,6 +164,7 @@ class Snapshots:
                 record = read(chunk)
                 file.put(chunk, record.data, record.hash, record.version)
             file.seal()
+            self._sync_log()
             check()
             is_there = self._put_in_place(file, is_frozen=chunks is self._frozen_chunks, num_cleared=num_cleared)
         finally:

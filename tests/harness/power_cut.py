@@ -86,6 +86,10 @@ class Recorder:
 
     # --- the cut
 
+    def cut_of(self, seed: int) -> int:
+        """The moment of the cut in `image`."""
+        return random.Random(seed).randrange(len(self.moments))
+
     def image(self, seed: int, target: Path) -> int:
         """One folder that a cut may leave; the moment of the cut."""
         choose = random.Random(seed)

@@ -28,7 +28,7 @@ from atoll.node.dataplane.optim import OuterOptimizer
 from atoll.node.dataplane.outer_state import OuterState
 from atoll.protocol import differences, wire
 from atoll.protocol import messages as m
-from atoll.protocol.errors import InvalidMessage, RefusedError, StateError
+from atoll.protocol.errors import InvalidMessage, NonFiniteError, RefusedError, StateError
 from atoll.protocol.history import History
 from atoll.protocol.layout import Layout, Manifest, Role, chunk_hash, state_hash
 from atoll.protocol.sample_order import GLOBAL_LINE
@@ -496,7 +496,8 @@ class Checks:
             state_hash(self._layout.manifest, slots, [chunk_hash(state[c.index]) for c in self._layout.chunks])
             for state in states
         ]
-        codes = {0, StateError.exit_code} if self.liars else {0}
+        codes = {0, NonFiniteError.exit_code} | ({StateError.exit_code} if self.liars else set())
+        end_well = any(n.result is not None and not n.result[0] for n in ended)  # else all may have left for their loss
         if self.liars and not any(node.result == (0, "the run is complete") for node in ended):
             attested.pop(len(commits), None)  # the first report, of which nobody can say that it is right
         for number, value in sorted(attested.items()):
@@ -523,7 +524,8 @@ class Checks:
                 if commit is not None and (commit or not commits) and not self._is_void(node, commit):
                     is_right = outer.state_hash() == hashes[commit]
                     self.require(is_right or code not in codes, f"1: {node.process} has another state on disk")
-                    num_survivors += is_right and commit == len(commits)
+                    is_last = is_right and commit == len(commits)
+                    num_survivors += is_last and not (end_well and code == NonFiniteError.exit_code)
                     if node.result == (0, "the run is complete"):
                         saved = saved_model.load_manifest(node.folder / "model")
                         self.require(

@@ -19,6 +19,8 @@ class SimDisk(Disk):
         self.is_full = False
         self.is_short = False
         """There is no room for contributions."""
+        self.synced: set[str] = set()
+        """Names of files that a power cut leaves as they are."""
 
     def allocate(self, path: Path, size_bytes: int) -> None:
         self.look(path)
@@ -27,6 +29,11 @@ class SimDisk(Disk):
     def write_whole(self, path: Path, data: bytes, *, fsync: bool = False, mode: int = PRIVATE_FILE) -> None:
         self.look(path)
         super().write_whole(path, data, fsync=fsync, mode=mode)
+        (self.synced.add if fsync else self.synced.discard)(path.name)
+
+    def sync(self, path: Path) -> None:
+        path.stat()  # raises FileNotFoundError, as a real one would
+        self.synced.add(path.name)
 
     def free_bytes(self, folder: Path) -> int:
         return 0 if self.is_short and folder.name == "contributions" else PLENTY_BYTES

@@ -51,8 +51,8 @@ RESTART_S = 0.5
 OPERATOR_LOOKS_EVERY_S = 7.0
 BLOCK_BYTES = 64
 """Smaller than a disk's: the files are small."""
-SYNCED = ("outer.json", "snapshot")
-"""Always synced, see docs/decisions/0006-disk-and-rollback.md."""
+SYNCED = ("outer.json",)
+"""Always synced, see docs/decisions/0006-disk-and-rollback.md; so are the snapshots, in a folder of their own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -572,7 +572,7 @@ class World:
         older = self._older.get(name, {})
         for folder in ("state", "payloads"):
             for path in sorted((node.folder / folder).glob("*")):
-                if path.is_file() and not path.name.startswith(SYNCED):
+                if path.is_file() and path.name not in (*SYNCED, *self.machine(name).disk.synced):
                     _tear(path, older.get(path.relative_to(node.folder), b""), generator, sized=folder == "state")
 
     def _site_ended(self, node: SimNode) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from tests.mutation.mutation import Mutation
 
+AFTER_CUTS = ("tests/unit/local/test_snapshot_and_log.py",)
+
 MUTATIONS = (
     Mutation(
         name="the snapshot of a run that goes back needs no room",
@@ -92,6 +94,62 @@ MUTATIONS = (
         old="[0] * len(self._touched) if max(self._touched) > commit else self._touched",
         new="self._touched",
         tests=("tests/unit/dataplane/test_payload_log.py",),
+    ),
+    Mutation(
+        name="a snapshot is there before the log that it needs",
+        rule="a power cut leaves a snapshot with the commits that lead on from it",
+        where="node.dataplane.snapshot:Snapshots._write",
+        old="            self._sync_log()\n",
+        new="",
+        tests=("tests/unit/local/test_power_cut.py",),
+    ),
+    Mutation(
+        name="a power cut may take what a dropped log had touched",
+        rule="a power cut leaves what is known of the commits before those of the log",
+        where="node.dataplane.payload_log:PayloadLog._begin_after",
+        old="fsync=True",
+        new="fsync=self.fsync",
+        tests=("tests/unit/local/test_power_cut.py",),
+    ),
+    Mutation(
+        name="a snapshot has chunks of two sites",
+        rule="nothing comes of a snapshot that is being written while a state is fetched",
+        where="node.dataplane.snapshot:Snapshots.void",
+        old="self.num_cleared += 1",
+        new="pass",
+        tests=AFTER_CUTS,
+    ),
+    Mutation(
+        name="commits run away from the snapshot that is being written",
+        rule="the log keeps what the snapshot that is being written needs, whatever the one before is of use for",
+        where="node.daemon.plane:DataPlane._keep_log_for_snapshot",
+        old=", began or ()",
+        new=", ()",
+        tests=AFTER_CUTS,
+    ),
+    Mutation(
+        name="a record that is synced is written again and not synced",
+        rule="what a snapshot needs stays on the disk for good",
+        where="node.dataplane.payload_log:PayloadLog.commit",
+        old="if self._commits.get(commit.commit) != commit:",
+        new="if True:",
+        tests=AFTER_CUTS,
+    ),
+    Mutation(
+        name="what a killed process wrote counts as synced",
+        rule="with `sync.fsync` what a node finds of its own at the start is on the disk for good",
+        where="node.dataplane.payload_log:PayloadLog.__post_init__",
+        old="if self.fsync:",
+        new="if False:",
+        tests=AFTER_CUTS,
+    ),
+    Mutation(
+        name="a snapshot that is newer than the log is not looked at",
+        rule="the state goes to the newest commit that every chunk reaches",
+        where="node.dataplane.rebuild:Rebuilder.__post_init__",
+        old="*(file.newest for file in self.snapshots.files)",
+        new="",
+        tests=AFTER_CUTS,
     ),
     Mutation(
         name="a snapshot is led on by all commits",

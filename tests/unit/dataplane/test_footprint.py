@@ -73,7 +73,7 @@ def test_the_parts_on_the_disk_have_the_sizes_of_their_files(tmp_path: Path) -> 
     state, payload_log, model, kept = (tmp_path / name for name in ("state", "payloads", "model", "snapshots"))
     outer = data_plane.seeded(state, used)
     data_plane.apply_all(outer, data_plane.payloads(outer), 1)
-    snapshots = Snapshots(kept, used, outer.slots, RUN)
+    snapshots = Snapshots(kept, used, outer.slots, RUN, lambda: None)
     snapshots.write(outer, 2, snapshots.num_cleared)
     frozen = outer.freeze()
     log = PayloadLog(payload_log, used, RUN, 3)

@@ -30,7 +30,7 @@ class Site:
         self.keep_commits = keep_commits
         self.layout: Layout = layout(num_fragments=num_fragments)
         self.log = PayloadLog(folder / "payloads", self.layout, RUN, keep_commits)
-        self.snapshots = Snapshots(folder / "snapshots", self.layout, SLOTS, RUN)
+        self.snapshots = Snapshots(folder / "snapshots", self.layout, SLOTS, RUN, lambda: None)
         self.outer = seeded(folder / "state", self.layout)
         self.outer.history = lambda: self.log.history
         self.records: list[list[ChunkRecord]] = [self.now()]
@@ -57,7 +57,7 @@ class Site:
         if without_outer:
             OuterState.create(self.folder / "state", self.layout, SLOTS, RUN)
         self.log = PayloadLog(self.folder / "payloads", self.layout, RUN, self.keep_commits)
-        self.snapshots = Snapshots(self.folder / "snapshots", self.layout, SLOTS, RUN)
+        self.snapshots = Snapshots(self.folder / "snapshots", self.layout, SLOTS, RUN, lambda: None)
         self.outer = OuterState.open(self.folder / "state", self.layout, SLOTS, RUN, history=lambda: self.log.history)
         self.rebuilder.rebuild()
         return self.outer
@@ -128,7 +128,7 @@ def test_a_log_that_is_torn_ends_the_way_there_and_says_so(
 
 
 def test_what_a_log_does_not_tell_of_is_kept_for_a_fetch(tmp_path: Path) -> None:
-    """The chunks of a snapshot are whole, and no commit that is known here leads to them: as after a power cut."""
+    """The chunks of a snapshot are whole, and no commit that is known here leads to them: the disk lost a record."""
     site = Site(tmp_path, num_fragments=3)
     site.commit(3).snapshot()
     (site.folder / "payloads" / "commit-3.record").unlink()
@@ -150,7 +150,7 @@ def test_a_snapshot_that_is_cut_off_is_removed_and_named(site: Site, caplog: pyt
     site.commit().snapshot().commit().snapshot()
     newest = site.folder / "snapshots" / "commit-2.snapshot"
     newest.write_bytes(newest.read_bytes()[:-1])
-    again = Snapshots(site.folder / "snapshots", site.layout, SLOTS, RUN)
+    again = Snapshots(site.folder / "snapshots", site.layout, SLOTS, RUN, lambda: None)
     assert [f.newest for f in again.files] == [1]
     assert not newest.exists()
     assert "commit-2.snapshot" in caplog.text

@@ -71,7 +71,7 @@ def test_what_a_node_keeps_is_for_its_user_alone(tmp_path: Path) -> None:
         site_log_handler(home.folder / "node.log").close()
         used = layout()
         outer = seeded(home.state_folder, used)
-        Snapshots(home.snapshot_folder, used, ("momentum",), RUN).write(outer, 2, 0)
+        Snapshots(home.snapshot_folder, used, ("momentum",), RUN, lambda: None).write(outer, 2, 0)
         log = PayloadLog(home.payload_folder, used, RUN, 4)
         log.begin(1, 1, 1)
         log.close()

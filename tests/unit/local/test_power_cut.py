@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import random
 import shutil
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -12,8 +15,10 @@ import pytest
 
 from atoll.node.daemon.home import Home
 from atoll.node.daemon.plane import DataPlane
-from atoll.node.dataplane import publish
+from atoll.node.dataplane import publish, snapshot
 from atoll.node.dataplane.chunk_index import ChunkIndex
+from atoll.node.dataplane.chunk_store import ChunkRecord
+from atoll.node.dataplane.outer_state import OuterState
 from atoll.node.dataplane.payload_file import PayloadFile
 from atoll.node.dataplane.payload_log import PayloadLog
 from atoll.node.dataplane.snapshot import Snapshots
@@ -22,7 +27,7 @@ from atoll.protocol.layout import chunk_hash
 from atoll.protocol.messages import Commit
 from atoll.protocol.plans import payload_hash
 from atoll.protocol.settings import OuterSettings, RunSettings, SyncSettings
-from tests.harness.data_plane import DTYPES, RUN, commit_record, filled, manifest, payloads
+from tests.harness.data_plane import DTYPES, RUN, commit_record, filled, fragment_at, manifest, payloads
 from tests.harness.power_cut import Recorder
 
 SETTINGS = RunSettings(
@@ -33,6 +38,7 @@ SETTINGS = RunSettings(
     outer=OuterSettings(learning_rate=0.7, momentum=0.9),
 )
 NUM_COMMITS = 7
+WITHIN_SNAPSHOTS = (2, 5)
 NUM_IMAGES = 300
 
 
@@ -47,15 +53,48 @@ class Truth:
     starts: list[tuple[int, int]]  # (moment, start count)
 
 
-async def commit(plane: DataPlane, number: int, truth: Truth, recorder: Recorder) -> None:
+def written(plane: DataPlane, number: int) -> tuple[Commit, PayloadFile]:
+    """A commit, and all its payloads in a file that is not sealed."""
+    assert plane.outer is not None
+    record = replace(commit_record(number), fragment=fragment_at(plane.layout, number))
+    file = plane.log.begin(record.sync, record.term, record.attempt, record.fragment)
+    for chunk, data in payloads(plane.outer, (number, number + 50)).items():
+        if plane.layout.travels(chunk, record.fragment):
+            file.put(chunk, data, payload_hash(data))
+    return replace(record, payload_digest=file.digest(record)), file
+
+
+@asynccontextmanager
+async def being_written(plane: DataPlane, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[None]:
+    """A snapshot: its first chunk is there, and the others come after the block."""
+    first_is_read, may_go_on = asyncio.Event(), threading.Event()
+    checked, loop = snapshot._checked, asyncio.get_running_loop()
+
+    def waits(outer: OuterState, chunk: int) -> ChunkRecord:
+        record = checked(outer, chunk)
+        if chunk == 0 and not may_go_on.is_set():
+            loop.call_soon_threadsafe(first_is_read.set)
+            assert may_go_on.wait(60)
+        return record
+
+    with monkeypatch.context() as patched:
+        patched.setattr(snapshot, "_checked", waits)
+        writing = asyncio.create_task(plane.write_snapshot())
+        await first_is_read.wait()
+        try:
+            yield
+        finally:
+            may_go_on.set()
+            await writing
+
+
+async def commit(
+    plane: DataPlane, number: int, truth: Truth, recorder: Recorder, *, with_snapshots: bool = True
+) -> None:
     outer = plane.outer
     assert outer is not None
-    record = commit_record(number)
-    file = plane.log.begin(record.sync, record.term, record.attempt)
-    for chunk, data in payloads(outer, (number, number + 50)).items():
-        file.put(chunk, data, payload_hash(data))
+    record, file = written(plane, number)
     file.seal()
-    record = replace(record, payload_digest=file.digest(record))
     truth.done.append((recorder.note(), record))
     truth.state_hashes.append(await plane.apply(record))
     hashes = outer.chunk_hashes(number)
@@ -63,13 +102,27 @@ async def commit(plane: DataPlane, number: int, truth: Truth, recorder: Recorder
     truth.chunk_hashes.append(hashes)
     if plane.settings.sync.fsync:
         truth.promises.append((recorder.note(), number))
-    if plane.snapshot_is_due:
+    if with_snapshots and plane.snapshot_is_due:
         await plane.write_snapshot()
         truth.promises.append((recorder.note(), number))
 
 
-def a_run(folder: Path, settings: RunSettings, monkeypatch: pytest.MonkeyPatch) -> tuple[Recorder, Truth]:
-    """Two starts of one node, several commits each, with a snapshot every other one."""
+async def commit_within_a_snapshot(
+    plane: DataPlane, number: int, truth: Truth, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its first chunk is of the commit before, and others are of this one."""
+    async with being_written(plane, monkeypatch):
+        await commit(plane, number, truth, recorder, with_snapshots=False)
+    newest = plane.snapshots.files[0]
+    assert newest.version(0) != newest.newest == number
+    truth.promises.append((recorder.note(), number))
+
+
+def a_run(
+    folder: Path, settings: RunSettings, monkeypatch: pytest.MonkeyPatch, *, mixed: bool = False
+) -> tuple[Recorder, Truth]:
+    """Two starts of one node, several commits each, with a snapshot every other one. `mixed`: commits go on while they
+    are written."""
     folder.mkdir(0o700)
     truth = Truth([], [], [], [], [])
     with Recorder(folder, monkeypatch) as recorder:
@@ -89,7 +142,10 @@ def a_run(folder: Path, settings: RunSettings, monkeypatch: pytest.MonkeyPatch) 
                 asyncio.run(plane.write_snapshot())
                 truth.promises.append((recorder.note(), 0))
             for number in range(len(truth.state_hashes), last + 1):
-                asyncio.run(commit(plane, number, truth, recorder))
+                if mixed and number in WITHIN_SNAPSHOTS:
+                    asyncio.run(commit_within_a_snapshot(plane, number, truth, recorder, monkeypatch))
+                else:
+                    asyncio.run(commit(plane, number, truth, recorder, with_snapshots=not mixed))
             plane.close()
             home.close()
     return recorder, truth
@@ -140,12 +196,16 @@ def test_a_file_that_is_replaced_is_the_old_one_or_the_new_one(tmp_path: Path, m
     assert found == {b"7", b"8"}
 
 
-@pytest.mark.parametrize("fsync", [True, False])
+@pytest.mark.parametrize(
+    ("fsync", "fragments", "mixed"), [(True, 1, False), (True, 3, False), (False, 1, True), (False, 3, False)]
+)
 def test_a_power_cut_at_any_moment_loses_no_more_than_is_promised(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fsync: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fsync: bool, fragments: int, mixed: bool
 ) -> None:
-    settings = replace(SETTINGS, sync=replace(SETTINGS.sync, fsync=fsync))
-    recorder, truth = a_run(tmp_path / "run", settings, monkeypatch)
+    """Also in a run of fragments, whose snapshots say nothing without the history of commits; and where the chunks of
+    a snapshot are of several commits, so that the log has to lead on from the older ones."""
+    settings = replace(SETTINGS, sync=replace(SETTINGS.sync, fsync=fsync, fragments=fragments))
+    recorder, truth = a_run(tmp_path / "run", settings, monkeypatch, mixed=mixed)
     found = set()
     for seed in range(NUM_IMAGES):
         folder = tmp_path / f"image-{seed}"
