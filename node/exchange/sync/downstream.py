@@ -128,8 +128,7 @@ class Downstream:
                 carries_all = self._num_own == len(reducer.own.chunks)
                 finished += fresh if carries_all else await attempt.in_pool(partial(self._own_of, fresh))
             peer.takes_early = num_early > 0
-            delay_s = 0.0 if num_early else self.exchange.turns.delay_s(site_id, now())
-            if finished and delay_s == 0:
+            if finished and (num_early or self.exchange.turns.may_have(site_id)):
                 due, finished = (finished[:num_early], finished[num_early:]) if num_early else (finished, [])
                 num_early -= min(num_early, len(due))
                 num_left -= len(due)
@@ -145,7 +144,7 @@ class Downstream:
                 # Changes that bring nothing for this peer may be many: they do not put off the sign of life.
                 silent_s = said_at + sign_of_life_s - now()
                 if silent_s > 0:
-                    await peer.wait(min(delay_s, silent_s) if finished else silent_s)
+                    await peer.wait(silent_s)
                     continue
                 said_at = now()
                 waiting = reducer.waiting(site_id)

@@ -100,7 +100,6 @@ class Exchange:
         finally:
             if attempt.finished.cancelled():
                 raise asyncio.CancelledError
-        self.turns.start(attempt.loop.time())
         for upstream in self.upstreams:
             attempt.spawn(upstream.run())
         attempt.spawn(self.watch())

@@ -1,8 +1,8 @@
 """Whose turn it is to get payloads from a reducer, and who is woken when that changes.
 
 Contributions go first: reducers starve without them, and the uplink would idle while the last are reduced. But a slow
-peer must not hold up the others: a peer that has this site's contributions waits only as long as the rest would take if
-this site's uplink were the limit. Receivers come last.
+peer must not hold up the others: payloads go to a peer as soon as that one has this site's contributions. Receivers
+come last.
 
 With a thousand sites that all reduce, each has a thousand streams to send and as many to serve: what one of them has
 sent wakes the one peer that it concerns, and a payload wakes those that may have it now.
@@ -11,14 +11,10 @@ sent wakes the one peer that it concerns, and a payload wakes those that may hav
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import chain
-
-PATIENCE = 1.25
-"""With contributions of unequal size, or an uplink that is shared unevenly."""
 
 
 @dataclass(slots=True, eq=False)
@@ -43,13 +39,8 @@ class Turns:
     def __init__(self, reducers: Iterable[int]) -> None:
         self.unsent = dict.fromkeys(reducers)
         """Those that do not have all of this site's contributions yet, in the order of the links."""
-        self._num_reducers = len(self.unsent)
-        self._started_at = math.inf
-        self._sent_at: dict[int, float] = {}
+        self._sent: set[int] = set()
         self._served: dict[int, list[ServedPeer]] = {}  # by site: a stream that broke may end after its successor began
-
-    def start(self, now: float) -> None:
-        self._started_at = now
 
     @contextmanager
     def served(self, site_id: int) -> Iterator[ServedPeer]:
@@ -60,21 +51,16 @@ class Turns:
         finally:
             self._served[site_id].remove(peer)
 
-    def delay_s(self, site_id: int, now: float) -> float:
-        """How long payloads for that site wait for its turn; infinite: for a change."""
-        if not self.unsent:
-            return 0.0
-        sent_at = self._sent_at.get(site_id)
-        if sent_at is None:
-            return math.inf
-        return max(0.0, self._started_at + PATIENCE * self._num_reducers * (sent_at - self._started_at) - now)
+    def may_have(self, site_id: int) -> bool:
+        """Whether payloads may go to that site now."""
+        return not self.unsent or site_id in self._sent
 
-    def sent(self, site_id: int, now: float) -> None:
+    def sent(self, site_id: int) -> None:
         """That reducer has all contributions of this site."""
         if site_id not in self.unsent:
             return
         del self.unsent[site_id]
-        self._sent_at[site_id] = now
+        self._sent.add(site_id)
         if self.unsent:
             self._wake(self._served.get(site_id, ()))
         else:
@@ -85,7 +71,7 @@ class Turns:
         self.wake_all()
 
     def new_payload(self) -> None:
-        self._wake(p for p in self._all() if p.takes_early or not self.unsent or p.site_id in self._sent_at)
+        self._wake(p for p in self._all() if p.takes_early or self.may_have(p.site_id))
 
     def wake_all(self) -> None:
         """It is over, or everybody's turn."""

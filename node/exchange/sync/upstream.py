@@ -300,9 +300,8 @@ class Upstream:
         self._unsent.discard(strand.number)
         if self.attempt.contributes and not self._unsent:
             self.phase = "waiting for payloads"
-            now = self.attempt.loop.time()
-            self.restart_clocks(now)
-            self.turns.sent(self.parent.site_id, now)
+            self.restart_clocks(self.attempt.loop.time())
+            self.turns.sent(self.parent.site_id)
 
     def _sender_done(self, task: asyncio.Task[None]) -> None:
         """A broken stream is the reader's to judge; what failed on this site fails the attempt."""

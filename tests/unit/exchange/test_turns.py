@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
-from atoll.node.exchange.sync.turns import PATIENCE, ServedPeer, Turns
+from atoll.node.exchange.sync.turns import ServedPeer, Turns
 
 NUM_SITES = 1000
 
@@ -46,15 +45,14 @@ def served(turns: Turns, site_ids: range) -> Iterator[list[ServedPeer]]:
 def test_a_sync_of_a_thousand_reducers_wakes_each_stream_a_few_times() -> None:
     turns = Turns(range(2, NUM_SITES + 1))
     with served(turns, range(2, NUM_SITES + 1)) as peers:
-        turns.start(0.0)
         turns.new_payload()  # its own chunk, before anybody's turn
         assert taken(peers) == set()
         for site_id in range(2, NUM_SITES):
-            turns.sent(site_id, 1.0)
+            turns.sent(site_id)
             assert peers[site_id - 2].changed.is_set()
         assert taken(peers) == set(range(2, NUM_SITES))
         assert num_wakes(peers) == NUM_SITES - 2
-        turns.sent(NUM_SITES, 2.0)
+        turns.sent(NUM_SITES)
         assert taken(peers) == set(range(2, NUM_SITES + 1))
         turns.wake_all()
         assert num_wakes(peers) <= 3 * NUM_SITES
@@ -63,8 +61,7 @@ def test_a_sync_of_a_thousand_reducers_wakes_each_stream_a_few_times() -> None:
 def test_a_payload_wakes_whoever_may_have_it() -> None:
     turns = Turns([2, 3, 4])
     with served(turns, range(2, 5)) as peers:
-        turns.start(0.0)
-        turns.sent(2, 1.0)
+        turns.sent(2)
         taken(peers)
         peers[1].takes_early = True
         turns.new_payload()
@@ -75,21 +72,17 @@ def test_a_payload_wakes_whoever_may_have_it() -> None:
         assert taken(peers) == {2, 3, 4}
 
 
-def test_a_peer_that_has_this_sites_contributions_waits_as_long_as_the_rest_would_take() -> None:
+def test_a_peer_may_have_payloads_once_it_has_this_sites_contributions() -> None:
     turns = Turns([2, 3])
-    turns.start(10.0)
-    assert turns.delay_s(2, 10.0) == math.inf
-    turns.sent(2, 12.0)
-    assert turns.delay_s(2, 12.0) == PATIENCE * 2 * 2.0 - 2.0
-    assert turns.delay_s(2, 100.0) == 0.0
-    assert turns.delay_s(3, 100.0) == math.inf
-    assert turns.delay_s(9, 100.0) == math.inf  # a receiver comes last
-    turns.sent(3, 13.0)
-    assert [turns.delay_s(site_id, 13.0) for site_id in (2, 3, 9)] == [0.0, 0.0, 0.0]
+    assert [turns.may_have(site_id) for site_id in (2, 3, 9)] == [False, False, False]
+    turns.sent(2)
+    assert [turns.may_have(site_id) for site_id in (2, 3, 9)] == [True, False, False]  # a receiver comes last
+    turns.sent(3)
+    assert [turns.may_have(site_id) for site_id in (2, 3, 9)] == [True, True, True]
 
 
 def test_a_site_that_sends_nothing_lets_nobody_wait() -> None:
-    assert Turns([]).delay_s(2, 0.0) == 0.0
+    assert Turns([]).may_have(2)
 
 
 def test_a_change_before_the_wait_is_not_lost() -> None:
@@ -97,7 +90,7 @@ def test_a_change_before_the_wait_is_not_lost() -> None:
         turns = Turns([2, 3])
         with turns.served(2) as peer:
             peer.changed.clear()
-            turns.sent(2, 1.0)
+            turns.sent(2)
             await peer.wait(3600.0)
         peer.changed.clear()
         turns.wake_all()

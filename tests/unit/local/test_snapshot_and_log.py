@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 
-from atoll.node.daemon import plane
 from atoll.node.daemon.home import Home
 from atoll.node.daemon.plane import DataPlane
 from atoll.node.dataplane import publish
@@ -23,6 +22,7 @@ from atoll.node.dataplane.chunk_index import ChunkIndex
 from atoll.node.dataplane.outer_state import OuterState
 from atoll.node.dataplane.payload_file import PayloadFile
 from atoll.node.dataplane.payload_log import PayloadLog
+from atoll.node.threads import run_to_its_end
 from atoll.protocol.settings import RunSettings
 from tests.harness.data_plane import DTYPES, filled, manifest
 from tests.harness.power_cut import Recorder
@@ -156,7 +156,7 @@ def test_commits_wait_for_a_snapshot_that_needs_the_log_though_the_one_before_is
         asyncio.run(site.fetch(donor))
 
         async def commit_meanwhile() -> None:
-            shield, waits, run, began = asyncio.shield, asyncio.Event(), plane.run_to_its_end, asyncio.Event()
+            shield, waits, began = asyncio.shield, asyncio.Event(), asyncio.Event()
 
             def waits_for(future: Any) -> Any:
                 waits.set()
@@ -164,13 +164,13 @@ def test_commits_wait_for_a_snapshot_that_needs_the_log_though_the_one_before_is
 
             async def begins(work: Any) -> Any:
                 began.set()
-                return await run(work)
+                return await run_to_its_end(work)
 
             async with being_written(site.plane, monkeypatch):
                 for number in range(9, 13):
                     await site.commit(number)
                 monkeypatch.setattr(asyncio, "shield", waits_for)
-                monkeypatch.setattr(plane, "run_to_its_end", begins)
+                monkeypatch.setattr("atoll.node.daemon.plane.run_to_its_end", begins)
                 commit = asyncio.create_task(site.commit(13))
                 await waits.wait()  # for the snapshot, or for its own work
                 assert not began.is_set(), "the record of commit 9 would go, and the snapshot has chunks of before it"
