@@ -239,7 +239,7 @@ def test_flipped_bits_on_sessions_are_seen_and_change_nothing(monkeypatch: pytes
             raise
 
     monkeypatch.setattr(wire, "parse", counted)
-    for seed in range(20):
+    for seed in range(25):
         faults = [
             Fault(kind="spoil_messages", after_events=20 + 3 * seed, delay_s=0.0, lasts_s=2.0, draw=seed)
             for _ in range(3)
