@@ -40,7 +40,7 @@ class Exchanges:
         while self._waiting and self._has_buffers and self._beginning is None:
             match self._waiting.popleft():
                 case out.BeginExchange() as begun:
-                    self._beginning = self._shell.spawn(self._begin(begun))
+                    self._beginning = self._shell.tasks.spawn(self._begin(begun))
                 case out.WeighExchange(plan, weights):
                     self._hub.weigh(plan, weights)
                 case out.HurryExchange(sync):
@@ -65,7 +65,7 @@ class Exchanges:
                 spread_s=begun.spread_s,
                 in_flight=begun.in_flight,
             )
-            self._shell.spawn(self._run(exchange))
+            self._shell.tasks.spawn(self._run(exchange))
             await exchange.reducer.make_room()  # what is forgotten is not taken for held by the next one
         except AtollError as error:
             self._shell.handle(e.ExchangeBroken(plan, error))

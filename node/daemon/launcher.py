@@ -28,6 +28,7 @@ from atoll.node.daemon.rank_commands import (
 from atoll.node.daemon.store_socket import StoreSocket
 from atoll.node.daemon.worker_tree import WorkerTree
 from atoll.node.local_protocol import ENV_GENERATION, ENV_SOCKET
+from atoll.node.tasks import watched
 from atoll.protocol.errors import HostError
 
 log = logging.getLogger("atoll.node")
@@ -78,8 +79,7 @@ class Launcher:
         except BaseException:
             await self._end(tree)
             raise
-        self._watching = asyncio.get_running_loop().create_task(self._watch(tree))
-        self._watching.add_done_callback(self._watched)
+        self._watching = watched(self._watch(tree), self._on_failure)
 
     def _spawn(self, tree: WorkerTree, socket_path: str) -> None:
         config, environment = self._config, self._environment(tree, socket_path)
@@ -125,10 +125,6 @@ class Launcher:
             text = "\n".join((text, *tree.last_lines()))
         self._watching = None
         self._on_exit(WorkersExited(generation=tree.generation, code=code, text=text))
-
-    def _watched(self, task: asyncio.Task[None]) -> None:
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self._on_failure(error)
 
     async def _end(self, tree: WorkerTree) -> None:
         if self._store is not None:

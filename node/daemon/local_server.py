@@ -9,7 +9,7 @@ import asyncio
 import shutil
 import socket
 import tempfile
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from atoll.node.daemon.home import SOCKET_FOLDER_PREFIX
 from atoll.node.daemon.rank_connection import RankConnection
 from atoll.node.daemon.shared_memory import SharedBuffer
 from atoll.node.local_protocol import Greeting, LocalHello, LocalLayout, Said
+from atoll.node.tasks import Tasks, end
 from atoll.node.threads import run_to_its_end
 from atoll.protocol import wire
 from atoll.protocol.errors import HostError, InvalidMessage, RefusedError, StaleError
@@ -51,7 +52,7 @@ class LocalServer:
         self._on_failure = on_failure
         self._folder: Path | None = None
         self._listener: socket.socket | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks(on_failure)
         self._open: set[RankConnection] = set()
         self._of_rank: dict[int, RankConnection] = {}
         self.generation = 0
@@ -87,10 +88,7 @@ class LocalServer:
         asyncio.get_running_loop().remove_reader(self._listener)
         self._listener.close()
         await asyncio.gather(*(c.flush() for c in self._open))
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end(self._tasks)
         for connection in self._open:
             connection.socket.close()  # its task had not begun
         shutil.rmtree(self._folder)
@@ -160,16 +158,6 @@ class LocalServer:
 
     # --- connections
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._finished)
-
-    def _finished(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self._on_failure(error)
-
     def _accept(self, listener: socket.socket) -> None:
         # Not by a task: a cancelled `sock_accept` may drop a connection that it has.
         try:
@@ -182,11 +170,11 @@ class LocalServer:
         sock.setblocking(False)
         connection = RankConnection(sock)
         self._open.add(connection)
-        self._spawn(self._serve(connection))
+        self._tasks.spawn(self._serve(connection))
 
     async def _serve(self, connection: RankConnection) -> None:
         writer = asyncio.get_running_loop().create_task(connection.write_all())
-        end = "closed its connection without a word"
+        why = "closed its connection without a word"
         try:
             while (frame := await connection.read_frame()) is not None:
                 request = local_protocol.decode(local_pb2.LocalRequest, frame)
@@ -194,20 +182,19 @@ class LocalServer:
                 self._hear(connection, request, await run_to_its_end(unpack) if is_large else unpack())
         except RefusedError as error:
             self.num_malformed += isinstance(error, InvalidMessage)
-            end = f"was cut off: {error}"
+            why = f"was cut off: {error}"
             connection.send(self._refusal("stale" if isinstance(error, StaleError) else "refused", str(error)))
             await connection.flush()
         except OSError as error:
-            end = f"lost its connection ({error.strerror})"
+            why = f"lost its connection ({error.strerror})"
         finally:
-            writer.cancel()
-            await asyncio.gather(writer, return_exceptions=True)
+            await end([writer])
             connection.socket.close()
             self._open.discard(connection)
         rank = connection.rank
         if rank is not None and self._of_rank.get(rank) is connection:
             del self._of_rank[rank]
-            self._tell(RankLost(generation=self.generation, rank=rank, text=end))
+            self._tell(RankLost(generation=self.generation, rank=rank, text=why))
 
     def _refusal(self, kind: str, text: str) -> local_pb2.LocalResponse:
         refused = local_pb2.LocalRefused(kind=kind, text=text[: local_protocol.MAX_TEXT_CHARACTERS])

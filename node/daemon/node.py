@@ -26,6 +26,7 @@ from atoll.node.daemon.shell import Parts, Shell, fatal
 from atoll.node.daemon.worker_control import WorkerControl
 from atoll.node.exchange.hub import Hub
 from atoll.node.exchange.peers.prober import Prober
+from atoll.node.tasks import Tasks
 from atoll.protocol import messages as m
 from atoll.protocol import wire
 from atoll.protocol.errors import AtollError, HostError
@@ -113,6 +114,7 @@ class Node:
             observer=observer,
             handle=self.handle,
             fail=self._fail,
+            tasks=Tasks(self._fail),
             has_ended=self._result.done,
         )
         self.disk = DiskJobs(shell, plane)
@@ -124,7 +126,7 @@ class Node:
 
     async def run(self) -> tuple[int, str]:
         await self.workers.open()
-        self._session = self.shell.spawn(self.session.run())
+        self._session = self.shell.tasks.spawn(self.session.run())
         try:
             code, text = await self._result
             await self.session.close()
@@ -160,7 +162,7 @@ class Node:
     def leave_now(self, reason: str) -> int:
         """Say goodbye and end, whatever is under way. The exit code: of what it had come to before, if it had."""
         if self._result.done():
-            self.shell.spawn(self.workers.stop())
+            self.shell.tasks.spawn(self.workers.stop())
         else:
             self.handle(e.LeaveAsked(reason, at_once=True))
         return self._result.result()[0]

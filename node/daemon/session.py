@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import grpc
 
+from atoll.node.tasks import end
 from atoll.protocol import differences, sources_parts, transport, wire
 from atoll.protocol import messages as m
 from atoll.protocol.errors import InvalidMessage
@@ -97,8 +98,7 @@ class Session:
         finally:
             self._is_open = False
             if reading is not None:
-                reading.cancel()
-                await asyncio.gather(reading, return_exceptions=True)
+                await end([reading])
             self._outgoing.put_nowait(None)  # ends `_requests`, which grpc leaves waiting when a stream breaks
             await channel.close()
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 
 from atoll.node.core import events as e
 from atoll.node.core.site import SiteCore
@@ -17,6 +16,7 @@ from atoll.node.daemon.local_server import LocalServer
 from atoll.node.daemon.observer import Observer
 from atoll.node.daemon.plane import DataPlane
 from atoll.node.exchange.hub import Hub
+from atoll.node.tasks import Tasks
 from atoll.protocol.errors import AtollError, HostError
 from atoll.protocol.exit_codes import exit_code_on_own_disk
 from atoll.protocol.layout import Manifest
@@ -57,21 +57,10 @@ class Shell:
     """Ends the node, for an error that nothing was prepared for."""
     has_ended: Callable[[], bool]
     """Whether what the node was to say and do is said and done."""
-    tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    tasks: Tasks
+    """What one of them raises ends the node."""
     layout: asyncio.Task[None] | None = None
     """It makes the data plane and the buffers: `start` waits for it."""
-
-    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Run it; what it raises ends the node."""
-        task = asyncio.get_running_loop().create_task(work)
-        self.tasks.add(task)
-        task.add_done_callback(self._ended)
-        return task
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self.tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self.fail(error)
 
     def start(self, work: Callable[[], Awaitable[e.Event | None]], failed: Failed) -> asyncio.Task[None]:
         """Run it until the event that it ends in. One of atoll's own errors or an I/O error becomes an event, too: a
@@ -92,4 +81,4 @@ class Shell:
             if event is not None:
                 self.handle(event)
 
-        return self.spawn(guarded())
+        return self.tasks.spawn(guarded())

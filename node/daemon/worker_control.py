@@ -53,15 +53,15 @@ class WorkerControl:
         """Do it, or begin it."""
         match output:
             case out.StartWorkers(generation, settings_json):
-                self._shell.spawn(self._start(generation, settings_json))
+                self._shell.tasks.spawn(self._start(generation, settings_json))
             case out.StopWorkers():
-                self._shell.spawn(self.stop())
+                self._shell.tasks.spawn(self.stop())
             case out.DescribeCrash():
                 self._describe_crash(output)
             case out.SendLayout():
-                self._shell.layout = self._shell.spawn(self._send_layout(output, self._shell.layout))
+                self._shell.layout = self._shell.tasks.spawn(self._send_layout(output, self._shell.layout))
             case out.MergePieces():
-                self._shell.spawn(self._merge_pieces(output))
+                self._shell.tasks.spawn(self._merge_pieces(output))
 
     async def _start(self, generation: int, settings_json: str) -> None:
         async with self._lock:

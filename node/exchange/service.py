@@ -14,11 +14,11 @@ import grpc.aio
 from atoll.node.exchange.catchup.donor_server import Request
 from atoll.node.exchange.hub import Hub
 from atoll.node.exchange.peers.frames import MAX_HAS_PAYLOADS, parse
-from atoll.node.exchange.peers.jobs import end
 from atoll.node.exchange.peers.rpc import Context, NotRead, check_header
 from atoll.node.exchange.sync.downstream import Downstream
 from atoll.node.exchange.sync.exchange import Exchange
 from atoll.node.exchange.sync.reduction import MAX_STREAMS
+from atoll.node.tasks import end
 from atoll.protocol import wire
 from atoll.protocol.errors import AtollError, InvalidMessage, NotYetError, RefusedError
 from atoll.protocol.status import abort

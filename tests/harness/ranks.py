@@ -118,7 +118,7 @@ class ServedRanks(LocalServer):
                 case RefuseRank() | out.AnswerWorkers() | AnswerDraw():
                     self.execute(item)
                 case MergePieces():
-                    self._spawn(self._merge(item))
+                    self._tasks.spawn(self._merge(item))
                 case _:
                     self._happened(item)
 

@@ -19,6 +19,7 @@ from atoll.node.daemon.launcher import Launcher
 from atoll.node.daemon.local_server import LocalServer
 from atoll.node.daemon.shared_memory import SharedBuffer
 from atoll.node.local_protocol import LocalLayout, Piece
+from atoll.node.tasks import end
 from atoll.protocol import PROTOCOL_VERSION, wire
 from atoll.protocol.layout import Layout, Manifest, Role, TensorSpec, fragments_of
 from atoll.protocol.settings import settings_from_json
@@ -261,16 +262,13 @@ class SimLocalServer(LocalServer):
         self._folder = Path("/simulated")
 
     async def close(self) -> None:
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end(self._tasks)
         self._folder = None
 
     def connect(self) -> SimConnection:
         connection = SimConnection()
         self._open.add(connection)  # type: ignore[arg-type]
-        self._spawn(self._serve(connection))  # type: ignore[arg-type]
+        self._tasks.spawn(self._serve(connection))  # type: ignore[arg-type]
         return connection
 
     async def send_layout(

@@ -136,7 +136,7 @@ MEASURES = (
     Measure("fields of a core's state that several modules write", goal=0, bound=0, of=fields_of_many),
     Measure("writes of a core's state of an unclear class", goal=0, bound=0, of=writes_of_no_class),
     Measure("public functions of the cores without a docstring", goal=0, bound=0, of=without_docstring),
-    Measure("lines of product code", goal=MOST_LINES, bound=25_660, of=lines_of_code, step=100),
+    Measure("lines of product code", goal=MOST_LINES, bound=25_632, of=lines_of_code, step=100),
 )
 
 

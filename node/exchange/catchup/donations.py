@@ -17,8 +17,8 @@ from atoll.node.exchange.catchup.donor_server import MAX_REQUESTS, DonorServer
 from atoll.node.exchange.catchup.expected_donors import STREAMS_PER_DONOR
 from atoll.node.exchange.peers.dialer import Dialer, Purpose
 from atoll.node.exchange.peers.frames import parse
-from atoll.node.exchange.peers.jobs import end, together
 from atoll.node.exchange.peers.rpc import DONATE_METHOD, NotRead, Stream, open_stream, write_within
+from atoll.node.tasks import end, together
 from atoll.protocol import wire
 from atoll.protocol.errors import AtollError, InvalidMessage, StaleError
 from atoll.protocol.messages import Header, Member

@@ -17,8 +17,8 @@ from atoll.node.exchange.catchup.index import Index
 from atoll.node.exchange.peers.counters import Counters
 from atoll.node.exchange.peers.dialer import Dialer, Key, Purpose, key_of
 from atoll.node.exchange.peers.frames import batches
-from atoll.node.exchange.peers.jobs import together
 from atoll.node.exchange.peers.progress import Pace
+from atoll.node.tasks import together
 from atoll.node.threads import run_to_its_end
 from atoll.protocol import ring
 from atoll.protocol.errors import (

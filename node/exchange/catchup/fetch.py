@@ -25,7 +25,7 @@ from atoll.node.exchange.catchup.donor_client import DonorClient
 from atoll.node.exchange.catchup.donors import Donors
 from atoll.node.exchange.peers.dialer import Key, key_of
 from atoll.node.exchange.peers.frames import Encoded
-from atoll.node.exchange.peers.jobs import together
+from atoll.node.tasks import together
 from atoll.node.threads import run_to_its_end
 from atoll.protocol.errors import AtollError, DigestMismatch, PeerError, StateError
 from atoll.protocol.layout import chunk_hash

@@ -1,9 +1,9 @@
-"""Tasks: work on what a stream brought, beside the reading of it; several that run together; and their end."""
+"""Work on what a stream brought, beside the reading of it."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 from atoll.node.exchange.peers.frames import Encoded, PartAssembler
@@ -57,20 +57,3 @@ async def _beside(jobs: set[asyncio.Task[None]], reading: Coroutine[Any, Any, T]
             await asyncio.wait({task, *jobs}, return_when=asyncio.FIRST_COMPLETED)
     finally:
         task.cancel()
-
-
-async def together(work: list[Coroutine[Any, Any, None]]) -> None:
-    """Runs them together; the first error, or a cancellation, ends all. When this returns all have ended."""
-    tasks = [asyncio.create_task(coroutine) for coroutine in work]
-    try:
-        await asyncio.gather(*tasks)
-    finally:
-        await end(tasks)
-
-
-async def end(tasks: Iterable[asyncio.Task[Any]]) -> None:
-    """Cancels them. When this returns all have ended."""
-    ended = list(tasks)
-    for task in ended:
-        task.cancel()
-    await asyncio.gather(*ended, return_exceptions=True)

@@ -13,8 +13,8 @@ import grpc.aio
 
 from atoll.node.exchange.peers.dialer import Dialer, Purpose
 from atoll.node.exchange.peers.frames import parse
-from atoll.node.exchange.peers.jobs import end
 from atoll.node.exchange.peers.rpc import PROBE_METHOD, call_errors
+from atoll.node.tasks import end, watched
 from atoll.protocol import wire
 from atoll.protocol.errors import AtollError, InvalidMessage, PeerError
 from atoll.protocol.messages import Header, Member
@@ -55,14 +55,9 @@ class Prober:
             self._problems.pop(member.site_id, None)
         for member in members:
             if member not in self._watched:
-                task = self._watched[member] = asyncio.get_running_loop().create_task(self._look(member))
-                task.add_done_callback(self._ended)
+                self._watched[member] = watched(self._look(member), self.failed)
         if self._unreachable() != before:
             self.found(self._unreachable())
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self.failed(error)
 
     async def close(self) -> None:
         await end(self._watched.values())

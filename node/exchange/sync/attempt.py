@@ -4,21 +4,21 @@ and whether it is over."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from concurrent.futures import Executor
 from contextlib import suppress
 from dataclasses import InitVar, dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from atoll.node.dataplane.sync_data import SyncData
 from atoll.node.exchange.peers.counters import Counters
 from atoll.node.exchange.peers.frames import FRAME_BYTES, MIN_FRAME_BYTES, NOT_FOLLOWING, Encoded
-from atoll.node.exchange.peers.jobs import end
 from atoll.node.exchange.peers.link_use import LinkUses
 from atoll.node.exchange.peers.progress import Pace, Progress
 from atoll.node.exchange.peers.uplink import Uplink
 from atoll.node.exchange.sync.pacing import Pacing
 from atoll.node.exchange.sync.reduction import MAX_STREAMS, Share
+from atoll.node.tasks import Tasks
 from atoll.protocol.errors import DigestMismatch, NotYetError, PeerError, RefusedError
 from atoll.protocol.messages import Header, Member, Plan
 from atoll.protocol.plans import plan_digest
@@ -84,7 +84,8 @@ class Attempt:
         self.finished.add_done_callback(lambda f: f.cancelled() or f.exception())  # may fail before anyone awaits
         self.closed: RefusedError | NotYetError | None = None
         """Why peers are turned away; None while they are served."""
-        self._tasks: set[asyncio.Task[None]] = set()
+        self.tasks = Tasks(self.fail)
+        """What one of them raises ends the attempt."""
 
     # --- who is in it
 
@@ -100,27 +101,13 @@ class Attempt:
     def in_pool(self, work: Callable[[], T]) -> asyncio.Future[T]:
         return self.loop.run_in_executor(self.pool, work)
 
-    def spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        """What it raises ends the attempt."""
-        task = self.loop.create_task(coroutine)
-        self._tasks.add(task)
-        task.add_done_callback(self._task_done)
-
-    def _task_done(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self.fail(error)
-
-    async def stop_tasks(self) -> None:
-        await end(self._tasks)
-
     def fail(self, error: BaseException) -> None:
         if not self.finished.done():
             self.finished.set_exception(error)
 
     def cancel(self) -> None:
         self.finished.cancel()
-        for task in self._tasks:
+        for task in self.tasks:
             task.cancel()
 
     def close(self, reason: RefusedError | NotYetError) -> None:

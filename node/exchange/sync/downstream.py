@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from functools import partial
 
 from atoll.node.exchange.peers.frames import Encoded, pack_frames, parse
-from atoll.node.exchange.peers.jobs import end, take_chunks
+from atoll.node.exchange.peers.jobs import take_chunks
 from atoll.node.exchange.peers.rpc import Context, write_within
 from atoll.node.exchange.sync.exchange import Exchange
 from atoll.node.exchange.sync.turns import ServedPeer
+from atoll.node.tasks import end
 from atoll.protocol.errors import InvalidMessage, PeerError
 from atoll.protocol.messages import Member
 from atoll.protocol.v1 import peer_pb2

@@ -18,6 +18,7 @@ from atoll.node.exchange.sync.retained import Retained
 from atoll.node.exchange.sync.turns import Turns
 from atoll.node.exchange.sync.upstream import Upstream
 from atoll.node.exchange.sync.weights import Weights
+from atoll.node.tasks import end
 from atoll.protocol.errors import NotYetError, PeerError, RefusedError
 from atoll.protocol.messages import LinkUse, Plan
 from atoll.protocol.plans import with_weights
@@ -90,7 +91,7 @@ class Exchange:
                 self.close(NotYetError(f"{self.attempt.where} does not run here now"))
                 raise
             finally:
-                await self.attempt.stop_tasks()
+                await end(self.attempt.tasks)
 
     async def _run(self) -> ExchangeResult:
         attempt = self.attempt
@@ -101,8 +102,8 @@ class Exchange:
             if attempt.finished.cancelled():
                 raise asyncio.CancelledError
         for upstream in self.upstreams:
-            attempt.spawn(upstream.run())
-        attempt.spawn(self.watch())
+            attempt.tasks.spawn(upstream.run())
+        attempt.tasks.spawn(self.watch())
         self.reducer.start(*restored)
         self._check_complete()
         await attempt.finished

@@ -193,7 +193,7 @@ class Reducer:
         if self._is_started and self.attempt.closed is None:
             for _ in range(min(len(self._ready), REDUCTIONS_AT_ONCE - self._num_reducing)):
                 self._num_reducing += 1
-                self.attempt.spawn(self._reduce_some())
+                self.attempt.tasks.spawn(self._reduce_some())
 
     async def _reduce_some(self) -> None:
         """One chunk after the other, while any is ready."""

@@ -14,7 +14,7 @@ import grpc
 
 from atoll.node.exchange.peers.dialer import Dialer, Purpose
 from atoll.node.exchange.peers.frames import FRAME_BYTES, MAX_HAS_PAYLOADS, Encoded, batches, pack_frames, parse
-from atoll.node.exchange.peers.jobs import end, take_chunks, together
+from atoll.node.exchange.peers.jobs import take_chunks
 from atoll.node.exchange.peers.progress import Worth
 from atoll.node.exchange.peers.rpc import EXCHANGE_METHOD, Stream, call_errors, open_stream
 from atoll.node.exchange.sync.attempt import Attempt
@@ -22,6 +22,7 @@ from atoll.node.exchange.sync.collection import Collection
 from atoll.node.exchange.sync.reducer import Reducer
 from atoll.node.exchange.sync.reduction import Reduction
 from atoll.node.exchange.sync.turns import Turns
+from atoll.node.tasks import end, together
 from atoll.protocol import wire
 from atoll.protocol.errors import AtollError, InvalidMessage, NotYetError, PeerError, RefusedError
 from atoll.protocol.v1 import peer_pb2

@@ -22,11 +22,11 @@ MUTATIONS = (
         tests=("tests/unit/local/test_node_failures.py",),
     ),
     Mutation(
-        name="a failure of a rank's connection is swallowed",
+        name="a failure of a task is swallowed",
         rule="a task that fails ends the node with its words",
-        where="node.daemon.local_server:LocalServer._finished",
-        old="(error := task.exception()) is not None:\n            self._on_failure(error)",
-        new="(error := task.exception()) is not None:\n            pass",
+        where="node.tasks:watched",
+        old="            failed(error)",
+        new="            pass",
         tests=("tests/unit/local/test_node_failures.py::test_a_task_that_fails_ends_the_node_with_its_words",),
     ),
     Mutation(

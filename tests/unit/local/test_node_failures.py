@@ -530,14 +530,14 @@ def test_a_task_that_fails_ends_the_node_with_its_words(part: str, tmp_path: Pat
             case "data":
                 node.shell.start(fails, lambda error: e.FetchFailed(str(error)))
             case "server":
-                node.workers.server._spawn(fails())
+                node.workers.server._tasks.spawn(fails())
             case "launcher":
                 assert node.workers.launcher is not None
                 node.workers.launcher._watch = fails  # type: ignore[method-assign,assignment]
                 await node.workers.launcher.start(1, node.workers.server.path)
             case "prober":
-                task = asyncio.create_task(fails())
-                task.add_done_callback(node.prober._ended)
+                node.prober._look = fails  # type: ignore[method-assign,assignment]
+                node.prober.watch((m.Member(site_id=2, incarnation=1, address="127.0.0.1:1"),))
 
     code, text = ended_by(happen, tmp_path)
     assert code == HostError.exit_code
