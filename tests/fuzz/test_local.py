@@ -101,11 +101,13 @@ class Site:
         server: Any = ServedRanks(self._happened, unexpected)
         self.server = server
         server.now = lambda: 100.0
-        server._merge = lambda merges: e.PiecesMerged(generation=GENERATION, pieces=site_pieces(merges.ranks))
-        server._spawn = server._heard  # as if in a thread
+        server._merge = self._merge
         server.serve(GENERATION, num_ranks, GREETING)
         self.connections: list[Any] = [FakeConnection() for _ in range(num_ranks + 1)]
         self.asked: list[e.BoundaryAsked] = []
+
+    def _merge(self, output: out.MergePieces) -> None:
+        self.server._heard(e.PiecesMerged(generation=output.generation, pieces=site_pieces(output.ranks)))
 
     def _happened(self, event: Any) -> None:
         self.events.append(event)

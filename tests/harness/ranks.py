@@ -118,11 +118,14 @@ class ServedRanks(LocalServer):
                 case RefuseRank() | out.AnswerWorkers() | AnswerDraw():
                     self.execute(item)
                 case MergePieces():
-                    self._tasks.spawn(self._merge(item))
+                    self._merge(item)
                 case _:
                     self._happened(item)
 
-    async def _merge(self, output: MergePieces) -> None:
+    def _merge(self, output: MergePieces) -> None:
+        self._tasks.spawn(self._merge_in_a_thread(output))
+
+    async def _merge_in_a_thread(self, output: MergePieces) -> None:
         pieces = await asyncio.to_thread(site_pieces, output.ranks)
         self._heard(e.PiecesMerged(generation=output.generation, pieces=pieces))
 

@@ -24,7 +24,7 @@ MUTATIONS = (
     Mutation(
         name="a failure of a task is swallowed",
         rule="a task that fails ends the node with its words",
-        where="node.tasks:watched",
+        where="node.tasks:watched.ended",
         old="            failed(error)",
         new="            pass",
         tests=("tests/unit/local/test_node_failures.py::test_a_task_that_fails_ends_the_node_with_its_words",),
