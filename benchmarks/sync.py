@@ -76,7 +76,7 @@ def _measure(args: argparse.Namespace, mbit: int | None) -> tuple[float, float, 
             links = (len(NAMES), mbit * 1_000_000, args.congestion, args.rtt / 1e3)
             hosts = stack.enter_context(netns.Hosts(*links, forgets=args.forgets))
         run = stack.enter_context(LocalRun(folder, settings, PLAIN))
-        run.start_coordinator(f"{hosts.bridge_address}:17700" if hosts else "127.0.0.1:0")
+        run.start_coordinator(f"{hosts.bridge_address}:17700" if hosts else "")
         for i, name in enumerate(NAMES):
             run.start_node(name, worker, prefix=hosts.prefix(i) if hosts else ())
         run.wait(lambda s: s["last_commit"] >= WARM_UP_SYNCS, 300)

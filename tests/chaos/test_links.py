@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from tests.harness.chaos import LIMIT_S, ChaosRun, settings
-from tests.harness.links import CutShort, FlipBit, Spoiler, free_address, relay_in_front, relays_in_front
+from tests.harness.links import CutShort, FlipBit, Spoiler, relay_in_front, relays_in_front
 from tests.harness.relay import Relay
+from tests.harness.sockets import free_address
 
 pytestmark = pytest.mark.timeout(180)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -13,12 +12,6 @@ from tests.harness.relay import Relay
 LIMIT_S = 60.0
 LARGE_BYTES = 900
 """Of a read that holds part of a chunk; smaller ones are mostly the transport's own frames."""
-
-
-def free_address() -> str:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{taken.getsockname()[1]}"
 
 
 @contextmanager

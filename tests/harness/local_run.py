@@ -31,6 +31,7 @@ from atoll.cli.template import render
 from atoll.protocol.settings import RunSettings
 from atoll.protocol.v1 import session_pb2, session_pb2_grpc
 from tests.harness.loop_guard import BlockingInLoop
+from tests.harness.sockets import free_address
 from tests.harness.warm_start import Forked, warm_start
 
 Status = dict[str, Any]
@@ -171,11 +172,9 @@ class LocalRun:
         self.processes.append(process)
         return process
 
-    def start_coordinator(
-        self, listen: str = "127.0.0.1:0", prefix: Sequence[str] = (), extra: Sequence[str] = ()
-    ) -> Process:
-        """Again after it was killed: on the same port and store."""
-        listen = self.address or listen
+    def start_coordinator(self, listen: str = "", prefix: Sequence[str] = (), extra: Sequence[str] = ()) -> Process:
+        """Again after it was killed: on the same port and store. On loopback if `listen` does not say where."""
+        listen = self.address or listen or free_address()
         command = [*prefix, sys.executable, *self.program, "coordinator", str(self.toml), "--listen", listen]
         process = self.start("coordinator", [*command, *extra])
         self.address = process.wait_for_line(r"listening on (\S+)", 30).group(1)

@@ -1,14 +1,31 @@
-"""Which TCP addresses processes listen on, read from /proc."""
+"""Which TCP addresses processes listen on, read from /proc; and one on which none does."""
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import os
+import random
+import socket
 from collections.abc import Iterable
 from pathlib import Path
 
 Address = tuple[str, int]
 LISTEN = "0A"
+FIRST_PORT = 10_000
+_ANY = random.SystemRandom()  # tests that run side by side, with one seed each, are to find different ones
+
+
+def free_address() -> str:
+    """On loopback, for what is to listen there later, or again. No connection is given such a port by the system
+    meanwhile: it is below those that the system gives by itself."""
+    first_given = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    while True:
+        port = _ANY.randrange(FIRST_PORT, first_given)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(("127.0.0.1", port))
+            return f"127.0.0.1:{port}"
 
 
 def listening(pids: Iterable[int]) -> set[Address]:

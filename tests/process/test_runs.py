@@ -21,8 +21,8 @@ import pytest
 from atoll.coordinator import admin
 from atoll.protocol.errors import HostError, NonFiniteError, WorkerError
 from atoll.protocol.settings import OuterSettings, RunSettings, SyncSettings
-from tests.harness.links import free_address
 from tests.harness.local_run import LocalRun, Status
+from tests.harness.sockets import free_address
 
 WORKER = [sys.executable, str(Path(__file__).parents[1] / "workers" / "plain_worker.py"), "--tensors", "a=300x40,b=10"]
 BROKEN = [sys.executable, "-c", "import sys; print('no such folder: /data'); sys.exit(3)"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from atoll.cli.main import VERBS, main, split_command
+from tests.harness.sockets import free_address
 
 HEAVY = ("torch", "grpc", "numpy", "numba", "rich")
 
@@ -113,18 +113,12 @@ def failure(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
     return code, err
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def test_errors_are_one_line_and_an_exit_code(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     missing = str(tmp_path / "none.toml")
     code, line = failure(capsys, "coordinator", missing)
     assert (code, line) == (2, f"atoll coordinator: {missing}: no such file; `atoll init {missing}` writes one\n")
 
-    code, line = failure(capsys, "status", "--coordinator", f"127.0.0.1:{free_port()}")
+    code, line = failure(capsys, "status", "--coordinator", free_address())
     assert code == 5
     assert line.startswith("atoll status: no coordinator answers at 127.0.0.1:")
     assert "is `atoll coordinator` running there" in line
