@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import math
 import os
+import stat
 import sys
 import threading
 import time
@@ -36,7 +37,7 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--constants", action="store_true", help="buffers that never change, as models have them")
     parser.add_argument("--amsgrad", action="store_true")
     parser.add_argument("--crash-if-restored", action="store_true", help="before the first step")
-    parser.add_argument("--stuck-disk", type=Path, metavar="FILE", help="no fsync comes back once this file is there")
+    parser.add_argument("--stuck-disk", type=Path, metavar="FILE", help="no fsync of a file comes back once this one is there")
     options = parser.parse_args(argv)
     if options.stuck_disk is not None:
         stick(options.stuck_disk)
@@ -76,7 +77,7 @@ def stick(path: Path) -> None:
     fsync = os.fsync
 
     def fsync_or_hang(descriptor: int) -> None:
-        if path.exists():
+        if path.exists() and stat.S_ISREG(os.fstat(descriptor).st_mode):  # of a folder: after the write
             sys.stdout.write("the disk is stuck\n")
             threading.Event().wait()
         fsync(descriptor)
