@@ -37,7 +37,9 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--constants", action="store_true", help="buffers that never change, as models have them")
     parser.add_argument("--amsgrad", action="store_true")
     parser.add_argument("--crash-if-restored", action="store_true", help="before the first step")
-    parser.add_argument("--stuck-disk", type=Path, metavar="FILE", help="no fsync of a file comes back once this one is there")
+    parser.add_argument(
+        "--stuck-disk", type=Path, metavar="FILE", help="no fsync of a file comes back once this one is there"
+    )
     options = parser.parse_args(argv)
     if options.stuck_disk is not None:
         stick(options.stuck_disk)
