@@ -25,6 +25,8 @@ from atoll.protocol.errors import AverageError, NoRoomError, PeerError
 
 SENDING = 0.75
 """Of the time that the ranks train on. What is left of it is for the last average, the commit and the update."""
+LEAST_SENDING, MOST_SENDING = 0.5, 0.9
+"""The same where it is known how long these take: so that twice as long is left, within these bounds."""
 DEADLINE_SPREADS = 4
 """The deadline of an exchange is at least so many times as far as the end of its sending: it is by what exchanges took
 before, and they may not have been spread."""
@@ -102,7 +104,8 @@ def _begin(ctx: Context, lane: Lane, plan: m.Plan, tokens: int, weights: tuple[i
     """`tokens`: this site's weight, 0 if it receives. `weights`: of all contributors, if they are said."""
     cancel(ctx, lane)
     spread_s = _spread_s(ctx, lane, plan)
-    lane.exchange = Exchange(plan=plan, tokens=tokens, weights=weights, spread_until=ctx.now + spread_s)
+    spread_until = ctx.now + spread_s if spread_s else None
+    lane.exchange = Exchange(plan=plan, tokens=tokens, weights=weights, spread_until=spread_until)
     lanes = ctx.site.lanes
     syncs = {other.open.sync for other in lanes if other.open is not None}
     syncs |= {other.exchange.plan.sync for other in lanes if other.exchange is not None}
@@ -116,15 +119,28 @@ def _spread_s(ctx: Context, lane: Lane, plan: m.Plan) -> float:
     if not ctx.settings.sync.pace or plan.attempt > 1 or step_s is None:
         return 0.0
     left_s = snapshot.sealed_at + snapshot.overlap_steps * step_s - ctx.now
-    return max(0.0, min(SENDING * left_s, plan.deadline_s / DEADLINE_SPREADS))
+    sending_s = SENDING * left_s
+    if lane.ending_s:
+        sending_s = min(max(LEAST_SENDING * left_s, left_s - 2 * max(lane.ending_s)), MOST_SENDING * left_s)
+    return max(0.0, min(sending_s, plan.deadline_s / DEADLINE_SPREADS))
+
+
+def applied(ctx: Context, lane: Lane) -> None:
+    """The commit of its sync is, which ends an exchange."""
+    exchange = lane.exchange
+    if exchange is not None and exchange.spread_until is not None:
+        lane.ending_s.append(max(0.0, ctx.now - exchange.spread_until))
+    cancel(ctx, lane)
 
 
 def hurry(ctx: Context) -> None:
-    """The ranks wait, sooner than was expected: for the oldest of the syncs in flight. The others leave the link to its
-    exchange."""
-    oldest = ctx.site.oldest_sealed
+    """The ranks wait, sooner than was expected: for the oldest of the syncs in flight, unless for a commit that is
+    being written for them. The others leave the link to its exchange."""
+    outer, oldest = ctx.site.disk.outer, ctx.site.oldest_sealed
+    if outer is None or any(copy.version != outer.commit for copy in ctx.site.workers.copies):
+        return
     exchange = oldest.exchange if oldest is not None else None
-    if exchange is not None and exchange.spread_until > ctx.now:
+    if exchange is not None and exchange.spread_until is not None and exchange.spread_until > ctx.now:
         exchange.spread_until = ctx.now
         ctx.emit(HurryExchange(exchange.plan.sync))
 

@@ -232,6 +232,14 @@ MUTATIONS = (
         tests=("tests/process/test_trickles.py::test_who_takes_its_payloads_again_and_again_gets_nobody_any_further",),
     ),
     Mutation(
+        name="frames of an attempt that is paced are as large as others",
+        rule="the pace holds within a small part of the time: each frame goes at once",
+        where="node.exchange.sync.attempt:Attempt.__post_init__",
+        old="        if spread_s:\n",
+        new="        if False:\n",
+        tests=("tests/unit/exchange/test_pacing.py",),
+    ),
+    Mutation(
         name="chunk without hash check",
         rule="every encoded chunk is checked against the hash that travels with it",
         where="node.exchange.sync.attempt:Attempt.verify",

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from atoll.node.exchange.peers.frames import FRAME_BYTES as MOST_FRAME_BYTES
+from atoll.node.exchange.sync.attempt import MIN_PACED_FRAME_BYTES
 from atoll.node.exchange.sync.pacing import MAX_SPARE_MS, Pacing
 from atoll.node.exchange.sync.reduction import MAX_STREAMS
 from atoll.protocol.errors import RefusedError
@@ -135,6 +137,17 @@ def test_frames_that_wait_go_as_soon_as_a_contributor_waits_and_in_their_order(d
             await hub.find(opening(spare_ms=0))
             await asyncio.gather(*waiting)
             assert went == [0, 1, 2]
+
+    asyncio.run(main())
+
+
+def test_frames_that_are_paced_are_small(disk: Disk) -> None:
+    async def main() -> None:
+        async with serving(disk) as hub:
+            fast = plan(slowest_bytes_per_s=1 << 30)
+            assert begin(hub, fast, disk.data).attempt.frame_bytes == MOST_FRAME_BYTES
+            paced = begin(hub, replace(fast, sync=2), disk.data, spread_s=9.0).attempt
+            assert paced.frame_bytes == MIN_PACED_FRAME_BYTES
 
     asyncio.run(main())
 

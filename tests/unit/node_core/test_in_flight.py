@@ -336,6 +336,17 @@ def test_ranks_that_wait_hurry_the_oldest_exchange_alone(two: Story) -> None:
     assert not any(isinstance(o, out.HurryExchange) for o in two.out)
 
 
+def test_ranks_that_wait_while_a_commit_is_written_for_them_hurry_no_exchange(two: Story) -> None:
+    two.exchanges(1, 0)
+    two.receive(replace(plan(2), fragment=1))
+    two.asks(30)
+    assert two.is_held()
+    two.applies(committed(1, 1, 0, done=ranges((0, 20))))
+    assert two.wants(out.PublishState) == out.PublishState(Values(1, 0))
+    assert two.is_held()
+    assert not any(isinstance(o, out.HurryExchange) for o in two.out)
+
+
 @pytest.mark.parametrize("fragment", [1, 2, ALL])
 def test_what_is_in_flight_when_the_run_goes_back_is_discarded(two: Story, fragment: int) -> None:
     """This site holds the commit that the run goes back to. One sync is opened, whichever fragment's turn it was after

@@ -227,6 +227,21 @@ def test_what_is_sent_is_spread_over_most_of_the_time_in_which_they_train_on() -
     assert spread_s(drive, plan(1)) == SENDING * TAU * STEP_S
 
 
+@pytest.mark.parametrize(("ending_s", "sending_s"), [(0.7, 5.0 - 1.4), (3.0, 5.0 / 2), (0.0, 5.0 * 0.9)])
+def test_what_follows_the_sending_has_twice_the_time_that_it_took_within_bounds(
+    ending_s: float, sending_s: float
+) -> None:
+    """The longest of the last ones. Ranks need five seconds for the overlap: as long as for eight steps before."""
+    drive = training(overlapping())
+    for number, took_s in enumerate((ending_s, 0.0), 1):
+        seal(drive, 10 * number)
+        spread = spread_s(drive, plan(number, base=number - 1))
+        update(drive, committed(number), after_s=spread + took_s)
+        take(drive, number, 10 * number + 1)
+    seal(drive, 30)
+    assert spread_s(drive, plan(3, base=2)) == pytest.approx(sending_s)
+
+
 def test_an_exchange_that_begins_late_has_less_time() -> None:
     drive = training(overlapping())
     seal(drive, 10)
