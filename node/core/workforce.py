@@ -5,19 +5,12 @@ from __future__ import annotations
 import logging
 
 from atoll.node.core import divergence, endings, events, leases
+from atoll.node.core import outputs as out
 from atoll.node.core.context import Context
 from atoll.node.core.events import Answer, AnswerKind, Content, FailureKind, MergeMode, OfSite, Values
 from atoll.node.core.lanes import answers, exchanges, snapshots, syncs
 from atoll.node.core.lanes.lane import SnapshotPhase
 from atoll.node.core.lanes.local_copy import LocalCopy
-from atoll.node.core.outputs import (
-    DescribeCrash,
-    PublishState,
-    SeedState,
-    SendLayout,
-    StartWorkers,
-    StopWorkers,
-)
 from atoll.node.core.workers import Workers
 from atoll.protocol import messages as m
 from atoll.protocol.errors import ConfigError, WorkerError
@@ -38,7 +31,7 @@ def start(ctx: Context) -> None:
     )
     _replace(ctx, workers)
     ctx.ranks.begin(ctx.site.workers.generation, ctx.now)
-    ctx.emit(StartWorkers(ctx.site.workers.generation, ctx.settings_json))
+    ctx.emit(out.StartWorkers(ctx.site.workers.generation, ctx.settings_json))
 
 
 def _replace(ctx: Context, workers: Workers) -> None:
@@ -50,7 +43,7 @@ def _replace(ctx: Context, workers: Workers) -> None:
 def end(ctx: Context) -> None:
     """Those that run, at once."""
     ctx.ranks.end()
-    ctx.emit(StopWorkers(ctx.site.workers.generation))
+    ctx.emit(out.StopWorkers(ctx.site.workers.generation))
 
 
 def heard(ctx: Context, event: events.RankEvent) -> None:
@@ -93,7 +86,7 @@ def send_layout(ctx: Context) -> None:
     workers = ctx.site.workers
     if workers.joined and not workers.laid_out:
         workers.laid_out = True
-        ctx.emit(SendLayout(generation=workers.generation, site_id=ctx.site.site_id, run_seed=ctx.site.run_seed))
+        ctx.emit(out.SendLayout(generation=workers.generation, site_id=ctx.site.site_id, run_seed=ctx.site.run_seed))
 
 
 def boundary_asked(ctx: Context, event: events.BoundaryAsked) -> None:
@@ -117,7 +110,7 @@ def sealed(ctx: Context, event: events.SnapshotSealed) -> None:
     elif disk.outer is not None:
         syncs.ready(ctx, lane)
     elif site.seeding:
-        disk.add(SeedState())
+        disk.add(out.SeedState())
     else:
         snapshots.free(lane)  # another site makes the starting state now
 
@@ -229,7 +222,7 @@ def crash_if_overdue(ctx: Context) -> None:
 def _crashed(ctx: Context, generation: int, text: str, *, has_exited: bool) -> None:
     """The shell, which knows what they printed last, says the rest in `WorkersFailed`."""
     num_steps = ctx.ranks.num_steps
-    ctx.emit(DescribeCrash(generation=generation, text=text, num_steps=num_steps, has_exited=has_exited))
+    ctx.emit(out.DescribeCrash(generation=generation, text=text, num_steps=num_steps, has_exited=has_exited))
 
 
 def left(ctx: Context, event: events.WorkersLeft) -> None:
@@ -247,7 +240,7 @@ def answer(ctx: Context) -> None:
     assert ask is not None
     away = site.away_since is not None and ctx.now >= site.away_since + ctx.limits.lease_s
     decision = answers.decide(site, ctx.settings, away=away, now=ctx.now)
-    if isinstance(decision, PublishState):
+    if isinstance(decision, out.PublishState):
         _publish(ctx, decision.content)
         decision = answers.decide(site, ctx.settings, away=away, now=ctx.now)
     if isinstance(decision, Answer):
@@ -263,4 +256,4 @@ def answer(ctx: Context) -> None:
 
 def _publish(ctx: Context, content: Content) -> None:
     """Requires that nothing works on the disk."""
-    ctx.emit(ctx.site.disk.begin(PublishState(content)))
+    ctx.emit(ctx.site.disk.begin(out.PublishState(content)))

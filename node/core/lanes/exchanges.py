@@ -8,18 +8,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from atoll.node.core import events
+from atoll.node.core import outputs as out
 from atoll.node.core.context import Context
 from atoll.node.core.lanes import own_word, snapshots
 from atoll.node.core.lanes.lane import Exchange, Lane
-from atoll.node.core.outputs import (
-    BeginExchange,
-    CancelExchange,
-    DropSync,
-    Fulfil,
-    HurryExchange,
-    RollBack,
-    WeighExchange,
-)
 from atoll.protocol import messages as m
 from atoll.protocol.errors import AverageError, NoRoomError, PeerError
 
@@ -64,7 +56,7 @@ def weighed(ctx: Context, message: m.Weights) -> None:
     place = _place(ctx, plan.contributors)
     if place is None and _place(ctx, plan.receivers) is None:
         return
-    if site.disk.find(RollBack) is not None:
+    if site.disk.find(out.RollBack) is not None:
         return  # it fetches the commit later
     told = message.tokens[place] if place is not None else 0
     if site.disk.outer is None or not site.disk.outer.has_base(plan.fragment, plan.base_commit):
@@ -106,10 +98,9 @@ def _begin(ctx: Context, lane: Lane, plan: m.Plan, tokens: int, weights: tuple[i
     spread_s = _spread_s(ctx, lane, plan)
     spread_until = ctx.now + spread_s if spread_s else None
     lane.exchange = Exchange(plan=plan, tokens=tokens, weights=weights, spread_until=spread_until)
-    lanes = ctx.site.lanes
-    syncs = {other.open.sync for other in lanes if other.open is not None}
-    syncs |= {other.exchange.plan.sync for other in lanes if other.exchange is not None}
-    ctx.emit(BeginExchange(plan, tokens, weights, spread_s, in_flight=frozenset(syncs)))
+    syncs = {other.open.sync for other in ctx.site.lanes if other.open is not None}
+    syncs |= {other.exchange.plan.sync for other in ctx.site.lanes if other.exchange is not None}
+    ctx.emit(out.BeginExchange(plan, tokens, weights, spread_s, in_flight=frozenset(syncs)))
 
 
 def _spread_s(ctx: Context, lane: Lane, plan: m.Plan) -> float:
@@ -119,9 +110,8 @@ def _spread_s(ctx: Context, lane: Lane, plan: m.Plan) -> float:
     if not ctx.settings.sync.pace or plan.attempt > 1 or step_s is None:
         return 0.0
     left_s = snapshot.sealed_at + snapshot.overlap_steps * step_s - ctx.now
-    sending_s = SENDING * left_s
-    if lane.ending_s:
-        sending_s = min(max(LEAST_SENDING * left_s, left_s - 2 * max(lane.ending_s)), MOST_SENDING * left_s)
+    ending_s = max(lane.ending_s, default=(1 - SENDING) / 2 * left_s)
+    sending_s = min(max(left_s - 2 * ending_s, LEAST_SENDING * left_s), MOST_SENDING * left_s)
     return max(0.0, min(sending_s, plan.deadline_s / DEADLINE_SPREADS))
 
 
@@ -142,7 +132,7 @@ def hurry(ctx: Context) -> None:
     exchange = oldest.exchange if oldest is not None else None
     if exchange is not None and exchange.spread_until is not None and exchange.spread_until > ctx.now:
         exchange.spread_until = ctx.now
-        ctx.emit(HurryExchange(exchange.plan.sync))
+        ctx.emit(out.HurryExchange(exchange.plan.sync))
 
 
 def weigh(ctx: Context, lane: Lane, exchange: Exchange, weights: tuple[int, ...]) -> None:
@@ -155,7 +145,7 @@ def weigh(ctx: Context, lane: Lane, exchange: Exchange, weights: tuple[int, ...]
         _send_failure(ctx, exchange.plan, wrong)
         return
     exchange.weights = weights
-    ctx.emit(WeighExchange(exchange.plan, weights))
+    ctx.emit(out.WeighExchange(exchange.plan, weights))
 
 
 def _order(said: OfAttempt) -> tuple[int, int, int]:
@@ -261,14 +251,14 @@ def payloads_asked(ctx: Context, message: m.ListPayloads) -> None:
     """Their hashes, of the attempt that this site is done with."""
     exchange = current(ctx, message)
     if exchange is not None and exchange.finished:
-        ctx.emit(Fulfil(message))
+        ctx.emit(out.Fulfil(message))
 
 
 def cancel(ctx: Context, lane: Lane) -> None:
     """Contributions that are held may serve another attempt."""
     exchange = lane.exchange
     if exchange is not None and exchange.is_under_way:
-        ctx.emit(CancelExchange(exchange.plan.sync, exchange.plan.attempt))
+        ctx.emit(out.CancelExchange(exchange.plan.sync, exchange.plan.attempt))
     lane.exchange = None
 
 
@@ -277,7 +267,7 @@ def give_up(ctx: Context, lane: Lane) -> None:
     exchange = lane.exchange
     if exchange is not None:
         cancel(ctx, lane)
-        ctx.emit(DropSync(exchange.plan.sync))
+        ctx.emit(out.DropSync(exchange.plan.sync))
 
 
 def discard(ctx: Context, lane: Lane) -> None:
