@@ -18,7 +18,8 @@ from atoll.protocol.errors import AverageError, NoRoomError, PeerError
 SENDING = 0.75
 """Of the time that the ranks train on. What is left of it is for the last average, the commit and the update."""
 LEAST_SENDING, MOST_SENDING = 0.5, 0.9
-"""The same where it is known how long these take: so that twice as long is left, within these bounds."""
+"""The same where it is known how long these took, in the middle of the last syncs: twice as long is left, within these
+bounds."""
 DEADLINE_SPREADS = 4
 """The deadline of an exchange is at least so many times as far as the end of its sending: it is by what exchanges took
 before, and they may not have been spread."""
@@ -110,28 +111,29 @@ def _spread_s(ctx: Context, lane: Lane, plan: m.Plan) -> float:
     if not ctx.settings.sync.pace or plan.attempt > 1 or step_s is None:
         return 0.0
     left_s = snapshot.sealed_at + snapshot.overlap_steps * step_s - ctx.now
-    ending_s = max(lane.ending_s, default=(1 - SENDING) / 2 * left_s)
+    ending_s = sorted(lane.ending_s or [(1 - SENDING) / 2 * left_s])[len(lane.ending_s) // 2]
     sending_s = min(max(left_s - 2 * ending_s, LEAST_SENDING * left_s), MOST_SENDING * left_s)
     return max(0.0, min(sending_s, plan.deadline_s / DEADLINE_SPREADS))
 
 
-def applied(ctx: Context, lane: Lane) -> None:
-    """The commit of its sync is, which ends an exchange."""
-    exchange = lane.exchange
-    if exchange is not None and exchange.spread_until is not None:
+def applied(ctx: Context, commit: m.Commit) -> None:
+    """That commit is applied, which ends the exchange of its fragment: what it took after the sending counts for the
+    next ones, if the commit is of that exchange and nothing hurried the sending here."""
+    lane, exchange = ctx.site.lanes[commit.fragment], current(ctx, commit)
+    if exchange is not None and exchange.finished and exchange.spread_until is not None:
         lane.ending_s.append(max(0.0, ctx.now - exchange.spread_until))
     cancel(ctx, lane)
 
 
 def hurry(ctx: Context) -> None:
-    """The ranks wait, sooner than was expected: for the oldest of the syncs in flight, unless for a commit that is
-    being written for them. The others leave the link to its exchange."""
+    """The ranks wait, sooner than was expected: for the oldest of the syncs in flight, unless they are to take a commit
+    first. The others leave the link to its exchange."""
     outer, oldest = ctx.site.disk.outer, ctx.site.oldest_sealed
     if outer is None or any(copy.version != outer.commit for copy in ctx.site.workers.copies):
         return
     exchange = oldest.exchange if oldest is not None else None
     if exchange is not None and exchange.spread_until is not None and exchange.spread_until > ctx.now:
-        exchange.spread_until = ctx.now
+        exchange.spread_until = None
         ctx.emit(out.HurryExchange(exchange.plan.sync))
 
 

@@ -73,7 +73,7 @@ class Exchange:
     plan: Plan
     tokens: int  # this site's weight in it; 0: it receives
     weights: tuple[int, ...]  # of the contributors, once they are said
-    spread_until: float | None = None  # what this site sends, if it is; the ranks train on as long
+    spread_until: float | None = None  # what this site sends, while it is not hurried
     finished: bool = False
     broken: bool = False
     said: Done | ExchangeFailed | None = None  # of it, by a contributor; again on a new stream
@@ -96,7 +96,7 @@ class Lane:
     snapshot: Snapshot = field(default_factory=Snapshot)
     story: deque[str] = field(default_factory=lambda: deque(maxlen=STORY_STEPS))
     update_s: deque[float] = field(default_factory=lambda: deque(maxlen=UPDATES))  # from sealed to applied, each time
-    ending_s: deque[float] = field(default_factory=lambda: deque(maxlen=UPDATES))  # from all sent to applied, if paced
+    ending_s: deque[float] = field(default_factory=lambda: deque(maxlen=UPDATES))  # from all sent to applied
     exchange: Exchange | None = None
     next_plan: Plan | None = None  # not begun: its weights are to come, or, if it was made ahead, the boundary
 

@@ -25,7 +25,8 @@ from atoll.protocol.plans import plan_digest
 
 T = TypeVar("T")
 PACED_FRAMES, MIN_PACED_FRAME_BYTES = 128, 16 << 10
-"""Of what a paced attempt sends, so many at least, unless they are smaller: each goes at once, at the link's rate."""
+"""What a paced attempt sends is so many frames at least, unless they would be smaller: each goes at once, at the link's
+rate."""
 FRAME_RATES = 4
 """A link so many times as fast as the slowest that is accepted brings a frame to each peer within half a stall."""
 
@@ -67,20 +68,20 @@ class Attempt:
         self.pace = Pace(stall_s=plan.stall_limit_s, slowest_bytes_per_s=plan.slowest_bytes_per_s)
         self.num_others = len(plan.contributors) - 1
         # Progress is seen in whole frames, and a site sends to all others at once.
-        fitting = FRAME_RATES * plan.slowest_bytes_per_s * plan.stall_limit_s / 2 / max(1, self.num_others)
+        peer_bytes_per_s = FRAME_RATES * plan.slowest_bytes_per_s / max(1, self.num_others)
         # Contributions to the other reducers, and the own payloads to all others.
         num_bytes = share.log_bytes + (len(self.members) - 2) * share.own.num_bytes
-        self.frame_bytes = int(min(FRAME_BYTES, max(MIN_FRAME_BYTES, fitting)))
+        self.frame_bytes = int(min(FRAME_BYTES, max(MIN_FRAME_BYTES, peer_bytes_per_s * plan.stall_limit_s / 2)))
         if spread_s:
             self.frame_bytes = min(self.frame_bytes, max(MIN_PACED_FRAME_BYTES, num_bytes // PACED_FRAMES))
         self.links = LinkUses()
         self.loop = asyncio.get_running_loop()
-        # It is never slower than the link above, and each stream, up or down, has a frame within half a stall.
+        # Each peer, receivers too, has as much a second at least; each stream, up or down, has a frame within half a stall.
         round_bytes = 2 * max(MAX_STREAMS, len(self.members)) * self.frame_bytes
         self.pacing = Pacing(
             num_bytes=num_bytes,
             spread_s=spread_s,
-            least_bytes_per_s=max(FRAME_RATES * plan.slowest_bytes_per_s, round_bytes / (plan.stall_limit_s / 2)),
+            least_bytes_per_s=max(peer_bytes_per_s * (len(self.members) - 1), round_bytes / (plan.stall_limit_s / 2)),
             now=self.loop.time(),
         )
         self._turn, self._hurried = asyncio.Lock(), asyncio.Event()

@@ -661,8 +661,8 @@ MUTATIONS = (
         name="a site with much time sends less than peers ask for",
         rule="no site sends more slowly than peers ask of a link",
         where="node.exchange.sync.attempt:Attempt.__post_init__",
-        old="max(FRAME_RATES * plan.slowest_bytes_per_s, round",
-        new="max(0, round",
+        old="max(peer_bytes_per_s * (len(self.members) - 1), round",
+        new="max(FRAME_RATES * plan.slowest_bytes_per_s, round",
         tests=("tests/unit/exchange/test_pacing.py",),
     ),
     Mutation(

@@ -190,11 +190,15 @@ def test_what_a_reducer_says_of_others_that_wait_is_heard_and_passed_on(disk: Di
 
 
 @pytest.mark.parametrize("slowest_bytes_per_s", [1, 1 << 20])
+@pytest.mark.parametrize("num_receivers", [0, 20])
 def test_in_half_a_stall_each_stream_has_a_frame_and_peers_what_they_ask_for(
-    disk: Disk, slowest_bytes_per_s: int
+    disk: Disk, slowest_bytes_per_s: int, num_receivers: int
 ) -> None:
     async def main() -> None:
-        asked = plan(slowest_bytes_per_s=slowest_bytes_per_s)
+        receivers = tuple(
+            Member(site_id=10 + i, incarnation=1, address=f"127.0.0.1:{10 + i}") for i in range(num_receivers)
+        )
+        asked = plan(slowest_bytes_per_s=slowest_bytes_per_s, receivers=receivers)
         async with serving(disk) as hub:
             attempt = begin(hub, asked, disk.data, spread_s=1e6).attempt
             now = attempt.loop.time()
@@ -203,6 +207,8 @@ def test_in_half_a_stall_each_stream_has_a_frame_and_peers_what_they_ask_for(
                 attempt.pacing.sent(attempt.frame_bytes, now)
                 sent_bytes += attempt.frame_bytes
             assert sent_bytes >= 2 * MAX_STREAMS * attempt.frame_bytes
-            assert sent_bytes >= 4 * slowest_bytes_per_s * asked.stall_limit_s / 2
+            num_others = len(asked.contributors) - 1
+            of_each = 4 * slowest_bytes_per_s / num_others * asked.stall_limit_s / 2
+            assert sent_bytes >= (num_others + num_receivers) * of_each
 
     asyncio.run(main())

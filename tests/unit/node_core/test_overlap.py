@@ -11,6 +11,7 @@ from atoll.node.core import outputs as out
 from atoll.node.core.events import AnswerKind, MergeMode
 from atoll.node.core.lanes.exchanges import DEADLINE_SPREADS, SENDING
 from atoll.protocol import messages as m
+from atoll.protocol.errors import PeerError
 from atoll.protocol.settings import RunSettings, SyncSettings
 from tests.unit.node_core.test_site import HASH, SETTINGS, Driver, commit, exchanged, opened, plan, started
 
@@ -231,15 +232,28 @@ def test_what_is_sent_is_spread_over_most_of_the_time_in_which_they_train_on() -
 def test_what_follows_the_sending_has_twice_the_time_that_it_took_within_bounds(
     ending_s: float, sending_s: float
 ) -> None:
-    """The longest of the last ones. Ranks need five seconds for the overlap: as long as for eight steps before."""
+    """In the middle of the last ones. Ranks need five seconds for the overlap: as long as for eight steps before."""
     drive = training(overlapping())
-    for number, took_s in enumerate((ending_s, 0.0), 1):
+    for number, took_s in enumerate((ending_s, 60.0, ending_s), 1):
         seal(drive, 10 * number)
         spread = spread_s(drive, plan(number, base=number - 1))
         update(drive, committed(number), after_s=spread + took_s)
         take(drive, number, 10 * number + 1)
-    seal(drive, 30)
-    assert spread_s(drive, plan(3, base=2)) == pytest.approx(sending_s)
+    seal(drive, 40)
+    assert spread_s(drive, plan(4, base=3)) == pytest.approx(sending_s)
+
+
+def test_of_an_exchange_that_broke_before_its_sync_was_committed_nothing_is_learnt() -> None:
+    drive = training(overlapping())
+    seal(drive, 10)
+    assert spread_s(drive, plan(1)) == SENDING * TAU * STEP_S
+    drive(e.ExchangeBroken(plan(1), PeerError("gone", 2)))
+    drive.now += 60.0
+    drive.receive(committed(1))
+    drive(e.CommitApplied(commit=1, state_hash=HASH))
+    take(drive, 1, 11)
+    seal(drive, 20)
+    assert spread_s(drive, plan(2, base=1)) == SENDING * 5.0
 
 
 def test_an_exchange_that_begins_late_has_less_time() -> None:
