@@ -76,7 +76,7 @@ class Attempt:
             self.frame_bytes = min(self.frame_bytes, max(MIN_PACED_FRAME_BYTES, num_bytes // PACED_FRAMES))
         self.links = LinkUses()
         self.loop = asyncio.get_running_loop()
-        # Each peer, receivers too, has as much a second at least; each stream, up or down, has a frame within half a stall.
+        # Each peer, receivers too, has as much a second; each stream, up or down, has a frame within half a stall.
         round_bytes = 2 * max(MAX_STREAMS, len(self.members)) * self.frame_bytes
         self.pacing = Pacing(
             num_bytes=num_bytes,
