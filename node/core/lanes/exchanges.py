@@ -18,8 +18,8 @@ from atoll.protocol.errors import AverageError, NoRoomError, PeerError
 SENDING = 0.75
 """Of the time that the ranks train on. What is left of it is for the last average, the commit and the update."""
 LEAST_SENDING, MOST_SENDING = 0.5, 0.9
-"""The same where it is known how long these took, in the middle of the last syncs: twice as long is left, within these
-bounds."""
+"""The same where it is known how long these took at most in the last syncs: twice as long is left, within these bounds.
+"""
 DEADLINE_SPREADS = 4
 """The deadline of an exchange is at least so many times as far as the end of its sending: it is by what exchanges took
 before, and they may not have been spread."""
@@ -111,14 +111,14 @@ def _spread_s(ctx: Context, lane: Lane, plan: m.Plan) -> float:
     if not ctx.settings.sync.pace or plan.attempt > 1 or step_s is None:
         return 0.0
     left_s = snapshot.sealed_at + snapshot.overlap_steps * step_s - ctx.now
-    ending_s = sorted(lane.ending_s or [(1 - SENDING) / 2 * left_s])[len(lane.ending_s) // 2]
+    ending_s = max(lane.ending_s, default=(1 - SENDING) / 2 * left_s)
     sending_s = min(max(left_s - 2 * ending_s, LEAST_SENDING * left_s), MOST_SENDING * left_s)
     return max(0.0, min(sending_s, plan.deadline_s / DEADLINE_SPREADS))
 
 
 def applied(ctx: Context, commit: m.Commit) -> None:
-    """That commit is applied, which ends the exchange of its fragment: what it took after the sending counts for the
-    next ones, if the commit is of that exchange and nothing hurried the sending here."""
+    """That commit is applied, which ends the exchange of its fragment: what it took after the time for sending, or after
+    a hurry, counts for the next ones if the commit is of that exchange."""
     lane, exchange = ctx.site.lanes[commit.fragment], current(ctx, commit)
     if exchange is not None and exchange.finished and exchange.spread_until is not None:
         lane.ending_s.append(max(0.0, ctx.now - exchange.spread_until))
@@ -133,7 +133,7 @@ def hurry(ctx: Context) -> None:
         return
     exchange = oldest.exchange if oldest is not None else None
     if exchange is not None and exchange.spread_until is not None and exchange.spread_until > ctx.now:
-        exchange.spread_until = None
+        exchange.spread_until = ctx.now
         ctx.emit(out.HurryExchange(exchange.plan.sync))
 
 

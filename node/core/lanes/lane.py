@@ -73,7 +73,7 @@ class Exchange:
     plan: Plan
     tokens: int  # this site's weight in it; 0: it receives
     weights: tuple[int, ...]  # of the contributors, once they are said
-    spread_until: float | None = None  # what this site sends, while it is not hurried
+    spread_until: float | None = None  # what this site sends; hurried: when it was
     finished: bool = False
     broken: bool = False
     said: Done | ExchangeFailed | None = None  # of it, by a contributor; again on a new stream
