@@ -117,8 +117,8 @@ def _spread_s(ctx: Context, lane: Lane, plan: m.Plan) -> float:
 
 
 def applied(ctx: Context, commit: m.Commit) -> None:
-    """That commit is applied, which ends the exchange of its fragment: what it took after the time for sending, or after
-    a hurry, counts for the next ones if the commit is of that exchange."""
+    """That commit is applied, which ends the exchange of its fragment. How long that took after the sending was to end,
+    or after a hurry, counts for the next ones if the commit is of that exchange."""
     lane, exchange = ctx.site.lanes[commit.fragment], current(ctx, commit)
     if exchange is not None and exchange.finished and exchange.spread_until is not None:
         lane.ending_s.append(max(0.0, ctx.now - exchange.spread_until))
