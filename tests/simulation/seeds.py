@@ -1,4 +1,4 @@
-"""Which seeds of a named schedule are played by whom: the first half by `make test`, all by `make test-all`."""
+"""Which seeds of a schedule `make test` plays: the first of them. `make test-all` plays all."""
 
 from __future__ import annotations
 
@@ -14,4 +14,11 @@ def in_halves(num: int, first: int = 0) -> pytest.MarkDecorator:
             pytest.param(range(first, middle), id=f"{first} to {middle - 1}"),
             pytest.param(range(middle, stop), id=f"{middle} to {stop - 1}", marks=pytest.mark.slow),
         ],
+    )
+
+
+def in_parts(num: int, played: int) -> pytest.MarkDecorator:
+    """The test's `part`, of so many; `make test` plays the first ones."""
+    return pytest.mark.parametrize(
+        "part", [pytest.param(part, marks=[pytest.mark.slow] if part >= played else []) for part in range(num)]
     )

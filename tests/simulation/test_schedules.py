@@ -30,7 +30,7 @@ from tests.simulation.faults import FAULTS, MOST_WAIT_S, Fault, draw_faults, str
 from tests.simulation.large import LEAST_SITES, NUM_SYNCS, large
 from tests.simulation.liars import SORTS
 from tests.simulation.processes import SimDataPlane
-from tests.simulation.seeds import in_halves
+from tests.simulation.seeds import in_halves, in_parts
 from tests.simulation.world import Outcome, Shape, World, draw_shape_of, play, with_a_straggler
 
 pytestmark = pytest.mark.timeout(360)
@@ -42,9 +42,7 @@ PLAYED = 6
 SEEDS_OVERTAKEN = 12
 
 
-@pytest.mark.parametrize(
-    "part", [pytest.param(part, marks=[pytest.mark.slow] if part >= PLAYED else []) for part in range(PARTS)]
-)
+@in_parts(PARTS, PLAYED)
 def test_whatever_breaks_the_invariants_hold(part: int) -> None:
     for seed in range(part, NUM_SCHEDULES, PARTS):
         outcome = one(seed)

@@ -9,6 +9,7 @@ import pytest
 from atoll.protocol import messages as m
 from tests.simulation.__main__ import one
 from tests.simulation.faults import Fault, draw_faults
+from tests.simulation.seeds import in_parts
 from tests.simulation.sites import MANIFEST as SMALL
 from tests.simulation.world import Outcome, Shape, World, draw_shape_of, play
 
@@ -107,9 +108,7 @@ def test_others_keep_their_pace_beside_a_thin_link_whose_site_counts_all_the_sam
     assert found.turns(NUM_SYNCS - 2, NUM_SYNCS) == [NUM_SYNCS - 2, NUM_SYNCS - 1, NUM_SYNCS], found.outcome.story
 
 
-@pytest.mark.parametrize(
-    "part", [pytest.param(part, marks=[pytest.mark.slow] if part >= PLAYED else []) for part in range(PARTS)]
-)
+@in_parts(PARTS, PLAYED)
 def test_whatever_breaks_while_a_site_rests_the_invariants_hold(part: int) -> None:
     """In runs of many syncs, so that there are turns between the faults."""
     num_turns = 0

@@ -96,7 +96,7 @@ class Lane:
     snapshot: Snapshot = field(default_factory=Snapshot)
     story: deque[str] = field(default_factory=lambda: deque(maxlen=STORY_STEPS))
     update_s: deque[float] = field(default_factory=lambda: deque(maxlen=UPDATES))  # from sealed to applied, each time
-    ending_s: deque[float] = field(default_factory=lambda: deque(maxlen=UPDATES))  # from all sent to applied
+    ending_s: deque[float] = field(default_factory=lambda: deque(maxlen=UPDATES))  # from the end of sending to applied
     exchange: Exchange | None = None
     next_plan: Plan | None = None  # not begun: its weights are to come, or, if it was made ahead, the boundary
 

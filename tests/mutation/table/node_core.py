@@ -567,7 +567,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="an exchange that another attempt replaced says how long the end of one takes",
-        rule="what follows the sending is learnt from exchanges that ended their sync at their own pace",
+        rule="what follows the sending is learnt from exchanges that ended their sync",
         where="node.core.lanes.exchanges:applied",
         old="exchange.finished and ",
         new="",
