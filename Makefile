@@ -3,8 +3,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP_ARGS ?=
 ARGS ?=
-JOBS ?= 4
-IN_PARALLEL = -n $(JOBS) --dist load --maxschedchunk 1# in their order, which tests/conftest.py makes: fast ones first
+JOBS ?= 2
+IN_PARALLEL = --tx $(JOBS)*popen --tx $(JOBS)*popen//nice=10 --dist load --maxschedchunk 1# tests/harness/scheduling.py
 export PYTHONDONTWRITEBYTECODE :=# hundreds of processes would each compile the same modules
 
 .DEFAULT_GOAL := help

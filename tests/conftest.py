@@ -1,9 +1,8 @@
 """For all tests."""
 
+import gc
 import os
-from collections import defaultdict
-from collections.abc import Sequence
-from itertools import chain
+from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.harness import loop_guard, same_draws
+from tests.harness.scheduling import ByKind
 
 loop_guard.install()
 if not int(os.environ.get("ATOLL_FUZZ_TIMES", "0")):  # else others are wanted: tests/harness/fuzzing.py
@@ -27,24 +27,20 @@ settings.register_profile(
 )
 settings.load_profile("atoll")
 
-SPREAD = (("simulation",), ("fuzz",), ("chaos", "process"))
-"""Folders of tests that compute, twice, and of tests that mostly wait for processes, the longest of these first."""
+MANY_FILES = 256
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """In several processes, tests that compute run among those that wait, from the first to the last: one kind after
-    the other would have more to do than there are cores, and then half of it."""
-    if not hasattr(config, "workerinput"):
-        return
-    by_folder = defaultdict(list)
-    for item in items:
-        by_folder[item.path.relative_to(config.rootpath / "tests").parts[0]].append(item)
-    placed: list[tuple[float, pytest.Item]] = []
-    for folders in SPREAD:
-        group = [item for folder in folders for item in by_folder.pop(folder, ())]
-        placed += [(place / len(group), item) for place, item in enumerate(group)]
-    among = [item for _, item in sorted(placed, key=lambda pair: pair[0])]
-    items[:] = [*chain.from_iterable(by_folder.values()), *among]
+@pytest.fixture(autouse=True, scope="module")
+def _states_are_closed() -> Iterator[None]:
+    """A state's maps are files until the garbage collector comes, which it rarely does in a large process."""
+    yield
+    if len(os.listdir("/proc/self/fd")) > MANY_FILES:
+        gc.collect()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByKind:
+    return ByKind(config, log)
 
 
 def pytest_deselected(items: Sequence[pytest.Item]) -> None:

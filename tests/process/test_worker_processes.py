@@ -6,7 +6,6 @@ import asyncio
 import json
 import logging
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -46,6 +45,7 @@ from atoll.protocol.errors import ConfigError
 from atoll.protocol.layout import Layout
 from atoll.protocol.settings import RunSettings, settings_to_json
 from tests.harness.failures import unexpected
+from tests.harness.pidfd import ends_within
 from tests.harness.ranks import Happened, ServedRanks
 
 WORKERS = Path(__file__).parent.parent / "workers"
@@ -147,19 +147,10 @@ SNAPSHOT = Answer(kind=AnswerKind.SNAPSHOT)
 
 
 def wait_until_gone(pids: list[int]) -> None:
-    """All of these processes end within the limit (zombies count as ended)."""
-    fds = []
-    for pid in pids:
-        try:
-            fds.append(os.pidfd_open(pid))
-        except ProcessLookupError:
-            continue
+    """All of these processes end within the limit."""
     deadline = time.monotonic() + NONE_LEFT_S
-    for pid, fd in zip(pids, fds, strict=False):
-        ready, _, _ = select.select([fd], [], [], max(0.0, deadline - time.monotonic()))
-        assert ready, f"process {pid} or one of {pids} is still there"
-    for fd in fds:
-        os.close(fd)
+    for pid in pids:
+        assert ends_within(pid, max(0.0, deadline - time.monotonic())), f"process {pid} of {pids} is still there"
 
 
 def test_a_stop_that_is_cancelled_is_finished_by_the_next() -> None:
