@@ -12,7 +12,6 @@ import pytest
 
 from atoll.node.core.events import MergeMode
 from tests.simulation.faults import FAULTS, Fault
-from tests.simulation.seeds import in_halves
 from tests.simulation.world import Outcome, Shape, World, draw_shape_of, play
 
 pytestmark = pytest.mark.timeout(360)
@@ -178,8 +177,7 @@ def test_a_coordinator_that_dies_with_several_open_goes_on_with_each() -> None:
 
 
 @pytest.mark.parametrize("kind", ["kill_site", "crash_workers", "stop_site"])
-@in_halves(10)
-def test_what_a_site_had_in_flight_counts_once_whatever_becomes_of_it(kind: str, seeds: range) -> None:
+def test_what_a_site_had_in_flight_counts_once_whatever_becomes_of_it(kind: str) -> None:
     """Killed, with new workers, or gone on when the others have committed without it."""
     num_shifts = 0
 
@@ -191,7 +189,7 @@ def test_what_a_site_had_in_flight_counts_once_whatever_becomes_of_it(kind: str,
             assert await_or_none is None
             await world.events(200, lasts_s + 2.0)
 
-    for seed in seeds:
+    for seed in range(10):
         shape = a_shape(seed, num_sites=3, steps=7 * EVERY)
         shape = replace(shape, settings=replace(shape.settings, min_sites=1, quorum=1))
         outcome = played(seed, shape, breaks)
@@ -220,8 +218,7 @@ def test_a_site_that_a_commit_leaves_out_lists_its_steps_again() -> None:
     assert num_shifts
 
 
-@in_halves(10)
-def test_a_sync_that_is_held_up_while_the_other_fragment_goes_on_counts_once(seeds: range) -> None:
+def test_a_sync_that_is_held_up_while_the_other_fragment_goes_on_counts_once() -> None:
     """A reducer takes contributions and says for ever that it waits. The others come to the end of what the oldest
     snapshot lets them train; meanwhile commits of the other fragment come, some without them."""
     most_overtaken: list[int] = []
@@ -235,16 +232,15 @@ def test_a_sync_that_is_held_up_while_the_other_fragment_goes_on_counts_once(see
         syncs = [commit.sync for commit in world.checks.commits]
         most_overtaken.append(max(sum(later > sync for later in syncs[:at]) for at, sync in enumerate(syncs)))
 
-    for seed in seeds:
+    for seed in range(10):
         shape = a_shape(seed, num_sites=3, steps=6 * EVERY // 2)
         sync = replace(shape.settings.sync, every=EVERY // 2, fragments=2, overlap_steps=EVERY // 2)
         settings = replace(shape.settings, min_sites=2, quorum=1, sync=sync)
         played(seed, replace(shape, settings=settings), waits)
-    assert sum(overtaken >= 2 for overtaken in most_overtaken) > 2, most_overtaken
+    assert sum(overtaken >= 2 for overtaken in most_overtaken) > 5, most_overtaken
 
 
-@in_halves(8)
-def test_a_run_that_goes_back_with_several_in_flight_ends_as_if_they_had_never_been(seeds: range) -> None:
+def test_a_run_that_goes_back_with_several_in_flight_ends_as_if_they_had_never_been() -> None:
     num_returns = 0
 
     async def goes_back(world: World) -> None:
@@ -257,9 +253,9 @@ def test_a_run_that_goes_back_with_several_in_flight_ends_as_if_they_had_never_b
             await world.events(100, 3.0)
         num_returns += world.num_returns
 
-    for seed in seeds:
+    for seed in range(8):
         shape = a_shape(seed, steps=8 * EVERY)
         sync = replace(shape.settings.sync, log_commits=8 * NUM)  # back to any of them
         outcome = played(seed, replace(shape, settings=replace(shape.settings, sync=sync)), goes_back)
         assert outcome.most_in_flight > 1
-    assert num_returns > 4
+    assert num_returns > 8

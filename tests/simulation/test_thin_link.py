@@ -9,7 +9,6 @@ import pytest
 from atoll.protocol import messages as m
 from tests.simulation.__main__ import one
 from tests.simulation.faults import Fault, draw_faults
-from tests.simulation.seeds import in_parts
 from tests.simulation.sites import MANIFEST as SMALL
 from tests.simulation.world import Outcome, Shape, World, draw_shape_of, play
 
@@ -24,8 +23,6 @@ LEARNT = 16
 MENDED = 33
 NUM_SCHEDULES = 24
 PARTS = 6
-PLAYED = 3
-"""Parts of `make test`; `make test-all` plays all."""
 NUM_SYNCS = 42
 MANIFEST = replace(SMALL, tensors=tuple(replace(t, shape=(128, 128)) if t.name == "w" else t for t in SMALL.tensors))
 """Each contribution is several frames: only what follows the first one shows a link."""
@@ -108,7 +105,7 @@ def test_others_keep_their_pace_beside_a_thin_link_whose_site_counts_all_the_sam
     assert found.turns(NUM_SYNCS - 2, NUM_SYNCS) == [NUM_SYNCS - 2, NUM_SYNCS - 1, NUM_SYNCS], found.outcome.story
 
 
-@in_parts(PARTS, PLAYED)
+@pytest.mark.parametrize("part", range(PARTS))
 def test_whatever_breaks_while_a_site_rests_the_invariants_hold(part: int) -> None:
     """In runs of many syncs, so that there are turns between the faults."""
     num_turns = 0
