@@ -10,7 +10,6 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.harness import loop_guard, same_draws
-from tests.harness.scheduling import ByKind
 
 loop_guard.install()
 if not int(os.environ.get("ATOLL_FUZZ_TIMES", "0")):  # else others are wanted: tests/harness/fuzzing.py
@@ -28,18 +27,24 @@ settings.register_profile(
 settings.load_profile("atoll")
 
 MANY_FILES = 256
+"""Of the 1,024 that a process may have open on many machines."""
 
 
 @pytest.fixture(autouse=True, scope="module")
 def _states_are_closed() -> Iterator[None]:
-    """A state's maps are files until the garbage collector comes, which it rarely does in a large process."""
+    """The maps of a state keep files open until the garbage collector runs, which it rarely does in a large process."""
     yield
     if len(os.listdir("/proc/self/fd")) > MANY_FILES:
         gc.collect()
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByKind:
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """None: xdist's own."""
+    if config.getoption("dist") != "load" or not any("nice" in spec for spec in config.getoption("tx")):
+        return None
+    from tests.harness.scheduling import ByKind
+
     return ByKind(config, log)
 
 

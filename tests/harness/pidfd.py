@@ -1,18 +1,27 @@
-"""Waiting for processes that are nobody's children here."""
+"""Waiting for processes that are no children of the tests."""
 
 from __future__ import annotations
 
 import os
 import select
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
 
 
-def ends_within(pid: int, limit_s: float) -> bool:
-    """A zombie has ended. Not by `select.select`, which has room for the first 1,024 files of a process."""
-    try:
-        descriptor = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return True
-    with open(descriptor, "rb"):
-        poll = select.poll()
-        poll.register(descriptor, select.POLLIN)
-        return bool(poll.poll(limit_s * 1000))
+def still_there(pids: Sequence[int], limit_s: float) -> list[int]:
+    """Those of `pids` that do not end within the limit; a zombie has ended. All are opened first: a number may be given
+    to another process later. `select.select` cannot watch descriptors above 1,023."""
+    deadline, there = time.monotonic() + limit_s, []
+    with ExitStack() as stack:
+        descriptors = {}
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                descriptors[pid] = os.pidfd_open(pid)
+                stack.callback(os.close, descriptors[pid])
+        for pid, descriptor in descriptors.items():
+            poll = select.poll()
+            poll.register(descriptor, select.POLLIN)
+            if not poll.poll(1000 * max(0.0, deadline - time.monotonic())):
+                there.append(pid)
+    return there

@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -45,7 +44,7 @@ from atoll.protocol.errors import ConfigError
 from atoll.protocol.layout import Layout
 from atoll.protocol.settings import RunSettings, settings_to_json
 from tests.harness.failures import unexpected
-from tests.harness.pidfd import ends_within
+from tests.harness.pidfd import still_there
 from tests.harness.ranks import Happened, ServedRanks
 
 WORKERS = Path(__file__).parent.parent / "workers"
@@ -148,9 +147,7 @@ SNAPSHOT = Answer(kind=AnswerKind.SNAPSHOT)
 
 def wait_until_gone(pids: list[int]) -> None:
     """All of these processes end within the limit."""
-    deadline = time.monotonic() + NONE_LEFT_S
-    for pid in pids:
-        assert ends_within(pid, max(0.0, deadline - time.monotonic())), f"process {pid} of {pids} is still there"
+    assert not still_there(pids, NONE_LEFT_S)
 
 
 def test_a_stop_that_is_cancelled_is_finished_by_the_next() -> None:
