@@ -12,7 +12,7 @@ from __future__ import annotations
 import gc
 
 if __name__ == "__main__":
-    gc.disable()  # while modules load, of which nothing is garbage: a third of the time that a start with torch takes
+    gc.disable()  # while modules load, of which nothing is garbage: two fifths of what a start takes
 
 import argparse
 import json
