@@ -62,10 +62,10 @@ class SyncData:
             return unchanged(spec.num_elements, self.layout.wire_dtype(spec))
         way = self.travels.of(spec.role)
         if way.aggregation is Aggregation.LOWEST:
-            return self._encode(spec, local, None)
+            return self._encode(spec, local)
         values = local.view(np.float32)
         if way.contribution is Contribution.VALUE:
-            return self._encode(spec, values, None)
+            return self._encode(spec, values)
         with self.outer.pinned(chunk) as record:
             base = base_of(record.values, self.dtypes[self.layout.name_of(chunk)])
             return self._encode(spec, base, values)
@@ -198,7 +198,7 @@ class SyncData:
     def payload_hash(self, data: bytes | bytearray | memoryview) -> bytes:
         return payload_hash(data)
 
-    def _encode(self, spec: Chunk, values: npt.NDArray[Any], minus: Floats | None) -> bytes:
+    def _encode(self, spec: Chunk, values: npt.NDArray[Any], minus: Floats = arithmetic.NOTHING) -> bytes:
         codec, dtype = self.travels.of(spec.role).up, self.layout.wire_dtype(spec)
         try:
             return kernels.encode(codec, values, minus=minus, zstd_level=self.travels.zstd_level, dtype=dtype)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -24,12 +24,39 @@ MAGNITUDE = np.uint32(0x7FFFFFFF)
 INFINITE = np.uint32(0x7F800000)
 
 
+NOTHING = np.empty(0, np.float32)
+ONE = np.float32(1.0)
+
+
+class Terms(NamedTuple):
+    """What is encoded: `(values - minus) + beta * error`, each operation rounded by itself. 1-D fp32, contiguous."""
+
+    values: npt.NDArray[Any]
+    """Bytes for raw."""
+    minus: Floats = NOTHING
+    """Empty: nothing is subtracted."""
+    error: Floats = NOTHING
+    """What earlier contributions left over; empty: nothing."""
+    beta: np.float32 = ONE
+
+    def result(self, out: Floats | None = None) -> Floats:
+        """In `out`, or in this thread's memory until it asks for another one; `values` itself if nothing is added."""
+        values = self.values
+        if self.minus.size or self.error.size:
+            values = scratch.floats("result", values.size) if out is None else out
+            _combine(self.values, self.minus, self.error, self.beta, values)
+        elif out is not None:
+            out[:] = values
+            values = out
+        return values
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arithmetic:
     """Of one codec, over bodies that have the right size and are aligned to 4 bytes."""
 
-    encode: Callable[[npt.NDArray[Any], Floats | None, Bytes], bool]
-    """Of (values, what is subtracted from them, the body to write); False if a value is not finite, or would not be."""
+    encode: Callable[[Terms, Bytes], bool]
+    """Writes the body; False if a value is not finite, or would not be when it is decoded."""
     decode: Callable[[Bytes, npt.NDArray[Any]], None]
     accumulate: Callable[[Bytes, np.float32, Floats], float]
     """`acc = acc + weight * value`; the norm of the values."""
@@ -47,10 +74,17 @@ def _add(values: Any, weight: Any, acc: Any) -> None:
         acc[i] = acc[i] + weight * values[i]
 
 
-@kernel(f32_in, f32_in, f32_out)
-def subtract(values: Any, minus: Any, out: Any) -> None:
-    for i in range(out.size):
-        out[i] = values[i] - minus[i]
+@kernel(f32_in, f32_in, f32_in, f32, f32_out)
+def _combine(values: Any, minus: Any, error: Any, beta: Any, out: Any) -> None:
+    if not error.size:
+        for i in range(out.size):
+            out[i] = values[i] - minus[i]
+    elif not minus.size:
+        for i in range(out.size):
+            out[i] = values[i] + beta * error[i]
+    else:
+        for i in range(out.size):
+            out[i] = (values[i] - minus[i]) + beta * error[i]
 
 
 @kernel(f32_in)
@@ -78,7 +112,7 @@ def _square_sum(values: Any) -> Any:
     return a + b + c + d
 
 
-KERNELS = (_add, subtract, largest, _square_sum)
+KERNELS = (_add, _combine, largest, _square_sum)
 
 
 def add(values: Floats, weight: np.float32, acc: Floats) -> None:
@@ -91,16 +125,9 @@ def add_with_norm(values: Floats, weight: np.float32, acc: Floats) -> float:
     return norm(values)
 
 
-def norm(values: Floats, minus: Floats | None = None) -> float:
-    """Of `values`, or of `values - minus`: the root of the sum of squares. A measure, not the same bits everywhere."""
-    return math.sqrt(_square_sum(values if minus is None else difference(values, minus)))
-
-
-def difference(values: Floats, minus: Floats) -> Floats:
-    """In this thread's memory, until it asks for another one."""
-    out = scratch.floats("difference", values.size)
-    subtract(values, minus, out)
-    return out
+def norm(values: Floats, minus: Floats = NOTHING) -> float:
+    """Of `values - minus`: the root of the sum of squares. A measure, not the same bits everywhere."""
+    return math.sqrt(_square_sum(Terms(values, minus).result()))
 
 
 def is_finite(values: Floats) -> bool:

@@ -20,9 +20,11 @@ log = logging.getLogger(__name__)
 f32_in = types.Array(types.float32, 1, "C", readonly=True)
 u16_in = types.Array(types.uint16, 1, "C", readonly=True)
 i8_in = types.Array(types.int8, 1, "C", readonly=True)
+u8_in = types.Array(types.uint8, 1, "C", readonly=True)
 f32_out = types.float32[::1]
 u16_out = types.uint16[::1]
 i8_out = types.int8[::1]
+u8_out = types.uint8[::1]
 f32 = types.float32
 
 _OPTIONS: dict[str, Any] = {"nogil": True, "fastmath": False, "error_model": "numpy"}

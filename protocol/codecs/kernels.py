@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from atoll.protocol.codecs import HEADER_BYTES, EncodedHeader, golden, max_encoded_bytes, parse_header, scratch
-from atoll.protocol.codecs.arithmetic import KERNELS, Arithmetic, Bytes, Floats, difference
+from atoll.protocol.codecs.arithmetic import KERNELS, NOTHING, ONE, Arithmetic, Bytes, Floats, Terms
 from atoll.protocol.codecs.compression import compressed, decompressed
 from atoll.protocol.codecs.jit import compile_all
 from atoll.protocol.codecs.table import CODECS, TABLE, UNCHANGED
@@ -34,18 +34,25 @@ def warm_up() -> None:
 
 
 def encode(
-    codec: str, values: npt.NDArray[Any], *, minus: Floats | None = None, zstd_level: int = 0, dtype: str = "F32"
+    codec: str,
+    values: npt.NDArray[Any],
+    *,
+    minus: Floats = NOTHING,
+    error: Floats = NOTHING,
+    beta: np.float32 = ONE,
+    zstd_level: int = 0,
+    dtype: str = "F32",
 ) -> bytes:
-    """`values`, or `values - minus`, as an encoded chunk.
+    """`(values - minus) + beta * error` as an encoded chunk; what is empty is left out.
 
-    `values` and `minus` are 1-D fp32 and contiguous; for codec raw `values` are the uint8 bytes of elements of `dtype`.
-    Raises NonFiniteError (without the tensor's name, which the caller knows) if a value is not finite, or would not be
-    when it is decoded.
+    All are 1-D fp32 and contiguous; for codec raw `values` are the uint8 bytes of elements of `dtype`. Raises
+    NonFiniteError (without the tensor's name, which the caller knows) if a value is not finite, or would not be when
+    it is decoded.
     """
     num_elements = values.nbytes // DTYPE_BYTES[dtype]
     out = scratch.array("encoded", max_encoded_bytes(codec, num_elements, DTYPE_BYTES[dtype]))
     body = out[HEADER_BYTES:]
-    if not ARITHMETIC[codec].encode(values, minus, body):
+    if not ARITHMETIC[codec].encode(Terms(values, minus, error, np.float32(beta)), body):
         raise NonFiniteError(f"a value is not finite, or too large for {codec}")
     if zstd_level:
         small = compressed(_split(body, TABLE[codec].planes).data, zstd_level)
@@ -115,6 +122,7 @@ def accumulate(data: Data, codec: str, weight: np.float32, acc: Floats) -> float
 _NUM_ELEMENTS = 1040
 """Whole blocks of int8 and a rest go through the vector units."""
 _WEIGHT = np.float32(1 / 3)
+_BETA = np.float32(0.9)
 
 
 def self_test() -> None:
@@ -127,11 +135,11 @@ def results(codec: str) -> Digest:
     """What this host makes of all kinds of numbers: encoded, averaged, and decoded behind zstd."""
     found = Digest("atoll/codec-results/v1")
     for kind in golden.KEPT_BITS:
-        values, minus, acc = golden.numbers(kind, 3, _NUM_ELEMENTS)
+        values, minus, acc, error = golden.numbers(kind, 4, _NUM_ELEMENTS)
         data = encode(codec, values, minus=minus)
-        values = difference(values, minus).copy()
         accumulate(data, codec, _WEIGHT, acc)
-        decoded = np.empty(values.size, np.float32)
+        found.data(data).data(acc.tobytes()).data(encode(codec, values, minus=minus, error=error, beta=_BETA))
+        decoded, values = np.empty(values.size, np.float32), values - minus
         decode(encode(codec, values, zstd_level=1), codec, values.size, decoded)
-        found.data(data).data(encode(codec, values)).data(acc.tobytes()).data(decoded.tobytes())
+        found.data(encode(codec, values)).data(encode(codec, values, error=error)).data(decoded.tobytes())
     return found

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from atoll.protocol.codecs.arithmetic import Arithmetic, Bytes, Floats
+from atoll.protocol.codecs.arithmetic import Arithmetic, Bytes, Floats, Terms
 from atoll.protocol.errors import ConfigError
 
 
-def _encode(values: Bytes, minus: Floats | None, body: Bytes) -> bool:
-    body[:] = values
+def _encode(terms: Terms, body: Bytes) -> bool:
+    body[:] = terms.values
     return True
 
 

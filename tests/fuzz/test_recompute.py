@@ -15,7 +15,7 @@ from atoll.node.dataplane.outer_state import OuterState
 from atoll.node.dataplane.outer_update import updated
 from atoll.protocol.codecs import EncodedHeader, kernels, unchanged
 from atoll.protocol.codecs.compression import compressed
-from atoll.protocol.codecs.table import CODECS, TABLE
+from atoll.protocol.codecs.table import CODECS, E3M0, INT2, INT4, INT8, SIGN1, TABLE
 from atoll.protocol.errors import InvalidMessage
 from atoll.protocol.layout import DTYPE_BYTES, Chunk, Layout, Manifest, Role, TensorSpec
 from atoll.protocol.recompute import recomputed, record_bytes
@@ -56,14 +56,20 @@ def some_floats(generator: np.random.Generator, num: int, *, are_finite: bool) -
     return bits.view(np.float32)
 
 
+FORMS = {"int8": INT8, "int4": INT4, "e3m0": E3M0, "int2": INT2, "sign1": SIGN1}
+
+
 def body_of(generator: np.random.Generator, codec: str, num: int) -> bytes:
     """Sites refuse payloads with values that are not finite where they arrive."""
     if codec == "fp32":
         return some_floats(generator, num, are_finite=True).tobytes()
     if codec == "bf16":
         return (some_floats(generator, num, are_finite=True).view(np.uint32) >> 16).astype("<u2").tobytes()
-    scales = some_floats(generator, -(-num // 512), are_finite=True)
-    return scales.tobytes() + generator.integers(-128, 128, num).astype(np.int8).tobytes()
+    if codec == "fp16":
+        return (generator.integers(0, 1 << 16, num) & 0xFBFF).astype("<u2").tobytes()
+    body_bytes = TABLE[codec].body_bytes(num, 4)
+    scales = some_floats(generator, FORMS[codec].scales_bytes(body_bytes) // 4, are_finite=True)
+    return scales.tobytes() + generator.bytes(body_bytes - scales.nbytes)
 
 
 @st.composite

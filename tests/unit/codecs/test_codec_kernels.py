@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-import struct
 import subprocess
 import sys
 import threading
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -16,8 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.protocol.codecs import HEADER_BYTES, EncodedHeader, kernels, max_encoded_bytes
-from atoll.protocol.codecs.table import CODECS, INT8_BLOCK
+from atoll.protocol.codecs.table import CODECS, INT8
 from atoll.protocol.errors import ConfigError, InvalidMessage, NonFiniteError
+from tests.harness import reference_codecs
 
 Floats = npt.NDArray[np.float32]
 SMALLEST_NORMAL = np.float32(2.0**-126)
@@ -29,36 +30,17 @@ def _compiled() -> None:
 
 
 def reference_encode(codec: str, values: Floats) -> bytes:
-    ids = {"fp32": 1, "bf16": 2, "int8": 3}
-    header = struct.pack("<BBBBIQ", 1, ids[codec], 0, 1, 512 if codec == "int8" else 0, values.size)
-    if codec == "fp32":
-        return header + values.tobytes()
-    if codec == "bf16":
-        wide = values.view(np.uint32).astype(np.uint64)
-        return header + ((wide + 0x7FFF + ((wide >> 16) & 1)) >> 16).astype("<u2").tobytes()
-    scales, quants = b"", b""
-    for first in range(0, values.size, 512):
-        block = values[first : first + 512]
-        scale = np.float32(np.max(np.abs(block)) / np.float32(127))
-        if scale < SMALLEST_NORMAL:
-            scale, rounded = np.float32(0), np.zeros(block.size, np.int8)
-        else:
-            rounded = np.rint(block / scale).astype(np.int8)
-        scales += scale.tobytes()
-        quants += rounded.tobytes()
-    return header + scales + quants
+    header = EncodedHeader(codec=codec, zstd=False, dtype="F32", num_elements=values.size).pack()
+    return header + reference_codecs.encode(codec, values)
 
 
 def reference_decode(codec: str, data: bytes, num_elements: int) -> Floats:
-    body = data[HEADER_BYTES:]
-    if codec == "fp32":
-        return np.frombuffer(body, np.float32)
-    if codec == "bf16":
-        return (np.frombuffer(body, np.uint16).astype(np.uint32) << 16).view(np.float32)
-    num_blocks = -(-num_elements // 512)
-    scales = np.frombuffer(body[: 4 * num_blocks], np.float32)
-    quants = np.frombuffer(body[4 * num_blocks :], np.int8).astype(np.float32)
-    return np.repeat(scales, 512)[:num_elements] * quants
+    return reference_codecs.decode(codec, data[HEADER_BYTES:], num_elements)
+
+
+def exponent_for(codec: str, exponent: int) -> int:
+    """fp16 refuses what the others take."""
+    return min(exponent, 8) if codec == "fp16" else exponent
 
 
 def sample(seed: int, num_elements: int, exponent: int = 0) -> Floats:
@@ -66,13 +48,14 @@ def sample(seed: int, num_elements: int, exponent: int = 0) -> Floats:
     return np.ldexp(values, exponent).astype(np.float32)
 
 
-sizes = st.sampled_from([0, 1, 2, 31, 511, 512, 513, 1024, 1700])
+sizes = st.sampled_from([0, 1, 2, 3, 31, 255, 257, 511, 512, 513, 1024, 1026, 1700, 2051])
 seeds = st.integers(0, 1 << 30)
 exponents = st.sampled_from([-149, -140, -130, -126, -122, -30, 0, 100])
 
 
 @given(st.sampled_from(CODECS), sizes, seeds, exponents)
 def test_kernels_give_the_bits_of_the_reference(codec: str, size: int, seed: int, exponent: int) -> None:
+    exponent = exponent_for(codec, exponent)
     values, minus = sample(seed, size, exponent), sample(seed + 1, size, exponent)
     data = kernels.encode(codec, values, minus=minus)
     assert data == reference_encode(codec, values - minus)
@@ -92,16 +75,16 @@ def test_int8_is_within_half_a_step_of_each_block(size: int, seed: int, exponent
     values = sample(seed, size, exponent)
     out = np.empty(size, np.float32)
     kernels.decode(kernels.encode("int8", values), "int8", size, out)
-    for first in range(0, size, INT8_BLOCK):
-        block, got = values[first : first + INT8_BLOCK], out[first : first + INT8_BLOCK]
+    for first in range(0, size, INT8.block):
+        block, got = values[first : first + INT8.block], out[first : first + INT8.block]
         step = float(np.max(np.abs(block))) / 127
         bound = 0.5001 * step if step >= SMALLEST_NORMAL else 127 * float(SMALLEST_NORMAL)
         assert np.max(np.abs(block.astype(np.float64) - got)) <= bound
 
 
 def test_a_block_whose_scale_would_be_subnormal_is_zero() -> None:
-    values = np.full(INT8_BLOCK, 126 * SMALLEST_NORMAL, np.float32)
-    assert kernels.encode("int8", values)[HEADER_BYTES:] == bytes(4 + INT8_BLOCK)
+    values = np.full(INT8.block, 126 * SMALLEST_NORMAL, np.float32)
+    assert kernels.encode("int8", values)[HEADER_BYTES:] == bytes(4 + INT8.block)
     values[3] = 127 * SMALLEST_NORMAL
     assert kernels.encode("int8", values)[HEADER_BYTES : HEADER_BYTES + 4] == SMALLEST_NORMAL.tobytes()
 
@@ -138,25 +121,78 @@ def test_bf16_refuses_what_rounds_to_infinity() -> None:
 def test_the_check_refuses_values_that_are_not_finite(codec: str, bad: float) -> None:
     good = kernels.encode(codec, np.ones(600, np.float32))
     value = np.array([bad], np.float32).tobytes()
-    body = value[2:] if codec == "bf16" else value
+    body = {"bf16": value[2:], "fp16": np.array([bad], np.float16).tobytes()}.get(codec, value)
     with pytest.raises(InvalidMessage):
         kernels.check(good[:HEADER_BYTES] + body + good[HEADER_BYTES + len(body) :], codec, 600)
 
 
-@pytest.mark.parametrize("scale", [-1.0, 2.0**-127, 2.0**121, 3.4e38])
-def test_the_check_refuses_scales_that_no_encoder_makes(scale: float) -> None:
-    good = kernels.encode("int8", np.ones(600, np.float32))
-    with pytest.raises(InvalidMessage, match="scale"):
-        kernels.check(good[:HEADER_BYTES] + np.float32(scale).tobytes() + good[HEADER_BYTES + 4 :], "int8", 600)
+LARGEST_SCALES = {"int8": 2.0**121, "int4": 2.0**125, "e3m0": np.inf, "int2": np.inf, "sign1": np.inf}
+"""From these on, an element could say more than is finite."""
 
 
-def test_int8_refuses_what_would_not_be_finite_when_decoded() -> None:
+@pytest.mark.parametrize("codec", LARGEST_SCALES)
+def test_the_check_refuses_scales_that_no_encoder_makes(codec: str) -> None:
+    good = kernels.encode(codec, np.ones(600, np.float32))
+    limit = np.float32(LARGEST_SCALES[codec])
+    for scale in (-1.0, 2.0**-127, limit, np.nan):
+        with pytest.raises(InvalidMessage, match="scale"):
+            kernels.check(good[:HEADER_BYTES] + np.float32(scale).tobytes() + good[HEADER_BYTES + 4 :], codec, 600)
+    for scale in (0.0, 2.0**-126, np.nextafter(limit, np.float32(0))):
+        kernels.check(good[:HEADER_BYTES] + np.float32(scale).tobytes() + good[HEADER_BYTES + 4 :], codec, 600)
+
+
+@pytest.mark.parametrize(("codec", "largest", "refused"), [("int8", 3.37e38, 3.4e38), ("int4", 2.97e38, 2.98e38)])
+def test_what_would_not_be_finite_when_decoded_is_refused(codec: str, largest: float, refused: float) -> None:
     out = np.zeros(8, np.float32)
-    largest = np.full(8, 3.37e38, np.float32)
-    kernels.decode(kernels.encode("int8", largest), "int8", 8, out)
+    data = kernels.encode(codec, np.full(8, largest, np.float32))
+    kernels.check(data, codec, 8)
+    kernels.decode(data, codec, 8, out)
     assert np.isfinite(out).all()
     with pytest.raises(NonFiniteError):
-        kernels.encode("int8", np.full(8, 3.4e38, np.float32))
+        kernels.encode(codec, np.full(8, refused, np.float32))
+
+
+def test_fp16_refuses_what_rounds_to_infinity() -> None:
+    largest = np.nextafter(np.float32(65520), np.float32(0))
+    assert kernels.encode("fp16", np.array([largest, -largest]))[HEADER_BYTES:] == b"\xff\x7b\xff\xfb"
+    for value in (65520, -65520, 1e30):
+        with pytest.raises(NonFiniteError, match="too large for fp16"):
+            kernels.encode("fp16", np.array([value], np.float32))
+
+
+def test_fp16_has_the_bits_of_all_halves_and_of_what_is_between_them() -> None:
+    halves = np.arange(1 << 16, dtype=np.uint16)
+    halves = halves[halves & 0x7C00 != 0x7C00]
+    exact = halves.view(np.float16).astype(np.float32)
+    data, out = kernels.encode("fp16", exact), np.empty_like(exact)
+    assert data[HEADER_BYTES:] == halves.tobytes()
+    kernels.decode(data, "fp16", out.size, out)
+    assert out.tobytes() == exact.tobytes()
+    kept = exact[np.abs(exact) < 65504]
+    between = (kept + np.nextafter(kept.astype(np.float16), np.float16(np.inf)).astype(np.float32)) / np.float32(2)
+    for values in (between, np.nextafter(between, np.float32(0)), np.nextafter(between, np.float32(np.inf))):
+        assert kernels.encode("fp16", values)[HEADER_BYTES:] == values.astype(np.float16).tobytes()
+
+
+def test_e3m0_takes_the_larger_of_two_levels_that_are_as_near() -> None:
+    levels = [0.0, *(2.0**e for e in range(-6, 1))]
+    ties = np.array([(a + b) / 2 for a, b in pairwise(levels)] + [1.0], np.float32)
+    below, out = np.nextafter(ties, np.float32(0)), np.empty(8, np.float32)
+    for values, expected in ((ties, [*levels[1:], 1.0]), (-ties, [-x for x in (*levels[1:], 1.0)])):
+        kernels.decode(kernels.encode("e3m0", values), "e3m0", 8, out)
+        assert out.tolist() == expected
+    below[7] = 1.0
+    kernels.decode(kernels.encode("e3m0", below), "e3m0", 8, out)
+    assert out.tolist() == [*levels[:7], 1.0]
+
+
+def test_a_sparse_block_does_not_grow_by_sign1() -> None:
+    """With the root mean square as the scale, what is left over of it is more than there was."""
+    generator = np.random.default_rng(0)
+    values = np.where(generator.random(4096) < 0.01, generator.standard_normal(4096), 0).astype(np.float32)
+    out = np.empty_like(values)
+    kernels.decode(kernels.encode("sign1", values), "sign1", values.size, out)
+    assert np.sum((values - out) ** 2) < np.sum(values**2)
 
 
 @given(st.binary(min_size=1, max_size=8), st.integers(0, 10_000))

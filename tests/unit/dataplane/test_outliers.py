@@ -18,7 +18,7 @@ from atoll.node.dataplane.outliers import FACTOR, LARGEST_AVERAGE, LARGEST_CONTR
 from atoll.node.dataplane.sync_data import SyncData
 from atoll.protocol.codecs import kernels
 from atoll.protocol.codecs.table import CODECS
-from atoll.protocol.errors import AverageError, InvalidMessage
+from atoll.protocol.errors import AverageError, InvalidMessage, NonFiniteError
 from atoll.protocol.layout import Layout, Manifest, Role, TensorSpec
 from atoll.protocol.settings import SyncSettings
 from atoll.protocol.spec import spec_of
@@ -123,13 +123,13 @@ def trained(outer: OuterState, seed: int, step: float, codec: str) -> SyncData:
 def test_an_absurd_contribution_makes_no_payload_and_is_named(tmp_path: Path, codec: str) -> None:
     outer = seeded(tmp_path, layout())
     good = [trained(outer, i, 0.01, codec) for i in (1, 2)]
-    for step in (1e30, 1e5):
+    for step in (1e30, 1e5) if codec != "fp16" else (1e4,):  # fp16 refuses more
         bad = trained(outer, 3, step, codec)
         with pytest.raises(AverageError, match=r"'weight', elements 0 to 969 \(20 rows of 20\) of norm") as refused:
             good[0].reduce(0, [(7, good[0].contribution(0)), (7, bad.contribution(0)), (9, good[1].contribution(0))])
         ((place, norm, limit),) = refused.value.outliers
         assert place == 1
-        assert norm == pytest.approx(step * 20, rel=0.2)
+        assert norm == pytest.approx(step * 20, rel=0.3)
         assert limit < norm
     # The average of the others is what it is without the measuring.
     assert good[0].reduce(0, [(7, s.contribution(0)) for s in good])
@@ -196,7 +196,11 @@ def test_a_payload_that_outer_updates_would_overflow_by_is_refused(tmp_path: Pat
     outer = seeded(tmp_path, layout())
     data = sync_data(outer, filled(outer.layout), codec)
     size = outer.layout.chunks[0].num_elements
-    for value, fits in ((LARGEST_AVERAGE / 4, True), (LARGEST_AVERAGE, False), (2.0**120, False)):
+    for value, fits in ((LARGEST_AVERAGE / 4, True), (1.01 * LARGEST_AVERAGE, False), (2.0**110, False)):
+        if codec == "fp16":
+            with pytest.raises(NonFiniteError, match="too large for fp16"):
+                kernels.encode(codec, np.full(size, value, np.float32))
+            continue
         payload = kernels.encode(codec, np.full(size, value, np.float32))
         data.check(0, payload)  # a contribution may be: it is named when it is averaged
         if fits:
@@ -209,7 +213,7 @@ def test_a_payload_that_outer_updates_would_overflow_by_is_refused(tmp_path: Pat
 @pytest.mark.parametrize("codec", CODECS)
 @pytest.mark.parametrize("size", [1, 511, 512, 4099])
 def test_a_norm_is_the_root_of_the_sum_of_squares(codec: str, size: int) -> None:
-    for scale in (1e-20, 1.0, 1e30):
+    for scale in (1e-20, 1.0, 1e30) if codec != "fp16" else (1e-20, 1.0):
         values = np.float32(scale) * np.random.default_rng(size).standard_normal(size, np.float32)
         data, decoded = kernels.encode(codec, values), np.empty(size, np.float32)
         kernels.decode(data, codec, size, decoded)

@@ -1,0 +1,114 @@
+"""Each codec again, slow and plain: what the kernels have to equal to the bit. Bodies alone, without the header."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float32]
+Codes = npt.NDArray[np.uint8]
+
+TINY = np.float32(2.0**-126)
+BITS = {"int8": 8, "int4": 4, "e3m0": 4, "int2": 2, "sign1": 1}
+BLOCK = {"int8": 512, "int4": 256, "e3m0": 256, "int2": 1024, "sign1": 1024}
+
+
+def total(values: Floats) -> np.float32:
+    """In 16 lanes, which are then folded."""
+    lanes = np.zeros(16, np.float32)
+    for row in np.append(values, np.zeros(-values.size % 16, np.float32)).reshape(-1, 16):
+        lanes = lanes + row
+    for half in (8, 4, 2, 1):
+        lanes = lanes[:half] + lanes[half:]
+    return np.float32(lanes[0])
+
+
+def scale_of(value: np.float32) -> np.float32:
+    return value if value >= TINY else np.float32(0)
+
+
+def int8(x: Floats) -> tuple[list[np.float32], Codes]:
+    scale = scale_of(np.max(np.abs(x)) / np.float32(127))
+    return [scale], np.rint(x / scale if scale else 0 * x).astype(np.int8).view(np.uint8)
+
+
+def int4(x: Floats) -> tuple[list[np.float32], Codes]:
+    scale = scale_of(np.max(np.abs(x)) / np.float32(7))
+    return [scale], (np.rint(x / scale if scale else 0 * x) + 8).astype(np.uint8)
+
+
+def e3m0(x: Floats) -> tuple[list[np.float32], Codes]:
+    """By distance to each level; of two that are as near, the larger one."""
+    scale = scale_of(np.max(np.abs(x)))
+    if not scale:
+        return [scale], np.zeros(x.size, np.uint8)
+    levels = np.array([0.0, *(2.0**e for e in range(-6, 1))])
+    distances = np.abs(np.abs(x / scale).astype(np.float64)[:, None] - levels[None, ::-1])
+    return [scale], (7 - np.argmin(distances, axis=1) + 8 * np.signbit(x)).astype(np.uint8)
+
+
+def int2(x: Floats) -> tuple[list[np.float32], Codes]:
+    magnitude, count = np.abs(x), np.float32(x.size)
+    threshold = np.float32(1.25) * (total(magnitude) / count)
+    is_above = magnitude > threshold
+    above, num_above = total(np.where(is_above, magnitude, np.float32(0))), np.float32(is_above.sum())
+    low = (total(magnitude) - above) / (count - num_above)
+    high = above / max(num_above, np.float32(1))
+    return [scale_of(low), scale_of(high)], (is_above + 2 * np.signbit(x)).astype(np.uint8)
+
+
+def sign1(x: Floats) -> tuple[list[np.float32], Codes]:
+    scale = scale_of(total(np.abs(x)) / np.float32(x.size))
+    return [scale], (np.signbit(x) & (scale > 0)).astype(np.uint8)
+
+
+ENCODERS: dict[str, Callable[[Floats], tuple[list[np.float32], Codes]]] = {
+    "int8": int8, "int4": int4, "e3m0": e3m0, "int2": int2, "sign1": sign1
+}  # fmt: skip
+LEVELS: dict[str, Callable[[Floats], list[np.float32]]] = {
+    "int8": lambda s: [s[0] * np.float32(code - 256 if code > 127 else code) for code in range(256)],
+    "int4": lambda s: [s[0] * np.float32(code - 8) for code in range(16)],
+    "e3m0": lambda s: [s[0] * np.float32(sign * p) for sign in (1, -1) for p in (0.0, *(2.0**e for e in range(-6, 1)))],
+    "int2": lambda s: [s[0], s[1], -s[0], -s[1]],
+    "sign1": lambda s: [s[0], -s[0]],
+}
+
+
+def encode(codec: str, values: Floats) -> bytes:
+    if codec == "fp32":
+        return values.tobytes()
+    if codec == "fp16":
+        return values.astype(np.float16).tobytes()
+    if codec == "bf16":
+        wide = values.view(np.uint32).astype(np.uint64)
+        return ((wide + 0x7FFF + ((wide >> 16) & 1)) >> 16).astype("<u2").tobytes()
+    all_scales, packed, bits = b"", b"", BITS[codec]
+    for first in range(0, values.size, BLOCK[codec]):
+        scales, codes = ENCODERS[codec](values[first : first + BLOCK[codec]])
+        padding = np.full(-codes.size % (8 // bits), 8 if codec == "int4" else 0, np.uint8)  # the code of 0
+        planes = np.append(codes, padding).reshape(8 // bits, -1).astype(np.uint16)
+        packed += sum(plane << bits * k for k, plane in enumerate(planes)).astype(np.uint8).tobytes()  # type: ignore[union-attr]
+        all_scales += np.array(scales, np.float32).tobytes()
+    return all_scales + packed
+
+
+def decode(codec: str, body: bytes, num_elements: int) -> Floats:
+    if codec == "fp32":
+        return np.frombuffer(body, np.float32)
+    if codec == "fp16":
+        return np.frombuffer(body, np.float16).astype(np.float32)
+    if codec == "bf16":
+        return (np.frombuffer(body, np.uint16).astype(np.uint32) << 16).view(np.float32)
+    bits, block = BITS[codec], BLOCK[codec]
+    num_blocks = -(-num_elements // block)
+    num_scales = 2 if codec == "int2" else 1
+    scales = np.frombuffer(body, np.float32, num_blocks * num_scales).reshape(num_blocks, num_scales)
+    packed, out = np.frombuffer(body, np.uint8, offset=scales.nbytes), np.empty(0, np.float32)
+    for index in range(num_blocks):
+        count = min(block, num_elements - index * block)
+        taken = packed[index * block * bits // 8 :][: -(-count * bits // 8)]
+        codes = np.concatenate([taken >> bits * k & ((1 << bits) - 1) for k in range(8 // bits)])[:count]
+        out = np.append(out, np.array(LEVELS[codec](scales[index]), np.float32)[codes])
+    return out
