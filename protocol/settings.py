@@ -87,9 +87,12 @@ class SyncSettings:
     """With `overlap_steps`: what a site sends is spread over most of the time in which it trains on, so that a thin
     link is used evenly; else it is sent as fast as the link takes it."""
     codec: str = one_of(CODECS, "int8")
-    """fp32, bf16 or int8: how pseudo-gradients and their averages travel."""
-    zstd_level: int = within(0, 22, 0)
-    """zstandard level of the stage behind the codec; 0 leaves it out."""
+    """fp32, bf16, fp16, int8, int4, e3m0, int2 or sign1: how pseudo-gradients and their averages travel; docs/codecs.md
+    says what each costs."""
+    up: str = one_of(("", *CODECS), "")
+    """The codec of pseudo-gradients alone, where it is another one; empty: `codec`."""
+    down: str = one_of(("", *CODECS), "")
+    """The codec of their averages alone, where it is another one; empty: `codec`."""
     chunk_elements: int = within(1, 1 << 24, 1 << 20)
     """The most elements of a chunk, the unit that is sent, reduced, hashed and repaired: docs/protocol.md, "Chunks"."""
     max_chunks: int = within(1, MAX_CHUNKS, 1 << 18)
@@ -106,6 +109,14 @@ class SyncSettings:
     fsync: bool = False
     """Wait for the disk before Done and after each commit. Without it a process crash loses nothing; a power cut may
     take a site back by some commits, to its last snapshot at worst."""
+
+    @property
+    def codec_up(self) -> str:
+        return self.up or self.codec
+
+    @property
+    def codec_down(self) -> str:
+        return self.down or self.codec
 
     @property
     def all_fragments(self) -> int:
@@ -305,13 +316,13 @@ def needs_of(settings: RunSettings) -> list[str]:
     an older version would pass over, adds a name here when it has another value than its default."""
     sync = settings.sync
     extra = {
-        "zstd": sync.zstd_level > 0,
         "overlap": sync.overlap_steps > 0,
         "merge mix": sync.merge == "mix",
         "fragments": sync.fragments > 1,
         "syncs in flight": sync.most_in_flight > 1,
     }
-    needs = [f"codec {sync.codec}", f"outer optimizer {settings.outer.optimizer}"]
+    codecs = dict.fromkeys((sync.codec_up, sync.codec_down))
+    needs = [*(f"codec {name}" for name in codecs), f"outer optimizer {settings.outer.optimizer}"]
     return needs + [name for name, is_needed in extra.items() if is_needed]
 
 

@@ -53,7 +53,6 @@ class Spec:
     """Of one sync."""
 
     trainable: Way
-    zstd_level: int
 
     def of(self, role: Role) -> Way:
         return self.trainable if role is Role.TRAINABLE else _BUFFERS[role]
@@ -68,9 +67,11 @@ def spec_of(settings: SyncSettings, base_commit: int, fragment: int) -> Spec:
     """Of the sync of `fragment` that starts from `base_commit`, as its plan says."""
     return Spec(
         trainable=Way(
-            up=settings.codec, down=settings.codec, contribution=Contribution.DELTA, aggregation=Aggregation.MEAN
-        ),
-        zstd_level=settings.zstd_level,
+            up=settings.codec_up,
+            down=settings.codec_down,
+            contribution=Contribution.DELTA,
+            aggregation=Aggregation.MEAN,
+        )
     )
 
 

@@ -135,7 +135,7 @@ class SyncData:
             # A mean of finite values is finite: what is beyond is the rounding of weights and sums.
             np.clip(average, -_LARGEST, _LARGEST, out=average)
         try:
-            return kernels.encode(way.down, average, zstd_level=self.travels.zstd_level)
+            return kernels.encode(way.down, average)
         except NonFiniteError as error:
             raise AverageError(f"the average of {_place(name, spec)}: {error}", name) from None
 
@@ -201,7 +201,7 @@ class SyncData:
     def _encode(self, spec: Chunk, values: npt.NDArray[Any], minus: Floats = arithmetic.NOTHING) -> bytes:
         codec, dtype = self.travels.of(spec.role).up, self.layout.wire_dtype(spec)
         try:
-            return kernels.encode(codec, values, minus=minus, zstd_level=self.travels.zstd_level, dtype=dtype)
+            return kernels.encode(codec, values, minus=minus, dtype=dtype)
         except NonFiniteError as error:
             name = self.layout.name_of(spec.index)
             advice = "lower the learning rate or look for the loss that overflowed"

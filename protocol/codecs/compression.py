@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import zstandard
 
-from atoll.protocol.errors import ConfigError, InvalidMessage
-
-MAX_ZSTD_LEVEL = 22
+from atoll.protocol.errors import InvalidMessage
 
 
 def compressed(body: bytes | memoryview, level: int) -> bytes:
-    if not -MAX_ZSTD_LEVEL <= level <= MAX_ZSTD_LEVEL:
-        raise ConfigError(f"sync.zstd_level = {level}: choose 0 (off) or 1 to {MAX_ZSTD_LEVEL}")
     return zstandard.ZstdCompressor(level=level, write_content_size=True, write_checksum=False).compress(body)
 
 

@@ -93,9 +93,9 @@ def values_of(outer: OuterState, chunk: int) -> np.ndarray[Any, np.dtype[Any]]:
 
 
 def sync_data(
-    outer: OuterState, snapshot: memoryview, codec: str = "int8", zstd_level: int = 0, fragment: int = 0
+    outer: OuterState, snapshot: memoryview, codec: str = "int8", fragment: int = 0, **settings: Any
 ) -> SyncData:
-    travels = spec_of(SyncSettings(codec=codec, zstd_level=zstd_level), 0, fragment)
+    travels = spec_of(SyncSettings(codec=codec, **settings), 0, fragment)
     return SyncData(outer.layout, travels, outer, snapshot, DTYPES, fragment=fragment)
 
 

@@ -48,17 +48,16 @@ def replay(
             if chunk.role is Role.BUFFER_MEAN and all(local == values for local in locals_):
                 continue
             x = np.frombuffer(values[:size], "<f4")
-            codec, average = (
-                settings.sync.codec if chunk.role is Role.TRAINABLE else "fp32",
-                np.zeros(chunk.num_elements, np.float32),
-            )
+            sync, average = settings.sync, np.zeros(chunk.num_elements, np.float32)
+            is_trained = chunk.role is Role.TRAINABLE
+            up, down = (sync.up or sync.codec, sync.down or sync.codec) if is_trained else ("fp32", "fp32")
             for member, local, sealed in zip(commit.contributors, locals_, handed_in[commit], strict=True):
                 mine = np.frombuffer(local, "<f4")
-                if chunk.role is Role.TRAINABLE:
+                if is_trained:
                     mine = (to_bf16(x) if sealed.bf16 else x) - mine
-                decoded = _through(codec, mine, settings)
+                decoded = _through(up, mine)
                 average = average + np.float32(member.tokens / total) * decoded
-            average = _through(codec, average, settings)
+            average = _through(down, average)
             if chunk.role is Role.BUFFER_MEAN:
                 state[chunk.index] = average.tobytes()
                 continue
@@ -85,10 +84,10 @@ def trained(part: Part, chunk: Chunk, states: Sequence[Records], learned: Mappin
     return sum((learned[s] for s in part.steps if s not in mixed.steps), start)
 
 
-def _through(codec: str, values: F32, settings: RunSettings) -> F32:
+def _through(codec: str, values: F32) -> F32:
     """What arrives of `values`."""
     out = np.zeros(len(values), np.float32)
     if len(values):
-        encoded = kernels.encode(codec, np.ascontiguousarray(values), zstd_level=settings.sync.zstd_level)
+        encoded = kernels.encode(codec, np.ascontiguousarray(values))
         kernels.decode(encoded, codec, len(values), out)
     return out

@@ -339,7 +339,7 @@ def test_a_site_that_computes_a_chunk_wrong_is_named_and_repaired_whatever_the_o
         shape = draw_shape_of(7300 + seed, num_sites=num_sites)
         # No models in mid-run: one is in its place as soon as it is written, before the others' word on that state.
         settings = replace(shape.settings, min_sites=num_sites, quorum=num_sites, save_every=0)
-        sync = replace(settings.sync, codec="int8", zstd_level=0)
+        sync = replace(settings.sync, codec="int8", up="", down="")
         if (most := sync.most_in_flight) > 1:  # its snapshots reach back as many commits
             sync = replace(sync, log_commits=8 * most)
         settings = replace(settings, sync=sync)

@@ -25,6 +25,7 @@ from atoll.node.core import events as e
 from atoll.node.core import outputs as out
 from atoll.protocol import messages as m
 from atoll.protocol.codecs import kernels
+from atoll.protocol.codecs.table import CODECS
 from atoll.protocol.layout import Manifest
 from atoll.protocol.settings import OuterSettings, RunSettings, SyncSettings
 from tests.harness.coordinator_questions import of_server
@@ -82,7 +83,7 @@ class Shape:
 
 def draw_shape_of(seed: int, num_sites: int = 0, *, num_fragments: int = 0) -> Shape:
     """`num_sites` 0: drawn as well; 30 in some. So is `num_fragments`."""
-    generator = random.Random(f"shape {seed}")
+    generator, others = random.Random(f"shape {seed}"), random.Random(f"codecs {seed}")
     drawn = 30 if generator.random() < 0.005 else generator.choice([1, 2, 2, 3, 3, 3, 4, 4, 5])
     num_sites = num_sites or drawn
     every = generator.choice([1, 2, 4])
@@ -99,7 +100,8 @@ def draw_shape_of(seed: int, num_sites: int = 0, *, num_fragments: int = 0) -> S
         sync=SyncSettings(
             every=every,
             codec=generator.choice(["int8", "int8", "bf16", "fp32"]),
-            zstd_level=generator.choice([0, 0, 1]),
+            up=generator.choice(["", "", others.choice(CODECS)]),
+            down=others.choice(["", "", *CODECS]),
             chunk_elements=4,
             log_commits=generator.choice([2, 4, 32]),
         ),

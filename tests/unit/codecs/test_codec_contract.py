@@ -6,6 +6,7 @@ import json
 import math
 import re
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.protocol import codecs
-from atoll.protocol.codecs import HEADER_BYTES, EncodedHeader, kernels, max_encoded_bytes, parse_header, peek_codec
+from atoll.protocol.codecs import (
+    FLAG_ZSTD,
+    HEADER_BYTES,
+    EncodedHeader,
+    kernels,
+    max_encoded_bytes,
+    parse_header,
+    peek_codec,
+)
 from atoll.protocol.codecs.arithmetic import NOTHING, Terms
 from atoll.protocol.codecs.table import CODECS, TABLE, UNCHANGED
 from atoll.protocol.errors import InvalidMessage, NonFiniteError, SelfTestFailed
@@ -62,14 +71,14 @@ def test_a_codec_is_a_row_a_module_and_a_line_of_the_page() -> None:
 def test_a_chunk_is_what_its_row_says_wherever_it_is_decoded(codec: str, size: int, seed: int, exponent: int) -> None:
     exponent = exponent_for(codec, exponent)
     values, minus = sample(seed, size, exponent), sample(seed + 1, size, exponent)
-    data = kernels.encode(codec, values, minus=minus)
-    assert data == kernels.encode(codec, values - minus)
+    encode = partial(kernels.encode, codec, zstd_level=0)
+    data = encode(values, minus=minus)
+    assert data == encode(values - minus)
     error, beta = sample(seed + 3, size, exponent), np.float32(0.9)
-    assert kernels.encode(codec, values, minus=minus, error=error) == kernels.encode(codec, (values - minus) + error)
+    assert encode(values, minus=minus, error=error) == encode((values - minus) + error)
     scaled = beta * error
-    assert kernels.encode(codec, values, error=error, beta=beta) == kernels.encode(codec, values + scaled)
-    whole = (values - minus) + scaled
-    assert kernels.encode(codec, values, minus=minus, error=error, beta=beta) == kernels.encode(codec, whole)
+    assert encode(values, error=error, beta=beta) == encode(values + scaled)
+    assert encode(values, minus=minus, error=error, beta=beta) == encode((values - minus) + scaled)
     assert len(data) == max_encoded_bytes(codec, size)
     assert peek_codec(data) == codec
     assert parse_header(data, codec=codec, num_elements=size).pack() == data[:HEADER_BYTES]
@@ -85,10 +94,18 @@ def test_a_chunk_is_what_its_row_says_wherever_it_is_decoded(codec: str, size: i
     assert math.isclose(norm, float(np.sqrt(np.sum(out.astype(np.float64) ** 2))), rel_tol=1e-6)
 
 
+def test_a_codec_that_zstd_makes_smaller_has_it() -> None:
+    values = sample(1, 1 << 16)
+    for codec in CODECS:
+        data = kernels.encode(codec, values)
+        assert bool(data[2] & FLAG_ZSTD) == bool(TABLE[codec].zstd_level)
+        assert len(data) < max_encoded_bytes(codec, values.size) or not TABLE[codec].zstd_level
+
+
 @given(st.sampled_from(CODECS), sizes, seeds, st.sampled_from([1, 3, 19]))
 def test_zstd_changes_the_size_and_nothing_else(codec: str, size: int, seed: int, level: int) -> None:
     values = np.round(sample(seed, size) * 4) / np.float32(4)
-    plain, packed = kernels.encode(codec, values), kernels.encode(codec, values, zstd_level=level)
+    plain, packed = (kernels.encode(codec, values, zstd_level=n) for n in (0, level))
     assert len(packed) <= len(plain) == max_encoded_bytes(codec, size)
     first, second = np.empty(size, np.float32), np.empty(size, np.float32)
     kernels.decode(plain, codec, size, first)
@@ -241,7 +258,7 @@ def test_the_vectors_of_the_page_are_what_the_codecs_compute() -> None:
             np.frombuffer(bytes.fromhex(vector[k]), np.float32) for k in ("values", "minus", "weight")
         )
         for codec in CODECS:
-            data = kernels.encode(codec, values, minus=minus)
+            data = kernels.encode(codec, values, minus=minus, zstd_level=0)
             acc = np.frombuffer(bytearray.fromhex(vector["acc"]), np.float32)
             kernels.accumulate(data, codec, weight[0], acc)
             assert data.hex() == vector["encoded"][codec]

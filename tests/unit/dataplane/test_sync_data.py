@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,8 +10,8 @@ import pytest
 
 from atoll.node.dataplane.bases import cast_base, check_base_dtypes
 from atoll.node.dataplane.sync_data import SyncData
-from atoll.protocol.codecs import kernels, max_encoded_bytes
-from atoll.protocol.codecs.table import CODECS
+from atoll.protocol.codecs import kernels, max_encoded_bytes, peek_codec
+from atoll.protocol.codecs.table import CODECS, TABLE
 from atoll.protocol.digest import Digest
 from atoll.protocol.errors import AverageError, ConfigError, InvalidMessage, NonFiniteError
 from atoll.protocol.layout import Layout, Manifest, Role, TensorSpec
@@ -64,7 +65,9 @@ def test_a_site_that_did_not_train_contributes_nothing(tmp_path: Path) -> None:
     weight[:] = rounded
     data = sync_data(outer, snapshot, "fp32")
     for chunk in chunks_of(used, Role.TRAINABLE):
-        assert not any(data.contribution(chunk)[16:])
+        values = np.empty(used.chunks[chunk].num_elements, np.float32)
+        kernels.decode(data.contribution(chunk), "fp32", values.size, values)
+        assert not values.any()
 
 
 def test_buffers_travel_as_values_and_bytes(tmp_path: Path) -> None:
@@ -173,13 +176,31 @@ def test_hashes_cover_the_bytes_that_travel(tmp_path: Path) -> None:
     assert data.payload_hash(memoryview(part)) == data.payload_hash(part)
 
 
-def test_zstd_gives_the_same_state(tmp_path: Path) -> None:
+def test_zstd_gives_the_same_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     used = layout()
     outer, twin = seeded(tmp_path / "a", used), seeded(tmp_path / "b", used)
     apply_all(outer, payloads(outer, (1,)), 1)
-    packed = sync_data(twin, filled(used, 1), zstd_level=3)
+    monkeypatch.setitem(TABLE, "int8", replace(TABLE["int8"], zstd_level=3))
+    packed = sync_data(twin, filled(used, 1))
     apply_all(twin, {c: packed.reduce(c, [(100, packed.contribution(c))]) for c in packed.chunks}, 1)
     assert outer.state_hash() == twin.state_hash()
+
+
+def test_contributions_and_averages_have_codecs_of_their_own(tmp_path: Path) -> None:
+    used = layout()
+    outer = seeded(tmp_path, used)
+    data = sync_data(outer, filled(used, 1), up="sign1", down="bf16")
+    for chunk in chunks_of(used, Role.TRAINABLE):
+        part = data.contribution(chunk)
+        data.check(chunk, part)
+        payload = data.reduce(chunk, [(1, part)])
+        data.check_payload(chunk, payload)
+        assert (peek_codec(part), peek_codec(payload)) == ("sign1", "bf16")
+        assert data.max_bytes(chunk) >= max(len(part), len(payload))
+        with pytest.raises(InvalidMessage, match="codec sign1"):
+            data.check_payload(chunk, part)
+        with pytest.raises(InvalidMessage, match="codec bf16"):
+            data.check(chunk, payload)
 
 
 def test_a_dtype_without_a_base_is_refused_by_name() -> None:

@@ -31,7 +31,7 @@ def test_a_coordinator_that_is_upgraded_in_mid_run_does_not_end_a_site() -> None
     drive = started()
     newer, older = json.loads(settings_to_json(SETTINGS)), json.loads(settings_to_json(SETTINGS))
     newer["sync"]["overlap"] = 0
-    del older["sync"]["zstd_level"], older["needs"]
+    del older["sync"]["up"], older["needs"]
     said = []
     for table in (newer, newer, older):
         drive(e.SessionLost("upgraded"))

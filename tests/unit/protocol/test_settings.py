@@ -55,10 +55,11 @@ def test_every_setting_but_the_runs_name_may_be_left_out_as_an_older_version_doe
 
 def test_what_a_run_needs_is_named_in_its_settings() -> None:
     for codec in CODECS:
-        for zstd_level in (0, 3):
-            settings = RunSettings(run_id="r", sync=SyncSettings(codec=codec, zstd_level=zstd_level))
+        for down in ("", codec, "fp16"):
+            settings = RunSettings(run_id="r", sync=SyncSettings(codec=codec, down=down))
             needs = json.loads(settings_to_json(settings))["needs"]
-            assert needs == [f"codec {codec}", "outer optimizer nesterov", "zstd"][: 3 if zstd_level else 2]
+            two = ["codec fp16"] if down == "fp16" != codec else []
+            assert needs == [f"codec {codec}", *two, "outer optimizer nesterov"]
             assert CAPABILITIES.issuperset(needs)
 
 
@@ -160,7 +161,7 @@ def changed(**changes: Any) -> str:
         (changed(sync__codec="pickle"), "sync.codec"),
         (changed(sync__chunk_elements=1 << 40), "sync.chunk_elements"),
         (changed(sync__chunk_elements=0), "sync.chunk_elements"),
-        (changed(sync__zstd_level=99), "sync.zstd_level"),
+        (changed(sync__up="int-4"), "sync.up"),
         (changed(outer__learning_rate=float("nan")), "NaN is not a finite number"),
         (changed(seed=10**400), "run.seed"),
         (changed(outer__momentum=10**400), "outer: momentum"),
