@@ -54,15 +54,8 @@ def main(argv: list[str]) -> int:
     report("memcpy", lambda i: np.copyto(copies[i], values[i]))
     for codec in CODECS:
 
-        def encode(i: int, level: int | None = 0) -> bytes:
-            return kernels.encode(
-                codec,
-                values[i],
-                minus=local[i],
-                error=error[i],
-                beta=BETA,
-                zstd_level=level,
-            )
+        def encode(i: int, level: int | None = 0, codec: str = codec) -> bytes:
+            return kernels.encode(codec, values[i], minus=local[i], error=error[i], beta=BETA, zstd_level=level)
 
         data = [encode(i) for i in range(args.chunks)]
         report(f"{codec}: encode with error feedback", encode, GOALS.get(codec, OTHERS))
