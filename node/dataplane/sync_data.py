@@ -156,7 +156,8 @@ class SyncData:
             value = scratch.floats("value", spec.num_elements)
             kernels.decode(data, codec, spec.num_elements, value)
             arithmetic.add(value, weight, average)
-            return arithmetic.norm(value, minus=base)
+            with np.errstate(over="ignore", invalid="ignore"):  # beyond the limit then
+                return arithmetic.norm(np.subtract(value, base, out=value))
 
     def _is_base_finite(self, spec: Chunk) -> bool:
         with self.outer.pinned(spec.index) as record:

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from atoll.protocol.codecs import scratch
 from atoll.protocol.codecs.jit import Kernel, f32, f32_in, f32_out, kernel
 from atoll.protocol.errors import InvalidMessage
 
@@ -22,8 +21,6 @@ Bytes = npt.NDArray[np.uint8]
 
 MAGNITUDE = np.uint32(0x7FFFFFFF)
 INFINITE = np.uint32(0x7F800000)
-
-
 NOTHING = np.empty(0, np.float32)
 ONE = np.float32(1.0)
 
@@ -38,17 +35,6 @@ class Terms(NamedTuple):
     error: Floats = NOTHING
     """What earlier contributions left over; empty: nothing."""
     beta: np.float32 = ONE
-
-    def result(self, out: Floats | None = None) -> Floats:
-        """In `out`, or in this thread's memory until it asks for another one; `values` itself if nothing is added."""
-        values = self.values
-        if self.minus.size or self.error.size:
-            values = scratch.floats("result", values.size) if out is None else out
-            _combine(self.values, self.minus, self.error, self.beta, values)
-        elif out is not None:
-            out[:] = values
-            values = out
-        return values
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,19 +58,6 @@ class Arithmetic:
 def _add(values: Any, weight: Any, acc: Any) -> None:
     for i in range(acc.size):
         acc[i] = acc[i] + weight * values[i]
-
-
-@kernel(f32_in, f32_in, f32_in, f32, f32_out)
-def _combine(values: Any, minus: Any, error: Any, beta: Any, out: Any) -> None:
-    if not error.size:
-        for i in range(out.size):
-            out[i] = values[i] - minus[i]
-    elif not minus.size:
-        for i in range(out.size):
-            out[i] = values[i] + beta * error[i]
-    else:
-        for i in range(out.size):
-            out[i] = (values[i] - minus[i]) + beta * error[i]
 
 
 @kernel(f32_in)
@@ -112,7 +85,7 @@ def _square_sum(values: Any) -> Any:
     return a + b + c + d
 
 
-KERNELS = (_add, _combine, largest, _square_sum)
+KERNELS = (_add, largest, _square_sum)
 
 
 def add(values: Floats, weight: np.float32, acc: Floats) -> None:
@@ -125,9 +98,9 @@ def add_with_norm(values: Floats, weight: np.float32, acc: Floats) -> float:
     return norm(values)
 
 
-def norm(values: Floats, minus: Floats = NOTHING) -> float:
-    """Of `values - minus`: the root of the sum of squares. A measure, not the same bits everywhere."""
-    return math.sqrt(_square_sum(Terms(values, minus).result()))
+def norm(values: Floats) -> float:
+    """The root of the sum of squares. A measure, not the same bits everywhere."""
+    return math.sqrt(_square_sum(values))
 
 
 def is_finite(values: Floats) -> bool:

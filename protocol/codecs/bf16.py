@@ -8,7 +8,8 @@ import numpy as np
 
 from atoll.protocol.codecs import arithmetic, scratch
 from atoll.protocol.codecs.arithmetic import Arithmetic, Bytes, Floats, Terms
-from atoll.protocol.codecs.jit import f32_in, f32_out, kernel, u16_in, u16_out
+from atoll.protocol.codecs.blocks import PIECE, largest_in, load, writing
+from atoll.protocol.codecs.jit import f32_out, kernel, u16_in, u16_out
 
 _OVERFLOW = np.uint32(0x7F7F8000)  # from here on, rounding gives infinity
 _MAGNITUDE = np.uint16(0x7FFF)
@@ -17,12 +18,20 @@ _ONE = np.uint32(1)
 _SIXTEEN = np.uint32(16)
 
 
-@kernel(f32_in, u16_out)
-def _bf16_encode(values: Any, out: Any) -> None:
-    bits = values.view(np.uint32)
-    for i in range(out.size):
-        word = bits[i]
-        out[i] = np.uint16(np.uint32(word + _HALF_BELOW + ((word >> _SIXTEEN) & _ONE)) >> _SIXTEEN)
+@writing(u16_out)
+def _bf16_write(values: Any, minus: Any, error: Any, beta: Any, out: Any) -> Any:
+    block = np.empty(PIECE, np.float32)
+    bits = block.view(np.uint32)
+    for piece in range(-(-out.size // PIECE)):
+        first = piece * PIECE
+        count = min(PIECE, out.size - first)
+        load(values, minus, error, beta, first, count, block)
+        if largest_in(block) >= _OVERFLOW:
+            return False
+        for i in range(count):
+            word = bits[i]
+            out[first + i] = np.uint16(np.uint32(word + _HALF_BELOW + ((word >> _SIXTEEN) & _ONE)) >> _SIXTEEN)
+    return True
 
 
 @kernel(u16_in, f32_out)
@@ -33,9 +42,7 @@ def _bf16_decode(halves: Any, out: Any) -> None:
 
 
 def _encode(terms: Terms, body: Bytes) -> bool:
-    values = terms.result()
-    _bf16_encode(values, body.view(np.uint16))
-    return bool(arithmetic.largest(values) < _OVERFLOW)
+    return bool(_bf16_write(*terms, body.view(np.uint16)))
 
 
 def _decode(body: Bytes, out: Floats) -> None:
@@ -59,6 +66,6 @@ ARITHMETIC = Arithmetic(
     decode=_decode,
     accumulate=_accumulate,
     check=_check,
-    kernels=(_bf16_encode, _bf16_decode),
+    kernels=(_bf16_write, _bf16_decode),
     golden="39d282097e997689459ef80c706449646dc4de714f1bc40162df1bba1bb4ca27",
 )

@@ -9,6 +9,7 @@ finite, or would not be when it is decoded; the other one unpacks them, and sets
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -24,8 +25,13 @@ LANES = 16
 _ZERO = np.float32(0.0)
 
 inlined = njit(nogil=True, error_model="numpy", inline="always")
-packing = kernel(f32_in, f32_in, f32_in, f32, f32_out, u8_out)
-"""(values, minus, error, beta, scales, packed elements); `minus` and `error` may be empty."""
+PIECE = 1024
+"""Elements that a codec without blocks works on at a time: they stay in the first cache."""
+
+writing = partial(kernel, f32_in, f32_in, f32_in, f32)
+"""(values, minus, error, beta, what is written); `minus` and `error` may be empty."""
+packing = writing(f32_out, u8_out)
+"""The same, of a codec of blocks: their scales, and the packed elements."""
 unpacking = kernel(f32_in, u8_in, f32, boolean, f32_out)
 """(scales, packed elements, weight, whether it is added, out); the sum of the values' squares, which is a measure."""
 

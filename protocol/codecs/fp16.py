@@ -8,7 +8,8 @@ import numpy as np
 
 from atoll.protocol.codecs import arithmetic, scratch
 from atoll.protocol.codecs.arithmetic import MAGNITUDE, Arithmetic, Bytes, Floats, Terms
-from atoll.protocol.codecs.jit import f32_in, f32_out, kernel, u16_in, u16_out
+from atoll.protocol.codecs.blocks import PIECE, largest_in, load, writing
+from atoll.protocol.codecs.jit import f32_out, kernel, u16_in, u16_out
 
 _OVERFLOW = np.uint32(0x477FF000)  # 65520: from here on, rounding gives infinity
 _SMALLEST_NORMAL = np.uint32(0x38800000)  # 2^-14
@@ -20,7 +21,6 @@ _SIXTEEN = np.uint32(16)
 _SIGN = np.uint32(0x8000)
 _INFINITE = np.uint16(0x7C00)
 _MAGNITUDE = np.uint16(0x7FFF)
-_PIECE = 1024  # elements whose intermediate results stay in the first cache
 _HALF = np.float32(0.5)  # its last bit is 2^-24, the smallest subnormal number of binary16
 _HALF_BITS = np.uint32(0x3F000000)
 _SUBNORMAL_UNIT = np.float32(2.0**-24)
@@ -28,35 +28,36 @@ _HALF_EXPONENT = np.uint32(0x0F800000)  # the exponent bits of binary16 at those
 _HALF_MANTISSA = np.uint32(0x3FF)
 
 
-@kernel(f32_in, u16_out)
-def _fp16_encode(values: Any, out: Any) -> None:
-    bits = values.view(np.uint32)
-    magnitudes, shifted = np.empty(_PIECE, np.uint32), np.empty(_PIECE, np.float32)
-    positive, shifted_bits = magnitudes.view(np.float32), shifted.view(np.uint32)
-    for piece in range(-(-out.size // _PIECE)):
-        first = piece * _PIECE
-        count = min(_PIECE, out.size - first)
+@writing(u16_out)
+def _fp16_write(values: Any, minus: Any, error: Any, beta: Any, out: Any) -> Any:
+    block, shifted = np.empty(PIECE, np.float32), np.empty(PIECE, np.float32)
+    bits, shifted_bits = block.view(np.uint32), shifted.view(np.uint32)
+    for piece in range(-(-out.size // PIECE)):
+        first = piece * PIECE
+        count = min(PIECE, out.size - first)
+        load(values, minus, error, beta, first, count, block)
+        if largest_in(block) >= _OVERFLOW:
+            return False
+        for i in range(PIECE):
+            shifted[i] = abs(block[i]) + _HALF
         for i in range(count):
-            magnitudes[i] = bits[first + i] & MAGNITUDE
-        for i in range(count):
-            shifted[i] = positive[i] + _HALF
-        for i in range(count):
-            word = magnitudes[i]
+            word = np.uint32(bits[i] & MAGNITUDE)
             odd = (word >> _THIRTEEN) & _ONE
             normal = np.uint32(word - _EXPONENTS + _HALF_BELOW + odd) >> _THIRTEEN
             subnormal = np.uint32(shifted_bits[i] - _HALF_BITS)
             half = normal if word >= _SMALLEST_NORMAL else subnormal
-            out[first + i] = np.uint16(np.uint32(half) | np.uint32(bits[first + i] >> _SIXTEEN) & _SIGN)
+            out[first + i] = np.uint16(np.uint32(half) | np.uint32(bits[i] >> _SIXTEEN) & _SIGN)
+    return True
 
 
 @kernel(u16_in, f32_out)
 def _fp16_decode(halves: Any, out: Any) -> None:
     bits = out.view(np.uint32)
-    subnormals = np.empty(_PIECE, np.float32)
+    subnormals = np.empty(PIECE, np.float32)
     subnormal_bits = subnormals.view(np.uint32)
-    for piece in range(-(-out.size // _PIECE)):
-        first = piece * _PIECE
-        count = min(_PIECE, out.size - first)
+    for piece in range(-(-out.size // PIECE)):
+        first = piece * PIECE
+        count = min(PIECE, out.size - first)
         for i in range(count):
             subnormals[i] = np.float32(np.int32(np.uint32(halves[first + i]) & _HALF_MANTISSA)) * _SUBNORMAL_UNIT
         for i in range(count):
@@ -68,9 +69,7 @@ def _fp16_decode(halves: Any, out: Any) -> None:
 
 
 def _encode(terms: Terms, body: Bytes) -> bool:
-    values = terms.result()
-    _fp16_encode(values, body.view(np.uint16))
-    return bool(arithmetic.largest(values) < _OVERFLOW)
+    return bool(_fp16_write(*terms, body.view(np.uint16)))
 
 
 def _decode(body: Bytes, out: Floats) -> None:
@@ -94,6 +93,6 @@ ARITHMETIC = Arithmetic(
     decode=_decode,
     accumulate=_accumulate,
     check=_check,
-    kernels=(_fp16_encode, _fp16_decode),
+    kernels=(_fp16_write, _fp16_decode),
     golden="89ea209d392927adf7c6dc4539f612a744a1829a241a64ef7d04a603dca440ea",
 )

@@ -2,14 +2,32 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from atoll.protocol.codecs import arithmetic
-from atoll.protocol.codecs.arithmetic import Arithmetic, Bytes, Floats, Terms
+from atoll.protocol.codecs.arithmetic import INFINITE, Arithmetic, Bytes, Floats, Terms
+from atoll.protocol.codecs.blocks import PIECE, largest_in, load, writing
+from atoll.protocol.codecs.jit import f32_out
+
+
+@writing(f32_out)
+def _fp32_write(values: Any, minus: Any, error: Any, beta: Any, out: Any) -> Any:
+    block = np.empty(PIECE, np.float32)
+    for piece in range(-(-out.size // PIECE)):
+        first = piece * PIECE
+        count = min(PIECE, out.size - first)
+        load(values, minus, error, beta, first, count, block)
+        if largest_in(block) >= INFINITE:
+            return False
+        for i in range(count):
+            out[first + i] = block[i]
+    return True
 
 
 def _encode(terms: Terms, body: Bytes) -> bool:
-    return arithmetic.is_finite(terms.result(body.view(np.float32)))
+    return bool(_fp32_write(*terms, body.view(np.float32)))
 
 
 def _decode(body: Bytes, out: Floats) -> None:
@@ -29,5 +47,6 @@ ARITHMETIC = Arithmetic(
     decode=_decode,
     accumulate=_accumulate,
     check=_check,
+    kernels=(_fp32_write,),
     golden="72771c0cbcc3e7ca9eeea379f8de64a7dfbb705c9e4e40933b1dd4aa568351ad",
 )

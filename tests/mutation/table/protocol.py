@@ -16,9 +16,9 @@ MUTATIONS = (
     Mutation(
         name="what was left over is not scaled",
         rule="a contribution is (base - local) + beta * error",
-        where="protocol.codecs.arithmetic:_combine",
-        old="out[i] = values[i] + beta * error[i]",
-        new="out[i] = values[i] + error[i]",
+        where="protocol.codecs.kernels:encode",
+        old="if not ARITHMETIC[codec].encode(Terms(values, minus, error, np.float32(beta)), body):",
+        new="if not ARITHMETIC[codec].encode(Terms(values, minus, error), body):",
         tests=("tests/unit/codecs/test_codec_contract.py",),
     ),
     Mutation(
@@ -64,7 +64,7 @@ MUTATIONS = (
     Mutation(
         name="fp16 rounds ties away",
         rule="fp16 is rounded to nearest, ties to even",
-        where="protocol.codecs.fp16:_fp16_encode",
+        where="protocol.codecs.fp16:_fp16_write",
         old="odd = (word >> _THIRTEEN) & _ONE",
         new="odd = _ONE",
         tests=("tests/unit/codecs/test_codec_kernels.py",),
