@@ -26,6 +26,7 @@ from atoll.protocol.figures import Figures
 MAX_MEMBERS = 4096
 MAX_LOG_COMMITS = 4096
 MAX_FRAGMENTS = 1 << 10
+MAX_ERROR_COMMITS = 1 << 18  # 64 fragments of 4,096 contributors
 MAX_RANGES_OF_SITE = 1 << 12
 MAX_RANGES_OF_COMMIT = 1 << 18
 MAX_PROBED = 32  # peers that one site probes
@@ -125,6 +126,7 @@ class Commit(CoordinatorMessage):
     next: Open | None = None
     branch: int = 0
     done: tuple[LineRanges, ...] = bounded(MAX_MEMBERS, ())
+    error_commits: tuple[int, ...] = bounded(MAX_ERROR_COMMITS, ())
 
 
 # --- site -> coordinator
@@ -174,6 +176,7 @@ class Ready(SiteMessage):
     train_s: float = 0.0
     ranges: tuple[DataRange, ...] = bounded(MAX_RANGES_OF_SITE, ())
     unreachable_site_ids: tuple[int, ...] = bounded(MAX_MEMBERS, ())
+    error_commits: tuple[int, ...] = bounded(MAX_FRAGMENTS, ())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -93,6 +93,9 @@ class SyncSettings:
     """The codec of pseudo-gradients alone, where it is another one; empty: `codec`."""
     down: str = one_of(("", *CODECS), "")
     """The codec of their averages alone, where it is another one; empty: `codec`."""
+    error_feedback: float = within(0, 1, 0.0)
+    """beta: what the codec lost of a site's contribution, times beta, is added to its next one (arXiv 1901.09847); 0:
+    it is lost. A site keeps 4 bytes a parameter for it."""
     chunk_elements: int = within(1, 1 << 24, 1 << 20)
     """The most elements of a chunk, the unit that is sent, reduced, hashed and repaired: docs/protocol.md, "Chunks"."""
     max_chunks: int = within(1, MAX_CHUNKS, 1 << 18)
@@ -122,6 +125,10 @@ class SyncSettings:
     def all_fragments(self) -> int:
         """What a sync of all fragments names in place of one."""
         return self.fragments if self.fragments > 1 else 0
+
+    def fragments_in(self, fragment: int) -> range:
+        """Those that a sync of it covers."""
+        return range(self.fragments) if fragment == self.fragments else range(fragment, fragment + 1)
 
     @property
     def most_in_flight(self) -> int:
@@ -289,6 +296,11 @@ def _validate_sync(sync: SyncSettings) -> None:
             f"sync.fragments = {sync.fragments} is more than sync.every = {sync.every}: each fragment has a sync of "
             f"its own every {sync.every} steps, with a step or more between two; choose at most {sync.every} fragments"
         )
+    if sync.error_feedback and sync.codec_up == "fp32":
+        raise ConfigError(
+            f"sync.error_feedback = {sync.error_feedback} with codec fp32, which loses nothing: choose 0, or another "
+            "sync.codec or sync.up"
+        )
     if sync.merge == "mix" and not sync.alpha:
         raise ConfigError(
             'sync.merge = "mix" and sync.alpha = 0: the local copy would have no weight, and what it was trained '
@@ -304,7 +316,7 @@ CAPABILITIES = frozenset(
     [
         *(f"codec {name}" for name in CODECS),
         *(f"outer optimizer {name}" for name in OUTER_OPTIMIZERS),
-        *("zstd", "overlap", "merge mix", "fragments", "syncs in flight"),
+        *("zstd", "error feedback", "overlap", "merge mix", "fragments", "syncs in flight"),
     ]
 )
 """What a run may need of whoever takes part, by name, and this version can do."""
@@ -316,6 +328,7 @@ def needs_of(settings: RunSettings) -> list[str]:
     an older version would pass over, adds a name here when it has another value than its default."""
     sync = settings.sync
     extra = {
+        "error feedback": sync.error_feedback > 0,
         "overlap": sync.overlap_steps > 0,
         "merge mix": sync.merge == "mix",
         "fragments": sync.fragments > 1,

@@ -178,6 +178,8 @@ class WeightsRecord:
     """Tokens that its Ready says. Its weight may be less."""
     ranges: tuple[tuple[DataRange, ...], ...]
     """What it was trained on: the commit of this attempt lists it."""
+    error_commits: tuple[tuple[int, ...], ...] = ()
+    """What its Ready says of its error feedback; so does the commit. Empty: nobody has any."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

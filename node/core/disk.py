@@ -12,10 +12,18 @@ from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from atoll.node.core.events import Content
-from atoll.node.core.outputs import ApplyCommit, DistrustState, FetchState, PublishState, RollBack, SeedState
+from atoll.node.core.outputs import (
+    AdvanceErrors,
+    ApplyCommit,
+    DistrustState,
+    FetchState,
+    PublishState,
+    RollBack,
+    SeedState,
+)
 from atoll.protocol.messages import Sources
 
-Job = SeedState | FetchState | ApplyCommit | PublishState | DistrustState | RollBack
+Job = SeedState | FetchState | AdvanceErrors | ApplyCommit | PublishState | DistrustState | RollBack
 J = TypeVar("J", bound=Job)
 
 
@@ -74,9 +82,16 @@ class Disk:
         """What is on the disk is to be checked, or goes back: a job that ends before that does not count."""
         return self.find(RollBack) is not None or any(isinstance(job, DistrustState) for job in self.queue)
 
+    @property
+    def jobs(self) -> tuple[Job, ...]:
+        """The one that runs, and those that wait."""
+        return (*((self.running,) if self.running is not None else ()), *self.queue)
+
     def add(self, job: Job) -> None:
-        """Instead of one of its kind that waits. Checks and rollbacks go first."""
-        self.queue = [other for other in self.queue if type(other) is not type(job)]
+        """Instead of one of its kind that waits, but for errors, which are of several fragments. Checks and rollbacks
+        go first."""
+        if not isinstance(job, AdvanceErrors):
+            self.queue = [other for other in self.queue if type(other) is not type(job)]
         self.queue.insert(0 if isinstance(job, DistrustState | RollBack) else len(self.queue), job)
 
     def next_job(self, *, publish_is_in_use: bool) -> Job | None:
@@ -114,6 +129,10 @@ class Disk:
         if has_moved:
             self.has_moved, self.lacks = True, 0
 
+    def forget(self, kind: type[Job]) -> None:
+        """Those that wait."""
+        self.queue = [job for job in self.queue if not isinstance(job, kind)]
+
     def runs(self, kind: type[Job]) -> bool:
         """Whether the job that runs is of that kind."""
         return isinstance(self.running, kind)
@@ -129,7 +148,7 @@ class Disk:
 
     def cancel_fetch(self) -> bool:
         """Whether one was under way. What its thread still writes, the lock of the data plane keeps from the next."""
-        self.queue = [job for job in self.queue if not isinstance(job, FetchState)]
+        self.forget(FetchState)
         return self.end(FetchState) is not None
 
     # --- what is held

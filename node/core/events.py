@@ -299,6 +299,13 @@ class CommitApplied:
 
 
 @dataclass(frozen=True, slots=True)
+class ErrorsAdvanced:
+    """Or not, and then `problem` says why."""
+
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class ApplyFailed:
     """The payloads of a commit are not in the log, or do not have its digest: fetch them."""
 
@@ -400,6 +407,6 @@ OfWorkers = RankEvent | OfSite
 Event = (
     OfWorkers | SessionOpened | SessionLost | Received | Fulfilled | PeersProbed | WorkersExited
     | StateSeeded | StateFetched | FetchFailed | SourcesWanted | ExchangeFinished | ExchangeBroken | CommitApplied
-    | ApplyFailed | StateVerified | ModelSaved | ModelKept | Published | DiskRolledBack | LeaveAsked | NodeFailed
-    | Tick
+    | ErrorsAdvanced | ApplyFailed | StateVerified | ModelSaved | ModelKept | Published | DiskRolledBack
+    | LeaveAsked | NodeFailed | Tick
 )  # fmt: skip

@@ -132,6 +132,8 @@ class BeginExchange:
     """This site's weight; 0: it receives."""
     weights: tuple[int, ...]
     """Of the contributors; nothing where the plan was made ahead and they are not all ready."""
+    error_commits: tuple[int, ...] = field(default=(), kw_only=True)
+    """Of each fragment: the commit that advanced this site's error. Empty without error feedback."""
     spread_s: float = 0.0
     """In which this site may send what it has to send; 0: as fast as it goes."""
     in_flight: frozenset[int] = field(default=frozenset(), kw_only=True, compare=False)
@@ -160,6 +162,17 @@ class CancelExchange:
 
     sync: int
     attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class AdvanceErrors:
+    """Compute what the codec lost of the contribution that the commit holds: SNAPSHOT is sealed, and the base here."""
+
+    commit: int
+    fragment: int
+    base_commit: int
+    error_commits: tuple[int, ...]
+    """Of each fragment: what the contribution had in it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,6 +253,6 @@ ToRanks = RefuseRank | AnswerWorkers | AnswerDraw
 Output = (
     Send | Beat | Fulfil | StartWorkers | StopWorkers | DescribeCrash | ToRanks | MergePieces | SendLayout
     | SeedState | FetchState | TellFetch | CancelFetch | BeginExchange | WeighExchange | HurryExchange
-    | CancelExchange | ApplyCommit | PublishState | DropSync | SaveModel | KeepModel | DropModel | DistrustState
-    | RollBack | Report | Exit
+    | CancelExchange | AdvanceErrors | ApplyCommit | PublishState | DropSync | SaveModel | KeepModel | DropModel
+    | DistrustState | RollBack | Report | Exit
 )  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 
-from atoll.node.core import commits, divergence, endings, events, holding, leases, saving, sources, workforce
+from atoll.node.core import commits, divergence, endings, errors, events, holding, leases, saving, sources, workforce
 from atoll.node.core.context import Context
 from atoll.node.core.lanes import exchanges, syncs
 from atoll.node.core.outputs import Beat, Fulfil, SeedState
@@ -104,6 +104,7 @@ def welcome(ctx: Context, message: m.Welcome) -> None:
     ctx.settings = settings
     ctx.settings_json = message.settings_json
     ctx.limits = time_limits(settings.time_limits)
+    errors.welcomed(ctx)
     site.welcomed = True
     site.away_since = None
     site.lost_because.clear()

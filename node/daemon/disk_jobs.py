@@ -78,6 +78,8 @@ class DiskJobs:
             case out.CancelFetch():
                 if self._fetch is not None:
                     self._fetch.cancel()
+            case out.AdvanceErrors():
+                self._shell.start(partial(self._advance_errors, output), lambda error: e.ErrorsAdvanced(str(error)))
             case out.ApplyCommit(commit):
                 apply, number = partial(self._apply, commit), commit.commit
                 self._shell.start(apply, lambda error: e.ApplyFailed(number, str(error), self._has_moved))
@@ -140,6 +142,12 @@ class DiskJobs:
             raise PeerError("the coordinator does not say who has the state") from None
         finally:
             self._sources = None
+
+    async def _advance_errors(self, job: out.AdvanceErrors) -> e.Event:
+        plane = self.present
+        data = plane.sync_data(job.base_commit, job.fragment, job.error_commits)
+        await plane.advance_errors(job.commit, data)
+        return e.ErrorsAdvanced()
 
     async def _apply(self, commit: m.Commit) -> e.Event:
         loop = asyncio.get_running_loop()

@@ -54,7 +54,7 @@ class Exchanges:
     async def _begin(self, begun: out.BeginExchange) -> None:
         plan = begun.plan
         try:
-            data = self._disk.present.sync_data(plan)
+            data = self._disk.present.sync_data(plan.base_commit, plan.fragment, begun.error_commits)
             share = await run_to_its_end(self._hub.share(plan, data), self._hub.pool)
             exchange = self._hub.begin(
                 plan,

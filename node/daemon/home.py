@@ -8,8 +8,11 @@ import shutil
 import stat
 from pathlib import Path
 
+from atoll.protocol import wire
+from atoll.protocol.digest import DIGEST_BYTES, Digest
 from atoll.protocol.disk import make_folder, sync_folder
-from atoll.protocol.errors import HostError
+from atoll.protocol.errors import HostError, StateError
+from atoll.protocol.layout import Manifest
 from atoll.protocol.machine import REAL, Machine
 
 KEY_BYTES = 32
@@ -44,6 +47,10 @@ def _refuse_if_others_can_reach(folder: Path) -> None:
             )
 
 
+def _manifest_check(body: bytes) -> bytes:
+    return Digest("atoll/manifest-file/v1").data(body).finish()
+
+
 class Home:
     """Opens (and makes) the folder and locks it for the life of the process. Raises HostError."""
 
@@ -55,6 +62,7 @@ class Home:
         self.state_folder = folder / "state"
         self.payload_folder = folder / "payloads"
         self.spill_folder = folder / "contributions"
+        self.error_folder = folder / "errors"
         self.snapshot_folder = folder / "snapshots"
         self.optimizer_folder = folder / "optimizer"
         """Workers write the checkpoints of their optimizers there."""
@@ -113,6 +121,21 @@ class Home:
         if len(key) != KEY_BYTES:
             raise HostError(f"{path} holds {len(key)} bytes, not {KEY_BYTES}; restore it, or remove {self.folder}")
         return key
+
+    def keep_manifest(self, manifest: Manifest) -> None:
+        """Of the model whose state is below this folder."""
+        body = wire.encode(manifest)
+        self.write(self.manifest_file.name, _manifest_check(body) + body)
+
+    def read_manifest(self) -> Manifest | None:
+        """The one that was kept; None if there is none. Raises StateError if it is damaged."""
+        if not self.manifest_file.exists():
+            return None
+        data = self.manifest_file.read_bytes()
+        body = data[DIGEST_BYTES:]
+        if data[:DIGEST_BYTES] != _manifest_check(body):
+            raise StateError(f"{self.manifest_file} is damaged; remove it, and this site takes the state of the others")
+        return wire.decode(Manifest, body)
 
     def keep_branch(self, branch: int) -> None:
         self.write("branch", b"%d" % branch)

@@ -16,6 +16,7 @@ from atoll.node.daemon.home import Home
 from atoll.node.daemon.shared_memory import SharedBuffer
 from atoll.node.dataplane import publish, saved_model
 from atoll.node.dataplane.bases import check_base_dtypes
+from atoll.node.dataplane.error_feedback import ErrorFeedback
 from atoll.node.dataplane.frozen_state import FrozenState
 from atoll.node.dataplane.optim import OuterOptimizer, OuterUpdate
 from atoll.node.dataplane.outer_state import OuterState
@@ -25,11 +26,9 @@ from atoll.node.dataplane.snapshot import Snapshots
 from atoll.node.dataplane.store_files import TornState
 from atoll.node.dataplane.sync_data import SyncData
 from atoll.node.threads import each, run_to_its_end
-from atoll.protocol import wire
-from atoll.protocol.digest import DIGEST_BYTES, Digest
 from atoll.protocol.errors import ConfigError, HostError, StateError
 from atoll.protocol.layout import Layout, Manifest
-from atoll.protocol.messages import Commit, Evidence, Plan
+from atoll.protocol.messages import Commit, Evidence
 from atoll.protocol.settings import RunSettings
 from atoll.protocol.spec import spec_of
 
@@ -62,6 +61,7 @@ class DataPlane:
         self._rebuild()
         self.snapshot: SharedBuffer | None = None
         self.publish_buffer: SharedBuffer | None = None
+        self.errors: ErrorFeedback | None = None
         self.dtypes: Mapping[str, str] = {}
         self.lock = asyncio.Lock()
         """Around what changes or copies the whole outer state. The core begins one job at a time; what runs beside it
@@ -77,9 +77,8 @@ class DataPlane:
     @classmethod
     def load(cls, home: Home, settings: RunSettings, num_threads: int) -> Self | None:
         """What an earlier start of this node left on disk, if it holds a whole state."""
-        if not home.manifest_file.exists():
-            return None
-        return cls(home, settings, _read_manifest(home.manifest_file), num_threads)
+        manifest = home.read_manifest()
+        return None if manifest is None else cls(home, settings, manifest, num_threads)
 
     def attach_workers(self, dtypes: Mapping[str, str]) -> None:
         """In a thread: allocate the shared buffers (once) and note what the workers receive.
@@ -90,8 +89,10 @@ class DataPlane:
         self.dtypes = dict(dtypes)
         if self.snapshot is None:
             self.snapshot, self.publish_buffer = self._shared_buffer("snapshot"), self._shared_buffer("publish")
-            body = wire.encode(self.layout.manifest)
-            self.home.write(self.home.manifest_file.name, _manifest_check(body) + body)
+            if beta := self.settings.sync.error_feedback:
+                folder, disk = self.home.error_folder, self.home.disk
+                self.errors = ErrorFeedback.create(folder, self.layout, self.settings.run_id, beta, disk)
+            self.home.keep_manifest(self.layout.manifest)
 
     def _shared_buffer(self, name: str) -> SharedBuffer:
         return SharedBuffer(self.layout.buffer_bytes, name)
@@ -265,16 +266,28 @@ class DataPlane:
         async with self.lock:
             return await run_to_its_end(work)
 
-    def sync_data(self, plan: Plan) -> SyncData:
-        """Of the sync of that plan. Raises StateError if a rollback has left no outer state, InvalidMessage if the run
-        has no such fragment."""
+    def sync_data(self, base_commit: int, fragment: int, error_commits: tuple[int, ...]) -> SyncData:
+        """Of the sync of that fragment on that base. Raises StateError if a rollback has left no outer state,
+        InvalidMessage if the run has no such fragment."""
         assert self.snapshot is not None
-        travels = spec_of(self.settings.sync, plan.base_commit, plan.fragment)
-        outer, view = self._present_outer(), self.snapshot.view
-        last_payload = partial(self._payload_of, plan.base_commit)
         return SyncData(
-            self.layout, travels, outer, view, self.dtypes, last_payload=last_payload, fragment=plan.fragment
+            self.layout,
+            spec_of(self.settings.sync, base_commit, fragment),
+            self._present_outer(),
+            self.snapshot.view,
+            self.dtypes,
+            last_payload=partial(self._payload_of, base_commit),
+            fragment=fragment,
+            errors=self.errors,
+            error_commits=error_commits,
         )
+
+    async def advance_errors(self, commit: int, data: SyncData) -> None:
+        """What `commit`, which holds this site's contribution, leaves of it; the base is here still."""
+
+        assert self.errors is not None
+        async with self.lock:
+            await run_to_its_end(partial(self.errors.advance, data.chunks, commit, data.left_over, self._pool))
 
     def _present_outer(self) -> OuterState:
         """Under the lock it stays so. Raises StateError if a rollback has left none."""
@@ -436,15 +449,3 @@ class DataPlane:
         for buffer in (self.snapshot, self.publish_buffer):
             if buffer is not None:
                 buffer.close()
-
-
-def _manifest_check(body: bytes) -> bytes:
-    return Digest("atoll/manifest-file/v1").data(body).finish()
-
-
-def _read_manifest(path: Path) -> Manifest:
-    data = path.read_bytes()
-    body = data[DIGEST_BYTES:]
-    if data[:DIGEST_BYTES] != _manifest_check(body):
-        raise StateError(f"{path} is damaged; remove it, and this site takes the state of the others")
-    return wire.decode(Manifest, body)

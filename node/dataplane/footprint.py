@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from atoll.node.dataplane.error_feedback import record_sizes
 from atoll.node.dataplane.places import PlaceMap
 from atoll.protocol.digest import DIGEST_BYTES
 from atoll.protocol.layout import DTYPE_BYTES, Layout, Role
@@ -52,11 +53,19 @@ def footprint(layout: Layout, settings: RunSettings) -> Footprint:
         sync_bytes=sync_bytes,
         disk_parts=(
             ("outer state", outer_bytes + INDEX_BYTES * len(records)),
+            *_errors(layout, settings),
             _payloads(sync_bytes + ENTRY_BYTES * num_synced, settings),
             _snapshots(sum(records[:num_synced]), sum(records[num_synced:]), len(records), settings),
             _models(sum(records) + _rounded_bytes(layout), sum(records[:num_synced]), len(records), settings),
         ),
     )
+
+
+def _errors(layout: Layout, settings: RunSettings) -> list[tuple[str, int]]:
+    if not settings.sync.error_feedback:
+        return []
+    sizes = record_sizes(layout)
+    return [("error feedback", PlaceMap(sizes).file_bytes + INDEX_BYTES * len(sizes))]
 
 
 def _payloads(file_bytes: int, settings: RunSettings) -> tuple[str, int]:

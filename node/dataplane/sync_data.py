@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +14,7 @@ import numpy.typing as npt
 
 from atoll.node.dataplane.bases import base_of
 from atoll.node.dataplane.blocks import gathered
+from atoll.node.dataplane.error_feedback import ErrorFeedback
 from atoll.node.dataplane.outer_state import OuterState, PinnedChunk
 from atoll.node.dataplane.outliers import LARGEST_AVERAGE, LARGEST_CONTRIBUTION, Outlier, above, limits
 from atoll.node.dataplane.store_files import Bytes
@@ -42,6 +44,9 @@ class SyncData:
     last_payload: Callable[[int], bytes | None] = lambda chunk: None
     """Of a chunk in the commit that the base is; None if it is not here."""
     fragment: int = 0
+    errors: ErrorFeedback | None = None
+    error_commits: tuple[int, ...] = ()
+    """Of each fragment of the run: the commit that advanced this site's error; 0: there is none."""
     chunks: tuple[int, ...] = field(init=False)
     """Those that travel."""
     _nearest: list[tuple[float, Outlier]] = field(default_factory=list, init=False)
@@ -68,7 +73,31 @@ class SyncData:
             return self._encode(spec, values)
         with self.outer.pinned(chunk) as record:
             base = base_of(record.values, self.dtypes[self.layout.name_of(chunk)])
-            return self._encode(spec, base, values)
+            with self._error(chunk) as error:
+                return self._encode(spec, base, values, error)
+
+    def left_over(self, chunk: int, out: Floats) -> None:
+        """What the codec loses of this site's contribution to a trainable chunk: `a - decode(encode(a))`."""
+        spec = self._sync_chunk(chunk)
+        local = gathered(np.frombuffer(self.snapshot, np.uint8), spec).view(np.float32)
+        with self.outer.pinned(chunk) as record, self._error(chunk) as error:
+            base = base_of(record.values, self.dtypes[self.layout.name_of(chunk)])
+            sent = self._encode(spec, base, local, error)
+            np.subtract(base, local, out=out)
+            if error.size:
+                out += self._beta * error
+        decoded = scratch.floats("sent", spec.num_elements)
+        kernels.decode(sent, self.travels.of(spec.role).up, spec.num_elements, decoded)
+        out -= decoded
+
+    @property
+    def _beta(self) -> np.float32:
+        return self.errors.beta if self.errors is not None else arithmetic.ONE
+
+    def _error(self, chunk: int) -> AbstractContextManager[Floats]:
+        if self.errors is None:
+            return nullcontext(arithmetic.NOTHING)
+        return self.errors.of(chunk, self.error_commits[self.layout.fragment_of[chunk]])
 
     def _is_unchanged(self, spec: Chunk, local: Bytes) -> bool:
         """Whether a buffer is what the workers received of the base, bit for bit. A trainable tensor never is: its
@@ -199,10 +228,16 @@ class SyncData:
     def payload_hash(self, data: bytes | bytearray | memoryview) -> bytes:
         return payload_hash(data)
 
-    def _encode(self, spec: Chunk, values: npt.NDArray[Any], minus: Floats = arithmetic.NOTHING) -> bytes:
+    def _encode(
+        self,
+        spec: Chunk,
+        values: npt.NDArray[Any],
+        minus: Floats = arithmetic.NOTHING,
+        left: Floats = arithmetic.NOTHING,
+    ) -> bytes:
         codec, dtype = self.travels.of(spec.role).up, self.layout.wire_dtype(spec)
         try:
-            return kernels.encode(codec, values, minus=minus, dtype=dtype)
+            return kernels.encode(codec, values, minus=minus, error=left, beta=self._beta, dtype=dtype)
         except NonFiniteError as error:
             name = self.layout.name_of(spec.index)
             advice = "lower the learning rate or look for the loss that overflowed"

@@ -411,6 +411,7 @@ class Commit(_message.Message):
     NEXT_FIELD_NUMBER: _builtins.int
     BRANCH_FIELD_NUMBER: _builtins.int
     DONE_FIELD_NUMBER: _builtins.int
+    ERROR_COMMITS_FIELD_NUMBER: _builtins.int
     commit: _builtins.int
     sync: _builtins.int
     attempt: _builtins.int
@@ -433,6 +434,10 @@ class Commit(_message.Message):
     def done(self) -> _containers.RepeatedCompositeFieldContainer[Global___LineRanges]:
         """what the contributors trained on, by line"""
 
+    @_builtins.property
+    def error_commits(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """of each contributor, in their order, what its Ready says"""
+
     def __init__(
         self,
         *,
@@ -449,10 +454,11 @@ class Commit(_message.Message):
         next: Global___Open | None = ...,
         branch: _builtins.int = ...,
         done: _abc.Iterable[Global___LineRanges] | None = ...,
+        error_commits: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["next", b"next"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "branch", b"branch", "commit", b"commit", "contributors", b"contributors", "done", b"done", "final", b"final", "fragment", b"fragment", "next", b"next", "payload_digest", b"payload_digest", "run_step", b"run_step", "run_tokens", b"run_tokens", "sync", b"sync", "term", b"term"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "branch", b"branch", "commit", b"commit", "contributors", b"contributors", "done", b"done", "error_commits", b"error_commits", "final", b"final", "fragment", b"fragment", "next", b"next", "payload_digest", b"payload_digest", "run_step", b"run_step", "run_tokens", b"run_tokens", "sync", b"sync", "term", b"term"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -297,6 +297,8 @@ class SiteStory(SiteQuestions):
                 return "has its exchanges send as fast as they can"
             case out.CancelExchange(sync, attempt):
                 return f"stops exchange {sync}.{attempt}, keeping the contributions that it holds"
+            case out.AdvanceErrors(commit, fragment):
+                return f"keeps what commit {commit} leaves over of its contribution{self._of(fragment)}"
             case out.ApplyCommit(commit):
                 return f"applies commit {commit.commit} to the outer state"
             case out.PublishState(content):

@@ -33,7 +33,7 @@ def replay(
 ) -> list[Records]:
     """The state after each commit, commit 0 first. `handed_in`: of each commit's contributors, in their order."""
     rate, mu = np.float32(settings.outer.learning_rate), np.float32(settings.outer.momentum)
-    states = [dict(start)]
+    states, errors = [dict(start)], Errors(layout, settings)
     for commit in log:
         state = dict(states[-1])
         total = sum(member.tokens for member in commit.contributors)
@@ -51,11 +51,13 @@ def replay(
             sync, average = settings.sync, np.zeros(chunk.num_elements, np.float32)
             is_trained = chunk.role is Role.TRAINABLE
             up, down = (sync.up or sync.codec, sync.down or sync.codec) if is_trained else ("fp32", "fp32")
-            for member, local, sealed in zip(commit.contributors, locals_, handed_in[commit], strict=True):
-                mine = np.frombuffer(local, "<f4")
+            for place, (local, sealed) in enumerate(zip(locals_, handed_in[commit], strict=True)):
+                member, mine = commit.contributors[place], np.frombuffer(local, "<f4")
                 if is_trained:
-                    mine = (to_bf16(x) if sealed.bf16 else x) - mine
+                    mine = errors.added(commit, place, chunk, (to_bf16(x) if sealed.bf16 else x) - mine)
                 decoded = _through(up, mine)
+                if is_trained:
+                    errors.keep(commit, place, chunk, mine - decoded)
                 average = average + np.float32(member.tokens / total) * decoded
             average = _through(down, average)
             if chunk.role is Role.BUFFER_MEAN:
@@ -65,6 +67,37 @@ def replay(
             state[chunk.index] = (x - rate * (average + mu * m)).tobytes() + m.tobytes()
         states.append(state)
     return states
+
+
+class Errors:
+    """What each start of a site has left over, by the numbers in the commit records."""
+
+    def __init__(self, layout: Layout, settings: RunSettings) -> None:
+        self._layout, self._sync = layout, settings.sync
+        self._left: dict[tuple[int, int, int], tuple[int, F32]] = {}  # by site, start and chunk: commit and error
+
+    def added(self, commit: Commit, place: int, chunk: Chunk, delta: F32) -> F32:
+        """To the pseudo-gradient of the contributor at that place."""
+        if not self._sync.error_feedback:
+            assert not commit.error_commits
+            return delta
+        covered = self._sync.fragments_in(commit.fragment)
+        said = commit.error_commits[place * len(covered) : (place + 1) * len(covered)]
+        number = said[covered.index(self._layout.fragment_of[chunk.index])]
+        if not number:
+            return delta
+        member = commit.contributors[place]
+        at, left = self._left.get((member.site_id, member.incarnation, chunk.index), (0, delta))
+        if at != number:
+            raise AssertionError(
+                f"site {member.site_id} says in commit {commit.commit} that its error feedback of chunk {chunk.index} "
+                f"is of commit {number}; it contributed last to commit {at}"
+            )
+        return delta + np.float32(self._sync.error_feedback) * left
+
+    def keep(self, commit: Commit, place: int, chunk: Chunk, left: F32) -> None:
+        member = commit.contributors[place]
+        self._left[member.site_id, member.incarnation, chunk.index] = commit.commit, left
 
 
 def trained(part: Part, chunk: Chunk, states: Sequence[Records], learned: Mapping[Step, F32], *, bf16: bool) -> F32:

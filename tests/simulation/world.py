@@ -115,6 +115,9 @@ def draw_shape_of(seed: int, num_sites: int = 0, *, num_fragments: int = 0) -> S
     )
     if settings.data == "local" and generator.random() < 0.5:
         data = None
+    if settings.sync.codec_up != "fp32":  # which loses nothing
+        beta = others.choice([0, 0.5, 1])
+        settings = replace(settings, sync=replace(settings.sync, error_feedback=beta))
     shape = Shape(
         num_sites=num_sites,
         settings=settings,

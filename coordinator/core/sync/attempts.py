@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from atoll.coordinator.core.events import WeightsRecord
 from atoll.coordinator.core.sync.blame import Pair
 from atoll.coordinator.core.sync.exclusions import Start
-from atoll.protocol.messages import DataRange, Done, Plan, Weights
+from atoll.protocol.messages import DataRange, Done, Plan, Ready, Weights
 from atoll.protocol.plans import top_of
 
 
@@ -63,6 +63,21 @@ class Attempt:
         """Of an attempt that is weighed."""
         assert self._weights is not None, f"attempt {self.plan.attempt} of sync {self.plan.sync} is not weighed"
         return self._weights
+
+    def readys(self) -> list[Ready]:
+        """What is kept of each contributor's Ready, once it is weighed."""
+        weights = self.weights
+        errors = weights.error_commits or ((),) * len(weights.said)
+        return [
+            Ready(
+                sync=self.plan.sync,
+                tokens=tokens,
+                num_steps=self.plan.num_steps,
+                ranges=ranges,
+                error_commits=error_commits,
+            )
+            for tokens, ranges, error_commits in zip(weights.said, weights.ranges, errors, strict=True)
+        ]
 
     def weights_message(self) -> Weights:
         """What the plan's sites are told after it, once it is weighed."""

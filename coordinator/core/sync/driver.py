@@ -52,12 +52,19 @@ def ready(run: Run, site: Site, message: m.Ready) -> None:
             f"{site.label} is ready for sync {message.sync} without having applied commit {sync.open.base_commit}",
         )
         return
+    if len(message.error_commits) not in (0, len(run.settings.sync.fragments_in(sync.open.fragment))):
+        text = (
+            f"Ready of {site.label} for sync {message.sync}: error feedback of {len(message.error_commits)} fragments"
+        )
+        run.refuse(site.stream, m.RefusedKind.INVALID, text)
+        return
     if site.site_id in sync.open.resting:
         return  # it was told; its turn is in another sync
     if sync.exclusions.is_void(site.start):
         return  # reducers may hold what it discarded, under the same key; it contributes to the next sync
     known = sync.ready.get(site.site_id)
-    if known is not None and (known.tokens, known.ranges) != (message.tokens, message.ranges):
+    said = message.tokens, message.ranges, message.error_commits
+    if known is not None and (known.tokens, known.ranges, known.error_commits) != said:
         return  # a contribution never changes
     if not leases.may_list(run, site, message):
         text = f"the Ready of {site.label} is refused: it lists data that this start does not lease"

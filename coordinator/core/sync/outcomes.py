@@ -7,6 +7,7 @@ import math
 import statistics
 from collections.abc import Collection, Sequence
 from dataclasses import replace
+from itertools import chain
 
 from atoll.coordinator.core.data import leases
 from atoll.coordinator.core.events import CommitRecord, FinishedRecord, OpenRecord, PlanRecord
@@ -226,6 +227,7 @@ def commit(run: Run, sync: Sync, attempt: Attempt, payload_digest: bytes, stood_
         branch=run.branch,
         next=following,
         done=leases.finish(run, attempt),
+        error_commits=tuple(chain.from_iterable(attempt.weights.error_commits)),
     )
     losses = [(c.tokens, sync.losses[c.site_id]) for c in contributors if c.site_id in sync.losses]
     weight = sum(t for t, _ in losses)

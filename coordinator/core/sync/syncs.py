@@ -107,12 +107,9 @@ class Sync:
         here = set(last.starts()) & set(live)
         for start in {start for attempt in self.attempts for start in attempt.starts()} - here:
             self.exclude(start, Kind.GONE, f"site {start[0]} had left when the coordinator ended", now)
-        said = zip(last.starts(), last.weights.said, last.weights.ranges, strict=True) if last.is_weighed else ()
-        for start, tokens, ranges in said:
+        for start, said in zip(last.starts(), last.readys(), strict=True) if last.is_weighed else ():
             if start in here:
-                self.ready[start[0]] = Ready(
-                    sync=last.plan.sync, tokens=tokens, num_steps=last.plan.num_steps, ranges=ranges
-                )
+                self.ready[start[0]] = said
         self.first_ready_at = now if self.ready else None
         if lost := self.gone(Kind.GONE):  # what they contributed may be leased to others by now
             last.spoil("; ".join(e.reason for e in lost.values()))

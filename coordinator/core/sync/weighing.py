@@ -51,6 +51,7 @@ def weigh(run: Run, sync: Sync, attempt: Attempt) -> WeightsRecord:
         tokens=within_ratio(ready, covered, settings.max_weight_ratio),
         said=tuple(message.tokens for message in ready),
         ranges=tuple(message.ranges for message in ready),
+        error_commits=tuple(message.error_commits for message in ready) if settings.error_feedback else (),
     )
 
 
@@ -64,8 +65,10 @@ def cut_of(run: Run, weights: WeightsRecord, site_ids: Sequence[int]) -> tuple[s
 
 
 def beyond_bounds(ready: Ready, settings: SyncSettings) -> str:
-    """Why the tokens are more than possible, or cannot be those of the positions that Ready lists; empty if they can,
-    or if it lists none."""
+    """Why the tokens are more than possible, or cannot be those of the positions that Ready lists, or why it says too
+    much or too little of its error feedback; empty if nothing is wrong."""
+    if (settings.error_feedback > 0) != bool(ready.error_commits):
+        return f"it names {len(ready.error_commits)} commits of error feedback (sync.error_feedback)"
     if ready.tokens >= MAX_TOKENS:
         return f"it says {ready.tokens} tokens, less than {MAX_TOKENS} are possible"
     num_samples = sum(r.num_samples for r in ready.ranges)

@@ -101,7 +101,16 @@ def _begin(ctx: Context, lane: Lane, plan: m.Plan, tokens: int, weights: tuple[i
     lane.exchange = Exchange(plan=plan, tokens=tokens, weights=weights, spread_until=spread_until)
     syncs = {other.open.sync for other in ctx.site.lanes if other.open is not None}
     syncs |= {other.exchange.plan.sync for other in ctx.site.lanes if other.exchange is not None}
-    ctx.emit(out.BeginExchange(plan, tokens, weights, spread_s, in_flight=frozenset(syncs)))
+    ctx.emit(
+        out.BeginExchange(
+            plan,
+            tokens,
+            weights,
+            spread_s=spread_s,
+            in_flight=frozenset(syncs),
+            error_commits=ctx.site.error_commits,
+        )
+    )
 
 
 def _spread_s(ctx: Context, lane: Lane, plan: m.Plan) -> float:

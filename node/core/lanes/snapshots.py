@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from atoll.node.core import endings, leases
+from atoll.node.core import endings, errors, leases
 from atoll.node.core.context import Context
 from atoll.node.core.disk import IllegalStep, Outer
 from atoll.node.core.events import BoundaryAsked, SnapshotSealed
@@ -83,12 +83,15 @@ def note_contribution(ctx: Context, commit: Commit) -> None:
     contributors = [(c.site_id, c.incarnation) for c in commit.contributors]
     if snapshot.is_sealed and snapshot.base_commit < commit.commit and me in contributors:
         lane.snapshot = replace(snapshot, committed_in=commit.commit)
+        if snapshot.committed_in != commit.commit:
+            errors.advance(ctx, lane, commit.commit)
 
 
 def consume(ctx: Context, lane: Lane) -> None:
     """The sealed snapshot is in the outer state now: what the ranks trained until it must not be sent again."""
     snapshot, workers = lane.snapshot, ctx.site.workers
     phase = _step(lane, SnapshotStep.CONSUME)
+    errors.check(ctx, lane)
     lane.update_s.append(ctx.now - snapshot.sealed_at)
     leases.committed(ctx, snapshot)
     copies: Sequence[LocalCopy] = ()

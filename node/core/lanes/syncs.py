@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from atoll.node.core import leases, sources
+from atoll.node.core import errors, leases, sources
 from atoll.node.core.context import Context
 from atoll.node.core.lanes import exchanges, snapshots
 from atoll.node.core.lanes.lane import Lane
@@ -73,6 +73,7 @@ def ready(ctx: Context, lane: Lane) -> None:
             train_s=report.train_s,
             ranges=lane.snapshot.ranges,
             unreachable_site_ids=site.unreachable_site_ids,
+            error_commits=errors.said(ctx, lane),
         )
     )
     exchanges.begin_ahead(ctx, lane)
@@ -105,4 +106,5 @@ def discard_local(ctx: Context) -> None:
         snapshots.free(lane)
     for copy in ctx.site.workers.copies:
         copy.discard()
+    errors.drop(ctx, "what this site trained counts no longer")
     leases.discarded(ctx)

@@ -33,7 +33,7 @@ MUTATIONS = (
         name="contribution changes after Ready",
         rule="a contribution never changes: a second Ready with other tokens or data is not taken",
         where="coordinator.core.sync.driver:ready",
-        old="(known.tokens, known.ranges) != (message.tokens, message.ranges)",
+        old="(known.tokens, known.ranges, known.error_commits) != said",
         new="False",
         tests=("tests/unit/coordinator/test_ready.py",),
     ),
@@ -423,9 +423,9 @@ MUTATIONS = (
     Mutation(
         name="the cut weight in place of what was said",
         rule="what contributors said is in the store with the weights: a restart changes no weight and no record",
-        where="coordinator.core.sync.syncs:Sync._resume",
-        old="zip(last.starts(), last.weights.said,",
-        new="zip(last.starts(), last.weights.tokens,",
+        where="coordinator.core.sync.attempts:Attempt.readys",
+        old="zip(weights.said,",
+        new="zip(weights.tokens,",
         tests=("tests/unit/coordinator/test_weights.py",),
     ),
     Mutation(

@@ -12,12 +12,13 @@ from atoll.coordinator.core.sync.chunk_sizes import ChunkSizes
 from atoll.coordinator.core.sync.topology import Reducer, direct
 from atoll.node.daemon.room import Free, Room, free_for, room_for
 from atoll.node.daemon.shared_memory import RESERVE_BYTES, MemoryLimit
+from atoll.node.dataplane.error_feedback import ErrorFeedback
 from atoll.node.dataplane.footprint import footprint
 from atoll.node.dataplane.optim import OuterOptimizer
 from atoll.node.dataplane.outer_state import OuterState
 from atoll.node.dataplane.payload_log import PayloadLog
 from atoll.node.dataplane.snapshot import Snapshots
-from atoll.protocol.disk import Disk
+from atoll.protocol.disk import REAL_DISK, Disk
 from atoll.protocol.errors import HostError
 from atoll.protocol.layout import Layout, Manifest, Role, TensorSpec
 from atoll.protocol.plans import payload_hash
@@ -60,6 +61,13 @@ def test_the_outer_file_has_the_size_that_is_told(optimizer: str, tmp_path: Path
     slots = OuterOptimizer(settings.outer).slots
     OuterState.create(tmp_path / "state", LAYOUT, slots, "r")
     assert (tmp_path / "state" / "outer.chunks").stat().st_size == footprint(LAYOUT, settings).outer_bytes
+
+
+def test_the_errors_have_the_size_that_is_told(tmp_path: Path) -> None:
+    settings = replace(SETTINGS, sync=replace(SETTINGS.sync, error_feedback=0.5))
+    ErrorFeedback.create(tmp_path, LAYOUT, RUN, 0.5, REAL_DISK)
+    more = set(footprint(LAYOUT, settings).disk_parts) - set(footprint(LAYOUT, SETTINGS).disk_parts)
+    assert more == {("error feedback", size_of(tmp_path / "error.chunks", tmp_path / "error.index"))}
 
 
 def test_the_parts_on_the_disk_have_the_sizes_of_their_files(tmp_path: Path) -> None:

@@ -598,7 +598,7 @@ def test_an_exchange_that_begins_before_there_are_buffers_waits_for_them(tmp_pat
         assert list(node.exchanges._waiting) == outputs
         have_joined(node, 0)
         plane: Any = SimpleNamespace(
-            snapshot=b"", publish_buffer=b"", layout=layout(), log=None, close=lambda: None, sync_data=lambda plan: None
+            snapshot=b"", publish_buffer=b"", layout=layout(), log=None, close=lambda: None, sync_data=lambda *_: None
         )
 
         def share() -> str:

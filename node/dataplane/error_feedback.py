@@ -1,0 +1,88 @@
+"""What the codec has lost of this site's contributions, chunk by chunk: added, times beta, to the next ones.
+
+    a = (base - local) + beta * e        contribution = encode(a)        e' = a - decode(contribution)
+
+Each operation is rounded to fp32 by itself (arXiv 1901.09847; the order is that of arXiv 2508.15706: nothing that was
+sent is left over). Which commit advanced the error of a fragment, and whether it still counts, is the core's affair
+(`node/core/errors.py`): what is here refuses any other. docs/decisions/0044-error-feedback.md says why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Executor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from atoll.node.dataplane.chunk_store import ChunkStore
+from atoll.node.dataplane.store_files import Bytes, StoreKind
+from atoll.node.threads import each
+from atoll.protocol.codecs.arithmetic import NOTHING, Floats
+from atoll.protocol.digest import Digest
+from atoll.protocol.disk import Disk
+from atoll.protocol.errors import NonFiniteError, StateError
+from atoll.protocol.layout import Layout, Role
+
+_FORMAT = 1
+
+
+def record_sizes(layout: Layout) -> list[int]:
+    """Bytes of the error of each chunk: none for those that are not trained."""
+    return [chunk.num_bytes if chunk.role is Role.TRAINABLE else 0 for chunk in layout.chunks]
+
+
+@dataclass(eq=False)
+class ErrorFeedback:
+    """Of one start of a node: what an earlier one left is removed."""
+
+    layout: Layout
+    beta: np.float32
+    store: ChunkStore
+
+    @classmethod
+    def create(cls, folder: Path, layout: Layout, run_id: str, beta: float, disk: Disk) -> ErrorFeedback:
+        """Without any error. Raises HostError if the disk has no room."""
+        digest = Digest("atoll/error-feedback/v1").text(run_id).data(layout.manifest.digest)
+        kind = StoreKind(
+            name="error",
+            what="error feedback",
+            identity={"format": _FORMAT, "run": run_id, "manifest": layout.manifest.digest.hex()},
+            key=digest.uint(layout.chunk_elements).finish(),
+            record_bytes=record_sizes(layout),
+            name_of=layout.name_of,
+        )
+        return cls(layout, np.float32(beta), ChunkStore.create(folder, kind, disk))
+
+    @contextmanager
+    def of(self, chunk: int, commit: int) -> Iterator[Floats]:
+        """As that commit left it; empty if it is 0. Raises StateError if it is another one's."""
+        if not commit or not self.layout.chunks[chunk].num_elements:
+            yield NOTHING
+            return
+        with self.store.pinned(chunk) as pin:
+            if pin.entry.version != commit:
+                raise StateError(
+                    f"{self.store.folder}: the error feedback of chunk {chunk} is of commit {pin.entry.version}, that "
+                    f"of commit {commit} is needed"
+                )
+            yield pin.data.view(np.float32)
+
+    def advance(
+        self, chunks: Iterable[int], commit: int, left_over: Callable[[int, Floats], None], pool: Executor | None
+    ) -> None:
+        """What that commit leaves of those of the chunks that are trained. `pool` shares the work, if given. Raises
+        NonFiniteError if it is more than a number can say."""
+
+        def advanced(chunk: int) -> None:
+            def into(record: Bytes) -> None:
+                values = record.view(np.float32)
+                left_over(chunk, values)
+                if not np.isfinite(values).all():
+                    raise NonFiniteError(f"the error feedback of {self.layout.name_of(chunk)!r} is not finite")
+
+            self.store.replace(chunk, commit, into)
+
+        each(advanced, [c for c in chunks if self.layout.chunks[c].role is Role.TRAINABLE], pool)

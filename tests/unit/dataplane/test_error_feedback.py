@@ -1,0 +1,147 @@
+"""What the codec loses of a contribution comes with the next one, and is advanced by a commit alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from atoll.node.dataplane.bases import cast_base
+from atoll.node.dataplane.error_feedback import ErrorFeedback
+from atoll.node.dataplane.sync_data import SyncData
+from atoll.protocol.codecs import kernels
+from atoll.protocol.codecs.arithmetic import Floats
+from atoll.protocol.codecs.table import CODECS
+from atoll.protocol.disk import REAL_DISK
+from atoll.protocol.errors import NonFiniteError, StateError
+from atoll.protocol.layout import Layout, Role
+from atoll.protocol.settings import SyncSettings
+from atoll.protocol.spec import spec_of
+from tests.harness.chunks import cut_out
+from tests.harness.data_plane import DTYPES, RUN, filled, layout, seeded
+
+BETA = np.float32(0.9)
+
+
+def trained_chunks(used: Layout) -> list[int]:
+    return [c.index for c in used.chunks if c.role is Role.TRAINABLE and c.num_elements]
+
+
+def site(
+    folder: Path, used: Layout, codec: str, snapshot: memoryview, beta: float = 0.9
+) -> tuple[SyncData, ErrorFeedback]:
+    errors = ErrorFeedback.create(folder / "errors", used, RUN, beta, REAL_DISK)
+    travels, outer = spec_of(SyncSettings(codec=codec), 0, 0), seeded(folder / "outer", used)
+    return SyncData(used, travels, outer, snapshot, DTYPES, errors=errors, error_commits=(0,)), errors
+
+
+def at(data: SyncData, *commits: int) -> SyncData:
+    return SyncData(
+        data.layout, data.travels, data.outer, data.snapshot, DTYPES, errors=data.errors, error_commits=commits
+    )
+
+
+def through(codec: str, values: Floats) -> Floats:
+    out = np.empty_like(values)
+    kernels.decode(kernels.encode(codec, values), codec, values.size, out)
+    return out
+
+
+def delta_of(data: SyncData, chunk: int) -> Floats:
+    with data.outer.pinned(chunk) as record:
+        base = np.array(record.values)
+    name = data.layout.name_of(chunk)
+    if DTYPES[name] == "BF16":
+        cast_base(base.copy(), "BF16", base)
+    return base - np.frombuffer(cut_out(data.snapshot, data.layout.chunks[chunk]), np.float32)
+
+
+def decoded(data: SyncData, chunk: int, codec: str) -> Floats:
+    out = np.empty(data.layout.chunks[chunk].num_elements, np.float32)
+    kernels.decode(data.contribution(chunk), codec, out.size, out)
+    return out
+
+
+@pytest.mark.parametrize("codec", [codec for codec in CODECS if codec != "fp32"])
+def test_what_is_left_over_comes_with_the_next_contribution(tmp_path: Path, codec: str) -> None:
+    used = layout()
+    data, errors = site(tmp_path, used, codec, filled(used, 1))
+    expected: dict[int, Floats] = {}
+    for chunk in trained_chunks(used):
+        delta = delta_of(data, chunk)
+        assert decoded(data, chunk, codec).tobytes() == through(codec, delta).tobytes()
+        expected[chunk] = delta - through(codec, delta)
+    errors.advance(data.chunks, 1, data.left_over, None)
+    then = at(data, 1)
+    for chunk, left in expected.items():
+        with errors.of(chunk, 1) as found:
+            assert found.tobytes() == left.tobytes()
+        whole = delta_of(data, chunk) + BETA * left
+        assert decoded(then, chunk, codec).tobytes() == through(codec, whole).tobytes()
+        expected[chunk] = whole - through(codec, whole)
+    errors.advance(then.chunks, 3, then.left_over, None)
+    for chunk, left in expected.items():
+        with errors.of(chunk, 3) as found:
+            assert found.tobytes() == left.tobytes()
+
+
+def test_a_contribution_is_the_same_until_a_commit_advances_the_error(tmp_path: Path) -> None:
+    used = layout()
+    data, errors = site(tmp_path, used, "sign1", filled(used, 1))
+    first = [data.contribution(chunk) for chunk in trained_chunks(used)]
+    assert [data.contribution(chunk) for chunk in trained_chunks(used)] == first
+    errors.advance(data.chunks, 1, data.left_over, None)
+    assert [data.contribution(chunk) for chunk in trained_chunks(used)] == first, "without the error it is asked for"
+    then = [at(data, 1).contribution(chunk) for chunk in trained_chunks(used)]
+    assert then != first
+    assert [at(data, 1).contribution(chunk) for chunk in trained_chunks(used)] == then
+
+
+def test_the_error_of_another_commit_is_refused(tmp_path: Path) -> None:
+    used = layout()
+    data, errors = site(tmp_path, used, "int4", filled(used, 1))
+    errors.advance(data.chunks, 2, data.left_over, None)
+    chunk = trained_chunks(used)[0]
+    for commit in (1, 3):
+        with pytest.raises(StateError, match=f"is of commit 2, that of commit {commit} is needed"):
+            at(data, commit).contribution(chunk)
+    with pytest.raises(StateError):
+        errors.advance(data.chunks, 4, at(data, 3).left_over, None)
+    at(data, 2).contribution(chunk)
+
+
+def test_buffers_have_none(tmp_path: Path) -> None:
+    used = layout()
+    data, errors = site(tmp_path, used, "int8", filled(used, 1))
+    buffers = [c for c in data.chunks if used.chunks[c].role is not Role.TRAINABLE]
+    before = [data.contribution(chunk) for chunk in buffers]
+    errors.advance(data.chunks, 1, data.left_over, None)
+    assert [at(data, 1).contribution(chunk) for chunk in buffers] == before
+
+
+def test_an_error_that_is_not_finite_is_refused_by_name(tmp_path: Path) -> None:
+    used = layout()
+    _, errors = site(tmp_path, used, "int8", filled(used, 1))
+
+    def left_over(chunk: int, out: Floats) -> None:
+        out[:] = np.inf
+
+    with pytest.raises(NonFiniteError, match="'weight' is not finite"):
+        errors.advance([0], 1, left_over, None)
+
+
+def test_over_many_syncs_nothing_is_lost(tmp_path: Path) -> None:
+    """The sum of what arrives differs from the sum of what was to arrive by one error, however coarse the codec."""
+    used = layout()
+    data, errors = site(tmp_path, used, "sign1", filled(used, 1), beta=1.0)
+    chunk = trained_chunks(used)[0]
+    delta = delta_of(data, chunk).astype(np.float64)
+    total = np.zeros_like(delta)
+    for commit in range(1, 40):
+        now = at(data, commit - 1)
+        total = total + decoded(now, chunk, "sign1").astype(np.float64)
+        errors.advance([chunk], commit, now.left_over, None)
+    with errors.of(chunk, 39) as left:
+        assert np.allclose(39 * delta - total, left, atol=1e-3 * np.abs(delta).max())
+    assert np.linalg.norm(39 * delta - total) < 0.25 * np.linalg.norm(39 * delta)
