@@ -82,11 +82,6 @@ class Disk:
         """What is on the disk is to be checked, or goes back: a job that ends before that does not count."""
         return self.find(RollBack) is not None or any(isinstance(job, DistrustState) for job in self.queue)
 
-    @property
-    def jobs(self) -> tuple[Job, ...]:
-        """The one that runs, and those that wait."""
-        return (*((self.running,) if self.running is not None else ()), *self.queue)
-
     def add(self, job: Job) -> None:
         """Instead of one of its kind that waits, but for errors, which are of several fragments. Checks and rollbacks
         go first."""
@@ -129,9 +124,13 @@ class Disk:
         if has_moved:
             self.has_moved, self.lacks = True, 0
 
-    def forget(self, kind: type[Job]) -> None:
-        """Those that wait."""
-        self.queue = [job for job in self.queue if not isinstance(job, kind)]
+    def forget(self, kind: type[Job], fragment: int | None = None) -> None:
+        """Those that wait, or those of a fragment."""
+        self.queue = [
+            job
+            for job in self.queue
+            if not isinstance(job, kind) or (isinstance(job, AdvanceErrors) and fragment not in (None, job.fragment))
+        ]
 
     def runs(self, kind: type[Job]) -> bool:
         """Whether the job that runs is of that kind."""

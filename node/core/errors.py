@@ -1,12 +1,14 @@
 """Error feedback: which commit has advanced this site's error of each fragment, and when it counts no more.
 
 A commit that holds the sealed snapshot advances it, before anything takes the base away: the job waits in the queue
-before the apply or the fetch. What cannot be advanced, or is of void progress, is dropped, and said.
+before the apply or the fetch. What cannot be advanced, or is of void progress, is dropped, and said. A snapshot keeps
+what it was sealed with: its contribution never changes.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Collection
 
 from atoll.node.core import events
 from atoll.node.core.context import Context
@@ -22,45 +24,52 @@ def welcomed(ctx: Context) -> None:
 
 
 def said(ctx: Context, lane: Lane) -> tuple[int, ...]:
-    """Of the lane's fragments, in Ready."""
-    errors = ctx.site.error_commits
+    """Of the lane's fragments, in the Ready of its sealed snapshot."""
+    errors = lane.snapshot.error_commits
     return tuple(errors[f] for f in ctx.settings.sync.fragments_in(lane.fragment)) if errors else ()
 
 
 def advance(ctx: Context, lane: Lane, commit: int) -> None:
-    """That commit holds the lane's sealed snapshot, which is on the base still."""
-    site = ctx.site
-    if site.error_commits:
-        job = AdvanceErrors(commit, lane.fragment, lane.snapshot.base_commit, site.error_commits)
-        if job not in site.disk.jobs:
-            site.disk.add(job)
+    """That commit holds the lane's sealed snapshot, which is on its base still."""
+    site, snapshot = ctx.site, lane.snapshot
+    if snapshot.error_commits:
+        site.disk.add(AdvanceErrors(commit, lane.fragment, snapshot.base_commit, snapshot.error_commits))
 
 
 def advanced(ctx: Context, event: events.ErrorsAdvanced) -> None:
     """The next contribution has it, unless it was dropped meanwhile."""
     site = ctx.site
-    job = site.disk.end(AdvanceErrors)
-    if job is None or job.error_commits != site.error_commits:
-        return
-    if event.problem:
-        drop(ctx, event.problem)
+    job, is_void = site.disk.end(AdvanceErrors), site.advance_is_void
+    site.advance_is_void = False
+    if job is None or is_void:
         return
     covered = ctx.settings.sync.fragments_in(job.fragment)
-    site.error_commits = tuple(job.commit if f in covered else at for f, at in enumerate(site.error_commits))
+    if event.problem:
+        _drop(ctx, covered, event.problem)
+    else:
+        site.error_commits = tuple(job.commit if f in covered else at for f, at in enumerate(site.error_commits))
 
 
 def check(ctx: Context, lane: Lane) -> None:
-    """The lane's snapshot is consumed: if its commit could not advance the error, that is in the state already."""
+    """The lane's snapshot is consumed: if its commit has not advanced the error, the base is gone by now."""
     errors, commit = ctx.site.error_commits, lane.snapshot.committed_in
-    if errors and any(errors[f] != commit for f in ctx.settings.sync.fragments_in(lane.fragment)):
-        drop(ctx, f"the state came to commit {commit} before it was known to hold this site's contribution")
+    covered = ctx.settings.sync.fragments_in(lane.fragment)
+    if errors and any(errors[f] != commit for f in covered):
+        _drop(ctx, covered, f"the state had commit {commit} before it was known to hold this site's contribution")
+        ctx.site.disk.forget(AdvanceErrors, lane.fragment)
 
 
-def drop(ctx: Context, reason: str) -> None:
-    """All of it."""
+def discard(ctx: Context) -> None:
+    """What this site trained counts no longer, and all that was left of it."""
     site = ctx.site
-    if any(site.error_commits):
+    _drop(ctx, range(len(site.error_commits)), "what this site trained counts no longer")
+    site.disk.forget(AdvanceErrors)
+    site.advance_is_void = site.disk.runs(AdvanceErrors)
+
+
+def _drop(ctx: Context, fragments: Collection[int], reason: str) -> None:
+    site = ctx.site
+    if any(site.error_commits[f] for f in fragments):
         site.num_errors_dropped += 1
         ctx.report(logging.WARNING, f"error feedback is dropped, and begins anew: {reason}")
-    site.error_commits = (0,) * len(site.error_commits)
-    site.disk.forget(AdvanceErrors)
+    site.error_commits = tuple(0 if f in fragments else at for f, at in enumerate(site.error_commits))

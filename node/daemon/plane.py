@@ -278,6 +278,7 @@ class DataPlane:
             self.dtypes,
             last_payload=partial(self._payload_of, base_commit),
             fragment=fragment,
+            base_commit=base_commit,
             errors=self.errors,
             error_commits=error_commits,
         )

@@ -20,7 +20,7 @@ from atoll.node.dataplane.outliers import LARGEST_AVERAGE, LARGEST_CONTRIBUTION,
 from atoll.node.dataplane.store_files import Bytes
 from atoll.protocol.codecs import arithmetic, kernels, scratch, unchanged
 from atoll.protocol.codecs.table import UNCHANGED
-from atoll.protocol.errors import AverageError, InvalidMessage, NonFiniteError
+from atoll.protocol.errors import AverageError, InvalidMessage, NonFiniteError, StateError
 from atoll.protocol.layout import DTYPE_BYTES, Chunk, Layout, Role
 from atoll.protocol.plans import payload_hash
 from atoll.protocol.spec import Aggregation, Contribution, Spec
@@ -44,6 +44,7 @@ class SyncData:
     last_payload: Callable[[int], bytes | None] = lambda chunk: None
     """Of a chunk in the commit that the base is; None if it is not here."""
     fragment: int = 0
+    base_commit: int = 0
     errors: ErrorFeedback | None = None
     error_commits: tuple[int, ...] = ()
     """Of each fragment of the run: the commit that advanced this site's error; 0: there is none."""
@@ -81,6 +82,8 @@ class SyncData:
         spec = self._sync_chunk(chunk)
         local = gathered(np.frombuffer(self.snapshot, np.uint8), spec).view(np.float32)
         with self.outer.pinned(chunk) as record, self._error(chunk) as error:
+            if record.version > self.base_commit:
+                raise StateError(f"chunk {chunk} is at commit {record.version} already, and its base is gone")
             base = base_of(record.values, self.dtypes[self.layout.name_of(chunk)])
             sent = self._encode(spec, base, local, error)
             np.subtract(base, local, out=out)

@@ -108,7 +108,7 @@ def _begin(ctx: Context, lane: Lane, plan: m.Plan, tokens: int, weights: tuple[i
             weights,
             spread_s=spread_s,
             in_flight=frozenset(syncs),
-            error_commits=ctx.site.error_commits,
+            error_commits=lane.snapshot.error_commits,
         )
     )
 

@@ -64,6 +64,7 @@ def seal(ctx: Context, lane: Lane, event: SnapshotSealed) -> None:
         ranges=leases.trained_on(ctx, lane.snapshot),
         data_epoch=data.epoch,
         sealed_at=ctx.now,
+        error_commits=ctx.site.error_commits,
     )
 
 

@@ -106,5 +106,5 @@ def discard_local(ctx: Context) -> None:
         snapshots.free(lane)
     for copy in ctx.site.workers.copies:
         copy.discard()
-    errors.drop(ctx, "what this site trained counts no longer")
+    errors.discard(ctx)
     leases.discarded(ctx)

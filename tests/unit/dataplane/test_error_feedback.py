@@ -19,7 +19,7 @@ from atoll.protocol.layout import Layout, Role
 from atoll.protocol.settings import SyncSettings
 from atoll.protocol.spec import spec_of
 from tests.harness.chunks import cut_out
-from tests.harness.data_plane import DTYPES, RUN, filled, layout, seeded
+from tests.harness.data_plane import DTYPES, RUN, apply_all, filled, layout, payloads, seeded
 
 BETA = np.float32(0.9)
 
@@ -145,3 +145,13 @@ def test_over_many_syncs_nothing_is_lost(tmp_path: Path) -> None:
     with errors.of(chunk, 39) as left:
         assert np.allclose(39 * delta - total, left, atol=1e-3 * np.abs(delta).max())
     assert np.linalg.norm(39 * delta - total) < 0.25 * np.linalg.norm(39 * delta)
+
+
+def test_nothing_is_left_over_of_a_base_that_is_gone(tmp_path: Path) -> None:
+    used = layout()
+    data, errors = site(tmp_path, used, "int4", filled(used, 1))
+    apply_all(data.outer, payloads(data.outer), 1)
+    with pytest.raises(StateError, match="at commit 1 already, and its base is gone"):
+        errors.advance(data.chunks, 1, data.left_over, None)
+    with errors.of(trained_chunks(used)[0], 0) as left:
+        assert not left.size

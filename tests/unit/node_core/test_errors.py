@@ -1,0 +1,192 @@
+"""Error feedback as the core lives it: a commit that holds this site's contribution advances it, and nothing else."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from atoll.node.core import events as e
+from atoll.node.core import outputs as out
+from atoll.protocol import messages as m
+from tests.unit.node_core.test_site import (
+    HASH,
+    SETTINGS,
+    Driver,
+    at_boundary,
+    commit,
+    exchanged,
+    opened,
+    plan,
+    started,
+)
+
+WITH_ERRORS = replace(SETTINGS, sync=replace(SETTINGS.sync, codec="sign1", error_feedback=0.5))
+JOB = out.AdvanceErrors(1, 0, 0, (0,))
+
+
+def said(drive: Driver) -> list[tuple[int, ...]]:
+    return [s.error_commits for s in drive.sent() if isinstance(s, m.Ready)]
+
+
+def jobs(drive: Driver) -> list[out.Output]:
+    return [o for o in drive.out if isinstance(o, out.AdvanceErrors | out.ApplyCommit | out.FetchState | out.RollBack)]
+
+
+def reports(drive: Driver) -> list[str]:
+    return [o.text for o in drive.out if isinstance(o, out.Report) and "error feedback" in o.text]
+
+
+def sources(last: int, *commits: m.Commit) -> m.Sources:
+    donor = m.Donor(site_id=2, incarnation=1, address="127.0.0.1:2", commit=last)
+    return m.Sources(attested=(m.Attestation(commit=last, state_hash=HASH),), donors=(donor,), commits=commits)
+
+
+def ready_for_sync() -> Driver:
+    drive = started(settings=WITH_ERRORS)
+    at_boundary(drive)
+    return drive
+
+
+def ready_again(drive: Driver) -> list[tuple[int, ...]]:
+    """What the site says to a coordinator that asks anew for the open sync."""
+    drive.receive(opened(drive.open_sync(), 0))
+    return said(drive)
+
+
+def test_a_commit_that_holds_the_contribution_advances_the_error_before_it_is_applied() -> None:
+    drive = ready_for_sync()
+    drive.receive(plan(1))
+    begun = drive.wants(out.BeginExchange)
+    assert isinstance(begun, out.BeginExchange)
+    assert begun.error_commits == (0,)
+    exchanged(drive, 1)
+    drive.receive(commit(1, 1))
+    assert jobs(drive) == [JOB]
+    drive(e.ErrorsAdvanced())
+    assert jobs(drive) == [out.ApplyCommit(commit(1, 1))]
+    drive(e.CommitApplied(commit=1, state_hash=HASH))
+    drive(e.Published(e.Values(1)))
+    drive.merged(1)
+    drive.ask(20)
+    drive.sealed(20)
+    assert said(drive) == [(1,)]
+    drive.receive(plan(2, base=1))
+    begun = drive.wants(out.BeginExchange)
+    assert isinstance(begun, out.BeginExchange)
+    assert begun.error_commits == (1,)
+
+
+def test_without_the_setting_nothing_is_advanced_or_said() -> None:
+    drive = started()
+    at_boundary(drive)
+    drive.receive(plan(1))
+    exchanged(drive, 1)
+    drive.receive(commit(1, 1))
+    assert jobs(drive) == [out.ApplyCommit(commit(1, 1))]
+    assert not drive.core.site.error_commits
+
+
+def test_another_attempt_advances_nothing() -> None:
+    drive = ready_for_sync()
+    for attempt in (1, 2, 3):
+        drive.receive(plan(1, attempt))
+        begun = drive.wants(out.BeginExchange)
+        assert isinstance(begun, out.BeginExchange)
+        assert begun.error_commits == (0,)
+        assert not jobs(drive)
+    assert ready_again(drive) == [(0,)]
+
+
+def test_a_commit_without_this_site_advances_nothing() -> None:
+    drive = ready_for_sync()
+    drive.receive(commit(1, 1, contributors=(2, 3)))
+    assert jobs(drive) == [out.ApplyCommit(commit(1, 1, contributors=(2, 3)))]
+
+
+def test_a_commit_that_is_fetched_advances_the_error_before_the_fetch_begins() -> None:
+    drive = ready_for_sync()
+    found = sources(2, commit(1, 1), commit(2, 2, contributors=(2, 3)))
+    drive.receive(found)
+    assert jobs(drive) == [JOB]
+    drive(e.ErrorsAdvanced())
+    assert jobs(drive) == [out.FetchState(found)]
+    drive(e.StateFetched(commit=2, state_hash=HASH, run_step=20, run_tokens=600))
+    assert drive.core.site.error_commits == (1,)
+    assert not reports(drive)
+
+
+def test_a_commit_that_is_heard_of_twice_advances_the_error_once() -> None:
+    drive = ready_for_sync()
+    drive.receive(commit(1, 1))
+    assert jobs(drive) == [JOB]
+    for again in (commit(1, 1), sources(1, commit(1, 1))):
+        drive.receive(again)
+        assert not [job for job in jobs(drive) if isinstance(job, out.AdvanceErrors)]
+    drive(e.ErrorsAdvanced())
+    assert drive.core.site.error_commits == (1,)
+    assert not [job for job in jobs(drive) if isinstance(job, out.AdvanceErrors)]
+
+
+def test_what_cannot_be_advanced_is_dropped_and_said_and_the_commit_is_applied() -> None:
+    drive = ready_for_sync()
+    drive.core.site.error_commits = (7,)  # as if it had come to something before
+    drive.receive(commit(1, 1))
+    drive(e.ErrorsAdvanced(problem="the disk is full"))
+    assert reports(drive) == ["error feedback is dropped, and begins anew: the disk is full"]
+    assert jobs(drive) == [out.ApplyCommit(commit(1, 1))]
+    assert drive.core.site.error_commits == (0,)
+    drive(e.CommitApplied(commit=1, state_hash=HASH))
+    assert drive.core.site.error_commits == (0,)
+    assert drive.core.site.num_errors_dropped == 1
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_an_eviction_drops_the_error_also_while_it_is_advanced(ends: bool) -> None:
+    drive = ready_for_sync()
+    drive.receive(commit(1, 1))
+    if ends:
+        drive(e.ErrorsAdvanced())
+        assert drive.core.site.error_commits == (1,)
+    drive.receive(m.Evicted(reason="it was away"))
+    assert drive.core.site.error_commits == (0,)
+    if not ends:
+        drive(e.ErrorsAdvanced())
+        assert drive.core.site.error_commits == (0,), "it is what the discarded contribution left"
+
+
+def test_going_back_drops_the_error_of_a_void_commit() -> None:
+    drive = ready_for_sync()
+    drive.receive(commit(1, 1))
+    drive(e.ErrorsAdvanced())
+    drive(e.CommitApplied(commit=1, state_hash=HASH))
+    drive.receive(m.RolledBack(branch=1, commit=0, reason="a power cut"))
+    assert drive.core.site.error_commits == (0,)
+
+
+def test_a_state_that_was_fetched_meanwhile_has_taken_the_base_away() -> None:
+    """The fetch began before anybody said that a commit holds the contribution: it cannot be computed any more."""
+    drive = ready_for_sync()
+    drive.core.site.error_commits = (7,)
+    drive.receive(sources(2, commit(2, 2, contributors=(2, 3))))
+    assert [type(job) for job in jobs(drive)] == [out.FetchState]
+    drive.receive(commit(1, 1))
+    drive(e.StateFetched(commit=2, state_hash=HASH, run_step=20, run_tokens=600))
+    assert [text.split(": ")[0] for text in reports(drive)] == ["error feedback is dropped, and begins anew"]
+    assert drive.core.site.error_commits == (0,)
+    assert not [job for job in jobs(drive) if isinstance(job, out.AdvanceErrors)], "there is no base to do it from"
+
+
+def test_a_snapshot_keeps_the_error_that_it_was_sealed_with() -> None:
+    """Its Ready is said: whatever becomes of the error meanwhile, the contribution does not change."""
+    drive = started(settings=WITH_ERRORS)
+    drive.core.site.error_commits = (7,)
+    at_boundary(drive)
+    drive.core.site.error_commits = (0,)
+    assert ready_again(drive) == [(7,)]
+    drive.receive(plan(1))
+    begun = drive.wants(out.BeginExchange)
+    assert isinstance(begun, out.BeginExchange)
+    assert begun.error_commits == (7,)
+    drive.receive(commit(1, 1))
+    assert jobs(drive) == [out.AdvanceErrors(1, 0, 0, (7,))]
