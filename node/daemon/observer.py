@@ -151,6 +151,7 @@ class Observer:
             ("atoll_node_checkpoints_skipped", skipped_text, checkpoints.skipped),
             ("atoll_node_checkpoints_failed", failed_text, checkpoints.failed),
             ("atoll_node_wrong_states", "States that were not the run's and were repaired", site.num_wrong_states),
+            ("atoll_node_errors_dropped", "Times that error feedback was lost and began anew", site.num_errors_dropped),
             ("atoll_node_syncs", "Commits applied by this process", self._num_syncs),
         ):
             yield CounterMetricFamily(name, text, value)
@@ -185,6 +186,7 @@ class Observer:
                     apply_s=round(self.apply_s, 4),
                     sent_bytes=self.hub.counters.sent_bytes,
                     received_bytes=self.hub.counters.received_bytes,
+                    error_commits=list(self.core.site.error_commits),
                 )
             case e.Published(content):
                 since_s = self._loop.time() - self._sealed_at

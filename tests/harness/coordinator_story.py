@@ -407,6 +407,7 @@ class Story(CoordinatorQuestions):
         steps: int = 0,
         unreachable: str = "",
         fragment: int | None = None,
+        errors: tuple[int, ...] = (),
     ) -> None:
         """`train`: the seconds that its `steps` took, by default those of the sync. `unreachable`: names, by commas.
         `fragment`: of the sync, where several are open."""
@@ -420,6 +421,7 @@ class Story(CoordinatorQuestions):
             train_s=train,
             ranges=tuple(data),
             unreachable_site_ids=tuple(sorted(self.sites[who].site_id for who in unreachable.split(",") if who)),
+            error_commits=errors,
         )
         self.says(name, message)
 

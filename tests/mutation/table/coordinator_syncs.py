@@ -6,6 +6,22 @@ from tests.mutation.mutation import Mutation
 
 MUTATIONS = (
     Mutation(
+        name="a commit does not keep the errors",
+        rule="the commit record says which error each contribution had",
+        where="coordinator.core.sync.outcomes:commit",
+        old="error_commits=tuple(chain.from_iterable(attempt.weights.error_commits)),",
+        new="error_commits=(),",
+        tests=("tests/unit/coordinator/test_errors.py",),
+    ),
+    Mutation(
+        name="the errors are not kept with the weights",
+        rule="what contributors said is in the store with the weights: a restart changes no weight and no record",
+        where="coordinator.core.sync.attempts:Attempt.readys",
+        old="errors = weights.error_commits or ((),) * len(weights.said)",
+        new="errors = ((0,),) * len(weights.said)",
+        tests=("tests/unit/coordinator/test_errors.py",),
+    ),
+    Mutation(
         name="ready for a sync that is over is not answered",
         rule="who is ready for a sync that is over hears which one is open",
         where="coordinator.core.sync.driver:ready",

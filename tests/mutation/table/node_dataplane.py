@@ -8,6 +8,30 @@ AFTER_CUTS = ("tests/unit/local/test_snapshot_and_log.py",)
 
 MUTATIONS = (
     Mutation(
+        name="what is left over is not scaled",
+        rule="e' = a - decode(encode(a)) with a = (base - local) + beta * e",
+        where="node.dataplane.sync_data:SyncData.left_over",
+        old="out += self._beta * error",
+        new="out += error",
+        tests=("tests/unit/dataplane/test_error_feedback.py",),
+    ),
+    Mutation(
+        name="the error of any commit will do",
+        rule="the error of a chunk counts only with the commit that the core names",
+        where="node.dataplane.error_feedback:ErrorFeedback.of",
+        old="if pin.entry.version != commit:",
+        new="if False:",
+        tests=("tests/unit/dataplane/test_error_feedback.py",),
+    ),
+    Mutation(
+        name="what is left over of another base",
+        rule="error feedback is computed from the base of its contribution",
+        where="node.dataplane.sync_data:SyncData.left_over",
+        old="if record.version > self.base_commit:",
+        new="if False:",
+        tests=("tests/unit/dataplane/test_error_feedback.py",),
+    ),
+    Mutation(
         name="the snapshot of a run that goes back needs no room",
         rule="what cannot fit is refused at the door",
         where="node.dataplane.footprint:_snapshots",

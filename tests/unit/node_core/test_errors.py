@@ -98,6 +98,14 @@ def test_another_attempt_advances_nothing() -> None:
     assert ready_again(drive) == [(0,)]
 
 
+def test_an_abandoned_sync_advances_nothing() -> None:
+    drive = ready_for_sync()
+    drive.receive(plan(1))
+    drive.receive(m.Abandoned(sync=1, reason="too few", next=opened(2, 0)))
+    assert said(drive) == [(0,)]
+    assert not jobs(drive)
+
+
 def test_a_commit_without_this_site_advances_nothing() -> None:
     drive = ready_for_sync()
     drive.receive(commit(1, 1, contributors=(2, 3)))
@@ -190,3 +198,21 @@ def test_a_snapshot_keeps_the_error_that_it_was_sealed_with() -> None:
     assert begun.error_commits == (7,)
     drive.receive(commit(1, 1))
     assert jobs(drive) == [out.AdvanceErrors(1, 0, 0, (7,))]
+
+
+def test_the_error_waits_until_the_ranks_have_taken_a_difference() -> None:
+    """As the apply does: else PUBLISH would not hold the values again from which the next difference is made."""
+    drive = started(settings=WITH_ERRORS)
+    drive.receive(commit(1, 1, contributors=(2, 3)))
+    drive(e.CommitApplied(commit=1, state_hash=HASH))
+    drive.ask(10)
+    assert drive.wants(out.PublishState) == out.PublishState(e.Difference(0, 1))
+    drive(e.Published(e.Difference(0, 1)))
+    assert drive.answer().mode is e.MergeMode.SHIFT
+    drive.core.site.disk.add(JOB)
+    drive(e.Tick())
+    assert not jobs(drive)
+    drive.merged(1)
+    assert drive.wants(out.PublishState) == out.PublishState(e.Values(1))
+    drive(e.Published(e.Values(1)))
+    assert jobs(drive) == [JOB]

@@ -1,0 +1,56 @@
+"""One bit a parameter with error feedback, as real processes: sites die and come back, and all hold the same bits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from atoll.protocol.settings import SyncSettings
+from tests.harness.local_run import LocalRun
+from tests.process.test_runs import LIMIT_S, SETTINGS, SLOW, WORKER, committed
+
+SYNC = SyncSettings(every=10, chunk_elements=1000, codec="sign1", down="bf16", error_feedback=1.0)
+
+pytestmark = pytest.mark.timeout(150)
+
+
+def error_commits(run: LocalRun, name: str) -> list[tuple[int, list[int]]]:
+    return [(line["commit"], line["error_commits"]) for line in run.journal(name, "commit")]
+
+
+def test_each_commit_leaves_an_error_and_all_sites_hold_the_same_bits(tmp_path: Path) -> None:
+    with LocalRun(tmp_path, replace(SETTINGS, sync=SYNC)) as run:
+        run.start_coordinator()
+        for name in "abc":
+            run.start_node(name, WORKER)
+        assert run.wait_all(LIMIT_S) == {"a": 0, "b": 0, "c": 0}
+        for name in "abc":
+            assert error_commits(run, name) == [(n, [n]) for n in range(1, 7)]
+        for number in range(1, 7):
+            assert len(set(run.hashes(number).values())) == 1
+
+
+def test_a_site_that_was_killed_comes_back_without_an_error_and_the_others_keep_theirs(tmp_path: Path) -> None:
+    settings = replace(SETTINGS, steps=150, quorum=2, sync=SYNC)
+    with LocalRun(tmp_path, settings) as run:
+        run.start_coordinator()
+        for name in "abc":
+            run.start_node(name, SLOW)
+        run.wait(committed(3), LIMIT_S)
+        run.nodes["c"].kill()
+        at_death = run.status()["last_commit"]
+        run.wait(committed(at_death + 3), LIMIT_S)
+        run.start_node("c", SLOW)
+        assert run.wait_all(LIMIT_S) == {"a": 0, "b": 0, "c": 0}
+        last = run.status()["last_commit"]
+        assert len(set(run.hashes(last).values())) == 1
+        contributors = {c["commit"]: c["contributors"] for c in run.status()["commits"]}
+        for name in "abc":
+            found = error_commits(run, name)
+            assert found[-1][0] == last
+            for number, errors in found:
+                assert (errors == [number]) == (name in contributors[number]), (name, number, errors)
+        assert "c" in contributors[last]
+        assert any("c" not in names for names in contributors.values())
