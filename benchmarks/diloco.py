@@ -104,7 +104,11 @@ def follow(
 
 
 def simulate_diloco(
-    settings: RunSettings, corpus: data.Corpus, num_sites: int, progress: baselines.Progress = baselines.ignore
+    settings: RunSettings,
+    corpus: data.Corpus,
+    num_sites: int,
+    progress: baselines.Progress = baselines.ignore,
+    outer_of: Callable[[RunSettings, Mapping[str, Tensor]], Outer] = Outer,
 ) -> baselines.Comparison:
     """`num_sites` sites, each update taken as late as `settings.sync.overlap_steps` lets it; evaluates the outer
     parameters."""
@@ -119,7 +123,7 @@ def simulate_diloco(
             for index in range(trainee.step_index, until):
                 trainee.step([samples.batch(site, index)])
 
-    outer = Outer(settings, {name: p.detach() for name, p in model.named_parameters()})
+    outer = outer_of(settings, {name: p.detach() for name, p in model.named_parameters()})
     locals_ = [[p.detach() for p in trainee.model.parameters()] for trainee in trainees]
     follow(outer, locals_, train, lambda flight: progress(name, flight.boundary))
     after = held_out_bits_per_byte(model, corpus, settings.trainer.sequence)

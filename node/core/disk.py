@@ -90,8 +90,8 @@ class Disk:
         self.queue.insert(0 if isinstance(job, DistrustState | RollBack) else len(self.queue), job)
 
     def next_job(self, *, publish_is_in_use: bool) -> Job | None:
-        """Begin the first job that may begin, if nothing runs. No other passes a rollback that waits for PUBLISH; errors
-        wait as the apply does that follows: after a difference PUBLISH is to hold values again first."""
+        """Begin the first job that may begin, if nothing runs. No other passes a rollback that waits for PUBLISH.
+        Errors wait as the apply does that follows: after a difference PUBLISH is to hold values again first."""
         for job in self.queue if self.running is None else ():
             if not publish_is_in_use or not isinstance(job, FetchState | RollBack | AdvanceErrors):
                 self.queue.remove(job)

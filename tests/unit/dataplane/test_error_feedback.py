@@ -16,7 +16,7 @@ from atoll.protocol.codecs.table import CODECS
 from atoll.protocol.disk import REAL_DISK
 from atoll.protocol.errors import NonFiniteError, StateError
 from atoll.protocol.layout import Layout, Role
-from atoll.protocol.settings import SyncSettings
+from atoll.protocol.settings import RunSettings, SyncSettings
 from atoll.protocol.spec import spec_of
 from tests.harness.chunks import cut_out
 from tests.harness.data_plane import DTYPES, RUN, apply_all, filled, layout, payloads, seeded
@@ -31,8 +31,9 @@ def trained_chunks(used: Layout) -> list[int]:
 def site(
     folder: Path, used: Layout, codec: str, snapshot: memoryview, beta: float = 0.9
 ) -> tuple[SyncData, ErrorFeedback]:
-    errors = ErrorFeedback.create(folder / "errors", used, RUN, beta, REAL_DISK)
-    travels, outer = spec_of(SyncSettings(codec=codec), 0, 0), seeded(folder / "outer", used)
+    sync = SyncSettings(codec=codec, error_feedback=beta)
+    errors = ErrorFeedback.create(folder / "errors", used, RunSettings(run_id=RUN, sync=sync), REAL_DISK)
+    travels, outer = spec_of(sync, 0, 0), seeded(folder / "outer", used)
     return SyncData(used, travels, outer, snapshot, DTYPES, errors=errors, error_commits=(0,)), errors
 
 

@@ -65,7 +65,7 @@ def test_the_outer_file_has_the_size_that_is_told(optimizer: str, tmp_path: Path
 
 def test_the_errors_have_the_size_that_is_told(tmp_path: Path) -> None:
     settings = replace(SETTINGS, sync=replace(SETTINGS.sync, error_feedback=0.5))
-    ErrorFeedback.create(tmp_path, LAYOUT, RUN, 0.5, REAL_DISK)
+    ErrorFeedback.create(tmp_path, LAYOUT, settings, REAL_DISK)
     more = set(footprint(LAYOUT, settings).disk_parts) - set(footprint(LAYOUT, SETTINGS).disk_parts)
     assert more == {("error feedback", size_of(tmp_path / "error.chunks", tmp_path / "error.index"))}
 

@@ -1,0 +1,131 @@
+"""What each codec costs in held-out loss: the built-in model over several sites in one process, equal tokens.
+
+Contributions, averages, error feedback and outer update are the product's kernels; nothing is sent. Beside them data
+parallel and one site alone. Prints a Markdown table: held-out bits per byte, and bytes that a site sends up and gets
+back a step, beside data parallel in fp32. One thread a process; nothing here is timed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from atoll.node.dataplane import kernels as outer_kernels
+from atoll.node.worker import data
+from atoll.protocol.codecs import kernels
+from atoll.protocol.codecs.arithmetic import NOTHING, Floats
+from atoll.protocol.settings import OuterSettings, RunSettings, SyncSettings
+from benchmarks import baselines
+from benchmarks.diloco import Outer, simulate_diloco
+
+VARIANTS: dict[str, tuple[str, float]] = {
+    "fp32": ("fp32", 0), "bf16": ("bf16", 0), "int8": ("int8", 0), "int4": ("int4", 0), "e3m0": ("e3m0", 0),
+    "int2": ("int2", 0), "int2, error feedback": ("int2", 1), "sign1": ("sign1", 0),
+    "sign1, error feedback": ("sign1", 1), "int4, error feedback": ("int4", 1),
+}  # fmt: skip
+"""Codec up and beta. What comes down is in the same codec, but for those of 1 and 2 bits: int4."""
+
+
+class CodedOuter(Outer):
+    """Whose contributions and averages travel."""
+
+    def __init__(self, settings: RunSettings, named: Mapping[str, Tensor]) -> None:
+        super().__init__(settings, named)
+        self.sent_bytes = self.received_bytes = 0
+        self._errors: dict[tuple[int, int], Floats] = {}  # by site and place
+        self._slots = [np.zeros(p.numel(), np.float32) for p in self.values]
+
+    def step(self, places: Sequence[int], snapshots: Sequence[Sequence[Tensor]]) -> None:
+        sync, outer = self.settings.sync, self.settings.outer
+        for place, locals_ in zip(places, zip(*snapshots, strict=True), strict=True):
+            values = self.values[place].numpy().reshape(-1)
+            average, weight = np.zeros_like(values), np.float32(1 / len(locals_))
+            for site, local in enumerate(locals_):
+                data_ = self._contribution(site, place, values, local.numpy().reshape(-1))
+                self.sent_bytes += len(data_)
+                kernels.accumulate(data_, sync.codec_up, weight, average)
+            payload = kernels.encode(sync.codec_down, average)
+            self.received_bytes += len(payload) * len(locals_)
+            kernels.decode(payload, sync.codec_down, values.size, average)
+            rate, slot = np.float32(outer.learning_rate), self._slots[place]
+            outer_kernels.nesterov(values, slot, average, rate, np.float32(outer.momentum), values, slot)
+
+    def _contribution(self, site: int, place: int, base: Floats, local: Floats) -> bytes:
+        sync = self.settings.sync
+        error, beta = self._errors.get((site, place), NOTHING), np.float32(sync.error_feedback)
+        sent = kernels.encode(sync.codec_up, base, minus=local, error=error, beta=beta)
+        if sync.error_feedback:
+            left, decoded = base - local, np.empty_like(base)
+            kernels.decode(sent, sync.codec_up, base.size, decoded)
+            self._errors[site, place] = (left + beta * error if error.size else left) - decoded
+        return sent
+
+
+def settings_of(variant: str, seed: int, arguments: argparse.Namespace) -> RunSettings:
+    codec, beta = VARIANTS[variant]
+    down = "int4" if codec in ("int2", "sign1") else ""
+    rate, momentum = (float(part) for part in arguments.outer.split("/"))
+    return RunSettings(
+        run_id="quality",
+        seed=seed,
+        steps=arguments.steps,
+        sync=SyncSettings(every=arguments.sync_every, codec=codec, down=down, error_feedback=beta),
+        outer=OuterSettings(learning_rate=rate, momentum=momentum),
+    )
+
+
+def run(variant: str, seed: int, arguments: argparse.Namespace) -> tuple[float, float]:
+    """Held-out bits per byte, and the bytes that a site moves a step and parameter."""
+    torch.set_num_threads(1)
+    corpus = data.load(data.list_files(arguments.data))
+    if variant in VARIANTS:
+        made: list[CodedOuter] = []
+
+        def outer_of(settings: RunSettings, named: Mapping[str, Tensor]) -> Outer:
+            made.append(CodedOuter(settings, named))
+            return made[0]
+
+        found = simulate_diloco(settings_of(variant, seed, arguments), corpus, arguments.sites, outer_of=outer_of)
+        num = sum(p.numel() for p in made[0].values) * arguments.sites * arguments.steps
+        return found.bits_per_byte_after, (made[0].sent_bytes + made[0].received_bytes) / num
+    settings = settings_of("fp32", seed, arguments)
+    num_sites = arguments.sites if variant == "data parallel" else 1
+    found = baselines.train_data_parallel(settings, corpus, num_sites)
+    return found.bits_per_byte_after, 8.0 if num_sites > 1 else 0.0
+
+
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks quality", description=__doc__)
+    parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
+    parser.add_argument("--sites", type=int, default=4)
+    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--sync-every", type=int, default=15)
+    parser.add_argument("--outer", default="1.0/0", metavar="RATE/MOMENTUM")
+    parser.add_argument("--only", nargs="*", default=[], metavar="NAME", help="variants with these names")
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--data", nargs="*", default=[], metavar="PATH")
+    arguments = parser.parse_args(argv)
+    kernels.warm_up()
+    outer_kernels.warm_up()
+    names = [n for n in ("data parallel", "one site alone", *VARIANTS) if not arguments.only or n in arguments.only]
+    with ProcessPoolExecutor(arguments.processes) as pool:
+        jobs = {(n, seed): pool.submit(run, n, seed, arguments) for n in names for seed in arguments.seeds}
+        print(f"| codec | {' | '.join(f'seed {seed}' for seed in arguments.seeds)} | mean | bytes |")
+        print("| --- |" + " --- |" * (len(arguments.seeds) + 2))
+        for name in names:
+            found = [jobs[name, seed].result() for seed in arguments.seeds]
+            print(f"{name} is done", file=sys.stderr)
+            bits = [b for b, _ in found]
+            times = f"1/{8 / found[0][1]:.0f}" if found[0][1] else ""
+            print(
+                f"| {name} | {' | '.join(f'{b:.3f}' for b in bits)} | {statistics.fmean(bits):.3f} | {times} |",
+                flush=True,
+            )
+    return 0
