@@ -312,11 +312,21 @@ def _validate_sync(sync: SyncSettings) -> None:
 
 # --- as text: in the store, in Welcome, and to the workers
 
+WITHDRAWN = {"sync.zstd_level": "zstd is a property of the codec"}
+"""Settings that older versions had, and why they have no effect any more."""
 CAPABILITIES = frozenset(
     [
         *(f"codec {name}" for name in CODECS),
         *(f"outer optimizer {name}" for name in OUTER_OPTIMIZERS),
-        *("zstd", "error feedback", "overlap", "merge mix", "fragments", "syncs in flight"),
+        *(
+            "zstd",
+            "a codec for each direction",
+            "error feedback",
+            "overlap",
+            "merge mix",
+            "fragments",
+            "syncs in flight",
+        ),
     ]
 )
 """What a run may need of whoever takes part, by name, and this version can do."""
@@ -328,6 +338,7 @@ def needs_of(settings: RunSettings) -> list[str]:
     an older version would pass over, adds a name here when it has another value than its default."""
     sync = settings.sync
     extra = {
+        "a codec for each direction": len({sync.codec, sync.codec_up, sync.codec_down}) > 1,
         "error feedback": sync.error_feedback > 0,
         "overlap": sync.overlap_steps > 0,
         "merge mix": sync.merge == "mix",
@@ -368,7 +379,8 @@ def read_settings(text: str) -> tuple[RunSettings, tuple[str, ...]]:
         raise InvalidMessage(
             f"the run's settings are not ones this version understands ({error}); install the coordinator's version"
         ) from error
-    return settings, tuple(key.removeprefix("settings.") for key in unknown)
+    keys = (key.removeprefix("settings.") for key in unknown)
+    return settings, tuple(key for key in keys if key not in WITHDRAWN)
 
 
 def _check_needs(needs: object) -> None:

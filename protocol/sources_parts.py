@@ -21,6 +21,7 @@ _COMMIT_BYTES = 512
 _MEMBER_BYTES = 4 * 256 + 64
 _LINE_BYTES = 32
 _RANGE_BYTES = 32
+_NUMBER_BYTES = 10
 
 
 def most_bytes(commit: Commit) -> int:
@@ -31,6 +32,7 @@ def most_bytes(commit: Commit) -> int:
         + len(commit.contributors) * _MEMBER_BYTES
         + len(commit.done) * _LINE_BYTES
         + num_ranges * _RANGE_BYTES
+        + len(commit.error_commits) * _NUMBER_BYTES
     )
 
 

@@ -13,17 +13,18 @@ from atoll.protocol import messages as m
 
 
 def answered(ctx: Context, message: m.Sources) -> None:
-    """Tells the fetch that runs. Without one, queues a fetch if a donor has something newer; without a donor the site
-    tries the payloads of its own log."""
+    """Tells the fetch that runs; a commit that it brings may hold this site's contribution. Without one, queues a fetch
+    if a donor has something newer; without a donor the site tries the payloads of its own log."""
     site, disk = ctx.site, ctx.site.disk
     sources.forget(ctx)
+    if disk.find(RollBack) is None:
+        for commit in message.commits:
+            snapshots.note_contribution(ctx, commit)
     if disk.runs(FetchState):
         ctx.emit(TellFetch(message))
         return
     if site.seeding or disk.find(RollBack) is not None:
         return
-    for commit in message.commits:
-        snapshots.note_contribution(ctx, commit)
     held = disk.outer.commit if disk.outer is not None else -1
     reached = held if disk.outer is None or disk.applying is None else disk.applying
     if newest(message) <= reached:

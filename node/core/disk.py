@@ -84,10 +84,13 @@ class Disk:
 
     def add(self, job: Job) -> None:
         """Instead of one of its kind that waits, but for errors, which are of several fragments. Checks and rollbacks
-        go first."""
+        go first; errors go before a fetch, which takes their base away."""
         if not isinstance(job, AdvanceErrors):
             self.queue = [other for other in self.queue if type(other) is not type(job)]
-        self.queue.insert(0 if isinstance(job, DistrustState | RollBack) else len(self.queue), job)
+        place = 0 if isinstance(job, DistrustState | RollBack) else len(self.queue)
+        if isinstance(job, AdvanceErrors):
+            place = next((i for i, other in enumerate(self.queue) if isinstance(other, FetchState)), place)
+        self.queue.insert(place, job)
 
     def next_job(self, *, publish_is_in_use: bool) -> Job | None:
         """Begin the first job that may begin, if nothing runs. No other passes a rollback that waits for PUBLISH.

@@ -45,6 +45,7 @@ def advanced(ctx: Context, event: events.ErrorsAdvanced) -> None:
         return
     covered = ctx.settings.sync.fragments_in(job.fragment)
     if event.problem:
+        site.not_advanced_by = job.commit
         _drop(ctx, covered, event.problem)
     else:
         site.error_commits = tuple(job.commit if f in covered else at for f, at in enumerate(site.error_commits))
@@ -54,22 +55,27 @@ def check(ctx: Context, lane: Lane) -> None:
     """The lane's snapshot is consumed: if its commit has not advanced the error, the base is gone by now."""
     errors, commit = ctx.site.error_commits, lane.snapshot.committed_in
     covered = ctx.settings.sync.fragments_in(lane.fragment)
-    if errors and any(errors[f] != commit for f in covered):
-        _drop(ctx, covered, f"the state had commit {commit} before it was known to hold this site's contribution")
+    if errors and commit != ctx.site.not_advanced_by and any(errors[f] != commit for f in covered):
+        _drop(
+            ctx,
+            covered,
+            f"the state came to commit {commit}, which holds this site's contribution, before that could be computed",
+        )
         ctx.site.disk.forget(AdvanceErrors, lane.fragment)
 
 
 def discard(ctx: Context) -> None:
     """What this site trained counts no longer, and all that was left of it."""
     site = ctx.site
-    _drop(ctx, range(len(site.error_commits)), "what this site trained counts no longer")
+    if any(site.error_commits):
+        _drop(ctx, range(len(site.error_commits)), "what this site trained counts no longer")
     site.disk.forget(AdvanceErrors)
     site.advance_is_void = site.disk.runs(AdvanceErrors)
 
 
 def _drop(ctx: Context, fragments: Collection[int], reason: str) -> None:
+    """What a contribution has left over is lost with what was there before."""
     site = ctx.site
-    if any(site.error_commits[f] for f in fragments):
-        site.num_errors_dropped += 1
-        ctx.report(logging.WARNING, f"error feedback is dropped, and begins anew: {reason}")
+    site.num_errors_dropped += 1
     site.error_commits = tuple(0 if f in fragments else at for f, at in enumerate(site.error_commits))
+    ctx.report(logging.WARNING, f"error feedback is dropped, and begins anew: {reason}")

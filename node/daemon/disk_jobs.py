@@ -79,7 +79,9 @@ class DiskJobs:
                 if self._fetch is not None:
                     self._fetch.cancel()
             case out.AdvanceErrors():
-                self._shell.start(partial(self._advance_errors, output), lambda error: e.ErrorsAdvanced(str(error)))
+                self._shell.start(
+                    partial(self._advance_errors, output), lambda error: e.ErrorsAdvanced(str(error) or repr(error))
+                )
             case out.ApplyCommit(commit):
                 apply, number = partial(self._apply, commit), commit.commit
                 self._shell.start(apply, lambda error: e.ApplyFailed(number, str(error), self._has_moved))

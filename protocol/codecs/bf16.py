@@ -67,5 +67,5 @@ ARITHMETIC = Arithmetic(
     accumulate=_accumulate,
     check=_check,
     kernels=(_bf16_write, _bf16_decode),
-    golden="39d282097e997689459ef80c706449646dc4de714f1bc40162df1bba1bb4ca27",
+    golden="fae56c7ca56ba1e164cc95e4d27b70f91b35d4b9a197d32d82b86233f0ed5135",
 )

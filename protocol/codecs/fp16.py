@@ -94,5 +94,5 @@ ARITHMETIC = Arithmetic(
     accumulate=_accumulate,
     check=_check,
     kernels=(_fp16_write, _fp16_decode),
-    golden="89ea209d392927adf7c6dc4539f612a744a1829a241a64ef7d04a603dca440ea",
+    golden="d9672b3b7f5710f7d02c7799cb8d233024b86669fcc8e88885a8c8a1011e6c21",
 )

@@ -48,5 +48,5 @@ ARITHMETIC = Arithmetic(
     accumulate=_accumulate,
     check=_check,
     kernels=(_fp32_write,),
-    golden="72771c0cbcc3e7ca9eeea379f8de64a7dfbb705c9e4e40933b1dd4aa568351ad",
+    golden="c9f54944128e7da11fadd2e2d9b12568888989ec48ccfce6e6c209d9fdf15bff",
 )

@@ -8,10 +8,13 @@ import numpy.typing as npt
 from atoll.protocol.digest import DIGEST_BYTES, Digest
 from atoll.protocol.errors import SelfTestFailed
 
-KEPT_BITS = {"ordinary": 0x83FFFFFF, "halfway": 0x83FF8000, "small": 0x83FFFFFF, "subnormal": 0x807FFFFF}
+KEPT_BITS = {
+    "ordinary": 0x83FFFFFF, "halfway": 0x83FF8000, "faint": 0x87FFFFFF, "small": 0x83FFFFFF, "subnormal": 0x807FFFFF
+}  # fmt: skip
 """Of random words. Halfway numbers lie between two of bf16 or are one, and mostly so do their differences."""
-SET_BITS = {"ordinary": 0x3C000000, "halfway": 0x3C000000}
-"""From 2^-7 to 2, of either sign. Small numbers are below 2^-118, and some of them subnormal."""
+SET_BITS = {"ordinary": 0x3C000000, "halfway": 0x3C000000, "faint": 0x30000000}
+"""From 2^-7 to 2, of either sign. Faint ones are from 2^-31 to 2^-15, half of them subnormal in binary16. Small numbers
+are below 2^-118, and some of them subnormal."""
 
 
 def numbers(kind: str, rows: int, num_elements: int) -> npt.NDArray[np.float32]:

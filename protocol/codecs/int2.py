@@ -92,5 +92,5 @@ def _int2_unpack(scales: Any, packed: Any, weight: Any, is_added: Any, out: Any)
 
 
 ARITHMETIC = arithmetic_of(
-    INT2, _int2_pack, _int2_unpack, golden="512ecacb73b0c9744e75f7f38caf8dfcda6854a385d23a44c348adf10ead3dd0"
+    INT2, _int2_pack, _int2_unpack, golden="4377a3fa259872ff8b27507859b6127bf29f7158df605a876298e135b6f55a37"
 )

@@ -79,5 +79,5 @@ ARITHMETIC = arithmetic_of(
     _int4_pack,
     _int4_unpack,
     most=_MOST,
-    golden="40efd639bcb0bf4c5467b3b1f2b5571dac615d47ed4da7d4b54a142a24d45cc0",
+    golden="54253ac1d86e92c533066dcf02150a2841dad56a472db21d8b036f0cf0e89252",
 )

@@ -70,5 +70,5 @@ ARITHMETIC = arithmetic_of(
     _int8_pack,
     _int8_unpack,
     most=_MOST,
-    golden="424639f1876d8bda5f6e0ff3ade1bed6f277134227ea97e1305e05b83cb7a4f3",
+    golden="469ee9d0b00dbbeeec1ccca5493311af569f3a6757d6c6a3c7838b0da0f3f34a",
 )

@@ -84,5 +84,5 @@ def _sign1_unpack(scales: Any, packed: Any, weight: Any, is_added: Any, out: Any
 
 
 ARITHMETIC = arithmetic_of(
-    SIGN1, _sign1_pack, _sign1_unpack, golden="989b206c01015c86b90ded7ed0eea1c25ab30d55e71e1f76e915db5d734be5ed"
+    SIGN1, _sign1_pack, _sign1_unpack, golden="118b97deba49cf54b48fb32ae04955811feb4d0cc551c1f41139f5aabccc6e5f"
 )

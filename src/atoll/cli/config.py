@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,8 +11,10 @@ from typing import Any
 
 from atoll.coordinator.config import CoordinatorConfig
 from atoll.protocol.errors import ConfigError
-from atoll.protocol.settings import RunSettings, validate
+from atoll.protocol.settings import WITHDRAWN, RunSettings, validate
 from atoll.protocol.strict import build, field_types, nearest
+
+log = logging.getLogger(__name__)
 
 Tables = dict[str, dict[str, Any]]
 
@@ -56,6 +59,10 @@ def read_tables(path: Path) -> Tables:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"{path}: not valid TOML: {error}") from None
     known = sections()
+    for key, why in WITHDRAWN.items():
+        section, name = key.split(".")
+        if isinstance(table := document.get(section), dict) and table.pop(name, None) is not None:
+            log.warning("%s [%s]: %s has no effect any more: %s; remove the line", path, section, name, why)
     for section, table in document.items():
         if section not in known:
             kind = "section" if isinstance(table, dict) else "key outside of a section"

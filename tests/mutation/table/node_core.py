@@ -6,6 +6,22 @@ from tests.mutation.mutation import Mutation
 
 MUTATIONS = (
     Mutation(
+        name="a fetch that is under way hides the commit that holds the contribution",
+        rule="a contribution that is in a commit is never sent again, however the site hears of the commit",
+        where="node.core.catching_up:answered",
+        old="if disk.find(RollBack) is None:",
+        new="if disk.find(RollBack) is None and not disk.runs(FetchState):",
+        tests=("tests/unit/node_core/test_errors.py",),
+    ),
+    Mutation(
+        name="a fetch goes before the error",
+        rule="error feedback is advanced before the base is gone",
+        where="node.core.disk:Disk.add",
+        old="        if isinstance(job, AdvanceErrors):\n            place",
+        new="        if False:\n            place",
+        tests=("tests/unit/node_core/test_errors.py",),
+    ),
+    Mutation(
         name="the error is advanced while the ranks take a difference",
         rule="after a difference PUBLISH holds the values again",
         where="node.core.disk:Disk.next_job",
@@ -305,8 +321,8 @@ MUTATIONS = (
         name="a rollback begins under a difference",
         rule="a difference in PUBLISH is handed out before the disk is rolled back",
         where="node.core.disk:Disk.next_job",
-        old="not isinstance(job, FetchState | RollBack)",
-        new="not isinstance(job, FetchState)",
+        old="FetchState | RollBack | AdvanceErrors):",
+        new="FetchState | AdvanceErrors):",
         tests=("tests/golden/test_site_stories.py",),
     ),
     Mutation(

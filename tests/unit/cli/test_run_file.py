@@ -158,3 +158,12 @@ def test_a_file_over_the_bound_is_not_read(tmp_path: Path) -> None:
     path = write(tmp_path, "#" * ((1 << 20) + 1))
     with pytest.raises(ConfigError, match=r"this is not a run\.toml"):
         read_tables(path)
+
+
+def test_a_key_that_went_is_passed_over_and_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A file that an older version wrote starts the run again."""
+    path = tmp_path / "run.toml"
+    path.write_text(MINIMAL + "[sync]\nzstd_level = 3\nevery = 9\n")
+    settings, _ = load_run(path, store_path=tmp_path / "run.db")
+    assert settings.sync.every == 9
+    assert "run.toml [sync]: zstd_level has no effect any more: zstd is a property of the codec" in caplog.text

@@ -138,13 +138,13 @@ def test_a_commit_that_is_heard_of_twice_advances_the_error_once() -> None:
 
 def test_what_cannot_be_advanced_is_dropped_and_said_and_the_commit_is_applied() -> None:
     drive = ready_for_sync()
-    drive.core.site.error_commits = (7,)  # as if it had come to something before
     drive.receive(commit(1, 1))
     drive(e.ErrorsAdvanced(problem="the disk is full"))
     assert reports(drive) == ["error feedback is dropped, and begins anew: the disk is full"]
     assert jobs(drive) == [out.ApplyCommit(commit(1, 1))]
     assert drive.core.site.error_commits == (0,)
     drive(e.CommitApplied(commit=1, state_hash=HASH))
+    assert not reports(drive), "it is said once"
     assert drive.core.site.error_commits == (0,)
     assert drive.core.site.num_errors_dropped == 1
 
@@ -216,3 +216,30 @@ def test_the_error_waits_until_the_ranks_have_taken_a_difference() -> None:
     assert drive.wants(out.PublishState) == out.PublishState(e.Values(1))
     drive(e.Published(e.Values(1)))
     assert jobs(drive) == [JOB]
+
+
+def test_a_fetch_that_is_told_of_a_later_commit_with_the_contribution_in_it_drops_the_error() -> None:
+    """The fetch has taken the base away, or does so: what the commit left over cannot be computed, and what was left
+    before is in the commit. The samples count with it, and are not contributed again."""
+    drive = ready_for_sync()
+    drive.core.site.error_commits = (7,)
+    drive.receive(sources(1, commit(1, 1, contributors=(2, 3))))
+    assert [type(job) for job in jobs(drive)] == [out.FetchState]
+    drive(e.SourcesWanted(held=0, undialled_site_ids=()))
+    drive.receive(sources(2, commit(1, 1, contributors=(2, 3)), commit(2, 1)))
+    assert drive.wants(out.TellFetch)
+    drive(e.StateFetched(commit=2, state_hash=HASH, run_step=20, run_tokens=600))
+    assert len(reports(drive)) == 1
+    assert drive.core.site.error_commits == (0,)
+    assert not any(lane.snapshot.is_sealed for lane in drive.core.site.lanes)
+    copy = drive.core.site.workers.copies[0]
+    assert copy.contributed == 10, "the ranks take the commit as one that holds what they trained"
+
+
+def test_the_error_is_advanced_before_a_fetch_that_waits() -> None:
+    drive = ready_for_sync()
+    drive.receive(commit(1, 1, contributors=(2, 3)))
+    assert [type(job) for job in jobs(drive)] == [out.ApplyCommit]
+    drive.core.site.disk.add(out.FetchState(sources(3)))
+    drive.core.site.disk.add(JOB)
+    assert [type(job) for job in drive.core.site.disk.queue] == [out.AdvanceErrors, out.FetchState]

@@ -16,6 +16,7 @@ from atoll.protocol.settings import (
     CAPABILITIES,
     MAX_SETTINGS_CHARACTERS,
     MODELS,
+    WITHDRAWN,
     OuterSettings,
     RunSettings,
     SyncSettings,
@@ -59,7 +60,8 @@ def test_what_a_run_needs_is_named_in_its_settings() -> None:
             settings = RunSettings(run_id="r", sync=SyncSettings(codec=codec, down=down))
             needs = json.loads(settings_to_json(settings))["needs"]
             two = ["codec fp16"] if down == "fp16" != codec else []
-            assert needs == [f"codec {codec}", *two, "outer optimizer nesterov"]
+            each = ["a codec for each direction"] if two else []
+            assert needs == [f"codec {codec}", *two, "outer optimizer nesterov", *each]
             assert CAPABILITIES.issuperset(needs)
 
 
@@ -190,3 +192,11 @@ def test_windows_of_a_cycle_have_h_steps(every: int, fragments: int) -> None:
     assert min(windows) >= 1
     assert max(windows) - min(windows) <= 1
     assert sync.window_steps(fragments) == max(windows) if fragments > 1 else windows == [every]
+
+
+def test_a_setting_that_went_is_passed_over_in_a_stored_run() -> None:
+    table = json.loads(settings_to_json(RunSettings(run_id="r")))
+    table["sync"]["zstd_level"] = 3
+    assert read_settings(json.dumps(table)) == (RunSettings(run_id="r"), ())
+    fields = json.loads(settings_to_json(RunSettings(run_id="r")))
+    assert not [key for key in WITHDRAWN if key.split(".")[1] in fields[key.split(".")[0]]]
