@@ -12,7 +12,7 @@ import pytest
 
 from atoll.node.core import outputs as out
 from atoll.node.core.context import SiteIdentity
-from atoll.node.core.disk import Outer
+from atoll.node.core.disk import Job, Outer
 from atoll.node.core.events import Answer, Event, MergeMode
 from atoll.node.core.lanes import answers, snapshots
 from atoll.node.core.lanes.lane import Lane, Snapshot, SnapshotPhase, SnapshotStep
@@ -125,6 +125,23 @@ class SiteQuestions:
 
     def num_wrong_states(self) -> int:
         return self.core.site.num_wrong_states
+
+    def errors(self) -> tuple[int, ...]:
+        """Of each fragment: the commit that advanced its error feedback; 0: none."""
+        return self.core.site.error_commits
+
+    def had_errors(self, *commits: int) -> None:
+        """As if these had advanced it."""
+        self.core.site.error_commits = commits
+
+    def num_errors_dropped(self) -> int:
+        return self.core.site.num_errors_dropped
+
+    def queue(self, *jobs: Job) -> list[Job]:
+        """What waits for the disk, with these jobs."""
+        for job in jobs:
+            self.core.site.disk.add(job)
+        return self.core.site.disk.queue
 
     # --- its workers
 

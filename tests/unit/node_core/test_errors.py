@@ -84,7 +84,7 @@ def test_without_the_setting_nothing_is_advanced_or_said() -> None:
     exchanged(drive, 1)
     drive.receive(commit(1, 1))
     assert jobs(drive) == [out.ApplyCommit(commit(1, 1))]
-    assert not drive.core.site.error_commits
+    assert not drive.errors()
 
 
 def test_another_attempt_advances_nothing() -> None:
@@ -120,7 +120,7 @@ def test_a_commit_that_is_fetched_advances_the_error_before_the_fetch_begins() -
     drive(e.ErrorsAdvanced())
     assert jobs(drive) == [out.FetchState(found)]
     drive(e.StateFetched(commit=2, state_hash=HASH, run_step=20, run_tokens=600))
-    assert drive.core.site.error_commits == (1,)
+    assert drive.errors() == (1,)
     assert not reports(drive)
 
 
@@ -132,7 +132,7 @@ def test_a_commit_that_is_heard_of_twice_advances_the_error_once() -> None:
         drive.receive(again)
         assert not [job for job in jobs(drive) if isinstance(job, out.AdvanceErrors)]
     drive(e.ErrorsAdvanced())
-    assert drive.core.site.error_commits == (1,)
+    assert drive.errors() == (1,)
     assert not [job for job in jobs(drive) if isinstance(job, out.AdvanceErrors)]
 
 
@@ -142,11 +142,11 @@ def test_what_cannot_be_advanced_is_dropped_and_said_and_the_commit_is_applied()
     drive(e.ErrorsAdvanced(problem="the disk is full"))
     assert reports(drive) == ["error feedback is dropped, and begins anew: the disk is full"]
     assert jobs(drive) == [out.ApplyCommit(commit(1, 1))]
-    assert drive.core.site.error_commits == (0,)
+    assert drive.errors() == (0,)
     drive(e.CommitApplied(commit=1, state_hash=HASH))
     assert not reports(drive), "it is said once"
-    assert drive.core.site.error_commits == (0,)
-    assert drive.core.site.num_errors_dropped == 1
+    assert drive.errors() == (0,)
+    assert drive.num_errors_dropped() == 1
 
 
 @pytest.mark.parametrize("ends", [True, False])
@@ -155,12 +155,12 @@ def test_an_eviction_drops_the_error_also_while_it_is_advanced(ends: bool) -> No
     drive.receive(commit(1, 1))
     if ends:
         drive(e.ErrorsAdvanced())
-        assert drive.core.site.error_commits == (1,)
+        assert drive.errors() == (1,)
     drive.receive(m.Evicted(reason="it was away"))
-    assert drive.core.site.error_commits == (0,)
+    assert drive.errors() == (0,)
     if not ends:
         drive(e.ErrorsAdvanced())
-        assert drive.core.site.error_commits == (0,), "it is what the discarded contribution left"
+        assert drive.errors() == (0,), "it is what the discarded contribution left"
 
 
 def test_going_back_drops_the_error_of_a_void_commit() -> None:
@@ -169,28 +169,28 @@ def test_going_back_drops_the_error_of_a_void_commit() -> None:
     drive(e.ErrorsAdvanced())
     drive(e.CommitApplied(commit=1, state_hash=HASH))
     drive.receive(m.RolledBack(branch=1, commit=0, reason="a power cut"))
-    assert drive.core.site.error_commits == (0,)
+    assert drive.errors() == (0,)
 
 
 def test_a_state_that_was_fetched_meanwhile_has_taken_the_base_away() -> None:
     """The fetch began before anybody said that a commit holds the contribution: it cannot be computed any more."""
     drive = ready_for_sync()
-    drive.core.site.error_commits = (7,)
+    drive.had_errors(7)
     drive.receive(sources(2, commit(2, 2, contributors=(2, 3))))
     assert [type(job) for job in jobs(drive)] == [out.FetchState]
     drive.receive(commit(1, 1))
     drive(e.StateFetched(commit=2, state_hash=HASH, run_step=20, run_tokens=600))
     assert [text.split(": ")[0] for text in reports(drive)] == ["error feedback is dropped, and begins anew"]
-    assert drive.core.site.error_commits == (0,)
+    assert drive.errors() == (0,)
     assert not [job for job in jobs(drive) if isinstance(job, out.AdvanceErrors)], "there is no base to do it from"
 
 
 def test_a_snapshot_keeps_the_error_that_it_was_sealed_with() -> None:
     """Its Ready is said: whatever becomes of the error meanwhile, the contribution does not change."""
     drive = started(settings=WITH_ERRORS)
-    drive.core.site.error_commits = (7,)
+    drive.had_errors(7)
     at_boundary(drive)
-    drive.core.site.error_commits = (0,)
+    drive.had_errors(0)
     assert ready_again(drive) == [(7,)]
     drive.receive(plan(1))
     begun = drive.wants(out.BeginExchange)
@@ -209,7 +209,7 @@ def test_the_error_waits_until_the_ranks_have_taken_a_difference() -> None:
     assert drive.wants(out.PublishState) == out.PublishState(e.Difference(0, 1))
     drive(e.Published(e.Difference(0, 1)))
     assert drive.answer().mode is e.MergeMode.SHIFT
-    drive.core.site.disk.add(JOB)
+    drive.queue(JOB)
     drive(e.Tick())
     assert not jobs(drive)
     drive.merged(1)
@@ -222,7 +222,7 @@ def test_a_fetch_that_is_told_of_a_later_commit_with_the_contribution_in_it_drop
     """The fetch has taken the base away, or does so: what the commit left over cannot be computed, and what was left
     before is in the commit. The samples count with it, and are not contributed again."""
     drive = ready_for_sync()
-    drive.core.site.error_commits = (7,)
+    drive.had_errors(7)
     drive.receive(sources(1, commit(1, 1, contributors=(2, 3))))
     assert [type(job) for job in jobs(drive)] == [out.FetchState]
     drive(e.SourcesWanted(held=0, undialled_site_ids=()))
@@ -230,16 +230,13 @@ def test_a_fetch_that_is_told_of_a_later_commit_with_the_contribution_in_it_drop
     assert drive.wants(out.TellFetch)
     drive(e.StateFetched(commit=2, state_hash=HASH, run_step=20, run_tokens=600))
     assert len(reports(drive)) == 1
-    assert drive.core.site.error_commits == (0,)
-    assert not any(lane.snapshot.is_sealed for lane in drive.core.site.lanes)
-    copy = drive.core.site.workers.copies[0]
-    assert copy.contributed == 10, "the ranks take the commit as one that holds what they trained"
+    assert drive.errors() == (0,)
+    assert drive.has_contributed(), "the ranks take the commit as one that holds what they trained"
 
 
 def test_the_error_is_advanced_before_a_fetch_that_waits() -> None:
     drive = ready_for_sync()
     drive.receive(commit(1, 1, contributors=(2, 3)))
     assert [type(job) for job in jobs(drive)] == [out.ApplyCommit]
-    drive.core.site.disk.add(out.FetchState(sources(3)))
-    drive.core.site.disk.add(JOB)
-    assert [type(job) for job in drive.core.site.disk.queue] == [out.AdvanceErrors, out.FetchState]
+    queued = drive.queue(out.FetchState(sources(3)), JOB)
+    assert [type(job) for job in queued] == [out.AdvanceErrors, out.FetchState]
