@@ -1,8 +1,8 @@
 """What each codec costs in held-out loss: the built-in model over several sites in one process, equal tokens.
 
-Contributions, averages, error feedback and outer update are the product's kernels; nothing is sent. Beside them data
-parallel and one site alone. Prints a Markdown table: held-out bits per byte, and bytes that a site sends up and gets
-back a step, beside data parallel in fp32. One thread a process; nothing here is timed.
+Codecs, averages and outer update are the product's kernels; error feedback is written out here; nothing is sent.
+Beside them data parallel and one site alone. Prints a Markdown table: held-out bits per byte, and bytes that a site
+sends up and gets back a step, beside data parallel in fp32. One thread a process; nothing here is timed.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ def advanced(ctx: Context, event: events.ErrorsAdvanced) -> None:
     if job is None or is_void:
         return
     covered = ctx.settings.sync.fragments_in(job.fragment)
-    if event.problem:
+    if event.problem is not None:
         site.not_advanced_by = job.commit
         _drop(ctx, covered, event.problem)
     else:

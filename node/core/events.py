@@ -300,9 +300,9 @@ class CommitApplied:
 
 @dataclass(frozen=True, slots=True)
 class ErrorsAdvanced:
-    """Or not, and then `problem` says why."""
+    """`problem`: why that was not possible; None: it was."""
 
-    problem: str = ""
+    problem: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -283,7 +283,6 @@ class DataPlane:
 
     async def advance_errors(self, commit: int, data: SyncData) -> None:
         """What `commit`, which holds this site's contribution, leaves of it; the base is here still."""
-
         assert self.errors is not None
         async with self.lock:
             await run_to_its_end(partial(self.errors.advance, data.chunks, commit, data.left_over, self._pool))

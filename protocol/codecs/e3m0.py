@@ -1,6 +1,6 @@
 """e3m0: a sign and 3 bits of exponent: blocks of values, each 0 or one of 1, 1/2 ... 1/64 times the block's largest.
 
-Source: arXiv 2501.18512, section 2.3.
+Source: arXiv 2501.18512.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """int2: four levels a block: values above 1.25 times the mean magnitude, and the others, each by their mean magnitude,
 and the sign. 1.25 is near the best threshold of normal numbers, 1.23.
 
-Source: bin means as in SparseLoCo, arXiv 2508.15706, section 3.
+Source: bin means as in SparseLoCo, arXiv 2508.15706.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """sign1: the sign of each value, and one scale a block: the mean of the magnitudes.
 
-Source: arXiv 1901.09847, section 4. The root mean square in place of the mean would make sparse blocks larger than
+Source: arXiv 1901.09847. The root mean square in place of the mean would make sparse blocks larger than
 they are.
 """
 

@@ -52,9 +52,12 @@ def ready(run: Run, site: Site, message: m.Ready) -> None:
             f"{site.label} is ready for sync {message.sync} without having applied commit {sync.open.base_commit}",
         )
         return
-    if len(message.error_commits) not in (0, len(run.settings.sync.fragments_in(sync.open.fragment))):
+    settings = run.settings.sync
+    num_errors = len(settings.fragments_in(sync.open.fragment)) if settings.error_feedback else 0
+    if len(message.error_commits) != num_errors:
         text = (
-            f"Ready of {site.label} for sync {message.sync}: error feedback of {len(message.error_commits)} fragments"
+            f"Ready of {site.label} for sync {message.sync}: error feedback of {len(message.error_commits)} fragments, "
+            f"{num_errors} are expected"
         )
         run.refuse(site.stream, m.RefusedKind.INVALID, text)
         return

@@ -65,10 +65,8 @@ def cut_of(run: Run, weights: WeightsRecord, site_ids: Sequence[int]) -> tuple[s
 
 
 def beyond_bounds(ready: Ready, settings: SyncSettings) -> str:
-    """Why the tokens are more than possible, or cannot be those of the positions that Ready lists, or why it says too
-    much or too little of its error feedback; empty if nothing is wrong."""
-    if (settings.error_feedback > 0) != bool(ready.error_commits):
-        return f"it names {len(ready.error_commits)} commits of error feedback (sync.error_feedback)"
+    """Why the tokens are more than possible, or cannot be those of the positions that Ready lists; empty if they can,
+    or if it lists none."""
     if ready.tokens >= MAX_TOKENS:
         return f"it says {ready.tokens} tokens, less than {MAX_TOKENS} are possible"
     num_samples = sum(r.num_samples for r in ready.ranges)
