@@ -164,6 +164,11 @@ class Chunk:
         return self.num_elements // self.num_strips
 
     @property
+    def row_elements(self) -> int:
+        """Of a row of the block."""
+        return self.strip_elements if self.num_strips > 1 else min(self.stride_elements, self.num_elements)
+
+    @property
     def strip_starts(self) -> range:
         """The first element of each strip, within the tensor."""
         return range(

@@ -8,11 +8,11 @@ result at a time back into an array is what fp32 arithmetic gives. tests/unit/da
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
-from atoll.protocol.codecs import HEADER_BYTES, EncodedHeader, parse_header
+from atoll.protocol.codecs import HEADER_BYTES, EncodedHeader, bundles, parse_header
 from atoll.protocol.codecs.compression import decompressed
-from atoll.protocol.codecs.table import TABLE, UNCHANGED, floats, to_bytes
+from atoll.protocol.codecs.table import BUNDLE, TABLE, UNCHANGED, floats, to_bytes
 from atoll.protocol.errors import InvalidMessage
 from atoll.protocol.layout import DTYPE_BYTES, FP32_ROLES, Role
 from atoll.protocol.settings import OuterSettings
@@ -34,9 +34,17 @@ def record_bytes(role: Role, dtype: str, num_elements: int, settings: OuterSetti
 
 
 def recomputed(
-    *, role: Role, dtype: str, num_elements: int, settings: OuterSettings, record: bytes, payload: bytes
+    *,
+    role: Role,
+    dtype: str,
+    num_elements: int,
+    settings: OuterSettings,
+    record: bytes,
+    payload: bytes,
+    tokens: Sequence[int] = (),
 ) -> bytes:
-    """The record after the commit whose `payload` it is, from the `record` before it. `dtype` is the tensor's own.
+    """The record after the commit whose `payload` and weights it is, from the `record` before it. `dtype` is the
+    tensor's own.
 
     Raises InvalidMessage if they are not of such a chunk.
     """
@@ -44,17 +52,23 @@ def recomputed(
         raise InvalidMessage(f"a record of {len(record)} bytes, which is no such chunk's")
     carried = dtype if role is Role.BUFFER_LOWEST else "F32"
     codec = payload_codec(role, payload)
+    if codec == BUNDLE:
+        return _moved(record, bundles.plain(payload, num_elements, tokens), settings)
     header = parse_header(payload, codec=codec, num_elements=num_elements, dtype=carried)
     if codec == UNCHANGED:
         return record
     body, plain = _body(payload, header), TABLE[codec].plain
     if role is not Role.TRAINABLE or plain is None:
         return body
-    values, average = floats(record[: 4 * num_elements]), plain(body, num_elements)
+    return _moved(record, plain(body, num_elements), settings)
+
+
+def _moved(record: bytes, average: array[float], settings: OuterSettings) -> bytes:
+    values = floats(record[: 4 * len(average)])
     rate = array("f", [settings.learning_rate])[0]
     if settings.optimizer == "sgd":
         return to_bytes(_sgd(values, average, rate))
-    momentum = floats(record[4 * num_elements :])
+    momentum = floats(record[4 * len(values) :])
     return _nesterov(values, momentum, average, rate, array("f", [settings.momentum])[0])
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from typing import Any
 
-from atoll.protocol.codecs.table import CODECS
+from atoll.protocol.codecs.table import BUNDLE, CODECS, DENSE, SPARSE
 from atoll.protocol.errors import ConfigError, InvalidMessage, UnsupportedError
 from atoll.protocol.layout import MAX_CHUNKS, MAX_FRAGMENTS
 from atoll.protocol.messages import MAX_MEMBERS
@@ -17,6 +17,7 @@ from atoll.protocol.time_limits import time_limits
 
 OUTER_OPTIMIZERS = ("nesterov", "sgd")
 MERGES = ("keep", "mix")
+MEANS = ("senders", "all")
 
 
 def within(low: float, high: float, default: Any, *, open_low: bool = False, open_high: bool = False) -> Any:
@@ -87,12 +88,16 @@ class SyncSettings:
     """With `overlap_steps`: what a site sends is spread over most of the time in which it trains on, so that a thin
     link is used evenly; else it is sent as fast as the link takes it."""
     codec: str = one_of(CODECS, "int8")
-    """fp32, bf16, fp16, int8, int4, e3m0, int2 or sign1: how pseudo-gradients and their averages travel; docs/codecs.md
-    says what each costs."""
+    """fp32, bf16, fp16, int8, int4, e3m0, int2, sign1 or topk2: how pseudo-gradients and their averages travel;
+    docs/codecs.md says what each costs."""
     up: str = one_of(("", *CODECS), "")
     """The codec of pseudo-gradients alone, where it is another one; empty: `codec`."""
-    down: str = one_of(("", *CODECS), "")
-    """The codec of their averages alone, where it is another one; empty: `codec`."""
+    down: str = one_of(("", *DENSE), "")
+    """The codec of their averages alone, where it is another one; empty: `codec`. topk2 has none: the pseudo-gradients
+    themselves go to all sites."""
+    mean_over: str = one_of(MEANS, "senders")
+    """senders or all: with topk2 each element is averaged over the sites that sent it (arXiv 2508.15706), or over all,
+    as if the others had sent 0."""
     error_feedback: float = within(0, 1, 0.0)
     """beta: what the codec lost of a site's contribution, times beta, is added to its next one (arXiv 1901.09847); 0:
     it is lost. A site keeps 4 bytes a parameter for it."""
@@ -119,7 +124,8 @@ class SyncSettings:
 
     @property
     def codec_down(self) -> str:
-        return self.down or self.codec
+        """Or that they are bundled."""
+        return BUNDLE if self.codec_up in SPARSE else self.down or self.codec
 
     @property
     def all_fragments(self) -> int:
@@ -296,6 +302,21 @@ def _validate_sync(sync: SyncSettings) -> None:
             f"sync.fragments = {sync.fragments} is more than sync.every = {sync.every}: each fragment has a sync of "
             f"its own every {sync.every} steps, with a step or more between two; choose at most {sync.every} fragments"
         )
+    if sync.codec_up in SPARSE and sync.down:
+        raise ConfigError(
+            f'sync.down = "{sync.down}" with codec {sync.codec_up}, whose pseudo-gradients go to all sites themselves: '
+            "choose no sync.down"
+        )
+    if sync.codec_down in SPARSE:
+        raise ConfigError(
+            f'sync.codec = "{sync.codec}" with sync.up = "{sync.up}": averages of {sync.up} cannot travel as '
+            f"{sync.codec}; choose another sync.codec, or a sync.down"
+        )
+    if sync.mean_over != "senders" and sync.codec_up not in SPARSE:
+        raise ConfigError(
+            f'sync.mean_over = "{sync.mean_over}" with codec {sync.codec_up}, which sends every element: choose '
+            f'"senders", or codec {SPARSE[0]}'
+        )
     if sync.error_feedback and sync.codec_up == "fp32":
         raise ConfigError(
             f"sync.error_feedback = {sync.error_feedback} with codec fp32, which loses nothing: choose 0, or another "
@@ -321,6 +342,7 @@ CAPABILITIES = frozenset(
         *(
             "zstd",
             "a codec for each direction",
+            "mean over all",
             "error feedback",
             "overlap",
             "merge mix",
@@ -337,15 +359,17 @@ def needs_of(settings: RunSettings) -> list[str]:
     """What a node or coordinator must be able to do for this run. A setting that changes what they compute, and that
     an older version would pass over, adds a name here when it has another value than its default."""
     sync = settings.sync
+    is_sparse = sync.codec_up in SPARSE
     extra = {
-        "a codec for each direction": len({sync.codec, sync.codec_up, sync.codec_down}) > 1,
+        "a codec for each direction": not is_sparse and len({sync.codec, sync.codec_up, sync.codec_down}) > 1,
+        "mean over all": sync.mean_over == "all",
         "error feedback": sync.error_feedback > 0,
         "overlap": sync.overlap_steps > 0,
         "merge mix": sync.merge == "mix",
         "fragments": sync.fragments > 1,
         "syncs in flight": sync.most_in_flight > 1,
     }
-    codecs = dict.fromkeys((sync.codec_up, sync.codec_down))
+    codecs = [sync.codec_up] if is_sparse else dict.fromkeys((sync.codec_up, sync.codec_down))
     needs = [*(f"codec {name}" for name in codecs), f"outer optimizer {settings.outer.optimizer}"]
     return needs + [name for name, is_needed in extra.items() if is_needed]
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from functools import lru_cache
 
-from atoll.protocol.codecs import max_encoded_bytes, peek_codec
-from atoll.protocol.codecs.table import CODECS, UNCHANGED
+from atoll.protocol.codecs import bundles, max_encoded_bytes, parse_header, peek_codec
+from atoll.protocol.codecs.table import BUNDLE, DENSE, SPARSE, UNCHANGED
 from atoll.protocol.errors import InvalidMessage
 from atoll.protocol.layout import Role
 from atoll.protocol.settings import SyncSettings
@@ -22,6 +23,13 @@ class Contribution(Enum):
 class Aggregation(Enum):
     MEAN = "weighted by tokens"
     LOWEST = "the bytes of the lowest contributor"
+    BUNDLE = "over the sites that sent an element"
+    """Weighted by tokens, by each site as it applies the contributions."""
+    BUNDLE_OVER_ALL = "over all sites"
+
+    @property
+    def is_bundle(self) -> bool:
+        return self in (Aggregation.BUNDLE, Aggregation.BUNDLE_OVER_ALL)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,19 +66,30 @@ class Spec:
         return self.trainable if role is Role.TRAINABLE else _BUFFERS[role]
 
     def max_bytes(self, role: Role, num_elements: int, itemsize: int) -> int:
-        """The most that a contribution or payload of such a chunk has."""
+        """The most that one encoding of such a chunk has: a contribution or, unless it is a bundle, a payload."""
         way = self.of(role)
-        return max(max_encoded_bytes(codec, num_elements, itemsize) for codec in (way.up, way.down))
+        codecs = [way.up] if way.aggregation.is_bundle else [way.up, way.down]
+        return max(max_encoded_bytes(codec, num_elements, itemsize) for codec in codecs)
+
+    def payload_bytes(self, role: Role, num_elements: int, itemsize: int, num_contributors: int) -> int:
+        """The most that a payload of such a chunk has in a sync of so many contributors."""
+        way = self.of(role)
+        if way.aggregation.is_bundle:
+            return bundles.max_bundle_bytes(way.up, num_elements, num_contributors)
+        return max_encoded_bytes(way.down, num_elements, itemsize)
 
 
 def spec_of(settings: SyncSettings, base_commit: int, fragment: int) -> Spec:
     """Of the sync of `fragment` that starts from `base_commit`, as its plan says."""
+    aggregation = Aggregation.MEAN
+    if settings.codec_down == BUNDLE:
+        aggregation = Aggregation.BUNDLE_OVER_ALL if settings.mean_over == "all" else Aggregation.BUNDLE
     return Spec(
         trainable=Way(
             up=settings.codec_up,
             down=settings.codec_down,
             contribution=Contribution.DELTA,
-            aggregation=Aggregation.MEAN,
+            aggregation=aggregation,
         )
     )
 
@@ -83,11 +102,23 @@ def payload_codec(role: Role, data: Data) -> str:
     codec = peek_codec(data)
     if role is not Role.TRAINABLE:
         return _BUFFERS[role].codec_in(data, _BUFFERS[role].down)
-    if codec not in CODECS:
-        raise InvalidMessage(f"encoded chunk: codec {codec} carries no pseudo-gradient")
+    if codec not in (*DENSE, BUNDLE):
+        raise InvalidMessage(f"encoded chunk: codec {codec} carries no average of pseudo-gradients")
     return codec
 
 
-def max_payload_bytes(role: Role, num_elements: int, itemsize: int) -> int:
-    codecs = CODECS if role is Role.TRAINABLE else (_BUFFERS[role].down,)
-    return max(max_encoded_bytes(codec, num_elements, itemsize) for codec in codecs)
+def check_payload(role: Role, data: Data, num_elements: int, dtype: str) -> None:
+    """Raises InvalidMessage unless `data` has the header and size of a payload of such a chunk in some run."""
+    codec = payload_codec(role, data)
+    if codec == BUNDLE:
+        bundles.split(data, num_elements)
+    else:
+        parse_header(data, codec=codec, num_elements=num_elements, dtype=dtype)
+
+
+@lru_cache(1024)
+def max_payload_bytes(role: Role, num_elements: int, itemsize: int, num_contributors: int) -> int:
+    codecs = DENSE if role is Role.TRAINABLE else (_BUFFERS[role].down,)
+    dense = max(max_encoded_bytes(codec, num_elements, itemsize) for codec in codecs)
+    bundled = max(bundles.max_bundle_bytes(codec, num_elements, num_contributors) for codec in SPARSE)
+    return max(dense, bundled) if role is Role.TRAINABLE else dense

@@ -416,6 +416,8 @@ class Recompute:
     outer: OuterSettings
     record: bytes | bytearray
     payload: bytes | bytearray
+    tokens: tuple[int, ...] = ()
+    """Of the contributors of its commit."""
 
 
 @dataclass(frozen=True, slots=True)

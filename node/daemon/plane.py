@@ -29,6 +29,7 @@ from atoll.node.threads import each, run_to_its_end
 from atoll.protocol.errors import ConfigError, HostError, StateError
 from atoll.protocol.layout import Layout, Manifest
 from atoll.protocol.messages import Commit, Evidence
+from atoll.protocol.plans import weights
 from atoll.protocol.settings import RunSettings
 from atoll.protocol.spec import spec_of
 
@@ -293,11 +294,11 @@ class DataPlane:
             raise StateError(f"{self.home.state_folder}: the outer state is gone, as the run has gone back")
         return self.outer
 
-    def _payload_of(self, base_commit: int, chunk: int) -> bytes | None:
+    def _payload_of(self, base_commit: int, chunk: int) -> tuple[bytes, tuple[int, ...]] | None:
         """That led to the base."""
         try:
             commit = self.log.history.touch(self.layout.fragment_of[chunk], base_commit)
-            return self.log.read(commit, chunk) if commit else None
+            return (self.log.read(commit, chunk), weights(self.log.record(commit))) if commit else None
         except StateError:
             return None  # fetched as a state, or damaged
 

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from atoll.node.dataplane import kernels
 from atoll.protocol.messages import Commit
+from atoll.protocol.plans import weights
 from atoll.protocol.recompute import slots_of
 from atoll.protocol.settings import OuterSettings
 
@@ -30,6 +31,8 @@ class OuterUpdate:
     optimizer: str
     learning_rate: np.float32
     momentum: np.float32
+    tokens: tuple[int, ...] = ()
+    """Of its contributors: how a bundle is averaged."""
 
     def apply(
         self, values: Floats, slots: Sequence[Floats], avg: Floats, out_values: Floats, out_slots: Sequence[Floats]
@@ -58,4 +61,10 @@ class OuterOptimizer:
     def at(self, record: Commit) -> OuterUpdate:
         """Bound to a commit: whatever changes in the course of a run is a function of its record."""
         outer = self.settings
-        return OuterUpdate(record.commit, outer.optimizer, np.float32(outer.learning_rate), np.float32(outer.momentum))
+        return OuterUpdate(
+            record.commit,
+            outer.optimizer,
+            np.float32(outer.learning_rate),
+            np.float32(outer.momentum),
+            weights(record),
+        )

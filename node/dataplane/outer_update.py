@@ -29,7 +29,7 @@ def apply(layout: Layout, chunk: int, old: Bytes, payload: Encoded, update: Oute
     codec, dtype = payload_codec(spec.role, payload), layout.wire_dtype(spec)
     if spec.role is Role.TRAINABLE:
         average = scratch.floats("average", spec.num_elements)
-        kernels.decode(payload, codec, spec.num_elements, average)
+        kernels.decode(payload, codec, spec.num_elements, average, tokens=update.tokens)
         rows = old.view(np.float32).reshape(-1, spec.num_elements)
         out = new.view(np.float32).reshape(-1, spec.num_elements)
         update.apply(rows[0], list(rows[1:]), average, out[0], list(out[1:]))

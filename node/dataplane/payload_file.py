@@ -6,13 +6,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from atoll.node.dataplane.chunk_file import ChunkFile
-from atoll.protocol.codecs import parse_header
 from atoll.protocol.digest import Digest
 from atoll.protocol.errors import InvalidMessage
 from atoll.protocol.layout import Layout
 from atoll.protocol.messages import Commit, Plan
 from atoll.protocol.plans import payload_digest, payload_hash
-from atoll.protocol.spec import payload_codec
+from atoll.protocol.spec import check_payload
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -49,16 +48,10 @@ class PayloadFile(ChunkFile):
         """Raises InvalidMessage too, if it is no payload of this chunk."""
         if not self._layout.travels(chunk, self._fragment):
             raise InvalidMessage(f"{self.path.name}: chunk {chunk} has no payload in this layout")
-        check_payload(self._layout, chunk, data)
+        spec = self._layout.chunks[chunk]
+        check_payload(spec.role, data, spec.num_elements, self._layout.wire_dtype(spec))
         super().put(chunk, data, hash, version)
 
     def digest(self, plan: Plan | Commit) -> bytes:
         """The digest that Done and Commit carry. Raises StateError while payloads are missing."""
         return payload_digest(self._run_id, plan, self.all_hashes())
-
-
-def check_payload(layout: Layout, chunk: int, data: bytes | bytearray | memoryview) -> None:
-    """Raises InvalidMessage unless `data` has the header and size of an encoded chunk of this place."""
-    spec = layout.chunks[chunk]
-    codec, dtype = payload_codec(spec.role, data), layout.wire_dtype(spec)
-    parse_header(data, codec=codec, num_elements=spec.num_elements, dtype=dtype)

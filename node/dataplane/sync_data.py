@@ -18,7 +18,7 @@ from atoll.node.dataplane.error_feedback import ErrorFeedback
 from atoll.node.dataplane.outer_state import OuterState, PinnedChunk
 from atoll.node.dataplane.outliers import LARGEST_AVERAGE, LARGEST_CONTRIBUTION, Outlier, above, limits
 from atoll.node.dataplane.store_files import Bytes
-from atoll.protocol.codecs import arithmetic, kernels, scratch, unchanged
+from atoll.protocol.codecs import arithmetic, bundles, kernels, scratch, unchanged
 from atoll.protocol.codecs.table import UNCHANGED
 from atoll.protocol.errors import AverageError, InvalidMessage, NonFiniteError, StateError
 from atoll.protocol.layout import DTYPE_BYTES, Chunk, Layout, Role
@@ -41,8 +41,8 @@ class SyncData:
     """The shared buffer, of `layout.buffer_bytes`."""
     dtypes: Mapping[str, str]
     """The worker's own, by the name of the trainable tensor; each has a base (`bases.check_base_dtypes`)."""
-    last_payload: Callable[[int], bytes | None] = lambda chunk: None
-    """Of a chunk in the commit that the base is; None if it is not here."""
+    last_payload: Callable[[int], tuple[bytes, tuple[int, ...]] | None] = lambda chunk: None
+    """Of a chunk in the commit that the base is, and the weights of that; None if it is not here."""
     fragment: int = 0
     base_commit: int = 0
     errors: ErrorFeedback | None = None
@@ -116,9 +116,15 @@ class SyncData:
         return base_of(record.values, dtype) if spec.role is Role.BUFFER_MEAN else record.values
 
     def max_bytes(self, chunk: int) -> int:
-        """The most an encoded contribution or payload of this chunk can have."""
+        """The most that an encoded contribution to this chunk can have."""
         spec = self._sync_chunk(chunk)
         return self.travels.max_bytes(spec.role, spec.num_elements, DTYPE_BYTES[self.layout.wire_dtype(spec)])
+
+    def payload_bytes(self, chunk: int, num_contributors: int) -> int:
+        """The most that a payload of this chunk can have, where so many contribute."""
+        spec = self._sync_chunk(chunk)
+        itemsize = DTYPE_BYTES[self.layout.wire_dtype(spec)]
+        return self.travels.payload_bytes(spec.role, spec.num_elements, itemsize, num_contributors)
 
     def check(self, chunk: int, data: bytes | bytearray | memoryview) -> None:
         """Raises InvalidMessage unless it is an encoded chunk of this place in the layout, and finite: what a peer sent
@@ -151,6 +157,8 @@ class SyncData:
             first = _read(contributions[0][1])
             self.check(chunk, first)
             return bytes(first)
+        if way.aggregation.is_bundle:
+            return self._bundle(spec, contributions)
         average = scratch.floats("average", spec.num_elements)
         average.fill(0)
         add = self._add_buffer if way.contribution is Contribution.VALUE else self._add_difference
@@ -159,17 +167,26 @@ class SyncData:
             norms.append(add(spec, _read(read), np.float32(tokens / total), average))
         if all(norm is None for norm in norms):
             return unchanged(spec.num_elements, "F32")
-        name = self.layout.name_of(chunk)
-        if found := self._outliers(spec, [norm or 0.0 for norm in norms]):
-            what = ", ".join(f"{norm:.3g} (limit {limit:.3g})" for _, norm, limit in found)
-            raise AverageError(f"contributions to {_place(name, spec)} of norm {what}", name, found)
+        self._refuse_outliers(spec, [norm or 0.0 for norm in norms])
         if way.contribution is Contribution.VALUE and (None not in norms or self._is_base_finite(spec)):
             # A mean of finite values is finite: what is beyond is the rounding of weights and sums.
             np.clip(average, -_LARGEST, _LARGEST, out=average)
         try:
             return kernels.encode(way.down, average)
         except NonFiniteError as error:
+            name = self.layout.name_of(chunk)
             raise AverageError(f"the average of {_place(name, spec)}: {error}", name) from None
+
+    def _bundle(self, spec: Chunk, contributions: Sequence[tuple[int, bytes | Callable[[], bytes]]]) -> bytes:
+        """What all sites average as they apply it. A contribution is looked at here as one that is averaged."""
+        parts, norms = [_read(read) for _, read in contributions], []
+        sums = scratch.floats("average", spec.num_elements)
+        sums.fill(0)
+        for part in parts:
+            norms.append(self._add_difference(spec, part, arithmetic.ONE, sums))
+        self._refuse_outliers(spec, norms)
+        over_all = self.travels.of(spec.role).aggregation is Aggregation.BUNDLE_OVER_ALL
+        return bundles.join(spec.num_elements, parts, over_all=over_all)
 
     def _add_difference(self, spec: Chunk, data: bytes, weight: np.float32, average: Floats) -> float:
         """`average += weight * contribution`; the norm of the contribution."""
@@ -195,6 +212,12 @@ class SyncData:
         with self.outer.pinned(spec.index) as record:
             return arithmetic.is_finite(record.values)
 
+    def _refuse_outliers(self, spec: Chunk, norms: list[float]) -> None:
+        if found := self._outliers(spec, norms):
+            name = self.layout.name_of(spec.index)
+            what = ", ".join(f"{norm:.3g} (limit {limit:.3g})" for _, norm, limit in found)
+            raise AverageError(f"contributions to {_place(name, spec)} of norm {what}", name, found)
+
     def _outliers(self, spec: Chunk, norms: list[float]) -> tuple[Outlier, ...]:
         with self.outer.pinned(spec.index) as record:
             base_norm = arithmetic.norm(record.values)
@@ -214,19 +237,29 @@ class SyncData:
 
     def _last_norm(self, spec: Chunk) -> float:
         """Of the last average; 0 if it is not known."""
-        payload = self.last_payload(spec.index)
-        if payload is None:
+        found = self.last_payload(spec.index)
+        if found is None:
             return 0.0
+        payload, tokens = found
         last = scratch.floats("last", spec.num_elements)
-        kernels.decode(payload, self.travels.of(spec.role).down, spec.num_elements, last)
+        kernels.decode(payload, self.travels.of(spec.role).down, spec.num_elements, last, tokens=tokens)
         return arithmetic.norm(last)
 
-    def check_payload(self, chunk: int, data: bytes | bytearray | memoryview) -> None:
-        """The same of an average: none of differences may be so large that outer updates of it overflow."""
+    def check_payload(self, chunk: int, data: bytes | bytearray | memoryview, num_contributors: int) -> None:
+        """The same of a payload where so many contribute: no average of differences may be so large that outer updates
+        of it overflow."""
         spec = self._sync_chunk(chunk)
         way = self.travels.of(spec.role)
         below = LARGEST_AVERAGE if way.contribution is Contribution.DELTA else math.inf
         self._check(spec, data, way.down, below)
+        if way.aggregation.is_bundle:
+            bundle = bundles.split(data, spec.num_elements)
+            found = Aggregation.BUNDLE_OVER_ALL if bundle.over_all else Aggregation.BUNDLE
+            if (bundle.codec, found, len(bundle.contributions)) != (way.up, way.aggregation, num_contributors):
+                raise InvalidMessage(
+                    f"chunk {chunk}: a bundle of {len(bundle.contributions)} contributions of codec {bundle.codec}, "
+                    f"{found.value}; {num_contributors} of codec {way.up} are expected, {way.aggregation.value}"
+                )
 
     def payload_hash(self, data: bytes | bytearray | memoryview) -> bytes:
         return payload_hash(data)
@@ -240,7 +273,9 @@ class SyncData:
     ) -> bytes:
         codec, dtype = self.travels.of(spec.role).up, self.layout.wire_dtype(spec)
         try:
-            return kernels.encode(codec, values, minus=minus, error=left, beta=self._beta, dtype=dtype)
+            return kernels.encode(
+                codec, values, minus=minus, error=left, beta=self._beta, dtype=dtype, width=spec.row_elements
+            )
         except NonFiniteError as error:
             name = self.layout.name_of(spec.index)
             advice = "lower the learning rate or look for the loss that overflowed"

@@ -25,6 +25,7 @@ DTYPE_IDS = {
     "F8_E4M3": 11, "F8_E5M2": 12, "U16": 13, "U32": 14, "U64": 15,
 }  # fmt: skip
 
+Data = bytes | bytearray | memoryview
 _HEADER = struct.Struct("<BBBBIQ")
 _CODEC_NAMES = {codec.number: name for name, codec in TABLE.items()}
 _DTYPE_NAMES = {number: name for name, number in DTYPE_IDS.items()}
@@ -38,6 +39,8 @@ class EncodedHeader:
     zstd: bool
     dtype: str
     num_elements: int
+    columns: int = 0
+    """Of a codec that carries some of the values."""
 
     @property
     def body_bytes(self) -> int:
@@ -45,14 +48,30 @@ class EncodedHeader:
         return TABLE[self.codec].body_bytes(self.num_elements, DTYPE_BYTES[self.dtype])
 
     def pack(self) -> bytes:
-        return _HEADER.pack(
-            FORMAT_VERSION,
-            TABLE[self.codec].number,
-            FLAG_ZSTD if self.zstd else 0,
-            DTYPE_IDS[self.dtype],
-            TABLE[self.codec].block,
-            self.num_elements,
-        )
+        block = self.columns or TABLE[self.codec].block
+        return pack_header(self.codec, FLAG_ZSTD if self.zstd else 0, self.dtype, block, self.num_elements)
+
+
+def pack_header(codec: str, flags: int, dtype: str, block: int, num_elements: int) -> bytes:
+    return _HEADER.pack(FORMAT_VERSION, TABLE[codec].number, flags, DTYPE_IDS[dtype], block, num_elements)
+
+
+def unpack_header(data: Data, codec: str, dtype: str, num_elements: int) -> tuple[int, int]:
+    """Flags and block. Raises InvalidMessage if `data` has no header, or one that says anything else of the others."""
+    size = data.nbytes if isinstance(data, memoryview) else len(data)
+    if size < HEADER_BYTES:
+        raise InvalidMessage(f"encoded chunk: {size} bytes, the header alone has {HEADER_BYTES}")
+    version, number, flags, dtype_id, block, count = _HEADER.unpack_from(data)
+    if version != FORMAT_VERSION:
+        raise InvalidMessage(f"encoded chunk: format version {version}, this is {FORMAT_VERSION}")
+    if number != TABLE[codec].number:
+        found = _CODEC_NAMES.get(number, number)
+        raise InvalidMessage(f"encoded chunk: codec {found}, the run's layout asks for {codec}")
+    if dtype_id != DTYPE_IDS[dtype]:
+        raise InvalidMessage(f"encoded chunk: dtype {_DTYPE_NAMES.get(dtype_id, dtype_id)}, expected {dtype}")
+    if count != num_elements:
+        raise InvalidMessage(f"encoded chunk: {count} elements, the layout has {num_elements}")
+    return flags, block
 
 
 def unchanged(num_elements: int, dtype: str) -> bytes:
@@ -66,38 +85,28 @@ def max_encoded_bytes(codec: str, num_elements: int, itemsize: int = 4) -> int:
     return HEADER_BYTES + TABLE[codec].body_bytes(num_elements, itemsize)
 
 
-def parse_header(
-    data: bytes | bytearray | memoryview, *, codec: str, num_elements: int, dtype: str = "F32"
-) -> EncodedHeader:
+def parse_header(data: Data, *, codec: str, num_elements: int, dtype: str = "F32") -> EncodedHeader:
     """The header of an encoded chunk, which must be `codec` over `num_elements` of `dtype` and have the right size.
 
     Raises InvalidMessage if the chunk says anything else, is truncated or too long.
     """
-    size = data.nbytes if isinstance(data, memoryview) else len(data)
-    if size < HEADER_BYTES:
-        raise InvalidMessage(f"encoded chunk: {size} bytes, the header alone has {HEADER_BYTES}")
-    version, number, flags, dtype_id, block, count = _HEADER.unpack_from(data)
-    if version != FORMAT_VERSION:
-        raise InvalidMessage(f"encoded chunk: format version {version}, this is {FORMAT_VERSION}")
-    if number != TABLE[codec].number:
-        found = _CODEC_NAMES.get(number, number)
-        raise InvalidMessage(f"encoded chunk: codec {found}, the run's layout asks for {codec}")
+    flags, block = unpack_header(data, codec, dtype, num_elements)
+    row, size = TABLE[codec], data.nbytes if isinstance(data, memoryview) else len(data)
     if flags & ~FLAG_ZSTD:
         raise InvalidMessage(f"encoded chunk: unknown flags {flags:#04x}")
-    if dtype_id != DTYPE_IDS[dtype]:
-        raise InvalidMessage(f"encoded chunk: dtype {_DTYPE_NAMES.get(dtype_id, dtype_id)}, expected {dtype}")
-    if block != TABLE[codec].block:
-        raise InvalidMessage(f"encoded chunk: block {block}, {codec} has {TABLE[codec].block}")
-    if count != num_elements:
-        raise InvalidMessage(f"encoded chunk: {count} elements, the layout has {num_elements}")
+    if row.sparse is None and block != row.block:
+        raise InvalidMessage(f"encoded chunk: block {block}, {codec} has {row.block}")
+    if row.sparse is not None and not row.sparse.fits(block, num_elements):
+        raise InvalidMessage(f"encoded chunk: {num_elements} elements in rows of {block}, which {codec} cannot have")
     full = max_encoded_bytes(codec, num_elements, DTYPE_BYTES[dtype])
     zstd = bool(flags & FLAG_ZSTD)
     if size >= full if zstd else size != full:
         raise InvalidMessage(f"encoded chunk: {size} bytes, {'fewer than ' if zstd else ''}{full} are expected")
-    return EncodedHeader(codec=codec, zstd=zstd, dtype=dtype, num_elements=num_elements)
+    columns = block if row.sparse is not None else 0
+    return EncodedHeader(codec=codec, zstd=zstd, dtype=dtype, num_elements=num_elements, columns=columns)
 
 
-def peek_codec(data: bytes | bytearray | memoryview) -> str:
+def peek_codec(data: Data) -> str:
     """The codec that an encoded chunk names; all else in it is still to be checked. Raises InvalidMessage."""
     size = data.nbytes if isinstance(data, memoryview) else len(data)
     if size < HEADER_BYTES or data[1] not in _CODEC_NAMES:

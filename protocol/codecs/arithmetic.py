@@ -54,6 +54,21 @@ class Arithmetic:
     """The digest of what the self-test of a host has to find; none if it carries no values."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SparseArithmetic:
+    """Of a codec that carries some of the values, of a chunk that is so many columns wide."""
+
+    encode: Callable[[Terms, int, Bytes], bool]
+    """As that of `Arithmetic`."""
+    scatter: Callable[[Bytes, int, np.float32, Floats, Floats], float]
+    """`acc = acc + weight * value` where there is one, and `weights = weights + weight`, unless that is empty; the norm
+    of the values."""
+    check: Callable[[Bytes, int, float], None]
+    """As that of `Arithmetic`, of so many elements; InvalidMessage too if an entry has no place."""
+    kernels: tuple[Kernel, ...]
+    golden: str
+
+
 @kernel(f32_in, f32, f32_out)
 def _add(values: Any, weight: Any, acc: Any) -> None:
     for i in range(acc.size):
@@ -85,7 +100,14 @@ def _square_sum(values: Any) -> Any:
     return a + b + c + d
 
 
-KERNELS = (_add, largest, _square_sum)
+@kernel(f32_in, f32_out)
+def _over_weights(weights: Any, acc: Any) -> None:
+    for i in range(acc.size):
+        if weights[i]:
+            acc[i] = acc[i] / weights[i]
+
+
+KERNELS = (_add, largest, _square_sum, _over_weights)
 
 
 def add(values: Floats, weight: np.float32, acc: Floats) -> None:
@@ -101,6 +123,11 @@ def add_with_norm(values: Floats, weight: np.float32, acc: Floats) -> float:
 def norm(values: Floats) -> float:
     """The root of the sum of squares. A measure, not the same bits everywhere."""
     return math.sqrt(_square_sum(values))
+
+
+def over_weights(weights: Floats, acc: Floats) -> None:
+    """`acc = acc / weights` where they are not zero."""
+    _over_weights(weights, acc)
 
 
 def is_finite(values: Floats) -> bool:

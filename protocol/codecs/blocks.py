@@ -98,6 +98,13 @@ def put(block: Any, first: Any, count: Any, weight: Any, is_added: Any, out: Any
     return folded(squares)
 
 
+def check_scales(scales: Floats, below: float) -> None:
+    """Raises InvalidMessage unless each is 0, or a normal number below that one."""
+    limit = np.float32(below if below < 2.0**128 else math.inf)
+    if not np.all((scales == _ZERO) | ((scales >= SMALLEST_NORMAL) & (scales < limit))):
+        raise InvalidMessage("encoded chunk: a scale that is not finite, negative, too small or too large")
+
+
 def arithmetic_of(form: Packed, pack: Kernel, unpack: Kernel, *, golden: str, most: float = 1.0) -> Arithmetic:
     """`most`: the largest magnitude of a value whose scale is 1, or a power of two above it."""
 
@@ -116,10 +123,7 @@ def arithmetic_of(form: Packed, pack: Kernel, unpack: Kernel, *, golden: str, mo
 
     def check(body: Bytes, below: float) -> None:
         scales, _ = split(body)
-        bound = min(below, 2.0**128) / most
-        limit = np.float32(bound if bound < 2.0**128 else math.inf)
-        if not np.all((scales == _ZERO) | ((scales >= SMALLEST_NORMAL) & (scales < limit))):
-            raise InvalidMessage("encoded chunk: a scale that is not finite, negative, too small or too large")
+        check_scales(scales, min(below, 2.0**128) / most)
 
     return Arithmetic(
         encode=encode, decode=decode, accumulate=accumulate, check=check, kernels=(pack, unpack), golden=golden

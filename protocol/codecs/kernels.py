@@ -6,32 +6,56 @@ Formulas and test vectors are in docs/protocol.md, "Encoded chunks".
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import partial
 from importlib import import_module
+from itertools import chain
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from atoll.protocol.codecs import HEADER_BYTES, EncodedHeader, golden, max_encoded_bytes, parse_header, scratch
-from atoll.protocol.codecs.arithmetic import KERNELS, NOTHING, ONE, Arithmetic, Bytes, Floats, Terms
+from atoll.protocol.codecs import (
+    HEADER_BYTES,
+    Data,
+    EncodedHeader,
+    bundles,
+    golden,
+    max_encoded_bytes,
+    parse_header,
+    scratch,
+)
+from atoll.protocol.codecs.arithmetic import (
+    KERNELS,
+    NOTHING,
+    ONE,
+    Arithmetic,
+    Bytes,
+    Floats,
+    SparseArithmetic,
+    Terms,
+    over_weights,
+)
 from atoll.protocol.codecs.compression import compressed, decompressed
 from atoll.protocol.codecs.jit import compile_all
-from atoll.protocol.codecs.table import CODECS, TABLE, UNCHANGED
+from atoll.protocol.codecs.table import BUNDLE, CODECS, DENSE, SPARSE, TABLE, UNCHANGED
 from atoll.protocol.digest import Digest
 from atoll.protocol.errors import NonFiniteError
 from atoll.protocol.layout import DTYPE_BYTES
 
-Data = bytes | bytearray | memoryview
-
 ARITHMETIC: dict[str, Arithmetic] = {
-    name: import_module(f"atoll.protocol.codecs.{name}").ARITHMETIC for name in TABLE if name != UNCHANGED
+    name: import_module(f"atoll.protocol.codecs.{name}").ARITHMETIC for name in (*DENSE, "raw")
+}
+SPARSE_ARITHMETIC: dict[str, SparseArithmetic] = {
+    name: import_module(f"atoll.protocol.codecs.{name}").ARITHMETIC for name in SPARSE
 }
 
 
 def warm_up() -> None:
     """Compiles every kernel, or loads it from the cache. Safe from any thread."""
-    compile_all([*KERNELS, *(kernel for arithmetic in ARITHMETIC.values() for kernel in arithmetic.kernels)])
+    of_codecs = [arithmetic.kernels for arithmetic in ARITHMETIC.values()]
+    of_codecs += [arithmetic.kernels for arithmetic in SPARSE_ARITHMETIC.values()]
+    compile_all(chain(KERNELS, *of_codecs))
 
 
 def encode(
@@ -43,25 +67,31 @@ def encode(
     beta: np.float32 = ONE,
     zstd_level: int | None = None,
     dtype: str = "F32",
+    width: int = 0,
 ) -> bytes:
     """`(values - minus) + beta * error` as an encoded chunk; what is empty is left out.
 
     All are 1-D fp32 and contiguous; for codec raw `values` are the uint8 bytes of elements of `dtype`. Raises
     NonFiniteError (without the tensor's name, which the caller knows) if a value is not finite, or would not be when
-    it is decoded. `zstd_level`: in place of the one in the table.
+    it is decoded. `zstd_level`: in place of the one in the table. `width`: of the chunk's rows, for a codec that goes
+    through its tiles.
     """
     row = TABLE[codec]
     level = row.zstd_level if zstd_level is None else zstd_level
     num_elements = values.nbytes // DTYPE_BYTES[dtype]
     out = scratch.array("encoded", max_encoded_bytes(codec, num_elements, DTYPE_BYTES[dtype]))
     body = out[HEADER_BYTES:]
-    if not ARITHMETIC[codec].encode(Terms(values, minus, error, np.float32(beta)), body):
+    terms = Terms(values, minus, error, np.float32(beta))
+    columns = 0 if row.sparse is None else row.sparse.columns_of(width, num_elements)
+    if not (
+        SPARSE_ARITHMETIC[codec].encode(terms, columns, body) if columns else ARITHMETIC[codec].encode(terms, body)
+    ):
         raise NonFiniteError(f"a value is not finite, or too large for {codec}")
     if level:
         small = compressed(_split(body, row.planes).data, level)
         if len(small) < body.size:
             return EncodedHeader(codec=codec, zstd=True, dtype=dtype, num_elements=num_elements).pack() + small
-    header = EncodedHeader(codec=codec, zstd=False, dtype=dtype, num_elements=num_elements)
+    header = EncodedHeader(codec=codec, zstd=False, dtype=dtype, num_elements=num_elements, columns=columns)
     out[:HEADER_BYTES] = np.frombuffer(header.pack(), np.uint8)
     return out.tobytes()
 
@@ -94,36 +124,68 @@ def _body(data: Data, header: EncodedHeader) -> Bytes:
 
 
 def check(data: Data, codec: str, num_elements: int, dtype: str = "F32", *, below: float = math.inf) -> None:
-    """Raises InvalidMessage unless `data` is such an encoded chunk and all that it decodes to is finite, and smaller
-    than the power of two `below`; codec raw carries no numbers."""
+    """Raises InvalidMessage unless `data` is such an encoded chunk, or such a bundle, and all that it decodes to is
+    finite, and smaller than the power of two `below`; codec raw carries no numbers."""
+    if codec == BUNDLE:
+        bundle = bundles.split(data, num_elements)
+        for part in bundle.contributions:
+            check(part, bundle.codec, num_elements, below=below)
+        return
     header = parse_header(data, codec=codec, num_elements=num_elements, dtype=dtype)
-    if codec != UNCHANGED:
+    if codec in SPARSE_ARITHMETIC:
+        SPARSE_ARITHMETIC[codec].check(_body(data, header), num_elements, below)
+    elif codec != UNCHANGED:
         ARITHMETIC[codec].check(_body(data, header), below)
 
 
-def decode(data: Data, codec: str, num_elements: int, out: npt.NDArray[Any], dtype: str = "F32") -> None:
-    """Writes the values of an encoded chunk into `out`: fp32, or for codec raw the uint8 bytes.
+def decode(
+    data: Data, codec: str, num_elements: int, out: npt.NDArray[Any], dtype: str = "F32", *, tokens: Sequence[int] = ()
+) -> None:
+    """Writes the values of an encoded chunk into `out`: fp32, or for codec raw the uint8 bytes; of a bundle the average
+    with the weights `tokens`.
 
     Raises InvalidMessage if `data` is not such a chunk.
     """
+    if codec == BUNDLE:
+        _average(bundles.split(data, num_elements), tokens, out)
+        return
     header = parse_header(data, codec=codec, num_elements=num_elements, dtype=dtype)
-    ARITHMETIC[codec].decode(_body(data, header), out)
+    if codec in SPARSE_ARITHMETIC:
+        out.fill(0)
+        SPARSE_ARITHMETIC[codec].scatter(_body(data, header), header.columns, ONE, out, NOTHING)
+    else:
+        ARITHMETIC[codec].decode(_body(data, header), out)
 
 
-def accumulate(data: Data, codec: str, weight: np.float32, acc: Floats) -> float:
+def accumulate(data: Data, codec: str, weight: np.float32, acc: Floats, weights: Floats = NOTHING) -> float:
     """`acc = acc + weight * value` with `value = scale * quant` for int8; each operation rounded to fp32 by itself.
+    `weights`: of a codec that carries some of the values, the weight is added there too, where there is one.
 
     Returns the norm of the values, the root of the sum of their squares: a measure, not the same bits everywhere.
     Raises InvalidMessage if `data` is not an encoded chunk of `acc.size` fp32 values; `acc` is then unchanged.
     """
     header = parse_header(data, codec=codec, num_elements=acc.size)
+    if codec in SPARSE_ARITHMETIC:
+        return SPARSE_ARITHMETIC[codec].scatter(_body(data, header), header.columns, np.float32(weight), acc, weights)
     return ARITHMETIC[codec].accumulate(_body(data, header), np.float32(weight), acc)
+
+
+def _average(bundle: bundles.Bundle, tokens: Sequence[int], out: Floats) -> None:
+    weights = NOTHING if bundle.over_all else scratch.floats("weights", out.size)
+    for array in (out, weights):
+        array.fill(0)
+    for weight, part in bundle.weighed(tokens):
+        accumulate(part, bundle.codec, np.float32(weight), out, weights)
+    if not bundle.over_all:
+        over_weights(weights, out)
 
 
 # --- self-test
 
 _NUM_ELEMENTS = 1040
 """Whole blocks of int8 and a rest go through the vector units."""
+_NUM_TILED, _TILED_COLUMNS = 8, 128
+"""As often one after the other they make 65 rows: tiles of 64 and of one."""
 _WEIGHT = np.float32(1 / 3)
 _BETA = np.float32(0.9)
 
@@ -131,19 +193,28 @@ _BETA = np.float32(0.9)
 def self_test() -> None:
     """Raises SelfTestFailed if this host computes other bits than the golden results, subnormal numbers included."""
     for codec in CODECS:
-        golden.compare(f"codec {codec}", results(codec), ARITHMETIC[codec].golden)
+        golden.compare(f"codec {codec}", results(codec), _golden(codec))
+
+
+def _golden(codec: str) -> str:
+    return SPARSE_ARITHMETIC[codec].golden if codec in SPARSE_ARITHMETIC else ARITHMETIC[codec].golden
 
 
 def results(codec: str) -> Digest:
     """What this host makes of all kinds of numbers: encoded, averaged, and decoded behind zstd."""
-    found = Digest("atoll/codec-results/v1")
+    found, is_sparse = Digest("atoll/codec-results/v1"), codec in SPARSE_ARITHMETIC
     for kind in golden.KEPT_BITS:
-        values, minus, acc, error = golden.numbers(kind, 4, _NUM_ELEMENTS)
+        values, minus, acc, error = np.tile(golden.numbers(kind, 4, _NUM_ELEMENTS), _NUM_TILED if is_sparse else 1)
         plain = partial(encode, codec, zstd_level=0)  # what zstd makes of it may differ from version to version
         data = plain(values, minus=minus)
         accumulate(data, codec, _WEIGHT, acc)
         found.data(data).data(acc.tobytes()).data(plain(values, minus=minus, error=error, beta=_BETA))
         decoded, values = np.empty(values.size, np.float32), values - minus
-        decode(encode(codec, values, zstd_level=1), codec, values.size, decoded)
+        decode(encode(codec, values, zstd_level=0 if is_sparse else 1), codec, values.size, decoded)
         found.data(plain(values)).data(plain(values, error=error)).data(decoded.tobytes())
+        if is_sparse:
+            tiled = plain(values, width=_TILED_COLUMNS)
+            bundle = bundles.join(values.size, (data, tiled), over_all=False)
+            decode(bundle, BUNDLE, values.size, decoded, tokens=(3, 1))
+            found.data(tiled).data(decoded.tobytes())
     return found

@@ -13,8 +13,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
+from atoll.protocol.codecs.sparse import TOPK2, Sparse
+
 UNCHANGED = "unchanged"
 """Of a buffer that is what the base has, bit for bit: a header without a body."""
+BUNDLE = "bundle"
+"""The contributions themselves, in the place of their average (`bundles.py`)."""
 
 _Number = TypeVar("_Number", int, float)
 
@@ -64,6 +68,9 @@ class Codec:
     """Of so many elements, of so many bytes each, before zstd. The second number counts for raw alone."""
     plain: Callable[[bytes, int], array[float]] | None = None
     """The fp32 values of a body of so many elements. None: it carries no values that could be averaged."""
+    sparse: Sparse | None = None
+    """Of one that carries some of the values. What it encodes travels in bundles, and the header says how wide a chunk
+    is in the place of `block`."""
     block: int = 0
     """Elements that share a scale; 0: each stands for itself."""
     planes: int = 1
@@ -141,7 +148,12 @@ TABLE = {
     "e3m0": _packed(8, E3M0, _plain_e3m0, zstd_level=1),
     "int2": _packed(9, INT2, _plain_int2),
     "sign1": _packed(10, SIGN1, _plain_sign1),
+    "topk2": Codec(number=11, body_bytes=TOPK2.body_bytes, sparse=TOPK2),
+    BUNDLE: Codec(number=12, body_bytes=lambda *_: 0),
 }
 """By name."""
-CODECS = tuple(name for name, codec in TABLE.items() if codec.plain is not None)
+DENSE = tuple(name for name, codec in TABLE.items() if codec.plain is not None)
 """Those in which pseudo-gradients and their averages may travel."""
+SPARSE = tuple(name for name, codec in TABLE.items() if codec.sparse is not None)
+"""Those in which pseudo-gradients may travel, and are bundled."""
+CODECS = (*DENSE, *SPARSE)

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from atoll.node.dataplane.optim import OuterOptimizer
 from atoll.node.dataplane.outer_state import OuterState
 from atoll.node.dataplane.outer_update import updated
-from atoll.protocol.codecs import EncodedHeader, kernels, unchanged
+from atoll.protocol.codecs import EncodedHeader, bundles, kernels, unchanged
 from atoll.protocol.codecs.compression import compressed
-from atoll.protocol.codecs.table import CODECS, E3M0, INT2, INT4, INT8, SIGN1, TABLE
+from atoll.protocol.codecs.table import DENSE, E3M0, INT2, INT4, INT8, SIGN1, TABLE
 from atoll.protocol.errors import InvalidMessage
 from atoll.protocol.layout import DTYPE_BYTES, Chunk, Layout, Manifest, Role, TensorSpec
 from atoll.protocol.recompute import recomputed, record_bytes
@@ -24,6 +24,7 @@ from tests.harness.data_plane import update_of
 from tests.harness.fuzzing import damaged, fuzz
 
 SIZES = [1, 511, 513, 1300]
+TOKENS = (7, 3000, 100)
 RAW_DTYPES = ["I64", "F16", "BF16", "BOOL", "F64"]
 SPECIAL = [
     0, 1, 0x007FFFFF, 0x00800000, 0x7F7FFFFF, 0x7F800000, 0x3F800000, 0x33800000, 0x4B000001, 0x2F800000, 0x5F000000,
@@ -79,8 +80,14 @@ def outer_settings(draw: st.DrawFn) -> dict[str, float]:
 
 def payload_of(outer: OuterState, chunk: Chunk, generator: np.random.Generator, data: st.DataObject) -> bytes:
     num, dtype = chunk.num_elements, "F32"
+    if chunk.role is Role.TRAINABLE and data.draw(st.integers(0, 3)) == 0:
+        number = data.draw(st.integers(1, 3))
+        values = [some_floats(generator, num, are_finite=True) / np.float32(64) for _ in range(number)]
+        widths = [data.draw(st.sampled_from([1, num])) for _ in range(number)]
+        parts = [kernels.encode("topk2", v, width=w) for v, w in zip(values, widths, strict=True)]
+        return bundles.join(num, parts, over_all=data.draw(st.booleans()))
     if chunk.role is Role.TRAINABLE:
-        codec = data.draw(st.sampled_from(CODECS))
+        codec = data.draw(st.sampled_from(DENSE))
         body = body_of(generator, codec, num)
     else:
         codec = "raw" if chunk.role is Role.BUFFER_LOWEST else "fp32"
@@ -112,7 +119,7 @@ def test_every_chunk_comes_out_with_the_bits_of_the_sites(
 
     def at_a_site(payload: bytes) -> bytes:
         with np.errstate(all="ignore"):
-            return updated(outer.layout, chunk.index, record, payload, update_of(1, optimizer))
+            return updated(outer.layout, chunk.index, record, payload, update_of(1, optimizer, tokens=TOKENS[:number]))
 
     def at_the_coordinator(payload: bytes) -> bytes:
         return recomputed(
@@ -122,9 +129,11 @@ def test_every_chunk_comes_out_with_the_bits_of_the_sites(
             settings=settings,
             record=record,
             payload=payload,
+            tokens=TOKENS[:number],
         )
 
     payload = payload_of(outer, chunk, generator, data)
+    number = len(bundles.split(payload, chunk.num_elements).contributions) if payload[1] == 12 else 1
     assert at_the_coordinator(payload) == at_a_site(payload)
     received = data.draw(damaged(payload))
     assert is_refused(at_the_coordinator, received) == is_refused(at_a_site, received)

@@ -244,7 +244,7 @@ def judge(exchange: Exchange, liar: LyingReducer, *, is_whole: bool) -> None:
     assert not is_whole or kept == list(attempt.data.chunks)
     for chunk in kept:
         payload = collection.file.read(chunk)
-        attempt.data.check_payload(chunk, payload)
+        attempt.data.check_payload(chunk, payload, attempt.num_contributors)
         assert collection.file.hash_of(chunk) == attempt.data.payload_hash(payload)
     (upstream,) = exchange.upstreams
     written_bytes = sum(len(frame) for call in liar.calls for frame in call.heard)

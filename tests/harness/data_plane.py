@@ -110,15 +110,15 @@ def payloads(outer: OuterState, seeds: Sequence[int] = (1, 2), codec: str = "int
     return found
 
 
-def update_of(commit: int, optimizer: OuterOptimizer = OPTIMIZER) -> OuterUpdate:
+def update_of(commit: int, optimizer: OuterOptimizer = OPTIMIZER, *, tokens: tuple[int, ...] = (100,)) -> OuterUpdate:
     """By the commit with that number."""
-    return optimizer.at(commit_record(commit))
+    return replace(optimizer.at(commit_record(commit)), tokens=tokens)
 
 
-def apply_all(outer: OuterState, found: dict[int, bytes], version: int) -> None:
+def apply_all(outer: OuterState, found: dict[int, bytes], version: int, tokens: tuple[int, ...] = (100,)) -> None:
     """What of `found` is of the commit's fragment."""
     for chunk in found.keys() & set(outer.layout.fragments[fragment_at(outer.layout, version)]):
-        outer.apply(chunk, found[chunk], update_of(version))
+        outer.apply(chunk, found[chunk], update_of(version, tokens=tokens))
 
 
 def commit_record(number: int, sync: int | None = None, attempt: int = 0, fragment: int = 0) -> Commit:

@@ -112,3 +112,74 @@ def decode(codec: str, body: bytes, num_elements: int) -> Floats:
         codes = np.concatenate([taken >> bits * k & ((1 << bits) - 1) for k in range(8 // bits)])[:count]
         out = np.append(out, np.array(LEVELS[codec](scales[index]), np.float32)[codes])
     return out
+
+
+# --- codecs that carry some of the values
+
+
+def in_tiles(num_elements: int, columns: int) -> npt.NDArray[np.int64]:
+    """The elements of a chunk with so many columns, tile after tile."""
+    places = np.arange(num_elements)
+    if columns == 64:
+        return places
+    rows = places.reshape(-1, columns)
+    tiles = [rows[r : r + 64, c : c + 64] for r in range(0, len(rows), 64) for c in range(0, columns, 64)]
+    return np.concatenate([tile.ravel() for tile in tiles])
+
+
+def topk2(x: Floats) -> tuple[bytes, bytes, bytes]:
+    """Scales, entries and segments of a block."""
+    room, magnitude = -(-x.size // 64), np.abs(x)
+    order = np.argsort(-magnitude.astype(np.float64), kind="stable")[:room]
+    places = np.sort(order[magnitude[order] > 0])
+    picked, number = magnitude[places], len(places)
+    smallest, mean = picked.min(initial=np.float32(np.inf)), total(picked) / np.float32(max(number, 1))
+    threshold = smallest + np.float32(1.6) * (mean - smallest) if number else np.float32(0)
+    is_above = picked > threshold
+    above, num_above = total(np.where(is_above, picked, np.float32(0))), int(is_above.sum())
+    low = (total(picked) - above) / np.float32(max(number - num_above, 1))
+    scales = np.array([scale_of(low), scale_of(above / np.float32(max(num_above, 1)))], np.float32)
+    entries = np.zeros(room, np.uint8)
+    entries[:number] = places % 64 + 64 * is_above + 128 * np.signbit(x[places])
+    bits = np.zeros(-(-room // 4) * 8, np.uint8)
+    bits[places // 64 + np.arange(number)] = 1
+    return scales.tobytes(), entries.tobytes(), np.packbits(bits, bitorder="little").tobytes()
+
+
+def encode_sparse(values: Floats, columns: int = 64) -> bytes:
+    ordered = values[in_tiles(values.size, columns)]
+    blocks = [topk2(ordered[first : first + 4096]) for first in range(0, values.size, 4096)]
+    return b"".join(b"".join(part) for part in zip(*blocks, strict=True))
+
+
+def decode_sparse(body: bytes, num_elements: int, columns: int = 64) -> tuple[Floats, npt.NDArray[np.bool_]]:
+    """The values, and where there are any."""
+    num_blocks, room = -(-num_elements // 4096), -(-num_elements // 64)
+    scales = np.frombuffer(body, np.float32, 2 * num_blocks).reshape(num_blocks, 2)
+    entries = np.frombuffer(body, np.uint8, room, scales.nbytes)
+    segments = np.frombuffer(body, np.uint8, offset=scales.nbytes + room)
+    ordered, is_sent = np.zeros(num_elements, np.float32), np.zeros(num_elements, np.bool_)
+    for index in range(num_blocks):
+        mine = entries[64 * index : 64 * index + 64]
+        bits = np.unpackbits(segments[16 * index : 16 * index + 16], bitorder="little")
+        ones = np.flatnonzero(bits)
+        places = 4096 * index + 64 * (ones - np.arange(len(ones))) + mine[: len(ones)] % 64
+        levels = np.array([*scales[index], *-scales[index]], np.float32)
+        ordered[places], is_sent[places] = levels[mine[: len(ones)] // 64], True
+    values, sent = np.zeros_like(ordered), np.zeros_like(is_sent)
+    order = in_tiles(num_elements, columns)
+    values[order], sent[order] = ordered, is_sent
+    return values, sent
+
+
+def average_of(parts: list[tuple[Floats, npt.NDArray[np.bool_]]], tokens: list[int], *, over_all: bool) -> Floats:
+    """Over the sites that sent an element, or over all."""
+    size, summed = parts[0][0].size, sum(tokens)
+    average, weights = np.zeros(size, np.float32), np.zeros(size, np.float32)
+    for (values, is_sent), count in zip(parts, tokens, strict=True):
+        weight = np.float32(count / summed)
+        average[is_sent] = average[is_sent] + weight * values[is_sent]
+        weights[is_sent] = weights[is_sent] + weight
+    if not over_all:
+        average[weights > 0] /= weights[weights > 0]
+    return average

@@ -25,7 +25,7 @@ from atoll.node.core import events as e
 from atoll.node.core import outputs as out
 from atoll.protocol import messages as m
 from atoll.protocol.codecs import kernels
-from atoll.protocol.codecs.table import CODECS
+from atoll.protocol.codecs.table import DENSE
 from atoll.protocol.layout import Manifest
 from atoll.protocol.settings import OuterSettings, RunSettings, SyncSettings
 from tests.harness.coordinator_questions import of_server
@@ -100,8 +100,8 @@ def draw_shape_of(seed: int, num_sites: int = 0, *, num_fragments: int = 0) -> S
         sync=SyncSettings(
             every=every,
             codec=generator.choice(["int8", "int8", "bf16", "fp32"]),
-            up=generator.choice(["", "", others.choice(CODECS)]),
-            down=others.choice(["", "", *CODECS]),
+            up=generator.choice(["", "", others.choice(DENSE)]),
+            down=others.choice(["", "", *DENSE]),
             chunk_elements=4,
             log_commits=generator.choice([2, 4, 32]),
         ),
@@ -113,6 +113,7 @@ def draw_shape_of(seed: int, num_sites: int = 0, *, num_fragments: int = 0) -> S
         batches_ahead=generator.choice([0, 0, 2]),
         fingerprint=b"f" * 32,
     )
+    settings = replace(settings, sync=_sparse(settings.sync, seed))
     if settings.data == "local" and generator.random() < 0.5:
         data = None
     if settings.sync.codec_up != "fp32":  # which loses nothing
@@ -136,6 +137,15 @@ def draw_shape_of(seed: int, num_sites: int = 0, *, num_fragments: int = 0) -> S
     if num_sites > 2 and slow.random() < 0.2:
         shape = with_a_straggler(shape, slow)
     return in_fragments(shape, seed, num_fragments)
+
+
+def _sparse(sync: SyncSettings, seed: int) -> SyncSettings:
+    """An eighth of the schedules send some of the values alone."""
+    generator = random.Random(f"sparse {seed}")
+    if generator.random() < 7 / 8:
+        return sync
+    up, codec = generator.choice([("topk2", sync.codec), ("", "topk2")])
+    return replace(sync, codec=codec, up=up, down="", mean_over=generator.choice(["senders", "senders", "all"]))
 
 
 def _overlapped(sync: SyncSettings, seed: int) -> SyncSettings:

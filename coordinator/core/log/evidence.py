@@ -21,7 +21,7 @@ from atoll.protocol.digest import DIGEST_BYTES, Digest
 from atoll.protocol.errors import InvalidMessage
 from atoll.protocol.layout import Role, chunk_digest, chunk_hash, state_digest
 from atoll.protocol.messages import Evidence
-from atoll.protocol.plans import encoded_digest, payloads_digest
+from atoll.protocol.plans import encoded_digest, payloads_digest, weights
 from atoll.protocol.recompute import recomputed, record_bytes, slots_of
 from atoll.protocol.spec import spec_of
 
@@ -129,11 +129,18 @@ def _hash_of(run: Run, dispute: Dispute, chunk: int, holders: Holders) -> bytes:
     size = DIGEST_BYTES * len(sizes)
     payloads = show(Evidence.PAYLOAD_HASHES, now, record.commit.payload_digest, size)
     travels = spec_of(run.settings.sync, before, record.commit.fragment)
-    size = travels.max_bytes(spec.role, num_elements, spec.carried_itemsize)
+    tokens = weights(record.commit)
+    size = travels.payload_bytes(spec.role, num_elements, spec.carried_itemsize, len(tokens))
     payload = show(Evidence.PAYLOAD, now, hash_at(payloads, chunk), size)
     raise _Stops(
         Recompute(
-            role=spec.role, dtype=spec.dtype, num_elements=num_elements, outer=outer, record=values, payload=payload
+            role=spec.role,
+            dtype=spec.dtype,
+            num_elements=num_elements,
+            outer=outer,
+            record=values,
+            payload=payload,
+            tokens=tokens,
         )
     )
 
@@ -184,6 +191,7 @@ def recompute(asked: Recompute) -> Recomputed:
             settings=asked.outer,
             record=bytes(asked.record),
             payload=bytes(asked.payload),
+            tokens=asked.tokens,
         )
     except InvalidMessage as error:
         return Recomputed(of=asked, chunk_hash=b"", problem=str(error))

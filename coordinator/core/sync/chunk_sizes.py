@@ -26,10 +26,16 @@ class ChunkSizes:
     """Of runs of equal chunks, in the order of chunks: those of syncs, then those of frozen tensors."""
 
     def __init__(
-        self, runs: Iterable[_Run] = (), fragments: Sequence[ChunkSizes] = (), *, num_in_flight: int = 1
+        self,
+        runs: Iterable[_Run] = (),
+        fragments: Sequence[ChunkSizes] = (),
+        *,
+        num_in_flight: int = 1,
+        are_bundled: bool = False,
     ) -> None:
         """`fragments`: the sizes in a sync of each, where there are several."""
         self._fragments = fragments
+        self._are_bundled = are_bundled
         self.num_in_flight = num_in_flight
         """Syncs like this one that may be open at once: they share each site's room and link."""
         self._specs: list[TensorSpec] = []
@@ -71,8 +77,9 @@ class ChunkSizes:
             (spec, n, elements, size(spec, elements)) for spec, n, elements in chunk_runs(manifest, sync.chunk_elements)
         ]
         own = _by_fragment(runs, manifest, sync.fragments) if sync.fragments > 1 else []
-        fragments = [cls(part, num_in_flight=sync.most_in_flight) for part in own]  # one of all is alone
-        found = cls(runs, fragments)
+        are_bundled, in_flight = travels.trainable.aggregation.is_bundle, sync.most_in_flight
+        fragments = [cls(part, num_in_flight=in_flight, are_bundled=are_bundled) for part in own]
+        found = cls(runs, fragments, are_bundled=are_bundled)  # a sync of all fragments is alone
         if found.num_chunks > sync.max_chunks:
             raise ConfigError(
                 f"the model has {found.num_chunks} chunks of {sync.chunk_elements} elements, a run takes "
@@ -94,6 +101,10 @@ class ChunkSizes:
         return self._specs[run], self._elements[run]
 
     # --- their payloads
+
+    def payload_factor(self, num_contributors: int) -> int:
+        """How many times the bytes of a contribution a payload may have: a bundle holds all of them."""
+        return num_contributors if self._are_bundled else 1
 
     def has_payload(self, chunk: int) -> bool:
         """In a sync."""

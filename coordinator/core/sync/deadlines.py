@@ -20,9 +20,11 @@ def most_link_bytes(sizes: ChunkSizes, trees: Sequence[Tree], num_contributors: 
     reduced = [0] * num_contributors
     for tree in trees:
         reduced[top_of(tree)] += sizes.bytes_of(tree.first_chunk, tree.num_chunks)
-    total, others = sizes.total_bytes, num_contributors - 1
+    total, others, factor = sizes.total_bytes, num_contributors - 1, sizes.payload_factor(num_contributors)
     # Contributions go to the other reducers and payloads come back; as a reducer it is the other way round, with all.
-    return max((total - own) + own * (others + num_receivers) for own in reduced)
+    most_sent = max((total - own) + factor * own * (others + num_receivers) for own in reduced)
+    most_received = max(factor * (total - own) + own * others for own in reduced)
+    return max(most_sent, most_received)
 
 
 def exchange_deadline_s(limits: TimeLimits, link_bytes: int, longest_s: float | None, attempt: int) -> float:

@@ -45,7 +45,8 @@ def direct(
     num_held = len(contributors) * sizes.num_in_flight
     capacities = [contributors[i].max_retained_bytes // num_held for i in order]
     bandwidths = [contributors[i].bandwidth_bytes_per_s for i in order]
-    shares = _shares(bandwidths, capacities, sizes.total_bytes, max(1, len(contributors) - 2 + num_receivers))
+    num_sent = sizes.payload_factor(len(contributors)) * (len(contributors) - 1 + num_receivers)
+    shares = _shares(bandwidths, capacities, sizes.total_bytes, max(1, num_sent - 1))
     ranges = _cut(sizes, shares, capacities) or _cut(sizes, capacities, capacities)
     if ranges is None:
         raise ConfigError(

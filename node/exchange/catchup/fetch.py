@@ -289,7 +289,8 @@ class Fetch:
             return donor.commit >= record.commit and only in (None, key_of(donor))
 
         lack = f"no donor has the payloads of commit {record.commit}"
-        await self.donors.share_out(missing, self._payload_bytes, fetch, may, all_may_lack=lack)
+        most = partial(self._payload_bytes, record)
+        await self.donors.share_out(missing, most, fetch, may, all_may_lack=lack)
 
         def finish() -> bool:
             if file.digest(record) != record.payload_digest:
@@ -303,9 +304,10 @@ class Fetch:
         self.donors.counters.refuse(DigestMismatch("payloads"))
         return None
 
-    def _payload_bytes(self, chunk: int) -> int:
+    def _payload_bytes(self, record: Commit, chunk: int) -> int:
         spec = self._layout.chunks[chunk]
-        return max_payload_bytes(spec.role, spec.num_elements, spec.num_bytes // spec.num_elements)
+        itemsize = spec.num_bytes // spec.num_elements
+        return max_payload_bytes(spec.role, spec.num_elements, itemsize, len(record.contributors))
 
     async def _fetch_payload_batch(
         self, client: DonorClient, record: Commit, file: PayloadFile, batch: set[int]
@@ -316,7 +318,7 @@ class Fetch:
                     raise DigestMismatch(f"{client.where}: the payload of chunk {item.chunk} does not have its hash")
                 file.put(item.chunk, item.data, item.hash)
 
-        async for items in client.payloads(record.commit, sorted(batch), self._payload_bytes):
+        async for items in client.payloads(record.commit, sorted(batch), partial(self._payload_bytes, record)):
             if items:
                 self.donors.moved(sum(len(item.data) for item in items))
             await self._in_pool(lambda items=items: store(items))  # type: ignore[misc]

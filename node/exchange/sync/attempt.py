@@ -66,11 +66,12 @@ class Attempt:
                 f"{header.incarnation}"
             )
         self.pace = Pace(stall_s=plan.stall_limit_s, slowest_bytes_per_s=plan.slowest_bytes_per_s)
-        self.num_others = len(plan.contributors) - 1
+        self.num_contributors = len(plan.contributors)
+        self.num_others = self.num_contributors - 1
         # Progress is seen in whole frames, and a site sends to all others at once.
         peer_bytes_per_s = FRAME_RATES * plan.slowest_bytes_per_s / max(1, self.num_others)
         # Contributions to the other reducers, and the own payloads to all others.
-        num_bytes = share.log_bytes + (len(self.members) - 2) * share.own.num_bytes
+        num_bytes = share.sent_bytes + (len(self.members) - 1) * share.own.payload_bytes
         self.frame_bytes = int(min(FRAME_BYTES, max(MIN_FRAME_BYTES, peer_bytes_per_s * plan.stall_limit_s / 2)))
         if spread_s:
             self.frame_bytes = min(self.frame_bytes, max(MIN_PACED_FRAME_BYTES, num_bytes // PACED_FRAMES))

@@ -48,7 +48,8 @@ class Collection:
         fresh = [item for item in items if item.chunk not in self._stored]
 
         def work() -> None:
-            self.attempt.verify(fresh, self.attempt.data.check_payload)
+            check, number = self.attempt.data.check_payload, self.attempt.num_contributors
+            self.attempt.verify(fresh, lambda chunk, data: check(chunk, data, number))
             for item in fresh:
                 self.file.put(item.chunk, item.data, item.hash)
 

@@ -53,7 +53,7 @@ class Reducer:
         self._received_bytes = dict.fromkeys(share.num_missing, 0)  # by child
         self._progress = {site_id: self.attempt.new_progress() for site_id in share.num_missing}
         self._worth_of = {site_id: Worth(share.own.num_bytes) for site_id in share.num_missing}
-        self._worth_to = {site_id: Worth(share.own.num_bytes) for site_id in self.attempt.members}
+        self._worth_to = {site_id: Worth(share.own.payload_bytes) for site_id in self.attempt.members}
 
     # --- before it averages, and after
 

@@ -33,7 +33,9 @@ class Reduction:
     children: tuple[Member, ...]
     parent: Member | None
     num_bytes: int
-    """The most that one site's contributions to them can have, and their payloads."""
+    """The most that one site's contributions to them can have."""
+    payload_bytes: int
+    """The most that their payloads can have."""
     streams: tuple[range, ...] = ()
     """Chunks by the stream to `parent` that carries them; none where there is no parent."""
 
@@ -52,6 +54,8 @@ class Share:
     """The own chunks of which none is missing."""
     num_missing: dict[int, int]
     """The same by child."""
+    sent_bytes: int
+    """The most that this site's contributions to other reducers can have."""
     log_bytes: int
     """The most that all payloads can have."""
     free_bytes: int
@@ -60,7 +64,7 @@ class Share:
     def bytes_to_retain(self, where: str, max_retained_bytes: int, spill: Spill | None) -> int:
         """The most that this site retains for it. Raises NoRoomError if that is too much."""
         num_children, num_bytes = len(self.own.children), self.own.num_bytes
-        need = (num_children + 1) * num_bytes
+        need = num_children * num_bytes + self.own.payload_bytes
         if need > max_retained_bytes:
             raise NoRoomError(
                 f"{where}: this site would hold up to {need} bytes as reducer of {len(self.own.chunks)} chunks, "
@@ -116,6 +120,7 @@ def share_of(
             children=children,
             parent=parent,
             num_bytes=sum(sizes),
+            payload_bytes=sum(data.payload_bytes(chunk, len(plan.contributors)) for chunk in chunks),
             streams=() if parent is None else split(chunks, sizes, num_streams),
         )
 
@@ -139,6 +144,7 @@ def share_of(
         missing=missing,
         complete=[chunk for chunk in own_chunks if not missing[chunk]],
         num_missing=num_missing,
-        log_bytes=own.num_bytes + sum(other.num_bytes for other in of_others),
+        sent_bytes=sum(other.num_bytes for other in of_others),
+        log_bytes=own.payload_bytes + sum(other.payload_bytes for other in of_others),
         free_bytes=0 if spill is None else spill.free_bytes(),
     )

@@ -80,13 +80,13 @@ class Upstream:
         self._unsent = set(range(len(self.strands)))
         self.phase = "connecting"
         self.progress = attempt.new_progress()
-        self._worth_up, self._worth_down = Worth(reduction.num_bytes), Worth(reduction.num_bytes)
+        self._worth_up, self._worth_down = Worth(reduction.num_bytes), Worth(reduction.payload_bytes)
         self.waits_for: tuple[int, ...] = ()
         """Sites that the parent says it waits for."""
         # How long contributions may be on their way to the parent: a site that is slower than one may be, or gives
         # nothing for a stall, is reported by the parent.
         pace = attempt.pace
-        self._patience_s = pace.stall_s + SENT_AGAIN * reduction.num_bytes / pace.slowest_share(attempt.num_others)
+        self._patience_s = pace.stall_s + SENT_AGAIN * reduction.payload_bytes / pace.slowest_share(attempt.num_others)
         self._waits_since = 0.0
         self._peer_moved_bytes = 0  # as it says
         self._peer_moved_at = 0.0
@@ -327,7 +327,7 @@ class Upstream:
     def _expect_payload(self, strand: Strand, chunk: int) -> int:
         if chunk not in self.reduction.expected or chunk not in strand.ids:
             raise self._invalid(f"the payload of chunk {chunk}, which it does not make, or not for this stream")
-        return self.attempt.data.max_bytes(chunk)
+        return self.attempt.data.payload_bytes(chunk, self.attempt.num_contributors)
 
     async def _receive(self, call: Stream, strand: Strand) -> None:
         """Payloads, stored beside the reading; ends when all are there."""

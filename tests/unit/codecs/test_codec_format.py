@@ -26,7 +26,7 @@ CHUNK = HEADER.pack() + bytes(max_encoded_bytes("int8", 1000) - HEADER_BYTES)
 
 
 def test_every_codec_and_dtype_has_a_number_of_its_own() -> None:
-    assert set(CODECS) | {"raw", "unchanged"} == set(TABLE)
+    assert set(CODECS) | {"raw", "unchanged", "bundle"} == set(TABLE)
     assert set(DTYPE_IDS) == set(DTYPE_BYTES)
     assert len({codec.number for codec in TABLE.values()}) == len(TABLE)
     assert len(set(DTYPE_IDS.values())) == len(DTYPE_IDS)

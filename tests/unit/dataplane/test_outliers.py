@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from atoll.node.dataplane.outer_state import OuterState
 from atoll.node.dataplane.outliers import FACTOR, LARGEST_AVERAGE, LARGEST_CONTRIBUTION, Outlier, above, limits
 from atoll.node.dataplane.sync_data import SyncData
-from atoll.protocol.codecs import kernels
-from atoll.protocol.codecs.table import CODECS
+from atoll.protocol.codecs import bundles, kernels
+from atoll.protocol.codecs.table import CODECS, SPARSE
 from atoll.protocol.errors import AverageError, InvalidMessage, NonFiniteError
 from atoll.protocol.layout import Layout, Manifest, Role, TensorSpec
 from atoll.protocol.settings import SyncSettings
@@ -129,7 +129,10 @@ def test_an_absurd_contribution_makes_no_payload_and_is_named(tmp_path: Path, co
             good[0].reduce(0, [(7, good[0].contribution(0)), (7, bad.contribution(0)), (9, good[1].contribution(0))])
         ((place, norm, limit),) = refused.value.outliers
         assert place == 1
-        assert norm == pytest.approx(step * 20, rel=0.3)
+        decoded = np.empty(400, np.float32)
+        kernels.decode(bad.contribution(0), codec, decoded.size, decoded)
+        assert norm == pytest.approx(np.linalg.norm(decoded.astype(np.float64)), rel=1e-6)
+        assert norm > step
         assert limit < norm
     # The average of the others is what it is without the measuring.
     assert good[0].reduce(0, [(7, s.contribution(0)) for s in good])
@@ -141,9 +144,9 @@ def test_of_two_the_last_payload_is_what_a_contribution_is_held_against(tmp_path
     outer = seeded(tmp_path, used)
     good, other = (trained(outer, i, 1e-4, codec) for i in (1, 2))
     payloads = {c: good.reduce(c, [(1, good.contribution(c)), (1, other.contribution(c))]) for c in good.chunks}
-    apply_all(outer, payloads, 1)
+    apply_all(outer, payloads, 1, tokens=(1, 1))
 
-    def site(seed: int, step: float, last: Callable[[int], bytes | None]) -> SyncData:
+    def site(seed: int, step: float, last: Callable[[int], tuple[bytes, tuple[int, ...]] | None]) -> SyncData:
         snapshot = memoryview(bytearray(used.buffer_bytes))
         for chunk in used.chunks[: used.num_sync_chunks]:
             paste(snapshot, chunk, outer.read(chunk.index).data[: chunk.num_bytes])
@@ -153,7 +156,7 @@ def test_of_two_the_last_payload_is_what_a_contribution_is_held_against(tmp_path
         travels = spec_of(SyncSettings(codec=codec), 0, 0)
         return SyncData(used, travels, outer, snapshot, dtypes, last_payload=last)
 
-    for last, is_left_out in ((payloads.get, True), (lambda _: None, False)):
+    for last, is_left_out in ((lambda c: (payloads[c], (1, 1)), True), (lambda _: None, False)):
         sites = [site(3, 1e-4, last), site(4, 3.0, last)]
         parts = [(1, s.contribution(0)) for s in sites]
         if is_left_out:
@@ -201,13 +204,15 @@ def test_a_payload_that_outer_updates_would_overflow_by_is_refused(tmp_path: Pat
             with pytest.raises(NonFiniteError, match="too large for fp16"):
                 kernels.encode(codec, np.full(size, value, np.float32))
             continue
-        payload = kernels.encode(codec, np.full(size, value, np.float32))
-        data.check(0, payload)  # a contribution may be: it is named when it is averaged
+        part = payload = kernels.encode(codec, np.full(size, value, np.float32))
+        data.check(0, part)  # a contribution may be: it is named when it is averaged
+        if codec in SPARSE:
+            payload = bundles.join(size, [part], over_all=False)
         if fits:
-            data.check_payload(0, payload)
+            data.check_payload(0, payload, 1)
         else:
             with pytest.raises(InvalidMessage, match="too large"):
-                data.check_payload(0, payload)
+                data.check_payload(0, payload, 1)
 
 
 @pytest.mark.parametrize("codec", CODECS)

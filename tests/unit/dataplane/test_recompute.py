@@ -9,7 +9,7 @@ from atoll.node.dataplane.optim import OuterOptimizer
 from atoll.node.dataplane.outer_state import OuterState
 from atoll.node.dataplane.outer_update import updated
 from atoll.protocol.codecs import kernels, unchanged
-from atoll.protocol.codecs.table import CODECS
+from atoll.protocol.codecs.table import DENSE
 from atoll.protocol.errors import InvalidMessage
 from atoll.protocol.layout import Layout, Manifest, Role, TensorSpec
 from atoll.protocol.recompute import recomputed, record_bytes
@@ -30,7 +30,7 @@ def floats(seed: int, num: int = NUM_ELEMENTS) -> np.ndarray:
 
 
 @pytest.mark.parametrize("zstd_level", [0, 3])
-@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("codec", DENSE)
 @pytest.mark.parametrize("settings", [NESTEROV, SGD], ids=lambda s: s.optimizer)
 def test_a_trained_chunk_comes_out_as_at_the_sites(
     tmp_path: object, settings: OuterSettings, codec: str, zstd_level: int

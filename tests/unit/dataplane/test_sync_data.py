@@ -9,16 +9,37 @@ import numpy as np
 import pytest
 
 from atoll.node.dataplane.bases import cast_base, check_base_dtypes
+from atoll.node.dataplane.outer_update import updated
 from atoll.node.dataplane.sync_data import SyncData
-from atoll.protocol.codecs import kernels, max_encoded_bytes, peek_codec
-from atoll.protocol.codecs.table import CODECS, TABLE
+from atoll.protocol.codecs import (
+    HEADER_BYTES,
+    EncodedHeader,
+    bundles,
+    kernels,
+    max_encoded_bytes,
+    parse_header,
+    peek_codec,
+)
+from atoll.protocol.codecs.table import CODECS, DENSE, TABLE
 from atoll.protocol.digest import Digest
 from atoll.protocol.errors import AverageError, ConfigError, InvalidMessage, NonFiniteError
 from atoll.protocol.layout import Layout, Manifest, Role, TensorSpec
 from atoll.protocol.settings import SyncSettings
 from atoll.protocol.spec import spec_of
 from tests.harness.chunks import cut_out, elements_of
-from tests.harness.data_plane import DTYPES, apply_all, filled, layout, payloads, seeded, sync_data, tensor, values_of
+from tests.harness.data_plane import (
+    DTYPES,
+    apply_all,
+    filled,
+    layout,
+    payloads,
+    seeded,
+    sync_data,
+    tensor,
+    update_of,
+    values_of,
+)
+from tests.harness.reference_codecs import average_of, decode_sparse
 
 
 def chunks_of(used: Layout, role: Role) -> list[int]:
@@ -81,7 +102,7 @@ def test_buffers_travel_as_values_and_bytes(tmp_path: Path) -> None:
     assert data.max_bytes(lowest) == 16 + 3 * 8
 
 
-@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("codec", DENSE)
 def test_the_average_is_weighted_summed_in_order_and_encoded_once(tmp_path: Path, codec: str) -> None:
     used = layout()
     outer = seeded(tmp_path, used)
@@ -99,6 +120,48 @@ def test_the_average_is_weighted_summed_in_order_and_encoded_once(tmp_path: Path
         payload = sites[0].reduce(chunk, parts)
         assert payload == kernels.encode(used_codec, average)
         sites[0].check(chunk, payload)
+
+
+@pytest.mark.parametrize("mean_over", ["senders", "all"])
+def test_what_carries_some_of_the_values_is_bundled_and_averaged_where_it_is_applied(
+    tmp_path: Path, mean_over: str
+) -> None:
+    used = Layout(
+        Manifest.canonical([TensorSpec(name="weight", shape=(130, 128), dtype="F32", role=Role.TRAINABLE)]), 1 << 14
+    )
+    outer = seeded(tmp_path / "outer", used)
+    tokens = (100, 7, 3000)
+    travels = spec_of(SyncSettings(codec="topk2", mean_over=mean_over), 0, 0)
+    sites = [SyncData(used, travels, outer, filled(used, i), {"weight": "F32"}) for i in (1, 2, 3)]
+    twin = seeded(tmp_path / "twin", used)
+    for chunk, columns in zip(sites[0].chunks, (128, 128), strict=True):
+        size = used.chunks[chunk].num_elements
+        parts = [site.contribution(chunk) for site in sites]
+        assert [parse_header(part, codec="topk2", num_elements=size).columns for part in parts] == [columns] * 3
+        for part in parts:
+            sites[0].check(chunk, part)
+            assert len(part) == sites[0].max_bytes(chunk)
+        payload = sites[0].reduce(chunk, list(zip(tokens, parts, strict=True)))
+        assert [bytes(part) for part in bundles.split(payload, size).contributions] == parts
+        assert len(payload) == sites[0].payload_bytes(chunk, 3)
+        sites[1].check_payload(chunk, payload, 3)
+        for wrong, number in (
+            (payload, 2),
+            (parts[0], 1),
+            (bundles.join(size, parts, over_all=mean_over != "all"), 3),
+            (bundles.join(size, parts[:2], over_all=mean_over == "all"), 3),
+        ):
+            with pytest.raises(InvalidMessage):
+                sites[1].check_payload(chunk, wrong, number)
+        before = outer.read(chunk).data
+        outer.apply(chunk, payload, update_of(1, tokens=tokens))
+        decoded = [decode_sparse(part[HEADER_BYTES:], size, columns) for part in parts]
+        average = average_of(decoded, list(tokens), over_all=mean_over == "all")
+        header = EncodedHeader(codec="fp32", zstd=False, dtype="F32", num_elements=size).pack()
+        twin.apply(chunk, header + average.tobytes(), update_of(1))
+        assert outer.read(chunk).data == twin.read(chunk).data != before
+        with pytest.raises(InvalidMessage, match="3 contributions for the weights"):
+            updated(used, chunk, before, payload, update_of(1, tokens=tokens[:2]))
 
 
 def test_bytes_are_the_lowest_contributors(tmp_path: Path) -> None:
@@ -194,11 +257,11 @@ def test_contributions_and_averages_have_codecs_of_their_own(tmp_path: Path) -> 
         part = data.contribution(chunk)
         data.check(chunk, part)
         payload = data.reduce(chunk, [(1, part)])
-        data.check_payload(chunk, payload)
+        data.check_payload(chunk, payload, 1)
         assert (peek_codec(part), peek_codec(payload)) == ("sign1", "bf16")
         assert data.max_bytes(chunk) >= max(len(part), len(payload))
         with pytest.raises(InvalidMessage, match="codec sign1"):
-            data.check_payload(chunk, part)
+            data.check_payload(chunk, part, 1)
         with pytest.raises(InvalidMessage, match="codec bf16"):
             data.check(chunk, payload)
 

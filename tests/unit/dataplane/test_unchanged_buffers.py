@@ -13,13 +13,12 @@ from hypothesis import strategies as st
 from atoll.node.dataplane import publish
 from atoll.node.dataplane.bases import cast_base
 from atoll.node.dataplane.outer_state import OuterState
-from atoll.node.dataplane.payload_file import check_payload
 from atoll.node.dataplane.sync_data import SyncData
 from atoll.protocol.codecs import HEADER_BYTES, kernels, peek_codec, unchanged
 from atoll.protocol.errors import AverageError, InvalidMessage
 from atoll.protocol.layout import Layout, Manifest, Role, TensorSpec
 from atoll.protocol.settings import SyncSettings
-from atoll.protocol.spec import spec_of
+from atoll.protocol.spec import check_payload, spec_of
 from tests.harness.data_plane import RUN, apply_all, tensor, update_of, values_of
 from tests.harness.fuzzing import damaged, fuzz
 
@@ -39,6 +38,11 @@ LAYOUT = Layout(
 )
 WEIGHT, HALF, MASK_CHUNK, COUNT = range(4)
 BUFFERS = (HALF, MASK_CHUNK, COUNT)
+
+
+def check_in_the_log(chunk: int, data: bytes) -> None:
+    place = LAYOUT.chunks[chunk]
+    check_payload(place.role, data, place.num_elements, LAYOUT.wire_dtype(place))
 
 
 def values(mask: npt.NDArray[np.float32] = MASK) -> memoryview:
@@ -93,7 +97,7 @@ def test_a_buffer_that_nobody_changed_keeps_every_bit_and_sends_none(tmp_path: P
     for chunk in BUFFERS:
         assert len(payloads[chunk]) == HEADER_BYTES
         sites[0].check(chunk, payloads[chunk])
-        check_payload(LAYOUT, chunk, payloads[chunk])
+        check_in_the_log(chunk, payloads[chunk])
     apply_all(outer, payloads, 1)
     for chunk in BUFFERS:
         after = outer.read(chunk)
@@ -121,9 +125,9 @@ def test_a_trainable_tensor_that_is_said_to_be_unchanged_is_refused(tmp_path: Pa
         data.check(chunk, marker)
     with pytest.raises(InvalidMessage):
         data.reduce(chunk, [(1, data.contribution(chunk)), (1, marker)])
-    with pytest.raises(InvalidMessage, match="carries no pseudo-gradient"):
-        check_payload(LAYOUT, chunk, marker)
-    with pytest.raises(InvalidMessage, match="carries no pseudo-gradient"):
+    with pytest.raises(InvalidMessage, match="carries no average of pseudo-gradients"):
+        check_in_the_log(chunk, marker)
+    with pytest.raises(InvalidMessage, match="carries no average of pseudo-gradients"):
         outer.apply(chunk, marker, update_of(1))
 
 
@@ -203,7 +207,7 @@ def test_only_the_whole_marker_of_its_place_is_taken(
     for take in (
         lambda: used.check(chunk, arrived),
         lambda: used.reduce(chunk, [(1, arrived)]),
-        lambda: check_payload(LAYOUT, chunk, arrived),
+        lambda: check_in_the_log(chunk, arrived),
         lambda: outer.apply(chunk, arrived, update_of(1)),
     ):
         if arrived == right[chunk]:

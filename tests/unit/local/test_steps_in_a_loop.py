@@ -109,7 +109,10 @@ class Data:
     def check(self, chunk: int, data: bytes) -> None:
         assert data == self.contribution(chunk)
 
-    def check_payload(self, chunk: int, data: bytes) -> None:
+    def payload_bytes(self, chunk: int, num_contributors: int) -> int:
+        return PAYLOAD_BYTES
+
+    def check_payload(self, chunk: int, data: bytes, num_contributors: int) -> None:
         self.check(chunk, data)
 
     def reduce(self, chunk: int, contributions: Sequence[tuple[int, bytes | Callable[[], bytes]]]) -> bytes:

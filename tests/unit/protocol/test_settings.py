@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.protocol.codecs.table import CODECS
+from atoll.protocol.codecs.table import DENSE, SPARSE
 from atoll.protocol.errors import ConfigError, InvalidMessage
 from atoll.protocol.settings import (
     CAPABILITIES,
@@ -55,7 +55,13 @@ def test_every_setting_but_the_runs_name_may_be_left_out_as_an_older_version_doe
 
 
 def test_what_a_run_needs_is_named_in_its_settings() -> None:
-    for codec in CODECS:
+    for codec in SPARSE:
+        for mean_over, extra in (("senders", []), ("all", ["mean over all"])):
+            settings = RunSettings(run_id="r", sync=SyncSettings(codec=codec, mean_over=mean_over))
+            needs = json.loads(settings_to_json(settings))["needs"]
+            assert needs == [f"codec {codec}", "outer optimizer nesterov", *extra]
+            assert CAPABILITIES.issuperset(needs)
+    for codec in DENSE:
         for down in ("", codec, "fp16"):
             settings = RunSettings(run_id="r", sync=SyncSettings(codec=codec, down=down))
             needs = json.loads(settings_to_json(settings))["needs"]

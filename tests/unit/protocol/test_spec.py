@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from atoll.protocol.codecs import max_encoded_bytes, unchanged
-from atoll.protocol.codecs.table import CODECS
+from atoll.protocol.codecs.table import DENSE
 from atoll.protocol.errors import InvalidMessage
 from atoll.protocol.layout import Role
 from atoll.protocol.settings import SyncSettings
@@ -14,7 +14,7 @@ from atoll.protocol.spec import Aggregation, Contribution, max_payload_bytes, pa
 BUFFERS = (Role.BUFFER_MEAN, Role.BUFFER_LOWEST)
 
 
-@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("codec", DENSE)
 def test_what_travels_follows_the_role(codec: str) -> None:
     spec = spec_of(SyncSettings(codec=codec), 7, 0)
     ways = {role: spec.of(role) for role in (Role.TRAINABLE, *BUFFERS)}
@@ -23,7 +23,7 @@ def test_what_travels_follows_the_role(codec: str) -> None:
     assert [role for role, way in ways.items() if way.aggregation is Aggregation.LOWEST] == [Role.BUFFER_LOWEST]
     for role, way in ways.items():
         assert spec.max_bytes(role, 700, 8) == max_encoded_bytes(way.up, 700, 8)
-        assert max_payload_bytes(role, 700, 8) >= spec.max_bytes(role, 700, 8)
+        assert max_payload_bytes(role, 700, 8, 1) >= spec.max_bytes(role, 700, 8)
 
 
 def test_each_direction_may_have_a_codec_of_its_own() -> None:
@@ -38,10 +38,27 @@ def test_each_direction_may_have_a_codec_of_its_own() -> None:
         assert spec.max_bytes(Role.TRAINABLE, 700, 4) == max(max_encoded_bytes(codec, 700) for codec in expected)
 
 
+@pytest.mark.parametrize(
+    ("mean_over", "aggregation"), [("senders", Aggregation.BUNDLE), ("all", Aggregation.BUNDLE_OVER_ALL)]
+)
+def test_what_carries_some_of_the_values_is_bundled(mean_over: str, aggregation: Aggregation) -> None:
+    for settings in (SyncSettings(codec="topk2", mean_over=mean_over), SyncSettings(up="topk2", mean_over=mean_over)):
+        spec = spec_of(settings, 0, 0)
+        way = spec.of(Role.TRAINABLE)
+        assert (way.up, way.down, way.aggregation) == ("topk2", "bundle", aggregation)
+        encoded = max_encoded_bytes("topk2", 5000)
+        assert encoded == 16 + (2 * 8) + 79 + (16 + 4)
+        assert spec.max_bytes(Role.TRAINABLE, 5000, 4) == encoded
+        for number in (1, 3, 1024):
+            assert spec.payload_bytes(Role.TRAINABLE, 5000, 4, number) == 16 + number * (4 + encoded)
+            assert max_payload_bytes(Role.TRAINABLE, 5000, 4, number) >= 16 + number * (4 + encoded)
+        assert spec.payload_bytes(Role.BUFFER_MEAN, 5000, 4, 1024) == max_encoded_bytes("fp32", 5000)
+
+
 def test_only_a_buffer_may_be_said_to_be_unchanged() -> None:
     spec, data = spec_of(SyncSettings(codec="bf16"), 0, 0), unchanged(9, "F32")
     assert spec.of(Role.TRAINABLE).codec_in(data, "bf16") == "bf16"
-    with pytest.raises(InvalidMessage, match="unchanged carries no pseudo-gradient"):
+    with pytest.raises(InvalidMessage, match="unchanged carries no average of pseudo-gradients"):
         payload_codec(Role.TRAINABLE, data)
     for role in BUFFERS:
         assert spec.of(role).codec_in(data, spec.of(role).up) == "unchanged"

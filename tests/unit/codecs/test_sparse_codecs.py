@@ -1,0 +1,278 @@
+"""Codecs that carry some of the values, and bundles of what they encode, against a slow reference, to the bit."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from atoll.protocol.codecs import (
+    HEADER_BYTES,
+    EncodedHeader,
+    bundles,
+    kernels,
+    max_encoded_bytes,
+    parse_header,
+    peek_codec,
+    table,
+)
+from atoll.protocol.codecs.arithmetic import NOTHING
+from atoll.protocol.codecs.sparse import TOPK2
+from atoll.protocol.codecs.table import BUNDLE, SPARSE
+from atoll.protocol.errors import InvalidMessage, NonFiniteError, SelfTestFailed
+from tests.harness import reference_codecs
+
+Floats = npt.NDArray[np.float32]
+WIDTHS = {
+    0: 64, 1: 64, 63: 1, 64: 64, 65: 65, 300: 100, 4096: 4096, 4097: 1, 9000: 90, 8192: 128, 12800: 128, 24576: 192
+}  # fmt: skip
+"""Of chunks of so many elements; those of the last three have tiles."""
+sizes = st.sampled_from(list(WIDTHS))
+seeds = st.integers(0, 1 << 30)
+exponents = st.sampled_from([-149, -140, -130, -126, -122, -30, 0, 100])
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _compiled() -> None:
+    kernels.warm_up()
+
+
+def sample(seed: int, num_elements: int, exponent: int = 0) -> Floats:
+    """Many of them are equal, and some zero."""
+    generator = np.random.default_rng(seed)
+    values = generator.standard_normal(num_elements, dtype=np.float32)
+    is_coarse = generator.random(num_elements) < generator.choice([0, 0.5, 1])
+    values[is_coarse] = np.round(values[is_coarse] * 2) / 2
+    values[generator.random(num_elements) < generator.choice([0, 0, 0.99])] = 0
+    return np.ldexp(values, exponent).astype(np.float32)
+
+
+def columns_of(size: int) -> int:
+    return TOPK2.columns_of(WIDTHS[size], size)
+
+
+def test_tiles_are_gone_through_where_there_are_any() -> None:
+    assert [columns_of(size) for size in WIDTHS] == [64] * 9 + [128, 128, 192]
+    for size in WIDTHS:
+        columns, order = columns_of(size), reference_codecs.in_tiles(size, columns_of(size))
+        starts = [TOPK2.segment_start(segment, columns, size) for segment in range(TOPK2.num_segments(size))]
+        assert starts == order[::64].tolist()
+
+
+@given(sizes, seeds, exponents)
+def test_kernels_give_the_bits_of_the_reference(size: int, seed: int, exponent: int) -> None:
+    columns = columns_of(size)
+    values, minus, error = (sample(seed + i, size, exponent) for i in range(3))
+    beta = np.float32(0.9)
+    data = kernels.encode("topk2", values, minus=minus, error=error, beta=beta, width=WIDTHS[size])
+    header = EncodedHeader(codec="topk2", zstd=False, dtype="F32", num_elements=size, columns=columns)
+    assert data == header.pack() + reference_codecs.encode_sparse((values - minus) + beta * error, columns)
+    assert len(data) == max_encoded_bytes("topk2", size)
+    assert peek_codec(data) == "topk2"
+    assert parse_header(data, codec="topk2", num_elements=size) == header
+    kernels.check(data, "topk2", size)
+    expected, is_sent = reference_codecs.decode_sparse(data[HEADER_BYTES:], size, columns)
+    out = np.full(size, 7, np.float32)
+    kernels.decode(data, "topk2", size, out)
+    assert (out == expected).all()
+    acc, weights, weight = sample(seed + 3, size, exponent), sample(seed + 4, size), np.float32(1 / 3)
+    wanted, added = np.where(is_sent, acc + weight * expected, acc), np.where(is_sent, weights + weight, weights)
+    norm = kernels.accumulate(data, "topk2", weight, acc, weights)
+    assert acc.tobytes() == wanted.astype(np.float32).tobytes()
+    assert weights.tobytes() == added.astype(np.float32).tobytes()
+    assert math.isclose(norm, float(np.sqrt(np.sum(out.astype(np.float64) ** 2))), rel_tol=1e-6)
+
+
+def test_the_largest_of_each_tile_are_sent_and_of_equal_ones_the_first() -> None:
+    values = np.zeros((128, 128), np.float32)
+    values[3, 70], values[100, 5], values[127, 127] = 1.0, -2.0, 3.0
+    values[:64, :64] = 0.5
+    data = kernels.encode("topk2", values.ravel(), width=128)
+    out = np.empty(values.size, np.float32)
+    kernels.decode(data, "topk2", values.size, out)
+    found = out.reshape(128, 128)
+    assert (found[0, :64] == 0.5).all(), "64 of the first tile, in the order of its rows"
+    assert not found[1:64, :64].any()
+    assert (found[64:] == values[64:]).all()
+    assert (found[:, 64:] == values[:, 64:]).all()
+
+
+@given(sizes, seeds)
+def test_what_was_sent_is_not_left_over_and_the_rest_is(size: int, seed: int) -> None:
+    values = sample(seed, size)
+    out = np.empty(size, np.float32)
+    kernels.decode(kernels.encode("topk2", values), "topk2", size, out)
+    left = values - out
+    assert (left[out == 0] == values[out == 0]).all()
+    assert np.sum(left.astype(np.float64) ** 2) <= np.sum(values.astype(np.float64) ** 2)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("place", [0, 4095, 4096, 8100])
+def test_values_that_are_not_finite_are_refused(bad: float, place: int) -> None:
+    values, zeros = np.zeros(8192, np.float32), np.zeros(8192, np.float32)
+    values[place] = bad
+    for first, minus, error in ((values, NOTHING, NOTHING), (zeros, values, NOTHING), (zeros, zeros, values)):
+        with pytest.raises(NonFiniteError):
+            kernels.encode("topk2", first, minus=minus, error=error)
+    with pytest.raises(NonFiniteError, match="too large for topk2"):
+        kernels.encode("topk2", np.full(4096, 3e38, np.float32))
+
+
+def test_chunks_at_odd_addresses_decode() -> None:
+    data, expected = kernels.encode("topk2", sample(9, 9000)), np.empty(9000, np.float32)
+    kernels.decode(data, "topk2", 9000, expected)
+    for shift in (1, 2, 3):
+        out = np.empty(9000, np.float32)
+        kernels.decode(memoryview(bytes(shift) + data)[shift:], "topk2", 9000, out)
+        assert out.tobytes() == expected.tobytes()
+
+
+# --- what arrives
+
+
+def damaged(data: bytes, at: int, value: int) -> bytes:
+    return data[:at] + bytes([value]) + data[at + 1 :]
+
+
+def test_the_check_refuses_entries_that_have_no_place() -> None:
+    size = 130  # two segments and a rest of two elements: 8 bytes of scales, 3 entries, 1 byte of segments
+    values = np.zeros(size, np.float32)
+    values[[5, 70, 129]] = 1, 2, 3
+    data = kernels.encode("topk2", values)
+    first = HEADER_BYTES + 8
+    assert (data[first : first + 3], data[first + 3]) == (bytes([5, 6, 1 + 64]), 0b10101)
+    kernels.check(data, "topk2", size)
+    for wrong in (
+        damaged(data, first + 2, 2),  # beyond the last element
+        damaged(data, first + 3, 0b1000101),  # in a segment after the last
+        damaged(data, first + 3, 0b1111),  # four entries
+        damaged(data, first + 3, 0b0101),  # two, and a third byte that is not zero
+        damaged(damaged(data, first + 3, 0b10011), first, 6),  # the same place twice
+        damaged(damaged(data, first + 3, 0b10011), first, 7),  # one after the other, the wrong way round
+    ):
+        with pytest.raises(InvalidMessage):
+            kernels.check(wrong, "topk2", size)
+    for scale in (-1.0, 2.0**-127, np.inf, np.nan):
+        with pytest.raises(InvalidMessage, match="scale"):
+            kernels.check(data[:HEADER_BYTES] + np.float32(scale).tobytes() + data[HEADER_BYTES + 4 :], "topk2", size)
+    with pytest.raises(InvalidMessage, match="too large"):
+        kernels.check(data, "topk2", size, below=1.5)
+    out = np.zeros(size, np.float32)
+    with pytest.raises(InvalidMessage, match="beyond its end"):
+        kernels.decode(damaged(data, first + 2, 2), "topk2", size, out)
+
+
+@pytest.mark.parametrize("columns", [0, 63, 65, 128, 1 << 31])
+def test_a_chunk_is_only_as_wide_as_it_can_be(columns: int) -> None:
+    header = EncodedHeader(codec="topk2", zstd=False, dtype="F32", num_elements=4097, columns=columns)
+    with pytest.raises(InvalidMessage, match=r"rows of \d+, which topk2 cannot have"):
+        parse_header(header.pack(), codec="topk2", num_elements=4097)
+
+
+# --- bundles
+
+
+def bundled(size: int, seed: int, number: int, *, over_all: bool) -> tuple[bytes, list[bytes]]:
+    parts = [kernels.encode("topk2", sample(seed + i, size), width=WIDTHS[size]) for i in range(number)]
+    return bundles.join(size, parts, over_all=over_all), parts
+
+
+@given(sizes, seeds, st.integers(1, 4), st.booleans(), st.data())
+def test_a_bundle_is_averaged_as_the_reference_does(
+    size: int, seed: int, number: int, over_all: bool, data: st.DataObject
+) -> None:
+    tokens = data.draw(st.lists(st.integers(1, 1 << 20), min_size=number, max_size=number))
+    bundle, parts = bundled(size, seed, number, over_all=over_all)
+    assert peek_codec(bundle) == BUNDLE
+    assert len(bundle) == bundles.max_bundle_bytes("topk2", size, number)
+    kernels.check(bundle, BUNDLE, size)
+    decoded = [reference_codecs.decode_sparse(part[HEADER_BYTES:], size, columns_of(size)) for part in parts]
+    expected = reference_codecs.average_of(decoded, tokens, over_all=over_all)
+    out = np.full(size, 7, np.float32)
+    kernels.decode(bundle, BUNDLE, size, out, tokens=tokens)
+    assert (out == expected).all()
+    assert bundles.plain(bundle, size, tokens).tobytes() == out.tobytes(), "without numpy"
+    found = bundles.split(bundle, size)
+    assert [bytes(part) for part in found.contributions] == parts, "verbatim"
+
+
+def test_an_element_counts_where_it_was_sent() -> None:
+    values = np.zeros((3, 64), np.float32)
+    values[0, 1], values[1, 1], values[2, 5] = 1.0, 4.0, 8.0
+    parts = [kernels.encode("topk2", row) for row in values]
+    for over_all, expected in ((False, (2.0, 8.0)), (True, (1.5, 2.0))):
+        out = np.empty(64, np.float32)
+        kernels.decode(bundles.join(64, parts, over_all=over_all), BUNDLE, 64, out, tokens=(2, 1, 1))
+        assert out[[1, 5]].tolist() == list(expected)
+        assert np.count_nonzero(out) == 2
+
+
+@pytest.mark.parametrize("tokens", [(), (1,), (1, 1, 1), (1, 0), (2, -1)])
+def test_a_bundle_has_a_contribution_for_each_weight(tokens: tuple[int, ...]) -> None:
+    bundle, _ = bundled(300, 1, 2, over_all=False)
+    for average in (
+        lambda: kernels.decode(bundle, BUNDLE, 300, np.empty(300, np.float32), tokens=tokens),
+        lambda: bundles.plain(bundle, 300, tokens),
+    ):
+        with pytest.raises(InvalidMessage, match="2 contributions for the weights"):
+            average()
+
+
+def test_a_bundle_that_is_none_is_refused() -> None:
+    good, parts = bundled(300, 1, 2, over_all=False)
+    dense = kernels.encode("int8", sample(1, 300), zstd_level=0)
+    wrong = [
+        good[:-1], good + b"x", good[:20], good[:15], b"",
+        damaged(good, 2, 1), damaged(good, 2, 4), damaged(good, 4, 0), damaged(good, 4, 3), damaged(good, 6, 1),
+        damaged(good, 8, 0), damaged(good, 3, 2), damaged(good, HEADER_BYTES, 1), damaged(good, HEADER_BYTES + 3, 255),
+        damaged(good, HEADER_BYTES + 8 + 1, 3), damaged(good, len(good) - len(parts[1]) + 8, 3),
+        bundles.join(300, [dense, dense], over_all=False), bundles.join(300, [parts[0], dense], over_all=False),
+        bundles.join(300, [good], over_all=False), parts[0],
+    ]  # fmt: skip
+    for data in wrong:
+        with pytest.raises(InvalidMessage):
+            bundles.split(data, 300)
+        with pytest.raises(InvalidMessage):
+            kernels.check(data, BUNDLE, 300)
+
+
+# --- self-test
+
+
+@pytest.mark.parametrize("codec", SPARSE)
+def test_the_self_test_notices_a_single_bit(monkeypatch: pytest.MonkeyPatch, codec: str) -> None:
+    arithmetic = kernels.SPARSE_ARITHMETIC[codec]
+    assert table.TABLE[codec].sparse is not None
+
+    def encode(terms: Any, columns: int, body: npt.NDArray[np.uint8]) -> bool:
+        is_finite = arithmetic.encode(terms, columns, body)
+        body[-1] ^= 1
+        return is_finite
+
+    def scatter(body: Any, columns: int, weight: np.float32, acc: Floats, weights: Floats) -> float:
+        norm = arithmetic.scatter(body, columns, weight, acc, weights)
+        acc.view(np.uint32)[700] ^= 1
+        return norm
+
+    def flushed(body: Any, columns: int, weight: np.float32, acc: Floats, weights: Floats) -> float:
+        norm = arithmetic.scatter(body, columns, weight, acc, weights)
+        acc[np.abs(acc) < np.finfo(np.float32).tiny] = 0.0
+        return norm
+
+    def unweighted(body: Any, columns: int, weight: np.float32, acc: Floats, weights: Floats) -> float:
+        norm = arithmetic.scatter(body, columns, weight, acc, weights)
+        weights[weights > 0] = 1
+        return norm
+
+    others = [replace(arithmetic, scatter=other) for other in (scatter, flushed, unweighted)]
+    for other in (replace(arithmetic, encode=encode), *others):
+        monkeypatch.setitem(kernels.SPARSE_ARITHMETIC, codec, other)
+        with pytest.raises(SelfTestFailed, match=f"codec {codec}: this host computes other bits"):
+            kernels.self_test()
