@@ -15,9 +15,10 @@ from atoll.coordinator.loop_lag import LoopLag
 from atoll.coordinator.service import CoordinatorServer
 from atoll.coordinator.sqlite_store import SqliteStore
 from atoll.coordinator.web import status_pages
+from atoll.protocol import outer
 from atoll.protocol.exit_codes import ENDED_AT_ONCE
 from atoll.protocol.machine import Machine
-from atoll.protocol.settings import RunSettings
+from atoll.protocol.settings import AUTO, RunSettings
 from atoll.protocol.signals import Signals, end_process
 
 log = logging.getLogger("atoll.coordinator")
@@ -48,6 +49,8 @@ async def serve(
         store = SqliteStore(config.store_path)
         stack.callback(store.close)
         server = CoordinatorServer(config, settings, store, parent_json, Machine())
+        if settings.outer.optimizer == AUTO:
+            log.info("outer.optimizer = auto: %s", outer.in_words(settings, server.settings.outer))
         server.loop_lag = LoopLag()
         ticking = asyncio.create_task(server.loop_lag.run())
         stack.callback(ticking.cancel)

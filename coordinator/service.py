@@ -25,7 +25,7 @@ from atoll.coordinator.streams import MAX_MESSAGE_BYTES, Bodies, Stream
 from atoll.protocol import PROTOCOL_VERSION, addresses, descriptors, messages, transport
 from atoll.protocol.errors import StateError
 from atoll.protocol.machine import REAL, Machine
-from atoll.protocol.settings import RunSettings, settings_to_json
+from atoll.protocol.settings import RunSettings, settings_from_json, settings_to_json
 from atoll.protocol.v1 import session_pb2
 
 T = TypeVar("T")
@@ -59,10 +59,10 @@ class CoordinatorServer:
         self._loop = asyncio.get_running_loop()
         self._machine = machine
         self.config = config
-        self.settings = settings
         self.address = ""
         self._store = store
         persisted = store.begin(settings, parent_json)
+        settings = self.settings = settings_from_json(persisted.run.settings_json)
         self._term = persisted.term
         parent = persisted.run.parent_json
         self._parent = json.loads(parent) if parent else None

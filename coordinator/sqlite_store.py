@@ -178,7 +178,7 @@ class SqliteStore:
     def begin(self, settings: RunSettings, parent_json: str = "") -> Persisted:
         with self._explained(), self._readable(), self._transaction():  # a start that is refused is none
             known = self._all(RunRecord)
-            run = run_of(f"the store {self.path}", known[0] if known else None, settings, parent_json)
+            run, settings = run_of(f"the store {self.path}", known[0] if known else None, settings, parent_json)
             term, total = self._head()
             if not known:
                 total = self._keep((run,), total, 0.0)

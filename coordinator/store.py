@@ -14,6 +14,7 @@ from typing import Protocol
 from atoll.coordinator.core.events import AttestationRecord, CommitRecord, Record
 from atoll.coordinator.core.persisted import Persisted, RunRecord
 from atoll.protocol.errors import ConfigError, UnsupportedError
+from atoll.protocol.outer import resolved
 from atoll.protocol.settings import RunSettings, read_settings, settings_to_json
 from atoll.protocol.text import differences
 
@@ -51,10 +52,15 @@ class Store(Protocol):
     def close(self) -> None: ...
 
 
-def run_of(where: str, known: RunRecord | None, settings: RunSettings, parent_json: str) -> RunRecord:
-    """What the store has, or a new run. Raises ConfigError, naming what differs, if it has another one."""
+def run_of(
+    where: str, known: RunRecord | None, settings: RunSettings, parent_json: str
+) -> tuple[RunRecord, RunSettings]:
+    """What the store has, or a new run, and its settings, with nothing left to be chosen. Raises ConfigError, naming
+    what differs, if it has another one."""
     if known is None:
-        return RunRecord(run_id=settings.run_id, settings_json=settings_to_json(settings), parent_json=parent_json)
+        settings = resolved(settings)
+        record = RunRecord(run_id=settings.run_id, settings_json=settings_to_json(settings), parent_json=parent_json)
+        return record, settings
     if known.run_id != settings.run_id:
         raise ConfigError(
             f"{where} holds run {known.run_id!r}, the settings name run {settings.run_id!r}: give the new run a store "
@@ -69,6 +75,7 @@ def run_of(where: str, known: RunRecord | None, settings: RunSettings, parent_js
             "%s: run %s was begun by a newer version of atoll; settings that this one does not know have no effect: %s",
             where, known.run_id, ", ".join(unknown),
         )  # fmt: skip
+    settings = resolved(settings, stored.outer)
     if stored != settings:
         changed = "; ".join(differences(asdict(stored), asdict(settings)))
         raise ConfigError(
@@ -80,4 +87,4 @@ def run_of(where: str, known: RunRecord | None, settings: RunSettings, parent_js
             f"{where}: run {known.run_id!r} was begun {'from another saved model' if known.parent_json else 'afresh'}: "
             "leave --resume out to go on with it, or choose another run id and store"
         )
-    return known
+    return known, settings

@@ -15,7 +15,7 @@ from atoll.protocol.codecs.compression import decompressed
 from atoll.protocol.codecs.table import BUNDLE, TABLE, UNCHANGED, floats, to_bytes
 from atoll.protocol.errors import InvalidMessage
 from atoll.protocol.layout import DTYPE_BYTES, FP32_ROLES, Role
-from atoll.protocol.settings import OuterSettings
+from atoll.protocol.settings import AUTO, OuterSettings
 from atoll.protocol.spec import payload_codec
 
 _AT_ONCE = 1 << 16  # elements: what is computed in between takes memory for so many
@@ -23,6 +23,7 @@ _AT_ONCE = 1 << 16  # elements: what is computed in between takes memory for so 
 
 def slots_of(settings: OuterSettings) -> tuple[str, ...]:
     """What the outer optimizer keeps beside the values of a trainable chunk, in this order."""
+    assert settings.optimizer != AUTO, "it is chosen as the run begins"
     return ("momentum",) if settings.optimizer == "nesterov" else ()
 
 

@@ -12,10 +12,13 @@ from atoll.protocol.codecs.table import BUNDLE, CODECS, DENSE, SPARSE
 from atoll.protocol.errors import ConfigError, InvalidMessage, UnsupportedError
 from atoll.protocol.layout import MAX_CHUNKS, MAX_FRAGMENTS
 from atoll.protocol.messages import MAX_MEMBERS
+from atoll.protocol.presets import PRESETS
 from atoll.protocol.strict import build, check, nearest
 from atoll.protocol.time_limits import time_limits
 
 OUTER_OPTIMIZERS = ("nesterov", "sgd")
+AUTO = "auto"
+"""The outer optimizer is chosen as the run begins: `outer.py`."""
 MERGES = ("keep", "mix")
 MEANS = ("senders", "all")
 
@@ -157,12 +160,21 @@ class SyncSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OuterSettings:
-    optimizer: str = one_of(OUTER_OPTIMIZERS, "nesterov")
-    """nesterov or sgd."""
+    optimizer: str = one_of((AUTO, *OUTER_OPTIMIZERS), "nesterov")
+    """auto, nesterov or sgd. auto chooses once, as the run begins, by its length: a plain mean for a short run,
+    Nesterov 0.7/0.9 for a long one. A run.toml that says nothing of the outer step has it."""
     learning_rate: float = within(0, 100, 1.0, open_low=True)
     momentum: float = within(0, 1, 0.0, open_high=True)
     """At 0 (and learning rate 1) the outer step is a plain mean, best for short runs: docs/log.md. Below about 50
     syncs use 0 to 0.3; 0.9 (with learning rate 0.7) is for thousands of steps."""
+    warmup: float = within(0, 1, 0.0)
+    """Share of the run in which the learning rate rises from 0, evenly."""
+    decay: float = within(0, 1, 0.0)
+    """Share of the run, at its end, in which the learning rate falls to a tenth, evenly."""
+    momentum_warmup: float = within(0, 1, 0.0)
+    """Share of the run in which the momentum rises from 0, evenly."""
+    momentum_decay: float = within(0, 1, 0.0)
+    """Share of the run, at its end, in which the momentum falls to 0, evenly."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,6 +183,8 @@ class RunSettings:
 
     run_id: str
     """Names the run; every message carries it."""
+    preset: str = one_of(("", *PRESETS), "")
+    """Settings of `sync` and `outer` that belong together: what this file leaves out of them is that of the preset."""
     seed: int = within(0, (1 << 63) - 1, 1)
     """Of the model's first values and of the order of samples."""
     data: str = "stdlib"
@@ -252,11 +266,7 @@ def validate(settings: RunSettings) -> None:
             f"{settings.sync.overlap_steps}: sites train so far beyond a boundary in any case; choose 0 or at least "
             f"{settings.sync.overlap_steps}"
         )
-    if settings.outer.optimizer == "sgd" and settings.outer.momentum:
-        raise ConfigError(
-            f'outer.momentum = {settings.outer.momentum}: outer.optimizer = "sgd" has none; '
-            'choose "nesterov" or momentum 0'
-        )
+    _validate_outer(settings.outer)
     _validate_model(settings.model, settings.trainer)
     _validate_sync(settings.sync)
 
@@ -288,6 +298,19 @@ def _validate_model(model: ModelSettings, trainer: TrainerSettings) -> None:
     if trainer.sequence > model.max_sequence:
         raise ConfigError(
             f"trainer.sequence = {trainer.sequence} is longer than model.max_sequence = {model.max_sequence}"
+        )
+
+
+def _validate_outer(outer: OuterSettings) -> None:
+    if outer.optimizer == AUTO and (outer.learning_rate, outer.momentum) != (1.0, 0.0):
+        raise ConfigError(
+            f'outer.learning_rate = {outer.learning_rate}, outer.momentum = {outer.momentum}: outer.optimizer = "auto" '
+            'chooses them itself; leave them out, or choose "nesterov" or "sgd"'
+        )
+    if outer.optimizer == "sgd" and (outer.momentum or outer.momentum_warmup or outer.momentum_decay):
+        raise ConfigError(
+            f'outer.momentum = {outer.momentum}: outer.optimizer = "sgd" has none; choose "nesterov", or momentum 0 '
+            "without a schedule"
         )
 
 
@@ -335,22 +358,11 @@ def _validate_sync(sync: SyncSettings) -> None:
 
 WITHDRAWN = {"sync.zstd_level": "zstd is a property of the codec"}
 """Settings that older versions had, and why they have no effect any more."""
-CAPABILITIES = frozenset(
-    [
-        *(f"codec {name}" for name in CODECS),
-        *(f"outer optimizer {name}" for name in OUTER_OPTIMIZERS),
-        *(
-            "zstd",
-            "a codec for each direction",
-            "mean over all",
-            "error feedback",
-            "overlap",
-            "merge mix",
-            "fragments",
-            "syncs in flight",
-        ),
-    ]
-)
+CAPABILITIES = frozenset([
+    *(f"codec {name}" for name in CODECS), *(f"outer optimizer {name}" for name in OUTER_OPTIMIZERS), "zstd",
+    "a codec for each direction", "mean over all", "error feedback", "overlap", "merge mix", "fragments",
+    "syncs in flight", "outer schedules",
+])  # fmt: skip
 """What a run may need of whoever takes part, by name, and this version can do."""
 MAX_NEEDS = 256
 
@@ -358,7 +370,7 @@ MAX_NEEDS = 256
 def needs_of(settings: RunSettings) -> list[str]:
     """What a node or coordinator must be able to do for this run. A setting that changes what they compute, and that
     an older version would pass over, adds a name here when it has another value than its default."""
-    sync = settings.sync
+    sync, outer = settings.sync, settings.outer
     is_sparse = sync.codec_up in SPARSE
     extra = {
         "a codec for each direction": not is_sparse and len({sync.codec, sync.codec_up, sync.codec_down}) > 1,
@@ -368,9 +380,10 @@ def needs_of(settings: RunSettings) -> list[str]:
         "merge mix": sync.merge == "mix",
         "fragments": sync.fragments > 1,
         "syncs in flight": sync.most_in_flight > 1,
+        "outer schedules": any((outer.warmup, outer.decay, outer.momentum_warmup, outer.momentum_decay)),
     }
     codecs = [sync.codec_up] if is_sparse else dict.fromkeys((sync.codec_up, sync.codec_down))
-    needs = [*(f"codec {name}" for name in codecs), f"outer optimizer {settings.outer.optimizer}"]
+    needs = [*(f"codec {name}" for name in codecs), f"outer optimizer {outer.optimizer}"]
     return needs + [name for name, is_needed in extra.items() if is_needed]
 
 

@@ -94,6 +94,13 @@ def spec_of(settings: SyncSettings, base_commit: int, fragment: int) -> Spec:
     )
 
 
+def most_bundled(codec: str) -> int:
+    """The most sites whose links bundles keep busy for no longer than codec int4 in both directions. Of every element
+    a site sends what it contributes, and as a reducer, of its share of them, the contributions of all to all."""
+    one, dense = (max_encoded_bytes(name, 1 << 24) for name in (codec, "int4"))
+    return 2 * dense // one - 1  # of n sites: one + n * one against 2 * dense, each times (n - 1) / n
+
+
 # --- payloads that are at hand without the settings of their run
 
 

@@ -47,7 +47,7 @@ class DataPlane:
         self.home = home
         self.settings = settings
         self.layout = Layout(manifest, settings.sync.chunk_elements, settings.sync.fragments)
-        self.optimizer = OuterOptimizer(settings.outer)
+        self.optimizer = OuterOptimizer(settings.outer, settings.steps, settings.tokens)
         self._of_run = self.layout, self.optimizer.slots, settings.run_id
         self._history = lambda: self.log.history
         self.outer = self._found_on_disk()  # refuses a folder of another run before anything is removed there

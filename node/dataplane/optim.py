@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from atoll.node.dataplane import kernels
 from atoll.protocol.messages import Commit
+from atoll.protocol.outer import outer_at
 from atoll.protocol.plans import weights
 from atoll.protocol.recompute import slots_of
 from atoll.protocol.settings import OuterSettings
@@ -52,6 +53,9 @@ class OuterOptimizer:
     """Of a run."""
 
     settings: OuterSettings
+    steps: int = 0
+    tokens: int = 0
+    """Its length, in one of them; schedules need it."""
 
     @property
     def slots(self) -> tuple[str, ...]:
@@ -60,7 +64,7 @@ class OuterOptimizer:
 
     def at(self, record: Commit) -> OuterUpdate:
         """Bound to a commit: whatever changes in the course of a run is a function of its record."""
-        outer = self.settings
+        outer = outer_at(self.settings, self.steps, self.tokens, record)
         return OuterUpdate(
             record.commit,
             outer.optimizer,

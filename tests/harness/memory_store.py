@@ -43,7 +43,7 @@ class MemoryStore:
         self._times: dict[int, float] = {}
 
     def begin(self, settings: RunSettings, parent_json: str = "") -> Persisted:
-        run = run_of("the store", self._kept.run if self._kept is not None else None, settings, parent_json)
+        run, settings = run_of("the store", self._kept.run if self._kept is not None else None, settings, parent_json)
         kept = self._kept or Persisted(run=run, term=0)
         self._kept = replace(kept, term=kept.term + 1)
         return newest(self._kept, settings)

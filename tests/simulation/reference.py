@@ -34,10 +34,9 @@ def replay(
     handed_in: Mapping[Commit, Sequence[Sealed]],
 ) -> list[Records]:
     """The state after each commit, commit 0 first. `handed_in`: of each commit's contributors, in their order."""
-    rate, mu = np.float32(settings.outer.learning_rate), np.float32(settings.outer.momentum)
     states, errors = [dict(start)], Errors(layout, settings)
     for commit in log:
-        state = dict(states[-1])
+        state, (rate, mu) = dict(states[-1]), rates(settings, commit)
         total = sum(member.tokens for member in commit.contributors)
         for chunk in layout.chunks[: layout.num_sync_chunks]:
             if commit.fragment not in (layout.fragment_of[chunk.index], len(layout.fragments)):
@@ -75,6 +74,20 @@ def replay(
             state[chunk.index] = (x - rate * (average + mu * m)).tobytes() + m.tobytes()
         states.append(state)
     return states
+
+
+def rates(settings: RunSettings, commit: Commit) -> tuple[np.float32, np.float32]:
+    """Learning rate and momentum of the outer step: evenly up from 0 over a first share of the run, and down over a
+    last share, to a tenth and to 0."""
+    outer, done = settings.outer, min(1.0, commit.run_step / settings.steps)
+
+    def ramp(first: float, last: float, end: float) -> float:
+        up = min(1.0, done / first) if first else 1.0
+        down = min(1.0, (1.0 - done) / last) if last else 1.0
+        return up * (end + (1 - end) * down)
+
+    rate = outer.learning_rate * ramp(outer.warmup, outer.decay, 0.1)
+    return np.float32(rate), np.float32(outer.momentum * ramp(outer.momentum_warmup, outer.momentum_decay, 0.0))
 
 
 class Errors:

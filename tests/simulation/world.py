@@ -105,7 +105,7 @@ def draw_shape_of(seed: int, num_sites: int = 0, *, num_fragments: int = 0) -> S
             chunk_elements=4,
             log_commits=generator.choice([2, 4, 32]),
         ),
-        outer=OuterSettings(learning_rate=0.7, momentum=generator.choice([0.0, 0.5])),
+        outer=_outer(generator.choice([0.0, 0.5]), seed),
     )
     data: Data | None = Data(
         num_samples=generator.choice([1, 7, 100]),
@@ -137,6 +137,22 @@ def draw_shape_of(seed: int, num_sites: int = 0, *, num_fragments: int = 0) -> S
     if num_sites > 2 and slow.random() < 0.2:
         shape = with_a_straggler(shape, slow)
     return in_fragments(shape, seed, num_fragments)
+
+
+def _outer(momentum: float, seed: int) -> OuterSettings:
+    """The rates of a third of the schedules change in the course of the run."""
+    generator = random.Random(f"outer {seed}")
+    if generator.random() < 2 / 3:
+        return OuterSettings(learning_rate=0.7, momentum=momentum)
+    warmup, decay, momentum_warmup, momentum_decay = (generator.choice([0.0, 0.3, 1.0]) for _ in range(4))
+    return OuterSettings(
+        learning_rate=0.7,
+        momentum=momentum,
+        warmup=warmup,
+        decay=decay,
+        momentum_warmup=momentum_warmup,
+        momentum_decay=momentum_decay,
+    )
 
 
 def _sparse(sync: SyncSettings, seed: int) -> SyncSettings:

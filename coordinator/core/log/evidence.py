@@ -21,6 +21,7 @@ from atoll.protocol.digest import DIGEST_BYTES, Digest
 from atoll.protocol.errors import InvalidMessage
 from atoll.protocol.layout import Role, chunk_digest, chunk_hash, state_digest
 from atoll.protocol.messages import Evidence
+from atoll.protocol.outer import outer_at
 from atoll.protocol.plans import encoded_digest, payloads_digest, weights
 from atoll.protocol.recompute import recomputed, record_bytes, slots_of
 from atoll.protocol.spec import spec_of
@@ -137,7 +138,7 @@ def _hash_of(run: Run, dispute: Dispute, chunk: int, holders: Holders) -> bytes:
             role=spec.role,
             dtype=spec.dtype,
             num_elements=num_elements,
-            outer=outer,
+            outer=outer_at(outer, run.settings.steps, run.settings.tokens, record.commit),
             record=values,
             payload=payload,
             tokens=tokens,

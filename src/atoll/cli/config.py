@@ -11,7 +11,8 @@ from typing import Any
 
 from atoll.coordinator.config import CoordinatorConfig
 from atoll.protocol.errors import ConfigError
-from atoll.protocol.settings import WITHDRAWN, RunSettings, validate
+from atoll.protocol.presets import with_preset
+from atoll.protocol.settings import AUTO, WITHDRAWN, RunSettings, validate
 from atoll.protocol.strict import build, field_types, nearest
 
 log = logging.getLogger(__name__)
@@ -84,6 +85,9 @@ def _place(key: str, section: str, known: Mapping[str, list[str]]) -> str:
 def run_settings(tables: Tables, where: str) -> RunSettings:
     """The validated settings of a run from the sections of a file. Raises ConfigError."""
     run = dict(tables.get("run", {}))
+    tables = with_preset(str(run.get("preset", "")), tables)
+    if not {"optimizer", "learning_rate", "momentum"} & tables.get("outer", {}).keys():
+        tables = {**tables, "outer": {"optimizer": AUTO, **tables.get("outer", {})}}
     if not run.get("run_id"):
         raise ConfigError(f"{where} [run]: run_id is missing; `atoll init` writes a new one")
     parts: dict[str, Any] = {name: build(cls, tables.get(name, {}), f"{where} [{name}]") for name, cls in PARTS.items()}

@@ -7,6 +7,7 @@ every expected commit happened.
 
 examples:
   atoll demo
+  atoll demo --preset sparseloco --kill       one value of 64, 2 bits each
   atoll demo --kill                           kill -9 one site in mid-run, bring it back later
   atoll demo --data ~/notes ~/letters.txt     on text of your own
   atoll demo --sites 2 --steps 600 --sync-every 50 --codec bf16
@@ -15,7 +16,6 @@ examples:
 from __future__ import annotations
 
 import argparse
-import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,10 +31,12 @@ class DemoOptions:
     """Sites on this machine."""
     steps: int = 300
     """Inner steps of each site."""
-    sync_every: int = 20
-    """Inner steps of a sync."""
-    codec: str = "int8"
-    """fp32, bf16 or int8."""
+    preset: str | None = None
+    """Settings that belong together, see `atoll init --help`."""
+    sync_every: int | None = None
+    """Inner steps of a sync (default: 20, or the preset's)."""
+    codec: str | None = None
+    """How what they learned travels (default: int8, or the preset's)."""
     model: str = "tiny"
     """nano, tiny or small."""
     data: tuple[Path, ...] = ()
@@ -49,14 +51,11 @@ class DemoOptions:
     """Folder for everything; without it atoll-demo, replaced each time."""
     debug: bool = False
 
-    @property
-    def expected_commits(self) -> int:
-        return math.ceil(self.steps / self.sync_every)
-
 
 FLAGS = {
     "num_sites": Flag("N", "--sites"),
     "steps": Flag("N"),
+    "preset": Flag("NAME"),
     "sync_every": Flag("H"),
     "codec": Flag(),
     "model": Flag("SIZE"),

@@ -23,6 +23,7 @@ from atoll.cli.demo_watch import KillPlan, Watch
 from atoll.cli.recorded import default_file, find_recorded
 from atoll.coordinator.core.view.document import RunView
 from atoll.node.dataplane.saved_manifest import load_manifest
+from atoll.protocol.codecs.table import BUNDLE
 from atoll.protocol.errors import AtollError, ConfigError, PeerError, WorkerError
 
 POLL_S = 0.5
@@ -39,7 +40,8 @@ class Demo:
         self.settings = demo_setup.demo_settings(options)
         self.names = demo_setup.site_names(options.num_sites)
         self._watch = Watch()
-        self._kill = KillPlan(self.names[-1], options.expected_commits) if options.kill else None
+        self._num_commits = demo_setup.expected_commits(self.settings)
+        self._kill = KillPlan(self.names[-1], self._num_commits) if options.kill else None
         self._port = 0
 
     def run(self) -> int:
@@ -118,13 +120,14 @@ class Demo:
         sites = tuple(self._site_report(name, demo_setup.model_folder(folder, name)) for name in self.names)
         saved = demo_setup.model_folder(folder, self.names[0])
         figures = self._evaluate(saved if sites[0].state_hash else None)
+        up, down = self.settings.sync.codec_up, self.settings.sync.codec_down
         return Report(
             run_id=self.settings.run_id,
             num_parameters=status.num_parameters,
             steps=self.options.steps,
-            sync_every=self.options.sync_every,
-            codec=self.options.codec,
-            expected_commits=self.options.expected_commits,
+            sync_every=self.settings.sync.every,
+            codec=up if down in (up, BUNDLE) else f"{up} up, {down} down",
+            expected_commits=self._num_commits,
             commits=status.last_commit,
             bits_per_byte_before=figures.get("before"),
             bits_per_byte_after=figures.get("after"),

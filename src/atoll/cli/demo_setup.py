@@ -10,10 +10,11 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
+from atoll.cli.config import run_settings
 from atoll.cli.demo import DemoOptions
 from atoll.cli.template import render
 from atoll.protocol.errors import ConfigError
-from atoll.protocol.settings import MODELS, RunSettings, SyncSettings, validate
+from atoll.protocol.settings import MODELS, RunSettings
 from atoll.protocol.strict import nearest
 
 DEFAULT_FOLDER = Path("atoll-demo")
@@ -35,25 +36,34 @@ def demo_settings(options: DemoOptions) -> RunSettings:
     for path in options.data:
         if not path.exists():
             raise ConfigError(f"--data {path}: no such file or folder")
-    settings = RunSettings(
-        run_id=f"demo-{secrets.token_hex(4)}",
-        seed=options.seed,
-        data="demo" if options.data else "stdlib",
-        steps=options.steps,
-        min_sites=options.num_sites,
-        time_limits="local",
-        model=MODELS[options.model],
-        sync=SyncSettings(every=options.sync_every, codec=options.codec),
-    )
-    validate(settings)
+    run = {
+        "run_id": f"demo-{secrets.token_hex(4)}",
+        "preset": options.preset or "",
+        "seed": options.seed,
+        "data": "demo" if options.data else "stdlib",
+        "steps": options.steps,
+        "min_sites": options.num_sites,
+        "time_limits": "local",
+    }
+    asked = {"every": options.sync_every, "codec": options.codec}
+    sync = {key: value for key, value in asked.items() if value is not None}
+    settings = run_settings({"run": run, "model": asdict(MODELS[options.model]), "sync": sync}, "atoll demo")
+    commits = expected_commits(settings)
     if options.kill and options.num_sites < 2:
         raise ConfigError("--kill needs at least two sites, so that one goes on")
-    if options.kill and options.expected_commits < FEWEST_COMMITS_TO_KILL:
+    if options.kill and commits < FEWEST_COMMITS_TO_KILL:
         raise ConfigError(
             f"--kill needs at least {FEWEST_COMMITS_TO_KILL} syncs to show a return, these are "
-            f"{options.expected_commits}; raise --steps or lower --sync-every"
+            f"{commits}; raise --steps or lower --sync-every"
         )
     return settings
+
+
+def expected_commits(settings: RunSettings) -> int:
+    """One at each boundary before the end, and one of all fragments there."""
+    every, number = settings.sync.every, settings.sync.fragments
+    within = [(fragment + 1) * every // number for fragment in range(number)]
+    return 1 + sum(cycle + step < settings.steps for cycle in range(0, settings.steps, every) for step in within)
 
 
 def prepare_folder(folder: Path | None) -> Path:

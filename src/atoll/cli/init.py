@@ -4,6 +4,7 @@ examples:
   atoll init                                    a run that only this machine can reach
   atoll init --listen 0.0.0.0:7700 --data local --min-sites 2
   atoll init big/run.toml --model small --steps 20000 --sync-every 100
+  atoll init --preset sparseloco                over a very thin link
 """
 
 from __future__ import annotations
@@ -15,10 +16,14 @@ from dataclasses import asdict
 from pathlib import Path
 
 from atoll.cli.flags import Flag, add_flags, given
+from atoll.protocol.codecs.table import SPARSE
 from atoll.protocol.errors import ConfigError
+from atoll.protocol.presets import PRESETS
 from atoll.protocol.settings import RunSettings, SyncSettings
+from atoll.protocol.spec import most_bundled
 
 RUN_FLAGS = {
+    "preset": Flag("NAME"),
     "data": Flag("NAME"),
     "steps": Flag("N"),
     "tokens": Flag("N"),
@@ -26,6 +31,11 @@ RUN_FLAGS = {
     "time_limits": Flag("PRESET"),
 }
 SYNC_FLAGS = {"every": Flag("H", "--sync-every"), "codec": Flag()}
+
+
+def presets_in_words() -> str:
+    lines = [f"  {name:<13} {preset.what} ({preset.source})" for name, preset in PRESETS.items()]
+    return "\n".join(["presets, for --preset and run.preset:", *lines])
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,6 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="where the coordinator listens; without it, where only this machine can reach it",
     )
     parser.add_argument("--model", metavar="SIZE", help="nano, tiny or small (default: tiny)")
+    parser.epilog = f"{parser.epilog or ''}\n\n{presets_in_words()}"
     add_flags(parser, RunSettings, RUN_FLAGS, set_only=True)
     add_flags(parser, SyncSettings, SYNC_FLAGS, set_only=True)
     parser.add_argument("--name", metavar="NAME", help="beginning of the run's id (default: the folder's name)")
@@ -46,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     path: Path = args.path / "run.toml" if args.path.is_dir() else args.path
-    text = make_file(args, path)
+    text, settings = make_file(args, path)
     try:
         with path.open("w" if args.force else "x", encoding="utf-8") as file:
             file.write(text)
@@ -55,11 +66,16 @@ def run(args: argparse.Namespace) -> int:
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from None
     print(f"wrote {path}; look it over, then: atoll coordinator {path}")
+    if settings.sync.codec_up in SPARSE and settings.min_sites > (most := most_bundled(settings.sync.codec_up)):
+        print(
+            f"with {settings.min_sites} sites {settings.sync.codec_up} sends more than 4 bits a parameter in each "
+            f"direction would: each site gets what all others send. Above {most} sites take codec int4, or up sign1"
+        )
     return 0
 
 
-def make_file(args: argparse.Namespace, path: Path) -> str:
-    """The validated text of a run.toml for the flags given. Raises ConfigError."""
+def make_file(args: argparse.Namespace, path: Path) -> tuple[str, RunSettings]:
+    """The text of a run.toml for the flags given, and what it says. Raises ConfigError."""
     import tomllib
 
     from atoll.cli.config import run_settings
@@ -81,8 +97,7 @@ def make_file(args: argparse.Namespace, path: Path) -> str:
             raise ConfigError(f'--model "{args.model}"; {nearest(args.model, MODELS)}')
         tables["model"] = asdict(MODELS[args.model])
     text = render(tables)
-    run_settings(tomllib.loads(text), "the new file")
-    return text
+    return text, run_settings(tomllib.loads(text), "the new file")
 
 
 def new_run_id(name: str) -> str:

@@ -11,8 +11,12 @@ from typing import Any
 
 from atoll.cli.config import SECTIONS, Tables, sections
 from atoll.cli.flags import field_docs
+from atoll.protocol.presets import PRESETS
+from atoll.protocol.settings import AUTO
 
 WIDTH = 100
+AT_FIRST: Tables = {"outer": {"optimizer": AUTO}}
+"""What a new file has in the place of a field's default."""
 HEADINGS = {
     "run": "What is trained, for how long, and by how many.",
     "model": None,  # the class's own docstring
@@ -42,18 +46,24 @@ def toml_value(value: str | int | float | bool) -> str:
 
 def render(values: Tables) -> str:
     """The text of a run.toml: every key with its meaning, `values` in place of the defaults."""
+    preset = values.get("run", {}).get("preset", "")
+    of_preset = PRESETS[preset].tables if preset else {}
     lines = [
         "# A run of atoll. Start it with `atoll coordinator run.toml`; the nodes get these settings when they join.",
     ]
     for section, keys in sections().items():
         cls = SECTIONS[section]
         docs = field_docs(cls)
-        known = defaults(cls) | values.get(section, {})
+        known = defaults(cls) | AT_FIRST.get(section, {}) | values.get(section, {})
+        by_preset = of_preset.get(section, {})
         lines += ["", f"[{section}]", *_comment(HEADINGS[section] or inspect.getdoc(cls) or "")]
         for key in keys:
             if key in docs:
                 lines += ["", *_comment(docs[key])]
-            lines.append(f"{key} = {toml_value(known[key])}")
+            if key in by_preset and key not in values.get(section, {}):
+                lines.append(f"# {key} = {toml_value(by_preset[key])}  # by the preset")
+            else:
+                lines.append(f"{key} = {toml_value(known[key])}")
     return "\n".join(lines) + "\n"
 
 

@@ -15,7 +15,8 @@ from atoll.cli.flags import field_docs
 from atoll.cli.template import render, toml_value
 from atoll.coordinator.config import CoordinatorConfig
 from atoll.protocol.errors import ConfigError
-from atoll.protocol.settings import MODELS, RunSettings
+from atoll.protocol.presets import PRESETS
+from atoll.protocol.settings import AUTO, MODELS, OuterSettings, RunSettings
 
 MINIMAL = '[run]\nrun_id = "r"\n'
 
@@ -28,7 +29,7 @@ def write(tmp_path: Path, text: str) -> Path:
 
 def test_a_minimal_file_gives_the_defaults(tmp_path: Path) -> None:
     settings, coordinator = load_run(write(tmp_path, MINIMAL), store_path=tmp_path / "s.db")
-    assert settings == RunSettings(run_id="r")
+    assert settings == RunSettings(run_id="r", outer=OuterSettings(optimizer=AUTO))
     assert coordinator == CoordinatorConfig(store_path=tmp_path / "s.db")
 
 
@@ -95,11 +96,33 @@ def test_what_init_writes_are_the_defaults(tmp_path: Path) -> None:
     path = tmp_path / "run.toml"
     assert init.run(parse_init(str(path), "--name", "books")) == 0
     settings, coordinator = load_run(path, store_path=tmp_path / "s.db")
-    assert settings == RunSettings(run_id=settings.run_id)
+    assert settings == RunSettings(run_id=settings.run_id, outer=OuterSettings(optimizer=AUTO))
     assert settings.run_id.startswith("books-")
     assert coordinator == CoordinatorConfig(store_path=tmp_path / "s.db")
     document = tomllib.loads(path.read_text())
     assert {section: set(keys) for section, keys in sections().items()} == {k: set(v) for k, v in document.items()}
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_init_takes_a_preset_and_leaves_its_settings_to_it(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "run.toml"
+    assert init.run(parse_init(str(path), "--preset", name)) == 0
+    settings, _ = load_run(path, store_path=tmp_path / "s.db")
+    expected = run_settings({"run": {"run_id": settings.run_id, "preset": name}}, "here")
+    assert settings == expected
+    text = path.read_text()
+    assert f"\n# every = {PRESETS[name].sync['every']}  # by the preset\n" in text
+    path.write_text(text.replace(f'preset = "{name}"', 'preset = "diloco"'))
+    assert load_run(path, store_path=tmp_path / "s.db")[0].sync.every == 500, "another name is another preset"
+    assert init.run(parse_init(str(path), "--force", "--preset", name, "--sync-every", "7")) == 0
+    assert load_run(path, store_path=tmp_path / "s.db")[0].sync.every == 7, "a flag counts"
+
+
+def test_init_says_above_how_many_sites_bundles_are_no_gain(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for number, is_said in ((46, False), (47, True)):
+        words = ("--force", "--preset", "sparseloco", "--min-sites", str(number))
+        assert init.run(parse_init(str(tmp_path / "run.toml"), *words)) == 0
+        assert ("Above 46 sites take codec int4" in capsys.readouterr().out) == is_said
 
 
 def test_init_takes_flags_and_a_folder(tmp_path: Path) -> None:

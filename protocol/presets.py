@@ -1,0 +1,65 @@
+"""Settings that belong together, by name: what a run.toml leaves out is filled in from its preset. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preset:
+    what: str
+    source: str
+    sync: Mapping[str, Any]
+    outer: Mapping[str, Any]
+
+    @property
+    def tables(self) -> dict[str, Mapping[str, Any]]:
+        """By section of a run.toml."""
+        return {"sync": self.sync, "outer": self.outer}
+
+
+_DILOCO: dict[str, Any] = {"optimizer": "nesterov", "learning_rate": 0.7, "momentum": 0.9}
+_MEAN: dict[str, Any] = {"optimizer": "sgd", "learning_rate": 1.0}
+
+PRESETS = {
+    "diloco": Preset(
+        what="long windows, full precision, outer Nesterov momentum; for runs of a hundred syncs and more",
+        source="arXiv 2311.08105",
+        sync={"every": 500, "codec": "fp32"},
+        outer=_DILOCO,
+    ),
+    "diloco-int4": Preset(
+        what="the same with 4 bits a parameter and shorter windows",
+        source="arXiv 2311.08105; 4 bits arXiv 2501.18512",
+        sync={"every": 100, "codec": "int4"},
+        outer=_DILOCO,
+    ),
+    "streaming": Preset(
+        what="a part of the model at a time, in 4-bit floats, while the sites train on",
+        source="arXiv 2501.18512",
+        sync={
+            "every": 100, "fragments": 4, "overlap_steps": 5, "merge": "mix", "alpha": 0.5, "codec": "e3m0"
+        },
+        outer=_DILOCO,
+    ),
+    "sparseloco": Preset(
+        what="one value of 64, 2 bits each, what is not sent comes with the next sync; no outer momentum",
+        source="arXiv 2508.15706",
+        sync={"every": 15, "codec": "topk2", "error_feedback": 0.95},
+        outer=_MEAN,
+    ),
+    "sign1-ef": Preset(
+        what="1 bit up, 4 bits down, what the codec loses comes with the next sync; no outer momentum",
+        source="arXiv 1901.09847",
+        sync={"every": 15, "codec": "int4", "up": "sign1", "error_feedback": 1.0},
+        outer=_MEAN,
+    ),
+}  # fmt: skip
+
+
+def with_preset(name: str, tables: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """The sections of a run.toml, with what they leave out of the preset of that name. What they say counts."""
+    of_preset = PRESETS[name].tables if name in PRESETS else {}
+    return {section: {**of_preset.get(section, {}), **tables.get(section, {})} for section in {**of_preset, **tables}}
