@@ -14,13 +14,19 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 from atoll.node.dataplane import kernels as outer_kernels
-from atoll.protocol.codecs import kernels
-from atoll.protocol.codecs.table import CODECS, TABLE
+from atoll.protocol.codecs import bundles, kernels
+from atoll.protocol.codecs.table import BUNDLE, CODECS, SPARSE, TABLE
 from atoll.protocol.layout import DEFAULT_CHUNK_ELEMENTS, chunk_hash
 
 ELEMENTS = DEFAULT_CHUNK_ELEMENTS
+WIDTH = 1024
+"""Of the matrix that a chunk is a part of."""
 GOALS = {"int8": 0.35, "int4": 0.35, "sign1": 0.35}
 OTHERS = 0.2
+SPARSE_GBS = 0.5
+"""Of a codec that carries some of the values: what it has to find them in, in place of a share."""
+SITES = 4
+"""Of a bundle."""
 BETA = np.float32(0.95)
 
 
@@ -47,6 +53,7 @@ def main(argv: list[str]) -> int:
     def report(name: str, work: Callable[[int], object], goal: float = 0.0) -> None:
         one, two = speed(work, 1), speed(work, 2)
         share = f"{one / memcpy:5.2f} of memcpy, goal {goal}" if goal else ""
+        share = f"goal {SPARSE_GBS} GB/s" if goal < 0 else share
         print(f"{name:<44} {one:7.2f} {two:7.2f}   {share}".rstrip(), flush=True)
 
     print(f"{args.chunks} chunks of {ELEMENTS} values, best of {args.rounds} rounds, GB/s on one thread and on two")
@@ -55,10 +62,11 @@ def main(argv: list[str]) -> int:
     for codec in CODECS:
 
         def encode(i: int, level: int | None = 0, codec: str = codec) -> bytes:
-            return kernels.encode(codec, values[i], minus=local[i], error=error[i], beta=BETA, zstd_level=level)
+            terms = {"minus": local[i], "error": error[i], "beta": BETA}
+            return kernels.encode(codec, values[i], **terms, zstd_level=level, width=WIDTH)
 
         data = [encode(i) for i in range(args.chunks)]
-        report(f"{codec}: encode with error feedback", encode, GOALS.get(codec, OTHERS))
+        report(f"{codec}: encode with error feedback", encode, -1 if codec in SPARSE else GOALS.get(codec, OTHERS))
         if TABLE[codec].zstd_level:
             report(f"{codec}: the same and zstd", lambda i: encode(i, None))
         report(f"{codec}: decode", lambda i: kernels.decode(data[i], codec, ELEMENTS, outs[i]))  # noqa: B023
@@ -66,6 +74,13 @@ def main(argv: list[str]) -> int:
             f"{codec}: decode, weigh and accumulate",
             lambda i: kernels.accumulate(data[i], codec, np.float32(0.25), outs[i]),  # noqa: B023
         )
+    bundle = bundles.join(ELEMENTS, [kernels.encode("topk2", v, width=WIDTH) for v in values[:SITES]], over_all=False)
+    tokens = (1,) * SITES
+    report(
+        f"topk2: average of a bundle of {SITES}",
+        lambda i: kernels.decode(bundle, BUNDLE, ELEMENTS, outs[i], tokens=tokens),
+    )
+    report(f"topk2: check of a bundle of {SITES}", lambda i: kernels.check(bundle, BUNDLE, ELEMENTS))
     rate, momentum = np.float32(0.7), np.float32(0.9)
     report(
         "outer update (nesterov)",

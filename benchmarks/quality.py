@@ -19,8 +19,9 @@ from torch import Tensor
 
 from atoll.node.dataplane import kernels as outer_kernels
 from atoll.node.worker import data
-from atoll.protocol.codecs import kernels
+from atoll.protocol.codecs import bundles, kernels
 from atoll.protocol.codecs.arithmetic import NOTHING, Floats
+from atoll.protocol.codecs.table import BUNDLE
 from atoll.protocol.settings import OuterSettings, RunSettings, SyncSettings
 from benchmarks import baselines
 from benchmarks.diloco import Outer, simulate_diloco
@@ -28,7 +29,8 @@ from benchmarks.diloco import Outer, simulate_diloco
 VARIANTS: dict[str, tuple[str, float]] = {
     "fp32": ("fp32", 0), "bf16": ("bf16", 0), "int8": ("int8", 0), "int4": ("int4", 0), "e3m0": ("e3m0", 0),
     "int2": ("int2", 0), "int2, error feedback": ("int2", 1), "sign1": ("sign1", 0),
-    "sign1, error feedback": ("sign1", 1), "int4, error feedback": ("int4", 1),
+    "sign1, error feedback": ("sign1", 1), "int4, error feedback": ("int4", 1), "topk2": ("topk2", 0.95),
+    "topk2 over all": ("topk2", 0.95),
 }  # fmt: skip
 """Codec up and beta. What comes down is in the same codec, but for those of 1 and 2 bits: int4."""
 
@@ -46,21 +48,25 @@ class CodedOuter(Outer):
         sync, outer = self.settings.sync, self.settings.outer
         for place, locals_ in zip(places, zip(*snapshots, strict=True), strict=True):
             values = self.values[place].numpy().reshape(-1)
-            average, weight = np.zeros_like(values), np.float32(1 / len(locals_))
-            for site, local in enumerate(locals_):
-                data_ = self._contribution(site, place, values, local.numpy().reshape(-1))
-                self.sent_bytes += len(data_)
-                kernels.accumulate(data_, sync.codec_up, weight, average)
-            payload = kernels.encode(sync.codec_down, average)
-            self.received_bytes += len(payload) * len(locals_)
-            kernels.decode(payload, sync.codec_down, values.size, average)
+            sent = [self._contribution(i, place, values, x.numpy().reshape(-1)) for i, x in enumerate(locals_)]
+            average, tokens = np.zeros_like(values), (1,) * len(sent)
+            if sync.codec_down == BUNDLE:
+                payload = bundles.join(values.size, sent, over_all=sync.mean_over == "all")
+            else:
+                for part in sent:
+                    kernels.accumulate(part, sync.codec_up, np.float32(1 / len(sent)), average)
+                payload = kernels.encode(sync.codec_down, average)
+            kernels.decode(payload, sync.codec_down, values.size, average, tokens=tokens)
+            self.sent_bytes += sum(map(len, sent))
+            self.received_bytes += len(payload) * len(sent)
             rate, slot = np.float32(outer.learning_rate), self._slots[place]
             outer_kernels.nesterov(values, slot, average, rate, np.float32(outer.momentum), values, slot)
 
     def _contribution(self, site: int, place: int, base: Floats, local: Floats) -> bytes:
         sync = self.settings.sync
         error, beta = self._errors.get((site, place), NOTHING), np.float32(sync.error_feedback)
-        sent = kernels.encode(sync.codec_up, base, minus=local, error=error, beta=beta)
+        width = self.values[place].shape[-1] if self.values[place].ndim else 1
+        sent = kernels.encode(sync.codec_up, base, minus=local, error=error, beta=beta, width=width)
         if sync.error_feedback:
             left, decoded = base - local, np.empty_like(base)
             kernels.decode(sent, sync.codec_up, base.size, decoded)
@@ -76,7 +82,13 @@ def settings_of(variant: str, seed: int, arguments: argparse.Namespace) -> RunSe
         run_id="quality",
         seed=seed,
         steps=arguments.steps,
-        sync=SyncSettings(every=arguments.sync_every, codec=codec, down=down, error_feedback=beta),
+        sync=SyncSettings(
+            every=arguments.sync_every,
+            codec=codec,
+            down=down,
+            error_feedback=beta,
+            mean_over="all" if variant.endswith("over all") else "senders",
+        ),
         outer=OuterSettings(learning_rate=rate, momentum=momentum),
     )
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from itertools import chain
@@ -87,11 +88,11 @@ def encode(
         SPARSE_ARITHMETIC[codec].encode(terms, columns, body) if columns else ARITHMETIC[codec].encode(terms, body)
     ):
         raise NonFiniteError(f"a value is not finite, or too large for {codec}")
+    header = EncodedHeader(codec=codec, zstd=False, dtype=dtype, num_elements=num_elements, columns=columns)
     if level:
         small = compressed(_split(body, row.planes).data, level)
         if len(small) < body.size:
-            return EncodedHeader(codec=codec, zstd=True, dtype=dtype, num_elements=num_elements).pack() + small
-    header = EncodedHeader(codec=codec, zstd=False, dtype=dtype, num_elements=num_elements, columns=columns)
+            return replace(header, zstd=True).pack() + small
     out[:HEADER_BYTES] = np.frombuffer(header.pack(), np.uint8)
     return out.tobytes()
 
@@ -210,7 +211,7 @@ def results(codec: str) -> Digest:
         accumulate(data, codec, _WEIGHT, acc)
         found.data(data).data(acc.tobytes()).data(plain(values, minus=minus, error=error, beta=_BETA))
         decoded, values = np.empty(values.size, np.float32), values - minus
-        decode(encode(codec, values, zstd_level=0 if is_sparse else 1), codec, values.size, decoded)
+        decode(encode(codec, values, zstd_level=1), codec, values.size, decoded)
         found.data(plain(values)).data(plain(values, error=error)).data(decoded.tobytes())
         if is_sparse:
             tiled = plain(values, width=_TILED_COLUMNS)
