@@ -29,6 +29,8 @@ class Footprint:
     sync_bytes: int
     """The most that one encoding of all chunks of a sync has: what a site sends, and what it holds as a reducer where
     the chunks are spread evenly."""
+    payload_bytes: int
+    """The most that all payloads of a sync have, where `min_sites` contribute."""
     disk_parts: tuple[tuple[str, int], ...]
     """The most of each kind, in words, that may lie on the disk at one time."""
 
@@ -42,19 +44,18 @@ def footprint(layout: Layout, settings: RunSettings) -> Footprint:
     tensors = layout.manifest.tensors
     records = [record_bytes(c.role, tensors[c.tensor].dtype, c.num_elements, settings.outer) for c in layout.chunks]
     travels = spec_of(settings.sync, 0, 0)
-    sync_bytes = sum(
-        travels.max_bytes(c.role, c.num_elements, tensors[c.tensor].carried_itemsize)
-        for c in layout.chunks[:num_synced]
-    )
+    synced = [(c.role, c.num_elements, tensors[c.tensor].carried_itemsize) for c in layout.chunks[:num_synced]]
+    payload_bytes = sum(travels.payload_bytes(*chunk, settings.min_sites) for chunk in synced)
     outer_bytes = PlaceMap(records).file_bytes
     return Footprint(
         shared_bytes=2 * layout.buffer_bytes,
         outer_bytes=outer_bytes,
-        sync_bytes=sync_bytes,
+        sync_bytes=sum(travels.max_bytes(*chunk) for chunk in synced),
+        payload_bytes=payload_bytes,
         disk_parts=(
             ("outer state", outer_bytes + INDEX_BYTES * len(records)),
             *_errors(layout, settings),
-            _payloads(sync_bytes + ENTRY_BYTES * num_synced, settings),
+            _payloads(payload_bytes + ENTRY_BYTES * num_synced, settings),
             _snapshots(sum(records[:num_synced]), sum(records[num_synced:]), len(records), settings),
             _models(sum(records) + _rounded_bytes(layout), sum(records[:num_synced]), len(records), settings),
         ),

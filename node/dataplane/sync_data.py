@@ -52,6 +52,8 @@ class SyncData:
     """Those that travel."""
     _nearest: list[tuple[float, Outlier]] = field(default_factory=list, init=False)
     """Of each chunk that was averaged, by share of the limit."""
+    _sent: dict[int, bytes] = field(default_factory=dict, init=False)
+    """Of contributions that are bundled, their hashes."""
 
     def __post_init__(self) -> None:
         """Raises InvalidMessage if there is no such fragment."""
@@ -63,6 +65,17 @@ class SyncData:
         Raises NonFiniteError naming the tensor.
         """
         spec = self._sync_chunk(chunk)
+        data = self._contribution(spec)
+        if self.travels.of(spec.role).aggregation.is_bundle:
+            self._sent[chunk] = payload_hash(data)
+        return data
+
+    def _sent_hash(self, chunk: int) -> bytes:
+        """Of this site's contribution, which may have been sent before this was made."""
+        return self._sent.get(chunk) or payload_hash(self.contribution(chunk))
+
+    def _contribution(self, spec: Chunk) -> bytes:
+        chunk = spec.index
         local = gathered(np.frombuffer(self.snapshot, np.uint8), spec)
         if self._is_unchanged(spec, local):
             return unchanged(spec.num_elements, self.layout.wire_dtype(spec))
@@ -245,9 +258,11 @@ class SyncData:
         kernels.decode(payload, self.travels.of(spec.role).down, spec.num_elements, last, tokens=tokens)
         return arithmetic.norm(last)
 
-    def check_payload(self, chunk: int, data: bytes | bytearray | memoryview, num_contributors: int) -> None:
+    def check_payload(
+        self, chunk: int, data: bytes | bytearray | memoryview, num_contributors: int, place: int | None = None
+    ) -> None:
         """The same of a payload where so many contribute: no average of differences may be so large that outer updates
-        of it overflow."""
+        of it overflow. `place`: of this site among the contributors; in a bundle there is what it sent."""
         spec = self._sync_chunk(chunk)
         way = self.travels.of(spec.role)
         below = LARGEST_AVERAGE if way.contribution is Contribution.DELTA else math.inf
@@ -260,6 +275,8 @@ class SyncData:
                     f"chunk {chunk}: a bundle of {len(bundle.contributions)} contributions of codec {bundle.codec}, "
                     f"{found.value}; {num_contributors} of codec {way.up} are expected, {way.aggregation.value}"
                 )
+            if place is not None and payload_hash(bundle.contributions[place]) != self._sent_hash(chunk):
+                raise InvalidMessage(f"chunk {chunk}: a bundle in which this site's contribution is another one")
 
     def payload_hash(self, data: bytes | bytearray | memoryview) -> bytes:
         return payload_hash(data)

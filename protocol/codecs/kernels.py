@@ -84,9 +84,7 @@ def encode(
     body = out[HEADER_BYTES:]
     terms = Terms(values, minus, error, np.float32(beta))
     columns = 0 if row.sparse is None else row.sparse.columns_of(width, num_elements)
-    if not (
-        SPARSE_ARITHMETIC[codec].encode(terms, columns, body) if columns else ARITHMETIC[codec].encode(terms, body)
-    ):
+    if not _fill(codec, terms, columns, body):
         raise NonFiniteError(f"a value is not finite, or too large for {codec}")
     header = EncodedHeader(codec=codec, zstd=False, dtype=dtype, num_elements=num_elements, columns=columns)
     if level:
@@ -95,6 +93,12 @@ def encode(
             return replace(header, zstd=True).pack() + small
     out[:HEADER_BYTES] = np.frombuffer(header.pack(), np.uint8)
     return out.tobytes()
+
+
+def _fill(codec: str, terms: Terms, columns: int, body: Bytes) -> bool:
+    if codec in SPARSE_ARITHMETIC:
+        return SPARSE_ARITHMETIC[codec].encode(terms, columns, body)
+    return ARITHMETIC[codec].encode(terms, body)
 
 
 def _split(body: Bytes, planes: int) -> Bytes:

@@ -9,10 +9,13 @@ from functools import cache
 
 from atoll.protocol import messages as m
 from atoll.protocol.codecs import EncodedHeader
+from atoll.protocol.codecs.bundles import join
+from atoll.protocol.codecs.sparse import TOPK2
 from atoll.protocol.digest import DIGEST_BYTES, Digest
-from atoll.protocol.layout import Layout, Manifest, chunk_hash, state_hash
-from atoll.protocol.messages import Evidence
-from atoll.protocol.plans import payload_digest, payload_hash
+from atoll.protocol.layout import Layout, Manifest, Role, chunk_hash, state_hash
+from atoll.protocol.messages import Commit, Evidence
+from atoll.protocol.outer import outer_at
+from atoll.protocol.plans import payload_digest, payload_hash, weights
 from atoll.protocol.recompute import recomputed, record_bytes, slots_of
 from atoll.protocol.settings import RunSettings
 
@@ -24,6 +27,8 @@ class TinyModel:
         self._settings = settings
         self._layout = Layout(manifest, settings.sync.chunk_elements, settings.sync.fragments)
         self._fragments: dict[int, int] = {}  # of commits
+        self._tokens: dict[int, tuple[int, ...]] = {}
+        self._steps: dict[int, int] = {}
         self._slots = slots_of(settings.outer)
         self.damaged = DAMAGED_CHUNK
         self.records = cache(self._records)
@@ -40,7 +45,9 @@ class TinyModel:
         return found
 
     def payloads_digest(self, plan: m.Plan | m.Commit) -> bytes:
-        self._fragments[plan.sync] = plan.fragment
+        self._fragments[plan.sync], self._tokens[plan.sync] = plan.fragment, weights(plan)
+        if isinstance(plan, m.Plan):
+            self._steps[plan.sync] = plan.num_steps
         return payload_digest(self._settings.run_id, plan, [payload_hash(p) for p in self._payloads(plan.sync) if p])
 
     def show(self, asked: m.Show, held: str) -> bytes:
@@ -62,6 +69,16 @@ class TinyModel:
             sizes = [record_bytes(c.role, "F32", c.num_elements, self._settings.outer) for c in chunks]
             return tuple(struct.pack(f"<{size // 4}f", *[0.5 + i] * (size // 4)) for i, size in enumerate(sizes))
         payloads = self._payloads(commit)
+        done = Commit(
+            commit=commit,
+            sync=commit,
+            attempt=1,
+            term=1,
+            payload_digest=b"",
+            run_step=sum(self._steps.get(sync, 0) for sync in range(1, commit + 1)),
+            run_tokens=0,
+            contributors=(),
+        )
         return tuple(
             record  # frozen, empty, or of another fragment
             if chunk.index >= len(payloads) or not payloads[chunk.index]
@@ -69,9 +86,10 @@ class TinyModel:
                 role=chunk.role,
                 dtype=tensors[chunk.tensor].dtype,
                 num_elements=chunk.num_elements,
-                settings=self._settings.outer,
+                settings=outer_at(self._settings.outer, self._settings.steps, 0, done),
                 record=record,
                 payload=payloads[chunk.index],
+                tokens=self._tokens.get(commit, (1,)),
             )
             for chunk, record in zip(chunks, self.records(commit - 1), strict=True)
         )
@@ -83,6 +101,19 @@ class TinyModel:
             if not self._layout.travels(chunk.index, fragment):
                 found.append(b"")
                 continue
+            if chunk.role is Role.TRAINABLE and self._settings.sync.codec == "topk2":
+                parts = [
+                    _first_alone(count, place + commit / 8) for place in range(len(self._tokens.get(commit, (1,))))
+                ]
+                found.append(join(count, parts, over_all=False))
+                continue
             header = EncodedHeader(codec="fp32", zstd=False, dtype="F32", num_elements=count).pack()
             found.append(header + struct.pack(f"<{count}f", *[commit / 8 + chunk.index] * count))
         return found
+
+
+def _first_alone(num_elements: int, value: float) -> bytes:
+    """A contribution of which one element is sent."""
+    header = EncodedHeader(codec="topk2", zstd=False, dtype="F32", num_elements=num_elements, columns=64)
+    scales, entries, segments = TOPK2.parts_bytes(num_elements)
+    return header.pack() + struct.pack("<ff", value, 0).ljust(scales + entries, b"\0") + b"\1".ljust(segments, b"\0")

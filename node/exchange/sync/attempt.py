@@ -67,6 +67,8 @@ class Attempt:
             )
         self.pace = Pace(stall_s=plan.stall_limit_s, slowest_bytes_per_s=plan.slowest_bytes_per_s)
         self.num_contributors = len(plan.contributors)
+        self.place = plan.contributors.index(self.me) if self.contributes else None
+        """Of this site among them."""
         self.num_others = self.num_contributors - 1
         # Progress is seen in whole frames, and a site sends to all others at once.
         peer_bytes_per_s = FRAME_RATES * plan.slowest_bytes_per_s / max(1, self.num_others)

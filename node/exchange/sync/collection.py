@@ -48,8 +48,9 @@ class Collection:
         fresh = [item for item in items if item.chunk not in self._stored]
 
         def work() -> None:
-            check, number = self.attempt.data.check_payload, self.attempt.num_contributors
-            self.attempt.verify(fresh, lambda chunk, data: check(chunk, data, number))
+            attempt = self.attempt
+            check, number, place = attempt.data.check_payload, attempt.num_contributors, attempt.place
+            attempt.verify(fresh, lambda chunk, data: check(chunk, data, number, place))
             for item in fresh:
                 self.file.put(item.chunk, item.data, item.hash)
 

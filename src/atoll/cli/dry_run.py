@@ -104,7 +104,7 @@ def memory_lines(settings: RunSettings, manifest: Manifest) -> list[tuple[str, s
             f"{byte_count(needs.disk_bytes)} at the most: "
             + ", ".join(f"{byte_count(num_bytes)} {what}" for what, num_bytes in needs.disk_parts),
         ),
-        ("traffic", f"less than {byte_count(2 * needs.sync_bytes)} each way in a sync"),
+        ("traffic", f"less than {byte_count(needs.sync_bytes + needs.payload_bytes)} each way in a sync"),
     ]
 
 

@@ -17,7 +17,7 @@ MUTATIONS = (
         name="a byte that is reduced is no more on a link than one that is contributed",
         rule="all links of a sync are busy for the same time",
         where="coordinator.core.sync.topology:direct",
-        old="max(1, len(contributors) - 2 + num_receivers)",
+        old="max(1, num_sent - 1)",
         new="1",
         tests=("tests/unit/coordinator/test_topology.py",),
     ),

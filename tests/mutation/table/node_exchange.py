@@ -309,8 +309,8 @@ MUTATIONS = (
         name="payload that outer updates overflow by",
         rule="nothing is logged, and so applied, that outer updates would overflow by",
         where="node.exchange.sync.collection:Collection.store.work",
-        old="self.attempt.verify(fresh, self.attempt.data.check_payload)",
-        new="self.attempt.verify(fresh, self.attempt.data.check)",
+        old="attempt.verify(fresh, lambda chunk, data: check(chunk, data, number, place))",
+        new="attempt.verify(fresh, attempt.data.check)",
         tests=("tests/process/test_exchange.py::test_a_reducer_that_makes_absurd_payloads_is_named_by_all",),
     ),
     Mutation(

@@ -41,6 +41,15 @@ def test_sizes_are_those_of_the_codec_of_each_role() -> None:
     ]
 
 
+def test_a_bundle_has_as_many_contributions_as_there_are() -> None:
+    manifest = Manifest.canonical([w(1000), w(3000, name="v")])
+    for sync, factor in ((SyncSettings(codec="topk2", fragments=2), 7), (SyncSettings(codec="int2", fragments=2), 1)):
+        sizes = ChunkSizes.of(manifest, sync)
+        for part in (sizes, sizes.of_sync(0), sizes.of_sync(1), sizes.of_sync(2)):
+            assert part.payload_factor(7) == factor
+        assert sizes.bytes_of(0, 1) == max_encoded_bytes(sync.codec, 3000)
+
+
 SHAPES = st.tuples(st.integers(0, 40)) | st.tuples(st.integers(0, 9), st.integers(0, 9))
 
 

@@ -46,6 +46,16 @@ def test_the_busiest_link_counts() -> None:
     assert most_link_bytes(sizes, alone, 2, 0) == 400
 
 
+def test_bundles_count_with_all_that_they_hold() -> None:
+    sizes = sizes_of_runs([(4, 100)], are_bundled=True)
+    sites = [Reducer(site_id=i, bandwidth_bytes_per_s=0, max_retained_bytes=1 << 40) for i in (1, 2)]
+    trees = direct(sizes, sites)
+    assert most_link_bytes(sizes, trees, 2, 0) == 200 + 2 * 200
+    assert most_link_bytes(sizes, trees, 2, 3) == 200 + 2 * 200 * 4
+    alone = direct(sizes, sites, avoid=frozenset({2}))
+    assert most_link_bytes(sizes, alone, 2, 0) == 2 * 400, "it receives one contribution, the other one two"
+
+
 def test_history_tightens_the_deadline_and_attempts_widen_it() -> None:
     limits = PRESETS["lan"]
     moved = 1 << 30

@@ -12,14 +12,22 @@ from atoll.protocol import messages as m
 from atoll.protocol.errors import InvalidMessage
 from atoll.protocol.layout import Layout, Manifest, Role, TensorSpec
 from atoll.protocol.messages import AdmittedAs, Evidence
+from atoll.protocol.settings import OuterSettings, RunSettings
 from tests.harness.coordinator_story import FakeSite, Story, some_settings
 from tests.harness.tiny_model import DAMAGED_CHUNK
 
 
-def before_it(names: str, *, receiver: str = "", silent: str = "", manifest: Manifest | None = None) -> Story:
+def before_it(
+    names: str,
+    *,
+    receiver: str = "",
+    silent: str = "",
+    manifest: Manifest | None = None,
+    settings: RunSettings | None = None,
+) -> Story:
     """`names` have committed sync 1 and not said yet what they hold; `receiver` is at commit 0. `silent` show nothing
     before they are told to (`show`)."""
-    story = Story(some_settings(min_sites=len(names)), real=True, manifest=manifest)
+    story = Story(settings or some_settings(min_sites=len(names)), real=True, manifest=manifest)
     story.start(*names, *receiver)
     for name in names:
         story.ready(name)
@@ -32,9 +40,11 @@ def before_it(names: str, *, receiver: str = "", silent: str = "", manifest: Man
     return story
 
 
-def differing(*, first: str = "b", wrong: str = "wrong", silent: str = "", hides: str = "") -> Story:
+def differing(
+    *, first: str = "b", wrong: str = "wrong", silent: str = "", hides: str = "", settings: RunSettings | None = None
+) -> Story:
     """Two sites at commit 1; b's state is another. `first` reports first, and so is attested."""
-    story = before_it("ab", silent=silent)
+    story = before_it("ab", silent=silent, settings=settings)
     for name in hides:
         story.sites[name].shows = False
     for name in sorted("ab", key=lambda n: n != first):
@@ -72,6 +82,18 @@ def test_of_two_the_wrong_one_is_found_out_and_repairs_itself(first: str, wrong:
     view = story.view
     assert view.last_commit == 2
     assert {s.name: s.num_wrong_states for s in view.sites} == {"a": 0, "b": 1}
+
+
+@pytest.mark.parametrize("codec", ["fp32", "topk2"])
+def test_it_is_computed_with_the_weights_and_the_rates_of_the_commit(codec: str) -> None:
+    settings = some_settings(min_sites=2)
+    outer = OuterSettings(learning_rate=0.7, momentum=0.9, warmup=1.0, momentum_decay=0.5)
+    settings = replace(settings, outer=outer, sync=replace(settings.sync, codec=codec))
+    story = differing(settings=settings)
+    assert evicted(story) == "b"
+    assert story.attested(1) == story.state("s1", 1)
+    other = replace(settings, outer=replace(outer, warmup=0.0))
+    assert story.state("s1", 1) != differing(settings=other).state("s1", 1), "the rates count"
 
 
 def test_the_chunk_is_named() -> None:

@@ -29,7 +29,8 @@ from atoll.coordinator.sqlite_store import SqliteStore
 from atoll.coordinator.store import Store
 from atoll.protocol.errors import ConfigError, StaleError
 from atoll.protocol.messages import Commit, DataRange, Member, Open, Outlier, Plan, Tree
-from atoll.protocol.settings import settings_from_json, settings_to_json
+from atoll.protocol.outer import resolved
+from atoll.protocol.settings import AUTO, OuterSettings, settings_from_json, settings_to_json
 from tests.harness.coordinator_story import a_hash, a_manifest, some_settings
 from tests.harness.memory_store import MemoryStore, fold, newest
 
@@ -439,6 +440,26 @@ def test_another_run_is_refused_with_both_values(reopen: Reopen, settings, paren
     with pytest.raises(ConfigError, match=says):
         reopen().begin(settings, parent)
     assert reopen().begin(SETTINGS).term == 2, "a refused start is no start"
+
+
+def test_what_a_run_leaves_to_be_chosen_is_chosen_once(reopen: Reopen) -> None:
+    asked = replace(SETTINGS, outer=OuterSettings(optimizer=AUTO))
+    began = settings_from_json(reopen().begin(asked).run.settings_json)
+    assert began == resolved(asked)
+    assert began.outer == OuterSettings(optimizer="sgd")
+    again = settings_from_json(reopen().begin(asked).run.settings_json)
+    assert again == began
+    reopen().begin(began)
+    with pytest.raises(ConfigError, match="begun with other settings"):
+        reopen().begin(replace(SETTINGS, outer=OuterSettings(momentum=0.5)))
+
+
+def test_one_that_was_begun_with_momentum_goes_on_with_it(reopen: Reopen) -> None:
+    """By a version that had no other default."""
+    reopen().begin(SETTINGS)
+    asked = replace(SETTINGS, outer=OuterSettings(optimizer=AUTO))
+    assert settings_from_json(reopen().begin(asked).run.settings_json) == SETTINGS
+    assert resolved(asked) != SETTINGS
 
 
 def test_who_is_kept_out_and_what_was_taken_back_come_back(reopen: Reopen) -> None:

@@ -67,6 +67,16 @@ def test_links_are_busy_for_the_same_time(num_receivers: int) -> None:
     assert max(times) < 1.001 * min(times)
 
 
+def test_links_are_busy_for_the_same_time_where_payloads_are_bundles() -> None:
+    """A reducer sends the contributions of all five to all others."""
+    runs, bandwidths = [(10_000, 1)], [100, 100, 90, 95, 85]
+    contributors, sizes = sites(*bandwidths), [1] * 10_000
+    reduced = work(direct(sizes_of_runs(runs, are_bundled=True), contributors), sizes, contributors)
+    sent = [10_000 - own + 5 * 4 * own for own in reduced.values()]
+    times = [num_bytes / rate for num_bytes, rate in zip(sent, bandwidths, strict=True)]
+    assert max(times) < 1.002 * min(times)
+
+
 def test_a_thin_site_reduces_nothing() -> None:
     sizes = [10] * 100
     contributors = sites(100, 1, 100, 100, 100)

@@ -18,6 +18,7 @@ from atoll.node.dataplane.optim import OuterOptimizer
 from atoll.node.dataplane.outer_state import OuterState
 from atoll.node.dataplane.payload_log import PayloadLog
 from atoll.node.dataplane.snapshot import Snapshots
+from atoll.protocol.codecs import max_encoded_bytes
 from atoll.protocol.disk import REAL_DISK, Disk
 from atoll.protocol.errors import HostError
 from atoll.protocol.layout import Layout, Manifest, Role, TensorSpec
@@ -107,6 +108,18 @@ def test_the_parts_on_the_disk_have_the_sizes_of_their_files(tmp_path: Path) -> 
     assert footprint(used, replace(settings, sync=replace(settings.sync, snapshots=0))).disk_parts[2][1] == 0
     assert footprint(used, settings).disk_bytes == sum(told)
     frozen.close()
+
+
+def test_a_bundle_has_the_contributions_of_all_sites() -> None:
+    sparse = replace(SETTINGS, sync=replace(SETTINGS.sync, codec="topk2"))
+    (one, three), parts = (footprint(LAYOUT, replace(sparse, min_sites=n)) for n in (1, 3)), []
+    for chunk in LAYOUT.chunks[: LAYOUT.num_sync_chunks]:
+        codec = "topk2" if chunk.role is Role.TRAINABLE else "fp32"
+        parts.append((max_encoded_bytes(codec, chunk.num_elements), chunk.role is Role.TRAINABLE))
+    assert one.sync_bytes == three.sync_bytes == sum(size for size, _ in parts)
+    assert three.payload_bytes == sum(16 + 3 * (4 + size) if is_trained else size for size, is_trained in parts)
+    log = {needs.payload_bytes: needs.disk_parts[1][1] for needs in (one, three)}
+    assert log[three.payload_bytes] - log[one.payload_bytes] == 11 * (three.payload_bytes - one.payload_bytes)
 
 
 def size_of(*paths: Path) -> int:

@@ -112,7 +112,7 @@ class Data:
     def payload_bytes(self, chunk: int, num_contributors: int) -> int:
         return PAYLOAD_BYTES
 
-    def check_payload(self, chunk: int, data: bytes, num_contributors: int) -> None:
+    def check_payload(self, chunk: int, data: bytes, num_contributors: int, place: int | None) -> None:
         self.check(chunk, data)
 
     def reduce(self, chunk: int, contributions: Sequence[tuple[int, bytes | Callable[[], bytes]]]) -> bytes:

@@ -1,0 +1,56 @@
+"""The outer optimizer of a run, and its rates."""
+
+from __future__ import annotations
+
+from tests.mutation.mutation import Mutation
+
+MUTATIONS = (
+    Mutation(
+        name="auto is chosen at each start",
+        rule="the outer optimizer is chosen once and kept",
+        where="protocol.outer:resolved",
+        old="now = known or chosen(settings)[0]",
+        new="now = chosen(settings)[0]",
+        tests=("tests/unit/protocol/test_outer.py",),
+    ),
+    Mutation(
+        name="the coordinator keeps auto in its store",
+        rule="nothing is left to be chosen in a stored run",
+        where="coordinator.store:run_of",
+        old="        settings = resolved(settings)\n",
+        new="",
+        tests=("tests/unit/coordinator/test_store_contract.py",),
+    ),
+    Mutation(
+        name="the coordinator goes on with auto",
+        rule="what counts is what the store has chosen",
+        where="coordinator.service:CoordinatorServer.__init__",
+        old="settings = self.settings = settings_from_json(persisted.run.settings_json)",
+        new="self.settings = settings",
+        tests=("tests/process/test_presets.py",),
+    ),
+    Mutation(
+        name="momentum whatever the length",
+        rule="a short run takes a plain mean",
+        where="protocol.outer:chosen",
+        old="if number < SHORT_SYNCS:",
+        new="if False:",
+        tests=("tests/unit/protocol/test_outer.py",),
+    ),
+    Mutation(
+        name="a learning rate that decays to nothing",
+        rule="a tenth of the outer learning rate is left at the end",
+        where="protocol.outer",
+        old="FINAL_SHARE = 0.1",
+        new="FINAL_SHARE = 0.0",
+        tests=("tests/unit/protocol/test_outer.py",),
+    ),
+    Mutation(
+        name="a dispute is settled with the rates of the start",
+        rule="the coordinator computes with the rates of the commit",
+        where="coordinator.core.log.evidence:_hash_of",
+        old="outer=outer_at(outer, run.settings.steps, run.settings.tokens, record.commit),",
+        new="outer=outer,",
+        tests=("tests/unit/coordinator/test_disputes.py",),
+    ),
+)
