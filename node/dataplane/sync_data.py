@@ -192,11 +192,9 @@ class SyncData:
 
     def _bundle(self, spec: Chunk, contributions: Sequence[tuple[int, bytes | Callable[[], bytes]]]) -> bytes:
         """What all sites average as they apply it. A contribution is looked at here as one that is averaged."""
-        parts, norms = [_read(read) for _, read in contributions], []
-        sums = scratch.floats("average", spec.num_elements)
-        sums.fill(0)
-        for part in parts:
-            norms.append(self._add_difference(spec, part, arithmetic.ONE, sums))
+        parts = [_read(read) for _, read in contributions]
+        up = self.travels.of(spec.role).up
+        norms = [kernels.norm_of(part, up, spec.num_elements) for part in parts]
         self._refuse_outliers(spec, norms)
         over_all = self.travels.of(spec.role).aggregation is Aggregation.BUNDLE_OVER_ALL
         return bundles.join(spec.num_elements, parts, over_all=over_all)

@@ -54,21 +54,6 @@ class Arithmetic:
     """The digest of what the self-test of a host has to find; none if it carries no values."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SparseArithmetic:
-    """Of a codec that carries some of the values, of a chunk that is so many columns wide."""
-
-    encode: Callable[[Terms, int, Bytes], bool]
-    """As that of `Arithmetic`."""
-    scatter: Callable[[Bytes, int, np.float32, Floats, Floats], float]
-    """`acc = acc + weight * value` where there is one, and `weights = weights + weight`, unless that is empty; the norm
-    of the values."""
-    check: Callable[[Bytes, int, float], None]
-    """As that of `Arithmetic`, of so many elements; InvalidMessage too if an entry has no place."""
-    kernels: tuple[Kernel, ...]
-    golden: str
-
-
 @kernel(f32_in, f32, f32_out)
 def _add(values: Any, weight: Any, acc: Any) -> None:
     for i in range(acc.size):

@@ -24,6 +24,7 @@ from atoll.protocol.codecs import (
     peek_codec,
     unpack_header,
 )
+from atoll.protocol.codecs.sparse import EDGE
 from atoll.protocol.codecs.table import BUNDLE, SPARSE, TABLE
 from atoll.protocol.errors import InvalidMessage
 
@@ -36,6 +37,7 @@ class Bundle:
     codec: str
     """Of the contributions."""
     over_all: bool
+    columns: int
     contributions: tuple[memoryview, ...]
 
     def weighed(self, tokens: Sequence[int]) -> list[tuple[float, memoryview]]:
@@ -72,9 +74,10 @@ def split(data: Data, num_elements: int) -> Bundle:
     codec = peek_codec(parts[0])
     if codec not in SPARSE:
         raise InvalidMessage(f"bundle: a contribution of codec {codec}, which is not bundled")
-    for part in parts:
-        parse_header(part, codec=codec, num_elements=num_elements)
-    return Bundle(codec, bool(flags & FLAG_OVER_ALL), parts)
+    widths = {parse_header(part, codec=codec, num_elements=num_elements).columns for part in parts}
+    if len(widths) > 1:
+        raise InvalidMessage(f"bundle: contributions of chunks that are {sorted(widths)} columns wide")
+    return Bundle(codec, bool(flags & FLAG_OVER_ALL), widths.pop(), parts)
 
 
 def plain(data: Data, num_elements: int, tokens: Sequence[int]) -> array[float]:
@@ -82,13 +85,14 @@ def plain(data: Data, num_elements: int, tokens: Sequence[int]) -> array[float]:
     bundle = split(data, num_elements)
     sparse = TABLE[bundle.codec].sparse
     assert sparse is not None
-    average, weights = array("f", bytes(4 * num_elements)), array("f", bytes(4 * num_elements))
+    none = bytes(4 * EDGE * sparse.num_segments(num_elements))
+    average, weights = array("f", none), array("f", none)
     for exact, part in bundle.weighed(tokens):
         weight = array("f", [exact])[0]
-        columns = parse_header(part, codec=bundle.codec, num_elements=num_elements).columns
-        for at, value in sparse.entries(bytes(part[HEADER_BYTES:]), columns, num_elements):
+        for at, value in sparse.entries(bytes(part[HEADER_BYTES:]), num_elements):
             average[at] += array("f", [weight * value])[0]
             weights[at] += weight
-    if bundle.over_all:
-        return average
-    return array("f", [value / weight if weight else 0.0 for value, weight in zip(average, weights, strict=True)])
+    if not bundle.over_all:
+        pairs = zip(average, weights, strict=True)
+        average = array("f", [value / weight if weight else 0.0 for value, weight in pairs])
+    return sparse.finished(average, bundle.columns, num_elements)

@@ -33,12 +33,12 @@ from atoll.protocol.codecs.arithmetic import (
     Arithmetic,
     Bytes,
     Floats,
-    SparseArithmetic,
     Terms,
     over_weights,
 )
 from atoll.protocol.codecs.compression import compressed, decompressed
 from atoll.protocol.codecs.jit import compile_all
+from atoll.protocol.codecs.sparse_arithmetic import SparseArithmetic
 from atoll.protocol.codecs.table import BUNDLE, CODECS, DENSE, SPARSE, TABLE, UNCHANGED
 from atoll.protocol.digest import Digest
 from atoll.protocol.errors import NonFiniteError
@@ -152,37 +152,58 @@ def decode(
     Raises InvalidMessage if `data` is not such a chunk.
     """
     if codec == BUNDLE:
-        _average(bundles.split(data, num_elements), tokens, out)
+        bundle = bundles.split(data, num_elements)
+        _sum_of(bundle.codec, bundle.columns, bundle.weighed(tokens), out, over_all=bundle.over_all)
         return
     header = parse_header(data, codec=codec, num_elements=num_elements, dtype=dtype)
     if codec in SPARSE_ARITHMETIC:
-        out.fill(0)
-        SPARSE_ARITHMETIC[codec].scatter(_body(data, header), header.columns, ONE, out, NOTHING)
+        _sum_of(codec, header.columns, [(1.0, data)], out, over_all=True)
     else:
         ARITHMETIC[codec].decode(_body(data, header), out)
 
 
-def accumulate(data: Data, codec: str, weight: np.float32, acc: Floats, weights: Floats = NOTHING) -> float:
-    """`acc = acc + weight * value` with `value = scale * quant` for int8; each operation rounded to fp32 by itself.
-    `weights`: of a codec that carries some of the values, the weight is added there too, where there is one.
+def accumulate(data: Data, codec: str, weight: np.float32, acc: Floats) -> float:
+    """`acc = acc + weight * value` with `value = scale * quant` for int8; each operation rounded to fp32 by itself. Not
+    of a codec that carries some of the values: those are bundled.
 
     Returns the norm of the values, the root of the sum of their squares: a measure, not the same bits everywhere.
     Raises InvalidMessage if `data` is not an encoded chunk of `acc.size` fp32 values; `acc` is then unchanged.
     """
     header = parse_header(data, codec=codec, num_elements=acc.size)
-    if codec in SPARSE_ARITHMETIC:
-        return SPARSE_ARITHMETIC[codec].scatter(_body(data, header), header.columns, np.float32(weight), acc, weights)
     return ARITHMETIC[codec].accumulate(_body(data, header), np.float32(weight), acc)
 
 
-def _average(bundle: bundles.Bundle, tokens: Sequence[int], out: Floats) -> None:
-    weights = NOTHING if bundle.over_all else scratch.floats("weights", out.size)
-    for array in (out, weights):
+def norm_of(data: Data, codec: str, num_elements: int) -> float:
+    """Of the values of a codec that carries some of them, as `accumulate` tells it. Raises InvalidMessage."""
+    header = parse_header(data, codec=codec, num_elements=num_elements)
+    return _scatter(header, data, ONE, _room("sums", codec, num_elements), NOTHING)
+
+
+def _sum_of(codec: str, columns: int, parts: Sequence[tuple[float, Data]], out: Floats, *, over_all: bool) -> None:
+    """Of contributions, each with its weight: their sum, or where there is one of them, that over the weights."""
+    finish = SPARSE_ARITHMETIC[codec].finish
+    summed = out if finish is None else _room("sums", codec, out.size)
+    weights = NOTHING if over_all else _room("weights", codec, out.size)
+    for array in (summed, weights):
         array.fill(0)
-    for weight, part in bundle.weighed(tokens):
-        accumulate(part, bundle.codec, np.float32(weight), out, weights)
-    if not bundle.over_all:
-        over_weights(weights, out)
+    for weight, part in parts:
+        header = parse_header(part, codec=codec, num_elements=out.size)
+        _scatter(header, part, np.float32(weight), summed, weights)
+    if not over_all:
+        over_weights(weights, summed)
+    if finish is not None:
+        finish(summed, columns, out)
+
+
+def _room(purpose: str, codec: str, num_elements: int) -> Floats:
+    sparse = TABLE[codec].sparse
+    assert sparse is not None
+    return scratch.floats(purpose, sparse.num_values(num_elements))
+
+
+def _scatter(header: EncodedHeader, data: Data, weight: np.float32, acc: Floats, weights: Floats) -> float:
+    body, arithmetic = _body(data, header), SPARSE_ARITHMETIC[header.codec]
+    return arithmetic.scatter(body, header.num_elements, header.columns, weight, acc, weights)
 
 
 # --- self-test
@@ -212,14 +233,16 @@ def results(codec: str) -> Digest:
         values, minus, acc, error = np.tile(golden.numbers(kind, 4, _NUM_ELEMENTS), _NUM_TILED if is_sparse else 1)
         plain = partial(encode, codec, zstd_level=0)  # what zstd makes of it may differ from version to version
         data = plain(values, minus=minus)
-        accumulate(data, codec, _WEIGHT, acc)
+        if is_sparse:
+            _scatter(parse_header(data, codec=codec, num_elements=values.size), data, _WEIGHT, acc, NOTHING)
+        else:
+            accumulate(data, codec, _WEIGHT, acc)
         found.data(data).data(acc.tobytes()).data(plain(values, minus=minus, error=error, beta=_BETA))
         decoded, values = np.empty(values.size, np.float32), values - minus
         decode(encode(codec, values, zstd_level=1), codec, values.size, decoded)
         found.data(plain(values)).data(plain(values, error=error)).data(decoded.tobytes())
         if is_sparse:
-            tiled = plain(values, width=_TILED_COLUMNS)
-            bundle = bundles.join(values.size, (data, tiled), over_all=False)
-            decode(bundle, BUNDLE, values.size, decoded, tokens=(3, 1))
-            found.data(tiled).data(decoded.tobytes())
+            parts = [plain(values, width=_TILED_COLUMNS), plain(error, width=_TILED_COLUMNS)]
+            decode(bundles.join(values.size, parts, over_all=False), BUNDLE, values.size, decoded, tokens=(3, 1))
+            found.data(parts[0]).data(decoded.tobytes())
     return found

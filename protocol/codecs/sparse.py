@@ -3,86 +3,110 @@
 from __future__ import annotations
 
 import struct
+from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from atoll.protocol.codecs import cosines
 from atoll.protocol.errors import InvalidMessage
 
 BEYOND = "encoded chunk: an entry beyond its end"
+EDGE = 64
+"""Rows and columns of a tile."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sparse:
-    """One value of `edge` has room: bodies are the scales of all blocks, fp32, then the entries of all blocks, then
-    the segments of all.
+    """One value of a bucket has room. Bodies are the scales of all blocks, fp32, then the entries of all blocks, then
+    the buckets of all.
 
-    Elements are cut into segments of `edge`, and these into blocks of `edge`; the last ones may be shorter. A block of
-    `m` segments has room for `m` entries, in the order of their elements. The byte of an entry has its place in its
-    segment, 6 bits, and a code of 2. Then `2 m` bits say which segment each is in (Elias-Fano): a 1 for an entry, a 0
-    where a segment ends. What is beyond the last entry is zero.
+    Elements are cut into segments of 64, and these into blocks of 64; the last ones may be shorter. With `is_cosine`
+    the values of a block are those of its cosine transform, and the last segment counts as whole. A block of `m`
+    buckets has room for `m` entries, in the order of their values. The byte of an entry has its place in its bucket,
+    and above that its code. Then `2 m` bits say which bucket each is in (Elias-Fano): a 1 for an entry, a 0 where a
+    bucket ends. What is beyond the last entry is zero.
     """
 
-    edge: int = 64
-    scales: int = 2
+    bucket: int
+    """Values: 64 or 128."""
+    scales: int
     """Of a block."""
+    is_cosine: bool = False
 
     @property
-    def block(self) -> int:
-        """Elements."""
-        return self.edge * self.edge
+    def block_entries(self) -> int:
+        return EDGE * EDGE // self.bucket
 
     def num_segments(self, num_elements: int) -> int:
-        return -(-num_elements // self.edge)
+        return -(-num_elements // EDGE)
+
+    def num_values(self, num_elements: int) -> int:
+        return EDGE * self.num_segments(num_elements) if self.is_cosine else num_elements
 
     def parts_bytes(self, num_elements: int) -> tuple[int, int, int]:
-        """Of the scales, the entries and the segments."""
-        blocks, rest = divmod(self.num_segments(num_elements), self.edge)
-        segments = blocks * self.edge // 4 + -(-rest // 4)
-        return 4 * self.scales * (blocks + (rest > 0)), blocks * self.edge + rest, segments
+        """Of the scales, the entries and the buckets."""
+        blocks, rest = divmod(self.num_segments(num_elements), EDGE)
+        rest = -(-rest * EDGE // self.bucket)
+        buckets = blocks * self.block_entries // 4 + -(-rest // 4)
+        return 4 * self.scales * (blocks + (rest > 0)), blocks * self.block_entries + rest, buckets
 
     def body_bytes(self, num_elements: int, itemsize: int = 4) -> int:
         return sum(self.parts_bytes(num_elements))
 
     def fits(self, columns: int, num_elements: int) -> bool:
         """Whether the header of a chunk of so many elements may say that it is so wide."""
-        if columns == self.edge:
+        if columns == EDGE:
             return True
-        return 0 < columns <= num_elements and not columns % self.edge and not num_elements % columns
+        return 0 < columns <= num_elements and not columns % EDGE and not num_elements % columns
 
     def columns_of(self, width: int, num_elements: int) -> int:
-        """What the header says of a chunk with rows of that width: its own, where there are tiles; else `edge`."""
-        return width if self.fits(width, num_elements) and width < num_elements else self.edge
+        """What the header says of a chunk with rows of that width: its own, where there are tiles; else 64."""
+        return width if self.fits(width, num_elements) and width < num_elements else EDGE
 
     def segment_start(self, segment: int, columns: int, num_elements: int) -> int:
-        """Its first element. Segments are the rows of tiles of `edge` columns and up to `edge` rows: tile by tile, and
-        strip by strip."""
-        tiles = columns // self.edge
+        """Its first element. Segments are the rows of tiles of 64 columns and up to 64 rows: tile by tile, and strip by
+        strip."""
+        tiles = columns // EDGE
         if tiles == 1:
-            return segment * self.edge
-        strip, place = divmod(segment, tiles * self.edge)
-        tile, row = divmod(place, min(self.edge, num_elements // columns - strip * self.edge))
-        return (strip * self.edge + row) * columns + tile * self.edge
+            return segment * EDGE
+        strip, place = divmod(segment, tiles * EDGE)
+        tile, row = divmod(place, min(EDGE, num_elements // columns - strip * EDGE))
+        return (strip * EDGE + row) * columns + tile * EDGE
 
-    def entries(self, body: bytes, columns: int, num_elements: int) -> Iterator[tuple[int, float]]:
-        """Element and value of each. Raises InvalidMessage if there is no such element."""
+    def entries(self, body: bytes, num_elements: int) -> Iterator[tuple[int, float]]:
+        """Place, in the order of segments, and value of each. Raises InvalidMessage if there is no such place."""
         scales_bytes, entries_bytes, _ = self.parts_bytes(num_elements)
         scales = struct.unpack(f"<{scales_bytes // 4}f", body[:scales_bytes])
-        for first in range(0, entries_bytes, self.edge):
-            low, high = scales[first // self.edge * 2 :][:2]
-            levels = low, high, -low, -high
-            room, number, segment = min(self.edge, entries_bytes - first), 0, 0
+        for first in range(0, entries_bytes, self.block_entries):
+            mine = scales[first // self.block_entries * self.scales :][: self.scales]
+            levels = [*mine, *(-scale for scale in mine)]
+            room, number, bucket = min(self.block_entries, entries_bytes - first), 0, 0
             start = scales_bytes + entries_bytes + first // 4
             bits = int.from_bytes(body[start : start + -(-room // 4)], "little")
-            while number < room and segment < room:
-                if not bits >> number + segment & 1:
-                    segment += 1
+            while number < room and bucket < room:
+                if not bits >> number + bucket & 1:
+                    bucket += 1
                     continue
                 byte = body[scales_bytes + first + number]
-                element = self.segment_start(first + segment, columns, num_elements) + byte % self.edge
-                if element >= num_elements:
+                place = (first + bucket) * self.bucket + byte % self.bucket
+                if place >= self.num_values(num_elements):
                     raise InvalidMessage(BEYOND)
-                yield element, levels[byte // self.edge]
+                yield place, levels[byte // self.bucket]
                 number += 1
 
+    def finished(self, values: array[float], columns: int, num_elements: int) -> array[float]:
+        """The elements, from the values in the order of segments."""
+        out = array("f", bytes(4 * num_elements))
+        for first in range(0, self.num_segments(num_elements), EDGE):
+            block = values[first * EDGE : (first + EDGE) * EDGE]
+            if self.is_cosine:
+                block = cosines.inverse(block)
+            for row, segment in enumerate(range(first, first + -(-len(block) // EDGE))):
+                start = self.segment_start(segment, columns, num_elements)
+                part = block[row * EDGE : (row + 1) * EDGE][: num_elements - start]
+                out[start : start + len(part)] = part
+        return out
 
-TOPK2 = Sparse()
+
+TOPK2 = Sparse(bucket=64, scales=2)
+DCT1 = Sparse(bucket=128, scales=1, is_cosine=True)

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from atoll.protocol.codecs.sparse import TOPK2, Sparse
+from atoll.protocol.codecs.sparse import DCT1, TOPK2, Sparse
 
 UNCHANGED = "unchanged"
 """Of a buffer that is what the base has, bit for bit: a header without a body."""
@@ -149,6 +149,7 @@ TABLE = {
     "int2": _packed(9, INT2, _plain_int2),
     "sign1": _packed(10, SIGN1, _plain_sign1),
     "topk2": Codec(number=11, body_bytes=TOPK2.body_bytes, sparse=TOPK2),
+    "dct1": Codec(number=13, body_bytes=DCT1.body_bytes, sparse=DCT1),
     BUNDLE: Codec(number=12, body_bytes=lambda *_: 0),
 }
 """By name."""

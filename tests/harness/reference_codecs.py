@@ -7,6 +7,8 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
+from atoll.protocol.codecs import cosines
+
 Floats = npt.NDArray[np.float32]
 Codes = npt.NDArray[np.uint8]
 
@@ -116,6 +118,10 @@ def decode(codec: str, body: bytes, num_elements: int) -> Floats:
 
 # --- codecs that carry some of the values
 
+BUCKET = {"topk2": 64, "dct1": 128}
+Sent = tuple[Floats, npt.NDArray[np.bool_]]
+"""What was sent, in the order of segments, and where something was."""
+
 
 def in_tiles(num_elements: int, columns: int) -> npt.NDArray[np.int64]:
     """The elements of a chunk with so many columns, tile after tile."""
@@ -127,55 +133,94 @@ def in_tiles(num_elements: int, columns: int) -> npt.NDArray[np.int64]:
     return np.concatenate([tile.ravel() for tile in tiles])
 
 
-def topk2(x: Floats) -> tuple[bytes, bytes, bytes]:
-    """Scales, entries and segments of a block."""
-    room, magnitude = -(-x.size // 64), np.abs(x)
+def product(first: Floats, second: Floats) -> Floats:
+    """Of two matrices, summed in order."""
+    out = np.zeros((first.shape[0], second.shape[1]), np.float32)
+    for k in range(first.shape[1]):
+        out = out + first[:, k : k + 1] * second[k]
+    return out
+
+
+def matrix(size: int) -> Floats:
+    return np.array(cosines.table(size), np.float32).reshape(size, size)
+
+
+def largest(x: Floats, room: int) -> npt.NDArray[np.int64]:
+    """The places of so many of the largest, of equal ones the first, none of a zero."""
+    magnitude = np.abs(x)
     order = np.argsort(-magnitude.astype(np.float64), kind="stable")[:room]
-    places = np.sort(order[magnitude[order] > 0])
-    picked, number = magnitude[places], len(places)
+    return np.sort(order[magnitude[order] > 0])
+
+
+def topk2(x: Floats, places: npt.NDArray[np.int64]) -> tuple[list[np.float32], Codes]:
+    picked, number = np.abs(x[places]), len(places)
     smallest, mean = picked.min(initial=np.float32(np.inf)), total(picked) / np.float32(max(number, 1))
     threshold = smallest + np.float32(1.6) * (mean - smallest) if number else np.float32(0)
     is_above = picked > threshold
     above, num_above = total(np.where(is_above, picked, np.float32(0))), int(is_above.sum())
     low = (total(picked) - above) / np.float32(max(number - num_above, 1))
-    scales = np.array([scale_of(low), scale_of(above / np.float32(max(num_above, 1)))], np.float32)
-    entries = np.zeros(room, np.uint8)
-    entries[:number] = places % 64 + 64 * is_above + 128 * np.signbit(x[places])
-    bits = np.zeros(-(-room // 4) * 8, np.uint8)
-    bits[places // 64 + np.arange(number)] = 1
-    return scales.tobytes(), entries.tobytes(), np.packbits(bits, bitorder="little").tobytes()
+    scales = [scale_of(low), scale_of(above / np.float32(max(num_above, 1)))]
+    return scales, (is_above + 2 * np.signbit(x[places])).astype(np.uint8)
 
 
-def encode_sparse(values: Floats, columns: int = 64) -> bytes:
+def dct1(x: Floats, places: npt.NDArray[np.int64]) -> tuple[list[np.float32], Codes]:
+    scale = scale_of(total(np.abs(x[places])) / np.float32(max(len(places), 1)))
+    return [scale], np.signbit(x[places]).astype(np.uint8)
+
+
+def encode_sparse(codec: str, values: Floats, columns: int = 64) -> bytes:
+    bucket, level_of, parts = BUCKET[codec], {"topk2": topk2, "dct1": dct1}[codec], []
     ordered = values[in_tiles(values.size, columns)]
-    blocks = [topk2(ordered[first : first + 4096]) for first in range(0, values.size, 4096)]
-    return b"".join(b"".join(part) for part in zip(*blocks, strict=True))
+    for first in range(0, values.size, 4096):
+        x = ordered[first : first + 4096]
+        if codec == "dct1":
+            rows = np.append(x, np.zeros(-x.size % 64, np.float32)).reshape(-1, 64)
+            x = product(matrix(len(rows)), product(rows, matrix(64).T)).ravel()
+        room = -(-(-(-x.size // 64) * 64) // bucket)
+        places = largest(x, room)
+        scales, codes = level_of(x, places)
+        entries, bits = np.zeros(room, np.uint8), np.zeros(-(-room // 4) * 8, np.uint8)
+        entries[: len(places)] = places % bucket + bucket * codes.astype(np.int64)
+        bits[places // bucket + np.arange(len(places))] = 1
+        packed = np.packbits(bits, bitorder="little").tobytes()
+        parts.append((np.array(scales, np.float32).tobytes(), entries.tobytes(), packed))
+    return b"".join(b"".join(part) for part in zip(*parts, strict=True))
 
 
-def decode_sparse(body: bytes, num_elements: int, columns: int = 64) -> tuple[Floats, npt.NDArray[np.bool_]]:
-    """The values, and where there are any."""
-    num_blocks, room = -(-num_elements // 4096), -(-num_elements // 64)
-    scales = np.frombuffer(body, np.float32, 2 * num_blocks).reshape(num_blocks, 2)
+def decode_sparse(codec: str, body: bytes, num_elements: int) -> Sent:
+    bucket, num_scales = BUCKET[codec], 2 if codec == "topk2" else 1
+    each, num_blocks = 4096 // bucket, -(-num_elements // 4096)
+    room = -(-(-(-num_elements // 64) * 64) // bucket)
+    scales = np.frombuffer(body, np.float32, num_scales * num_blocks).reshape(num_blocks, num_scales)
     entries = np.frombuffer(body, np.uint8, room, scales.nbytes)
-    segments = np.frombuffer(body, np.uint8, offset=scales.nbytes + room)
-    ordered, is_sent = np.zeros(num_elements, np.float32), np.zeros(num_elements, np.bool_)
+    buckets = np.frombuffer(body, np.uint8, offset=scales.nbytes + room)
+    values = np.zeros(-(-num_elements // 64) * 64, np.float32)
+    is_sent = np.zeros_like(values, np.bool_)
     for index in range(num_blocks):
-        mine = entries[64 * index : 64 * index + 64]
-        bits = np.unpackbits(segments[16 * index : 16 * index + 16], bitorder="little")
+        mine = entries[each * index : each * (index + 1)]
+        bits = np.unpackbits(buckets[each // 4 * index : each // 4 * (index + 1)], bitorder="little")
         ones = np.flatnonzero(bits)
-        places = 4096 * index + 64 * (ones - np.arange(len(ones))) + mine[: len(ones)] % 64
+        places = 4096 * index + bucket * (ones - np.arange(len(ones))) + mine[: len(ones)] % bucket
         levels = np.array([*scales[index], *-scales[index]], np.float32)
-        ordered[places], is_sent[places] = levels[mine[: len(ones)] // 64], True
-    values, sent = np.zeros_like(ordered), np.zeros_like(is_sent)
-    order = in_tiles(num_elements, columns)
-    values[order], sent[order] = ordered, is_sent
-    return values, sent
+        values[places], is_sent[places] = levels[mine[: len(ones)] // bucket], True
+    return values, is_sent
 
 
-def average_of(parts: list[tuple[Floats, npt.NDArray[np.bool_]]], tokens: list[int], *, over_all: bool) -> Floats:
-    """Over the sites that sent an element, or over all."""
-    size, summed = parts[0][0].size, sum(tokens)
-    average, weights = np.zeros(size, np.float32), np.zeros(size, np.float32)
+def finished(codec: str, values: Floats, num_elements: int, columns: int = 64) -> Floats:
+    """The elements of what was sent, or of its average."""
+    if codec == "dct1":
+        blocks = [values[first : first + 4096].reshape(-1, 64) for first in range(0, values.size, 4096)]
+        back = [product(product(matrix(len(block)).T, block), matrix(64)).ravel() for block in blocks]
+        values = np.concatenate([np.empty(0, np.float32), *back])
+    out = np.zeros(num_elements, np.float32)
+    out[in_tiles(num_elements, columns)] = values[:num_elements]
+    return out
+
+
+def average_of(parts: list[Sent], tokens: list[int], *, over_all: bool) -> Floats:
+    """Over the sites that sent a value, or over all."""
+    summed = sum(tokens)
+    average, weights = np.zeros_like(parts[0][0]), np.zeros_like(parts[0][0])
     for (values, is_sent), count in zip(parts, tokens, strict=True):
         weight = np.float32(count / summed)
         average[is_sent] = average[is_sent] + weight * values[is_sent]

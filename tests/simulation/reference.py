@@ -18,7 +18,7 @@ from atoll.protocol.layout import Chunk, Layout, Role
 from atoll.protocol.messages import Commit
 from atoll.protocol.settings import RunSettings
 from tests.harness.chunks import cut_out
-from tests.harness.reference_codecs import decode_sparse
+from tests.harness.reference_codecs import Sent, average_of, decode_sparse, finished
 from tests.simulation.sites import Part, Sealed, Step, to_bf16
 
 F32 = npt.NDArray[np.float32]
@@ -50,23 +50,23 @@ def replay(
                 continue
             x = np.frombuffer(values[:size], "<f4")
             sync, average = settings.sync, np.zeros(chunk.num_elements, np.float32)
-            sent = np.zeros(chunk.num_elements, np.float32)
+            parts: list[Sent] = []
             is_trained = chunk.role is Role.TRAINABLE
             up, down = (sync.up or sync.codec, sync.down or sync.codec) if is_trained else ("fp32", "fp32")
             for place, (local, sealed) in enumerate(zip(locals_, handed_in[commit], strict=True)):
                 member, mine = commit.contributors[place], np.frombuffer(local, "<f4")
                 if is_trained:
                     mine = errors.added(commit, place, chunk, (to_bf16(x) if sealed.bf16 else x) - mine)
-                decoded, is_sent = _through(up, mine)
+                decoded = _through(up, mine, parts)
                 if is_trained:
                     errors.keep(commit, place, chunk, mine - decoded)
-                weight = np.float32(member.tokens / total)
-                average = np.where(is_sent, average + weight * decoded, average)
-                sent = np.where(is_sent, sent + weight, sent)
-            if up not in SPARSE:
-                average, _ = _through(down, average)
-            elif sync.mean_over == "senders":
-                average = np.where(sent, average / np.where(sent, sent, np.float32(1)), average)
+                average = average + np.float32(member.tokens / total) * decoded
+            if parts:
+                tokens = [member.tokens for member in commit.contributors]
+                average = average_of(parts, tokens, over_all=sync.mean_over == "all")
+                average = finished(up, average, chunk.num_elements)
+            else:
+                average = _through(down, average)
             if chunk.role is Role.BUFFER_MEAN:
                 state[chunk.index] = average.tobytes()
                 continue
@@ -138,12 +138,12 @@ def trained(part: Part, chunk: Chunk, states: Sequence[Records], learned: Mappin
     return sum((learned[s] for s in part.steps if s not in mixed.steps), start)
 
 
-def _through(codec: str, values: F32) -> tuple[F32, npt.NDArray[np.bool_]]:
-    """What arrives of `values`, and where something does."""
-    out, is_sent = np.zeros(len(values), np.float32), np.ones(len(values), np.bool_)
+def _through(codec: str, values: F32, parts: list[Sent] | None = None) -> F32:
+    """What arrives of `values`. `parts`: where that of a codec that carries some of them is added."""
+    out = np.zeros(len(values), np.float32)
     if len(values):
         encoded = kernels.encode(codec, np.ascontiguousarray(values))
         kernels.decode(encoded, codec, len(values), out)
-        if codec in SPARSE:
-            _, is_sent = decode_sparse(encoded[HEADER_BYTES:], len(values))
-    return out, is_sent
+        if codec in SPARSE and parts is not None:
+            parts.append(decode_sparse(codec, encoded[HEADER_BYTES:], len(values)))
+    return out

@@ -160,7 +160,8 @@ def _sparse(sync: SyncSettings, seed: int) -> SyncSettings:
     generator = random.Random(f"sparse {seed}")
     if generator.random() < 7 / 8:
         return sync
-    up, codec = generator.choice([("topk2", sync.codec), ("", "topk2")])
+    sparse = generator.choice(["topk2", "topk2", "dct1"])
+    up, codec = generator.choice([(sparse, sync.codec), ("", sparse)])
     return replace(sync, codec=codec, up=up, down="", mean_over=generator.choice(["senders", "senders", "all"]))
 
 

@@ -39,7 +39,7 @@ from tests.harness.data_plane import (
     update_of,
     values_of,
 )
-from tests.harness.reference_codecs import average_of, decode_sparse
+from tests.harness.reference_codecs import average_of, decode_sparse, finished
 
 
 def chunks_of(used: Layout, role: Role) -> list[int]:
@@ -155,8 +155,9 @@ def test_what_carries_some_of_the_values_is_bundled_and_averaged_where_it_is_app
                 sites[1].check_payload(chunk, wrong, number)
         before = outer.read(chunk).data
         outer.apply(chunk, payload, update_of(1, tokens=tokens))
-        decoded = [decode_sparse(part[HEADER_BYTES:], size, columns) for part in parts]
+        decoded = [decode_sparse("topk2", part[HEADER_BYTES:], size) for part in parts]
         average = average_of(decoded, list(tokens), over_all=mean_over == "all")
+        average = finished("topk2", average, size, columns)
         header = EncodedHeader(codec="fp32", zstd=False, dtype="F32", num_elements=size).pack()
         twin.apply(chunk, header + average.tobytes(), update_of(1))
         assert outer.read(chunk).data == twin.read(chunk).data != before

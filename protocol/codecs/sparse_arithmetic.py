@@ -1,0 +1,75 @@
+"""The arithmetic of a codec that carries some of the values, from its form and its kernels."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from atoll.protocol.codecs.arithmetic import Bytes, Floats, Terms
+from atoll.protocol.codecs.blocks import check_scales
+from atoll.protocol.codecs.jit import Kernel
+from atoll.protocol.codecs.picking import entries_are_right
+from atoll.protocol.codecs.sparse import BEYOND, Sparse
+from atoll.protocol.errors import InvalidMessage
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SparseArithmetic:
+    """Of chunks of so many elements that are so many columns wide."""
+
+    encode: Callable[[Terms, int, Bytes], bool]
+    """As that of `Arithmetic`."""
+    scatter: Callable[[Bytes, int, int, np.float32, Floats, Floats], float]
+    """`acc = acc + weight * value` where there is one, and `weights = weights + weight`, unless that is empty; the norm
+    of the values. Raises InvalidMessage if there is no such place."""
+    check: Callable[[Bytes, int, float], None]
+    """As that of `Arithmetic`; InvalidMessage too if an entry has no place."""
+    kernels: tuple[Kernel, ...]
+    golden: str
+    finish: Callable[[Floats, int, Floats], None] | None = None
+    """Elements of what was scattered; None: that is what they are."""
+
+
+def arithmetic_of(
+    form: Sparse,
+    pack: Callable[..., Any],
+    scatter_kernel: Kernel,
+    *,
+    kernels: tuple[Kernel, ...],
+    golden: str,
+    finish: Callable[[Floats, int, Floats], None] | None = None,
+) -> SparseArithmetic:
+    def split(body: Bytes, num_elements: int) -> tuple[Floats, Bytes, Bytes]:
+        scales, entries, _ = form.parts_bytes(num_elements)
+        return body[:scales].view(np.float32), body[scales : scales + entries], body[scales + entries :]
+
+    def encode(terms: Terms, columns: int, body: Bytes) -> bool:
+        return bool(pack(*terms, columns, *split(body, terms.values.size)))
+
+    def scatter(  # noqa: PLR0917
+        body: Bytes, num_elements: int, columns: int, weight: np.float32, acc: Floats, weights: Floats
+    ) -> float:
+        squares = scatter_kernel(*split(body, num_elements), num_elements, columns, weight, acc, weights)
+        if squares < 0:
+            raise InvalidMessage(BEYOND)
+        return math.sqrt(squares)
+
+    def check(body: Bytes, num_elements: int, below: float) -> None:
+        scales, entries, buckets = split(body, num_elements)
+        check_scales(scales, below)
+        rest = form.num_values(num_elements) - (entries.size - 1) * form.bucket
+        if not entries_are_right(entries, buckets, form.block_entries, form.bucket, rest):
+            raise InvalidMessage("encoded chunk: entries that are out of order or beyond its end")
+
+    return SparseArithmetic(
+        encode=encode,
+        scatter=scatter,
+        check=check,
+        kernels=(*kernels, entries_are_right),
+        golden=golden,
+        finish=finish,
+    )
