@@ -30,7 +30,7 @@ VARIANTS: dict[str, tuple[str, float]] = {
     "fp32": ("fp32", 0), "bf16": ("bf16", 0), "int8": ("int8", 0), "int4": ("int4", 0), "e3m0": ("e3m0", 0),
     "int2": ("int2", 0), "int2, error feedback": ("int2", 1), "sign1": ("sign1", 0),
     "sign1, error feedback": ("sign1", 1), "int4, error feedback": ("int4", 1), "topk2": ("topk2", 0.95),
-    "topk2 over all": ("topk2", 0.95),
+    "topk2 over all": ("topk2", 0.95), "dct1": ("dct1", 0.95),
 }  # fmt: skip
 """Codec up and beta. What comes down is in the same codec, but for those of 1 and 2 bits: int4."""
 

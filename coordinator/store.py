@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Protocol
 
 from atoll.coordinator.core.events import AttestationRecord, CommitRecord, Record
@@ -75,7 +75,7 @@ def run_of(
             "%s: run %s was begun by a newer version of atoll; settings that this one does not know have no effect: %s",
             where, known.run_id, ", ".join(unknown),
         )  # fmt: skip
-    settings = resolved(settings, stored.outer)
+    settings = replace(resolved(settings, stored.outer), preset=stored.preset)  # a name, which means nothing by itself
     if stored != settings:
         changed = "; ".join(differences(asdict(stored), asdict(settings)))
         raise ConfigError(

@@ -40,14 +40,16 @@ def resolved(settings: RunSettings, known: OuterSettings | None = None) -> RunSe
         return settings
     now = known or chosen(settings)[0]
     outer = replace(settings.outer, optimizer=now.optimizer, learning_rate=now.learning_rate, momentum=now.momentum)
+    if now.optimizer == "sgd":  # which has none to change
+        outer = replace(outer, momentum_warmup=0.0, momentum_decay=0.0)
     return replace(settings, outer=outer)
 
 
 def in_words(settings: RunSettings, outer: OuterSettings) -> str:
     """What `auto` came to, and why."""
-    now, why = chosen(settings)
+    _, why = chosen(settings)
     rates = f"{outer.optimizer}, learning rate {outer.learning_rate:g}, momentum {outer.momentum:g}"
-    return why if outer == now else f"{rates}, as the run began with it"
+    return why if outer == resolved(settings).outer else f"{rates}, as the run began with it"
 
 
 def outer_at(outer: OuterSettings, steps: int, tokens: int, record: Commit) -> OuterSettings:

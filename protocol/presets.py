@@ -59,7 +59,26 @@ PRESETS = {
 }  # fmt: skip
 
 
+_DECIDING = {"outer": ("optimizer", ("learning_rate", "momentum")), "sync": ("merge", ("alpha",))}
+"""By section: who says another one of the first has none of the others of a preset."""
+
+
 def with_preset(name: str, tables: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """The sections of a run.toml, with what they leave out of the preset of that name. What they say counts."""
-    of_preset = PRESETS[name].tables if name in PRESETS else {}
+    """The sections of a run.toml, with what they leave out of the preset of that name. What they say counts: another
+    outer optimizer than the preset's has nothing of its rates, another merge not its alpha."""
+    of_preset = {section: dict(table) for section, table in PRESETS[name].tables.items()} if name in PRESETS else {}
+    for section, (key, others) in _DECIDING.items():
+        of_it, own = of_preset.get(section, {}), tables.get(section, {})
+        if key in of_it and own.get(key, of_it[key]) != of_it[key]:
+            of_preset[section] = {k: v for k, v in of_it.items() if k not in others}
     return {section: {**of_preset.get(section, {}), **tables.get(section, {})} for section in {**of_preset, **tables}}
+
+
+def against_preset(name: str, tables: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, Any, Any]]:
+    """(key, what the sections say, what the preset has), where that differs."""
+    return [
+        (f"{section}.{key}", tables[section][key], value)
+        for section, of_preset in PRESETS[name].tables.items()
+        for key, value in of_preset.items()
+        if tables.get(section, {}).get(key, value) != value
+    ]

@@ -12,7 +12,6 @@ from atoll.protocol.codecs.table import BUNDLE, CODECS, DENSE, SPARSE
 from atoll.protocol.errors import ConfigError, InvalidMessage, UnsupportedError
 from atoll.protocol.layout import MAX_CHUNKS, MAX_FRAGMENTS
 from atoll.protocol.messages import MAX_MEMBERS
-from atoll.protocol.presets import PRESETS
 from atoll.protocol.strict import build, check, nearest
 from atoll.protocol.time_limits import time_limits
 
@@ -183,7 +182,7 @@ class RunSettings:
 
     run_id: str
     """Names the run; every message carries it."""
-    preset: str = one_of(("", *PRESETS), "")
+    preset: str = ""
     """Settings of `sync` and `outer` that belong together: what this file leaves out of them is that of the preset."""
     seed: int = within(0, (1 << 63) - 1, 1)
     """Of the model's first values and of the order of samples."""

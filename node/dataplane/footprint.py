@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from atoll.node.dataplane.error_feedback import record_sizes
 from atoll.node.dataplane.places import PlaceMap
+from atoll.protocol.codecs.table import SPARSE
 from atoll.protocol.digest import DIGEST_BYTES
 from atoll.protocol.layout import DTYPE_BYTES, Layout, Role
 from atoll.protocol.recompute import record_bytes
@@ -71,7 +72,8 @@ def _errors(layout: Layout, settings: RunSettings) -> list[tuple[str, int]]:
 
 def _payloads(file_bytes: int, settings: RunSettings) -> tuple[str, int]:
     num_commits = settings.sync.log_commits
-    return f"payloads of {num_commits} commits and of the sync under way", file_bytes * (num_commits + 1)
+    sites = f", of {settings.min_sites} sites" if settings.sync.codec_up in SPARSE else ""
+    return f"payloads of {num_commits} commits and of the sync under way{sites}", file_bytes * (num_commits + 1)
 
 
 def _snapshots(synced_bytes: int, frozen_bytes: int, num_chunks: int, settings: RunSettings) -> tuple[str, int]:

@@ -264,17 +264,19 @@ class SyncData:
         spec = self._sync_chunk(chunk)
         way = self.travels.of(spec.role)
         below = LARGEST_AVERAGE if way.contribution is Contribution.DELTA else math.inf
+        if not way.aggregation.is_bundle:
+            self._check(spec, data, way.down, below)
+            return
+        bundle = bundles.split(data, spec.num_elements, num_contributors)  # before what they hold is looked at
+        found = Aggregation.BUNDLE_OVER_ALL if bundle.over_all else Aggregation.BUNDLE
+        if (bundle.codec, found) != (way.up, way.aggregation):
+            raise InvalidMessage(
+                f"chunk {chunk}: a bundle of codec {bundle.codec}, averaged {found.value}; codec {way.up} is expected, "
+                f"{way.aggregation.value}"
+            )
+        if place is not None and payload_hash(bundle.contributions[place]) != self._sent_hash(chunk):
+            raise InvalidMessage(f"chunk {chunk}: a bundle in which this site's contribution is another one")
         self._check(spec, data, way.down, below)
-        if way.aggregation.is_bundle:
-            bundle = bundles.split(data, spec.num_elements)
-            found = Aggregation.BUNDLE_OVER_ALL if bundle.over_all else Aggregation.BUNDLE
-            if (bundle.codec, found, len(bundle.contributions)) != (way.up, way.aggregation, num_contributors):
-                raise InvalidMessage(
-                    f"chunk {chunk}: a bundle of {len(bundle.contributions)} contributions of codec {bundle.codec}, "
-                    f"{found.value}; {num_contributors} of codec {way.up} are expected, {way.aggregation.value}"
-                )
-            if place is not None and payload_hash(bundle.contributions[place]) != self._sent_hash(chunk):
-                raise InvalidMessage(f"chunk {chunk}: a bundle in which this site's contribution is another one")
 
     def payload_hash(self, data: bytes | bytearray | memoryview) -> bytes:
         return payload_hash(data)

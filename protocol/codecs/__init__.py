@@ -92,8 +92,8 @@ def parse_header(data: Data, *, codec: str, num_elements: int, dtype: str = "F32
     """
     flags, block = unpack_header(data, codec, dtype, num_elements)
     row, size = TABLE[codec], data.nbytes if isinstance(data, memoryview) else len(data)
-    if flags & ~FLAG_ZSTD:
-        raise InvalidMessage(f"encoded chunk: unknown flags {flags:#04x}")
+    if flags & ~FLAG_ZSTD or (flags and row.sparse is not None):
+        raise InvalidMessage(f"encoded chunk: flags {flags:#04x}, which {codec} cannot have")
     if row.sparse is None and block != row.block:
         raise InvalidMessage(f"encoded chunk: block {block}, {codec} has {row.block}")
     if row.sparse is not None and not row.sparse.fits(block, num_elements):

@@ -1,7 +1,7 @@
 """Codecs of blocks of values that share scales: what their kernels have in common, compiled into each of them.
 
 The array of a block is the kernel's own, so that LLVM knows that nothing overlaps; what is beyond the last value is 0.
-Kernels that are cached on disk do not notice a change in this file: remove `__pycache__` after one.
+Kernels that are cached on disk do not notice a change in this file, or in picking.py: remove `__pycache__` after one.
 A codec adds two kernels: one packs the blocks of `(values - minus) + beta * error` and returns False if a value is not
 finite, or would not be when it is decoded; the other one unpacks them, and sets or adds (`put`).
 """

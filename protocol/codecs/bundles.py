@@ -59,11 +59,13 @@ def join(num_elements: int, contributions: Sequence[bytes], *, over_all: bool) -
     return b"".join((header, *(_SIZE.pack(len(data)) for data in contributions), *contributions))
 
 
-def split(data: Data, num_elements: int) -> Bundle:
-    """Raises InvalidMessage unless it is a bundle of chunks of so many fp32 values, all of one codec. What they hold is
-    not looked at."""
+def split(data: Data, num_elements: int, num_contributions: int | None = None) -> Bundle:
+    """Raises InvalidMessage unless it is a bundle of chunks of so many fp32 values, all of one codec, and of so many
+    contributions, if that is known. What they hold is not looked at."""
     flags, number = unpack_header(data, BUNDLE, "F32", num_elements)
     view = memoryview(data)
+    if num_contributions not in (None, number):
+        raise InvalidMessage(f"bundle: {number} contributions, {num_contributions} are expected")
     first = HEADER_BYTES + number * _SIZE.size
     if flags & ~FLAG_OVER_ALL or not number or first > len(view):
         raise InvalidMessage(f"bundle: flags {flags:#04x}, {number} contributions in {len(view)} bytes")

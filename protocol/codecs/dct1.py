@@ -95,8 +95,8 @@ def _dct1_pack(  # noqa: PLR0917
 def _dct1_scatter(  # noqa: PLR0917
     scales: Any, entries: Any, buckets: Any, num_elements: Any, columns: Any, weight: Any, acc: Any, weights: Any
 ) -> Any:
-    """Values of the transform, in the order of segments. The sum of their squares, a measure; -1 if there is no such
-    place, and nothing is written."""
+    """Values of the transform, in the order of segments. The sum of their squares, a measure; -1 if an entry has no
+    such place; those before it count."""
     squares = np.float64(0.0)
     for index in range(scales.size):
         first = index * _ROOM

@@ -74,11 +74,11 @@ def encode(
 
     All are 1-D fp32 and contiguous; for codec raw `values` are the uint8 bytes of elements of `dtype`. Raises
     NonFiniteError (without the tensor's name, which the caller knows) if a value is not finite, or would not be when
-    it is decoded. `zstd_level`: in place of the one in the table. `width`: of the chunk's rows, for a codec that goes
-    through its tiles.
+    it is decoded. `zstd_level`: in place of the one in the table, of a dense codec. `width`: of the chunk's rows, for a
+    codec that goes through its tiles.
     """
     row = TABLE[codec]
-    level = row.zstd_level if zstd_level is None else zstd_level
+    level = row.zstd_level if zstd_level is None or row.sparse is not None else zstd_level
     num_elements = values.nbytes // DTYPE_BYTES[dtype]
     out = scratch.array("encoded", max_encoded_bytes(codec, num_elements, DTYPE_BYTES[dtype]))
     body = out[HEADER_BYTES:]

@@ -70,7 +70,7 @@ def _topk2_pack(  # noqa: PLR0917
 def _topk2_scatter(  # noqa: PLR0917
     scales: Any, entries: Any, buckets: Any, num_elements: Any, columns: Any, weight: Any, acc: Any, weights: Any
 ) -> Any:
-    """The sum of the values' squares, which is a measure; -1 if there is no such element, and nothing is written."""
+    """The sum of the values' squares, which is a measure; -1 if an entry has no such element; those before it count."""
     squares = np.float64(0.0)
     for index in range(scales.size // 2):
         first = index * _ROOM

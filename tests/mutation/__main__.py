@@ -82,17 +82,17 @@ def judge(tree: Tree, mutation: Mutation) -> Verdict:
     except DoesNotFit as error:
         problem = f"{FILE_OF[mutation.name]}: {error}"
     else:
-        before = path.read_text(encoding="utf-8")
-        times = {file: file.stat() for file in (path, *_compiled_with(path))}
-        path.write_text(mutated, encoding="utf-8")
-        # Python knows compiled modules by the second and the size of their source: no two may have the same.
-        for file, stat in times.items():
-            os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns + next(NUMBERS) * 1_000_000_000))
+        before = {file: (file.read_text(encoding="utf-8"), file.stat()) for file in (path, *_compiled_with(path))}
+        for file, (text, stat) in before.items():
+            number = next(NUMBERS)
+            file.write_text(mutated if file == path else f"{text}# {number}\n", encoding="utf-8")
+            # Python knows compiled modules by the second and the size of their source: no two may have the same.
+            os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns + number * 1_000_000_000))
         try:
             code, output = tree.pytest(*mutation.tests)
         finally:
-            path.write_text(before, encoding="utf-8")
-            for file, stat in times.items():
+            for file, (text, stat) in before.items():
+                file.write_text(text, encoding="utf-8")
                 os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns))
         failed = [line for line in output.splitlines() if line.startswith("FAILED ")]
         if code == 0:

@@ -73,7 +73,10 @@ def one_missing(site: Site) -> Callable[[int, list[Any]], list[Any]]:
 
 @pytest.mark.parametrize(
     ("lie", "text", "finders"),
-    [(another_one, "this site's contribution is another one", (0,)), (one_missing, "a bundle of 2 contrib", (0, 2))],
+    [
+        (another_one, "this site's contribution is another one", (0,)),
+        (one_missing, "2 contributions, 3 are expected", (0, 2)),
+    ],
 )
 def test_a_reducer_that_changes_a_bundle_is_named(
     tmp_path: Path, lie: Callable[[Site], Callable[[int, list[Any]], list[Any]]], text: str, finders: tuple[int, ...]

@@ -18,7 +18,6 @@ from atoll.coordinator.core.sites.membership import Site
 from atoll.coordinator.core.sync.decision import Wait
 from atoll.protocol import messages as m
 from atoll.protocol.digest import DIGEST_BYTES, Digest
-from atoll.protocol.errors import InvalidMessage
 from atoll.protocol.layout import Role, chunk_digest, chunk_hash, state_digest
 from atoll.protocol.messages import Evidence
 from atoll.protocol.outer import outer_at
@@ -194,8 +193,8 @@ def recompute(asked: Recompute) -> Recomputed:
             payload=bytes(asked.payload),
             tokens=asked.tokens,
         )
-    except InvalidMessage as error:
-        return Recomputed(of=asked, chunk_hash=b"", problem=str(error))
+    except Exception as error:  # whatever sites have agreed on: a dispute that nothing answers would last for ever
+        return Recomputed(of=asked, chunk_hash=b"", problem=str(error) or repr(error))
     return Recomputed(of=asked, chunk_hash=chunk_hash(record))
 
 

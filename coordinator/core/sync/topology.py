@@ -42,7 +42,8 @@ def direct(
     if not order:
         raise ConfigError("no contributor may reduce")
     order = order[rotation % len(order) :] + order[: rotation % len(order)]
-    num_held = len(contributors) * sizes.num_in_flight
+    # The contributions of the others, and the payload that is made of them.
+    num_held = (len(contributors) - 1 + sizes.payload_factor(len(contributors))) * sizes.num_in_flight
     capacities = [contributors[i].max_retained_bytes // num_held for i in order]
     bandwidths = [contributors[i].bandwidth_bytes_per_s for i in order]
     num_sent = sizes.payload_factor(len(contributors)) * (len(contributors) - 1 + num_receivers)

@@ -11,7 +11,7 @@ from typing import Any
 
 from atoll.coordinator.config import CoordinatorConfig
 from atoll.protocol.errors import ConfigError
-from atoll.protocol.presets import with_preset
+from atoll.protocol.presets import PRESETS, against_preset, with_preset
 from atoll.protocol.settings import AUTO, WITHDRAWN, RunSettings, validate
 from atoll.protocol.strict import build, field_types, nearest
 
@@ -76,6 +76,12 @@ def read_tables(path: Path) -> Tables:
     return document
 
 
+def check_preset(where: str, name: str) -> None:
+    """Raises ConfigError if there is no such preset."""
+    if name not in PRESETS:
+        raise ConfigError(f'{where} = "{name}"; {nearest(name, PRESETS)}')
+
+
 def _place(key: str, section: str, known: Mapping[str, list[str]]) -> str:
     """The nearest key of this section, or the section that the key belongs to."""
     homes = [name for name, keys in known.items() if key in keys and name != section]
@@ -85,7 +91,11 @@ def _place(key: str, section: str, known: Mapping[str, list[str]]) -> str:
 def run_settings(tables: Tables, where: str) -> RunSettings:
     """The validated settings of a run from the sections of a file. Raises ConfigError."""
     run = dict(tables.get("run", {}))
-    tables = with_preset(str(run.get("preset", "")), tables)
+    if name := str(run.get("preset", "")):
+        check_preset(f"{where}: run.preset", name)
+        for key, own, other in against_preset(name, tables):
+            log.warning("%s: %s = %s counts; preset %s has %s", where, key, own, name, other)
+    tables = with_preset(name, tables)
     if not {"optimizer", "learning_rate", "momentum"} & tables.get("outer", {}).keys():
         tables = {**tables, "outer": {"optimizer": AUTO, **tables.get("outer", {})}}
     if not run.get("run_id"):

@@ -13,15 +13,18 @@ examples:
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from atoll.cli.flags import given
-from atoll.protocol.errors import ConfigError
+from atoll.protocol.errors import ConfigError, InvalidMessage
+from atoll.protocol.settings import AUTO
 
 if TYPE_CHECKING:
     from atoll.coordinator.config import CoordinatorConfig
+    from atoll.node.dataplane.saved_manifest import SavedManifest
     from atoll.protocol.settings import RunSettings
 
 
@@ -77,4 +80,23 @@ def prepare(args: argparse.Namespace) -> tuple[RunSettings, CoordinatorConfig, d
             f"{args.resume} is at step {parent['run_step']} and {parent['run_tokens']} tokens, the end of this run; "
             f"raise run.steps or run.tokens in {args.path}"
         )
+    if settings.outer.optimizer == AUTO:
+        settings = as_before(settings, saved, args.resume)
     return settings, config, parent
+
+
+def as_before(settings: RunSettings, saved: SavedManifest, path: Path) -> RunSettings:
+    """With the outer optimizer of the run that is resumed, whose slots are saved: `auto` chooses no other one. Raises
+    ConfigError if the saved model does not say it."""
+    from atoll.protocol.outer import resolved
+    from atoll.protocol.settings import OuterSettings, read_settings
+
+    if not saved.slots:
+        return resolved(settings, OuterSettings(optimizer="sgd"))
+    try:
+        before, _ = read_settings(json.dumps(saved.info["settings"]))
+    except (InvalidMessage, LookupError, ValueError, TypeError) as error:
+        raise ConfigError(
+            f"{path} does not say which outer optimizer its run had ({error}): say outer.optimizer in the run's file"
+        ) from None
+    return resolved(settings, before.outer)

@@ -15,6 +15,7 @@ from atoll.node.daemon.config import NodeConfig, default_home
 from atoll.node.daemon.room import room_of
 from atoll.node.daemon.script_model import model_of_script
 from atoll.node.dataplane.footprint import footprint
+from atoll.protocol.codecs.table import SPARSE
 from atoll.protocol.disk import Disk
 from atoll.protocol.errors import AtollError, HostError, InvalidMessage, PeerError
 from atoll.protocol.layout import Layout, Manifest
@@ -91,6 +92,7 @@ def home_of(settings: RunSettings, config: NodeConfig) -> Path:
 def memory_lines(settings: RunSettings, manifest: Manifest) -> list[tuple[str, str]]:
     """Of the node, by the formulas of docs/memory.md; the training processes' own comes on top."""
     needs = footprint(Layout(manifest, settings.sync.chunk_elements), settings)
+    sites = f" of {settings.min_sites} sites" if settings.sync.codec_up in SPARSE else ""
     total = NODE_CONSTANT_BYTES + needs.outer_bytes + needs.shared_bytes + needs.sync_bytes
     return [
         (
@@ -104,7 +106,7 @@ def memory_lines(settings: RunSettings, manifest: Manifest) -> list[tuple[str, s
             f"{byte_count(needs.disk_bytes)} at the most: "
             + ", ".join(f"{byte_count(num_bytes)} {what}" for what, num_bytes in needs.disk_parts),
         ),
-        ("traffic", f"less than {byte_count(needs.sync_bytes + needs.payload_bytes)} each way in a sync"),
+        ("traffic", f"less than {byte_count(needs.sync_bytes + needs.payload_bytes)} each way in a sync{sites}"),
     ]
 
 

@@ -78,7 +78,7 @@ def make_file(args: argparse.Namespace, path: Path) -> tuple[str, RunSettings]:
     """The text of a run.toml for the flags given, and what it says. Raises ConfigError."""
     import tomllib
 
-    from atoll.cli.config import run_settings
+    from atoll.cli.config import check_preset, run_settings
     from atoll.cli.template import render
     from atoll.protocol.addresses import parse_address
     from atoll.protocol.settings import MODELS
@@ -92,6 +92,8 @@ def make_file(args: argparse.Namespace, path: Path) -> tuple[str, RunSettings]:
         "sync": given(args, SYNC_FLAGS),
         "coordinator": given(args, ["listen"]),
     }
+    if args.preset is not None:
+        check_preset("--preset", args.preset)
     if args.model is not None:
         if args.model not in MODELS:
             raise ConfigError(f'--model "{args.model}"; {nearest(args.model, MODELS)}')

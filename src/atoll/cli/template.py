@@ -46,8 +46,7 @@ def toml_value(value: str | int | float | bool) -> str:
 
 def render(values: Tables) -> str:
     """The text of a run.toml: every key with its meaning, `values` in place of the defaults."""
-    preset = values.get("run", {}).get("preset", "")
-    of_preset = PRESETS[preset].tables if preset else {}
+    of_preset = PRESETS[preset].tables if (preset := values.get("run", {}).get("preset", "")) else {}
     lines = [
         "# A run of atoll. Start it with `atoll coordinator run.toml`; the nodes get these settings when they join.",
     ]
@@ -55,13 +54,14 @@ def render(values: Tables) -> str:
         cls = SECTIONS[section]
         docs = field_docs(cls)
         known = defaults(cls) | AT_FIRST.get(section, {}) | values.get(section, {})
-        by_preset = of_preset.get(section, {})
         lines += ["", f"[{section}]", *_comment(HEADINGS[section] or inspect.getdoc(cls) or "")]
         for key in keys:
             if key in docs:
                 lines += ["", *_comment(docs[key])]
-            if key in by_preset and key not in values.get(section, {}):
-                lines.append(f"# {key} = {toml_value(by_preset[key])}  # by the preset")
+            if section in of_preset and key not in values.get(section, {}):
+                found = {**defaults(cls), **of_preset[section]}[key]
+                by = "  # by the preset" if key in of_preset[section] else ""
+                lines.append(f"# {key} = {toml_value(found)}{by}")
             else:
                 lines.append(f"{key} = {toml_value(known[key])}")
     return "\n".join(lines) + "\n"

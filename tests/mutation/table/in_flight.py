@@ -164,7 +164,7 @@ MUTATIONS = (
         name="a reducer's room is for each sync",
         rule="what a reducer retains has one bound for all syncs in flight",
         where="coordinator.core.sync.topology:direct",
-        old="len(contributors) * sizes.num_in_flight",
+        old="sizes.payload_factor(len(contributors))) * sizes.num_in_flight",
         new="len(contributors)",
         tests=TESTS,
     ),

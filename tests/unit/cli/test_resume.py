@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from atoll.coordinator.config import CoordinatorConfig
 from atoll.node.dataplane.saved_manifest import MANIFEST_NAME, SavedManifest, to_json
 from atoll.protocol.errors import ConfigError
 from atoll.protocol.layout import Manifest, Role, TensorSpec
-from atoll.protocol.settings import RunSettings
+from atoll.protocol.settings import OuterSettings, RunSettings, settings_to_json
 
 
 @pytest.fixture
@@ -65,3 +66,19 @@ def test_a_run_that_could_not_go_on_is_refused(tmp_path: Path, saved: Path, run:
 def test_no_saved_model(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="none"):
         ask(tmp_path, 'run_id = "second"', tmp_path / "none")
+
+
+def test_auto_takes_the_outer_optimizer_of_the_run_that_is_resumed(tmp_path: Path, saved: Path) -> None:
+    """Its slots are saved, and another optimizer could not take them. Each of these runs would be long enough."""
+    run = 'run_id = "second"\nsteps = 4000'
+    assert ask(tmp_path, run, saved)[0].outer == OuterSettings(optimizer="sgd")
+    before = OuterSettings(learning_rate=0.7, momentum=0.4)
+    table = json.loads(saved.read_text()) | {"slots": ["momentum"]}
+    with_settings = {"settings": json.loads(settings_to_json(RunSettings(run_id="first", outer=before)))}
+    saved.write_text(json.dumps(table | with_settings))
+    assert ask(tmp_path, run, saved)[0].outer == before
+    saved.write_text(json.dumps(table))
+    with pytest.raises(ConfigError, match="does not say which outer optimizer its run had"):
+        ask(tmp_path, run, saved)
+    explicit = f'{run}\n[outer]\noptimizer = "nesterov"\nmomentum = 0.2'
+    assert ask(tmp_path, explicit, saved)[0].outer == OuterSettings(momentum=0.2)

@@ -112,10 +112,17 @@ def test_init_takes_a_preset_and_leaves_its_settings_to_it(tmp_path: Path, name:
     assert settings == expected
     text = path.read_text()
     assert f"\n# every = {PRESETS[name].sync['every']}  # by the preset\n" in text
-    path.write_text(text.replace(f'preset = "{name}"', 'preset = "diloco"'))
-    assert load_run(path, store_path=tmp_path / "s.db")[0].sync.every == 500, "another name is another preset"
+    for other in PRESETS:  # another name is another preset
+        path.write_text(text.replace(f'preset = "{name}"', f'preset = "{other}"'))
+        wanted = run_settings({"run": {"run_id": settings.run_id, "preset": other}}, "here")
+        assert load_run(path, store_path=tmp_path / "s.db")[0] == wanted
     assert init.run(parse_init(str(path), "--force", "--preset", name, "--sync-every", "7")) == 0
     assert load_run(path, store_path=tmp_path / "s.db")[0].sync.every == 7, "a flag counts"
+
+
+def test_init_refuses_a_preset_that_is_none(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match='--preset = "sparselocos"; did you mean "sparseloco"'):
+        init.run(parse_init(str(tmp_path / "run.toml"), "--preset", "sparselocos"))
 
 
 def test_init_says_above_how_many_sites_bundles_are_no_gain(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -23,6 +23,7 @@ from atoll.protocol.codecs import (
     table,
 )
 from atoll.protocol.codecs.arithmetic import NOTHING
+from atoll.protocol.codecs.compression import compressed
 from atoll.protocol.codecs.sparse import TOPK2
 from atoll.protocol.codecs.table import BUNDLE, SPARSE
 from atoll.protocol.errors import InvalidMessage, NonFiniteError, SelfTestFailed
@@ -274,6 +275,21 @@ def test_a_bundle_that_is_none_is_refused() -> None:
             bundles.split(data, 300)
         with pytest.raises(InvalidMessage):
             kernels.check(data, BUNDLE, 300)
+
+
+def test_a_contribution_behind_zstd_is_refused_wherever_it_arrives() -> None:
+    """The coordinator decodes without that stage: it would take what the sites hold for wrong."""
+    good = kernels.encode("topk2", np.zeros(4096, np.float32), zstd_level=3)
+    assert good == kernels.encode("topk2", np.zeros(4096, np.float32))
+    flagged = good[:2] + b"\1" + good[3:HEADER_BYTES] + compressed(good[HEADER_BYTES:], 3)
+    assert len(flagged) < len(good)
+    for refuse in (
+        lambda: kernels.check(flagged, "topk2", 4096),
+        lambda: kernels.decode(flagged, "topk2", 4096, np.empty(4096, np.float32)),
+        lambda: bundles.split(bundles.join(4096, [good, flagged], over_all=False), 4096),
+    ):
+        with pytest.raises(InvalidMessage, match="flags 0x01, which topk2 cannot have"):
+            refuse()
 
 
 # --- self-test

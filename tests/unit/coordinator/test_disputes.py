@@ -96,6 +96,19 @@ def test_it_is_computed_with_the_weights_and_the_rates_of_the_commit(codec: str)
     assert story.state("s1", 1) != differing(settings=other).state("s1", 1), "the rates count"
 
 
+def test_what_cannot_be_computed_for_any_reason_is_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A dispute that nothing answers would last for ever."""
+
+    def broken(**given: object) -> bytes:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(evidence, "recomputed", broken)
+    asked = e.Recompute(
+        role=Role.TRAINABLE, dtype="F32", num_elements=1, outer=OuterSettings(), record=b"", payload=b""
+    )
+    assert evidence.recompute(asked).problem == "ZeroDivisionError()"
+
+
 def test_the_chunk_is_named() -> None:
     story = differing()
     text = story.last("b", m.Evicted).reason

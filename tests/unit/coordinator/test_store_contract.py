@@ -454,6 +454,12 @@ def test_what_a_run_leaves_to_be_chosen_is_chosen_once(reopen: Reopen) -> None:
         reopen().begin(replace(SETTINGS, outer=OuterSettings(momentum=0.5)))
 
 
+def test_the_name_of_a_preset_means_nothing_to_a_store(reopen: Reopen) -> None:
+    reopen().begin(SETTINGS)
+    for name in ("diloco", "of a later version"):
+        assert settings_from_json(reopen().begin(replace(SETTINGS, preset=name)).run.settings_json) == SETTINGS
+
+
 def test_one_that_was_begun_with_momentum_goes_on_with_it(reopen: Reopen) -> None:
     """By a version that had no other default."""
     reopen().begin(SETTINGS)

@@ -129,6 +129,18 @@ def test_sites_that_together_retain_too_little_are_refused_with_the_numbers() ->
         direct(sizes_of([10] * 30), sites(0, 0, retain=150))
 
 
+def test_a_reducer_of_bundles_holds_the_contributions_and_what_they_are_joined_to() -> None:
+    """As `Share.bytes_to_retain` counts: of 10 sites 9 contributions of others, and a payload of all 10."""
+    runs = [(10, 100)]
+    for room, fits in ((1900, True), (1899, False)):
+        contributors = sites(*[0] * 10, retain=room)
+        if fits:
+            assert len(direct(sizes_of_runs(runs, are_bundled=True), contributors)) == 10
+        else:
+            with pytest.raises(ConfigError):
+                direct(sizes_of_runs(runs, are_bundled=True), contributors)
+
+
 def test_avoided_sites_reduce_nothing() -> None:
     sizes = [10] * 30
     contributors = sites(0, 0, 0)

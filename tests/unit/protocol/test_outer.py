@@ -54,6 +54,17 @@ def test_it_is_chosen_once_and_kept() -> None:
             validate(replace(SHORT, outer=outer))
 
 
+@pytest.mark.parametrize("settings", [SHORT, replace(LONG, sync=replace(LONG.sync, codec="int2", error_feedback=1.0))])
+def test_a_mean_has_no_schedule_of_a_momentum(settings: RunSettings) -> None:
+    asked = replace(settings, outer=replace(AUTOMATIC, decay=0.3, momentum_decay=0.2, momentum_warmup=0.1))
+    began = resolved(asked)
+    validate(began)
+    assert began.outer == OuterSettings(optimizer="sgd", decay=0.3)
+    assert resolved(asked, began.outer) == began
+    assert in_words(asked, began.outer) == chosen(asked)[1]
+    assert resolved(replace(asked, steps=4000, sync=LONG.sync)).outer.momentum_decay == 0.2
+
+
 def at(outer: OuterSettings, progress: float, *, in_tokens: bool = False) -> tuple[float, float]:
     record = replace(commit_record(1), run_step=round(400 * progress), run_tokens=round(4000 * progress))
     found = outer_at(outer, *((0, 4000) if in_tokens else (400, 0)), record)

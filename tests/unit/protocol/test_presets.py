@@ -6,7 +6,7 @@ import pytest
 
 from atoll.cli.config import Tables, run_settings
 from atoll.protocol.errors import ConfigError
-from atoll.protocol.presets import PRESETS, with_preset
+from atoll.protocol.presets import PRESETS, against_preset, with_preset
 from atoll.protocol.settings import AUTO, OuterSettings, SyncSettings
 
 
@@ -37,6 +37,22 @@ def test_a_file_that_says_nothing_of_the_outer_step_leaves_it_to_be_chosen() -> 
     assert run_settings({**run, "outer": {"warmup": 0.1}}, "here").outer == OuterSettings(optimizer=AUTO, warmup=0.1)
     for outer in ({"learning_rate": 0.5}, {"momentum": 0.2}, {"optimizer": "nesterov"}):
         assert run_settings({**run, "outer": outer}, "here").outer == OuterSettings(**outer)
+
+
+def test_another_deciding_setting_takes_the_presets_others_with_it() -> None:
+    run = {"run_id": "r", "preset": "diloco"}
+    outer = run_settings({"run": run, "outer": {"optimizer": "sgd"}}, "here").outer
+    assert outer == OuterSettings(optimizer="sgd")
+    assert run_settings({"run": run, "outer": {"optimizer": AUTO}}, "here").outer == OuterSettings(optimizer=AUTO)
+    sync = run_settings({"run": {**run, "preset": "streaming"}, "sync": {"merge": "keep"}}, "here").sync
+    assert (sync.merge, sync.alpha, sync.fragments) == ("keep", 0.0, 4)
+
+
+def test_what_counts_against_a_preset_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    tables: Tables = {"run": {"run_id": "r", "preset": "sparseloco"}, "sync": {"every": 15, "codec": "int8"}}
+    assert against_preset("sparseloco", tables) == [("sync.codec", "int8", "topk2")]
+    run_settings(tables, "run.toml")
+    assert "run.toml: sync.codec = int8 counts; preset sparseloco has topk2" in caplog.text
 
 
 def test_an_unknown_preset_is_refused_with_the_nearest() -> None:
