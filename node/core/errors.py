@@ -20,7 +20,7 @@ def welcomed(ctx: Context) -> None:
     """The run's settings are known, and this start of the node has no error yet."""
     site, sync = ctx.site, ctx.settings.sync
     if sync.error_feedback and not site.error_commits:
-        site.error_commits = (0,) * sync.fragments
+        site.error_commits, site.error_shares = (0,) * sync.fragments, (0.0,) * sync.fragments
 
 
 def said(ctx: Context, lane: Lane) -> tuple[int, ...]:
@@ -49,6 +49,7 @@ def advanced(ctx: Context, event: events.ErrorsAdvanced) -> None:
         _drop(ctx, covered, event.problem)
     else:
         site.error_commits = tuple(job.commit if f in covered else at for f, at in enumerate(site.error_commits))
+        site.error_shares = tuple(event.share if f in covered else was for f, was in enumerate(site.error_shares))
 
 
 def check(ctx: Context, lane: Lane) -> None:
@@ -77,5 +78,8 @@ def _drop(ctx: Context, fragments: Collection[int], reason: str) -> None:
     """What a contribution has left over is lost with what was there before."""
     site = ctx.site
     site.num_errors_dropped += 1
+    lost = max(site.error_shares[f] for f in fragments)
+    how_much = f"; {lost:.2f} of the norm of what was to be sent last is lost" if lost else ""
     site.error_commits = tuple(0 if f in fragments else at for f, at in enumerate(site.error_commits))
-    ctx.report(logging.WARNING, f"error feedback is dropped, and begins anew: {reason}")
+    site.error_shares = tuple(0.0 if f in fragments else was for f, was in enumerate(site.error_shares))
+    ctx.report(logging.WARNING, f"error feedback is dropped, and begins anew: {reason}{how_much}")

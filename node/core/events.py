@@ -300,9 +300,11 @@ class CommitApplied:
 
 @dataclass(frozen=True, slots=True)
 class ErrorsAdvanced:
-    """`problem`: why that was not possible; None: it was."""
+    """`problem`: why that was not possible; None: it was. `share`: the norm of the error over that of what was to be
+    sent."""
 
     problem: str | None = None
+    share: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -86,6 +86,7 @@ class SiteState:
     window_s: float | None = None  # from the opening before to that one
     num_empty_in_a_row: int = 0  # snapshots without tokens that a sync was abandoned for
     error_commits: tuple[int, ...] = ()  # of each fragment: the commit that advanced its error; 0: there is none
+    error_shares: tuple[float, ...] = ()  # the same: its norm over that of what was to be sent then
     advance_is_void: bool = False  # the error was dropped, and a job that advances it still runs
     not_advanced_by: int = 0  # the commit that should have advanced the error last, and could not: that is said
     num_errors_dropped: int = 0

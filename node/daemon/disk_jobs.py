@@ -148,8 +148,7 @@ class DiskJobs:
     async def _advance_errors(self, job: out.AdvanceErrors) -> e.Event:
         plane = self.present
         data = plane.sync_data(job.base_commit, job.fragment, job.error_commits)
-        await plane.advance_errors(job.commit, data)
-        return e.ErrorsAdvanced()
+        return e.ErrorsAdvanced(share=await plane.advance_errors(job.commit, data))
 
     async def _apply(self, commit: m.Commit) -> e.Event:
         loop = asyncio.get_running_loop()

@@ -121,12 +121,14 @@ class Observer:
         yield InfoMetricFamily("atoll_node", "Who this node is and what it does", info)
         restart_s = max(0.0, restart_at - self._loop.time()) if restart_at is not None else 0.0
         restart_text = "Time until workers that crashed again and again are started anew; 0 while there are workers"
+        error_text = "Norm of the error feedback over that of what was to be sent, of the fragment with the largest"
         for name, text, value in (
             ("atoll_node_connected", "1 while the session with the coordinator is up", float(site.welcomed)),
             ("atoll_node_commit", "Last commit applied; -1 before commit 0", outer.commit if outer else -1),
             ("atoll_node_inner_step", "Inner steps of the run, as this site counts them", said.inner_step),
             ("atoll_node_steps_per_second", "Inner steps per second in the last window", said.steps_per_s),
             ("atoll_node_loss", "Mean training loss of the last window", said.loss),
+            ("atoll_node_error_share", error_text, max(site.error_shares, default=0.0)),
             ("atoll_node_retained_bytes", "Contributions held as a reducer", hub.retained_bytes),
             ("atoll_node_restart_wait_seconds", restart_text, restart_s),
             ("atoll_node_last_exchange_seconds", "Time of the last exchange", self.exchange_s),

@@ -282,11 +282,11 @@ class DataPlane:
             error_commits=error_commits,
         )
 
-    async def advance_errors(self, commit: int, data: SyncData) -> None:
-        """What `commit`, which holds this site's contribution, leaves of it; the base is here still."""
+    async def advance_errors(self, commit: int, data: SyncData) -> float:
+        """What `commit`, which holds this site's contribution, leaves of it; its norm, see `ErrorFeedback.advance`."""
         assert self.errors is not None
         async with self.lock:
-            await run_to_its_end(partial(self.errors.advance, data.chunks, commit, data.left_over, self._pool))
+            return await run_to_its_end(partial(self.errors.advance, data.chunks, commit, data.left_over, self._pool))
 
     def _present_outer(self) -> OuterState:
         """Under the lock it stays so. Raises StateError if a rollback has left none."""

@@ -9,6 +9,8 @@ sent is left over). Which commit advanced the error of a fragment, and whether i
 
 from __future__ import annotations
 
+import logging
+import math
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor
 from contextlib import contextmanager
@@ -17,17 +19,21 @@ from pathlib import Path
 
 import numpy as np
 
+from atoll.node.dataplane import store_files
 from atoll.node.dataplane.chunk_store import ChunkStore
 from atoll.node.dataplane.store_files import Bytes, StoreKind
 from atoll.node.threads import each
-from atoll.protocol.codecs.arithmetic import NOTHING, Floats
+from atoll.protocol.codecs.arithmetic import NOTHING, Floats, norm
 from atoll.protocol.digest import Digest
 from atoll.protocol.disk import Disk
 from atoll.protocol.errors import NonFiniteError, StateError
 from atoll.protocol.layout import Layout, Role
 from atoll.protocol.settings import RunSettings
 
+log = logging.getLogger("atoll.node")
+
 _FORMAT = 1
+_NAME = "error"
 
 
 def record_sizes(layout: Layout) -> list[int]:
@@ -45,10 +51,13 @@ class ErrorFeedback:
 
     @classmethod
     def create(cls, folder: Path, layout: Layout, settings: RunSettings, disk: Disk) -> ErrorFeedback:
-        """Without any error. Raises HostError if the disk has no room."""
+        """Without any error: that of an earlier start is dropped, and said. Raises HostError if the disk has no
+        room."""
+        if store_files.exists(folder, _NAME):
+            log.warning("error feedback of an earlier start of this node is dropped, and begins anew")
         digest = Digest("atoll/error-feedback/v1").text(settings.run_id).data(layout.manifest.digest)
         kind = StoreKind(
-            name="error",
+            name=_NAME,
             what="error feedback",
             identity={"format": _FORMAT, "run": settings.run_id, "manifest": layout.manifest.digest.hex()},
             key=digest.uint(layout.chunk_elements).finish(),
@@ -72,18 +81,22 @@ class ErrorFeedback:
             yield pin.data.view(np.float32)
 
     def advance(
-        self, chunks: Iterable[int], commit: int, left_over: Callable[[int, Floats], None], pool: Executor | None
-    ) -> None:
-        """What that commit leaves of those of the chunks that are trained. `pool` shares the work, if given. Raises
-        NonFiniteError if it is more than a number can say."""
+        self, chunks: Iterable[int], commit: int, left_over: Callable[[int, Floats], float], pool: Executor | None
+    ) -> float:
+        """What that commit leaves of those of the chunks that are trained; its norm over that of what was to be sent.
+        `pool` shares the work, if given. Raises NonFiniteError if it is more than a number can say."""
+        norms: dict[int, tuple[float, float]] = {}
 
         def advanced(chunk: int) -> None:
             def into(record: Bytes) -> None:
                 values = record.view(np.float32)
-                left_over(chunk, values)
+                whole = left_over(chunk, values)
                 if not np.isfinite(values).all():
                     raise NonFiniteError(f"the error feedback of {self.layout.name_of(chunk)!r} is not finite")
+                norms[chunk] = norm(values), whole
 
             self.store.replace(chunk, commit, into)
 
         each(advanced, [c for c in chunks if self.layout.chunks[c].role is Role.TRAINABLE], pool)
+        left, whole = (math.hypot(*both) for both in zip(*norms.values(), strict=True)) if norms else (0.0, 0.0)
+        return left / whole if whole else 0.0

@@ -90,8 +90,9 @@ class SyncData:
             with self._error(chunk) as error:
                 return self._encode(spec, base, values, error)
 
-    def left_over(self, chunk: int, out: Floats) -> None:
-        """What the codec loses of this site's contribution to a trainable chunk: `a - decode(encode(a))`."""
+    def left_over(self, chunk: int, out: Floats) -> float:
+        """What the codec loses of this site's contribution to a trainable chunk: `a - decode(encode(a))`; the norm of
+        `a`."""
         spec = self._sync_chunk(chunk)
         local = gathered(np.frombuffer(self.snapshot, np.uint8), spec).view(np.float32)
         with self.outer.pinned(chunk) as record, self._error(chunk) as error:
@@ -102,9 +103,11 @@ class SyncData:
             np.subtract(base, local, out=out)
             if error.size:
                 out += self._beta * error
+        norm = arithmetic.norm(out)
         decoded = scratch.floats("sent", spec.num_elements)
         kernels.decode(sent, self.travels.of(spec.role).up, spec.num_elements, decoded)
         out -= decoded
+        return norm
 
     @property
     def _beta(self) -> np.float32:

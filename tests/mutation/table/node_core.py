@@ -661,4 +661,20 @@ MUTATIONS = (
         new=", left_s)\n",
         tests=("tests/unit/node_core/test_overlap.py",),
     ),
+    Mutation(
+        name="an error is lost without a word on how much",
+        rule="what is zeroed is said, with the norm that is lost",
+        where="node.core.errors:_drop",
+        old="{reason}{how_much}",
+        new="{reason}",
+        tests=("tests/unit/node_core/test_errors.py",),
+    ),
+    Mutation(
+        name="the error of an earlier start goes without a word",
+        rule="what is zeroed is said",
+        where="node.dataplane.error_feedback:ErrorFeedback.create",
+        old="if store_files.exists(folder, _NAME):",
+        new="if False:",
+        tests=("tests/unit/dataplane/test_error_feedback.py",),
+    ),
 )

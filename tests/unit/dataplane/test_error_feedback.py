@@ -73,7 +73,10 @@ def test_what_is_left_over_comes_with_the_next_contribution(tmp_path: Path, code
         delta = delta_of(data, chunk)
         assert decoded(data, chunk, codec).tobytes() == through(codec, delta).tobytes()
         expected[chunk] = delta - through(codec, delta)
-    errors.advance(data.chunks, 1, data.left_over, None)
+    share = errors.advance(data.chunks, 1, data.left_over, None)
+    wanted = np.concatenate([delta_of(data, chunk).astype(np.float64) for chunk in expected])
+    lost = np.concatenate([values.astype(np.float64) for values in expected.values()])
+    assert share == pytest.approx(np.linalg.norm(lost) / np.linalg.norm(wanted), rel=1e-5)
     then = at(data, 1)
     for chunk, left in expected.items():
         with errors.of(chunk, 1) as found:
@@ -125,11 +128,22 @@ def test_an_error_that_is_not_finite_is_refused_by_name(tmp_path: Path) -> None:
     used = layout()
     _, errors = site(tmp_path, used, "int8", filled(used, 1))
 
-    def left_over(chunk: int, out: Floats) -> None:
+    def left_over(chunk: int, out: Floats) -> float:
         out[:] = np.inf
+        return 1.0
 
     with pytest.raises(NonFiniteError, match="'weight' is not finite"):
         errors.advance([0], 1, left_over, None)
+
+
+def test_an_error_of_an_earlier_start_is_dropped_and_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    used = layout()
+    data, errors = site(tmp_path, used, "sign1", filled(used, 1))
+    assert not caplog.text
+    errors.advance(data.chunks, 1, data.left_over, None)
+    again = ErrorFeedback.create(errors.store.folder, used, RunSettings(run_id=RUN), REAL_DISK)
+    assert "error feedback of an earlier start of this node is dropped" in caplog.text
+    assert {again.store.versions[chunk] for chunk in trained_chunks(used)} == {None}
 
 
 def test_over_many_syncs_nothing_is_lost(tmp_path: Path) -> None:

@@ -149,6 +149,17 @@ def test_what_cannot_be_advanced_is_dropped_and_said_and_the_commit_is_applied()
     assert drive.num_errors_dropped() == 1
 
 
+def test_how_much_is_lost_is_said() -> None:
+    drive = ready_for_sync()
+    drive.receive(commit(1, 1))
+    drive(e.ErrorsAdvanced(share=0.915))
+    drive.receive(m.Evicted(reason="it was away"))
+    assert reports(drive) == [
+        "error feedback is dropped, and begins anew: what this site trained counts no longer; 0.92 of the norm of what "
+        "was to be sent last is lost"
+    ]
+
+
 @pytest.mark.parametrize("ends", [True, False])
 def test_an_eviction_drops_the_error_also_while_it_is_advanced(ends: bool) -> None:
     drive = ready_for_sync()
