@@ -164,5 +164,5 @@ ARITHMETIC = arithmetic_of(
     _dct1_scatter,
     kernels=(_dct1_pack, _dct1_scatter, _dct1_inverse),
     finish=_finish,
-    golden="cbefbe9297ea056f36cd79190152e360da37adbfff3f1c2aa9a8990f5c67df46",
+    golden="d9a48443cb2d02611a655568623229cd9902977d48b51be58c996e3224825bb5",
 )

@@ -212,6 +212,8 @@ _NUM_ELEMENTS = 1040
 """Whole blocks of int8 and a rest go through the vector units."""
 _NUM_TILED, _TILED_COLUMNS = 8, 128
 """As often one after the other they make 65 rows: tiles of 64 and of one."""
+_SPARSE_KINDS = ("ordinary", "subnormal")
+"""A transform takes its time, and each start of a node waits for it."""
 _WEIGHT = np.float32(1 / 3)
 _BETA = np.float32(0.9)
 
@@ -229,7 +231,7 @@ def _golden(codec: str) -> str:
 def results(codec: str) -> Digest:
     """What this host makes of all kinds of numbers: encoded, averaged, and decoded behind zstd."""
     found, is_sparse = Digest("atoll/codec-results/v1"), codec in SPARSE_ARITHMETIC
-    for kind in golden.KEPT_BITS:
+    for kind in _SPARSE_KINDS if is_sparse else golden.KEPT_BITS:
         values, minus, acc, error = np.tile(golden.numbers(kind, 4, _NUM_ELEMENTS), _NUM_TILED if is_sparse else 1)
         plain = partial(encode, codec, zstd_level=0)  # what zstd makes of it may differ from version to version
         data = plain(values, minus=minus)

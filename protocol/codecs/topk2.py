@@ -103,5 +103,5 @@ ARITHMETIC = arithmetic_of(
     _topk2_pack,
     _topk2_scatter,
     kernels=(_topk2_pack, _topk2_scatter),
-    golden="adeb102fae8c2deef6e28534a9254af437936eb533bd01cceb48dec914dbd361",
+    golden="2f158798f9e3f09736572e8fd8c18b7465fe6219510090e7172871fe2db19b4e",
 )
