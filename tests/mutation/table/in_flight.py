@@ -165,7 +165,7 @@ MUTATIONS = (
         rule="what a reducer retains has one bound for all syncs in flight",
         where="coordinator.core.sync.topology:direct",
         old="sizes.payload_factor(len(contributors))) * sizes.num_in_flight",
-        new="len(contributors)",
+        new="sizes.payload_factor(len(contributors)))",
         tests=TESTS,
     ),
     Mutation(
