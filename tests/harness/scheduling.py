@@ -10,8 +10,6 @@ from xdist.scheduler import LoadScheduling
 from xdist.workermanage import WorkerController
 
 OF_SITES = ("tests/chaos/", "tests/process/")
-LONG = ("tests/simulation/",)
-"""Of those that compute they come first: at the end one process would have several of them, and the others nothing."""
 
 
 class ByKind(LoadScheduling):  # type: ignore[misc]
@@ -25,12 +23,7 @@ class ByKind(LoadScheduling):  # type: ignore[misc]
         collection = self.collection
         assert collection is not None
         runs_sites = not node.gateway.spec.nice
-
-        def turn(test: int) -> tuple[bool, bool]:
-            name = collection[test]
-            return name.startswith(OF_SITES) != runs_sites, not name.startswith(LONG)
-
-        if chosen := sorted(self.pending, key=turn)[:num]:
+        if chosen := sorted(self.pending, key=lambda i: collection[i].startswith(OF_SITES) != runs_sites)[:num]:
             self.pending = [i for i in self.pending if i not in chosen]
             self.node2pending[node].extend(chosen)
             node.send_runtest_some(chosen)
