@@ -16,7 +16,7 @@ import torch
 
 from atoll.node.worker import data
 from atoll.protocol.codecs import kernels, max_encoded_bytes
-from atoll.protocol.codecs.table import CODECS
+from atoll.protocol.codecs.table import CODECS, DENSE
 from atoll.protocol.settings import RunSettings
 from benchmarks import baselines
 
@@ -40,11 +40,12 @@ def main(argv: list[str]) -> int:
     for codec in CODECS:
         plain_bytes = sum(max_encoded_bytes(codec, values.size) for values in found)
         cells = [f"{8 * plain_bytes / num:.3f}", f"{relative_error(codec, found):.3g}"]
-        for level in LEVELS:
+        for level in LEVELS if codec in DENSE else ():
             num_bytes, plain_s = encoded(codec, found, 0)
             num_bytes, zstd_s = encoded(codec, found, level)
             speed = 4 * num / max(zstd_s - plain_s, 1e-9) / 1e9
             cells += [f"{8 * num_bytes / num:.3f} ({num_bytes / plain_bytes - 1:+.0%})", f"{speed:.2f}"]
+        cells += ["never"] * (2 + 2 * len(LEVELS) - len(cells))
         print(f"| {codec} | {' | '.join(cells)} |", flush=True)
     return 0
 

@@ -289,8 +289,7 @@ class Fetch:
             return donor.commit >= record.commit and only in (None, key_of(donor))
 
         lack = f"no donor has the payloads of commit {record.commit}"
-        most = partial(self._payload_bytes, record)
-        await self.donors.share_out(missing, most, fetch, may, all_may_lack=lack)
+        await self.donors.share_out(missing, partial(self._payload_bytes, record), fetch, may, all_may_lack=lack)
 
         def finish() -> bool:
             if file.digest(record) != record.payload_digest:
