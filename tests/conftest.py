@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 
 from tests.harness import loop_guard, same_draws
 
@@ -24,6 +24,8 @@ settings.register_profile(
     print_blob=True,
     suppress_health_check=[HealthCheck.too_slow],
 )
+# Of a mutation it is enough to know that it was noticed: the smallest example takes longer to find than any.
+settings.register_profile("mutation", settings.get_profile("atoll"), phases=(Phase.explicit, Phase.generate))
 settings.load_profile("atoll")
 
 MANY_FILES = 256

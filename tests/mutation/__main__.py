@@ -59,6 +59,7 @@ class Tree:
 
     def pytest(self, *arguments: str, limit_s: float = LIMIT_S) -> tuple[int, str]:
         options = ["-q", "-x", "--no-header", "--tb=line", *(f"-pno:{name}" for name in NOT_NEEDED)]
+        options += ["--hypothesis-profile=mutation"]
         options += ["-o", "timeout=30"]  # a mutation may let a test hang
         options += [
             "-W",

@@ -30,17 +30,14 @@ from atoll.protocol.codecs.arithmetic import NOTHING, Terms
 from atoll.protocol.codecs.table import BUNDLE, DENSE, TABLE, UNCHANGED
 from atoll.protocol.errors import InvalidMessage, NonFiniteError, SelfTestFailed
 
+pytestmark = pytest.mark.timeout(120)  # a kernel that is in no cache is compiled at its first use
+
 Floats = npt.NDArray[np.float32]
 PAGE = Path(__file__).parents[3] / "docs" / "protocol.md"
 
 sizes = st.sampled_from([0, 1, 2, 3, 31, 255, 257, 511, 512, 513, 1024, 1026, 1700, 2051])
 seeds = st.integers(0, 1 << 30)
 exponents = st.sampled_from([-149, -140, -130, -126, -122, -30, 0, 100])
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _compiled() -> None:
-    kernels.warm_up()
 
 
 def exponent_for(codec: str, exponent: int) -> int:

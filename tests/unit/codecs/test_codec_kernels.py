@@ -20,13 +20,10 @@ from atoll.protocol.codecs.table import DENSE, INT8
 from atoll.protocol.errors import ConfigError, InvalidMessage, NonFiniteError
 from tests.harness import reference_codecs
 
+pytestmark = pytest.mark.timeout(120)  # a kernel that is in no cache is compiled at its first use
+
 Floats = npt.NDArray[np.float32]
 SMALLEST_NORMAL = np.float32(2.0**-126)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _compiled() -> None:
-    kernels.warm_up()
 
 
 def reference_encode(codec: str, values: Floats) -> bytes:

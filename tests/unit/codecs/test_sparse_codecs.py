@@ -29,6 +29,8 @@ from atoll.protocol.codecs.table import BUNDLE, SPARSE
 from atoll.protocol.errors import InvalidMessage, NonFiniteError, SelfTestFailed
 from tests.harness import reference_codecs
 
+pytestmark = pytest.mark.timeout(120)  # a kernel that is in no cache is compiled at its first use
+
 Floats = npt.NDArray[np.float32]
 WIDTHS = {
     0: 64, 1: 64, 63: 1, 64: 64, 65: 65, 300: 100, 4096: 4096, 4097: 1, 9000: 90, 8192: 128, 12800: 128, 24576: 192
@@ -38,11 +40,6 @@ sizes = st.sampled_from(list(WIDTHS))
 codecs = st.sampled_from(SPARSE)
 seeds = st.integers(0, 1 << 30)
 exponents = st.sampled_from([-149, -140, -130, -126, -122, -30, 0, 100])
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _compiled() -> None:
-    kernels.warm_up()
 
 
 def sample(seed: int, num_elements: int, exponent: int = 0) -> Floats:
