@@ -38,7 +38,7 @@ test: install ## lint, types and tests, and how long each took; CI runs this, an
 		"$(MAKE) --no-print-directory -j2 type pytest"
 
 pytest: install # of `test`: mypy, which needs one core, runs beside it
-	$(BIN)/python -m tests.harness.compiled  # once, and not in each process of pytest
+	$(BIN)/python -m tests.harness.compiled & $(BIN)/pytest --collect-only -q > /dev/null; wait $$!  # once, and not in each process of pytest
 	$(BIN)/pytest $(IN_PARALLEL) --durations=20 $(ARGS)
 
 test-all: lint type proto-check ## everything, slow tests included

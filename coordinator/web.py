@@ -81,6 +81,18 @@ def metrics(d: Document) -> Iterator[Metric]:
         said = [commit[key] for commit in d["commits"] if commit[key] is not None]
         if said:  # the curve of a long run is thinned out, and lacks the newest one
             yield GaugeMetricFamily(name, text, said[-1])
+    for key, name, text in (
+        ("contribution_bytes", "atoll_contribution_bytes", "The most that a site sends for a sync of the whole model."),
+        (
+            "average_share",
+            "atoll_average_share",
+            "Norm of the average over the mean norm of pseudo-gradients, a sample.",
+        ),
+        ("last_cosine", "atoll_average_cosine", "Of an average to the one before, in a sample."),
+        ("codec_error", "atoll_codec_error", "What the codec loses of a pseudo-gradient, relative to it, in a sample."),
+    ):
+        if d[key] is not None:
+            yield GaugeMetricFamily(name, text, d[key])
     for name, text, value in (
         ("atoll_sync_attempts", "Plans since this start of the coordinator.", d["num_attempts"]),
         ("atoll_syncs_abandoned", "Syncs that ended without a commit, in the whole run.", d["num_abandoned"]),
@@ -111,6 +123,9 @@ def metrics(d: Document) -> Iterator[Metric]:
         ("down_bytes_per_s", "atoll_site_down_bytes_per_second", "From one of the others, in the middle of them."),
         ("contributes_every", "atoll_site_contributes_every", "Syncs, to one of which it contributes."),
         ("extra_s", "atoll_site_extra_seconds", "By which its link makes a sync longer in which it contributes."),
+        ("norm", "atoll_site_contribution_norm", "Norm of its last pseudo-gradient."),
+        ("cosine", "atoll_site_cosine", "Of its last pseudo-gradient to the average, in a sample."),
+        ("high_in_a_row", "atoll_site_high_norms", "Contributions in a row that stood out from the others."),
     ):
         known = {site["name"]: site[key] for site in here if site[key] is not None}
         yield _labelled(GaugeMetricFamily, name, text, "site", known)

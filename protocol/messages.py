@@ -194,6 +194,17 @@ class LinkUse:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Averaged:
+    num_chunks: int
+    norms: tuple[float, ...] = bounded(MAX_MEMBERS, ())
+    num_high: tuple[int, ...] = bounded(MAX_MEMBERS, ())
+    cosines: tuple[float, ...] = bounded(MAX_MEMBERS, ())
+    average_share: float = 0.0
+    last_cosine: float = 0.0
+    codec_error: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Done(SiteMessage):
     sync: int
     attempt: int
@@ -204,6 +215,7 @@ class Done(SiteMessage):
     tokens: tuple[int, ...] = bounded(MAX_MEMBERS, ())
     stood_out: Outlier | None = None
     links: tuple[LinkUse, ...] = bounded(MAX_LINKS, ())
+    averaged: Averaged | None = None
 
 
 class Direction(IntEnum):

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from atoll.protocol.bounds import check_bounds, one_of, within
 from atoll.protocol.codecs.table import BUNDLE, CODECS, DENSE, SPARSE
 from atoll.protocol.errors import ConfigError, InvalidMessage, UnsupportedError
 from atoll.protocol.layout import MAX_CHUNKS, MAX_FRAGMENTS
 from atoll.protocol.messages import MAX_MEMBERS
-from atoll.protocol.strict import build, check, nearest
+from atoll.protocol.strict import build, check
 from atoll.protocol.time_limits import time_limits
 
 OUTER_OPTIMIZERS = ("nesterov", "sgd")
@@ -20,16 +20,9 @@ AUTO = "auto"
 """The outer optimizer is chosen as the run begins: `outer.py`."""
 MERGES = ("keep", "mix")
 MEANS = ("senders", "all")
-
-
-def within(low: float, high: float, default: Any, *, open_low: bool = False, open_high: bool = False) -> Any:
-    """A setting from `low` to `high`, but for those that are open."""
-    return field(default=default, metadata={"range": (low, high, open_low, open_high)})
-
-
-def one_of(names: Iterable[str], default: str) -> Any:
-    """A setting that is one of these."""
-    return field(default=default, metadata={"choices": names})
+ROBUST = ("off", "warn", "clip", "trim")
+MAX_TRIMMED_SITES = 64
+"""To cut the highest and the lowest of each element a reducer holds a chunk of every site in memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +96,14 @@ class SyncSettings:
     error_feedback: float = within(0, 1, 0.0)
     """beta: what the codec lost of a site's contribution, times beta, is added to its next one (arXiv 1901.09847); 0:
     it is lost. A site keeps 4 bytes a parameter for it."""
+    robust: str = one_of(ROBUST, "warn")
+    """off, warn, clip or trim: what becomes of contributions that stand out. warn: a site is named whose norms are more
+    than `clip` times the median of all sites'. clip: they are made as small as that. trim: of each element the `trim`
+    highest and lowest are left out of the average (arXiv 1803.01498)."""
+    clip: float = within(1, 1 << 20, 3.0)
+    """Times the median norm of a chunk's contributions."""
+    trim: int = within(1, MAX_TRIMMED_SITES // 2, 1)
+    """Contributions on each side; fewer where that would leave none."""
     chunk_elements: int = within(1, 1 << 24, 1 << 20)
     """The most elements of a chunk, the unit that is sent, reduced, hashed and repaired: docs/protocol.md, "Chunks"."""
     max_chunks: int = within(1, MAX_CHUNKS, 1 << 18)
@@ -236,7 +237,7 @@ RUN_ID = SITE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 def validate(settings: RunSettings) -> None:
     """Raises ConfigError, naming the key and what to choose, if a value is out of range or two contradict."""
-    _check_values("run", settings)
+    check_bounds("run", settings)
     if not RUN_ID.fullmatch(settings.run_id):
         raise ConfigError(
             f'run.run_id = "{settings.run_id}": 1 to 64 letters, digits, ".", "_" or "-", the first a letter or digit'
@@ -265,25 +266,14 @@ def validate(settings: RunSettings) -> None:
             f"{settings.sync.overlap_steps}: sites train so far beyond a boundary in any case; choose 0 or at least "
             f"{settings.sync.overlap_steps}"
         )
+    if settings.sync.robust == "trim" and settings.max_sites > MAX_TRIMMED_SITES:
+        raise ConfigError(
+            f'run.max_sites = {settings.max_sites} with sync.robust = "trim": choose at most {MAX_TRIMMED_SITES}, or '
+            '"clip"'
+        )
     _validate_outer(settings.outer)
     _validate_model(settings.model, settings.trainer)
     _validate_sync(settings.sync)
-
-
-def _check_values(section: str, settings: Any) -> None:
-    """Each for itself."""
-    for item in fields(settings):
-        value, key = getattr(settings, item.name), f"{section}.{item.name}"
-        if is_dataclass(value):
-            _check_values(item.name, value)
-        if "range" in item.metadata:
-            low, high, open_low, open_high = item.metadata["range"]
-            if not (low <= value <= high) or (open_low and value == low) or (open_high and value == high):
-                lower = f"more than {low}" if open_low else f"at least {low}"
-                upper = f"less than {high}" if open_high else f"at most {high}"
-                raise ConfigError(f"{key} = {value}: must be {lower} and {upper}")
-        if value not in (known := item.metadata.get("choices", (value,))):
-            raise ConfigError(f'{key} = "{value}"; {nearest(value, known)}')
 
 
 def _validate_model(model: ModelSettings, trainer: TrainerSettings) -> None:
@@ -339,6 +329,15 @@ def _validate_sync(sync: SyncSettings) -> None:
             f'sync.mean_over = "{sync.mean_over}" with codec {sync.codec_up}, which sends every element: choose '
             f'"senders", or codec {SPARSE[0]}'
         )
+    if sync.robust == "trim" and sync.codec_up in SPARSE:
+        raise ConfigError(
+            f'sync.robust = "trim" with codec {sync.codec_up}, which sends few elements: choose "clip", or another '
+            "codec"
+        )
+    if sync.robust != "trim" and sync.trim != 1:
+        raise ConfigError(
+            f'sync.trim = {sync.trim} with sync.robust = "{sync.robust}", which cuts nothing: choose "trim"'
+        )
     if sync.error_feedback and sync.codec_up == "fp32":
         raise ConfigError(
             f"sync.error_feedback = {sync.error_feedback} with codec fp32, which loses nothing: choose 0, or another "
@@ -360,7 +359,7 @@ WITHDRAWN = {"sync.zstd_level": "zstd is a property of the codec"}
 CAPABILITIES = frozenset([
     *(f"codec {name}" for name in CODECS), *(f"outer optimizer {name}" for name in OUTER_OPTIMIZERS), "zstd",
     "a codec for each direction", "mean over all", "error feedback", "overlap", "merge mix", "fragments",
-    "syncs in flight", "outer schedules",
+    "syncs in flight", "outer schedules", "clipped averages", "trimmed averages",
 ])  # fmt: skip
 """What a run may need of whoever takes part, by name, and this version can do."""
 MAX_NEEDS = 256
@@ -379,6 +378,8 @@ def needs_of(settings: RunSettings) -> list[str]:
         "merge mix": sync.merge == "mix",
         "fragments": sync.fragments > 1,
         "syncs in flight": sync.most_in_flight > 1,
+        "clipped averages": sync.robust == "clip",
+        "trimmed averages": sync.robust == "trim",
         "outer schedules": any((outer.warmup, outer.decay, outer.momentum_warmup, outer.momentum_decay)),
     }
     codecs = [sync.codec_up] if is_sparse else dict.fromkeys((sync.codec_up, sync.codec_down))

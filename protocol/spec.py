@@ -42,6 +42,15 @@ class Way:
     """Codec of payloads."""
     contribution: Contribution
     aggregation: Aggregation
+    robust: str = "off"
+    clip: float = 0.0
+    """Times the median norm: what is above that stands out, unless `robust` is off."""
+    trim: int = 0
+
+    @property
+    def clipped(self) -> float:
+        """Times the median norm, at which contributions are clipped; 0: they are not."""
+        return self.clip if self.robust == "clip" else 0.0
 
     def codec_in(self, data: Data, codec: str) -> str:
         """Of `data`, which must be `codec`, unless it may say that nothing has changed. Raises InvalidMessage if it
@@ -90,6 +99,9 @@ def spec_of(settings: SyncSettings, base_commit: int, fragment: int) -> Spec:
             down=settings.codec_down,
             contribution=Contribution.DELTA,
             aggregation=aggregation,
+            robust=settings.robust,
+            clip=settings.clip,
+            trim=settings.trim if settings.robust == "trim" else 0,
         )
     )
 

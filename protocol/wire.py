@@ -128,6 +128,8 @@ def from_proto(cls: type[T], message: Message) -> T:
                 raise InvalidMessage(f"{where}: unknown value {raw}") from None
         elif item.many:
             values[item.name] = tuple(raw)
+            if item.kind == "float" and not all(map(math.isfinite, raw)):
+                raise InvalidMessage(f"{where}: not finite numbers")
         else:
             if item.kind == "float" and not math.isfinite(raw):
                 raise InvalidMessage(f"{where}: not a finite number")

@@ -21,6 +21,7 @@ from atoll.coordinator.core.sync.decision import Wait
 from atoll.coordinator.core.sync.exclusions import Kind, LeftOut
 from atoll.coordinator.core.sync.link_health import Trouble
 from atoll.coordinator.core.sync.links import Links
+from atoll.coordinator.core.sync.norms import Norms
 from atoll.coordinator.core.sync.pace import Pace
 from atoll.coordinator.core.sync.resting import Resting
 from atoll.coordinator.core.sync.stragglers import Stragglers
@@ -89,6 +90,7 @@ class Run:
         self.left_out = LeftOut(excluded, self.log.records, settings.sync.all_fragments)
         self._leave_out_again(excluded)
         self.stragglers = Stragglers()
+        self.norms = Norms()
         self.going_back: GoingBack | None = None
         self.reads_commits = False  # older ones than the log has are being read from the store
         self.waits: tuple[Wait, ...] = ()  # what is waited for; the first one with a reason is shown

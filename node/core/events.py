@@ -9,7 +9,7 @@ from atoll.node.core.ranks.pieces import SitePieces
 from atoll.node.local_protocol import Said
 from atoll.protocol.errors import WorkerError
 from atoll.protocol.layout import Manifest
-from atoll.protocol.messages import CoordinatorMessage, LinkUse, Plan, SiteMessage
+from atoll.protocol.messages import Averaged, CoordinatorMessage, LinkUse, Plan, SiteMessage
 
 Outlying = tuple[int, float, float]
 """Whose contribution, its norm, and its limit."""
@@ -282,6 +282,7 @@ class ExchangeFinished:
     stood_out: Outlying | None = None
     """Of the contributions that were averaged here, the one that was nearest to its limit."""
     links: tuple[LinkUse, ...] = ()
+    averaged: Averaged | None = None
 
 
 @dataclass(frozen=True, slots=True)

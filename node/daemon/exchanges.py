@@ -88,5 +88,5 @@ class Exchanges:
             self._shell.handle(e.ExchangeBroken(plan, error))
             return
         self._shell.observer.exchange_s = loop.time() - started
-        said = result.tokens, result.stood_out, result.links
+        said = result.tokens, result.stood_out, result.links, result.averaged
         self._shell.handle(e.ExchangeFinished(plan, result.payload_digest, *said))

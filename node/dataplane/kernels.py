@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from atoll.node.dataplane.trimming import trimmed
 from atoll.protocol.codecs import golden
 from atoll.protocol.codecs.jit import compile_all, f32, f32_in, f32_out, kernel
 from atoll.protocol.digest import Digest
@@ -44,7 +45,7 @@ def round_to_bf16(values: Any, out: Any) -> None:
 
 def warm_up() -> None:
     """Compiles every kernel, or loads it from the cache. Safe from any thread."""
-    compile_all((sgd, nesterov, round_to_bf16))
+    compile_all((sgd, nesterov, round_to_bf16, trimmed))
 
 
 _RESULTS = {

@@ -4,7 +4,7 @@ arrives. Called by the exchange from several threads at once."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,22 +12,33 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from atoll.node.dataplane.averaged import Figures, Sample
 from atoll.node.dataplane.bases import base_of
 from atoll.node.dataplane.blocks import gathered
 from atoll.node.dataplane.error_feedback import ErrorFeedback
 from atoll.node.dataplane.outer_state import OuterState, PinnedChunk
 from atoll.node.dataplane.outliers import LARGEST_AVERAGE, LARGEST_CONTRIBUTION, Outlier, above, limits
 from atoll.node.dataplane.store_files import Bytes
+from atoll.node.dataplane.trimming import trimmed_mean
+from atoll.protocol import clipping
 from atoll.protocol.codecs import arithmetic, bundles, kernels, scratch, unchanged
 from atoll.protocol.codecs.table import UNCHANGED
 from atoll.protocol.errors import AverageError, InvalidMessage, NonFiniteError, StateError
 from atoll.protocol.layout import DTYPE_BYTES, Chunk, Layout, Role
+from atoll.protocol.messages import Averaged
 from atoll.protocol.plans import payload_hash
 from atoll.protocol.spec import Aggregation, Contribution, Spec
 
 Floats = npt.NDArray[np.float32]
+Contributions = Sequence[tuple[int, bytes | Callable[[], bytes]]]
+"""Tokens, and what is encoded or reads it."""
 
 _LARGEST = np.finfo(np.float32).max
+
+
+def _once() -> Iterator[bool]:
+    """True at the first `next`, of whatever thread."""
+    return iter((True,))
 
 
 @dataclass(eq=False)
@@ -52,6 +63,9 @@ class SyncData:
     """Those that travel."""
     _nearest: list[tuple[float, Outlier]] = field(default_factory=list, init=False)
     """Of each chunk that was averaged, by share of the limit."""
+    _figures: Figures = field(default_factory=Figures, init=False)
+    _is_first_sent: Iterator[bool] = field(default_factory=_once, init=False)
+    _is_first_averaged: Iterator[bool] = field(default_factory=_once, init=False)
     _sent: dict[int, bytes] = field(default_factory=dict, init=False)
     """Of contributions that are bundled, their hashes."""
 
@@ -88,7 +102,12 @@ class SyncData:
         with self.outer.pinned(chunk) as record:
             base = base_of(record.values, self.dtypes[self.layout.name_of(chunk)])
             with self._error(chunk) as error:
-                return self._encode(spec, base, values, error)
+                sent = self._encode(spec, base, values, error)
+                if way.robust != "off" and next(self._is_first_sent, False):
+                    lost = scratch.floats("lost", spec.num_elements)
+                    whole = self._lost(spec, sent, base, values, error, lost)
+                    self._figures.codec_error = arithmetic.norm(lost) / whole if whole else 0.0
+                return sent
 
     def left_over(self, chunk: int, out: Floats) -> float:
         """What the codec loses of this site's contribution to a trainable chunk: `a - decode(encode(a))`; the norm of
@@ -99,10 +118,15 @@ class SyncData:
             if record.version > self.base_commit:
                 raise StateError(f"chunk {chunk} is at commit {record.version} already, and its base is gone")
             base = base_of(record.values, self.dtypes[self.layout.name_of(chunk)])
-            sent = self._encode(spec, base, local, error)
-            np.subtract(base, local, out=out)
-            if error.size:
-                out += self._beta * error
+            return self._lost(spec, self._encode(spec, base, local, error), base, local, error, out)
+
+    def _lost(  # noqa: PLR0917
+        self, spec: Chunk, sent: bytes, base: Floats, local: Floats, error: Floats, out: Floats
+    ) -> float:
+        """`out := a - decode(sent)`, where `a` is what was encoded; the norm of `a`."""
+        np.subtract(base, local, out=out)
+        if error.size:
+            out += self._beta * error
         norm = arithmetic.norm(out)
         decoded = scratch.floats("sent", spec.num_elements)
         kernels.decode(sent, self.travels.of(spec.role).up, spec.num_elements, decoded)
@@ -155,7 +179,7 @@ class SyncData:
         except InvalidMessage as error:
             raise InvalidMessage(f"chunk {spec.index} of {self.layout.name_of(spec.index)!r}: {error}") from None
 
-    def reduce(self, chunk: int, contributions: Sequence[tuple[int, bytes | Callable[[], bytes]]]) -> bytes:
+    def reduce(self, chunk: int, contributions: Contributions) -> bytes:
         """The payload: the average of (tokens, encoded contribution) in the order of site ids, encoded once.
 
         `avg = 0 + w_0*v_0 + w_1*v_1 + ...` with `w_i = fp32(tokens_i / sum)`. For BUFFER_LOWEST the first
@@ -178,29 +202,81 @@ class SyncData:
         average = scratch.floats("average", spec.num_elements)
         average.fill(0)
         add = self._add_buffer if way.contribution is Contribution.VALUE else self._add_difference
+        weights = [tokens / total for tokens, _ in contributions]
         norms: list[float | None] = []  # None: unchanged
-        for tokens, read in contributions:
-            norms.append(add(spec, _read(read), np.float32(tokens / total), average))
+        for (_, read), weight in zip(contributions, weights, strict=True):
+            norms.append(add(spec, _read(read), np.float32(weight), average))
         if all(norm is None for norm in norms):
             return unchanged(spec.num_elements, "F32")
         self._refuse_outliers(spec, [norm or 0.0 for norm in norms])
+        if way.contribution is Contribution.DELTA:
+            self._make_robust(spec, contributions, weights, [norm or 0.0 for norm in norms], average)
         if way.contribution is Contribution.VALUE and (None not in norms or self._is_base_finite(spec)):
             # A mean of finite values is finite: what is beyond is the rounding of weights and sums.
             np.clip(average, -_LARGEST, _LARGEST, out=average)
         try:
-            return kernels.encode(way.down, average)
+            payload = kernels.encode(way.down, average)
         except NonFiniteError as error:
             name = self.layout.name_of(chunk)
             raise AverageError(f"the average of {_place(name, spec)}: {error}", name) from None
+        self._look_at(spec, contributions, payload)
+        return payload
 
-    def _bundle(self, spec: Chunk, contributions: Sequence[tuple[int, bytes | Callable[[], bytes]]]) -> bytes:
-        """What all sites average as they apply it. A contribution is looked at here as one that is averaged."""
-        parts = [_read(read) for _, read in contributions]
-        up = self.travels.of(spec.role).up
-        norms = [kernels.norm_of(part, up, spec.num_elements) for part in parts]
+    def _bundle(self, spec: Chunk, contributions: Contributions) -> bytes:
+        """What all sites average, and clip, as they apply it. A contribution is looked at here as one that is
+        averaged."""
+        parts, way = [_read(read) for _, read in contributions], self.travels.of(spec.role)
+        norms = [kernels.norm_of(part, way.up, spec.num_elements) for part in parts]
         self._refuse_outliers(spec, norms)
-        over_all = self.travels.of(spec.role).aggregation is Aggregation.BUNDLE_OVER_ALL
-        return bundles.join(spec.num_elements, parts, over_all=over_all)
+        if way.robust != "off":
+            self._figures.note(norms, clipping.factors(norms, way.clip))
+        over_all = way.aggregation is Aggregation.BUNDLE_OVER_ALL
+        payload = bundles.join(spec.num_elements, parts, over_all=over_all, clip=way.clipped)
+        self._look_at(spec, contributions, payload)
+        return payload
+
+    def _make_robust(
+        self, spec: Chunk, contributions: Contributions, weights: list[float], norms: list[float], average: Floats
+    ) -> None:
+        """Changes the average where contributions are clipped or trimmed."""
+        way = self.travels.of(spec.role)
+        if way.robust == "off":
+            return
+        factors = clipping.factors(norms, way.clip)
+        self._figures.note(norms, factors)
+        if way.trim:
+            values = scratch.floats("contributions", len(weights) * spec.num_elements).reshape(len(weights), -1)
+            for row, (_, read) in zip(values, contributions, strict=True):
+                kernels.decode(_read(read), way.up, spec.num_elements, row)
+            trimmed_mean(values, weights, way.trim, average)
+        elif way.clipped and min(factors) < 1:
+            average.fill(0)
+            for (_, read), weight, factor in zip(contributions, weights, factors, strict=True):
+                self._add_difference(spec, _read(read), np.float32(weight * factor), average)
+
+    def _look_at(self, spec: Chunk, contributions: Contributions, payload: bytes) -> None:
+        """At the first trainable chunk that is averaged, closer."""
+        way = self.travels.of(spec.role)
+        if way.robust == "off" or spec.role is not Role.TRAINABLE or not next(self._is_first_averaged, False):
+            return
+        average, value = (scratch.floats(name, spec.num_elements) for name in ("sampled", "value"))
+        kernels.decode(payload, way.down, spec.num_elements, average, tokens=[tokens for tokens, _ in contributions])
+        cosines, norms = [], []
+        for _, read in contributions:
+            kernels.decode(_read(read), way.up, spec.num_elements, value)
+            cosines.append(arithmetic.cosine(value, average))
+            norms.append(arithmetic.norm(value))
+        last = self._last_average(spec)
+        of_mean = math.fsum(norms) / len(norms)
+        self._figures.sample = Sample(
+            cosines=tuple(cosines),
+            average_share=arithmetic.norm(average) / of_mean if of_mean else 0.0,
+            last_cosine=0.0 if last is None else arithmetic.cosine(average, last),
+        )
+
+    def averaged(self) -> Averaged | None:
+        """What is said of all that was averaged here; None if nothing is."""
+        return self._figures.as_message()
 
     def _add_difference(self, spec: Chunk, data: bytes, weight: np.float32, average: Floats) -> float:
         """`average += weight * contribution`; the norm of the contribution."""
@@ -251,13 +327,17 @@ class SyncData:
 
     def _last_norm(self, spec: Chunk) -> float:
         """Of the last average; 0 if it is not known."""
+        last = self._last_average(spec)
+        return 0.0 if last is None else arithmetic.norm(last)
+
+    def _last_average(self, spec: Chunk) -> Floats | None:
         found = self.last_payload(spec.index)
         if found is None:
-            return 0.0
+            return None
         payload, tokens = found
         last = scratch.floats("last", spec.num_elements)
         kernels.decode(payload, self.travels.of(spec.role).down, spec.num_elements, last, tokens=tokens)
-        return arithmetic.norm(last)
+        return last
 
     def check_payload(
         self, chunk: int, data: bytes | bytearray | memoryview, num_contributors: int, place: int | None = None
@@ -272,10 +352,10 @@ class SyncData:
             return
         bundle = bundles.split(data, spec.num_elements, num_contributors)  # before what they hold is looked at
         found = Aggregation.BUNDLE_OVER_ALL if bundle.over_all else Aggregation.BUNDLE
-        if (bundle.codec, found) != (way.up, way.aggregation):
+        if (bundle.codec, found, bundle.clip) != (way.up, way.aggregation, way.clipped):
             raise InvalidMessage(
-                f"chunk {chunk}: a bundle of codec {bundle.codec}, averaged {found.value}; codec {way.up} is expected, "
-                f"{way.aggregation.value}"
+                f"chunk {chunk}: a bundle of codec {bundle.codec}, averaged {found.value}, clipped at {bundle.clip}; "
+                f"codec {way.up} is expected, {way.aggregation.value}, {way.clipped}"
             )
         if place is not None and payload_hash(bundle.contributions[place]) != self._sent_hash(chunk):
             raise InvalidMessage(f"chunk {chunk}: a bundle in which this site's contribution is another one")

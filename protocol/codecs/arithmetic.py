@@ -71,17 +71,17 @@ def largest(values: Any) -> Any:
     return top
 
 
-@kernel(f32_in)
-def _square_sum(values: Any) -> Any:
+@kernel(f32_in, f32_in)
+def _dot(x: Any, y: Any) -> Any:
     a = b = c = d = np.float64(0.0)  # in binary64, where no fp32 overflows; four chains of additions beside each other
-    whole = values.size - values.size % 4
+    whole = x.size - x.size % 4
     for i in range(0, whole, 4):
-        a += np.float64(values[i]) * np.float64(values[i])
-        b += np.float64(values[i + 1]) * np.float64(values[i + 1])
-        c += np.float64(values[i + 2]) * np.float64(values[i + 2])
-        d += np.float64(values[i + 3]) * np.float64(values[i + 3])
-    for i in range(whole, values.size):
-        a += np.float64(values[i]) * np.float64(values[i])
+        a += np.float64(x[i]) * np.float64(y[i])
+        b += np.float64(x[i + 1]) * np.float64(y[i + 1])
+        c += np.float64(x[i + 2]) * np.float64(y[i + 2])
+        d += np.float64(x[i + 3]) * np.float64(y[i + 3])
+    for i in range(whole, x.size):
+        a += np.float64(x[i]) * np.float64(y[i])
     return a + b + c + d
 
 
@@ -92,7 +92,7 @@ def _over_weights(weights: Any, acc: Any) -> None:
             acc[i] = acc[i] / weights[i]
 
 
-KERNELS = (_add, largest, _square_sum, _over_weights)
+KERNELS = (_add, largest, _dot, _over_weights)
 
 
 def add(values: Floats, weight: np.float32, acc: Floats) -> None:
@@ -107,7 +107,13 @@ def add_with_norm(values: Floats, weight: np.float32, acc: Floats) -> float:
 
 def norm(values: Floats) -> float:
     """The root of the sum of squares. A measure, not the same bits everywhere."""
-    return math.sqrt(_square_sum(values))
+    return math.sqrt(_dot(values, values))
+
+
+def cosine(x: Floats, y: Floats) -> float:
+    """Of the angle between them; 0 where one of them is zero."""
+    norms = norm(x) * norm(y)
+    return float(_dot(x, y)) / norms if norms else 0.0
 
 
 def over_weights(weights: Floats, acc: Floats) -> None:

@@ -91,13 +91,21 @@ def _dct1_pack(  # noqa: PLR0917
     return True
 
 
-@kernel(f32_in, u8_in, u8_in, types.int64, types.int64, f32, f32_out, f32_out)
+@kernel(f32_in, u8_in, u8_in, types.int64, types.int64, f32, f32, f32_out, f32_out)
 def _dct1_scatter(  # noqa: PLR0917
-    scales: Any, entries: Any, buckets: Any, num_elements: Any, columns: Any, weight: Any, acc: Any, weights: Any
+    scales: Any,
+    entries: Any,
+    buckets: Any,
+    num_elements: Any,
+    columns: Any,
+    weight: Any,
+    of_site: Any,
+    acc: Any,
+    weights: Any,
 ) -> Any:
-    """Values of the transform, in the order of segments. The sum of their squares, a measure; -1 if an entry has no
-    such place; those before it count."""
-    squares = np.float64(0.0)
+    """Values of the transform, in the order of segments. The sum of their squares, one after the other; -1 if an entry
+    has no such place; those before it count."""
+    squares, num_values = np.float64(0.0), (num_elements + EDGE - 1) // EDGE * EDGE
     for index in range(scales.size):
         first = index * _ROOM
         room = min(_ROOM, entries.size - first)
@@ -109,12 +117,13 @@ def _dct1_scatter(  # noqa: PLR0917
                 number += 1
                 at = (first + bucket) * np.int64(128) + np.int64(byte & np.uint8(127))
                 value = -scales[index] if byte & np.uint8(128) else scales[index]
-                if at >= acc.size:
+                if at >= num_values:
                     return np.float64(-1.0)
-                acc[at] = acc[at] + weight * value
+                if acc.size:
+                    acc[at] = acc[at] + weight * value
                 squares += np.float64(value) * np.float64(value)
                 if weights.size:
-                    weights[at] = weights[at] + weight
+                    weights[at] = weights[at] + of_site
             else:
                 bucket += 1
     return squares
@@ -164,5 +173,5 @@ ARITHMETIC = arithmetic_of(
     _dct1_scatter,
     kernels=(_dct1_pack, _dct1_scatter, _dct1_inverse),
     finish=_finish,
-    golden="d9a48443cb2d02611a655568623229cd9902977d48b51be58c996e3224825bb5",
+    golden="72b6573c3cc7d316c4109a85be62fe1306560facde955873f86473870509143b",
 )

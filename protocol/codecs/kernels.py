@@ -47,6 +47,7 @@ from atoll.protocol.layout import DTYPE_BYTES
 ARITHMETIC: dict[str, Arithmetic] = {
     name: import_module(f"atoll.protocol.codecs.{name}").ARITHMETIC for name in (*DENSE, "raw")
 }
+_WHOLE = bundles.Weight(1.0, 1.0)
 SPARSE_ARITHMETIC: dict[str, SparseArithmetic] = {
     name: import_module(f"atoll.protocol.codecs.{name}").ARITHMETIC for name in SPARSE
 }
@@ -153,11 +154,12 @@ def decode(
     """
     if codec == BUNDLE:
         bundle = bundles.split(data, num_elements)
-        _sum_of(bundle.codec, bundle.columns, bundle.weighed(tokens), out, over_all=bundle.over_all)
+        weighed = bundle.weighed(tokens, lambda part: norm_of(part, bundle.codec, num_elements))
+        _sum_of(bundle.codec, bundle.columns, weighed, out, over_all=bundle.over_all)
         return
     header = parse_header(data, codec=codec, num_elements=num_elements, dtype=dtype)
     if codec in SPARSE_ARITHMETIC:
-        _sum_of(codec, header.columns, [(1.0, data)], out, over_all=True)
+        _sum_of(codec, header.columns, [(_WHOLE, data)], out, over_all=True)
     else:
         ARITHMETIC[codec].decode(_body(data, header), out)
 
@@ -174,12 +176,14 @@ def accumulate(data: Data, codec: str, weight: np.float32, acc: Floats) -> float
 
 
 def norm_of(data: Data, codec: str, num_elements: int) -> float:
-    """Of the values of a codec that carries some of them, as `accumulate` tells it. Raises InvalidMessage."""
+    """Of the values of a codec that carries some of them: the same bits everywhere. Raises InvalidMessage."""
     header = parse_header(data, codec=codec, num_elements=num_elements)
-    return _scatter(header, data, ONE, _room("sums", codec, num_elements), NOTHING)
+    return _scatter(header, data, _WHOLE, NOTHING, NOTHING)
 
 
-def _sum_of(codec: str, columns: int, parts: Sequence[tuple[float, Data]], out: Floats, *, over_all: bool) -> None:
+def _sum_of(
+    codec: str, columns: int, parts: Sequence[tuple[bundles.Weight, Data]], out: Floats, *, over_all: bool
+) -> None:
     """Of contributions, each with its weight: their sum, or where there is one of them, that over the weights."""
     finish = SPARSE_ARITHMETIC[codec].finish
     summed = out if finish is None else _room("sums", codec, out.size)
@@ -188,7 +192,7 @@ def _sum_of(codec: str, columns: int, parts: Sequence[tuple[float, Data]], out: 
         array.fill(0)
     for weight, part in parts:
         header = parse_header(part, codec=codec, num_elements=out.size)
-        _scatter(header, part, np.float32(weight), summed, weights)
+        _scatter(header, part, weight, summed, weights)
     if not over_all:
         over_weights(weights, summed)
     if finish is not None:
@@ -201,9 +205,10 @@ def _room(purpose: str, codec: str, num_elements: int) -> Floats:
     return scratch.floats(purpose, sparse.num_values(num_elements))
 
 
-def _scatter(header: EncodedHeader, data: Data, weight: np.float32, acc: Floats, weights: Floats) -> float:
+def _scatter(header: EncodedHeader, data: Data, weight: bundles.Weight, acc: Floats, weights: Floats) -> float:
+    both = np.float32(weight.of_values), np.float32(weight.of_site)
     body, arithmetic = _body(data, header), SPARSE_ARITHMETIC[header.codec]
-    return arithmetic.scatter(body, header.num_elements, header.columns, weight, acc, weights)
+    return arithmetic.scatter(body, header.num_elements, header.columns, *both, acc, weights)
 
 
 # --- self-test
@@ -236,7 +241,8 @@ def results(codec: str) -> Digest:
         plain = partial(encode, codec, zstd_level=0)  # what zstd makes of it may differ from version to version
         data = plain(values, minus=minus)
         if is_sparse:
-            _scatter(parse_header(data, codec=codec, num_elements=values.size), data, _WEIGHT, acc, NOTHING)
+            header, third = parse_header(data, codec=codec, num_elements=values.size), bundles.Weight(1 / 3, 1 / 3)
+            _scatter(header, data, third, acc, NOTHING)
         else:
             accumulate(data, codec, _WEIGHT, acc)
         found.data(data).data(acc.tobytes()).data(plain(values, minus=minus, error=error, beta=_BETA))
@@ -247,4 +253,7 @@ def results(codec: str) -> Digest:
             parts = [plain(values, width=_TILED_COLUMNS), plain(error, width=_TILED_COLUMNS)]
             decode(bundles.join(values.size, parts, over_all=False), BUNDLE, values.size, decoded, tokens=(3, 1))
             found.data(parts[0]).data(decoded.tobytes())
+            clipped = bundles.join(values.size, [*parts, plain(minus, width=_TILED_COLUMNS)], over_all=False, clip=1.0)
+            decode(clipped, BUNDLE, values.size, decoded, tokens=(3, 1, 2))
+            found.data(decoded.tobytes())
     return found

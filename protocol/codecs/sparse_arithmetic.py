@@ -23,9 +23,10 @@ class SparseArithmetic:
 
     encode: Callable[[Terms, int, Bytes], bool]
     """As that of `Arithmetic`."""
-    scatter: Callable[[Bytes, int, int, np.float32, Floats, Floats], float]
-    """`acc = acc + weight * value` where there is one, and `weights = weights + weight`, unless that is empty; the norm
-    of the values. Raises InvalidMessage if there is no such place."""
+    scatter: Callable[[Bytes, int, int, np.float32, np.float32, Floats, Floats], float]
+    """With two weights, of the values and of their site: `acc = acc + weight * value` where there is one, and `weights
+    = weights + of_site`, but not where they are empty; the norm of the values, the same bits everywhere. Raises
+    InvalidMessage if there is no such place."""
     check: Callable[[Bytes, int, float], None]
     """As that of `Arithmetic`; InvalidMessage too if an entry has no place."""
     kernels: tuple[Kernel, ...]
@@ -51,9 +52,15 @@ def arithmetic_of(
         return bool(pack(*terms, columns, *split(body, terms.values.size)))
 
     def scatter(  # noqa: PLR0917
-        body: Bytes, num_elements: int, columns: int, weight: np.float32, acc: Floats, weights: Floats
+        body: Bytes,
+        num_elements: int,
+        columns: int,
+        weight: np.float32,
+        of_site: np.float32,
+        acc: Floats,
+        weights: Floats,
     ) -> float:
-        squares = scatter_kernel(*split(body, num_elements), num_elements, columns, weight, acc, weights)
+        squares = scatter_kernel(*split(body, num_elements), num_elements, columns, weight, of_site, acc, weights)
         if squares < 0:
             raise InvalidMessage(BEYOND)
         return math.sqrt(squares)

@@ -66,11 +66,20 @@ def _topk2_pack(  # noqa: PLR0917
     return True
 
 
-@kernel(f32_in, u8_in, u8_in, types.int64, types.int64, f32, f32_out, f32_out)
+@kernel(f32_in, u8_in, u8_in, types.int64, types.int64, f32, f32, f32_out, f32_out)
 def _topk2_scatter(  # noqa: PLR0917
-    scales: Any, entries: Any, buckets: Any, num_elements: Any, columns: Any, weight: Any, acc: Any, weights: Any
+    scales: Any,
+    entries: Any,
+    buckets: Any,
+    num_elements: Any,
+    columns: Any,
+    weight: Any,
+    of_site: Any,
+    acc: Any,
+    weights: Any,
 ) -> Any:
-    """The sum of the values' squares, which is a measure; -1 if an entry has no such element; those before it count."""
+    """The sum of the values' squares, one after the other; -1 if an entry has no such element, those before it
+    count."""
     squares = np.float64(0.0)
     for index in range(scales.size // 2):
         first = index * _ROOM
@@ -87,10 +96,11 @@ def _topk2_scatter(  # noqa: PLR0917
                 value = -level if byte & np.uint8(128) else level
                 if at >= num_elements:
                     return np.float64(-1.0)
-                acc[at] = acc[at] + weight * value
+                if acc.size:
+                    acc[at] = acc[at] + weight * value
                 squares += np.float64(value) * np.float64(value)
                 if weights.size:
-                    weights[at] = weights[at] + weight
+                    weights[at] = weights[at] + of_site
             else:
                 segment += 1
                 if segment < room:
@@ -103,5 +113,5 @@ ARITHMETIC = arithmetic_of(
     _topk2_pack,
     _topk2_scatter,
     kernels=(_topk2_pack, _topk2_scatter),
-    golden="2f158798f9e3f09736572e8fd8c18b7465fe6219510090e7172871fe2db19b4e",
+    golden="673a46c1db9f63bc30e0778fc6cdcad5e3a864d26cec0ee46178449cefe1af06",
 )

@@ -705,6 +705,7 @@ class Done(_message.Message):
     TOKENS_FIELD_NUMBER: _builtins.int
     STOOD_OUT_FIELD_NUMBER: _builtins.int
     LINKS_FIELD_NUMBER: _builtins.int
+    AVERAGED_FIELD_NUMBER: _builtins.int
     sync: _builtins.int
     attempt: _builtins.int
     term: _builtins.int
@@ -725,6 +726,10 @@ class Done(_message.Message):
     def links(self) -> _containers.RepeatedCompositeFieldContainer[Global___LinkUse]:
         """of the peers from which chunks came, those for which it took longest: at most 32"""
 
+    @_builtins.property
+    def averaged(self) -> Global___Averaged:
+        """without it: nothing of trainable tensors, or nothing is said of it"""
+
     def __init__(
         self,
         *,
@@ -737,14 +742,66 @@ class Done(_message.Message):
         tokens: _abc.Iterable[_builtins.int] | None = ...,
         stood_out: Global___Outlier | None = ...,
         links: _abc.Iterable[Global___LinkUse] | None = ...,
+        averaged: Global___Averaged | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["stood_out", b"stood_out"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["averaged", b"averaged", "stood_out", b"stood_out"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "last_commit", b"last_commit", "links", b"links", "payload_digest", b"payload_digest", "state_hash", b"state_hash", "stood_out", b"stood_out", "sync", b"sync", "term", b"term", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "averaged", b"averaged", "last_commit", b"last_commit", "links", b"links", "payload_digest", b"payload_digest", "state_hash", b"state_hash", "stood_out", b"stood_out", "sync", b"sync", "term", b"term", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Done: _TypeAlias = Done  # noqa: Y015
+
+@_typing.final
+class Averaged(_message.Message):
+    """Of the chunks of trainable tensors that were averaged here, each contributor in the plan's order. For people to look at."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUM_CHUNKS_FIELD_NUMBER: _builtins.int
+    NORMS_FIELD_NUMBER: _builtins.int
+    NUM_HIGH_FIELD_NUMBER: _builtins.int
+    COSINES_FIELD_NUMBER: _builtins.int
+    AVERAGE_SHARE_FIELD_NUMBER: _builtins.int
+    LAST_COSINE_FIELD_NUMBER: _builtins.int
+    CODEC_ERROR_FIELD_NUMBER: _builtins.int
+    num_chunks: _builtins.int
+    average_share: _builtins.float
+    """in that chunk: the average's norm over the mean of the contributions'"""
+    last_cosine: _builtins.float
+    """in that chunk: of the average to the one before; 0 if that is not known"""
+    codec_error: _builtins.float
+    """in that chunk: what the codec loses of this site's contribution, relative to it"""
+    @_builtins.property
+    def norms(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """of what it contributed to these chunks"""
+
+    @_builtins.property
+    def num_high(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """of these chunks, those in which its norm was more than `sync.clip` times the median"""
+
+    @_builtins.property
+    def cosines(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """of what it contributed to the average, in one of the chunks"""
+
+    def __init__(
+        self,
+        *,
+        num_chunks: _builtins.int = ...,
+        norms: _abc.Iterable[_builtins.float] | None = ...,
+        num_high: _abc.Iterable[_builtins.int] | None = ...,
+        cosines: _abc.Iterable[_builtins.float] | None = ...,
+        average_share: _builtins.float = ...,
+        last_cosine: _builtins.float = ...,
+        codec_error: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["average_share", b"average_share", "codec_error", b"codec_error", "cosines", b"cosines", "last_cosine", b"last_cosine", "norms", b"norms", "num_chunks", b"num_chunks", "num_high", b"num_high"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Averaged: _TypeAlias = Averaged  # noqa: Y015
 
 @_typing.final
 class LinkUse(_message.Message):

@@ -217,13 +217,29 @@ def finished(codec: str, values: Floats, num_elements: int, columns: int = 64) -
     return out
 
 
-def average_of(parts: list[Sent], tokens: list[int], *, over_all: bool) -> Floats:
+def norm_of(values: Floats) -> float:
+    """The squares are added one after the other, in binary64."""
+    exact = values[values != 0].astype(np.float64)
+    return float(np.sqrt(np.cumsum(exact * exact)[-1])) if exact.size else 0.0
+
+
+def clipped(norms: list[float], clip: float) -> list[float]:
+    """What each is multiplied with, so that none is above `clip` times the median; 0: nothing is done."""
+    moved = [norm for norm in norms if norm > 0]
+    if not clip or len(moved) < 3:
+        return [1.0] * len(norms)
+    limit = clip * float(np.median(moved))
+    return [limit / norm if norm > limit else 1.0 for norm in norms]
+
+
+def average_of(parts: list[Sent], tokens: list[int], *, over_all: bool, clip: float = 0.0) -> Floats:
     """Over the sites that sent a value, or over all."""
     summed = sum(tokens)
     average, weights = np.zeros_like(parts[0][0]), np.zeros_like(parts[0][0])
-    for (values, is_sent), count in zip(parts, tokens, strict=True):
-        weight = np.float32(count / summed)
-        average[is_sent] = average[is_sent] + weight * values[is_sent]
+    factors = clipped([norm_of(values) for values, _ in parts], clip)
+    for (values, is_sent), count, factor in zip(parts, tokens, factors, strict=True):
+        weight, of_values = np.float32(count / summed), np.float32(count / summed * factor)
+        average[is_sent] = average[is_sent] + of_values * values[is_sent]
         weights[is_sent] = weights[is_sent] + weight
     if not over_all:
         average[weights > 0] /= weights[weights > 0]

@@ -196,6 +196,14 @@ def _following(run: Run, base: int, before: m.Open, reached: tuple[int, int, flo
     return replace(following, resting=_sitting_out(run, following.sync, at_base))
 
 
+def norm_in_words(run: Run, site: Site) -> str:
+    """Of a site that is named."""
+    sync = run.settings.sync
+    what = {"clip": "is clipped", "trim": "counts where it is not cut", "warn": "counts in full"}[sync.robust]
+    times = f"{run.norms.high_in_a_row(site.site_id)} times in a row"
+    return f"{site.label} contributed more than {sync.clip:g} times the median norm {times}: what it sends {what}"
+
+
 def commit(run: Run, sync: Sync, attempt: Attempt, payload_digest: bytes, stood_out: m.Outlier | None) -> None:
     """`payload_digest`: what every contributor that is still there reports."""
     sync.commit()
@@ -259,6 +267,8 @@ def commit(run: Run, sync: Sync, attempt: Attempt, payload_digest: bytes, stood_
             run.persist(contributor.record())
     waited_for = sync.expected - sync.late - set(sync.ready) - run.resting.turns(plan.sync)
     run.stragglers.note_commit(ids, waited_for)
+    for site_id in run.norms.note_commit(attempt):
+        run.report(logging.WARNING, norm_in_words(run, run.members.known(site_id)))
     _learn(run, sync, attempt)
     words = f", loss {record.median_loss:.4f}" if record.median_loss is not None else ""
     run.report(

@@ -46,6 +46,12 @@ class SiteView(Figures):
     """Syncs: 1, or more where its link is thin, and it rests in the others."""
     extra_s: float
     """By so much its link makes a sync longer in which it contributes, as far as that is known."""
+    norm: float | None
+    """Of its last contribution, as the reducers say; None if that is not known. So is the next one."""
+    cosine: float | None
+    """Of its last contribution to the average, in the chunks that were looked at closer."""
+    high_in_a_row: int
+    """Contributions in a row that stood out from the others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,6 +162,17 @@ class RunView:
     tokens: int
     sync_every: int
     codec: str
+    robust: str
+    """What becomes of contributions that stand out: off, warn, clip or trim."""
+    contribution_bytes: int
+    """The most that a site sends for one sync of the whole model; 0 before there is a model."""
+    average_share: float | None
+    """Of the last commit: the norm of the average over the mean of the contributions'; None if that is not known. So
+    are the next two."""
+    last_cosine: float | None
+    """Of the average to the one before: near 1 they go one way, and below 0 momentum is too high."""
+    codec_error: float | None
+    """What the codec loses of a contribution, relative to it."""
     num_parameters: int
     state_hash: str
     """Of the newest attested commit, hexadecimal."""
@@ -178,6 +195,8 @@ class RunView:
     """Why sites left for good."""
     excluded: tuple[str, ...]
     """The newest contributions that were left out of a sync, and why, ascending."""
+    stand_out: tuple[str, ...]
+    """Sites whose contributions are larger than the others' again and again, in words."""
     store_stuck_s: float = 0.0
     """How long the store has kept a decision waiting, all the rest being of before; the shell says it."""
     syncs: tuple[SyncView, ...]

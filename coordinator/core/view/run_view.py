@@ -48,7 +48,7 @@ def _state(run: Run) -> tuple[str, str]:
 def view_of(run: Run, now: float) -> RunView:
     """`now` is own time."""
     attested = run.log.newest_attested()
-    blind = reach.not_dialled_by(run)
+    blind, agreement = reach.not_dialled_by(run), run.norms.agreement
     return _view(
         RunView,
         (run, run.log, run.members, run.settings, run.settings.sync),
@@ -63,6 +63,13 @@ def view_of(run: Run, now: float) -> RunView:
         kept_out=tuple(f"{name}: {record.reason}" for name, record in sorted(run.kept_out.items())),
         errors=tuple(run.fatal_texts),
         excluded=tuple(record.reason for record in run.left_out.recent),
+        stand_out=tuple(
+            outcomes.norm_in_words(run, site) for site in run.members.live() if run.norms.is_named(site.site_id)
+        ),
+        contribution_bytes=run.chunk_sizes.total_bytes,
+        average_share=agreement.average_share if agreement else None,
+        last_cosine=agreement.last_cosine if agreement else None,
+        codec_error=agreement.codec_error if agreement else None,
         store_stuck_s=0.0,
         syncs=tuple(_sync_view(run, s) for s in sorted(run.lanes.values(), key=lambda s: s.open.run_step)),
         sites=tuple(_site_view(run, s, now, blind.get(s.site_id, ())) for s in _shown(run)),
@@ -103,6 +110,7 @@ def _site_view(run: Run, site: Site, now: float, not_dialled_by: tuple[str, ...]
     total_s = heartbeat.train_s + heartbeat.wait_s
     applied, state_hash = site.applied, site.state_hash
     kind, rest = _site_state(site)
+    norm = run.norms.of_sites.get(site.site_id)
     if site.standing is Standing.OUT and site.left_with is not None:
         applied, state_hash = site.left_with
     return _view(
@@ -123,6 +131,9 @@ def _site_view(run: Run, site: Site, now: float, not_dialled_by: tuple[str, ...]
         down_bytes_per_s=run.links.down_bytes_per_s(site.site_id),
         contributes_every=run.resting.every(site.site_id),
         extra_s=round(run.resting.extra_s(site.site_id), 3),
+        norm=norm.norm if norm else None,
+        cosine=norm.cosine if norm else None,
+        high_in_a_row=run.norms.high_in_a_row(site.site_id),
     )
 
 

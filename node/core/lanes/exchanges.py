@@ -193,6 +193,7 @@ def finished(ctx: Context, event: events.ExchangeFinished) -> None:
         tokens=event.tokens,
         stood_out=_outlier(event.stood_out) if event.stood_out is not None else None,
         links=event.links,
+        averaged=event.averaged,
     )
     _say(ctx, exchange, done)
     if not exchange.contributes and event.links:

@@ -20,7 +20,7 @@ from atoll.node.exchange.sync.upstream import Upstream
 from atoll.node.exchange.sync.weights import Weights
 from atoll.node.tasks import end
 from atoll.protocol.errors import NotYetError, PeerError, RefusedError
-from atoll.protocol.messages import LinkUse, Plan
+from atoll.protocol.messages import Averaged, LinkUse, Plan
 from atoll.protocol.plans import with_weights
 
 
@@ -32,6 +32,7 @@ class ExchangeResult:
     links: tuple[LinkUse, ...]
     stood_out: tuple[int, float, float] | None = None
     """Of the contributions that were averaged here, the site whose was nearest to its limit, its norm and the limit."""
+    averaged: Averaged | None = None
 
 
 @dataclass(eq=False, kw_only=True)
@@ -115,6 +116,7 @@ class Exchange:
             tokens=tokens,
             links=attempt.links.longest(),
             stood_out=self.reducer.stood_out(),
+            averaged=attempt.data.averaged(),
         )
 
     def _begin(self) -> tuple[list[Encoded], int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import struct
 from dataclasses import replace
 from typing import Any
 
@@ -80,14 +81,13 @@ def test_kernels_give_the_bits_of_the_reference(codec: str, size: int, seed: int
     out = np.full(size, 7, np.float32)
     kernels.decode(data, codec, size, out)
     assert (out == reference_codecs.finished(codec, sent, size, columns)).all()
-    assert math.isclose(
-        kernels.norm_of(data, codec, size), float(np.linalg.norm(sent.astype(np.float64))), rel_tol=1e-6
-    )
+    assert kernels.norm_of(data, codec, size) == reference_codecs.norm_of(sent)
     if codec == "dct1":
-        acc, weights, weight = sample(seed + 3, sent.size), sample(seed + 4, sent.size), np.float32(1 / 3)
-        wanted, added = np.where(is_sent, acc + weight * sent, acc), np.where(is_sent, weights + weight, weights)
+        acc, weights = sample(seed + 3, sent.size), sample(seed + 4, sent.size)
+        weight, of_site = np.float32(1 / 3), np.float32(1 / 7)
+        wanted, added = np.where(is_sent, acc + weight * sent, acc), np.where(is_sent, weights + of_site, weights)
         scatter = kernels.SPARSE_ARITHMETIC[codec].scatter
-        scatter(np.frombuffer(data, np.uint8, offset=HEADER_BYTES).copy(), size, columns, weight, acc, weights)
+        scatter(np.frombuffer(data, np.uint8, offset=HEADER_BYTES).copy(), size, columns, weight, of_site, acc, weights)
         assert acc.tobytes() == wanted.astype(np.float32).tobytes()
         assert weights.tobytes() == added.astype(np.float32).tobytes()
 
@@ -204,23 +204,27 @@ def test_a_chunk_is_only_as_wide_as_it_can_be(columns: int) -> None:
 # --- bundles
 
 
-def bundled(size: int, seed: int, number: int, *, over_all: bool, codec: str = "topk2") -> tuple[bytes, list[bytes]]:
-    parts = [kernels.encode(codec, sample(seed + i, size), width=WIDTHS[size]) for i in range(number)]
-    return bundles.join(size, parts, over_all=over_all), parts
+def bundled(
+    size: int, seed: int, number: int, *, over_all: bool, codec: str = "topk2", clip: float = 0.0
+) -> tuple[bytes, list[bytes]]:
+    """The second one stands out."""
+    factors = [np.float32(9 if i == 1 else 1) for i in range(number)]
+    parts = [kernels.encode(codec, f * sample(seed + i, size), width=WIDTHS[size]) for i, f in enumerate(factors)]
+    return bundles.join(size, parts, over_all=over_all, clip=clip), parts
 
 
 @settings(max_examples=60)
-@given(codecs, sizes, seeds, st.integers(1, 4), st.booleans(), st.data())
+@given(codecs, sizes, seeds, st.integers(1, 5), st.booleans(), st.sampled_from([0, 1, 1.5]), st.data())
 def test_a_bundle_is_averaged_as_the_reference_does(  # noqa: PLR0917
-    codec: str, size: int, seed: int, number: int, over_all: bool, data: st.DataObject
+    codec: str, size: int, seed: int, number: int, over_all: bool, clip: float, data: st.DataObject
 ) -> None:
     tokens = data.draw(st.lists(st.integers(1, 1 << 20), min_size=number, max_size=number))
-    bundle, parts = bundled(size, seed, number, over_all=over_all, codec=codec)
+    bundle, parts = bundled(size, seed, number, over_all=over_all, codec=codec, clip=clip)
     assert peek_codec(bundle) == BUNDLE
     assert len(bundle) == bundles.max_bundle_bytes(codec, size, number)
     kernels.check(bundle, BUNDLE, size)
     decoded = [reference_codecs.decode_sparse(codec, part[HEADER_BYTES:], size) for part in parts]
-    average = reference_codecs.average_of(decoded, tokens, over_all=over_all)
+    average = reference_codecs.average_of(decoded, tokens, over_all=over_all, clip=clip)
     expected = reference_codecs.finished(codec, average, size, columns_of(size))
     out = np.full(size, 7, np.float32)
     kernels.decode(bundle, BUNDLE, size, out, tokens=tokens)
@@ -253,14 +257,23 @@ def test_a_bundle_has_a_contribution_for_each_weight(tokens: tuple[int, ...]) ->
             average()
 
 
+SIZES = HEADER_BYTES + 8
+"""Where those of the contributions begin."""
+
+
+def clipped_at(bundle: bytes, clip: float) -> bytes:
+    return bundle[:HEADER_BYTES] + struct.pack("<d", clip) + bundle[SIZES:]
+
+
 def test_a_bundle_that_is_none_is_refused() -> None:
     good, parts = bundled(300, 1, 2, over_all=False)
     dense, other = (kernels.encode(codec, sample(1, 300), zstd_level=0) for codec in ("int8", "dct1"))
     wrong = [
         good[:-1], good + b"x", good[:20], good[:15], b"",
         damaged(good, 2, 1), damaged(good, 2, 4), damaged(good, 4, 0), damaged(good, 4, 3), damaged(good, 6, 1),
-        damaged(good, 8, 0), damaged(good, 3, 2), damaged(good, HEADER_BYTES, 1), damaged(good, HEADER_BYTES + 3, 255),
-        damaged(good, HEADER_BYTES + 8 + 1, 3), damaged(good, len(good) - len(parts[1]) + 8, 3),
+        damaged(good, 8, 0), damaged(good, 3, 2), damaged(good, SIZES, 1), damaged(good, SIZES + 3, 255),
+        damaged(good, SIZES + 8 + 1, 3), *(clipped_at(good, clip) for clip in (0.5, -2.0, math.inf, math.nan)),
+        damaged(good, len(good) - len(parts[1]) + 8, 3),
         bundles.join(300, [dense, dense], over_all=False), bundles.join(300, [parts[0], dense], over_all=False),
         bundles.join(300, [good], over_all=False), parts[0], bundles.join(300, [parts[0], other], over_all=False),
     ]  # fmt: skip
@@ -303,21 +316,24 @@ def test_the_self_test_notices_a_single_bit(monkeypatch: pytest.MonkeyPatch, cod
         return is_finite
 
     def scatter(*given: Any) -> float:
-        norm, acc = arithmetic.scatter(*given), given[4]
-        acc.view(np.uint32)[700] ^= 1
+        norm, acc = arithmetic.scatter(*given), given[5]
+        acc.view(np.uint32)[700:701] ^= 1
         return norm
 
     def flushed(*given: Any) -> float:
-        norm, acc = arithmetic.scatter(*given), given[4]
+        norm, acc = arithmetic.scatter(*given), given[5]
         acc[np.abs(acc) < np.finfo(np.float32).tiny] = 0.0
         return norm
 
     def unweighted(*given: Any) -> float:
-        norm, weights = arithmetic.scatter(*given), given[5]
+        norm, weights = arithmetic.scatter(*given), given[6]
         weights[weights > 0] = 1
         return norm
 
-    others = [replace(arithmetic, scatter=other) for other in (scatter, flushed, unweighted)]
+    def lengthened(*given: Any) -> float:
+        return arithmetic.scatter(*given) + 1e-3
+
+    others = [replace(arithmetic, scatter=other) for other in (scatter, flushed, unweighted, lengthened)]
     for other in (replace(arithmetic, encode=encode), *others):
         monkeypatch.setitem(kernels.SPARSE_ARITHMETIC, codec, other)
         with pytest.raises(SelfTestFailed, match=f"codec {codec}: this host computes other bits"):

@@ -183,12 +183,14 @@ def test_a_base_that_is_not_finite_and_was_changed_by_some_has_no_average(tmp_pa
     outer = seeded(tmp_path, values())
     moved = received(outer)
     tensor(LAYOUT, moved, "mask")[:] = 1
-    idle, busy = site(outer, received(outer)), site(outer, moved)
-    for sites, to_blame in (([idle, busy], [1]), ([idle, busy, idle], [1]), ([busy, busy, idle], [0, 1])):
+    for kinds, to_blame in (("ib", [1]), ("ibi", [1]), ("bbi", [0, 1])):
+        idle, busy = site(outer, received(outer)), site(outer, moved)  # of one attempt
+        sites = [idle if kind == "i" else busy for kind in kinds]
         with pytest.raises(AverageError, match="'mask', elements 0 to 5 of norm inf") as refused:
             averaged(sites, [1] * len(sites))
         assert refused.value.tensor == "mask"
         assert [place for place, _, _ in refused.value.outliers] == to_blame
+    busy = site(outer, moved)
     assert averaged([busy, busy], [1, 1])[MASK_CHUNK] == busy.contribution(MASK_CHUNK), "all of them made it another"
 
 

@@ -122,6 +122,9 @@ class Data:
     def stood_out(self) -> tuple[int, float, float] | None:
         return None
 
+    def averaged(self) -> None:
+        return None
+
     def payload_hash(self, data: bytes) -> bytes:
         return payload_hash(data)
 
