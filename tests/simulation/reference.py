@@ -18,7 +18,7 @@ from atoll.protocol.layout import Chunk, Layout, Role
 from atoll.protocol.messages import Commit
 from atoll.protocol.settings import RunSettings
 from tests.harness.chunks import cut_out
-from tests.harness.reference_codecs import Sent, average_of, decode_sparse, finished
+from tests.harness.reference_codecs import Sent, average_of, clipped, decode_sparse, finished
 from tests.simulation.sites import Part, Sealed, Step, to_bf16
 
 F32 = npt.NDArray[np.float32]
@@ -51,19 +51,27 @@ def replay(
             x = np.frombuffer(values[:size], "<f4")
             sync, average = settings.sync, np.zeros(chunk.num_elements, np.float32)
             parts: list[Sent] = []
+            arrived, norms = [], []
             is_trained = chunk.role is Role.TRAINABLE
             up, down = (sync.up or sync.codec, sync.down or sync.codec) if is_trained else ("fp32", "fp32")
             for place, (local, sealed) in enumerate(zip(locals_, handed_in[commit], strict=True)):
-                member, mine = commit.contributors[place], np.frombuffer(local, "<f4")
+                mine = np.frombuffer(local, "<f4")
                 if is_trained:
                     mine = errors.added(commit, place, chunk, (to_bf16(x) if sealed.bf16 else x) - mine)
                 decoded = _through(up, mine, parts)
                 if is_trained:
                     errors.keep(commit, place, chunk, mine - decoded)
-                average = average + np.float32(member.tokens / total) * decoded
+                arrived.append(decoded)
+                norms.append(_norm(up, mine))
+            clip = sync.clip if is_trained and sync.robust == "clip" else 0.0
+            weights = [member.tokens / total for member in commit.contributors]
+            for decoded, weight, factor in zip(arrived, weights, clipped(norms, clip), strict=True):
+                average = average + np.float32(weight * factor) * decoded
+            if is_trained and sync.robust == "trim":
+                average = trimmed(arrived, weights, sync.trim)
             if parts:
                 tokens = [member.tokens for member in commit.contributors]
-                average = average_of(parts, tokens, over_all=sync.mean_over == "all")
+                average = average_of(parts, tokens, over_all=sync.mean_over == "all", clip=clip)
                 average = finished(up, average, chunk.num_elements)
             else:
                 average = _through(down, average)
@@ -74,6 +82,20 @@ def replay(
             state[chunk.index] = (x - rate * (average + mu * m)).tobytes() + m.tobytes()
         states.append(state)
     return states
+
+
+def trimmed(arrived: Sequence[F32], weights: Sequence[float], trim: int) -> F32:
+    """The mean of each element without so many of its lowest and highest values; of equal ones the first is lower."""
+    cut = min(trim, (len(arrived) - 1) // 2)
+    order = np.argsort(np.stack(arrived), axis=0, kind="stable")
+    is_left = np.ones(order.shape, bool)
+    for cut_out_ in (order[:cut], order[len(arrived) - cut :]):
+        np.put_along_axis(is_left, cut_out_, False, axis=0)
+    total, weight = np.zeros_like(arrived[0]), np.zeros_like(arrived[0])
+    for values, exact, left in zip(arrived, weights, is_left, strict=True):
+        total[left] = total[left] + np.float32(exact) * values[left]
+        weight[left] = weight[left] + np.float32(exact)
+    return total / weight
 
 
 def rates(settings: RunSettings, commit: Commit) -> tuple[np.float32, np.float32]:
@@ -136,6 +158,14 @@ def trained(part: Part, chunk: Chunk, states: Sequence[Records], learned: Mappin
     start = np.float32(mixed.alpha) * before + np.float32(1 - mixed.alpha) * outer(mixed.version)
     start = start + (base - outer(mixed.version))  # shifts since
     return sum((learned[s] for s in part.steps if s not in mixed.steps), start)
+
+
+def _norm(codec: str, values: F32) -> float:
+    """As the reducer measures it, of a codec that carries all values."""
+    if codec in SPARSE or not len(values):
+        return 0.0
+    encoded = kernels.encode(codec, np.ascontiguousarray(values))
+    return kernels.accumulate(encoded, codec, np.float32(1), np.zeros(len(values), np.float32))
 
 
 def _through(codec: str, values: F32, parts: list[Sent] | None = None) -> F32:

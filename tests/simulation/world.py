@@ -25,7 +25,7 @@ from atoll.node.core import events as e
 from atoll.node.core import outputs as out
 from atoll.protocol import messages as m
 from atoll.protocol.codecs import kernels
-from atoll.protocol.codecs.table import DENSE
+from atoll.protocol.codecs.table import DENSE, SPARSE
 from atoll.protocol.layout import Manifest
 from atoll.protocol.settings import OuterSettings, RunSettings, SyncSettings
 from tests.harness.coordinator_questions import of_server
@@ -113,7 +113,7 @@ def draw_shape_of(seed: int, num_sites: int = 0, *, num_fragments: int = 0) -> S
         batches_ahead=generator.choice([0, 0, 2]),
         fingerprint=b"f" * 32,
     )
-    settings = replace(settings, sync=_sparse(settings.sync, seed))
+    settings = _robust(replace(settings, sync=_sparse(settings.sync, seed)), seed)
     if settings.data == "local" and generator.random() < 0.5:
         data = None
     if settings.sync.codec_up != "fp32":  # which loses nothing
@@ -163,6 +163,17 @@ def _sparse(sync: SyncSettings, seed: int) -> SyncSettings:
     sparse = generator.choice(["topk2", "topk2", "dct1"])
     up, codec = generator.choice([(sparse, sync.codec), ("", sparse)])
     return replace(sync, codec=codec, up=up, down="", mean_over=generator.choice(["senders", "senders", "all"]))
+
+
+def _robust(settings: RunSettings, seed: int) -> RunSettings:
+    """A third of the schedules clip or trim: about half of all contributions to a chunk stand out then."""
+    generator, sync = random.Random(f"robust {seed}"), settings.sync
+    robust = generator.choice(["off", "warn", "warn", "warn", "clip", "trim"])
+    if robust == "trim" and sync.codec_up in SPARSE:
+        robust = "clip"
+    if robust == "trim":
+        return replace(settings, sync=replace(sync, robust=robust, trim=generator.choice([1, 1, 2])), max_sites=64)
+    return replace(settings, sync=replace(sync, robust=robust, clip=generator.choice([1.0, 1.5])))
 
 
 def _overlapped(sync: SyncSettings, seed: int) -> SyncSettings:

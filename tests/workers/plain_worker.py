@@ -70,6 +70,7 @@ def arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--fetched-ahead", type=int, default=0, help="batches that are drawn before they are needed")
     parser.add_argument("--step-delay-s", type=float, default=0.0)
     parser.add_argument("--step-s", type=float, default=0.0, help="a step lasts exactly so long, and is traced")
+    parser.add_argument("--grow", type=float, default=1.0, help="what was trained since the base counts so many times")
     parser.add_argument("--start-delay-s", type=float, default=0.0, help="before joining")
     parser.add_argument("--trace", help="append JSON lines to this file; {rank} is replaced")
     parser.add_argument("--fault-rank", type=int, default=-1, help="only on this rank (default: all)")
@@ -200,6 +201,7 @@ class Worker:
         self.loss_sum = self.train_s = self.wait_s = 0.0
         self.num_steps = 0  # since the last report
         self.has_values = False
+        self.bases: dict[int, Array] = {}  # where what is contributed grows
         self.data_epoch = 0
         self._trace = Path(options.trace.replace("{rank}", str(client.rank))) if options.trace else None
         settings = client.hello(world_size)
@@ -343,7 +345,7 @@ class Worker:
                 wanted = spec.name in self.fragments  # else it is local
                 wanted = wanted and answer.fragment in (self.fragments[spec.name], self.num_fragments)
             if wanted and i in self.told.owned_pieces:
-                self.snapshot[i][...] = self.model.values[i]
+                self.snapshot[i][...] = self.grown(i)
         shared = self.told.shared_pieces if answer.hash_shared else ()
         self.tokens_at_snapshot = self.tokens
         report = SealedReport(
@@ -362,6 +364,12 @@ class Worker:
         self.trace("sealed", tokens=self.tokens, digest=self.digest())
         self.loss_sum, self.num_steps, self.train_s = 0.0, 0, 0.0
 
+    def grown(self, index: int) -> Array:
+        values, base = self.model.values[index], self.bases.get(index)
+        if base is None or self.options.grow == 1:
+            return values
+        return np.asarray(base + np.float32(self.options.grow) * (values - base), np.float32)
+
     def merge(self, answer: Answer) -> None:
         is_shift = answer.mode is MergeMode.SHIFT
         for i, spec in enumerate(self.model.specs):
@@ -376,6 +384,8 @@ class Worker:
                 self.model.set(i, self.alpha * local + (1 - self.alpha) * publish)
             elif spec.role is Role.TRAINABLE:
                 self.model.set(i, publish + (local if is_shift else local - snapshot))
+            if spec.role is Role.TRAINABLE and self.options.grow != 1:
+                self.bases[i] = self.model.values[i].copy()
         if answer.mode is MergeMode.REPLACE:
             self.tokens = 0
         elif not is_shift:
