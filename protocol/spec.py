@@ -43,6 +43,7 @@ class Way:
     contribution: Contribution
     aggregation: Aggregation
     robust: str = "off"
+    """Of buffers always."""
     clip: float = 0.0
     """Times the median norm: what is above that stands out, unless `robust` is off."""
     trim: int = 0

@@ -209,8 +209,7 @@ class SyncData:
         if all(norm is None for norm in norms):
             return unchanged(spec.num_elements, "F32")
         self._refuse_outliers(spec, [norm or 0.0 for norm in norms])
-        if way.contribution is Contribution.DELTA:
-            self._make_robust(spec, contributions, weights, [norm or 0.0 for norm in norms], average)
+        self._make_robust(spec, contributions, weights, [norm or 0.0 for norm in norms], average)
         if way.contribution is Contribution.VALUE and (None not in norms or self._is_base_finite(spec)):
             # A mean of finite values is finite: what is beyond is the rounding of weights and sums.
             np.clip(average, -_LARGEST, _LARGEST, out=average)
@@ -257,7 +256,7 @@ class SyncData:
     def _look_at(self, spec: Chunk, contributions: Contributions, payload: bytes) -> None:
         """At the first trainable chunk that is averaged, closer."""
         way = self.travels.of(spec.role)
-        if way.robust == "off" or spec.role is not Role.TRAINABLE or not next(self._is_first_averaged, False):
+        if way.robust == "off" or not next(self._is_first_averaged, False):
             return
         average, value = (scratch.floats(name, spec.num_elements) for name in ("sampled", "value"))
         kernels.decode(payload, way.down, spec.num_elements, average, tokens=[tokens for tokens, _ in contributions])

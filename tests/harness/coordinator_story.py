@@ -439,6 +439,7 @@ class Story(CoordinatorQuestions):
         plan: m.Plan | None = None,
         *,
         links: tuple[m.LinkUse, ...] = (),
+        averaged: m.Averaged | None = None,
         commit: int | None = None,
     ) -> None:
         """`commit`: that it holds, by default the plan's base."""
@@ -457,6 +458,7 @@ class Story(CoordinatorQuestions):
                 state_hash=self.state(state, commit),
                 tokens=weights(plan),
                 links=links,
+                averaged=averaged,
             ),
         )
 

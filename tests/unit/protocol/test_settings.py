@@ -80,6 +80,9 @@ def test_an_older_version_that_would_not_train_on_or_mix_is_told_what_the_run_ne
         (SyncSettings(fragments=2, overlap_steps=11), ["overlap", "fragments", "syncs in flight"]),
         (SyncSettings(merge="mix", alpha=0.5), ["merge mix"]),
         (SyncSettings(overlap_steps=20, merge="mix", alpha=0.5), ["overlap", "merge mix"]),
+        (SyncSettings(robust="off"), []),
+        (SyncSettings(robust="clip"), ["clipped averages"]),
+        (SyncSettings(robust="trim", trim=2), ["trimmed averages"]),
     ):
         needs = json.loads(settings_to_json(RunSettings(run_id="r", sync=sync)))["needs"]
         assert needs[2:] == names
@@ -99,6 +102,19 @@ def test_an_older_version_that_would_not_train_on_or_mix_is_told_what_the_run_ne
         ({"alpha": 0.5}, {}, 'sync.alpha = 0.5: sync.merge = "keep" has no weights; choose "mix" or alpha 0'),
         ({"merge": "mix", "alpha": 1.0}, {}, "sync.alpha = 1.0: must be at least 0 and less than 1"),
         ({"merge": "mix", "alpha": -0.5}, {}, "sync.alpha = -0.5: must be at least 0 and less than 1"),
+        ({"robust": "on"}, {}, 'sync.robust = "on"'),
+        ({"clip": 0.5}, {}, "sync.clip = 0.5: must be at least 1"),
+        ({"trim": 2}, {}, 'sync.trim = 2 with sync.robust = "warn", which cuts nothing: choose "trim"'),
+        (
+            {"robust": "trim", "codec": "topk2"},
+            {"max_sites": 9},
+            '"trim" with codec topk2, .*choose "clip", or another',
+        ),
+        (
+            {"robust": "trim"},
+            {"max_sites": 65},
+            'run.max_sites = 65 with sync.robust = "trim": choose at most 64, or "clip"',
+        ),
         ({"overlap_steps": 5}, {"overrun_steps": 4}, "run.overrun_steps = 4 is less than .*choose 0 or at least 5"),
     ],
 )

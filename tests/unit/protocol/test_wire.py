@@ -133,6 +133,13 @@ def test_numbers_that_are_not_finite_are_refused() -> None:
     envelope = wire.request(messages.Ready(sync=1, tokens=1, num_steps=1, mean_loss=float("nan")), HEADER, 1, 0)
     with pytest.raises(InvalidMessage, match=r"Ready\.mean_loss"):
         wire.unpack(envelope)
+    for norm in (float("nan"), float("inf"), 1e300):  # the last one is more than fp32 holds
+        averaged = messages.Averaged(num_chunks=1, norms=(1.0, norm), num_high=(0, 0))
+        done = messages.Done(
+            sync=1, attempt=1, term=1, payload_digest=bytes(32), last_commit=0, state_hash=bytes(32), averaged=averaged
+        )
+        with pytest.raises(InvalidMessage, match=r"Averaged\.norms: not finite numbers"):
+            wire.unpack(wire.request(done, HEADER, 1, 0))
 
 
 def test_a_message_without_a_body_is_refused() -> None:
