@@ -18,11 +18,13 @@ import torch
 from torch import Tensor
 
 from atoll.node.dataplane import kernels as outer_kernels
+from atoll.node.dataplane.trimming import trimmed_mean
 from atoll.node.worker import data
-from atoll.protocol.codecs import bundles, kernels
+from atoll.protocol import clipping
+from atoll.protocol.codecs import arithmetic, bundles, kernels
 from atoll.protocol.codecs.arithmetic import NOTHING, Floats
 from atoll.protocol.codecs.table import BUNDLE
-from atoll.protocol.settings import OuterSettings, RunSettings, SyncSettings
+from atoll.protocol.settings import ROBUST, OuterSettings, RunSettings, SyncSettings
 from benchmarks import baselines
 from benchmarks.diloco import Outer, simulate_diloco
 
@@ -38,8 +40,10 @@ VARIANTS: dict[str, tuple[str, float]] = {
 class CodedOuter(Outer):
     """Whose contributions and averages travel."""
 
-    def __init__(self, settings: RunSettings, named: Mapping[str, Tensor]) -> None:
+    def __init__(self, settings: RunSettings, named: Mapping[str, Tensor], num_hostile: int = 0) -> None:
+        """The last `num_hostile` sites send their pseudo-gradient times -10."""
         super().__init__(settings, named)
+        self.num_hostile = num_hostile
         self.sent_bytes = self.received_bytes = 0
         self._errors: dict[tuple[int, int], Floats] = {}  # by site and place
         self._slots = [np.zeros(p.numel(), np.float32) for p in self.values]
@@ -50,11 +54,11 @@ class CodedOuter(Outer):
             values = self.values[place].numpy().reshape(-1)
             sent = [self._contribution(i, place, values, x.numpy().reshape(-1)) for i, x in enumerate(locals_)]
             average, tokens = np.zeros_like(values), (1,) * len(sent)
+            clip = sync.clip if sync.robust == "clip" else 0.0
             if sync.codec_down == BUNDLE:
-                payload = bundles.join(values.size, sent, over_all=sync.mean_over == "all")
+                payload = bundles.join(values.size, sent, over_all=sync.mean_over == "all", clip=clip)
             else:
-                for part in sent:
-                    kernels.accumulate(part, sync.codec_up, np.float32(1 / len(sent)), average)
+                self._average(sent, clip, average)
                 payload = kernels.encode(sync.codec_down, average)
             kernels.decode(payload, sync.codec_down, values.size, average, tokens=tokens)
             self.sent_bytes += sum(map(len, sent))
@@ -62,8 +66,23 @@ class CodedOuter(Outer):
             rate, slot = np.float32(outer.learning_rate), self._slots[place]
             outer_kernels.nesterov(values, slot, average, rate, np.float32(outer.momentum), values, slot)
 
+    def _average(self, sent: Sequence[bytes], clip: float, out: Floats) -> None:
+        sync, share = self.settings.sync, 1 / len(sent)
+        arrived = np.empty((len(sent), out.size), np.float32)
+        for row, part in zip(arrived, sent, strict=True):
+            kernels.decode(part, sync.codec_up, out.size, row)
+        if sync.robust == "trim":
+            trimmed_mean(arrived, [share] * len(sent), sync.trim, out)
+            return
+        norms = [arithmetic.norm(row) for row in arrived]
+        factors = clipping.factors(norms, clip) if clip else [1.0] * len(sent)
+        for part, factor in zip(sent, factors, strict=True):
+            kernels.accumulate(part, sync.codec_up, np.float32(share * factor), out)
+
     def _contribution(self, site: int, place: int, base: Floats, local: Floats) -> bytes:
-        sync = self.settings.sync
+        sync, num_honest = self.settings.sync, self.settings.min_sites - self.num_hostile
+        if site >= num_honest:
+            local = base + 10 * (base - local)
         error, beta = self._errors.get((site, place), NOTHING), np.float32(sync.error_feedback)
         width = self.values[place].shape[-1] if self.values[place].ndim else 1
         sent = kernels.encode(sync.codec_up, base, minus=local, error=error, beta=beta, width=width)
@@ -82,11 +101,15 @@ def settings_of(variant: str, seed: int, arguments: argparse.Namespace) -> RunSe
         run_id="quality",
         seed=seed,
         steps=arguments.steps,
+        min_sites=arguments.sites,
         sync=SyncSettings(
             every=arguments.sync_every,
             codec=codec,
             down=down,
             error_feedback=beta,
+            robust=arguments.robust,
+            clip=1.5,
+            trim=2 if arguments.robust == "trim" else 1,
             mean_over="all" if variant.endswith("over all") else "senders",
         ),
         outer=OuterSettings(learning_rate=rate, momentum=momentum),
@@ -101,7 +124,7 @@ def run(variant: str, seed: int, arguments: argparse.Namespace) -> tuple[float, 
         made: list[CodedOuter] = []
 
         def outer_of(settings: RunSettings, named: Mapping[str, Tensor]) -> Outer:
-            made.append(CodedOuter(settings, named))
+            made.append(CodedOuter(settings, named, arguments.hostile))
             return made[0]
 
         found = simulate_diloco(settings_of(variant, seed, arguments), corpus, arguments.sites, outer_of=outer_of)
@@ -119,6 +142,8 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--sites", type=int, default=4)
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--sync-every", type=int, default=15)
+    parser.add_argument("--robust", choices=ROBUST, default="off", help="clip at 1.5 times the median, or trim two")
+    parser.add_argument("--hostile", type=int, default=0, help="sites that send their pseudo-gradient times -10")
     parser.add_argument("--outer", default="1.0/0", metavar="RATE/MOMENTUM")
     parser.add_argument("--only", nargs="*", default=[], metavar="NAME", help="variants with these names")
     parser.add_argument("--processes", type=int, default=2)

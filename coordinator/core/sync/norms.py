@@ -51,6 +51,7 @@ class Norms:
         return self._in_a_row[site_id]
 
     def is_named(self, site_id: int) -> bool:
+        """Whether people are told of it."""
         return self._in_a_row[site_id] >= NAMED_AFTER
 
     def note_commit(self, attempt: Attempt) -> list[int]:
