@@ -15,6 +15,9 @@ from atoll.coordinator.core.sync.attempts import Attempt
 from atoll.protocol.messages import Averaged
 from atoll.protocol.plans import top_of
 
+MOST_WORDS = 32
+"""Reducers that are heard, those with the most chunks: of a thousand, each on a thousand sites, a commit would wait for
+the sums."""
 NAMED_AFTER = 3
 """Commits in a row in which a site's contribution stood out: one alone is no sign of anything."""
 
@@ -22,7 +25,7 @@ NAMED_AFTER = 3
 @dataclass(frozen=True, slots=True)
 class SiteNorm:
     norm: float
-    """Of the site's last contribution."""
+    """Of the site's last contribution, in the chunks of the reducers that are heard."""
     cosine: float | None
     """Of it to the average, in chunks that were looked at closer; None if there was none."""
 
@@ -56,15 +59,16 @@ class Norms:
 
     def note_commit(self, attempt: Attempt) -> list[int]:
         """The sites that are to be named from now on."""
-        ids = attempt.ids()
-        said = [(_num_chunks(attempt, i), done.averaged) for i, done in attempt.done.items() if done.averaged]
+        ids, num_chunks = attempt.ids(), _num_chunks(attempt)
+        said = [(num_chunks[i], done.averaged) for i, done in attempt.done.items() if done.averaged]
         words = [(number, word) for number, word in said if number and _is_whole(word, len(ids))]
         if not words:
             return []
+        words = sorted(words, key=lambda pair: -pair[0])[:MOST_WORDS]
         named, all_chunks = [], sum(number for number, _ in words)
         closer = [word for _, word in words if word.cosines]
         for place, site_id in enumerate(ids):
-            norm = math.sqrt(math.fsum(word.norms[place] ** 2 for _, word in words))
+            norm = math.sqrt(sum(word.norms[place] * word.norms[place] for _, word in words))
             cosine = _mean([word.cosines[place] for word in closer]) if closer else None
             self.of_sites[site_id] = SiteNorm(norm, cosine)
             high = sum(number * min(1.0, word.num_high[place] / word.num_chunks) for number, word in words)
@@ -80,10 +84,12 @@ class Norms:
         return named
 
 
-def _num_chunks(attempt: Attempt, site_id: int) -> int:
-    """That the plan has the site reduce."""
-    trees = attempt.plan.trees
-    return sum(tree.num_chunks for tree in trees if attempt.ids()[top_of(tree)] == site_id)
+def _num_chunks(attempt: Attempt) -> Counter[int]:
+    """That the plan has each site reduce."""
+    ids, found = attempt.ids(), Counter[int]()
+    for tree in attempt.plan.trees:
+        found[ids[top_of(tree)]] += tree.num_chunks
+    return found
 
 
 def _is_whole(word: Averaged, num_contributors: int) -> bool:

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from atoll.coordinator.core.sync import norms
 from atoll.coordinator.core.view.document import SiteView
 from atoll.protocol import messages as m
 from atoll.protocol.plans import top_of
@@ -130,6 +131,23 @@ def test_one_reducer_names_nobody_by_what_it_says_of_chunks_that_are_not_its_own
     story = run_of(5, word)
     assert not story.view.stand_out
     assert sites_of(story)["b"].high_in_a_row == 0
+
+
+def test_of_many_reducers_those_with_the_most_chunks_are_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(norms, "MOST_WORDS", 1)
+    largest: list[int] = []
+
+    def word(story: Story) -> Word:
+        def said(name: str, plan: m.Plan) -> m.Averaged | None:
+            count = chunks_of(story, plan, name)
+            largest.append(count)
+            return m.Averaged(num_chunks=count, norms=(float(count),) * 4, num_high=(0,) * 4)
+
+        return said
+
+    story = run_of(1, word)
+    assert len(largest) > 1
+    assert {site.norm for site in story.view.sites} == {float(max(largest))}
 
 
 @pytest.mark.parametrize(
