@@ -61,7 +61,7 @@ def play(folder: Path, settings: RunSettings, num_hostile: int, program: Sequenc
         named: set[str] = set()
 
         def is_over(status: dict[str, Any]) -> bool:
-            named.update(text.split()[0] for text in status["stand_out"])  # once they have left they are not shown
+            named.update(text.split()[0] for text in status["high"])  # once they have left they are not shown
             losses = [loss for *_, loss in status["losses"]]
             return bool(status["finished"]) or (len(losses) > 1 and not losses[-1] < DIVERGED * losses[0])
 

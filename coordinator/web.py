@@ -125,7 +125,11 @@ def metrics(d: Document) -> Iterator[Metric]:
         ("extra_s", "atoll_site_extra_seconds", "By which its link makes a sync longer in which it contributes."),
         ("norm", "atoll_site_contribution_norm", "Norm of its last pseudo-gradient."),
         ("cosine", "atoll_site_cosine", "Of its last pseudo-gradient to the average, in a sample."),
-        ("high_in_a_row", "atoll_site_high_norms", "Contributions in a row that stood out from the others."),
+        (
+            "high_in_a_row",
+            "atoll_site_high_norms",
+            "Contributions in a row with a norm above sync.clip times the median.",
+        ),
     ):
         known = {site["name"]: site[key] for site in here if site[key] is not None}
         yield _labelled(GaugeMetricFamily, name, text, "site", known)

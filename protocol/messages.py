@@ -200,8 +200,8 @@ class Averaged:
     num_high: tuple[int, ...] = bounded(MAX_MEMBERS, ())
     cosines: tuple[float, ...] = bounded(MAX_MEMBERS, ())
     average_share: float = 0.0
-    last_cosine: float = 0.0
-    codec_error: float = 0.0
+    last_cosine: tuple[float, ...] = bounded(1, ())
+    codec_error: tuple[float, ...] = bounded(1, ())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

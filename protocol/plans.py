@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -51,6 +52,25 @@ def top_of(tree: Tree) -> int:
     if not tree.parents:
         return tree.top
     return tree.parents.index(-1) if -1 in tree.parents else -1
+
+
+MOST_HEARD = 32
+
+
+def heard(plan: Plan) -> dict[int, int]:
+    """By site id, with its number of chunks: the reducers that say what they averaged. Those with the most chunks, of
+    equal ones by a draw: a thousand that speak of a thousand sites each would be too many words."""
+    found: Counter[int] = Counter()
+    for tree in plan.trees:
+        if 0 <= (top := top_of(tree)) < len(plan.contributors):
+            found[plan.contributors[top].site_id] += tree.num_chunks
+    if len(found) <= MOST_HEARD:
+        return found
+
+    def rank(site_id: int) -> tuple[int, bytes]:
+        return -found[site_id], Digest("atoll/heard/v1").uint(plan.sync).uint(plan.attempt).uint(site_id).finish()
+
+    return {site_id: found[site_id] for site_id in sorted(found, key=rank)[:MOST_HEARD]}
 
 
 def payload_hash(data: bytes | bytearray | memoryview) -> bytes:

@@ -22,7 +22,8 @@ MERGES = ("keep", "mix")
 MEANS = ("senders", "all")
 ROBUST = ("off", "warn", "clip", "trim")
 MAX_TRIMMED_SITES = 64
-"""To cut the highest and the lowest of each element a reducer holds a chunk of every site in memory."""
+MAX_TRIMMED_ELEMENTS = 1 << 26
+"""To cut the highest and the lowest of each element a thread of a reducer holds a chunk of every site in memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,9 +98,9 @@ class SyncSettings:
     """beta: what the codec lost of a site's contribution, times beta, is added to its next one (arXiv 1901.09847); 0:
     it is lost. A site keeps 4 bytes a parameter for it."""
     robust: str = one_of(ROBUST, "warn")
-    """off, warn, clip or trim: what becomes of contributions that stand out. warn: a site is named whose norms are more
-    than `clip` times the median of all sites'. clip: they are made as small as that. trim: of each element the `trim`
-    highest and lowest are left out of the average (arXiv 1803.01498)."""
+    """off, warn, clip or trim: what becomes of contributions with high norms, above `clip` times the median of all
+    sites'. warn: a site that has them again and again is named. clip: they are made as small as that. trim: of each
+    element the `trim` highest and lowest are left out of the average (arXiv 1803.01498)."""
     clip: float = within(1, 1 << 20, 3.0)
     """Times the median norm of a chunk's contributions."""
     trim: int = within(1, MAX_TRIMMED_SITES // 2, 1)
@@ -266,10 +267,11 @@ def validate(settings: RunSettings) -> None:
             f"{settings.sync.overlap_steps}: sites train so far beyond a boundary in any case; choose 0 or at least "
             f"{settings.sync.overlap_steps}"
         )
-    if settings.sync.robust == "trim" and settings.max_sites > MAX_TRIMMED_SITES:
+    most = min(MAX_TRIMMED_SITES, MAX_TRIMMED_ELEMENTS // settings.sync.chunk_elements)
+    if settings.sync.robust == "trim" and settings.max_sites > most:
         raise ConfigError(
-            f'run.max_sites = {settings.max_sites} with sync.robust = "trim": choose at most {MAX_TRIMMED_SITES}, or '
-            '"clip"'
+            f'run.max_sites = {settings.max_sites} with sync.robust = "trim" and chunks of '
+            f'{settings.sync.chunk_elements} elements: choose at most {most}, or "clip"'
         )
     _validate_outer(settings.outer)
     _validate_model(settings.model, settings.trainer)

@@ -85,7 +85,7 @@ class Spec:
         """The most that a payload of such a chunk has in a sync of so many contributors."""
         way = self.of(role)
         if way.aggregation.is_bundle:
-            return bundles.max_bundle_bytes(way.up, num_elements, num_contributors)
+            return bundles.max_bundle_bytes(way.up, num_elements, num_contributors, is_clipped=way.clipped > 0)
         return max_encoded_bytes(way.down, num_elements, itemsize)
 
 
@@ -140,5 +140,5 @@ def check_payload(role: Role, data: Data, num_elements: int, dtype: str) -> None
 def max_payload_bytes(role: Role, num_elements: int, itemsize: int, num_contributors: int) -> int:
     codecs = DENSE if role is Role.TRAINABLE else (_BUFFERS[role].down,)
     dense = max(max_encoded_bytes(codec, num_elements, itemsize) for codec in codecs)
-    bundled = max(bundles.max_bundle_bytes(codec, num_elements, num_contributors) for codec in SPARSE)
+    bundled = max(bundles.max_bundle_bytes(codec, num_elements, num_contributors, is_clipped=True) for codec in SPARSE)
     return max(dense, bundled) if role is Role.TRAINABLE else dense

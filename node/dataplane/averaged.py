@@ -18,8 +18,8 @@ class Sample:
     """Of each contribution to the average."""
     average_share: float
     """The norm of the average over the mean of the contributions' norms."""
-    last_cosine: float
-    """Of the average to the one before; 0 if that is not known."""
+    last_cosine: tuple[float, ...]
+    """Of the average to the one before; empty if that is not known."""
 
 
 @dataclass(eq=False)
@@ -27,8 +27,8 @@ class Figures:
     """Threads note what they average. A sum for each contributor: there may be a million chunks."""
 
     sample: Sample | None = None
-    codec_error: float = 0.0
-    """What the codec loses of this site's contribution, relative to it, in one chunk."""
+    codec_error: tuple[float, ...] = ()
+    """What the codec loses of this site's contribution, relative to it, in one chunk; empty before that."""
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
     _num_chunks: int = field(default=0, init=False)
     _squares: list[float] = field(default_factory=list, init=False)
@@ -53,6 +53,6 @@ class Figures:
             num_high=tuple(self._num_high),
             cosines=sample.cosines if sample else (),
             average_share=sample.average_share if sample else 0.0,
-            last_cosine=sample.last_cosine if sample else 0.0,
+            last_cosine=sample.last_cosine if sample else (),
             codec_error=self.codec_error,
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,7 +23,7 @@ from atoll.node.dataplane.trimming import trimmed_mean
 from atoll.protocol import clipping
 from atoll.protocol.codecs import arithmetic, bundles, kernels, scratch, unchanged
 from atoll.protocol.codecs.table import UNCHANGED
-from atoll.protocol.errors import AverageError, InvalidMessage, NonFiniteError, StateError
+from atoll.protocol.errors import AtollError, AverageError, InvalidMessage, NonFiniteError, StateError
 from atoll.protocol.layout import DTYPE_BYTES, Chunk, Layout, Role
 from atoll.protocol.messages import Averaged
 from atoll.protocol.plans import payload_hash
@@ -106,7 +106,7 @@ class SyncData:
                 if way.robust != "off" and next(self._is_first_sent, False):
                     lost = scratch.floats("lost", spec.num_elements)
                     whole = self._lost(spec, sent, base, values, error, lost)
-                    self._figures.codec_error = arithmetic.norm(lost) / whole if whole else 0.0
+                    self._figures.codec_error = (arithmetic.norm(lost) / whole if whole else 0.0,)
                 return sent
 
     def left_over(self, chunk: int, out: Floats) -> float:
@@ -254,10 +254,14 @@ class SyncData:
                 self._add_difference(spec, _read(read), np.float32(weight * factor), average)
 
     def _look_at(self, spec: Chunk, contributions: Contributions, payload: bytes) -> None:
-        """At the first trainable chunk that is averaged, closer."""
+        """At the first trainable chunk that is averaged, closer. What cannot be read again leaves the average as it
+        is, and nothing is said of it."""
+        if self.travels.of(spec.role).robust != "off" and next(self._is_first_averaged, False):
+            with suppress(AtollError, OSError):
+                self._figures.sample = self._sample(spec, contributions, payload)
+
+    def _sample(self, spec: Chunk, contributions: Contributions, payload: bytes) -> Sample:
         way = self.travels.of(spec.role)
-        if way.robust == "off" or not next(self._is_first_averaged, False):
-            return
         average, value = (scratch.floats(name, spec.num_elements) for name in ("sampled", "value"))
         kernels.decode(payload, way.down, spec.num_elements, average, tokens=[tokens for tokens, _ in contributions])
         cosines, norms = [], []
@@ -267,10 +271,10 @@ class SyncData:
             norms.append(arithmetic.norm(value))
         last = self._last_average(spec)
         of_mean = math.fsum(norms) / len(norms)
-        self._figures.sample = Sample(
+        return Sample(
             cosines=tuple(cosines),
             average_share=arithmetic.norm(average) / of_mean if of_mean else 0.0,
-            last_cosine=0.0 if last is None else arithmetic.cosine(average, last),
+            last_cosine=() if last is None else (arithmetic.cosine(average, last),),
         )
 
     def averaged(self) -> Averaged | None:

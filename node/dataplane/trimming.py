@@ -21,22 +21,19 @@ Floats = npt.NDArray[np.float32]
 def trimmed(values: Any, weights: Any, cut: Any, out: Any) -> None:
     """`values`: of one contribution after the other. Of equal ones the first is lowest, and the last highest."""
     number = weights.size
-    is_cut = np.empty(number, np.bool_)
+    column, order, is_left = np.empty(number, np.float32), np.empty(number, np.int64), np.zeros(number, np.bool_)
     for i in range(out.size):
-        is_cut[:] = False
-        for _ in range(cut):
-            low = high = -1
-            for k in range(number):
-                if not is_cut[k] and (low < 0 or values[k * out.size + i] < values[low * out.size + i]):
-                    low = k
-            is_cut[low] = True
-            for k in range(number):
-                if not is_cut[k] and (high < 0 or values[k * out.size + i] >= values[high * out.size + i]):
-                    high = k
-            is_cut[high] = True
+        for k in range(number):
+            value, place = values[k * out.size + i], k
+            while place > 0 and column[place - 1] > value:
+                column[place], order[place] = column[place - 1], order[place - 1]
+                place -= 1
+            column[place], order[place] = value, k
+        for place in range(number):
+            is_left[order[place]] = cut <= place < number - cut
         total, weight = np.float32(0.0), np.float32(0.0)
         for k in range(number):
-            if not is_cut[k]:
+            if is_left[k]:
                 total = total + weights[k] * values[k * out.size + i]
                 weight = weight + weights[k]
         out[i] = total / weight

@@ -1,12 +1,12 @@
 """Bundles: the payload of a codec that carries some of the values. It is the contributions themselves, in the order of
 site ids; every site averages them as it applies them, by the weights in the commit. Pure, and without numpy.
 
-    header, with the number of contributions in the place of `block` | f64 clip | u32 bytes of each | their bytes
+    header, with the number of contributions in the place of `block` | u32 bytes of each | their bytes | f64 clip
 
 At each element `avg = (0 + c_0*v_0 + c_1*v_1 + ...) / (0 + w_0 + w_1 + ...)`, over the sites that sent it, or, with the
-flag OVER_ALL, undivided: `w_i = fp32(tokens_i / sum)`. An element that nobody sent is 0. `c_i = w_i`; where `clip`
-is not 0 `c_i = fp32(tokens_i / sum * f_i)`, and `f_i` makes the norm of what a site sent `clip` times the median norm,
-if it is above that (`clipping.py`).
+flag OVER_ALL, undivided: `w_i = fp32(tokens_i / sum)`. An element that nobody sent is 0. `c_i = w_i`; with
+the flag CLIPPED, without which there is no `clip`, `c_i = fp32(tokens_i / sum * f_i)`, and `f_i` makes the norm of what
+a site sent `clip` times the median norm, if it is above that (`clipping.py`).
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from atoll.protocol.codecs.table import BUNDLE, SPARSE, TABLE
 from atoll.protocol.errors import InvalidMessage
 
 FLAG_OVER_ALL = 2
+FLAG_CLIPPED = 4
 _SIZE = struct.Struct("<I")
 _CLIP = struct.Struct("<d")
-_FIXED_BYTES = HEADER_BYTES + _CLIP.size
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,32 +67,35 @@ class Bundle:
         return list(zip(weights, self.contributions, strict=True))
 
 
-def max_bundle_bytes(codec: str, num_elements: int, num_contributions: int) -> int:
-    return _FIXED_BYTES + num_contributions * (_SIZE.size + max_encoded_bytes(codec, num_elements))
+def max_bundle_bytes(codec: str, num_elements: int, num_contributions: int, *, is_clipped: bool) -> int:
+    parts = num_contributions * (_SIZE.size + max_encoded_bytes(codec, num_elements))
+    return HEADER_BYTES + parts + (_CLIP.size if is_clipped else 0)
 
 
 def join(num_elements: int, contributions: Sequence[bytes], *, over_all: bool, clip: float = 0.0) -> bytes:
-    """Of contributions that are right."""
-    header = pack_header(BUNDLE, FLAG_OVER_ALL if over_all else 0, "F32", len(contributions), num_elements)
-    return b"".join((header, _CLIP.pack(clip), *(_SIZE.pack(len(data)) for data in contributions), *contributions))
+    """Of contributions that are right. `clip` 0: nothing is clipped."""
+    flags = (FLAG_OVER_ALL if over_all else 0) | (FLAG_CLIPPED if clip else 0)
+    header = pack_header(BUNDLE, flags, "F32", len(contributions), num_elements)
+    sizes = (_SIZE.pack(len(data)) for data in contributions)
+    return b"".join((header, *sizes, *contributions, _CLIP.pack(clip) if clip else b""))
 
 
 def split(data: Data, num_elements: int, num_contributions: int | None = None) -> Bundle:
     """Raises InvalidMessage unless it is a bundle of chunks of so many fp32 values, all of one codec, and of so many
     contributions, if that is known. What they hold is not looked at."""
     flags, number = unpack_header(data, BUNDLE, "F32", num_elements)
-    view = memoryview(data)
+    view, is_clipped = memoryview(data), bool(flags & FLAG_CLIPPED)
     if num_contributions not in (None, number):
         raise InvalidMessage(f"bundle: {number} contributions, {num_contributions} are expected")
-    first = _FIXED_BYTES + number * _SIZE.size
-    if flags & ~FLAG_OVER_ALL or not number or first > len(view):
+    first, end = HEADER_BYTES + number * _SIZE.size, len(view) - (_CLIP.size if is_clipped else 0)
+    if flags & ~(FLAG_OVER_ALL | FLAG_CLIPPED) or not number or first > end:
         raise InvalidMessage(f"bundle: flags {flags:#04x}, {number} contributions in {len(view)} bytes")
-    (clip,) = _CLIP.unpack(view[HEADER_BYTES:_FIXED_BYTES])
-    if clip and not 1 <= clip < math.inf:
+    ends = list(accumulate((size for (size,) in _SIZE.iter_unpack(view[HEADER_BYTES:first])), initial=first))
+    if ends[-1] != end:
+        raise InvalidMessage(f"bundle: contributions end at byte {ends[-1]} of {end}")
+    (clip,) = _CLIP.unpack(view[end:]) if is_clipped else (0.0,)
+    if is_clipped and not 1 <= clip < math.inf:
         raise InvalidMessage(f"bundle: contributions are clipped at {clip} times the median norm")
-    ends = list(accumulate((size for (size,) in _SIZE.iter_unpack(view[_FIXED_BYTES:first])), initial=first))
-    if ends[-1] != len(view):
-        raise InvalidMessage(f"bundle: contributions end at byte {ends[-1]} of {len(view)}")
     parts = tuple(view[start:end] for start, end in pairwise(ends))
     codec = peek_codec(parts[0])
     if codec not in SPARSE:

@@ -728,7 +728,7 @@ class Done(_message.Message):
 
     @_builtins.property
     def averaged(self) -> Global___Averaged:
-        """without it: nothing of trainable tensors, or nothing is said of it"""
+        """of the reducers that are asked for it: those with the most chunks, at most 32"""
 
     def __init__(
         self,
@@ -768,10 +768,6 @@ class Averaged(_message.Message):
     num_chunks: _builtins.int
     average_share: _builtins.float
     """in that chunk: the average's norm over the mean of the contributions'"""
-    last_cosine: _builtins.float
-    """in that chunk: of the average to the one before; 0 if that is not known"""
-    codec_error: _builtins.float
-    """in that chunk: what the codec loses of this site's contribution, relative to it"""
     @_builtins.property
     def norms(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
         """of what it contributed to these chunks"""
@@ -784,6 +780,14 @@ class Averaged(_message.Message):
     def cosines(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
         """of what it contributed to the average, in one of the chunks"""
 
+    @_builtins.property
+    def last_cosine(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """in that chunk: of the average to the one before; empty if that is not known"""
+
+    @_builtins.property
+    def codec_error(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """in one chunk: what the codec loses of this site's contribution, relative to it"""
+
     def __init__(
         self,
         *,
@@ -792,8 +796,8 @@ class Averaged(_message.Message):
         num_high: _abc.Iterable[_builtins.int] | None = ...,
         cosines: _abc.Iterable[_builtins.float] | None = ...,
         average_share: _builtins.float = ...,
-        last_cosine: _builtins.float = ...,
-        codec_error: _builtins.float = ...,
+        last_cosine: _abc.Iterable[_builtins.float] | None = ...,
+        codec_error: _abc.Iterable[_builtins.float] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...

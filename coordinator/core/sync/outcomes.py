@@ -267,7 +267,7 @@ def commit(run: Run, sync: Sync, attempt: Attempt, payload_digest: bytes, stood_
             run.persist(contributor.record())
     waited_for = sync.expected - sync.late - set(sync.ready) - run.resting.turns(plan.sync)
     run.stragglers.note_commit(ids, waited_for)
-    for site_id in run.norms.note_commit(attempt):
+    for site_id in run.norms.note_commit(attempt) if run.settings.sync.robust != "off" else ():
         run.report(logging.WARNING, norm_in_words(run, run.members.known(site_id)))
     _learn(run, sync, attempt)
     words = f", loss {record.median_loss:.4f}" if record.median_loss is not None else ""

@@ -51,7 +51,7 @@ class SiteView(Figures):
     cosine: float | None
     """Of its last contribution to the average, in the chunks that were looked at closer."""
     high_in_a_row: int
-    """Contributions in a row that stood out from the others."""
+    """Contributions in a row whose norm was more than `sync.clip` times the median."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,7 +163,7 @@ class RunView:
     sync_every: int
     codec: str
     robust: str
-    """What becomes of contributions that stand out: off, warn, clip or trim."""
+    """What becomes of contributions with high norms: off, warn, clip or trim."""
     contribution_bytes: int
     """The most that a site sends for one sync of the whole model; 0 before there is a model."""
     average_share: float | None
@@ -195,7 +195,7 @@ class RunView:
     """Why sites left for good."""
     excluded: tuple[str, ...]
     """The newest contributions that were left out of a sync, and why, ascending."""
-    stand_out: tuple[str, ...]
+    high: tuple[str, ...]
     """Sites whose contributions are larger than the others' again and again, in words."""
     store_stuck_s: float = 0.0
     """How long the store has kept a decision waiting, all the rest being of before; the shell says it."""

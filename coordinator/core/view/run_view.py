@@ -63,7 +63,7 @@ def view_of(run: Run, now: float) -> RunView:
         kept_out=tuple(f"{name}: {record.reason}" for name, record in sorted(run.kept_out.items())),
         errors=tuple(run.fatal_texts),
         excluded=tuple(record.reason for record in run.left_out.recent),
-        stand_out=tuple(
+        high=tuple(
             outcomes.norm_in_words(run, site) for site in run.members.live() if run.norms.is_named(site.site_id)
         ),
         contribution_bytes=run.chunk_sizes.total_bytes,

@@ -21,7 +21,7 @@ from atoll.node.exchange.sync.weights import Weights
 from atoll.node.tasks import end
 from atoll.protocol.errors import NotYetError, PeerError, RefusedError
 from atoll.protocol.messages import Averaged, LinkUse, Plan
-from atoll.protocol.plans import with_weights
+from atoll.protocol.plans import heard, with_weights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +116,7 @@ class Exchange:
             tokens=tokens,
             links=attempt.links.longest(),
             stood_out=self.reducer.stood_out(),
-            averaged=attempt.data.averaged(),
+            averaged=attempt.data.averaged() if attempt.me.site_id in heard(attempt.plan) else None,
         )
 
     def _begin(self) -> tuple[list[Encoded], int]:

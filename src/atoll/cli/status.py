@@ -126,7 +126,7 @@ def notes(status: RunView) -> list[str]:
         *_at_the_door(status),
         *(f"a site left for good: {whole(text)}" for text in status.errors),
         *_newest_cut(status),
-        *status.stand_out,
+        *status.high,
         *(f"left out of a sync: {text}" for text in status.excluded),
         *(f"kept out: {text}" for text in status.kept_out),
     ]

@@ -48,7 +48,7 @@ def document(**changes: Any) -> dict[str, Any]:
         "tokens": 0, "codec": "int8", "num_parameters": 7, "state_hash": "", "attested_commit": None, "errors": [],
         "store_stuck_s": 0.0, "kept_out": [], "excluded": [], "num_at_the_door": 0, "slow_links": [],
         "robust": "warn", "contribution_bytes": 0, "average_share": None, "last_cosine": None, "codec_error": None,
-        "stand_out": [],
+        "high": [],
         "syncs": [], "sites": [site("a"), site("b")], "commits": [], "data": [], "something_new": 1,
     } | changes  # fmt: skip
 

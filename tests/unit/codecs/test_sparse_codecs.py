@@ -221,7 +221,7 @@ def test_a_bundle_is_averaged_as_the_reference_does(  # noqa: PLR0917
     tokens = data.draw(st.lists(st.integers(1, 1 << 20), min_size=number, max_size=number))
     bundle, parts = bundled(size, seed, number, over_all=over_all, codec=codec, clip=clip)
     assert peek_codec(bundle) == BUNDLE
-    assert len(bundle) == bundles.max_bundle_bytes(codec, size, number)
+    assert len(bundle) == bundles.max_bundle_bytes(codec, size, number, is_clipped=clip > 0)
     kernels.check(bundle, BUNDLE, size)
     decoded = [reference_codecs.decode_sparse(codec, part[HEADER_BYTES:], size) for part in parts]
     average = reference_codecs.average_of(decoded, tokens, over_all=over_all, clip=clip)
@@ -257,12 +257,8 @@ def test_a_bundle_has_a_contribution_for_each_weight(tokens: tuple[int, ...]) ->
             average()
 
 
-SIZES = HEADER_BYTES + 8
-"""Where those of the contributions begin."""
-
-
 def clipped_at(bundle: bytes, clip: float) -> bytes:
-    return bundle[:HEADER_BYTES] + struct.pack("<d", clip) + bundle[SIZES:]
+    return bundle[:2] + b"\4" + bundle[3:] + struct.pack("<d", clip)
 
 
 def test_a_bundle_that_is_none_is_refused() -> None:
@@ -270,9 +266,10 @@ def test_a_bundle_that_is_none_is_refused() -> None:
     dense, other = (kernels.encode(codec, sample(1, 300), zstd_level=0) for codec in ("int8", "dct1"))
     wrong = [
         good[:-1], good + b"x", good[:20], good[:15], b"",
-        damaged(good, 2, 1), damaged(good, 2, 4), damaged(good, 4, 0), damaged(good, 4, 3), damaged(good, 6, 1),
-        damaged(good, 8, 0), damaged(good, 3, 2), damaged(good, SIZES, 1), damaged(good, SIZES + 3, 255),
-        damaged(good, SIZES + 8 + 1, 3), *(clipped_at(good, clip) for clip in (0.5, -2.0, math.inf, math.nan)),
+        damaged(good, 2, 1), damaged(good, 2, 8), damaged(good, 4, 0), damaged(good, 4, 3), damaged(good, 6, 1),
+        damaged(good, 8, 0), damaged(good, 3, 2), damaged(good, HEADER_BYTES, 1), damaged(good, HEADER_BYTES + 3, 255),
+        damaged(good, HEADER_BYTES + 8 + 1, 3), good[:2] + b"\4" + good[3:],
+        *(clipped_at(good, clip) for clip in (0.0, 0.5, -2.0, math.inf, math.nan)),
         damaged(good, len(good) - len(parts[1]) + 8, 3),
         bundles.join(300, [dense, dense], over_all=False), bundles.join(300, [parts[0], dense], over_all=False),
         bundles.join(300, [good], over_all=False), parts[0], bundles.join(300, [parts[0], other], over_all=False),

@@ -8,11 +8,11 @@ from dataclasses import replace
 
 import pytest
 
-from atoll.coordinator.core.sync import norms
 from atoll.coordinator.core.view.document import SiteView
 from atoll.protocol import messages as m
+from atoll.protocol import plans
 from atoll.protocol.plans import top_of
-from tests.harness.coordinator_story import Story, some_settings
+from tests.harness.coordinator_story import Story, a_hash, some_settings
 
 NAMES = "abcd"
 Word = Callable[[str, m.Plan], m.Averaged | None]
@@ -55,8 +55,8 @@ def of_d(story: Story, *, share: float = 1.0, norm: float = 10.0) -> Word:
             num_high=(0, 0, 0, int(count * share)),
             cosines=(0.5, 0.5, 0.5, -0.5),
             average_share=0.25,
-            last_cosine=0.75,
-            codec_error=0.125,
+            last_cosine=(0.75,),
+            codec_error=(0.125,),
         )
 
     return word
@@ -68,17 +68,17 @@ def sites_of(story: Story) -> Mapping[str, SiteView]:
 
 def test_who_stands_out_three_times_in_a_row_is_named() -> None:
     story = run_of(2, of_d)
-    assert not story.view.stand_out
+    assert not story.view.high
     assert sites_of(story)["d"].high_in_a_row == 2
     play(story, range(2, 3), of_d(story))
     text = "d (site 4) contributed more than 1.5 times the median norm 3 times in a row: what it sends is clipped"
-    assert story.view.stand_out == (text,)
+    assert story.view.high == (text,)
     assert f"# {text}" in story.log
     play(story, range(3, 4), of_d(story))
     assert sites_of(story)["d"].high_in_a_row == 4
     assert sum("times in a row" in line for line in story.log) == 1, "it is said once"
     play(story, range(4, 5), of_d(story, share=0.0))
-    assert not story.view.stand_out
+    assert not story.view.high
     assert sites_of(story)["d"].high_in_a_row == 0
 
 
@@ -87,7 +87,7 @@ def test_who_stands_out_three_times_in_a_row_is_named() -> None:
 )
 def test_it_is_said_what_becomes_of_it(robust: str, text: str) -> None:
     story = run_of(3, of_d, robust)
-    (found,) = story.view.stand_out
+    (found,) = story.view.high
     assert found.endswith(f": what it sends {text}")
 
 
@@ -124,30 +124,80 @@ def test_one_reducer_names_nobody_by_what_it_says_of_chunks_that_are_not_its_own
         def said(name: str, plan: m.Plan) -> m.Averaged | None:
             if name != "a":
                 return honest(name, plan)
-            return m.Averaged(num_chunks=1000, norms=(1.0, 9.0, 1.0, 1.0), num_high=(0, 1 << 30, 0, 0))
+            return m.Averaged(num_chunks=1000, norms=(1.0, 9.0, 1.0, 1.0), num_high=(0, 1000, 0, 0))
 
         return said
 
     story = run_of(5, word)
-    assert not story.view.stand_out
+    assert not story.view.high
     assert sites_of(story)["b"].high_in_a_row == 0
 
 
 def test_of_many_reducers_those_with_the_most_chunks_are_heard(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(norms, "MOST_WORDS", 1)
-    largest: list[int] = []
+    monkeypatch.setattr(plans, "MOST_HEARD", 1)
+    counts: list[int] = []
 
     def word(story: Story) -> Word:
         def said(name: str, plan: m.Plan) -> m.Averaged | None:
             count = chunks_of(story, plan, name)
-            largest.append(count)
+            counts.append(count)
             return m.Averaged(num_chunks=count, norms=(float(count),) * 4, num_high=(0,) * 4)
 
         return said
 
     story = run_of(1, word)
-    assert len(largest) > 1
-    assert {site.norm for site in story.view.sites} == {float(max(largest))}
+    assert len(counts) > 1
+    assert {site.norm for site in story.view.sites} == {float(max(counts))}
+
+
+def test_of_equal_reducers_a_draw_says_who_is_heard() -> None:
+    members = tuple(m.Member(site_id=i, incarnation=1, address="") for i in range(1, 101))
+    trees = tuple(m.Tree(first_chunk=i, num_chunks=1, parents=(), top=i) for i in range(100))
+    found = []
+    for sync in (1, 2):
+        plan = m.Plan(
+            sync=sync,
+            attempt=1,
+            term=1,
+            base_commit=0,
+            contributors=members,
+            trees=trees,
+            stall_limit_s=6.0,
+            num_steps=20,
+            deadline_s=60.0,
+            slowest_bytes_per_s=1.0,
+        )
+        found.append(plans.heard(plan))
+        assert len(found[-1]) == plans.MOST_HEARD
+        assert set(found[-1].values()) == {1}
+        assert found[-1] == plans.heard(plan)
+    assert set(found[0]) != set(found[1])
+
+
+def test_in_a_run_without_it_nobody_is_named_whatever_is_said() -> None:
+    story = run_of(5, of_d, "off")
+    assert story.view.last_commit == 5
+    assert not story.view.high
+    assert sites_of(story)["d"].norm is None
+
+
+def test_one_reducer_names_nobody_where_the_others_say_nothing() -> None:
+    def word(story: Story) -> Word:
+        return lambda name, plan: of_d(story)(name, plan) if name == "a" else None
+
+    story = run_of(5, word)
+    assert sites_of(story)["d"].high_in_a_row == 0
+
+
+def test_a_run_that_goes_back_forgets_what_was_said_of_void_commits() -> None:
+    story = run_of(3, of_d)
+    assert story.view.high
+    story.ask_to_go_back(2)
+    for name in NAMES:
+        story.says(name, m.CommitRebuilt(commit=2, state_hash=a_hash("s2"), has_oldest=True, text=""))
+    assert story.rollbacks
+    assert not story.view.high
+    assert {site.norm for site in story.view.sites} == {None}
 
 
 @pytest.mark.parametrize(
@@ -158,12 +208,18 @@ def test_of_many_reducers_those_with_the_most_chunks_are_heard(monkeypatch: pyte
         m.Averaged(num_chunks=1, norms=(1.0,) * 4, num_high=(1,) * 5),
         m.Averaged(num_chunks=1, norms=(1.0,) * 4, num_high=(1,) * 4, cosines=(1.0,)),
         m.Averaged(num_chunks=1),
+        m.Averaged(num_chunks=1, norms=(1.0, 1.0, -1.0, 1.0), num_high=(1,) * 4),
+        m.Averaged(num_chunks=1, norms=(1.0,) * 4, num_high=(2, 0, 0, 0)),
+        m.Averaged(num_chunks=1, norms=(1.0,) * 4, num_high=(0,) * 4, cosines=(1.5, 0, 0, 0)),
+        m.Averaged(num_chunks=1, norms=(1.0,) * 4, num_high=(0,) * 4, last_cosine=(-2.0,)),
+        m.Averaged(num_chunks=1, norms=(1.0,) * 4, num_high=(0,) * 4, codec_error=(-0.5,)),
+        m.Averaged(num_chunks=1, norms=(1.0,) * 4, num_high=(0,) * 4, average_share=-1.0),
         None,
     ],
 )
 def test_what_is_no_word_on_all_contributors_is_passed_over(odd: m.Averaged | None) -> None:
     story = run_of(3, lambda _: lambda name, plan: odd)
     assert story.view.last_commit == 3
-    assert not story.view.stand_out
+    assert not story.view.high
     assert story.view.average_share is None
     assert {site.norm for site in story.view.sites} == {None}

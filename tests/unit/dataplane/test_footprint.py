@@ -117,7 +117,7 @@ def test_a_bundle_has_the_contributions_of_all_sites() -> None:
         codec = "topk2" if chunk.role is Role.TRAINABLE else "fp32"
         parts.append((max_encoded_bytes(codec, chunk.num_elements), chunk.role is Role.TRAINABLE))
     assert one.sync_bytes == three.sync_bytes == sum(size for size, _ in parts)
-    assert three.payload_bytes == sum(16 + 8 + 3 * (4 + size) if is_trained else size for size, is_trained in parts)
+    assert three.payload_bytes == sum(16 + 3 * (4 + size) if is_trained else size for size, is_trained in parts)
     log = {needs.payload_bytes: needs.disk_parts[1][1] for needs in (one, three)}
     assert log[three.payload_bytes] - log[one.payload_bytes] == 11 * (three.payload_bytes - one.payload_bytes)
 

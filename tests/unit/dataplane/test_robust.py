@@ -219,9 +219,27 @@ def test_norms_cosines_and_what_the_codec_loses_are_said(tmp_path: Path, codec: 
     assert np.allclose(said.norms, np.sqrt(squares), rtol=1e-5)
     assert np.allclose(said.cosines, cosines[0], rtol=1e-4), "of the first chunk that was averaged"
     assert math.isclose(said.average_share, shares[0], rel_tol=1e-4)
-    assert said.last_cosine == 0, "there is no average before it"
+    assert said.last_cosine == (), "there is no average before it"
     least, most = {"fp32": (0.0, 0.0), "int4": (0.01, 0.2), "topk2": (0.5, 1.0)}[codec]
-    assert least <= said.codec_error <= most
+    (codec_error,) = said.codec_error
+    assert least <= codec_error <= most
+
+
+def test_a_last_average_that_cannot_be_read_leaves_the_payload_as_it_is(tmp_path: Path) -> None:
+    used, sites = of_tiles(tmp_path, robust="warn", clip=1.5)
+    chunk, another = trainable(used)
+    parts = {c: list(zip(TOKENS, [site.contribution(c) for site in sites], strict=True)) for c in (chunk, another)}
+    payload = sites[0].reduce(chunk, parts[chunk])
+    sites[1].last_payload = lambda _: (b"no payload", TOKENS)
+    assert sites[1].reduce(chunk, parts[chunk]) == payload
+    said = sites[1].averaged()
+    assert said is not None
+    assert (said.num_chunks, said.cosines) == (1, ())
+    sites[2].last_payload = lambda _: (payload, TOKENS)
+    sites[2].reduce(chunk, parts[chunk])
+    again = sites[2].averaged()
+    assert again is not None
+    assert math.isclose(again.last_cosine[0], 1.0, rel_tol=1e-6)
 
 
 def test_what_is_kept_of_norms_does_not_grow_with_the_chunks(tmp_path: Path) -> None:

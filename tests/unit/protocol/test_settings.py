@@ -110,11 +110,8 @@ def test_an_older_version_that_would_not_train_on_or_mix_is_told_what_the_run_ne
             {"max_sites": 9},
             '"trim" with codec topk2, .*choose "clip", or another',
         ),
-        (
-            {"robust": "trim"},
-            {"max_sites": 65},
-            'run.max_sites = 65 with sync.robust = "trim": choose at most 64, or "clip"',
-        ),
+        ({"robust": "trim"}, {"max_sites": 65}, "max_sites = 65 with .* chunks of 1048576 elements: .* at most 64"),
+        ({"robust": "trim", "chunk_elements": 1 << 24}, {"max_sites": 5}, 'choose at most 4, or "clip"'),
         ({"overlap_steps": 5}, {"overrun_steps": 4}, "run.overrun_steps = 4 is less than .*choose 0 or at least 5"),
     ],
 )

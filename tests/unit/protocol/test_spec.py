@@ -50,7 +50,7 @@ def test_what_carries_some_of_the_values_is_bundled(mean_over: str, aggregation:
         assert encoded == 16 + (2 * 8) + 79 + (16 + 4)
         assert spec.max_bytes(Role.TRAINABLE, 5000, 4) == encoded
         for number in (1, 3, 1024):
-            assert spec.payload_bytes(Role.TRAINABLE, 5000, 4, number) == 16 + 8 + number * (4 + encoded)
+            assert spec.payload_bytes(Role.TRAINABLE, 5000, 4, number) == 16 + number * (4 + encoded)
             assert max_payload_bytes(Role.TRAINABLE, 5000, 4, number) >= 16 + 8 + number * (4 + encoded)
         assert spec.payload_bytes(Role.BUFFER_MEAN, 5000, 4, 1024) == max_encoded_bytes("fp32", 5000)
 
