@@ -13,8 +13,9 @@ import sys
 import tempfile
 from contextlib import ExitStack
 from pathlib import Path
+from typing import NamedTuple
 
-from atoll.protocol.settings import RunSettings, SyncSettings
+from atoll.protocol.settings import ROBUST, RunSettings, SyncSettings
 from benchmarks import netns
 from tests.harness.local_run import PLAIN, LocalRun
 
@@ -28,6 +29,7 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks sync", description=__doc__)
     parser.add_argument("--parameters", type=int, default=16 << 20)
     parser.add_argument("--codec", default="int8")
+    parser.add_argument("--robust", choices=ROBUST, default=SyncSettings().robust)
     parser.add_argument("--chunk-elements", type=int, default=SyncSettings().chunk_elements)
     parser.add_argument("--syncs", type=int, default=12, help=f"counted, after {WARM_UP_SYNCS} that are not")
     parser.add_argument(
@@ -38,7 +40,10 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--congestion", default="cubic", help="TCP congestion control of the hosts")
     args = parser.parse_args(argv)
     print(f"{args.parameters} parameters ({args.parameters * 4 / 2**20:.0f} MiB in fp32), {args.codec}, 3 sites")
-    print(f"{'link':>12} {'to Commit s':>12} {'to published s':>15} {'MB sent a site':>15} {'limit s':>8} {'ratio':>6}")
+    print(
+        f"{'link':>12} {'to Commit s':>12} {'to published s':>15} {'MB sent a site':>15} {'at the interface':>17} "
+        f"{'limit s':>8} {'ratio':>6}"
+    )
     _print_row("loopback", _measure(args, None))
     reason = netns.available() if args.mbit else ""
     if reason:
@@ -46,19 +51,34 @@ def main(argv: list[str]) -> int:
         return 0
     for mbit in args.mbit:
         measured = _measure(args, mbit)
-        _print_row(f"{mbit} Mbit/s", measured, measured[2] * 8 / mbit / 1e6 + TRIPS * args.rtt / 1e3)
+        _print_row(f"{mbit} Mbit/s", measured, measured.interface_bytes * 8 / mbit / 1e6 + TRIPS * args.rtt / 1e3)
     return 0
 
 
-def _print_row(link: str, measured: tuple[float, float, float], limit_s: float = 0.0) -> None:
-    commit_s, published_s, sent_bytes = measured
-    limit = f"{limit_s:8.3f} {commit_s / limit_s:6.2f}" if limit_s else ""
-    print(f"{link:>12} {commit_s:12.3f} {published_s:15.3f} {sent_bytes / 1e6:15.2f} {limit}")
-    sys.stdout.flush()
+class Measured(NamedTuple):
+    """Medians, of a site and sync."""
+
+    commit_s: float
+    """From the last SEALED to the last Commit received."""
+    published_s: float
+    """To the last PUBLISH."""
+    sent_bytes: float
+    """As the nodes count them."""
+    interface_bytes: float
+    """That went through the interface; 0 on loopback."""
 
 
-def _measure(args: argparse.Namespace, mbit: int | None) -> tuple[float, float, float]:
-    """Medians: from the last SEALED to the last Commit received and to the last PUBLISH; bytes a site and sync."""
+def _print_row(link: str, measured: Measured, limit_s: float = 0.0) -> None:
+    through = limit = ""
+    if limit_s:
+        over = measured.interface_bytes / measured.sent_bytes - 1
+        through = f"{measured.interface_bytes / 1e6:8.2f} ({over:+6.1%})"
+        limit = f"{limit_s:8.3f} {measured.commit_s / limit_s:6.2f}"
+    times = f"{measured.commit_s:12.3f} {measured.published_s:15.3f}"
+    print(f"{link:>12} {times} {measured.sent_bytes / 1e6:15.2f} {through:>17} {limit}", flush=True)
+
+
+def _measure(args: argparse.Namespace, mbit: int | None) -> Measured:
     num_syncs = WARM_UP_SYNCS + args.syncs
     settings = RunSettings(
         run_id="bench",
@@ -66,7 +86,14 @@ def _measure(args: argparse.Namespace, mbit: int | None) -> tuple[float, float, 
         min_sites=len(NAMES),
         data="local",
         time_limits="lan",
-        sync=SyncSettings(every=1, codec=args.codec, log_commits=2, snapshots=0, chunk_elements=args.chunk_elements),
+        sync=SyncSettings(
+            every=1,
+            codec=args.codec,
+            robust=args.robust,
+            log_commits=2,
+            snapshots=0,
+            chunk_elements=args.chunk_elements,
+        ),
     )
     worker = [sys.executable, str(WORKER), "--tensors", f"w={args.parameters}", "--step-delay-s", "1.0"]
     with ExitStack() as stack:
@@ -86,10 +113,10 @@ def _measure(args: argparse.Namespace, mbit: int | None) -> tuple[float, float, 
         codes = run.wait_all(300)
         if any(codes.values()):
             raise SystemExit(run.story())
-        return _medians(run, num_syncs, (sum(after) - sum(before)) / len(NAMES) / (args.syncs - 1) if hosts else None)
+        return _medians(run, num_syncs, (sum(after) - sum(before)) / len(NAMES) / (args.syncs - 1) if hosts else 0.0)
 
 
-def _medians(run: LocalRun, num_syncs: int, interface_bytes: float | None) -> tuple[float, float, float]:
+def _medians(run: LocalRun, num_syncs: int, interface_bytes: float) -> Measured:
     to_commit, to_published, sent = [], [], []
     for commit in range(WARM_UP_SYNCS + 1, num_syncs + 1):
         sealed_s, committed_s, published_s, sent_bytes = [], [], [], []
@@ -110,4 +137,4 @@ def _medians(run: LocalRun, num_syncs: int, interface_bytes: float | None) -> tu
         sent.append(statistics.mean(sent_bytes))
     if not to_commit:
         raise SystemExit("in no sync did all sites contribute: nothing is measured; give the sites more time a step")
-    return statistics.median(to_commit), statistics.median(to_published), interface_bytes or statistics.median(sent)
+    return Measured(*map(statistics.median, (to_commit, to_published, sent)), interface_bytes)
