@@ -165,7 +165,7 @@ def test_of_equal_reducers_a_draw_says_who_is_heard() -> None:
             stall_limit_s=6.0,
             num_steps=20,
             deadline_s=60.0,
-            slowest_bytes_per_s=1.0,
+            slowest_bytes_per_s=1,
         )
         found.append(plans.heard(plan))
         assert len(found[-1]) == plans.MOST_HEARD
