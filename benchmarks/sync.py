@@ -137,4 +137,5 @@ def _medians(run: LocalRun, num_syncs: int, interface_bytes: float) -> Measured:
         sent.append(statistics.mean(sent_bytes))
     if not to_commit:
         raise SystemExit("in no sync did all sites contribute: nothing is measured; give the sites more time a step")
-    return Measured(*map(statistics.median, (to_commit, to_published, sent)), interface_bytes)
+    commit_s, published_s, sent_bytes = map(statistics.median, (to_commit, to_published, sent))
+    return Measured(commit_s, published_s, sent_bytes, interface_bytes)
