@@ -30,6 +30,8 @@ from atoll.protocol.plans import payload_hash
 from atoll.protocol.spec import Aggregation, Contribution, Spec
 
 Floats = npt.NDArray[np.float32]
+SAMPLED_EVERY = 8
+"""Commits: as long as a chunk takes that is looked at closer, a sync on a fast link would be a tenth longer."""
 Contributions = Sequence[tuple[int, bytes | Callable[[], bytes]]]
 """Tokens, and what is encoded or reads it."""
 
@@ -103,7 +105,7 @@ class SyncData:
             base = base_of(record.values, self.dtypes[self.layout.name_of(chunk)])
             with self._error(chunk) as error:
                 sent = self._encode(spec, base, values, error)
-                if way.robust != "off" and next(self._is_first_sent, False):
+                if self._is_sampled and next(self._is_first_sent, False):
                     lost = scratch.floats("lost", spec.num_elements)
                     whole = self._lost(spec, sent, base, values, error, lost)
                     self._figures.codec_error = (arithmetic.norm(lost) / whole if whole else 0.0,)
@@ -253,10 +255,14 @@ class SyncData:
             for (_, read), weight, factor in zip(contributions, weights, factors, strict=True):
                 self._add_difference(spec, _read(read), np.float32(weight * factor), average)
 
+    @property
+    def _is_sampled(self) -> bool:
+        return self.travels.trainable.robust != "off" and self.base_commit % SAMPLED_EVERY == 0
+
     def _look_at(self, spec: Chunk, contributions: Contributions, payload: bytes) -> None:
         """At the first trainable chunk that is averaged, closer. What cannot be read again leaves the average as it
         is, and nothing is said of it."""
-        if self.travels.of(spec.role).robust != "off" and next(self._is_first_averaged, False):
+        if self._is_sampled and spec.role is Role.TRAINABLE and next(self._is_first_averaged, False):
             with suppress(AtollError, OSError):
                 self._figures.sample = self._sample(spec, contributions, payload)
 

@@ -28,12 +28,12 @@ class SiteNorm:
     norm: float
     """Of the site's last contribution, in the chunks of the reducers that are heard."""
     cosine: float | None
-    """Of it to the average, in chunks that were looked at closer; None if there was none."""
+    """Of the last one that was looked at closer to its average; None if there was none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Agreement:
-    """Of the last commit, in the chunks that were looked at closer: one of each reducer. None: nobody knows."""
+    """Of the last commit that was looked at closer, in one chunk of each reducer. None: nobody knows."""
 
     average_share: float | None
     """The norm of the average over the mean of the contributions'. Of n that have nothing in common it is near the
@@ -75,16 +75,19 @@ class Norms:
         closer = [word for _, word in words if word.cosines]
         for place, site_id in enumerate(ids):
             norm = math.sqrt(sum(word.norms[place] * word.norms[place] for _, word in words))
-            self.of_sites[site_id] = SiteNorm(norm, _median([word.cosines[place] for word in closer]))
+            before = self.of_sites.get(site_id)
+            cosine = _median([word.cosines[place] for word in closer]) if closer or before is None else before.cosine
+            self.of_sites[site_id] = SiteNorm(norm, cosine)
             high = sum(number * word.num_high[place] / word.num_chunks for number, word in words)
             self._in_a_row[site_id] = self._in_a_row[site_id] + 1 if 2 * high > all_chunks else 0
             if self._in_a_row[site_id] == NAMED_AFTER:
                 named.append(site_id)
-        self.agreement = Agreement(
-            average_share=_median([word.average_share for word in closer]),
-            last_cosine=_median([cosine for word in closer for cosine in word.last_cosine]),
-            codec_error=_median([lost for _, word in words for lost in word.codec_error]),
-        )
+        if closer:
+            self.agreement = Agreement(
+                average_share=_median([word.average_share for word in closer]),
+                last_cosine=_median([cosine for word in closer for cosine in word.last_cosine]),
+                codec_error=_median([lost for _, word in words for lost in word.codec_error]),
+            )
         return named
 
 

@@ -49,7 +49,7 @@ class SiteView(Figures):
     norm: float | None
     """Of its last contribution, as the reducers say; None if that is not known. So is the next one."""
     cosine: float | None
-    """Of its last contribution to the average, in the chunks that were looked at closer."""
+    """To the average, of its last contribution that was looked at closer, in a sample."""
     high_in_a_row: int
     """Contributions in a row whose norm was more than `sync.clip` times the median."""
 
@@ -167,8 +167,8 @@ class RunView:
     contribution_bytes: int
     """The most that a site sends for one sync of the whole model; 0 before there is a model."""
     average_share: float | None
-    """Of the last commit: the norm of the average over the mean of the contributions'; None if that is not known. So
-    are the next two."""
+    """Of the last commit that was looked at closer: the norm of the average over the mean of the contributions'; None
+    if that is not known. So are the next two."""
     last_cosine: float | None
     """Of the average to the one before: near 1 they go one way, and below 0 momentum is too high."""
     codec_error: float | None

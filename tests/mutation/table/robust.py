@@ -176,4 +176,20 @@ MUTATIONS = (
         new="-found[site_id] + site_id, Digest",
         tests=(NORMS,),
     ),
+    Mutation(
+        name="each commit is looked at closer",
+        rule="every eighth commit is looked at closer",
+        where="node.dataplane.sync_data:SyncData._is_sampled",
+        old=" and self.base_commit % SAMPLED_EVERY == 0",
+        new="",
+        tests=(ROBUST,),
+    ),
+    Mutation(
+        name="what was found closer is forgotten at the next commit",
+        rule="figures of a sample stay until the next one",
+        where="coordinator.core.sync.norms:Norms.note_commit",
+        old="        if closer:\n",
+        new="        if True:\n",
+        tests=(NORMS,),
+    ),
 )

@@ -117,6 +117,14 @@ def test_norms_and_agreement_of_all_reducers_are_shown() -> None:
     assert view.contribution_bytes > 0
 
 
+def test_what_was_found_closer_stays_until_it_is_looked_at_again() -> None:
+    story = run_of(1, of_d)
+    play(story, range(1, 2), lambda name, plan: replace(of_d(story)(name, plan), cosines=(), norms=(2.0,) * 4))  # type: ignore[type-var]
+    assert (story.view.average_share, story.view.last_cosine, story.view.codec_error) == (0.25, 0.75, 0.125)
+    assert sites_of(story)["d"].cosine == -0.5
+    assert sites_of(story)["d"].norm == sites_of(story)["a"].norm
+
+
 def test_one_reducer_names_nobody_by_what_it_says_of_chunks_that_are_not_its_own() -> None:
     def word(story: Story) -> Word:
         honest = of_d(story, share=0.0, norm=1.0)

@@ -225,6 +225,20 @@ def test_norms_cosines_and_what_the_codec_loses_are_said(tmp_path: Path, codec: 
     assert least <= codec_error <= most
 
 
+def test_every_eighth_commit_is_looked_at_closer(tmp_path: Path) -> None:
+    found = []
+    for base_commit in range(17):
+        used, sites = of_tiles(tmp_path / str(base_commit), robust="warn", clip=1.5)
+        sites[0].base_commit = base_commit
+        (chunk, _) = trainable(used)
+        sites[0].reduce(chunk, list(zip(TOKENS, [site.contribution(chunk) for site in sites], strict=True)))
+        said = sites[0].averaged()
+        assert said is not None
+        assert bool(said.cosines) == bool(said.codec_error)
+        found += [base_commit] if said.cosines else []
+    assert found == [0, 8, 16]
+
+
 def test_a_last_average_that_cannot_be_read_leaves_the_payload_as_it_is(tmp_path: Path) -> None:
     used, sites = of_tiles(tmp_path, robust="warn", clip=1.5)
     chunk, another = trainable(used)
