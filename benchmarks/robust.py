@@ -10,14 +10,19 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any
 
+from atoll.node.dataplane.sync_data import SyncData
+from atoll.protocol.layout import Layout, Manifest, Role, TensorSpec
 from atoll.protocol.settings import OuterSettings, RunSettings, SyncSettings
+from atoll.protocol.spec import spec_of
 from tests.harness.chaos import PLAIN_WORKER
+from tests.harness.data_plane import filled, seeded
 from tests.harness.local_run import PLAIN, LocalRun
 
 NUM_SITES = 8
@@ -69,11 +74,35 @@ def play(folder: Path, settings: RunSettings, num_hostile: int, program: Sequenc
         return Found(status["losses"][-1][-1], tuple(sorted(named)))
 
 
+def print_cost(num_rounds: int = 40) -> None:
+    """Of a chunk of 2^20 values of three sites, in turn with each setting; not of a commit that is looked at closer."""
+    spec = TensorSpec(name="w", shape=(1024, 1024), dtype="F32", role=Role.TRAINABLE)
+    used = Layout(Manifest.canonical([spec]), 1 << 20)
+    taken: dict[str, list[float]] = {"off": [], "warn": [], "clip": []}
+    with tempfile.TemporaryDirectory(prefix="atoll-bench-") as folder:
+        outer, snapshots = seeded(Path(folder), used), [filled(used, i) for i in (1, 2, 3)]
+        for _ in range(num_rounds):
+            for mode, times in taken.items():
+                travels = spec_of(SyncSettings(robust=mode), 1, 0)
+                sites = [SyncData(used, travels, outer, x, {"w": "F32"}, base_commit=1) for x in snapshots]
+                parts = [(1, site.contribution(0)) for site in sites]
+                began = time.perf_counter()
+                sites[0].reduce(0, parts)
+                times.append(time.perf_counter() - began)
+    for mode, times in taken.items():
+        ratio = median(own / off for own, off in zip(times, taken["off"], strict=True))
+        print(f"{mode:<5} {1000 * median(times):6.2f} ms, {ratio:.3f} of off")
+
+
 def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks robust", description=__doc__)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--syncs", type=int, default=4)
+    parser.add_argument("--cost", action="store_true", help="only: how long averages take where nothing is clipped")
     args = parser.parse_args(argv)
+    if args.cost:
+        print_cost()
+        return 0
     rows = [("off", 0), ("off", 1), ("off", 2), ("clip", 0), ("clip", 1), ("clip", 2), ("trim", 0), ("trim", 2)]
     alone = 0.0
     print(f"{'sync.robust':<12}{'hostile':>8}{'loss':>12}{'over none':>12}  named")
