@@ -1,4 +1,4 @@
-"""Contributions that stand out from the others of a chunk, and by how much they are made smaller. Pure; binary64, each
+"""Contributions to a chunk whose norms are high, and by how much they are made smaller. Pure; binary64, each
 operation rounded by itself, so that all sites find the same.
 """
 
@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 LEAST_NORMS = 3
-"""That are not zero: of two nobody can say which one stands out."""
+"""That are not zero: of two nobody can say which one is too large."""
 
 
 def factors(norms: Sequence[float], clip: float) -> list[float]:

@@ -45,7 +45,7 @@ class Way:
     robust: str = "off"
     """Of buffers always."""
     clip: float = 0.0
-    """Times the median norm: what is above that stands out, unless `robust` is off."""
+    """Times the median norm: a norm above that is high, unless `robust` is off."""
     trim: int = 0
 
     @property

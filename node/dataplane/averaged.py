@@ -35,7 +35,7 @@ class Figures:
     _num_high: list[int] = field(default_factory=list, init=False)
 
     def note(self, norms: Sequence[float], factors: Sequence[float]) -> None:
-        """Of a chunk's contributions; those with a factor below 1 stand out."""
+        """Of a chunk's contributions; the norms of those with a factor below 1 are high."""
         with self._lock:
             squares, high = self._squares or [0.0] * len(norms), self._num_high or [0] * len(norms)
             self._squares = [total + norm * norm for total, norm in zip(squares, norms, strict=True)]

@@ -31,7 +31,7 @@ from atoll.protocol.spec import Aggregation, Contribution, Spec
 
 Floats = npt.NDArray[np.float32]
 SAMPLED_EVERY = 8
-"""Commits: as long as a chunk takes that is looked at closer, a sync on a fast link would be a tenth longer."""
+"""Commits: a chunk that is looked at closer is decoded once more for each contributor."""
 Contributions = Sequence[tuple[int, bytes | Callable[[], bytes]]]
 """Tokens, and what is encoded or reads it."""
 

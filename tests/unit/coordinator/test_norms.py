@@ -44,7 +44,7 @@ def play(story: Story, commits: range, word: Word) -> None:
             story.applied(name, number + 1, f"s{number + 1}")
 
 
-def of_d(story: Story, *, share: float = 1.0, norm: float = 10.0) -> Word:
+def of_d(story: Story, *, share: float = 1.0, norm: float = 10.0) -> Callable[[str, m.Plan], m.Averaged]:
     """The norm of d is 10, and of all others 1; in that share of the chunks d's is high."""
 
     def word(name: str, plan: m.Plan) -> m.Averaged:
@@ -119,7 +119,7 @@ def test_norms_and_agreement_of_all_reducers_are_shown() -> None:
 
 def test_what_was_found_closer_stays_until_it_is_looked_at_again() -> None:
     story = run_of(1, of_d)
-    play(story, range(1, 2), lambda name, plan: replace(of_d(story)(name, plan), cosines=(), norms=(2.0,) * 4))  # type: ignore[type-var]
+    play(story, range(1, 2), lambda name, plan: replace(of_d(story)(name, plan), cosines=(), norms=(2.0,) * 4))
     assert (story.view.average_share, story.view.last_cosine, story.view.codec_error) == (0.25, 0.75, 0.125)
     assert sites_of(story)["d"].cosine == -0.5
     assert sites_of(story)["d"].norm == sites_of(story)["a"].norm
