@@ -15,6 +15,7 @@ from atoll.protocol.digest import Digest
 from atoll.protocol.errors import AtollError, ConfigError, InvalidMessage, NonFiniteError, RefusedError
 from atoll.protocol.fields import bounded, digest
 from atoll.protocol.layout import Manifest
+from atoll.protocol.messages import MAX_RATES
 from atoll.protocol.v1 import local_pb2
 
 ENV_SOCKET = "ATOLL_SOCKET"
@@ -163,6 +164,8 @@ class SealedReport:
     """Of each shared piece, in their order, if the SNAPSHOT says `hash_shared`."""
     num_samples_used: int = 0
     """Drawn by this rank and trained on, since the epoch began."""
+    rates: tuple[float, ...] = bounded(MAX_RATES, ())
+    """With gradient exchange, of each parameter group: learning rate, then weight decay."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

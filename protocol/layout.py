@@ -21,6 +21,8 @@ DEFAULT_CHUNK_ELEMENTS = 1 << 20
 MAX_TENSORS = 1 << 20
 MAX_CHUNKS = 1 << 22
 MAX_FRAGMENTS = 64
+MAX_GROUPS = 64
+"""Of parameters, each with rates of its own."""
 ALIGNMENT_BYTES = 64  # of each tensor in SNAPSHOT and PUBLISH
 
 # safetensors' names of dtypes -> bytes an element
@@ -55,6 +57,8 @@ class TensorSpec:
     shape: tuple[int, ...]
     dtype: str
     role: Role
+    group: int = 0
+    """Of a trainable tensor, with gradient exchange: the parameter group whose rates it has."""
 
     @property
     def num_elements(self) -> int:
@@ -99,6 +103,8 @@ class Manifest:
                 raise InvalidMessage(f"manifest: trainable {spec.name!r} must be listed as F32, not {spec.dtype}")
             if spec.role is Role.BUFFER_MEAN and spec.dtype not in ("F32", "F16", "BF16"):
                 raise InvalidMessage(f"manifest: buffer {spec.name!r} of dtype {spec.dtype} cannot be averaged")
+            if spec.group and (spec.role is not Role.TRAINABLE or spec.group >= MAX_GROUPS):
+                raise InvalidMessage(f"manifest: {spec.name!r} cannot be in parameter group {spec.group}")
             if len(spec.shape) > 16 or any(n < 0 or n >= 1 << 48 for n in spec.shape) or spec.num_elements >= 1 << 48:
                 raise InvalidMessage(f"manifest: {spec.name!r} has an impossible shape {spec.shape}")
         for tied in self.tied:
@@ -124,12 +130,20 @@ class Manifest:
         digest.uint(len(self.tied))
         for tied in self.tied:
             digest.text(tied.alias).text(tied.name)
+        if any(spec.group for spec in self.tensors):  # manifests of before have the digests that they had
+            for spec in self.tensors:
+                digest.uint(spec.group)
         return digest.finish()
 
     @cached_property
     def buffer_bytes(self) -> int:
         """Of SNAPSHOT, and of PUBLISH."""
         return max(sum(_aligned_bytes(spec) for spec in self.tensors), ALIGNMENT_BYTES)
+
+    @cached_property
+    def num_groups(self) -> int:
+        """Of parameters, from the first to the last that has a tensor."""
+        return 1 + max((spec.group for spec in self.tensors), default=0)
 
     @cached_property
     def num_trainable(self) -> int:

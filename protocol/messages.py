@@ -22,11 +22,13 @@ from atoll.protocol.dispute_messages import (
 )
 from atoll.protocol.fields import CoordinatorMessage, SiteMessage, bounded, digest
 from atoll.protocol.figures import Figures
+from atoll.protocol.layout import MAX_GROUPS
 
 MAX_MEMBERS = 4096
 MAX_LOG_COMMITS = 4096
 MAX_FRAGMENTS = 1 << 10
 MAX_ERROR_COMMITS = 1 << 18  # 64 fragments of 4,096 contributors
+MAX_RATES = 2 * MAX_GROUPS
 MAX_RANGES_OF_SITE = 1 << 12
 MAX_RANGES_OF_COMMIT = 1 << 18
 MAX_PROBED = 32  # peers that one site probes
@@ -127,6 +129,7 @@ class Commit(CoordinatorMessage):
     branch: int = 0
     done: tuple[LineRanges, ...] = bounded(MAX_MEMBERS, ())
     error_commits: tuple[int, ...] = bounded(MAX_ERROR_COMMITS, ())
+    rates: tuple[float, ...] = bounded(MAX_RATES, ())
 
 
 # --- site -> coordinator
@@ -177,6 +180,7 @@ class Ready(SiteMessage):
     ranges: tuple[DataRange, ...] = bounded(MAX_RANGES_OF_SITE, ())
     unreachable_site_ids: tuple[int, ...] = bounded(MAX_MEMBERS, ())
     error_commits: tuple[int, ...] = bounded(MAX_FRAGMENTS, ())
+    rates: tuple[float, ...] = bounded(MAX_RATES, ())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

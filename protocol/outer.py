@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
+from atoll.protocol.errors import InvalidMessage
 from atoll.protocol.messages import Commit
 from atoll.protocol.settings import AUTO, OuterSettings, RunSettings
 
@@ -11,6 +12,21 @@ SHORT_SYNCS = 50
 """Of each parameter: in a run of fewer, outer momentum has not settled before the end (docs/log.md)."""
 FINAL_SHARE = 0.1
 """Of the learning rate, where it decays: what is left of it at the end."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OuterStep:
+    """What the outer optimizer does in one commit to the tensors of one parameter group."""
+
+    optimizer: str
+    learning_rate: float
+    momentum: float
+    """Of adamw beta1."""
+    beta2: float = 0.0
+    epsilon: float = 0.0
+    weight_decay: float = 0.0
+    bias: tuple[float, float] = (1.0, 1.0)
+    """Of adamw's two moments after so many steps, which began at 0: `1 - beta ** steps`."""
 
 
 def num_syncs(settings: RunSettings) -> int:
@@ -24,6 +40,10 @@ def num_syncs(settings: RunSettings) -> int:
 
 def chosen(settings: RunSettings) -> tuple[OuterSettings, str]:
     """What `auto` chooses for a run, and why."""
+    if settings.sync.strategy == "gradient":
+        trainer = settings.trainer
+        adamw = replace(settings.outer, optimizer="adamw", momentum=trainer.beta1, beta2=trainer.beta2)
+        return adamw, f"AdamW with beta1 {trainer.beta1:g} and beta2 {trainer.beta2:g}, as the built-in trainer has it"
     number = num_syncs(settings)
     mean = replace(settings.outer, optimizer="sgd", learning_rate=1.0, momentum=0.0)
     if number < SHORT_SYNCS:
@@ -39,7 +59,13 @@ def resolved(settings: RunSettings, known: OuterSettings | None = None) -> RunSe
     if settings.outer.optimizer != AUTO:
         return settings
     now = known or chosen(settings)[0]
-    outer = replace(settings.outer, optimizer=now.optimizer, learning_rate=now.learning_rate, momentum=now.momentum)
+    outer = replace(
+        settings.outer,
+        optimizer=now.optimizer,
+        learning_rate=now.learning_rate,
+        momentum=now.momentum,
+        beta2=now.beta2,
+    )
     if now.optimizer == "sgd":  # which has none to change
         outer = replace(outer, momentum_warmup=0.0, momentum_decay=0.0)
     return replace(settings, outer=outer)
@@ -52,15 +78,49 @@ def in_words(settings: RunSettings, outer: OuterSettings) -> str:
     return why if outer == resolved(settings).outer else f"{rates}, as the run began with it"
 
 
-def outer_at(outer: OuterSettings, steps: int, tokens: int, record: Commit) -> OuterSettings:
-    """With the rates of that commit, in a run of so many steps, or tokens. A pure function of the record, so that all
-    sites and the coordinator have the same."""
+def outer_at(outer: OuterSettings, steps: int, tokens: int, record: Commit, group: int = 0) -> OuterStep:
+    """In that commit, in a run of so many steps, or tokens. A pure function of the record, so that all sites and the
+    coordinator have the same.
+
+    Raises InvalidMessage if the record has no rates of that parameter group.
+    """
+    if record.rates:
+        return _with_rates(outer, record, group)
     if not (outer.warmup or outer.decay or outer.momentum_warmup or outer.momentum_decay):
-        return outer
+        return OuterStep(optimizer=outer.optimizer, learning_rate=outer.learning_rate, momentum=outer.momentum)
     progress = min(1.0, record.run_step / steps if steps else record.run_tokens / tokens)
     rate = _rise(progress, outer.warmup) * (FINAL_SHARE + (1 - FINAL_SHARE) * _fall(progress, outer.decay))
     momentum = _rise(progress, outer.momentum_warmup) * _fall(progress, outer.momentum_decay)
-    return replace(outer, learning_rate=outer.learning_rate * rate, momentum=outer.momentum * momentum)
+    return OuterStep(
+        optimizer=outer.optimizer, learning_rate=outer.learning_rate * rate, momentum=outer.momentum * momentum
+    )
+
+
+def _with_rates(outer: OuterSettings, record: Commit, group: int) -> OuterStep:
+    """Of gradient exchange: a commit is a step of the run, whichever sites were in it."""
+    rates = record.rates[2 * group : 2 * group + 2]
+    if len(rates) < 2:
+        raise InvalidMessage(f"commit {record.commit} has no rates of parameter group {group}")
+    return OuterStep(
+        optimizer=outer.optimizer,
+        learning_rate=rates[0],
+        momentum=outer.momentum,
+        beta2=outer.beta2,
+        epsilon=outer.epsilon,
+        weight_decay=rates[1],
+        bias=(1.0 - _power(outer.momentum, record.run_step), 1.0 - _power(outer.beta2, record.run_step)),
+    )
+
+
+def _power(base: float, exponent: int) -> float:
+    """By multiplications in binary64, which are the same on every machine; `pow` of a C library need not be."""
+    power, square = 1.0, base
+    while exponent:
+        if exponent & 1:
+            power *= square
+        square *= square
+        exponent >>= 1
+    return power
 
 
 def _rise(progress: float, share: float) -> float:

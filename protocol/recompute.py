@@ -7,6 +7,7 @@ result at a time back into an array is what fp32 arithmetic gives. tests/unit/da
 
 from __future__ import annotations
 
+import math
 from array import array
 from collections.abc import Iterable, Sequence
 
@@ -15,19 +16,21 @@ from atoll.protocol.codecs.compression import decompressed
 from atoll.protocol.codecs.table import BUNDLE, TABLE, UNCHANGED, floats, to_bytes
 from atoll.protocol.errors import InvalidMessage
 from atoll.protocol.layout import DTYPE_BYTES, FP32_ROLES, Role
+from atoll.protocol.outer import OuterStep
 from atoll.protocol.settings import AUTO, OuterSettings
 from atoll.protocol.spec import payload_codec
 
 _AT_ONCE = 1 << 16  # elements: what is computed in between takes memory for so many
+_SLOTS = {"sgd": (), "nesterov": ("momentum",), "adamw": ("momentum", "variance")}
 
 
-def slots_of(settings: OuterSettings) -> tuple[str, ...]:
+def slots_of(outer: OuterSettings | OuterStep) -> tuple[str, ...]:
     """What the outer optimizer keeps beside the values of a trainable chunk, in this order."""
-    assert settings.optimizer != AUTO, "it is chosen as the run begins"
-    return ("momentum",) if settings.optimizer == "nesterov" else ()
+    assert outer.optimizer != AUTO, "it is chosen as the run begins"
+    return _SLOTS[outer.optimizer]
 
 
-def record_bytes(role: Role, dtype: str, num_elements: int, settings: OuterSettings) -> int:
+def record_bytes(role: Role, dtype: str, num_elements: int, settings: OuterSettings | OuterStep) -> int:
     """Of a chunk's record: its values, and its slots if it is trained."""
     if role is Role.TRAINABLE:
         return 4 * num_elements * (1 + len(slots_of(settings)))
@@ -39,7 +42,7 @@ def recomputed(
     role: Role,
     dtype: str,
     num_elements: int,
-    settings: OuterSettings,
+    settings: OuterStep,
     record: bytes,
     payload: bytes,
     tokens: Sequence[int] = (),
@@ -64,13 +67,15 @@ def recomputed(
     return _moved(record, plain(body, num_elements), settings)
 
 
-def _moved(record: bytes, average: array[float], settings: OuterSettings) -> bytes:
+def _moved(record: bytes, average: array[float], settings: OuterStep) -> bytes:
     values = floats(record[: 4 * len(average)])
     rate = array("f", [settings.learning_rate])[0]
     if settings.optimizer == "sgd":
         return to_bytes(_sgd(values, average, rate))
-    momentum = floats(record[4 * len(values) :])
-    return _nesterov(values, momentum, average, rate, array("f", [settings.momentum])[0])
+    momentum = floats(record[4 * len(values) : 8 * len(values)])
+    if settings.optimizer == "nesterov":
+        return _nesterov(values, momentum, average, rate, array("f", [settings.momentum])[0])
+    return _adamw(values, momentum, floats(record[8 * len(values) :]), average, settings)
 
 
 def _sgd(values: array[float], average: array[float], rate: float) -> array[float]:
@@ -90,6 +95,31 @@ def _nesterov(values: array[float], momentum: array[float], average: array[float
         step = _plus(average[part], _times(mu, moved))
         out_values.extend(_minus(values[part], _times(rate, step)))
     return to_bytes(out_values) + to_bytes(out_momentum)
+
+
+def _adamw(
+    values: array[float], momentum: array[float], variance: array[float], average: array[float], step: OuterStep
+) -> bytes:
+    beta1, beta2 = step.momentum, step.beta2
+    rate, decay, b1, c1, b2, c2, bias1, bias2, epsilon = array(
+        "f",
+        [step.learning_rate, step.weight_decay, beta1, 1 - beta1, beta2, 1 - beta2, *step.bias, step.epsilon],
+    )
+    out_values, out_momentum, out_variance = array("f"), array("f"), array("f")
+    for first in range(0, len(values), _AT_ONCE):
+        part = slice(first, first + _AT_ONCE)
+        x, g = values[part], average[part]
+        m = _plus(_times(b1, momentum[part]), _times(c1, g))
+        squares = array("f", [a * a for a in g])
+        v = _plus(_times(b2, variance[part]), _times(c2, squares))
+        up = array("f", [a / bias1 for a in m])
+        down = array("f", [math.sqrt(a) for a in array("f", [a / bias2 for a in v])])
+        down = array("f", [a + epsilon for a in down])
+        moved = array("f", [a / b for a, b in zip(up, down, strict=True)])
+        out_values.extend(_minus(x, _times(rate, _plus(moved, _times(decay, x)))))
+        out_momentum.extend(m)
+        out_variance.extend(v)
+    return b"".join(map(to_bytes, (out_values, out_momentum, out_variance)))
 
 
 def _times(factor: float, values: Iterable[float]) -> array[float]:

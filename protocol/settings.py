@@ -7,6 +7,7 @@ import re
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from atoll.protocol import contradictions
 from atoll.protocol.bounds import check_bounds, one_of, within
 from atoll.protocol.codecs.table import BUNDLE, CODECS, DENSE, SPARSE
 from atoll.protocol.errors import ConfigError, InvalidMessage, UnsupportedError
@@ -15,9 +16,11 @@ from atoll.protocol.messages import MAX_MEMBERS
 from atoll.protocol.strict import build, check
 from atoll.protocol.time_limits import time_limits
 
-OUTER_OPTIMIZERS = ("nesterov", "sgd")
+OUTER_OPTIMIZERS = ("nesterov", "sgd", "adamw")
+LEASED_STEPS = 64
 AUTO = "auto"
 """The outer optimizer is chosen as the run begins: `outer.py`."""
+STRATEGIES = ("diloco", "gradient")
 MERGES = ("keep", "mix")
 MEANS = ("senders", "all")
 ROBUST = ("off", "warn", "clip", "trim")
@@ -66,6 +69,9 @@ class TrainerSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SyncSettings:
+    strategy: str = one_of(STRATEGIES, "diloco")
+    """diloco or gradient. diloco: sites train `every` steps by themselves, then average what these changed. gradient:
+    they average the gradient of each step, and the nodes do the optimizer's step; `every` is 1."""
     every: int = within(1, 1 << 32, 20)
     """H: inner steps between two syncs."""
     overlap_steps: int = within(0, 1 << 32, 0)
@@ -154,6 +160,11 @@ class SyncSettings:
         return (fragment + 1) * self.every // self.fragments - fragment * self.every // self.fragments
 
     @property
+    def leased_steps(self) -> int:
+        """Of a site, for which it leases samples at once: H, or many where it exchanges at every step."""
+        return max(self.every, LEASED_STEPS) if self.strategy == "gradient" else self.every
+
+    @property
     def snapshot_every(self) -> int:
         """Commits between two snapshots of a site; 0: none are taken."""
         return max(1, self.log_commits // (self.snapshots + 1)) if self.snapshots else 0
@@ -162,12 +173,17 @@ class SyncSettings:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OuterSettings:
     optimizer: str = one_of((AUTO, *OUTER_OPTIMIZERS), "nesterov")
-    """auto, nesterov or sgd. auto chooses once, as the run begins, by its length: a plain mean for a short run,
-    Nesterov 0.7/0.9 for a long one. A run.toml that says nothing of the outer step has it."""
+    """auto, nesterov, sgd or adamw. auto chooses once, as the run begins, by its length: a plain mean for a short run,
+    Nesterov 0.7/0.9 for a long one; with sync.strategy = "gradient" AdamW as the built-in trainer has it. A run.toml
+    that says nothing of the outer step has it."""
     learning_rate: float = within(0, 100, 1.0, open_low=True)
     momentum: float = within(0, 1, 0.0, open_high=True)
     """At 0 (and learning rate 1) the outer step is a plain mean, best for short runs: docs/log.md. Below about 50
-    syncs use 0 to 0.3; 0.9 (with learning rate 0.7) is for thousands of steps."""
+    syncs use 0 to 0.3; 0.9 (with learning rate 0.7) is for thousands of steps. Of adamw it is beta1."""
+    beta2: float = within(0, 1, 0.95, open_high=True)
+    """Of adamw alone."""
+    epsilon: float = within(0, 1, 1e-8, open_low=True)
+    """Of adamw alone."""
     warmup: float = within(0, 1, 0.0)
     """Share of the run in which the learning rate rises from 0, evenly."""
     decay: float = within(0, 1, 0.0)
@@ -221,7 +237,9 @@ class RunSettings:
 
     @property
     def most_overrun_steps(self) -> int:
-        """Beyond a boundary, with the coordinator away."""
+        """Beyond a boundary, with the coordinator away. A gradient is of the step after the last commit: none."""
+        if self.sync.strategy == "gradient":
+            return 0
         return self.overrun_steps or max(self.sync.window_steps(self.sync.all_fragments), self.sync.overlap_steps)
 
 
@@ -273,85 +291,9 @@ def validate(settings: RunSettings) -> None:
             f'run.max_sites = {settings.max_sites} with sync.robust = "trim" and chunks of '
             f'{settings.sync.chunk_elements} elements: choose at most {most}, or "clip"'
         )
-    _validate_outer(settings.outer)
-    _validate_model(settings.model, settings.trainer)
-    _validate_sync(settings.sync)
-
-
-def _validate_model(model: ModelSettings, trainer: TrainerSettings) -> None:
-    if model.dim % model.num_heads or (model.dim // model.num_heads) % 2:
-        raise ConfigError(
-            f"model.dim = {model.dim} and model.num_heads = {model.num_heads}: "
-            "each head needs the same, even width; make dim a multiple of 2 * num_heads"
-        )
-    if model.num_heads % model.num_kv_heads:
-        raise ConfigError(f"model.num_kv_heads = {model.num_kv_heads} must divide model.num_heads = {model.num_heads}")
-    if trainer.sequence > model.max_sequence:
-        raise ConfigError(
-            f"trainer.sequence = {trainer.sequence} is longer than model.max_sequence = {model.max_sequence}"
-        )
-
-
-def _validate_outer(outer: OuterSettings) -> None:
-    if outer.optimizer == AUTO and (outer.learning_rate, outer.momentum) != (1.0, 0.0):
-        raise ConfigError(
-            f'outer.learning_rate = {outer.learning_rate}, outer.momentum = {outer.momentum}: outer.optimizer = "auto" '
-            'chooses them itself; leave them out, or choose "nesterov" or "sgd"'
-        )
-    if outer.optimizer == "sgd" and (outer.momentum or outer.momentum_warmup or outer.momentum_decay):
-        raise ConfigError(
-            f'outer.momentum = {outer.momentum}: outer.optimizer = "sgd" has none; choose "nesterov", or momentum 0 '
-            "without a schedule"
-        )
-
-
-def _validate_sync(sync: SyncSettings) -> None:
-    if sync.overlap_steps > sync.every:
-        raise ConfigError(
-            f"sync.overlap_steps = {sync.overlap_steps} is more than sync.every = {sync.every}: the next sync of the "
-            f"same parameters begins so many steps after this one; choose at most {sync.every}"
-        )
-    if sync.fragments > sync.every:
-        raise ConfigError(
-            f"sync.fragments = {sync.fragments} is more than sync.every = {sync.every}: each fragment has a sync of "
-            f"its own every {sync.every} steps, with a step or more between two; choose at most {sync.every} fragments"
-        )
-    if sync.codec_up in SPARSE and sync.down:
-        raise ConfigError(
-            f'sync.down = "{sync.down}" with codec {sync.codec_up}, whose pseudo-gradients go to all sites themselves: '
-            "choose no sync.down"
-        )
-    if sync.codec_down in SPARSE:
-        raise ConfigError(
-            f'sync.codec = "{sync.codec}" with sync.up = "{sync.up}": averages of {sync.up} cannot travel as '
-            f"{sync.codec}; choose another sync.codec, or a sync.down"
-        )
-    if sync.mean_over != "senders" and sync.codec_up not in SPARSE:
-        raise ConfigError(
-            f'sync.mean_over = "{sync.mean_over}" with codec {sync.codec_up}, which sends every element: choose '
-            f'"senders", or codec {SPARSE[0]}'
-        )
-    if sync.robust == "trim" and sync.codec_up in SPARSE:
-        raise ConfigError(
-            f'sync.robust = "trim" with codec {sync.codec_up}, which sends few elements: choose "clip", or another '
-            "codec"
-        )
-    if sync.robust != "trim" and sync.trim != 1:
-        raise ConfigError(
-            f'sync.trim = {sync.trim} with sync.robust = "{sync.robust}", which cuts nothing: choose "trim"'
-        )
-    if sync.error_feedback and sync.codec_up == "fp32":
-        raise ConfigError(
-            f"sync.error_feedback = {sync.error_feedback} with codec fp32, which loses nothing: choose 0, or another "
-            "sync.codec or sync.up"
-        )
-    if sync.merge == "mix" and not sync.alpha:
-        raise ConfigError(
-            'sync.merge = "mix" and sync.alpha = 0: the local copy would have no weight, and what it was trained '
-            'meanwhile be lost; choose an alpha between 0 and 1, for example 0.5, or merge "keep"'
-        )
-    if sync.merge == "keep" and sync.alpha:
-        raise ConfigError(f'sync.alpha = {sync.alpha}: sync.merge = "keep" has no weights; choose "mix" or alpha 0')
+    contradictions.check_outer(settings.outer, settings.sync.strategy)
+    contradictions.check_model(settings.model, settings.trainer)
+    contradictions.check_sync(settings.sync)
 
 
 # --- as text: in the store, in Welcome, and to the workers
@@ -361,7 +303,7 @@ WITHDRAWN = {"sync.zstd_level": "zstd is a property of the codec"}
 CAPABILITIES = frozenset([
     *(f"codec {name}" for name in CODECS), *(f"outer optimizer {name}" for name in OUTER_OPTIMIZERS), "zstd",
     "a codec for each direction", "mean over all", "error feedback", "overlap", "merge mix", "fragments",
-    "syncs in flight", "outer schedules", "clipped averages", "trimmed averages",
+    "syncs in flight", "outer schedules", "clipped averages", "trimmed averages", "gradient exchange",
 ])  # fmt: skip
 """What a run may need of whoever takes part, by name, and this version can do."""
 MAX_NEEDS = 256
@@ -382,6 +324,7 @@ def needs_of(settings: RunSettings) -> list[str]:
         "syncs in flight": sync.most_in_flight > 1,
         "clipped averages": sync.robust == "clip",
         "trimmed averages": sync.robust == "trim",
+        "gradient exchange": sync.strategy == "gradient",
         "outer schedules": any((outer.warmup, outer.decay, outer.momentum_warmup, outer.momentum_decay)),
     }
     codecs = [sync.codec_up] if is_sparse else dict.fromkeys((sync.codec_up, sync.codec_down))

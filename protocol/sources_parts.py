@@ -32,7 +32,7 @@ def most_bytes(commit: Commit) -> int:
         + len(commit.contributors) * _MEMBER_BYTES
         + len(commit.done) * _LINE_BYTES
         + num_ranges * _RANGE_BYTES
-        + len(commit.error_commits) * _NUMBER_BYTES
+        + (len(commit.error_commits) + len(commit.rates)) * _NUMBER_BYTES
     )
 
 

@@ -17,6 +17,7 @@ Data = bytes | bytearray | memoryview
 
 class Contribution(Enum):
     DELTA = "base minus local"
+    GRADIENT = "of the base"
     VALUE = "the value itself, or that it is what the base has"
 
 
@@ -98,7 +99,7 @@ def spec_of(settings: SyncSettings, base_commit: int, fragment: int) -> Spec:
         trainable=Way(
             up=settings.codec_up,
             down=settings.codec_down,
-            contribution=Contribution.DELTA,
+            contribution=Contribution.GRADIENT if settings.strategy == "gradient" else Contribution.DELTA,
             aggregation=aggregation,
             robust=settings.robust,
             clip=settings.clip,

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from atoll.coordinator.core.sync.chunk_sizes import ChunkSizes
 from atoll.protocol.layout import Manifest, Role
 from atoll.protocol.messages import Commit, CoordinatorMessage, DataRange, Header, Open, Outlier, Plan, SiteMessage
-from atoll.protocol.settings import OuterSettings, SyncSettings
+from atoll.protocol.outer import OuterStep
+from atoll.protocol.settings import SyncSettings
 
 # --- events
 
@@ -180,6 +181,8 @@ class WeightsRecord:
     """What it was trained on: the commit of this attempt lists it."""
     error_commits: tuple[tuple[int, ...], ...] = ()
     """What its Ready says of its error feedback; so does the commit. Empty: nobody has any."""
+    rates: tuple[float, ...] = ()
+    """What each Ready says, with gradient exchange."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -413,7 +416,7 @@ class Recompute:
     role: Role
     dtype: str
     num_elements: int
-    outer: OuterSettings
+    outer: OuterStep
     record: bytes | bytearray
     payload: bytes | bytearray
     tokens: tuple[int, ...] = ()

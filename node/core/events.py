@@ -174,6 +174,7 @@ class SnapshotSealed:
     mean_loss: float
     train_s: float
     samples_used: int = 0
+    rates: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -157,7 +157,7 @@ def _ask(ctx: Context) -> None:
         return
     if not (site.connected and site.welcomed and site.admitted):
         return
-    window = data.per_step * settings.sync.every
+    window = data.per_step * settings.sync.leased_steps
     overrun = data.per_step * settings.most_overrun_steps
     needed = data.used + 2 * window + overrun + data.announced.rounds_ahead * data.announced.round_samples
     for draw in data.draws.values():

@@ -33,6 +33,22 @@ def nesterov(  # noqa: PLR0917
         out_values[i] = values[i] - learning_rate * (average[i] + mu * m)
 
 
+@kernel(f32_in, f32_in, f32_in, f32_in, f32_in, f32_out, f32_out, f32_out)
+def adamw(  # noqa: PLR0917
+    values: Any, momentum: Any, variance: Any, average: Any, numbers: Any, out_values: Any, out_m: Any, out_v: Any
+) -> None:
+    """`numbers`: learning rate, weight decay, beta1, 1 - beta1, beta2, 1 - beta2, what the two moments are divided by,
+    epsilon."""
+    rate, decay, beta1, rest1, beta2, rest2 = numbers[0], numbers[1], numbers[2], numbers[3], numbers[4], numbers[5]
+    bias1, bias2, epsilon = numbers[6], numbers[7], numbers[8]
+    for i in range(out_values.size):
+        m = beta1 * momentum[i] + rest1 * average[i]
+        v = beta2 * variance[i] + rest2 * (average[i] * average[i])
+        out_m[i] = m
+        out_v[i] = v
+        out_values[i] = values[i] - rate * ((m / bias1) / (np.sqrt(v / bias2) + epsilon) + decay * values[i])
+
+
 @kernel(f32_in, f32_out)
 def round_to_bf16(values: Any, out: Any) -> None:
     """fp32(bf16(x)), ties to even. Infinities stay; the sites refuse NaN elsewhere."""
@@ -45,14 +61,15 @@ def round_to_bf16(values: Any, out: Any) -> None:
 
 def warm_up() -> None:
     """Compiles every kernel, or loads it from the cache. Safe from any thread."""
-    compile_all((sgd, nesterov, round_to_bf16, trimmed))
+    compile_all((sgd, nesterov, adamw, round_to_bf16, trimmed))
 
 
 _RESULTS = {
-    "ordinary": "fd77ba06b98881aa47b7364de9acbe6c63acc55735cf74690e1c75daf1cf5521",
-    "subnormal": "7d28f535a9ad6f3506182062af4da396a61cf150df4a30b036ac5d19aabf3014",
+    "ordinary": "041f59c5e8a2849e0d3479640b19a7e55574a0d2f088f016f8b8adeb3039f2a4",
+    "subnormal": "3c6064610a48dd804d918c1c3702773789c3f3212907469e00d488bbbf12ab75",
 }
-"""Digests of the golden results: sgd's values, nesterov's momenta and values."""
+"""Digests of the golden results: sgd's values, nesterov's momenta and values, adamw's moments and values."""
+_NUMBERS = np.array([0.003, 0.1, 0.9, 0.1, 0.95, 0.05, 0.19, 0.0975, 1e-8], np.float32)
 _NUM_ELEMENTS = 80
 """So that the vector units are tried too."""
 
@@ -61,10 +78,12 @@ def self_test() -> None:
     """Raises SelfTestFailed if this host computes other bits than the golden results, subnormal numbers included."""
     for name, expected in _RESULTS.items():
         x, m, d = golden.numbers(name, 3, _NUM_ELEMENTS)
-        out_x, out_m = np.empty_like(x), np.empty_like(m)
+        out_x, out_m, out_v = np.empty_like(x), np.empty_like(m), np.empty_like(m)
         results = Digest("atoll/outer-results/v1")
         sgd(x, d, np.float32(0.7), out_x)
         results.data(out_x.tobytes())
         nesterov(x, m, d, np.float32(0.7), np.float32(0.9), out_x, out_m)
         results.data(out_m.tobytes()).data(out_x.tobytes())
+        adamw(x, m, np.abs(m), d, _NUMBERS, out_x, out_m, out_v)
+        results.data(out_m.tobytes()).data(out_v.tobytes()).data(out_x.tobytes())
         golden.compare(f"outer update of {name} numbers", results, expected)

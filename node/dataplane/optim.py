@@ -2,21 +2,24 @@
 
     sgd        x = x - lr*d
     nesterov   m = mu*m + d;  x = x - lr*(d + mu*m)
+    adamw      m = b1*m + (1-b1)*d;  v = b2*v + (1-b2)*(d*d);  x = x - lr*((m/c1)/(sqrt(v/c2) + eps) + wd*x)
 
-with d the average pseudo-gradient (DiLoCo, arXiv 2311.08105, section 3). Vectors in docs/protocol.md, "Outer update".
+with d the average pseudo-gradient (DiLoCo, arXiv 2311.08105, section 3) or gradient (AdamW, arXiv 1711.05101, algorithm
+2), and c1 = 1 - b1^t, c2 = 1 - b2^t at step t of the run. Vectors in docs/protocol.md, "Outer update".
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 
 from atoll.node.dataplane import kernels
 from atoll.protocol.messages import Commit
-from atoll.protocol.outer import outer_at
+from atoll.protocol.outer import OuterStep, outer_at
 from atoll.protocol.plans import weights
 from atoll.protocol.recompute import slots_of
 from atoll.protocol.settings import OuterSettings
@@ -29,23 +32,44 @@ class OuterUpdate:
     """The update of a chunk by one commit."""
 
     commit: int
-    optimizer: str
-    learning_rate: np.float32
-    momentum: np.float32
+    of_group: Callable[[int], OuterStep]
+    """What is done to the tensors of a parameter group."""
     tokens: tuple[int, ...] = ()
     """Of its contributors: how a bundle is averaged."""
 
-    def apply(
-        self, values: Floats, slots: Sequence[Floats], avg: Floats, out_values: Floats, out_slots: Sequence[Floats]
+    def apply(  # noqa: PLR0917
+        self,
+        values: Floats,
+        slots: Sequence[Floats],
+        avg: Floats,
+        out_values: Floats,
+        out_slots: Sequence[Floats],
+        group: int = 0,
     ) -> None:
         """From `values`, `slots` and the average pseudo-gradient; the outputs may be the inputs (in place).
 
         All arrays are 1-D fp32 of one size; slots are in the order of `OuterOptimizer.slots`.
         """
-        if self.optimizer == "sgd":
-            kernels.sgd(values, avg, self.learning_rate, out_values)
-        else:
-            kernels.nesterov(values, slots[0], avg, self.learning_rate, self.momentum, out_values, out_slots[0])
+        step = self.of_group(group)
+        rate = np.float32(step.learning_rate)
+        match step.optimizer:
+            case "sgd":
+                kernels.sgd(values, avg, rate, out_values)
+            case "nesterov":
+                kernels.nesterov(values, slots[0], avg, rate, np.float32(step.momentum), out_values, out_slots[0])
+            case _:
+                kernels.adamw(values, *slots, avg, _numbers(step), out_values, *out_slots)
+
+
+def _numbers(step: OuterStep) -> Floats:
+    """As the kernel takes them."""
+    beta1, beta2 = step.momentum, step.beta2
+    return np.array(
+        [
+            step.learning_rate, step.weight_decay, beta1, 1 - beta1, beta2, 1 - beta2, *step.bias, step.epsilon
+        ],
+        np.float32,
+    )  # fmt: skip
 
 
 @dataclass(eq=False)
@@ -64,11 +88,5 @@ class OuterOptimizer:
 
     def at(self, record: Commit) -> OuterUpdate:
         """Bound to a commit: whatever changes in the course of a run is a function of its record."""
-        outer = outer_at(self.settings, self.steps, self.tokens, record)
-        return OuterUpdate(
-            record.commit,
-            outer.optimizer,
-            np.float32(outer.learning_rate),
-            np.float32(outer.momentum),
-            weights(record),
-        )
+        of_group = partial(outer_at, self.settings, self.steps, self.tokens, record)
+        return OuterUpdate(record.commit, of_group, weights(record))

@@ -32,7 +32,8 @@ def apply(layout: Layout, chunk: int, old: Bytes, payload: Encoded, update: Oute
         kernels.decode(payload, codec, spec.num_elements, average, tokens=update.tokens)
         rows = old.view(np.float32).reshape(-1, spec.num_elements)
         out = new.view(np.float32).reshape(-1, spec.num_elements)
-        update.apply(rows[0], list(rows[1:]), average, out[0], list(out[1:]))
+        group = layout.manifest.tensors[spec.tensor].group
+        update.apply(rows[0], list(rows[1:]), average, out[0], list(out[1:]), group)
     elif codec == UNCHANGED:
         parse_header(payload, codec=codec, num_elements=spec.num_elements, dtype=dtype)
         new[:] = old

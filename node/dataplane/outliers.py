@@ -14,6 +14,8 @@ LARGEST_CONTRIBUTION = 2.0**90
 """The norm of one to a trainable chunk; beyond it none is meant, whatever it is compared with."""
 LARGEST_AVERAGE = 2.0**96
 """Of a trainable chunk's payload, each value: no outer update of it overflows in any run that ends."""
+LARGEST_GRADIENT, LARGEST_AVERAGE_GRADIENT = 2.0**56, 2.0**60
+"""The same of gradients, whose squares have to fit into a variance."""
 
 
 Outlier = tuple[int, float, float]

@@ -12,12 +12,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from atoll.node.dataplane import outliers
 from atoll.node.dataplane.averaged import Figures, Sample
 from atoll.node.dataplane.bases import base_of
 from atoll.node.dataplane.blocks import gathered
 from atoll.node.dataplane.error_feedback import ErrorFeedback
 from atoll.node.dataplane.outer_state import OuterState, PinnedChunk
-from atoll.node.dataplane.outliers import LARGEST_AVERAGE, LARGEST_CONTRIBUTION, Outlier, above, limits
+from atoll.node.dataplane.outliers import Outlier, above, limits
 from atoll.node.dataplane.store_files import Bytes
 from atoll.node.dataplane.trimming import trimmed_mean
 from atoll.protocol import clipping
@@ -76,7 +77,8 @@ class SyncData:
         self.chunks = self.layout.chunks_of(self.fragment)
 
     def contribution(self, chunk: int) -> bytes:
-        """The encoded contribution of this site: base minus local, or the value of a buffer, or that it is unchanged.
+        """The encoded contribution of this site: base minus local, a gradient, the value of a buffer, or that it is
+        unchanged.
 
         Raises NonFiniteError naming the tensor.
         """
@@ -102,14 +104,20 @@ class SyncData:
         if way.contribution is Contribution.VALUE:
             return self._encode(spec, values)
         with self.outer.pinned(chunk) as record:
-            base = base_of(record.values, self.dtypes[self.layout.name_of(chunk)])
+            values, minus = self._difference(spec, record, values)
             with self._error(chunk) as error:
-                sent = self._encode(spec, base, values, error)
+                sent = self._encode(spec, values, minus, error)
                 if self._is_sampled and next(self._is_first_sent, False):
                     lost = scratch.floats("lost", spec.num_elements)
-                    whole = self._lost(spec, sent, base, values, error, lost)
+                    whole = self._lost(spec, sent, values, minus, error, lost)
                     self._figures.codec_error = (arithmetic.norm(lost) / whole if whole else 0.0,)
                 return sent
+
+    def _difference(self, spec: Chunk, record: PinnedChunk, local: Floats) -> tuple[Floats, Floats]:
+        """What travels of a trainable chunk, and what is to be subtracted from it: of a gradient nothing."""
+        if self.travels.of(spec.role).contribution is Contribution.GRADIENT:
+            return local, arithmetic.NOTHING
+        return base_of(record.values, self.dtypes[self.layout.name_of(spec.index)]), local
 
     def left_over(self, chunk: int, out: Floats) -> float:
         """What the codec loses of this site's contribution to a trainable chunk: `a - decode(encode(a))`; the norm of
@@ -119,14 +127,16 @@ class SyncData:
         with self.outer.pinned(chunk) as record, self._error(chunk) as error:
             if record.version > self.base_commit:
                 raise StateError(f"chunk {chunk} is at commit {record.version} already, and its base is gone")
-            base = base_of(record.values, self.dtypes[self.layout.name_of(chunk)])
-            return self._lost(spec, self._encode(spec, base, local, error), base, local, error, out)
+            values, minus = self._difference(spec, record, local)
+            return self._lost(spec, self._encode(spec, values, minus, error), values, minus, error, out)
 
     def _lost(  # noqa: PLR0917
-        self, spec: Chunk, sent: bytes, base: Floats, local: Floats, error: Floats, out: Floats
+        self, spec: Chunk, sent: bytes, values: Floats, minus: Floats, error: Floats, out: Floats
     ) -> float:
         """`out := a - decode(sent)`, where `a` is what was encoded; the norm of `a`."""
-        np.subtract(base, local, out=out)
+        np.copyto(out, values)
+        if minus.size:
+            out -= minus
         if error.size:
             out += self._beta * error
         norm = arithmetic.norm(out)
@@ -147,7 +157,7 @@ class SyncData:
     def _is_unchanged(self, spec: Chunk, local: Bytes) -> bool:
         """Whether a buffer is what the workers received of the base, bit for bit. A trainable tensor never is: its
         momentum moves it whatever the contributions are."""
-        if self.travels.of(spec.role).contribution is Contribution.DELTA:
+        if self.travels.of(spec.role).contribution is not Contribution.VALUE:
             return False
         with self.outer.pinned(spec.index) as record:
             return np.array_equal(local, self._buffer_base(spec, record).view(np.uint8))
@@ -317,11 +327,18 @@ class SyncData:
             what = ", ".join(f"{norm:.3g} (limit {limit:.3g})" for _, norm, limit in found)
             raise AverageError(f"contributions to {_place(name, spec)} of norm {what}", name, found)
 
+    @property
+    def _largest(self) -> tuple[float, float]:
+        """Norm of a contribution to a trainable chunk, and value of a payload."""
+        if self.travels.trainable.contribution is Contribution.GRADIENT:
+            return outliers.LARGEST_GRADIENT, outliers.LARGEST_AVERAGE_GRADIENT
+        return outliers.LARGEST_CONTRIBUTION, outliers.LARGEST_AVERAGE
+
     def _outliers(self, spec: Chunk, norms: list[float]) -> tuple[Outlier, ...]:
         with self.outer.pinned(spec.index) as record:
             base_norm = arithmetic.norm(record.values)
         is_value = self.travels.of(spec.role).contribution is Contribution.VALUE
-        num_others, largest = (1, math.inf) if is_value else (2, LARGEST_CONTRIBUTION)
+        num_others, largest = (1, math.inf) if is_value else (2, self._largest[0])
         last_norm = (lambda: 0.0) if is_value else (lambda: self._last_norm(spec))
         held_against = limits(norms, base_norm, last_norm, num_others=num_others, largest=largest)
         if not is_value:
@@ -355,7 +372,7 @@ class SyncData:
         of it overflow. `place`: of this site among the contributors; in a bundle there is what it sent."""
         spec = self._sync_chunk(chunk)
         way = self.travels.of(spec.role)
-        below = LARGEST_AVERAGE if way.contribution is Contribution.DELTA else math.inf
+        below = math.inf if way.contribution is Contribution.VALUE else self._largest[1]
         if not way.aggregation.is_bundle:
             self._check(spec, data, way.down, below)
             return

@@ -22,6 +22,7 @@ from atoll.node.worker.checkpoint import LocalCheckpoints
 from atoll.node.worker.connection import Connection, disconnect
 from atoll.node.worker.draws import LeasedBatches
 from atoll.node.worker.optimizer_state import OptimizerState, keeps_no_state
+from atoll.node.worker.optimizers import NodeOptimizer, check
 from atoll.node.worker.pieces import SharedTensors
 from atoll.node.worker.ramp import LearningRateRamp
 from atoll.node.worker.site import DEFAULT_BUSY_LIMIT_S, Mark, Site, Step
@@ -72,7 +73,11 @@ class JoinedSite(Site):
         self._connection, self._client = connection, connection.client
         self.settings = connection.settings
         self._optimizers = optimizers
-        self._ramp_steps = connection.settings.trainer.ramp_steps if ramp_steps is None else ramp_steps
+        strategy = connection.settings.sync.strategy
+        check(optimizers, strategy, connection.settings.outer)
+        self._of_node = [optimizer for optimizer in optimizers if isinstance(optimizer, NodeOptimizer)]
+        default = 0 if self._of_node else connection.settings.trainer.ramp_steps  # the node's moments are never fresh
+        self._ramp_steps = default if ramp_steps is None else ramp_steps
         if self._ramp_steps < 0:
             raise ConfigError(f"ramp_steps is {ramp_steps}; choose 0 (off) or more")
         self._ramp: LearningRateRamp | None = None
@@ -92,7 +97,7 @@ class JoinedSite(Site):
                     f"atoll: no checkpoints are written of {unkept}: when workers crash, the inner optimizer begins "
                     "fresh\n"
                 )
-        elif folder:
+        elif folder and not self._of_node:
             state = OptimizerState(tensors, optimizers)
             self._checkpoints = LocalCheckpoints(
                 Path(folder),
@@ -112,7 +117,7 @@ class JoinedSite(Site):
         )
         joined = self._client.join(offered)
         self._told = told = joined.told
-        self._shared = SharedTensors(tensors, joined, connection.settings.sync)
+        self._shared = SharedTensors(tensors, joined, connection.settings.sync, optimizers)
         # Ranks ask at the first boundary after this, and only when all have asked does one go on: until then no file
         # is written or removed.
         self._is_restored = self._checkpoints is not None and self._checkpoints.go_on(
@@ -286,6 +291,7 @@ class JoinedSite(Site):
         num_steps = self._steps - window.first_step if window.num_losses else 0
         self._tensors.check_trained(self._optimizers)
         if not is_seed:
+            self._check_gradients()
             self._shared.check_frozen()
         self._shared.write_snapshot(answer.fragment, with_frozen=is_seed)
         report = SealedReport(
@@ -299,9 +305,21 @@ class JoinedSite(Site):
             train_s=window.train_s,
             hashes=self._shared.hashes() if answer.hash_shared else (),
             num_samples_used=self._batches.num_samples_used if self._batches is not None else 0,
+            rates=tuple(rate for optimizer in self._of_node for rate in optimizer.rates) if not is_seed else (),
         )
+        for optimizer in self._of_node:
+            optimizer.handed_in()
         self._client.sealed(report)
         self._window = _Window(self._steps)
+
+    def _check_gradients(self) -> None:
+        """Raises ConfigError where the script has not done a step with each optimizer of the node."""
+        for optimizer in self._of_node:
+            if not optimizer.has_gradients:
+                raise ConfigError(
+                    f"site.step was called without a step of atoll.{type(optimizer).__name__} before it; call its step "
+                    "each time (a GradScaler leaves steps out: train in bfloat16 or float32)"
+                )
 
     def _note_base(self, answer: Answer) -> None:
         """The base has what the snapshot of the fragment listed if a commit holds it. One that no commit holds is
@@ -332,6 +350,8 @@ class JoinedSite(Site):
     def _apply(self, answer: Answer) -> None:
         self._shared.apply(answer.fragment, answer.mode, fresh=answer.fresh)
         self._note_base(answer)
+        for optimizer in self._of_node:
+            optimizer.at_commit(answer.version)
         self._base_run_step, self._base_run_tokens = answer.run_step, answer.run_tokens
         self._taken[answer.fragment] = answer.mode, self._steps
         self._data_epoch = answer.data_epoch

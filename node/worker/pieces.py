@@ -6,6 +6,8 @@ as their own bytes. Local tensors change in place, in the storage they have.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -13,6 +15,7 @@ from atoll.node.core.events import MergeMode
 from atoll.node.local_protocol import PieceHash, piece_hash
 from atoll.node.worker.client import JoinedLayout
 from atoll.node.worker.frozen import FrozenTensors
+from atoll.node.worker.optimizers import NodeOptimizer
 from atoll.node.worker.tensors import DTYPE_NAMES, Held, ModelTensors
 from atoll.protocol.errors import InvalidMessage
 from atoll.protocol.layout import FP32_ROLES, Role, fragments_of
@@ -24,7 +27,14 @@ TORCH_DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
 class SharedTensors:
     """A rank's tensors beside their slices of SNAPSHOT and PUBLISH. Before each use they are to be resharded."""
 
-    def __init__(self, tensors: ModelTensors, joined: JoinedLayout, sync: SyncSettings) -> None:
+    def __init__(
+        self,
+        tensors: ModelTensors,
+        joined: JoinedLayout,
+        sync: SyncSettings,
+        optimizers: Sequence[torch.optim.Optimizer] = (),
+    ) -> None:
+        self._optimizers = [o for o in optimizers if isinstance(o, NodeOptimizer)]
         self._alpha = sync.alpha
         self._fragments = fragments_of(joined.layout.manifest, sync.fragments)
         self._num_fragments = sync.fragments
@@ -57,14 +67,23 @@ class SharedTensors:
                 continue
             is_wanted = with_frozen if held.spec.role is Role.FROZEN else self._is_of(held, fragment)
             if is_wanted:
-                snapshot.copy_(held.local())  # from a device to pageable memory: synchronous
+                # From a device to pageable memory: synchronous.
+                snapshot.copy_(held.local() if with_frozen else self._contributed(held))
+
+    def _contributed(self, held: Held) -> Tensor:
+        """This rank's slice of what a sync averages: values, or the gradient of the last step."""
+        if not self._optimizers or held.spec.role is not Role.TRAINABLE:
+            return held.local()
+        assert held.parameter is not None
+        found = [gradient for o in self._optimizers if (gradient := o.gradient(held.parameter)) is not None]
+        return found[0] if found else torch.zeros_like(held.local())
 
     @torch.no_grad()
     def hashes(self) -> tuple[PieceHash, ...]:
         """Of the slices that other ranks hold too, as SNAPSHOT would carry them."""
         found = []
         for index in self._shared:
-            values = self._slices[index][0].local().to("cpu", torch.float32).contiguous()
+            values = self._contributed(self._slices[index][0]).to("cpu", torch.float32).contiguous()
             found.append(PieceHash(piece=index, hash=piece_hash(values.view(-1).numpy().data.cast("B"))))
         return tuple(found)
 

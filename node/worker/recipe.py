@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -10,16 +11,30 @@ from torch.nn import functional as F
 from torch.utils.data import Dataset
 
 from atoll.node.worker.data import Text
+from atoll.node.worker.optimizers import SGD, AdamW
 from atoll.protocol.errors import ConfigError
-from atoll.protocol.settings import TrainerSettings
+from atoll.protocol.settings import RunSettings, TrainerSettings
 
 
-def make_optimizer(model: torch.nn.Module, trainer: TrainerSettings) -> torch.optim.AdamW:
+def make_optimizer(model: nn.Module, trainer: TrainerSettings) -> torch.optim.AdamW:
     """AdamW of the built-in trainer; weight decay on matrices only."""
+    return torch.optim.AdamW(_groups(model, trainer), lr=trainer.learning_rate, betas=(trainer.beta1, trainer.beta2))
+
+
+def optimizer_of(model: nn.Module, settings: RunSettings) -> torch.optim.Optimizer:
+    """The same where each site does its steps; with gradient exchange the run's optimizer, which is at the nodes."""
+    trainer, outer = settings.trainer, settings.outer
+    if settings.sync.strategy != "gradient":
+        return make_optimizer(model, trainer)
+    if outer.optimizer == "adamw":
+        return AdamW(_groups(model, trainer), lr=trainer.learning_rate)
+    return SGD(model.parameters(), lr=trainer.learning_rate, momentum=outer.momentum)
+
+
+def _groups(model: nn.Module, trainer: TrainerSettings) -> list[dict[str, Any]]:
     matrices = [p for p in model.parameters() if p.dim() >= 2]
     vectors = [p for p in model.parameters() if p.dim() < 2]
-    groups = [{"params": matrices, "weight_decay": trainer.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
-    return torch.optim.AdamW(groups, lr=trainer.learning_rate, betas=(trainer.beta1, trainer.beta2))
+    return [{"params": matrices, "weight_decay": trainer.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
 
 
 class TextWindows(Dataset[Tensor]):

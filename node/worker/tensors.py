@@ -16,9 +16,10 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel
 
 from atoll.node.local_protocol import Piece
+from atoll.node.worker.optimizers import NodeOptimizer
 from atoll.node.worker.shared_storage import Place, check_shared_storage
 from atoll.protocol.errors import ConfigError
-from atoll.protocol.layout import Manifest, Role, TensorSpec, TiedName
+from atoll.protocol.layout import MAX_GROUPS, Manifest, Role, TensorSpec, TiedName
 from atoll.protocol.strict import nearest
 
 BufferPolicy = Literal["mean", "lowest", "local"]
@@ -154,6 +155,7 @@ def find_tensors(
         by_tensor.setdefault(key, []).append(item)
     _check_optimizers(optimizers, found)
     trained = {identity(p) for o in optimizers for group in o.param_groups for p in group["params"]}
+    groups = _groups(optimizers)
     unmatched = set(buffers or {})
     held: list[Held] = []
     tied: list[TiedName] = []
@@ -171,7 +173,7 @@ def find_tensors(
         if role is Role.BUFFER_LOCAL and not _can_be_listed(item.tensor):
             continue  # each site's own affair: complex numbers, sparse layouts
         tied += [TiedName(alias=alias, name=listed) for alias in aliases]
-        held.append(_held(item, role))
+        held.append(_held(item, role, groups.get(key, 0)))
     if unmatched:
         pattern = min(unmatched)
         known = [item.name for item in found if not isinstance(item.tensor, nn.Parameter)]
@@ -256,7 +258,15 @@ def _can_be_listed(tensor: Tensor) -> bool:
     return tensor.dtype in DTYPE_NAMES and tensor.layout is torch.strided
 
 
-def _held(item: _Found, role: Role) -> Held:
+def _groups(optimizers: Sequence[torch.optim.Optimizer]) -> dict[object, int]:
+    """Of parameters whose rates the node needs, the number of their group among those of all optimizers."""
+    of_node = [group for o in optimizers if isinstance(o, NodeOptimizer) for group in o.param_groups]
+    if len(of_node) > MAX_GROUPS:
+        raise ConfigError(f"the optimizers have {len(of_node)} parameter groups; at most {MAX_GROUPS} are possible")
+    return {identity(p): number for number, group in enumerate(of_node) for p in group["params"]}
+
+
+def _held(item: _Found, role: Role, group: int) -> Held:
     tensor, name = item.tensor, item.name
     if tensor.is_meta:
         raise ConfigError(f"{name!r} is on the meta device; give the model its values before atoll.join")
@@ -278,7 +288,9 @@ def _held(item: _Found, role: Role) -> Held:
     offsets, sizes = _slice_of(tensor, name)
     shape = tuple(tensor.shape)
     return Held(
-        spec=TensorSpec(name=name, shape=shape, dtype="F32" if role is Role.TRAINABLE else dtype, role=role),
+        spec=TensorSpec(
+            name=name, shape=shape, dtype="F32" if role is Role.TRAINABLE else dtype, role=role, group=group
+        ),
         piece=Piece(name=name, offsets=offsets, sizes=sizes, dtype=dtype),
         parameter=tensor if isinstance(tensor, nn.Parameter) else None,
         owner=item.owner,

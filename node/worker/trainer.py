@@ -16,7 +16,7 @@ from atoll.node.worker import data
 from atoll.node.worker.connection import Connection, connect, disconnect
 from atoll.node.worker.join import join
 from atoll.node.worker.model import Transformer
-from atoll.node.worker.recipe import TextWindows, learning_rate, make_optimizer, next_byte_loss
+from atoll.node.worker.recipe import TextWindows, learning_rate, next_byte_loss, optimizer_of
 from atoll.protocol.errors import AtollError, ConfigError
 
 
@@ -51,7 +51,7 @@ def train(connection: Connection) -> None:
     with _device_of_rank(connection) as device:
         bare = Transformer(settings.model, settings.seed).to(device)
         model: nn.Module = bare if connection.world == 1 else DistributedDataParallel(bare)
-        optimizer = make_optimizer(model, trainer)
+        optimizer = optimizer_of(model, settings)
         windows_of_text = TextWindows(corpus.training, trainer.sequence)
         batch_size = trainer.batch_size // connection.world
         with join(model, optimizer, data_fingerprint=fingerprint) as site:

@@ -86,10 +86,13 @@ class TensorSpec(_message.Message):
     SHAPE_FIELD_NUMBER: _builtins.int
     DTYPE_FIELD_NUMBER: _builtins.int
     ROLE_FIELD_NUMBER: _builtins.int
+    GROUP_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     dtype: _builtins.str
     """as in safetensors: F32, BF16, I64, ..."""
     role: Global___Role.ValueType
+    group: _builtins.int
+    """of a trainable tensor, with gradient exchange: the parameter group whose rates it has"""
     @_builtins.property
     def shape(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     def __init__(
@@ -99,10 +102,11 @@ class TensorSpec(_message.Message):
         shape: _abc.Iterable[_builtins.int] | None = ...,
         dtype: _builtins.str = ...,
         role: Global___Role.ValueType = ...,
+        group: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["dtype", b"dtype", "name", b"name", "role", b"role", "shape", b"shape"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dtype", b"dtype", "group", b"group", "name", b"name", "role", b"role", "shape", b"shape"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -412,6 +416,7 @@ class Commit(_message.Message):
     BRANCH_FIELD_NUMBER: _builtins.int
     DONE_FIELD_NUMBER: _builtins.int
     ERROR_COMMITS_FIELD_NUMBER: _builtins.int
+    RATES_FIELD_NUMBER: _builtins.int
     commit: _builtins.int
     sync: _builtins.int
     attempt: _builtins.int
@@ -438,6 +443,10 @@ class Commit(_message.Message):
     def error_commits(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """of each contributor, in their order, what its Ready says"""
 
+    @_builtins.property
+    def rates(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """with gradient exchange what every contributor's Ready says"""
+
     def __init__(
         self,
         *,
@@ -455,10 +464,11 @@ class Commit(_message.Message):
         branch: _builtins.int = ...,
         done: _abc.Iterable[Global___LineRanges] | None = ...,
         error_commits: _abc.Iterable[_builtins.int] | None = ...,
+        rates: _abc.Iterable[_builtins.float] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["next", b"next"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "branch", b"branch", "commit", b"commit", "contributors", b"contributors", "done", b"done", "error_commits", b"error_commits", "final", b"final", "fragment", b"fragment", "next", b"next", "payload_digest", b"payload_digest", "run_step", b"run_step", "run_tokens", b"run_tokens", "sync", b"sync", "term", b"term"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "branch", b"branch", "commit", b"commit", "contributors", b"contributors", "done", b"done", "error_commits", b"error_commits", "final", b"final", "fragment", b"fragment", "next", b"next", "payload_digest", b"payload_digest", "rates", b"rates", "run_step", b"run_step", "run_tokens", b"run_tokens", "sync", b"sync", "term", b"term"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

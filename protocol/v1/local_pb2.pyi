@@ -475,6 +475,7 @@ class SealedReport(_message.Message):
     TRAIN_S_FIELD_NUMBER: _builtins.int
     HASHES_FIELD_NUMBER: _builtins.int
     NUM_SAMPLES_USED_FIELD_NUMBER: _builtins.int
+    RATES_FIELD_NUMBER: _builtins.int
     step: _builtins.int
     seq: _builtins.int
     fragment: _builtins.int
@@ -492,6 +493,10 @@ class SealedReport(_message.Message):
     def hashes(self) -> _containers.RepeatedCompositeFieldContainer[Global___PieceHash]:
         """of every shared piece in their order, if the SNAPSHOT says hash_shared"""
 
+    @_builtins.property
+    def rates(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """as in Ready"""
+
     def __init__(
         self,
         *,
@@ -505,10 +510,11 @@ class SealedReport(_message.Message):
         train_s: _builtins.float = ...,
         hashes: _abc.Iterable[Global___PieceHash] | None = ...,
         num_samples_used: _builtins.int = ...,
+        rates: _abc.Iterable[_builtins.float] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["data_rank", b"data_rank", "fragment", b"fragment", "hashes", b"hashes", "loss_sum", b"loss_sum", "num_samples_used", b"num_samples_used", "num_steps", b"num_steps", "seq", b"seq", "step", b"step", "tokens", b"tokens", "train_s", b"train_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data_rank", b"data_rank", "fragment", b"fragment", "hashes", b"hashes", "loss_sum", b"loss_sum", "num_samples_used", b"num_samples_used", "num_steps", b"num_steps", "rates", b"rates", "seq", b"seq", "step", b"step", "tokens", b"tokens", "train_s", b"train_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -651,6 +651,7 @@ class Ready(_message.Message):
     RANGES_FIELD_NUMBER: _builtins.int
     UNREACHABLE_SITE_IDS_FIELD_NUMBER: _builtins.int
     ERROR_COMMITS_FIELD_NUMBER: _builtins.int
+    RATES_FIELD_NUMBER: _builtins.int
     sync: _builtins.int
     tokens: _builtins.int
     """trained since the base, 0 = contribute nothing"""
@@ -670,6 +671,10 @@ class Ready(_message.Message):
     def error_commits(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """of each fragment in the sync: the commit that advanced its error, 0: none. Empty without error feedback"""
 
+    @_builtins.property
+    def rates(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """with gradient exchange, of each parameter group: learning rate, then weight decay. Else empty"""
+
     def __init__(
         self,
         *,
@@ -681,10 +686,11 @@ class Ready(_message.Message):
         ranges: _abc.Iterable[_common_pb2.DataRange] | None = ...,
         unreachable_site_ids: _abc.Iterable[_builtins.int] | None = ...,
         error_commits: _abc.Iterable[_builtins.int] | None = ...,
+        rates: _abc.Iterable[_builtins.float] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["error_commits", b"error_commits", "mean_loss", b"mean_loss", "num_steps", b"num_steps", "ranges", b"ranges", "sync", b"sync", "tokens", b"tokens", "train_s", b"train_s", "unreachable_site_ids", b"unreachable_site_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error_commits", b"error_commits", "mean_loss", b"mean_loss", "num_steps", b"num_steps", "ranges", b"ranges", "rates", b"rates", "sync", b"sync", "tokens", b"tokens", "train_s", b"train_s", "unreachable_site_ids", b"unreachable_site_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -8,15 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from atoll.node.worker.join import join
+    from atoll.node.worker.optimizers import SGD, AdamW
     from atoll.node.worker.site import Site, Step
 
-__all__ = ["Site", "Step", "__version__", "join"]
+__all__ = ["SGD", "AdamW", "Site", "Step", "__version__", "join"]
+_MODULES = {"join": "join", "AdamW": "optimizers", "SGD": "optimizers"}
 
 __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:
     if name in __all__:
-        module = "join" if name == "join" else "site"
+        module = _MODULES.get(name, "site")
         return getattr(importlib.import_module(f"atoll.node.worker.{module}"), name)
     raise AttributeError(f"module 'atoll' has no attribute {name!r}")

@@ -20,7 +20,7 @@ from atoll.protocol.errors import InvalidMessage
 from atoll.protocol.layout import DTYPE_BYTES, Chunk, Layout, Manifest, Role, TensorSpec
 from atoll.protocol.recompute import recomputed, record_bytes
 from atoll.protocol.settings import OuterSettings
-from tests.harness.data_plane import update_of
+from tests.harness.data_plane import step_of, update_of
 from tests.harness.fuzzing import damaged, fuzz
 
 SIZES = [1, 511, 513, 1300]
@@ -40,7 +40,7 @@ def specs() -> list[TensorSpec]:
     return found + [TensorSpec(name=f"b{d}", shape=(9,), dtype=d, role=Role.BUFFER_LOWEST) for d in RAW_DTYPES]
 
 
-@pytest.fixture(scope="module", params=["nesterov", "sgd"])
+@pytest.fixture(scope="module", params=["nesterov", "sgd", "adamw"])
 def outer(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> OuterState:
     slots = OuterOptimizer(OuterSettings(optimizer=request.param)).slots
     return OuterState.create(tmp_path_factory.mktemp("outer"), Layout(Manifest.canonical(specs())), slots, "run")
@@ -108,14 +108,18 @@ def test_every_chunk_comes_out_with_the_bits_of_the_sites(
     outer: OuterState, seed: int, values: dict[str, float], data: st.DataObject
 ) -> None:
     generator = np.random.default_rng(seed)
-    settings = OuterSettings(optimizer="nesterov" if outer.slots else "sgd", **values)
+    name = {0: "sgd", 1: "nesterov", 2: "adamw"}[len(outer.slots)]
+    settings = OuterSettings(optimizer=name, **values)
     optimizer = OuterOptimizer(settings)
     chunk = outer.layout.chunks[data.draw(st.integers(0, len(outer.layout.chunks) - 1))]
     dtype = outer.layout.manifest.tensors[chunk.tensor].dtype
     size = record_bytes(chunk.role, dtype, chunk.num_elements, settings)
     record = generator.bytes(size)
     if chunk.role is Role.TRAINABLE:
-        record = some_floats(generator, size // 4, are_finite=False).tobytes()
+        rows = some_floats(generator, size // 4, are_finite=name == "adamw").reshape(1 + len(outer.slots), -1)
+        if name == "adamw":
+            np.abs(rows[2], out=rows[2])  # a sum of squares
+        record = rows.tobytes()
 
     def at_a_site(payload: bytes) -> bytes:
         with np.errstate(all="ignore"):
@@ -126,7 +130,7 @@ def test_every_chunk_comes_out_with_the_bits_of_the_sites(
             role=chunk.role,
             dtype=dtype,
             num_elements=chunk.num_elements,
-            settings=settings,
+            settings=step_of(settings),
             record=record,
             payload=payload,
             tokens=TOKENS[:number],

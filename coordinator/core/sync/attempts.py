@@ -75,6 +75,7 @@ class Attempt:
                 num_steps=self.plan.num_steps,
                 ranges=ranges,
                 error_commits=error_commits,
+                rates=weights.rates,
             )
             for tokens, ranges, error_commits in zip(weights.said, weights.ranges, errors, strict=True)
         ]

@@ -45,6 +45,8 @@ class ChunkSizes:
         self._empty, self._empty_ends = array("Q"), array("Q")  # ranges of chunks of syncs that have no payload
         self.num_payloads = 0
         """Of a sync: chunks without elements have none."""
+        self.num_groups = 1
+        """Of parameters."""
         self.num_chunks = 0
         """Of the whole model, frozen tensors included."""
         self._num_sync_chunks = self.total_bytes = 0
@@ -80,6 +82,7 @@ class ChunkSizes:
         are_bundled, in_flight = travels.trainable.aggregation.is_bundle, sync.most_in_flight
         fragments = [cls(part, num_in_flight=in_flight, are_bundled=are_bundled) for part in own]
         found = cls(runs, fragments, are_bundled=are_bundled)  # a sync of all fragments is alone
+        found.num_groups = manifest.num_groups
         if found.num_chunks > sync.max_chunks:
             raise ConfigError(
                 f"the model has {found.num_chunks} chunks of {sync.chunk_elements} elements, a run takes "

@@ -93,6 +93,8 @@ def _collecting(run: Run, sync: Sync) -> d.Decision:
         contributors = others
     if len(contributors) < quorum:
         return _too_few(run, sync, waiting, able)
+    if (refused := _odd_ones(run, sync, contributors)) is not None:
+        return refused
     why = _why_now(waiting, patience, run.now - sync.first_ready_at) + left_out
     return _propose(run, sync, contributors, why, patience.late)
 
@@ -194,6 +196,12 @@ def _propose(run: Run, sync: Sync, contributors: list[Site], why: str, late: fro
     return d.Propose(plan=plan, suspects=suspects, late=late, why=why)
 
 
+def _odd_ones(run: Run, sync: Sync, sites: list[Site]) -> d.Refuse | None:
+    """A commit has one learning rate. None: they agree."""
+    odd = weighing.odd_rates(sync, [s.site_id for s in sites])
+    return d.Refuse(sites=tuple((run.members.known(i), text) for i, text in odd.items())) if odd else None
+
+
 def _train_on(empty: list[Site], lack: str) -> d.Decision:
     """The sync ends; in the next one the sites that had no tokens can contribute."""
     names = ", ".join(s.label for s in empty)
@@ -225,6 +233,8 @@ def _planned(run: Run, sync: Sync, attempt: Attempt) -> d.Decision:
         return d.GiveWay(reason)
     if not all(i in sync.ready for i in attempt.ids()):
         return _collecting(run, sync)
+    if (refused := _odd_ones(run, sync, [run.members.known(i) for i in attempt.ids()])) is not None:
+        return refused
     weights = weighing.weigh(run, sync, attempt)
     if attempt.plan.ahead and (cut := weighing.cut_of(run, weights, attempt.ids())):
         return d.GiveWay("; ".join(cut))  # contributors say their whole weights to each other; in another one not

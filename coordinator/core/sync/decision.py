@@ -109,6 +109,13 @@ class Evict:
     """With what is said of it, and why."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refuse:
+    """For good, and why."""
+
+    sites: tuple[tuple[Site, str], ...]
+
+
 @dataclass(frozen=True, slots=True)
 class JudgeStates:
     """Contributors hold different states of that commit."""
@@ -145,5 +152,5 @@ class GoBack:
 
 OfAttempt = GiveWay | Weigh | Fail | LeaveOut | AskForLists | Stuck | Misled | Evict | JudgeStates | Commit
 """Of the attempt under way."""
-OfSync = Propose | CollectAgain | Abandon
+OfSync = Propose | CollectAgain | Abandon | Refuse
 Decision = Wait | OfSync | OfAttempt

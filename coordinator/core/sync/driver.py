@@ -61,13 +61,18 @@ def ready(run: Run, site: Site, message: m.Ready) -> None:
         )
         run.refuse(site.stream, m.RefusedKind.INVALID, text)
         return
+    num_rates = 2 * run.chunk_sizes.num_groups if settings.strategy == "gradient" else 0
+    if len(message.rates) != num_rates:
+        text = f"Ready of {site.label} for sync {message.sync}: {len(message.rates)} rates, {num_rates} are expected"
+        run.refuse(site.stream, m.RefusedKind.INVALID, text)
+        return
     if site.site_id in sync.open.resting:
         return  # it was told; its turn is in another sync
     if sync.exclusions.is_void(site.start):
         return  # reducers may hold what it discarded, under the same key; it contributes to the next sync
     known = sync.ready.get(site.site_id)
-    said = message.tokens, message.ranges, message.error_commits
-    if known is not None and (known.tokens, known.ranges, known.error_commits) != said:
+    said = message.tokens, message.ranges, message.error_commits, message.rates
+    if known is not None and (known.tokens, known.ranges, known.error_commits, known.rates) != said:
         return  # a contribution never changes
     if not leases.may_list(run, site, message):
         text = f"the Ready of {site.label} is refused: it lists data that this start does not lease"
@@ -212,6 +217,10 @@ def _carry_out(run: Run, sync: Sync, decision: d.OfSync | d.OfAttempt) -> None:
             if error:
                 run.report(logging.ERROR, error)
             outcomes.abandon(run, sync, reason, without_tokens=without_tokens)
+        case d.Refuse(sites=sites):
+            for site, text in sites:
+                run.refuse(site.stream, m.RefusedKind.INVALID, f"{site.label}: {text}")
+                run.evict(site, text, is_strike=False)
         case _:
             assert attempt is not None, "what is decided of an attempt"
             _carry_out_in(run, sync, attempt, decision)

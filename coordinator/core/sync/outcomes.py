@@ -236,6 +236,7 @@ def commit(run: Run, sync: Sync, attempt: Attempt, payload_digest: bytes, stood_
         next=following,
         done=leases.finish(run, attempt),
         error_commits=tuple(chain.from_iterable(attempt.weights.error_commits)),
+        rates=attempt.weights.rates,
     )
     losses = [(c.tokens, sync.losses[c.site_id]) for c in contributors if c.site_id in sync.losses]
     weight = sum(t for t, _ in losses)
@@ -321,6 +322,8 @@ def _learn_links(run: Run, sync: Sync, attempt: Attempt) -> None:
     here = [site.site_id for site in run.members.live()]
     sync_bytes = run.chunk_sizes.of_sync(attempt.plan.fragment).total_bytes
     run.links.settle(here, sync_bytes, run.pace.period_s)
+    if run.settings.sync.strategy == "gradient":
+        return  # no site rests: what it trained meanwhile would be in no commit
     ready_at = [sync.ready_at[i] for i in attempt.ids() if i in sync.ready_at and run.resting.every(i) == 1]
     is_first = attempt.plan.attempt == 1 and ready_at
     committed = Committed(

@@ -21,6 +21,9 @@ from atoll.coordinator.core.sync.syncs import Sync
 from atoll.protocol.messages import MAX_TOKENS, Ready
 from atoll.protocol.settings import SyncSettings
 
+MAX_RATE = 100.0
+"""Learning rate, or weight decay."""
+
 
 def within_ratio(ready: Sequence[Ready], covered: Sequence[int], max_ratio: int) -> tuple[int, ...]:
     """The weights: at most `max_ratio` times the pace of the median contributor, over the steps that each covers.
@@ -52,7 +55,27 @@ def weigh(run: Run, sync: Sync, attempt: Attempt) -> WeightsRecord:
         said=tuple(message.tokens for message in ready),
         ranges=tuple(message.ranges for message in ready),
         error_commits=tuple(message.error_commits for message in ready) if settings.error_feedback else (),
+        rates=ready[0].rates,
     )
+
+
+def odd_rates(sync: Sync, site_ids: Sequence[int]) -> dict[int, str]:
+    """Of these ready sites, those whose optimizers have other rates than most, and what is wrong. Where as many have
+    one as another, the rates of the lowest id count."""
+    by_rates: dict[tuple[float, ...], list[int]] = {}
+    for site_id in sorted(site_ids):
+        by_rates.setdefault(sync.ready[site_id].rates, []).append(site_id)
+    if len(by_rates) < 2:
+        return {}
+    usual, sites = max(by_rates.items(), key=lambda item: len(item[1]))  # of equal ones the first
+    others = ", ".join(map(str, sites))
+    return {
+        i: f"its optimizer has the rates {list(rates)}, those of site {others} are {list(usual)} (learning rate and "
+        "weight decay of each parameter group): use the same script and scheduler"
+        for rates, odd in by_rates.items()
+        if rates != usual
+        for i in odd
+    }
 
 
 def cut_of(run: Run, weights: WeightsRecord, site_ids: Sequence[int]) -> tuple[str, ...]:
@@ -65,8 +88,12 @@ def cut_of(run: Run, weights: WeightsRecord, site_ids: Sequence[int]) -> tuple[s
 
 
 def beyond_bounds(ready: Ready, settings: SyncSettings) -> str:
-    """Why the tokens are more than possible, or cannot be those of the positions that Ready lists; empty if they can,
-    or if it lists none."""
+    """Why the tokens are more than possible, or cannot be those of the positions that Ready lists, or the rates are
+    none; empty if they can, or if it lists none."""
+    if not all(0 <= rate <= MAX_RATE for rate in ready.rates) or len(ready.rates) % 2:
+        return (
+            f"its optimizer has the rates {list(ready.rates)}: from 0 to {MAX_RATE:g} are possible, two of each group"
+        )
     if ready.tokens >= MAX_TOKENS:
         return f"it says {ready.tokens} tokens, less than {MAX_TOKENS} are possible"
     num_samples = sum(r.num_samples for r in ready.ranges)

@@ -35,6 +35,9 @@ def wrong_in_commit(ctx: Context, lane: Lane, exchange: Exchange, commit: m.Comm
     listed = next((c.tokens for c in commit.contributors if (c.site_id, c.incarnation) == me), None)
     if listed != exchange.tokens:
         return f"commit {commit.commit} lists this site with the weight {listed}, it exchanged with {exchange.tokens}"
+    report = lane.snapshot.report
+    if report is not None and commit.rates != report.rates:
+        return f"commit {commit.commit} has the rates {list(commit.rates)}, this site's Ready {list(report.rates)}"
     line = ctx.site.site_id if ctx.settings.data == "local" else GLOBAL_LINE
     done = Ranges(r for item in commit.done if item.line == line for r in item.ranges)
     missing = Ranges(lane.snapshot.ranges).minus(done)

@@ -65,6 +65,12 @@ def sealed_by_all(generation: int, reports: Sequence[SealedReport], loaders: Col
     if len(steps) > 1:
         told = ", ".join(f"rank {rank} {count}" for count, rank in steps.items())
         return f"ranks report different numbers of steps at step {step}: {told}"
+    for rank, report in enumerate(reports):
+        if report.rates != reports[0].rates:
+            return (
+                f"ranks 0 and {rank} have optimizers with different rates at step {step}: "
+                f"{list(reports[0].rates)} and {list(report.rates)} (learning rate and weight decay of each group)"
+            )
     if text := _unequal_use(reports, loaders):
         return text
     # Each data rank once, by its ranks that know the loss (in a pipeline: the last stage).
@@ -80,6 +86,7 @@ def sealed_by_all(generation: int, reports: Sequence[SealedReport], loaders: Col
         mean_loss=sum(loss / len(losses) for loss in losses.values()),
         train_s=max(r.train_s for r in reports),
         samples_used=max(r.num_samples_used for r in reports) * len(tokens),
+        rates=reports[0].rates,
     )
 
 

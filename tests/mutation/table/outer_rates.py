@@ -49,7 +49,7 @@ MUTATIONS = (
         name="a dispute is settled with the rates of the start",
         rule="the coordinator computes with the rates of the commit",
         where="coordinator.core.log.evidence:_hash_of",
-        old="outer=outer_at(outer, run.settings.steps, run.settings.tokens, record.commit),",
+        old="outer=outer_at(outer, run.settings.steps, run.settings.tokens, record.commit, spec.group),",
         new="outer=outer,",
         tests=("tests/unit/coordinator/test_disputes.py",),
     ),

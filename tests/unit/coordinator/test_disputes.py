@@ -14,6 +14,7 @@ from atoll.protocol.layout import Layout, Manifest, Role, TensorSpec
 from atoll.protocol.messages import AdmittedAs, Evidence
 from atoll.protocol.settings import OuterSettings, RunSettings
 from tests.harness.coordinator_story import FakeSite, Story, some_settings
+from tests.harness.data_plane import step_of
 from tests.harness.tiny_model import DAMAGED_CHUNK
 
 
@@ -104,7 +105,7 @@ def test_what_cannot_be_computed_for_any_reason_is_an_answer(monkeypatch: pytest
 
     monkeypatch.setattr(evidence, "recomputed", broken)
     asked = e.Recompute(
-        role=Role.TRAINABLE, dtype="F32", num_elements=1, outer=OuterSettings(), record=b"", payload=b""
+        role=Role.TRAINABLE, dtype="F32", num_elements=1, outer=step_of(OuterSettings()), record=b"", payload=b""
     )
     assert evidence.recompute(asked).problem == "ZeroDivisionError()"
 
@@ -331,7 +332,12 @@ def test_answers_that_nobody_waits_for_change_nothing() -> None:
         story.says(other, message)
     assert story.num_shown() == 0
     unasked = e.Recompute(
-        role=Role.TRAINABLE, dtype="float32", num_elements=1, outer=story.settings.outer, record=b"", payload=b""
+        role=Role.TRAINABLE,
+        dtype="float32",
+        num_elements=1,
+        outer=step_of(story.settings.outer),
+        record=b"",
+        payload=b"",
     )
     story.happens(e.Recomputed(of=unasked, chunk_hash=bytes(32)))
     assert not evicted(story)

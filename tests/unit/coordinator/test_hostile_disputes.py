@@ -13,6 +13,7 @@ from atoll.protocol.layout import Role
 from atoll.protocol.messages import Evidence
 from atoll.protocol.settings import OuterSettings
 from tests.harness.coordinator_story import Story, some_settings
+from tests.harness.data_plane import step_of
 from tests.unit.coordinator.test_disputes import before_it, evicted
 
 
@@ -186,7 +187,7 @@ def test_what_was_found_out_of_two_sides_is_not_taken_for_two_others() -> None:
     dispute.found = dict.fromkeys(lists, b"")
     dispute.computed, dispute.problem = one, "it cannot be read"
     dispute.computing = e.Recompute(
-        role=Role.FROZEN, dtype="float32", num_elements=0, outer=OuterSettings(), record=b"", payload=b""
+        role=Role.FROZEN, dtype="float32", num_elements=0, outer=step_of(OuterSettings()), record=b"", payload=b""
     )
     assert dispute.compare({one: b"", two: b""}) == 1, "as it was found"
     assert (dispute.computed, list(dispute.found)) == (one, lists)

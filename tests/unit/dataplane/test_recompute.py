@@ -14,10 +14,11 @@ from atoll.protocol.errors import InvalidMessage
 from atoll.protocol.layout import Layout, Manifest, Role, TensorSpec
 from atoll.protocol.recompute import recomputed, record_bytes
 from atoll.protocol.settings import OuterSettings
-from tests.harness.data_plane import update_of
+from tests.harness.data_plane import step_of, update_of
 
 NESTEROV = OuterSettings(learning_rate=0.7, momentum=0.9)
 SGD = OuterSettings(optimizer="sgd", learning_rate=0.3)
+ADAMW = OuterSettings(optimizer="adamw", momentum=0.9)
 NUM_ELEMENTS = 70_001  # more than are computed at once, and no multiple of a block
 
 
@@ -31,12 +32,14 @@ def floats(seed: int, num: int = NUM_ELEMENTS) -> np.ndarray:
 
 @pytest.mark.parametrize("zstd_level", [0, 3])
 @pytest.mark.parametrize("codec", DENSE)
-@pytest.mark.parametrize("settings", [NESTEROV, SGD], ids=lambda s: s.optimizer)
+@pytest.mark.parametrize("settings", [NESTEROV, SGD, ADAMW], ids=lambda s: s.optimizer)
 def test_a_trained_chunk_comes_out_as_at_the_sites(
     tmp_path: object, settings: OuterSettings, codec: str, zstd_level: int
 ) -> None:
     optimizer = OuterOptimizer(settings)
     rows = [floats(i) for i in range(1 + len(optimizer.slots))]
+    if settings.optimizer == "adamw":
+        rows[2] = np.abs(rows[2])
     payload = kernels.encode(codec, floats(7), zstd_level=zstd_level)
     average = np.empty(NUM_ELEMENTS, np.float32)
     kernels.decode(payload, codec, NUM_ELEMENTS, average)
@@ -46,7 +49,7 @@ def test_a_trained_chunk_comes_out_as_at_the_sites(
         role=Role.TRAINABLE,
         dtype="F32",
         num_elements=NUM_ELEMENTS,
-        settings=settings,
+        settings=step_of(settings),
         record=b"".join(row.tobytes() for row in rows),
         payload=payload,
     )
@@ -81,7 +84,12 @@ def test_every_role_comes_out_as_in_the_outer_state(tmp_path, is_unchanged: bool
         outer.put(chunk.index, 0, record)
         expected = updated(outer.layout, chunk.index, record, payload, update_of(1, optimizer))
         found = recomputed(
-            role=chunk.role, dtype=spec.dtype, num_elements=9, settings=NESTEROV, record=record, payload=payload
+            role=chunk.role,
+            dtype=spec.dtype,
+            num_elements=9,
+            settings=step_of(NESTEROV),
+            record=record,
+            payload=payload,
         )
         assert found == expected
 
@@ -94,4 +102,11 @@ def test_what_is_of_another_chunk_is_refused() -> None:
         (bytes(9 * 8), unchanged(9, "F32")),
     ):
         with pytest.raises(InvalidMessage):
-            recomputed(role=Role.TRAINABLE, dtype="F32", num_elements=9, settings=NESTEROV, record=record, payload=data)
+            recomputed(
+                role=Role.TRAINABLE,
+                dtype="F32",
+                num_elements=9,
+                settings=step_of(NESTEROV),
+                record=record,
+                payload=data,
+            )

@@ -1,0 +1,170 @@
+"""Optimizers of gradient exchange: torch's interface to a script, and the step itself at the node, which has the
+gradients of all sites and keeps the moments.
+
+Under a node `step` hands in the gradients, and `site.step` takes the new values back. Alone the same step is done here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from atoll.protocol.errors import ConfigError
+from atoll.protocol.settings import OuterSettings
+
+
+class NodeOptimizer(torch.optim.Optimizer):
+    """The learning rate and weight decay of `param_groups` count at each `step`, so schedulers work as ever; all sites
+    need the same. Clipping and unscaling change the gradient of this site, before it is averaged."""
+
+    def __init__(self, params: Iterable[Any], lr: float, weight_decay: float, **rest: Any) -> None:
+        self._gradients: dict[nn.Parameter, Tensor] | None = None
+        self._rates: tuple[float, ...] = ()
+        self._num_commits: int | None = None
+        """None: alone."""
+        super().__init__(params, {"lr": lr, "weight_decay": weight_decay, **rest})
+
+    def differs(self, outer: OuterSettings) -> str:
+        """From the run's outer optimizer, in words; empty if it is that."""
+        raise NotImplementedError
+
+    def _move(self, parameter: nn.Parameter, gradient: Tensor, group: dict[str, Any]) -> None:
+        """The step alone."""
+        raise NotImplementedError
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Takes the gradients: they are None after it. Raises ConfigError for a sparse one."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        gradients = {p: p.grad for group in self.param_groups for p in group["params"] if p.grad is not None}
+        for parameter, gradient in gradients.items():
+            if gradient.layout is not torch.strided:
+                raise ConfigError(f"a gradient of shape {list(gradient.shape)} is {gradient.layout}; make it dense")
+            parameter.grad = None
+        self._rates = tuple(float(group[key]) for group in self.param_groups for key in ("lr", "weight_decay"))
+        if self._num_commits is not None:
+            self._gradients = gradients
+            return loss
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter in gradients:
+                    self._move(parameter, gradients[parameter], group)
+        return loss
+
+    def state_dict(self) -> dict[str, Any]:
+        """Under a node the state is the run's: only the commit that it is of is named here."""
+        found = super().state_dict()
+        return found if self._num_commits is None else {**found, "state": {}, "commit": self._num_commits}
+
+    # --- under a node
+
+    def at_commit(self, commit: int) -> None:
+        """The parameters have the values of that commit."""
+        self._num_commits = commit
+
+    @property
+    def rates(self) -> tuple[float, ...]:
+        """At the last step: learning rate and weight decay of each group."""
+        return self._rates
+
+    @property
+    def has_gradients(self) -> bool:
+        """Of a step that was not handed in."""
+        return self._gradients is not None
+
+    def gradient(self, parameter: nn.Parameter) -> Tensor | None:
+        """This rank's slice; None if the step had none."""
+        gradient = (self._gradients or {}).get(parameter)
+        if isinstance(gradient, DTensor):
+            assert isinstance(parameter, DTensor)
+            return gradient.redistribute(placements=parameter.placements).to_local()
+        return gradient
+
+    def handed_in(self) -> None:
+        """They are in SNAPSHOT."""
+        self._gradients = None
+
+
+class SGD(NodeOptimizer):
+    """`p = p - lr * g`, or with momentum Nesterov's: `m = mu * m + g; p = p - lr * (g + mu * m)`."""
+
+    def __init__(self, params: Iterable[Any], lr: float, momentum: float = 0.0) -> None:
+        super().__init__(params, lr, 0.0, momentum=momentum)
+
+    def differs(self, outer: OuterSettings) -> str:
+        momentum = self.defaults["momentum"]
+        if outer.optimizer in ("sgd", "nesterov") and outer.momentum == momentum:
+            return ""
+        return f"atoll.SGD(momentum={momentum:g})"
+
+    def _move(self, parameter: nn.Parameter, gradient: Tensor, group: dict[str, Any]) -> None:
+        if mu := group["momentum"]:
+            state = self.state[parameter]
+            buffer = state.setdefault("momentum", torch.zeros_like(parameter))
+            buffer.mul_(mu).add_(gradient)
+            gradient = gradient + mu * buffer
+        parameter.sub_(group["lr"] * gradient)
+
+
+class AdamW(NodeOptimizer):
+    """AdamW (arXiv 1711.05101) over all sites. `betas` and `eps` are the run's; given here they have to be equal."""
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float = 1e-3,
+        betas: tuple[float, float] | None = None,
+        eps: float | None = None,
+        weight_decay: float = 1e-2,
+    ) -> None:
+        self._given = (*(betas or (None, None)), eps)
+        super().__init__(params, lr, weight_decay)
+
+    def differs(self, outer: OuterSettings) -> str:
+        wanted = outer.momentum, outer.beta2, outer.epsilon
+        pairs = zip(self._given, wanted, strict=True)
+        if outer.optimizer == "adamw" and all(given in (None, found) for given, found in pairs):
+            return ""
+        beta1, beta2, eps = self._given
+        return "atoll.AdamW()" if beta1 is eps is None else f"atoll.AdamW(betas=({beta1}, {beta2}), eps={eps})"
+
+    def _move(self, parameter: nn.Parameter, gradient: Tensor, group: dict[str, Any]) -> None:
+        alone = OuterSettings(momentum=0.9)
+        wanted = alone.momentum, alone.beta2, alone.epsilon
+        beta1, beta2, eps = (b if a is None else a for a, b in zip(self._given, wanted, strict=True))
+        state = self.state[parameter]
+        step = state["step"] = state.get("step", 0) + 1
+        m, v = (state.setdefault(key, torch.zeros_like(parameter)) for key in ("momentum", "variance"))
+        m.mul_(beta1).add_(gradient, alpha=1 - beta1)
+        v.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
+        moved = (m / (1 - beta1**step)) / ((v / (1 - beta2**step)).sqrt() + eps)
+        parameter.sub_(group["lr"] * (moved + group["weight_decay"] * parameter))
+
+
+def check(optimizers: Iterable[torch.optim.Optimizer], strategy: str, outer: OuterSettings) -> None:
+    """Raises ConfigError unless these are the ones that the run exchanges for."""
+    for optimizer in optimizers:
+        kind = type(optimizer).__name__
+        if not isinstance(optimizer, NodeOptimizer):
+            if strategy == "gradient":
+                name = "AdamW" if outer.optimizer == "adamw" else "SGD"
+                raise ConfigError(
+                    f'{kind} does its steps alone, and the run has sync.strategy = "gradient", in which the nodes do '
+                    f"them: use atoll.{name}(params, lr=...)"
+                )
+        elif strategy != "gradient":
+            raise ConfigError(
+                f'atoll.{kind} is for sync.strategy = "gradient", and the run has "{strategy}": use one of torch.optim'
+            )
+        elif found := optimizer.differs(outer):
+            raise ConfigError(
+                f"the script has {found}, and the run outer.optimizer = {outer.optimizer!r} with momentum "
+                f"{outer.momentum:g} (beta1), beta2 {outer.beta2:g} and epsilon {outer.epsilon:g}: make them equal"
+            )
