@@ -7,7 +7,7 @@ import logging
 from atoll.node.core import commits, events, holding, saving, sources
 from atoll.node.core.context import Context
 from atoll.node.core.disk import Outer, newest
-from atoll.node.core.lanes import exchanges, snapshots, syncs
+from atoll.node.core.lanes import exchanges, snapshots
 from atoll.node.core.outputs import FetchState, RollBack, TellFetch
 from atoll.protocol import messages as m
 
@@ -56,7 +56,7 @@ def state_fetched(ctx: Context, event: events.StateFetched) -> None:
             exchanges.give_up(ctx, lane)
         snapshots.settle(ctx, lane, outer)
     site.workers.reach(outer)
-    syncs.drop_late(ctx)
+    snapshots.drop_late(ctx)
     disk.unpublish()  # it may have held another state of this commit
     holding.hold(ctx, outer, final=disk.final or event.final)
     ctx.report(logging.INFO, f"outer state complete and verified at commit {event.commit}")

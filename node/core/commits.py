@@ -97,7 +97,7 @@ def applied(ctx: Context, event: events.CommitApplied) -> None:
         if snapshots.settle(ctx, lane, outer):
             site.workers.missed()
     site.workers.reach(outer)
-    syncs.drop_late(ctx)
+    snapshots.drop_late(ctx)
     exchanges.applied(ctx, commit)
     ctx.emit(DropSync(commit.sync))
     syncs.ended(ctx, commit.sync)

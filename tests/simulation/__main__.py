@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import multiprocessing
 import os
+import random
 import sys
 import time
 from collections import Counter
@@ -24,7 +25,7 @@ from dataclasses import replace
 
 from tests.simulation.faults import Fault, draw_faults, strike
 from tests.simulation.large import LEAST_SITES, large
-from tests.simulation.world import Outcome, Shape, draw_shape_of, play
+from tests.simulation.world import Outcome, Shape, draw_shape_of, in_gradients, play
 
 SAY_EVERY_S = 10.0
 STORY_LINES = 60
@@ -33,7 +34,13 @@ STORY_LINES = 60
 def one(seed: int, faults: Sequence[Fault] | None = None, shape: Shape | None = None) -> Outcome:
     """The schedule of that seed, or with other faults, or of another shape."""
     chosen = draw_faults(seed) if faults is None else faults
-    return play(seed, lambda world: strike(world, chosen), shape or draw_shape_of(seed))
+    return play(seed, lambda world: strike(world, chosen), shape or drawn(seed))
+
+
+def drawn(seed: int) -> Shape:
+    """A sixth of the schedules exchange gradients."""
+    shape = draw_shape_of(seed)
+    return in_gradients(shape, seed) if random.Random(f"strategy {seed}").random() < 1 / 6 else shape
 
 
 def _briefly(seed: int) -> Outcome:

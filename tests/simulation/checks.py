@@ -545,7 +545,13 @@ class Checks:
             name, elements = self._layout.name_of(chunk.index), elements_of(chunk)
             start = np.frombuffer(states[part.base][chunk.index][: chunk.num_bytes], "<f4")
             steps_here = {step: found[name].ravel()[elements] for step, found in learned.items()}
-            expected = trained(part, chunk, states, steps_here, bf16=sealed.bf16)
+            if self._settings.sync.strategy == "gradient":
+                self.require(
+                    len(part.steps) == 1, f"site {sealed.site_id} sealed a gradient of {len(part.steps)} steps"
+                )
+                expected = steps_here[part.steps[0]]
+            else:
+                expected = trained(part, chunk, states, steps_here, bf16=sealed.bf16)
             found = np.frombuffer(cut_out(sealed.values, chunk), "<f4")
             if not (np.abs(found) < MOST).all():
                 continue  # the faults that make a NaN or an absurd value; no commit may hold it

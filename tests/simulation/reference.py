@@ -49,6 +49,7 @@ def replay(
             if chunk.role is Role.BUFFER_MEAN and all(local == values for local in locals_):
                 continue
             x = np.frombuffer(values[:size], "<f4")
+            is_gradient = settings.sync.strategy == "gradient"
             sync, average = settings.sync, np.zeros(chunk.num_elements, np.float32)
             parts: list[Sent] = []
             arrived, norms = [], []
@@ -57,7 +58,8 @@ def replay(
             for place, (local, sealed) in enumerate(zip(locals_, handed_in[commit], strict=True)):
                 mine = np.frombuffer(local, "<f4")
                 if is_trained:
-                    mine = errors.added(commit, place, chunk, (to_bf16(x) if sealed.bf16 else x) - mine)
+                    moved = mine if is_gradient else (to_bf16(x) if sealed.bf16 else x) - mine
+                    mine = errors.added(commit, place, chunk, moved)
                 decoded = _through(up, mine, parts)
                 if is_trained:
                     errors.keep(commit, place, chunk, mine - decoded)
@@ -78,10 +80,43 @@ def replay(
             if chunk.role is Role.BUFFER_MEAN:
                 state[chunk.index] = average.tobytes()
                 continue
+            if is_gradient and len(x):
+                group = layout.manifest.tensors[chunk.tensor].group
+                state[chunk.index] = stepped(settings, commit, group, values, average)
+                continue
             m = mu * np.frombuffer(values[size:], "<f4") + average
             state[chunk.index] = (x - rate * (average + mu * m)).tobytes() + m.tobytes()
         states.append(state)
     return states
+
+
+def stepped(settings: RunSettings, commit: Commit, group: int, record: bytes, g: F32) -> bytes:
+    """Values and slots after a step with that average gradient. Each operation is rounded by itself."""
+    outer = settings.outer
+    rate, decay = (np.float32(number) for number in commit.rates[2 * group : 2 * group + 2])
+    x, *slots = list[F32](np.frombuffer(record, "<f4").reshape(-1, len(g)))
+    if outer.optimizer == "sgd":
+        return (x - rate * g).tobytes()
+    b1, b2 = np.float32(outer.momentum), np.float32(outer.beta2)
+    if outer.optimizer == "nesterov":
+        m = b1 * slots[0] + g
+        return (x - rate * (g + b1 * m)).tobytes() + m.tobytes()
+    m = b1 * slots[0] + np.float32(1 - outer.momentum) * g
+    v = b2 * slots[1] + np.float32(1 - outer.beta2) * (g * g)
+    c1, c2 = (np.float32(1 - power(beta, commit.run_step)) for beta in (outer.momentum, outer.beta2))
+    step = (m / c1) / (np.sqrt(v / c2) + np.float32(outer.epsilon))
+    return (x - rate * (step + decay * x)).tobytes() + m.tobytes() + v.tobytes()
+
+
+def power(base: float, exponent: int) -> float:
+    """By squaring, from the lowest bit of the exponent on."""
+    found = 1.0
+    for place, bit in enumerate(reversed(f"{exponent:b}")):
+        square = base
+        for _ in range(place):
+            square *= square
+        found *= square if bit == "1" else 1.0
+    return found
 
 
 def trimmed(arrived: Sequence[F32], weights: Sequence[float], trim: int) -> F32:

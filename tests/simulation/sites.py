@@ -50,6 +50,8 @@ LAYERED = Manifest.canonical(
     ]
 )
 """For as many fragments."""
+GROUPED = Manifest.canonical([replace(spec, group=int(spec.name == "w")) for spec in MANIFEST.tensors])
+"""Its trainable tensors are in two parameter groups."""
 MASK = (np.finfo(np.float32).min, -np.inf, 1.0)
 """Never changed: an average of it would be -inf, or no number, or not quite 1."""
 ABSURD = np.float32(1e30)
@@ -334,6 +336,9 @@ class Worker:
         self._listed: dict[int, frozenset[Step]] = {}  # of these, what a snapshot lists, by its fragment
         self._unsealed: list[Step] = []  # since the last snapshot
         self._alpha = 0.0
+        self._sends_gradients = False
+        self._gradient: dict[str, Array] = {}  # of the last step
+        self._base_run_step = 0
         self._data_epoch = 0
         self._num_used = self._num_drawn = 0  # batches, since the epoch began
         self._fetched: deque[tuple[int, tuple[int, ...]]] = deque()  # with their epochs
@@ -371,6 +376,7 @@ class Worker:
             return "refused"
         sync = settings_from_json(greeting.greeting.settings_json).sync
         self._alpha = sync.alpha
+        self._sends_gradients = sync.strategy == "gradient"
         self._copies = [Copy() for _ in range(sync.fragments)]
         self._fragments = fragments_of(self._manifest, sync.fragments)
         dtype = "BF16" if hands.bf16 else "F32"
@@ -467,6 +473,7 @@ class Worker:
         took_s = hands.step_s * self._random.uniform(0.8, 1.3)
         await asyncio.sleep(took_s)
         self._trained_s += took_s
+        bad: np.float32 | None = None
         for name in ("crash_in_steps", "hang_in_steps", "wrong_in_steps", "absurd_in_steps"):
             left = getattr(hands, name)
             if left is not None:
@@ -479,11 +486,15 @@ class Worker:
                         return False
                     if name == "hang_in_steps":
                         await asyncio.get_running_loop().create_future()
-                    self.values["w"][0, 0] = np.nan if name == "wrong_in_steps" else ABSURD
+                    bad = np.float32(np.nan) if name == "wrong_in_steps" else ABSURD
         learned = learned_in(self._manifest, self._site_id, self._incarnation, self._generation, self._step)
+        if self._sends_gradients:
+            self._gradient = {t.name: learned.pop(t.name) for t in self._manifest.tensors if t.role is Role.TRAINABLE}
         for spec in self._manifest.tensors:
             if spec.name in learned:
                 self.values[spec.name] += learned[spec.name]
+        if bad is not None:
+            (self._gradient or self.values)["w"][0, 0] = bad
         self._round()
         step = Step(generation=self._generation, number=self._step, positions=positions, tokens=hands.tokens_a_step)
         self._pending.append(step)
@@ -517,7 +528,7 @@ class Worker:
         is_seed = all(copy.version < 0 for copy in self._copies)
         for name, place in self._places(snapshot).items():
             if is_seed if name not in self._fragments else fragment in (self._fragments[name], self._num):
-                place[...] = self.values[name]
+                place[...] = self.values[name] if is_seed else self._gradient.get(name, self.values[name])
         parts = {}
         for number, copy in enumerate(self._copies):
             if fragment in (number, self._num):
@@ -553,6 +564,7 @@ class Worker:
             num_steps=num_steps,
             train_s=self._trained_s,
             num_samples_used=self._num_used * self._hands.data.batch_size if self._hands.data else 0,
+            rates=rates_at(self._base_run_step) if self._sends_gradients and not is_seed else (),
         )
         self._connection.say(self._request(sealed=sealed))
         self._trained_s = 0.0
@@ -568,6 +580,8 @@ class Worker:
         assert self._connection is not None
         snapshot, publish = (self._places(b) for b in self._server.buffers)
         mode, copy = MergeMode(answer.mode), self._copies[answer.fragment]
+        assert mode is MergeMode.REPLACE or not self._sends_gradients, "SNAPSHOT holds a gradient"
+        self._base_run_step = answer.run_step
         is_shift = mode is MergeMode.SHIFT
         if mode is MergeMode.MIX:
             since = tuple(s for s in copy.steps if s not in copy.in_snapshot)
@@ -634,6 +648,11 @@ def learned_in(manifest: Manifest, site_id: int, incarnation: int, generation: i
         elif spec.role is Role.BUFFER_LOWEST:
             found[spec.name] = np.ones(spec.shape, "<i8")
     return found
+
+
+def rates_at(run_step: int) -> tuple[float, ...]:
+    """Of two parameter groups, as a scheduler has them at that step."""
+    return (0.01 / (1 + run_step), 0.1, 0.02 * (1 + run_step % 3), 0.0)
 
 
 def to_bf16(values: Array) -> Array:

@@ -44,7 +44,7 @@ from tests.simulation.processes import (
     copy_of,
     small_parts,
 )
-from tests.simulation.sites import LAYERED, MANIFEST, TOKENS_A_STEP, Data, Hands
+from tests.simulation.sites import GROUPED, LAYERED, MANIFEST, TOKENS_A_STEP, Data, Hands
 
 LIMIT_S = 600.0
 """Of simulated time, from the last fault to the end of the run."""
@@ -206,6 +206,17 @@ def in_fragments(shape: Shape, seed: int, num: int) -> Shape:
         shape = replace(shape, most_delay_s=in_flight.choice([MOST_DELAY_S, 0.05, 0.2]))
     settings = replace(shape.settings, sync=sync, steps=num_syncs * window + odd_steps)
     return replace(shape, settings=settings, manifest=LAYERED)
+
+
+def in_gradients(shape: Shape, seed: int) -> Shape:
+    """The same sites exchange at every step, and their nodes do the optimizer's step."""
+    generator, settings = random.Random(f"gradients {seed}"), shape.settings
+    optimizer, momentum = generator.choice([("adamw", 0.9), ("adamw", 0.5), ("sgd", 0.0), ("nesterov", 0.5)])
+    sync = replace(settings.sync, strategy="gradient", every=1, fragments=1, overlap_steps=0, merge="keep", alpha=0.0)
+    steps = max(settings.steps // shape.window_steps, generator.choice([4, 8, 12]))
+    outer = OuterSettings(optimizer=optimizer, momentum=momentum, beta2=generator.choice([0.95, 0.5]))
+    settings = replace(settings, sync=sync, outer=outer, steps=steps)
+    return replace(shape, settings=settings, manifest=GROUPED)
 
 
 def with_a_straggler(shape: Shape, generator: random.Random) -> Shape:

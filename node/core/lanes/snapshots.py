@@ -133,6 +133,21 @@ def settle(ctx: Context, lane: Lane, outer: Outer) -> bool:
     return snapshot.committed_in is None
 
 
+def drop_late(ctx: Context) -> None:
+    """With gradient exchange: a gradient that no commit holds, or that is being computed while one is applied, is of
+    values that are gone. It counts no longer, and its samples are drawn again."""
+    site = ctx.site
+    late = [copy for copy in site.workers.copies if copy.contributed is None]
+    if ctx.settings.sync.strategy != "gradient" or not late:
+        return
+    for lane in site.lanes:
+        if lane.snapshot.phase is SnapshotPhase.WRITING:
+            free(lane)
+    for copy in late:
+        copy.discard()
+    leases.discarded(ctx)
+
+
 def release_empty(ctx: Context, lane: Lane) -> bool:
     """Too few sites had tokens: ranks whose snapshot has none train another window, for it would fail the next sync as
     well. False: that was so too often, the site ends."""
@@ -144,6 +159,7 @@ def release_empty(ctx: Context, lane: Lane) -> bool:
         site.workers.count_from(snapshot.step)
     site.num_empty_in_a_row += 1
     if site.num_empty_in_a_row < MAX_EMPTY_IN_A_ROW:
+        drop_late(ctx)
         return True
     text = (
         f"{site.num_empty_in_a_row} windows in a row had no tokens, and the run has too few sites without this one: "

@@ -7,7 +7,7 @@ import logging
 from atoll.node.core import errors, leases, sources
 from atoll.node.core.context import Context
 from atoll.node.core.lanes import exchanges, snapshots
-from atoll.node.core.lanes.lane import Lane, SnapshotPhase
+from atoll.node.core.lanes.lane import Lane
 from atoll.node.core.outputs import RollBack
 from atoll.protocol import messages as m
 
@@ -98,21 +98,6 @@ def abandoned(ctx: Context, message: m.Abandoned) -> None:
         return  # it was the last of the run
     if not message.without_tokens or snapshots.release_empty(ctx, ctx.site.lanes[following.fragment]):
         opened(ctx, following)
-
-
-def drop_late(ctx: Context) -> None:
-    """With gradient exchange: a commit is applied. A gradient that it does not hold, or that is being computed, is of
-    the values before it, and counts no longer; its samples are drawn again."""
-    site = ctx.site
-    late = [copy for copy in site.workers.copies if copy.contributed is None]
-    if ctx.settings.sync.strategy != "gradient" or not late:
-        return
-    for lane in site.lanes:
-        if lane.snapshot.phase is SnapshotPhase.WRITING:
-            snapshots.free(lane)
-    for copy in late:
-        copy.discard()
-    leases.discarded(ctx)
 
 
 def discard_local(ctx: Context) -> None:

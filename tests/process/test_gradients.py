@@ -1,0 +1,180 @@
+"""Gradients that are averaged at every step, as real processes: what all sites hold is a single-process reference in
+numpy, over sites of different shape, kills, and a site that comes back."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sqlite3
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from safetensors.numpy import load_file
+
+from atoll.coordinator import rows
+from atoll.coordinator.core.events import CommitRecord
+from atoll.protocol.errors import ConfigError, RefusedError
+from atoll.protocol.messages import Commit
+from atoll.protocol.settings import OuterSettings, RunSettings, SyncSettings
+from tests.harness.local_run import LocalRun, Status
+
+WORKER = str(Path(__file__).parents[1] / "workers" / "gradient_worker.py")
+LIMIT_S = 100.0
+ADAMW = OuterSettings(optimizer="adamw", momentum=0.9, beta2=0.95)
+SETTINGS = RunSettings(
+    run_id="gradients",
+    steps=20,
+    min_sites=2,
+    data="some text",
+    time_limits="local",
+    sync=SyncSettings(strategy="gradient", every=1, codec="fp32"),
+    outer=ADAMW,
+)
+MATRICES = ("0.weight", "2.weight")
+F32 = npt.NDArray[Any]
+
+pytestmark = pytest.mark.timeout(240)
+
+
+def committed(count: int) -> Callable[[Status], bool]:
+    return lambda status: bool(status["last_commit"] >= count)
+
+
+def start(run: LocalRun, name: str, *arguments: str, ranks: int = 1) -> None:
+    extra = ["--ranks", str(ranks)] if ranks > 1 else []
+    run.start_node(name, [WORKER, str(trace(run, name)), *arguments], launcher="python", extra=extra)
+
+
+def trace(run: LocalRun, name: str) -> Path:
+    return run.folder / f"{name}.trace"
+
+
+def handed_in(run: LocalRun, name: str) -> dict[int, Any]:
+    """By the step of the run; of one that was computed again, the last."""
+    lines = trace(run, name).read_text().splitlines()
+    return {line["step"]: line for line in map(json.loads, lines)}
+
+
+Log = list[tuple[Commit, list[str]]]
+"""Commits, and the names of their contributors."""
+
+
+def log_of(run: LocalRun) -> Log:
+    """Of a run that is over; its coordinator ends."""
+    names = {site["site_id"]: site["name"] for site in run.status()["sites"]}
+    assert run.coordinator is not None
+    run.coordinator.interrupt()
+    assert run.coordinator.wait(10) == 0
+    with contextlib.closing(sqlite3.connect(run.folder / "run.db")) as db:
+        bodies = db.execute("SELECT body FROM records WHERE kind = 'commit' ORDER BY number").fetchall()
+    records = [rows.decode("commit", body) for (body,) in bodies]
+    found = [record.commit for record in records if isinstance(record, CommitRecord)]
+    return [(commit, [names[member.site_id] for member in commit.contributors]) for commit in found]
+
+
+def first_values() -> dict[str, F32]:
+    torch.manual_seed(1)
+    model = torch.nn.Sequential(torch.nn.Linear(6, 5), torch.nn.GELU(), torch.nn.Linear(5, 3))
+    return {name: value.numpy().copy() for name, value in model.state_dict().items()}
+
+
+def reference(run: LocalRun, log: Log, outer: OuterSettings) -> dict[str, F32]:
+    """Of what the sites of each commit handed in: their mean, then the optimizer's step."""
+    values, sites = first_values(), {name: handed_in(run, name) for name in run.nodes}
+    m, v = ({name: np.zeros_like(x) for name, x in values.items()} for _ in range(2))
+    for commit, contributors in log:
+        lines = [sites[name][commit.run_step - 1] for name in contributors]
+        assert all(tuple(line["rates"]) == commit.rates for line in lines)
+        total = sum(member.tokens for member in commit.contributors)
+        weights = [np.float32(member.tokens / total) for member in commit.contributors]
+        bias1, bias2 = (np.float32(1 - beta**commit.run_step) for beta in (outer.momentum, outer.beta2))
+        for name, x in values.items():
+            arrived = [np.frombuffer(bytes.fromhex(line["gradients"][name]), np.float32) for line in lines]
+            g: F32 = np.zeros(x.size, np.float32)
+            for weight, gradient in zip(weights, arrived, strict=True):
+                g = g + weight * gradient
+            g = g.reshape(x.shape)
+            group = int(name not in MATRICES) if outer.optimizer == "adamw" else 0
+            rate, decay = (np.float32(number) for number in commit.rates[2 * group : 2 * group + 2])
+            if outer.optimizer == "nesterov":
+                m[name] = np.float32(outer.momentum) * m[name] + g
+                values[name] = x - rate * (g + np.float32(outer.momentum) * m[name])
+                continue
+            m[name] = np.float32(outer.momentum) * m[name] + np.float32(1 - outer.momentum) * g
+            v[name] = np.float32(outer.beta2) * v[name] + np.float32(1 - outer.beta2) * (g * g)
+            step = (m[name] / bias1) / (np.sqrt(v[name] / bias2) + np.float32(outer.epsilon))
+            values[name] = x - rate * (step + decay * x)
+    return values
+
+
+def is_as_the_reference(run: LocalRun, log: Log, outer: OuterSettings) -> None:
+    """To the bit."""
+    expected, last = reference(run, log, outer), run.settings.steps
+    assert len(set(run.hashes(last).values())) == 1
+    for name in run.nodes:
+        saved = load_file(run.home(name) / "model" / "model.safetensors")
+        assert sorted(saved) == sorted(expected)
+        for tensor, values in expected.items():
+            assert np.array_equal(saved[tensor], values), (name, tensor)
+    assert not any(np.allclose(expected[name], value, atol=1e-3) for name, value in first_values().items())
+
+
+def test_two_sites_of_different_shape_are_one_process_in_numpy(tmp_path: Path) -> None:
+    with LocalRun(tmp_path, SETTINGS) as run:
+        run.start_coordinator()
+        start(run, "one")
+        start(run, "two", "--fsdp2", ranks=2)
+        assert run.wait_all(LIMIT_S) == {"one": 0, "two": 0}
+        log = log_of(run)
+        assert [sorted(names) for _, names in log] == [["one", "two"]] * 20
+        is_as_the_reference(run, log, ADAMW)
+
+
+def test_momentum_over_sites_that_die_and_come_back(tmp_path: Path) -> None:
+    outer = OuterSettings(optimizer="nesterov", momentum=0.5)
+    settings = replace(SETTINGS, outer=outer, steps=150)
+    slow = ("--optimizer", "sgd", "--step-delay-s", "0.02")
+    with LocalRun(tmp_path, settings) as run:
+        run.start_coordinator()
+        for name in "abc":
+            start(run, name, *slow)
+        run.wait(committed(15), LIMIT_S)
+        run.nodes["b"].kill()
+        at_death = run.status()["last_commit"]
+        run.wait(committed(at_death + 10), LIMIT_S)
+        start(run, "b", *slow)
+        assert run.wait_all(LIMIT_S) == {"a": 0, "b": 0, "c": 0}
+        log = log_of(run)
+        contributors = [set(names) for _, names in log]
+        assert len(contributors) == 150
+        assert {"a", "c"} in contributors
+        assert contributors[-1] == {"a", "b", "c"}
+        is_as_the_reference(run, log, outer)
+
+
+def test_a_site_with_another_learning_rate_is_refused_with_both(tmp_path: Path) -> None:
+    with LocalRun(tmp_path, replace(SETTINGS, min_sites=3)) as run:
+        run.start_coordinator()
+        for name in "ac":
+            start(run, name)
+        start(run, "b", "--learning-rate", "0.07")
+        assert run.wait_all(LIMIT_S) == {"a": 0, "b": RefusedError.exit_code, "c": 0}
+        said = "\n".join(run.nodes["b"].lines)
+        assert "has the rates [0.07, 0.1, 0.07, 0.0]" in said
+        assert "are [0.05, 0.1, 0.05, 0.0]" in said
+        assert {tuple(sorted(names)) for _, names in log_of(run)} == {("a", "c")}
+
+
+def test_an_optimizer_that_steps_alone_is_refused_by_name(tmp_path: Path) -> None:
+    worker = str(Path(__file__).parents[1] / "workers" / "torch_worker.py")
+    with LocalRun(tmp_path, replace(SETTINGS, min_sites=1)) as run:
+        run.start_coordinator()
+        run.start_node("a", [worker], launcher="python")
+        assert run.wait_all(LIMIT_S) == {"a": ConfigError.exit_code}
+        assert "use atoll.AdamW(params, lr=...)" in "\n".join(run.nodes["a"].lines)
