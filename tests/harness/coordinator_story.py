@@ -29,7 +29,7 @@ from atoll.protocol.sample_order import GLOBAL_LINE
 from atoll.protocol.settings import RunSettings, SyncSettings
 from tests.harness.coordinator_questions import CoordinatorQuestions
 from tests.harness.memory_store import MemoryStore
-from tests.harness.tiny_model import TinyModel
+from tests.harness.tiny_model import TinyModel, rates_of
 
 CHUNK_ELEMENTS = 4
 
@@ -408,8 +408,10 @@ class Story(CoordinatorQuestions):
         unreachable: str = "",
         fragment: int | None = None,
         errors: tuple[int, ...] = (),
+        rates: tuple[float, ...] | None = None,
     ) -> None:
         """`train`: the seconds that its `steps` took, by default those of the sync. `unreachable`: names, by commas.
+        `rates`: of its optimizer, by default those of all sites.
         `fragment`: of the sync, where several are open."""
         opened = self.open_sync(fragment)
         assert opened is not None
@@ -422,6 +424,7 @@ class Story(CoordinatorQuestions):
             ranges=tuple(data),
             unreachable_site_ids=tuple(sorted(self.sites[who].site_id for who in unreachable.split(",") if who)),
             error_commits=errors,
+            rates=rates_of(self.settings, self.sites[name].manifest) if rates is None else rates,
         )
         self.says(name, message)
 

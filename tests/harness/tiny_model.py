@@ -78,6 +78,7 @@ class TinyModel:
             run_step=sum(self._steps.get(sync, 0) for sync in range(1, commit + 1)),
             run_tokens=0,
             contributors=(),
+            rates=rates_of(self._settings, self._layout.manifest),
         )
         return tuple(
             record  # frozen, empty, or of another fragment
@@ -86,7 +87,7 @@ class TinyModel:
                 role=chunk.role,
                 dtype=tensors[chunk.tensor].dtype,
                 num_elements=chunk.num_elements,
-                settings=outer_at(self._settings.outer, self._settings.steps, 0, done),
+                settings=outer_at(self._settings.outer, self._settings.steps, 0, done, tensors[chunk.tensor].group),
                 record=record,
                 payload=payloads[chunk.index],
                 tokens=self._tokens.get(commit, (1,)),
@@ -110,6 +111,13 @@ class TinyModel:
             header = EncodedHeader(codec="fp32", zstd=False, dtype="F32", num_elements=count).pack()
             found.append(header + struct.pack(f"<{count}f", *[commit / 8 + chunk.index] * count))
         return found
+
+
+def rates_of(settings: RunSettings, manifest: Manifest) -> tuple[float, ...]:
+    """What every site says of its optimizer; nothing where values are averaged."""
+    if settings.sync.strategy != "gradient":
+        return ()
+    return tuple(rate for group in range(manifest.num_groups) for rate in (0.5 / (1 + group), 0.125))
 
 
 def _first_alone(num_elements: int, value: float) -> bytes:

@@ -13,7 +13,7 @@ from atoll.protocol.errors import InvalidMessage
 from atoll.protocol.layout import Layout, Manifest, Role, TensorSpec
 from atoll.protocol.messages import AdmittedAs, Evidence
 from atoll.protocol.settings import OuterSettings, RunSettings
-from tests.harness.coordinator_story import FakeSite, Story, some_settings
+from tests.harness.coordinator_story import FakeSite, Story, a_manifest, some_settings
 from tests.harness.data_plane import step_of
 from tests.harness.tiny_model import DAMAGED_CHUNK
 
@@ -95,6 +95,18 @@ def test_it_is_computed_with_the_weights_and_the_rates_of_the_commit(codec: str)
     assert story.attested(1) == story.state("s1", 1)
     other = replace(settings, outer=replace(outer, warmup=0.0))
     assert story.state("s1", 1) != differing(settings=other).state("s1", 1), "the rates count"
+
+
+def test_a_step_of_the_nodes_is_computed_with_the_rates_of_the_parameter_group() -> None:
+    settings = some_settings(min_sites=2, outer=OuterSettings(optimizer="adamw", momentum=0.9))
+    settings = replace(settings, sync=replace(settings.sync, strategy="gradient", every=1))
+    groups = [replace(spec, group=number) for number, spec in enumerate(a_manifest().tensors)]
+    for manifest in (a_manifest(), Manifest.canonical(groups)):
+        story = before_it("ab", settings=settings, manifest=manifest)
+        story.applied("a", 1, "s1")
+        story.applied("b", 1, "wrong")
+        assert evicted(story) == "b"
+        assert story.attested(1) == story.state("s1", 1)
 
 
 def test_what_cannot_be_computed_for_any_reason_is_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:

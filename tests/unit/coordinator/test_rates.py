@@ -1,0 +1,114 @@
+"""With gradient exchange a commit has one learning rate: that of all its contributors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+
+from atoll.protocol import messages as m
+from atoll.protocol.layout import Manifest
+from atoll.protocol.settings import OuterSettings
+from tests.harness.coordinator_story import Story, a_manifest, some_settings
+
+RATES = (0.01, 0.1)
+OTHERS = (0.02, 0.1)
+
+
+def story_of(*names: str, manifest: Manifest | None = None) -> Story:
+    settings = some_settings(quorum=1, min_sites=len(names), outer=OuterSettings(optimizer="adamw", momentum=0.9))
+    sync = replace(settings.sync, strategy="gradient", every=1)
+    story = Story(replace(settings, sync=sync), manifest=manifest)
+    story.start(*names)
+    return story
+
+
+def ready(story: Story, rates: Mapping[str, tuple[float, ...]]) -> None:
+    for name, of_site in rates.items():
+        story.ready(name, rates=of_site)
+
+
+def contributors(story: Story) -> set[str]:
+    return {member.address.partition(":")[0] for member in story.plan().contributors}
+
+
+def test_the_commit_has_the_rates_of_its_contributors() -> None:
+    story = story_of("a", "b")
+    ready(story, {"a": RATES, "b": RATES})
+    for name in "ab":
+        story.done(name, "s0")
+    commit: m.Commit = story.last("a", m.Commit)
+    assert commit.rates == RATES
+
+
+def test_most_sites_are_right_and_the_others_are_refused_with_both_values() -> None:
+    story = story_of("a", "b", "c")
+    ready(story, {"a": OTHERS, "b": RATES, "c": RATES})
+    refused: m.Refused = story.last("a", m.Refused)
+    assert refused.kind is m.RefusedKind.INVALID
+    assert f"has the rates {list(OTHERS)}, those of site 2, 3 are {list(RATES)}" in refused.text
+    assert contributors(story) == {"b", "c"}
+    for name in "bc":
+        assert not story.num(name, m.Refused)
+        story.done(name, "s0")
+    assert story.last("b", m.Commit).rates == RATES
+
+
+def test_of_as_many_the_lowest_id_counts() -> None:
+    story = story_of("a", "b")
+    ready(story, {"b": OTHERS, "a": RATES})
+    assert story.num("b", m.Refused) == 1
+    assert not story.num("a", m.Refused)
+
+
+def test_in_a_plan_that_was_made_ahead_they_are_held_against_each_other_too() -> None:
+    story = story_of("a", "b", "c")
+    ready(story, dict.fromkeys("abc", RATES))
+    for name in "abc":
+        story.done(name, "s0")
+    for name in "abc":
+        story.applied(name, 1, "s1")
+    assert story.plan().ahead
+    ready(story, {"a": OTHERS, "b": OTHERS, "c": RATES})
+    assert story.num("c", m.Refused) == 1
+    story.wait(5.0)
+    assert contributors(story) == {"a", "b"}
+
+
+def test_after_a_restart_of_the_coordinator_the_rates_of_the_attempt_are_known() -> None:
+    story = story_of("a", "b")
+    ready(story, {"a": RATES, "b": RATES})
+    story.restart()
+    for name in "ab":
+        story.connect(name)
+        story.applied(name, 0, "s0")
+    ready(story, {"a": RATES, "b": RATES})
+    for name in "ab":
+        story.done(name, "s0")
+    assert story.last("a", m.Commit).rates == RATES
+
+
+@pytest.mark.parametrize("rates", [(), (0.01,), (0.01, 0.1, 0.01, 0.0), (-0.01, 0.1), (0.01, math.inf), (1e6, 0.1)])
+def test_rates_that_cannot_be_are_refused(rates: tuple[float, ...]) -> None:
+    story = story_of("a", "b")
+    story.ready("a", rates=rates)
+    assert story.num("a", m.Refused) == 1
+
+
+def test_each_parameter_group_has_rates() -> None:
+    tensors = [replace(spec, group=number) for number, spec in enumerate(a_manifest().tensors)]
+    story = story_of("a", "b", manifest=Manifest.canonical(tensors))
+    both = (*RATES, 0.01, 0.0)
+    story.ready("a", rates=RATES)
+    assert story.num("a", m.Refused) == 1
+    story.ready("b", rates=both)
+    assert not story.num("b", m.Refused)
+
+
+def test_where_values_are_averaged_there_are_none() -> None:
+    story = Story(some_settings(min_sites=1))
+    story.start("a")
+    story.ready("a", rates=RATES)
+    assert story.num("a", m.Refused) == 1

@@ -1,0 +1,109 @@
+"""Gradients as they travel, and what the nodes make of their average: AdamW with the rates of the commit."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from atoll.node.dataplane.optim import OuterOptimizer
+from atoll.node.dataplane.outer_state import OuterState
+from atoll.node.dataplane.outliers import LARGEST_AVERAGE_GRADIENT, LARGEST_GRADIENT
+from atoll.protocol.codecs import kernels
+from atoll.protocol.errors import AverageError, InvalidMessage
+from atoll.protocol.layout import Layout, Manifest, Role, TensorSpec
+from atoll.protocol.messages import Commit
+from atoll.protocol.settings import OuterSettings
+from tests.harness.chunks import elements_of
+from tests.harness.data_plane import RUN, commit_record, filled, seeded, sync_data, tensor
+from tests.harness.data_plane import layout as a_layout
+
+Floats = npt.NDArray[np.float32]
+ADAMW = OuterOptimizer(OuterSettings(optimizer="adamw", momentum=0.9, beta2=0.75, epsilon=1e-3))
+RATES = (0.5, 0.25, 0.125, 0.0)
+STEPS = 20
+"""Of the run, in each commit."""
+
+
+def a_commit(number: int) -> Commit:
+    return replace(commit_record(number), rates=RATES)
+
+
+def test_a_contribution_is_the_gradient_that_the_snapshot_holds(tmp_path: Path) -> None:
+    outer = seeded(tmp_path, a_layout())
+    snapshot = filled(outer.layout, 3)
+    data = sync_data(outer, snapshot, "fp32", strategy="gradient", every=1)
+    chunk = next(c for c in outer.layout.chunks if outer.layout.name_of(c.index) == "weight")
+    found = np.empty(chunk.num_elements, np.float32)
+    kernels.decode(data.contribution(chunk.index), "fp32", chunk.num_elements, found)
+    assert np.array_equal(found, tensor(outer.layout, snapshot, "weight")[elements_of(chunk)])
+
+
+def test_what_a_codec_loses_of_a_gradient_is_left_over(tmp_path: Path) -> None:
+    outer = seeded(tmp_path, a_layout())
+    snapshot = filled(outer.layout, 3)
+    data = sync_data(outer, snapshot, "sign1", strategy="gradient", every=1)
+    chunk = next(c for c in outer.layout.chunks if outer.layout.name_of(c.index) == "weight")
+    left, sent = np.empty((2, chunk.num_elements), np.float32)
+    norm = data.left_over(chunk.index, left)
+    kernels.decode(data.contribution(chunk.index), "sign1", chunk.num_elements, sent)
+    gradient = tensor(outer.layout, snapshot, "weight")[elements_of(chunk)]
+    assert np.array_equal(left, gradient - sent)
+    assert norm == pytest.approx(np.linalg.norm(gradient))
+
+
+def test_a_gradient_whose_square_would_not_fit_is_refused(tmp_path: Path) -> None:
+    outer = seeded(tmp_path, a_layout())
+    snapshot = filled(outer.layout, 3)
+    values = tensor(outer.layout, snapshot, "weight.scale")
+    chunk = next(c.index for c in outer.layout.chunks if outer.layout.name_of(c.index) == "weight.scale")
+    data = sync_data(outer, snapshot, "fp32", strategy="gradient", every=1)
+    for share, fits in ((0.5, True), (2.0, False)):
+        values[:] = share * LARGEST_GRADIENT
+        contributions = [(1, data.contribution(chunk))] * 2
+        if fits:
+            data.reduce(chunk, contributions)
+        else:
+            with pytest.raises(AverageError, match=r"weight\.scale"):
+                data.reduce(chunk, contributions)
+    payload = kernels.encode("fp32", np.full(1, 2 * LARGEST_AVERAGE_GRADIENT, np.float32))
+    with pytest.raises(InvalidMessage):
+        data.check_payload(chunk, payload, 2)
+    data.check_payload(chunk, kernels.encode("fp32", np.full(1, 0.5 * LARGEST_AVERAGE_GRADIENT, np.float32)), 2)
+
+
+def test_each_parameter_group_moves_by_its_own_rates(tmp_path: Path) -> None:
+    specs = [
+        TensorSpec(name=name, shape=(700,), dtype="F32", role=Role.TRAINABLE, group=group)
+        for group, name in enumerate("ab")
+    ]
+    layout = Layout(Manifest.canonical(specs), 512)
+    outer = OuterState.create(tmp_path, layout, ADAMW.slots, RUN)
+    generator = np.random.default_rng(0)
+    for chunk in layout.chunks:
+        outer.seed(chunk.index, generator.standard_normal(chunk.num_elements, np.float32).tobytes())
+    expected = {c.index: np.frombuffer(outer.read(c.index).data, np.float32).reshape(3, -1) for c in layout.chunks}
+    for number in (1, 2):
+        t = STEPS * number
+        c1, c2 = np.float32(1 - 0.9**t), np.float32(1 - 0.75**t)
+        for chunk in layout.chunks:
+            gradient = generator.standard_normal(chunk.num_elements, np.float32)
+            outer.apply(chunk.index, kernels.encode("fp32", gradient), ADAMW.at(a_commit(number)))
+            group = layout.manifest.tensors[chunk.tensor].group
+            rate, decay = np.float32(RATES[2 * group]), np.float32(RATES[2 * group + 1])
+            x, m, v = expected[chunk.index]
+            m = np.float32(0.9) * m + np.float32(1 - 0.9) * gradient
+            v = np.float32(0.75) * v + np.float32(0.25) * (gradient * gradient)
+            x = x - rate * ((m / c1) / (np.sqrt(v / c2) + np.float32(1e-3)) + decay * x)
+            expected[chunk.index] = np.stack([x, m, v])
+    for chunk in layout.chunks:
+        assert outer.read(chunk.index).data == expected[chunk.index].tobytes()
+
+
+def test_rates_of_a_group_that_the_commit_does_not_have_are_refused() -> None:
+    update = ADAMW.at(replace(commit_record(1), rates=RATES[:2]))
+    with pytest.raises(InvalidMessage, match="no rates of parameter group 1"):
+        update.of_group(1)

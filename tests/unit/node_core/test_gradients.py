@@ -1,0 +1,125 @@
+"""With gradient exchange a gradient is of the commit before: a late one is dropped, and its samples are drawn again."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from atoll.node.core import events as e
+from atoll.node.core import outputs as out
+from atoll.node.core.events import AnswerKind, MergeMode
+from atoll.protocol import messages as m
+from atoll.protocol.errors import StateError
+from atoll.protocol.settings import OuterSettings, SyncSettings
+from tests.unit.node_core.test_leases import ROUND, announce, asked, commit_it, draw, lease, listed, seal, spans, take
+from tests.unit.node_core.test_site import HASH, SETTINGS, Driver, commit, exchanged, opened, plan, started
+
+GRADIENTS = replace(
+    SETTINGS,
+    sync=SyncSettings(strategy="gradient", every=1),
+    outer=OuterSettings(optimizer="adamw", momentum=0.9),
+)
+
+
+def loading() -> Driver:
+    drive = started(settings=GRADIENTS)
+    announce(drive)
+    return drive
+
+
+def test_samples_of_many_steps_are_leased_at_once() -> None:
+    assert asked(loading()) == [(2 * 64 + 2) * ROUND]
+
+
+def test_a_gradient_that_a_commit_holds_counts_and_the_next_one_follows() -> None:
+    drive = loading()
+    lease(drive, (0, 400))
+    seal(drive, 10, ROUND)
+    commit_it(drive, 1, 1)
+    answer = take(drive, 1, 10, 1)
+    assert (answer.mode, answer.data_epoch, answer.next_step) == (MergeMode.REPLACE, 0, 20)
+    assert drive.leased_samples() == spans((ROUND, 400))
+
+
+def test_a_sealed_gradient_that_no_commit_holds_is_dropped() -> None:
+    drive = loading()
+    lease(drive, (0, 400))
+    seal(drive, 10, ROUND)
+    commit_it(drive, 1, 1, contributors=(2, 3))
+    answer = take(drive, 1, 10, 1)
+    assert (answer.mode, answer.data_epoch) == (MergeMode.REPLACE, 1)
+    assert drive.leased_samples() == spans((0, 400))
+    assert draw(drive, 0, epoch=1) == spans((0, 400))
+    seal(drive, answer.next_step, ROUND)
+    assert listed(drive) == spans((0, ROUND))
+
+
+def test_a_gradient_that_is_being_computed_is_dropped() -> None:
+    drive = loading()
+    lease(drive, (0, 400))
+    commit_it(drive, 1, 1, contributors=(2, 3))
+    answer = take(drive, 1, 10, 0)
+    assert (answer.mode, answer.data_epoch) == (MergeMode.REPLACE, 1)
+
+
+def test_a_gradient_that_is_being_written_is_dropped() -> None:
+    drive = loading()
+    lease(drive, (0, 400))
+    drive.ask(10)
+    assert drive.answer().kind is AnswerKind.SNAPSHOT
+    commit_it(drive, 1, 1, contributors=(2, 3))
+    drive.sealed(10)
+    assert not [message for message in drive.sent() if isinstance(message, m.Ready)]
+    assert take(drive, 1, 10, 1).mode is MergeMode.REPLACE
+
+
+def test_a_state_that_is_fetched_drops_what_was_computed_before_it() -> None:
+    drive = loading()
+    lease(drive, (0, 400))
+    seal(drive, 10, ROUND)
+    drive.receive(commit(3, 3, contributors=(2, 3)))
+    drive.receive(
+        m.Sources(
+            attested=(m.Attestation(commit=3, state_hash=HASH),),
+            donors=(m.Donor(site_id=2, incarnation=1, address="b:1", commit=3),),
+        )
+    )
+    drive(e.StateFetched(commit=3, state_hash=HASH, run_step=30, run_tokens=900, touched=(3,)))
+    drive.receive(opened(4, 3))
+    answer = take(drive, 3, 10, 1)
+    assert (answer.mode, answer.data_epoch) == (MergeMode.REPLACE, 1)
+
+
+def test_without_the_coordinator_no_step_follows_the_one_that_is_sealed() -> None:
+    drive = loading()
+    lease(drive, (0, 400))
+    seal(drive, 10, ROUND)
+    drive(e.SessionLost("gone"))
+    drive.now += 100
+    drive.ask(10, 1)
+    assert not drive.out
+
+
+@pytest.mark.parametrize("told", [(), (0.02, 0.1)])
+def test_a_commit_with_other_rates_than_this_site_said_ends_it(told: tuple[float, ...]) -> None:
+    drive = loading()
+    drive.ask(10)
+    drive(
+        e.SnapshotSealed(
+            generation=drive.generation,
+            step=10,
+            tokens=100,
+            num_steps=1,
+            mean_loss=1.0,
+            train_s=1.0,
+            rates=(0.01, 0.1),
+        )
+    )
+    assert [message.rates for message in drive.sent() if isinstance(message, m.Ready)] == [(0.01, 0.1)]
+    drive.receive(plan(1))
+    exchanged(drive, 1)
+    drive.receive(replace(commit(1, 1), rates=told))
+    ended = drive.wants(out.Exit)
+    assert isinstance(ended, out.Exit)
+    assert ended.code == StateError.exit_code
