@@ -78,13 +78,13 @@ def test_in_a_plan_that_was_made_ahead_they_are_held_against_each_other_too() ->
 
 
 def test_after_a_restart_of_the_coordinator_the_rates_of_the_attempt_are_known() -> None:
-    story = story_of("a", "b")
-    ready(story, {"a": RATES, "b": RATES})
+    story = story_of("a", "b", "c")
+    ready(story, dict.fromkeys("abc", RATES))
     story.restart()
     for name in "ab":
-        story.connect(name)
-        story.applied(name, 0, "s0")
-    ready(story, {"a": RATES, "b": RATES})
+        story.connect(name, state=(0, "s0"))
+    story.wait(12.0)
+    assert contributors(story) == {"a", "b"}, "another attempt, of those who are back"
     for name in "ab":
         story.done(name, "s0")
     assert story.last("a", m.Commit).rates == RATES

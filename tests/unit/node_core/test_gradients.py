@@ -66,12 +66,27 @@ def test_a_gradient_that_is_being_computed_is_dropped() -> None:
 def test_a_gradient_that_is_being_written_is_dropped() -> None:
     drive = loading()
     lease(drive, (0, 400))
-    drive.ask(10)
+    seal(drive, 10, 3 * ROUND)
+    commit_it(drive, 1, 1)
+    take(drive, 1, 10, 1)
+    drive.ask(20)
     assert drive.answer().kind is AnswerKind.SNAPSHOT
-    commit_it(drive, 1, 1, contributors=(2, 3))
-    drive.sealed(10)
+    commit_it(drive, 2, 2, contributors=(2, 3))
+    report = e.SnapshotSealed(
+        generation=drive.generation,
+        step=20,
+        tokens=100,
+        num_steps=1,
+        mean_loss=1.0,
+        train_s=1.0,
+        samples_used=6 * ROUND,
+    )
+    drive(report)
     assert not [message for message in drive.sent() if isinstance(message, m.Ready)]
-    assert take(drive, 1, 10, 1).mode is MergeMode.REPLACE
+    answer = take(drive, 2, 20, 1)
+    assert answer.mode is MergeMode.REPLACE
+    seal(drive, answer.next_step, ROUND)
+    assert listed(drive) == spans((3 * ROUND, 4 * ROUND)), "drawn again, in an epoch of its own"
 
 
 def test_a_state_that_is_fetched_drops_what_was_computed_before_it() -> None:
