@@ -22,18 +22,18 @@ class StepTimes:
 
     def __init__(self) -> None:
         self._seconds: deque[float] = deque(maxlen=REMEMBERED)
+        self._normal_s: float | None = None  # asked for with every event
 
     def note(self, seconds: float) -> None:
         """Of one step, or the mean of the few since the last report."""
         self._seconds.append(seconds)
+        median = statistics.median(self._seconds)
+        self._normal_s = median + SPREADS * statistics.median(abs(s - median) for s in self._seconds)
 
     @property
     def normal_s(self) -> float | None:
         """None before the first step."""
-        if not self._seconds:
-            return None
-        median = statistics.median(self._seconds)
-        return median + SPREADS * statistics.median(abs(s - median) for s in self._seconds)
+        return self._normal_s
 
     def limit_s(self, floor_s: float) -> float:
         """After this long without a step a worker hangs."""
