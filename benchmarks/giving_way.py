@@ -32,12 +32,12 @@ from atoll.node.threads import giving_way
 from atoll.protocol.codecs import kernels
 from atoll.protocol.layout import Layout, Manifest, Role, TensorSpec
 from atoll.protocol.messages import Commit
-from atoll.protocol.settings import OuterSettings, SyncSettings
+from atoll.protocol.settings import RunSettings, SyncSettings
 from atoll.protocol.spec import spec_of
 
 NUM_SITES = 3
 TRAVELS = spec_of(SyncSettings(), 0, 0)
-OPTIMIZER = OuterOptimizer(OuterSettings())
+OPTIMIZER = OuterOptimizer(RunSettings(run_id="bench"))
 RANK = Path(__file__).parent / "giving_way_rank.py"
 SETTLED_S = 0.5
 """After the work began or ended."""

@@ -34,10 +34,10 @@ from atoll.protocol.codecs import kernels
 from atoll.protocol.layout import Layout, Manifest, Role, TensorSpec, chunk_hash
 from atoll.protocol.messages import Commit, Member
 from atoll.protocol.plans import payload_hash
-from atoll.protocol.settings import OuterSettings
+from atoll.protocol.settings import RunSettings
 
 RUN_ID = "outer-state"
-OPTIMIZER = OuterOptimizer(OuterSettings())
+OPTIMIZER = OuterOptimizer(RunSettings(run_id="bench"))
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,15 +28,19 @@ def check_model(model: ModelSettings, trainer: TrainerSettings) -> None:
 
 def check_outer(outer: OuterSettings, strategy: str) -> None:
     """Of the outer step, with that strategy of syncs. Raises ConfigError."""
-    if outer.optimizer == "adamw" and strategy != "gradient":
+    if outer.optimizer == "adamw" and strategy == "diloco":
         raise ConfigError(
             'outer.optimizer = "adamw" is for gradients: choose sync.strategy = "gradient", or "nesterov" or "sgd"'
         )
     scheduled = (outer.warmup, outer.decay, outer.momentum_warmup, outer.momentum_decay)
-    if strategy == "gradient" and (outer.learning_rate != 1 or any(scheduled)):
+    if strategy == "momentum" and outer.optimizer not in ("auto", "adamw"):
+        raise ConfigError(
+            f'outer.optimizer = "{outer.optimizer}" with sync.strategy = "momentum" (1-bit Adam): choose "adamw"'
+        )
+    if strategy != "diloco" and (outer.learning_rate != 1 or any(scheduled)):
         raise ConfigError(
             f"outer.learning_rate = {outer.learning_rate} or a schedule of the outer step with sync.strategy = "
-            '"gradient": the learning rate is the one that the training script gives its optimizer; leave them out'
+            f'"{strategy}": the learning rate is the one that the training script gives its optimizer; leave them out'
         )
     if outer.optimizer == "auto" and (outer.learning_rate, outer.momentum) != (1.0, 0.0):
         raise ConfigError(
@@ -56,15 +60,31 @@ def _check_gradient(sync: SyncSettings) -> None:
     for key, value in wanted.items():
         if (found := getattr(sync, key)) != value:
             raise ConfigError(
-                f'sync.{key} = {found} with sync.strategy = "gradient", which exchanges at every step: choose {value}'
+                f'sync.{key} = {found} with sync.strategy = "{sync.strategy}", which exchanges at every step: '
+                f"choose {value}"
             )
     if sync.merge != "keep":
-        raise ConfigError(f'sync.merge = "{sync.merge}" with sync.strategy = "gradient": choose "keep"')
+        raise ConfigError(f'sync.merge = "{sync.merge}" with sync.strategy = "{sync.strategy}": choose "keep"')
+    if sync.strategy == "momentum" and not sync.warmup_commits:
+        raise ConfigError(
+            'sync.warmup_commits = 0 with sync.strategy = "momentum": the variance would stay 0; choose a sixth of the '
+            "run's steps"
+        )
+    if sync.strategy == "momentum" and sync.codec_up in SPARSE:
+        raise ConfigError(
+            f'sync.strategy = "momentum" with codec {sync.codec_up}: what is not sent would be a momentum of 0; choose '
+            '"gradient", or another codec'
+        )
 
 
 def check_sync(sync: SyncSettings) -> None:
     """Of syncs. Raises ConfigError."""
-    if sync.strategy == "gradient":
+    if sync.strategy != "momentum" and sync.warmup_commits:
+        raise ConfigError(
+            f'sync.warmup_commits = {sync.warmup_commits} with sync.strategy = "{sync.strategy}", without warm-up: '
+            'choose 0, or "momentum"'
+        )
+    if sync.steps_at_nodes:
         _check_gradient(sync)
     if sync.overlap_steps > sync.every:
         raise ConfigError(

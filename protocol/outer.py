@@ -25,6 +25,8 @@ class OuterStep:
     beta2: float = 0.0
     epsilon: float = 0.0
     weight_decay: float = 0.0
+    is_frozen: bool = False
+    """The average is one of momenta, and adamw's variance stays as it is (1-bit Adam)."""
     bias: tuple[float, float] = (1.0, 1.0)
     """Of adamw's two moments after so many steps, which began at 0: `1 - beta ** steps`."""
 
@@ -40,7 +42,7 @@ def num_syncs(settings: RunSettings) -> int:
 
 def chosen(settings: RunSettings) -> tuple[OuterSettings, str]:
     """What `auto` chooses for a run, and why."""
-    if settings.sync.strategy == "gradient":
+    if settings.sync.steps_at_nodes:
         trainer = settings.trainer
         adamw = replace(settings.outer, optimizer="adamw", momentum=trainer.beta1, beta2=trainer.beta2)
         return adamw, f"AdamW with beta1 {trainer.beta1:g} and beta2 {trainer.beta2:g}, as the built-in trainer has it"
@@ -78,14 +80,14 @@ def in_words(settings: RunSettings, outer: OuterSettings) -> str:
     return why if outer == resolved(settings).outer else f"{rates}, as the run began with it"
 
 
-def outer_at(outer: OuterSettings, steps: int, tokens: int, record: Commit, group: int = 0) -> OuterStep:
-    """In that commit, in a run of so many steps, or tokens. A pure function of the record, so that all sites and the
-    coordinator have the same.
+def outer_at(settings: RunSettings, record: Commit, group: int = 0) -> OuterStep:
+    """In that commit. A pure function of the record, so that all sites and the coordinator have the same.
 
     Raises InvalidMessage if the record has no rates of that parameter group.
     """
+    outer, steps, tokens = settings.outer, settings.steps, settings.tokens
     if record.rates:
-        return _with_rates(outer, record, group)
+        return _with_rates(settings, record, group)
     if not (outer.warmup or outer.decay or outer.momentum_warmup or outer.momentum_decay):
         return OuterStep(optimizer=outer.optimizer, learning_rate=outer.learning_rate, momentum=outer.momentum)
     progress = min(1.0, record.run_step / steps if steps else record.run_tokens / tokens)
@@ -96,8 +98,11 @@ def outer_at(outer: OuterSettings, steps: int, tokens: int, record: Commit, grou
     )
 
 
-def _with_rates(outer: OuterSettings, record: Commit, group: int) -> OuterStep:
-    """Of gradient exchange: a commit is a step of the run, whichever sites were in it."""
+def _with_rates(settings: RunSettings, record: Commit, group: int) -> OuterStep:
+    """Where the nodes do the steps: a commit is a step of the run, whichever sites were in it. The variance is of the
+    gradients up to the last commit of the warm-up."""
+    outer, warmup = settings.outer, settings.sync.warmup_commits
+    num_momenta = max(0, record.commit - warmup) if warmup else 0
     rates = record.rates[2 * group : 2 * group + 2]
     if len(rates) < 2:
         raise InvalidMessage(f"commit {record.commit} has no rates of parameter group {group}")
@@ -108,7 +113,11 @@ def _with_rates(outer: OuterSettings, record: Commit, group: int) -> OuterStep:
         beta2=outer.beta2,
         epsilon=outer.epsilon,
         weight_decay=rates[1],
-        bias=(1.0 - _power(outer.momentum, record.run_step), 1.0 - _power(outer.beta2, record.run_step)),
+        is_frozen=num_momenta > 0,
+        bias=(
+            1.0 - _power(outer.momentum, record.run_step),
+            1.0 - _power(outer.beta2, record.run_step - num_momenta),
+        ),
     )
 
 

@@ -21,6 +21,7 @@ class Preset:
 
 
 _DILOCO: dict[str, Any] = {"optimizer": "nesterov", "learning_rate": 0.7, "momentum": 0.9}
+_ADAMW: dict[str, Any] = {"optimizer": "adamw", "momentum": 0.9, "beta2": 0.95}
 _MEAN: dict[str, Any] = {"optimizer": "sgd", "learning_rate": 1.0}
 
 PRESETS = {
@@ -55,6 +56,21 @@ PRESETS = {
         source="arXiv 1901.09847",
         sync={"every": 15, "codec": "int4", "up": "sign1", "error_feedback": 1.0},
         outer=_MEAN,
+    ),
+    "adamw": Preset(
+        what="gradients in 16 bits at every step, AdamW at the nodes; for fast links",
+        source="arXiv 1711.05101",
+        sync={"strategy": "gradient", "every": 1, "codec": "bf16", "log_commits": 256},
+        outer=_ADAMW,
+    ),
+    "onebit-adam": Preset(
+        what="the same for 100 steps, then momenta in 1 bit up and 4 bits down, and a variance that stays",
+        source="arXiv 2102.02888",
+        sync={
+            "strategy": "momentum", "every": 1, "warmup_commits": 100, "codec": "int4", "up": "sign1",
+            "error_feedback": 1.0, "log_commits": 256,
+        },
+        outer=_ADAMW,
     ),
 }  # fmt: skip
 

@@ -108,14 +108,17 @@ def _adamw(
     out_values, out_momentum, out_variance = array("f"), array("f"), array("f")
     for first in range(0, len(values), _AT_ONCE):
         part = slice(first, first + _AT_ONCE)
-        x, g = values[part], average[part]
-        m = _plus(_times(b1, momentum[part]), _times(c1, g))
-        squares = array("f", [a * a for a in g])
-        v = _plus(_times(b2, variance[part]), _times(c2, squares))
+        x, m, v = values[part], average[part], variance[part]
+        if not step.is_frozen:
+            squares = array("f", [a * a for a in average[part]])
+            m = _plus(_times(b1, momentum[part]), _times(c1, average[part]))
+            v = _plus(_times(b2, variance[part]), _times(c2, squares))
         up = array("f", [a / bias1 for a in m])
         down = array("f", [math.sqrt(a) for a in array("f", [a / bias2 for a in v])])
         down = array("f", [a + epsilon for a in down])
         moved = array("f", [a / b for a, b in zip(up, down, strict=True)])
+        if step.is_frozen:
+            moved = array("f", [min(1.0, max(-1.0, a)) for a in moved])
         out_values.extend(_minus(x, _times(rate, _plus(moved, _times(decay, x)))))
         out_momentum.extend(m)
         out_variance.extend(v)

@@ -20,7 +20,7 @@ OUTER_OPTIMIZERS = ("nesterov", "sgd", "adamw")
 LEASED_STEPS = 64
 AUTO = "auto"
 """The outer optimizer is chosen as the run begins: `outer.py`."""
-STRATEGIES = ("diloco", "gradient")
+STRATEGIES = ("diloco", "gradient", "momentum")
 MERGES = ("keep", "mix")
 MEANS = ("senders", "all")
 ROBUST = ("off", "warn", "clip", "trim")
@@ -70,8 +70,15 @@ class TrainerSettings:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SyncSettings:
     strategy: str = one_of(STRATEGIES, "diloco")
-    """diloco or gradient. diloco: sites train `every` steps by themselves, then average what these changed. gradient:
-    they average the gradient of each step, and the nodes do the optimizer's step; `every` is 1."""
+    """diloco, gradient or momentum. diloco: sites train `every` steps by themselves, then average what these changed.
+    gradient: they average the gradient of each step, and the nodes do the optimizer's step; `every` is 1. momentum: so
+    they begin, and after `warmup_commits` they average their momenta instead, and Adam's variance stays as it is
+    (1-bit Adam, arXiv 2102.02888)."""
+    warmup_commits: int = within(0, 1 << 40, 0)
+    """With strategy momentum: so many commits of gradients at first, in `warmup_codec`. The paper takes a sixth of a
+    run."""
+    warmup_codec: str = one_of(DENSE, "bf16")
+    """How gradients and their averages travel in these commits."""
     every: int = within(1, 1 << 32, 20)
     """H: inner steps between two syncs."""
     overlap_steps: int = within(0, 1 << 32, 0)
@@ -160,9 +167,18 @@ class SyncSettings:
         return (fragment + 1) * self.every // self.fragments - fragment * self.every // self.fragments
 
     @property
+    def steps_at_nodes(self) -> bool:
+        """Sites exchange at every step, and the nodes do the optimizer's."""
+        return self.strategy != "diloco"
+
+    def warms_up(self, base_commit: int) -> bool:
+        """Whether a sync on that commit is one of those of gradients with which a run of momenta begins."""
+        return self.strategy == "momentum" and base_commit < self.warmup_commits
+
+    @property
     def leased_steps(self) -> int:
         """Of a site, for which it leases samples at once: H, or many where it exchanges at every step."""
-        return max(self.every, LEASED_STEPS) if self.strategy == "gradient" else self.every
+        return max(self.every, LEASED_STEPS) if self.steps_at_nodes else self.every
 
     @property
     def snapshot_every(self) -> int:
@@ -238,7 +254,7 @@ class RunSettings:
     @property
     def most_overrun_steps(self) -> int:
         """Beyond a boundary, with the coordinator away. A gradient is of the step after the last commit: none."""
-        if self.sync.strategy == "gradient":
+        if self.sync.steps_at_nodes:
             return 0
         return self.overrun_steps or max(self.sync.window_steps(self.sync.all_fragments), self.sync.overlap_steps)
 
@@ -304,6 +320,7 @@ CAPABILITIES = frozenset([
     *(f"codec {name}" for name in CODECS), *(f"outer optimizer {name}" for name in OUTER_OPTIMIZERS), "zstd",
     "a codec for each direction", "mean over all", "error feedback", "overlap", "merge mix", "fragments",
     "syncs in flight", "outer schedules", "clipped averages", "trimmed averages", "gradient exchange",
+    "momentum exchange",
 ])  # fmt: skip
 """What a run may need of whoever takes part, by name, and this version can do."""
 MAX_NEEDS = 256
@@ -324,10 +341,12 @@ def needs_of(settings: RunSettings) -> list[str]:
         "syncs in flight": sync.most_in_flight > 1,
         "clipped averages": sync.robust == "clip",
         "trimmed averages": sync.robust == "trim",
-        "gradient exchange": sync.strategy == "gradient",
+        "gradient exchange": sync.steps_at_nodes,
+        "momentum exchange": sync.strategy == "momentum",
         "outer schedules": any((outer.warmup, outer.decay, outer.momentum_warmup, outer.momentum_decay)),
     }
-    codecs = [sync.codec_up] if is_sparse else dict.fromkeys((sync.codec_up, sync.codec_down))
+    warmup = [sync.warmup_codec] if sync.warmup_commits else []
+    codecs = [sync.codec_up] if is_sparse else dict.fromkeys((sync.codec_up, sync.codec_down, *warmup))
     needs = [*(f"codec {name}" for name in codecs), f"outer optimizer {outer.optimizer}"]
     return needs + [name for name, is_needed in extra.items() if is_needed]
 

@@ -18,6 +18,7 @@ Data = bytes | bytearray | memoryview
 class Contribution(Enum):
     DELTA = "base minus local"
     GRADIENT = "of the base"
+    MOMENTUM = "the base's momentum, moved by a gradient of the base"
     VALUE = "the value itself, or that it is what the base has"
 
 
@@ -90,22 +91,37 @@ class Spec:
         return max_encoded_bytes(way.down, num_elements, itemsize)
 
 
+_CONTRIBUTIONS = {
+    "diloco": Contribution.DELTA,
+    "gradient": Contribution.GRADIENT,
+    "momentum": Contribution.MOMENTUM,
+}
+
+
 def spec_of(settings: SyncSettings, base_commit: int, fragment: int) -> Spec:
     """Of the sync of `fragment` that starts from `base_commit`, as its plan says."""
     aggregation = Aggregation.MEAN
+    up, down, contribution = settings.codec_up, settings.codec_down, _CONTRIBUTIONS[settings.strategy]
+    if settings.warms_up(base_commit):
+        up, down, contribution = settings.warmup_codec, settings.warmup_codec, Contribution.GRADIENT
     if settings.codec_down == BUNDLE:
         aggregation = Aggregation.BUNDLE_OVER_ALL if settings.mean_over == "all" else Aggregation.BUNDLE
     return Spec(
         trainable=Way(
-            up=settings.codec_up,
-            down=settings.codec_down,
-            contribution=Contribution.GRADIENT if settings.strategy == "gradient" else Contribution.DELTA,
+            up=up,
+            down=down,
+            contribution=contribution,
             aggregation=aggregation,
             robust=settings.robust,
             clip=settings.clip,
             trim=settings.trim if settings.robust == "trim" else 0,
         )
     )
+
+
+def specs_of(settings: SyncSettings) -> tuple[Spec, ...]:
+    """All that syncs of the run may have."""
+    return tuple({spec_of(settings, base, 0) for base in (0, settings.warmup_commits)})
 
 
 def most_bundled(codec: str) -> int:

@@ -32,7 +32,7 @@ def said(ctx: Context, lane: Lane) -> tuple[int, ...]:
 def advance(ctx: Context, lane: Lane, commit: int) -> None:
     """That commit holds the lane's sealed snapshot, which is on its base still."""
     site, snapshot = ctx.site, lane.snapshot
-    if snapshot.error_commits:
+    if snapshot.error_commits and not ctx.settings.sync.warms_up(snapshot.base_commit):
         site.disk.add(AdvanceErrors(commit, lane.fragment, snapshot.base_commit, snapshot.error_commits))
 
 
@@ -54,6 +54,8 @@ def advanced(ctx: Context, event: events.ErrorsAdvanced) -> None:
 
 def check(ctx: Context, lane: Lane) -> None:
     """The lane's snapshot is consumed: if its commit has not advanced the error, the base is gone by now."""
+    if ctx.settings.sync.warms_up(lane.snapshot.base_commit):
+        return  # of gradients nothing is left over
     errors, commit = ctx.site.error_commits, lane.snapshot.committed_in
     covered = ctx.settings.sync.fragments_in(lane.fragment)
     if errors and commit != ctx.site.not_advanced_by and any(errors[f] != commit for f in covered):

@@ -47,7 +47,7 @@ class DataPlane:
         self.home = home
         self.settings = settings
         self.layout = Layout(manifest, settings.sync.chunk_elements, settings.sync.fragments)
-        self.optimizer = OuterOptimizer(settings.outer, settings.steps, settings.tokens)
+        self.optimizer = OuterOptimizer(settings)
         self._of_run = self.layout, self.optimizer.slots, settings.run_id
         self._history = lambda: self.log.history
         self.outer = self._found_on_disk()  # refuses a folder of another run before anything is removed there
@@ -280,6 +280,7 @@ class DataPlane:
             base_commit=base_commit,
             errors=self.errors,
             error_commits=error_commits,
+            beta1=self.settings.outer.momentum,
         )
 
     async def advance_errors(self, commit: int, data: SyncData) -> float:

@@ -11,7 +11,7 @@ from atoll.protocol.digest import DIGEST_BYTES
 from atoll.protocol.layout import DTYPE_BYTES, Layout, Role
 from atoll.protocol.recompute import record_bytes
 from atoll.protocol.settings import RunSettings
-from atoll.protocol.spec import spec_of
+from atoll.protocol.spec import specs_of
 
 INDEX_BYTES = 128
 """For each chunk, in the index of the outer state ..."""
@@ -44,14 +44,14 @@ def footprint(layout: Layout, settings: RunSettings) -> Footprint:
     num_synced = layout.num_sync_chunks
     tensors = layout.manifest.tensors
     records = [record_bytes(c.role, tensors[c.tensor].dtype, c.num_elements, settings.outer) for c in layout.chunks]
-    travels = spec_of(settings.sync, 0, 0)
+    specs = specs_of(settings.sync)
     synced = [(c.role, c.num_elements, tensors[c.tensor].carried_itemsize) for c in layout.chunks[:num_synced]]
-    payload_bytes = sum(travels.payload_bytes(*chunk, settings.min_sites) for chunk in synced)
+    payload_bytes = max(sum(spec.payload_bytes(*chunk, settings.min_sites) for chunk in synced) for spec in specs)
     outer_bytes = PlaceMap(records).file_bytes
     return Footprint(
         shared_bytes=2 * layout.buffer_bytes,
         outer_bytes=outer_bytes,
-        sync_bytes=sum(travels.max_bytes(*chunk) for chunk in synced),
+        sync_bytes=max(sum(spec.max_bytes(*chunk) for chunk in synced) for spec in specs),
         payload_bytes=payload_bytes,
         disk_parts=(
             ("outer state", outer_bytes + INDEX_BYTES * len(records)),

@@ -4,8 +4,11 @@
     nesterov   m = mu*m + d;  x = x - lr*(d + mu*m)
     adamw      m = b1*m + (1-b1)*d;  v = b2*v + (1-b2)*(d*d);  x = x - lr*((m/c1)/(sqrt(v/c2) + eps) + wd*x)
 
+    1-bit Adam m = d;  x = x - lr*(clamp((m/c1)/(sqrt(v/c2) + eps)) + wd*x)
+
 with d the average pseudo-gradient (DiLoCo, arXiv 2311.08105, section 3) or gradient (AdamW, arXiv 1711.05101, algorithm
-2), and c1 = 1 - b1^t, c2 = 1 - b2^t at step t of the run. Vectors in docs/protocol.md, "Outer update".
+2) or momentum (1-bit Adam, arXiv 2102.02888, algorithm 1, with v of the warm-up), and c1 = 1 - b1^t, c2 = 1 - b2^t at
+step t of the run; clamp is to [-1, 1]. Vectors in docs/protocol.md, "Outer update".
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ from atoll.protocol.messages import Commit
 from atoll.protocol.outer import OuterStep, outer_at
 from atoll.protocol.plans import weights
 from atoll.protocol.recompute import slots_of
-from atoll.protocol.settings import OuterSettings
+from atoll.protocol.settings import RunSettings
 
 Floats = npt.NDArray[np.float32]
 
@@ -57,6 +60,8 @@ class OuterUpdate:
                 kernels.sgd(values, avg, rate, out_values)
             case "nesterov":
                 kernels.nesterov(values, slots[0], avg, rate, np.float32(step.momentum), out_values, out_slots[0])
+            case _ if step.is_frozen:
+                kernels.onebit_adam(values, slots[1], avg, _numbers(step), out_values, *out_slots)
             case _:
                 kernels.adamw(values, *slots, avg, _numbers(step), out_values, *out_slots)
 
@@ -76,17 +81,14 @@ def _numbers(step: OuterStep) -> Floats:
 class OuterOptimizer:
     """Of a run."""
 
-    settings: OuterSettings
-    steps: int = 0
-    tokens: int = 0
-    """Its length, in one of them; schedules need it."""
+    settings: RunSettings
 
     @property
     def slots(self) -> tuple[str, ...]:
         """The arrays kept beside the values, in their order in a chunk's record."""
-        return slots_of(self.settings)
+        return slots_of(self.settings.outer)
 
     def at(self, record: Commit) -> OuterUpdate:
         """Bound to a commit: whatever changes in the course of a run is a function of its record."""
-        of_group = partial(outer_at, self.settings, self.steps, self.tokens, record)
+        of_group = partial(outer_at, self.settings, record)
         return OuterUpdate(record.commit, of_group, weights(record))

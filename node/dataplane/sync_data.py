@@ -28,7 +28,7 @@ from atoll.protocol.errors import AtollError, AverageError, InvalidMessage, NonF
 from atoll.protocol.layout import DTYPE_BYTES, Chunk, Layout, Role
 from atoll.protocol.messages import Averaged
 from atoll.protocol.plans import payload_hash
-from atoll.protocol.spec import Aggregation, Contribution, Spec
+from atoll.protocol.spec import Aggregation, Contribution, Spec, payload_codec
 
 Floats = npt.NDArray[np.float32]
 SAMPLED_EVERY = 8
@@ -62,6 +62,8 @@ class SyncData:
     errors: ErrorFeedback | None = None
     error_commits: tuple[int, ...] = ()
     """Of each fragment of the run: the commit that advanced this site's error; 0: there is none."""
+    beta1: float = 0.0
+    """Of momenta, if these travel."""
     chunks: tuple[int, ...] = field(init=False)
     """Those that travel."""
     _nearest: list[tuple[float, Outlier]] = field(default_factory=list, init=False)
@@ -115,8 +117,13 @@ class SyncData:
 
     def _difference(self, spec: Chunk, record: PinnedChunk, local: Floats) -> tuple[Floats, Floats]:
         """What travels of a trainable chunk, and what is to be subtracted from it: of a gradient nothing."""
-        if self.travels.of(spec.role).contribution is Contribution.GRADIENT:
-            return local, arithmetic.NOTHING
+        match self.travels.of(spec.role).contribution:
+            case Contribution.GRADIENT:
+                return local, arithmetic.NOTHING
+            case Contribution.MOMENTUM:
+                momentum = record.data.view(np.float32)[spec.num_elements : 2 * spec.num_elements]
+                moved = np.float32(self.beta1) * momentum + np.float32(1 - self.beta1) * local
+                return moved, arithmetic.NOTHING
         return base_of(record.values, self.dtypes[self.layout.name_of(spec.index)]), local
 
     def left_over(self, chunk: int, out: Floats) -> float:
@@ -330,7 +337,7 @@ class SyncData:
     @property
     def _largest(self) -> tuple[float, float]:
         """Norm of a contribution to a trainable chunk, and value of a payload."""
-        if self.travels.trainable.contribution is Contribution.GRADIENT:
+        if self.travels.trainable.contribution is not Contribution.DELTA:
             return outliers.LARGEST_GRADIENT, outliers.LARGEST_AVERAGE_GRADIENT
         return outliers.LARGEST_CONTRIBUTION, outliers.LARGEST_AVERAGE
 
@@ -362,7 +369,7 @@ class SyncData:
             return None
         payload, tokens = found
         last = scratch.floats("last", spec.num_elements)
-        kernels.decode(payload, self.travels.of(spec.role).down, spec.num_elements, last, tokens=tokens)
+        kernels.decode(payload, payload_codec(spec.role, payload), spec.num_elements, last, tokens=tokens)
         return last
 
     def check_payload(

@@ -21,6 +21,9 @@ class NodeOptimizer(torch.optim.Optimizer):
     """The learning rate and weight decay of `param_groups` count at each `step`, so schedulers work as ever; all sites
     need the same. Clipping and unscaling change the gradient of this site, before it is averaged."""
 
+    strategy = "gradient"
+    """Of the runs that it is for."""
+
     def __init__(self, params: Iterable[Any], lr: float, weight_decay: float, **rest: Any) -> None:
         self._gradients: dict[nn.Parameter, Tensor] | None = None
         self._rates: tuple[float, ...] = ()
@@ -148,23 +151,36 @@ class AdamW(NodeOptimizer):
         parameter.sub_(group["lr"] * (moved + group["weight_decay"] * parameter))
 
 
+class OneBitAdam(AdamW):
+    """1-bit Adam (arXiv 2102.02888): AdamW in the run's warm-up; then the variance stays as it is, and the sites
+    average their momenta, with as little as 1 bit a parameter. Alone it is AdamW."""
+
+    strategy = "momentum"
+
+
 def check(optimizers: Iterable[torch.optim.Optimizer], strategy: str, outer: OuterSettings) -> None:
     """Raises ConfigError unless these are the ones that the run exchanges for."""
     for optimizer in optimizers:
         kind = type(optimizer).__name__
         if not isinstance(optimizer, NodeOptimizer):
-            if strategy == "gradient":
-                name = "AdamW" if outer.optimizer == "adamw" else "SGD"
+            if strategy != "diloco":
                 raise ConfigError(
-                    f'{kind} does its steps alone, and the run has sync.strategy = "gradient", in which the nodes do '
-                    f"them: use atoll.{name}(params, lr=...)"
+                    f'{kind} does its steps alone, and the run has sync.strategy = "{strategy}", in which the nodes do '
+                    f"them: use atoll.{_name_of(strategy, outer)}(params, lr=...)"
                 )
-        elif strategy != "gradient":
+        elif strategy != optimizer.strategy:
+            what = "one of torch.optim" if strategy == "diloco" else f"atoll.{_name_of(strategy, outer)}"
             raise ConfigError(
-                f'atoll.{kind} is for sync.strategy = "gradient", and the run has "{strategy}": use one of torch.optim'
+                f'atoll.{kind} is for sync.strategy = "{optimizer.strategy}", and the run has "{strategy}": use {what}'
             )
         elif found := optimizer.differs(outer):
             raise ConfigError(
                 f"the script has {found}, and the run outer.optimizer = {outer.optimizer!r} with momentum "
                 f"{outer.momentum:g} (beta1), beta2 {outer.beta2:g} and epsilon {outer.epsilon:g}: make them equal"
             )
+
+
+def _name_of(strategy: str, outer: OuterSettings) -> str:
+    if strategy == "momentum":
+        return "OneBitAdam"
+    return "AdamW" if outer.optimizer == "adamw" else "SGD"

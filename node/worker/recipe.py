@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from torch.utils.data import Dataset
 
 from atoll.node.worker.data import Text
-from atoll.node.worker.optimizers import SGD, AdamW
+from atoll.node.worker.optimizers import SGD, AdamW, OneBitAdam
 from atoll.protocol.errors import ConfigError
 from atoll.protocol.settings import RunSettings, TrainerSettings
 
@@ -24,8 +24,10 @@ def make_optimizer(model: nn.Module, trainer: TrainerSettings) -> torch.optim.Ad
 def optimizer_of(model: nn.Module, settings: RunSettings) -> torch.optim.Optimizer:
     """The same where each site does its steps; with gradient exchange the run's optimizer, which is at the nodes."""
     trainer, outer = settings.trainer, settings.outer
-    if settings.sync.strategy != "gradient":
+    if not settings.sync.steps_at_nodes:
         return make_optimizer(model, trainer)
+    if settings.sync.strategy == "momentum":
+        return OneBitAdam(_groups(model, trainer), lr=trainer.learning_rate)
     if outer.optimizer == "adamw":
         return AdamW(_groups(model, trainer), lr=trainer.learning_rate)
     return SGD(model.parameters(), lr=trainer.learning_rate, momentum=outer.momentum)

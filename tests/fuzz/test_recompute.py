@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.node.dataplane.optim import OuterOptimizer
 from atoll.node.dataplane.outer_state import OuterState
 from atoll.node.dataplane.outer_update import updated
 from atoll.protocol.codecs import EncodedHeader, bundles, kernels, unchanged
@@ -20,7 +19,7 @@ from atoll.protocol.errors import InvalidMessage
 from atoll.protocol.layout import DTYPE_BYTES, Chunk, Layout, Manifest, Role, TensorSpec
 from atoll.protocol.recompute import recomputed, record_bytes
 from atoll.protocol.settings import OuterSettings
-from tests.harness.data_plane import step_of, update_of
+from tests.harness.data_plane import an_optimizer, step_of, update_of
 from tests.harness.fuzzing import damaged, fuzz
 
 SIZES = [1, 511, 513, 1300]
@@ -42,7 +41,7 @@ def specs() -> list[TensorSpec]:
 
 @pytest.fixture(scope="module", params=["nesterov", "sgd", "adamw"])
 def outer(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> OuterState:
-    slots = OuterOptimizer(OuterSettings(optimizer=request.param)).slots
+    slots = an_optimizer(OuterSettings(optimizer=request.param)).slots
     return OuterState.create(tmp_path_factory.mktemp("outer"), Layout(Manifest.canonical(specs())), slots, "run")
 
 
@@ -110,7 +109,7 @@ def test_every_chunk_comes_out_with_the_bits_of_the_sites(
     generator = np.random.default_rng(seed)
     name = {0: "sgd", 1: "nesterov", 2: "adamw"}[len(outer.slots)]
     settings = OuterSettings(optimizer=name, **values)
-    optimizer = OuterOptimizer(settings)
+    optimizer = an_optimizer(settings)
     chunk = outer.layout.chunks[data.draw(st.integers(0, len(outer.layout.chunks) - 1))]
     dtype = outer.layout.manifest.tensors[chunk.tensor].dtype
     size = record_bytes(chunk.role, dtype, chunk.num_elements, settings)

@@ -18,12 +18,18 @@ from atoll.protocol.layout import Layout, Manifest, Role, TensorSpec, TiedName
 from atoll.protocol.messages import Commit, Member
 from atoll.protocol.outer import OuterStep, outer_at
 from atoll.protocol.plans import payload_hash
-from atoll.protocol.settings import OuterSettings, SyncSettings
+from atoll.protocol.settings import OuterSettings, RunSettings, SyncSettings
 from atoll.protocol.spec import spec_of
 
 RUN = "test"
 DTYPES = {"weight": "BF16", "weight.scale": "F32", "zero": "F32"}
-OPTIMIZER = OuterOptimizer(OuterSettings(learning_rate=0.7, momentum=0.9))
+
+
+def an_optimizer(outer: OuterSettings, **sync: Any) -> OuterOptimizer:
+    return OuterOptimizer(RunSettings(run_id=RUN, outer=outer, sync=SyncSettings(**sync)))
+
+
+OPTIMIZER = an_optimizer(OuterSettings(learning_rate=0.7, momentum=0.9))
 RATES = (3e-3, 0.1)
 """Of one parameter group, with an optimizer of gradients."""
 
@@ -115,12 +121,12 @@ def payloads(outer: OuterState, seeds: Sequence[int] = (1, 2), codec: str = "int
 
 def update_of(commit: int, optimizer: OuterOptimizer = OPTIMIZER, *, tokens: tuple[int, ...] = (100,)) -> OuterUpdate:
     """By the commit with that number."""
-    return replace(optimizer.at(_with_rates(commit_record(commit), optimizer.settings)), tokens=tokens)
+    return replace(optimizer.at(_with_rates(commit_record(commit), optimizer.settings.outer)), tokens=tokens)
 
 
 def step_of(settings: OuterSettings, commit: int = 1) -> OuterStep:
     """What that commit does to a chunk."""
-    return outer_at(settings, 0, 0, _with_rates(commit_record(commit), settings))
+    return outer_at(an_optimizer(settings).settings, _with_rates(commit_record(commit), settings))
 
 
 def _with_rates(record: Commit, settings: OuterSettings) -> Commit:

@@ -12,7 +12,6 @@ import grpc.aio
 import numpy as np
 import numpy.typing as npt
 
-from atoll.node.dataplane.optim import OuterOptimizer
 from atoll.node.dataplane.outer_state import OuterState
 from atoll.node.dataplane.payload_log import PayloadLog
 from atoll.node.dataplane.sync_data import SyncData
@@ -31,11 +30,11 @@ from atoll.protocol.plans import weights
 from atoll.protocol.settings import OuterSettings, SyncSettings
 from atoll.protocol.spec import spec_of
 from tests.harness.chunks import paste
-from tests.harness.data_plane import fragment_at
+from tests.harness.data_plane import an_optimizer, fragment_at
 
 RUN_ID = "sites"
 DTYPES = dict.fromkeys(("a", "b", "empty", "w"), "F32")
-OPTIMIZER = OuterOptimizer(OuterSettings(learning_rate=0.7, momentum=0.5))
+OPTIMIZER = an_optimizer(OuterSettings(learning_rate=0.7, momentum=0.5))
 SETTINGS = SyncSettings(codec="int8", chunk_elements=1000)
 TRAVELS = spec_of(SETTINGS, 0, 0)
 PACE = Pace(stall_s=20.0, slowest_bytes_per_s=1 << 10)

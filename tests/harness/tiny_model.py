@@ -87,7 +87,7 @@ class TinyModel:
                 role=chunk.role,
                 dtype=tensors[chunk.tensor].dtype,
                 num_elements=chunk.num_elements,
-                settings=outer_at(self._settings.outer, self._settings.steps, 0, done, tensors[chunk.tensor].group),
+                settings=outer_at(self._settings, done, tensors[chunk.tensor].group),
                 record=record,
                 payload=payloads[chunk.index],
                 tokens=self._tokens.get(commit, (1,)),
@@ -115,7 +115,7 @@ class TinyModel:
 
 def rates_of(settings: RunSettings, manifest: Manifest) -> tuple[float, ...]:
     """What every site says of its optimizer; nothing where values are averaged."""
-    if settings.sync.strategy != "gradient":
+    if not settings.sync.steps_at_nodes:
         return ()
     return tuple(rate for group in range(manifest.num_groups) for rate in (0.5 / (1 + group), 0.125))
 

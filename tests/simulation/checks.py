@@ -338,7 +338,7 @@ class Checks:
 
     def _model_in_place(self, node: SimNode, commit: int) -> None:
         """It is whole, and of its commit: later ones may have been applied while it was written."""
-        slots = OuterOptimizer(self._settings.outer).slots
+        slots = OuterOptimizer(self._settings).slots
         folder, saved = node.folder / "model", saved_model.load_manifest(node.folder / "model")
         self.require(saved.commit == commit, f"{node.process} saved commit {saved.commit} in place of {commit}")
         layout = Layout(self._layout.manifest, self._layout.chunk_elements)
@@ -491,7 +491,7 @@ class Checks:
                     self._base_and_steps_only(sealed, fragment, states)
         for number, state in enumerate(states):
             self.require(self._is_sane(state), f"commit {number} has an absurd contribution in it")
-        slots = OuterOptimizer(self._settings.outer).slots
+        slots = OuterOptimizer(self._settings).slots
         hashes = [
             state_hash(self._layout.manifest, slots, [chunk_hash(state[c.index]) for c in self._layout.chunks])
             for state in states
@@ -545,7 +545,7 @@ class Checks:
             name, elements = self._layout.name_of(chunk.index), elements_of(chunk)
             start = np.frombuffer(states[part.base][chunk.index][: chunk.num_bytes], "<f4")
             steps_here = {step: found[name].ravel()[elements] for step, found in learned.items()}
-            if self._settings.sync.strategy == "gradient":
+            if self._settings.sync.strategy != "diloco":
                 self.require(
                     len(part.steps) == 1, f"site {sealed.site_id} sealed a gradient of {len(part.steps)} steps"
                 )

@@ -595,7 +595,7 @@ def thin_link(world: World, fault: Fault, generator: random.Random) -> None:
     name, server = _site(world, generator), world.server_that_answers()
     if name is None or server is None or not of_server(server).is_known(name):
         return
-    if not of_server(server).is_live(name) or world.shape.settings.sync.strategy == "gradient":  # there nobody rests
+    if not of_server(server).is_live(name) or world.shape.settings.sync.strategy != "diloco":  # there nobody rests
         return
     every = generator.choice([2, 4])
     world.story.tell("world", f"{name} contributes to one sync of {every}, as if its link were thin")

@@ -372,7 +372,7 @@ class _BreaksOff(OuterOptimizer):
     """After so many commits."""
 
     def __init__(self, optimizer: OuterOptimizer, num_commits: int) -> None:
-        super().__init__(optimizer.settings, optimizer.steps, optimizer.tokens)
+        super().__init__(optimizer.settings)
         self._left = num_commits
 
     def at(self, record: m.Commit) -> OuterUpdate:

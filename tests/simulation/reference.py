@@ -49,16 +49,22 @@ def replay(
             if chunk.role is Role.BUFFER_MEAN and all(local == values for local in locals_):
                 continue
             x = np.frombuffer(values[:size], "<f4")
-            is_gradient = settings.sync.strategy == "gradient"
+            is_gradient = settings.sync.strategy != "diloco"
+            is_momentum = settings.sync.strategy == "momentum" and commit.commit > settings.sync.warmup_commits
             sync, average = settings.sync, np.zeros(chunk.num_elements, np.float32)
             parts: list[Sent] = []
             arrived, norms = [], []
             is_trained = chunk.role is Role.TRAINABLE
             up, down = (sync.up or sync.codec, sync.down or sync.codec) if is_trained else ("fp32", "fp32")
+            if is_trained and sync.strategy == "momentum" and not is_momentum:
+                up = down = sync.warmup_codec
             for place, (local, sealed) in enumerate(zip(locals_, handed_in[commit], strict=True)):
                 mine = np.frombuffer(local, "<f4")
                 if is_trained:
                     moved = mine if is_gradient else (to_bf16(x) if sealed.bf16 else x) - mine
+                    if is_momentum:
+                        beta1, m = settings.outer.momentum, np.frombuffer(values[size : 2 * size], "<f4")
+                        moved = np.float32(beta1) * m + np.float32(1 - beta1) * mine
                     mine = errors.added(commit, place, chunk, moved)
                 decoded = _through(up, mine, parts)
                 if is_trained:
@@ -101,10 +107,16 @@ def stepped(settings: RunSettings, commit: Commit, group: int, record: bytes, g:
     if outer.optimizer == "nesterov":
         m = b1 * slots[0] + g
         return (x - rate * (g + b1 * m)).tobytes() + m.tobytes()
-    m = b1 * slots[0] + np.float32(1 - outer.momentum) * g
-    v = b2 * slots[1] + np.float32(1 - outer.beta2) * (g * g)
-    c1, c2 = (np.float32(1 - power(beta, commit.run_step)) for beta in (outer.momentum, outer.beta2))
-    step = (m / c1) / (np.sqrt(v / c2) + np.float32(outer.epsilon))
+    num_momenta = max(0, commit.commit - settings.sync.warmup_commits) if settings.sync.strategy == "momentum" else 0
+    m, v = g, slots[1]
+    if not num_momenta:
+        m = b1 * slots[0] + np.float32(1 - outer.momentum) * g
+        v = b2 * slots[1] + np.float32(1 - outer.beta2) * (g * g)
+    c1 = np.float32(1 - power(outer.momentum, commit.run_step))
+    c2 = np.float32(1 - power(outer.beta2, commit.run_step - num_momenta))
+    step: F32 = (m / c1) / (np.sqrt(v / c2) + np.float32(outer.epsilon))
+    if num_momenta:
+        step = step.clip(np.float32(-1), np.float32(1))
     return (x - rate * (step + decay * x)).tobytes() + m.tobytes() + v.tobytes()
 
 

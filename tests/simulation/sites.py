@@ -376,7 +376,7 @@ class Worker:
             return "refused"
         sync = settings_from_json(greeting.greeting.settings_json).sync
         self._alpha = sync.alpha
-        self._sends_gradients = sync.strategy == "gradient"
+        self._sends_gradients = sync.strategy != "diloco"
         self._copies = [Copy() for _ in range(sync.fragments)]
         self._fragments = fragments_of(self._manifest, sync.fragments)
         dtype = "BF16" if hands.bf16 else "F32"

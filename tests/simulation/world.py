@@ -209,10 +209,14 @@ def in_fragments(shape: Shape, seed: int, num: int) -> Shape:
 
 
 def in_gradients(shape: Shape, seed: int) -> Shape:
-    """The same sites exchange at every step, and their nodes do the optimizer's step."""
+    """The same sites exchange at every step, and their nodes do the optimizer's step; a third of them send momenta
+    after some commits."""
     generator, settings = random.Random(f"gradients {seed}"), shape.settings
     optimizer, momentum = generator.choice([("adamw", 0.9), ("adamw", 0.5), ("sgd", 0.0), ("nesterov", 0.5)])
     sync = replace(settings.sync, strategy="gradient", every=1, fragments=1, overlap_steps=0, merge="keep", alpha=0.0)
+    if optimizer == "adamw" and sync.codec_up not in SPARSE and generator.random() < 2 / 3:
+        warmup = generator.choice([1, 2, 4]), generator.choice(["bf16", "fp32"])
+        sync = replace(sync, strategy="momentum", warmup_commits=warmup[0], warmup_codec=warmup[1])
     steps = max(settings.steps // shape.window_steps, generator.choice([4, 8, 12]))
     outer = OuterSettings(optimizer=optimizer, momentum=momentum, beta2=generator.choice([0.95, 0.5]))
     settings = replace(settings, sync=sync, outer=outer, steps=steps)

@@ -137,7 +137,7 @@ def _hash_of(run: Run, dispute: Dispute, chunk: int, holders: Holders) -> bytes:
             role=spec.role,
             dtype=spec.dtype,
             num_elements=num_elements,
-            outer=outer_at(outer, run.settings.steps, run.settings.tokens, record.commit, spec.group),
+            outer=outer_at(run.settings, record.commit, spec.group),
             record=values,
             payload=payload,
             tokens=tokens,

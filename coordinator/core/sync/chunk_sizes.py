@@ -14,7 +14,7 @@ from atoll.protocol.digest import DIGEST_BYTES
 from atoll.protocol.errors import ConfigError
 from atoll.protocol.layout import Manifest, Role, TensorSpec, chunk_runs, fragments_of
 from atoll.protocol.settings import SyncSettings
-from atoll.protocol.spec import spec_of
+from atoll.protocol.spec import specs_of
 
 _Run = tuple[TensorSpec, int, int, int]
 """Tensor, number of chunks, elements and bytes of each."""
@@ -70,16 +70,18 @@ class ChunkSizes:
     @classmethod
     def of(cls, manifest: Manifest, sync: SyncSettings) -> ChunkSizes:
         """Raises ConfigError if the manifest has more chunks than the run takes."""
-        travels = spec_of(sync, 0, 0)  # all syncs of a run have one
+        specs = specs_of(sync)
 
         def size(spec: TensorSpec, elements: int) -> int:
-            return 0 if spec.role is Role.FROZEN else travels.max_bytes(spec.role, elements, spec.carried_itemsize)
+            if spec.role is Role.FROZEN:
+                return 0
+            return max(travels.max_bytes(spec.role, elements, spec.carried_itemsize) for travels in specs)
 
         runs = [
             (spec, n, elements, size(spec, elements)) for spec, n, elements in chunk_runs(manifest, sync.chunk_elements)
         ]
         own = _by_fragment(runs, manifest, sync.fragments) if sync.fragments > 1 else []
-        are_bundled, in_flight = travels.trainable.aggregation.is_bundle, sync.most_in_flight
+        are_bundled, in_flight = specs[0].trainable.aggregation.is_bundle, sync.most_in_flight
         fragments = [cls(part, num_in_flight=in_flight, are_bundled=are_bundled) for part in own]
         found = cls(runs, fragments, are_bundled=are_bundled)  # a sync of all fragments is alone
         found.num_groups = manifest.num_groups

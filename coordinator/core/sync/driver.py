@@ -61,7 +61,7 @@ def ready(run: Run, site: Site, message: m.Ready) -> None:
         )
         run.refuse(site.stream, m.RefusedKind.INVALID, text)
         return
-    num_rates = 2 * run.chunk_sizes.num_groups if settings.strategy == "gradient" else 0
+    num_rates = 2 * run.chunk_sizes.num_groups if settings.steps_at_nodes else 0
     if len(message.rates) != num_rates:
         text = f"Ready of {site.label} for sync {message.sync}: {len(message.rates)} rates, {num_rates} are expected"
         run.refuse(site.stream, m.RefusedKind.INVALID, text)

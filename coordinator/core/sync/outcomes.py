@@ -322,7 +322,7 @@ def _learn_links(run: Run, sync: Sync, attempt: Attempt) -> None:
     here = [site.site_id for site in run.members.live()]
     sync_bytes = run.chunk_sizes.of_sync(attempt.plan.fragment).total_bytes
     run.links.settle(here, sync_bytes, run.pace.period_s)
-    if run.settings.sync.strategy == "gradient":
+    if run.settings.sync.steps_at_nodes:
         return  # no site rests: what it trained meanwhile would be in no commit
     ready_at = [sync.ready_at[i] for i in attempt.ids() if i in sync.ready_at and run.resting.every(i) == 1]
     is_first = attempt.plan.attempt == 1 and ready_at

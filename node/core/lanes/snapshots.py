@@ -138,7 +138,7 @@ def drop_late(ctx: Context) -> None:
     values that are gone. It counts no longer, and its samples are drawn again."""
     site = ctx.site
     late = [copy for copy in site.workers.copies if copy.contributed is None]
-    if ctx.settings.sync.strategy != "gradient" or not late:
+    if not ctx.settings.sync.steps_at_nodes or not late:
         return
     for lane in site.lanes:
         if lane.snapshot.phase is SnapshotPhase.WRITING:

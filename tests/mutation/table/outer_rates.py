@@ -49,8 +49,8 @@ MUTATIONS = (
         name="a dispute is settled with the rates of the start",
         rule="the coordinator computes with the rates of the commit",
         where="coordinator.core.log.evidence:_hash_of",
-        old="outer=outer_at(outer, run.settings.steps, run.settings.tokens, record.commit, spec.group),",
-        new="outer=outer,",
+        old="outer=outer_at(run.settings, record.commit, spec.group),",
+        new="outer=outer_at(run.settings, replace(record.commit, run_step=0), spec.group),",
         tests=("tests/unit/coordinator/test_disputes.py",),
     ),
 )

@@ -9,20 +9,21 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from atoll.node.dataplane.optim import OuterOptimizer
 from atoll.node.dataplane.outer_state import OuterState
 from atoll.node.dataplane.outliers import LARGEST_AVERAGE_GRADIENT, LARGEST_GRADIENT
+from atoll.node.dataplane.sync_data import SyncData
 from atoll.protocol.codecs import kernels
 from atoll.protocol.errors import AverageError, InvalidMessage
 from atoll.protocol.layout import Layout, Manifest, Role, TensorSpec
 from atoll.protocol.messages import Commit
 from atoll.protocol.settings import OuterSettings
+from atoll.protocol.spec import spec_of
 from tests.harness.chunks import elements_of
-from tests.harness.data_plane import RUN, commit_record, filled, seeded, sync_data, tensor
+from tests.harness.data_plane import DTYPES, RUN, an_optimizer, commit_record, filled, seeded, sync_data, tensor
 from tests.harness.data_plane import layout as a_layout
 
 Floats = npt.NDArray[np.float32]
-ADAMW = OuterOptimizer(OuterSettings(optimizer="adamw", momentum=0.9, beta2=0.75, epsilon=1e-3))
+ADAMW = an_optimizer(OuterSettings(optimizer="adamw", momentum=0.9, beta2=0.75, epsilon=1e-3))
 RATES = (0.5, 0.25, 0.125, 0.0)
 STEPS = 20
 """Of the run, in each commit."""
@@ -101,6 +102,58 @@ def test_each_parameter_group_moves_by_its_own_rates(tmp_path: Path) -> None:
             expected[chunk.index] = np.stack([x, m, v])
     for chunk in layout.chunks:
         assert outer.read(chunk.index).data == expected[chunk.index].tobytes()
+
+
+ONE_BIT = an_optimizer(
+    ADAMW.settings.outer, strategy="momentum", every=1, warmup_commits=2, codec="sign1", error_feedback=1.0
+)
+
+
+def test_after_the_warm_up_a_contribution_is_the_momentum_that_the_gradient_moves(tmp_path: Path) -> None:
+    outer = seeded(tmp_path, a_layout(), slots=ADAMW.slots)
+    chunk = next(c for c in outer.layout.chunks if outer.layout.name_of(c.index) == "weight")
+    record = np.random.default_rng(5).standard_normal(3 * chunk.num_elements, np.float32)
+    outer.put(chunk.index, 2, record.tobytes())
+    snapshot = filled(outer.layout, 3)
+    gradient = tensor(outer.layout, snapshot, "weight")[elements_of(chunk)]
+    settings = replace(ONE_BIT.settings.sync, codec="fp32", error_feedback=0.0, warmup_codec="bf16")
+    sent = {}
+    for base, codec in ((1, "bf16"), (2, "fp32")):
+        travels = spec_of(settings, base, 0)
+        data = SyncData(outer.layout, travels, outer, snapshot, DTYPES, base_commit=base, beta1=0.9)
+        assert (travels.trainable.up, travels.trainable.down) == (codec, codec)
+        sent[base] = np.empty(chunk.num_elements, np.float32)
+        kernels.decode(data.contribution(chunk.index), codec, chunk.num_elements, sent[base])
+    momentum = record[chunk.num_elements : 2 * chunk.num_elements]
+    assert np.array_equal(sent[2], np.float32(0.9) * momentum + np.float32(1 - 0.9) * gradient)
+    assert np.allclose(sent[1], gradient, rtol=1 / 128)
+
+
+def test_after_the_warm_up_the_variance_stays_and_no_element_leaps() -> None:
+    generator = np.random.default_rng(0)
+    x, m, v, average = generator.standard_normal((4, 300), np.float32)
+    v = np.square(v) * np.float32(1e-3)
+    v[:5] = 0  # never trained
+    for number in (2, 3, 9):
+        out_x, out_m, out_v = np.empty_like(x), np.empty_like(x), np.empty_like(x)
+        ONE_BIT.at(a_commit(number)).apply(x, [m, v], average, out_x, [out_m, out_v])
+        is_frozen, steps = number > 2, STEPS * number - max(0, number - 2)
+        assert np.array_equal(out_v, v) is is_frozen
+        assert np.array_equal(out_m, average) is is_frozen
+        if is_frozen:
+            c1, c2 = np.float32(1 - 0.9 ** (STEPS * number)), np.float32(1 - 0.75**steps)
+            step = (average / c1) / (np.sqrt(v / c2) + np.float32(1e-3))
+            assert np.abs(step).max() > 100, "else nothing is held back"
+            step = step.clip(-1, 1)
+            assert np.array_equal(out_x, x - np.float32(0.5) * (step + np.float32(0.25) * x))
+
+
+def test_the_variance_is_corrected_by_the_steps_of_the_warm_up() -> None:
+    """One that is nearly all of the last steps' would be another one, once it stays, at each step."""
+    slow = an_optimizer(replace(ADAMW.settings.outer, beta2=0.999), strategy="momentum", every=1, warmup_commits=2)
+    records = [replace(commit_record(number), rates=RATES, run_step=number) for number in (2, 3, 50)]
+    bias = [slow.at(record).of_group(0).bias[1] for record in records]
+    assert bias == [pytest.approx(1 - 0.999**2)] * 3
 
 
 def test_rates_of_a_group_that_the_commit_does_not_have_are_refused() -> None:

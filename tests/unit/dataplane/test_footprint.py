@@ -59,7 +59,7 @@ def large(num_parameters: int) -> Layout:
 @pytest.mark.parametrize("optimizer", OUTER_OPTIMIZERS)
 def test_the_outer_file_has_the_size_that_is_told(optimizer: str, tmp_path: Path) -> None:
     settings = replace(SETTINGS, outer=OuterSettings(optimizer=optimizer))
-    slots = OuterOptimizer(settings.outer).slots
+    slots = OuterOptimizer(settings).slots
     OuterState.create(tmp_path / "state", LAYOUT, slots, "r")
     assert (tmp_path / "state" / "outer.chunks").stat().st_size == footprint(LAYOUT, settings).outer_bytes
 

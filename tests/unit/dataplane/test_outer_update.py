@@ -15,13 +15,23 @@ from hypothesis import strategies as st
 
 from atoll.node.dataplane import kernels, publish
 from atoll.node.dataplane.bases import cast_base
-from atoll.node.dataplane.optim import OuterOptimizer
 from atoll.node.threads import pool_of
 from atoll.protocol.errors import ConfigError, SelfTestFailed
 from atoll.protocol.layout import Role
 from atoll.protocol.settings import OuterSettings, RunSettings, validate
 from tests.harness.chunks import cut_out, paste
-from tests.harness.data_plane import DTYPES, apply_all, filled, layout, payloads, seeded, tensor, update_of, values_of
+from tests.harness.data_plane import (
+    DTYPES,
+    an_optimizer,
+    apply_all,
+    filled,
+    layout,
+    payloads,
+    seeded,
+    tensor,
+    update_of,
+    values_of,
+)
 
 Floats = npt.NDArray[np.float32]
 PAGE = Path(__file__).parents[3] / "docs" / "protocol.md"
@@ -37,7 +47,7 @@ def sample(seed: int, size: int, exponent: int) -> Floats:
 
 @given(sizes, seeds, exponents, st.sampled_from([0.7, 1.0, 0.3]), st.sampled_from([0.0, 0.5, 0.9]))
 def test_nesterov_rounds_every_operation(size: int, seed: int, exponent: int, rate: float, momentum: float) -> None:
-    optimizer = OuterOptimizer(OuterSettings(optimizer="nesterov", learning_rate=rate, momentum=momentum))
+    optimizer = an_optimizer(OuterSettings(optimizer="nesterov", learning_rate=rate, momentum=momentum))
     assert optimizer.slots == ("momentum",)
     x, m, d = (sample(seed + i, size, exponent) for i in range(3))
     lr, mu = np.float32(rate), np.float32(momentum)
@@ -53,7 +63,7 @@ def test_nesterov_rounds_every_operation(size: int, seed: int, exponent: int, ra
 
 @given(sizes, seeds, exponents, st.sampled_from([0.7, 1.0, 0.3]))
 def test_sgd_rounds_every_operation(size: int, seed: int, exponent: int, rate: float) -> None:
-    optimizer = OuterOptimizer(OuterSettings(optimizer="sgd", learning_rate=rate))
+    optimizer = an_optimizer(OuterSettings(optimizer="sgd", learning_rate=rate))
     assert optimizer.slots == ()
     x, d = sample(seed, size, exponent), sample(seed + 1, size, exponent)
     expected = x - np.float32(rate) * d
@@ -139,10 +149,10 @@ def test_the_vectors_of_the_page_are_what_the_optimizers_compute() -> None:
         x, m, d = (np.frombuffer(bytes.fromhex(vector[k]), np.float32) for k in ("x", "m", "d"))
         lr, mu = (float(np.frombuffer(bytes.fromhex(vector[k]), np.float32)[0]) for k in ("learning_rate", "momentum"))
         out_x, out_m = np.empty_like(x), np.empty_like(m)
-        update_of(1, OuterOptimizer(OuterSettings(optimizer="sgd", learning_rate=lr))).apply(x, [], d, out_x, [])
+        update_of(1, an_optimizer(OuterSettings(optimizer="sgd", learning_rate=lr))).apply(x, [], d, out_x, [])
         assert out_x.tobytes().hex() == vector["sgd_x"]
         settings = OuterSettings(optimizer="nesterov", learning_rate=lr, momentum=mu)
-        update_of(1, OuterOptimizer(settings)).apply(x, [m], d, out_x, [out_m])
+        update_of(1, an_optimizer(settings)).apply(x, [m], d, out_x, [out_m])
         assert out_x.tobytes().hex() == vector["nesterov_x"]
         assert out_m.tobytes().hex() == vector["nesterov_m"]
 

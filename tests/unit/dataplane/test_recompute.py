@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from atoll.node.dataplane.optim import OuterOptimizer
 from atoll.node.dataplane.outer_state import OuterState
 from atoll.node.dataplane.outer_update import updated
 from atoll.protocol.codecs import kernels, unchanged
@@ -14,7 +13,7 @@ from atoll.protocol.errors import InvalidMessage
 from atoll.protocol.layout import Layout, Manifest, Role, TensorSpec
 from atoll.protocol.recompute import recomputed, record_bytes
 from atoll.protocol.settings import OuterSettings
-from tests.harness.data_plane import step_of, update_of
+from tests.harness.data_plane import an_optimizer, step_of, update_of
 
 NESTEROV = OuterSettings(learning_rate=0.7, momentum=0.9)
 SGD = OuterSettings(optimizer="sgd", learning_rate=0.3)
@@ -36,7 +35,7 @@ def floats(seed: int, num: int = NUM_ELEMENTS) -> np.ndarray:
 def test_a_trained_chunk_comes_out_as_at_the_sites(
     tmp_path: object, settings: OuterSettings, codec: str, zstd_level: int
 ) -> None:
-    optimizer = OuterOptimizer(settings)
+    optimizer = an_optimizer(settings)
     rows = [floats(i) for i in range(1 + len(optimizer.slots))]
     if settings.optimizer == "adamw":
         rows[2] = np.abs(rows[2])
@@ -68,7 +67,7 @@ def specs() -> list[TensorSpec]:
 @pytest.mark.parametrize("is_unchanged", [False, True])
 def test_every_role_comes_out_as_in_the_outer_state(tmp_path, is_unchanged: bool) -> None:  # type: ignore[no-untyped-def]
     layout = Layout(Manifest.canonical(specs()))
-    optimizer = OuterOptimizer(NESTEROV)
+    optimizer = an_optimizer(NESTEROV)
     outer = OuterState.create(tmp_path, layout, optimizer.slots, "run")
     for chunk in layout.chunks:
         spec = layout.manifest.tensors[chunk.tensor]

@@ -116,6 +116,27 @@ def test_without_the_coordinator_no_step_follows_the_one_that_is_sealed() -> Non
     assert not drive.out
 
 
+def test_of_the_gradients_of_a_warm_up_nothing_is_left_over() -> None:
+    sync = SyncSettings(strategy="momentum", every=1, warmup_commits=1, codec="sign1", down="int8", error_feedback=1.0)
+    drive = started(settings=replace(GRADIENTS, sync=sync))
+    announce(drive)
+    lease(drive, (0, 400))
+    for number in (1, 2):
+        step = 10 * number
+        drive.ask(step)
+        drive.sealed(step)
+        assert [message.error_commits for message in drive.sent() if isinstance(message, m.Ready)] == [(0,)]
+        drive.receive(plan(number, base=number - 1))
+        exchanged(drive, number)
+        drive.receive(commit(number, number))
+        advances = [output for output in drive.out if isinstance(output, out.AdvanceErrors)]
+        assert len(advances) == number - 1
+        if number == 1:
+            drive(e.CommitApplied(commit=number, state_hash=HASH))
+            assert not [report for report in drive.out if isinstance(report, out.Report) and report.level > 20]
+            take(drive, number, step, 1)
+
+
 @pytest.mark.parametrize("told", [(), (0.02, 0.1)])
 def test_a_commit_with_other_rates_than_this_site_said_ends_it(told: tuple[float, ...]) -> None:
     drive = loading()

@@ -67,7 +67,8 @@ def test_a_mean_has_no_schedule_of_a_momentum(settings: RunSettings) -> None:
 
 def at(outer: OuterSettings, progress: float, *, in_tokens: bool = False) -> tuple[float, float]:
     record = replace(commit_record(1), run_step=round(400 * progress), run_tokens=round(4000 * progress))
-    found = outer_at(outer, *((0, 4000) if in_tokens else (400, 0)), record)
+    steps, tokens = (0, 4000) if in_tokens else (400, 0)
+    found = outer_at(replace(SHORT, outer=outer, steps=steps, tokens=tokens), record)
     return found.learning_rate, found.momentum
 
 

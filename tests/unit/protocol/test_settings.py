@@ -27,6 +27,8 @@ from atoll.protocol.settings import (
 )
 
 SETTINGS = RunSettings(run_id="r", data="ü", sync=SyncSettings(every=7), outer=OuterSettings(momentum=0.1))
+ADAMW = OuterSettings(optimizer="adamw", momentum=0.9)
+MOMENTUM: dict[str, Any] = {"strategy": "momentum", "every": 1, "warmup_commits": 3}
 
 
 def test_round_trip() -> None:
@@ -81,6 +83,7 @@ def test_an_older_version_that_would_not_train_on_or_mix_is_told_what_the_run_ne
         (SyncSettings(merge="mix", alpha=0.5), ["merge mix"]),
         (SyncSettings(overlap_steps=20, merge="mix", alpha=0.5), ["overlap", "merge mix"]),
         (SyncSettings(robust="off"), []),
+        (SyncSettings(strategy="gradient", every=1), ["gradient exchange"]),
         (SyncSettings(robust="clip"), ["clipped averages"]),
         (SyncSettings(robust="trim", trim=2), ["trimmed averages"]),
     ):
@@ -112,6 +115,21 @@ def test_an_older_version_that_would_not_train_on_or_mix_is_told_what_the_run_ne
         ),
         ({"robust": "trim"}, {"max_sites": 65}, "max_sites = 65 with .* chunks of 1048576 elements: .* at most 64"),
         ({"robust": "trim", "chunk_elements": 1 << 24}, {"max_sites": 5}, 'choose at most 4, or "clip"'),
+        ({"strategy": "ring"}, {}, 'sync.strategy = "ring"'),
+        ({"strategy": "gradient"}, {}, 'sync.every = 7 with sync.strategy = "gradient", .*: choose 1'),
+        ({"strategy": "gradient", "every": 1, "overlap_steps": 1}, {}, "sync.overlap_steps = 1 with .*: choose 0"),
+        ({"strategy": "gradient", "every": 1, "merge": "mix", "alpha": 0.5}, {}, '"mix" with .*: choose "keep"'),
+        ({"warmup_commits": 3}, {}, 'sync.warmup_commits = 3 with sync.strategy = "diloco".*choose 0, or "momentum"'),
+        ({"strategy": "momentum", "every": 1}, {"outer": ADAMW}, "the variance would stay 0; choose a sixth"),
+        ({**MOMENTUM, "codec": "topk2"}, {"outer": ADAMW}, 'codec topk2: .*choose "gradient", or another'),
+        (MOMENTUM, {"outer": OuterSettings()}, 'outer.optimizer = "nesterov" with .*1-bit Adam.: choose "adamw"'),
+        ({}, {"outer": ADAMW}, 'outer.optimizer = "adamw" is for gradients: choose sync.strategy = "gradient"'),
+        (
+            {"strategy": "gradient", "every": 1},
+            {"outer": OuterSettings(learning_rate=0.5)},
+            "outer.learning_rate = 0.5 .* the one that the training script gives",
+        ),
+        ({"strategy": "gradient", "every": 1}, {"outer": OuterSettings(decay=0.5)}, "or a schedule of the outer step"),
         ({"overlap_steps": 5}, {"overrun_steps": 4}, "run.overrun_steps = 4 is less than .*choose 0 or at least 5"),
     ],
 )
@@ -120,6 +138,17 @@ def test_what_contradicts_is_refused_with_what_to_choose(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         validate(replace(SETTINGS, sync=SyncSettings(**{"every": 7} | sync), **run))
+
+
+def test_momenta_need_the_codecs_of_both_phases() -> None:
+    sync = SyncSettings(**{**MOMENTUM, "codec": "int4", "up": "sign1"})
+    settings = RunSettings(run_id="r", sync=sync, outer=ADAMW)
+    validate(settings)
+    needs = json.loads(settings_to_json(settings))["needs"]
+    codecs = ["codec sign1", "codec int4", "codec bf16"]
+    extra = ["a codec for each direction", "gradient exchange", "momentum exchange"]
+    assert needs == [*codecs, "outer optimizer adamw", *extra]
+    assert CAPABILITIES.issuperset(needs)
 
 
 def test_as_many_steps_as_there_are_between_two_syncs_may_overlap() -> None:

@@ -89,7 +89,7 @@ class Course(Driver):
         self.steps = vector["steps"]
         self.sites = [Ranks(gains, self.sync) for gains in vector["gains"]]
         layout = Layout(self.sites[0].manifest, num_fragments=self.sync.fragments)
-        self.optimizer = OuterOptimizer(outer)
+        self.optimizer = OuterOptimizer(settings)
         self.outer = OuterState.create(folder, layout, self.optimizer.slots, "run")
         self.records: list[m.Commit] = []
         self.outer.history = lambda: History([0] * self.sync.fragments, (r.fragment for r in self.records))
