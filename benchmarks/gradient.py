@@ -15,7 +15,7 @@ import sys
 import tempfile
 from contextlib import ExitStack
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from atoll.protocol.settings import OuterSettings, RunSettings, SyncSettings
 from benchmarks import netns
@@ -26,12 +26,15 @@ SITES = 2
 WARM_UP_STEPS = 4
 RANK = Path(__file__).parent / "gradient_rank.py"
 LIMIT_S = 900.0
-CODECS: dict[str, dict[str, object]] = {
-    "fp32": {"codec": "fp32"},
-    "bf16": {"codec": "bf16"},
-    "int8": {"codec": "int8"},
-    "sign1 up, int4 down": {"codec": "int4", "up": "sign1", "error_feedback": 1.0},
-}
+WAYS: dict[str, dict[str, Any]] = {
+    "AdamW, fp32": {"strategy": "gradient", "codec": "fp32"},
+    "AdamW, bf16": {"strategy": "gradient", "codec": "bf16"},
+    "AdamW, int8": {"strategy": "gradient", "codec": "int8"},
+    "1-bit Adam, int4 down": {
+        "strategy": "momentum", "warmup_commits": WARM_UP_STEPS - 2, "codec": "int4", "up": "sign1",
+        "error_feedback": 1.0,
+    },
+}  # fmt: skip
 
 
 def main(argv: list[str]) -> int:
@@ -40,14 +43,14 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--steps", type=int, default=24, help=f"counted, after {WARM_UP_STEPS} that are not")
     parser.add_argument("--mbit", type=int, nargs="*", default=[1000, 100], help="links to limit (root)")
-    parser.add_argument("--only", nargs="*", choices=tuple(CODECS), default=list(CODECS), help="codecs")
+    parser.add_argument("--only", nargs="*", choices=tuple(WAYS), default=list(WAYS), help="ways of exchange")
     args = parser.parse_args(argv)
     print(f"{args.layers * args.width**2} parameters, {SITES} sites, AdamW, {args.steps} steps")
     print(f"{'link':>12} {'exchange':>22} {'steps/s':>9} {'of DDP':>7} {'ms a step':>10} {'MB a step':>10}", flush=True)
     reason = netns.available() if args.mbit else ""
     for mbit in (None, *(args.mbit if not reason else ())):
         link = f"{mbit} Mbit/s" if mbit else "loopback"
-        base = _print_row(link, "DDP, fp32", _measure(args, mbit, None), None)
+        base = _print_row(link, "DDP, AdamW, fp32", _measure(args, mbit, None), None)
         for name in args.only:
             _print_row(link, name, _measure(args, mbit, name), base)
     if reason:
@@ -68,7 +71,7 @@ def _print_row(link: str, name: str, measured: Measured, base: Measured | None) 
     return measured
 
 
-def _measure(args: argparse.Namespace, mbit: int | None, codec: str | None) -> Measured:
+def _measure(args: argparse.Namespace, mbit: int | None, way: str | None) -> Measured:
     num_steps = WARM_UP_STEPS + args.steps
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="atoll-bench-")))
@@ -77,10 +80,10 @@ def _measure(args: argparse.Namespace, mbit: int | None, codec: str | None) -> M
         model = ["--width", str(args.width), "--layers", str(args.layers), "--steps", str(num_steps)]
         commands = [[str(RANK), str(trace), *model] for trace in traces]
         before = [hosts.sent_bytes(i) for i in range(SITES)] if hosts else []
-        if codec is None:
+        if way is None:
             _ddp(hosts, commands)
         else:
-            _atoll(folder, hosts, commands, codec, num_steps)
+            _atoll(folder, hosts, commands, way, num_steps)
         sent = sum(hosts.sent_bytes(i) - was for i, was in enumerate(before)) / SITES / num_steps if hosts else 0.0
         times = [list(map(float, trace.read_text().split())) for trace in traces]
         spans = [(t[num_steps - 1] - t[WARM_UP_STEPS - 1]) / args.steps for t in times]
@@ -100,19 +103,20 @@ def _ddp(hosts: netns.Hosts | None, commands: list[list[str]]) -> None:
         raise SystemExit("a process of DistributedDataParallel failed; its error is above")
 
 
-def _atoll(folder: Path, hosts: netns.Hosts | None, commands: list[list[str]], codec: str, num_steps: int) -> None:
+def _atoll(folder: Path, hosts: netns.Hosts | None, commands: list[list[str]], way: str, num_steps: int) -> None:
     settings = RunSettings(
         run_id="bench",
         steps=num_steps,
         min_sites=SITES,
         data="local",
         time_limits="lan",
-        sync=SyncSettings(strategy="gradient", every=1, log_commits=256, **CODECS[codec]),  # type: ignore[arg-type]
+        sync=SyncSettings(every=1, log_commits=256, **WAYS[way]),
         outer=OuterSettings(optimizer="adamw", momentum=0.9),
     )
     with LocalRun(folder, settings, PLAIN) as run:
         run.start_coordinator(f"{hosts.bridge_address}:17700" if hosts else "")
         for i, command in enumerate(commands):
+            command += ["--one-bit"] * (WAYS[way]["strategy"] == "momentum")
             run.start_node("ab"[i], command, launcher="python", prefix=hosts.prefix(i) if hosts else ())
         if any(run.wait_all(LIMIT_S).values()):
             raise SystemExit(run.story())

@@ -1,6 +1,6 @@
 """A small regression whose optimizer's steps are done at the nodes. It writes down each gradient that it hands in.
 
-atoll node ... -- gradient_worker.py TRACE [--optimizer adamw|sgd] [--fsdp2] [--learning-rate RATE]
+atoll node ... -- gradient_worker.py TRACE [--optimizer adamw|onebit|sgd] [--fsdp2] [--learning-rate RATE]
                 [--step-delay-s SECONDS]
 """
 
@@ -33,7 +33,7 @@ BATCH_SIZE = 8
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("trace", type=Path)
-    parser.add_argument("--optimizer", choices=("adamw", "sgd"), default="adamw")
+    parser.add_argument("--optimizer", choices=("adamw", "onebit", "sgd"), default="adamw")
     parser.add_argument("--learning-rate", type=float, default=0.05)
     parser.add_argument("--fsdp2", action="store_true", help="shard the model over a device mesh of the ranks")
     parser.add_argument("--step-delay-s", type=float, default=0.0)
@@ -45,11 +45,12 @@ def main() -> None:
     target = torch.randn(6, 3, generator=generator)
     if options.fsdp2:
         fully_shard(model, mesh=init_device_mesh("cpu", (int(os.environ["WORLD_SIZE"]),)))
-    if options.optimizer == "adamw":
+    if options.optimizer != "sgd":
+        kind = {"adamw": atoll.AdamW, "onebit": atoll.OneBitAdam}[options.optimizer]
         matrices = [p for p in model.parameters() if p.dim() > 1]
         vectors = [p for p in model.parameters() if p.dim() < 2]
         groups = [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]
-        optimizer: torch.optim.Optimizer = atoll.AdamW(groups, lr=options.learning_rate, weight_decay=0.1)
+        optimizer: torch.optim.Optimizer = kind(groups, lr=options.learning_rate, weight_decay=0.1)
     else:
         optimizer = atoll.SGD(model.parameters(), lr=options.learning_rate, momentum=0.5)
     with atoll.join(model, optimizer, data_fingerprint=bytes(32)) as site, open(options.trace, "a") as trace:

@@ -148,6 +148,20 @@ def test_after_the_warm_up_the_variance_stays_and_no_element_leaps() -> None:
             assert np.array_equal(out_x, x - np.float32(0.5) * (step + np.float32(0.25) * x))
 
 
+@pytest.mark.parametrize("last", ["bf16", "sign1"])
+def test_the_last_average_is_known_whatever_codec_it_came_in(tmp_path: Path, last: str) -> None:
+    outer = seeded(tmp_path, a_layout(), slots=ADAMW.slots)
+    snapshot = filled(outer.layout, 3)
+    chunk = next(c for c in outer.layout.chunks if outer.layout.name_of(c.index) == "weight")
+    payload = kernels.encode(last, np.full(chunk.num_elements, 1e-9, np.float32))
+    travels = spec_of(ONE_BIT.settings.sync, 2, 0)
+    data = SyncData(outer.layout, travels, outer, snapshot, DTYPES, base_commit=2, beta1=0.9)
+    asked: list[int] = []
+    data.last_payload = lambda index: asked.append(index) or (payload, (1,))  # type: ignore[func-returns-value]
+    data.reduce(chunk.index, [(1, data.contribution(chunk.index))] * 2)
+    assert chunk.index in asked
+
+
 def test_the_variance_is_corrected_by_the_steps_of_the_warm_up() -> None:
     """One that is nearly all of the last steps' would be another one, once it stays, at each step."""
     slow = an_optimizer(replace(ADAMW.settings.outer, beta2=0.999), strategy="momentum", every=1, warmup_commits=2)

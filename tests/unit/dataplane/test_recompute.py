@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from atoll.node.dataplane.optim import OuterOptimizer
 from atoll.node.dataplane.outer_state import OuterState
 from atoll.node.dataplane.outer_update import updated
 from atoll.protocol.codecs import kernels, unchanged
@@ -18,6 +19,7 @@ from tests.harness.data_plane import an_optimizer, step_of, update_of
 NESTEROV = OuterSettings(learning_rate=0.7, momentum=0.9)
 SGD = OuterSettings(optimizer="sgd", learning_rate=0.3)
 ADAMW = OuterSettings(optimizer="adamw", momentum=0.9)
+ONE_BIT = an_optimizer(ADAMW, strategy="momentum", every=1, warmup_commits=1).settings
 NUM_ELEMENTS = 70_001  # more than are computed at once, and no multiple of a block
 
 
@@ -54,6 +56,23 @@ def test_a_trained_chunk_comes_out_as_at_the_sites(
     )
     is_same = found == out.tobytes()  # by itself: pytest takes minutes to say where so many bytes differ
     assert is_same
+
+
+@pytest.mark.parametrize("commit", [1, 2])
+def test_a_step_of_1_bit_adam_comes_out_as_at_the_sites(commit: int) -> None:
+    rows, average = [floats(i, 999) for i in range(3)], floats(7, 999)
+    rows[2] = np.abs(rows[2])
+    update, out = update_of(commit, OuterOptimizer(ONE_BIT)), np.empty((3, 999), np.float32)
+    update.apply(rows[0], rows[1:], average, out[0], list(out[1:]))
+    found = recomputed(
+        role=Role.TRAINABLE,
+        dtype="F32",
+        num_elements=999,
+        settings=update.of_group(0),
+        record=b"".join(row.tobytes() for row in rows),
+        payload=kernels.encode("fp32", average),
+    )
+    assert found == out.tobytes()
 
 
 def specs() -> list[TensorSpec]:

@@ -9,7 +9,7 @@ from atoll.protocol.codecs.table import DENSE
 from atoll.protocol.errors import InvalidMessage
 from atoll.protocol.layout import Role
 from atoll.protocol.settings import SyncSettings
-from atoll.protocol.spec import Aggregation, Contribution, max_payload_bytes, payload_codec, spec_of
+from atoll.protocol.spec import Aggregation, Contribution, max_payload_bytes, payload_codec, spec_of, specs_of
 
 BUFFERS = (Role.BUFFER_MEAN, Role.BUFFER_LOWEST)
 
@@ -53,6 +53,17 @@ def test_what_carries_some_of_the_values_is_bundled(mean_over: str, aggregation:
             assert spec.payload_bytes(Role.TRAINABLE, 5000, 4, number) == 16 + number * (4 + encoded)
             assert max_payload_bytes(Role.TRAINABLE, 5000, 4, number) >= 16 + 8 + number * (4 + encoded)
         assert spec.payload_bytes(Role.BUFFER_MEAN, 5000, 4, 1024) == max_encoded_bytes("fp32", 5000)
+
+
+def test_momenta_follow_gradients() -> None:
+    settings = SyncSettings(
+        strategy="momentum", every=1, warmup_commits=3, warmup_codec="fp16", codec="int4", up="sign1"
+    )
+    found = [spec_of(settings, base, 0).of(Role.TRAINABLE) for base in (0, 2, 3, 1000)]
+    gradients, momenta = ("fp16", "fp16", Contribution.GRADIENT), ("sign1", "int4", Contribution.MOMENTUM)
+    assert [(way.up, way.down, way.contribution) for way in found] == [gradients, gradients, momenta, momenta]
+    assert {spec.trainable.up for spec in specs_of(settings)} == {"fp16", "sign1"}
+    assert specs_of(SyncSettings()) == (spec_of(SyncSettings(), 0, 0),)
 
 
 def test_only_a_buffer_may_be_said_to_be_unchanged() -> None:
