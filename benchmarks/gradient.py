@@ -116,8 +116,8 @@ def _atoll(folder: Path, hosts: netns.Hosts | None, commands: list[list[str]], w
     with LocalRun(folder, settings, PLAIN) as run:
         run.start_coordinator(f"{hosts.bridge_address}:17700" if hosts else "")
         for i, command in enumerate(commands):
-            command += ["--one-bit"] * (WAYS[way]["strategy"] == "momentum")
-            run.start_node("ab"[i], command, launcher="python", prefix=hosts.prefix(i) if hosts else ())
+            worker = [*command, *["--one-bit"] * (WAYS[way]["strategy"] == "momentum")]
+            run.start_node("ab"[i], worker, launcher="python", prefix=hosts.prefix(i) if hosts else ())
         if any(run.wait_all(LIMIT_S).values()):
             raise SystemExit(run.story())
 

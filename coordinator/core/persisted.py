@@ -54,6 +54,9 @@ class Key(NamedTuple):
 
 
 HISTORY = (e.CommitRecord, e.AttestationRecord)
+KEPT_COMMITS = 1 << 16
+"""Of which the store has records: in a run that exchanges at every step there are millions. No site has payloads of as
+many (`sync.log_commits`), so the run cannot go back to older ones anyway."""
 _OF_ONE_SYNC = (e.OpenRecord, e.PlanRecord, e.WeightsRecord)
 _OF_ONE_START = (e.ManifestRecord, e.SiteRecord, e.AttestationRecord, e.LineRecord, e.DoneRecord, e.LeaseRecord)
 Keys = Callable[[str], Iterable[Key]]
@@ -113,6 +116,8 @@ def changes(record: Row, keys: Keys) -> dict[Key, Row | None]:
     match record:
         case e.CommitRecord():
             ended = of_sync(record.commit.sync)
+            oldest = record.commit.commit - KEPT_COMMITS
+            ended += [Key(kind_of(cls), oldest) for cls in HISTORY if oldest > 0]  # the starting state stays attested
             if record.median_loss is not None:
                 point = LossRecord(
                     commit=record.commit.commit,

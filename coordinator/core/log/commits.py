@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
+from atoll.coordinator.core import persisted
 from atoll.coordinator.core.events import AttestationRecord, CommitRecord
 from atoll.coordinator.core.persisted import LossRecord, Persisted, thinned
 from atoll.protocol.history import History
@@ -32,21 +33,19 @@ class Judgement:
 class CommitLog:
     """Commits 1, 2, ... (0 is the starting state, which no record describes)."""
 
-    def __init__(self, persisted: Persisted, sync: SyncSettings, first_run_step: int, first_run_tokens: int) -> None:
+    def __init__(self, known: Persisted, sync: SyncSettings, first_run_step: int, first_run_tokens: int) -> None:
         self._keep = sync.log_commits
         self._num_fragments = sync.fragments
         self._num_reported = REPORTS_OF_COMMITS + sync.most_in_flight
-        self.records: list[CommitRecord] = list(persisted.all(CommitRecord))
+        self.records: list[CommitRecord] = list(known.all(CommitRecord))
         self._contributors = {r.commit.commit: _ids(r.commit) for r in self.records}
-        self.attested: dict[int, bytes] = {
-            r.commit: r.state_hash for r in persisted.all(AttestationRecord) if r.state_hash
-        }
+        self.attested: dict[int, bytes] = {r.commit: r.state_hash for r in known.all(AttestationRecord) if r.state_hash}
         self._from_store = set(self.attested)
         self._reports: dict[int, dict[int, bytes]] = {}
         self._witnesses: dict[int, dict[int, bytes]] = {}  # sites that applied a commit without being part of it
         self.contradicted: dict[int, str] = {}  # site id -> how its words of a commit above contradict each other
         self.losses: dict[int, tuple[int, int, int, float]] = {
-            r.commit: (r.commit, r.run_step, r.run_tokens, r.median_loss) for r in persisted.all(LossRecord)
+            r.commit: (r.commit, r.run_step, r.run_tokens, r.median_loss) for r in known.all(LossRecord)
         }
         newest = self.records[-1].commit if self.records else None
         self.last = newest.commit if newest else 0
@@ -76,6 +75,10 @@ class CommitLog:
     def goes_back_to(self, commit: int) -> bool:
         """Whether the run can go back to `commit`: its record is here, and all that follow it."""
         return self.record(commit) is not None if commit else not self.records or self.first == 1
+
+    def is_forgotten(self, commit: int) -> bool:
+        """Whether the store may not have all commits any more that follow it."""
+        return commit <= self.last - persisted.KEPT_COMMITS
 
     @property
     def next(self) -> int:

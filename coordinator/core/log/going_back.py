@@ -90,6 +90,8 @@ def _hopeless(run: Run, going: GoingBack) -> str:
         return f"the run is over ({run.finished.reason})"
     if going.commit >= run.log.last:
         return "it was rolled back otherwise meanwhile"
+    if run.log.is_forgotten(going.commit):
+        return "it is older than those that the store keeps"
     if run.now >= going.until:
         return f"no site has put it together within {run.limits.give_up_s:g} s"
     return ""

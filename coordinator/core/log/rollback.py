@@ -105,7 +105,7 @@ def _read_older(run: Run) -> None:
 
 def read_down_to(run: Run, commit: int) -> None:
     """Asks the store for what the log lacks from `commit` on."""
-    if not run.reads_commits and not run.log.goes_back_to(commit):
+    if not (run.reads_commits or run.log.goes_back_to(commit) or run.log.is_forgotten(commit)):
         run.reads_commits = True
         run.put_out(ReadCommits(first=max(1, commit), last=run.log.first - 1))
 
@@ -131,7 +131,12 @@ def _assess(run: Run) -> Unreachable | None:
     ]
     absent = [s.label for s in others if s.stream is None and s.may_hold > commit]
     obstacle = ""
-    if not run.log.goes_back_to(commit):
+    if run.log.is_forgotten(commit):
+        obstacle = (
+            f"commit {commit} is older than those that the store keeps; bring the newest state back, or begin a run "
+            "from a saved model (--resume)"
+        )
+    elif not run.log.goes_back_to(commit):
         obstacle = f"the coordinator reads what followed commit {commit} from its store"
     elif len({s.state_hash for s in holders}) > 1:
         obstacle = f"they do not agree on the state of commit {commit}"

@@ -301,3 +301,15 @@ def test_what_a_sync_waits_for_is_true_while_the_run_goes_back() -> None:
     (sync,) = story.view.syncs
     assert sync.ready == ("a", "b")
     assert "put its state together" in sync.wait
+
+
+def test_a_commit_that_the_store_keeps_no_longer_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("atoll.coordinator.core.persisted.KEPT_COMMITS", 10)
+    story = committed("a", "b", count=12)
+    request = story.ask_to_go_back(2)
+    assert "it is older than those that the store keeps" in story.answers[request]
+    assert story.view.last_commit == 12
+    request = story.ask_to_go_back(3)
+    story.rebuilt("a", "s3")
+    assert story.answers[request] == ""
+    assert story.view.last_commit == 3

@@ -579,3 +579,15 @@ def test_23_what_a_site_lacked_of_a_void_commit_it_does_not_lack_of_the_new_one(
     story.sites["b"].received[stream] = story.num_sent_on(stream)
     story.commit_one("b", state="s1", following="t2")
     assert (story.view.branch, story.view.last_commit) == (1, 2)
+
+
+def test_a_state_that_is_older_than_the_store_s_commits_is_not_gone_back_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("atoll.coordinator.core.persisted.KEPT_COMMITS", 10)
+    story = committed("a", "b", count=12)
+    power_cut(story, "a", "b")
+    for name in "ab":
+        back(story, name, 2)
+    for name in "ab":
+        story.sources(name, after=2, lacks=3)
+    assert not story.rollbacks
+    assert "commit 2 is older than those that the store keeps; bring the newest state back" in story.view.state

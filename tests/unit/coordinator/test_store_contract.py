@@ -329,6 +329,21 @@ def test_the_curve_of_a_long_run_is_thinned_out(reopen: Reopen, monkeypatch: pyt
     assert reopen().commit_times().keys() == set(range(1, last + 1)), "its commits stay"
 
 
+def test_of_a_run_of_very_many_commits_the_newest_stay(reopen: Reopen, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("atoll.coordinator.core.persisted.KEPT_COMMITS", 20)
+    store = reopen()
+    store.begin(SETTINGS)
+    store.persist(1, (e.AttestationRecord(0, a_hash("0")),), 1.0)
+    for n in range(1, 101):
+        store.persist(1, (a_commit(n), e.AttestationRecord(n, a_hash(str(n)))), float(n))
+    store = reopen()
+    found = store.begin(SETTINGS)
+    assert next(r.commit for r in found.all(e.AttestationRecord)) == 0, "of the starting state"
+    commits, attestations = store.read_commits(81, 100)
+    assert [r.commit.commit for r in commits] == [r.commit for r in attestations] == list(range(81, 101))
+    assert 80 not in store.commit_times() or not isinstance(store, SqliteStore)
+
+
 @pytest.mark.parametrize("number", [0, 1, MAX_LOSSES, MAX_LOSSES + 1, 5 * MAX_LOSSES])
 def test_points_of_a_curve(number: int) -> None:
     kept = thinned(range(1, number + 1))
