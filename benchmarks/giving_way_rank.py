@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from atoll.node.worker.model import Transformer
 from atoll.node.worker.recipe import make_optimizer, next_byte_loss
-from atoll.protocol.settings import ModelSettings, TrainerSettings
+from atoll.protocol.model_settings import ModelSettings, TrainerSettings
 
 
 def main(rendezvous: Path, rank: int, num_ranks: int, trace: Path) -> None:

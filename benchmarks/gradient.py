@@ -17,7 +17,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from atoll.protocol.settings import OuterSettings, RunSettings, SyncSettings
+from atoll.protocol.outer_settings import OuterSettings
+from atoll.protocol.settings import RunSettings, SyncSettings
 from benchmarks import netns
 from tests.harness.local_run import PLAIN, LocalRun
 from tests.harness.sockets import free_address

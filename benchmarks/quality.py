@@ -24,7 +24,8 @@ from atoll.protocol import clipping
 from atoll.protocol.codecs import arithmetic, bundles, kernels
 from atoll.protocol.codecs.arithmetic import NOTHING, Floats
 from atoll.protocol.codecs.table import BUNDLE
-from atoll.protocol.settings import ROBUST, OuterSettings, RunSettings, SyncSettings
+from atoll.protocol.outer_settings import OuterSettings
+from atoll.protocol.settings import ROBUST, RunSettings, SyncSettings
 from benchmarks import baselines
 from benchmarks.diloco import Outer, simulate_diloco
 

@@ -19,7 +19,8 @@ from typing import Any
 
 from atoll.node.dataplane.sync_data import SyncData
 from atoll.protocol.layout import Layout, Manifest, Role, TensorSpec
-from atoll.protocol.settings import OuterSettings, RunSettings, SyncSettings
+from atoll.protocol.outer_settings import OuterSettings
+from atoll.protocol.settings import RunSettings, SyncSettings
 from atoll.protocol.spec import spec_of
 from tests.harness.chaos import PLAIN_WORKER
 from tests.harness.data_plane import filled, seeded

@@ -17,7 +17,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from atoll.node.worker.model import Transformer
-from atoll.protocol.settings import ModelSettings, RunSettings, SyncSettings
+from atoll.protocol.model_settings import ModelSettings
+from atoll.protocol.settings import RunSettings, SyncSettings
 from benchmarks import netns
 from benchmarks.utilization_figures import Figures, computed, link_bits_per_s
 from benchmarks.utilization_run import Trained, Windows, measure

@@ -13,7 +13,7 @@ import torch
 import atoll
 from atoll.node.worker.model import Transformer
 from atoll.node.worker.recipe import make_optimizer, next_byte_loss
-from atoll.protocol.settings import ModelSettings, TrainerSettings
+from atoll.protocol.model_settings import ModelSettings, TrainerSettings
 
 
 def main(argv: list[str]) -> None:

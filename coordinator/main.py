@@ -18,7 +18,8 @@ from atoll.coordinator.web import status_pages
 from atoll.protocol import outer
 from atoll.protocol.exit_codes import ENDED_AT_ONCE
 from atoll.protocol.machine import Machine
-from atoll.protocol.settings import AUTO, RunSettings
+from atoll.protocol.outer_settings import AUTO
+from atoll.protocol.settings import RunSettings
 from atoll.protocol.signals import Signals, end_process
 
 log = logging.getLogger("atoll.coordinator")

@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 
 from atoll.protocol.errors import InvalidMessage
 from atoll.protocol.messages import Commit
-from atoll.protocol.settings import AUTO, OuterSettings, RunSettings
+from atoll.protocol.outer_settings import AUTO, OuterSettings
+from atoll.protocol.settings import RunSettings
 
 SHORT_SYNCS = 50
 """Of each parameter: in a run of fewer, outer momentum has not settled before the end (docs/log.md)."""

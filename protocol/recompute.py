@@ -17,7 +17,7 @@ from atoll.protocol.codecs.table import BUNDLE, TABLE, UNCHANGED, floats, to_byt
 from atoll.protocol.errors import InvalidMessage
 from atoll.protocol.layout import DTYPE_BYTES, FP32_ROLES, Role
 from atoll.protocol.outer import OuterStep
-from atoll.protocol.settings import AUTO, OuterSettings
+from atoll.protocol.outer_settings import AUTO, OuterSettings
 from atoll.protocol.spec import payload_codec
 
 _AT_ONCE = 1 << 16  # elements: what is computed in between takes memory for so many

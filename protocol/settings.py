@@ -7,19 +7,17 @@ import re
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from atoll.protocol import contradictions
 from atoll.protocol.bounds import check_bounds, one_of, within
 from atoll.protocol.codecs.table import BUNDLE, CODECS, DENSE, SPARSE
 from atoll.protocol.errors import ConfigError, InvalidMessage, UnsupportedError
 from atoll.protocol.layout import MAX_CHUNKS, MAX_FRAGMENTS
 from atoll.protocol.messages import MAX_MEMBERS
+from atoll.protocol.model_settings import ModelSettings, TrainerSettings, check_model
+from atoll.protocol.outer_settings import OUTER_OPTIMIZERS, OuterSettings, check_outer
 from atoll.protocol.strict import build, check
 from atoll.protocol.time_limits import time_limits
 
-OUTER_OPTIMIZERS = ("nesterov", "sgd", "adamw")
 LEASED_STEPS = 64
-AUTO = "auto"
-"""The outer optimizer is chosen as the run begins: `outer.py`."""
 STRATEGIES = ("diloco", "gradient", "momentum")
 MERGES = ("keep", "mix")
 MEANS = ("senders", "all")
@@ -27,44 +25,6 @@ ROBUST = ("off", "warn", "clip", "trim")
 MAX_TRIMMED_SITES = 64
 MAX_TRIMMED_ELEMENTS = 1 << 26
 """To cut the highest and the lowest of each element a thread of a reducer holds a chunk of every site in memory."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelSettings:
-    """The built-in Llama-style byte-level language model. Ignored by sites that run a script of their own."""
-
-    dim: int = within(1, 1 << 16, 128)
-    """Width of the residual stream."""
-    num_layers: int = within(1, 1024, 4)
-    num_heads: int = within(1, 1024, 4)
-    num_kv_heads: int = within(1, 1024, 2)
-    """Heads of keys and values (grouped-query attention)."""
-    ffn_dim: int = within(1, 1 << 20, 448)
-    """Width of the SwiGLU feed-forward."""
-    vocab_size: int = within(256, 1 << 20, 256)
-    """One token for each byte."""
-    max_sequence: int = within(1, 1 << 24, 128)
-    """Longest sequence, in bytes."""
-    tie_embeddings: bool = False
-    """The output layer shares its weights with the embedding."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainerSettings:
-    """The built-in trainer: AdamW, warm-up, cosine decay to a tenth over the run's length."""
-
-    batch_size: int = within(1, 1 << 20, 8)
-    """Sequences a step and site."""
-    sequence: int = within(1, 1 << 24, 128)
-    """Bytes a sequence."""
-    learning_rate: float = within(0, 100, 3e-3, open_low=True)
-    warmup_steps: int = within(0, 1 << 40, 20)
-    weight_decay: float = within(0, 100, 0.1)
-    beta1: float = within(0, 1, 0.9, open_high=True)
-    beta2: float = within(0, 1, 0.95, open_high=True)
-    grad_clip: float = within(0, 1 << 20, 1.0, open_low=True)
-    ramp_steps: int = within(0, 1 << 40, 20)
-    """After joining or a restart the learning rate rises over this many steps; 0 turns it off."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,30 +147,6 @@ class SyncSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OuterSettings:
-    optimizer: str = one_of((AUTO, *OUTER_OPTIMIZERS), "nesterov")
-    """auto, nesterov, sgd or adamw. auto chooses once, as the run begins, by its length: a plain mean for a short run,
-    Nesterov 0.7/0.9 for a long one; with sync.strategy = "gradient" AdamW as the built-in trainer has it. A run.toml
-    that says nothing of the outer step has it."""
-    learning_rate: float = within(0, 100, 1.0, open_low=True)
-    momentum: float = within(0, 1, 0.0, open_high=True)
-    """At 0 (and learning rate 1) the outer step is a plain mean, best for short runs: docs/log.md. Below about 50
-    syncs use 0 to 0.3; 0.9 (with learning rate 0.7) is for thousands of steps. Of adamw it is beta1."""
-    beta2: float = within(0, 1, 0.95, open_high=True)
-    """Of adamw alone."""
-    epsilon: float = within(0, 1, 1e-8, open_low=True)
-    """Of adamw alone."""
-    warmup: float = within(0, 1, 0.0)
-    """Share of the run in which the learning rate rises from 0, evenly."""
-    decay: float = within(0, 1, 0.0)
-    """Share of the run, at its end, in which the learning rate falls to a tenth, evenly."""
-    momentum_warmup: float = within(0, 1, 0.0)
-    """Share of the run in which the momentum rises from 0, evenly."""
-    momentum_decay: float = within(0, 1, 0.0)
-    """Share of the run, at its end, in which the momentum falls to 0, evenly."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RunSettings:
     """Everything that the sites of a run share."""
 
@@ -259,13 +195,6 @@ class RunSettings:
         return self.overrun_steps or max(self.sync.window_steps(self.sync.all_fragments), self.sync.overlap_steps)
 
 
-MODELS = {
-    "nano": ModelSettings(dim=32, num_layers=2, num_heads=2, num_kv_heads=1, ffn_dim=96),  # for trying things out
-    "tiny": ModelSettings(),  # about 0.9 million parameters
-    "small": ModelSettings(dim=384, num_layers=6, num_heads=6, num_kv_heads=2, ffn_dim=1024, max_sequence=256),
-}
-"""Named sizes of the built-in model."""
-
 MAX_SETTINGS_CHARACTERS = 1 << 16
 RUN_ID = SITE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
@@ -307,9 +236,88 @@ def validate(settings: RunSettings) -> None:
             f'run.max_sites = {settings.max_sites} with sync.robust = "trim" and chunks of '
             f'{settings.sync.chunk_elements} elements: choose at most {most}, or "clip"'
         )
-    contradictions.check_outer(settings.outer, settings.sync.strategy)
-    contradictions.check_model(settings.model, settings.trainer)
-    contradictions.check_sync(settings.sync)
+    check_outer(settings.outer, settings.sync.strategy)
+    check_model(settings.model, settings.trainer)
+    _check_sync(settings.sync)
+
+
+def _check_gradient(sync: SyncSettings) -> None:
+    """What exchanges at every step has no steps between."""
+    wanted = {"every": 1, "fragments": 1, "overlap_steps": 0}
+    for key, value in wanted.items():
+        if (found := getattr(sync, key)) != value:
+            raise ConfigError(
+                f'sync.{key} = {found} with sync.strategy = "{sync.strategy}", which exchanges at every step: '
+                f"choose {value}"
+            )
+    if sync.merge != "keep":
+        raise ConfigError(f'sync.merge = "{sync.merge}" with sync.strategy = "{sync.strategy}": choose "keep"')
+    if sync.strategy == "momentum" and not sync.warmup_commits:
+        raise ConfigError(
+            'sync.warmup_commits = 0 with sync.strategy = "momentum": the variance would stay 0; choose a sixth of the '
+            "run's steps"
+        )
+    if sync.strategy == "momentum" and sync.codec_up in SPARSE:
+        raise ConfigError(
+            f'sync.strategy = "momentum" with codec {sync.codec_up}: what is not sent would be a momentum of 0; choose '
+            '"gradient", or another codec'
+        )
+
+
+def _check_sync(sync: SyncSettings) -> None:
+    if sync.strategy != "momentum" and sync.warmup_commits:
+        raise ConfigError(
+            f'sync.warmup_commits = {sync.warmup_commits} with sync.strategy = "{sync.strategy}", without warm-up: '
+            'choose 0, or "momentum"'
+        )
+    if sync.steps_at_nodes:
+        _check_gradient(sync)
+    if sync.overlap_steps > sync.every:
+        raise ConfigError(
+            f"sync.overlap_steps = {sync.overlap_steps} is more than sync.every = {sync.every}: the next sync of the "
+            f"same parameters begins so many steps after this one; choose at most {sync.every}"
+        )
+    if sync.fragments > sync.every:
+        raise ConfigError(
+            f"sync.fragments = {sync.fragments} is more than sync.every = {sync.every}: each fragment has a sync of "
+            f"its own every {sync.every} steps, with a step or more between two; choose at most {sync.every} fragments"
+        )
+    if sync.codec_up in SPARSE and sync.down:
+        raise ConfigError(
+            f'sync.down = "{sync.down}" with codec {sync.codec_up}, whose pseudo-gradients go to all sites themselves: '
+            "choose no sync.down"
+        )
+    if sync.codec_down in SPARSE:
+        raise ConfigError(
+            f'sync.codec = "{sync.codec}" with sync.up = "{sync.up}": averages of {sync.up} cannot travel as '
+            f"{sync.codec}; choose another sync.codec, or a sync.down"
+        )
+    if sync.mean_over != "senders" and sync.codec_up not in SPARSE:
+        raise ConfigError(
+            f'sync.mean_over = "{sync.mean_over}" with codec {sync.codec_up}, which sends every element: choose '
+            f'"senders", or codec {SPARSE[0]}'
+        )
+    if sync.robust == "trim" and sync.codec_up in SPARSE:
+        raise ConfigError(
+            f'sync.robust = "trim" with codec {sync.codec_up}, which sends few elements: choose "clip", or another '
+            "codec"
+        )
+    if sync.robust != "trim" and sync.trim != 1:
+        raise ConfigError(
+            f'sync.trim = {sync.trim} with sync.robust = "{sync.robust}", which cuts nothing: choose "trim"'
+        )
+    if sync.error_feedback and sync.codec_up == "fp32":
+        raise ConfigError(
+            f"sync.error_feedback = {sync.error_feedback} with codec fp32, which loses nothing: choose 0, or another "
+            "sync.codec or sync.up"
+        )
+    if sync.merge == "mix" and not sync.alpha:
+        raise ConfigError(
+            'sync.merge = "mix" and sync.alpha = 0: the local copy would have no weight, and what it was trained '
+            'meanwhile be lost; choose an alpha between 0 and 1, for example 0.5, or merge "keep"'
+        )
+    if sync.merge == "keep" and sync.alpha:
+        raise ConfigError(f'sync.alpha = {sync.alpha}: sync.merge = "keep" has no weights; choose "mix" or alpha 0')
 
 
 # --- as text: in the store, in Welcome, and to the workers

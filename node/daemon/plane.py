@@ -266,8 +266,7 @@ class DataPlane:
             return await run_to_its_end(work)
 
     def sync_data(self, base_commit: int, fragment: int, error_commits: tuple[int, ...]) -> SyncData:
-        """Of the sync of that fragment on that base. Raises StateError if a rollback has left no outer state,
-        InvalidMessage if the run has no such fragment."""
+        """Raises StateError if a rollback has left no outer state, InvalidMessage if there is no such fragment."""
         assert self.snapshot is not None
         return SyncData(
             self.layout,

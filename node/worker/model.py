@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from atoll.protocol.errors import ConfigError
-from atoll.protocol.settings import ModelSettings
+from atoll.protocol.model_settings import ModelSettings
 
 ROPE_BASE = 10_000.0
 EMBEDDING_STD = 0.02

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from atoll.protocol.errors import ConfigError
-from atoll.protocol.settings import OuterSettings
+from atoll.protocol.outer_settings import OuterSettings
 
 
 class NodeOptimizer(torch.optim.Optimizer):

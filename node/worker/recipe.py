@@ -13,7 +13,8 @@ from torch.utils.data import Dataset
 from atoll.node.worker.data import Text
 from atoll.node.worker.optimizers import SGD, AdamW, OneBitAdam
 from atoll.protocol.errors import ConfigError
-from atoll.protocol.settings import RunSettings, TrainerSettings
+from atoll.protocol.model_settings import TrainerSettings
+from atoll.protocol.settings import RunSettings
 
 
 def make_optimizer(model: nn.Module, trainer: TrainerSettings) -> torch.optim.AdamW:

@@ -17,8 +17,8 @@ from atoll.protocol.codecs.compression import compressed
 from atoll.protocol.codecs.table import DENSE, E3M0, INT2, INT4, INT8, SIGN1, TABLE
 from atoll.protocol.errors import InvalidMessage
 from atoll.protocol.layout import DTYPE_BYTES, Chunk, Layout, Manifest, Role, TensorSpec
+from atoll.protocol.outer_settings import OuterSettings
 from atoll.protocol.recompute import recomputed, record_bytes
-from atoll.protocol.settings import OuterSettings
 from tests.harness.data_plane import an_optimizer, step_of, update_of
 from tests.harness.fuzzing import damaged, fuzz
 

@@ -25,7 +25,8 @@ from pathlib import Path
 from typing import Any
 
 from atoll.coordinator import admin
-from atoll.protocol.settings import OuterSettings, RunSettings, SyncSettings
+from atoll.protocol.outer_settings import OuterSettings
+from atoll.protocol.settings import RunSettings, SyncSettings
 from tests.harness.data_account import DATA, LEASED, assert_account_balances
 from tests.harness.local_run import GUARDED, LocalRun, Process, Status
 

@@ -17,8 +17,9 @@ from atoll.node.dataplane.sync_data import SyncData
 from atoll.protocol.layout import Layout, Manifest, Role, TensorSpec, TiedName
 from atoll.protocol.messages import Commit, Member
 from atoll.protocol.outer import OuterStep, outer_at
+from atoll.protocol.outer_settings import OuterSettings
 from atoll.protocol.plans import payload_hash
-from atoll.protocol.settings import OuterSettings, RunSettings, SyncSettings
+from atoll.protocol.settings import RunSettings, SyncSettings
 from atoll.protocol.spec import spec_of
 
 RUN = "test"

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from atoll.protocol.settings import OuterSettings
+from atoll.protocol.outer_settings import OuterSettings
 from tests.workers.plain_worker import Model, arguments, parse_tensors
 
 Array = npt.NDArray[np.float32]

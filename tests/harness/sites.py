@@ -26,8 +26,9 @@ from atoll.protocol.history import History
 from atoll.protocol.layout import Layout, Manifest, Role, TensorSpec
 from atoll.protocol.machine import Network
 from atoll.protocol.messages import Attestation, Commit, Donor, Member, Plan, Sources, Tree
+from atoll.protocol.outer_settings import OuterSettings
 from atoll.protocol.plans import weights
-from atoll.protocol.settings import OuterSettings, SyncSettings
+from atoll.protocol.settings import SyncSettings
 from atoll.protocol.spec import spec_of
 from tests.harness.chunks import paste
 from tests.harness.data_plane import an_optimizer, fragment_at

@@ -21,7 +21,8 @@ from atoll.coordinator import admin, rows
 from atoll.coordinator.core.events import CommitRecord
 from atoll.protocol.errors import ConfigError, RefusedError
 from atoll.protocol.messages import Commit
-from atoll.protocol.settings import OuterSettings, RunSettings, SyncSettings
+from atoll.protocol.outer_settings import OuterSettings
+from atoll.protocol.settings import RunSettings, SyncSettings
 from tests.harness.local_run import LocalRun, Status
 
 WORKER = str(Path(__file__).parents[1] / "workers" / "gradient_worker.py")

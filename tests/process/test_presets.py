@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from atoll.protocol.settings import AUTO, OuterSettings
+from atoll.protocol.outer_settings import AUTO, OuterSettings
 from tests.harness.local_run import LocalRun
 from tests.process.test_runs import LIMIT_S, SETTINGS, WORKER
 

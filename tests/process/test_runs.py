@@ -20,7 +20,8 @@ import pytest
 
 from atoll.coordinator import admin
 from atoll.protocol.errors import HostError, NonFiniteError, WorkerError
-from atoll.protocol.settings import OuterSettings, RunSettings, SyncSettings
+from atoll.protocol.outer_settings import OuterSettings
+from atoll.protocol.settings import RunSettings, SyncSettings
 from tests.harness.local_run import LocalRun, Status
 from tests.harness.sockets import free_address
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from atoll.protocol.settings import ModelSettings, RunSettings, SyncSettings, TrainerSettings
+from atoll.protocol.model_settings import ModelSettings, TrainerSettings
+from atoll.protocol.settings import RunSettings, SyncSettings
 from tests.harness.local_run import LocalRun
 
 LIMIT_S = 100.0

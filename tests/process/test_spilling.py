@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from atoll.protocol.settings import OuterSettings, RunSettings, SyncSettings
+from atoll.protocol.outer_settings import OuterSettings
+from atoll.protocol.settings import RunSettings, SyncSettings
 from tests.harness.chaos import PLAIN_WORKER, ChaosRun, settings
 from tests.harness.data_account import LEASED
 from tests.harness.local_run import LocalRun

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from atoll.protocol.errors import HostError, RefusedError, StateError
-from atoll.protocol.settings import OuterSettings, RunSettings, SyncSettings
+from atoll.protocol.outer_settings import OuterSettings
+from atoll.protocol.settings import RunSettings, SyncSettings
 from tests.harness.local_run import LocalRun, Process, Status
 from tests.harness.small_disk import read_only, small_disk
 

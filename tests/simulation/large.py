@@ -10,8 +10,9 @@ from collections.abc import Callable
 from atoll.coordinator.core.events import CommitRecord, PlanRecord, WeightsRecord
 from atoll.protocol import messages as m
 from atoll.protocol.layout import Manifest, Role, TensorSpec
+from atoll.protocol.outer_settings import OuterSettings
 from atoll.protocol.plans import top_of
-from atoll.protocol.settings import OuterSettings, RunSettings, SyncSettings
+from atoll.protocol.settings import RunSettings, SyncSettings
 from tests.simulation.loop import START_S
 from tests.simulation.sites import MANIFEST, Data
 from tests.simulation.world import Outcome, Shape, World, play

@@ -27,7 +27,8 @@ from atoll.protocol import messages as m
 from atoll.protocol.codecs import kernels
 from atoll.protocol.codecs.table import DENSE, SPARSE
 from atoll.protocol.layout import Manifest
-from atoll.protocol.settings import OuterSettings, RunSettings, SyncSettings
+from atoll.protocol.outer_settings import OuterSettings
+from atoll.protocol.settings import RunSettings, SyncSettings
 from tests.harness.coordinator_questions import of_server
 from tests.harness.site_questions import of_node
 from tests.simulation import disputes

@@ -11,8 +11,9 @@ from typing import Any
 
 from atoll.coordinator.config import CoordinatorConfig
 from atoll.protocol.errors import ConfigError
+from atoll.protocol.outer_settings import AUTO
 from atoll.protocol.presets import PRESETS, against_preset, with_preset
-from atoll.protocol.settings import AUTO, WITHDRAWN, RunSettings, validate
+from atoll.protocol.settings import WITHDRAWN, RunSettings, validate
 from atoll.protocol.strict import build, field_types, nearest
 
 log = logging.getLogger(__name__)

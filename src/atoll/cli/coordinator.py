@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from atoll.cli.flags import given
 from atoll.protocol.errors import ConfigError, InvalidMessage
-from atoll.protocol.settings import AUTO
+from atoll.protocol.outer_settings import AUTO
 
 if TYPE_CHECKING:
     from atoll.coordinator.config import CoordinatorConfig
@@ -89,7 +89,8 @@ def as_before(settings: RunSettings, saved: SavedManifest, path: Path) -> RunSet
     """With the outer optimizer of the run that is resumed, whose slots are saved: `auto` chooses no other one. Raises
     ConfigError if the saved model does not say it."""
     from atoll.protocol.outer import resolved
-    from atoll.protocol.settings import OuterSettings, read_settings
+    from atoll.protocol.outer_settings import OuterSettings
+    from atoll.protocol.settings import read_settings
 
     if not saved.slots:
         return resolved(settings, OuterSettings(optimizer="sgd"))

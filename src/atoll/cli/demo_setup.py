@@ -14,7 +14,8 @@ from atoll.cli.config import run_settings
 from atoll.cli.demo import DemoOptions
 from atoll.cli.template import render
 from atoll.protocol.errors import ConfigError
-from atoll.protocol.settings import MODELS, RunSettings
+from atoll.protocol.model_settings import MODELS
+from atoll.protocol.settings import RunSettings
 from atoll.protocol.strict import nearest
 
 DEFAULT_FOLDER = Path("atoll-demo")

@@ -81,7 +81,7 @@ def make_file(args: argparse.Namespace, path: Path) -> tuple[str, RunSettings]:
     from atoll.cli.config import check_preset, run_settings
     from atoll.cli.template import render
     from atoll.protocol.addresses import parse_address
-    from atoll.protocol.settings import MODELS
+    from atoll.protocol.model_settings import MODELS
     from atoll.protocol.strict import nearest
 
     if args.listen is not None:

@@ -11,8 +11,8 @@ from typing import Any
 
 from atoll.cli.config import SECTIONS, Tables, sections
 from atoll.cli.flags import field_docs
+from atoll.protocol.outer_settings import AUTO
 from atoll.protocol.presets import PRESETS
-from atoll.protocol.settings import AUTO
 
 WIDTH = 100
 AT_FIRST: Tables = {"outer": {"optimizer": AUTO}}

@@ -12,7 +12,8 @@ from atoll.cli.demo_report import Baselines, Report, SiteReport, as_document, as
 from atoll.cli.recorded import default_file, find_recorded, read_entries
 from atoll.cli.words import count, duration, share
 from atoll.protocol.errors import ConfigError
-from atoll.protocol.settings import MODELS, RunSettings, SyncSettings
+from atoll.protocol.model_settings import MODELS
+from atoll.protocol.settings import RunSettings, SyncSettings
 from atoll.protocol.text import byte_count
 from benchmarks.record import add_entry
 

@@ -19,7 +19,9 @@ from atoll.node.daemon.script_model import model_of_script
 from atoll.node.daemon.shared_memory import MemoryLimit
 from atoll.protocol.errors import ConfigError, HostError, PeerError, WorkerError
 from atoll.protocol.layout import Manifest, Role, TensorSpec
-from atoll.protocol.settings import MODELS, OuterSettings, RunSettings, SyncSettings, settings_to_json
+from atoll.protocol.model_settings import MODELS
+from atoll.protocol.outer_settings import OuterSettings
+from atoll.protocol.settings import RunSettings, SyncSettings, settings_to_json
 
 WORKERS = Path(__file__).parents[2] / "workers"
 CONFIG = NodeConfig(coordinator="127.0.0.1:7700", name="a")

@@ -14,7 +14,8 @@ from atoll.coordinator.config import CoordinatorConfig
 from atoll.node.dataplane.saved_manifest import MANIFEST_NAME, SavedManifest, to_json
 from atoll.protocol.errors import ConfigError
 from atoll.protocol.layout import Manifest, Role, TensorSpec
-from atoll.protocol.settings import OuterSettings, RunSettings, settings_to_json
+from atoll.protocol.outer_settings import OuterSettings
+from atoll.protocol.settings import RunSettings, settings_to_json
 
 
 @pytest.fixture

@@ -15,8 +15,10 @@ from atoll.cli.flags import field_docs
 from atoll.cli.template import render, toml_value
 from atoll.coordinator.config import CoordinatorConfig
 from atoll.protocol.errors import ConfigError
+from atoll.protocol.model_settings import MODELS
+from atoll.protocol.outer_settings import AUTO, OuterSettings
 from atoll.protocol.presets import PRESETS
-from atoll.protocol.settings import AUTO, MODELS, OuterSettings, RunSettings
+from atoll.protocol.settings import RunSettings
 
 MINIMAL = '[run]\nrun_id = "r"\n'
 
@@ -116,8 +118,8 @@ def test_init_takes_a_preset_and_leaves_its_settings_to_it(tmp_path: Path, name:
         path.write_text(text.replace(f'preset = "{name}"', f'preset = "{other}"'))
         wanted = run_settings({"run": {"run_id": settings.run_id, "preset": other}}, "here")
         assert load_run(path, store_path=tmp_path / "s.db")[0] == wanted
-    assert init.run(parse_init(str(path), "--force", "--preset", name, "--sync-every", "7")) == 0
-    assert load_run(path, store_path=tmp_path / "s.db")[0].sync.every == 7, "a flag counts"
+    assert init.run(parse_init(str(path), "--force", "--preset", name, "--codec", "int8")) == 0
+    assert load_run(path, store_path=tmp_path / "s.db")[0].sync.codec == "int8", "a flag counts"
 
 
 def test_init_refuses_a_preset_that_is_none(tmp_path: Path) -> None:

@@ -12,7 +12,8 @@ from atoll.protocol import messages as m
 from atoll.protocol.errors import InvalidMessage
 from atoll.protocol.layout import Layout, Manifest, Role, TensorSpec
 from atoll.protocol.messages import AdmittedAs, Evidence
-from atoll.protocol.settings import OuterSettings, RunSettings
+from atoll.protocol.outer_settings import OuterSettings
+from atoll.protocol.settings import RunSettings
 from tests.harness.coordinator_story import FakeSite, Story, a_manifest, some_settings
 from tests.harness.data_plane import step_of
 from tests.harness.tiny_model import DAMAGED_CHUNK

@@ -11,7 +11,7 @@ from atoll.coordinator.core.log.disputes import Dispute, Need
 from atoll.protocol import messages as m
 from atoll.protocol.layout import Role
 from atoll.protocol.messages import Evidence
-from atoll.protocol.settings import OuterSettings
+from atoll.protocol.outer_settings import OuterSettings
 from tests.harness.coordinator_story import Story, some_settings
 from tests.harness.data_plane import step_of
 from tests.unit.coordinator.test_disputes import before_it, evicted

@@ -10,7 +10,7 @@ import pytest
 
 from atoll.protocol import messages as m
 from atoll.protocol.layout import Manifest
-from atoll.protocol.settings import OuterSettings
+from atoll.protocol.outer_settings import OuterSettings
 from tests.harness.coordinator_story import Story, a_manifest, some_settings
 
 RATES = (0.01, 0.1)

@@ -30,7 +30,8 @@ from atoll.coordinator.store import Store
 from atoll.protocol.errors import ConfigError, StaleError
 from atoll.protocol.messages import Commit, DataRange, Member, Open, Outlier, Plan, Tree
 from atoll.protocol.outer import resolved
-from atoll.protocol.settings import AUTO, OuterSettings, settings_from_json, settings_to_json
+from atoll.protocol.outer_settings import AUTO, OuterSettings
+from atoll.protocol.settings import settings_from_json, settings_to_json
 from tests.harness.coordinator_story import a_hash, a_manifest, some_settings
 from tests.harness.memory_store import MemoryStore, fold, newest
 

@@ -16,7 +16,7 @@ from atoll.protocol.codecs import kernels
 from atoll.protocol.errors import AverageError, InvalidMessage
 from atoll.protocol.layout import Layout, Manifest, Role, TensorSpec
 from atoll.protocol.messages import Commit
-from atoll.protocol.settings import OuterSettings
+from atoll.protocol.outer_settings import OuterSettings
 from atoll.protocol.spec import spec_of
 from tests.harness.chunks import elements_of
 from tests.harness.data_plane import DTYPES, RUN, an_optimizer, commit_record, filled, seeded, sync_data, tensor

@@ -22,8 +22,9 @@ from atoll.protocol.codecs import max_encoded_bytes
 from atoll.protocol.disk import REAL_DISK, Disk
 from atoll.protocol.errors import HostError
 from atoll.protocol.layout import Layout, Manifest, Role, TensorSpec
+from atoll.protocol.outer_settings import OUTER_OPTIMIZERS, OuterSettings
 from atoll.protocol.plans import payload_hash
-from atoll.protocol.settings import OUTER_OPTIMIZERS, OuterSettings, RunSettings, SyncSettings
+from atoll.protocol.settings import RunSettings, SyncSettings
 from tests.harness import data_plane
 from tests.harness.data_plane import RUN
 

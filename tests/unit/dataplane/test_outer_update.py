@@ -18,7 +18,8 @@ from atoll.node.dataplane.bases import cast_base
 from atoll.node.threads import pool_of
 from atoll.protocol.errors import ConfigError, SelfTestFailed
 from atoll.protocol.layout import Role
-from atoll.protocol.settings import OuterSettings, RunSettings, validate
+from atoll.protocol.outer_settings import OuterSettings
+from atoll.protocol.settings import RunSettings, validate
 from tests.harness.chunks import cut_out, paste
 from tests.harness.data_plane import (
     DTYPES,

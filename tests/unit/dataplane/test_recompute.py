@@ -12,8 +12,8 @@ from atoll.protocol.codecs import kernels, unchanged
 from atoll.protocol.codecs.table import DENSE
 from atoll.protocol.errors import InvalidMessage
 from atoll.protocol.layout import Layout, Manifest, Role, TensorSpec
+from atoll.protocol.outer_settings import OuterSettings
 from atoll.protocol.recompute import recomputed, record_bytes
-from atoll.protocol.settings import OuterSettings
 from tests.harness.data_plane import an_optimizer, step_of, update_of
 
 NESTEROV = OuterSettings(learning_rate=0.7, momentum=0.9)

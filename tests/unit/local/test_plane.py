@@ -22,8 +22,9 @@ from atoll.protocol.errors import ConfigError, HostError, StateError
 from atoll.protocol.layout import Layout
 from atoll.protocol.machine import Machine
 from atoll.protocol.messages import Evidence
+from atoll.protocol.outer_settings import OuterSettings
 from atoll.protocol.plans import payload_hash
-from atoll.protocol.settings import OuterSettings, RunSettings, SyncSettings
+from atoll.protocol.settings import RunSettings, SyncSettings
 from tests.harness.chunks import cut_out
 from tests.harness.data_plane import (
     DTYPES,

@@ -25,8 +25,9 @@ from atoll.node.dataplane.snapshot import Snapshots
 from atoll.protocol.errors import AtollError
 from atoll.protocol.layout import chunk_hash
 from atoll.protocol.messages import Commit
+from atoll.protocol.outer_settings import OuterSettings
 from atoll.protocol.plans import payload_hash
-from atoll.protocol.settings import OuterSettings, RunSettings, SyncSettings
+from atoll.protocol.settings import RunSettings, SyncSettings
 from tests.harness.data_plane import DTYPES, RUN, commit_record, filled, fragment_at, manifest, payloads
 from tests.harness.power_cut import Recorder
 

@@ -11,7 +11,8 @@ from atoll.node.core import outputs as out
 from atoll.node.core.events import AnswerKind, MergeMode
 from atoll.protocol import messages as m
 from atoll.protocol.errors import StateError
-from atoll.protocol.settings import OuterSettings, SyncSettings
+from atoll.protocol.outer_settings import OuterSettings
+from atoll.protocol.settings import SyncSettings
 from tests.unit.node_core.test_leases import ROUND, announce, asked, commit_it, draw, lease, listed, seal, spans, take
 from tests.unit.node_core.test_site import HASH, SETTINGS, Driver, commit, exchanged, opened, plan, started
 

@@ -7,8 +7,10 @@ from dataclasses import replace
 import pytest
 
 from atoll.protocol.errors import ConfigError
+from atoll.protocol.model_settings import TrainerSettings
 from atoll.protocol.outer import chosen, in_words, num_syncs, outer_at, resolved
-from atoll.protocol.settings import AUTO, OuterSettings, RunSettings, SyncSettings, TrainerSettings, validate
+from atoll.protocol.outer_settings import AUTO, OuterSettings
+from atoll.protocol.settings import RunSettings, SyncSettings, validate
 from tests.harness.data_plane import commit_record
 
 AUTOMATIC = OuterSettings(optimizer=AUTO)

@@ -6,8 +6,9 @@ import pytest
 
 from atoll.cli.config import Tables, run_settings
 from atoll.protocol.errors import ConfigError
+from atoll.protocol.outer_settings import AUTO, OuterSettings
 from atoll.protocol.presets import PRESETS, against_preset, with_preset
-from atoll.protocol.settings import AUTO, OuterSettings, SyncSettings
+from atoll.protocol.settings import SyncSettings
 
 
 @pytest.mark.parametrize("name", PRESETS)

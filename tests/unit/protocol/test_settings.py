@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 from atoll.protocol.codecs.table import DENSE, SPARSE
 from atoll.protocol.errors import ConfigError, InvalidMessage
+from atoll.protocol.model_settings import MODELS
+from atoll.protocol.outer_settings import OuterSettings
 from atoll.protocol.settings import (
     CAPABILITIES,
     MAX_SETTINGS_CHARACTERS,
-    MODELS,
     WITHDRAWN,
-    OuterSettings,
     RunSettings,
     SyncSettings,
     read_settings,

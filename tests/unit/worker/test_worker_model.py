@@ -22,15 +22,9 @@ from atoll.node.worker.recipe import TextWindows, learning_rate, make_optimizer,
 from atoll.node.worker.sample import load_model, sample_text
 from atoll.node.worker.tensors import find_tensors
 from atoll.protocol.errors import ConfigError
-from atoll.protocol.settings import (
-    ModelSettings,
-    OuterSettings,
-    RunSettings,
-    SyncSettings,
-    TrainerSettings,
-    settings_to_json,
-    validate,
-)
+from atoll.protocol.model_settings import ModelSettings, TrainerSettings
+from atoll.protocol.outer_settings import OuterSettings
+from atoll.protocol.settings import RunSettings, SyncSettings, settings_to_json, validate
 from benchmarks import baselines
 from benchmarks.diloco import Flight, Outer, follow, simulate_diloco, windows
 

@@ -13,7 +13,7 @@ import atoll
 from atoll.node.worker.optimizers import NodeOptimizer, check
 from atoll.node.worker.tensors import find_tensors
 from atoll.protocol.errors import ConfigError
-from atoll.protocol.settings import OuterSettings
+from atoll.protocol.outer_settings import OuterSettings
 
 ADAMW = OuterSettings(optimizer="adamw", momentum=0.9)
 NESTEROV = OuterSettings(momentum=0.5)

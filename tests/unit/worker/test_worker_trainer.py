@@ -15,7 +15,8 @@ from atoll.node.worker import join as join_module
 from atoll.node.worker import joined_site, trainer
 from atoll.node.worker.connection import Connection, show_errors_in_one_line
 from atoll.protocol.errors import ConfigError, HostError, NonFiniteError, RefusedError, StaleError, WorkerError
-from atoll.protocol.settings import ModelSettings, RunSettings, TrainerSettings
+from atoll.protocol.model_settings import ModelSettings, TrainerSettings
+from atoll.protocol.settings import RunSettings
 from tests.harness.fake_node import SNAPSHOT, STOP, FakeNode, apply
 
 SETTINGS = RunSettings(

@@ -1,0 +1,69 @@
+"""The settings of the built-in model and its trainer. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from atoll.protocol.bounds import within
+from atoll.protocol.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSettings:
+    """The built-in Llama-style byte-level language model. Ignored by sites that run a script of their own."""
+
+    dim: int = within(1, 1 << 16, 128)
+    """Width of the residual stream."""
+    num_layers: int = within(1, 1024, 4)
+    num_heads: int = within(1, 1024, 4)
+    num_kv_heads: int = within(1, 1024, 2)
+    """Heads of keys and values (grouped-query attention)."""
+    ffn_dim: int = within(1, 1 << 20, 448)
+    """Width of the SwiGLU feed-forward."""
+    vocab_size: int = within(256, 1 << 20, 256)
+    """One token for each byte."""
+    max_sequence: int = within(1, 1 << 24, 128)
+    """Longest sequence, in bytes."""
+    tie_embeddings: bool = False
+    """The output layer shares its weights with the embedding."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerSettings:
+    """The built-in trainer: AdamW, warm-up, cosine decay to a tenth over the run's length."""
+
+    batch_size: int = within(1, 1 << 20, 8)
+    """Sequences a step and site."""
+    sequence: int = within(1, 1 << 24, 128)
+    """Bytes a sequence."""
+    learning_rate: float = within(0, 100, 3e-3, open_low=True)
+    warmup_steps: int = within(0, 1 << 40, 20)
+    weight_decay: float = within(0, 100, 0.1)
+    beta1: float = within(0, 1, 0.9, open_high=True)
+    beta2: float = within(0, 1, 0.95, open_high=True)
+    grad_clip: float = within(0, 1 << 20, 1.0, open_low=True)
+    ramp_steps: int = within(0, 1 << 40, 20)
+    """After joining or a restart the learning rate rises over this many steps; 0 turns it off."""
+
+
+MODELS = {
+    "nano": ModelSettings(dim=32, num_layers=2, num_heads=2, num_kv_heads=1, ffn_dim=96),  # for trying things out
+    "tiny": ModelSettings(),  # about 0.9 million parameters
+    "small": ModelSettings(dim=384, num_layers=6, num_heads=6, num_kv_heads=2, ffn_dim=1024, max_sequence=256),
+}
+"""Named sizes of the built-in model."""
+
+
+def check_model(model: ModelSettings, trainer: TrainerSettings) -> None:
+    """Of the built-in model and its trainer. Raises ConfigError."""
+    if model.dim % model.num_heads or (model.dim // model.num_heads) % 2:
+        raise ConfigError(
+            f"model.dim = {model.dim} and model.num_heads = {model.num_heads}: "
+            "each head needs the same, even width; make dim a multiple of 2 * num_heads"
+        )
+    if model.num_heads % model.num_kv_heads:
+        raise ConfigError(f"model.num_kv_heads = {model.num_kv_heads} must divide model.num_heads = {model.num_heads}")
+    if trainer.sequence > model.max_sequence:
+        raise ConfigError(
+            f"trainer.sequence = {trainer.sequence} is longer than model.max_sequence = {model.max_sequence}"
+        )
