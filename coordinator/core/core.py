@@ -88,7 +88,8 @@ class Core:
         self._roster.tell(run)
         state = state_in_words(run)
         if state != self._state:
-            run.report(logging.INFO, f"run {run.run_id}: {state}")
+            often = run.settings.sync.steps_at_nodes and {state, self._state} == {"syncing", "training"}
+            run.report(logging.DEBUG if often else logging.INFO, f"run {run.run_id}: {state}")
             self._state = state
         self._limit_at = liveness.look(run, back_until=self._pardoned_until)
         self._due = self._next_due()

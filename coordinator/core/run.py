@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterable
+from math import inf
 from typing import Any
 
 from atoll.coordinator.core import events as e
@@ -32,6 +33,8 @@ from atoll.protocol.sample_order import GLOBAL_LINE
 from atoll.protocol.settings import RunSettings
 from atoll.protocol.time_limits import time_limits
 
+SAY_EVERY_S = 1.0
+"""Of commits, where there are many."""
 Refusal = tuple[m.RefusedKind, str]
 """Why a site does not come in: what, both values, what to do."""
 
@@ -101,6 +104,7 @@ class Run:
         self.num_refused = 0
         self.num_malformed = 0
         self.num_evicted = 0
+        self._said_at = -inf  # what a sync comes to
         self.num_attempts = 0
         self.fatal_texts: list[str] = []
         self._outputs: list[e.Output] = []
@@ -247,6 +251,14 @@ class Run:
     def report(self, level: int, text: str) -> None:
         """A line for a person."""
         self.put_out(e.Report(level, text))
+
+    def report_sync(self, text: str, *, is_seldom: bool = False) -> None:
+        """What an ordinary sync comes to. Where sites exchange at every step most are for debugging: a line a second is
+        for a person, and what happens once in a run (`is_seldom`)."""
+        often = self.settings.sync.steps_at_nodes and self.now < self._said_at + SAY_EVERY_S and not is_seldom
+        if not often:
+            self._said_at = self.now
+        self.report(logging.DEBUG if often else logging.INFO, text)
 
     def send_on(self, stream: int, message: m.CoordinatorMessage) -> None:
         """Nothing if the stream has ended."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from functools import partial
+from math import inf
 
 from atoll.node.core import events as e
 from atoll.node.core import outputs as out
@@ -17,6 +18,8 @@ from atoll.protocol import messages as m
 from atoll.protocol.errors import AtollError, InvalidMessage, PeerError, StateError
 
 log = logging.getLogger(__name__)
+SAY_EVERY_S = 1.0
+"""Of commits that are applied, where there are many."""
 
 
 class DiskJobs:
@@ -28,6 +31,7 @@ class DiskJobs:
         self._core = shell.core
         self._fetch: asyncio.Task[None] | None = None
         self._sources: asyncio.Future[m.Sources] | None = None  # wanted by the fetch
+        self._said_at = -inf  # that a commit is applied
 
     async def attach(self, pieces: SitePieces) -> DataPlane:
         """With shared buffers for these workers; peers are served from it. Raises atoll's errors and OSError."""
@@ -155,7 +159,11 @@ class DiskJobs:
         started = loop.time()
         state_hash = await self.present.apply(commit)
         self._shell.observer.apply_s = loop.time() - started
-        log.info("commit %d: step %d, %s", commit.commit, commit.run_step, self._shell.observer.last_sync())
+        often = self.present.settings.sync.steps_at_nodes and started < self._said_at + SAY_EVERY_S
+        if not often:
+            self._said_at = started
+        level, words = logging.DEBUG if often else logging.INFO, self._shell.observer.last_sync()
+        log.log(level, "commit %d: step %d, %s", commit.commit, commit.run_step, words)
         self._snapshot_if_due()
         return e.CommitApplied(commit=commit.commit, state_hash=state_hash)
 

@@ -117,6 +117,7 @@ class Story(CoordinatorQuestions):
         self.store = store or MemoryStore()
         self.sites: dict[str, FakeSite] = {}
         self.log: list[str] = []
+        self.reports: list[tuple[int, str]] = []  # lines for a person, with their levels
         self.sent: list[tuple[str, m.CoordinatorMessage]] = []
         self.kept: set[tuple[str, int, int]] = set()
         self.kept_weights: dict[tuple[int, int], tuple[int, ...]] = {}
@@ -219,7 +220,8 @@ class Story(CoordinatorQuestions):
                     if site is not None and site.stream == stream:
                         site.stream = None
                     self.log.append(f"closes a stream of {site.name if site else '?'}: {reason}")
-                case e.Report(_, text):
+                case e.Report(level, text):
+                    self.reports.append((level, text))
                     assert self.expects_a_fault or "a fault of the coordinator" not in text, text
                     self.log.append(f"# {text}")
                 case e.Answer(request, problem, _):

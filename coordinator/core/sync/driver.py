@@ -278,7 +278,8 @@ def _weigh(run: Run, sync: Sync, attempt: Attempt, weights: WeightsRecord) -> No
     run.persist(weights)
     plan = attempt.plan
     if plan.ahead:
-        run.report(logging.INFO, f"sync {plan.sync} attempt {plan.attempt}: all who were planned are ready")
+        level = logging.DEBUG if run.settings.sync.steps_at_nodes else logging.INFO
+        run.report(level, f"sync {plan.sync} attempt {plan.attempt}: all who were planned are ready")
     for words in weighing.cut_of(run, weights, attempt.ids()):
         run.report(logging.WARNING, f"sync {plan.sync}: {words}")
     sites = [run.members.known(member.site_id) for member in (*plan.contributors, *plan.receivers)]

@@ -272,10 +272,10 @@ def commit(run: Run, sync: Sync, attempt: Attempt, payload_digest: bytes, stood_
         run.report(logging.WARNING, norm_in_words(run, run.members.known(site_id)))
     _learn(run, sync, attempt)
     words = f", loss {record.median_loss:.4f}" if record.median_loss is not None else ""
-    run.report(
-        logging.INFO,
+    run.report_sync(
         f"commit {number}: sync {plan.sync} of sites {', '.join(map(str, ids))}, step {run_step}, "
         f"{tokens} tokens{words}{', the last one' if final else ''}",
+        is_seldom=final,
     )
     ahead: m.Plan | None = None
     if following is not None:

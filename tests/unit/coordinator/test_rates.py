@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Mapping
 from dataclasses import replace
@@ -105,6 +106,23 @@ def test_each_parameter_group_has_rates() -> None:
     assert story.num("a", m.Refused) == 1
     story.ready("b", rates=both)
     assert not story.num("b", m.Refused)
+
+
+def test_of_many_commits_a_second_one_is_said() -> None:
+    story = story_of("a", "b")
+    for number in range(10):
+        ready(story, dict.fromkeys("ab", RATES))
+        story.done("a", f"s{number}")
+        story.done("b", f"s{number}")
+        for name in "ab":
+            story.applied(name, number + 1, f"s{number + 1}")
+        story.wait(0.3)
+    said = [level for level, text in story.reports if ": sync " in text and text.startswith("commit ")]
+    assert len(said) == 10
+    assert said.count(logging.INFO) == 3
+    assert not [text for level, text in story.reports if level == logging.INFO and "all who were planned" in text]
+    flips = [text for level, text in story.reports if level == logging.INFO and text == "run run: syncing"]
+    assert len(flips) <= 1
 
 
 def test_where_values_are_averaged_there_are_none() -> None:
