@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from atoll.protocol.bounds import one_of, within
 from atoll.protocol.errors import ConfigError
 
-OUTER_OPTIMIZERS = ("nesterov", "sgd", "adamw")
+OUTER_OPTIMIZERS = ("nesterov", "sgd", "adamw", "signsgd")
 AUTO = "auto"
 """The outer optimizer is chosen as the run begins: `outer.py`."""
 
@@ -15,9 +15,9 @@ AUTO = "auto"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OuterSettings:
     optimizer: str = one_of((AUTO, *OUTER_OPTIMIZERS), "nesterov")
-    """auto, nesterov, sgd or adamw. auto chooses once, as the run begins, by its length: a plain mean for a short run,
-    Nesterov 0.7/0.9 for a long one; with sync.strategy = "gradient" AdamW as the built-in trainer has it. A run.toml
-    that says nothing of the outer step has it."""
+    """auto, nesterov, sgd, adamw or signsgd, the last two for gradients. auto chooses once, as the run begins, by its
+    length: a plain mean for a short run, Nesterov 0.7/0.9 for a long one; where the nodes do the steps AdamW as the
+    built-in trainer has it. A run.toml that says nothing of the outer step has it."""
     learning_rate: float = within(0, 100, 1.0, open_low=True)
     momentum: float = within(0, 1, 0.0, open_high=True)
     """At 0 (and learning rate 1) the outer step is a plain mean, best for short runs: docs/log.md. Below about 50
@@ -38,9 +38,10 @@ class OuterSettings:
 
 def check_outer(outer: OuterSettings, strategy: str) -> None:
     """With that strategy of syncs. Raises ConfigError, naming the key and what to choose."""
-    if outer.optimizer == "adamw" and strategy == "diloco":
+    if outer.optimizer in ("adamw", "signsgd") and strategy == "diloco":
         raise ConfigError(
-            'outer.optimizer = "adamw" is for gradients: choose sync.strategy = "gradient", or "nesterov" or "sgd"'
+            f'outer.optimizer = "{outer.optimizer}" is for gradients: choose sync.strategy = "gradient", or "nesterov" '
+            'or "sgd"'
         )
     scheduled = (outer.warmup, outer.decay, outer.momentum_warmup, outer.momentum_decay)
     if strategy == "momentum" and outer.optimizer not in ("auto", "adamw"):
@@ -57,8 +58,8 @@ def check_outer(outer: OuterSettings, strategy: str) -> None:
             f'outer.learning_rate = {outer.learning_rate}, outer.momentum = {outer.momentum}: outer.optimizer = "auto" '
             'chooses them itself; leave them out, or choose "nesterov" or "sgd"'
         )
-    if outer.optimizer == "sgd" and (outer.momentum or outer.momentum_warmup or outer.momentum_decay):
+    if outer.optimizer in ("sgd", "signsgd") and (outer.momentum or outer.momentum_warmup or outer.momentum_decay):
         raise ConfigError(
-            f'outer.momentum = {outer.momentum}: outer.optimizer = "sgd" has none; choose "nesterov", or momentum 0 '
-            "without a schedule"
+            f'outer.momentum = {outer.momentum}: outer.optimizer = "{outer.optimizer}" has none; choose "nesterov", or '
+            "momentum 0 without a schedule"
         )

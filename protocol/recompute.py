@@ -21,7 +21,7 @@ from atoll.protocol.outer_settings import AUTO, OuterSettings
 from atoll.protocol.spec import payload_codec
 
 _AT_ONCE = 1 << 16  # elements: what is computed in between takes memory for so many
-_SLOTS = {"sgd": (), "nesterov": ("momentum",), "adamw": ("momentum", "variance")}
+_SLOTS = {"sgd": (), "nesterov": ("momentum",), "adamw": ("momentum", "variance"), "signsgd": ()}
 
 
 def slots_of(outer: OuterSettings | OuterStep) -> tuple[str, ...]:
@@ -72,6 +72,8 @@ def _moved(record: bytes, average: array[float], settings: OuterStep) -> bytes:
     rate = array("f", [settings.learning_rate])[0]
     if settings.optimizer == "sgd":
         return to_bytes(_sgd(values, average, rate))
+    if settings.optimizer == "signsgd":
+        return to_bytes(_signsgd(values, average, rate, array("f", [settings.weight_decay])[0]))
     momentum = floats(record[4 * len(values) : 8 * len(values)])
     if settings.optimizer == "nesterov":
         return _nesterov(values, momentum, average, rate, array("f", [settings.momentum])[0])
@@ -83,6 +85,15 @@ def _sgd(values: array[float], average: array[float], rate: float) -> array[floa
     for first in range(0, len(values), _AT_ONCE):
         part = slice(first, first + _AT_ONCE)
         out.extend(_minus(values[part], _times(rate, average[part])))
+    return out
+
+
+def _signsgd(values: array[float], average: array[float], rate: float, decay: float) -> array[float]:
+    out = array("f")
+    for first in range(0, len(values), _AT_ONCE):
+        part = slice(first, first + _AT_ONCE)
+        signs = array("f", [(d > 0) - (d < 0) for d in average[part]])
+        out.extend(_minus(values[part], _times(rate, _plus(signs, _times(decay, values[part])))))
     return out
 
 

@@ -14,7 +14,7 @@ from atoll.protocol.digest import Digest
 _HALF_BELOW = np.uint32(0x7FFF)
 _ONE = np.uint32(1)
 _SIXTEEN = np.uint32(16)
-_ONE_STEP = np.float32(1)
+_ZERO, _ONE_STEP = np.float32(0), np.float32(1)
 _UPPER_HALF = np.uint32(0xFFFF0000)
 
 
@@ -32,6 +32,13 @@ def nesterov(  # noqa: PLR0917
         m = mu * momentum[i] + average[i]
         out_momentum[i] = m
         out_values[i] = values[i] - learning_rate * (average[i] + mu * m)
+
+
+@kernel(f32_in, f32_in, f32, f32, f32_out)
+def signsgd(values: Any, average: Any, learning_rate: Any, decay: Any, out_values: Any) -> None:
+    for i in range(out_values.size):
+        sign = np.float32(average[i] > _ZERO) - np.float32(average[i] < _ZERO)
+        out_values[i] = values[i] - learning_rate * (sign + decay * values[i])
 
 
 @kernel(f32_in, f32_in, f32_in, f32_in, f32_in, f32_out, f32_out, f32_out)
@@ -80,15 +87,15 @@ def round_to_bf16(values: Any, out: Any) -> None:
 
 def warm_up() -> None:
     """Compiles every kernel, or loads it from the cache. Safe from any thread."""
-    compile_all((sgd, nesterov, adamw, onebit_adam, round_to_bf16, trimmed))
+    compile_all((sgd, nesterov, signsgd, adamw, onebit_adam, round_to_bf16, trimmed))
 
 
 _RESULTS = {
-    "ordinary": "b34186eea57e50687298fd1531c9f6b28cddc33b59686d95313e5dcdd5fcc748",
-    "subnormal": "98f85df00227198292655ddc680b3f885e3f43c8d7bfd00a2680676387cb390f",
+    "ordinary": "5e2fb611208c0a547ff43833502642afaaac641e8914ac7125c72c0c617d0f50",
+    "subnormal": "146255aa3fa976738c60994d8fcdc5a4a08e03e0b307db4dc993d3687d63afcc",
 }
 """Digests of the golden results: sgd's values, nesterov's momenta and values, adamw's moments and values, 1-bit
-Adam's values."""
+Adam's values, signsgd's values."""
 _NUMBERS = np.array([0.003, 0.1, 0.9, 0.1, 0.95, 0.05, 0.19, 0.0975, 1e-8], np.float32)
 _NUM_ELEMENTS = 80
 """So that the vector units are tried too."""
@@ -107,5 +114,7 @@ def self_test() -> None:
         adamw(x, m, np.abs(m), d, _NUMBERS, out_x, out_m, out_v)
         results.data(out_m.tobytes()).data(out_v.tobytes()).data(out_x.tobytes())
         onebit_adam(x, np.abs(m), d, _NUMBERS, out_x, out_m, out_v)
+        results.data(out_x.tobytes())
+        signsgd(x, d, np.float32(0.7), np.float32(0.1), out_x)
         results.data(out_x.tobytes())
         golden.compare(f"outer update of {name} numbers", results, expected)

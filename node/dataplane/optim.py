@@ -2,13 +2,14 @@
 
     sgd        x = x - lr*d
     nesterov   m = mu*m + d;  x = x - lr*(d + mu*m)
+    signsgd    x = x - lr*(sign(d) + wd*x)
     adamw      m = b1*m + (1-b1)*d;  v = b2*v + (1-b2)*(d*d);  x = x - lr*((m/c1)/(sqrt(v/c2) + eps) + wd*x)
 
     1-bit Adam m = d;  x = x - lr*(clamp((m/c1)/(sqrt(v/c2) + eps)) + wd*x)
 
-with d the average pseudo-gradient (DiLoCo, arXiv 2311.08105, section 3) or gradient (AdamW, arXiv 1711.05101, algorithm
-2) or momentum (1-bit Adam, arXiv 2102.02888, algorithm 1, with v of the warm-up), and c1 = 1 - b1^t, c2 = 1 - b2^t at
-step t of the run; clamp is to [-1, 1]. Vectors in docs/protocol.md, "Outer update".
+with d the average pseudo-gradient (DiLoCo, arXiv 2311.08105, section 3), gradient (signSGD, arXiv 1802.04434; AdamW,
+arXiv 1711.05101, algorithm 2) or momentum (1-bit Adam, arXiv 2102.02888, algorithm 1, with v of the warm-up); c1 is
+1 - b1^t and c2 is 1 - b2^t at step t of the run, and clamp is to [-1, 1]. Vectors in docs/protocol.md, "Outer update".
 """
 
 from __future__ import annotations
@@ -60,6 +61,8 @@ class OuterUpdate:
                 kernels.sgd(values, avg, rate, out_values)
             case "nesterov":
                 kernels.nesterov(values, slots[0], avg, rate, np.float32(step.momentum), out_values, out_slots[0])
+            case "signsgd":
+                kernels.signsgd(values, avg, rate, np.float32(step.weight_decay), out_values)
             case _ if step.is_frozen:
                 kernels.onebit_adam(values, slots[1], avg, _numbers(step), out_values, *out_slots)
             case _:

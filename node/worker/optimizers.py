@@ -116,6 +116,20 @@ class SGD(NodeOptimizer):
         parameter.sub_(group["lr"] * gradient)
 
 
+class SignSGD(NodeOptimizer):
+    """signSGD (arXiv 1802.04434): `p = p - lr * (sign(g) + weight_decay * p)`, g being the average over all sites. With
+    codec dct1 and error feedback it is DeMo (arXiv 2411.19870)."""
+
+    def __init__(self, params: Iterable[Any], lr: float, weight_decay: float = 0.0) -> None:
+        super().__init__(params, lr, weight_decay)
+
+    def differs(self, outer: OuterSettings) -> str:
+        return "" if outer.optimizer == "signsgd" else "atoll.SignSGD()"
+
+    def _move(self, parameter: nn.Parameter, gradient: Tensor, group: dict[str, Any]) -> None:
+        parameter.sub_(group["lr"] * (gradient.sign() + group["weight_decay"] * parameter))
+
+
 class AdamW(NodeOptimizer):
     """AdamW (arXiv 1711.05101) over all sites. `betas` and `eps` are the run's; given here they have to be equal."""
 
@@ -183,4 +197,4 @@ def check(optimizers: Iterable[torch.optim.Optimizer], strategy: str, outer: Out
 def _name_of(strategy: str, outer: OuterSettings) -> str:
     if strategy == "momentum":
         return "OneBitAdam"
-    return "AdamW" if outer.optimizer == "adamw" else "SGD"
+    return {"adamw": "AdamW", "signsgd": "SignSGD"}.get(outer.optimizer, "SGD")

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from torch.utils.data import Dataset
 
 from atoll.node.worker.data import Text
-from atoll.node.worker.optimizers import SGD, AdamW, OneBitAdam
+from atoll.node.worker.optimizers import SGD, AdamW, OneBitAdam, SignSGD
 from atoll.protocol.errors import ConfigError
 from atoll.protocol.model_settings import TrainerSettings
 from atoll.protocol.settings import RunSettings
@@ -29,8 +29,9 @@ def optimizer_of(model: nn.Module, settings: RunSettings) -> torch.optim.Optimiz
         return make_optimizer(model, trainer)
     if settings.sync.strategy == "momentum":
         return OneBitAdam(_groups(model, trainer), lr=trainer.learning_rate)
-    if outer.optimizer == "adamw":
-        return AdamW(_groups(model, trainer), lr=trainer.learning_rate)
+    if outer.optimizer in ("adamw", "signsgd"):
+        kind = AdamW if outer.optimizer == "adamw" else SignSGD
+        return kind(_groups(model, trainer), lr=trainer.learning_rate)
     return SGD(model.parameters(), lr=trainer.learning_rate, momentum=outer.momentum)
 
 

@@ -131,7 +131,7 @@ def step_of(settings: OuterSettings, commit: int = 1) -> OuterStep:
 
 
 def _with_rates(record: Commit, settings: OuterSettings) -> Commit:
-    return replace(record, rates=RATES) if settings.optimizer == "adamw" else record
+    return replace(record, rates=RATES) if settings.optimizer in ("adamw", "signsgd") else record
 
 
 def apply_all(outer: OuterState, found: dict[int, bytes], version: int, tokens: tuple[int, ...] = (100,)) -> None:

@@ -103,6 +103,9 @@ def stepped(settings: RunSettings, commit: Commit, group: int, record: bytes, g:
     x, *slots = list[F32](np.frombuffer(record, "<f4").reshape(-1, len(g)))
     if outer.optimizer == "sgd":
         return (x - rate * g).tobytes()
+    if outer.optimizer == "signsgd":
+        sign: F32 = np.sign(g)
+        return (x - rate * (sign + decay * x)).tobytes()
     b1, b2 = np.float32(outer.momentum), np.float32(outer.beta2)
     if outer.optimizer == "nesterov":
         m = b1 * slots[0] + g

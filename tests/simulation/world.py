@@ -213,7 +213,9 @@ def in_gradients(shape: Shape, seed: int) -> Shape:
     """The same sites exchange at every step, and their nodes do the optimizer's step; a third of them send momenta
     after some commits."""
     generator, settings = random.Random(f"gradients {seed}"), shape.settings
-    optimizer, momentum = generator.choice([("adamw", 0.9), ("adamw", 0.5), ("sgd", 0.0), ("nesterov", 0.5)])
+    optimizer, momentum = generator.choice(
+        [("adamw", 0.9), ("adamw", 0.5), ("sgd", 0.0), ("nesterov", 0.5), ("signsgd", 0.0)]
+    )
     sync = replace(settings.sync, strategy="gradient", every=1, fragments=1, overlap_steps=0, merge="keep", alpha=0.0)
     if optimizer == "adamw" and sync.codec_up not in SPARSE and generator.random() < 2 / 3:
         warmup = generator.choice([1, 2, 4]), generator.choice(["bf16", "fp32"])

@@ -19,6 +19,7 @@ from tests.harness.data_plane import an_optimizer, step_of, update_of
 NESTEROV = OuterSettings(learning_rate=0.7, momentum=0.9)
 SGD = OuterSettings(optimizer="sgd", learning_rate=0.3)
 ADAMW = OuterSettings(optimizer="adamw", momentum=0.9)
+SIGN = OuterSettings(optimizer="signsgd")
 ONE_BIT = an_optimizer(ADAMW, strategy="momentum", every=1, warmup_commits=1).settings
 NUM_ELEMENTS = 70_001  # more than are computed at once, and no multiple of a block
 
@@ -33,7 +34,7 @@ def floats(seed: int, num: int = NUM_ELEMENTS) -> np.ndarray:
 
 @pytest.mark.parametrize("zstd_level", [0, 3])
 @pytest.mark.parametrize("codec", DENSE)
-@pytest.mark.parametrize("settings", [NESTEROV, SGD, ADAMW], ids=lambda s: s.optimizer)
+@pytest.mark.parametrize("settings", [NESTEROV, SGD, ADAMW, SIGN], ids=lambda s: s.optimizer)
 def test_a_trained_chunk_comes_out_as_at_the_sites(
     tmp_path: object, settings: OuterSettings, codec: str, zstd_level: int
 ) -> None:

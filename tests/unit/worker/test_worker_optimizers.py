@@ -17,6 +17,7 @@ from atoll.protocol.outer_settings import OuterSettings
 
 ADAMW = OuterSettings(optimizer="adamw", momentum=0.9)
 NESTEROV = OuterSettings(momentum=0.5)
+SIGN = OuterSettings(optimizer="signsgd")
 
 
 def a_model() -> nn.Module:
@@ -70,6 +71,17 @@ def test_alone_they_do_the_steps_of_torch(ours: Make, theirs: Make) -> None:
     for a, b, first in zip(one.parameters(), other.parameters(), a_model().parameters(), strict=True):
         assert torch.allclose(a, b, atol=1e-6)
         assert not torch.allclose(a, first, atol=1e-2)
+
+
+def test_alone_signsgd_moves_each_element_by_the_learning_rate() -> None:
+    model = a_model()
+    before = [p.detach().clone() for p in model.parameters()]
+    optimizer = atoll.SignSGD(model.parameters(), lr=0.25, weight_decay=0.5)
+    backward(model)
+    signs = [p.grad.sign() for p in model.parameters() if p.grad is not None]
+    optimizer.step()
+    for p, value, sign in zip(model.parameters(), before, signs, strict=True):
+        assert torch.equal(p, value - 0.25 * (sign + 0.5 * value))
 
 
 def test_under_a_node_a_step_takes_the_gradients_and_leaves_the_parameters() -> None:
@@ -156,6 +168,10 @@ def test_more_groups_than_rates_can_be_said_of_are_refused() -> None:
         (torch.optim.AdamW, "gradient", ADAMW, r"use atoll.AdamW\(params"),
         (torch.optim.AdamW, "gradient", NESTEROV, r"use atoll.SGD\(params"),
         (atoll.AdamW, "diloco", NESTEROV, "use one of torch.optim"),
+        (atoll.AdamW, "momentum", ADAMW, r'for sync.strategy = "gradient", .* use atoll.OneBitAdam'),
+        (atoll.OneBitAdam, "gradient", ADAMW, "use atoll.AdamW"),
+        (atoll.AdamW, "gradient", SIGN, "'signsgd'"),
+        (torch.optim.AdamW, "gradient", SIGN, r"use atoll.SignSGD\(params"),
         (atoll.AdamW, "gradient", NESTEROV, r"the script has atoll.AdamW\(\)"),
         (lambda p: atoll.AdamW(p, betas=(0.9, 0.99)), "gradient", ADAMW, "beta2 0.95"),
         (lambda p: atoll.AdamW(p, eps=1e-6), "gradient", ADAMW, "epsilon 1e-08"),
@@ -176,3 +192,5 @@ def test_the_runs_optimizer_is_taken() -> None:
     check([atoll.SGD(parameters, lr=0.1, momentum=0.5)], "gradient", NESTEROV)
     check([atoll.SGD(parameters, lr=0.1)], "gradient", OuterSettings(optimizer="sgd"))
     check([torch.optim.AdamW(parameters)], "diloco", NESTEROV)
+    check([atoll.SignSGD(parameters, lr=0.1)], "gradient", SIGN)
+    check([atoll.OneBitAdam(parameters)], "momentum", ADAMW)
