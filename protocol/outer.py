@@ -87,7 +87,7 @@ def outer_at(settings: RunSettings, record: Commit, group: int = 0) -> OuterStep
     Raises InvalidMessage if the record has no rates of that parameter group.
     """
     outer, steps, tokens = settings.outer, settings.steps, settings.tokens
-    if record.rates:
+    if settings.sync.steps_at_nodes:
         return _with_rates(settings, record, group)
     if not (outer.warmup or outer.decay or outer.momentum_warmup or outer.momentum_decay):
         return OuterStep(optimizer=outer.optimizer, learning_rate=outer.learning_rate, momentum=outer.momentum)

@@ -8,6 +8,7 @@ from atoll.protocol.bounds import one_of, within
 from atoll.protocol.errors import ConfigError
 
 OUTER_OPTIMIZERS = ("nesterov", "sgd", "adamw", "signsgd")
+FOR_GRADIENTS = ("adamw", "signsgd")
 AUTO = "auto"
 """The outer optimizer is chosen as the run begins: `outer.py`."""
 
@@ -24,7 +25,7 @@ class OuterSettings:
     syncs use 0 to 0.3; 0.9 (with learning rate 0.7) is for thousands of steps. Of adamw it is beta1."""
     beta2: float = within(0, 1, 0.95, open_high=True)
     """Of adamw alone."""
-    epsilon: float = within(0, 1, 1e-8, open_low=True)
+    epsilon: float = within(1e-30, 1, 1e-8)
     """Of adamw alone."""
     warmup: float = within(0, 1, 0.0)
     """Share of the run in which the learning rate rises from 0, evenly."""
@@ -38,7 +39,7 @@ class OuterSettings:
 
 def check_outer(outer: OuterSettings, strategy: str) -> None:
     """With that strategy of syncs. Raises ConfigError, naming the key and what to choose."""
-    if outer.optimizer in ("adamw", "signsgd") and strategy == "diloco":
+    if outer.optimizer in FOR_GRADIENTS and strategy == "diloco":
         raise ConfigError(
             f'outer.optimizer = "{outer.optimizer}" is for gradients: choose sync.strategy = "gradient", or "nesterov" '
             'or "sgd"'

@@ -51,12 +51,13 @@ def state_fetched(ctx: Context, event: events.StateFetched) -> None:
         run_tokens=event.run_tokens,
         touched=event.touched,
     )
+    is_empty = snapshots.holds_nothing(ctx)
     for lane in site.lanes:
         if lane.exchange is not None and outer.touch(lane.fragment) > lane.exchange.plan.base_commit:
             exchanges.give_up(ctx, lane)
         snapshots.settle(ctx, lane, outer)
     site.workers.reach(outer)
-    snapshots.drop_late(ctx)
+    snapshots.drop_late(ctx, is_empty=is_empty)
     disk.unpublish()  # it may have held another state of this commit
     holding.hold(ctx, outer, final=disk.final or event.final)
     ctx.report(logging.INFO, f"outer state complete and verified at commit {event.commit}")

@@ -93,11 +93,12 @@ def applied(ctx: Context, event: events.CommitApplied) -> None:
         run_tokens=commit.run_tokens,
         touched=before.touched_by(commit.commit, commit.fragment, ctx.settings.sync.fragments),
     )
+    is_empty = snapshots.holds_nothing(ctx)
     for lane in site.lanes:
         if snapshots.settle(ctx, lane, outer):
             site.workers.missed()
     site.workers.reach(outer)
-    snapshots.drop_late(ctx)
+    snapshots.drop_late(ctx, is_empty=is_empty)
     exchanges.applied(ctx, commit)
     ctx.emit(DropSync(commit.sync))
     syncs.ended(ctx, commit.sync)

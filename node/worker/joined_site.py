@@ -22,7 +22,7 @@ from atoll.node.worker.checkpoint import LocalCheckpoints
 from atoll.node.worker.connection import Connection, disconnect
 from atoll.node.worker.draws import LeasedBatches
 from atoll.node.worker.optimizer_state import OptimizerState, keeps_no_state
-from atoll.node.worker.optimizers import NodeOptimizer, check
+from atoll.node.worker.optimizers import NodeOptimizer, check, rated_groups
 from atoll.node.worker.pieces import SharedTensors
 from atoll.node.worker.ramp import LearningRateRamp
 from atoll.node.worker.site import DEFAULT_BUSY_LIMIT_S, Mark, Site, Step
@@ -76,7 +76,13 @@ class JoinedSite(Site):
         strategy = connection.settings.sync.strategy
         check(optimizers, strategy, connection.settings.outer)
         self._of_node = [optimizer for optimizer in optimizers if isinstance(optimizer, NodeOptimizer)]
-        default = 0 if self._of_node else connection.settings.trainer.ramp_steps  # the node's moments are never fresh
+        self._rated = rated_groups(optimizers)
+        if self._of_node and ramp_steps:
+            raise ConfigError(
+                f"ramp_steps is {ramp_steps}, and the nodes do the steps: their moments are never fresh, and all sites "
+                "need the same learning rate; leave it out"
+            )
+        default = 0 if self._of_node else connection.settings.trainer.ramp_steps
         self._ramp_steps = default if ramp_steps is None else ramp_steps
         if self._ramp_steps < 0:
             raise ConfigError(f"ramp_steps is {ramp_steps}; choose 0 (off) or more")
@@ -162,6 +168,8 @@ class JoinedSite(Site):
             now_s = time.monotonic()
             if now_s - self._reported_at_s >= PROGRESS_EVERY_S:
                 self._report_progress(now_s)
+        for optimizer in self._of_node:
+            optimizer.handed_in()
         return Step(self.running, synced, self.inner_step)
 
     @contextmanager
@@ -305,10 +313,10 @@ class JoinedSite(Site):
             train_s=window.train_s,
             hashes=self._shared.hashes() if answer.hash_shared else (),
             num_samples_used=self._batches.num_samples_used if self._batches is not None else 0,
-            rates=tuple(rate for optimizer in self._of_node for rate in optimizer.rates) if not is_seed else (),
+            rates=()
+            if is_seed
+            else tuple(r for o, number in self._rated for r in o.rates[2 * number : 2 * number + 2]),
         )
-        for optimizer in self._of_node:
-            optimizer.handed_in()
         self._client.sealed(report)
         self._window = _Window(self._steps)
 

@@ -18,17 +18,20 @@ from atoll.protocol.outer_settings import OuterSettings
 
 
 class NodeOptimizer(torch.optim.Optimizer):
-    """The learning rate and weight decay of `param_groups` count at each `step`, so schedulers work as ever; all sites
-    need the same. Clipping and unscaling change the gradient of this site, before it is averaged."""
+    """The learning rate and weight decay of `param_groups` count at each `step`. All sites need the same: set them from
+    `site.inner_step`, for a scheduler counts the steps of its own process. Clipping changes the gradient of this site,
+    before it is averaged."""
 
     strategy = "gradient"
     """Of the runs that it is for."""
+    fixed: tuple[str, ...] = ()
+    """Keys of parameter groups that have to stay as they are: the nodes do not know of others."""
+    _gradients: dict[nn.Parameter, Tensor] | None = None
+    _rates: tuple[float, ...] = ()
+    _num_commits: int | None = None
+    """None: alone."""
 
     def __init__(self, params: Iterable[Any], lr: float, weight_decay: float, **rest: Any) -> None:
-        self._gradients: dict[nn.Parameter, Tensor] | None = None
-        self._rates: tuple[float, ...] = ()
-        self._num_commits: int | None = None
-        """None: alone."""
         super().__init__(params, {"lr": lr, "weight_decay": weight_decay, **rest})
 
     def differs(self, outer: OuterSettings) -> str:
@@ -41,7 +44,11 @@ class NodeOptimizer(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Takes the gradients: they are None after it. Raises ConfigError for a sparse one."""
+        """Takes the gradients: they are None after it. Raises ConfigError for a sparse one, for settings of a parameter
+        group that the nodes do not know of, and for a second step before `site.step`."""
+        self.check_groups()
+        if self._gradients is not None:
+            raise ConfigError(f"{self._name} did two steps before one site.step: call site.step after each")
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -51,6 +58,8 @@ class NodeOptimizer(torch.optim.Optimizer):
             if gradient.layout is not torch.strided:
                 raise ConfigError(f"a gradient of shape {list(gradient.shape)} is {gradient.layout}; make it dense")
             parameter.grad = None
+            if isinstance(gradient, DTensor) and isinstance(parameter, DTensor):  # here, where all ranks are
+                gradients[parameter] = gradient.redistribute(placements=parameter.placements)
         self._rates = tuple(float(group[key]) for group in self.param_groups for key in ("lr", "weight_decay"))
         if self._num_commits is not None:
             self._gradients = gradients
@@ -68,9 +77,23 @@ class NodeOptimizer(torch.optim.Optimizer):
 
     # --- under a node
 
+    def check_groups(self) -> None:
+        """Raises ConfigError for what a parameter group sets and the nodes do not know of."""
+        for number, group in enumerate(self.param_groups):
+            for key in ("betas", "eps", *self.fixed):
+                if group.get(key) != self.defaults.get(key):
+                    raise ConfigError(
+                        f"{self._name} has {key} = {group[key]} in parameter group {number}: it is the same for all, "
+                        f"{self.defaults.get(key, 'as the run has it')}, as the nodes do the steps"
+                    )
+
+    @property
+    def _name(self) -> str:
+        return f"atoll.{type(self).__name__}"
+
     def at_commit(self, commit: int) -> None:
-        """The parameters have the values of that commit."""
-        self._num_commits = commit
+        """The parameters have the values of that commit: a gradient that is here is late."""
+        self._num_commits, self._gradients = commit, None
 
     @property
     def rates(self) -> tuple[float, ...]:
@@ -85,18 +108,17 @@ class NodeOptimizer(torch.optim.Optimizer):
     def gradient(self, parameter: nn.Parameter) -> Tensor | None:
         """This rank's slice; None if the step had none."""
         gradient = (self._gradients or {}).get(parameter)
-        if isinstance(gradient, DTensor):
-            assert isinstance(parameter, DTensor)
-            return gradient.redistribute(placements=parameter.placements).to_local()
-        return gradient
+        return gradient.to_local() if isinstance(gradient, DTensor) else gradient
 
     def handed_in(self) -> None:
-        """They are in SNAPSHOT."""
+        """They are in SNAPSHOT, or of no use."""
         self._gradients = None
 
 
 class SGD(NodeOptimizer):
     """`p = p - lr * g`, or with momentum Nesterov's: `m = mu * m + g; p = p - lr * (g + mu * m)`."""
+
+    fixed = ("momentum", "weight_decay")
 
     def __init__(self, params: Iterable[Any], lr: float, momentum: float = 0.0) -> None:
         super().__init__(params, lr, 0.0, momentum=momentum)
@@ -141,8 +163,12 @@ class AdamW(NodeOptimizer):
         eps: float | None = None,
         weight_decay: float = 1e-2,
     ) -> None:
-        self._given = (*(betas or (None, None)), eps)
-        super().__init__(params, lr, weight_decay)
+        super().__init__(params, lr, weight_decay, betas=betas, eps=eps)
+
+    @property
+    def _given(self) -> tuple[float | None, float | None, float | None]:
+        beta1, beta2 = self.defaults["betas"] or (None, None)
+        return beta1, beta2, self.defaults["eps"]
 
     def differs(self, outer: OuterSettings) -> str:
         wanted = outer.momentum, outer.beta2, outer.epsilon
@@ -172,8 +198,19 @@ class OneBitAdam(AdamW):
     strategy = "momentum"
 
 
+def rated_groups(optimizers: Iterable[torch.optim.Optimizer]) -> list[tuple[NodeOptimizer, int]]:
+    """The parameter groups whose rates travel, in their order: those with a parameter that is trained."""
+    return [
+        (optimizer, number)
+        for optimizer in optimizers
+        if isinstance(optimizer, NodeOptimizer)
+        for number, group in enumerate(optimizer.param_groups)
+        if any(p.requires_grad for p in group["params"])
+    ]
+
+
 def check(optimizers: Iterable[torch.optim.Optimizer], strategy: str, outer: OuterSettings) -> None:
-    """Raises ConfigError unless these are the ones that the run exchanges for."""
+    """Raises ConfigError unless these are the ones that the run exchanges for, as the nodes can do their steps."""
     for optimizer in optimizers:
         kind = type(optimizer).__name__
         if not isinstance(optimizer, NodeOptimizer):
@@ -192,6 +229,8 @@ def check(optimizers: Iterable[torch.optim.Optimizer], strategy: str, outer: Out
                 f"the script has {found}, and the run outer.optimizer = {outer.optimizer!r} with momentum "
                 f"{outer.momentum:g} (beta1), beta2 {outer.beta2:g} and epsilon {outer.epsilon:g}: make them equal"
             )
+        else:
+            optimizer.check_groups()
 
 
 def _name_of(strategy: str, outer: OuterSettings) -> str:

@@ -16,7 +16,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel
 
 from atoll.node.local_protocol import Piece
-from atoll.node.worker.optimizers import NodeOptimizer
+from atoll.node.worker.optimizers import rated_groups
 from atoll.node.worker.shared_storage import Place, check_shared_storage
 from atoll.protocol.errors import ConfigError
 from atoll.protocol.layout import MAX_GROUPS, Manifest, Role, TensorSpec, TiedName
@@ -173,7 +173,12 @@ def find_tensors(
         if role is Role.BUFFER_LOCAL and not _can_be_listed(item.tensor):
             continue  # each site's own affair: complex numbers, sparse layouts
         tied += [TiedName(alias=alias, name=listed) for alias in aliases]
-        held.append(_held(item, role, groups.get(key, 0)))
+        if role is Role.TRAINABLE and groups and any(id(i.tensor) not in groups for i in items):
+            raise ConfigError(
+                f"{listed!r} has the memory of another parameter, or the optimizer trains another object in its place; "
+                "where the nodes do the steps they have to be one Parameter: assign it, in place of a view of its data"
+            )
+        held.append(_held(item, role, groups[id(item.tensor)] if groups and role is Role.TRAINABLE else 0))
     if unmatched:
         pattern = min(unmatched)
         known = [item.name for item in found if not isinstance(item.tensor, nn.Parameter)]
@@ -258,12 +263,12 @@ def _can_be_listed(tensor: Tensor) -> bool:
     return tensor.dtype in DTYPE_NAMES and tensor.layout is torch.strided
 
 
-def _groups(optimizers: Sequence[torch.optim.Optimizer]) -> dict[object, int]:
-    """Of parameters whose rates the node needs, the number of their group among those of all optimizers."""
-    of_node = [group for o in optimizers if isinstance(o, NodeOptimizer) for group in o.param_groups]
-    if len(of_node) > MAX_GROUPS:
-        raise ConfigError(f"the optimizers have {len(of_node)} parameter groups; at most {MAX_GROUPS} are possible")
-    return {identity(p): number for number, group in enumerate(of_node) for p in group["params"]}
+def _groups(optimizers: Sequence[torch.optim.Optimizer]) -> dict[int, int]:
+    """By the id of each parameter whose rates the node needs, the number of its group among those of all optimizers."""
+    rated = [optimizer.param_groups[number] for optimizer, number in rated_groups(optimizers)]
+    if len(rated) > MAX_GROUPS:
+        raise ConfigError(f"the optimizers have {len(rated)} parameter groups; at most {MAX_GROUPS} are possible")
+    return {id(p): number for number, group in enumerate(rated) for p in group["params"]}
 
 
 def _held(item: _Found, role: Role, group: int) -> Held:

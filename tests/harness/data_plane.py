@@ -17,7 +17,7 @@ from atoll.node.dataplane.sync_data import SyncData
 from atoll.protocol.layout import Layout, Manifest, Role, TensorSpec, TiedName
 from atoll.protocol.messages import Commit, Member
 from atoll.protocol.outer import OuterStep, outer_at
-from atoll.protocol.outer_settings import OuterSettings
+from atoll.protocol.outer_settings import FOR_GRADIENTS, OuterSettings
 from atoll.protocol.plans import payload_hash
 from atoll.protocol.settings import RunSettings, SyncSettings
 from atoll.protocol.spec import spec_of
@@ -27,6 +27,8 @@ DTYPES = {"weight": "BF16", "weight.scale": "F32", "zero": "F32"}
 
 
 def an_optimizer(outer: OuterSettings, **sync: Any) -> OuterOptimizer:
+    if outer.optimizer in FOR_GRADIENTS:
+        sync = {"strategy": "gradient", "every": 1} | sync
     return OuterOptimizer(RunSettings(run_id=RUN, outer=outer, sync=SyncSettings(**sync)))
 
 
@@ -131,7 +133,7 @@ def step_of(settings: OuterSettings, commit: int = 1) -> OuterStep:
 
 
 def _with_rates(record: Commit, settings: OuterSettings) -> Commit:
-    return replace(record, rates=RATES) if settings.optimizer in ("adamw", "signsgd") else record
+    return replace(record, rates=RATES) if settings.optimizer in FOR_GRADIENTS else record
 
 
 def apply_all(outer: OuterState, found: dict[int, bytes], version: int, tokens: tuple[int, ...] = (100,)) -> None:

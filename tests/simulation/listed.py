@@ -20,6 +20,7 @@ class Listed:
     """By fragment, or the number of all: sealed, and in no commit that the site holds."""
     most_in_flight: int = 0
     _generation: int = 0
+    _epoch: int = 0
     _given_up: tuple[Step, ...] = ()
     _due: tuple[Step, ...] = ()
     """Of these, what the snapshot lists that is being written."""
@@ -30,10 +31,10 @@ class Listed:
         generation: int,
         *,
         is_in_a_commit: Callable[[Sealed], bool],
-        discards: bool,
+        epoch: int,
     ) -> None:
-        """At what the site holds between two events. Of a generation that is gone nothing is listed again: its samples
-        are drawn anew."""
+        """At what the site holds between two events. Of a generation that is gone nothing is listed again, nor of an
+        epoch of its queue: their samples are drawn anew."""
         if generation != self._generation:
             self._generation, self._given_up, self._due = generation, (), ()
         for fragment, sealed in list(self.in_flight.items()):
@@ -42,8 +43,8 @@ class Listed:
             del self.in_flight[fragment]
             if sealed.generation == generation and not is_in_a_commit(sealed):
                 self._given_up += sealed.steps
-        if discards:
-            self._given_up = self._due = ()
+        if epoch != self._epoch:
+            self._epoch, self._given_up, self._due = epoch, (), ()
 
     def write(self) -> None:
         """The ranks are told to write one. What is given up after this is listed by the next one."""

@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 from atoll.coordinator.core import persisted
-from atoll.coordinator.core.events import AttestationRecord, CommitRecord
+from atoll.coordinator.core.events import AttestationRecord, CommitRecord, RollbackRecord
 from atoll.coordinator.core.persisted import LossRecord, Persisted, thinned
 from atoll.protocol.history import History
 from atoll.protocol.messages import Attestation, Commit, Outlier
@@ -49,6 +49,8 @@ class CommitLog:
         }
         newest = self.records[-1].commit if self.records else None
         self.last = newest.commit if newest else 0
+        void = (n for r in known.all(RollbackRecord) for n in r.voided)
+        self._highest = max((self.last, *void))  # that was ever kept: the store drops old ones by it
         self._first_run_step = first_run_step
         self._first_run_tokens = first_run_tokens
         self.run_step = newest.run_step if newest else first_run_step
@@ -64,6 +66,7 @@ class CommitLog:
             self._contributors.pop(old.commit.commit, None)
         del self.records[: -self._keep]
         self.last, self.run_step, self.run_tokens = commit.commit, commit.run_step, commit.run_tokens
+        self._highest = max(self._highest, self.last)
         if record.median_loss is not None:
             self.losses[commit.commit] = (commit.commit, commit.run_step, commit.run_tokens, record.median_loss)
             self.losses = {n: self.losses[n] for n in thinned(list(self.losses))}
@@ -78,7 +81,7 @@ class CommitLog:
 
     def is_forgotten(self, commit: int) -> bool:
         """Whether the store may not have all commits any more that follow it."""
-        return commit <= self.last - persisted.KEPT_COMMITS
+        return commit <= self._highest - persisted.KEPT_COMMITS
 
     @property
     def next(self) -> int:

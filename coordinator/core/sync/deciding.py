@@ -198,7 +198,7 @@ def _propose(run: Run, sync: Sync, contributors: list[Site], why: str, late: fro
 
 def _odd_ones(run: Run, sync: Sync, sites: list[Site]) -> d.Refuse | None:
     """A commit has one learning rate. None: they agree."""
-    odd = weighing.odd_rates(sync, [s.site_id for s in sites])
+    odd = weighing.odd_rates(run, sync, [s.site_id for s in sites])
     return d.Refuse(sites=tuple((run.members.known(i), text) for i, text in odd.items())) if odd else None
 
 

@@ -59,19 +59,26 @@ def weigh(run: Run, sync: Sync, attempt: Attempt) -> WeightsRecord:
     )
 
 
-def odd_rates(sync: Sync, site_ids: Sequence[int]) -> dict[int, str]:
-    """Of these ready sites, those whose optimizers have other rates than most, and what is wrong. Where as many have
-    one as another, the rates of the lowest id count."""
+def odd_rates(run: Run, sync: Sync, site_ids: Sequence[int]) -> dict[int, str]:
+    """Of these ready sites, those whose optimizers have other rates than most of those that were in the last commit,
+    and what is wrong: a site that has been started again is no witness. Where as many have one as another all sites
+    are counted, then the lowest id counts."""
     by_rates: dict[tuple[float, ...], list[int]] = {}
     for site_id in sorted(site_ids):
         by_rates.setdefault(sync.ready[site_id].rates, []).append(site_id)
     if len(by_rates) < 2:
         return {}
-    usual, sites = max(by_rates.items(), key=lambda item: len(item[1]))  # of equal ones the first
+    last = run.log.record(run.log.last)
+    known = {(c.site_id, c.incarnation) for c in last.commit.contributors} if last is not None else set()
+
+    def votes(item: tuple[tuple[float, ...], list[int]]) -> tuple[int, int]:
+        return sum(run.members.known(i).start in known for i in item[1]), len(item[1])
+
+    usual, sites = max(by_rates.items(), key=votes)  # of equal ones the first
     others = ", ".join(map(str, sites))
     return {
         i: f"its optimizer has the rates {list(rates)}, those of site {others} are {list(usual)} (learning rate and "
-        "weight decay of each parameter group): use the same script and scheduler"
+        "weight decay of each parameter group): use the same script, and set them from site.inner_step"
         for rates, odd in by_rates.items()
         if rates != usual
         for i in odd

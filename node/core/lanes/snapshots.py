@@ -14,6 +14,7 @@ from atoll.node.core.lanes.local_copy import LocalCopy
 from atoll.protocol.errors import ConfigError
 from atoll.protocol.messages import Commit, Open
 from atoll.protocol.ranges import union
+from atoll.protocol.settings import LEASED_STEPS
 
 TRANSITIONS = {
     (SnapshotPhase.FREE, SnapshotStep.WRITE): SnapshotPhase.WRITING,
@@ -133,9 +134,15 @@ def settle(ctx: Context, lane: Lane, outer: Outer) -> bool:
     return snapshot.committed_in is None
 
 
-def drop_late(ctx: Context) -> None:
-    """With gradient exchange: a gradient that no commit holds, or that is being computed while one is applied, is of
-    values that are gone. It counts no longer, and its samples are drawn again."""
+def holds_nothing(ctx: Context) -> bool:
+    """Whether a snapshot is sealed that has no tokens: where the nodes do the steps it is no gradient."""
+    return any(lane.snapshot.is_sealed and not lane.snapshot.tokens for lane in ctx.site.lanes)
+
+
+def drop_late(ctx: Context, *, is_empty: bool) -> None:
+    """Where the nodes do the steps: a gradient that no commit holds, or that is being computed while one is applied, is
+    of values that are gone. It counts no longer, and its samples are drawn again, unless they held no tokens
+    (`is_empty`): else the site would draw them for ever. The next commit that holds the site lists those."""
     site = ctx.site
     late = [copy for copy in site.workers.copies if copy.contributed is None]
     if not ctx.settings.sync.steps_at_nodes or not late:
@@ -145,7 +152,8 @@ def drop_late(ctx: Context) -> None:
             free(lane)
     for copy in late:
         copy.discard()
-    leases.discarded(ctx)
+    if not is_empty:
+        leases.discarded(ctx)
 
 
 def release_empty(ctx: Context, lane: Lane) -> bool:
@@ -158,8 +166,8 @@ def release_empty(ctx: Context, lane: Lane) -> bool:
     if snapshot.generation == site.workers.generation:
         site.workers.count_from(snapshot.step)
     site.num_empty_in_a_row += 1
-    if site.num_empty_in_a_row < MAX_EMPTY_IN_A_ROW:
-        drop_late(ctx)
+    most = LEASED_STEPS if ctx.settings.sync.steps_at_nodes else MAX_EMPTY_IN_A_ROW
+    if site.num_empty_in_a_row < most:
         return True
     text = (
         f"{site.num_empty_in_a_row} windows in a row had no tokens, and the run has too few sites without this one: "

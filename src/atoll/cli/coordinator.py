@@ -89,9 +89,11 @@ def as_before(settings: RunSettings, saved: SavedManifest, path: Path) -> RunSet
     """With the outer optimizer of the run that is resumed, whose slots are saved: `auto` chooses no other one. Raises
     ConfigError if the saved model does not say it."""
     from atoll.protocol.outer import resolved
-    from atoll.protocol.outer_settings import OuterSettings
+    from atoll.protocol.outer_settings import FOR_GRADIENTS, OuterSettings
     from atoll.protocol.settings import read_settings
 
+    if settings.sync.steps_at_nodes:
+        return resolved(settings)  # with other slots than are saved the sites refuse it
     if not saved.slots:
         return resolved(settings, OuterSettings(optimizer="sgd"))
     try:
@@ -100,4 +102,9 @@ def as_before(settings: RunSettings, saved: SavedManifest, path: Path) -> RunSet
         raise ConfigError(
             f"{path} does not say which outer optimizer its run had ({error}): say outer.optimizer in the run's file"
         ) from None
+    if before.outer.optimizer in FOR_GRADIENTS:
+        raise ConfigError(
+            f"the run that saved {path} had outer.optimizer = {before.outer.optimizer}, which is for gradients: say "
+            "outer.optimizer in the run's file"
+        )
     return resolved(settings, before.outer)

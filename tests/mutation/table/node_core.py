@@ -545,7 +545,7 @@ MUTATIONS = (
         name="a site without tokens goes on for ever",
         rule="several windows in a row without tokens end a site that is needed, by name",
         where="node.core.lanes.snapshots:release_empty",
-        old="    if site.num_empty_in_a_row < MAX_EMPTY_IN_A_ROW:\n",
+        old="    if site.num_empty_in_a_row < most:\n",
         new="    if True:\n",
         tests=("tests/golden/test_site_stories.py",),
     ),

@@ -313,3 +313,9 @@ def test_a_commit_that_the_store_keeps_no_longer_is_refused(monkeypatch: pytest.
     story.rebuilt("a", "s3")
     assert story.answers[request] == ""
     assert story.view.last_commit == 3
+    for start in ("this", "the next"):
+        on_new_branch(story, "a", 3)
+        request = story.ask_to_go_back(2)
+        assert "it is older than those that the store keeps" in story.answers[request], f"{start} start knows"
+        story.restart()
+        story.join("a", state=(3, "s3"), branch=1)

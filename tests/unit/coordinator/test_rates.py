@@ -57,6 +57,22 @@ def test_most_sites_are_right_and_the_others_are_refused_with_both_values() -> N
     assert story.last("b", m.Commit).rates == RATES
 
 
+def test_a_site_that_was_started_again_is_no_witness_against_those_of_the_last_commit() -> None:
+    story = story_of("a", "b")
+    ready(story, {"a": RATES, "b": RATES})
+    for name in "ab":
+        story.done(name, "s0")
+    for name in "ab":
+        story.applied(name, 1, "s1")
+    story.connect("a", incarnation=2, state=(1, "s1"))
+    story.offer("a")
+    story.applied("a", 1, "s1")
+    ready(story, {"a": OTHERS, "b": RATES})
+    story.wait(5.0)
+    assert story.last("a", m.Refused).kind is m.RefusedKind.INVALID
+    assert not story.num("b", m.Refused)
+
+
 def test_of_as_many_the_lowest_id_counts() -> None:
     story = story_of("a", "b")
     ready(story, {"b": OTHERS, "a": RATES})

@@ -56,6 +56,30 @@ def test_a_sealed_gradient_that_no_commit_holds_is_dropped() -> None:
     assert listed(drive) == spans((0, ROUND))
 
 
+def test_an_empty_batch_is_not_drawn_again_and_again() -> None:
+    """All its labels are masked: no commit ever holds it alone."""
+    drive = loading()
+    lease(drive, (0, 400))
+    seal(drive, 10, ROUND, tokens=0)
+    commit_it(drive, 1, 1, contributors=(2, 3))
+    answer = take(drive, 1, 10, 1)
+    assert (answer.mode, answer.data_epoch) == (MergeMode.REPLACE, 0)
+    seal(drive, answer.next_step, 2 * ROUND)
+    assert listed(drive) == spans((0, 2 * ROUND)), "the next gradient lists its samples too"
+
+
+def test_many_empty_batches_do_not_end_a_site_that_the_run_needs() -> None:
+    drive = loading()
+    lease(drive, (0, 4000))
+    for number in range(1, 20):
+        seal(drive, 10 * number, number * ROUND, tokens=0)
+        assert listed(drive) == spans((0, number * ROUND))
+        following = replace(opened(number + 1, 0), run_step=0)
+        drive.receive(m.Abandoned(sync=number, reason="nobody has tokens", next=following, without_tokens=True))
+        drive.ask(10 * number, 1)
+        assert drive.answer().next_step == 10 * (number + 1)
+
+
 def test_a_gradient_that_is_being_computed_is_dropped() -> None:
     drive = loading()
     lease(drive, (0, 400))

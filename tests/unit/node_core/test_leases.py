@@ -51,13 +51,13 @@ def drawn(drive: Driver) -> tuple[m.DataRange, ...]:
     return next((o.ranges for o in drive.out if isinstance(o, out.AnswerDraw)), ())
 
 
-def seal(drive: Driver, step: int, used: int) -> None:
+def seal(drive: Driver, step: int, used: int, tokens: int = 100) -> None:
     drive.ask(step)
     assert drive.answer().kind is AnswerKind.SNAPSHOT
     report = e.SnapshotSealed(
         generation=drive.generation,
         step=step,
-        tokens=100,
+        tokens=tokens,
         num_steps=10,
         mean_loss=1.0,
         train_s=1.0,

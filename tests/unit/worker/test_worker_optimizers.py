@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 from torch import nn
 
 import atoll
-from atoll.node.worker.optimizers import NodeOptimizer, check
+from atoll.node.worker.optimizers import NodeOptimizer, check, rated_groups
 from atoll.node.worker.tensors import find_tensors
 from atoll.protocol.errors import ConfigError
 from atoll.protocol.outer_settings import OuterSettings
@@ -125,6 +126,73 @@ def test_the_rates_are_those_of_the_step_and_not_of_a_scheduler_that_goes_on_aft
     optimizer.step()
     scheduler.step()
     assert optimizer.rates == pytest.approx((0.5, 0, 0.5, 0.1, 0.5, 0.2, 0.5, 0.3))
+
+
+def test_a_second_step_before_the_first_is_handed_in_is_refused_and_a_late_gradient_is_gone() -> None:
+    model = a_model()
+    optimizer = under_a_node(atoll.AdamW(model.parameters()))
+    backward(model)
+    optimizer.step()
+    backward(model)
+    with pytest.raises(ConfigError, match=r"two steps before one site\.step"):
+        optimizer.step()
+    optimizer.at_commit(8)
+    assert not optimizer.has_gradients
+    optimizer.step()
+    assert optimizer.has_gradients
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda p: atoll.AdamW([{"params": p, "betas": (0.8, 0.9)}]), "betas = .* in parameter group 0"),
+        (lambda p: atoll.SGD([{"params": p, "momentum": 0.9}], lr=0.1), "momentum = 0.9 in parameter group 0"),
+        (lambda p: atoll.SGD([{"params": p, "weight_decay": 0.1}], lr=0.1), "weight_decay = 0.1 in parameter group 0"),
+    ],
+)
+def test_what_the_nodes_do_not_know_of_a_group_is_refused(make: Make, words: str) -> None:
+    model = a_model()
+    optimizer = make(list(model.parameters()))
+    assert isinstance(optimizer, NodeOptimizer)
+    outer = ADAMW if isinstance(optimizer, atoll.AdamW) else OuterSettings(optimizer="sgd")
+    with pytest.raises(ConfigError, match=words):
+        check([optimizer], "gradient", outer)
+    backward(model)
+    with pytest.raises(ConfigError, match=words):
+        optimizer.step()
+
+
+def test_a_copy_of_an_optimizer_steps_too() -> None:
+    model, optimizer = copy.deepcopy((model := a_model(), atoll.AdamW(model.parameters())))
+    backward(model)
+    optimizer.step()
+
+
+def test_only_groups_with_trained_parameters_have_rates() -> None:
+    model = a_model()
+    dict(model.named_parameters())["0.bias"].requires_grad = False
+    matrices = [p for p in model.parameters() if p.dim() > 1]
+    vectors = [p for p in model.parameters() if p.dim() < 2]
+    groups = [{"params": []}, {"params": [vectors[0]]}, {"params": matrices}, {"params": vectors[1:]}, {"params": []}]
+    optimizer = atoll.AdamW(groups)
+    tensors = find_tensors([model], [optimizer]).manifest
+    assert {spec.name: spec.group for spec in tensors.tensors} == {
+        "0.weight": 0, "2.weight": 0, "2.bias": 1, "0.bias": 0
+    }  # fmt: skip
+    assert [number for _, number in rated_groups([optimizer])] == [2, 3]
+    assert tensors.num_groups == 2
+
+
+def test_two_parameters_on_one_memory_are_refused() -> None:
+    model = nn.ModuleDict({"a": nn.Linear(2, 2, bias=False), "b": nn.Linear(2, 2, bias=False)})
+    one, other = model["a"], model["b"]
+    assert isinstance(one, nn.Linear)
+    assert isinstance(other, nn.Linear)
+    other.weight = nn.Parameter(one.weight.data)
+    with pytest.raises(ConfigError, match=r"'a\.weight' has the memory of another parameter"):
+        find_tensors([model], [atoll.AdamW([other.weight])])
+    other.weight = one.weight
+    assert len(find_tensors([model], [atoll.AdamW([other.weight])]).manifest.tensors) == 1
 
 
 def test_a_sparse_gradient_is_refused() -> None:
