@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from atoll.coordinator import admin
 from atoll.protocol.settings import SyncSettings
 from tests.harness.local_run import LocalRun
 from tests.process.test_runs import LIMIT_S, SETTINGS, SLOW, WORKER, committed
@@ -38,7 +39,7 @@ def test_each_commit_leaves_an_error_and_all_sites_hold_the_same_bits(tmp_path: 
 def test_a_site_that_was_killed_comes_back_without_an_error_and_the_others_keep_theirs(
     tmp_path: Path, sync: SyncSettings
 ) -> None:
-    settings = replace(SETTINGS, steps=150, quorum=2, sync=sync)
+    settings = replace(SETTINGS, steps=5000, quorum=2, sync=sync)
     with LocalRun(tmp_path, settings) as run:
         run.start_coordinator()
         for name in "abc":
@@ -48,6 +49,8 @@ def test_a_site_that_was_killed_comes_back_without_an_error_and_the_others_keep_
         at_death = run.status()["last_commit"]
         run.wait(committed(at_death + 3), LIMIT_S)
         run.start_node("c", SLOW)
+        run.wait(lambda status: "c" in status["commits"][-1]["contributors"], LIMIT_S, "c is back")
+        admin.ask(run.toml.with_name("run.db"), "stop", reason="the test is over")
         assert run.wait_all(LIMIT_S) == {"a": 0, "b": 0, "c": 0}
         last = run.status()["last_commit"]
         assert len(set(run.hashes(last).values())) == 1

@@ -81,5 +81,11 @@ def test_auto_takes_the_outer_optimizer_of_the_run_that_is_resumed(tmp_path: Pat
     saved.write_text(json.dumps(table))
     with pytest.raises(ConfigError, match="does not say which outer optimizer its run had"):
         ask(tmp_path, run, saved)
+    nodes = f'{run}\n[sync]\nstrategy = "gradient"\nevery = 1'
+    assert ask(tmp_path, nodes, saved)[0].outer == OuterSettings(optimizer="adamw", momentum=0.9)
+    adamw = {"settings": json.loads(settings_to_json(ask(tmp_path, nodes, saved)[0]))}
+    saved.write_text(json.dumps(table | {"slots": ["momentum", "variance"]} | adamw))
+    with pytest.raises(ConfigError, match=r"outer\.optimizer = adamw, which is for gradients: say outer\.optimizer"):
+        ask(tmp_path, run, saved)
     explicit = f'{run}\n[outer]\noptimizer = "nesterov"\nmomentum = 0.2'
     assert ask(tmp_path, explicit, saved)[0].outer == OuterSettings(momentum=0.2)
