@@ -159,7 +159,7 @@ class DiskJobs:
         started = loop.time()
         state_hash = await self.present.apply(commit)
         self._shell.observer.apply_s = loop.time() - started
-        often = self.present.settings.sync.steps_at_nodes and started < self._said_at + SAY_EVERY_S
+        often = self._core.settings.sync.steps_at_nodes and started < self._said_at + SAY_EVERY_S
         if not often:
             self._said_at = started
         level, words = logging.DEBUG if often else logging.INFO, self._shell.observer.last_sync()

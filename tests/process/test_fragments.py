@@ -17,6 +17,8 @@ EVERY, NUM_CYCLES = 12, 3
 WINDOW, NUM_SYNCS = EVERY // 2, 2 * NUM_CYCLES
 FRAGMENTS = [slice(0, 64), slice(64, 72)]
 """Of the values: the first layer and the second one."""
+STEP_S = "0.1"
+"""In a window shorter than an exchange takes the last two commits would be taken in one step, and one not be seen."""
 
 pytestmark = pytest.mark.timeout(240)
 

@@ -279,6 +279,7 @@ class Checks:
             asked.sealed_snapshots(),
             asked.generation,
             is_in_a_commit=self._is_in_a_commit,
+            discards=self._settings.sync.strategy == "diloco" and asked.discards_local(),
             epoch=asked.data_epoch(),
         )
         return listed

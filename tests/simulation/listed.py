@@ -31,10 +31,11 @@ class Listed:
         generation: int,
         *,
         is_in_a_commit: Callable[[Sealed], bool],
+        discards: bool,
         epoch: int,
     ) -> None:
-        """At what the site holds between two events. Of a generation that is gone nothing is listed again, nor of an
-        epoch of its queue: their samples are drawn anew."""
+        """At what the site holds between two events. Of a generation that is gone nothing is listed again, nor of what
+        it discards, or of an epoch of its queue: their samples are drawn anew."""
         if generation != self._generation:
             self._generation, self._given_up, self._due = generation, (), ()
         for fragment, sealed in list(self.in_flight.items()):
@@ -43,7 +44,7 @@ class Listed:
             del self.in_flight[fragment]
             if sealed.generation == generation and not is_in_a_commit(sealed):
                 self._given_up += sealed.steps
-        if epoch != self._epoch:
+        if discards or epoch != self._epoch:
             self._epoch, self._given_up, self._due = epoch, (), ()
 
     def write(self) -> None:
