@@ -39,7 +39,7 @@ def test_each_commit_takes_its_fragment_and_leaves_the_other(tmp_path: Path, ove
     with LocalRun(tmp_path, settings) as run:
         run.start_coordinator()
         for name in "ab":
-            worker = [str(SCRIPT), str(tmp_path / f"{name}.jsonl"), "--layers", "2", "--step-delay-s", "0.02"]
+            worker = [str(SCRIPT), str(tmp_path / f"{name}.jsonl"), "--layers", "2", "--step-delay-s", STEP_S]
             run.start_node(name, worker, launcher="python")
         assert run.wait_all(LIMIT_S) == {"a": 0, "b": 0}
         for number in range(1, NUM_SYNCS + 1):
