@@ -198,14 +198,14 @@ def test_a_loss_that_is_not_finite_ends_the_site_and_not_the_run(tmp_path: Path)
 
 def test_a_loss_that_is_not_finite_right_after_a_commit_does_not_end_the_site(tmp_path: Path) -> None:
     """It begins anew, and is in the run at its end. It alone says so, and the run does not go back."""
-    with LocalRun(tmp_path, SETTINGS) as run:
+    with LocalRun(tmp_path, replace(SETTINGS, steps=300)) as run:
         run.start_coordinator()
         run.start_node("a", SLOW)
         run.start_node("b", SLOW)
         odd = run.start_node("c", [*SLOW, "--nan-loss-at", "15"])
         assert run.wait_all(LIMIT_S) == {"a": 0, "b": 0, "c": 0}
         assert any("workers end after a commit that may be bad" in line for line in odd.lines), odd.lines
-        assert_equal_at_the_end(run, ["a", "b", "c"])
+        assert_equal_at_the_end(run, ["a", "b", "c"], commit=30)
 
 
 def test_parameters_that_are_not_finite_are_refused_by_name(tmp_path: Path) -> None:
