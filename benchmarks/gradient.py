@@ -2,8 +2,8 @@
 the same links.
 
 On loopback, and as root between network namespaces with limited links. The model is linear layers with a small batch,
-so that a step is its exchange. Prints steps/s and what a site's interface sends in a step. With `--layers 1 --width 16`
-it is the fixed cost of a step.
+so that a step is its exchange. Prints steps/s, and what a site's interface sends in the whole run, over its steps: the
+state that the second site fetches at the start is in it. With `--layers 1 --width 16` it is the fixed cost of a step.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def main(argv: list[str]) -> int:
 class Measured(NamedTuple):
     step_s: float
     sent_bytes: float
-    """Of a site in a step, through its interface; 0 on loopback."""
+    """Through a site's interface from the start on, over all steps; 0 on loopback."""
 
 
 def _print_row(link: str, name: str, measured: Measured, base: Measured | None) -> Measured:

@@ -45,7 +45,7 @@ def check_outer(outer: OuterSettings, strategy: str) -> None:
             'or "sgd"'
         )
     scheduled = (outer.warmup, outer.decay, outer.momentum_warmup, outer.momentum_decay)
-    if strategy == "momentum" and outer.optimizer not in ("auto", "adamw"):
+    if strategy == "momentum" and outer.optimizer not in (AUTO, "adamw"):
         raise ConfigError(
             f'outer.optimizer = "{outer.optimizer}" with sync.strategy = "momentum" (1-bit Adam): choose "adamw"'
         )
@@ -54,7 +54,7 @@ def check_outer(outer: OuterSettings, strategy: str) -> None:
             f"outer.learning_rate = {outer.learning_rate} or a schedule of the outer step with sync.strategy = "
             f'"{strategy}": the learning rate is the one that the training script gives its optimizer; leave them out'
         )
-    if outer.optimizer == "auto" and (outer.learning_rate, outer.momentum) != (1.0, 0.0):
+    if outer.optimizer == AUTO and (outer.learning_rate, outer.momentum) != (1.0, 0.0):
         raise ConfigError(
             f'outer.learning_rate = {outer.learning_rate}, outer.momentum = {outer.momentum}: outer.optimizer = "auto" '
             'chooses them itself; leave them out, or choose "nesterov" or "sgd"'

@@ -63,12 +63,6 @@ PRESETS = {
         sync={"strategy": "gradient", "every": 1, "codec": "bf16", "log_commits": 256},
         outer=_ADAMW,
     ),
-    "demo": Preset(
-        what="one value of 128 of a cosine transform at every step, 1 bit each, and signSGD at the nodes",
-        source="arXiv 2411.19870",
-        sync={"strategy": "gradient", "every": 1, "codec": "dct1", "error_feedback": 0.999, "log_commits": 256},
-        outer={"optimizer": "signsgd"},
-    ),
     "onebit-adam": Preset(
         what="the same for 100 steps, then momenta in 1 bit up and 4 bits down, and a variance that stays",
         source="arXiv 2102.02888",
@@ -77,6 +71,12 @@ PRESETS = {
             "error_feedback": 1.0, "log_commits": 256,
         },
         outer=_ADAMW,
+    ),
+    "demo": Preset(
+        what="one value of 128 of a cosine transform at every step, 1 bit each, and signSGD at the nodes",
+        source="arXiv 2411.19870",
+        sync={"strategy": "gradient", "every": 1, "codec": "dct1", "error_feedback": 0.999, "log_commits": 256},
+        outer={"optimizer": "signsgd"},
     ),
 }  # fmt: skip
 

@@ -42,7 +42,7 @@ def recomputed(
     role: Role,
     dtype: str,
     num_elements: int,
-    settings: OuterStep,
+    step: OuterStep,
     record: bytes,
     payload: bytes,
     tokens: Sequence[int] = (),
@@ -52,32 +52,32 @@ def recomputed(
 
     Raises InvalidMessage if they are not of such a chunk.
     """
-    if len(record) != record_bytes(role, dtype, num_elements, settings):
+    if len(record) != record_bytes(role, dtype, num_elements, step):
         raise InvalidMessage(f"a record of {len(record)} bytes, which is no such chunk's")
     carried = dtype if role is Role.BUFFER_LOWEST else "F32"
     codec = payload_codec(role, payload)
     if codec == BUNDLE:
-        return _moved(record, bundles.plain(payload, num_elements, tokens), settings)
+        return _moved(record, bundles.plain(payload, num_elements, tokens), step)
     header = parse_header(payload, codec=codec, num_elements=num_elements, dtype=carried)
     if codec == UNCHANGED:
         return record
     body, plain = _body(payload, header), TABLE[codec].plain
     if role is not Role.TRAINABLE or plain is None:
         return body
-    return _moved(record, plain(body, num_elements), settings)
+    return _moved(record, plain(body, num_elements), step)
 
 
-def _moved(record: bytes, average: array[float], settings: OuterStep) -> bytes:
+def _moved(record: bytes, average: array[float], step: OuterStep) -> bytes:
     values = floats(record[: 4 * len(average)])
-    rate = array("f", [settings.learning_rate])[0]
-    if settings.optimizer == "sgd":
+    rate = array("f", [step.learning_rate])[0]
+    if step.optimizer == "sgd":
         return to_bytes(_sgd(values, average, rate))
-    if settings.optimizer == "signsgd":
-        return to_bytes(_signsgd(values, average, rate, array("f", [settings.weight_decay])[0]))
+    if step.optimizer == "signsgd":
+        return to_bytes(_signsgd(values, average, rate, array("f", [step.weight_decay])[0]))
     momentum = floats(record[4 * len(values) : 8 * len(values)])
-    if settings.optimizer == "nesterov":
-        return _nesterov(values, momentum, average, rate, array("f", [settings.momentum])[0])
-    return _adamw(values, momentum, floats(record[8 * len(values) :]), average, settings)
+    if step.optimizer == "nesterov":
+        return _nesterov(values, momentum, average, rate, array("f", [step.momentum])[0])
+    return _adamw(values, momentum, floats(record[8 * len(values) :]), average, step)
 
 
 def _sgd(values: array[float], average: array[float], rate: float) -> array[float]:

@@ -121,7 +121,7 @@ def spec_of(settings: SyncSettings, base_commit: int, fragment: int) -> Spec:
 
 def specs_of(settings: SyncSettings) -> tuple[Spec, ...]:
     """All that syncs of the run may have."""
-    return tuple({spec_of(settings, base, 0) for base in (0, settings.warmup_commits)})
+    return tuple(dict.fromkeys(spec_of(settings, base, 0) for base in (0, settings.warmup_commits)))
 
 
 def most_bundled(codec: str) -> int:

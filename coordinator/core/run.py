@@ -253,8 +253,8 @@ class Run:
         self.put_out(e.Report(level, text))
 
     def report_sync(self, text: str, *, is_seldom: bool = False) -> None:
-        """What an ordinary sync comes to. Where sites exchange at every step most are for debugging: a line a second is
-        for a person, and what happens once in a run (`is_seldom`)."""
+        """What an ordinary sync comes to. Where sites exchange at every step a person is told one line a second; a line
+        that comes once in a run (`is_seldom`) is always told."""
         often = self.settings.sync.steps_at_nodes and self.now < self._said_at + SAY_EVERY_S and not is_seldom
         if not often:
             self._said_at = self.now

@@ -150,8 +150,8 @@ def advance(ctx: Context) -> None:
 
 
 def _ask(ctx: Context) -> None:
-    """Two times H steps and the overrun beyond what was used at the last boundary: enough to reach the next one and the
-    overrun when the coordinator is away, even if it goes before it has answered."""
+    """Two times the steps that a site leases for (H) and the overrun beyond what was used at the last boundary: enough
+    to reach the next one and the overrun when the coordinator is away, even if it goes before it has answered."""
     site, data, settings = ctx.site, ctx.site.data, ctx.settings
     if data.announced is None or data.asked is not None or site.disk.final or (site.leaving and not data.draws):
         return

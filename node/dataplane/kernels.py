@@ -61,8 +61,8 @@ def adamw(  # noqa: PLR0917
 def onebit_adam(  # noqa: PLR0917
     values: Any, variance: Any, average: Any, numbers: Any, out_values: Any, out_m: Any, out_v: Any
 ) -> None:
-    """The same with the average of momenta, and a variance that stays. Where a codec gives all of a block one size, an
-    element whose gradients are far smaller would leap: none moves by more than the learning rate."""
+    """`numbers` as for adamw; `average` is of momenta, and the variance stays. Where a codec gives all elements of a
+    block one size, an element with far smaller gradients would leap: none moves by more than the learning rate."""
     rate, decay, bias1, bias2, epsilon = numbers[0], numbers[1], numbers[6], numbers[7], numbers[8]
     for i in range(out_values.size):
         step = (average[i] / bias1) / (np.sqrt(variance[i] / bias2) + epsilon)

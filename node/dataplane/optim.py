@@ -4,12 +4,11 @@
     nesterov   m = mu*m + d;  x = x - lr*(d + mu*m)
     signsgd    x = x - lr*(sign(d) + wd*x)
     adamw      m = b1*m + (1-b1)*d;  v = b2*v + (1-b2)*(d*d);  x = x - lr*((m/c1)/(sqrt(v/c2) + eps) + wd*x)
-
     1-bit Adam m = d;  x = x - lr*(clamp((m/c1)/(sqrt(v/c2) + eps)) + wd*x)
 
 with d the average pseudo-gradient (DiLoCo, arXiv 2311.08105, section 3), gradient (signSGD, arXiv 1802.04434; AdamW,
-arXiv 1711.05101, algorithm 2) or momentum (1-bit Adam, arXiv 2102.02888, algorithm 1, with v of the warm-up); c1 is
-1 - b1^t and c2 is 1 - b2^t at step t of the run, and clamp is to [-1, 1]. Vectors in docs/protocol.md, "Outer update".
+arXiv 1711.05101, algorithm 2) or momentum (1-bit Adam, arXiv 2102.02888, algorithm 1, with v of the warm-up); c1 is 1 -
+b1^t and c2 is 1 - b2^t at step t of the run, and clamp is to [-1, 1]. Vectors in docs/protocol.md, "Outer update".
 """
 
 from __future__ import annotations

@@ -129,7 +129,7 @@ def test_every_chunk_comes_out_with_the_bits_of_the_sites(
             role=chunk.role,
             dtype=dtype,
             num_elements=chunk.num_elements,
-            settings=step_of(settings),
+            step=step_of(settings),
             record=record,
             payload=payload,
             tokens=TOKENS[:number],

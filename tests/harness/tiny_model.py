@@ -87,7 +87,7 @@ class TinyModel:
                 role=chunk.role,
                 dtype=tensors[chunk.tensor].dtype,
                 num_elements=chunk.num_elements,
-                settings=outer_at(self._settings, done, tensors[chunk.tensor].group),
+                step=outer_at(self._settings, done, tensors[chunk.tensor].group),
                 record=record,
                 payload=payloads[chunk.index],
                 tokens=self._tokens.get(commit, (1,)),

@@ -39,7 +39,7 @@ def request(run: Run, site: Site, message: m.LeaseRequest) -> None:
 
 
 def most_wanted(settings: RunSettings) -> int:
-    """Positions that one site may lease: of three times H steps and the overrun, as nodes ask, and one more."""
+    """Positions that one site may lease: of three times the steps that it leases for, the overrun, and one more."""
     num_steps = 4 * settings.sync.leased_steps + settings.most_overrun_steps
     return min(MAX_WANTED, num_steps * MAX_SAMPLES_A_STEP)
 

@@ -188,7 +188,7 @@ def recompute(asked: Recompute) -> Recomputed:
             role=asked.role,
             dtype=asked.dtype,
             num_elements=asked.num_elements,
-            settings=asked.outer,
+            step=asked.outer,
             record=bytes(asked.record),
             payload=bytes(asked.payload),
             tokens=asked.tokens,

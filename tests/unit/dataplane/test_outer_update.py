@@ -156,6 +156,15 @@ def test_the_vectors_of_the_page_are_what_the_optimizers_compute() -> None:
         update_of(1, an_optimizer(settings)).apply(x, [m], d, out_x, [out_m])
         assert out_x.tobytes().hex() == vector["nesterov_x"]
         assert out_m.tobytes().hex() == vector["nesterov_m"]
+        adamw, out_v, variance = OuterSettings(optimizer="adamw", momentum=mu), np.empty_like(m), np.abs(m)
+        update_of(1, an_optimizer(adamw)).apply(x, [m, variance], d, out_x, [out_m, out_v])
+        for name, out in (("adamw_m", out_m), ("adamw_v", out_v), ("adamw_x", out_x)):
+            assert out.tobytes().hex() == vector[name]
+        one_bit = an_optimizer(adamw, strategy="momentum", warmup_commits=1)
+        update_of(2, one_bit).apply(x, [m, variance], d, out_x, [out_m, out_v])
+        assert (out_x.tobytes().hex(), out_m.tobytes()) == (vector["onebit_x"], d.tobytes())
+        update_of(1, an_optimizer(OuterSettings(optimizer="signsgd"))).apply(x, [], d, out_x, [])
+        assert out_x.tobytes().hex() == vector["signsgd_x"]
 
 
 @given(sizes, seeds, exponents)

@@ -51,7 +51,7 @@ def test_a_trained_chunk_comes_out_as_at_the_sites(
         role=Role.TRAINABLE,
         dtype="F32",
         num_elements=NUM_ELEMENTS,
-        settings=step_of(settings),
+        step=step_of(settings),
         record=b"".join(row.tobytes() for row in rows),
         payload=payload,
     )
@@ -69,7 +69,7 @@ def test_a_step_of_1_bit_adam_comes_out_as_at_the_sites(commit: int) -> None:
         role=Role.TRAINABLE,
         dtype="F32",
         num_elements=999,
-        settings=update.of_group(0),
+        step=update.of_group(0),
         record=b"".join(row.tobytes() for row in rows),
         payload=kernels.encode("fp32", average),
     )
@@ -106,7 +106,7 @@ def test_every_role_comes_out_as_in_the_outer_state(tmp_path, is_unchanged: bool
             role=chunk.role,
             dtype=spec.dtype,
             num_elements=9,
-            settings=step_of(NESTEROV),
+            step=step_of(NESTEROV),
             record=record,
             payload=payload,
         )
@@ -125,7 +125,7 @@ def test_what_is_of_another_chunk_is_refused() -> None:
                 role=Role.TRAINABLE,
                 dtype="F32",
                 num_elements=9,
-                settings=step_of(NESTEROV),
+                step=step_of(NESTEROV),
                 record=record,
                 payload=data,
             )
