@@ -4,7 +4,7 @@ over the sites at every step, or one site alone."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -23,6 +23,24 @@ Progress = Callable[[str, int], None]  # what is running, steps done
 class Comparison:
     bits_per_byte_before: float
     bits_per_byte_after: float
+    curve: tuple[tuple[int, float], ...] = ()
+    """Steps done, and the held-out bits per byte at them: as often as was asked for."""
+
+
+@dataclass(slots=True)
+class Curve:
+    """Evaluates a model at the first step after every so many; never, with 0."""
+
+    model: Transformer
+    corpus: Corpus
+    sequence: int
+    every: int
+    points: list[tuple[int, float]] = field(default_factory=list)
+
+    def at(self, step: int) -> None:
+        last = self.points[-1][0] if self.points else 0
+        if self.every and step // self.every > last // self.every:
+            self.points.append((step, held_out_bits_per_byte(self.model, self.corpus, self.sequence)))
 
 
 class Samples:
@@ -64,15 +82,17 @@ def ignore(name: str, steps: int) -> None:
 
 
 def train_data_parallel(
-    settings: RunSettings, corpus: Corpus, num_sites: int, progress: Progress = ignore
+    settings: RunSettings, corpus: Corpus, num_sites: int, progress: Progress = ignore, curve_every: int = 0
 ) -> Comparison:
     """All sites' samples, gradients averaged at every step; of one site, as many steps on its own samples."""
     name = "data parallel" if num_sites > 1 else "one site alone"
     trainee = Trainee(settings, settings.steps)
     before = held_out_bits_per_byte(trainee.model, corpus, settings.trainer.sequence)
     samples = Samples(settings, corpus, num_sites)
+    curve = Curve(trainee.model, corpus, settings.trainer.sequence, curve_every)
     for index in range(settings.steps):
         trainee.step([samples.batch(site, index) for site in range(num_sites)])
         progress(name, index + 1)
+        curve.at(index + 1)
     after = held_out_bits_per_byte(trainee.model, corpus, settings.trainer.sequence)
-    return Comparison(before, after)
+    return Comparison(before, after, tuple(curve.points))

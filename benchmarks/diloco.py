@@ -109,6 +109,8 @@ def simulate_diloco(
     num_sites: int,
     progress: baselines.Progress = baselines.ignore,
     outer_of: Callable[[RunSettings, Mapping[str, Tensor]], Outer] = Outer,
+    *,
+    curve_every: int = 0,
 ) -> baselines.Comparison:
     """`num_sites` sites, each update taken as late as `settings.sync.overlap_steps` lets it; evaluates the outer
     parameters."""
@@ -123,8 +125,14 @@ def simulate_diloco(
             for index in range(trainee.step_index, until):
                 trainee.step([samples.batch(site, index)])
 
+    curve = baselines.Curve(model, corpus, settings.trainer.sequence, curve_every)
+
+    def taken(flight: Flight) -> None:
+        progress(name, flight.boundary)
+        curve.at(flight.boundary)
+
     outer = outer_of(settings, {name: p.detach() for name, p in model.named_parameters()})
     locals_ = [[p.detach() for p in trainee.model.parameters()] for trainee in trainees]
-    follow(outer, locals_, train, lambda flight: progress(name, flight.boundary))
+    follow(outer, locals_, train, taken)
     after = held_out_bits_per_byte(model, corpus, settings.trainer.sequence)
-    return baselines.Comparison(before, after)
+    return baselines.Comparison(before, after, tuple(curve.points))

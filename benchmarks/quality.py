@@ -2,16 +2,21 @@
 
 Codecs, averages and outer update are the product's kernels; error feedback is written out here; nothing is sent.
 Beside them data parallel and one site alone. Prints a Markdown table: held-out bits per byte, and bytes that a site
-sends up and gets back a step, beside data parallel in fp32. One thread a process; nothing here is timed.
+sends up and gets back a step, beside data parallel in fp32. One thread a process; nothing here is timed. With --out also each
+run's curve, and a plot of them (this needs the extra `plots`).
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
+import json
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -117,9 +122,21 @@ def settings_of(variant: str, seed: int, arguments: argparse.Namespace) -> RunSe
     )
 
 
-def run(variant: str, seed: int, arguments: argparse.Namespace) -> tuple[float, float]:
-    """Held-out bits per byte, and the bytes that a site moves a step and parameter."""
+@dataclass(frozen=True, slots=True)
+class Found:
+    variant: str
+    seed: int
+    bits_per_byte: float
+    """Held out, after the run."""
+    bytes_moved: float
+    """By a site, a step and parameter, up and down."""
+    curve: tuple[tuple[int, float], ...]
+    """Steps, and held-out bits per byte after them."""
+
+
+def run(variant: str, seed: int, arguments: argparse.Namespace) -> Found:
     torch.set_num_threads(1)
+    every = arguments.sync_every * 2 if arguments.out else 0
     corpus = data.load(data.list_files(arguments.data))
     if variant in VARIANTS:
         made: list[CodedOuter] = []
@@ -128,13 +145,36 @@ def run(variant: str, seed: int, arguments: argparse.Namespace) -> tuple[float, 
             made.append(CodedOuter(settings, named, arguments.hostile))
             return made[0]
 
-        found = simulate_diloco(settings_of(variant, seed, arguments), corpus, arguments.sites, outer_of=outer_of)
+        settings = settings_of(variant, seed, arguments)
+        found = simulate_diloco(settings, corpus, arguments.sites, outer_of=outer_of, curve_every=every)
         num = sum(p.numel() for p in made[0].values) * arguments.sites * arguments.steps
-        return found.bits_per_byte_after, (made[0].sent_bytes + made[0].received_bytes) / num
+        moved = (made[0].sent_bytes + made[0].received_bytes) / num
+        return Found(variant, seed, found.bits_per_byte_after, moved, found.curve)
     settings = settings_of("fp32", seed, arguments)
     num_sites = arguments.sites if variant == "data parallel" else 1
-    found = baselines.train_data_parallel(settings, corpus, num_sites)
-    return found.bits_per_byte_after, 8.0 if num_sites > 1 else 0.0
+    found = baselines.train_data_parallel(settings, corpus, num_sites, curve_every=every)
+    return Found(variant, seed, found.bits_per_byte_after, 8.0 if num_sites > 1 else 0.0, found.curve)
+
+
+def plot(found: Sequence[Found], to: Path) -> None:
+    """Mean of the seeds, by steps; beside it the result by bytes."""
+    import matplotlib.pyplot as plt
+
+    figure, (by_step, by_bytes) = plt.subplots(1, 2, figsize=(13, 5), layout="constrained")
+    for index, name in enumerate(dict.fromkeys(f.variant for f in found)):
+        of_it = [f for f in found if f.variant == name]
+        steps = [step for step, _ in of_it[0].curve]
+        means = [statistics.fmean(f.curve[i][1] for f in of_it) for i in range(len(steps))]
+        style = {"color": plt.get_cmap("tab20")(index % 20), "linestyle": "--" if name not in VARIANTS else "-"}
+        by_step.plot(steps, means, label=name, **style)
+        if of_it[0].bytes_moved:
+            bits, color = statistics.fmean(f.bits_per_byte for f in of_it), style["color"]
+            by_bytes.scatter([of_it[0].bytes_moved], [bits], color=color)
+            by_bytes.annotate(name, (of_it[0].bytes_moved, bits), fontsize=7, xytext=(4, 3), textcoords="offset points")
+    by_step.set(xlabel="steps", ylabel="held-out bits per byte", ylim=(None, 4.0))
+    by_bytes.set(xlabel="bytes that a site moves, a step and parameter", ylabel="after the run", xscale="log")
+    by_step.legend(fontsize=7)
+    figure.savefig(to, dpi=110)
 
 
 def main(argv: list[str]) -> int:
@@ -149,7 +189,10 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--only", nargs="*", default=[], metavar="NAME", help="variants with these names")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--data", nargs="*", default=[], metavar="PATH")
+    parser.add_argument("--out", type=Path, metavar="FOLDER", help="for quality.json and quality.png")
     arguments = parser.parse_args(argv)
+    if arguments.out and not importlib.util.find_spec("matplotlib"):
+        parser.error("--out draws curves with matplotlib: pip install -c constraints.txt -e '.[node,dev,plots]'")
     kernels.warm_up()
     outer_kernels.warm_up()
     names = [n for n in ("data parallel", "one site alone", *VARIANTS) if not arguments.only or n in arguments.only]
@@ -157,13 +200,19 @@ def main(argv: list[str]) -> int:
         jobs = {(n, seed): pool.submit(run, n, seed, arguments) for n in names for seed in arguments.seeds}
         print(f"| codec | {' | '.join(f'seed {seed}' for seed in arguments.seeds)} | mean | bytes |")
         print("| --- |" + " --- |" * (len(arguments.seeds) + 2))
+        every_run = list[Found]()
         for name in names:
             found = [jobs[name, seed].result() for seed in arguments.seeds]
             print(f"{name} is done", file=sys.stderr)
-            bits = [b for b, _ in found]
-            times = f"1/{8 / found[0][1]:.0f}" if found[0][1] else ""
+            every_run += found
+            bits = [f.bits_per_byte for f in found]
+            times = f"1/{8 / found[0].bytes_moved:.0f}" if found[0].bytes_moved else ""
             print(
                 f"| {name} | {' | '.join(f'{b:.3f}' for b in bits)} | {statistics.fmean(bits):.3f} | {times} |",
                 flush=True,
             )
+    if arguments.out:
+        arguments.out.mkdir(parents=True, exist_ok=True)
+        (arguments.out / "quality.json").write_text(json.dumps([asdict(f) for f in every_run], indent=1))
+        plot(every_run, arguments.out / "quality.png")
     return 0
