@@ -2,8 +2,8 @@
 
 Codecs, averages and outer update are the product's kernels; error feedback is written out here; nothing is sent.
 Beside them data parallel and one site alone. Prints a Markdown table: held-out bits per byte, and bytes that a site
-sends up and gets back a step, beside data parallel in fp32. One thread a process; nothing here is timed. With --out also each
-run's curve, and a plot of them (this needs the extra `plots`).
+sends up and gets back a step, beside data parallel in fp32. One thread a process; nothing here is timed. With --out
+also each run's curve, and a plot of them (this needs the extra `plots`).
 """
 
 from __future__ import annotations
