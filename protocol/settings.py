@@ -70,6 +70,9 @@ class SyncSettings:
     error_feedback: float = within(0, 1, 0.0)
     """beta: what the codec lost of a site's contribution, times beta, is added to its next one (arXiv 1901.09847); 0:
     it is lost. A site keeps 4 bytes a parameter for it."""
+    error_feedback_down: float = within(0, 1, 0.0)
+    """The same of the averages: what the codec lost of one, times beta, is added to the next one by the site that
+    averages it, as long as that is the same site (two-sided error feedback, arXiv 2102.02888)."""
     robust: str = one_of(ROBUST, "warn")
     """off, warn, clip or trim: what becomes of contributions with high norms, above `clip` times the median of all
     sites'. warn: a site that has them again and again is named. clip: they are made as small as that. trim: of each
@@ -311,6 +314,18 @@ def _check_sync(sync: SyncSettings) -> None:
             f"sync.error_feedback = {sync.error_feedback} with codec fp32, which loses nothing: choose 0, or another "
             "sync.codec or sync.up"
         )
+    if sync.error_feedback_down and sync.codec_down in ("fp32", BUNDLE):
+        what = "loses nothing" if sync.codec_down == "fp32" else f"is none: with {sync.codec_up} each site averages"
+        raise ConfigError(
+            f"sync.error_feedback_down = {sync.error_feedback_down} with a codec of averages that {what}: choose 0, or "
+            "another sync.codec or sync.down"
+        )
+    if sync.error_feedback_down and sync.log_commits <= sync.fragments:
+        raise ConfigError(
+            f"sync.error_feedback_down = {sync.error_feedback_down} with sync.log_commits = {sync.log_commits}: the "
+            "last commit of a fragment has to be in the log, by which a site knows that it made that average; choose "
+            f"more than sync.fragments ({sync.fragments})"
+        )
     if sync.merge == "mix" and not sync.alpha:
         raise ConfigError(
             'sync.merge = "mix" and sync.alpha = 0: the local copy would have no weight, and what it was trained '
@@ -326,9 +341,9 @@ WITHDRAWN = {"sync.zstd_level": "zstd is a property of the codec"}
 """Settings that older versions had, and why they have no effect any more."""
 CAPABILITIES = frozenset([
     *(f"codec {name}" for name in CODECS), *(f"outer optimizer {name}" for name in OUTER_OPTIMIZERS), "zstd",
-    "a codec for each direction", "mean over all", "error feedback", "overlap", "merge mix", "fragments",
-    "syncs in flight", "outer schedules", "clipped averages", "trimmed averages", "gradient exchange",
-    "momentum exchange",
+    "a codec for each direction", "mean over all", "error feedback", "error feedback of averages", "overlap",
+    "merge mix", "fragments", "syncs in flight", "outer schedules", "clipped averages", "trimmed averages",
+    "gradient exchange", "momentum exchange",
 ])  # fmt: skip
 """What a run may need of whoever takes part, by name, and this version can do."""
 MAX_NEEDS = 256
@@ -343,6 +358,7 @@ def needs_of(settings: RunSettings) -> list[str]:
         "a codec for each direction": not is_sparse and len({sync.codec, sync.codec_up, sync.codec_down}) > 1,
         "mean over all": sync.mean_over == "all",
         "error feedback": sync.error_feedback > 0,
+        "error feedback of averages": sync.error_feedback_down > 0,
         "overlap": sync.overlap_steps > 0,
         "merge mix": sync.merge == "mix",
         "fragments": sync.fragments > 1,

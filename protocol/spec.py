@@ -49,6 +49,8 @@ class Way:
     clip: float = 0.0
     """Times the median norm: a norm above that is high, unless `robust` is off."""
     trim: int = 0
+    error_beta_down: float = 0.0
+    """Of the error of an average that its reducer adds to its next one; 0: it is lost."""
 
     @property
     def clipped(self) -> float:
@@ -115,6 +117,7 @@ def spec_of(settings: SyncSettings, base_commit: int, fragment: int) -> Spec:
             robust=settings.robust,
             clip=settings.clip,
             trim=settings.trim if settings.robust == "trim" else 0,
+            error_beta_down=0.0 if settings.warms_up(base_commit) else settings.error_feedback_down,
         )
     )
 

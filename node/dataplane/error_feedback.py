@@ -23,6 +23,7 @@ from atoll.node.dataplane import store_files
 from atoll.node.dataplane.chunk_store import ChunkStore
 from atoll.node.dataplane.store_files import Bytes, StoreKind
 from atoll.node.threads import each
+from atoll.protocol.codecs import kernels, scratch
 from atoll.protocol.codecs.arithmetic import NOTHING, Floats, norm
 from atoll.protocol.digest import Digest
 from atoll.protocol.disk import Disk
@@ -39,6 +40,17 @@ _NAME = "error"
 def record_sizes(layout: Layout) -> list[int]:
     """Bytes of the error of each chunk: none for those that are not trained."""
     return [chunk.num_bytes if chunk.role is Role.TRAINABLE else 0 for chunk in layout.chunks]
+
+
+def leave_over(codec: str, sent: bytes, error: Floats, beta: np.float32, out: Floats) -> float:
+    """What the codec has lost of `a`, which is `out + beta * error`: `out := a - decode(sent)`; the norm of `a`."""
+    if error.size:
+        out += beta * error
+    found = norm(out)
+    decoded = scratch.floats("sent", out.size)
+    kernels.decode(sent, codec, out.size, decoded)
+    out -= decoded
+    return found
 
 
 @dataclass(eq=False)

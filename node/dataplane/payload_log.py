@@ -168,6 +168,20 @@ class PayloadLog:
         with self._lock:
             return commit in self._commits
 
+    def attempt_of(self, fragment: int, commit: int) -> AttemptKey | None:
+        """Which one is the last commit, up to that one, that touched the fragment; None if it is not here."""
+        try:
+            return _key(self.record(self.history.touch(fragment, commit)))
+        except StateError:
+            return None
+
+    def attempts_in_force(self) -> set[AttemptKey]:
+        """Of each fragment, the one that is its last commit here."""
+        with self._lock:
+            last = max(self._commits, default=0)
+        found = (self.attempt_of(fragment, last) for fragment in range(len(self.layout.fragments)))
+        return {key for key in found if key is not None}
+
     def record(self, commit: int) -> Commit:
         """Raises StateError if it is not held."""
         with self._lock:

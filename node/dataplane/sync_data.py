@@ -16,7 +16,7 @@ from atoll.node.dataplane import outliers
 from atoll.node.dataplane.averaged import Figures, Sample
 from atoll.node.dataplane.bases import base_of
 from atoll.node.dataplane.blocks import gathered
-from atoll.node.dataplane.error_feedback import ErrorFeedback
+from atoll.node.dataplane.error_feedback import ErrorFeedback, leave_over
 from atoll.node.dataplane.outer_state import OuterState, PinnedChunk
 from atoll.node.dataplane.outliers import Outlier, above, limits
 from atoll.node.dataplane.store_files import Bytes
@@ -144,13 +144,7 @@ class SyncData:
         np.copyto(out, values)
         if minus.size:
             out -= minus
-        if error.size:
-            out += self._beta * error
-        norm = arithmetic.norm(out)
-        decoded = scratch.floats("sent", spec.num_elements)
-        kernels.decode(sent, self.travels.of(spec.role).up, spec.num_elements, decoded)
-        out -= decoded
-        return norm
+        return leave_over(self.travels.of(spec.role).up, sent, error, self._beta, out)
 
     @property
     def _beta(self) -> np.float32:
@@ -198,8 +192,15 @@ class SyncData:
         except InvalidMessage as error:
             raise InvalidMessage(f"chunk {spec.index} of {self.layout.name_of(spec.index)!r}: {error}") from None
 
-    def reduce(self, chunk: int, contributions: Contributions) -> bytes:
-        """The payload: the average of (tokens, encoded contribution) in the order of site ids, encoded once.
+    def reduce(
+        self,
+        chunk: int,
+        contributions: Contributions,
+        error: Floats = arithmetic.NOTHING,
+        left: Floats = arithmetic.NOTHING,
+    ) -> bytes:
+        """The payload: the average of (tokens, encoded contribution) in the order of site ids, encoded once, with what
+        was lost of averages before (`error`) added to it. `left`: where what it loses is written, if it is not empty.
 
         `avg = 0 + w_0*v_0 + w_1*v_1 + ...` with `w_i = fp32(tokens_i / sum)`. For BUFFER_LOWEST the first
         contribution. An unchanged contribution counts with the base; if all are, so is the payload. A contribution may
@@ -232,13 +233,21 @@ class SyncData:
         if way.contribution is Contribution.VALUE and (None not in norms or self._is_base_finite(spec)):
             # A mean of finite values is finite: what is beyond is the rounding of weights and sums.
             np.clip(average, -_LARGEST, _LARGEST, out=average)
+        beta = np.float32(way.error_beta_down)
         try:
-            payload = kernels.encode(way.down, average)
-        except NonFiniteError as error:
+            payload = kernels.encode(way.down, average, error=error, beta=beta)
+        except NonFiniteError as problem:
             name = self.layout.name_of(chunk)
-            raise AverageError(f"the average of {_place(name, spec)}: {error}", name) from None
+            raise AverageError(f"the average of {_place(name, spec)}: {problem}", name) from None
+        if left.size:
+            np.copyto(left, average)
+            leave_over(way.down, payload, error, beta, left)
         self._look_at(spec, contributions, payload)
         return payload
+
+    def keeps_left_over(self, chunk: int) -> bool:
+        """Whether what the codec loses of an average is added to the next one."""
+        return self.travels.of(self.layout.chunks[chunk].role).error_beta_down > 0
 
     def _bundle(self, spec: Chunk, contributions: Contributions) -> bytes:
         """What all sites average, and clip, as they apply it. A contribution is looked at here as one that is

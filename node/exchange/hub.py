@@ -26,6 +26,7 @@ from atoll.node.exchange.peers.progress import Pace
 from atoll.node.exchange.peers.rpc import check_header
 from atoll.node.exchange.peers.uplink import Uplink
 from atoll.node.exchange.sync.attempt import Attempt
+from atoll.node.exchange.sync.average_errors import AverageErrors
 from atoll.node.exchange.sync.exchange import Exchange
 from atoll.node.exchange.sync.reduction import Share, share_of
 from atoll.node.exchange.sync.retained import Retained
@@ -63,6 +64,7 @@ class Hub:
         self.max_retained_bytes = 0
         self.counters = Counters()
         self.uplink = Uplink()
+        self.average_errors = AverageErrors(self.pool, self.spill)
         self.donor: DonorServer | None = None
         self.expected_donors = ExpectedDonors()
         self.donations = Donations(identity=self.identity, dialer=self.dialer, donor=self.served_donor)
@@ -164,6 +166,7 @@ class Hub:
             said=weights,
             log=self._log,
             retained=retained,
+            errors=self.average_errors,
             has_room=need + sum(e.retained.num_bytes for e in self._exchanges.values()) <= self.max_retained_bytes,
             dialer=self.dialer,
         )
@@ -204,6 +207,8 @@ class Hub:
             exchange.close(StaleError(f"sync {sync} is over here"))
             exchange.reducer.forget_payloads()
             exchange.retained.drop()
+        if self._log is not None:
+            self.average_errors.forget_void(self._log, sync)
         if sync not in self._dropped:
             self._dropped.append(sync)
 

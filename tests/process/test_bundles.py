@@ -86,7 +86,7 @@ def test_a_reducer_that_changes_a_bundle_is_named(
             super().__init__(site)
             self.changed = lie(site)
 
-        def reduce(self, chunk: int, contributions: Any) -> bytes:
+        def reduce(self, chunk: int, contributions: Any, *errors: Any) -> bytes:
             if self.layout.chunks[chunk].role is not Role.TRAINABLE:
                 return super().reduce(chunk, contributions)
             return super().reduce(chunk, self.changed(chunk, list(contributions)))

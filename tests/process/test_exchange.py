@@ -562,7 +562,7 @@ def test_a_reducer_that_makes_absurd_payloads_is_named_by_all(tmp_path: Path) ->
     """Outer updates would overflow by them: they are refused before Done."""
 
     class Absurd(WatchedData):
-        def reduce(self, chunk: int, contributions: Any) -> bytes:
+        def reduce(self, chunk: int, contributions: Any, *errors: Any) -> bytes:
             size = self.layout.chunks[chunk].num_elements
             if self.layout.chunks[chunk].role is not Role.TRAINABLE:
                 return super().reduce(chunk, contributions)

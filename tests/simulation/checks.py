@@ -26,6 +26,7 @@ from atoll.node.core import outputs as out
 from atoll.node.dataplane import saved_model
 from atoll.node.dataplane.optim import OuterOptimizer
 from atoll.node.dataplane.outer_state import OuterState
+from atoll.node.dataplane.payload_file import AttemptKey
 from atoll.protocol import differences, wire
 from atoll.protocol import messages as m
 from atoll.protocol.errors import InvalidMessage, NonFiniteError, RefusedError, StateError
@@ -37,8 +38,8 @@ from atoll.protocol.v1 import session_pb2
 from tests.harness.chunks import cut_out, elements_of
 from tests.harness.site_questions import of_node
 from tests.simulation.listed import Listed
-from tests.simulation.processes import COORDINATOR, SimNode, SimStore
-from tests.simulation.reference import Records, replay, trained
+from tests.simulation.processes import COORDINATOR, Averaging, SimNode, SimStore
+from tests.simulation.reference import AttemptName, Average, ErrorsOfAverages, Records, replay, trained
 from tests.simulation.sites import Sealed, Step, learned_in
 
 MOST = 1e6
@@ -170,6 +171,9 @@ class Checks:
         self.bad_hosts: list[SimNode] = []
         """They compute something wrong: what they hold is looked at again once they have fetched it."""
         self._applied_by_others: set[int] = set()  # commits of which a liar is not the only one who can tell
+        self._averaged: dict[tuple[int, int, int, int], Average] = {}  # by sync, term, attempt and chunk
+        self.num_errors_of_averages = 0
+        """Of chunks in commits, that were added to the next average."""
         self.num_events = 0
         self.num_commits = 0
         self.num_steps_in_commits = 0
@@ -454,6 +458,13 @@ class Checks:
         log = self.commits[: max(commit, 0)]
         return max((c.commit for c in log if fragment in self._fragments(c.fragment)), default=min(commit, 0))
 
+    def on_average(self, node: SimNode, made: Averaging) -> None:
+        def name(key: AttemptKey) -> AttemptName:
+            return key.sync, key.term, key.attempt
+
+        added = None if made.added is None else name(made.added)
+        self._averaged[*name(made.attempt), made.chunk] = Average(node.process.start, added)
+
     def site_ended(self, node: SimNode) -> None:
         if node.failure is not None and not isinstance(node.failure, OSError | InvalidMessage):
             self.failed(f"{node.process} ended with {node.failure!r}", node.failure)
@@ -484,7 +495,12 @@ class Checks:
         self._cut_weights_are_recorded()
         attested = {n: value for n, value in self.attested.items() if value}
         self.require(attested[0] in self._starts, "nobody ever held the commit 0 that is attested")
-        states = replay(self._layout, self._settings, self._starts[attested[0]], commits, handed_in)
+        went_back = bool(self._kept.rollbacks)
+        of_averages = ErrorsOfAverages(self._settings, self._averaged, went_back=went_back)
+        states = replay(
+            self._layout, self._settings, self._starts[attested[0]], commits, handed_in, of_averages=of_averages
+        )
+        self.num_errors_of_averages = of_averages.num_added
         last_valid = min((r.commit for r in self._kept.rollbacks), default=len(commits))
         for sealed in self._sealed:
             for fragment, part in sealed.parts.items():

@@ -9,6 +9,8 @@ import errno
 import random
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -32,13 +34,16 @@ from atoll.node.daemon.shared_memory import SharedBuffer
 from atoll.node.daemon.shell import OnFailure, Parts
 from atoll.node.dataplane.frozen_state import FrozenState
 from atoll.node.dataplane.optim import OuterOptimizer, OuterUpdate
+from atoll.node.dataplane.payload_file import AttemptKey
 from atoll.node.exchange.hub import Hub
 from atoll.node.exchange.peers.dialer import Dialer
 from atoll.node.exchange.peers.listener import listen
 from atoll.node.exchange.service import PeerService
+from atoll.node.exchange.sync.average_errors import AverageErrors
 from atoll.node.exchange.sync.spill import Spill
 from atoll.protocol import messages as m
 from atoll.protocol import sources_parts, transport, wire
+from atoll.protocol.codecs.arithmetic import Floats
 from atoll.protocol.errors import HostError, PeerError
 from atoll.protocol.layout import Manifest
 from atoll.protocol.machine import Machine
@@ -245,6 +250,34 @@ class MuteCoordinator:
         await asyncio.sleep(self._ends_after_s)
 
 
+@dataclass(frozen=True, slots=True)
+class Averaging:
+    """A reducer has averaged a chunk, and keeps what was lost."""
+
+    attempt: AttemptKey
+    chunk: int
+    added: AttemptKey | None
+    """The attempt whose error of the chunk was added."""
+
+
+class SimAverageErrors(AverageErrors):
+    """Tells what is done with them."""
+
+    def __init__(self, pool: Executor, spill: Spill | None, tell: Callable[[Averaging], None]) -> None:
+        super().__init__(pool, spill)
+        self._tell = tell
+        self._added: dict[int, AttemptKey | None] = {}  # of each chunk, what was asked for last
+
+    def of(self, chunk: int, attempt: AttemptKey | None) -> Floats:
+        found = super().of(chunk, attempt)
+        self._added[chunk] = attempt if found.size else None
+        return found
+
+    def keep(self, attempt: AttemptKey, chunk: int, left: Floats) -> None:
+        super().keep(attempt, chunk, left)
+        self._tell(Averaging(attempt, chunk, self._added.pop(chunk)))
+
+
 class SimNode:
     """One start of one site's node, in `folder`."""
 
@@ -261,9 +294,11 @@ class SimNode:
         watch_before: Callable[[SimNode, e.Event], None],
         watch: Callable[[SimNode, e.Event], None],
         watch_output: Callable[[SimNode, out.Output], None],
+        note_average: Callable[[SimNode, Averaging], None],
         seed: int,
     ) -> None:
         self.process = process
+        self._note_average = note_average
         self.settings = settings
         self._machine = machine
         self.reduce_buffer_bytes = reduce_buffer_bytes
@@ -295,6 +330,7 @@ class SimNode:
                 pool=InlineExecutor(),
                 spill=await asyncio.to_thread(Spill, home.spill_folder, disk=home.disk),
             )
+            hub.average_errors = SimAverageErrors(hub.pool, hub.spill, lambda made: self._note_average(self, made))
             hub.fetch_state = _broken_off_at_times(hub.fetch_state, self._seed)  # type: ignore[method-assign]
             handlers = PeerService(hub).handlers
             server, port = await listen(f"{self.process.machine}:0", handlers, self._machine.network)

@@ -8,6 +8,7 @@ outer update, are written out here.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -32,6 +33,8 @@ def replay(
     start: Records,
     log: Sequence[Commit],
     handed_in: Mapping[Commit, Sequence[Sealed]],
+    *,
+    of_averages: ErrorsOfAverages,
 ) -> list[Records]:
     """The state after each commit, commit 0 first. `handed_in`: of each commit's contributors, in their order."""
     states, errors = [dict(start)], Errors(layout, settings)
@@ -81,6 +84,8 @@ def replay(
                 tokens = [member.tokens for member in commit.contributors]
                 average = average_of(parts, tokens, over_all=sync.mean_over == "all", clip=clip)
                 average = finished(up, average, chunk.num_elements)
+            elif is_trained and is_momentum is (sync.strategy == "momentum"):
+                average = of_averages.through(commit, chunk, average, down)
             else:
                 average = _through(down, average)
             if chunk.role is Role.BUFFER_MEAN:
@@ -191,6 +196,58 @@ class Errors:
     def keep(self, commit: Commit, place: int, chunk: Chunk, left: F32) -> None:
         member = commit.contributors[place]
         self._left[member.site_id, member.incarnation, chunk.index] = commit.commit, left
+
+
+AttemptName = tuple[int, int, int]
+"""Sync, term, attempt."""
+
+
+@dataclass(frozen=True, slots=True)
+class Average:
+    """That of a chunk in an attempt, as its reducer was seen to make it."""
+
+    reducer: int
+    """The number of the start of a node."""
+    added: AttemptName | None
+    """Whose error was added."""
+
+
+class ErrorsOfAverages:
+    """What each reducer has left over of the averages in the commits: it is added to the next average of a chunk where
+    the same start of a node makes it, and to no other."""
+
+    def __init__(
+        self,
+        settings: RunSettings,
+        averaged: Mapping[tuple[int, int, int, int], Average],
+        *,
+        went_back: bool,
+    ) -> None:
+        self._sync = settings.sync
+        self._averaged = averaged
+        self._went_back = went_back
+        """Errors of commits before may be gone."""
+        self._left: dict[int, tuple[int, AttemptName, int, F32]] = {}  # by chunk: commit, attempt, reducer, error
+        self.num_added = 0
+
+    def through(self, commit: Commit, chunk: Chunk, average: F32, codec: str) -> F32:
+        """What arrives of that average."""
+        if not self._sync.error_feedback_down or not len(average):
+            return _through(codec, average)
+        name = commit.sync, commit.term, commit.attempt
+        made = self._averaged[*name, chunk.index]
+        number, before, reducer, left = self._left.get(chunk.index, (0, None, 0, average))
+        where = f"commit {commit.commit}, chunk {chunk.index}"
+        if made.added is not None:
+            if (made.added, made.reducer) != (before, reducer):
+                raise AssertionError(f"{where}: the error of {made.added} is added; the commit before is {before}")
+            average = average + np.float32(self._sync.error_feedback_down) * left
+            self.num_added += 1
+        elif made.reducer == reducer and not self._went_back and commit.commit - number < self._sync.log_commits:
+            raise AssertionError(f"{where}: the error of the same reducer's average in {before} is not added")
+        arrived = _through(codec, average)
+        self._left[chunk.index] = commit.commit, name, made.reducer, average - arrived
+        return arrived
 
 
 def trained(part: Part, chunk: Chunk, states: Sequence[Records], learned: Mapping[Step, F32], *, bf16: bool) -> F32:

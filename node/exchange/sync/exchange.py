@@ -11,6 +11,7 @@ from atoll.node.dataplane.payload_log import PayloadLog
 from atoll.node.exchange.peers.dialer import Dialer
 from atoll.node.exchange.peers.frames import Encoded
 from atoll.node.exchange.sync.attempt import Attempt
+from atoll.node.exchange.sync.average_errors import AverageErrors
 from atoll.node.exchange.sync.collection import Collection
 from atoll.node.exchange.sync.reducer import Reducer
 from atoll.node.exchange.sync.reduction import Share
@@ -46,6 +47,7 @@ class Exchange:
     """The weights of the contributors; nothing before they are said."""
     log: PayloadLog
     retained: Retained
+    errors: AverageErrors
     has_room: InitVar[bool]
     dialer: Dialer
 
@@ -60,6 +62,7 @@ class Exchange:
             weights=self.weights,
             retained=retained,
             collection=self.collection,
+            errors=self.errors,
             turns=self.turns,
             has_room=has_room,
         )

@@ -8,9 +8,14 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import InitVar, dataclass
 
+import numpy as np
+
+from atoll.node.dataplane.payload_file import AttemptKey
+from atoll.node.dataplane.sync_data import Contributions
 from atoll.node.exchange.peers.frames import Encoded
 from atoll.node.exchange.peers.progress import Worth
 from atoll.node.exchange.sync.attempt import Attempt
+from atoll.node.exchange.sync.average_errors import AverageErrors
 from atoll.node.exchange.sync.collection import Collection
 from atoll.node.exchange.sync.reduction import Share
 from atoll.node.exchange.sync.retained import AT_ONCE, Key, Retained, free
@@ -34,6 +39,7 @@ class Reducer:
     weights: Weights
     retained: Retained
     collection: Collection
+    errors: AverageErrors
     turns: Turns
     has_room: InitVar[bool]
     """Beside the contributions of other attempts that are retained; else `make_room` comes first."""
@@ -211,7 +217,7 @@ class Reducer:
 
         def work() -> Encoded:
             try:
-                data = attempt.data.reduce(chunk, contributions)
+                data = self._average(chunk, contributions)
             except AverageError as error:
                 raise self._with_sites(error) from None
             encoded = Encoded(chunk, data, attempt.data.payload_hash(data))
@@ -223,6 +229,18 @@ class Reducer:
         self.payload_bytes += encoded.num_bytes
         self.collection.note([chunk])
         self.turns.new_payload()
+
+    def _average(self, chunk: int, contributions: Contributions) -> bytes:
+        """In a thread: with what was lost of the last average of the chunk, if that was made here."""
+        data, plan = self.attempt.data, self.attempt.plan
+        if not data.keeps_left_over(chunk):
+            return data.reduce(chunk, contributions)
+        fragment = data.layout.fragment_of[chunk]
+        error = self.errors.of(chunk, self.collection.log.attempt_of(fragment, plan.base_commit))
+        left = np.empty(data.layout.chunks[chunk].num_elements, np.float32)
+        payload = data.reduce(chunk, contributions, error, left)
+        self.errors.keep(AttemptKey(plan.sync, plan.term, plan.attempt, plan.fragment), chunk, left)
+        return payload
 
     def _contribution(self, member: Member, chunk: int) -> bytes | Callable[[], bytes]:
         """Or what reads it in a thread. Raises StaleError if it was dropped."""
