@@ -64,11 +64,11 @@ PRESETS = {
         outer=_ADAMW,
     ),
     "onebit-adam": Preset(
-        what="the same for 100 steps, then momenta in 1 bit up and 4 bits down, and a variance that stays",
+        what="the same for 100 steps, then momenta in 1 bit both ways, and a variance that stays",
         source="arXiv 2102.02888",
         sync={
-            "strategy": "momentum", "every": 1, "warmup_commits": 100, "codec": "int4", "up": "sign1",
-            "error_feedback": 1.0, "log_commits": 256,
+            "strategy": "momentum", "every": 1, "warmup_commits": 100, "codec": "sign1", "error_feedback": 1.0,
+            "error_feedback_down": 1.0, "log_commits": 256,
         },
         outer=_ADAMW,
     ),

@@ -154,6 +154,11 @@ class Observer:
             ("atoll_node_checkpoints_failed", failed_text, checkpoints.failed),
             ("atoll_node_wrong_states", "States that were not the run's and were repaired", site.num_wrong_states),
             ("atoll_node_errors_dropped", "Times that error feedback was lost and began anew", site.num_errors_dropped),
+            (
+                "atoll_node_average_errors_dropped",
+                "Chunks whose average's error was lost",
+                hub.average_errors.num_dropped,
+            ),
             ("atoll_node_syncs", "Commits applied by this process", self._num_syncs),
         ):
             yield CounterMetricFamily(name, text, value)

@@ -64,10 +64,13 @@ def footprint(layout: Layout, settings: RunSettings) -> Footprint:
 
 
 def _errors(layout: Layout, settings: RunSettings) -> list[tuple[str, int]]:
-    if not settings.sync.error_feedback:
-        return []
-    sizes = record_sizes(layout)
-    return [("error feedback", PlaceMap(sizes).file_bytes + INDEX_BYTES * len(sizes))]
+    """Those of averages are those of the last commit and of the attempt under way, of a site that reduces all."""
+    sizes, found = record_sizes(layout), []
+    if settings.sync.error_feedback:
+        found.append(("error feedback", PlaceMap(sizes).file_bytes + INDEX_BYTES * len(sizes)))
+    if settings.sync.error_feedback_down:
+        found.append(("error feedback of averages, at most", 2 * sum(sizes)))
+    return found
 
 
 def _payloads(file_bytes: int, settings: RunSettings) -> tuple[str, int]:

@@ -21,6 +21,8 @@ class Listed:
     most_in_flight: int = 0
     _generation: int = 0
     _epoch: int = 0
+    _written_in: int = 0
+    """The epoch in which the ranks were told to write a snapshot: it is void in another one."""
     _given_up: tuple[Step, ...] = ()
     _due: tuple[Step, ...] = ()
     """Of these, what the snapshot lists that is being written."""
@@ -49,7 +51,7 @@ class Listed:
 
     def write(self) -> None:
         """The ranks are told to write one. What is given up after this is listed by the next one."""
-        self._due = self._given_up
+        self._due, self._written_in = self._given_up, self._epoch
 
     def seal(self, written: Sealed) -> Sealed:
         """`written` lists the steps since the snapshot before it. With those that it lists in all."""
@@ -58,6 +60,8 @@ class Listed:
         steps = tuple(sorted({*given_up, *written.steps}, key=lambda step: step.number))
         self._given_up = tuple(step for step in self._given_up if step not in self._due)
         self._due = ()
-        self.in_flight[written.fragment] = sealed = replace(written, steps=steps)
+        sealed = replace(written, steps=steps)
+        if self._written_in == self._epoch:
+            self.in_flight[written.fragment] = sealed
         self.most_in_flight = max(self.most_in_flight, len(self.in_flight))
         return sealed

@@ -10,8 +10,8 @@ MUTATIONS = (
     Mutation(
         name="what is left over is not scaled",
         rule="e' = a - decode(encode(a)) with a = (base - local) + beta * e",
-        where="node.dataplane.sync_data:SyncData._lost",
-        old="out += self._beta * error",
+        where="node.dataplane.error_feedback:leave_over",
+        old="out += beta * error",
         new="out += error",
         tests=("tests/unit/dataplane/test_error_feedback.py",),
     ),

@@ -72,6 +72,13 @@ def test_the_errors_have_the_size_that_is_told(tmp_path: Path) -> None:
     assert more == {("error feedback", size_of(tmp_path / "error.chunks", tmp_path / "error.index"))}
 
 
+def test_errors_of_averages_have_at_most_the_size_that_is_told() -> None:
+    settings = replace(SETTINGS, sync=replace(SETTINGS.sync, error_feedback_down=1.0))
+    (more,) = set(footprint(LAYOUT, settings).disk_parts) - set(footprint(LAYOUT, SETTINGS).disk_parts)
+    trained = sum(chunk.num_bytes for chunk in LAYOUT.chunks if chunk.role is Role.TRAINABLE)
+    assert more == ("error feedback of averages, at most", 2 * trained)
+
+
 def test_the_parts_on_the_disk_have_the_sizes_of_their_files(tmp_path: Path) -> None:
     """Where the most of each lies there at one time: headers and what is of no size of its own are what is left."""
     used = data_plane.layout()

@@ -86,6 +86,8 @@ def test_an_older_version_that_would_not_train_on_or_mix_is_told_what_the_run_ne
         (SyncSettings(strategy="gradient", every=1), ["gradient exchange"]),
         (SyncSettings(robust="clip"), ["clipped averages"]),
         (SyncSettings(robust="trim", trim=2), ["trimmed averages"]),
+        (SyncSettings(error_feedback=1.0), ["error feedback"]),
+        (SyncSettings(error_feedback_down=0.5), ["error feedback of averages"]),
     ):
         needs = json.loads(settings_to_json(RunSettings(run_id="r", sync=sync)))["needs"]
         assert needs[2:] == names
@@ -115,6 +117,27 @@ def test_an_older_version_that_would_not_train_on_or_mix_is_told_what_the_run_ne
         ),
         ({"robust": "trim"}, {"max_sites": 65}, "max_sites = 65 with .* chunks of 1048576 elements: .* at most 64"),
         ({"robust": "trim", "chunk_elements": 1 << 24}, {"max_sites": 5}, 'choose at most 4, or "clip"'),
+        (
+            {"error_feedback": 1.0, "codec": "fp32"},
+            {},
+            "sync.error_feedback = 1.0 with codec fp32, which loses nothing",
+        ),
+        ({"error_feedback_down": 1.5}, {}, "sync.error_feedback_down = 1.5: must be"),
+        (
+            {"error_feedback_down": 1.0, "down": "fp32"},
+            {},
+            "error_feedback_down = 1.0 with a codec .* that loses nothing",
+        ),
+        (
+            {"error_feedback_down": 1.0, "codec": "topk2"},
+            {},
+            "error_feedback_down = 1.0 .* with topk2 each site averages",
+        ),
+        (
+            {"error_feedback_down": 1.0, "log_commits": 3, "fragments": 3},
+            {},
+            r"error_feedback_down = 1.0 with sync.log_commits = 3: .*more than sync.fragments \(3\)",
+        ),
         ({"strategy": "ring"}, {}, 'sync.strategy = "ring"'),
         ({"strategy": "gradient"}, {}, 'sync.every = 7 with sync.strategy = "gradient", .*: choose 1'),
         ({"strategy": "gradient", "every": 1, "overlap_steps": 1}, {}, "sync.overlap_steps = 1 with .*: choose 0"),

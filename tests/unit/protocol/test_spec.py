@@ -57,11 +57,13 @@ def test_what_carries_some_of_the_values_is_bundled(mean_over: str, aggregation:
 
 def test_momenta_follow_gradients() -> None:
     settings = SyncSettings(
-        strategy="momentum", every=1, warmup_commits=3, warmup_codec="fp16", codec="int4", up="sign1"
-    )
+        strategy="momentum", every=1, warmup_commits=3, warmup_codec="fp16", codec="int4", up="sign1",
+        error_feedback_down=0.5,
+    )  # fmt: skip
     found = [spec_of(settings, base, 0).of(Role.TRAINABLE) for base in (0, 2, 3, 1000)]
     gradients, momenta = ("fp16", "fp16", Contribution.GRADIENT), ("sign1", "int4", Contribution.MOMENTUM)
     assert [(way.up, way.down, way.contribution) for way in found] == [gradients, gradients, momenta, momenta]
+    assert [way.error_beta_down for way in found] == [0, 0, 0.5, 0.5]
     assert {spec.trainable.up for spec in specs_of(settings)} == {"fp16", "sign1"}
     assert specs_of(SyncSettings()) == (spec_of(SyncSettings(), 0, 0),)
 

@@ -1,0 +1,140 @@
+"""Errors of averages: two-sided error feedback."""
+
+from __future__ import annotations
+
+from tests.mutation.mutation import Mutation
+
+UNIT = ("tests/unit/exchange/test_average_errors.py",)
+SITES = ("tests/process/test_two_sided.py",)
+SETTINGS = ("tests/unit/protocol/test_settings.py",)
+
+MUTATIONS = (
+    Mutation(
+        name="the error of any attempt at the last average will do",
+        rule="only a commit makes the error of an average count",
+        where="node.exchange.sync.average_errors:AverageErrors.of",
+        old="found = self._kept.get(attempt, {}).get(chunk) if attempt is not None else None",
+        new="found = next((kept[chunk] for kept in reversed(self._kept.values()) if chunk in kept), None)",
+        tests=SITES,
+    ),
+    Mutation(
+        name="the error of an average is not added",
+        rule="payload = encode(average + beta * e)",
+        where="node.dataplane.sync_data:SyncData.reduce",
+        old="payload = kernels.encode(way.down, average, error=error, beta=beta)",
+        new="payload = kernels.encode(way.down, average)",
+        tests=SITES,
+    ),
+    Mutation(
+        name="the error of an average is of the average alone",
+        rule="e' = average + beta * e - decode(payload)",
+        where="node.dataplane.sync_data:SyncData.reduce",
+        old="            leave_over(way.down, payload, error, beta, left)\n",
+        new="            leave_over(way.down, payload, arithmetic.NOTHING, beta, left)\n",
+        tests=SITES,
+    ),
+    Mutation(
+        name="what is left of an average is not kept",
+        rule="what the codec loses of an average comes with the next one of the same reducer",
+        where="node.exchange.sync.reducer:Reducer._average",
+        old="        self.errors.keep(AttemptKey(plan.sync, plan.term, plan.attempt, plan.fragment), chunk, left)\n",
+        new="",
+        tests=SITES,
+    ),
+    Mutation(
+        name="an attempt in force is forgotten with its sync",
+        rule="only a commit makes the error of an average count",
+        where="node.exchange.sync.average_errors:AverageErrors._forget_void",
+        old="if key not in in_force and (key.sync == over or key in self._counting)]",
+        new="if key.sync == over or key in self._counting]",
+        tests=UNIT,
+    ),
+    Mutation(
+        name="an attempt under way is forgotten with another sync",
+        rule="what is not over is not forgotten",
+        where="node.exchange.sync.average_errors:AverageErrors._forget_void",
+        old="if key not in in_force and (key.sync == over or key in self._counting)]",
+        new="if key not in in_force]",
+        tests=UNIT,
+    ),
+    Mutation(
+        name="errors of failed attempts stay for ever",
+        rule="a sync that is over leaves nothing behind",
+        where="node.exchange.sync.average_errors:AverageErrors._forget_void",
+        old="(key.sync == over or key in self._counting)]",
+        new="key in self._counting]",
+        tests=UNIT,
+    ),
+    Mutation(
+        name="errors of former commits stay for ever",
+        rule="a sync that is over leaves nothing behind",
+        where="node.exchange.sync.average_errors:AverageErrors._forget_void",
+        old="(key.sync == over or key in self._counting)]",
+        new="key.sync == over]",
+        tests=UNIT,
+    ),
+    Mutation(
+        name="an error that is renewed counts as lost",
+        rule="every loss of error feedback is counted, and nothing else",
+        where="node.exchange.sync.average_errors:AverageErrors._forget_void",
+        old=" for chunk in items} - renewed",
+        new=" for chunk in items}",
+        tests=UNIT,
+    ),
+    Mutation(
+        name="what is kept twice stays on the disk",
+        rule="a sync that is over leaves nothing behind",
+        where="node.exchange.sync.average_errors:AverageErrors.keep",
+        old="        self._free([] if before is None else [before])\n",
+        new="",
+        tests=UNIT,
+    ),
+    Mutation(
+        name="nobody is told that chunks have changed hands",
+        rule="every loss of error feedback is counted and said",
+        where="node.exchange.hub:Hub.drop_sync",
+        old="            self.average_errors.forget_void(self._log, sync)\n",
+        new="            pass\n",
+        tests=SITES,
+    ),
+    Mutation(
+        name="averages of the warm-up leave an error",
+        rule="1-bit Adam: error feedback begins with the momenta",
+        where="protocol.spec:spec_of",
+        old="error_beta_down=0.0 if settings.warms_up(base_commit) else settings.error_feedback_down",
+        new="error_beta_down=settings.error_feedback_down",
+        tests=("tests/unit/protocol/test_spec.py",),
+    ),
+    Mutation(
+        name="error feedback of averages that lose nothing",
+        rule="settings that contradict each other are refused where they are written",
+        where="protocol.settings:_check_sync",
+        old='if sync.error_feedback_down and sync.codec_down in ("fp32", BUNDLE):',
+        new='if sync.error_feedback_down and sync.codec_down == "fp32":',
+        tests=SETTINGS,
+    ),
+    Mutation(
+        name="error feedback of averages whose commit the log has lost",
+        rule="settings that contradict each other are refused where they are written",
+        where="protocol.settings:_check_sync",
+        old="    if sync.error_feedback_down and sync.log_commits <= sync.fragments:\n",
+        new="    if False:\n",
+        tests=SETTINGS,
+    ),
+    Mutation(
+        name="an older version averages without the errors",
+        rule="who cannot do what the run needs is refused",
+        where="protocol.settings:needs_of",
+        old='        "error feedback of averages": sync.error_feedback_down > 0,\n',
+        new="",
+        tests=SETTINGS,
+    ),
+    Mutation(
+        name="errors of averages need no room",
+        rule="what cannot fit is refused at the door",
+        where="node.dataplane.footprint:_errors",
+        old="2 * sum(sizes)",
+        new="sum(sizes)",
+        tests=("tests/unit/dataplane/test_footprint.py",),
+    ),
+)
