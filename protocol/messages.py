@@ -289,6 +289,7 @@ class Welcome(CoordinatorMessage):
     last_commit: int = 0
     started: bool = False
     parent_json: str = bounded(1 << 16, "")
+    error_commits: tuple[int, ...] = bounded(MAX_FRAGMENTS, ())
 
 
 class AdmittedAs(IntEnum):

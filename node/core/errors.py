@@ -14,13 +14,33 @@ from atoll.node.core import events
 from atoll.node.core.context import Context
 from atoll.node.core.lanes.lane import Lane
 from atoll.node.core.outputs import AdvanceErrors
+from atoll.protocol.messages import Commit, Welcome
 
 
-def welcomed(ctx: Context) -> None:
-    """The run's settings are known, and this start of the node has no error yet."""
+def welcomed(ctx: Context, message: Welcome) -> None:
+    """The run's settings are known. What an earlier start has left of a fragment counts if its last contribution that
+    is in a commit has left it."""
     site, sync = ctx.site, ctx.settings.sync
-    if sync.error_feedback and not site.error_commits:
-        site.error_commits, site.error_shares = (0,) * sync.fragments, (0.0,) * sync.fragments
+    if not sync.error_feedback or site.error_commits:
+        return
+    site.error_commits, site.error_shares = (0,) * sync.fragments, (0.0,) * sync.fragments
+    held, last = site.held_errors, message.error_commits
+    if not any(held):
+        return
+    if len(held) == len(last) == sync.fragments:
+        site.error_commits = tuple(at if at == wanted else 0 for at, wanted in zip(held, last, strict=True))
+    if lost := [f for f, at in enumerate(held) if at and at not in site.error_commits[f : f + 1]]:
+        _drop(ctx, lost, "that of an earlier start is not of the last contribution of this site")
+
+
+def note_contribution(ctx: Context, commit: Commit) -> None:
+    """One of an earlier start, which the error of that start was in: it cannot be advanced."""
+    me, covered = ctx.site.site_id, ctx.settings.sync.fragments_in(commit.fragment)
+    is_of_others = all(c.site_id != me or c.incarnation == ctx.identity.incarnation for c in commit.contributors)
+    if is_of_others or not ctx.site.error_commits:
+        return
+    if lost := [f for f in covered if 0 < ctx.site.error_commits[f] < commit.commit]:
+        _drop(ctx, lost, f"commit {commit.commit} holds what this site trained before it was started again")
 
 
 def said(ctx: Context, lane: Lane) -> tuple[int, ...]:

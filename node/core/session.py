@@ -104,7 +104,7 @@ def welcome(ctx: Context, message: m.Welcome) -> None:
     ctx.settings = settings
     ctx.settings_json = message.settings_json
     ctx.limits = time_limits(settings.time_limits)
-    errors.welcomed(ctx)
+    errors.welcomed(ctx, message)
     site.welcomed = True
     site.away_since = None
     site.lost_because.clear()

@@ -52,14 +52,18 @@ class SiteCore:
         *,
         branch: int = 0,
         num_ranks: int = 0,
+        held_errors: tuple[int, ...] = (),
     ) -> None:
-        """`num_ranks`: see `Generations`."""
+        """`num_ranks`: see `Generations`. `held_errors`: of each fragment, the commit whose error is on the disk."""
         self.ctx = Context(
             identity=identity,
             settings=settings,
             limits=time_limits(settings.time_limits),
             site=SiteState(
-                disk=Disk(outer=held, branch=branch), away_since=now, lanes=lanes_of(settings.sync.fragments)
+                disk=Disk(outer=held, branch=branch),
+                away_since=now,
+                lanes=lanes_of(settings.sync.fragments),
+                held_errors=held_errors,
             ),
             ranks=Generations(num_ranks, now),
             now=now,

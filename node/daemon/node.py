@@ -78,8 +78,11 @@ class Node:
         if plane is not None and held is not None:
             touched = plane.log.history.touched(held[0]) or ()
             outer = Outer(commit=held[0], state_hash=held[1], run_step=0, run_tokens=0, touched=touched)
+        errors = plane.errors.commits() if plane is not None and plane.errors is not None else ()
         num_ranks, now = config.num_ranks, self._loop.time()
-        self.core = core = SiteCore(identity, settings, outer, now, branch=home.branch, num_ranks=num_ranks)
+        self.core = core = SiteCore(
+            identity, settings, outer, now, branch=home.branch, num_ranks=num_ranks, held_errors=errors
+        )
         self._inbox: deque[e.Event] = deque()  # the first is being handled
         self._result: asyncio.Future[tuple[int, str]] = self._loop.create_future()
         self._timer: asyncio.TimerHandle | None = None

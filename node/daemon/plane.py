@@ -62,7 +62,7 @@ class DataPlane:
         self._rebuild()
         self.snapshot: SharedBuffer | None = None
         self.publish_buffer: SharedBuffer | None = None
-        self.errors: ErrorFeedback | None = None
+        self.errors = ErrorFeedback.found(home.error_folder, self.layout, settings, home.disk, num_threads)
         self.dtypes: Mapping[str, str] = {}
         self.lock = asyncio.Lock()
         """Around what changes or copies the whole outer state. The core begins one job at a time; what runs beside it
@@ -90,7 +90,7 @@ class DataPlane:
         self.dtypes = dict(dtypes)
         if self.snapshot is None:
             self.snapshot, self.publish_buffer = self._shared_buffer("snapshot"), self._shared_buffer("publish")
-            if self.settings.sync.error_feedback:
+            if self.settings.sync.error_feedback and self.errors is None:
                 self.errors = ErrorFeedback.create(self.home.error_folder, self.layout, self.settings, self.home.disk)
             self.home.keep_manifest(self.layout.manifest)
 
@@ -156,11 +156,13 @@ class DataPlane:
         """Removes everything of later commits; what is held then, at `commit` at most."""
 
         def work() -> tuple[int, bytes] | None:
+            if self.errors is not None:
+                self.errors.roll_back(commit)
             self.log.roll_back(commit)
             kept = {f: content for f, content in self._published.items() if content.version <= commit}
             self._published = kept  # another commit has a later number soon
             is_void = self.outer is not None and any((version or 0) > commit for version in self.outer.versions)
-            if self.outer is not None and is_void:
+            if is_void:
                 self.outer = None
                 OuterState.discard(self.home.state_folder)
             self.snapshots.roll_back(commit)  # after it: a snapshot that begins now is not of a void state
@@ -437,14 +439,12 @@ class DataPlane:
 
     async def _write_model(self, folder: Path, frozen: FrozenState, info: Mapping[str, Any]) -> None:
         slots = self.optimizer.slots
-        await run_to_its_end(
-            partial(saved_model.write_aside, folder, frozen, self.layout, slots, info, disk=self.home.disk)
-        )
+        write = partial(saved_model.write_aside, folder, frozen, self.layout, slots, info, disk=self.home.disk)
+        await run_to_its_end(write)
 
     def close(self) -> None:
         if self._pool is not None:
             self._pool.shutdown()
         self.log.close()
-        for buffer in (self.snapshot, self.publish_buffer):
-            if buffer is not None:
-                buffer.close()
+        for buffer in filter(None, (self.snapshot, self.publish_buffer)):
+            buffer.close()

@@ -56,7 +56,7 @@ class ChunkStore:
 
     def __init__(self, folder: Path, kind: StoreKind, places: PlaceMap) -> None:
         self.folder = folder
-        self._kind = kind
+        self.kind = kind
         self._sizes = kind.record_bytes
         self._places = places
         self._index, self._records = store_files.opened(folder, kind, places)
@@ -111,7 +111,7 @@ class ChunkStore:
             entry = self._entries[chunk]
             if entry is None:
                 raise StateError(
-                    f"{self.folder}: chunk {chunk} of {self._kind.name_of(chunk)!r} is missing; fetch the state again"
+                    f"{self.folder}: chunk {chunk} of {self.kind.name_of(chunk)!r} is missing; fetch the state again"
                 )
             pin = self._pin(chunk, entry)
         try:
@@ -254,7 +254,7 @@ class ChunkStore:
         if chosen is not newest:
             log.warning(
                 "%s: chunk %d of %r is damaged at commit %d; %s",
-                self.folder, chunk, self._kind.name_of(chunk), newest.version,
+                self.folder, chunk, self.kind.name_of(chunk), newest.version,
                 f"commit {chosen.version} is whole" if chosen else "it must be fetched",
             )  # fmt: skip
 

@@ -53,30 +53,58 @@ def leave_over(codec: str, sent: bytes, error: Floats, beta: np.float32, out: Fl
     return found
 
 
+def _kind(layout: Layout, settings: RunSettings) -> StoreKind:
+    digest = Digest("atoll/error-feedback/v1").text(settings.run_id).data(layout.manifest.digest)
+    return StoreKind(
+        name=_NAME,
+        what="error feedback",
+        identity={"format": _FORMAT, "run": settings.run_id, "manifest": layout.manifest.digest.hex()},
+        key=digest.uint(layout.chunk_elements).finish(),
+        record_bytes=record_sizes(layout),
+        name_of=layout.name_of,
+    )
+
+
 @dataclass(eq=False)
 class ErrorFeedback:
-    """Of one start of a node: what an earlier one left is removed."""
-
     layout: Layout
     beta: np.float32
     store: ChunkStore
+    disk: Disk
 
     @classmethod
     def create(cls, folder: Path, layout: Layout, settings: RunSettings, disk: Disk) -> ErrorFeedback:
-        """Without any error: that of an earlier start is dropped, and said. Raises HostError if the disk has no
-        room."""
-        if store_files.exists(folder, _NAME):
-            log.warning("error feedback of an earlier start of this node is dropped, and begins anew")
-        digest = Digest("atoll/error-feedback/v1").text(settings.run_id).data(layout.manifest.digest)
-        kind = StoreKind(
-            name=_NAME,
-            what="error feedback",
-            identity={"format": _FORMAT, "run": settings.run_id, "manifest": layout.manifest.digest.hex()},
-            key=digest.uint(layout.chunk_elements).finish(),
-            record_bytes=record_sizes(layout),
-            name_of=layout.name_of,
-        )
-        return cls(layout, np.float32(settings.sync.error_feedback), ChunkStore.create(folder, kind, disk))
+        """Without any error, in place of what is there. Raises HostError if the disk has no room."""
+        store = ChunkStore.create(folder, _kind(layout, settings), disk)
+        return cls(layout, np.float32(settings.sync.error_feedback), store, disk)
+
+    @classmethod
+    def found(
+        cls, folder: Path, layout: Layout, settings: RunSettings, disk: Disk, num_threads: int
+    ) -> ErrorFeedback | None:
+        """What an earlier start left; None if there is nothing, or only parts of files."""
+        if not settings.sync.error_feedback or not store_files.exists(folder, _NAME):
+            return None
+        try:
+            store = ChunkStore.open(folder, _kind(layout, settings))
+        except StateError as error:
+            log.warning("error feedback of an earlier start is dropped, and begins anew: %s", error)
+            return None
+        store.verify(num_threads)
+        return cls(layout, np.float32(settings.sync.error_feedback), store, disk)
+
+    def commits(self) -> tuple[int, ...]:
+        """Of each fragment, the commit that has advanced all of it; 0 if none has."""
+        versions, found = self.store.versions, []
+        for chunks in self.layout.fragments:
+            of_it = {versions[c] for c in chunks if self.store.kind.record_bytes[c]}
+            found.append((of_it.pop() or 0) if len(of_it) == 1 else 0)
+        return tuple(found)
+
+    def roll_back(self, commit: int) -> None:
+        """Nothing stays of later commits, whose numbers others have soon. Raises HostError."""
+        if any((version or 0) > commit for version in self.store.versions):
+            self.store = ChunkStore.create(self.store.folder, self.store.kind, self.disk)
 
     @contextmanager
     def of(self, chunk: int, commit: int) -> Iterator[Floats]:

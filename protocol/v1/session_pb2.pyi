@@ -452,6 +452,7 @@ class Welcome(_message.Message):
     LAST_COMMIT_FIELD_NUMBER: _builtins.int
     STARTED_FIELD_NUMBER: _builtins.int
     PARENT_JSON_FIELD_NUMBER: _builtins.int
+    ERROR_COMMITS_FIELD_NUMBER: _builtins.int
     settings_json: _builtins.str
     """the run's settings, the same for all sites"""
     site_id: _builtins.int
@@ -461,6 +462,10 @@ class Welcome(_message.Message):
     """commit 0 is attested and enough sites hold it"""
     parent_json: _builtins.str
     """parent run, commit, run_step and run_tokens of a resumed run; empty otherwise"""
+    @_builtins.property
+    def error_commits(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """with error feedback, of each fragment: the last commit that holds a contribution"""
+
     def __init__(
         self,
         *,
@@ -469,10 +474,11 @@ class Welcome(_message.Message):
         last_commit: _builtins.int = ...,
         started: _builtins.bool = ...,
         parent_json: _builtins.str = ...,
+        error_commits: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["last_commit", b"last_commit", "parent_json", b"parent_json", "settings_json", b"settings_json", "site_id", b"site_id", "started", b"started"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error_commits", b"error_commits", "last_commit", b"last_commit", "parent_json", b"parent_json", "settings_json", b"settings_json", "site_id", b"site_id", "started", b"started"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -39,7 +39,7 @@ from tests.harness.chunks import cut_out, elements_of
 from tests.harness.site_questions import of_node
 from tests.simulation.listed import Listed
 from tests.simulation.processes import COORDINATOR, Averaging, SimNode, SimStore
-from tests.simulation.reference import AttemptName, Average, ErrorsOfAverages, Records, replay, trained
+from tests.simulation.reference import AttemptName, Average, Errors, ErrorsOfAverages, Records, replay, trained
 from tests.simulation.sites import Sealed, Step, learned_in
 
 MOST = 1e6
@@ -172,6 +172,8 @@ class Checks:
         """They compute something wrong: what they hold is looked at again once they have fetched it."""
         self._applied_by_others: set[int] = set()  # commits of which a liar is not the only one who can tell
         self._averaged: dict[tuple[int, int, int, int], Average] = {}  # by sync, term, attempt and chunk
+        self.num_errors_of_earlier_starts = 0
+        """Of chunks, that were added to a contribution of a later start of the site."""
         self.num_errors_of_averages = 0
         """Of chunks in commits, that were added to the next average."""
         self.num_events = 0
@@ -496,10 +498,11 @@ class Checks:
         attested = {n: value for n, value in self.attested.items() if value}
         self.require(attested[0] in self._starts, "nobody ever held the commit 0 that is attested")
         went_back = bool(self._kept.rollbacks)
+        errors = Errors(self._layout, self._settings)
         of_averages = ErrorsOfAverages(self._settings, self._averaged, went_back=went_back)
-        states = replay(
-            self._layout, self._settings, self._starts[attested[0]], commits, handed_in, of_averages=of_averages
-        )
+        start = self._starts[attested[0]]
+        states = replay(self._layout, self._settings, start, commits, handed_in, errors=errors, of_averages=of_averages)
+        self.num_errors_of_earlier_starts = errors.num_of_earlier_starts
         self.num_errors_of_averages = of_averages.num_added
         last_valid = min((r.commit for r in self._kept.rollbacks), default=len(commits))
         for sealed in self._sealed:

@@ -34,10 +34,11 @@ def replay(
     log: Sequence[Commit],
     handed_in: Mapping[Commit, Sequence[Sealed]],
     *,
+    errors: Errors,
     of_averages: ErrorsOfAverages,
 ) -> list[Records]:
     """The state after each commit, commit 0 first. `handed_in`: of each commit's contributors, in their order."""
-    states, errors = [dict(start)], Errors(layout, settings)
+    states = [dict(start)]
     for commit in log:
         state, (rate, mu) = dict(states[-1]), rates(settings, commit)
         total = sum(member.tokens for member in commit.contributors)
@@ -168,11 +169,13 @@ def rates(settings: RunSettings, commit: Commit) -> tuple[np.float32, np.float32
 
 
 class Errors:
-    """What each start of a site has left over, by the numbers in the commit records."""
+    """What each site has left over, whichever start of it, by the numbers in the commit records."""
 
     def __init__(self, layout: Layout, settings: RunSettings) -> None:
         self._layout, self._sync = layout, settings.sync
-        self._left: dict[tuple[int, int, int], tuple[int, F32]] = {}  # by site, start and chunk: commit and error
+        self._left: dict[tuple[int, int], tuple[int, int, F32]] = {}  # by site and chunk: commit, start and error
+        self.num_of_earlier_starts = 0
+        """Of chunks, that were added to a contribution of a later start."""
 
     def added(self, commit: Commit, place: int, chunk: Chunk, delta: F32) -> F32:
         """To the pseudo-gradient of the contributor at that place."""
@@ -185,17 +188,18 @@ class Errors:
         if not number:
             return delta
         member = commit.contributors[place]
-        at, left = self._left.get((member.site_id, member.incarnation, chunk.index), (0, delta))
+        at, start, left = self._left.get((member.site_id, chunk.index), (0, 0, delta))
         if at != number:
             raise AssertionError(
                 f"site {member.site_id} says in commit {commit.commit} that its error feedback of chunk {chunk.index} "
                 f"is of commit {number}; it contributed last to commit {at}"
             )
+        self.num_of_earlier_starts += start != member.incarnation
         return delta + np.float32(self._sync.error_feedback) * left
 
     def keep(self, commit: Commit, place: int, chunk: Chunk, left: F32) -> None:
         member = commit.contributors[place]
-        self._left[member.site_id, member.incarnation, chunk.index] = commit.commit, left
+        self._left[member.site_id, chunk.index] = commit.commit, member.incarnation, left
 
 
 AttemptName = tuple[int, int, int]

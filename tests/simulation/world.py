@@ -709,6 +709,8 @@ class Outcome:
     num_steps_in_commits: int
     num_merges: Counter[e.MergeMode]
     """That they were told to do."""
+    num_errors_of_earlier_starts: int
+    """Of chunks, that were added to a contribution of a later start of the site."""
     num_errors_of_averages: int
     """Of chunks in commits, that were added to the next average."""
     most_in_flight: int
@@ -761,6 +763,7 @@ def _whole(seed: int, faults: Callable[[World], Awaitable[None]], shape: Shape) 
         num_steps=sum(hands.num_steps for hands in world.hands.values()),
         num_steps_in_commits=world.checks.num_steps_in_commits,
         num_merges=world.checks.num_merges,
+        num_errors_of_earlier_starts=world.checks.num_errors_of_earlier_starts,
         num_errors_of_averages=world.checks.num_errors_of_averages,
         most_in_flight=world.checks.most_in_flight,
     )

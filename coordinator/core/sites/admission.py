@@ -47,6 +47,7 @@ def hello(run: Run, stream: int, header: m.Header, message: m.Hello) -> None:
         last_commit=run.log.last,
         started=run.started,
         parent_json=run.parent_json,
+        error_commits=run.log.contributed(site.site_id) if run.settings.sync.error_feedback else (),
     )
     run.send(site, welcome)
     if shared is not None:

@@ -79,6 +79,7 @@ def ready_for(ctx: Context, lane: Lane) -> Open | None:
 
 def note_contribution(ctx: Context, commit: Commit) -> None:
     """Whether the sealed snapshot is in that commit, however the site comes to its state."""
+    errors.note_contribution(ctx, commit)
     lane = ctx.site.lanes[commit.fragment]
     snapshot = lane.snapshot
     me = (ctx.site.site_id, ctx.identity.incarnation)
