@@ -41,9 +41,16 @@ def an_identity(*, from_saved_model: bool = False) -> SiteIdentity:
     return SiteIdentity(hello=hello, incarnation=1)
 
 
-def a_core(settings: RunSettings, held: Outer | None, now: float, *, from_saved_model: bool = False) -> SiteCore:
-    """`held`: what it finds on its disk."""
-    return SiteCore(an_identity(from_saved_model=from_saved_model), settings, held, now)
+def a_core(
+    settings: RunSettings,
+    held: Outer | None,
+    now: float,
+    *,
+    from_saved_model: bool = False,
+    held_errors: tuple[int, ...] = (),
+) -> SiteCore:
+    """`held`, `held_errors`: what it finds on its disk."""
+    return SiteCore(an_identity(from_saved_model=from_saved_model), settings, held, now, held_errors=held_errors)
 
 
 def a_node_core(settings: RunSettings, now: float, num_ranks: int = 1) -> SiteCore:

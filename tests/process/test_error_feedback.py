@@ -4,6 +4,7 @@ hold the same bits."""
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from atoll.coordinator import admin
 from atoll.protocol.settings import SyncSettings
 from tests.harness.local_run import LocalRun
+from tests.process.test_gradients import log_of
 from tests.process.test_runs import LIMIT_S, SETTINGS, SLOW, WORKER, committed
 
 SIGN1 = SyncSettings(every=10, chunk_elements=1000, codec="sign1", down="bf16", error_feedback=1.0)
@@ -36,7 +38,7 @@ def test_each_commit_leaves_an_error_and_all_sites_hold_the_same_bits(tmp_path: 
 
 
 @pytest.mark.parametrize("sync", [SIGN1, TOPK2], ids=lambda sync: sync.codec)
-def test_a_site_that_was_killed_comes_back_without_an_error_and_the_others_keep_theirs(
+def test_a_site_that_was_killed_comes_back_with_its_error_and_the_others_keep_theirs(
     tmp_path: Path, sync: SyncSettings
 ) -> None:
     settings = replace(SETTINGS, steps=5000, quorum=2, sync=sync)
@@ -62,3 +64,8 @@ def test_a_site_that_was_killed_comes_back_without_an_error_and_the_others_keep_
                 assert (errors == [number]) == (name in contributors[number]), (name, number, errors)
         assert "c" in contributors[last]
         assert any("c" not in names for names in contributors.values())
+        log = log_of(run)
+    with_c = [(commit, commit.error_commits[names.index("c")]) for commit, names in log if "c" in names]
+    advanced = {number for number, errors in error_commits(run, "c") if errors == [number]}
+    for (before, _), (commit, number) in pairwise(with_c):  # it may have died before it heard of its last one
+        assert number == (before.commit if before.commit in advanced else 0), (before.commit, commit.commit)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from tests.mutation.mutation import Mutation
 
+ERRORS = ("tests/unit/node_core/test_errors.py",)
+
 MUTATIONS = (
     Mutation(
         name="a fetch that is under way hides the commit that holds the contribution",
@@ -672,9 +674,49 @@ MUTATIONS = (
     Mutation(
         name="the error of an earlier start goes without a word",
         rule="what is zeroed is said",
-        where="node.dataplane.error_feedback:ErrorFeedback.create",
-        old="if store_files.exists(folder, _NAME):",
-        new="if False:",
-        tests=("tests/unit/dataplane/test_error_feedback.py",),
+        where="node.core.errors:welcomed",
+        old='        _drop(ctx, lost, "that of an earlier start is not of the last contribution of this site")\n',
+        new="        pass\n",
+        tests=ERRORS,
+    ),
+    Mutation(
+        name="the error of an earlier start counts whatever it is of",
+        rule="an error of an earlier start counts only if the site's last contribution in a commit has left it",
+        where="node.core.errors:welcomed",
+        old="tuple(at if at == wanted else 0 for at, wanted in zip(held, last, strict=True))",
+        new="tuple(held)",
+        tests=ERRORS,
+    ),
+    Mutation(
+        name="no error outlives its start",
+        rule="an error outlives a start of its node",
+        where="node.core.errors:welcomed",
+        old="    if len(held) == len(last) == sync.fragments:\n",
+        new="    if False:\n",
+        tests=ERRORS,
+    ),
+    Mutation(
+        name="a second welcome goes back to the error of the start",
+        rule="what an earlier start has left is looked at once",
+        where="node.core.errors:welcomed",
+        old="    if not sync.error_feedback or site.error_commits:\n",
+        new="    if not sync.error_feedback:\n",
+        tests=ERRORS,
+    ),
+    Mutation(
+        name="the error of an earlier start survives a commit that holds it",
+        rule="an error that a commit holds and that was not advanced counts no longer",
+        where="node.core.lanes.snapshots:note_contribution",
+        old="    errors.note_contribution(ctx, commit)\n",
+        new="",
+        tests=ERRORS,
+    ),
+    Mutation(
+        name="any commit of an earlier start drops the error",
+        rule="only what cannot be advanced is dropped",
+        where="node.core.errors:note_contribution",
+        old="if 0 < ctx.site.error_commits[f] < commit.commit",
+        new="if 0 < ctx.site.error_commits[f]",
+        tests=ERRORS,
     ),
 )

@@ -8,6 +8,38 @@ AFTER_CUTS = ("tests/unit/local/test_snapshot_and_log.py",)
 
 MUTATIONS = (
     Mutation(
+        name="an error that was advanced in part counts",
+        rule="one number says which error all chunks of a fragment have",
+        where="node.dataplane.error_feedback:ErrorFeedback.commits",
+        old="found.append((of_it.pop() or 0) if len(of_it) == 1 else 0)",
+        new="found.append(max(v or 0 for v in of_it))",
+        tests=("tests/unit/dataplane/test_error_feedback.py",),
+    ),
+    Mutation(
+        name="errors of void commits stay on the disk",
+        rule="another commit has the number of a void one soon",
+        where="node.dataplane.error_feedback:ErrorFeedback.roll_back",
+        old="if any((version or 0) > commit for version in self.store.versions):",
+        new="if False:",
+        tests=("tests/unit/dataplane/test_error_feedback.py",),
+    ),
+    Mutation(
+        name="a node begins its error anew",
+        rule="an error outlives a start of its node",
+        where="node.daemon.plane:DataPlane.attach_workers",
+        old="if self.settings.sync.error_feedback and self.errors is None:",
+        new="if self.settings.sync.error_feedback:",
+        tests=("tests/process/test_error_feedback.py",),
+    ),
+    Mutation(
+        name="a run that goes back leaves errors on the disk",
+        rule="another commit has the number of a void one soon",
+        where="node.daemon.plane:DataPlane.roll_back.work",
+        old="                self.errors.roll_back(commit)\n",
+        new="                pass\n",
+        tests=("tests/unit/local/test_plane.py",),
+    ),
+    Mutation(
         name="what is left over is not scaled",
         rule="e' = a - decode(encode(a)) with a = (base - local) + beta * e",
         where="node.dataplane.error_feedback:leave_over",

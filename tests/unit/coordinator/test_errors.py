@@ -90,3 +90,25 @@ def test_what_was_said_counts_in_the_next_attempt_after_the_coordinator_came_bac
         story.done(name, "s1")
     made = story.last("b", m.Commit)
     assert ([c.site_id for c in made.contributors], made.error_commits) == ([2, 3], (0, 1))
+
+
+def test_a_start_of_a_site_hears_which_commit_holds_it_last() -> None:
+    story = a_run("a", "b", "c")
+    assert story.last("a", m.Welcome).error_commits == (0,)
+    for number, names in ((0, "abc"), (1, "bc")):
+        for name in names:
+            story.ready(name, errors=(number,))
+        if number:
+            story.drop("a")
+            story.wait(LIMITS.lease_s + LIMITS.heartbeat_s)
+        for name in names:
+            story.done(name, f"s{number}")
+        for name in names:
+            story.applied(name, number + 1, f"s{number + 1}")
+    for name, last in (("a", 1), ("b", 2), ("d", 0)):
+        story.connect(name, incarnation=2, state=(1, "s1") if name != "d" else None)
+        assert story.last(name, m.Welcome).error_commits == (last,)
+
+
+def test_without_error_feedback_a_welcome_says_nothing_of_it() -> None:
+    assert a_run("a", "b", beta=0.0).last("a", m.Welcome).error_commits == ()

@@ -136,14 +136,68 @@ def test_an_error_that_is_not_finite_is_refused_by_name(tmp_path: Path) -> None:
         errors.advance([0], 1, left_over, None)
 
 
-def test_an_error_of_an_earlier_start_is_dropped_and_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def found(errors: ErrorFeedback, sync: SyncSettings, used: Layout, run_id: str = RUN) -> ErrorFeedback | None:
+    """What a later start of the node finds."""
+    settings = RunSettings(run_id=run_id, sync=sync)
+    return ErrorFeedback.found(errors.store.folder, used, settings, REAL_DISK, num_threads=1)
+
+
+SYNC = SyncSettings(codec="sign1", error_feedback=0.9)
+
+
+def test_a_later_start_finds_the_error_as_it_was(tmp_path: Path) -> None:
     used = layout()
     data, errors = site(tmp_path, used, "sign1", filled(used, 1))
-    assert not caplog.text
+    errors.advance(data.chunks, 3, data.left_over, None)
+    left = {}
+    for chunk in trained_chunks(used):
+        with errors.of(chunk, 3) as values:
+            left[chunk] = values.tobytes()
+    again = found(errors, SYNC, used)
+    assert again is not None
+    assert again.commits() == (3,)
+    for chunk, expected in left.items():
+        with again.of(chunk, 3) as values:
+            assert values.tobytes() == expected
+
+
+def test_an_error_that_is_not_of_one_commit_counts_for_none(tmp_path: Path) -> None:
+    """The node was killed while it advanced it, or a power cut took a part."""
+    used = layout()
+    data, errors = site(tmp_path, used, "sign1", filled(used, 1))
+    assert errors.commits() == (0,)
     errors.advance(data.chunks, 1, data.left_over, None)
-    again = ErrorFeedback.create(errors.store.folder, used, RunSettings(run_id=RUN), REAL_DISK)
-    assert "error feedback of an earlier start of this node is dropped" in caplog.text
-    assert {again.store.versions[chunk] for chunk in trained_chunks(used)} == {None}
+    assert errors.commits() == (1,)
+    errors.advance(trained_chunks(used)[:1], 2, at(data, 1).left_over, None)
+    again = found(errors, SYNC, used)
+    assert again is not None
+    assert again.commits() == errors.commits() == (0,)
+
+
+def test_of_files_that_are_not_whole_or_of_another_run_nothing_is_found(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    used = layout()
+    data, errors = site(tmp_path, used, "sign1", filled(used, 1))
+    errors.advance(data.chunks, 1, data.left_over, None)
+    assert found(errors, SyncSettings(codec="sign1"), used) is None, "the run has no error feedback"
+    assert not caplog.text
+    assert found(errors, SYNC, used, "another") is None
+    assert "error feedback of an earlier start is dropped" in caplog.text
+    assert found(errors, SYNC, used) is not None
+    (errors.store.folder / "error.index").unlink()
+    assert found(errors, SYNC, used) is None
+
+
+@pytest.mark.parametrize(("commit", "stays"), [(2, True), (1, False), (0, False)])
+def test_what_is_of_later_commits_goes_when_the_run_goes_back(tmp_path: Path, commit: int, stays: bool) -> None:
+    used = layout()
+    data, errors = site(tmp_path, used, "sign1", filled(used, 1))
+    errors.advance(data.chunks, 1, data.left_over, None)
+    errors.advance(trained_chunks(used)[:1], 2, at(data, 1).left_over, None)
+    errors.roll_back(commit)
+    there = {errors.store.versions[chunk] for chunk in trained_chunks(used)}
+    assert there == ({1, 2} if stays else {None})
 
 
 def test_over_many_syncs_nothing_is_lost(tmp_path: Path) -> None:

@@ -245,6 +245,32 @@ def test_a_difference_can_be_made_of_values_that_a_rollback_leaves_in_force(home
     plane.close()
 
 
+def test_errors_of_void_commits_are_gone_after_a_rollback_and_others_outlive_the_node(home: Home) -> None:
+    settings = replace(SETTINGS, sync=replace(SETTINGS.sync, codec="sign1", error_feedback=1.0))
+
+    def begun() -> DataPlane:
+        plane = DataPlane(home, settings, manifest(), 2)
+        plane.attach_workers(DTYPES)
+        return plane
+
+    def errors_of(plane: DataPlane) -> tuple[int, ...]:
+        assert plane.errors is not None
+        return plane.errors.commits()
+
+    plane = begun()
+    publish.seed_from_snapshot(plane.fresh_outer(), filled(plane.layout))
+    assert errors_of(plane) == (0,)
+    for commit in (1, 2):
+        asyncio.run(plane.advance_errors(commit, plane.sync_data(0, 0, (commit - 1,))))
+    plane.close()
+    for last, left in ((2, 2), (1, 0)):
+        plane = begun()
+        assert errors_of(plane) == (2,)
+        asyncio.run(plane.roll_back(last))
+        assert errors_of(plane) == (left,)
+        plane.close()
+
+
 SAVED = {"run_step": 20, "run_tokens": 100, "settings": {}}
 
 

@@ -9,6 +9,7 @@ import pytest
 from atoll.node.core import events as e
 from atoll.node.core import outputs as out
 from atoll.protocol import messages as m
+from atoll.protocol.settings import settings_to_json
 from tests.unit.node_core.test_site import (
     HASH,
     SETTINGS,
@@ -251,3 +252,65 @@ def test_the_error_is_advanced_before_a_fetch_that_waits() -> None:
     assert [type(job) for job in jobs(drive)] == [out.ApplyCommit]
     queued = drive.queue(out.FetchState(sources(3)), JOB)
     assert [type(job) for job in queued] == [out.AdvanceErrors, out.FetchState]
+
+
+def back(held: tuple[int, ...], last: tuple[int, ...], fragments: int = 1) -> Driver:
+    """A later start of the site, with that on its disk, to which the coordinator says what it contributed last."""
+    sync = replace(WITH_ERRORS.sync, fragments=fragments)
+    drive = Driver(settings=replace(WITH_ERRORS, sync=sync), held_errors=held)
+    drive(e.SessionOpened())
+    drive.receive(m.Welcome(settings_json=settings_to_json(drive.core.settings), site_id=1, error_commits=last))
+    return drive
+
+
+def test_what_an_earlier_start_left_counts_if_its_commit_is_the_last_one_that_holds_the_site() -> None:
+    drive = back((4,), (4,))
+    assert drive.errors() == (4,)
+    assert not reports(drive)
+    drive(e.SessionLost("it broke"))
+    drive(e.SessionOpened())
+    drive.receive(m.Welcome(settings_json=settings_to_json(drive.core.settings), site_id=1, error_commits=(9,)))
+    assert drive.errors() == (4,), "of what this start contributes it hears by commits"
+
+
+@pytest.mark.parametrize(
+    ("held", "last", "left"),
+    [
+        ((4,), (5,), (0,)),  # a commit that it never heard of holds it
+        ((4,), (3,), (0,)),  # the run went back
+        ((4,), (0,), (0,)),  # the log does not reach so far
+        ((4,), (), (0,)),  # an older coordinator
+        ((4, 5), (4, 6), (4, 0)),
+        ((0, 5), (4, 5), (0, 5)),  # a part of the first was lost
+    ],
+)
+def test_what_an_earlier_start_left_of_another_contribution_is_dropped_and_said(
+    held: tuple[int, ...], last: tuple[int, ...], left: tuple[int, ...]
+) -> None:
+    drive = back(held, last, len(held))
+    assert drive.errors() == left
+    is_lost = any(at and not kept for at, kept in zip(held, left, strict=True))
+    assert drive.num_errors_dropped() == is_lost
+    wanted = "error feedback is dropped, and begins anew: that of an earlier start is not of the last contribution"
+    assert [wanted in text for text in reports(drive)] == [True] * is_lost
+
+
+def test_a_commit_with_the_contribution_of_an_earlier_start_drops_what_that_left() -> None:
+    """It was on its way when the site was killed: the error was in it."""
+    drive = ready_for_sync()
+    drive.had_errors(3)
+    of_before = m.Member(site_id=1, incarnation=0, address="127.0.0.1:1", tokens=100)
+    others = commit(4, 4, contributors=(2,))
+    drive.receive(sources(4, replace(others, contributors=(of_before, *others.contributors))))
+    assert drive.errors() == (0,)
+    assert [text.split("; ")[0] for text in reports(drive)] == [
+        "error feedback is dropped, and begins anew: commit 4 holds what this site trained before it was started again"
+    ]
+
+
+def test_an_older_commit_of_an_earlier_start_changes_nothing() -> None:
+    drive = ready_for_sync()
+    drive.had_errors(3)
+    of_before = m.Member(site_id=1, incarnation=0, address="127.0.0.1:1", tokens=100)
+    drive.receive(sources(3, replace(commit(3, 3, contributors=(2,)), contributors=(of_before,))))
+    assert drive.errors() == (3,)

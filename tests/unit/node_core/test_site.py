@@ -35,10 +35,15 @@ class Driver(SiteQuestions):
     """A core with a clock and a record of what it wants; answers of slow outputs are given by the test."""
 
     def __init__(
-        self, held: Outer | None = None, *, from_saved_model: bool = False, settings: RunSettings | None = None
+        self,
+        held: Outer | None = None,
+        *,
+        from_saved_model: bool = False,
+        settings: RunSettings | None = None,
+        held_errors: tuple[int, ...] = (),
     ) -> None:
-        self.now = 100.0
-        self.core = a_core(settings or SETTINGS, held, self.now, from_saved_model=from_saved_model)
+        self.now, known = 100.0, settings or SETTINGS
+        self.core = a_core(known, held, self.now, from_saved_model=from_saved_model, held_errors=held_errors)
         self.out: list[out.Output] = []
 
     def __call__(self, event: e.Event) -> list[out.Output]:
