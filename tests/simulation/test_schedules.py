@@ -12,15 +12,21 @@ from collections import Counter
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from atoll.coordinator.core.events import SiteRecord
 from atoll.node.core.events import Content, Difference, Values
 from atoll.node.dataplane.optim import OuterUpdate
 from atoll.node.dataplane.outer_state import OuterState
+from atoll.node.dataplane.payload_file import AttemptKey
+from atoll.node.dataplane.sync_data import Contributions, SyncData
+from atoll.node.exchange.peers.frames import Encoded
+from atoll.node.exchange.sync.average_errors import AverageErrors
 from atoll.node.exchange.sync.spill import Spilled
 from atoll.protocol import messages as m
 from atoll.protocol import wire
+from atoll.protocol.codecs.arithmetic import NOTHING, Floats
 from atoll.protocol.errors import DigestMismatch, RefusedError
 from atoll.protocol.layout import Role
 from tests.harness.site_questions import take_no_care_of_bases
@@ -39,7 +45,15 @@ PARTS = 10
 SEEDS_OVERTAKEN = 12
 
 
-@pytest.mark.parametrize("part", range(PARTS))
+def seeds(num: int) -> pytest.MarkDecorator:
+    """Every second one in `make test`, the others in `make test-all` alone."""
+    others = pytest.param(range(1, num, 2), marks=pytest.mark.slow)
+    return pytest.mark.parametrize("seeds", [range(0, num, 2), others], ids=["even", "odd"])
+
+
+@pytest.mark.parametrize(
+    "part", [pytest.param(part, marks=[pytest.mark.slow] * (part >= PARTS // 2)) for part in range(PARTS)]
+)
 def test_whatever_breaks_the_invariants_hold(part: int) -> None:
     for seed in range(part, NUM_SCHEDULES, PARTS):
         outcome = one(seed)
@@ -58,8 +72,9 @@ def behind_nat(seed: int) -> Outcome:
     return play(seed, faults, draw_shape_of(seed, num_sites=2 + seed % 3))
 
 
-def test_one_site_that_can_be_dialled_is_enough_whoever_holds_the_state() -> None:
-    for seed in range(40):
+@seeds(40)
+def test_one_site_that_can_be_dialled_is_enough_whoever_holds_the_state(seeds: range) -> None:
+    for seed in seeds:
         outcome = behind_nat(seed)
         assert not outcome.problem, f"seed {seed}: {outcome.problem}\n{outcome.story}"
         assert outcome.num_commits > 0
@@ -89,8 +104,9 @@ def test_a_site_that_is_overtaken_contributes_what_it_trained() -> None:
         assert outcome.num_commits > 0
 
 
-def test_a_power_cut_while_one_site_has_the_starting_state_loses_nothing() -> None:
-    for seed in range(40):
+@seeds(40)
+def test_a_power_cut_while_one_site_has_the_starting_state_loses_nothing(seeds: range) -> None:
+    for seed in seeds:
         cut = Fault(kind="power_cut", after_events=8 + seed % 20, delay_s=0.02, lasts_s=5.0, draw=seed)
         outcome = one(8300 + seed, [cut])
         assert not outcome.problem, f"seed {seed}: {outcome.problem}\n{outcome.story}"
@@ -176,9 +192,10 @@ def test_streams_that_open_and_end_without_a_welcome_are_a_coordinator_that_is_a
         assert all(text.startswith("no coordinator for 360 s") for _, text in exits), exits
 
 
-def test_a_node_that_hangs_while_its_heartbeats_go_on_does_not_hold_up_the_run() -> None:
+@seeds(30)
+def test_a_node_that_hangs_while_its_heartbeats_go_on_does_not_hold_up_the_run(seeds: range) -> None:
     """Whatever it was doing; a run that needs it goes on as soon as it is back, which is when it was evicted."""
-    for seed in range(30):
+    for seed in seeds:
         hang = Fault(kind="hang_node", after_events=10 + 5 * seed, delay_s=0.01, lasts_s=2.0, draw=seed)
         outcome = one(seed, [hang])
         assert not outcome.problem, f"seed {seed}: {outcome.problem}\n{outcome.story}"
@@ -249,9 +266,10 @@ def test_flipped_bits_on_sessions_are_seen_and_change_nothing(monkeypatch: pytes
     assert num_seen > 20
 
 
-def test_an_absurd_contribution_is_in_no_commit_and_its_site_goes_on() -> None:
+@seeds(30)
+def test_an_absurd_contribution_is_in_no_commit_and_its_site_goes_on(seeds: range) -> None:
     """Also where it is the only one, the quorum needs it, or it comes again."""
-    for seed in range(30):
+    for seed in seeds:
         strike = [
             Fault(kind="absurd_value", after_events=10 + 5 * seed, delay_s=0.01, lasts_s=1.0, draw=seed + i)
             for i in range(2)
@@ -451,10 +469,12 @@ def test_a_schedule_starts_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_broken_rule_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """The checks can fail: a reducer that weighs all sites alike is found out by the reference."""
-    from atoll.node.dataplane.sync_data import SyncData
-
     reduce = SyncData.reduce
-    monkeypatch.setattr(SyncData, "reduce", lambda self, chunk, parts: reduce(self, chunk, [(1, d) for _, d in parts]))
+
+    def weighs_alike(data: SyncData, chunk: int, parts: Contributions, *errors: Floats) -> bytes:
+        return reduce(data, chunk, [(1, part) for _, part in parts], *errors)
+
+    monkeypatch.setattr(SyncData, "reduce", weighs_alike)
     problems = (one(seed).problem for seed in range(40))
     assert any(Unsound.__name__ in problem and "its base and its" in problem for problem in problems)
 
@@ -476,9 +496,30 @@ def test_a_difference_that_is_made_of_a_difference_is_seen(monkeypatch: pytest.M
 
 
 def test_one_contribution_that_is_left_out_among_many_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    from atoll.node.dataplane.sync_data import SyncData
-
     reduce = SyncData.reduce
-    monkeypatch.setattr(SyncData, "reduce", lambda self, chunk, parts: reduce(self, chunk, parts[:-1]))
+
+    def leaves_one_out(data: SyncData, chunk: int, parts: Contributions, *errors: Floats) -> bytes:
+        return reduce(data, chunk, parts[:-1], *errors)
+
+    monkeypatch.setattr(SyncData, "reduce", leaves_one_out)
     problem = large(LEAST_SITES).problem
     assert "reference" in problem or "its base and its" in problem, problem
+
+
+def test_errors_come_with_the_next_contribution_of_a_later_start_and_with_the_next_average() -> None:
+    """The reference computes both: here they are seen to be there at all."""
+    outcomes = [one(seed) for seed in (4, 23, 27, 31, 45)]
+    assert not [outcome.problem for outcome in outcomes if outcome.problem]
+    assert sum(outcome.num_errors_of_earlier_starts for outcome in outcomes) > 10
+    assert sum(outcome.num_errors_of_averages for outcome in outcomes) > 100
+
+
+def test_an_error_of_an_average_that_nobody_committed_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reducer that adds what its last attempt left, whatever became of that, is found out by the reference."""
+
+    def of(errors: AverageErrors, chunk: int, attempt: AttemptKey | None) -> Floats:
+        kept = [items[chunk] for items in errors._kept.values() if chunk in items]
+        return np.frombuffer(kept[-1].data, np.float32) if kept and isinstance(kept[-1], Encoded) else NOTHING
+
+    monkeypatch.setattr(AverageErrors, "of", of)
+    assert any("the error of " in one(seed).problem or "reference" in one(seed).problem for seed in (27, 35, 49))
