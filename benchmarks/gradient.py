@@ -31,6 +31,10 @@ WAYS: dict[str, dict[str, Any]] = {
     "AdamW, fp32": {"strategy": "gradient", "codec": "fp32"},
     "AdamW, bf16": {"strategy": "gradient", "codec": "bf16"},
     "AdamW, int8": {"strategy": "gradient", "codec": "int8"},
+    "1-bit Adam": {
+        "strategy": "momentum", "warmup_commits": WARM_UP_STEPS - 2, "codec": "sign1", "error_feedback": 1.0,
+        "error_feedback_down": 1.0,
+    },
     "1-bit Adam, int4 down": {
         "strategy": "momentum", "warmup_commits": WARM_UP_STEPS - 2, "codec": "int4", "up": "sign1",
         "error_feedback": 1.0,

@@ -9,6 +9,7 @@ from math import inf
 
 from atoll.node.core import events as e
 from atoll.node.core import outputs as out
+from atoll.node.core.disk import newest
 from atoll.node.core.ranks.pieces import SitePieces
 from atoll.node.daemon.plane import DataPlane
 from atoll.node.daemon.shell import Shell, fatal
@@ -116,6 +117,7 @@ class DiskJobs:
                 pace=self._pace,
             )
         self._snapshot_if_due()
+        self._look_at_pace(fetched.commit - newest(sources))
         record = fetched.record
         return e.StateFetched(
             commit=fetched.commit,
@@ -125,6 +127,16 @@ class DiskJobs:
             final=record is not None and record.final,
             touched=plane.log.history.touched(fetched.commit) or (),
         )
+
+    def _look_at_pace(self, num_commits: int) -> None:
+        """So many were made while the state was fetched: it is brought up to them by the payloads in the logs."""
+        kept = self._core.settings.sync.log_commits
+        if 2 * num_commits > kept:
+            log.warning(
+                "the run made %d commits while this site fetched its state, and sites keep the payloads of %d "
+                "(sync.log_commits): a site with half of this link would not catch up; begin runs with more",
+                num_commits, kept,
+            )  # fmt: skip
 
     @property
     def _has_moved(self) -> bool:

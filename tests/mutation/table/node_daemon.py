@@ -6,6 +6,22 @@ from tests.mutation.mutation import Mutation
 
 MUTATIONS = (
     Mutation(
+        name="nobody is told that the log is short for a fetch",
+        rule="a site that would not catch up is told what to change",
+        where="node.daemon.disk_jobs:DiskJobs._fetched",
+        old="        self._look_at_pace(fetched.commit - newest(sources))\n",
+        new="",
+        tests=("tests/unit/local/test_node_failures.py::test_a_fetch_in_which_half_of_the_log_went_by_is_said",),
+    ),
+    Mutation(
+        name="a log is short when all of it went by",
+        rule="a site that would not catch up is told what to change",
+        where="node.daemon.disk_jobs:DiskJobs._look_at_pace",
+        old="if 2 * num_commits > kept:",
+        new="if num_commits > kept:",
+        tests=("tests/unit/local/test_node_failures.py::test_a_fetch_in_which_half_of_the_log_went_by_is_said",),
+    ),
+    Mutation(
         name="a home that others can open is taken",
         rule="a home folder with open permissions is refused: the key and the model are in it",
         where="node.daemon.home:_refuse_if_others_can_reach",

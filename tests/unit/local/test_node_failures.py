@@ -31,6 +31,7 @@ from atoll.node.daemon.node import Node
 from atoll.node.daemon.plane import DataPlane
 from atoll.node.daemon.room import Room
 from atoll.node.dataplane import publish, saved_model
+from atoll.node.exchange.catchup.fetch import Fetched
 from atoll.node.exchange.hub import Hub
 from atoll.node.exchange.peers.dialer import Dialer
 from atoll.node.exchange.sync.spill import Spill
@@ -410,6 +411,30 @@ def test_a_job_that_breaks_off_says_whether_the_disk_is_where_it_was(job: str, n
     (event,) = broken
     assert isinstance(event, e.ApplyFailed | e.FetchFailed)
     assert event.has_moved is (num_chunks > 0)
+
+
+@pytest.mark.parametrize(("num_commits", "is_said"), [(16, False), (17, True)])
+def test_a_fetch_in_which_half_of_the_log_went_by_is_said(
+    num_commits: int, is_said: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Payloads of 32 commits are kept."""
+    ended: list[Any] = []
+
+    async def happen(node: Node) -> None:
+        async def fetches(**_: Any) -> Fetched:
+            return Fetched(commit=100 + num_commits, state_hash=bytes(32), record=None)
+
+        node.hub.fetch_state = fetches  # type: ignore[method-assign]
+        with patch.object(node.shell, "handle", ended.append):
+            attested = m.Attestation(commit=100, state_hash=bytes(32))
+            node._execute(out.FetchState(m.Sources(attested=(attested,))))
+            await until(lambda: bool(ended))
+        node.leave_now("enough")
+
+    assert ended_by(happen, tmp_path, at_commit_0) == (130, "enough")
+    assert isinstance(ended[0], e.StateFetched)
+    said = f"the run made {num_commits} commits while this site fetched its state, and sites keep the payloads of 32"
+    assert (said in caplog.text) is is_said
 
 
 def test_workers_that_join_again_leave_what_the_site_offered_as_it_is(
