@@ -125,6 +125,7 @@ def metrics(d: Document) -> Iterator[Metric]:
         ("extra_s", "atoll_site_extra_seconds", "By which its link makes a sync longer in which it contributes."),
         ("norm", "atoll_site_contribution_norm", "Norm of its last pseudo-gradient."),
         ("cosine", "atoll_site_cosine", "Of its last pseudo-gradient to the average, in a sample."),
+        ("error_share", "atoll_site_error_share", "Norm of its error feedback, over that of what was to be sent."),
         (
             "high_in_a_row",
             "atoll_site_high_norms",

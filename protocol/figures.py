@@ -17,3 +17,5 @@ class Figures:
     train_s: float = 0.0
     wait_s: float = 0.0
     num_ranks: int = 0
+    error_share: float = 0.0
+    """Norm of the error feedback over that of what was to be sent, of the fragment with the largest."""

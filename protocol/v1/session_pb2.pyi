@@ -941,6 +941,7 @@ class Heartbeat(_message.Message):
     WAITS_FOR_CONTRIBUTIONS_FIELD_NUMBER: _builtins.int
     WAITS_FOR_PAYLOADS_FIELD_NUMBER: _builtins.int
     PROGRESS_FIELD_NUMBER: _builtins.int
+    ERROR_SHARE_FIELD_NUMBER: _builtins.int
     phase: _builtins.str
     inner_step: _builtins.int
     steps_per_s: _builtins.float
@@ -962,6 +963,8 @@ class Heartbeat(_message.Message):
     """Larger than in the heartbeat before if what the node and its ranks do, their steps or the moved bytes are others. Only
     this number says that a site gets on; phase and doing are for people.
     """
+    error_share: _builtins.float
+    """norm of the error feedback over that of what was to be sent last; 0 without one"""
     @_builtins.property
     def waits_for_contributions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Of an exchange in which nothing has moved here for a quarter of a stall: at most 64 sites each.
@@ -990,10 +993,11 @@ class Heartbeat(_message.Message):
         waits_for_contributions: _abc.Iterable[_builtins.int] | None = ...,
         waits_for_payloads: _abc.Iterable[_builtins.int] | None = ...,
         progress: _builtins.int = ...,
+        error_share: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["doing", b"doing", "inner_step", b"inner_step", "limit_s", b"limit_s", "loss", b"loss", "moved_bytes", b"moved_bytes", "num_ranks", b"num_ranks", "phase", b"phase", "progress", b"progress", "received_bytes", b"received_bytes", "sent_bytes", b"sent_bytes", "steps_per_s", b"steps_per_s", "train_s", b"train_s", "wait_s", b"wait_s", "waits_for_contributions", b"waits_for_contributions", "waits_for_payloads", b"waits_for_payloads"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["doing", b"doing", "error_share", b"error_share", "inner_step", b"inner_step", "limit_s", b"limit_s", "loss", b"loss", "moved_bytes", b"moved_bytes", "num_ranks", b"num_ranks", "phase", b"phase", "progress", b"progress", "received_bytes", b"received_bytes", "sent_bytes", b"sent_bytes", "steps_per_s", b"steps_per_s", "train_s", b"train_s", "wait_s", b"wait_s", "waits_for_contributions", b"waits_for_contributions", "waits_for_payloads", b"waits_for_payloads"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

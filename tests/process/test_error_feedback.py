@@ -47,6 +47,7 @@ def test_a_site_that_was_killed_comes_back_with_its_error_and_the_others_keep_th
         for name in "abc":
             run.start_node(name, SLOW)
         run.wait(committed(3), LIMIT_S)
+        run.wait(lambda status: all(site["error_share"] > 0.1 for site in status["sites"]), LIMIT_S, "it is shown")
         run.nodes["c"].kill()
         at_death = run.status()["last_commit"]
         run.wait(committed(at_death + 3), LIMIT_S)
