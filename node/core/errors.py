@@ -29,8 +29,8 @@ def welcomed(ctx: Context, message: Welcome) -> None:
         return
     if len(held) == len(last) == sync.fragments:
         site.error_commits = tuple(at if at == wanted else 0 for at, wanted in zip(held, last, strict=True))
-    if lost := [f for f, at in enumerate(held) if at and at not in site.error_commits[f : f + 1]]:
-        _drop(ctx, lost, "that of an earlier start is not of the last contribution of this site")
+    if lost := [f for f in range(sync.fragments) if any(held[f : f + 1]) and not site.error_commits[f]]:
+        _drop(ctx, lost, "that of an earlier start is not of the last contribution of this site, or not whole")
 
 
 def note_contribution(ctx: Context, commit: Commit) -> None:

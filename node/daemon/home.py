@@ -62,6 +62,7 @@ class Home:
         self.state_folder = folder / "state"
         self.payload_folder = folder / "payloads"
         self.spill_folder = folder / "contributions"
+        self.average_error_folder = folder / "average-errors"
         self.error_folder = folder / "errors"
         self.snapshot_folder = folder / "snapshots"
         self.optimizer_folder = folder / "optimizer"

@@ -108,6 +108,7 @@ async def _meet_peers(
         dialer=Dialer(None, machine.network),
         pool=giving_way(config.num_kernel_threads, "exchange", config.nice),
         spill=await asyncio.to_thread(Spill, home.spill_folder, disk=home.disk),
+        error_spill=await asyncio.to_thread(Spill, home.average_error_folder, disk=home.disk),
     )
     limit = descriptors.raise_limit()
     listen_on = config.listen or addresses.join_address(local_address_towards(config.coordinator), 0)

@@ -153,14 +153,13 @@ class DataPlane:
             return None
 
     async def roll_back(self, commit: int) -> tuple[int, bytes] | None:
-        """Removes everything of later commits; what is held then, at `commit` at most."""
+        """Removes everything of later commits, whose numbers others have soon; what is held then, up to `commit`."""
 
         def work() -> tuple[int, bytes] | None:
             if self.errors is not None:
                 self.errors.roll_back(commit)
             self.log.roll_back(commit)
-            kept = {f: content for f, content in self._published.items() if content.version <= commit}
-            self._published = kept  # another commit has a later number soon
+            self._published = {f: content for f, content in self._published.items() if content.version <= commit}
             is_void = self.outer is not None and any((version or 0) > commit for version in self.outer.versions)
             if is_void:
                 self.outer = None
@@ -232,14 +231,15 @@ class DataPlane:
         raise StateError(f"{evidence.name.lower()} of chunk {chunk} cannot be shown")
 
     async def distrust(self) -> list[int]:
-        """Drops chunks that are damaged, and all snapshots: they may have been made of a wrong state, and no other is
-        made of it."""
+        """Drops chunks that are damaged, and all snapshots and errors: they may have been made of a wrong state, and no
+        other is made of it."""
         self._is_distrusted = True
 
         def work() -> list[int]:
             self.snapshots.clear()
-            self._published_frozen = False
-            self._published.clear()
+            self._published_frozen, self._published = False, {}
+            if self.errors is not None:
+                self.errors.roll_back(-1)
             damaged = self.outer.damaged() if self.outer is not None else []
             for chunk in damaged:
                 assert self.outer is not None

@@ -128,7 +128,8 @@ class WorkerControl:
             return
         # Where workers join again, plans are made by what the site has offered.
         max_retained_bytes = hub.max_retained_bytes or room.max_retained_bytes
-        hub.allow(max_retained_bytes, room.reduce_buffer_bytes)
+        keeps_errors = settings.sync.error_feedback_down > 0
+        hub.allow(max_retained_bytes, room.reduce_buffer_bytes, keeps_errors=keeps_errors)
         log.info("as a reducer this node holds %s", room)
         self._shell.handle(e.PiecesMerged(generation=generation, pieces=pieces, max_retained_bytes=max_retained_bytes))
 

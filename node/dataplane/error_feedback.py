@@ -87,18 +87,18 @@ class ErrorFeedback:
             return None
         try:
             store = ChunkStore.open(folder, _kind(layout, settings))
-        except StateError as error:
-            log.warning("error feedback of an earlier start is dropped, and begins anew: %s", error)
+        except StateError:
+            log.warning("error feedback in %s is not whole, or of another run: it begins anew", folder)
             return None
         store.verify(num_threads)
         return cls(layout, np.float32(settings.sync.error_feedback), store, disk)
 
     def commits(self) -> tuple[int, ...]:
-        """Of each fragment, the commit that has advanced all of it; 0 if none has."""
+        """Of each fragment, the commit that has advanced all of it; 0 if none has, -1 if one has advanced a part."""
         versions, found = self.store.versions, []
         for chunks in self.layout.fragments:
-            of_it = {versions[c] for c in chunks if self.store.kind.record_bytes[c]}
-            found.append((of_it.pop() or 0) if len(of_it) == 1 else 0)
+            of_it = {versions[c] for c in chunks if self.store.kind.record_bytes[c]} or {None}
+            found.append((of_it.pop() or 0) if len(of_it) == 1 else -1)
         return tuple(found)
 
     def roll_back(self, commit: int) -> None:

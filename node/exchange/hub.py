@@ -57,6 +57,8 @@ class Hub:
     dialer: Dialer
     pool: Executor
     spill: Spill | None = None
+    error_spill: Spill | None = None
+    """The same for errors of averages."""
     site_id: int = 0
     """Given by the coordinator; 0 until then."""
 
@@ -64,7 +66,7 @@ class Hub:
         self.max_retained_bytes = 0
         self.counters = Counters()
         self.uplink = Uplink()
-        self.average_errors = AverageErrors(self.pool, self.spill)
+        self.average_errors = AverageErrors(self.pool, self.error_spill)
         self.donor: DonorServer | None = None
         self.expected_donors = ExpectedDonors()
         self.donations = Donations(identity=self.identity, dialer=self.dialer, donor=self.served_donor)
@@ -76,8 +78,9 @@ class Hub:
 
     @property
     def retained_bytes(self) -> int:
-        """Of contributions, and of payloads reduced here."""
-        return sum(e.reducer.payload_bytes + e.retained.num_bytes for e in self._exchanges.values())
+        """Of contributions, of payloads reduced here, and of what was lost of averages."""
+        of_syncs = sum(e.reducer.payload_bytes + e.retained.num_bytes for e in self._exchanges.values())
+        return of_syncs + self.average_errors.num_bytes
 
     # --- life
 
@@ -96,11 +99,15 @@ class Hub:
             uplink=self.uplink,
         )
 
-    def allow(self, max_retained_bytes: int, reduce_buffer_bytes: int) -> None:
-        """From the next exchange on this may be held as a reducer, and in memory of contributions."""
+    def allow(self, max_retained_bytes: int, reduce_buffer_bytes: int, *, keeps_errors: bool = False) -> None:
+        """From the next exchange on this may be held as a reducer, and in memory of contributions: of these and of
+        errors of averages, half each, where such errors are kept."""
         self.max_retained_bytes = max_retained_bytes
+        of_errors = reduce_buffer_bytes // 2 if keeps_errors else 0
         if self.spill is not None:
-            self.spill.memory_limit_bytes = reduce_buffer_bytes
+            self.spill.memory_limit_bytes = reduce_buffer_bytes - of_errors
+        if self.error_spill is not None:
+            self.error_spill.memory_limit_bytes = of_errors
 
     async def close(self) -> None:
         for exchange in self._exchanges.values():
@@ -109,8 +116,8 @@ class Hub:
         await self.donations.close()
         await self.dialer.close()
         self.pool.shutdown(wait=False, cancel_futures=True)
-        if self.spill is not None:
-            await asyncio.to_thread(self.spill.clear)
+        for spill in filter(None, (self.spill, self.error_spill)):
+            await asyncio.to_thread(spill.clear)
 
     def identity(self, term: int = 0) -> Header:
         """Who answers here."""
@@ -208,7 +215,7 @@ class Hub:
             exchange.reducer.forget_payloads()
             exchange.retained.drop()
         if self._log is not None:
-            self.average_errors.forget_void(self._log, sync)
+            self.average_errors.forget_void(self._log, self._exchanges)
         if sync not in self._dropped:
             self._dropped.append(sync)
 

@@ -42,7 +42,7 @@ def test_a_run_with_every_contribution_on_the_disk(tmp_path: Path) -> None:
         assert run.wait_all(LIMIT_S) == {"a": 0, "b": 0, "c": 0}
         assert len(set(run.hashes(4).values())) == 1
         for node in run.nodes.values():
-            assert any("contributions beyond 0 bytes in memory are in" in line for line in node.lines), node.lines
+            assert any("what a reducer holds beyond 0 bytes in memory is in" in line for line in node.lines), node.lines
         assert not [name for name in run.nodes if (run.home(name) / "contributions").exists()]
 
 
@@ -64,8 +64,8 @@ def test_a_site_whose_disk_has_no_room_contributes_and_reduces_once_there_is(tmp
         node.wait_for_line(r"holding contributions: .* in \S+/c/contributions.* are free there; make room", LIMIT_S)
         coordinator.wait_for_line(r"contribute \(c \(site \d\) has no room to reduce: ", LIMIT_S)
         run.wait_for_contributors("abc")
-        assert not any("contributions beyond 0 bytes" in line for line in node.lines)
+        assert not any("what a reducer holds beyond 0 bytes" in line for line in node.lines)
         filler.unlink()
-        node.wait_for_line("contributions beyond 0 bytes in memory are in", LIMIT_S)
+        node.wait_for_line("what a reducer holds beyond 0 bytes in memory is in", LIMIT_S)
         run.wait_for_contributors("abc")
         run.end_well()

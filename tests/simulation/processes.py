@@ -329,8 +329,11 @@ class SimNode:
                 dialer=Dialer(None, self._machine.network),
                 pool=InlineExecutor(),
                 spill=await asyncio.to_thread(Spill, home.spill_folder, disk=home.disk),
+                error_spill=await asyncio.to_thread(Spill, home.average_error_folder, disk=home.disk),
             )
-            hub.average_errors = SimAverageErrors(hub.pool, hub.spill, lambda made: self._note_average(self, made))
+            hub.average_errors = SimAverageErrors(
+                hub.pool, hub.error_spill, lambda made: self._note_average(self, made)
+            )
             hub.fetch_state = _broken_off_at_times(hub.fetch_state, self._seed)  # type: ignore[method-assign]
             handlers = PeerService(hub).handlers
             server, port = await listen(f"{self.process.machine}:0", handlers, self._machine.network)

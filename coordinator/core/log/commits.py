@@ -156,14 +156,12 @@ class CommitLog:
 
     def contributed(self, site_id: int) -> tuple[int, ...]:
         """Of each fragment, the newest commit that any start of the site is in; 0 if the log has none."""
-        found = [0] * self._num_fragments
-        for record in self.records:
-            commit = record.commit
-            if any(member.site_id == site_id for member in commit.contributors):
-                touched = range(len(found)) if commit.fragment == len(found) else (commit.fragment,)
-                for fragment in touched:
-                    found[fragment] = commit.commit
-        return tuple(found)
+
+        def last(fragment: int) -> int:
+            commits = (r.commit for r in reversed(self.records) if r.commit.fragment in (fragment, self._num_fragments))
+            return next((c.commit for c in commits if any(m.site_id == site_id for m in c.contributors)), 0)
+
+        return tuple(map(last, range(self._num_fragments)))
 
     def rested_steps(self, site_id: int, since: int) -> int:
         """Steps of the run since that one in which the site was told to rest, as far back as the log goes."""

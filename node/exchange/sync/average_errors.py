@@ -2,15 +2,17 @@
 
     a = average + beta * e        payload = encode(a)        e' = a - decode(payload)
 
-(Two-sided error feedback, arXiv 2102.02888, section 3.) An error is of one attempt. It counts in the next sync of the
-chunk if that attempt became the last commit that touched it; else another site has averaged it since, or the run has
-gone back. Errors live as long as the node. docs/decisions/0049-errors-of-averages.md says why.
+`e` is the error that the average before has left; none at first. (Two-sided error feedback, arXiv 2102.02888, section
+3.) An error is of one attempt. It counts in the next sync of the chunk if that attempt became the last commit that
+touched it; else another site has averaged it since, or the run has gone back. Errors live as long as the node.
+docs/decisions/0049-errors-of-averages.md says why.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Collection
 from concurrent.futures import Executor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -23,6 +25,7 @@ from atoll.node.exchange.peers.frames import Encoded
 from atoll.node.exchange.sync.retained import free
 from atoll.node.exchange.sync.spill import Spill, Spilled
 from atoll.protocol.codecs.arithmetic import NOTHING, Floats
+from atoll.protocol.errors import HostError
 from atoll.protocol.plans import payload_hash
 
 log = logging.getLogger("atoll.node")
@@ -30,16 +33,17 @@ log = logging.getLogger("atoll.node")
 
 @dataclass(eq=False)
 class AverageErrors:
-    """Of one node, for all its syncs. `keep` and `of` are called in threads."""
+    """Of one node, for all its syncs. `of` and `keep` are called in threads."""
 
     pool: Executor
     spill: Spill | None = None
-    """Without one all stays in memory."""
+    """Of errors alone. Without one all stays in memory."""
     num_dropped: int = 0
-    """Errors of chunks that counted, and that another site's average, or a rollback, has made void."""
+    """Errors of chunks that counted, and were not followed by one of a later commit."""
+    num_bytes: int = 0
     _kept: dict[AttemptKey, dict[int, Encoded | Spilled]] = field(default_factory=dict)
     _counting: set[AttemptKey] = field(default_factory=set)
-    """Of those kept, the attempts that became commits."""
+    """Of those kept, the attempts that are the last commit of some fragment."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def of(self, chunk: int, attempt: AttemptKey | None) -> Floats:
@@ -52,33 +56,44 @@ class AverageErrors:
         return np.frombuffer(found.read() if isinstance(found, Spilled) else found.data, np.float32)
 
     def keep(self, attempt: AttemptKey, chunk: int, left: Floats) -> None:
-        """Raises HostError for the disk."""
+        """In place of that of earlier attempts at the sync, which become no commit any more. Without room for it on
+        the disk the next average has no error, and that is said."""
         data = left.tobytes()
         encoded = Encoded(chunk, data, payload_hash(data))
-        item = encoded if self.spill is None else self.spill.keep(encoded)
+        try:
+            item = encoded if self.spill is None else self.spill.keep(encoded)
+        except HostError as error:
+            log.warning("error feedback of averages: there is no room for that of chunk %d: %s", chunk, error)
+            return
         with self._lock:
-            before = self._kept.setdefault(attempt, {}).get(chunk)
-            self._kept[attempt][chunk] = item
-        self._free([] if before is None else [before])
+            before = [k for key, k in self._kept.items() if chunk in k and key.sync == attempt.sync and key <= attempt]
+            void = [kept.pop(chunk) for kept in before]
+            self._kept.setdefault(attempt, {})[chunk] = item
+            self.num_bytes += item.num_bytes - sum(old.num_bytes for old in void)
+        self._free(void)
 
-    def forget_void(self, payloads: PayloadLog, over: int) -> None:
-        """A thread forgets, of that sync and of commits before it, what is not the last commit of some fragment."""
+    def forget_void(self, payloads: PayloadLog, in_flight: Collection[int]) -> None:
+        """A thread forgets what is neither the last commit of some fragment nor of a sync in flight: `in_flight` is
+        looked at there."""
         with suppress(RuntimeError):  # the pool is closed, and all of the spill's folder goes
-            self.pool.submit(self._forget_void, payloads, over)
+            self.pool.submit(self._forget_void, payloads, in_flight)
 
-    def _forget_void(self, payloads: PayloadLog, over: int) -> None:
-        in_force = payloads.attempts_in_force()
+    def _forget_void(self, payloads: PayloadLog, in_flight: Collection[int]) -> None:
         with self._lock:
-            keys = [key for key in self._kept if key not in in_force and (key.sync == over or key in self._counting)]
-            void = {key: self._kept.pop(key) for key in keys}
+            under_way = set(in_flight)  # first: what is over by now and was committed is in force below
+            in_force = payloads.attempts_in_force()
+            over = [key for key in self._kept if key not in in_force and key.sync not in under_way]
+            void = {key: self._kept.pop(key) for key in over}
             renewed = {chunk for key in in_force for chunk in self._kept.get(key, ())}
             lost = {chunk for key, items in void.items() if key in self._counting for chunk in items} - renewed
             self._counting = in_force.intersection(self._kept)
             self.num_dropped += len(lost)
-        for items in void.values():
-            self._free(list(items.values()))
+            items = [item for kept in void.values() for item in kept.values()]
+            self.num_bytes -= sum(item.num_bytes for item in items)
+        self._free(items)
         if lost:
-            log.info("error feedback of averages: of %d chunks it is dropped: another site averages them", len(lost))
+            text = "their last average was made by another site, or is void"
+            log.info("error feedback of averages: that of %d chunks is dropped; %s", len(lost), text)
 
     def _free(self, items: list[Encoded | Spilled]) -> None:
         free(items, self.pool, None if self.spill is None else self.spill.release)

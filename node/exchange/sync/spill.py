@@ -43,7 +43,7 @@ class Spilled:
                 raise StaleError(f"the contribution to chunk {self.chunk} was dropped while it was read") from None
             raise disk_error(error, self.path) from error
         if payload_hash(data) != self.hash:
-            raise HostError(f"{self.path}: the bytes of a contribution have changed on this disk; look after it")
+            raise HostError(f"{self.path}: what was written there has changed on this disk; look after it")
         return data
 
 
@@ -87,7 +87,7 @@ class Spill:
                 return item
             is_first, self._has_told = not self._has_told, True
         if is_first:
-            log.info("contributions beyond %d bytes in memory are in %s", self.memory_limit_bytes, self.folder)
+            log.info("what a reducer holds beyond %d bytes in memory is in %s", self.memory_limit_bytes, self.folder)
         path = self.folder / str(next(self._numbers))
         self._disk.write_whole(path, item.data)
         with self._lock:

@@ -322,9 +322,9 @@ MUTATIONS = (
     Mutation(
         name="a welcome says of a start what another site contributed",
         rule="a site hears which commit holds a contribution of it last, whichever start made it",
-        where="coordinator.core.log.commits:CommitLog.contributed",
-        old="if any(member.site_id == site_id for member in commit.contributors):",
-        new="if commit.contributors:",
+        where="coordinator.core.log.commits:CommitLog.contributed.last",
+        old="if any(m.site_id == site_id for m in c.contributors)",
+        new="if c.contributors",
         tests=("tests/unit/coordinator/test_errors.py",),
     ),
 )

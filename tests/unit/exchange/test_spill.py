@@ -100,7 +100,7 @@ def test_bytes_that_change_on_the_disk_are_noticed(tmp_path: Path, now: bytes) -
     spilled = spill.keep(encoded(3))
     assert isinstance(spilled, Spilled)
     spilled.path.write_bytes(now)
-    with pytest.raises(HostError, match="spill/0: the bytes of a contribution have changed on this disk"):
+    with pytest.raises(HostError, match="spill/0: what was written there has changed on this disk"):
         spilled.read()
 
 

@@ -26,6 +26,7 @@ from atoll.protocol.settings import RunSettings, settings_to_json
 from tests.harness.site_questions import a_node_core
 
 SETTINGS = RunSettings(run_id="run", steps=40, time_limits="local")
+ERRORS = SimpleNamespace(num_dropped=3)
 
 
 @contextmanager
@@ -38,7 +39,7 @@ def observer_of(core: SiteCore, hub: Any, folder: Path) -> Iterator[Observer]:
 def test_progress_counts_work_and_no_heartbeat(tmp_path: Path) -> None:
     async def scenario() -> None:
         core, counters = a_node_core(SETTINGS, 100.0), Counters()
-        hub: Any = SimpleNamespace(counters=counters, waits_for=lambda: ([2], []), retained_bytes=0)
+        hub: Any = SimpleNamespace(counters=counters, waits_for=lambda: ([2], []), retained_bytes=0, average_errors=ERRORS)
         with observer_of(core, hub, tmp_path) as observer:
 
             def progress() -> int:
@@ -82,7 +83,7 @@ def test_metrics_are_read_on_the_event_loop_where_they_change(tmp_path: Path) ->
     async def main() -> str:
         core, counters = a_node_core(SETTINGS, 100.0), Counters(sent_bytes=7, reconnects=4)
         counters.refuse(RefusedError("no"))
-        hub = SimpleNamespace(counters=counters, waits_for=waits_for, retained_bytes=5)
+        hub = SimpleNamespace(counters=counters, waits_for=waits_for, retained_bytes=5, average_errors=ERRORS)
         with observer_of(core, hub, tmp_path) as observer:
             server = observer.pages()
             await server.start("127.0.0.1:0", "metrics")
@@ -98,6 +99,7 @@ def test_metrics_are_read_on_the_event_loop_where_they_change(tmp_path: Path) ->
         "atoll_node_refused_messages_total 3.0",
         "atoll_node_reconnects_total 4.0",
         "atoll_node_retained_bytes 5.0",
+        "atoll_node_average_errors_dropped_total 3.0",
     ):
         assert f"\n{line}\n" in text
     assert set(read_on) == {threading.get_ident()}

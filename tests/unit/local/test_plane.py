@@ -269,6 +269,12 @@ def test_errors_of_void_commits_are_gone_after_a_rollback_and_others_outlive_the
         asyncio.run(plane.roll_back(last))
         assert errors_of(plane) == (left,)
         plane.close()
+    plane = begun()
+    asyncio.run(plane.advance_errors(1, plane.sync_data(0, 0, (0,))))
+    assert errors_of(plane) == (1,)
+    asyncio.run(plane.distrust())
+    assert errors_of(plane) == (0,), "it may be of a wrong state"
+    plane.close()
 
 
 SAVED = {"run_step": 20, "run_tokens": 100, "settings": {}}

@@ -115,6 +115,9 @@ class Data:
     def check_payload(self, chunk: int, data: bytes, num_contributors: int, place: int | None) -> None:
         self.check(chunk, data)
 
+    def keeps_left_over(self, chunk: int) -> bool:
+        return False
+
     def reduce(self, chunk: int, contributions: Sequence[tuple[int, bytes | Callable[[], bytes]]]) -> bytes:
         first = contributions[0][1]
         return first if isinstance(first, bytes) else first()

@@ -281,7 +281,8 @@ def test_what_an_earlier_start_left_counts_if_its_commit_is_the_last_one_that_ho
         ((4,), (0,), (0,)),  # the log does not reach so far
         ((4,), (), (0,)),  # an older coordinator
         ((4, 5), (4, 6), (4, 0)),
-        ((0, 5), (4, 5), (0, 5)),  # a part of the first was lost
+        ((0, 5), (4, 5), (0, 5)),  # of the first there was none
+        ((-1, 5), (4, 5), (0, 5)),  # a part of the first was advanced, or is damaged
     ],
 )
 def test_what_an_earlier_start_left_of_another_contribution_is_dropped_and_said(
@@ -306,6 +307,15 @@ def test_a_commit_with_the_contribution_of_an_earlier_start_drops_what_that_left
     assert [text.split("; ")[0] for text in reports(drive)] == [
         "error feedback is dropped, and begins anew: commit 4 holds what this site trained before it was started again"
     ]
+
+
+def test_an_error_of_a_wrong_state_counts_no_longer() -> None:
+    """Of the base that it was computed from, nobody knows."""
+    drive = ready_for_sync()
+    drive.had_errors(7)
+    drive.receive(m.Admitted(site_id=1, admitted_as=m.AdmittedAs.JOINER, run_seed=7, state_hash=bytes([1]) * 32))
+    assert drive.wants(out.DistrustState)
+    assert drive.errors() == (0,)
 
 
 def test_an_older_commit_of_an_earlier_start_changes_nothing() -> None:
