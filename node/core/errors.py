@@ -87,6 +87,12 @@ def check(ctx: Context, lane: Lane) -> None:
         ctx.site.disk.forget(AdvanceErrors, lane.fragment)
 
 
+def went_back(ctx: Context, commit: int) -> None:
+    """To that one. A start of the node may have found errors that are ahead of the state that it found."""
+    if lost := [f for f, at in enumerate(ctx.site.error_commits) if at > commit]:
+        _drop(ctx, lost, f"the run went back to commit {commit}")
+
+
 def discard(ctx: Context) -> None:
     """What this site trained counts no longer, and all that was left of it."""
     site = ctx.site

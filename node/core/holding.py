@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 
-from atoll.node.core import errors
 from atoll.node.core.context import Context
 from atoll.node.core.disk import Outer
 from atoll.node.core.outputs import DistrustState
@@ -56,5 +55,4 @@ def distrust(ctx: Context, state_hash: bytes) -> bool:
         ctx.report(logging.ERROR, f"{reason}; repairing it from the other sites")
     site.disk.lose()
     site.disk.add(DistrustState(reason))
-    errors.discard(ctx)  # it may be of a base that was wrong
     return bool(state_hash)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from atoll.node.core import commits, divergence, events, leases, saving, sources
+from atoll.node.core import commits, divergence, errors, events, leases, saving, sources
 from atoll.node.core.context import Context
 from atoll.node.core.lanes import exchanges, snapshots, syncs
 from atoll.node.core.outputs import DistrustState, Fulfil, RollBack
@@ -33,6 +33,7 @@ def rolled_back(ctx: Context, message: m.RolledBack) -> None:
     held = disk.outer
     commit = disk.go_back(message.commit, message.branch)
     saving.void_after(ctx, commit)
+    errors.went_back(ctx, commit)
     commits.forget(ctx)
     syncs.forget_open(ctx)
     sealed = [lane for lane in ctx.site.lanes if lane.snapshot.is_sealed]

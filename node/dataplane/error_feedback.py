@@ -70,18 +70,15 @@ class ErrorFeedback:
     layout: Layout
     beta: np.float32
     store: ChunkStore
-    disk: Disk
 
     @classmethod
     def create(cls, folder: Path, layout: Layout, settings: RunSettings, disk: Disk) -> ErrorFeedback:
         """Without any error, in place of what is there. Raises HostError if the disk has no room."""
         store = ChunkStore.create(folder, _kind(layout, settings), disk)
-        return cls(layout, np.float32(settings.sync.error_feedback), store, disk)
+        return cls(layout, np.float32(settings.sync.error_feedback), store)
 
     @classmethod
-    def found(
-        cls, folder: Path, layout: Layout, settings: RunSettings, disk: Disk, num_threads: int
-    ) -> ErrorFeedback | None:
+    def found(cls, folder: Path, layout: Layout, settings: RunSettings, num_threads: int) -> ErrorFeedback | None:
         """What an earlier start left; None if there is nothing, or only parts of files."""
         if not settings.sync.error_feedback or not store_files.exists(folder, _NAME):
             return None
@@ -91,7 +88,7 @@ class ErrorFeedback:
             log.warning("error feedback in %s is not whole, or of another run: it begins anew", folder)
             return None
         store.verify(num_threads)
-        return cls(layout, np.float32(settings.sync.error_feedback), store, disk)
+        return cls(layout, np.float32(settings.sync.error_feedback), store)
 
     def commits(self) -> tuple[int, ...]:
         """Of each fragment, the commit that has advanced all of it; 0 if none has, -1 if one has advanced a part."""
@@ -102,9 +99,10 @@ class ErrorFeedback:
         return tuple(found)
 
     def roll_back(self, commit: int) -> None:
-        """Nothing stays of later commits, whose numbers others have soon. Raises HostError."""
-        if any((version or 0) > commit for version in self.store.versions):
-            self.store = ChunkStore.create(self.store.folder, self.store.kind, self.disk)
+        """Nothing stays of later commits, whose numbers others have soon: such a chunk has none any more."""
+        for chunk, version in enumerate(self.store.versions):
+            if version is not None and version > commit:
+                self.store.replace(chunk, 0, lambda record: record.fill(0))
 
     @contextmanager
     def of(self, chunk: int, commit: int) -> Iterator[Floats]:

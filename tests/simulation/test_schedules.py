@@ -523,3 +523,10 @@ def test_an_error_of_an_average_that_nobody_committed_is_seen(monkeypatch: pytes
 
     monkeypatch.setattr(AverageErrors, "of", of)
     assert any("the error of " in one(seed).problem or "reference" in one(seed).problem for seed in (27, 35, 49))
+
+
+def test_errors_that_a_power_cut_leaves_ahead_of_the_state_go_when_the_run_goes_back() -> None:
+    """Else the site could contribute to no sync any more."""
+    outcome = one(400150)
+    assert not outcome.problem, f"{outcome.problem}\n{outcome.story}"
+    assert "error feedback is dropped, and begins anew: the run went back to commit 1" in outcome.story

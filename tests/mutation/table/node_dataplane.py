@@ -19,7 +19,7 @@ MUTATIONS = (
         name="errors of void commits stay on the disk",
         rule="another commit has the number of a void one soon",
         where="node.dataplane.error_feedback:ErrorFeedback.roll_back",
-        old="if any((version or 0) > commit for version in self.store.versions):",
+        old="if version is not None and version > commit:",
         new="if False:",
         tests=("tests/unit/dataplane/test_error_feedback.py",),
     ),

@@ -39,7 +39,8 @@ def observer_of(core: SiteCore, hub: Any, folder: Path) -> Iterator[Observer]:
 def test_progress_counts_work_and_no_heartbeat(tmp_path: Path) -> None:
     async def scenario() -> None:
         core, counters = a_node_core(SETTINGS, 100.0), Counters()
-        hub: Any = SimpleNamespace(counters=counters, waits_for=lambda: ([2], []), retained_bytes=0, average_errors=ERRORS)
+        shown = {"waits_for": lambda: ([2], []), "retained_bytes": 0, "average_errors": ERRORS}
+        hub: Any = SimpleNamespace(counters=counters, **shown)
         with observer_of(core, hub, tmp_path) as observer:
 
             def progress() -> int:

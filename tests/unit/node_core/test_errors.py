@@ -318,6 +318,17 @@ def test_an_error_of_a_wrong_state_counts_no_longer() -> None:
     assert drive.errors() == (0,)
 
 
+@pytest.mark.parametrize(("held", "left"), [((3, 1), (0, 1)), ((1, 1), (1, 1))])
+def test_errors_that_are_ahead_of_the_state_go_when_the_run_goes_back(
+    held: tuple[int, ...], left: tuple[int, ...]
+) -> None:
+    """A power cut took the state of commits 2 and 3, and left the error."""
+    drive = back(held, held, 2)
+    drive.receive(m.RolledBack(branch=1, commit=1, reason="a power cut"))
+    assert drive.errors() == left
+    assert len(reports(drive)) == (held != left)
+
+
 def test_an_older_commit_of_an_earlier_start_changes_nothing() -> None:
     drive = ready_for_sync()
     drive.had_errors(3)
