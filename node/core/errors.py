@@ -23,13 +23,12 @@ def welcomed(ctx: Context, message: Welcome) -> None:
     site, sync = ctx.site, ctx.settings.sync
     if not sync.error_feedback or site.error_commits:
         return
-    site.error_commits, site.error_shares = (0,) * sync.fragments, (0.0,) * sync.fragments
-    held, last = site.held_errors, message.error_commits
-    if not any(held):
-        return
-    if len(held) == len(last) == sync.fragments:
-        site.error_commits = tuple(at if at == wanted else 0 for at, wanted in zip(held, last, strict=True))
-    if lost := [f for f in range(sync.fragments) if any(held[f : f + 1]) and not site.error_commits[f]]:
+    none, last = (0,) * sync.fragments, message.error_commits
+    held = site.held_errors or none
+    wanted = last if len(last) == sync.fragments else none  # an older coordinator says nothing
+    site.error_commits = tuple(at if at == of else 0 for at, of in zip(held, wanted, strict=True))
+    site.error_shares = (0.0,) * sync.fragments
+    if lost := [f for f, at in enumerate(held) if at and not site.error_commits[f]]:
         _drop(ctx, lost, "that of an earlier start is not of the last contribution of this site, or not whole")
 
 
