@@ -5,7 +5,10 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import sqlite3
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +27,7 @@ from atoll.protocol.messages import Commit
 from atoll.protocol.outer_settings import OuterSettings
 from atoll.protocol.settings import RunSettings, SyncSettings
 from tests.harness.local_run import LocalRun, Status
+from tests.harness.sockets import free_address
 
 WORKER = str(Path(__file__).parents[1] / "workers" / "gradient_worker.py")
 LIMIT_S = 100.0
@@ -135,6 +139,17 @@ def test_two_sites_of_different_shape_are_one_process_in_numpy(tmp_path: Path) -
         log = log_of(run)
         assert [sorted(names) for _, names in log] == [["one", "two"]] * 20
         is_as_the_reference(run, log, ADAMW)
+
+
+def test_ranks_of_tensor_parallelism_hand_in_gradients_of_the_whole_model() -> None:
+    """Those of a replicated parameter are partial sums after the backward pass; one rank of them writes SNAPSHOT."""
+    script = Path(WORKER).with_name("tensor_parallel_step.py")
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    address = free_address()
+    commands = [[sys.executable, str(script), str(rank), address] for rank in range(2)]
+    ranks = [subprocess.Popen(command, env=environment, stderr=subprocess.PIPE) for command in commands]
+    errors = [rank.communicate(timeout=LIMIT_S)[1].decode() for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0], errors
 
 
 def until_it_is_back(run: LocalRun, num_commits: int, at_least: int, *arguments: str) -> None:

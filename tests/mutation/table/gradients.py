@@ -9,6 +9,16 @@ UPDATE = ("tests/unit/dataplane/test_adamw.py",)
 
 MUTATIONS = (
     Mutation(
+        name="a partial gradient is handed in as it is",
+        rule="what a rank writes of a parameter is of the whole model",
+        where="node.worker.optimizers:NodeOptimizer.step",
+        old="gradients[parameter] = gradient.redistribute(placements=parameter.placements)",
+        new="gradients[parameter] = gradient",
+        tests=(
+            "tests/process/test_gradients.py::test_ranks_of_tensor_parallelism_hand_in_gradients_of_the_whole_model",
+        ),
+    ),
+    Mutation(
         name="a late gradient is kept",
         rule="2: a gradient of values that a commit has replaced counts no longer",
         where="node.core.lanes.snapshots:drop_late",
