@@ -51,7 +51,7 @@ def chosen(settings: RunSettings) -> tuple[OuterSettings, str]:
     mean = replace(settings.outer, optimizer="sgd", learning_rate=1.0, momentum=0.0)
     if number < SHORT_SYNCS:
         return mean, f"a plain mean, for {number} syncs of each parameter, fewer than {SHORT_SYNCS}"
-    if settings.sync.error_feedback:
+    if settings.sync.error_feedback or settings.sync.error_feedback_down:
         return mean, "a plain mean, as error feedback works against outer momentum"
     momentum = replace(settings.outer, optimizer="nesterov", learning_rate=0.7, momentum=0.9)
     return momentum, f"Nesterov 0.7/0.9 (arXiv 2311.08105), for {number} syncs of each parameter"

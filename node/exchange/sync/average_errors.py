@@ -75,8 +75,9 @@ class AverageErrors:
     def forget_void(self, payloads: PayloadLog, in_flight: Collection[int]) -> None:
         """A thread forgets what is neither the last commit of some fragment nor of a sync in flight: `in_flight` is
         looked at there."""
-        with suppress(RuntimeError):  # the pool is closed, and all of the spill's folder goes
-            self.pool.submit(self._forget_void, payloads, in_flight)
+        if self._kept:
+            with suppress(RuntimeError):  # the pool is closed, and all of the spill's folder goes
+                self.pool.submit(self._forget_void, payloads, in_flight)
 
     def _forget_void(self, payloads: PayloadLog, in_flight: Collection[int]) -> None:
         with self._lock:

@@ -6,6 +6,14 @@ from tests.mutation.mutation import Mutation
 
 MUTATIONS = (
     Mutation(
+        name="momentum with error feedback of averages",
+        rule="error feedback works against outer momentum",
+        where="protocol.outer:chosen",
+        old="if settings.sync.error_feedback or settings.sync.error_feedback_down:",
+        new="if settings.sync.error_feedback:",
+        tests=("tests/unit/protocol/test_outer.py",),
+    ),
+    Mutation(
         name="auto is chosen at each start",
         rule="the outer optimizer is chosen once and kept",
         where="protocol.outer:resolved",

@@ -151,8 +151,10 @@ def test_without_room_on_the_disk_an_error_is_lost_and_the_sync_is_not(
 
 def test_a_pool_that_is_closed_is_no_failure() -> None:
     pool = ThreadPoolExecutor(1)
+    errors = AverageErrors(pool)
+    errors.keep(FIRST, 7, values(1))
     pool.shutdown()
-    AverageErrors(pool).forget_void(log_with(), in_flight=())
+    errors.forget_void(log_with(), in_flight=())
 
 
 @pytest.mark.parametrize(("keeps_errors", "limits"), [(True, (500, 500)), (False, (1000, 0))])

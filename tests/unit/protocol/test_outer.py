@@ -26,9 +26,10 @@ def test_a_short_run_takes_the_mean_and_a_long_one_momentum() -> None:
     outer, why = chosen(LONG)
     assert (outer.optimizer, outer.learning_rate, outer.momentum) == ("nesterov", 0.7, 0.9)
     assert why == "Nesterov 0.7/0.9 (arXiv 2311.08105), for 50 syncs of each parameter"
-    with_errors = replace(LONG, sync=replace(LONG.sync, codec="sign1", error_feedback=1.0))
-    outer, why = chosen(with_errors)
-    assert (outer.optimizer, "error feedback" in why) == ("sgd", True)
+    coded = replace(LONG.sync, codec="sign1")
+    for sync in (replace(coded, error_feedback=1.0), replace(coded, error_feedback_down=1.0)):
+        outer, why = chosen(replace(LONG, sync=sync))
+        assert (outer.optimizer, "error feedback" in why) == ("sgd", True)
 
 
 def test_a_length_in_tokens_counts_the_steps_of_the_built_in_trainer() -> None:
