@@ -29,7 +29,7 @@ MUTATIONS = (
         where="node.daemon.plane:DataPlane.attach_workers",
         old="if self.settings.sync.error_feedback and self.errors is None:",
         new="if self.settings.sync.error_feedback:",
-        tests=("tests/process/test_error_feedback.py",),
+        tests=("tests/unit/local/test_plane.py",),
     ),
     Mutation(
         name="a torn error is none",
