@@ -60,7 +60,8 @@ def replay(
             arrived, norms = [], []
             is_trained = chunk.role is Role.TRAINABLE
             up, down = (sync.up or sync.codec, sync.down or sync.codec) if is_trained else ("fp32", "fp32")
-            if is_trained and sync.strategy == "momentum" and not is_momentum:
+            warms_up = is_trained and sync.strategy == "momentum" and not is_momentum
+            if warms_up:
                 up = down = sync.warmup_codec
             for place, (local, sealed) in enumerate(zip(locals_, handed_in[commit], strict=True)):
                 mine = np.frombuffer(local, "<f4")
@@ -85,7 +86,7 @@ def replay(
                 tokens = [member.tokens for member in commit.contributors]
                 average = average_of(parts, tokens, over_all=sync.mean_over == "all", clip=clip)
                 average = finished(up, average, chunk.num_elements)
-            elif is_trained and is_momentum is (sync.strategy == "momentum"):
+            elif is_trained and not warms_up:
                 average = of_averages.through(commit, chunk, average, down)
             else:
                 average = _through(down, average)
