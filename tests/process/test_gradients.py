@@ -162,8 +162,10 @@ def until_it_is_back(run: LocalRun, num_commits: int, at_least: int, *arguments:
     run.nodes["b"].kill()
     at_death = run.status()["last_commit"]
     run.wait(lambda status: {"a", "c"} == set(status["commits"][-1]["contributors"]), LIMIT_S)
+    at_start = run.status()["last_commit"]
     start(run, "b", *arguments)
-    run.wait(lambda status: {"a", "b", "c"} == set(status["commits"][-1]["contributors"]), LIMIT_S)
+    back = run.wait(lambda status: {"a", "b", "c"} == set(status["commits"][-1]["contributors"]), LIMIT_S)
+    assert back["last_commit"] >= at_start + 5, "the others do not wait while it starts and catches up"
     run.wait(committed(max(at_least, at_death + 2)), LIMIT_S)
     admin.ask(run.toml.with_name("run.db"), "stop", reason="the test is over")
     assert run.wait_all(LIMIT_S) == {"a": 0, "b": 0, "c": 0}
