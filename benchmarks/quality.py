@@ -34,13 +34,15 @@ from atoll.protocol.settings import ROBUST, RunSettings, SyncSettings
 from benchmarks import baselines
 from benchmarks.diloco import Outer, simulate_diloco
 
+BOTH_WAYS = "sign1 both ways, error feedback"
 VARIANTS: dict[str, tuple[str, float]] = {
     "fp32": ("fp32", 0), "bf16": ("bf16", 0), "int8": ("int8", 0), "int4": ("int4", 0), "e3m0": ("e3m0", 0),
     "int2": ("int2", 0), "int2, error feedback": ("int2", 1), "sign1": ("sign1", 0),
-    "sign1, error feedback": ("sign1", 1), "int4, error feedback": ("int4", 1), "topk2": ("topk2", 0.95),
-    "topk2 over all": ("topk2", 0.95), "dct1": ("dct1", 0.95),
+    "sign1, error feedback": ("sign1", 1), BOTH_WAYS: ("sign1", 1), "int4, error feedback": ("int4", 1),
+    "topk2": ("topk2", 0.95), "topk2 over all": ("topk2", 0.95), "dct1": ("dct1", 0.95),
 }  # fmt: skip
-"""Codec up and beta. What comes down is in the same codec, but for those of 1 and 2 bits: int4."""
+"""Codec up and beta. What comes down is in the same codec, but for those of 1 and 2 bits: int4, unless they go both
+ways."""
 
 
 class CodedOuter(Outer):
@@ -51,7 +53,7 @@ class CodedOuter(Outer):
         super().__init__(settings, named)
         self.num_hostile = num_hostile
         self.sent_bytes = self.received_bytes = 0
-        self._errors: dict[tuple[int, int], Floats] = {}  # by site and place
+        self._errors: dict[tuple[int, int], Floats] = {}  # by site, or -1 for the reducer, and place
         self._slots = [np.zeros(p.numel(), np.float32) for p in self.values]
 
     def step(self, places: Sequence[int], snapshots: Sequence[Sequence[Tensor]]) -> None:
@@ -65,12 +67,22 @@ class CodedOuter(Outer):
                 payload = bundles.join(values.size, sent, over_all=sync.mean_over == "all", clip=clip)
             else:
                 self._average(sent, clip, average)
-                payload = kernels.encode(sync.codec_down, average)
+                payload = self._coded_down(place, average)
             kernels.decode(payload, sync.codec_down, values.size, average, tokens=tokens)
             self.sent_bytes += sum(map(len, sent))
             self.received_bytes += len(payload) * len(sent)
             rate, slot = np.float32(outer.learning_rate), self._slots[place]
             outer_kernels.nesterov(values, slot, average, rate, np.float32(outer.momentum), values, slot)
+
+    def _coded_down(self, place: int, average: Floats) -> bytes:
+        codec, beta = self.settings.sync.codec_down, np.float32(self.settings.sync.error_feedback_down)
+        error = self._errors.get((-1, place), NOTHING)
+        payload = kernels.encode(codec, average, error=error, beta=beta)
+        if beta:
+            decoded = np.empty_like(average)
+            kernels.decode(payload, codec, average.size, decoded)
+            self._errors[-1, place] = (average + beta * error if error.size else average) - decoded
+        return payload
 
     def _average(self, sent: Sequence[bytes], clip: float, out: Floats) -> None:
         sync, share = self.settings.sync, 1 / len(sent)
@@ -101,7 +113,7 @@ class CodedOuter(Outer):
 
 def settings_of(variant: str, seed: int, arguments: argparse.Namespace) -> RunSettings:
     codec, beta = VARIANTS[variant]
-    down = "int4" if codec in ("int2", "sign1") else ""
+    down = "int4" if codec in ("int2", "sign1") and variant != BOTH_WAYS else ""
     rate, momentum = (float(part) for part in arguments.outer.split("/"))
     return RunSettings(
         run_id="quality",
@@ -113,6 +125,7 @@ def settings_of(variant: str, seed: int, arguments: argparse.Namespace) -> RunSe
             codec=codec,
             down=down,
             error_feedback=beta,
+            error_feedback_down=beta if variant == BOTH_WAYS else 0.0,
             robust=arguments.robust,
             clip=1.5,
             trim=2 if arguments.robust == "trim" else 1,
