@@ -126,6 +126,12 @@ class _Kept:
         return self._log
 
     @property
+    def with_void(self) -> Sequence[m.Commit]:
+        """All commits that ever were."""
+        self._read()
+        return self._said[m.Commit]
+
+    @property
     def rollbacks(self) -> list[RollbackRecord]:
         self._read()
         return self._rollbacks
@@ -284,7 +290,7 @@ class Checks:
         listed.look(
             asked.sealed_snapshots(),
             asked.generation,
-            is_in_a_commit=self._is_in_a_commit,
+            is_in_a_commit=lambda sealed: self._is_in_a_commit(sealed, asked.holds() or 0),
             discards=self._settings.sync.strategy == "diloco" and asked.discards_local(),
             epoch=asked.data_epoch(),
         )
@@ -294,11 +300,11 @@ class Checks:
         """What its snapshots list."""
         return self._listed.setdefault(node.process.start, Listed())
 
-    def _is_in_a_commit(self, sealed: Sealed) -> bool:
+    def _is_in_a_commit(self, sealed: Sealed, held: int) -> bool:
+        """Or in one that is void, and that its site, which is at commit `held`, has not heard of yet."""
         syncs = [of for of, contribution in self._contributions.items() if contribution is sealed]
-        return any(
-            (c.sync, member.site_id, member.incarnation) in syncs for c in self.commits for member in c.contributors
-        )
+        commits = [*self.commits, *(c for c in self._kept.with_void if c.commit <= held)]
+        return any((c.sync, member.site_id, member.incarnation) in syncs for c in commits for member in c.contributors)
 
     def on_event(self, node: SimNode, event: e.Event) -> None:
         self.num_events += 1
