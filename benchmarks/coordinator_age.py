@@ -1,7 +1,8 @@
 """A run of a million commits at its coordinator: what a commit, a start and the status cost, and what the store takes.
 
-The core and the store of the product, two sites that exchange gradients at every step, no network and no model. The
-store is where --folder says (the file system decides what a commit costs); by default in memory, where there is one.
+The core and the store of the product, two sites that exchange gradients at every step, no network and no model. CPU and
+memory have the sites of a test in them, about an eighth of the CPU. The store is where --folder says (the file system
+decides what a commit costs); by default in memory, where there is one.
 """
 
 from __future__ import annotations

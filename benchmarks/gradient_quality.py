@@ -3,6 +3,7 @@
 The built-in model over several sites in one process, equal tokens and steps. Codecs, averages and the optimizer's step
 are the product's; error feedback is written out here; nothing is sent. Prints a Markdown table: held-out bits per byte,
 and bytes that a site sends up and gets back, beside data parallel in fp32. One thread a process; nothing here is timed.
+With the presets each site clips its own gradient, as in a run; data parallel clips the average.
 """
 
 from __future__ import annotations

@@ -315,11 +315,12 @@ def _check_sync(sync: SyncSettings) -> None:
             "sync.codec or sync.up"
         )
     if sync.error_feedback_down and sync.codec_down in ("fp32", BUNDLE):
-        what = "loses nothing" if sync.codec_down == "fp32" else f"is none: with {sync.codec_up} each site averages"
-        raise ConfigError(
-            f"sync.error_feedback_down = {sync.error_feedback_down} with a codec of averages that {what}: choose 0, or "
-            "another sync.codec or sync.down"
-        )
+        what = "with averages in fp32, which loses nothing: choose 0, or another sync.down"
+        if sync.codec_down == BUNDLE:
+            what = (
+                f"with {sync.codec_up}, where each site averages by itself: choose 0, or another sync.codec or sync.up"
+            )
+        raise ConfigError(f"sync.error_feedback_down = {sync.error_feedback_down} {what}")
     if sync.error_feedback_down and sync.log_commits <= sync.fragments:
         raise ConfigError(
             f"sync.error_feedback_down = {sync.error_feedback_down} with sync.log_commits = {sync.log_commits}: the "

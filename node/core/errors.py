@@ -29,7 +29,7 @@ def welcomed(ctx: Context, message: Welcome) -> None:
     site.error_commits = tuple(at if at == of else 0 for at, of in zip(held, wanted, strict=True))
     site.error_shares = (0.0,) * sync.fragments
     if lost := [f for f, at in enumerate(held) if at and not site.error_commits[f]]:
-        _drop(ctx, lost, "that of an earlier start is not of the last contribution of this site, or not whole")
+        _drop(ctx, lost, "what an earlier start left is not of this site's last contribution, or not whole")
 
 
 def note_contribution(ctx: Context, commit: Commit) -> None:

@@ -130,7 +130,11 @@ class Observer:
             ("atoll_node_steps_per_second", "Inner steps per second in the last window", said.steps_per_s),
             ("atoll_node_loss", "Mean training loss of the last window", said.loss),
             ("atoll_node_error_share", error_text, said.error_share),
-            ("atoll_node_retained_bytes", "Contributions held as a reducer", hub.retained_bytes),
+            (
+                "atoll_node_retained_bytes",
+                "Contributions, payloads and errors of averages held as a reducer",
+                hub.retained_bytes,
+            ),
             ("atoll_node_restart_wait_seconds", restart_text, restart_s),
             ("atoll_node_last_exchange_seconds", "Time of the last exchange", self.exchange_s),
             ("atoll_node_last_apply_seconds", "Time of applying and hashing the last commit", self.apply_s),

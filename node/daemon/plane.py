@@ -62,7 +62,7 @@ class DataPlane:
         self._rebuild()
         self.snapshot: SharedBuffer | None = None
         self.publish_buffer: SharedBuffer | None = None
-        self.errors = ErrorFeedback.found(home.error_folder, self.layout, settings, num_threads)
+        self.errors = ErrorFeedback.found(home.error_folder, self.layout, settings, home.disk, num_threads)
         self.dtypes: Mapping[str, str] = {}
         self.lock = asyncio.Lock()
         """Around what changes or copies the whole outer state. The core begins one job at a time; what runs beside it

@@ -13,7 +13,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from atoll.node.dataplane import store_files
@@ -171,6 +171,22 @@ class ChunkStore:
                     spares.append(place)
                 self.lock.notify_all()
         return entry.hash
+
+    def relabel(self, chunk: int, version: int) -> None:
+        """The record in force is of that version from now on; for good once `index_path` is synced. Nothing else may be
+        written meanwhile."""
+        with self.lock:
+            old = self._entries[chunk]
+            if old is not None and self._sizes[chunk]:
+                entry = replace(old, version=version, serial=old.serial + 1)
+                self._index.write(chunk, entry)
+                self._entries[chunk], self._serials[chunk] = entry, entry.serial
+                self.noted(chunk, old, entry)
+
+    @property
+    def index_path(self) -> Path:
+        """Which record of each chunk counts."""
+        return store_files.path_of(self.folder, self.kind.name, "index")
 
     def forget(self, chunk: int) -> None:
         """The chunk is missing from now on."""

@@ -70,15 +70,18 @@ class ErrorFeedback:
     layout: Layout
     beta: np.float32
     store: ChunkStore
+    disk: Disk
 
     @classmethod
     def create(cls, folder: Path, layout: Layout, settings: RunSettings, disk: Disk) -> ErrorFeedback:
         """Without any error, in place of what is there. Raises HostError if the disk has no room."""
         store = ChunkStore.create(folder, _kind(layout, settings), disk)
-        return cls(layout, np.float32(settings.sync.error_feedback), store)
+        return cls(layout, np.float32(settings.sync.error_feedback), store, disk)
 
     @classmethod
-    def found(cls, folder: Path, layout: Layout, settings: RunSettings, num_threads: int) -> ErrorFeedback | None:
+    def found(
+        cls, folder: Path, layout: Layout, settings: RunSettings, disk: Disk, num_threads: int
+    ) -> ErrorFeedback | None:
         """What an earlier start left; None if there is nothing, or only parts of files."""
         if not settings.sync.error_feedback or not store_files.exists(folder, _NAME):
             return None
@@ -88,21 +91,24 @@ class ErrorFeedback:
             log.warning("error feedback in %s is not whole, or of another run: it begins anew", folder)
             return None
         store.verify(num_threads)
-        return cls(layout, np.float32(settings.sync.error_feedback), store)
+        return cls(layout, np.float32(settings.sync.error_feedback), store, disk)
 
     def commits(self) -> tuple[int, ...]:
         """Of each fragment, the commit that has advanced all of it; 0 if none has, -1 if one has advanced a part."""
         versions, found = self.store.versions, []
         for chunks in self.layout.fragments:
-            of_it = {versions[c] for c in chunks if self.store.kind.record_bytes[c]} or {None}
-            found.append((of_it.pop() or 0) if len(of_it) == 1 else -1)
+            of_it = {versions[c] or 0 for c in chunks if self.store.kind.record_bytes[c]} or {0}
+            found.append(of_it.pop() if len(of_it) == 1 else -1)
         return tuple(found)
 
     def roll_back(self, commit: int) -> None:
-        """Nothing stays of later commits, whose numbers others have soon: such a chunk has none any more."""
-        for chunk, version in enumerate(self.store.versions):
-            if version is not None and version > commit:
-                self.store.replace(chunk, 0, lambda record: record.fill(0))
+        """Nothing stays of later commits, whose numbers others have soon, not even after a power cut: such a chunk has
+        no error any more. Raises OSError."""
+        void = [chunk for chunk, version in enumerate(self.store.versions) if version is not None and version > commit]
+        for chunk in void:
+            self.store.relabel(chunk, 0)
+        if void:
+            self.disk.sync(self.store.index_path)
 
     @contextmanager
     def of(self, chunk: int, commit: int) -> Iterator[Floats]:

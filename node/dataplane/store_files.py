@@ -47,26 +47,26 @@ class StoreKind:
 
 def opened(folder: Path, kind: StoreKind, places: PlaceMap) -> tuple[ChunkIndex, Bytes]:
     """Index and records, for this process alone: the node holds its home. Raises TornState if they are not whole."""
-    index = _mapped(_path(folder, kind.name, "index"), ChunkIndex.size_bytes(len(kind.record_bytes)))
-    records = _mapped(_path(folder, kind.name, "chunks"), places.file_bytes)
+    index = _mapped(path_of(folder, kind.name, "index"), ChunkIndex.size_bytes(len(kind.record_bytes)))
+    records = _mapped(path_of(folder, kind.name, "chunks"), places.file_bytes)
     return ChunkIndex(memoryview(index), kind.key), np.frombuffer(records, np.uint8)
 
 
 def exists(folder: Path, name: str) -> bool:
-    return _path(folder, name, "json").exists()
+    return path_of(folder, name, "json").exists()
 
 
 def create(folder: Path, kind: StoreKind, places: PlaceMap, disk: Disk) -> None:
     """Files without a record, instead of what was there. Raises HostError if the disk has no room for them."""
     discard(folder, kind.name)
-    disk.allocate(_path(folder, kind.name, "chunks"), places.file_bytes)
-    disk.allocate(_path(folder, kind.name, "index"), ChunkIndex.size_bytes(len(kind.record_bytes)))
-    disk.write_whole(_path(folder, kind.name, "json"), json.dumps(dict(kind.identity), indent=1).encode(), fsync=True)
+    disk.allocate(path_of(folder, kind.name, "chunks"), places.file_bytes)
+    disk.allocate(path_of(folder, kind.name, "index"), ChunkIndex.size_bytes(len(kind.record_bytes)))
+    disk.write_whole(path_of(folder, kind.name, "json"), json.dumps(dict(kind.identity), indent=1).encode(), fsync=True)
 
 
 def check(folder: Path, kind: StoreKind) -> None:
     """Raises TornState if there is no description, StateError if it is of another store than `kind`."""
-    path = _path(folder, kind.name, "json")
+    path = path_of(folder, kind.name, "json")
     try:
         with path.open("rb") as file:
             found = json.loads(file.read(_MAX_META_BYTES))
@@ -86,12 +86,12 @@ def check(folder: Path, kind: StoreKind) -> None:
 def discard(folder: Path, name: str) -> None:
     """Removes it for good: after a power cut it does not come back."""
     for suffix in ("json", "index", "chunks"):
-        _path(folder, name, suffix).unlink(missing_ok=True)
+        path_of(folder, name, suffix).unlink(missing_ok=True)
     if folder.exists():
         sync_folder(folder)
 
 
-def _path(folder: Path, name: str, suffix: str) -> Path:
+def path_of(folder: Path, name: str, suffix: str) -> Path:
     return folder / f"{name}.{suffix}"
 
 

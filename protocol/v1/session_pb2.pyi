@@ -964,7 +964,7 @@ class Heartbeat(_message.Message):
     this number says that a site gets on; phase and doing are for people.
     """
     error_share: _builtins.float
-    """norm of the error feedback over that of what was to be sent last; 0 without one"""
+    """norm of the error feedback over that of what was to be sent last; 0 without one, and"""
     @_builtins.property
     def waits_for_contributions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Of an exchange in which nothing has moved here for a quarter of a stall: at most 64 sites each.

@@ -53,7 +53,9 @@ RESTART_S = 0.5
 OPERATOR_LOOKS_EVERY_S = 7.0
 BLOCK_BYTES = 64
 """Smaller than a disk's: the files are small."""
-SYNCED = ("outer.json",)
+SYNCED = ("outer.json", "error.json")
+TORN = ("state", "payloads", "errors")
+"""Folders of a home, by a power cut."""
 """Always synced, see docs/decisions/0006-disk-and-rollback.md; so are the snapshots, in a folder of their own."""
 
 
@@ -628,7 +630,7 @@ class World:
         for name, node in self.nodes.items():
             self._older[name] = {
                 path.relative_to(node.folder): path.read_bytes()
-                for folder in ("state", "payloads")
+                for folder in TORN
                 for path in sorted((node.folder / folder).glob("*"))
                 if path.is_file()
             }
@@ -640,10 +642,10 @@ class World:
             return
         self.checks.may_lose_the_end = True
         older = self._older.get(name, {})
-        for folder in ("state", "payloads"):
+        for folder in TORN:
             for path in sorted((node.folder / folder).glob("*")):
                 if path.is_file() and path.name not in (*SYNCED, *self.machine(name).disk.synced):
-                    _tear(path, older.get(path.relative_to(node.folder), b""), generator, sized=folder == "state")
+                    _tear(path, older.get(path.relative_to(node.folder), b""), generator, sized=folder != "payloads")
 
     def _site_ended(self, node: SimNode) -> None:
         name = node.process.machine

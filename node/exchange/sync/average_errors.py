@@ -47,13 +47,18 @@ class AverageErrors:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def of(self, chunk: int, attempt: AttemptKey | None) -> Floats:
-        """What that attempt has left of the chunk, if it was averaged here; else nothing. Raises HostError for the
-        disk."""
+        """What that attempt has left of the chunk, if it was averaged here; else nothing, and nothing of what the disk
+        does not give back, which is said."""
         with self._lock:
             found = self._kept.get(attempt, {}).get(chunk) if attempt is not None else None
         if found is None:
             return NOTHING
-        return np.frombuffer(found.read() if isinstance(found, Spilled) else found.data, np.float32)
+        try:
+            data = found.read() if isinstance(found, Spilled) else found.data
+        except HostError as error:
+            log.warning("error feedback of averages: the error of chunk %d is dropped: %s", chunk, error)
+            return NOTHING
+        return np.frombuffer(data, np.float32)
 
     def keep(self, attempt: AttemptKey, chunk: int, left: Floats) -> None:
         """In place of that of earlier attempts at the sync, which become no commit any more. Without room for it on
@@ -63,7 +68,7 @@ class AverageErrors:
         try:
             item = encoded if self.spill is None else self.spill.keep(encoded)
         except HostError as error:
-            log.warning("error feedback of averages: there is no room for that of chunk %d: %s", chunk, error)
+            log.warning("error feedback of averages: there is no room for the error of chunk %d: %s", chunk, error)
             return
         with self._lock:
             before = [k for key, k in self._kept.items() if chunk in k and key.sync == attempt.sync and key <= attempt]
@@ -94,7 +99,7 @@ class AverageErrors:
         self._free(items)
         if lost:
             text = "their last average was made by another site, or is void"
-            log.info("error feedback of averages: that of %d chunks is dropped; %s", len(lost), text)
+            log.info("error feedback of averages: the errors of %d chunks are dropped; %s", len(lost), text)
 
     def _free(self, items: list[Encoded | Spilled]) -> None:
         free(items, self.pool, None if self.spill is None else self.spill.release)

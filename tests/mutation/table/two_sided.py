@@ -83,6 +83,14 @@ MUTATIONS = (
         tests=UNIT,
     ),
     Mutation(
+        name="an error that cannot be read ends the node",
+        rule="an error may be lost, the sync may not",
+        where="node.exchange.sync.average_errors:AverageErrors.of",
+        old="            return NOTHING\n        return",
+        new="            raise\n        return",
+        tests=UNIT,
+    ),
+    Mutation(
         name="errors take the memory of contributions",
         rule="what a reducer holds in memory is bounded",
         where="node.exchange.hub:Hub.allow",

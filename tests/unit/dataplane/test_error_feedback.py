@@ -13,7 +13,7 @@ from atoll.node.dataplane.sync_data import SyncData
 from atoll.protocol.codecs import kernels
 from atoll.protocol.codecs.arithmetic import Floats
 from atoll.protocol.codecs.table import CODECS
-from atoll.protocol.disk import REAL_DISK
+from atoll.protocol.disk import REAL_DISK, Disk
 from atoll.protocol.errors import NonFiniteError, StateError
 from atoll.protocol.layout import Layout, Role
 from atoll.protocol.settings import RunSettings, SyncSettings
@@ -139,7 +139,7 @@ def test_an_error_that_is_not_finite_is_refused_by_name(tmp_path: Path) -> None:
 def found(errors: ErrorFeedback, sync: SyncSettings, used: Layout, run_id: str = RUN) -> ErrorFeedback | None:
     """What a later start of the node finds."""
     settings = RunSettings(run_id=run_id, sync=sync)
-    return ErrorFeedback.found(errors.store.folder, used, settings, num_threads=1)
+    return ErrorFeedback.found(errors.store.folder, used, settings, REAL_DISK, num_threads=1)
 
 
 SYNC = SyncSettings(codec="sign1", error_feedback=0.9)
@@ -191,9 +191,16 @@ def test_of_files_that_are_not_whole_or_of_another_run_nothing_is_found(
 
 @pytest.mark.parametrize(("commit", "left"), [(2, {1, 2}), (1, {0, 1}), (0, {0}), (-1, {0})])
 def test_what_is_of_later_commits_goes_when_the_run_goes_back(tmp_path: Path, commit: int, left: set[int]) -> None:
-    """For good: a later start does not find it either."""
-    used = layout()
+    """For good: a later start does not find it either, nor after a power cut."""
+    used, synced = layout(), list[str]()
+
+    class Watched(Disk):
+        def sync(self, path: Path) -> None:
+            super().sync(path)
+            synced.append(path.name)
+
     data, errors = site(tmp_path, used, "sign1", filled(used, 1))
+    errors.disk = Watched()
     errors.advance(data.chunks, 1, data.left_over, None)
     errors.advance(trained_chunks(used)[:1], 2, at(data, 1).left_over, None)
     errors.roll_back(commit)
@@ -202,6 +209,7 @@ def test_what_is_of_later_commits_goes_when_the_run_goes_back(tmp_path: Path, co
     for which in (errors, again):
         assert {which.store.versions[chunk] for chunk in trained_chunks(used)} == left
         assert which.commits() == ((0,) if left == {0} else (-1,))
+    assert synced == ["error.index"] * (commit < 2)
 
 
 def test_over_many_syncs_nothing_is_lost(tmp_path: Path) -> None:

@@ -116,7 +116,7 @@ def test_an_error_that_no_later_commit_follows_is_dropped_counted_and_said(caplo
     assert not errors.of(8, FIRST).size
     assert errors.of(7, SECOND).size
     assert errors.num_dropped == 1
-    assert "that of 1 chunks is dropped; their last average was made by another site, or is void" in caplog.text
+    assert "the errors of 1 chunks are dropped; their last average was made by another site, or is void" in caplog.text
     errors.forget_void(log_with(OTHER), in_flight=())
     assert errors.num_dropped == 2
 
@@ -146,7 +146,18 @@ def test_without_room_on_the_disk_an_error_is_lost_and_the_sync_is_not(
     errors = AverageErrors(POOL, spill)
     errors.keep(FIRST, 7, values(1))
     assert not errors.of(7, FIRST).size
-    assert "there is no room for that of chunk 7: the disk is full; make room" in caplog.text
+    assert "there is no room for the error of chunk 7: the disk is full; make room" in caplog.text
+
+
+def test_an_error_that_the_disk_does_not_give_back_is_lost_and_the_sync_is_not(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    errors = AverageErrors(POOL, Spill(tmp_path / "spill"))
+    errors.keep(FIRST, 7, values(1))
+    (path,) = (tmp_path / "spill").iterdir()
+    path.write_bytes(bytes(20))
+    assert not errors.of(7, FIRST).size
+    assert "the error of chunk 7 is dropped" in caplog.text
 
 
 def test_a_pool_that_is_closed_is_no_failure() -> None:

@@ -292,7 +292,9 @@ def test_what_an_earlier_start_left_of_another_contribution_is_dropped_and_said(
     assert drive.errors() == left
     is_lost = any(at and not kept for at, kept in zip(held, left, strict=True))
     assert drive.num_errors_dropped() == is_lost
-    wanted = "error feedback is dropped, and begins anew: that of an earlier start is not of the last contribution"
+    wanted = (
+        "error feedback is dropped, and begins anew: what an earlier start left is not of this site's last contribution"
+    )
     assert [wanted in text for text in reports(drive)] == [True] * is_lost
 
 

@@ -126,12 +126,12 @@ def test_an_older_version_that_would_not_train_on_or_mix_is_told_what_the_run_ne
         (
             {"error_feedback_down": 1.0, "down": "fp32"},
             {},
-            "error_feedback_down = 1.0 with a codec .* that loses nothing",
+            "error_feedback_down = 1.0 with averages in fp32, which loses",
         ),
         (
             {"error_feedback_down": 1.0, "codec": "topk2"},
             {},
-            "error_feedback_down = 1.0 .* with topk2 each site averages",
+            "error_feedback_down = 1.0 with topk2, where each site averages",
         ),
         (
             {"error_feedback_down": 1.0, "log_commits": 3, "fragments": 3},
