@@ -21,7 +21,7 @@ from atoll.coordinator.core.sync.chunk_sizes import ChunkSizes
 from atoll.coordinator.core.sync.decision import Wait
 from atoll.coordinator.core.sync.exclusions import Kind, LeftOut
 from atoll.coordinator.core.sync.link_health import Trouble
-from atoll.coordinator.core.sync.links import Links
+from atoll.coordinator.core.sync.links import PATIENCE, Links
 from atoll.coordinator.core.sync.norms import Norms
 from atoll.coordinator.core.sync.pace import Pace
 from atoll.coordinator.core.sync.resting import Resting
@@ -85,7 +85,7 @@ class Run:
         self.void_starts = set(reset.void_starts) if reset is not None else set()
         self.last_state = b""  # hash of the last commit, when all who are to report it have
         self.trouble = Trouble(settings.sync.fragments)
-        self.links = Links()
+        self.links = Links(PATIENCE if settings.sync.error_feedback_down else 1)
         self.resting = Resting()
         self.pace = Pace(settings.sync.most_in_flight)
         self.rollbacks = list(persisted.all(e.RollbackRecord))

@@ -24,6 +24,10 @@ ALIKE = 2.0
 """Links that differ by no more count as alike, and a share changes only if its link does by more."""
 
 
+PATIENCE = 16
+"""Commits, where reducers keep what the codec loses of their averages: it is lost for chunks that change hands."""
+
+
 class Link(NamedTuple):
     sender: int
     receiver: int
@@ -34,7 +38,10 @@ class Links:
     """By pair of sites, in both directions, over the syncs of one start of the coordinator. A receiver counts for at
     most `MAX_LINKS` senders, those of whom it spoke last."""
 
-    def __init__(self) -> None:
+    def __init__(self, patience: int = 1) -> None:
+        """`patience`: a share changes once its link is another one after so many commits in a row."""
+        self._patience = patience
+        self._num_others: dict[int, int] = {}  # of sites whose links are not like their shares: commits in a row
         self._into: dict[int, dict[int, float]] = {}  # receiver -> sender -> bytes a second
         self._out_of: dict[int, dict[int, float]] = {}  # the same by sender
         self._shares: dict[int, float] = {}  # of sites whose links are not like those of most
@@ -58,6 +65,7 @@ class Links:
         for receiver in self._out_of.pop(site_id, ()):
             self._into[receiver].pop(site_id)
         self._shares.pop(site_id, None)
+        self._num_others.pop(site_id, None)
 
     def up_bytes_per_s(self, site_id: int) -> float | None:
         """To one of the others while it sends to all of them, as most of them say; None if that is not known. Of a
@@ -92,7 +100,11 @@ class Links:
         middle = statistics.median_high(rates.values())
         for site_id, rate in rates.items():
             share = rate / middle
-            if not _alike(share, self.share(site_id)):
+            if _alike(share, self.share(site_id)):
+                self._num_others.pop(site_id, None)
+                continue
+            self._num_others[site_id] = self._num_others.get(site_id, 0) + 1
+            if self._num_others[site_id] >= self._patience:
                 self._shares.pop(site_id, None)
                 if not _alike(share, 1.0):
                     self._shares[site_id] = share

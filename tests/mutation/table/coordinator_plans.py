@@ -49,8 +49,8 @@ MUTATIONS = (
         name="shares follow every measure",
         rule="shares do not flap",
         where="coordinator.core.sync.links:Links.settle",
-        old="if not _alike(share, self.share(site_id)):",
-        new="if True:",
+        old="if _alike(share, self.share(site_id)):",
+        new="if False:",
         tests=("tests/unit/coordinator/test_links.py",),
     ),
     Mutation(

@@ -6,6 +6,22 @@ from tests.mutation.mutation import Mutation
 
 MUTATIONS = (
     Mutation(
+        name="a moment's noise moves chunks from reducer to reducer",
+        rule="where errors of averages are kept, a share changes after so many commits in a row",
+        where="coordinator.core.sync.links:Links.settle",
+        old="            if self._num_others[site_id] >= self._patience:\n",
+        new="            if True:\n",
+        tests=("tests/unit/coordinator/test_links.py",),
+    ),
+    Mutation(
+        name="commits that differ need not follow on each other",
+        rule="where errors of averages are kept, a share changes after so many commits in a row",
+        where="coordinator.core.sync.links:Links.settle",
+        old="                self._num_others.pop(site_id, None)\n",
+        new="",
+        tests=("tests/unit/coordinator/test_links.py",),
+    ),
+    Mutation(
         name="a commit does not keep the errors",
         rule="the commit record says which error each contribution had",
         where="coordinator.core.sync.outcomes:commit",

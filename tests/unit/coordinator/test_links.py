@@ -116,6 +116,21 @@ def test_shares_do_not_flap() -> None:
         assert links.share(2) == thin
 
 
+def test_where_errors_of_averages_are_kept_a_share_changes_after_so_many_commits_in_a_row() -> None:
+    """What a reducer has lost of its averages is lost for chunks that change hands."""
+    alike = dict.fromkeys(range(1, 6), FAST)
+    thin, links = alike | {3: FAST / 100}, Links(patience=3)
+    for rates, share in ((thin, 1.0), (thin, 1.0), (thin, 0.01)):
+        assert settled(rates, links).share(3) == pytest.approx(share)
+    links = Links(patience=3)
+    for _ in range(5):  # a machine that is busy now and then
+        for _ in range(2):
+            assert settled(thin, links).share(3) == 1.0
+        for _ in range(8):
+            settled(alike, links)
+    assert links.share(3) == 1.0
+
+
 def test_a_link_that_recovers_is_like_the_others_again() -> None:
     links = settled(dict.fromkeys(range(1, 6), FAST) | {2: FAST / 100})
     num_syncs = 0
