@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import statistics
 import subprocess
 import sys
 import threading
@@ -216,8 +217,8 @@ def test_no_weight_is_beyond_the_ratio_of_the_others_pace() -> None:
         outcome = play(seed, faults, draw_shape_of(seed, num_sites=3))
         assert not outcome.problem, f"seed {seed}: {outcome.problem}\n{outcome.story}"
         for commit in commits:
-            tokens = sorted(c.tokens for c in commit.contributors)
-            assert tokens[-1] <= 16 * 8 * tokens[0] or len(tokens) == 1, outcome.story
+            *others, most = sorted(c.tokens for c in commit.contributors)
+            assert not others or most <= 16 * 8 * statistics.median_high(others), outcome.story
         num_cut += "which count as" in outcome.story
     assert num_cut > 5
 
@@ -427,13 +428,17 @@ def test_contributions_are_on_the_disk_in_some_schedules(monkeypatch: pytest.Mon
 def test_a_run_that_goes_back_to_its_start_and_is_stopped_ends_with_that() -> None:
     """Its sites are killed before they contribute to another commit."""
 
+    class First(random.Random):
+        def randrange(self, *_: Any) -> int:
+            return 0
+
     async def faults(world: World) -> None:
-        for num_commits in (1, 0):
-            while len(world.checks.commits) != num_commits:
-                await world.events(1, 1.0)
-            if num_commits:
-                world.go_back(random.Random(0))
-                world.stop_run()
+        while not world.checks.commits:
+            await world.events(1, 1.0)
+        world.go_back(First())
+        world.stop_run()
+        while world.checks.commits:
+            await world.events(1, 1.0)
         for name in sorted(world.nodes):
             world.kill_site(name, "kill -9")
 
