@@ -33,7 +33,7 @@ def welcomed(ctx: Context, message: Welcome) -> None:
 
 
 def note_contribution(ctx: Context, commit: Commit) -> None:
-    """One of an earlier start, which the error of that start was in: it cannot be advanced."""
+    """The contribution is one of an earlier start, and had that start's error in it: no error can be advanced by it."""
     me, covered = ctx.site.site_id, ctx.settings.sync.fragments_in(commit.fragment)
     is_of_others = all(c.site_id != me or c.incarnation == ctx.identity.incarnation for c in commit.contributors)
     if is_of_others or not ctx.site.error_commits:
@@ -87,7 +87,7 @@ def check(ctx: Context, lane: Lane) -> None:
 
 
 def went_back(ctx: Context, commit: int) -> None:
-    """To that one. A start of the node may have found errors that are ahead of the state that it found."""
+    """The run goes on from `commit`: later errors are void. Also at a start: errors may be ahead of the state found."""
     if lost := [f for f, at in enumerate(ctx.site.error_commits) if at > commit]:
         _drop(ctx, lost, f"the run went back to commit {commit}")
 

@@ -64,7 +64,7 @@ def footprint(layout: Layout, settings: RunSettings) -> Footprint:
 
 
 def _errors(layout: Layout, settings: RunSettings) -> list[tuple[str, int]]:
-    """Those of averages are those of the last commit and of the attempt under way, of a site that reduces all."""
+    """Errors of averages: of the last commit and of the attempt under way, for a site that reduces every chunk."""
     sizes, found = record_sizes(layout), []
     if settings.sync.error_feedback:
         found.append(("error feedback", PlaceMap(sizes).file_bytes + INDEX_BYTES * len(sizes)))

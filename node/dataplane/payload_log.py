@@ -169,7 +169,7 @@ class PayloadLog:
             return commit in self._commits
 
     def attempt_of(self, fragment: int, commit: int) -> AttemptKey | None:
-        """Which one is the last commit, up to that one, that touched the fragment; None if it is not here."""
+        """The attempt of the last commit, up to this one, that touched the fragment; None if it is not here."""
         try:
             return _key(self.record(self.history.touch(fragment, commit)))
         except StateError:

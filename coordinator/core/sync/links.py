@@ -25,7 +25,7 @@ ALIKE = 2.0
 
 
 PATIENCE = 16
-"""Commits, where reducers keep what the codec loses of their averages: it is lost for chunks that change hands."""
+"""In commits, for runs whose reducers keep the errors of their averages: a chunk that changes hands loses its error."""
 
 
 class Link(NamedTuple):

@@ -40,7 +40,7 @@ class Spilled:
                 data = file.read(self.num_bytes + 1)
         except OSError as error:
             if self.is_dropped:
-                raise StaleError(f"the contribution to chunk {self.chunk} was dropped while it was read") from None
+                raise StaleError(f"the file of chunk {self.chunk} was dropped while it was read") from None
             raise disk_error(error, self.path) from error
         if payload_hash(data) != self.hash:
             raise HostError(f"{self.path}: what was written there has changed on this disk; look after it")
