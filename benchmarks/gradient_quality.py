@@ -1,7 +1,7 @@
 """What an exchange at every step costs in held-out loss: the presets with gradients beside torch's data parallel.
 
-The built-in model over several sites in one process, equal tokens and steps. Codecs, averages and the optimizer's step
-are the product's; error feedback is written out here; nothing is sent. Prints a Markdown table: held-out bits per byte,
+The built-in model over several sites in one process, equal tokens and steps. Codecs, errors, averages and the
+optimizer's step are the product's; nothing is sent. Prints a Markdown table: held-out bits per byte,
 and bytes that a site sends up and gets back, beside data parallel in fp32. One thread a process; nothing here is timed.
 With the presets each site clips its own gradient, as in a run; data parallel clips the average.
 """
@@ -24,7 +24,7 @@ from atoll.node.worker.evaluate import held_out_bits_per_byte
 from atoll.node.worker.model import Transformer
 from atoll.node.worker.recipe import learning_rate, next_byte_loss
 from atoll.protocol.codecs import bundles, kernels
-from atoll.protocol.codecs.arithmetic import NOTHING, Floats
+from atoll.protocol.codecs.arithmetic import Floats
 from atoll.protocol.codecs.table import BUNDLE
 from atoll.protocol.messages import Commit, Member
 from atoll.protocol.outer import resolved
@@ -33,12 +33,12 @@ from atoll.protocol.presets import PRESETS
 from atoll.protocol.settings import RunSettings, SyncSettings
 from atoll.protocol.spec import Contribution, Way, spec_of
 from benchmarks import baselines
+from benchmarks.coded import REDUCER, Coder, Key
 
-ONE_BIT, INT4_DOWN = "onebit-adam", "onebit-adam, int4 down"
 VARIANTS = {
     "adamw": ("adamw", {}),
-    ONE_BIT: ("onebit-adam", {}),
-    INT4_DOWN: ("onebit-adam", {"down": "int4", "error_feedback_down": 0.0}),
+    "onebit-adam": ("onebit-adam", {}),
+    "onebit-adam, int4 down": ("onebit-adam", {"down": "int4", "error_feedback_down": 0.0}),
     "onebit-adam, one-sided": ("onebit-adam", {"error_feedback_down": 0.0}),
     "demo": ("demo", {}),
 }
@@ -59,43 +59,33 @@ def settings_of(variant: str, seed: int, arguments: argparse.Namespace) -> RunSe
 class Sites:
     """Gradients of all sites to the average that all of them apply."""
 
-    def __init__(self, settings: RunSettings) -> None:
-        self.settings = settings
+    def __init__(self, settings: RunSettings, widths: list[int]) -> None:
+        """`widths`: of the rows of each tensor."""
+        self.settings, self.widths = settings, widths
         self.moved_bytes = 0
         """By all sites, up and down."""
-        self._errors: dict[tuple[int, int], Floats] = {}  # by site, or -1 for the reducer, and tensor
+        self._coder = Coder()
 
-    def average(self, way: Way, place: int, gradients: list[Floats], momentum: Floats, width: int) -> Floats:
-        sync, beta1 = self.settings.sync, self.settings.outer.momentum
+    def average(self, base: int, way: Way, place: int, gradients: list[Floats], momentum: Floats) -> Floats:
+        """Of the exchange with that base."""
+        sync, beta1, width = self.settings.sync, self.settings.outer.momentum, self.widths[place]
         sent = []
         for site, gradient in enumerate(gradients):
             value = gradient
             if way.contribution is Contribution.MOMENTUM:
                 value = np.float32(beta1) * momentum + np.float32(1 - beta1) * gradient
-            beta = 0.0 if sync.warms_up(self.step) else sync.error_feedback
-            sent.append(self._coded(way.up, (site, place), value, beta, width))
+            beta = 0.0 if sync.warms_up(base) else sync.error_feedback
+            sent.append(self._coder.encode(way.up, Key(site, place), value, beta, width))
         average = np.zeros_like(momentum)
         if way.down == BUNDLE:
             payload = bundles.join(average.size, sent, over_all=sync.mean_over == "all", clip=0.0)
         else:
             for part in sent:
                 kernels.accumulate(part, way.up, np.float32(1 / len(sent)), average)
-            payload = self._coded(way.down, (-1, place), average, way.error_beta_down, width)
+            payload = self._coder.encode(way.down, Key(REDUCER, place), average, way.error_beta_down, width)
         self.moved_bytes += sum(map(len, sent)) + len(payload) * len(sent)
         kernels.decode(payload, way.down, average.size, average, tokens=(1,) * len(sent))
         return average
-
-    step = 0
-    """The base of this exchange."""
-
-    def _coded(self, codec: str, key: tuple[int, int], value: Floats, beta: float, width: int) -> bytes:
-        error = self._errors.get(key, NOTHING) if beta else NOTHING
-        sent = kernels.encode(codec, value, error=error, beta=np.float32(beta), width=width)
-        if beta:
-            whole, decoded = value + np.float32(beta) * error if error.size else value, np.empty_like(value)
-            kernels.decode(sent, codec, value.size, decoded)
-            self._errors[key] = whole - decoded
-        return sent
 
 
 def run(variant: str, seed: int, arguments: argparse.Namespace) -> tuple[float, float]:
@@ -106,10 +96,11 @@ def run(variant: str, seed: int, arguments: argparse.Namespace) -> tuple[float, 
         settings = replace(settings_of("adamw", seed, arguments), sync=SyncSettings())
         return baselines.train_data_parallel(settings, corpus, arguments.sites).bits_per_byte_after, 8.0
     settings = settings_of(variant, seed, arguments)
-    trainer, optimizer, sites = settings.trainer, OuterOptimizer(settings), Sites(settings)
+    trainer, optimizer = settings.trainer, OuterOptimizer(settings)
     model, samples = Transformer(settings.model, seed), baselines.Samples(settings, corpus, arguments.sites)
     values = [p.detach().numpy().reshape(-1) for p in model.parameters()]
     slots = [[np.zeros_like(v) for _ in optimizer.slots] for v in values]
+    sites = Sites(settings, [p.shape[-1] if p.dim() else 1 for p in model.parameters()])
     groups = [int(p.dim() < 2) for p in model.parameters()]
     for step in range(settings.steps):
         gradients: list[list[Floats]] = []
@@ -124,11 +115,10 @@ def run(variant: str, seed: int, arguments: argparse.Namespace) -> tuple[float, 
             run_tokens=0, rates=(rate, trainer.weight_decay, rate, 0.0),
             contributors=tuple(Member(site_id=i, incarnation=1, address="", tokens=1) for i in range(arguments.sites)),
         )  # fmt: skip
-        update, way, sites.step = optimizer.at(record), spec_of(settings.sync, step, 0).trainable, step
-        for place, (value, own, parameter) in enumerate(zip(values, slots, model.parameters(), strict=True)):
-            width = parameter.shape[-1] if parameter.dim() else 1
+        update, way = optimizer.at(record), spec_of(settings.sync, step, 0).trainable
+        for place, (value, own) in enumerate(zip(values, slots, strict=True)):
             momentum = own[0] if own else np.zeros_like(value)
-            average = sites.average(way, place, [g[place] for g in gradients], momentum, width)
+            average = sites.average(step, way, place, [g[place] for g in gradients], momentum)
             update.apply(value, own, average, value, own, groups[place])
     num = sum(v.size for v in values) * arguments.sites * settings.steps
     return held_out_bits_per_byte(model, corpus, trainer.sequence), sites.moved_bytes / num

@@ -1,6 +1,6 @@
 """What each codec costs in held-out loss: the built-in model over several sites in one process, equal tokens.
 
-Codecs, averages and outer update are the product's kernels; error feedback is written out here; nothing is sent.
+Codecs, errors, averages and outer update are the product's kernels; nothing is sent.
 Beside them data parallel and one site alone. Prints a Markdown table: held-out bits per byte, and bytes that a site
 sends up and gets back a step, beside data parallel in fp32. One thread a process; nothing here is timed. With --out
 also each run's curve, and a plot of them (this needs the extra `plots`).
@@ -27,11 +27,12 @@ from atoll.node.dataplane.trimming import trimmed_mean
 from atoll.node.worker import data
 from atoll.protocol import clipping
 from atoll.protocol.codecs import arithmetic, bundles, kernels
-from atoll.protocol.codecs.arithmetic import NOTHING, Floats
+from atoll.protocol.codecs.arithmetic import Floats
 from atoll.protocol.codecs.table import BUNDLE
 from atoll.protocol.outer_settings import OuterSettings
 from atoll.protocol.settings import ROBUST, RunSettings, SyncSettings
 from benchmarks import baselines
+from benchmarks.coded import REDUCER, Coder, Key
 from benchmarks.diloco import Outer, simulate_diloco
 
 BOTH_WAYS = "sign1 both ways, error feedback"
@@ -53,7 +54,7 @@ class CodedOuter(Outer):
         super().__init__(settings, named)
         self.num_hostile = num_hostile
         self.sent_bytes = self.received_bytes = 0
-        self._errors: dict[tuple[int, int], Floats] = {}  # by site, or -1 for the reducer, and place
+        self._coder = Coder()
         self._slots = [np.zeros(p.numel(), np.float32) for p in self.values]
 
     def step(self, places: Sequence[int], snapshots: Sequence[Sequence[Tensor]]) -> None:
@@ -67,22 +68,13 @@ class CodedOuter(Outer):
                 payload = bundles.join(values.size, sent, over_all=sync.mean_over == "all", clip=clip)
             else:
                 self._average(sent, clip, average)
-                payload = self._coded_down(place, average)
+                key = Key(REDUCER, place)
+                payload = self._coder.encode(sync.codec_down, key, average, sync.error_feedback_down)
             kernels.decode(payload, sync.codec_down, values.size, average, tokens=tokens)
             self.sent_bytes += sum(map(len, sent))
             self.received_bytes += len(payload) * len(sent)
             rate, slot = np.float32(outer.learning_rate), self._slots[place]
             outer_kernels.nesterov(values, slot, average, rate, np.float32(outer.momentum), values, slot)
-
-    def _coded_down(self, place: int, average: Floats) -> bytes:
-        codec, beta = self.settings.sync.codec_down, np.float32(self.settings.sync.error_feedback_down)
-        error = self._errors.get((-1, place), NOTHING)
-        payload = kernels.encode(codec, average, error=error, beta=beta)
-        if beta:
-            decoded = np.empty_like(average)
-            kernels.decode(payload, codec, average.size, decoded)
-            self._errors[-1, place] = (average + beta * error if error.size else average) - decoded
-        return payload
 
     def _average(self, sent: Sequence[bytes], clip: float, out: Floats) -> None:
         sync, share = self.settings.sync, 1 / len(sent)
@@ -101,14 +93,8 @@ class CodedOuter(Outer):
         sync, num_honest = self.settings.sync, self.settings.min_sites - self.num_hostile
         if site >= num_honest:
             local = base + 10 * (base - local)
-        error, beta = self._errors.get((site, place), NOTHING), np.float32(sync.error_feedback)
         width = self.values[place].shape[-1] if self.values[place].ndim else 1
-        sent = kernels.encode(sync.codec_up, base, minus=local, error=error, beta=beta, width=width)
-        if sync.error_feedback:
-            left, decoded = base - local, np.empty_like(base)
-            kernels.decode(sent, sync.codec_up, base.size, decoded)
-            self._errors[site, place] = (left + beta * error if error.size else left) - decoded
-        return sent
+        return self._coder.encode(sync.codec_up, Key(site, place), base - local, sync.error_feedback, width)
 
 
 def settings_of(variant: str, seed: int, arguments: argparse.Namespace) -> RunSettings:
