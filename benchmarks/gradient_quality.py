@@ -13,6 +13,7 @@ import statistics
 import sys
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -35,7 +36,7 @@ from atoll.protocol.spec import Contribution, Way, spec_of
 from benchmarks import baselines
 from benchmarks.coded import REDUCER, Coder, Key
 
-VARIANTS = {
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "adamw": ("adamw", {}),
     "onebit-adam": ("onebit-adam", {}),
     "onebit-adam, int4 down": ("onebit-adam", {"down": "int4", "error_feedback_down": 0.0}),
