@@ -60,8 +60,8 @@ class Flight:
 def windows(settings: RunSettings) -> list[tuple[int, int]]:
     """Of each sync its fragment, and the step of its boundary; the last one is of all."""
     sync, found, step, fragment = settings.sync, list[tuple[int, int]](), 0, 0
-    while step + sync.window_steps(fragment) < settings.steps:
-        step += sync.window_steps(fragment)
+    while step + sync.window_steps(fragment, 0) < settings.steps:
+        step += sync.window_steps(fragment, 0)
         found.append((fragment, step))
         fragment = (fragment + 1) % sync.fragments
     return [*found, (sync.all_fragments, settings.steps)]

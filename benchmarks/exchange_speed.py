@@ -36,8 +36,8 @@ from atoll.protocol.codecs import kernels
 from atoll.protocol.layout import Layout, Manifest, Role, TensorSpec
 from atoll.protocol.messages import Member, Plan, Tree
 from atoll.protocol.plans import weights
-from atoll.protocol.settings import SyncSettings
 from atoll.protocol.spec import spec_of
+from atoll.protocol.sync_settings import SyncSettings
 from benchmarks import netns
 
 RUN_ID = "exchange-speed"
@@ -88,7 +88,7 @@ async def _site(args: argparse.Namespace) -> None:
             first = chunk.offset_bytes // 4
             step = random.standard_normal(chunk.num_elements, np.float32)
             local[first : first + chunk.num_elements] = values + np.float32(0.01) * step
-        log = PayloadLog(Path(folder) / "log", layout, RUN_ID, 1)
+        log = PayloadLog(Path(folder) / "log", layout, RUN_ID, SyncSettings(log_commits=1))
         hub = Hub(
             run_id=RUN_ID,
             incarnation=1,

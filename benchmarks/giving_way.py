@@ -32,8 +32,9 @@ from atoll.node.threads import giving_way
 from atoll.protocol.codecs import kernels
 from atoll.protocol.layout import Layout, Manifest, Role, TensorSpec
 from atoll.protocol.messages import Commit
-from atoll.protocol.settings import RunSettings, SyncSettings
+from atoll.protocol.settings import RunSettings
 from atoll.protocol.spec import spec_of
+from atoll.protocol.sync_settings import SyncSettings
 
 NUM_SITES = 3
 TRAVELS = spec_of(SyncSettings(), 0, 0)

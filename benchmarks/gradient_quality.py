@@ -31,8 +31,9 @@ from atoll.protocol.messages import Commit, Member
 from atoll.protocol.outer import resolved
 from atoll.protocol.outer_settings import OuterSettings
 from atoll.protocol.presets import PRESETS
-from atoll.protocol.settings import RunSettings, SyncSettings
+from atoll.protocol.settings import RunSettings
 from atoll.protocol.spec import Contribution, Way, spec_of
+from atoll.protocol.sync_settings import SyncSettings
 from benchmarks import baselines
 from benchmarks.coded import REDUCER, Coder, Key
 
@@ -75,7 +76,7 @@ class Sites:
             value = gradient
             if way.contribution is Contribution.MOMENTUM:
                 value = np.float32(beta1) * momentum + np.float32(1 - beta1) * gradient
-            beta = 0.0 if sync.warms_up(base) else sync.error_feedback
+            beta = 0.0 if sync.moves_variance(base) else sync.error_feedback
             sent.append(self._coder.encode(way.up, Key(site, place), value, beta, width))
         average = np.zeros_like(momentum)
         if way.down == BUNDLE:

@@ -14,7 +14,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from atoll.protocol.settings import SyncSettings
+from atoll.protocol.sync_settings import SyncSettings
 from tests.harness.chaos import PLAIN_WORKER, ChaosRun, settings
 from tests.harness.data_account import LEASED
 from tests.harness.hostile import KINDS

@@ -15,7 +15,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from atoll.protocol.settings import RunSettings, SyncSettings
+from atoll.protocol.settings import RunSettings
+from atoll.protocol.sync_settings import SyncSettings
 from atoll.protocol.time_limits import time_limits
 from tests.harness.load_sites import Fleet, manifest
 from tests.harness.local_run import PLAIN, LocalRun

@@ -11,7 +11,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from atoll.protocol.settings import RunSettings, SyncSettings
+from atoll.protocol.settings import RunSettings
+from atoll.protocol.sync_settings import SyncSettings
 from benchmarks.sync import NAMES, WORKER
 from tests.harness.local_run import PLAIN, LocalRun, Status
 

@@ -35,6 +35,7 @@ from atoll.protocol.layout import Layout, Manifest, Role, TensorSpec, chunk_hash
 from atoll.protocol.messages import Commit, Member
 from atoll.protocol.plans import payload_hash
 from atoll.protocol.settings import RunSettings
+from atoll.protocol.sync_settings import SyncSettings
 
 RUN_ID = "outer-state"
 OPTIMIZER = OuterOptimizer(RunSettings(run_id="bench"))
@@ -57,7 +58,7 @@ class Bench:
         self.commits = range(1, num_commits + 1)
         self.num_threads = num_threads
         self.pool = ThreadPoolExecutor(num_threads)
-        self.log = PayloadLog(folder / "log", self.layout, RUN_ID, num_commits, fsync=True)
+        self.log = PayloadLog(folder / "log", self.layout, RUN_ID, SyncSettings(log_commits=num_commits, fsync=True))
         self.num_payload_bytes = sum(self._log(number) for number in self.commits) // num_commits
 
     def _log(self, number: int) -> int:

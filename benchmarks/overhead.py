@@ -11,7 +11,8 @@ import statistics
 import tempfile
 from pathlib import Path
 
-from atoll.protocol.settings import RunSettings, SyncSettings
+from atoll.protocol.settings import RunSettings
+from atoll.protocol.sync_settings import SyncSettings
 from tests.harness.local_run import PLAIN, LocalRun
 
 WORKER = Path(__file__).parent / "overhead_worker.py"

@@ -15,7 +15,8 @@ from dataclasses import replace
 import torch
 
 from atoll.node.worker import data
-from atoll.protocol.settings import RunSettings, SyncSettings, validate
+from atoll.protocol.settings import RunSettings, validate
+from atoll.protocol.sync_settings import SyncSettings
 from benchmarks.diloco import simulate_diloco
 
 SHARE = 0.3

@@ -30,7 +30,8 @@ from atoll.protocol.codecs import arithmetic, bundles, kernels
 from atoll.protocol.codecs.arithmetic import Floats
 from atoll.protocol.codecs.table import BUNDLE
 from atoll.protocol.outer_settings import OuterSettings
-from atoll.protocol.settings import ROBUST, RunSettings, SyncSettings
+from atoll.protocol.settings import RunSettings
+from atoll.protocol.sync_settings import ROBUST, SyncSettings
 from benchmarks import baselines
 from benchmarks.coded import REDUCER, Coder, Key
 from benchmarks.diloco import Outer, simulate_diloco

@@ -15,7 +15,7 @@ from dataclasses import replace
 from itertools import count, pairwise
 from pathlib import Path
 
-from atoll.protocol.settings import SyncSettings
+from atoll.protocol.sync_settings import SyncSettings
 from tests.harness.chaos import PLAIN_WORKER, ChaosRun, settings
 from tests.harness.data_account import LEASED
 from tests.harness.local_run import PLAIN, Status

@@ -20,8 +20,9 @@ from typing import Any
 from atoll.node.dataplane.sync_data import SyncData
 from atoll.protocol.layout import Layout, Manifest, Role, TensorSpec
 from atoll.protocol.outer_settings import OuterSettings
-from atoll.protocol.settings import RunSettings, SyncSettings
+from atoll.protocol.settings import RunSettings
 from atoll.protocol.spec import spec_of
+from atoll.protocol.sync_settings import SyncSettings
 from tests.harness.chaos import PLAIN_WORKER
 from tests.harness.data_plane import filled, seeded
 from tests.harness.local_run import PLAIN, LocalRun

@@ -15,7 +15,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
-from atoll.protocol.settings import ROBUST, RunSettings, SyncSettings
+from atoll.protocol.settings import RunSettings
+from atoll.protocol.sync_settings import ROBUST, SyncSettings
 from benchmarks import netns
 from tests.harness.local_run import PLAIN, LocalRun
 

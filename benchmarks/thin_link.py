@@ -16,7 +16,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from atoll.protocol.settings import RunSettings, SyncSettings
+from atoll.protocol.settings import RunSettings
+from atoll.protocol.sync_settings import SyncSettings
 from benchmarks import netns
 from tests.harness.chaos import PLAIN_WORKER
 from tests.harness.local_run import PLAIN, LocalRun

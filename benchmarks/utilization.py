@@ -18,7 +18,8 @@ from pathlib import Path
 
 from atoll.node.worker.model import Transformer
 from atoll.protocol.model_settings import ModelSettings
-from atoll.protocol.settings import RunSettings, SyncSettings
+from atoll.protocol.settings import RunSettings
+from atoll.protocol.sync_settings import SyncSettings
 from benchmarks import netns
 from benchmarks.utilization_figures import Figures, computed, link_bits_per_s
 from benchmarks.utilization_run import Trained, Windows, measure

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from atoll.protocol.layout import Layout, Manifest, Role, TensorSpec
-from atoll.protocol.settings import SyncSettings
 from atoll.protocol.spec import spec_of
+from atoll.protocol.sync_settings import SyncSettings
 
 NUM_SITES = 3
 PEAK_SHARE = 0.05

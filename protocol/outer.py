@@ -100,11 +100,8 @@ def outer_at(settings: RunSettings, record: Commit, group: int = 0) -> OuterStep
 
 
 def _with_rates(settings: RunSettings, record: Commit, group: int) -> OuterStep:
-    """Where the nodes do the steps: a commit is a step of the run, whichever sites were in it. The variance is of the
-    gradients up to the last commit of the warm-up."""
-    outer, warmup = settings.outer, settings.sync.warmup_commits
-    num_momenta = max(0, record.commit - warmup) if warmup else 0
-    rates = record.rates[2 * group : 2 * group + 2]
+    """Where the nodes do the steps: those of a commit, whichever sites were in it."""
+    outer, rates = settings.outer, record.rates[2 * group : 2 * group + 2]
     if len(rates) < 2:
         raise InvalidMessage(f"commit {record.commit} has no rates of parameter group {group}")
     return OuterStep(
@@ -114,12 +111,20 @@ def _with_rates(settings: RunSettings, record: Commit, group: int) -> OuterStep:
         beta2=outer.beta2,
         epsilon=outer.epsilon,
         weight_decay=rates[1],
-        is_frozen=num_momenta > 0,
-        bias=(
-            1.0 - _power(outer.momentum, record.run_step),
-            1.0 - _power(outer.beta2, record.run_step - num_momenta),
-        ),
+        is_frozen=settings.sync.strategy == "momentum" and not settings.sync.moves_variance(record.commit - 1),
+        bias=bias_at(settings, record.commit, record.run_step),
     )
+
+
+def bias_at(settings: RunSettings, commit: int, run_step: int) -> tuple[float, float]:
+    """Of adamw's two moments at that commit and step of the run. The momentum has moved at each step, the variance in
+    commits of gradients alone, and in the run before, if this one was resumed from it."""
+    sync, num_gradients = settings.sync, run_step
+    if sync.strategy == "momentum":
+        # A window that was cut short, as the run seemed to end, makes it no less.
+        of_run_before = max(0, run_step - sync.phases.steps_until(commit))
+        num_gradients = of_run_before + sync.phases.num_of_gradients(commit)
+    return 1.0 - _power(settings.outer.momentum, run_step), 1.0 - _power(settings.outer.beta2, num_gradients)
 
 
 def _power(base: float, exponent: int) -> float:

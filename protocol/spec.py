@@ -10,7 +10,7 @@ from atoll.protocol.codecs import bundles, max_encoded_bytes, parse_header, peek
 from atoll.protocol.codecs.table import BUNDLE, DENSE, SPARSE, UNCHANGED
 from atoll.protocol.errors import InvalidMessage
 from atoll.protocol.layout import Role
-from atoll.protocol.settings import SyncSettings
+from atoll.protocol.sync_settings import SyncSettings
 
 Data = bytes | bytearray | memoryview
 
@@ -19,6 +19,7 @@ class Contribution(Enum):
     DELTA = "base minus local"
     GRADIENT = "of the base"
     MOMENTUM = "the base's momentum, moved by a gradient of the base"
+    LOCAL_MOMENTUM = "the mean of the momenta of steps that the site did by itself"
     VALUE = "the value itself, or that it is what the base has"
 
 
@@ -104,7 +105,9 @@ def spec_of(settings: SyncSettings, base_commit: int, fragment: int) -> Spec:
     """Of the sync of `fragment` that starts from `base_commit`, as its plan says."""
     aggregation = Aggregation.MEAN
     up, down, contribution = settings.codec_up, settings.codec_down, _CONTRIBUTIONS[settings.strategy]
-    if settings.warms_up(base_commit):
+    if settings.strategy == "momentum" and settings.phases.is_local(base_commit + 1):
+        contribution = Contribution.LOCAL_MOMENTUM
+    if moves_variance := settings.moves_variance(base_commit):
         up, down, contribution = settings.warmup_codec, settings.warmup_codec, Contribution.GRADIENT
     if settings.codec_down == BUNDLE:
         aggregation = Aggregation.BUNDLE_OVER_ALL if settings.mean_over == "all" else Aggregation.BUNDLE
@@ -117,14 +120,15 @@ def spec_of(settings: SyncSettings, base_commit: int, fragment: int) -> Spec:
             robust=settings.robust,
             clip=settings.clip,
             trim=settings.trim if settings.robust == "trim" else 0,
-            error_beta_down=0.0 if settings.warms_up(base_commit) else settings.error_feedback_down,
+            error_beta_down=0.0 if moves_variance else settings.error_feedback_down,
         )
     )
 
 
 def specs_of(settings: SyncSettings) -> tuple[Spec, ...]:
     """All that syncs of the run may have."""
-    return tuple(dict.fromkeys(spec_of(settings, base, 0) for base in (0, settings.warmup_commits)))
+    bases = 0, settings.warmup_commits, settings.warmup_commits + settings.local_doubling
+    return tuple(dict.fromkeys(spec_of(settings, base, 0) for base in bases))
 
 
 def most_bundled(codec: str) -> int:

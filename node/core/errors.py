@@ -36,10 +36,17 @@ def note_contribution(ctx: Context, commit: Commit) -> None:
     """The contribution is one of an earlier start, and had that start's error in it: no error can be advanced by it."""
     me, covered = ctx.site.site_id, ctx.settings.sync.fragments_in(commit.fragment)
     is_of_others = all(c.site_id != me or c.incarnation == ctx.identity.incarnation for c in commit.contributors)
-    if is_of_others or not ctx.site.error_commits:
+    leaves_none = ctx.settings.sync.moves_variance(commit.commit - 1)  # of gradients
+    if is_of_others or leaves_none or not ctx.site.error_commits:
         return
     if lost := [f for f in covered if 0 < ctx.site.error_commits[f] < commit.commit]:
         _drop(ctx, lost, f"commit {commit.commit} holds what this site trained before it was started again")
+
+
+def sealed_with(ctx: Context, base_commit: int) -> tuple[int, ...]:
+    """What is added to a contribution on that base: nothing to gradients, which are another quantity."""
+    site = ctx.site
+    return (0,) * len(site.error_commits) if ctx.settings.sync.moves_variance(base_commit) else site.error_commits
 
 
 def said(ctx: Context, lane: Lane) -> tuple[int, ...]:
@@ -51,7 +58,7 @@ def said(ctx: Context, lane: Lane) -> tuple[int, ...]:
 def advance(ctx: Context, lane: Lane, commit: int) -> None:
     """That commit holds the lane's sealed snapshot, which is on its base still."""
     site, snapshot = ctx.site, lane.snapshot
-    if snapshot.error_commits and not ctx.settings.sync.warms_up(snapshot.base_commit):
+    if snapshot.error_commits and not ctx.settings.sync.moves_variance(snapshot.base_commit):
         site.disk.add(AdvanceErrors(commit, lane.fragment, snapshot.base_commit, snapshot.error_commits))
 
 
@@ -73,7 +80,7 @@ def advanced(ctx: Context, event: events.ErrorsAdvanced) -> None:
 
 def check(ctx: Context, lane: Lane) -> None:
     """The lane's snapshot is consumed: if its commit has not advanced the error, the base is gone by now."""
-    if ctx.settings.sync.warms_up(lane.snapshot.base_commit):
+    if ctx.settings.sync.moves_variance(lane.snapshot.base_commit):
         return  # of gradients nothing is left over
     errors, commit = ctx.site.error_commits, lane.snapshot.committed_in
     covered = ctx.settings.sync.fragments_in(lane.fragment)

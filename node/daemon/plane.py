@@ -72,8 +72,8 @@ class DataPlane:
     @cached_property
     def log(self) -> PayloadLog:
         """Read when the outer state asks for its history: its folder is seen to be of this run then, and held."""
-        home, sync, run_id = self.home, self.settings.sync, self.settings.run_id
-        return PayloadLog(home.payload_folder, self.layout, run_id, sync.log_commits, fsync=sync.fsync, disk=home.disk)
+        home, settings = self.home, self.settings
+        return PayloadLog(home.payload_folder, self.layout, settings.run_id, settings.sync, disk=home.disk)
 
     @classmethod
     def load(cls, home: Home, settings: RunSettings, num_threads: int) -> Self | None:
@@ -89,13 +89,14 @@ class DataPlane:
         check_base_dtypes(self.layout.manifest, dtypes)
         self.dtypes = dict(dtypes)
         if self.snapshot is None:
-            self.snapshot, self.publish_buffer = self._shared_buffer("snapshot"), self._shared_buffer("publish")
-            if self.settings.sync.error_feedback and self.errors is None:
+            sync, self.snapshot = self.settings.sync, self._shared_buffer("snapshot")
+            self.publish_buffer = self._shared_buffer("publish", sync.num_shared_moments)
+            if sync.error_feedback and self.errors is None:
                 self.errors = ErrorFeedback.create(self.home.error_folder, self.layout, self.settings, self.home.disk)
             self.home.keep_manifest(self.layout.manifest)
 
-    def _shared_buffer(self, name: str) -> SharedBuffer:
-        return SharedBuffer(self.layout.buffer_bytes, name)
+    def _shared_buffer(self, name: str, num_moments: int = 0) -> SharedBuffer:
+        return SharedBuffer((1 + num_moments) * self.layout.buffer_bytes, name)
 
     def held(self) -> tuple[int, bytes] | None:
         """Commit and state hash of a whole outer state."""
@@ -338,8 +339,7 @@ class DataPlane:
 
         Raises StateError if that cannot be done here, HostError for the disk.
         """
-        num_cleared = self.snapshots.num_cleared  # before `outer`, which a rollback in a thread takes away first
-        outer = self.outer
+        num_cleared, outer = self.snapshots.num_cleared, self.outer  # a rollback in a thread takes `outer` away first
         if outer is None or self._is_distrusted:
             return  # since it was due
         keep, done = self.settings.sync.snapshots, asyncio.get_running_loop().create_future()
@@ -378,8 +378,7 @@ class DataPlane:
         """The log drops what is too old at each commit: never what the newest snapshot still needs."""
         if self._snapshot is None:
             return
-        history, began = self.log.history, self.log.history.touched(self._snapshot_began)
-        first = commit
+        history, began, first = self.log.history, self.log.history.touched(self._snapshot_began), commit
         for oldest in (*(file.oldest for file in self.snapshots.files[:1]), began or ()):
             with suppress(StateError):  # the log does not lead on from it any more
                 first = min((history.following(f, version) for f, version in enumerate(oldest)), default=commit)
@@ -392,7 +391,7 @@ class DataPlane:
         not hold the values that a difference starts from."""
 
         def work() -> None:
-            outer, buffer = self._present_outer(), self.publish_buffer
+            outer, buffer, sync = self._present_outer(), self.publish_buffer, self.settings.sync
             assert buffer is not None
             held, chunks = self._published.pop(content.fragment, None), self.layout.fragments[content.fragment]
             if outer.commit != content.version:
@@ -403,7 +402,8 @@ class DataPlane:
                 publish.publish_shift(outer, buffer.view, chunks, self.dtypes, self._pool)
             else:
                 frozen = () if self._published_frozen else self.layout.frozen_chunks
-                publish.publish_replace(outer, buffer.view, [*chunks, *frozen], self._pool)
+                num_moments = sync.moments_at(content.version)
+                publish.publish_replace(outer, buffer.view, [*chunks, *frozen], self._pool, num_moments)
                 self._published_frozen = True
             self._published[content.fragment] = content
 

@@ -24,7 +24,7 @@ class Footprint:
     """In bytes."""
 
     shared_bytes: int
-    """SNAPSHOT and PUBLISH: allocated, and never dropped."""
+    """SNAPSHOT and PUBLISH, with moments if it has them: allocated, and never dropped."""
     outer_bytes: int
     """The outer file with its spare places: on the disk, and mapped."""
     sync_bytes: int
@@ -49,7 +49,7 @@ def footprint(layout: Layout, settings: RunSettings) -> Footprint:
     payload_bytes = max(sum(spec.payload_bytes(*chunk, settings.min_sites) for chunk in synced) for spec in specs)
     outer_bytes = PlaceMap(records).file_bytes
     return Footprint(
-        shared_bytes=2 * layout.buffer_bytes,
+        shared_bytes=(2 + settings.sync.num_shared_moments) * layout.buffer_bytes,
         outer_bytes=outer_bytes,
         sync_bytes=max(sum(spec.max_bytes(*chunk) for chunk in synced) for spec in specs),
         payload_bytes=payload_bytes,

@@ -23,6 +23,7 @@ from atoll.protocol.errors import DigestMismatch, InvalidMessage, StaleError, St
 from atoll.protocol.history import History
 from atoll.protocol.layout import Layout
 from atoll.protocol.messages import Commit
+from atoll.protocol.sync_settings import SyncSettings
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +35,7 @@ _TOUCHED = "touched"
 
 @dataclass(eq=False)
 class PayloadLog:
-    """Keeps the last `keep_commits` commits in `folder`. What was sealed or committed before is found again.
+    """Keeps the last `log_commits` commits in `folder`. What was sealed or committed before is found again.
 
     Attempts that were not sealed, and records of commits whose attempt is damaged, are removed at the start.
     With `fsync` a commit is on the disk for good when `commit` returns; without, when `sync` does or the kernel likes.
@@ -44,9 +45,8 @@ class PayloadLog:
     folder: Path
     layout: Layout
     run_id: str
-    keep_commits: int
+    settings: SyncSettings
     _: KW_ONLY
-    fsync: bool = False
     disk: Disk = REAL_DISK
 
     def __post_init__(self) -> None:
@@ -58,7 +58,7 @@ class PayloadLog:
         except OSError as error:
             raise disk_error(error, self.folder) from error
         self._load()
-        if self.fsync:
+        if self.settings.fsync:
             self.sync()  # a process that was killed may have left to the kernel what it had not synced
         self._touched = self._read_touched()
         self.history = History.of_log(self._touched, self._commits)
@@ -134,7 +134,7 @@ class PayloadLog:
             if held.digest(commit) != commit.payload_digest:
                 raise DigestMismatch(f"commit {commit.commit}: the payloads in the log have another digest")
             if self._commits.get(commit.commit) != commit:  # a record that is synced stays so
-                self.disk.write_whole(self._record_path(commit.commit), self._record(commit), fsync=self.fsync)
+                self.disk.write_whole(self._record_path(commit.commit), self._record(commit), fsync=self.settings.fsync)
             self._commits[commit.commit] = commit
             self._prune(commit)
 
@@ -169,14 +169,15 @@ class PayloadLog:
             return commit in self._commits
 
     def attempt_of(self, fragment: int, commit: int) -> AttemptKey | None:
-        """The attempt of the last commit, up to this one, that touched the fragment; None if it is not here."""
+        """The attempt of the last commit, up to this one, that touched the fragment, of those that leave errors over;
+        None if it is not here."""
         try:
-            return _key(self.record(self.history.touch(fragment, commit)))
+            return _key(self.record(self.history.touch(fragment, self.settings.phases.last_of_momenta(commit))))
         except StateError:
             return None
 
     def attempts_in_force(self) -> set[AttemptKey]:
-        """Of each fragment, the one that is its last commit here."""
+        """Of each fragment, the one that is its last commit here, of those that leave errors over."""
         with self._lock:
             last = max(self._commits, default=0)
         found = (self.attempt_of(fragment, last) for fragment in range(len(self.layout.fragments)))
@@ -210,7 +211,7 @@ class PayloadLog:
         def is_void(record: Commit) -> bool:
             return record.commit > latest.commit and record.branch < latest.branch
 
-        oldest = latest.commit - self.keep_commits
+        oldest = latest.commit - self.settings.log_commits
         touched = History.of_log(self._touched, self._commits).touched(oldest)
         self._begin_after(touched or self._touched)
         self._remove_commits(lambda record: record.commit <= oldest or is_void(record))
@@ -248,7 +249,7 @@ class PayloadLog:
             self._files.pop(key).remove()
 
     def _file(self, key: AttemptKey, *, is_new: bool) -> PayloadFile:
-        return PayloadFile(self.folder, self.layout, self.run_id, key, is_new=is_new, fsync=self.fsync)
+        return PayloadFile(self.folder, self.layout, self.run_id, key, is_new=is_new, fsync=self.settings.fsync)
 
     def _record_path(self, number: int) -> Path:
         return self.folder / f"commit-{number}.record"

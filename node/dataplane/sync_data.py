@@ -116,9 +116,9 @@ class SyncData:
                 return sent
 
     def _difference(self, spec: Chunk, record: PinnedChunk, local: Floats) -> tuple[Floats, Floats]:
-        """What travels of a trainable chunk, and what is to be subtracted from it: of a gradient nothing."""
+        """What travels of a trainable chunk, and what is to be subtracted from it: of gradients and momenta nothing."""
         match self.travels.of(spec.role).contribution:
-            case Contribution.GRADIENT:
+            case Contribution.GRADIENT | Contribution.LOCAL_MOMENTUM:
                 return local, arithmetic.NOTHING
             case Contribution.MOMENTUM:
                 momentum = record.data.view(np.float32)[spec.num_elements : 2 * spec.num_elements]

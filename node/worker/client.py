@@ -34,15 +34,17 @@ _Responses = queue.SimpleQueue[tuple[local_pb2.LocalResponse, list[int]] | None]
 
 @dataclass(frozen=True, kw_only=True)
 class JoinedLayout:
-    """What a rank needs to exchange parameters with its node. Both views are `layout.buffer_bytes` long.
+    """What a rank needs to exchange parameters with its node. All views are `layout.buffer_bytes` long.
 
-    Ranks write only their owned pieces, into `snapshot`, and only read `publish`; when, the node's answers say.
+    Ranks write only their owned pieces, into `snapshot`, and only read the others; when, the node's answers say.
     """
 
     told: LocalLayout
     layout: Layout
     snapshot: memoryview
     publish: memoryview
+    moments: tuple[memoryview, ...] = ()
+    """Of the values in `publish`: momentum and variance, where ranks do steps by themselves."""
 
 
 class LocalClient:
@@ -95,23 +97,26 @@ class LocalClient:
         self._send(local.LocalHello(world_size=world_size, pid=os.getpid(), protocol_version=PROTOCOL_VERSION))
         return wire.from_proto(Greeting, self._receive("greeting")[0].greeting)
 
-    def join(self, offered: LocalJoin) -> JoinedLayout:
-        """Returns when the site is admitted."""
+    def join(self, offered: LocalJoin, num_moments: int = 0) -> JoinedLayout:
+        """Returns when the site is admitted. `num_moments`: in PUBLISH, behind the values."""
         self._send(offered)
         response, fds = self._receive("layout")
         told = wire.from_proto(LocalLayout, response.layout)
         layout = Layout(wire.from_proto(Manifest, response.layout.manifest), told.chunk_elements)
-        if len(fds) != local.NUM_BUFFERS or any(os.fstat(fd).st_size < layout.buffer_bytes for fd in fds):
-            raise InvalidMessage(f"the node passed {len(fds)} buffers for a layout of {layout.buffer_bytes} bytes")
+        size = layout.buffer_bytes
+        wanted = [size, (1 + num_moments) * size]
+        if len(fds) != local.NUM_BUFFERS or any(os.fstat(fd).st_size < n for fd, n in zip(fds, wanted, strict=True)):
+            raise InvalidMessage(f"the node passed {len(fds)} buffers, for a layout that needs {wanted} bytes")
         indices = (*told.owned_pieces, *told.shared_pieces)
         if any(i >= len(offered.pieces) for i in indices):
             raise InvalidMessage(f"the node names piece {max(indices)} of {len(offered.pieces)}")
         if told.checkpoint is not None and told.checkpoint not in offered.checkpoints:
             raise InvalidMessage(f"the node names {told.checkpoint}, which this rank did not offer")
-        snapshot, publish = (memoryview(mmap.mmap(fd, layout.buffer_bytes)) for fd in fds)
+        snapshot, publish = (memoryview(mmap.mmap(fd, num_bytes)) for fd, num_bytes in zip(fds, wanted, strict=True))
         for fd in fds:
             os.close(fd)  # the mappings last as long as their views
-        return JoinedLayout(told=told, layout=layout, snapshot=snapshot, publish=publish)
+        values, *moments = (publish[first : first + size] for first in range(0, wanted[1], size))
+        return JoinedLayout(told=told, layout=layout, snapshot=snapshot, publish=values, moments=tuple(moments))
 
     def boundary(self, step: int, seq: int) -> Answer:
         """Ask what to do at `step`, where the last answer said to ask; `seq` counts the questions at one step.

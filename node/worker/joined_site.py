@@ -21,6 +21,7 @@ from atoll.node.local_protocol import NO_CHECKPOINTS, DataSet, LocalJoin, Sealed
 from atoll.node.worker.checkpoint import LocalCheckpoints
 from atoll.node.worker.connection import Connection, disconnect
 from atoll.node.worker.draws import LeasedBatches
+from atoll.node.worker.local_steps import WindowStart
 from atoll.node.worker.optimizer_state import OptimizerState, keeps_no_state
 from atoll.node.worker.optimizers import NodeOptimizer, check, rated_groups
 from atoll.node.worker.pieces import SharedTensors
@@ -28,6 +29,7 @@ from atoll.node.worker.ramp import LearningRateRamp
 from atoll.node.worker.site import DEFAULT_BUSY_LIMIT_S, Mark, Site, Step
 from atoll.node.worker.tensors import BufferPolicy, find_tensors
 from atoll.protocol.errors import ConfigError, NonFiniteError, NotYetError
+from atoll.protocol.outer import bias_at
 from atoll.protocol.sample_order import GLOBAL_LINE, SampleOrder
 
 PROGRESS_EVERY_S = 1.0
@@ -73,8 +75,7 @@ class JoinedSite(Site):
         self._connection, self._client = connection, connection.client
         self.settings = connection.settings
         self._optimizers = optimizers
-        strategy = connection.settings.sync.strategy
-        check(optimizers, strategy, connection.settings.outer)
+        check(optimizers, connection.settings.sync, connection.settings.outer)
         self._of_node = [optimizer for optimizer in optimizers if isinstance(optimizer, NodeOptimizer)]
         self._rated = rated_groups(optimizers)
         if self._of_node and ramp_steps:
@@ -121,7 +122,7 @@ class JoinedSite(Site):
             data_rank=self._data_rank,
             checkpoints=self._checkpoints.usable if self._checkpoints is not None else (),
         )
-        joined = self._client.join(offered)
+        joined = self._client.join(offered, connection.settings.sync.num_shared_moments)
         self._told = told = joined.told
         self._shared = SharedTensors(tensors, joined, connection.settings.sync, optimizers)
         # Ranks ask at the first boundary after this, and only when all have asked does one go on: until then no file
@@ -137,6 +138,7 @@ class JoinedSite(Site):
         self._publish_changes = False  # the next one is being written
         self._window = _Window(0)
         self._next_step = 0  # ask there
+        self._base_commit = 0  # whose values the local parameters are based on
         self._wait_s = 0.0
         self._resumed_at_s = self._reported_at_s = time.monotonic()
         self._reported_step = self._resumed_step = 0
@@ -151,6 +153,7 @@ class JoinedSite(Site):
     def step(self, tokens: int, loss: Tensor | float | None = None) -> Step:
         if not self.running:
             return Step(False, False, self.inner_step)
+        self._check_gradients()
         self._count(tokens)
         if loss is not None:
             self._window.add(loss)
@@ -261,7 +264,7 @@ class JoinedSite(Site):
         if self._steps > self._reported_step == self._resumed_step:
             self._report_progress(asked_at_s)  # a window too short for a report in the middle of it
         self._tensors.reshard()
-        synced = False
+        synced = is_handed_in = False
         seq = 0
         while True:
             asked_s = time.monotonic()
@@ -272,13 +275,17 @@ class JoinedSite(Site):
                 break
             if answer.kind is AnswerKind.SNAPSHOT:
                 self._write_snapshot(answer, seq)
+                is_handed_in = True
             else:
                 if answer.kind is AnswerKind.APPLY:
                     self._apply(answer)
-                    synced = True
+                    synced, is_handed_in = True, False
                 self._publish_changes = answer.kind is AnswerKind.CONTINUE and answer.version > 0
                 self._next_step = answer.next_step
                 if self._next_step > self._steps:
+                    if is_handed_in and self._is_local:  # and released: it held no tokens
+                        self._shared.undo_steps()
+                        self._begin_window()
                     break
             seq += 1
         self._resumed_at_s = self._reported_at_s = time.monotonic()
@@ -299,7 +306,6 @@ class JoinedSite(Site):
         num_steps = self._steps - window.first_step if window.num_losses else 0
         self._tensors.check_trained(self._optimizers)
         if not is_seed:
-            self._check_gradients()
             self._shared.check_frozen()
         self._shared.write_snapshot(answer.fragment, with_frozen=is_seed)
         report = SealedReport(
@@ -342,6 +348,21 @@ class JoinedSite(Site):
         elif listed is not None and answer.mode is not MergeMode.SHIFT:
             self._base = Mark(self._base.steps + listed.steps, self._base.tokens + listed.tokens)
 
+    @property
+    def _is_local(self) -> bool:
+        """Whether the steps after the base are this site's own, with optimizers of the nodes."""
+        return len(self._of_node) > 0 and self._connection.settings.sync.phases.is_local(self._base_commit + 1)
+
+    def _begin_window(self) -> None:
+        """The parameters have the values of the base. Where the nodes do the steps, these are of it."""
+        settings, commit = self._connection.settings, self._base_commit
+        start: WindowStart | None = None
+        if self._is_local:
+            bias = bias_at(settings, commit, self._base_run_step)
+            start = WindowStart(outer=settings.outer, bias=bias, moments=self._shared.moments)
+        for optimizer in self._of_node:
+            optimizer.at_commit(commit, start)
+
     def _loss_sum(self) -> float:
         """Of the window. Raises NonFiniteError."""
         loss_sum = float(self._window.loss)
@@ -358,9 +379,9 @@ class JoinedSite(Site):
     def _apply(self, answer: Answer) -> None:
         self._shared.apply(answer.fragment, answer.mode, fresh=answer.fresh)
         self._note_base(answer)
-        for optimizer in self._of_node:
-            optimizer.at_commit(answer.version)
         self._base_run_step, self._base_run_tokens = answer.run_step, answer.run_tokens
+        self._base_commit = answer.version
+        self._begin_window()
         self._taken[answer.fragment] = answer.mode, self._steps
         self._data_epoch = answer.data_epoch
         if self._batches is not None:

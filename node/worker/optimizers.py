@@ -13,8 +13,10 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from atoll.node.worker.local_steps import LocalWindow, WindowStart, local_of
 from atoll.protocol.errors import ConfigError
 from atoll.protocol.outer_settings import OuterSettings
+from atoll.protocol.sync_settings import SyncSettings
 
 
 class NodeOptimizer(torch.optim.Optimizer):
@@ -62,7 +64,7 @@ class NodeOptimizer(torch.optim.Optimizer):
                 gradients[parameter] = gradient.redistribute(placements=parameter.placements)
         self._rates = tuple(float(group[key]) for group in self.param_groups for key in ("lr", "weight_decay"))
         if self._num_commits is not None:
-            self._gradients = gradients
+            self._hand_in(gradients)
             return loss
         for group in self.param_groups:
             for parameter in group["params"]:
@@ -91,9 +93,13 @@ class NodeOptimizer(torch.optim.Optimizer):
     def _name(self) -> str:
         return f"atoll.{type(self).__name__}"
 
-    def at_commit(self, commit: int) -> None:
-        """The parameters have the values of that commit: a gradient that is here is late."""
+    def at_commit(self, commit: int, start: WindowStart | None = None) -> None:
+        """The parameters have the values of that commit: a gradient that is here is late. `start`: of steps that the
+        site does by itself until the next one; None: the nodes do its step."""
         self._num_commits, self._gradients = commit, None
+
+    def _hand_in(self, gradients: dict[nn.Parameter, Tensor]) -> None:
+        self._gradients = gradients
 
     @property
     def rates(self) -> tuple[float, ...]:
@@ -102,16 +108,16 @@ class NodeOptimizer(torch.optim.Optimizer):
 
     @property
     def has_gradients(self) -> bool:
-        """Of a step that was not handed in."""
+        """Of a step after the last `site.step`."""
         return self._gradients is not None
 
-    def gradient(self, parameter: nn.Parameter) -> Tensor | None:
-        """This rank's slice; None if the step had none."""
+    def contribution(self, parameter: nn.Parameter) -> Tensor | None:
+        """This rank's slice of what travels; None if the step had no gradient of it."""
         gradient = (self._gradients or {}).get(parameter)
-        return gradient.to_local() if isinstance(gradient, DTensor) else gradient
+        return None if gradient is None else local_of(gradient)
 
     def handed_in(self) -> None:
-        """They are in SNAPSHOT, or of no use."""
+        """They are in SNAPSHOT, or in a mean, or of no use."""
         self._gradients = None
 
 
@@ -198,6 +204,26 @@ class OneBitAdam(AdamW):
     strategy = "momentum"
 
 
+class ZeroOneAdam(OneBitAdam):
+    """0/1 Adam (arXiv 2202.06009): in the warm-up the variance moves more and more rarely, and after it sites do more
+    and more steps by themselves between two commits (`local_doubling` of the run). Alone it is AdamW."""
+
+    _window: LocalWindow | None = None
+
+    def at_commit(self, commit: int, start: WindowStart | None = None) -> None:
+        super().at_commit(commit, start)
+        self._window = None if start is None else LocalWindow(self.param_groups, start)
+
+    def _hand_in(self, gradients: dict[nn.Parameter, Tensor]) -> None:
+        super()._hand_in(gradients)
+        if self._window is not None:
+            self._window.step(self.param_groups, gradients)
+            self._rates = self._window.rates
+
+    def contribution(self, parameter: nn.Parameter) -> Tensor | None:
+        return super().contribution(parameter) if self._window is None else self._window.contribution(parameter)
+
+
 def rated_groups(optimizers: Iterable[torch.optim.Optimizer]) -> list[tuple[NodeOptimizer, int]]:
     """The parameter groups whose rates travel, in their order: those with a parameter that is trained."""
     return [
@@ -209,20 +235,26 @@ def rated_groups(optimizers: Iterable[torch.optim.Optimizer]) -> list[tuple[Node
     ]
 
 
-def check(optimizers: Iterable[torch.optim.Optimizer], strategy: str, outer: OuterSettings) -> None:
+def check(optimizers: Iterable[torch.optim.Optimizer], sync: SyncSettings, outer: OuterSettings) -> None:
     """Raises ConfigError unless these are the ones that the run exchanges for, as the nodes can do their steps."""
+    strategy = sync.strategy
     for optimizer in optimizers:
         kind = type(optimizer).__name__
         if not isinstance(optimizer, NodeOptimizer):
             if strategy != "diloco":
                 raise ConfigError(
                     f'{kind} does its steps alone, and the run has sync.strategy = "{strategy}", in which the nodes do '
-                    f"them: use atoll.{_name_of(strategy, outer)}(params, lr=...)"
+                    f"them: use atoll.{_name_of(sync, outer)}(params, lr=...)"
                 )
         elif strategy != optimizer.strategy:
-            what = "one of torch.optim" if strategy == "diloco" else f"atoll.{_name_of(strategy, outer)}"
+            what = "one of torch.optim" if strategy == "diloco" else f"atoll.{_name_of(sync, outer)}"
             raise ConfigError(
                 f'atoll.{kind} is for sync.strategy = "{optimizer.strategy}", and the run has "{strategy}": use {what}'
+            )
+        elif sync.local_doubling and not isinstance(optimizer, ZeroOneAdam):
+            raise ConfigError(
+                f"atoll.{kind} does no steps by itself, and the run has sync.local_doubling = {sync.local_doubling}: "
+                f"use atoll.{_name_of(sync, outer)}(params, lr=...)"
             )
         elif found := optimizer.differs(outer):
             raise ConfigError(
@@ -233,7 +265,7 @@ def check(optimizers: Iterable[torch.optim.Optimizer], strategy: str, outer: Out
             optimizer.check_groups()
 
 
-def _name_of(strategy: str, outer: OuterSettings) -> str:
-    if strategy == "momentum":
-        return "OneBitAdam"
+def _name_of(sync: SyncSettings, outer: OuterSettings) -> str:
+    if sync.strategy == "momentum":
+        return "ZeroOneAdam" if sync.has_phases else "OneBitAdam"
     return {"adamw": "AdamW", "signsgd": "SignSGD"}.get(outer.optimizer, "SGD")

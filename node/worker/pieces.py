@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from atoll.node.core.events import MergeMode
 from atoll.node.local_protocol import PieceHash, piece_hash
@@ -19,7 +19,7 @@ from atoll.node.worker.optimizers import NodeOptimizer
 from atoll.node.worker.tensors import DTYPE_NAMES, Held, ModelTensors
 from atoll.protocol.errors import InvalidMessage
 from atoll.protocol.layout import FP32_ROLES, Role, fragments_of
-from atoll.protocol.settings import SyncSettings
+from atoll.protocol.sync_settings import SyncSettings
 
 TORCH_DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
 
@@ -41,15 +41,20 @@ class SharedTensors:
         self._owned = frozenset(joined.told.owned_pieces)
         self._shared = joined.told.shared_pieces
         self._slices: list[tuple[Held, Tensor, Tensor]] = []  # held, of SNAPSHOT, of PUBLISH
+        self.moments: dict[nn.Parameter, tuple[Tensor, Tensor]] = {}
+        """Momentum and variance in PUBLISH, where it has them."""
         layout = joined.layout
         places = {spec.name: i for i, spec in enumerate(layout.manifest.tensors)}
         for held in tensors.held:
             place = places.get(held.spec.name)
             if place is None or layout.manifest.tensors[place] != held.spec:
                 raise InvalidMessage(f"the node's manifest does not list {held.spec.name!r} as this rank does")
-            offset = layout.tensor_offsets_bytes[place]
-            snapshot, publish = (_view(buffer, held, offset) for buffer in (joined.snapshot, joined.publish))
-            self._slices.append((held, snapshot[held.slices], publish[held.slices]))
+            offset, buffers = layout.tensor_offsets_bytes[place], (joined.snapshot, joined.publish, *joined.moments)
+            is_trained = held.spec.role is Role.TRAINABLE
+            views = [_view(b, held, offset)[held.slices] for b in (buffers if is_trained else buffers[:2])]
+            self._slices.append((held, views[0], views[1]))
+            if held.parameter is not None and len(views) > 2:
+                self.moments[held.parameter] = views[2], views[3]
         self._frozen = FrozenTensors([(h, publish) for h, _, publish in self._slices if h.spec.role is Role.FROZEN])
         self._synced = [item for item in self._slices if item[0].spec.role not in (Role.BUFFER_LOCAL, Role.FROZEN)]
 
@@ -71,11 +76,11 @@ class SharedTensors:
                 snapshot.copy_(held.local() if with_frozen else self._contributed(held))
 
     def _contributed(self, held: Held) -> Tensor:
-        """This rank's slice of what a sync averages: values, or the gradient of the last step."""
+        """This rank's slice of what a sync averages: values, or the gradient or momentum that an optimizer has."""
         if not self._optimizers or held.spec.role is not Role.TRAINABLE:
             return held.local()
         assert held.parameter is not None
-        found = [gradient for o in self._optimizers if (gradient := o.gradient(held.parameter)) is not None]
+        found = [part for o in self._optimizers if (part := o.contribution(held.parameter)) is not None]
         return found[0] if found else torch.zeros_like(held.local())
 
     @torch.no_grad()
@@ -109,6 +114,13 @@ class SharedTensors:
             elif mode is MergeMode.REPLACE or (mode is not MergeMode.SHIFT and _is_as(snapshot, local)):
                 local.copy_(publish)
         _synchronize(self._slices[0][0].local())
+
+    @torch.no_grad()
+    def undo_steps(self) -> None:
+        """The trained tensors have the values of PUBLISH again."""
+        for held, _, publish in self._synced:
+            if held.spec.role is Role.TRAINABLE:
+                held.local().copy_(publish)
 
     def _is_of(self, held: Held, fragment: int) -> bool:
         """Of one fragment, or of all."""

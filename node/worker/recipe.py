@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from torch.utils.data import Dataset
 
 from atoll.node.worker.data import Text
-from atoll.node.worker.optimizers import SGD, AdamW, OneBitAdam, SignSGD
+from atoll.node.worker.optimizers import SGD, AdamW, OneBitAdam, SignSGD, ZeroOneAdam
 from atoll.protocol.errors import ConfigError
 from atoll.protocol.model_settings import TrainerSettings
 from atoll.protocol.settings import RunSettings
@@ -28,7 +28,8 @@ def optimizer_of(model: nn.Module, settings: RunSettings) -> torch.optim.Optimiz
     if not settings.sync.steps_at_nodes:
         return make_optimizer(model, trainer)
     if settings.sync.strategy == "momentum":
-        return OneBitAdam(_groups(model, trainer), lr=trainer.learning_rate)
+        momenta = ZeroOneAdam if settings.sync.has_phases else OneBitAdam
+        return momenta(_groups(model, trainer), lr=trainer.learning_rate)
     if outer.optimizer in ("adamw", "signsgd"):
         kind = AdamW if outer.optimizer == "adamw" else SignSGD
         return kind(_groups(model, trainer), lr=trainer.learning_rate)

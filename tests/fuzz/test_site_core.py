@@ -18,7 +18,8 @@ from atoll.protocol import PROTOCOL_VERSION, wire
 from atoll.protocol import messages as m
 from atoll.protocol.errors import AverageError, InvalidMessage, NoRoomError, PeerError
 from atoll.protocol.layout import Manifest, Role, TensorSpec
-from atoll.protocol.settings import RunSettings, SyncSettings, settings_to_json
+from atoll.protocol.settings import RunSettings, settings_to_json
+from atoll.protocol.sync_settings import SyncSettings
 from tests.harness.envelopes import response
 from tests.harness.fuzzing import COORDINATOR_MESSAGES, SMALL, fuzz, instances
 from tests.harness.site_questions import SiteQuestions, a_core, decisions, without_fault

@@ -26,7 +26,8 @@ from typing import Any
 
 from atoll.coordinator import admin
 from atoll.protocol.outer_settings import OuterSettings
-from atoll.protocol.settings import RunSettings, SyncSettings
+from atoll.protocol.settings import RunSettings
+from atoll.protocol.sync_settings import SyncSettings
 from tests.harness.data_account import DATA, LEASED, assert_account_balances
 from tests.harness.local_run import GUARDED, LocalRun, Process, Status
 

@@ -26,7 +26,8 @@ from atoll.protocol.messages import Evidence
 from atoll.protocol.plans import reducers, top_of, weights, with_weights
 from atoll.protocol.ranges import Ranges
 from atoll.protocol.sample_order import GLOBAL_LINE
-from atoll.protocol.settings import RunSettings, SyncSettings
+from atoll.protocol.settings import RunSettings
+from atoll.protocol.sync_settings import SyncSettings
 from tests.harness.coordinator_questions import CoordinatorQuestions
 from tests.harness.memory_store import MemoryStore
 from tests.harness.tiny_model import TinyModel, rates_of

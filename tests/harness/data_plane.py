@@ -19,8 +19,9 @@ from atoll.protocol.messages import Commit, Member
 from atoll.protocol.outer import OuterStep, outer_at
 from atoll.protocol.outer_settings import FOR_GRADIENTS, OuterSettings
 from atoll.protocol.plans import payload_hash
-from atoll.protocol.settings import RunSettings, SyncSettings
+from atoll.protocol.settings import RunSettings
 from atoll.protocol.spec import spec_of
+from atoll.protocol.sync_settings import SyncSettings
 
 RUN = "test"
 DTYPES = {"weight": "BF16", "weight.scale": "F32", "zero": "F32"}

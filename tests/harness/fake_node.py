@@ -40,6 +40,7 @@ class FakeNode:
         self.layout: Layout | None = None
         self.snapshot = memoryview(b"")
         self.publish = memoryview(b"")
+        self.moments: tuple[memoryview, ...] = ()
         self.shared_pieces: tuple[int, ...] = ()
         self.checkpoint_folder = ""
         self._checkpoint: CheckpointId | None = None
@@ -63,7 +64,9 @@ class FakeNode:
             data_seed=99,
             checkpoint=self._checkpoint,
         )
-        return JoinedLayout(told=told, layout=self.layout, snapshot=self.snapshot, publish=self.publish)
+        return JoinedLayout(
+            told=told, layout=self.layout, snapshot=self.snapshot, publish=self.publish, moments=self.moments
+        )
 
     def connection(self, settings: RunSettings) -> Connection:
         greeting = Greeting(settings_json="", data_paths=(), checkpoint_folder=self.checkpoint_folder)
@@ -82,10 +85,11 @@ class FakeNode:
 
     # --- LocalClient's side
 
-    def join(self, offered: LocalJoin) -> JoinedLayout:
+    def join(self, offered: LocalJoin, num_moments: int = 0) -> JoinedLayout:
         self._checkpoint = max(offered.checkpoints, default=None)
         self.told.append(("join", {"fingerprint": offered.data_fingerprint, "data_rank": offered.data_rank}))
         self._allocate(offered.manifest)
+        self.moments = tuple(memoryview(bytearray(len(self.publish))) for _ in range(num_moments))
         return self.joined(len(offered.pieces))
 
     def boundary(self, step: int, seq: int) -> Answer:

@@ -20,7 +20,8 @@ from atoll.protocol.digest import Digest
 from atoll.protocol.errors import PeerError
 from atoll.protocol.layout import Manifest, Role, TensorSpec
 from atoll.protocol.sample_order import GLOBAL_LINE
-from atoll.protocol.settings import RunSettings, SyncSettings, settings_to_json
+from atoll.protocol.settings import RunSettings, settings_to_json
+from atoll.protocol.sync_settings import SyncSettings
 from tests.harness.coordinator_story import ranges_in_words, ranges_of
 from tests.harness.site_questions import SiteQuestions, a_core, wanted
 

@@ -28,8 +28,8 @@ from atoll.protocol.machine import Network
 from atoll.protocol.messages import Attestation, Commit, Donor, Member, Plan, Sources, Tree
 from atoll.protocol.outer_settings import OuterSettings
 from atoll.protocol.plans import weights
-from atoll.protocol.settings import SyncSettings
 from atoll.protocol.spec import spec_of
+from atoll.protocol.sync_settings import SyncSettings
 from tests.harness.chunks import paste
 from tests.harness.data_plane import an_optimizer, fragment_at
 
@@ -97,7 +97,7 @@ class Site:
         pool: Executor | None = None,
     ) -> Site:
         home = folder / f"site-{site_id}"
-        log = PayloadLog(home / "log", layout, RUN_ID, 32)
+        log = PayloadLog(home / "log", layout, RUN_ID, SyncSettings())
         if OuterState.exists(home / "state"):
             outer = OuterState.open(home / "state", layout, OPTIMIZER.slots, RUN_ID, history=lambda: log.history)
         else:

@@ -14,8 +14,8 @@ from atoll.protocol.codecs import bundles, kernels
 from atoll.protocol.errors import PeerError
 from atoll.protocol.layout import Role
 from atoll.protocol.plans import weights
-from atoll.protocol.settings import SyncSettings
 from atoll.protocol.spec import spec_of
+from atoll.protocol.sync_settings import SyncSettings
 from tests.harness.sites import DTYPES, Run, Site, commit_of, small_layout, star_plan
 
 TRAVELS = spec_of(SyncSettings(codec="topk2"), 0, 0)

@@ -128,7 +128,7 @@ def test_a_log_that_is_too_short_means_fetching_chunks(num_fragments: int, tmp_p
     async def main() -> None:
         async with Run(tmp_path, small_layout(num_fragments)) as run:
             first, away = await run.add(2)
-            first.log.keep_commits = 2
+            first.log.settings = replace(first.log.settings, log_commits=2)
             for _ in range(5):
                 await run.sync([first])
             got = await fetch(run, away, [first])
@@ -142,7 +142,7 @@ def test_where_some_lack_payloads_and_another_is_always_busy_chunks_are_fetched(
     async def main() -> None:
         async with Run(tmp_path, small_layout()) as run:
             first, busy, away = await run.add(3)
-            first.log.keep_commits = 2
+            first.log.settings = replace(first.log.settings, log_commits=2)
             for _ in range(5):
                 await run.sync([first, busy])
 

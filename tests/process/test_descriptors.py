@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from atoll.protocol import addresses, descriptors
-from atoll.protocol.settings import RunSettings, SyncSettings
+from atoll.protocol.settings import RunSettings
+from atoll.protocol.sync_settings import SyncSettings
 from tests.harness.load_sites import Fleet, manifest
 from tests.harness.local_run import LocalRun, Status
 

@@ -8,7 +8,8 @@ import pytest
 
 from atoll.node.core.ranks.group import REPLICAS_EVERY_SYNCS
 from atoll.protocol.errors import WorkerError
-from atoll.protocol.settings import RunSettings, SyncSettings
+from atoll.protocol.settings import RunSettings
+from atoll.protocol.sync_settings import SyncSettings
 from tests.harness.local_run import LocalRun
 
 LIMIT_S = 100.0

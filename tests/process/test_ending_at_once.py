@@ -12,7 +12,8 @@ import pytest
 
 from atoll.node.daemon.main import END_LIMIT_S
 from atoll.protocol.exit_codes import ENDED_AT_ONCE
-from atoll.protocol.settings import RunSettings, SyncSettings
+from atoll.protocol.settings import RunSettings
+from atoll.protocol.sync_settings import SyncSettings
 from tests.harness.chaos import descendants
 from tests.harness.local_run import LocalRun
 from tests.harness.stuck_disk import StuckDisk

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from atoll.coordinator import admin
-from atoll.protocol.settings import SyncSettings
+from atoll.protocol.sync_settings import SyncSettings
 from tests.harness.local_run import LocalRun
 from tests.process.test_gradients import log_of
 from tests.process.test_runs import LIMIT_S, SETTINGS, SLOW, WORKER, committed

@@ -4,6 +4,7 @@ numpy, over sites of different shape, kills, and a site that comes back."""
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import sqlite3
@@ -25,8 +26,10 @@ from atoll.coordinator.core.events import CommitRecord
 from atoll.protocol.errors import ConfigError, RefusedError
 from atoll.protocol.messages import Commit
 from atoll.protocol.outer_settings import OuterSettings
-from atoll.protocol.settings import RunSettings, SyncSettings
+from atoll.protocol.settings import RunSettings
+from atoll.protocol.sync_settings import SyncSettings
 from tests.harness.local_run import LocalRun, Status
+from tests.harness.phases import is_of_gradients, mean_momentum
 from tests.harness.sockets import free_address
 
 WORKER = str(Path(__file__).parents[1] / "workers" / "gradient_worker.py")
@@ -190,6 +193,74 @@ def test_1_bit_adam_over_the_switch_and_a_kill(tmp_path: Path) -> None:
             assert len(set(run.hashes(number).values())) == 1
         losses = [line["loss"] for line in run.journal("a", "window") if line["loss"] is not None]
         assert np.mean(losses[-10:]) < 0.8 * np.mean(losses[:5])
+
+
+def reference_in_phases(run: LocalRun, log: Log, sync: SyncSettings) -> dict[str, F32]:
+    """Of what the sites of each commit computed, by themselves or not: 0/1 Adam without codecs."""
+    values, sites = first_values(), {name: handed_in(run, name) for name in run.nodes}
+    m, v = ({name: np.zeros_like(x) for name, x in values.items()} for _ in range(2))
+    beta1, num_gradients, before = np.float32(ADAMW.momentum), 0, 0
+    for commit, contributors in log:
+        lines = [[sites[name][step] for step in range(before, commit.run_step)] for name in contributors]
+        before, is_of_gradients_ = commit.run_step, is_of_gradients(sync, commit.commit)
+        num_gradients += is_of_gradients_
+        bias1, bias2 = 1 - ADAMW.momentum**commit.run_step, 1 - ADAMW.beta2**num_gradients
+        for name, x in values.items():
+            group = int(name not in MATRICES)
+            steps = [line["rates"][2 * group : 2 * group + 2] for line in lines[0]]
+            rate, decay = sum(r for r, _ in steps), sum(r * d for r, d in steps) / sum(r for r, _ in steps)
+            assert commit.rates[2 * group : 2 * group + 2] == pytest.approx((rate, decay))
+            average: F32 = np.zeros_like(x)
+            for member, of_site in zip(commit.contributors, lines, strict=True):
+                found = [np.frombuffer(bytes.fromhex(line["gradients"][name]), np.float32) for line in of_site]
+                gradients = [g.reshape(x.shape) for g in found]
+                sent = gradients[0]
+                if not is_of_gradients_:
+                    sent = mean_momentum(m[name], ADAMW.momentum, gradients, [r for r, _ in steps])
+                average = average + np.float32(member.tokens / sum(c.tokens for c in commit.contributors)) * sent
+            m[name] = beta1 * m[name] + (1 - beta1) * average if is_of_gradients_ else average
+            if is_of_gradients_:
+                v[name] = np.float32(ADAMW.beta2) * v[name] + np.float32(1 - ADAMW.beta2) * (average * average)
+            moved = (m[name] / bias1) / (np.sqrt(v[name] / bias2) + ADAMW.epsilon)
+            moved = moved if is_of_gradients_ else moved.clip(-1, 1)
+            values[name] = (x - rate * (moved + decay * x)).astype(np.float32)
+    return values
+
+
+IN_PHASES = SyncSettings(
+    strategy="momentum", every=1, warmup_commits=12, gradient_doubling=2, local_doubling=4, most_local_steps=4,
+    codec="fp32", warmup_codec="fp32", log_commits=64,
+)  # fmt: skip
+"""Commits of gradients that thin out, then of momenta, then of 2 and 4 steps that sites do by themselves."""
+
+
+def is_nearly_the_reference(run: LocalRun, log: Log) -> None:
+    """All hold the same to the bit; torch adds products up in another way than numpy."""
+    steps = [b.run_step - a.run_step for (a, _), (b, _) in itertools.pairwise(log)]
+    assert steps[:23] == [1] * 15 + [2] * 4 + [4] * 4
+    expected = reference_in_phases(run, log, IN_PHASES)
+    assert len(set(run.hashes(len(log)).values())) == 1
+    for name in run.nodes:
+        saved = load_file(run.home(name) / "model" / "model.safetensors")
+        for tensor, values in expected.items():
+            np.testing.assert_allclose(saved[tensor], values, rtol=1e-4, atol=1e-5)
+
+
+def test_0_1_adam_of_sites_of_different_shape_is_one_process_in_numpy(tmp_path: Path) -> None:
+    with LocalRun(tmp_path, replace(SETTINGS, steps=60, sync=IN_PHASES)) as run:
+        run.start_coordinator()
+        start(run, "one", "--optimizer", "zeroone")
+        start(run, "two", "--optimizer", "zeroone", "--fsdp2", ranks=2)
+        assert run.wait_all(LIMIT_S) == {"one": 0, "two": 0}
+        is_nearly_the_reference(run, log_of(run))
+
+
+def test_0_1_adam_over_all_phases_and_a_kill(tmp_path: Path) -> None:
+    with LocalRun(tmp_path, replace(SETTINGS, steps=100_000, sync=IN_PHASES)) as run:
+        until_it_is_back(run, 18, 30, "--optimizer", "zeroone", "--step-delay-s", "0.02")
+        log = log_of(run)
+        assert len({tuple(sorted(names)) for _, names in log}) > 1
+        is_nearly_the_reference(run, log)
 
 
 def test_a_site_with_another_learning_rate_is_refused_with_both(tmp_path: Path) -> None:

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from atoll.protocol.outer_settings import OuterSettings
-from atoll.protocol.settings import RunSettings, SyncSettings
+from atoll.protocol.settings import RunSettings
+from atoll.protocol.sync_settings import SyncSettings
 from tests.harness.local_run import LocalRun
 from tests.process.test_overlap import F32, LIMIT_S, SCRIPT, as_f32, assert_close
 

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from atoll.protocol.settings import RunSettings, SyncSettings
+from atoll.protocol.settings import RunSettings
+from atoll.protocol.sync_settings import SyncSettings
 from tests.harness.chaos import command_line, descendants
 from tests.harness.local_run import LocalRun, Status
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from atoll.protocol.settings import RunSettings, SyncSettings
+from atoll.protocol.settings import RunSettings
+from atoll.protocol.sync_settings import SyncSettings
 from atoll.protocol.time_limits import time_limits
 from tests.harness.load_sites import Fleet, hash_of, manifest
 from tests.harness.local_run import LocalRun

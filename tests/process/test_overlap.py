@@ -11,7 +11,8 @@ import numpy.typing as npt
 import pytest
 
 from atoll.protocol.outer_settings import OuterSettings
-from atoll.protocol.settings import RunSettings, SyncSettings
+from atoll.protocol.settings import RunSettings
+from atoll.protocol.sync_settings import SyncSettings
 from tests.harness.local_run import LocalRun
 
 SCRIPT = Path(__file__).parents[1] / "workers" / "recording_worker.py"

@@ -21,7 +21,8 @@ import pytest
 from atoll.coordinator import admin
 from atoll.protocol.errors import HostError, NonFiniteError, WorkerError
 from atoll.protocol.outer_settings import OuterSettings
-from atoll.protocol.settings import RunSettings, SyncSettings
+from atoll.protocol.settings import RunSettings
+from atoll.protocol.sync_settings import SyncSettings
 from tests.harness.local_run import LocalRun, Status
 from tests.harness.sockets import free_address
 

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from atoll.protocol.model_settings import ModelSettings, TrainerSettings
-from atoll.protocol.settings import RunSettings, SyncSettings
+from atoll.protocol.settings import RunSettings
+from atoll.protocol.sync_settings import SyncSettings
 from tests.harness.local_run import LocalRun
 
 LIMIT_S = 100.0

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from atoll.protocol.outer_settings import OuterSettings
-from atoll.protocol.settings import RunSettings, SyncSettings
+from atoll.protocol.settings import RunSettings
+from atoll.protocol.sync_settings import SyncSettings
 from tests.harness.chaos import PLAIN_WORKER, ChaosRun, settings
 from tests.harness.data_account import LEASED
 from tests.harness.local_run import LocalRun

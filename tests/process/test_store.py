@@ -14,7 +14,8 @@ import pytest
 
 from atoll.protocol.errors import HostError, RefusedError, StateError
 from atoll.protocol.outer_settings import OuterSettings
-from atoll.protocol.settings import RunSettings, SyncSettings
+from atoll.protocol.settings import RunSettings
+from atoll.protocol.sync_settings import SyncSettings
 from tests.harness.local_run import LocalRun, Process, Status
 from tests.harness.small_disk import read_only, small_disk
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from atoll.protocol.settings import SyncSettings
+from atoll.protocol.sync_settings import SyncSettings
 from tests.harness.chaos import PLAIN_WORKER, SETTINGS
 from tests.harness.local_run import LocalRun
 from tests.harness.replay import Replay

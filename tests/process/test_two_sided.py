@@ -15,8 +15,8 @@ from atoll.protocol.codecs.arithmetic import Floats
 from atoll.protocol.layout import Role
 from atoll.protocol.messages import Plan
 from atoll.protocol.plans import reducers
-from atoll.protocol.settings import SyncSettings
 from atoll.protocol.spec import spec_of
+from atoll.protocol.sync_settings import SyncSettings
 from tests.harness.sites import DTYPES, Run, Site, commit_of, next_attempt, small_layout, star_plan
 
 BETA = np.float32(0.5)

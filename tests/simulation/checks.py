@@ -36,11 +36,12 @@ from atoll.protocol.sample_order import GLOBAL_LINE
 from atoll.protocol.settings import RunSettings
 from atoll.protocol.v1 import session_pb2
 from tests.harness.chunks import cut_out, elements_of
+from tests.harness.phases import local_steps, mean_momentum
 from tests.harness.site_questions import of_node
 from tests.simulation.listed import Listed
 from tests.simulation.processes import COORDINATOR, Averaging, SimNode, SimStore
 from tests.simulation.reference import AttemptName, Average, Errors, ErrorsOfAverages, Records, replay, trained
-from tests.simulation.sites import Sealed, Step, learned_in
+from tests.simulation.sites import Sealed, Step, learned_in, rates_at, rates_over
 
 MOST = 1e6
 """What training makes of a value here is a few units."""
@@ -500,6 +501,8 @@ class Checks:
             for commit in commits
         }
         self._each_step_once(commits, handed_in)
+        if self._settings.sync.strategy != "diloco":
+            self._steps_and_rates(commits)
         self._cut_weights_are_recorded()
         attested = {n: value for n, value in self.attested.items() if value}
         self.require(attested[0] in self._starts, "nobody ever held the commit 0 that is attested")
@@ -572,13 +575,21 @@ class Checks:
             start = np.frombuffer(states[part.base][chunk.index][: chunk.num_bytes], "<f4")
             steps_here = {step: found[name].ravel()[elements] for step, found in learned.items()}
             if self._settings.sync.strategy != "diloco":
-                *empty, last = part.steps
+                num = sealed.num_local
+                empty, own = part.steps[:-num], part.steps[-num:]
                 said = {step.number: step.tokens for step in sealed.steps}
                 self.require(
                     not any(said[step.number] for step in empty),
-                    f"9: site {sealed.site_id} sealed the gradient of the last of {len(part.steps)} steps",
+                    f"9: site {sealed.site_id} sealed the last {num} of {len(part.steps)} steps",
                 )
-                expected = steps_here[last]
+                expected = steps_here[own[-1]]
+                if local_steps(self._settings.sync, part.base + 1) > 1:
+                    group = self._layout.manifest.tensors[chunk.tensor].group
+                    momentum = np.frombuffer(states[part.base][chunk.index], "<f4")[len(start) : 2 * len(start)]
+                    at = self.commits[part.base - 1].run_step
+                    rates = [rates_at(step)[2 * group] for step in range(at, at + num)]
+                    gradients = [steps_here[step] for step in own]
+                    expected = mean_momentum(momentum, self._settings.outer.momentum, gradients, rates)
             else:
                 expected = trained(part, chunk, states, steps_here, bf16=sealed.bf16)
             found = np.frombuffer(cut_out(sealed.values, chunk), "<f4")
@@ -590,6 +601,18 @@ class Checks:
                     f"1: site {sealed.site_id} sealed {found} of {name!r} on commit {part.base}; its base and its "
                     f"{len(learned)} steps make {expected}"
                 )
+
+    def _steps_and_rates(self, commits: Sequence[m.Commit]) -> None:
+        """Of each commit, where the optimizer is the nodes': they follow from its number and the step before."""
+        before = 0
+        for commit in commits:
+            num_steps = min(local_steps(self._settings.sync, commit.commit), self._settings.steps - before)
+            self.require(
+                commit.run_step - before == num_steps and commit.rates == rates_over(before, num_steps),
+                f"48: commit {commit.commit}, from step {before} to {commit.run_step}, has the rates {commit.rates}; "
+                f"{num_steps} steps have {rates_over(before, num_steps)}",
+            )
+            before = commit.run_step
 
     def _learned(self, sealed: Sealed, step: Step) -> dict[str, npt.NDArray[Any]]:
         """Several snapshots, each of a fragment of its own, have the same steps."""

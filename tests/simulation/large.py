@@ -12,7 +12,8 @@ from atoll.protocol import messages as m
 from atoll.protocol.layout import Manifest, Role, TensorSpec
 from atoll.protocol.outer_settings import OuterSettings
 from atoll.protocol.plans import top_of
-from atoll.protocol.settings import RunSettings, SyncSettings
+from atoll.protocol.settings import RunSettings
+from atoll.protocol.sync_settings import SyncSettings
 from tests.simulation.loop import START_S
 from tests.simulation.sites import MANIFEST, Data
 from tests.simulation.world import Outcome, Shape, World, play

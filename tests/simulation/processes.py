@@ -426,8 +426,8 @@ class SimDataPlane(DataPlane):
 
     hands: Hands
 
-    def _shared_buffer(self, name: str) -> SharedBuffer:
-        return SimBuffer(self.layout.buffer_bytes, name)
+    def _shared_buffer(self, name: str, num_moments: int = 0) -> SharedBuffer:
+        return SimBuffer((1 + num_moments) * self.layout.buffer_bytes, name)
 
     async def publish(self, content: e.Content) -> None:
         with _taking(self.hands.publish_s / self.settings.sync.fragments):  # it is of one of them

@@ -19,6 +19,7 @@ from atoll.protocol.layout import Chunk, Layout, Role
 from atoll.protocol.messages import Commit
 from atoll.protocol.settings import RunSettings
 from tests.harness.chunks import cut_out
+from tests.harness.phases import is_of_gradients, local_steps
 from tests.harness.reference_codecs import Sent, average_of, clipped, decode_sparse, finished
 from tests.simulation.sites import Part, Sealed, Step, to_bf16
 
@@ -54,7 +55,7 @@ def replay(
                 continue
             x = np.frombuffer(values[:size], "<f4")
             is_gradient = settings.sync.strategy != "diloco"
-            is_momentum = settings.sync.strategy == "momentum" and commit.commit > settings.sync.warmup_commits
+            is_momentum = settings.sync.strategy == "momentum" and not is_of_gradients(settings.sync, commit.commit)
             sync, average = settings.sync, np.zeros(chunk.num_elements, np.float32)
             parts: list[Sent] = []
             arrived, norms = [], []
@@ -63,16 +64,17 @@ def replay(
             warms_up = is_trained and sync.strategy == "momentum" and not is_momentum
             if warms_up:
                 up = down = sync.warmup_codec
+                assert not any(commit.error_commits), f"commit {commit.commit} is of gradients, which have no errors"
             for place, (local, sealed) in enumerate(zip(locals_, handed_in[commit], strict=True)):
                 mine = np.frombuffer(local, "<f4")
                 if is_trained:
                     moved = mine if is_gradient else (to_bf16(x) if sealed.bf16 else x) - mine
-                    if is_momentum:
+                    if is_momentum and local_steps(sync, commit.commit) == 1:
                         beta1, m = settings.outer.momentum, np.frombuffer(values[size : 2 * size], "<f4")
                         moved = np.float32(beta1) * m + np.float32(1 - beta1) * mine
-                    mine = errors.added(commit, place, chunk, moved)
+                    mine = moved if warms_up else errors.added(commit, place, chunk, moved)
                 decoded = _through(up, mine, parts)
-                if is_trained:
+                if is_trained and not warms_up:
                     errors.keep(commit, place, chunk, mine - decoded)
                 arrived.append(decoded)
                 norms.append(_norm(up, mine))
@@ -117,15 +119,18 @@ def stepped(settings: RunSettings, commit: Commit, group: int, record: bytes, g:
     if outer.optimizer == "nesterov":
         m = b1 * slots[0] + g
         return (x - rate * (g + b1 * m)).tobytes() + m.tobytes()
-    num_momenta = max(0, commit.commit - settings.sync.warmup_commits) if settings.sync.strategy == "momentum" else 0
+    is_frozen, num_gradients = False, commit.run_step
+    if settings.sync.strategy == "momentum":
+        of_gradients = [is_of_gradients(settings.sync, number) for number in range(1, commit.commit + 1)]
+        is_frozen, num_gradients = not of_gradients[-1], sum(of_gradients)
     m, v = g, slots[1]
-    if not num_momenta:
+    if not is_frozen:
         m = b1 * slots[0] + np.float32(1 - outer.momentum) * g
         v = b2 * slots[1] + np.float32(1 - outer.beta2) * (g * g)
     c1 = np.float32(1 - power(outer.momentum, commit.run_step))
-    c2 = np.float32(1 - power(outer.beta2, commit.run_step - num_momenta))
+    c2 = np.float32(1 - power(outer.beta2, num_gradients))
     step: F32 = (m / c1) / (np.sqrt(v / c2) + np.float32(outer.epsilon))
-    if num_momenta:
+    if is_frozen:
         step = step.clip(np.float32(-1), np.float32(1))
     return (x - rate * (step + decay * x)).tobytes() + m.tobytes() + v.tobytes()
 

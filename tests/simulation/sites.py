@@ -23,7 +23,9 @@ from atoll.node.tasks import end
 from atoll.protocol import PROTOCOL_VERSION, wire
 from atoll.protocol.layout import Layout, Manifest, Role, TensorSpec, fragments_of
 from atoll.protocol.settings import settings_from_json
+from atoll.protocol.sync_settings import SyncSettings
 from atoll.protocol.v1 import local_pb2
+from tests.harness.phases import local_steps, mean_momentum
 
 TOKENS_A_STEP = (5, 3, 10)
 """Of the sites in turn: equal weights would hide a wrong one."""
@@ -109,6 +111,10 @@ class Sealed:
     values: bytes
     """SNAPSHOT as it was."""
     bf16: bool
+    num_local: int = 0
+    """Where the optimizer is the nodes': steps that the site has done by itself since its base, or since it handed in
+    a window that held no tokens."""
+    rates: tuple[float, ...] = ()
 
     @property
     def written(self) -> tuple[int, int]:
@@ -335,9 +341,12 @@ class Worker:
         self._pending: deque[Step] = deque()  # that no commit lists
         self._listed: dict[int, frozenset[Step]] = {}  # of these, what a snapshot lists, by its fragment
         self._unsealed: list[Step] = []  # since the last snapshot
-        self._alpha = 0.0
+        self._alpha = self._beta1 = 0.0
         self._sends_gradients = False
         self._gradient: dict[str, Array] = {}  # of the last step
+        self._sync = SyncSettings()
+        self._momenta: dict[str, Array] = {}  # of the base, where steps are this site's own
+        self._window: list[dict[str, Array]] = []  # the gradients of these steps
         self._base_run_step = 0
         self._data_epoch = 0
         self._num_used = self._num_drawn = 0  # batches, since the epoch began
@@ -374,8 +383,9 @@ class Worker:
         )
         if (greeting := await self._hear("greeting")) is None:
             return "refused"
-        sync = settings_from_json(greeting.greeting.settings_json).sync
-        self._alpha = sync.alpha
+        settings = settings_from_json(greeting.greeting.settings_json)
+        self._sync = sync = settings.sync
+        self._beta1, self._alpha = settings.outer.momentum, sync.alpha
         self._sends_gradients = sync.strategy != "diloco"
         self._copies = [Copy() for _ in range(sync.fragments)]
         self._fragments = fragments_of(self._manifest, sync.fragments)
@@ -490,6 +500,7 @@ class Worker:
         learned = learned_in(self._manifest, self._site_id, self._incarnation, self._generation, self._step)
         if self._sends_gradients:
             self._gradient = {t.name: learned.pop(t.name) for t in self._manifest.tensors if t.role is Role.TRAINABLE}
+            self._window.append(self._gradient)
         for spec in self._manifest.tensors:
             if spec.name in learned:
                 self.values[spec.name] += learned[spec.name]
@@ -521,14 +532,31 @@ class Worker:
             found[spec.name] = np.frombuffer(buffer, NUMPY[spec.dtype], count=count, offset=offset).reshape(spec.shape)
         return found
 
+    def _handed_in(self) -> dict[str, Array]:
+        """Where the optimizer is the nodes': the gradient of the last step, or the mean of the momenta of all."""
+        if not self._momenta:
+            return self._gradient
+        steps = range(self._base_run_step, self._base_run_step + len(self._window))
+        found = {}
+        for spec in self._manifest.tensors:
+            if spec.role is Role.TRAINABLE:
+                rates = [rates_at(step)[2 * spec.group] for step in steps]
+                gradients = [gradient[spec.name] for gradient in self._window]
+                found[spec.name] = mean_momentum(self._momenta[spec.name], self._beta1, gradients, rates)
+        return found
+
     def _seal(self, seq: int, fragment: int) -> None:
         assert self._server.buffers is not None
         assert self._connection is not None
         snapshot = self._server.buffers[0]
         is_seed = all(copy.version < 0 for copy in self._copies)
+        handed_in = {} if is_seed else self._handed_in()
+        num_local = len(self._window) if self._momenta else 1
+        rates = rates_over(self._base_run_step, num_local) if self._sends_gradients and not is_seed else ()
         for name, place in self._places(snapshot).items():
             if is_seed if name not in self._fragments else fragment in (self._fragments[name], self._num):
-                place[...] = self.values[name] if is_seed else self._gradient.get(name, self.values[name])
+                place[...] = handed_in.get(name, self.values[name])
+        self._window = []
         parts = {}
         for number, copy in enumerate(self._copies):
             if fragment in (number, self._num):
@@ -552,6 +580,8 @@ class Worker:
             parts=parts,
             values=bytes(snapshot),
             bf16=self._hands.bf16,
+            num_local=num_local,
+            rates=rates,
         )
         self._hands.sealed[written.written] = written
         num_steps, self._unsealed = len(self._unsealed), []
@@ -564,7 +594,7 @@ class Worker:
             num_steps=num_steps,
             train_s=self._trained_s,
             num_samples_used=self._num_used * self._hands.data.batch_size if self._hands.data else 0,
-            rates=rates_at(self._base_run_step) if self._sends_gradients and not is_seed else (),
+            rates=rates,
         )
         self._connection.say(self._request(sealed=sealed))
         self._trained_s = 0.0
@@ -579,6 +609,11 @@ class Worker:
         assert self._server.buffers is not None
         assert self._connection is not None
         snapshot, publish = (self._places(b) for b in self._server.buffers)
+        if self._sends_gradients:
+            self._window, self._momenta = [], {}
+            if local_steps(self._sync, answer.version + 1) > 1:
+                behind = self._server.buffers[1][self.layout.buffer_bytes :]
+                self._momenta = {name: values.copy() for name, values in self._places(behind).items()}
         mode, copy = MergeMode(answer.mode), self._copies[answer.fragment]
         assert mode is MergeMode.REPLACE or not self._sends_gradients, "SNAPSHOT holds a gradient"
         self._base_run_step = answer.run_step
@@ -651,8 +686,21 @@ def learned_in(manifest: Manifest, site_id: int, incarnation: int, generation: i
 
 
 def rates_at(run_step: int) -> tuple[float, ...]:
-    """Of two parameter groups, as a scheduler has them at that step."""
+    """Of two parameter groups, as a scheduler has them at that step: learning rate, weight decay."""
     return (0.01 / (1 + run_step), 0.1, 0.02 * (1 + run_step % 3), 0.0)
+
+
+def rates_over(run_step: int, num_steps: int) -> tuple[float, ...]:
+    """What is said of so many steps from that one on: learning rates are added up, of weight decay it is the mean."""
+    if num_steps == 1:
+        return rates_at(run_step)
+    rates, decays = [0.0, 0.0], [0.0, 0.0]
+    for step in range(run_step, run_step + num_steps):
+        for group in range(2):
+            rate, decay = rates_at(step)[2 * group : 2 * group + 2]
+            rates[group] += rate
+            decays[group] += rate * decay
+    return (rates[0], decays[0] / rates[0], rates[1], decays[1] / rates[1])
 
 
 def to_bf16(values: Array) -> Array:

@@ -28,7 +28,8 @@ from atoll.protocol.codecs import kernels
 from atoll.protocol.codecs.table import BUNDLE, DENSE, SPARSE
 from atoll.protocol.layout import Manifest
 from atoll.protocol.outer_settings import OuterSettings
-from atoll.protocol.settings import RunSettings, SyncSettings
+from atoll.protocol.settings import RunSettings
+from atoll.protocol.sync_settings import SyncSettings
 from tests.harness.coordinator_questions import of_server
 from tests.harness.site_questions import of_node
 from tests.simulation import disputes
@@ -230,10 +231,25 @@ def in_gradients(shape: Shape, seed: int) -> Shape:
     if optimizer == "adamw" and sync.codec_up not in SPARSE and generator.random() < 2 / 3:
         warmup = generator.choice([1, 2, 4]), generator.choice(["bf16", "fp32"])
         sync = replace(sync, strategy="momentum", warmup_commits=warmup[0], warmup_codec=warmup[1])
+        sync = _in_phases(sync, seed)
     steps = max(settings.steps // shape.window_steps, generator.choice([4, 8, 12]))
     outer = OuterSettings(optimizer=optimizer, momentum=momentum, beta2=generator.choice([0.95, 0.5]))
     settings = replace(settings, sync=sync, outer=outer, steps=steps)
     return replace(shape, settings=settings, manifest=GROUPED)
+
+
+def _in_phases(sync: SyncSettings, seed: int) -> SyncSettings:
+    """Half of those that send momenta send gradients now and then, or do steps by themselves, or both."""
+    generator = random.Random(f"phases {seed}")
+    warmup, gradients, local = generator.choice([(0, 0, 0), (0, 0, 0), (4, 1, 0), (0, 0, 1), (3, 1, 1), (8, 2, 2)])
+    most = generator.choice([2, 3, 4])
+    return replace(
+        sync,
+        warmup_commits=warmup or sync.warmup_commits,
+        gradient_doubling=gradients,
+        local_doubling=local,
+        most_local_steps=most,
+    )
 
 
 def with_a_straggler(shape: Shape, generator: random.Random) -> Shape:

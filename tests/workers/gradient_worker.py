@@ -1,6 +1,6 @@
 """A small regression whose optimizer's steps are done at the nodes. It writes down each gradient that it hands in.
 
-atoll node ... -- gradient_worker.py TRACE [--optimizer adamw|onebit|sgd] [--fsdp2] [--learning-rate RATE]
+atoll node ... -- gradient_worker.py TRACE [--optimizer adamw|onebit|zeroone|sgd] [--fsdp2] [--learning-rate RATE]
                 [--step-delay-s SECONDS]
 """
 
@@ -33,7 +33,7 @@ BATCH_SIZE = 8
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("trace", type=Path)
-    parser.add_argument("--optimizer", choices=("adamw", "onebit", "sgd"), default="adamw")
+    parser.add_argument("--optimizer", choices=("adamw", "onebit", "zeroone", "sgd"), default="adamw")
     parser.add_argument("--learning-rate", type=float, default=0.05)
     parser.add_argument("--fsdp2", action="store_true", help="shard the model over a device mesh of the ranks")
     parser.add_argument("--step-delay-s", type=float, default=0.0)
@@ -46,7 +46,7 @@ def main() -> None:
     if options.fsdp2:
         fully_shard(model, mesh=init_device_mesh("cpu", (int(os.environ["WORLD_SIZE"]),)))
     if options.optimizer != "sgd":
-        kind = {"adamw": atoll.AdamW, "onebit": atoll.OneBitAdam}[options.optimizer]
+        kind = {"adamw": atoll.AdamW, "onebit": atoll.OneBitAdam, "zeroone": atoll.ZeroOneAdam}[options.optimizer]
         matrices = [p for p in model.parameters() if p.dim() > 1]
         vectors = [p for p in model.parameters() if p.dim() < 2]
         groups = [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]

@@ -48,7 +48,7 @@ def main(rank: int, address: str) -> None:
     for (name, expected), p in zip(alone.named_parameters(), parallel.parameters(), strict=True):
         assert expected.grad is not None
         local = distribute_tensor(expected.grad, mesh, p.placements).to_local() if isinstance(p, DTensor) else None
-        found = optimizer.gradient(p)
+        found = optimizer.contribution(p)
         assert found is not None
         assert torch.allclose(found, expected.grad if local is None else local, atol=1e-6), name
     dist.barrier()

@@ -12,7 +12,7 @@ from atoll.coordinator.core.events import AttestationRecord, CommitRecord, Rollb
 from atoll.coordinator.core.persisted import LossRecord, Persisted, thinned
 from atoll.protocol.history import History
 from atoll.protocol.messages import Attestation, Commit, Outlier
-from atoll.protocol.settings import SyncSettings
+from atoll.protocol.sync_settings import SyncSettings
 
 REPORTS_OF_COMMITS = 2
 """Reports are kept of so many commits, and of as many more as syncs may be in flight. Sites keep the hashes of chunks
@@ -34,6 +34,7 @@ class CommitLog:
     """Commits 1, 2, ... (0 is the starting state, which no record describes)."""
 
     def __init__(self, known: Persisted, sync: SyncSettings, first_run_step: int, first_run_tokens: int) -> None:
+        self._sync = sync
         self._keep = sync.log_commits
         self._num_fragments = sync.fragments
         self._num_reported = REPORTS_OF_COMMITS + sync.most_in_flight
@@ -155,11 +156,13 @@ class CommitLog:
         return next(steps, None)
 
     def contributed(self, site_id: int) -> tuple[int, ...]:
-        """Of each fragment, the newest commit that any start of the site is in; 0 if the log has none."""
+        """Of each fragment, the newest commit that any start of the site is in, and that leaves errors over; 0 if there
+        is none in the log."""
 
         def last(fragment: int) -> int:
             commits = (r.commit for r in reversed(self.records) if r.commit.fragment in (fragment, self._num_fragments))
-            return next((c.commit for c in commits if any(m.site_id == site_id for m in c.contributors)), 0)
+            leaving = (c for c in commits if not self._sync.moves_variance(c.commit - 1))
+            return next((c.commit for c in leaving if any(m.site_id == site_id for m in c.contributors)), 0)
 
         return tuple(map(last, range(self._num_fragments)))
 

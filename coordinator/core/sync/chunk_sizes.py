@@ -13,8 +13,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from atoll.protocol.digest import DIGEST_BYTES
 from atoll.protocol.errors import ConfigError
 from atoll.protocol.layout import Manifest, Role, TensorSpec, chunk_runs, fragments_of
-from atoll.protocol.settings import SyncSettings
 from atoll.protocol.spec import specs_of
+from atoll.protocol.sync_settings import SyncSettings
 
 _Run = tuple[TensorSpec, int, int, int]
 """Tensor, number of chunks, elements and bytes of each."""

@@ -55,7 +55,7 @@ def open_next(
     log = run.log
     newest = log.record(log.last)
     turn = _turn(run, newest.commit.fragment) if newest is not None else 0
-    window = _window(run, log.run_step, log.run_tokens, log.tokens_per_step(), turn=turn)
+    window = _window(run, log.last, log.run_step, log.run_tokens, log.tokens_per_step(), turn=turn)
     following = _next(run, log.last, log.run_step, log.run_tokens, window)
     _open(run, following, expected)
     for site in at_base:
@@ -156,14 +156,21 @@ def _turn(run: Run, fragment: int) -> int:
 
 
 def _window(
-    run: Run, run_step: int, run_tokens: int, tokens_per_step: float | None, *, turn: int, trained_steps: int = 0
+    run: Run,
+    base: int,
+    run_step: int,
+    run_tokens: int,
+    tokens_per_step: float | None,
+    *,
+    turn: int,
+    trained_steps: int = 0,
 ) -> tuple[int, int, int]:
     """Fragment of the next sync: the one whose `turn` it is, or all if it may be the last. Its steps: those of the
     window, or what is left of the run; where it ends, the `trained_steps` that sites may have trained beyond the sync
     before. Then how many steps they may train beyond this one: 0 if it may be the last. A length in tokens is estimated
     from the last commit."""
     settings, sync = run.settings, run.settings.sync
-    together, longest = sync.all_fragments, sync.window_steps(sync.all_fragments)
+    together, longest = sync.all_fragments, sync.window_steps(sync.all_fragments, base)
     if trained_steps and _ends(run, run_step, run_tokens):
         return together, trained_steps, 0
     if settings.steps:
@@ -172,7 +179,7 @@ def _window(
         left = math.ceil((settings.tokens - run_tokens) / tokens_per_step)
     else:
         return together, longest, 0  # nobody knows yet whether it is the last
-    num_steps = sync.window_steps(turn)
+    num_steps = sync.window_steps(turn, base)
     if run.stop_reason or left <= num_steps:
         return together, max(1, min(longest, left)), 0
     return turn, num_steps, min(sync.overlap_steps, left - num_steps)
@@ -185,10 +192,10 @@ def _following(run: Run, base: int, before: m.Open, reached: tuple[int, int, flo
     end = before.run_step + before.num_steps
     turn = _turn(run, before.fragment)
     while end < run_step:  # the sync of that window was committed before the one of `before`
-        end += run.settings.sync.window_steps(turn)
+        end += run.settings.sync.window_steps(turn, base)
         turn = _turn(run, turn)
     trained_steps = max(1, before.run_step + before.num_steps + before.overlap_steps - run_step)
-    window = _window(run, run_step, run_tokens, per_step, turn=turn, trained_steps=trained_steps)
+    window = _window(run, base, run_step, run_tokens, per_step, turn=turn, trained_steps=trained_steps)
     following = _next(run, base, run_step, run_tokens, window)
     num_steps = following.num_steps
     if _ends(run, run_step + num_steps, run_tokens + math.ceil(num_steps * per_step)):

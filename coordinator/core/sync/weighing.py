@@ -19,7 +19,7 @@ from atoll.coordinator.core.sites.membership import Site
 from atoll.coordinator.core.sync.attempts import Attempt
 from atoll.coordinator.core.sync.syncs import Sync
 from atoll.protocol.messages import MAX_TOKENS, Ready
-from atoll.protocol.settings import SyncSettings
+from atoll.protocol.sync_settings import SyncSettings
 
 MAX_RATE = 100.0
 """Learning rate, or weight decay."""
@@ -44,7 +44,7 @@ def within_ratio(ready: Sequence[Ready], covered: Sequence[int], max_ratio: int)
 def weigh(run: Run, sync: Sync, attempt: Attempt) -> WeightsRecord:
     """The weights of the attempt. Requires that all its contributors are ready."""
     settings = run.settings.sync
-    longest = settings.window_steps(settings.all_fragments)
+    longest = settings.window_steps(settings.all_fragments, sync.open.base_commit)
     most_steps = settings.max_weight_ratio * max(longest, sync.open.num_steps)
     ready = [sync.ready[i] for i in attempt.ids()]
     covered = [_steps_covered(run, sync, run.members.known(i), most_steps) for i in attempt.ids()]

@@ -14,7 +14,7 @@ from atoll.node.core.lanes.local_copy import LocalCopy
 from atoll.protocol.errors import ConfigError
 from atoll.protocol.messages import Commit, Open
 from atoll.protocol.ranges import union
-from atoll.protocol.settings import LEASED_STEPS
+from atoll.protocol.sync_settings import LEASED_STEPS
 
 TRANSITIONS = {
     (SnapshotPhase.FREE, SnapshotStep.WRITE): SnapshotPhase.WRITING,
@@ -65,7 +65,7 @@ def seal(ctx: Context, lane: Lane, event: SnapshotSealed) -> None:
         ranges=leases.trained_on(ctx, lane.snapshot),
         data_epoch=data.epoch,
         sealed_at=ctx.now,
-        error_commits=ctx.site.error_commits,
+        error_commits=errors.sealed_with(ctx, lane.snapshot.base_commit),
     )
 
 

@@ -19,8 +19,9 @@ from atoll.cli.flags import Flag, add_flags, given
 from atoll.protocol.codecs.table import SPARSE
 from atoll.protocol.errors import ConfigError
 from atoll.protocol.presets import PRESETS
-from atoll.protocol.settings import RunSettings, SyncSettings
+from atoll.protocol.settings import RunSettings
 from atoll.protocol.spec import most_bundled
+from atoll.protocol.sync_settings import SyncSettings
 
 RUN_FLAGS = {
     "preset": Flag("NAME"),

@@ -19,7 +19,7 @@ MUTATIONS = (
     Mutation(
         name="as many syncs are in flight as there are fragments",
         rule="at most as many syncs are in flight as begin within the overlap",
-        where="protocol.settings:SyncSettings.most_in_flight",
+        where="protocol.sync_settings:SyncSettings.most_in_flight",
         old="min(self.fragments, -(-self.overlap_steps // shortest))",
         new="self.fragments",
         tests=TESTS,

@@ -184,8 +184,10 @@ MUTATIONS = (
         name="publishes what a rollback has closed",
         rule="the outer state is looked up under its lock: a rollback takes another one",
         where="node.daemon.plane:DataPlane.publish.work",
-        old="        def work() -> None:\n            outer, buffer = self._present_outer(), self.publish_buffer\n",
-        new="        outer, buffer = self._present_outer(), self.publish_buffer\n\n        def work() -> None:\n",
+        old="        def work() -> None:\n"
+        "            outer, buffer, sync = self._present_outer(), self.publish_buffer, self.settings.sync\n",
+        new="        outer, buffer, sync = self._present_outer(), self.publish_buffer, self.settings.sync\n\n"
+        "        def work() -> None:\n",
         tests=("tests/unit/local/test_plane.py",),
     ),
     Mutation(

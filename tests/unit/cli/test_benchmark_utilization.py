@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from atoll.protocol.settings import SyncSettings
+from atoll.protocol.sync_settings import SyncSettings
 from benchmarks import netns, utilization
 from benchmarks.utilization_figures import (
     ETHERNET_BYTES,

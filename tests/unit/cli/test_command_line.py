@@ -80,7 +80,17 @@ def test_the_node_daemon_imports_no_torch() -> None:
 def test_public_names() -> None:
     import atoll
 
-    assert sorted(atoll.__all__) == ["AdamW", "OneBitAdam", "SGD", "SignSGD", "Site", "Step", "__version__", "join"]
+    assert sorted(atoll.__all__) == [
+        "AdamW",
+        "OneBitAdam",
+        "SGD",
+        "SignSGD",
+        "Site",
+        "Step",
+        "ZeroOneAdam",
+        "__version__",
+        "join",
+    ]
     code = "import atoll\nfor name in atoll.__all__: getattr(atoll, name)\nprint('all there')"
     assert python(code).endswith("all there")
     with pytest.raises(AttributeError, match="no attribute 'jion'"):

@@ -13,7 +13,8 @@ from atoll.cli.recorded import default_file, find_recorded, read_entries
 from atoll.cli.words import count, duration, share
 from atoll.protocol.errors import ConfigError
 from atoll.protocol.model_settings import MODELS
-from atoll.protocol.settings import RunSettings, SyncSettings
+from atoll.protocol.settings import RunSettings
+from atoll.protocol.sync_settings import SyncSettings
 from atoll.protocol.text import byte_count
 from benchmarks.record import add_entry
 

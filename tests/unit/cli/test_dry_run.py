@@ -21,7 +21,8 @@ from atoll.protocol.errors import ConfigError, HostError, PeerError, WorkerError
 from atoll.protocol.layout import Manifest, Role, TensorSpec
 from atoll.protocol.model_settings import MODELS
 from atoll.protocol.outer_settings import OuterSettings
-from atoll.protocol.settings import RunSettings, SyncSettings, settings_to_json
+from atoll.protocol.settings import RunSettings, settings_to_json
+from atoll.protocol.sync_settings import SyncSettings
 
 WORKERS = Path(__file__).parents[2] / "workers"
 CONFIG = NodeConfig(coordinator="127.0.0.1:7700", name="a")

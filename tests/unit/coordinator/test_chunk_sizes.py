@@ -11,8 +11,8 @@ from atoll.coordinator.core.sync.topology import Reducer, direct
 from atoll.protocol.codecs import max_encoded_bytes
 from atoll.protocol.errors import ConfigError
 from atoll.protocol.layout import Layout, Manifest, Role, TensorSpec
-from atoll.protocol.settings import SyncSettings
 from atoll.protocol.spec import spec_of
+from atoll.protocol.sync_settings import SyncSettings
 from tests.harness.chunk_runs import sizes_of_runs
 from tests.harness.fuzzing import fuzz
 

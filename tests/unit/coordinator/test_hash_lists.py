@@ -13,7 +13,7 @@ from atoll.coordinator.core.log.hash_lists import ListCheck, first_difference, h
 from atoll.coordinator.core.sync.chunk_sizes import ChunkSizes
 from atoll.protocol.digest import DIGEST_BYTES, Digest
 from atoll.protocol.layout import Layout, Manifest, Role, TensorSpec
-from atoll.protocol.settings import SyncSettings
+from atoll.protocol.sync_settings import SyncSettings
 from tests.harness.fuzzing import fuzz
 
 

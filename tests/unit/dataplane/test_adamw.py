@@ -17,7 +17,7 @@ from atoll.protocol.errors import AverageError, InvalidMessage
 from atoll.protocol.layout import Layout, Manifest, Role, TensorSpec
 from atoll.protocol.messages import Commit
 from atoll.protocol.outer_settings import OuterSettings
-from atoll.protocol.spec import spec_of
+from atoll.protocol.spec import Contribution, spec_of
 from tests.harness.chunks import elements_of
 from tests.harness.data_plane import DTYPES, RUN, an_optimizer, commit_record, filled, seeded, sync_data, tensor
 from tests.harness.data_plane import layout as a_layout
@@ -129,6 +129,19 @@ def test_after_the_warm_up_a_contribution_is_the_momentum_that_the_gradient_move
     assert np.allclose(sent[1], gradient, rtol=1 / 128)
 
 
+def test_momenta_of_local_steps_travel_as_they_are(tmp_path: Path) -> None:
+    outer = seeded(tmp_path, a_layout(), slots=ADAMW.slots)
+    chunk = next(c for c in outer.layout.chunks if outer.layout.name_of(c.index) == "weight")
+    snapshot = filled(outer.layout, 3)
+    settings = replace(ONE_BIT.settings.sync, codec="fp32", error_feedback=0.0, local_doubling=1)
+    travels = spec_of(settings, 3, 0)
+    assert travels.trainable.contribution is Contribution.LOCAL_MOMENTUM
+    data = SyncData(outer.layout, travels, outer, snapshot, DTYPES, base_commit=3, beta1=0.9)
+    sent = np.empty(chunk.num_elements, np.float32)
+    kernels.decode(data.contribution(chunk.index), "fp32", chunk.num_elements, sent)
+    assert np.array_equal(sent, tensor(outer.layout, snapshot, "weight")[elements_of(chunk)])
+
+
 def test_after_the_warm_up_the_variance_stays_and_no_element_leaps() -> None:
     generator = np.random.default_rng(0)
     x, m, v, average = generator.standard_normal((4, 300), np.float32)
@@ -168,6 +181,26 @@ def test_the_variance_is_corrected_by_the_steps_of_the_warm_up() -> None:
     records = [replace(commit_record(number), rates=RATES, run_step=number) for number in (2, 3, 50)]
     bias = [slow.at(record).of_group(0).bias[1] for record in records]
     assert bias == [pytest.approx(1 - 0.999**2)] * 3
+
+
+def test_the_variance_moves_in_commits_of_gradients_alone() -> None:
+    phases = an_optimizer(
+        replace(ADAMW.settings.outer, beta2=0.999), strategy="momentum", every=1, warmup_commits=6, gradient_doubling=1,
+        local_doubling=1,
+    )  # fmt: skip
+    steps = {1: 1, 2: 2, 3: 3, 4: 4, 6: 6, 7: 7, 8: 9, 9: 13}
+    for before in (0, 1000):  # of the run that this one was resumed from
+        found = {}
+        for commit, run_step in steps.items():
+            record = replace(commit_record(commit), rates=RATES, run_step=before + run_step)
+            step = phases.at(record).of_group(0)
+            found[commit] = step.is_frozen
+            num = before + {1: 1, 2: 2, 3: 2}.get(commit, 3)
+            assert step.bias[1] == pytest.approx(1 - 0.999**num), commit
+            assert step.bias[0] == pytest.approx(1 - 0.9 ** (before + run_step)), commit
+        assert [commit for commit, is_frozen in found.items() if not is_frozen] == [1, 2, 4]
+    cut_short = replace(commit_record(9), rates=RATES, run_step=10)
+    assert phases.at(cut_short).of_group(0).bias[1] == pytest.approx(1 - 0.999**3), "and no less"
 
 
 def test_rates_of_a_group_that_the_commit_does_not_have_are_refused() -> None:

@@ -16,8 +16,9 @@ from atoll.protocol.codecs.table import CODECS
 from atoll.protocol.disk import REAL_DISK, Disk
 from atoll.protocol.errors import NonFiniteError, StateError
 from atoll.protocol.layout import Layout, Role
-from atoll.protocol.settings import RunSettings, SyncSettings
+from atoll.protocol.settings import RunSettings
 from atoll.protocol.spec import spec_of
+from atoll.protocol.sync_settings import SyncSettings
 from tests.harness.chunks import cut_out
 from tests.harness.data_plane import DTYPES, RUN, apply_all, filled, layout, payloads, seeded
 

@@ -24,7 +24,8 @@ from atoll.protocol.errors import HostError
 from atoll.protocol.layout import Layout, Manifest, Role, TensorSpec
 from atoll.protocol.outer_settings import OUTER_OPTIMIZERS, OuterSettings
 from atoll.protocol.plans import payload_hash
-from atoll.protocol.settings import RunSettings, SyncSettings
+from atoll.protocol.settings import RunSettings
+from atoll.protocol.sync_settings import SyncSettings
 from tests.harness import data_plane
 from tests.harness.data_plane import RUN
 
@@ -93,7 +94,7 @@ def test_the_parts_on_the_disk_have_the_sizes_of_their_files(tmp_path: Path) -> 
     snapshots = Snapshots(kept, used, outer.slots, RUN, lambda: None)
     snapshots.write(outer, 2, snapshots.num_cleared)
     frozen = outer.freeze()
-    log = PayloadLog(payload_log, used, RUN, 3)
+    log = PayloadLog(payload_log, used, RUN, SyncSettings(log_commits=3))
     file = log.begin(2, 1, 1)
     sent = data_plane.payloads(outer, (5, 6), "fp32")
     for chunk, data in sent.items():

@@ -214,6 +214,29 @@ def test_replace_writes_the_outer_values(tmp_path: Path, num_threads: int) -> No
     assert bytes(buffer) == before
 
 
+@pytest.mark.parametrize("num_threads", [1, 3])
+def test_replace_writes_moments_behind_the_values(tmp_path: Path, num_threads: int) -> None:
+    used = layout()
+    adamw = an_optimizer(OuterSettings(optimizer="adamw", momentum=0.9))
+    outer = seeded(tmp_path, used, slots=adamw.slots)
+    for chunk in used.chunks:
+        if chunk.role is Role.TRAINABLE:
+            record = np.random.default_rng(chunk.index).standard_normal(3 * chunk.num_elements, np.float32)
+            outer.put(chunk.index, 0, record.tobytes())
+    size = used.buffer_bytes
+    buffer = memoryview(bytearray(3 * size))
+    with pool_of(num_threads) as pool:
+        publish.publish_replace(outer, buffer, range(len(used.chunks)), pool, 2)
+    for chunk in used.chunks:
+        data = outer.read(chunk.index).data
+        for place in range(len(data) // chunk.num_bytes if chunk.num_bytes else 0):
+            part = data[place * chunk.num_bytes : (place + 1) * chunk.num_bytes]
+            assert cut_out(buffer[place * size : (place + 1) * size], chunk) == part
+    alone = memoryview(bytearray(size))
+    publish.publish_replace(outer, alone, range(len(used.chunks)), None)
+    assert alone == buffer[:size]
+
+
 def test_shift_moves_local_and_base_by_the_same_amount(tmp_path: Path) -> None:
     used = layout()
     outer = seeded(tmp_path, used)

@@ -20,8 +20,8 @@ from atoll.protocol.codecs import bundles, kernels
 from atoll.protocol.codecs.table import CODECS, DENSE, SPARSE
 from atoll.protocol.errors import AverageError, InvalidMessage, NonFiniteError
 from atoll.protocol.layout import Layout, Manifest, Role, TensorSpec
-from atoll.protocol.settings import SyncSettings
 from atoll.protocol.spec import spec_of
+from atoll.protocol.sync_settings import SyncSettings
 from tests.harness.chunks import paste
 from tests.harness.data_plane import apply_all, filled, layout, seeded, sync_data, tensor
 from tests.harness.fuzzing import fuzz

@@ -17,6 +17,7 @@ from atoll.node.dataplane.payload_log import PayloadLog
 from atoll.protocol.errors import DigestMismatch, HostError, InvalidMessage, StateError
 from atoll.protocol.layout import Layout
 from atoll.protocol.plans import payload_digest, payload_hash
+from atoll.protocol.sync_settings import SyncSettings
 from tests.harness.data_plane import RUN, commit_record, fragment_at, layout, logged, payloads, seeded
 
 
@@ -37,7 +38,7 @@ def put_all(writer: PayloadFile, found: dict[int, bytes]) -> None:
 
 
 def reopened(folder: Path, used: Layout, keep: int = 3) -> PayloadLog:
-    return PayloadLog(folder, used, RUN, keep)
+    return PayloadLog(folder, used, RUN, SyncSettings(log_commits=keep))
 
 
 def sealed_commit(log: PayloadLog, number: int, found: dict[int, bytes], attempt: int = 0, branch: int = 0) -> None:
@@ -249,7 +250,7 @@ def test_a_torn_record_is_removed(
 
 def test_another_runs_log_is_not_taken(tmp_path: Path, used: Layout, found: dict[int, bytes]) -> None:
     sealed_commit(reopened(tmp_path / "log", used), 1, found)
-    assert PayloadLog(tmp_path / "log", used, "other", 3).commits() == []
+    assert PayloadLog(tmp_path / "log", used, "other", SyncSettings(log_commits=3)).commits() == []
 
 
 def test_a_full_disk_is_said_in_words(
@@ -441,3 +442,20 @@ def test_a_commit_ends_only_earlier_syncs_of_what_it_touches(
     held = {int(path.name.split("-")[1]) for path in (tmp_path / "log").glob("attempt-*")}
     assert held - {10} == left
     log.close()
+
+
+def test_the_attempt_whose_errors_count_is_of_the_last_commit_that_leaves_any(
+    tmp_path: Path, used: Layout, found: dict[int, bytes]
+) -> None:
+    """In a run of momenta a commit of gradients leaves none, and those of the commit before it count on."""
+    phases = {"strategy": "momentum", "every": 1, "warmup_commits": 6, "gradient_doubling": 1}
+    for settings, wanted in ((phases, {0: None, 1: None, 2: None, 3: 3, 4: 3, 5: 5, 6: 6, 7: 7}), ({}, {3: 3, 4: 4})):
+        log = PayloadLog(tmp_path / str(len(settings)), used, RUN, SyncSettings(**settings))  # type: ignore[arg-type]
+        for number in range(1, 8):
+            sealed_commit(log, number, found)
+            if number in wanted:
+                in_force = {key.sync for key in log.attempts_in_force()}
+                assert in_force == {sync for sync in (wanted[number],) if sync is not None}
+        for commit, sync in wanted.items():
+            attempt = log.attempt_of(0, commit)
+            assert (attempt and attempt.sync) == sync

@@ -21,8 +21,8 @@ from atoll.protocol.codecs import bundles, kernels
 from atoll.protocol.codecs.table import DENSE
 from atoll.protocol.errors import InvalidMessage
 from atoll.protocol.layout import Layout, Manifest, Role, TensorSpec
-from atoll.protocol.settings import SyncSettings
 from atoll.protocol.spec import spec_of
+from atoll.protocol.sync_settings import SyncSettings
 from tests.harness.data_plane import DTYPES, filled, layout, seeded, tensor
 from tests.harness.reference_codecs import clipped
 

@@ -24,8 +24,8 @@ from atoll.protocol.codecs.table import CODECS, DENSE, TABLE
 from atoll.protocol.digest import Digest
 from atoll.protocol.errors import AverageError, ConfigError, InvalidMessage, NonFiniteError
 from atoll.protocol.layout import Layout, Manifest, Role, TensorSpec
-from atoll.protocol.settings import SyncSettings
 from atoll.protocol.spec import spec_of
+from atoll.protocol.sync_settings import SyncSettings
 from tests.harness.chunks import cut_out, elements_of
 from tests.harness.data_plane import (
     DTYPES,

@@ -17,8 +17,8 @@ from atoll.node.dataplane.sync_data import SyncData
 from atoll.protocol.codecs import HEADER_BYTES, kernels, peek_codec, unchanged
 from atoll.protocol.errors import AverageError, InvalidMessage
 from atoll.protocol.layout import Layout, Manifest, Role, TensorSpec
-from atoll.protocol.settings import SyncSettings
 from atoll.protocol.spec import check_payload, spec_of
+from atoll.protocol.sync_settings import SyncSettings
 from tests.harness.data_plane import RUN, apply_all, tensor, update_of, values_of
 from tests.harness.fuzzing import damaged, fuzz
 

@@ -48,7 +48,8 @@ from atoll.protocol.errors import (
     StateError,
 )
 from atoll.protocol.machine import Machine
-from atoll.protocol.settings import RunSettings, SyncSettings, settings_to_json
+from atoll.protocol.settings import RunSettings, settings_to_json
+from atoll.protocol.sync_settings import SyncSettings
 from tests.harness.data_plane import DTYPES, RUN, filled, layout, logged, payloads, update_of
 from tests.harness.sites import until
 

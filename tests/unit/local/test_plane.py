@@ -24,7 +24,8 @@ from atoll.protocol.machine import Machine
 from atoll.protocol.messages import Evidence
 from atoll.protocol.outer_settings import OuterSettings
 from atoll.protocol.plans import payload_hash
-from atoll.protocol.settings import RunSettings, SyncSettings
+from atoll.protocol.settings import RunSettings
+from atoll.protocol.sync_settings import SyncSettings
 from tests.harness.chunks import cut_out
 from tests.harness.data_plane import (
     DTYPES,

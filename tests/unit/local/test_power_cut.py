@@ -27,7 +27,8 @@ from atoll.protocol.layout import chunk_hash
 from atoll.protocol.messages import Commit
 from atoll.protocol.outer_settings import OuterSettings
 from atoll.protocol.plans import payload_hash
-from atoll.protocol.settings import RunSettings, SyncSettings
+from atoll.protocol.settings import RunSettings
+from atoll.protocol.sync_settings import SyncSettings
 from tests.harness.data_plane import DTYPES, RUN, commit_record, filled, fragment_at, manifest, payloads
 from tests.harness.power_cut import Recorder
 

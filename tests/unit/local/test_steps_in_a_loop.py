@@ -34,6 +34,7 @@ from atoll.protocol import messages as m
 from atoll.protocol.layout import Layout, Manifest, Role, TensorSpec
 from atoll.protocol.messages import Member, Plan, Tree
 from atoll.protocol.plans import payload_digest, payload_hash, weights
+from atoll.protocol.sync_settings import SyncSettings
 from tests.harness import data_plane as dp
 from tests.harness.coordinator_story import Story, some_settings
 
@@ -336,7 +337,9 @@ def test_no_callback_of_a_site_that_catches_up_goes_through_all_chunks(
     pace = Pace(stall_s=60.0, slowest_bytes_per_s=1.0)
     there = dp.seeded(tmp_path / "there", layout)
     here = OuterState.create(tmp_path / "here", layout, there.slots, dp.RUN)
-    log_there, log_here = (PayloadLog(tmp_path / name, layout, dp.RUN, 4) for name in ("log-there", "log-here"))
+    log_there, log_here = (
+        PayloadLog(tmp_path / name, layout, dp.RUN, SyncSettings(log_commits=4)) for name in ("log-there", "log-here")
+    )
     payloads = dp.payloads(there, codec="fp32")
     seed = {"the commit before": 0, "a state that is not the run's": 5}.get(starts_from)
     if seed is not None:

@@ -6,13 +6,14 @@ from dataclasses import replace
 
 import pytest
 
+from atoll.node.core import errors
 from atoll.node.core import events as e
 from atoll.node.core import outputs as out
 from atoll.node.core.events import AnswerKind, MergeMode
 from atoll.protocol import messages as m
 from atoll.protocol.errors import StateError
 from atoll.protocol.outer_settings import OuterSettings
-from atoll.protocol.settings import SyncSettings
+from atoll.protocol.sync_settings import SyncSettings
 from tests.unit.node_core.test_leases import ROUND, announce, asked, commit_it, draw, lease, listed, seal, spans, take
 from tests.unit.node_core.test_site import HASH, SETTINGS, Driver, commit, exchanged, opened, plan, started
 
@@ -160,6 +161,38 @@ def test_of_the_gradients_of_a_warm_up_nothing_is_left_over() -> None:
             drive(e.CommitApplied(commit=number, state_hash=HASH))
             assert not [report for report in drive.out if isinstance(report, out.Report) and report.level > 20]
             take(drive, number, step, 1)
+
+
+def test_an_error_lasts_over_a_commit_of_gradients() -> None:
+    """Of momenta, 3 and 5; commit 4 has gradients, to which no error is added, and which leave none."""
+    sync = SyncSettings(
+        strategy="momentum", every=1, warmup_commits=8, gradient_doubling=1, codec="sign1", error_feedback=1.0
+    )
+    drive = started(settings=replace(GRADIENTS, sync=sync))
+    announce(drive)
+    lease(drive, (0, 4000))
+    said = []
+    for number in range(1, 6):
+        step = 10 * number
+        drive.ask(step)
+        drive.sealed(step)
+        said += [message.error_commits for message in drive.sent() if isinstance(message, m.Ready)]
+        drive.receive(plan(number, base=number - 1))
+        exchanged(drive, number)
+        drive.receive(commit(number, number))
+        for output in [output for output in drive.out if isinstance(output, out.AdvanceErrors)]:
+            assert output.commit == number
+            drive(e.ErrorsAdvanced(share=0.5))
+        drive(e.CommitApplied(commit=number, state_hash=HASH))
+        assert not [report for report in drive.out if isinstance(report, out.Report) and report.level > 20]
+        take(drive, number, step, 1)
+    assert said == [(0,), (0,), (0,), (0,), (3,)]
+    site = drive.core.ctx.site
+    assert site.error_commits == (5,)
+    earlier = m.Member(site_id=1, incarnation=0, address="a:1", tokens=1)
+    for number, left in ((8, (5,)), (9, (0,))):
+        errors.note_contribution(drive.core.ctx, replace(commit(number, number), contributors=(earlier,)))
+        assert site.error_commits == left, "commit 8 is of gradients, and 9 of an earlier start's momentum"
 
 
 @pytest.mark.parametrize("told", [(), (0.02, 0.1)])

@@ -12,7 +12,8 @@ from atoll.node.core import outputs as out
 from atoll.node.core.disk import Outer
 from atoll.node.core.events import AnswerKind, Difference, MergeMode, Values
 from atoll.protocol import messages as m
-from atoll.protocol.settings import RunSettings, SyncSettings
+from atoll.protocol.settings import RunSettings
+from atoll.protocol.sync_settings import SyncSettings
 from tests.unit.node_core.test_site import HASH, SETTINGS, Driver, commit, exchanged, opened, plan
 
 UNEVEN = replace(SETTINGS, sync=SyncSettings(every=11, fragments=3, overlap_steps=7))

@@ -11,7 +11,8 @@ from atoll.node.core import outputs as out
 from atoll.node.core.events import AnswerKind, MergeMode
 from atoll.protocol import messages as m
 from atoll.protocol.sample_order import MAX_POSITION
-from atoll.protocol.settings import SyncSettings, settings_to_json
+from atoll.protocol.settings import settings_to_json
+from atoll.protocol.sync_settings import SyncSettings
 from tests.unit.node_core.test_site import HASH, SETTINGS, Driver, commit, exchanged, opened, plan, started
 
 ROUND = 8  # samples of the site a step

@@ -12,7 +12,8 @@ from atoll.node.core.events import AnswerKind, MergeMode
 from atoll.node.core.lanes.exchanges import DEADLINE_SPREADS, SENDING
 from atoll.protocol import messages as m
 from atoll.protocol.errors import PeerError
-from atoll.protocol.settings import RunSettings, SyncSettings
+from atoll.protocol.settings import RunSettings
+from atoll.protocol.sync_settings import SyncSettings
 from tests.unit.node_core.test_site import HASH, SETTINGS, Driver, commit, exchanged, opened, plan, started
 
 STEP_S = 0.5

@@ -19,7 +19,8 @@ from atoll.protocol.errors import AverageError, NoRoomError, StateError
 from atoll.protocol.layout import Manifest, Role, TensorSpec
 from atoll.protocol.plans import weights, with_weights
 from atoll.protocol.sample_order import GLOBAL_LINE
-from atoll.protocol.settings import RunSettings, SyncSettings, settings_to_json
+from atoll.protocol.settings import RunSettings, settings_to_json
+from atoll.protocol.sync_settings import SyncSettings
 from tests.harness.site_questions import PROCESS, SiteQuestions, a_core, wanted
 
 SETTINGS = RunSettings(run_id="run", steps=40, sync=SyncSettings(every=10), time_limits="local")

@@ -10,7 +10,8 @@ from atoll.protocol.errors import ConfigError
 from atoll.protocol.model_settings import TrainerSettings
 from atoll.protocol.outer import chosen, in_words, num_syncs, outer_at, resolved
 from atoll.protocol.outer_settings import AUTO, OuterSettings
-from atoll.protocol.settings import RunSettings, SyncSettings, validate
+from atoll.protocol.settings import RunSettings, validate
+from atoll.protocol.sync_settings import SyncSettings
 from tests.harness.data_plane import commit_record
 
 AUTOMATIC = OuterSettings(optimizer=AUTO)

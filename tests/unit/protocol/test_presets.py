@@ -8,7 +8,7 @@ from atoll.cli.config import Tables, run_settings
 from atoll.protocol.errors import ConfigError
 from atoll.protocol.outer_settings import AUTO, OuterSettings
 from atoll.protocol.presets import PRESETS, against_preset, with_preset
-from atoll.protocol.settings import SyncSettings
+from atoll.protocol.sync_settings import SyncSettings
 
 
 @pytest.mark.parametrize("name", PRESETS)

@@ -19,12 +19,12 @@ from atoll.protocol.settings import (
     MAX_SETTINGS_CHARACTERS,
     WITHDRAWN,
     RunSettings,
-    SyncSettings,
     read_settings,
     settings_from_json,
     settings_to_json,
     validate,
 )
+from atoll.protocol.sync_settings import SyncSettings
 
 SETTINGS = RunSettings(run_id="r", data="ü", sync=SyncSettings(every=7), outer=OuterSettings(momentum=0.1))
 ADAMW = OuterSettings(optimizer="adamw", momentum=0.9)
@@ -88,6 +88,15 @@ def test_an_older_version_that_would_not_train_on_or_mix_is_told_what_the_run_ne
         (SyncSettings(robust="trim", trim=2), ["trimmed averages"]),
         (SyncSettings(error_feedback=1.0), ["error feedback"]),
         (SyncSettings(error_feedback_down=0.5), ["error feedback of averages"]),
+        (SyncSettings(**MOMENTUM, warmup_codec="int8"), ["gradient exchange", "momentum exchange"]),
+        (
+            SyncSettings(**MOMENTUM, warmup_codec="int8", gradient_doubling=1),
+            ["gradient exchange", "momentum exchange", "phases of momenta"],
+        ),
+        (
+            SyncSettings(**MOMENTUM, warmup_codec="int8", local_doubling=1),
+            ["gradient exchange", "momentum exchange", "phases of momenta"],
+        ),
     ):
         needs = json.loads(settings_to_json(RunSettings(run_id="r", sync=sync)))["needs"]
         assert needs[2:] == names
@@ -144,6 +153,10 @@ def test_an_older_version_that_would_not_train_on_or_mix_is_told_what_the_run_ne
         ({"strategy": "gradient", "every": 1, "merge": "mix", "alpha": 0.5}, {}, '"mix" with .*: choose "keep"'),
         ({"warmup_commits": 3}, {}, 'sync.warmup_commits = 3 with sync.strategy = "diloco".*choose 0, or "momentum"'),
         ({"strategy": "momentum", "every": 1}, {"outer": ADAMW}, "the variance would stay 0; choose a sixth"),
+        ({"local_doubling": 3}, {}, 'sync.local_doubling = 3 with .*"diloco", .*choose 0, or "momentum"'),
+        ({"gradient_doubling": 1, "strategy": "gradient", "every": 1}, {"outer": ADAMW}, "gradient_doubling = 1 with"),
+        ({**MOMENTUM, "most_local_steps": 33}, {"outer": ADAMW}, "sync.most_local_steps = 33"),
+        ({**MOMENTUM, "most_local_steps": 1}, {"outer": ADAMW}, "sync.most_local_steps = 1"),
         ({**MOMENTUM, "codec": "topk2"}, {"outer": ADAMW}, 'codec topk2: .*choose "gradient", or another'),
         (MOMENTUM, {"outer": OuterSettings()}, 'outer.optimizer = "nesterov" with .*1-bit Adam.: choose "adamw"'),
         ({}, {"outer": ADAMW}, 'outer.optimizer = "adamw" is for gradients: choose sync.strategy = "gradient"'),
@@ -258,11 +271,11 @@ def test_named_models_are_valid(name: str) -> None:
 @pytest.mark.parametrize(("every", "fragments"), [(20, 1), (20, 3), (7, 7), (100, 8)])
 def test_windows_of_a_cycle_have_h_steps(every: int, fragments: int) -> None:
     sync = SyncSettings(every=every, fragments=fragments)
-    windows = [sync.window_steps(fragment) for fragment in range(fragments)]
+    windows = [sync.window_steps(fragment, 0) for fragment in range(fragments)]
     assert sum(windows) == every
     assert min(windows) >= 1
     assert max(windows) - min(windows) <= 1
-    assert sync.window_steps(fragments) == max(windows) if fragments > 1 else windows == [every]
+    assert sync.window_steps(fragments, 0) == max(windows) if fragments > 1 else windows == [every]
 
 
 def test_a_setting_that_went_is_passed_over_in_a_stored_run() -> None:

@@ -8,8 +8,8 @@ from atoll.protocol.codecs import max_encoded_bytes, unchanged
 from atoll.protocol.codecs.table import DENSE
 from atoll.protocol.errors import InvalidMessage
 from atoll.protocol.layout import Role
-from atoll.protocol.settings import SyncSettings
 from atoll.protocol.spec import Aggregation, Contribution, max_payload_bytes, payload_codec, spec_of, specs_of
+from atoll.protocol.sync_settings import SyncSettings
 
 BUFFERS = (Role.BUFFER_MEAN, Role.BUFFER_LOWEST)
 
@@ -66,6 +66,19 @@ def test_momenta_follow_gradients() -> None:
     assert [way.error_beta_down for way in found] == [0, 0, 0.5, 0.5]
     assert {spec.trainable.up for spec in specs_of(settings)} == {"fp16", "sign1"}
     assert specs_of(SyncSettings()) == (spec_of(SyncSettings(), 0, 0),)
+
+
+def test_gradients_come_between_momenta_and_momenta_of_local_steps_follow() -> None:
+    settings = SyncSettings(
+        strategy="momentum", every=1, warmup_commits=6, gradient_doubling=1, local_doubling=2, codec="sign1",
+        error_feedback_down=0.5,
+    )  # fmt: skip
+    found = [spec_of(settings, base, 0).of(Role.TRAINABLE) for base in range(10)]
+    kinds = {Contribution.GRADIENT: "g", Contribution.MOMENTUM: "m", Contribution.LOCAL_MOMENTUM: "l"}
+    assert "".join(kinds[way.contribution] for way in found) == "ggmgmmmmll"
+    assert [way.up == "bf16" == way.down for way in found] == [c == "g" for c in "ggmgmmmmll"]
+    assert [way.error_beta_down == 0 for way in found] == [c == "g" for c in "ggmgmmmmll"]
+    assert {spec.trainable.contribution for spec in specs_of(settings)} == set(kinds)
 
 
 def test_only_a_buffer_may_be_said_to_be_unchanged() -> None:

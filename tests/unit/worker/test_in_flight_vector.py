@@ -29,8 +29,9 @@ from atoll.protocol import messages as m
 from atoll.protocol.history import History
 from atoll.protocol.layout import Layout
 from atoll.protocol.outer_settings import OuterSettings
-from atoll.protocol.settings import SyncSettings, validate
+from atoll.protocol.settings import validate
 from atoll.protocol.spec import spec_of
+from atoll.protocol.sync_settings import SyncSettings
 from tests.harness.fake_node import FakeNode
 from tests.unit.node_core.test_site import HASH, SETTINGS, Driver, commit, exchanged, plan
 

@@ -24,7 +24,8 @@ from atoll.node.worker.tensors import find_tensors
 from atoll.protocol.errors import ConfigError
 from atoll.protocol.model_settings import ModelSettings, TrainerSettings
 from atoll.protocol.outer_settings import OuterSettings
-from atoll.protocol.settings import RunSettings, SyncSettings, settings_to_json, validate
+from atoll.protocol.settings import RunSettings, settings_to_json, validate
+from atoll.protocol.sync_settings import SyncSettings
 from benchmarks import baselines
 from benchmarks.diloco import Flight, Outer, follow, simulate_diloco, windows
 

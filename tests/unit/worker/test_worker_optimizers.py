@@ -15,10 +15,12 @@ from atoll.node.worker.optimizers import NodeOptimizer, check, rated_groups
 from atoll.node.worker.tensors import find_tensors
 from atoll.protocol.errors import ConfigError
 from atoll.protocol.outer_settings import OuterSettings
+from atoll.protocol.sync_settings import SyncSettings
 
 ADAMW = OuterSettings(optimizer="adamw", momentum=0.9)
 NESTEROV = OuterSettings(momentum=0.5)
 SIGN = OuterSettings(optimizer="signsgd")
+LOCAL = SyncSettings(strategy="momentum", warmup_commits=2, local_doubling=5)
 
 
 def a_model() -> nn.Module:
@@ -97,7 +99,7 @@ def test_under_a_node_a_step_takes_the_gradients_and_leaves_the_parameters() -> 
     assert all(p.grad is None for p in model.parameters())
     for p, value, gradient in zip(model.parameters(), before, gradients, strict=True):
         assert torch.equal(p, value)
-        found = optimizer.gradient(p)
+        found = optimizer.contribution(p)
         assert found is gradient
         assert found is not None
         assert found.abs().sum() > 0
@@ -114,7 +116,7 @@ def test_a_parameter_without_a_gradient_has_none() -> None:
     first.grad = None
     optimizer.step()
     assert optimizer.has_gradients
-    assert optimizer.gradient(first) is None
+    assert optimizer.contribution(first) is None
 
 
 def test_the_rates_are_those_of_the_step_and_not_of_a_scheduler_that_goes_on_after_it() -> None:
@@ -156,7 +158,7 @@ def test_what_the_nodes_do_not_know_of_a_group_is_refused(make: Make, words: str
     assert isinstance(optimizer, NodeOptimizer)
     outer = ADAMW if isinstance(optimizer, atoll.AdamW) else OuterSettings(optimizer="sgd")
     with pytest.raises(ConfigError, match=words):
-        check([optimizer], "gradient", outer)
+        check([optimizer], SyncSettings(strategy="gradient"), outer)
     backward(model)
     with pytest.raises(ConfigError, match=words):
         optimizer.step()
@@ -238,6 +240,9 @@ def test_more_groups_than_rates_can_be_said_of_are_refused() -> None:
         (atoll.AdamW, "diloco", NESTEROV, "use one of torch.optim"),
         (atoll.AdamW, "momentum", ADAMW, r'for sync.strategy = "gradient", .* use atoll.OneBitAdam'),
         (atoll.OneBitAdam, "gradient", ADAMW, "use atoll.AdamW"),
+        (atoll.OneBitAdam, "local", ADAMW, r"sync.local_doubling = 5: use atoll.ZeroOneAdam\(params"),
+        (torch.optim.AdamW, "local", ADAMW, r"use atoll.ZeroOneAdam\(params"),
+        (torch.optim.AdamW, "momentum", ADAMW, r"use atoll.OneBitAdam\(params"),
         (atoll.AdamW, "gradient", SIGN, "'signsgd'"),
         (torch.optim.AdamW, "gradient", SIGN, r"use atoll.SignSGD\(params"),
         (atoll.AdamW, "gradient", NESTEROV, r"the script has atoll.AdamW\(\)"),
@@ -251,14 +256,17 @@ def test_another_optimizer_than_the_runs_is_refused(
     make: Make, strategy: str, outer: OuterSettings, words: str
 ) -> None:
     with pytest.raises(ConfigError, match=words):
-        check([make(a_model().parameters())], strategy, outer)
+        check([make(a_model().parameters())], LOCAL if strategy == "local" else SyncSettings(strategy=strategy), outer)
 
 
 def test_the_runs_optimizer_is_taken() -> None:
     parameters = list(a_model().parameters())
-    check([atoll.AdamW(parameters), atoll.AdamW(parameters, betas=(0.9, 0.95), eps=1e-8)], "gradient", ADAMW)
-    check([atoll.SGD(parameters, lr=0.1, momentum=0.5)], "gradient", NESTEROV)
-    check([atoll.SGD(parameters, lr=0.1)], "gradient", OuterSettings(optimizer="sgd"))
-    check([torch.optim.AdamW(parameters)], "diloco", NESTEROV)
-    check([atoll.SignSGD(parameters, lr=0.1)], "gradient", SIGN)
-    check([atoll.OneBitAdam(parameters)], "momentum", ADAMW)
+    gradient, momentum, diloco = (SyncSettings(strategy=name) for name in ("gradient", "momentum", "diloco"))
+    check([atoll.AdamW(parameters), atoll.AdamW(parameters, betas=(0.9, 0.95), eps=1e-8)], gradient, ADAMW)
+    check([atoll.SGD(parameters, lr=0.1, momentum=0.5)], gradient, NESTEROV)
+    check([atoll.SGD(parameters, lr=0.1)], gradient, OuterSettings(optimizer="sgd"))
+    check([torch.optim.AdamW(parameters)], diloco, NESTEROV)
+    check([atoll.SignSGD(parameters, lr=0.1)], gradient, SIGN)
+    check([atoll.OneBitAdam(parameters)], momentum, ADAMW)
+    check([atoll.ZeroOneAdam(parameters)], momentum, ADAMW)
+    check([atoll.ZeroOneAdam(parameters)], LOCAL, ADAMW)

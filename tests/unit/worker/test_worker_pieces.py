@@ -17,7 +17,7 @@ from atoll.node.local_protocol import PieceHash, piece_hash
 from atoll.node.worker.pieces import SharedTensors
 from atoll.node.worker.tensors import ModelTensors, find_tensors
 from atoll.protocol.errors import ConfigError
-from atoll.protocol.settings import SyncSettings
+from atoll.protocol.sync_settings import SyncSettings
 from tests.harness.fake_node import FakeNode
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]

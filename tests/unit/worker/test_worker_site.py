@@ -20,7 +20,8 @@ from atoll.node.worker import join as join_module
 from atoll.node.worker.checkpoint import LocalCheckpoints
 from atoll.node.worker.site import Site, Step
 from atoll.protocol.errors import ConfigError, NonFiniteError, NotYetError
-from atoll.protocol.settings import RunSettings, SyncSettings
+from atoll.protocol.settings import RunSettings
+from atoll.protocol.sync_settings import SyncSettings
 from tests.harness.fake_node import SNAPSHOT, STOP, FakeNode, Question, apply, go_on
 from tests.harness.zero import ZeroRedundancyOptimizer, rank_of_two
 

@@ -1,0 +1,102 @@
+"""Steps that a site does by itself between two commits, with the moments of the commit before: 0/1 Adam.
+
+    m = b1*m + (1-b1)*g        x = x - lr*(clamp((m/c1)/(sqrt(v/c2) + eps)) + wd*x)
+
+The variance v stays. What the site contributes is the mean of its momenta, weighted by the learning rates, so that the
+nodes' step with the sum of these rates is what the sites' steps were together (arXiv 2202.06009, algorithm 1, whose u
+is the product of the two; the clamp is that of the nodes, node/dataplane/kernels.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from atoll.protocol.outer_settings import OuterSettings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WindowStart:
+    """Where the steps of a window start."""
+
+    outer: OuterSettings
+    bias: tuple[float, float]
+    """c1 and c2."""
+    moments: Mapping[nn.Parameter, tuple[Tensor, Tensor]]
+    """This rank's slices of momentum and variance, fp32 in CPU memory, in which nothing is written."""
+
+
+@dataclass(slots=True, kw_only=True)
+class _State:
+    """Of a parameter, fp32 on its device, of its local shape."""
+
+    momentum: Tensor
+    divisor: Tensor
+    """sqrt(v/c2) + eps."""
+    weighted: Tensor
+    """Sum of the momenta, each times its learning rate."""
+    rate_sum: float = 0.0
+
+
+class LocalWindow:
+    """Of the parameters of one optimizer."""
+
+    def __init__(self, groups: Sequence[dict[str, Any]], start: WindowStart) -> None:
+        self._beta1, self._bias1 = start.outer.momentum, start.bias[0]
+        self._sums = [(0.0, 0.0)] * len(groups)
+        self._last_decay = [0.0] * len(groups)
+        self._states: dict[nn.Parameter, _State] = {}
+        for parameter in (p for group in groups for p in group["params"] if p in start.moments):
+            device = local_of(parameter).device
+            momentum, variance = (moment.to(device, copy=True) for moment in start.moments[parameter])
+            divisor = variance.div_(start.bias[1]).sqrt_().add_(start.outer.epsilon)
+            weighted = torch.zeros_like(momentum)
+            self._states[parameter] = _State(momentum=momentum, divisor=divisor, weighted=weighted)
+
+    @torch.no_grad()
+    def step(self, groups: Sequence[dict[str, Any]], gradients: Mapping[nn.Parameter, Tensor]) -> None:
+        """Moves the parameters, in place. One without a gradient has one of 0."""
+        for number, group in enumerate(groups):
+            rate, decay = float(group["lr"]), float(group["weight_decay"])
+            rates, decays = self._sums[number]
+            self._sums[number], self._last_decay[number] = (rates + rate, decays + rate * decay), decay
+            for parameter in (p for p in group["params"] if p in self._states):
+                self._move(parameter, gradients.get(parameter), rate, decay)
+
+    def _move(self, parameter: nn.Parameter, gradient: Tensor | None, rate: float, decay: float) -> None:
+        state, local = self._states[parameter], local_of(parameter)
+        state.momentum.mul_(self._beta1)
+        if gradient is not None:
+            state.momentum.add_(local_of(gradient).to(torch.float32), alpha=1 - self._beta1)
+        state.weighted.add_(state.momentum, alpha=rate)
+        state.rate_sum += rate
+        values = local.to(torch.float32)
+        moved = (state.momentum / self._bias1).div_(state.divisor).clamp_(-1.0, 1.0).add_(values, alpha=decay)
+        local.copy_(values.sub(moved, alpha=rate))
+
+    def contribution(self, parameter: nn.Parameter) -> Tensor | None:
+        """This rank's slice of the mean of its momenta; None if the window has none of the parameter. Where all rates
+        were 0, and nothing moved, it is the last one."""
+        state = self._states.get(parameter)
+        if state is None:
+            return None
+        return state.weighted / state.rate_sum if state.rate_sum else state.momentum
+
+    @property
+    def rates(self) -> tuple[float, ...]:
+        """Of each group: the sum of the learning rates, and the weight decay, the mean by these."""
+        return tuple(
+            number
+            for (rates, decays), last in zip(self._sums, self._last_decay, strict=True)
+            for number in (rates, decays / rates if rates else last)
+        )
+
+
+def local_of(tensor: Tensor) -> Tensor:
+    """This rank's slice, sharing its storage."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

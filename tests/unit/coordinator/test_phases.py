@@ -1,0 +1,75 @@
+"""0/1 Adam at the coordinator: how long a window is, and which commit a site's error feedback is of."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from atoll.protocol import messages as m
+from atoll.protocol.outer_settings import OuterSettings
+from tests.harness.coordinator_story import Story, some_settings
+
+RATES = (0.01, 0.1)
+
+
+def a_run(*, steps: int) -> Story:
+    settings = some_settings(quorum=1, min_sites=2, steps=steps, outer=OuterSettings(optimizer="adamw", momentum=0.9))
+    sync = replace(
+        settings.sync, strategy="momentum", every=1, warmup_commits=4, gradient_doubling=1, local_doubling=2,
+        most_local_steps=4, codec="sign1", error_feedback=1.0,
+    )  # fmt: skip
+    story = Story(replace(settings, sync=sync))
+    story.start("a", "b")
+    return story
+
+
+def commit(story: Story, number: int) -> m.Commit:
+    for name in "ab":
+        story.ready(name, rates=RATES, errors=(0,))
+    for name in "ab":
+        story.done(name, f"s{number - 1}")
+    for name in "ab":
+        story.applied(name, number, f"s{number}")
+    found: m.Commit = story.last("a", m.Commit)
+    assert found.commit == number
+    return found
+
+
+def test_windows_grow_with_the_number_of_the_commit_and_the_last_one_is_what_is_left() -> None:
+    story = a_run(steps=22)
+    windows = [story.last("a", m.Open).num_steps]
+    found = commit(story, 1)
+    number = 1
+    while found.next is not None:
+        windows.append(found.next.num_steps)
+        number += 1
+        found = commit(story, number)
+    assert windows == [1] * 6 + [2, 2, 4, 4, 4]
+    assert (found.run_step, found.final) == (22, True)
+    short = a_run(steps=9)
+    steps = [commit(short, number).run_step for number in range(1, 9)]
+    assert steps == [1, 2, 3, 4, 5, 6, 8, 9]
+
+
+def test_after_a_restart_the_window_is_as_long_again() -> None:
+    story = a_run(steps=100)
+    for number in range(1, 9):
+        commit(story, number)
+    following = story.last("a", m.Commit).next
+    assert following is not None
+    assert following.num_steps == 4
+    story.restart()
+    for name in "ab":
+        story.connect(name, state=(8, "s8"))
+        story.offer(name)
+    assert story.last("a", m.Open).num_steps == 4
+
+
+def test_a_start_of_a_site_hears_of_the_last_commit_that_left_it_an_error() -> None:
+    """Commits 1, 2 and 4 are of gradients."""
+    story = a_run(steps=100)
+    for number, last in ((1, 0), (2, 0), (3, 3), (4, 3), (5, 5)):
+        commit(story, number)
+        story.connect("a", incarnation=1 + number, state=(number, f"s{number}"))
+        assert story.last("a", m.Welcome).error_commits == (last,)
+        story.offer("a")
+        story.applied("a", number, f"s{number}")
