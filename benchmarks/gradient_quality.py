@@ -11,8 +11,10 @@ from __future__ import annotations
 import argparse
 import statistics
 import sys
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,13 +24,14 @@ from atoll.node.dataplane import kernels as outer_kernels
 from atoll.node.dataplane.optim import OuterOptimizer
 from atoll.node.worker import data
 from atoll.node.worker.evaluate import held_out_bits_per_byte
+from atoll.node.worker.local_steps import LocalWindow, WindowStart
 from atoll.node.worker.model import Transformer
 from atoll.node.worker.recipe import learning_rate, next_byte_loss
 from atoll.protocol.codecs import bundles, kernels
 from atoll.protocol.codecs.arithmetic import Floats
 from atoll.protocol.codecs.table import BUNDLE
 from atoll.protocol.messages import Commit, Member
-from atoll.protocol.outer import resolved
+from atoll.protocol.outer import bias_at, resolved
 from atoll.protocol.outer_settings import OuterSettings
 from atoll.protocol.presets import PRESETS
 from atoll.protocol.settings import RunSettings
@@ -42,6 +45,8 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "onebit-adam": ("onebit-adam", {}),
     "onebit-adam, int4 down": ("onebit-adam", {"down": "int4", "error_feedback_down": 0.0}),
     "onebit-adam, one-sided": ("onebit-adam", {"error_feedback_down": 0.0}),
+    "zeroone-adam": ("zeroone-adam", {}),
+    "zeroone-adam, local_doubling 25": ("zeroone-adam", {"local_doubling": 25}),
     "demo": ("demo", {}),
 }
 """Preset, and what is changed in `sync`."""
@@ -90,6 +95,46 @@ class Sites:
         return average
 
 
+def window(  # noqa: PLR0917
+    model: Transformer,
+    settings: RunSettings,
+    slots: list[list[Floats]],
+    base: int,
+    steps: range,
+    batch: Callable[[int], torch.Tensor],
+) -> tuple[list[Floats], tuple[float, ...]]:
+    """What a site hands in after these steps on that base, and its rates: the gradient of one step, or the mean of the
+    momenta of several. The parameters stay those of the base."""
+    trainer, parameters = settings.trainer, list(model.parameters())
+    groups: list[dict[str, Any]] = [
+        {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": trainer.weight_decay},
+        {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
+    ]
+    own: LocalWindow | None = None
+    if settings.sync.phases.is_local(base + 1):
+        moments = {p: tuple(torch.from_numpy(s).view(p.shape) for s in slots[i]) for i, p in enumerate(parameters)}
+        bias = bias_at(settings, base, steps.start)
+        own = LocalWindow(groups, WindowStart(outer=settings.outer, bias=bias, moments=moments))  # type: ignore[arg-type]
+    before = [p.detach().clone() for p in parameters]
+    for step in steps:
+        model.zero_grad(set_to_none=True)
+        next_byte_loss(model, batch(step)).backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_(parameters, trainer.grad_clip)
+        rate = learning_rate(trainer, step, settings.steps)
+        for group in groups:
+            group["lr"] = rate
+        if own is not None:
+            own.step(groups, {p: p.grad for p in parameters if p.grad is not None})
+    if own is None:
+        sent = [p.grad.numpy().reshape(-1).copy() for p in parameters if p.grad is not None]
+        return sent, tuple(group[key] for group in groups for key in ("lr", "weight_decay"))
+    means = [mean.numpy().reshape(-1) for p in parameters if (mean := own.contribution(p)) is not None]
+    with torch.no_grad():
+        for parameter, value in zip(parameters, before, strict=True):
+            parameter.copy_(value)
+    return means, own.rates
+
+
 def run(variant: str, seed: int, arguments: argparse.Namespace) -> tuple[float, float]:
     """Held-out bits per byte, and the bytes that a site moves a step and parameter."""
     torch.set_num_threads(1)
@@ -98,32 +143,30 @@ def run(variant: str, seed: int, arguments: argparse.Namespace) -> tuple[float, 
         settings = replace(settings_of("adamw", seed, arguments), sync=SyncSettings())
         return baselines.train_data_parallel(settings, corpus, arguments.sites).bits_per_byte_after, 8.0
     settings = settings_of(variant, seed, arguments)
-    trainer, optimizer = settings.trainer, OuterOptimizer(settings)
+    optimizer = OuterOptimizer(settings)
     model, samples = Transformer(settings.model, seed), baselines.Samples(settings, corpus, arguments.sites)
     values = [p.detach().numpy().reshape(-1) for p in model.parameters()]
     slots = [[np.zeros_like(v) for _ in optimizer.slots] for v in values]
     sites = Sites(settings, [p.shape[-1] if p.dim() else 1 for p in model.parameters()])
     groups = [int(p.dim() < 2) for p in model.parameters()]
-    for step in range(settings.steps):
-        gradients: list[list[Floats]] = []
-        for site in range(arguments.sites):
-            model.zero_grad(set_to_none=True)
-            next_byte_loss(model, samples.batch(site, step)).backward()  # type: ignore[no-untyped-call]
-            torch.nn.utils.clip_grad_norm_(model.parameters(), trainer.grad_clip)
-            gradients.append([p.grad.numpy().reshape(-1).copy() for p in model.parameters() if p.grad is not None])
-        rate = learning_rate(trainer, step, settings.steps)
+    base = step = 0
+    while step < settings.steps:
+        steps = range(step, min(settings.steps, step + settings.sync.window_steps(0, base)))
+        found = [window(model, settings, slots, base, steps, partial(samples.batch, i)) for i in range(arguments.sites)]
+        rates = found[0][1]
         record = Commit(
-            commit=step + 1, sync=step + 1, attempt=1, term=1, payload_digest=bytes(32), run_step=step + 1,
-            run_tokens=0, rates=(rate, trainer.weight_decay, rate, 0.0),
+            commit=base + 1, sync=base + 1, attempt=1, term=1, payload_digest=bytes(32), run_step=steps.stop,
+            run_tokens=0, rates=rates,
             contributors=tuple(Member(site_id=i, incarnation=1, address="", tokens=1) for i in range(arguments.sites)),
         )  # fmt: skip
-        update, way = optimizer.at(record), spec_of(settings.sync, step, 0).trainable
+        update, way = optimizer.at(record), spec_of(settings.sync, base, 0).trainable
         for place, (value, own) in enumerate(zip(values, slots, strict=True)):
             momentum = own[0] if own else np.zeros_like(value)
-            average = sites.average(step, way, place, [g[place] for g in gradients], momentum)
+            average = sites.average(base, way, place, [sent[place] for sent, _ in found], momentum)
             update.apply(value, own, average, value, own, groups[place])
+        base, step = base + 1, steps.stop
     num = sum(v.size for v in values) * arguments.sites * settings.steps
-    return held_out_bits_per_byte(model, corpus, trainer.sequence), sites.moved_bytes / num
+    return held_out_bits_per_byte(model, corpus, settings.trainer.sequence), sites.moved_bytes / num
 
 
 def main(argv: list[str]) -> int:

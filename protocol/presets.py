@@ -76,7 +76,7 @@ PRESETS = {
         what="the same with ever fewer gradients in the first 100 steps, then 1 to 16 steps of a site in one exchange",
         source="arXiv 2202.06009",
         sync={
-            "strategy": "momentum", "every": 1, "warmup_commits": 100, "gradient_doubling": 16, "local_doubling": 100,
+            "strategy": "momentum", "every": 1, "warmup_commits": 100, "gradient_doubling": 16, "local_doubling": 50,
             "codec": "sign1", "error_feedback": 1.0, "error_feedback_down": 1.0, "log_commits": 256,
         },
         outer=_ADAMW,

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from atoll.node.core import errors
 from atoll.node.core import events as e
 from atoll.node.core import outputs as out
 from atoll.node.core.events import AnswerKind, MergeMode
@@ -163,16 +162,22 @@ def test_of_the_gradients_of_a_warm_up_nothing_is_left_over() -> None:
             take(drive, number, step, 1)
 
 
-def test_an_error_lasts_over_a_commit_of_gradients() -> None:
-    """Of momenta, 3 and 5; commit 4 has gradients, to which no error is added, and which leave none."""
-    sync = SyncSettings(
+THINNED = replace(
+    GRADIENTS,
+    sync=SyncSettings(
         strategy="momentum", every=1, warmup_commits=8, gradient_doubling=1, codec="sign1", error_feedback=1.0
-    )
-    drive = started(settings=replace(GRADIENTS, sync=sync))
+    ),
+)
+"""Commits 3, 5, 6 and 7 are of momenta, and the others up to 8 of gradients."""
+
+
+def test_an_error_lasts_over_a_commit_of_gradients() -> None:
+    """To commit 4 no error is added, and it leaves none."""
+    drive = started(settings=THINNED)
     announce(drive)
     lease(drive, (0, 4000))
-    said = []
-    for number in range(1, 6):
+    said, advanced = [], []
+    for number in range(1, 7):
         step = 10 * number
         drive.ask(step)
         drive.sealed(step)
@@ -181,18 +186,29 @@ def test_an_error_lasts_over_a_commit_of_gradients() -> None:
         exchanged(drive, number)
         drive.receive(commit(number, number))
         for output in [output for output in drive.out if isinstance(output, out.AdvanceErrors)]:
-            assert output.commit == number
+            advanced.append(output.commit)
             drive(e.ErrorsAdvanced(share=0.5))
         drive(e.CommitApplied(commit=number, state_hash=HASH))
         assert not [report for report in drive.out if isinstance(report, out.Report) and report.level > 20]
         take(drive, number, step, 1)
-    assert said == [(0,), (0,), (0,), (0,), (3,)]
-    site = drive.core.ctx.site
-    assert site.error_commits == (5,)
-    earlier = m.Member(site_id=1, incarnation=0, address="a:1", tokens=1)
-    for number, left in ((8, (5,)), (9, (0,))):
-        errors.note_contribution(drive.core.ctx, replace(commit(number, number), contributors=(earlier,)))
-        assert site.error_commits == left, "commit 8 is of gradients, and 9 of an earlier start's momentum"
+    assert said == [(0,), (0,), (0,), (0,), (3,), (5,)]
+    assert advanced == [3, 5, 6]
+
+
+@pytest.mark.parametrize(("number", "left"), [(4, (3,)), (5, (0,))])
+def test_gradients_of_an_earlier_start_leave_the_error_and_momenta_do_not(number: int, left: tuple[int, ...]) -> None:
+    drive = started(settings=THINNED)
+    drive.had_errors(3)
+    of_before = m.Member(site_id=1, incarnation=0, address="127.0.0.1:1", tokens=100)
+    made = commit(number, number, contributors=(2,))
+    drive.receive(
+        m.Sources(
+            attested=(m.Attestation(commit=number, state_hash=HASH),),
+            donors=(m.Donor(site_id=2, incarnation=1, address="b:1", commit=number),),
+            commits=(replace(made, contributors=(of_before, *made.contributors)),),
+        )
+    )
+    assert drive.errors() == left
 
 
 @pytest.mark.parametrize("told", [(), (0.02, 0.1)])

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import itertools
+import json
+import re
+from pathlib import Path
 
 import pytest
 
 from atoll.protocol.phases import Phases
 
+PAGE = Path(__file__).parents[3] / "docs" / "protocol.md"
 KINDS = [
     (warmup, gradients, local, most)
     for warmup, gradients, local, most in itertools.product(
@@ -56,10 +60,11 @@ def test_each_commit_counted_one_by_one(warmup: int, gradients: int, local: int,
 
 
 def test_the_vectors_of_docs_protocol() -> None:
-    found = phases(20, 2, 3, 4)
-    assert [c for c in range(1, 30) if found.is_of_gradients(c)] == [1, 2, 3, 5, 7, 11, 15]
-    assert [found.steps(c) for c in range(20, 31)] == [1, 1, 1, 1, 2, 2, 2, 4, 4, 4, 4]
-    assert (found.num_of_gradients(1000), found.steps_until(30)) == (7, 20 + 3 + 6 + 16)
+    (block,) = re.findall(r"```json phase-vector\n(.*?)```", PAGE.read_text(), re.S)
+    for case in json.loads(block):
+        found = Phases(**{key: value for key, value in case.items() if key not in ("of_gradients", "steps")})
+        assert [c for c in range(1, 100) if found.is_of_gradients(c)] == case["of_gradients"]
+        assert {commit: found.steps(int(commit)) for commit in case["steps"]} == case["steps"]
 
 
 def test_without_a_warm_up_nothing_is_of_gradients() -> None:
