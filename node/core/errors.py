@@ -26,9 +26,9 @@ def welcomed(ctx: Context, message: Welcome) -> None:
     none, last = (0,) * sync.fragments, message.error_commits
     held = site.held_errors or none
     wanted = last if len(last) == sync.fragments else none  # an older coordinator says nothing
-    site.error_commits = tuple(at if at == of else 0 for at, of in zip(held, wanted, strict=True))
+    site.error_commits = tuple(of if at == of else 0 for at, of in zip(held, wanted, strict=True))
     site.error_shares = (0.0,) * sync.fragments
-    if lost := [f for f, at in enumerate(held) if at and not site.error_commits[f]]:
+    if lost := [f for f, at in enumerate(held) if at != 0 and not site.error_commits[f]]:
         _drop(ctx, lost, "what an earlier start left is not of this site's last contribution, or not whole")
 
 

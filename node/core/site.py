@@ -52,9 +52,10 @@ class SiteCore:
         *,
         branch: int = 0,
         num_ranks: int = 0,
-        held_errors: tuple[int, ...] = (),
+        held_errors: tuple[int | None, ...] = (),
     ) -> None:
-        """`num_ranks`: see `Generations`. `held_errors`: of each fragment, the commit whose error is on the disk."""
+        """`num_ranks`: see `Generations`. `held_errors`: of each fragment, the commit whose error is on the
+        disk, None if only a part is."""
         self.ctx = Context(
             identity=identity,
             settings=settings,

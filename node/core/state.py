@@ -85,7 +85,7 @@ class SiteState:
     opened_at: float = 0.0  # when it heard that
     window_s: float | None = None  # from the opening before to that one
     num_empty_in_a_row: int = 0  # snapshots without tokens that a sync was abandoned for
-    held_errors: tuple[int, ...] = ()  # by fragment: the commit whose error the disk had at the start
+    held_errors: tuple[int | None, ...] = ()  # by fragment: the commit whose error the disk had at the start
     error_commits: tuple[int, ...] = ()  # of each fragment: the commit that advanced its error; 0: there is none
     error_shares: tuple[float, ...] = ()  # the same: its norm over that of what was to be sent then
     advance_is_void: bool = False  # the error was dropped, and a job that advances it still runs

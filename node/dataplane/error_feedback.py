@@ -67,6 +67,8 @@ def _kind(layout: Layout, settings: RunSettings) -> StoreKind:
 
 @dataclass(eq=False)
 class ErrorFeedback:
+    """Of one site, in a folder of its home."""
+
     layout: Layout
     beta: np.float32
     store: ChunkStore
@@ -93,12 +95,12 @@ class ErrorFeedback:
         store.verify(num_threads)
         return cls(layout, np.float32(settings.sync.error_feedback), store, disk)
 
-    def commits(self) -> tuple[int, ...]:
-        """Of each fragment, the commit that has advanced all of it; 0 if none has, -1 if one has advanced a part."""
-        versions, found = self.store.versions, []
+    def commits(self) -> tuple[int | None, ...]:
+        """Of each fragment, the commit that has advanced all of it; 0 if none has, None if one has advanced a part."""
+        versions, found = self.store.versions, list[int | None]()
         for chunks in self.layout.fragments:
             of_it = {versions[c] or 0 for c in chunks if self.store.kind.record_bytes[c]} or {0}
-            found.append(of_it.pop() if len(of_it) == 1 else -1)
+            found.append(of_it.pop() if len(of_it) == 1 else None)
         return tuple(found)
 
     def roll_back(self, commit: int) -> None:

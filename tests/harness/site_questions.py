@@ -47,7 +47,7 @@ def a_core(
     now: float,
     *,
     from_saved_model: bool = False,
-    held_errors: tuple[int, ...] = (),
+    held_errors: tuple[int | None, ...] = (),
 ) -> SiteCore:
     """`held`, `held_errors`: what it finds on its disk."""
     return SiteCore(an_identity(from_saved_model=from_saved_model), settings, held, now, held_errors=held_errors)

@@ -172,7 +172,7 @@ def test_an_error_that_is_not_of_one_commit_counts_for_none(tmp_path: Path) -> N
     errors.advance(trained_chunks(used)[:1], 2, at(data, 1).left_over, None)
     again = found(errors, SYNC, used)
     assert again is not None
-    assert again.commits() == errors.commits() == (-1,)
+    assert again.commits() == errors.commits() == (None,)
 
 
 def test_of_files_that_are_not_whole_or_of_another_run_nothing_is_found(
@@ -209,7 +209,7 @@ def test_what_is_of_later_commits_goes_when_the_run_goes_back(tmp_path: Path, co
     assert again is not None
     for which in (errors, again):
         assert {which.store.versions[chunk] for chunk in trained_chunks(used)} == left
-        assert which.commits() == ((0,) if left == {0} else (-1,))
+        assert which.commits() == ((0,) if left == {0} else (None,))
     assert synced == ["error.index"] * (commit < 2)
 
 

@@ -254,7 +254,7 @@ def test_errors_of_void_commits_are_gone_after_a_rollback_and_others_outlive_the
         plane.attach_workers(DTYPES)
         return plane
 
-    def errors_of(plane: DataPlane) -> tuple[int, ...]:
+    def errors_of(plane: DataPlane) -> tuple[int | None, ...]:
         assert plane.errors is not None
         return plane.errors.commits()
 

@@ -254,7 +254,7 @@ def test_the_error_is_advanced_before_a_fetch_that_waits() -> None:
     assert [type(job) for job in queued] == [out.AdvanceErrors, out.FetchState]
 
 
-def back(held: tuple[int, ...], last: tuple[int, ...], fragments: int = 1) -> Driver:
+def back(held: tuple[int | None, ...], last: tuple[int, ...], fragments: int = 1) -> Driver:
     """A later start of the site, with that on its disk, to which the coordinator says what it contributed last."""
     sync = replace(WITH_ERRORS.sync, fragments=fragments)
     drive = Driver(settings=replace(WITH_ERRORS, sync=sync), held_errors=held)
@@ -282,15 +282,15 @@ def test_what_an_earlier_start_left_counts_if_its_commit_is_the_last_one_that_ho
         ((4,), (), (0,)),  # an older coordinator
         ((4, 5), (4, 6), (4, 0)),
         ((0, 5), (4, 5), (0, 5)),  # of the first there was none
-        ((-1, 5), (4, 5), (0, 5)),  # a part of the first was advanced, or is damaged
+        ((None, 5), (4, 5), (0, 5)),  # a part of the first was advanced, or is damaged
     ],
 )
 def test_what_an_earlier_start_left_of_another_contribution_is_dropped_and_said(
-    held: tuple[int, ...], last: tuple[int, ...], left: tuple[int, ...]
+    held: tuple[int | None, ...], last: tuple[int, ...], left: tuple[int, ...]
 ) -> None:
     drive = back(held, last, len(held))
     assert drive.errors() == left
-    is_lost = any(at and not kept for at, kept in zip(held, left, strict=True))
+    is_lost = any(at != 0 and not kept for at, kept in zip(held, left, strict=True))
     assert drive.num_errors_dropped() == is_lost
     wanted = (
         "error feedback is dropped, and begins anew: what an earlier start left is not of this site's last contribution"

@@ -41,7 +41,7 @@ class Driver(SiteQuestions):
         *,
         from_saved_model: bool = False,
         settings: RunSettings | None = None,
-        held_errors: tuple[int, ...] = (),
+        held_errors: tuple[int | None, ...] = (),
     ) -> None:
         self.now, known = 100.0, settings or SETTINGS
         self.core = a_core(known, held, self.now, from_saved_model=from_saved_model, held_errors=held_errors)
