@@ -161,6 +161,7 @@ class RunView:
     """Length of the run; 0 if `tokens` says it."""
     tokens: int
     sync_every: int
+    """Steps: where sites do more and more by themselves, those of the next sync."""
     codec: str
     robust: str
     """What becomes of contributions with high norms: off, warn, clip or trim."""

@@ -48,15 +48,15 @@ def _state(run: Run) -> tuple[str, str]:
 def view_of(run: Run, now: float) -> RunView:
     """`now` is own time."""
     attested = run.log.newest_attested()
-    blind, agreement = reach.not_dialled_by(run), run.norms.agreement
+    blind, agreement, sync = reach.not_dialled_by(run), run.norms.agreement, run.settings.sync
     return _view(
         RunView,
-        (run, run.log, run.members, run.settings, run.settings.sync),
+        (run, run.log, run.members, run.settings, sync),
         state=state_in_words(run),
         state_kind=_state(run)[0],
         finished=run.finished is not None,
         last_commit=run.log.last,
-        sync_every=run.settings.sync.every,
+        sync_every=sync.window_steps(0, run.log.last) if sync.steps_at_nodes else sync.every,
         num_parameters=run.manifest.manifest.num_trainable if run.manifest else 0,
         state_hash=run.log.attested[attested].hex() if attested is not None else "",
         attested_commit=attested,

@@ -44,6 +44,8 @@ class Report:
     num_parameters: int
     steps: int
     sync_every: int
+    longest_window: int
+    """Steps: more than `sync_every` where sites do more and more by themselves."""
     codec: str
     expected_commits: int
     commits: int
@@ -107,10 +109,11 @@ def as_document(report: Report) -> dict[str, Any]:
 
 def as_text(report: Report, program: str = "atoll") -> str:
     """`program`: how atoll was called, as it may not be on the PATH."""
+    every = " to ".join(map(str, dict.fromkeys((report.sync_every, report.longest_window))))
     lines = [
         "",
         f"run {report.run_id}: {count(report.num_parameters)} parameters, {len(report.sites)} sites, "
-        f"{report.steps} steps each, a sync every {report.sync_every} as {report.codec}, {duration(report.elapsed_s)}",
+        f"{report.steps} steps each, a sync every {every} as {report.codec}, {duration(report.elapsed_s)}",
         "",
         *_loss_lines(report),
         "",

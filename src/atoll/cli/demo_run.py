@@ -120,12 +120,14 @@ class Demo:
         sites = tuple(self._site_report(name, demo_setup.model_folder(folder, name)) for name in self.names)
         saved = demo_setup.model_folder(folder, self.names[0])
         figures = self._evaluate(saved if sites[0].state_hash else None)
-        up, down = self.settings.sync.codec_up, self.settings.sync.codec_down
+        sync = self.settings.sync
+        up, down = sync.codec_up, sync.codec_down
         return Report(
             run_id=self.settings.run_id,
             num_parameters=status.num_parameters,
             steps=self.options.steps,
-            sync_every=self.settings.sync.every,
+            sync_every=sync.every,
+            longest_window=sync.window_steps(0, self._num_commits - 1) if sync.steps_at_nodes else sync.every,
             codec=up if down in (up, BUNDLE) else f"{up} up, {down} down",
             expected_commits=self._num_commits,
             commits=status.last_commit,

@@ -62,9 +62,11 @@ def demo_settings(options: DemoOptions) -> RunSettings:
 
 def expected_commits(settings: RunSettings) -> int:
     """One at each boundary before the end, and one of all fragments there."""
-    every, number = settings.sync.every, settings.sync.fragments
-    within = [(fragment + 1) * every // number for fragment in range(number)]
-    return 1 + sum(cycle + step < settings.steps for cycle in range(0, settings.steps, every) for step in within)
+    sync, step, number = settings.sync, 0, 0
+    while step < settings.steps:
+        step += sync.window_steps(number % sync.fragments, number)
+        number += 1
+    return number
 
 
 def prepare_folder(folder: Path | None) -> Path:

@@ -10,6 +10,7 @@ import sys
 import time
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,6 +20,8 @@ from atoll.cli.demo import DemoOptions
 from atoll.cli.demo_processes import Processes
 from atoll.cli.demo_run import Demo, wait_until_listening
 from atoll.protocol.errors import ConfigError, WorkerError
+from atoll.protocol.settings import RunSettings
+from atoll.protocol.sync_settings import SyncSettings
 from tests.harness.coordinator_story import Story, some_settings
 
 STUBBORN = """
@@ -126,6 +129,22 @@ def test_the_last_lines_of_the_guilty_one_are_shown(
         Demo(DemoOptions(num_sites=1, keep=folder)).run()
     assert "the disk is on fire" in capsys.readouterr().err
     assert (folder / "logs" / "amsterdam.log").exists()
+
+
+@pytest.mark.parametrize(
+    ("sync", "steps", "expected"),
+    [
+        ({"every": 20}, 300, 15),
+        ({"every": 20}, 301, 16),
+        ({"every": 10, "fragments": 3}, 20, 6),
+        ({"every": 10, "fragments": 3}, 17, 6),
+        ({"every": 1, "strategy": "gradient"}, 30, 30),
+        ({"every": 1, "strategy": "momentum", "warmup_commits": 4, "local_doubling": 2}, 10, 8),  # 2 and 2 at the end
+    ],
+)
+def test_as_many_commits_are_expected_as_there_are_windows(sync: dict[str, Any], steps: int, expected: int) -> None:
+    settings = RunSettings(run_id="r", steps=steps, sync=SyncSettings(**sync))
+    assert demo_setup.expected_commits(settings) == expected
 
 
 def test_the_run_file_of_the_demo_is_one_of_run_toml(tmp_path: Path) -> None:

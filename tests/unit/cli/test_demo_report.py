@@ -32,6 +32,7 @@ GOOD = Report(
     num_parameters=1_000_000,
     steps=300,
     sync_every=20,
+    longest_window=20,
     codec="int8",
     expected_commits=15,
     commits=15,
@@ -86,6 +87,11 @@ def test_the_text_says_everything_that_was_promised() -> None:
     assert "1.5 GiB in fp32, 76 times as much" in text
     assert "762.9 MiB in bf16, 38 times as much" in text
     assert 'atoll sample atoll-demo/model "def "' in text
+
+
+def test_windows_that_grow_are_said() -> None:
+    assert "a sync every 20 as int8" in as_text(GOOD)
+    assert "a sync every 1 to 4 as int8" in as_text(replace(GOOD, sync_every=1, longest_window=4))
 
 
 def test_without_baselines_the_text_says_so() -> None:

@@ -37,13 +37,15 @@ def commit(story: Story, number: int) -> m.Commit:
 def test_windows_grow_with_the_number_of_the_commit_and_the_last_one_is_what_is_left() -> None:
     story = a_run(steps=22)
     windows = [story.last("a", m.Open).num_steps]
+    shown = [story.view.sync_every]
     found = commit(story, 1)
     number = 1
     while found.next is not None:
         windows.append(found.next.num_steps)
+        shown.append(story.view.sync_every)
         number += 1
         found = commit(story, number)
-    assert windows == [1] * 6 + [2, 2, 4, 4, 4]
+    assert windows == shown == [1] * 6 + [2, 2, 4, 4, 4]
     assert (found.run_step, found.final) == (22, True)
     short = a_run(steps=9)
     steps = [commit(short, number).run_step for number in range(1, 9)]
