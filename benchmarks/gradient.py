@@ -40,7 +40,12 @@ WAYS: dict[str, dict[str, Any]] = {
         "strategy": "momentum", "warmup_commits": WARM_UP_STEPS - 2, "codec": "int4", "up": "sign1",
         "error_feedback": 1.0,
     },
+    "0/1 Adam": {
+        "strategy": "momentum", "warmup_commits": WARM_UP_STEPS - 2, "local_doubling": 1, "codec": "sign1",
+        "error_feedback": 1.0, "error_feedback_down": 1.0,
+    },
 }  # fmt: skip
+"""0/1 Adam soon has 16 steps of each site in one exchange: give it some hundred --steps."""
 
 
 def main(argv: list[str]) -> int:
@@ -122,10 +127,15 @@ def _atoll(folder: Path, hosts: netns.Hosts | None, commands: list[list[str]], w
     with LocalRun(folder, settings, PLAIN) as run:
         run.start_coordinator(f"{hosts.bridge_address}:17700" if hosts else "")
         for i, command in enumerate(commands):
-            worker = [*command, *["--one-bit"] * (WAYS[way]["strategy"] == "momentum")]
+            worker = [*command, "--optimizer", _optimizer(settings.sync)]
             run.start_node("ab"[i], worker, launcher="python", prefix=hosts.prefix(i) if hosts else ())
         if any(run.wait_all(LIMIT_S).values()):
             raise SystemExit(run.story())
+
+
+def _optimizer(sync: SyncSettings) -> str:
+    momenta = "ZeroOneAdam" if sync.has_phases else "OneBitAdam"
+    return momenta if sync.strategy == "momentum" else "AdamW"
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """A site that `gradient.py` trains: linear layers whose compute is small beside their bytes, and a line for each step
 done.
 
-gradient_rank.py TRACE --width WIDTH --layers LAYERS --steps STEPS [--one-bit] [--ddp RANK WORLD ADDRESS]
+gradient_rank.py TRACE --width WIDTH --layers LAYERS --steps STEPS [--optimizer NAME] [--ddp RANK WORLD ADDRESS]
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def main() -> None:
     parser.add_argument("--layers", type=int, required=True)
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--ddp", nargs=3, metavar=("RANK", "WORLD", "ADDRESS"), help="torch's own, without atoll")
-    parser.add_argument("--one-bit", action="store_true", help="1-bit Adam")
+    parser.add_argument("--optimizer", default="AdamW", help="of atoll")
     options = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(1)
@@ -46,7 +46,7 @@ def main() -> None:
                 trace.write(f"{time.monotonic()}\n")
             dist.destroy_process_group()
             return
-        optimizer = (atoll.OneBitAdam if options.one_bit else atoll.AdamW)(model.parameters(), lr=1e-4)
+        optimizer = getattr(atoll, options.optimizer)(model.parameters(), lr=1e-4)
         with atoll.join(model, optimizer) as site:
             while site.running:
                 loss = step(model, optimizer, batch)
