@@ -9,9 +9,10 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from functools import cached_property
+from itertools import accumulate
 
 from atoll.protocol.cuts import as_matrix, block_groups
 from atoll.protocol.digest import Digest
@@ -137,7 +138,7 @@ class Manifest:
 
     @cached_property
     def buffer_bytes(self) -> int:
-        """Of SNAPSHOT, and of PUBLISH."""
+        """Of SNAPSHOT, and of the values in PUBLISH."""
         return max(sum(_aligned_bytes(spec) for spec in self.tensors), ALIGNMENT_BYTES)
 
     @cached_property
@@ -266,6 +267,9 @@ class Layout:
             end += _aligned_bytes(spec)
         self.tensor_offsets_bytes = tuple(offsets)
         self.buffer_bytes = manifest.buffer_bytes
+        moments = [_aligned_bytes(spec) if spec.role is Role.TRAINABLE else 0 for spec in manifest.tensors]
+        *self.moment_offsets_bytes, self.moment_bytes = accumulate(moments, initial=0)
+        """Where each tensor lies in one of the moments behind PUBLISH's values, which have trainable ones alone."""
         num_chunks(manifest, chunk_elements)
         chunks: list[Chunk] = []
         self.num_sync_chunks = 0
@@ -287,6 +291,11 @@ class Layout:
             members[self.fragment_of[chunk]].append(chunk)
         self.fragments = tuple(map(tuple, members))
         """Of each fragment, those that travel in its syncs."""
+
+    def in_moment(self, chunk: Chunk) -> Chunk:
+        """The same trainable chunk, as it lies in a moment."""
+        moved = self.moment_offsets_bytes[chunk.tensor] - self.tensor_offsets_bytes[chunk.tensor]
+        return replace(chunk, offset_bytes=chunk.offset_bytes + moved)
 
     def chunks_of(self, fragment: int) -> tuple[int, ...]:
         """Those that travel in its syncs, ascending; the number after the last fragment's is of all together. Raises

@@ -127,6 +127,13 @@ def bias_at(settings: RunSettings, commit: int, run_step: int) -> tuple[float, f
     return 1.0 - _power(settings.outer.momentum, run_step), 1.0 - _power(settings.outer.beta2, num_gradients)
 
 
+def variance_scale(settings: RunSettings, commit: int, run_step: int) -> float:
+    """What adamw's variance of that commit is multiplied by for a run that goes on from it, to which all steps before
+    are ones that have moved it."""
+    moved = bias_at(settings, commit, run_step)[1]
+    return (1.0 - _power(settings.outer.beta2, run_step)) / moved if moved else 1.0
+
+
 def _power(base: float, exponent: int) -> float:
     """By multiplications in binary64, which are the same on every machine; `pow` of a C library need not be."""
     power, square = 1.0, base

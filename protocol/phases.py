@@ -44,7 +44,7 @@ class Phases:
         return commit
 
     def steps(self, commit: int) -> int:
-        """Of its window: the steps of each site that are in it."""
+        """That each site does between the commit before and this one."""
         if not self.local_doubling or commit <= self.warmup_commits:
             return 1
         doubled = (commit - self.warmup_commits - 1) // self.local_doubling

@@ -11,6 +11,7 @@ from atoll.protocol.layout import MAX_CHUNKS, MAX_FRAGMENTS
 from atoll.protocol.phases import Phases
 
 LEASED_STEPS = 64
+MOST_LOCAL_STEPS = 16
 STRATEGIES = ("diloco", "gradient", "momentum")
 MERGES = ("keep", "mix")
 MEANS = ("senders", "all")
@@ -26,7 +27,7 @@ class SyncSettings:
     """diloco, gradient or momentum. diloco: sites train `every` steps by themselves, then average what these changed.
     gradient: they average the gradient of each step, and the nodes do the optimizer's step; `every` is 1. momentum: so
     they begin, and after `warmup_commits` they average their momenta instead, and Adam's variance stays as it is
-    (1-bit Adam, arXiv 2102.02888)."""
+    (1-bit Adam, arXiv 2102.02888); with `local_doubling` those of ever more steps (0/1 Adam, arXiv 2202.06009)."""
     warmup_commits: int = within(0, 1 << 40, 0)
     """With strategy momentum: so many commits of gradients at first, in `warmup_codec`. The paper takes a sixth of a
     run."""
@@ -39,7 +40,7 @@ class SyncSettings:
     local_doubling: int = within(0, 1 << 40, 0)
     """With strategy momentum: after the warm-up sites do steps by themselves. Each of the first so many commits has one
     step, each of as many that follow two, then four, and so on (0/1 Adam). 0: each commit has one."""
-    most_local_steps: int = within(2, LEASED_STEPS // 2, 16)
+    most_local_steps: int = within(2, LEASED_STEPS // 2, MOST_LOCAL_STEPS)
     """That a site does by itself between two commits."""
     every: int = within(1, 1 << 32, 20)
     """H: inner steps between two syncs."""
@@ -135,7 +136,7 @@ class SyncSettings:
 
     @property
     def steps_at_nodes(self) -> bool:
-        """Sites exchange at every step, and the nodes do the optimizer's."""
+        """The nodes do the optimizer's steps; sites exchange at each, or do some by themselves."""
         return self.strategy != "diloco"
 
     @property
@@ -189,6 +190,16 @@ def check_sync(sync: SyncSettings) -> None:
                 f'sync.{key} = {found} with sync.strategy = "{sync.strategy}", which has no such phases: choose 0, or '
                 '"momentum"'
             )
+    if sync.gradient_doubling and sync.gradient_doubling >= sync.warmup_commits > 0:
+        raise ConfigError(
+            f"sync.gradient_doubling = {sync.gradient_doubling} with sync.warmup_commits = {sync.warmup_commits}: all "
+            "of these are of gradients anyway; choose 0, or fewer than that"
+        )
+    if not sync.local_doubling and sync.most_local_steps != MOST_LOCAL_STEPS:
+        raise ConfigError(
+            f"sync.most_local_steps = {sync.most_local_steps} with sync.local_doubling = 0: sites do no steps by "
+            "themselves; choose how many commits until they do, or leave it out"
+        )
     if sync.steps_at_nodes:
         _check_gradient(sync)
     if sync.overlap_steps > sync.every:
@@ -258,7 +269,7 @@ def _check_gradient(sync: SyncSettings) -> None:
     for key, value in wanted.items():
         if (found := getattr(sync, key)) != value:
             raise ConfigError(
-                f'sync.{key} = {found} with sync.strategy = "{sync.strategy}", which exchanges at every step: '
+                f'sync.{key} = {found} with sync.strategy = "{sync.strategy}", in which the nodes do the steps: '
                 f"choose {value}"
             )
     if sync.merge != "keep":

@@ -96,7 +96,7 @@ class DataPlane:
             self.home.keep_manifest(self.layout.manifest)
 
     def _shared_buffer(self, name: str, num_moments: int = 0) -> SharedBuffer:
-        return SharedBuffer((1 + num_moments) * self.layout.buffer_bytes, name)
+        return SharedBuffer(self.layout.buffer_bytes + num_moments * self.layout.moment_bytes, name)
 
     def held(self) -> tuple[int, bytes] | None:
         """Commit and state hash of a whole outer state."""

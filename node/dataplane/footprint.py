@@ -49,7 +49,7 @@ def footprint(layout: Layout, settings: RunSettings) -> Footprint:
     payload_bytes = max(sum(spec.payload_bytes(*chunk, settings.min_sites) for chunk in synced) for spec in specs)
     outer_bytes = PlaceMap(records).file_bytes
     return Footprint(
-        shared_bytes=(2 + settings.sync.num_shared_moments) * layout.buffer_bytes,
+        shared_bytes=2 * layout.buffer_bytes + settings.sync.num_shared_moments * layout.moment_bytes,
         outer_bytes=outer_bytes,
         sync_bytes=max(sum(spec.max_bytes(*chunk) for chunk in synced) for spec in specs),
         payload_bytes=payload_bytes,

@@ -17,16 +17,17 @@ from atoll.protocol.layout import Chunk, Role
 def publish_replace(
     outer: OuterState, buffer: memoryview, chunks: Iterable[int], pool: Executor | None, num_moments: int = 0
 ) -> None:
-    """`buffer` := the outer values of these chunks, for all modes but SHIFT; behind them, in the same layout, so many
-    moments of trainable ones."""
-    size = outer.layout.buffer_bytes
-    targets = [np.frombuffer(buffer, np.uint8)[place * size : (place + 1) * size] for place in range(1 + num_moments)]
+    """`buffer` := the outer values of these chunks, for all modes but SHIFT; behind them so many moments of trainable
+    ones."""
+    layout, target = outer.layout, np.frombuffer(buffer, np.uint8)
+    starts = [layout.buffer_bytes + place * layout.moment_bytes for place in range(num_moments)]
 
     def copy(chunk: Chunk) -> None:
         with outer.pinned(chunk.index) as record:
-            parts = record.data.reshape(-1, chunk.num_bytes)  # values, then moments
-            for part, target in zip(parts, targets, strict=False):
-                scatter(part, target, chunk)
+            values, *moments = record.data.reshape(-1, chunk.num_bytes)
+            scatter(values, target, chunk)
+            for moment, start in zip(moments, starts, strict=False):
+                scatter(moment, target[start:], layout.in_moment(chunk))
 
     _each_filled(copy, map(outer.layout.chunks.__getitem__, chunks), pool)
 

@@ -34,8 +34,10 @@ from atoll.node.dataplane.saved_manifest import (
 )
 from atoll.protocol.digest import DIGEST_BYTES
 from atoll.protocol.disk import PUBLIC_FILE, REAL_DISK, Disk, disk_error, exchange_names, sync_folder
-from atoll.protocol.errors import ConfigError, HostError
+from atoll.protocol.errors import ConfigError, HostError, InvalidMessage, UnsupportedError
 from atoll.protocol.layout import DTYPE_BYTES, Chunk, Layout, Role, TensorSpec
+from atoll.protocol.outer import variance_scale
+from atoll.protocol.settings import read_settings
 
 __all__ = ["discard", "load_manifest", "put_in_place", "restore", "take_back", "write_aside"]
 
@@ -127,6 +129,31 @@ def restore(folder: Path, outer: OuterState) -> None:
         _restore(folder, model, more, outer)
     if outer.state_hash() != saved.state_hash:
         raise ConfigError(f"{folder}: the files do not have the state hash that {MANIFEST_NAME} names")
+    if "variance" in outer.slots:
+        _scale(outer, 1 + outer.slots.index("variance"), _variance_scale(folder, saved))
+
+
+def _variance_scale(folder: Path, saved: SavedManifest) -> float:
+    """Raises ConfigError if the saved model does not say how often its variance has moved."""
+    try:
+        before, _ = read_settings(json.dumps(saved.info["settings"]))
+    except (InvalidMessage, UnsupportedError, ValueError, TypeError) as error:
+        raise ConfigError(
+            f"{folder} does not say how often the variance of its optimizer has moved ({error}); install the version "
+            "that saved it"
+        ) from None
+    return variance_scale(before, saved.commit, saved.run_step)
+
+
+def _scale(outer: OuterState, row: int, scale: float) -> None:
+    """That row of the record of each trainable chunk."""
+    if scale == 1.0:
+        return
+    for chunk in outer.layout.chunks:
+        if chunk.role is Role.TRAINABLE and chunk.num_elements:
+            rows = np.frombuffer(outer.read(chunk.index).data, np.float32).reshape(-1, chunk.num_elements).copy()
+            rows[row] *= np.float32(scale)
+            outer.put(chunk.index, 0, rows.tobytes())
 
 
 def _restore(folder: Path, model: Reader, more: Reader, outer: OuterState) -> None:

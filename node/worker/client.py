@@ -34,7 +34,7 @@ _Responses = queue.SimpleQueue[tuple[local_pb2.LocalResponse, list[int]] | None]
 
 @dataclass(frozen=True, kw_only=True)
 class JoinedLayout:
-    """What a rank needs to exchange parameters with its node. All views are `layout.buffer_bytes` long.
+    """What a rank needs to exchange parameters with its node. The two views are `layout.buffer_bytes` long.
 
     Ranks write only their owned pieces, into `snapshot`, and only read the others; when, the node's answers say.
     """
@@ -44,7 +44,8 @@ class JoinedLayout:
     snapshot: memoryview
     publish: memoryview
     moments: tuple[memoryview, ...] = ()
-    """Of the values in `publish`: momentum and variance, where ranks do steps by themselves."""
+    """Of the trainable values in `publish`: momentum and variance, where ranks do steps by themselves. Each is
+    `layout.moment_bytes` long."""
 
 
 class LocalClient:
@@ -103,8 +104,8 @@ class LocalClient:
         response, fds = self._receive("layout")
         told = wire.from_proto(LocalLayout, response.layout)
         layout = Layout(wire.from_proto(Manifest, response.layout.manifest), told.chunk_elements)
-        size = layout.buffer_bytes
-        wanted = [size, (1 + num_moments) * size]
+        size, moment_bytes = layout.buffer_bytes, layout.moment_bytes
+        wanted = [size, size + num_moments * moment_bytes]
         if len(fds) != local.NUM_BUFFERS or any(os.fstat(fd).st_size < n for fd, n in zip(fds, wanted, strict=True)):
             raise InvalidMessage(f"the node passed {len(fds)} buffers, for a layout that needs {wanted} bytes")
         indices = (*told.owned_pieces, *told.shared_pieces)
@@ -115,8 +116,8 @@ class LocalClient:
         snapshot, publish = (memoryview(mmap.mmap(fd, num_bytes)) for fd, num_bytes in zip(fds, wanted, strict=True))
         for fd in fds:
             os.close(fd)  # the mappings last as long as their views
-        values, *moments = (publish[first : first + size] for first in range(0, wanted[1], size))
-        return JoinedLayout(told=told, layout=layout, snapshot=snapshot, publish=values, moments=tuple(moments))
+        moments = tuple(publish[size + n * moment_bytes :][:moment_bytes] for n in range(num_moments))
+        return JoinedLayout(told=told, layout=layout, snapshot=snapshot, publish=publish[:size], moments=moments)
 
     def boundary(self, step: int, seq: int) -> Answer:
         """Ask what to do at `step`, where the last answer said to ask; `seq` counts the questions at one step.

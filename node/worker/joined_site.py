@@ -283,9 +283,8 @@ class JoinedSite(Site):
                 self._publish_changes = answer.kind is AnswerKind.CONTINUE and answer.version > 0
                 self._next_step = answer.next_step
                 if self._next_step > self._steps:
-                    if is_handed_in and self._is_local:  # and released: it held no tokens
-                        self._shared.undo_steps()
-                        self._begin_window()
+                    if is_handed_in and self._of_node:
+                        self._begin_anew()
                     break
             seq += 1
         self._resumed_at_s = self._reported_at_s = time.monotonic()
@@ -353,12 +352,22 @@ class JoinedSite(Site):
         """Whether the steps after the base are this site's own, with optimizers of the nodes."""
         return len(self._of_node) > 0 and self._connection.settings.sync.phases.is_local(self._base_commit + 1)
 
+    def _begin_anew(self) -> None:
+        """What was handed in held no tokens, and is released: the next steps are the base's first ones again, with the
+        rates that a script has for them."""
+        self._base = Mark(self._steps, self._tokens)
+        self._listed.clear()
+        if self._is_local:
+            self._shared.undo_steps()
+            self._begin_window()
+
     def _begin_window(self) -> None:
         """The parameters have the values of the base. Where the nodes do the steps, these are of it."""
         settings, commit = self._connection.settings, self._base_commit
         start: WindowStart | None = None
         if self._is_local:
-            bias = bias_at(settings, commit, self._base_run_step)
+            at_end = self._base_run_step + settings.sync.phases.steps(commit + 1)  # as the nodes' step has it
+            bias = bias_at(settings, commit + 1, at_end)
             start = WindowStart(outer=settings.outer, bias=bias, moments=self._shared.moments)
         for optimizer in self._of_node:
             optimizer.at_commit(commit, start)

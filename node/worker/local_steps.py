@@ -2,9 +2,10 @@
 
     m = b1*m + (1-b1)*g        x = x - lr*(clamp((m/c1)/(sqrt(v/c2) + eps)) + wd*x)
 
-The variance v stays. What the site contributes is the mean of its momenta, weighted by the learning rates, so that the
-nodes' step with the sum of these rates is what the sites' steps were together (arXiv 2202.06009, algorithm 1, whose u
-is the product of the two; the clamp is that of the nodes, node/dataplane/kernels.py).
+The variance v stays. What the site contributes is the mean of its momenta, weighted by the learning rates. But for the
+clamp, which is of each step here and of their mean at the nodes (node/dataplane/kernels.py), and weight decay, the
+nodes' step with the sum of the rates is what the site's steps were together. (arXiv 2202.06009, algorithm 1, whose u is
+the product of that mean and that sum.)
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class WindowStart:
 
     outer: OuterSettings
     bias: tuple[float, float]
-    """c1 and c2."""
+    """c1 and c2: those of the commit that the window leads to."""
     moments: Mapping[nn.Parameter, tuple[Tensor, Tensor]]
     """This rank's slices of momentum and variance, fp32 in CPU memory, in which nothing is written."""
 
@@ -40,7 +41,7 @@ class _State:
     """sqrt(v/c2) + eps."""
     weighted: Tensor
     """Sum of the momenta, each times its learning rate."""
-    rate_sum: float = 0.0
+    group: int
 
 
 class LocalWindow:
@@ -48,22 +49,23 @@ class LocalWindow:
 
     def __init__(self, groups: Sequence[dict[str, Any]], start: WindowStart) -> None:
         self._beta1, self._bias1 = start.outer.momentum, start.bias[0]
-        self._sums = [(0.0, 0.0)] * len(groups)
-        self._last_decay = [0.0] * len(groups)
+        self._sums: dict[int, tuple[float, float]] = {}  # of each group: rates, and weight decays times these
+        self._last_decay: dict[int, float] = {}
         self._states: dict[nn.Parameter, _State] = {}
-        for parameter in (p for group in groups for p in group["params"] if p in start.moments):
-            device = local_of(parameter).device
-            momentum, variance = (moment.to(device, copy=True) for moment in start.moments[parameter])
-            divisor = variance.div_(start.bias[1]).sqrt_().add_(start.outer.epsilon)
-            weighted = torch.zeros_like(momentum)
-            self._states[parameter] = _State(momentum=momentum, divisor=divisor, weighted=weighted)
+        for number, group in enumerate(groups):
+            for parameter in (p for p in group["params"] if p in start.moments):
+                device = local_of(parameter).device
+                momentum, variance = (moment.to(device, copy=True) for moment in start.moments[parameter])
+                divisor = variance.div_(start.bias[1]).sqrt_().add_(start.outer.epsilon)
+                state = _State(momentum=momentum, divisor=divisor, weighted=torch.zeros_like(momentum), group=number)
+                self._states[parameter] = state
 
     @torch.no_grad()
     def step(self, groups: Sequence[dict[str, Any]], gradients: Mapping[nn.Parameter, Tensor]) -> None:
         """Moves the parameters, in place. One without a gradient has one of 0."""
         for number, group in enumerate(groups):
             rate, decay = float(group["lr"]), float(group["weight_decay"])
-            rates, decays = self._sums[number]
+            rates, decays = self._sums.get(number, (0.0, 0.0))
             self._sums[number], self._last_decay[number] = (rates + rate, decays + rate * decay), decay
             for parameter in (p for p in group["params"] if p in self._states):
                 self._move(parameter, gradients.get(parameter), rate, decay)
@@ -74,7 +76,6 @@ class LocalWindow:
         if gradient is not None:
             state.momentum.add_(local_of(gradient).to(torch.float32), alpha=1 - self._beta1)
         state.weighted.add_(state.momentum, alpha=rate)
-        state.rate_sum += rate
         values = local.to(torch.float32)
         moved = (state.momentum / self._bias1).div_(state.divisor).clamp_(-1.0, 1.0).add_(values, alpha=decay)
         local.copy_(values.sub(moved, alpha=rate))
@@ -85,15 +86,16 @@ class LocalWindow:
         state = self._states.get(parameter)
         if state is None:
             return None
-        return state.weighted / state.rate_sum if state.rate_sum else state.momentum
+        rates, _ = self._sums[state.group]
+        return state.weighted / rates if rates else state.momentum
 
     @property
     def rates(self) -> tuple[float, ...]:
         """Of each group: the sum of the learning rates, and the weight decay, the mean by these."""
         return tuple(
             number
-            for (rates, decays), last in zip(self._sums, self._last_decay, strict=True)
-            for number in (rates, decays / rates if rates else last)
+            for group, (rates, decays) in sorted(self._sums.items())
+            for number in (rates, decays / rates if rates else self._last_decay[group])
         )
 
 

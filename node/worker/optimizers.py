@@ -212,7 +212,9 @@ class ZeroOneAdam(OneBitAdam):
 
     def at_commit(self, commit: int, start: WindowStart | None = None) -> None:
         super().at_commit(commit, start)
-        self._window = None if start is None else LocalWindow(self.param_groups, start)
+        self._window = None  # its memory is free before that of the next one is taken
+        if start is not None:
+            self._window = LocalWindow(self.param_groups, start)
 
     def _hand_in(self, gradients: dict[nn.Parameter, Tensor]) -> None:
         super()._hand_in(gradients)

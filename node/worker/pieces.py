@@ -49,12 +49,13 @@ class SharedTensors:
             place = places.get(held.spec.name)
             if place is None or layout.manifest.tensors[place] != held.spec:
                 raise InvalidMessage(f"the node's manifest does not list {held.spec.name!r} as this rank does")
-            offset, buffers = layout.tensor_offsets_bytes[place], (joined.snapshot, joined.publish, *joined.moments)
-            is_trained = held.spec.role is Role.TRAINABLE
-            views = [_view(b, held, offset)[held.slices] for b in (buffers if is_trained else buffers[:2])]
-            self._slices.append((held, views[0], views[1]))
-            if held.parameter is not None and len(views) > 2:
-                self.moments[held.parameter] = views[2], views[3]
+            offset = layout.tensor_offsets_bytes[place]
+            snapshot, publish = (_view(buffer, held, offset) for buffer in (joined.snapshot, joined.publish))
+            self._slices.append((held, snapshot[held.slices], publish[held.slices]))
+            if joined.moments and held.spec.role is Role.TRAINABLE and held.parameter is not None:
+                offset = layout.moment_offsets_bytes[place]
+                momentum, variance = (_view(buffer, held, offset)[held.slices] for buffer in joined.moments)
+                self.moments[held.parameter] = momentum, variance
         self._frozen = FrozenTensors([(h, publish) for h, _, publish in self._slices if h.spec.role is Role.FROZEN])
         self._synced = [item for item in self._slices if item[0].spec.role not in (Role.BUFFER_LOCAL, Role.FROZEN)]
 

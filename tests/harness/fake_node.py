@@ -47,10 +47,11 @@ class FakeNode:
         if manifest is not None:
             self._allocate(manifest)
 
-    def _allocate(self, manifest: Manifest) -> None:
+    def _allocate(self, manifest: Manifest) -> Layout:
         self.layout = Layout(manifest)
         self.snapshot = memoryview(bytearray(self.layout.buffer_bytes))
         self.publish = memoryview(bytearray(self.layout.buffer_bytes))
+        return self.layout
 
     def joined(self, num_pieces: int) -> JoinedLayout:
         assert self.layout is not None
@@ -88,8 +89,8 @@ class FakeNode:
     def join(self, offered: LocalJoin, num_moments: int = 0) -> JoinedLayout:
         self._checkpoint = max(offered.checkpoints, default=None)
         self.told.append(("join", {"fingerprint": offered.data_fingerprint, "data_rank": offered.data_rank}))
-        self._allocate(offered.manifest)
-        self.moments = tuple(memoryview(bytearray(len(self.publish))) for _ in range(num_moments))
+        layout = self._allocate(offered.manifest)
+        self.moments = tuple(memoryview(bytearray(layout.moment_bytes)) for _ in range(num_moments))
         return self.joined(len(offered.pieces))
 
     def boundary(self, step: int, seq: int) -> Answer:

@@ -427,7 +427,7 @@ class SimDataPlane(DataPlane):
     hands: Hands
 
     def _shared_buffer(self, name: str, num_moments: int = 0) -> SharedBuffer:
-        return SimBuffer((1 + num_moments) * self.layout.buffer_bytes, name)
+        return SimBuffer(self.layout.buffer_bytes + num_moments * self.layout.moment_bytes, name)
 
     async def publish(self, content: e.Content) -> None:
         with _taking(self.hands.publish_s / self.settings.sync.fragments):  # it is of one of them

@@ -613,7 +613,12 @@ class Worker:
             self._window, self._momenta = [], {}
             if local_steps(self._sync, answer.version + 1) > 1:
                 behind = self._server.buffers[1][self.layout.buffer_bytes :]
-                self._momenta = {name: values.copy() for name, values in self._places(behind).items()}
+                offsets = self.layout.moment_offsets_bytes
+                self._momenta = {
+                    spec.name: np.frombuffer(behind, "<f4", int(np.prod(spec.shape)), offset).reshape(spec.shape).copy()
+                    for spec, offset in zip(self._manifest.tensors, offsets, strict=True)
+                    if spec.role is Role.TRAINABLE
+                }
         mode, copy = MergeMode(answer.mode), self._copies[answer.fragment]
         assert mode is MergeMode.REPLACE or not self._sends_gradients, "SNAPSHOT holds a gradient"
         self._base_run_step = answer.run_step

@@ -248,7 +248,7 @@ def _in_phases(sync: SyncSettings, seed: int) -> SyncSettings:
         warmup_commits=warmup or sync.warmup_commits,
         gradient_doubling=gradients,
         local_doubling=local,
-        most_local_steps=most,
+        most_local_steps=most if local else sync.most_local_steps,
     )
 
 

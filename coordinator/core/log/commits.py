@@ -161,8 +161,8 @@ class CommitLog:
 
         def last(fragment: int) -> int:
             commits = (r.commit for r in reversed(self.records) if r.commit.fragment in (fragment, self._num_fragments))
-            leaving = (c for c in commits if not self._sync.moves_variance(c.commit - 1))
-            return next((c.commit for c in leaving if any(m.site_id == site_id for m in c.contributors)), 0)
+            holding = (c.commit for c in commits if any(m.site_id == site_id for m in c.contributors))
+            return next((number for number in holding if not self._sync.moves_variance(number - 1)), 0)
 
         return tuple(map(last, range(self._num_fragments)))
 

@@ -22,6 +22,7 @@ from atoll.protocol.messages import MAX_TOKENS, Ready
 from atoll.protocol.sync_settings import SyncSettings
 
 MAX_RATE = 100.0
+"""Of a step."""
 """Learning rate, or weight decay."""
 
 
@@ -97,9 +98,10 @@ def cut_of(run: Run, weights: WeightsRecord, site_ids: Sequence[int]) -> tuple[s
 def beyond_bounds(ready: Ready, settings: SyncSettings) -> str:
     """Why the tokens are more than possible, or cannot be those of the positions that Ready lists, or the rates are
     none; empty if they can, or if it lists none."""
-    if not all(0 <= rate <= MAX_RATE for rate in ready.rates) or len(ready.rates) % 2:
+    most_rate = MAX_RATE * (settings.most_local_steps if settings.local_doubling else 1)  # learning rates are added up
+    if not all(0 <= rate <= most_rate for rate in ready.rates) or len(ready.rates) % 2:
         return (
-            f"its optimizer has the rates {list(ready.rates)}: from 0 to {MAX_RATE:g} are possible, two of each group"
+            f"its optimizer has the rates {list(ready.rates)}: from 0 to {most_rate:g} are possible, two of each group"
         )
     if ready.tokens >= MAX_TOKENS:
         return f"it says {ready.tokens} tokens, less than {MAX_TOKENS} are possible"

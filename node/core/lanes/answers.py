@@ -21,6 +21,9 @@ EARLY = 0.1
 LOOK_AGAIN = 1 / 16
 """Of the time since the snapshot was sealed: when the ranks ask again for an update that is later than expected."""
 
+LOOK_IN_A_WINDOW_S = 1.0
+"""Where the nodes do the steps, and sites some by themselves: so often the ranks ask whether a commit without this site
+has come, which voids their window. Every second of it that they train on they are later for the next one."""
 LOOK_WHILE_RESTING = 1 / 8
 """Of a window: when the ranks of a site that rests ask again whether its turn has come."""
 MOST_RESTED = 3
@@ -87,7 +90,7 @@ def decide(site: SiteState, settings: RunSettings, *, away: bool, now: float) ->
     if any(copy.offered is not None for copy in site.workers.copies):
         return Hold("other ranks have not taken the last version yet")
     open_ = next_sync(site, site.disk.outer, away=away) if site.disk.outer is not None else None
-    decision = _decide(site, open_, step, now, mixes=settings.sync.merge == "mix", away=away)
+    decision = _decide(site, settings, open_, step, now, away=away)
     if isinstance(decision, Hold):
         return _train_on(site, settings, open_, step, now, away=away) or decision
     return decision
@@ -149,7 +152,16 @@ def _overlap_steps(site: SiteState, lane: Lane, open_: Open | None) -> int:
     return lane.snapshot.overlap_steps + for_older
 
 
-def _decide(site: SiteState, open_: Open | None, step: int, now: float, *, mixes: bool, away: bool) -> Decision:
+def _next_question(workers: Workers, settings: RunSettings, step: int, target: int) -> int:
+    """The step at which the ranks ask again on their way to the boundary."""
+    if not settings.sync.steps_at_nodes or not workers.step_s:
+        return target
+    return min(target, step + max(1, math.ceil(LOOK_IN_A_WINDOW_S / workers.step_s)))
+
+
+def _decide(
+    site: SiteState, settings: RunSettings, open_: Open | None, step: int, now: float, *, away: bool
+) -> Decision:
     disk, outer, workers = site.disk, site.disk.outer, site.workers
     if outer is None:
         whole = site.lanes[-1]
@@ -163,12 +175,14 @@ def _decide(site: SiteState, open_: Open | None, step: int, now: float, *, mixes
             return Answer(kind=AnswerKind.STOP, reason=site.leaving)
     stale = [f for f, copy in enumerate(workers.copies) if copy.version != outer.commit or copy.is_discarded]
     if stale:
-        return _apply(site, stale, open_, step, now, mixes=mixes)
+        return _apply(site, settings, stale, open_, step, now)
     if open_ is None:
         return Hold("waiting for the coordinator to open the next sync")
     target = _target(site, open_, step, away=away)
     if step < target:
-        return Hold("it is not due yet") if site.in_flight else Answer(kind=AnswerKind.CONTINUE, next_step=target)
+        if site.in_flight:
+            return Hold("it is not due yet")
+        return Answer(kind=AnswerKind.CONTINUE, next_step=_next_question(workers, settings, step, target))
     if rests(site, open_, away=away):  # a snapshot would keep these steps out of the sync in which its turn comes
         return Hold("the site rests, and its workers have trained as far as may count")
     of_all = len(workers.copies)
@@ -178,15 +192,15 @@ def _decide(site: SiteState, open_: Open | None, step: int, now: float, *, mixes
     return Answer(kind=AnswerKind.SNAPSHOT, fragment=open_.fragment)
 
 
-def _apply(
-    site: SiteState, stale: Sequence[int], open_: Open | None, step: int, now: float, *, mixes: bool
+def _apply(  # noqa: PLR0917
+    site: SiteState, settings: RunSettings, stale: Sequence[int], open_: Open | None, step: int, now: float
 ) -> Decision:
     """The workers take the newest commit into the first of these fragments, and ask again for the others. `open_`: the
     sync that they train for."""
     disk, outer, workers, fragment = site.disk, site.disk.outer, site.workers, stale[0]
     assert outer is not None
     copy = workers.copies[fragment]
-    mode = merge_mode(copy, step, final=disk.final, mixes=mixes)
+    mode = merge_mode(copy, step, final=disk.final, mixes=settings.sync.merge == "mix")
     # What PUBLISH holds for it: all but SHIFT read the same bytes.
     is_shift = mode is MergeMode.SHIFT
     content = Difference(copy.taken, outer.commit, fragment) if is_shift else Values(outer.commit, fragment)
@@ -200,7 +214,7 @@ def _apply(
     next_step = step
     if open_ is not None and not site.in_flight and not disk.final and not site.leaving and len(stale) == 1:
         counts_from = step if mode is MergeMode.REPLACE else site.window_step
-        next_step = max(step, counts_from + open_.num_steps)
+        next_step = _next_question(workers, settings, step, max(step, counts_from + open_.num_steps))
         if is_shift and next_step == step:
             next_step += steps_until_the_others(site, open_, now)
     return Answer(

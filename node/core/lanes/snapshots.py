@@ -167,7 +167,9 @@ def release_empty(ctx: Context, lane: Lane) -> bool:
     if snapshot.generation == site.workers.generation:
         site.workers.count_from(snapshot.step)
     site.num_empty_in_a_row += 1
-    most = LEASED_STEPS if ctx.settings.sync.steps_at_nodes else MAX_EMPTY_IN_A_ROW
+    sync, most = ctx.settings.sync, MAX_EMPTY_IN_A_ROW
+    if sync.steps_at_nodes:
+        most = max(most, LEASED_STEPS // sync.window_steps(lane.fragment, snapshot.base_commit))
     if site.num_empty_in_a_row < most:
         return True
     text = (

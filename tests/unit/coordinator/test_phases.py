@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from atoll.coordinator.core.sync import weighing
 from atoll.protocol import messages as m
 from atoll.protocol.outer_settings import OuterSettings
+from atoll.protocol.sync_settings import SyncSettings
 from tests.harness.coordinator_story import Story, some_settings
 
 RATES = (0.01, 0.1)
@@ -75,3 +77,12 @@ def test_a_start_of_a_site_hears_of_the_last_commit_that_left_it_an_error() -> N
         assert story.last("a", m.Welcome).error_commits == (last,)
         story.offer("a")
         story.applied("a", number, f"s{number}")
+
+
+def test_the_rates_of_a_window_may_be_as_many_times_as_large_as_it_has_steps() -> None:
+    settings = SyncSettings(strategy="momentum", every=1, warmup_commits=1, local_doubling=1, most_local_steps=4)
+    ready = m.Ready(sync=1, tokens=1, num_steps=4, mean_loss=0.0, train_s=0.0, ranges=(), rates=(400.0, 0.1))
+    assert not weighing.beyond_bounds(ready, settings)
+    assert "from 0 to 100 are" in weighing.beyond_bounds(ready, SyncSettings(strategy="gradient", every=1))
+    more = replace(ready, rates=(400.1, 0.1))
+    assert "from 0 to 400 are possible" in weighing.beyond_bounds(more, settings)

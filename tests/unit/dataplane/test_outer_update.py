@@ -223,15 +223,18 @@ def test_replace_writes_moments_behind_the_values(tmp_path: Path, num_threads: i
         if chunk.role is Role.TRAINABLE:
             record = np.random.default_rng(chunk.index).standard_normal(3 * chunk.num_elements, np.float32)
             outer.put(chunk.index, 0, record.tobytes())
-    size = used.buffer_bytes
-    buffer = memoryview(bytearray(3 * size))
+    size, of_moment = used.buffer_bytes, used.moment_bytes
+    assert of_moment < size, "there is more than is trained"
+    buffer = memoryview(bytearray(size + 2 * of_moment))
     with pool_of(num_threads) as pool:
         publish.publish_replace(outer, buffer, range(len(used.chunks)), pool, 2)
     for chunk in used.chunks:
-        data = outer.read(chunk.index).data
-        for place in range(len(data) // chunk.num_bytes if chunk.num_bytes else 0):
-            part = data[place * chunk.num_bytes : (place + 1) * chunk.num_bytes]
-            assert cut_out(buffer[place * size : (place + 1) * size], chunk) == part
+        data, num_bytes = outer.read(chunk.index).data, chunk.num_bytes
+        assert cut_out(buffer, chunk) == data[:num_bytes]
+        if chunk.role is Role.TRAINABLE:
+            momentum, variance = buffer[size : size + of_moment], buffer[size + of_moment :]
+            assert cut_out(momentum, used.in_moment(chunk)) == data[num_bytes : 2 * num_bytes]
+            assert cut_out(variance, used.in_moment(chunk)) == data[2 * num_bytes :]
     alone = memoryview(bytearray(size))
     publish.publish_replace(outer, alone, range(len(used.chunks)), None)
     assert alone == buffer[:size]

@@ -16,6 +16,7 @@ import pytest
 from safetensors import safe_open
 
 from atoll.node.dataplane import saved_model
+from atoll.node.dataplane.optim import OuterOptimizer
 from atoll.node.dataplane.outer_state import OuterState
 from atoll.node.dataplane.safetensors_file import Reader
 from atoll.node.dataplane.saved_manifest import place_for
@@ -24,9 +25,12 @@ from atoll.protocol import disk
 from atoll.protocol.disk import exchange_names, sync_folder
 from atoll.protocol.errors import ConfigError, HostError, StateError
 from atoll.protocol.layout import Layout, Role
+from atoll.protocol.outer_settings import OuterSettings
+from atoll.protocol.settings import settings_to_json
 from tests.harness.chunks import elements_of
 from tests.harness.data_plane import (
     RUN,
+    an_optimizer,
     apply_all,
     filled,
     layout,
@@ -75,6 +79,43 @@ def test_it_comes_back_to_the_bit(tmp_path: Path, used: Layout, outer: OuterStat
     restore(folder, other)
     assert other.commit == 0
     assert other.state_hash() == outer.state_hash(), "the hash covers no commit numbers"
+
+
+def momenta_of(strategy: str, **sync: Any) -> OuterOptimizer:
+    return an_optimizer(OuterSettings(optimizer="adamw", momentum=0.9, beta2=0.999), strategy=strategy, **sync)
+
+
+@pytest.mark.parametrize(
+    ("before", "scale"),
+    [
+        (momenta_of("gradient"), 1.0),
+        (momenta_of("momentum", warmup_commits=4), (1 - 0.999**20) / (1 - 0.999**4)),
+        (momenta_of("momentum", warmup_commits=9, gradient_doubling=1), (1 - 0.999**20) / (1 - 0.999**4)),
+    ],
+)
+def test_a_variance_that_moved_seldom_is_made_one_that_moved_at_each_step(
+    tmp_path: Path, used: Layout, before: OuterOptimizer, scale: float
+) -> None:
+    """To the run that goes on from it all steps before have moved it: else the first step would be far too long."""
+    outer = seeded(tmp_path / "before", used, slots=before.slots)
+    for chunk in used.chunks:
+        record = outer.read(chunk.index).data
+        if chunk.role is Role.TRAINABLE:
+            record = np.random.default_rng(chunk.index).random(3 * chunk.num_elements, np.float32).tobytes()
+        outer.put(chunk.index, 0 if chunk.role is Role.FROZEN else 20, record)
+    info = {"run_step": 20, "run_tokens": 1, "settings": json.loads(settings_to_json(before.settings))}
+    save(tmp_path / "model", outer, used, before.slots, info)
+    again = fresh(tmp_path, used, before.slots)
+    restore(tmp_path / "model", again)
+    for chunk in used.chunks:
+        was, now = (np.frombuffer(state.read(chunk.index).data, np.uint8) for state in (outer, again))
+        if chunk.role is not Role.TRAINABLE:
+            assert np.array_equal(was, now)
+            continue
+        values, momentum, variance = was.view(np.float32).reshape(3, -1)
+        restored = now.view(np.float32).reshape(3, -1)
+        assert np.array_equal(restored[:2], [values, momentum])
+        assert np.array_equal(restored[2], variance * np.float32(scale))
 
 
 def test_safetensors_reads_it(tmp_path: Path, used: Layout, outer: OuterState) -> None:

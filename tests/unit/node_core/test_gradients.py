@@ -68,6 +68,35 @@ def test_an_empty_batch_is_not_drawn_again_and_again() -> None:
     assert listed(drive) == spans((0, 2 * ROUND)), "the next gradient lists its samples too"
 
 
+LOCAL = replace(
+    GRADIENTS, sync=SyncSettings(strategy="momentum", every=1, warmup_commits=1, local_doubling=1, most_local_steps=32)
+)
+
+
+def test_in_the_middle_of_a_window_the_ranks_ask_about_once_a_second_and_hear_that_it_is_void() -> None:
+    """Windows here are of 10 steps, as the coordinator says; a step takes 0.4 seconds."""
+    drive = started(settings=LOCAL)
+    announce(drive)
+    lease(drive, (0, 4000))
+    seal(drive, 10, ROUND)
+    commit_it(drive, 1, 1)
+    assert take(drive, 1, 10, 1).next_step == 20, "nothing is known yet of how long a step takes"
+    drive.now += 4.0
+    seal(drive, 20, 2 * ROUND)
+    commit_it(drive, 2, 2)
+    assert take(drive, 2, 20, 1).next_step == 23
+    drive.now += 1.2
+    drive.ask(23)
+    answer = drive.answer()
+    assert (answer.kind, answer.next_step) == (AnswerKind.CONTINUE, 26)
+    commit_it(drive, 3, 3, contributors=(2, 3))
+    drive.now += 1.2
+    drive.ask(26)
+    drive(e.Published(next(o.content for o in drive.out if isinstance(o, out.PublishState))))
+    answer = drive.answer()
+    assert (answer.kind, answer.mode, answer.data_epoch) == (AnswerKind.APPLY, MergeMode.REPLACE, 1)
+
+
 def test_many_empty_batches_do_not_end_a_site_that_the_run_needs() -> None:
     drive = loading()
     lease(drive, (0, 4000))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import replace
 from typing import Any
 
@@ -152,28 +153,32 @@ def published(node: FakeNode, value: float, momentum: float, answer: Answer) -> 
     return run
 
 
-def moved(value: float, momentum: float, run_step: int, rate: float = 0.1) -> tuple[float, float]:
-    """After a step with a gradient of 1."""
-    bias1, bias2 = bias_at(SETTINGS, BASE, run_step)
+def moved(value: float, momentum: float, run_step: int, base: int = BASE) -> tuple[float, float]:
+    """After a step with a gradient of 1, in the window on that base, from that step of the run on."""
+    bias1, bias2 = bias_at(SETTINGS, base + 1, run_step + SETTINGS.sync.phases.steps(base + 1))
     momentum = 0.75 * momentum + 0.25
     update = (momentum / bias1) / (np.sqrt(4.0 / bias2) + 1e-3)
-    return value - rate * update, momentum
+    return value - 0.1 * update, momentum
 
 
 class Script:
     """Gradients of 1, and a learning rate of 0.1; what the weight was before each step."""
 
-    def __init__(self, *, leaves_out: int = -1) -> None:
+    def __init__(self, *, leaves_out: int = -1, slows_down: bool = False) -> None:
         self.net = nn.Linear(2, 1, bias=False)
         self.optimizer = atoll.ZeroOneAdam(self.net.parameters(), lr=0.1, weight_decay=0.0)
         self.weights: list[float] = []
-        self._leaves_out = leaves_out
+        self.steps: list[int] = []
+        self._leaves_out, self._slows_down = leaves_out, slows_down
 
     def run(self) -> None:
         number = 0
         with atoll.join(self.net, self.optimizer, data_fingerprint=b"f" * 32) as site:
             while site.running:
                 self.weights.append(self.net.weight[0, 0].item())
+                self.steps.append(site.inner_step)
+                if self._slows_down:
+                    self.optimizer.param_groups[0]["lr"] = 1 / (1 + site.inner_step)
                 self.net(torch.ones(1, 2)).sum().backward()
                 if number != self._leaves_out:
                     self.optimizer.step()
@@ -193,7 +198,7 @@ def test_the_ranks_go_on_from_the_moments_of_the_base_and_hand_in_the_mean(node:
     first, m1 = moved(1.0, 2.0, 9)
     _, m2 = moved(first, m1, 9)
     assert script.weights[:3] == pytest.approx([1.0, first, 5.0], rel=1e-5)
-    assert script.weights[3] == pytest.approx(moved(5.0, -1.0, 11)[0], rel=1e-5)
+    assert script.weights[3] == pytest.approx(moved(5.0, -1.0, 11, BASE + 1)[0], rel=1e-5)
     assert node.values(node.snapshot, "weight") == pytest.approx((m1 + m2) / 2, rel=1e-5)
     (sealed,) = node.said("sealed")
     assert sealed["rates"] == pytest.approx((0.2, 0.0))
@@ -218,6 +223,25 @@ def test_a_window_that_is_released_begins_anew_at_the_base(node: FakeNode) -> No
     assert rates[0] == rates[1]
     _, m1 = moved(1.0, 2.0, 9)
     assert node.values(node.snapshot, "weight") == pytest.approx((m1 + 0.75 * m1 + 0.25) / 2, rel=1e-5)
+
+
+@pytest.mark.parametrize("base", [BASE, BASE - 1], ids=["of two steps", "of one"])
+def test_a_window_that_is_released_has_the_rates_that_the_script_has_for_its_steps(node: FakeNode, base: int) -> None:
+    """Sites whose window is kept have said those of the same steps, and one with others is refused."""
+    num = 2 if base == BASE else 1
+    node.script = [
+        (0, published(node, 1.0, 2.0, apply(MergeMode.REPLACE, num, run_step=9, version=base, fresh=True))),
+        (num, SNAPSHOT),
+        (num, go_on(2 * num)),
+        (2 * num, SNAPSHOT),
+        (2 * num, published(node, 1.0, 2.0, apply(MergeMode.REPLACE, 3 * num, run_step=9 + num, version=base + 1))),
+        (3 * num, STOP),
+    ]
+    script = Script(slows_down=True)
+    script.run()
+    first, second = (sealed["rates"] for sealed in node.said("sealed"))
+    assert first == second
+    assert script.steps == [*range(9, 9 + num)] * 2 + [*range(9 + num, 9 + 2 * num)]
 
 
 def test_a_commit_in_the_middle_of_a_window_takes_its_steps_back(node: FakeNode) -> None:
@@ -251,6 +275,46 @@ def test_a_step_that_is_left_out_in_the_middle_of_a_window_is_refused(node: Fake
     node.script = [(0, published(node, 1.0, 2.0, apply(MergeMode.REPLACE, 3, run_step=9, version=BASE, fresh=True)))]
     with pytest.raises(ConfigError, match=r"without a step of atoll\.ZeroOneAdam before it"):
         Script(leaves_out=1).run()
+
+
+def test_the_memory_of_a_window_is_free_before_that_of_the_next_one_is_taken(
+    node: FakeNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[weakref.ref[LocalWindow]] = []
+    alive: list[bool] = []
+    real = LocalWindow.__init__
+
+    def begin(self: LocalWindow, *arguments: Any) -> None:
+        alive.extend(window() is not None for window in begun)
+        begun.append(weakref.ref(self))
+        real(self, *arguments)
+
+    monkeypatch.setattr(LocalWindow, "__init__", begin)
+    node.script = [
+        (0, published(node, 1.0, 2.0, apply(MergeMode.REPLACE, 2, run_step=9, version=BASE, fresh=True))),
+        (2, SNAPSHOT),
+        (2, published(node, 5.0, -1.0, apply(MergeMode.REPLACE, 6, run_step=11, version=BASE + 1))),
+        (6, STOP),
+    ]
+    Script().run()
+    assert alive == [False]
+
+
+def test_a_parameter_group_that_is_added_in_a_window_is_refused_by_name(node: FakeNode) -> None:
+    node.script = [
+        (0, published(node, 1.0, 2.0, apply(MergeMode.REPLACE, 2, run_step=9, version=BASE, fresh=True))),
+        (2, SNAPSHOT),
+    ]
+    script = Script()
+    script.optimizer.register_step_post_hook(
+        lambda optimizer, *_: (
+            optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(3))]})
+            if len(optimizer.param_groups) < 2
+            else None
+        )
+    )
+    with pytest.raises(ConfigError, match=r"of shape \[3\] was added or unfrozen after atoll\.join"):
+        script.run()
 
 
 def test_moments_are_shared_before_steps_that_ranks_do_by_themselves() -> None:
