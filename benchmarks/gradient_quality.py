@@ -48,6 +48,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "zeroone-adam": ("zeroone-adam", {}),
     "zeroone-adam, local_doubling 25": ("zeroone-adam", {"local_doubling": 25}),
     "demo": ("demo", {}),
+    "demo, dct1k4": ("demo", {"codec": "dct1k4"}),
 }
 """Preset, and what is changed in `sync`."""
 

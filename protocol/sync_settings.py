@@ -60,16 +60,16 @@ class SyncSettings:
     """With `overlap_steps`: what a site sends is spread over most of the time in which it trains on, so that a thin
     link is used evenly; else it is sent as fast as the link takes it."""
     codec: str = one_of(CODECS, "int8")
-    """fp32, bf16, fp16, int8, int4, e3m0, int2, sign1, topk2 or dct1: how pseudo-gradients and their averages travel;
-    docs/codecs.md says what each costs."""
+    """fp32, bf16, fp16, int8, int4, e3m0, int2, sign1, topk2, dct1 or dct1k4: how pseudo-gradients and their averages
+    travel; docs/codecs.md says what each costs."""
     up: str = one_of(("", *CODECS), "")
     """The codec of pseudo-gradients alone, where it is another one; empty: `codec`."""
     down: str = one_of(("", *DENSE), "")
-    """The codec of their averages alone, where it is another one; empty: `codec`. topk2 and dct1 have none: the
+    """The codec of their averages alone, where it is another one; empty: `codec`. topk2, dct1 and dct1k4 have none: the
     pseudo-gradients themselves go to all sites."""
     mean_over: str = one_of(MEANS, "senders")
-    """senders or all: with topk2 and dct1 each value is averaged over the sites that sent it (arXiv 2508.15706), or
-    over all, as if the others had sent 0."""
+    """senders or all: with topk2, dct1 and dct1k4 each value is averaged over the sites that sent it (arXiv
+    2508.15706), or over all, as if the others had sent 0."""
     error_feedback: float = within(0, 1, 0.0)
     """beta: what the codec lost of a site's contribution, times beta, is added to its next one (arXiv 1901.09847); 0:
     it is lost. A site keeps 4 bytes a parameter for it."""

@@ -46,8 +46,8 @@ def load_block(terms: Any, beta: Any, columns: Any, first: Any, num_segments: An
 
 @inlined
 def _bounds(block: Any, num_buckets: Any, bucket: Any) -> Any:
-    """The bits of the largest magnitude, and of the smallest of those of the buckets: at least as many values as have
-    room are as large as that."""
+    """The bits of the largest magnitude, and of the smallest of those of the buckets: at least as many values as there
+    are buckets, so as have room, are as large as that."""
     bits = block.view(np.uint32)
     most, least = np.uint32(0), INFINITE
     for j in range(num_buckets):
@@ -95,11 +95,13 @@ def _smallest_of(magnitudes: Any, number: Any, least: Any, most: Any, room: Any)
 
 
 @inlined
-def pick(block: Any, bucket: Any, room: Any, picked: Any, places: Any, packed: Any) -> Any:  # noqa: PLR0917
+def pick(  # noqa: PLR0917
+    block: Any, bucket: Any, num_buckets: Any, room: Any, picked: Any, places: Any, packed: Any
+) -> Any:
     """The largest values that are not zero, as many as have room, in order, of equal ones the first; their places in
     their buckets, and the bits of the buckets. Their number; NOT_FINITE if one is not."""
     magnitudes, found = np.empty(BLOCK, np.int32), np.empty(BLOCK, np.int32)
-    most, least = _bounds(block, room, bucket)
+    most, least = _bounds(block, num_buckets, bucket)
     if most >= np.int32(INFINITE):
         return NOT_FINITE
     least = max(least, np.int32(1))
@@ -124,21 +126,25 @@ def is_set(bits: Any, place: Any) -> Any:
     return bits[place // 8] >> np.uint8(place % 8) & np.uint8(1)
 
 
-@kernel(u8_in, u8_in, types.int64, types.int64, types.int64)
-def entries_are_right(entries: Any, buckets: Any, block_entries: Any, bucket: Any, rest: Any) -> Any:
+@kernel(u8_in, u8_in, types.int64, types.int64, types.int64, types.int64, types.int64)
+def entries_are_right(  # noqa: PLR0917
+    entries: Any, buckets: Any, block_entries: Any, block_buckets: Any, num_buckets: Any, bucket: Any, rest: Any
+) -> Any:
     """Whether places ascend within their buckets and chunk, of whose last bucket `rest` values are there, and all that
     is beyond the last entry is zero."""
-    for first in range(0, entries.size, block_entries):
-        room = min(block_entries, entries.size - first)
+    block_bytes = (block_entries + block_buckets + 7) // 8
+    for index in range((num_buckets + block_buckets - 1) // block_buckets):
+        first, before = index * block_entries, index * block_buckets
+        room, here = min(block_entries, entries.size - first), min(block_buckets, num_buckets - before)
         number = at_bucket = 0
         last = np.int64(-1)
-        bits = buckets[first // 4 :]
-        for place in range((room + 3) // 4 * 8):
+        bits = buckets[index * block_bytes :]
+        for place in range((room + here + 7) // 8 * 8):
             if is_set(bits, place):
-                if number >= room or at_bucket >= room:
+                if number >= room or at_bucket >= here:
                     return False
                 at = np.int64(entries[first + number]) % bucket
-                if at <= last or (first + at_bucket == entries.size - 1 and at >= rest):
+                if at <= last or (before + at_bucket == num_buckets - 1 and at >= rest):
                     return False
                 number, last = number + 1, at
             else:

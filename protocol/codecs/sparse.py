@@ -17,14 +17,14 @@ EDGE = 64
 
 @dataclass(frozen=True, slots=True)
 class Sparse:
-    """One value of a bucket has room. Bodies are the scales of all blocks, fp32, then the entries of all blocks, then
-    the buckets of all.
+    """One value of a bucket has room, or of several. Bodies are the scales of all blocks, fp32, then the entries of all
+    blocks, then the buckets of all.
 
     Elements are cut into segments of 64, and these into blocks of 64; the last ones may be shorter. With `is_cosine`
     the values of a block are those of its cosine transform, and the last segment counts as whole. A block of `m`
-    buckets has room for `m` entries, in the order of their values. The byte of an entry has its place in its bucket,
-    and above that its code. Then `2 m` bits say which bucket each is in (Elias-Fano): a 1 for an entry, a 0 where a
-    bucket ends. What is beyond the last entry is zero.
+    buckets has room for `r` entries, one for each `share` of them, in the order of their values. The byte of an entry
+    has its place in its bucket, and above that its code. Then `r + m` bits say which bucket each is in (Elias-Fano): a
+    1 for an entry, a 0 where a bucket ends; they begin with a byte. What is beyond the last entry is zero.
     """
 
     bucket: int
@@ -32,10 +32,18 @@ class Sparse:
     scales: int
     """Of a block."""
     is_cosine: bool = False
+    share: int = 1
+
+    @property
+    def block_buckets(self) -> int:
+        return EDGE * EDGE // self.bucket
 
     @property
     def block_entries(self) -> int:
-        return EDGE * EDGE // self.bucket
+        return self.block_buckets // self.share
+
+    def num_buckets(self, num_elements: int) -> int:
+        return -(-self.num_segments(num_elements) * EDGE // self.bucket)
 
     def num_segments(self, num_elements: int) -> int:
         return -(-num_elements // EDGE)
@@ -45,10 +53,10 @@ class Sparse:
 
     def parts_bytes(self, num_elements: int) -> tuple[int, int, int]:
         """Of the scales, the entries and the buckets."""
-        blocks, rest = divmod(self.num_segments(num_elements), EDGE)
-        rest = -(-rest * EDGE // self.bucket)
-        buckets = blocks * self.block_entries // 4 + -(-rest // 4)
-        return 4 * self.scales * (blocks + (rest > 0)), blocks * self.block_entries + rest, buckets
+        blocks, rest = divmod(self.num_buckets(num_elements), self.block_buckets)
+        entries = -(-rest // self.share)
+        buckets = blocks * bytes_for(self.block_entries + self.block_buckets) + bytes_for(entries + rest)
+        return 4 * self.scales * (blocks + (rest > 0)), blocks * self.block_entries + entries, buckets
 
     def body_bytes(self, num_elements: int, itemsize: int = 4) -> int:
         return sum(self.parts_bytes(num_elements))
@@ -77,17 +85,19 @@ class Sparse:
         """Place, in the order of segments, and value of each. Raises InvalidMessage if there is no such place."""
         scales_bytes, entries_bytes, _ = self.parts_bytes(num_elements)
         scales = struct.unpack(f"<{scales_bytes // 4}f", body[:scales_bytes])
-        for first in range(0, entries_bytes, self.block_entries):
-            mine = scales[first // self.block_entries * self.scales :][: self.scales]
+        start = scales_bytes + entries_bytes
+        for index, first in enumerate(range(0, self.num_buckets(num_elements), self.block_buckets)):
+            mine = scales[index * self.scales :][: self.scales]
             levels = [*mine, *(-scale for scale in mine)]
-            room, number, bucket = min(self.block_entries, entries_bytes - first), 0, 0
-            start = scales_bytes + entries_bytes + first // 4
-            bits = int.from_bytes(body[start : start + -(-room // 4)], "little")
-            while number < room and bucket < room:
+            num_buckets = min(self.block_buckets, self.num_buckets(num_elements) - first)
+            room, number, bucket = -(-num_buckets // self.share), 0, 0
+            num_bytes = bytes_for(room + num_buckets)
+            bits, start = int.from_bytes(body[start : start + num_bytes], "little"), start + num_bytes
+            while number < room and bucket < num_buckets:
                 if not bits >> number + bucket & 1:
                     bucket += 1
                     continue
-                byte = body[scales_bytes + first + number]
+                byte = body[scales_bytes + index * self.block_entries + number]
                 place = (first + bucket) * self.bucket + byte % self.bucket
                 if place >= self.num_values(num_elements):
                     raise InvalidMessage(BEYOND)
@@ -108,5 +118,10 @@ class Sparse:
         return out
 
 
+def bytes_for(bits: int) -> int:
+    return -(-bits // 8)
+
+
 TOPK2 = Sparse(bucket=64, scales=2)
 DCT1 = Sparse(bucket=128, scales=1, is_cosine=True)
+DCT1K4 = Sparse(bucket=128, scales=1, is_cosine=True, share=8)

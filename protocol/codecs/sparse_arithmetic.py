@@ -38,7 +38,7 @@ class SparseArithmetic:
 def arithmetic_of(
     form: Sparse,
     pack: Callable[..., Any],
-    scatter_kernel: Kernel,
+    scatter_kernel: Callable[..., Any],
     *,
     kernels: tuple[Kernel, ...],
     golden: str,
@@ -68,8 +68,10 @@ def arithmetic_of(
     def check(body: Bytes, num_elements: int, below: float) -> None:
         scales, entries, buckets = split(body, num_elements)
         check_scales(scales, below)
-        rest = form.num_values(num_elements) - (entries.size - 1) * form.bucket
-        if not entries_are_right(entries, buckets, form.block_entries, form.bucket, rest):
+        num_buckets = form.num_buckets(num_elements)
+        rest = form.num_values(num_elements) - (num_buckets - 1) * form.bucket
+        sizes = form.block_entries, form.block_buckets, num_buckets, form.bucket, rest
+        if not entries_are_right(entries, buckets, *sizes):
             raise InvalidMessage("encoded chunk: entries that are out of order or beyond its end")
 
     return SparseArithmetic(

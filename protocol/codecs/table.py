@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from atoll.protocol.codecs.sparse import DCT1, TOPK2, Sparse
+from atoll.protocol.codecs.sparse import DCT1, DCT1K4, TOPK2, Sparse
 
 UNCHANGED = "unchanged"
 """Of a buffer that is what the base has, bit for bit: a header without a body."""
@@ -150,6 +150,7 @@ TABLE = {
     "sign1": _packed(10, SIGN1, _plain_sign1),
     "topk2": Codec(number=11, body_bytes=TOPK2.body_bytes, sparse=TOPK2),
     "dct1": Codec(number=13, body_bytes=DCT1.body_bytes, sparse=DCT1),
+    "dct1k4": Codec(number=14, body_bytes=DCT1K4.body_bytes, sparse=DCT1K4),
     BUNDLE: Codec(number=12, body_bytes=lambda *_: 0),
 }
 """By name."""

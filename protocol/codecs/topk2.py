@@ -39,7 +39,7 @@ def _topk2_pack(  # noqa: PLR0917
         first = index * _ROOM
         room = min(_ROOM, entries.size - first)
         load_block((values, minus, error), beta, columns, first, room, block)
-        number = pick(block, 64, room, picked, places, packed)
+        number = pick(block, 64, room, room, picked, places, packed)
         total = sum_of_magnitudes(picked)
         if number < 0 or total > _LARGEST:
             return False

@@ -118,7 +118,8 @@ def decode(codec: str, body: bytes, num_elements: int) -> Floats:
 
 # --- codecs that carry some of the values
 
-BUCKET = {"topk2": 64, "dct1": 128}
+BUCKET = {"topk2": 64, "dct1": 128, "dct1k4": 128}
+SHARE = {"topk2": 1, "dct1": 1, "dct1k4": 8}
 Sent = tuple[Floats, npt.NDArray[np.bool_]]
 """What was sent, in the order of segments, and where something was."""
 
@@ -169,17 +170,18 @@ def dct1(x: Floats, places: npt.NDArray[np.int64]) -> tuple[list[np.float32], Co
 
 
 def encode_sparse(codec: str, values: Floats, columns: int = 64) -> bytes:
-    bucket, level_of, parts = BUCKET[codec], {"topk2": topk2, "dct1": dct1}[codec], []
+    bucket, level_of, parts = BUCKET[codec], topk2 if codec == "topk2" else dct1, []
     ordered = values[in_tiles(values.size, columns)]
     for first in range(0, values.size, 4096):
         x = ordered[first : first + 4096]
-        if codec == "dct1":
+        if codec != "topk2":
             rows = np.append(x, np.zeros(-x.size % 64, np.float32)).reshape(-1, 64)
             x = product(matrix(len(rows)), product(rows, matrix(64).T)).ravel()
-        room = -(-(-(-x.size // 64) * 64) // bucket)
+        num_buckets = -(-(-(-x.size // 64) * 64) // bucket)
+        room = -(-num_buckets // SHARE[codec])
         places = largest(x, room)
         scales, codes = level_of(x, places)
-        entries, bits = np.zeros(room, np.uint8), np.zeros(-(-room // 4) * 8, np.uint8)
+        entries, bits = np.zeros(room, np.uint8), np.zeros(-(-(room + num_buckets) // 8) * 8, np.uint8)
         entries[: len(places)] = places % bucket + bucket * codes.astype(np.int64)
         bits[places // bucket + np.arange(len(places))] = 1
         packed = np.packbits(bits, bitorder="little").tobytes()
@@ -189,8 +191,11 @@ def encode_sparse(codec: str, values: Floats, columns: int = 64) -> bytes:
 
 def decode_sparse(codec: str, body: bytes, num_elements: int) -> Sent:
     bucket, num_scales = BUCKET[codec], 2 if codec == "topk2" else 1
-    each, num_blocks = 4096 // bucket, -(-num_elements // 4096)
-    room = -(-(-(-num_elements // 64) * 64) // bucket)
+    num_buckets, num_blocks = -(-(-(-num_elements // 64) * 64) // bucket), -(-num_elements // 4096)
+    whole = 4096 // bucket
+    each = whole // SHARE[codec]
+    block_bytes = -(-(each + whole) // 8)
+    room = num_buckets // whole * each + -(-(num_buckets % whole) // SHARE[codec])
     scales = np.frombuffer(body, np.float32, num_scales * num_blocks).reshape(num_blocks, num_scales)
     entries = np.frombuffer(body, np.uint8, room, scales.nbytes)
     buckets = np.frombuffer(body, np.uint8, offset=scales.nbytes + room)
@@ -198,7 +203,7 @@ def decode_sparse(codec: str, body: bytes, num_elements: int) -> Sent:
     is_sent = np.zeros_like(values, np.bool_)
     for index in range(num_blocks):
         mine = entries[each * index : each * (index + 1)]
-        bits = np.unpackbits(buckets[each // 4 * index : each // 4 * (index + 1)], bitorder="little")
+        bits = np.unpackbits(buckets[block_bytes * index : block_bytes * (index + 1)], bitorder="little")
         ones = np.flatnonzero(bits)
         places = 4096 * index + bucket * (ones - np.arange(len(ones))) + mine[: len(ones)] % bucket
         levels = np.array([*scales[index], *-scales[index]], np.float32)
@@ -208,7 +213,7 @@ def decode_sparse(codec: str, body: bytes, num_elements: int) -> Sent:
 
 def finished(codec: str, values: Floats, num_elements: int, columns: int = 64) -> Floats:
     """The elements of what was sent, or of its average."""
-    if codec == "dct1":
+    if codec != "topk2":
         blocks = [values[first : first + 4096].reshape(-1, 64) for first in range(0, values.size, 4096)]
         back = [product(product(matrix(len(block)).T, block), matrix(64)).ravel() for block in blocks]
         values = np.concatenate([np.empty(0, np.float32), *back])

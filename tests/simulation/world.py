@@ -173,6 +173,8 @@ def _sparse(sync: SyncSettings, seed: int) -> SyncSettings:
     if generator.random() < 7 / 8:
         return sync
     sparse = generator.choice(["topk2", "topk2", "dct1"])
+    if sparse == "dct1" and random.Random(f"sparser {seed}").random() < 0.5:
+        sparse = "dct1k4"
     up, codec = generator.choice([(sparse, sync.codec), ("", sparse)])
     return replace(sync, codec=codec, up=up, down="", mean_over=generator.choice(["senders", "senders", "all"]))
 

@@ -25,7 +25,7 @@ from atoll.protocol.codecs import (
 )
 from atoll.protocol.codecs.arithmetic import NOTHING
 from atoll.protocol.codecs.compression import compressed
-from atoll.protocol.codecs.sparse import TOPK2
+from atoll.protocol.codecs.sparse import DCT1K4, TOPK2
 from atoll.protocol.codecs.table import BUNDLE, SPARSE
 from atoll.protocol.errors import InvalidMessage, NonFiniteError, SelfTestFailed
 from tests.harness import reference_codecs
@@ -82,7 +82,7 @@ def test_kernels_give_the_bits_of_the_reference(codec: str, size: int, seed: int
     kernels.decode(data, codec, size, out)
     assert (out == reference_codecs.finished(codec, sent, size, columns)).all()
     assert kernels.norm_of(data, codec, size) == reference_codecs.norm_of(sent)
-    if codec == "dct1":
+    if codec != "topk2":
         acc, weights = sample(seed + 3, sent.size), sample(seed + 4, sent.size)
         weight, of_site = np.float32(1 / 3), np.float32(1 / 7)
         wanted, added = np.where(is_sent, acc + weight * sent, acc), np.where(is_sent, weights + of_site, weights)
@@ -192,6 +192,43 @@ def test_the_check_refuses_entries_that_have_no_place() -> None:
     out = np.zeros(size, np.float32)
     with pytest.raises(InvalidMessage, match="beyond its end"):
         kernels.decode(damaged(data, first + 2, 2), "topk2", size, out)
+
+
+def test_where_several_buckets_share_an_entry_the_check_refuses_what_has_no_place() -> None:
+    """17 segments of a transform: 9 buckets, of which the last is half of one, with room for 2 entries."""
+    size = 1080
+    header = EncodedHeader(codec="dct1k4", zstd=False, dtype="F32", num_elements=size, columns=64).pack()
+
+    def body(entries: tuple[int, int], *bits: int) -> bytes:
+        places = sum(1 << bit for bit in bits).to_bytes(2, "little")
+        return header + np.float32(0.5).tobytes() + bytes(entries) + places
+
+    assert max_encoded_bytes("dct1k4", size) == len(body((0, 0)))
+    assert max_encoded_bytes("dct1k4", 1 << 20) == HEADER_BYTES + 256 * (4 + 4 + 5)
+    data = body((5, 3 + 128), 0, 1 + 8)
+    kernels.check(data, "dct1k4", size)
+    sent, is_sent = reference_codecs.decode_sparse("dct1k4", data[HEADER_BYTES:], size)
+    assert np.flatnonzero(is_sent).tolist() == [5, 8 * 128 + 3]
+    assert sent[is_sent].tolist() == [0.5, -0.5]
+    assert list(DCT1K4.entries(data[HEADER_BYTES:], size)) == [(5, 0.5), (8 * 128 + 3, -0.5)]
+    for wrong in (
+        body((5, 64 + 128), 0, 1 + 8),  # beyond the last value
+        body((5, 3), 0, 1 + 9),  # in a bucket after the last
+        body((5, 3), 0, 1 + 7, 2 + 8),  # three entries
+        body((5, 3), 0),  # one, and a second byte that is not zero
+        body((5, 5), 0, 1),  # the same place twice
+    ):
+        with pytest.raises(InvalidMessage):
+            kernels.check(wrong, "dct1k4", size)
+
+
+def test_the_four_largest_of_a_transform_are_sent() -> None:
+    values = sample(3, 8192)
+    data = kernels.encode("dct1k4", values, width=128)
+    _, is_sent = reference_codecs.decode_sparse("dct1k4", data[HEADER_BYTES:], values.size)
+    _, of_more = reference_codecs.decode_sparse("dct1", kernels.encode("dct1", values, width=128)[HEADER_BYTES:], 8192)
+    assert (is_sent.sum(), of_more.sum()) == (8, 64)
+    assert of_more[is_sent].all()
 
 
 @pytest.mark.parametrize("columns", [0, 63, 65, 128, 1 << 31])
