@@ -190,11 +190,6 @@ def check_sync(sync: SyncSettings) -> None:
                 f'sync.{key} = {found} with sync.strategy = "{sync.strategy}", which has no such phases: choose 0, or '
                 '"momentum"'
             )
-    if sync.gradient_doubling and sync.gradient_doubling >= sync.warmup_commits > 0:
-        raise ConfigError(
-            f"sync.gradient_doubling = {sync.gradient_doubling} with sync.warmup_commits = {sync.warmup_commits}: all "
-            "of these are of gradients anyway; choose 0, or fewer than that"
-        )
     if not sync.local_doubling and sync.most_local_steps != MOST_LOCAL_STEPS:
         raise ConfigError(
             f"sync.most_local_steps = {sync.most_local_steps} with sync.local_doubling = 0: sites do no steps by "

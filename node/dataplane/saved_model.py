@@ -35,7 +35,7 @@ from atoll.node.dataplane.saved_manifest import (
 from atoll.protocol.digest import DIGEST_BYTES
 from atoll.protocol.disk import PUBLIC_FILE, REAL_DISK, Disk, disk_error, exchange_names, sync_folder
 from atoll.protocol.errors import ConfigError, HostError, InvalidMessage, UnsupportedError
-from atoll.protocol.layout import DTYPE_BYTES, Chunk, Layout, Role, TensorSpec
+from atoll.protocol.layout import DTYPE_BYTES, Chunk, Layout, Role, TensorSpec, chunk_hash, state_hash
 from atoll.protocol.outer import variance_scale
 from atoll.protocol.settings import read_settings
 
@@ -125,19 +125,21 @@ def restore(folder: Path, outer: OuterState) -> None:
     ):
         if theirs != ours:
             raise ConfigError(f"{folder}: saved with {what} {theirs}, this run has {ours}; make them equal to resume")
+    scale = _variance_scale(folder, saved)
     with closing(Reader(folder / MODEL_NAME)) as model, closing(Reader(folder / OUTER_NAME)) as more:
-        _restore(folder, model, more, outer)
-    if outer.state_hash() != saved.state_hash:
-        raise ConfigError(f"{folder}: the files do not have the state hash that {MANIFEST_NAME} names")
-    if "variance" in outer.slots:
-        _scale(outer, 1 + outer.slots.index("variance"), _variance_scale(folder, saved))
+        _restore(folder, model, more, outer, _hashes(folder, more, saved), scale)
 
 
 def _variance_scale(folder: Path, saved: SavedManifest) -> float:
-    """Raises ConfigError if the saved model does not say how often its variance has moved."""
+    """Of a run of momenta, whose variance has not moved at each step. Raises ConfigError if the saved model does not
+    say how often it has."""
+    settings = saved.info["settings"]
+    sync = settings.get("sync")
+    if not isinstance(sync, dict) or sync.get("strategy") != "momentum":
+        return 1.0
     try:
-        before, _ = read_settings(json.dumps(saved.info["settings"]))
-    except (InvalidMessage, UnsupportedError, ValueError, TypeError) as error:
+        before, _ = read_settings(json.dumps(settings))
+    except (InvalidMessage, UnsupportedError) as error:
         raise ConfigError(
             f"{folder} does not say how often the variance of its optimizer has moved ({error}); install the version "
             "that saved it"
@@ -145,23 +147,31 @@ def _variance_scale(folder: Path, saved: SavedManifest) -> float:
     return variance_scale(before, saved.commit, saved.run_step)
 
 
-def _scale(outer: OuterState, row: int, scale: float) -> None:
-    """That row of the record of each trainable chunk."""
-    if scale == 1.0:
-        return
-    for chunk in outer.layout.chunks:
-        if chunk.role is Role.TRAINABLE and chunk.num_elements:
-            rows = np.frombuffer(outer.read(chunk.index).data, np.float32).reshape(-1, chunk.num_elements).copy()
-            rows[row] *= np.float32(scale)
-            outer.put(chunk.index, 0, rows.tobytes())
+def _hashes(folder: Path, more: Reader, saved: SavedManifest) -> list[bytes]:
+    """Of the chunks, as they were saved."""
+    num_bytes = more.num_bytes(_HASHES, "U8")
+    found = more.read(_HASHES, 0, num_bytes)
+    hashes = [found[i : i + DIGEST_BYTES] for i in range(0, num_bytes, DIGEST_BYTES)]
+    if state_hash(saved.manifest, saved.slots, hashes) != saved.state_hash:
+        raise ConfigError(
+            f"{folder}: it is damaged: not of the state hash that {MANIFEST_NAME} names; take another copy"
+        )
+    return hashes
 
 
-def _restore(folder: Path, model: Reader, more: Reader, outer: OuterState) -> None:
+def _scaled(record: bytes, chunk: Chunk, row: int, scale: float) -> bytes:
+    rows = np.frombuffer(record, np.float32).reshape(-1, chunk.num_elements).copy()
+    rows[row] *= np.float32(scale)
+    return rows.tobytes()
+
+
+def _restore(  # noqa: PLR0917
+    folder: Path, model: Reader, more: Reader, outer: OuterState, hashes: list[bytes], scale: float
+) -> None:
+    """`scale`: of the variance, if there is one."""
     layout = outer.layout
-    hash_bytes = DIGEST_BYTES * len(layout.chunks)
-    if more.num_bytes(_HASHES, "U8") != hash_bytes:
-        raise ConfigError(f"{folder / OUTER_NAME}: {_HASHES} has another size than {hash_bytes} bytes")
-    hashes = more.read(_HASHES, 0, hash_bytes)
+    if len(hashes) != len(layout.chunks):
+        raise ConfigError(f"{folder / OUTER_NAME}: {_HASHES} is of {len(hashes)} chunks and not {len(layout.chunks)}")
     for chunk in layout.chunks:
         spec = layout.manifest.tensors[chunk.tensor]
         in_outer = _is_rounded(spec)
@@ -174,10 +184,12 @@ def _restore(folder: Path, model: Reader, more: Reader, outer: OuterState) -> No
             if reader.num_bytes(key, dtype) != spec.num_elements * spec.carried_itemsize:
                 raise ConfigError(f"{reader.path}: {key!r} does not have the shape {list(spec.shape)}")
             record += _read(reader, key, chunk, spec.carried_itemsize)
-        found = outer.put(chunk.index, 0, record)
         whole = not in_outer or _rounded(record, spec.dtype) == _stored(model, spec, chunk)
-        if not whole or found != hashes[DIGEST_BYTES * chunk.index : DIGEST_BYTES * (chunk.index + 1)]:
+        if not whole or chunk_hash(record) != hashes[chunk.index]:
             raise ConfigError(f"{folder}: {spec.name!r} is damaged (chunk {chunk.index}); take another copy")
+        if scale != 1.0 and chunk.role is Role.TRAINABLE and chunk.num_elements:
+            record = _scaled(record, chunk, 1 + outer.slots.index("variance"), scale)
+        outer.put(chunk.index, 0, record)
 
 
 def _stored(model: Reader, spec: TensorSpec, chunk: Chunk) -> bytes:

@@ -221,8 +221,8 @@ MUTATIONS = (
     Mutation(
         name="a variance that moved seldom is taken for one that moved at each step",
         rule="a run that is resumed corrects the variance by as many steps as it counts",
-        where="node.dataplane.saved_model:_scale",
-        old="            rows[row] *= np.float32(scale)\n",
+        where="node.dataplane.saved_model:_scaled",
+        old="    rows[row] *= np.float32(scale)\n",
         new="",
         tests=("tests/unit/dataplane/test_saved_model.py",),
     ),

@@ -118,6 +118,24 @@ def test_a_variance_that_moved_seldom_is_made_one_that_moved_at_each_step(
         assert np.array_equal(restored[2], variance * np.float32(scale))
 
 
+@pytest.mark.parametrize(("strategy", "is_refused"), [("gradient", False), ("momentum", True)])
+def test_settings_that_cannot_be_read_are_needed_of_a_run_of_momenta_alone(
+    tmp_path: Path, used: Layout, strategy: str, is_refused: bool
+) -> None:
+    before = momenta_of(strategy, warmup_commits=4 * is_refused)
+    settings = json.loads(settings_to_json(before.settings)) | {"needs": ["something of tomorrow"]}
+    outer = seeded(tmp_path / "before", used, slots=before.slots)
+    save(tmp_path / "model", outer, used, before.slots, {"run_step": 0, "run_tokens": 0, "settings": settings})
+    again = fresh(tmp_path, used, before.slots)
+    if is_refused:
+        with pytest.raises(ConfigError, match=r"does not say how often the variance .* something of tomorrow"):
+            restore(tmp_path / "model", again)
+        assert again.commit is None, "nothing of it counts"
+    else:
+        restore(tmp_path / "model", again)
+        assert again.state_hash() == outer.state_hash()
+
+
 def test_safetensors_reads_it(tmp_path: Path, used: Layout, outer: OuterState) -> None:
     save(tmp_path / "model", outer, used, SLOTS, INFO)
     with safe_open(tmp_path / "model" / "model.safetensors", "np") as file:
