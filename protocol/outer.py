@@ -121,7 +121,7 @@ def bias_at(settings: RunSettings, commit: int, run_step: int) -> tuple[float, f
     commits of gradients alone, and in the run before, if this one was resumed from it."""
     sync, num_gradients = settings.sync, run_step
     if sync.strategy == "momentum":
-        # A window that was cut short, as the run seemed to end, makes it no less.
+        # A window that was cut short, as the run seemed to end, takes nothing from what this run has moved.
         of_run_before = max(0, run_step - sync.phases.steps_until(commit))
         num_gradients = of_run_before + sync.phases.num_of_gradients(commit)
     return 1.0 - _power(settings.outer.momentum, run_step), 1.0 - _power(settings.outer.beta2, num_gradients)

@@ -11,7 +11,6 @@ from atoll.protocol.layout import MAX_CHUNKS, MAX_FRAGMENTS
 from atoll.protocol.phases import Phases
 
 LEASED_STEPS = 64
-MOST_LOCAL_STEPS = 16
 STRATEGIES = ("diloco", "gradient", "momentum")
 MERGES = ("keep", "mix")
 MEANS = ("senders", "all")
@@ -40,7 +39,7 @@ class SyncSettings:
     local_doubling: int = within(0, 1 << 40, 0)
     """With strategy momentum: after the warm-up sites do steps by themselves. Each of the first so many commits has one
     step, each of as many that follow two, then four, and so on (0/1 Adam). 0: each commit has one."""
-    most_local_steps: int = within(2, LEASED_STEPS // 2, MOST_LOCAL_STEPS)
+    most_local_steps: int = within(2, LEASED_STEPS // 2, 16)
     """That a site does by itself between two commits."""
     every: int = within(1, 1 << 32, 20)
     """H: inner steps between two syncs."""
@@ -190,11 +189,6 @@ def check_sync(sync: SyncSettings) -> None:
                 f'sync.{key} = {found} with sync.strategy = "{sync.strategy}", which has no such phases: choose 0, or '
                 '"momentum"'
             )
-    if not sync.local_doubling and sync.most_local_steps != MOST_LOCAL_STEPS:
-        raise ConfigError(
-            f"sync.most_local_steps = {sync.most_local_steps} with sync.local_doubling = 0: sites do no steps by "
-            "themselves; choose how many commits until they do, or leave it out"
-        )
     if sync.steps_at_nodes:
         _check_gradient(sync)
     if sync.overlap_steps > sync.every:

@@ -133,8 +133,8 @@ def restore(folder: Path, outer: OuterState) -> None:
 def _variance_scale(folder: Path, saved: SavedManifest) -> float:
     """Of a run of momenta, whose variance has not moved at each step. Raises ConfigError if the saved model does not
     say how often it has."""
-    settings = saved.info["settings"]
-    sync = settings.get("sync")
+    settings = saved.info.get("settings")
+    sync = settings.get("sync") if isinstance(settings, dict) else None
     if not isinstance(sync, dict) or sync.get("strategy") != "momentum":
         return 1.0
     try:

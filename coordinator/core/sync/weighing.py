@@ -22,8 +22,7 @@ from atoll.protocol.messages import MAX_TOKENS, Ready
 from atoll.protocol.sync_settings import SyncSettings
 
 MAX_RATE = 100.0
-"""Of a step."""
-"""Learning rate, or weight decay."""
+"""Learning rate of a step, or weight decay."""
 
 
 def within_ratio(ready: Sequence[Ready], covered: Sequence[int], max_ratio: int) -> tuple[int, ...]:

@@ -155,11 +155,6 @@ def test_an_older_version_that_would_not_train_on_or_mix_is_told_what_the_run_ne
         ({"strategy": "momentum", "every": 1}, {"outer": ADAMW}, "the variance would stay 0; choose a sixth"),
         ({"local_doubling": 3}, {}, 'sync.local_doubling = 3 with .*"diloco", .*choose 0, or "momentum"'),
         ({"gradient_doubling": 1, "strategy": "gradient", "every": 1}, {"outer": ADAMW}, "gradient_doubling = 1 with"),
-        (
-            {**MOMENTUM, "most_local_steps": 8},
-            {"outer": ADAMW},
-            "most_local_steps = 8 with sync.local_doubling = 0",
-        ),
         ({**MOMENTUM, "most_local_steps": 33}, {"outer": ADAMW}, "sync.most_local_steps = 33"),
         ({**MOMENTUM, "most_local_steps": 1}, {"outer": ADAMW}, "sync.most_local_steps = 1"),
         ({**MOMENTUM, "codec": "topk2"}, {"outer": ADAMW}, 'codec topk2: .*choose "gradient", or another'),
