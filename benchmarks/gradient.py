@@ -17,6 +17,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from atoll.node.worker.optimizers import kind_of
 from atoll.protocol.outer_settings import OuterSettings
 from atoll.protocol.settings import RunSettings
 from atoll.protocol.sync_settings import SyncSettings
@@ -127,15 +128,10 @@ def _atoll(folder: Path, hosts: netns.Hosts | None, commands: list[list[str]], w
     with LocalRun(folder, settings, PLAIN) as run:
         run.start_coordinator(f"{hosts.bridge_address}:17700" if hosts else "")
         for i, command in enumerate(commands):
-            worker = [*command, "--optimizer", _optimizer(settings.sync)]
+            worker = [*command, "--optimizer", kind_of(settings.sync, settings.outer).__name__]
             run.start_node("ab"[i], worker, launcher="python", prefix=hosts.prefix(i) if hosts else ())
         if any(run.wait_all(LIMIT_S).values()):
             raise SystemExit(run.story())
-
-
-def _optimizer(sync: SyncSettings) -> str:
-    momenta = "ZeroOneAdam" if sync.has_phases else "OneBitAdam"
-    return momenta if sync.strategy == "momentum" else "AdamW"
 
 
 if __name__ == "__main__":

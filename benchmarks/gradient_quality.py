@@ -31,7 +31,7 @@ from atoll.protocol.codecs import bundles, kernels
 from atoll.protocol.codecs.arithmetic import Floats
 from atoll.protocol.codecs.table import BUNDLE
 from atoll.protocol.messages import Commit, Member
-from atoll.protocol.outer import bias_at, resolved
+from atoll.protocol.outer import resolved
 from atoll.protocol.outer_settings import OuterSettings
 from atoll.protocol.presets import PRESETS
 from atoll.protocol.settings import RunSettings
@@ -113,9 +113,11 @@ def window(  # noqa: PLR0917
     ]
     own: LocalWindow | None = None
     if settings.sync.phases.is_local(base + 1):
-        moments = {p: tuple(torch.from_numpy(s).view(p.shape) for s in slots[i]) for i, p in enumerate(parameters)}
-        bias = bias_at(settings, base, steps.start)
-        own = LocalWindow(groups, WindowStart(outer=settings.outer, bias=bias, moments=moments))  # type: ignore[arg-type]
+        moments: dict[torch.nn.Parameter, tuple[torch.Tensor, torch.Tensor]] = {}
+        for parameter, (momentum, variance) in zip(parameters, slots, strict=True):
+            shape = parameter.shape
+            moments[parameter] = torch.from_numpy(momentum).view(shape), torch.from_numpy(variance).view(shape)
+        own = LocalWindow(groups, WindowStart.on(settings, base, steps.start, moments))
     before = [p.detach().clone() for p in parameters]
     for step in steps:
         model.zero_grad(set_to_none=True)

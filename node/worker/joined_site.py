@@ -29,7 +29,6 @@ from atoll.node.worker.ramp import LearningRateRamp
 from atoll.node.worker.site import DEFAULT_BUSY_LIMIT_S, Mark, Site, Step
 from atoll.node.worker.tensors import BufferPolicy, find_tensors
 from atoll.protocol.errors import ConfigError, NonFiniteError, NotYetError
-from atoll.protocol.outer import bias_at
 from atoll.protocol.sample_order import GLOBAL_LINE, SampleOrder
 
 PROGRESS_EVERY_S = 1.0
@@ -366,9 +365,7 @@ class JoinedSite(Site):
         settings, commit = self._connection.settings, self._base_commit
         start: WindowStart | None = None
         if self._is_local:
-            at_end = self._base_run_step + settings.sync.phases.steps(commit + 1)  # as the nodes' step has it
-            bias = bias_at(settings, commit + 1, at_end)
-            start = WindowStart(outer=settings.outer, bias=bias, moments=self._shared.moments)
+            start = WindowStart.on(settings, commit, self._base_run_step, self._shared.moments)
         for optimizer in self._of_node:
             optimizer.at_commit(commit, start)
 

@@ -18,7 +18,11 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from atoll.protocol.outer import bias_at
 from atoll.protocol.outer_settings import OuterSettings
+from atoll.protocol.settings import RunSettings
+
+Moments = Mapping[nn.Parameter, tuple[Tensor, Tensor]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,8 +32,14 @@ class WindowStart:
     outer: OuterSettings
     bias: tuple[float, float]
     """c1 and c2: those of the commit that the window leads to."""
-    moments: Mapping[nn.Parameter, tuple[Tensor, Tensor]]
+    moments: Moments
     """This rank's slices of momentum and variance, fp32 in CPU memory, in which nothing is written."""
+
+    @classmethod
+    def on(cls, settings: RunSettings, base_commit: int, base_run_step: int, moments: Moments) -> WindowStart:
+        """Of a whole window on that base."""
+        at_end = base_run_step + settings.sync.phases.steps(base_commit + 1)
+        return cls(outer=settings.outer, bias=bias_at(settings, base_commit + 1, at_end), moments=moments)
 
 
 @dataclass(slots=True, kw_only=True)

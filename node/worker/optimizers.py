@@ -246,17 +246,17 @@ def check(optimizers: Iterable[torch.optim.Optimizer], sync: SyncSettings, outer
             if strategy != "diloco":
                 raise ConfigError(
                     f'{kind} does its steps alone, and the run has sync.strategy = "{strategy}", in which the nodes do '
-                    f"them: use atoll.{_name_of(sync, outer)}(params, lr=...)"
+                    f"them: use atoll.{kind_of(sync, outer).__name__}(params, lr=...)"
                 )
         elif strategy != optimizer.strategy:
-            what = "one of torch.optim" if strategy == "diloco" else f"atoll.{_name_of(sync, outer)}"
+            what = "one of torch.optim" if strategy == "diloco" else f"atoll.{kind_of(sync, outer).__name__}"
             raise ConfigError(
                 f'atoll.{kind} is for sync.strategy = "{optimizer.strategy}", and the run has "{strategy}": use {what}'
             )
         elif sync.local_doubling and not isinstance(optimizer, ZeroOneAdam):
             raise ConfigError(
                 f"atoll.{kind} does no steps by itself, and the run has sync.local_doubling = {sync.local_doubling}: "
-                f"use atoll.{_name_of(sync, outer)}(params, lr=...)"
+                f"use atoll.{kind_of(sync, outer).__name__}(params, lr=...)"
             )
         elif found := optimizer.differs(outer):
             raise ConfigError(
@@ -267,7 +267,8 @@ def check(optimizers: Iterable[torch.optim.Optimizer], sync: SyncSettings, outer
             optimizer.check_groups()
 
 
-def _name_of(sync: SyncSettings, outer: OuterSettings) -> str:
+def kind_of(sync: SyncSettings, outer: OuterSettings) -> type[Any]:
+    """Of the optimizers of gradients, the one that such a run exchanges for."""
     if sync.strategy == "momentum":
-        return "ZeroOneAdam" if sync.has_phases else "OneBitAdam"
-    return {"adamw": "AdamW", "signsgd": "SignSGD"}.get(outer.optimizer, "SGD")
+        return ZeroOneAdam if sync.has_phases else OneBitAdam
+    return {"adamw": AdamW, "signsgd": SignSGD}.get(outer.optimizer, SGD)

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from torch.utils.data import Dataset
 
 from atoll.node.worker.data import Text
-from atoll.node.worker.optimizers import SGD, AdamW, OneBitAdam, SignSGD, ZeroOneAdam
+from atoll.node.worker.optimizers import SGD, kind_of
 from atoll.protocol.errors import ConfigError
 from atoll.protocol.model_settings import TrainerSettings
 from atoll.protocol.settings import RunSettings
@@ -27,13 +27,9 @@ def optimizer_of(model: nn.Module, settings: RunSettings) -> torch.optim.Optimiz
     trainer, outer = settings.trainer, settings.outer
     if not settings.sync.steps_at_nodes:
         return make_optimizer(model, trainer)
-    if settings.sync.strategy == "momentum":
-        momenta = ZeroOneAdam if settings.sync.has_phases else OneBitAdam
-        return momenta(_groups(model, trainer), lr=trainer.learning_rate)
-    if outer.optimizer in ("adamw", "signsgd"):
-        kind = AdamW if outer.optimizer == "adamw" else SignSGD
-        return kind(_groups(model, trainer), lr=trainer.learning_rate)
-    return SGD(model.parameters(), lr=trainer.learning_rate, momentum=outer.momentum)
+    if (kind := kind_of(settings.sync, outer)) is SGD:
+        return SGD(model.parameters(), lr=trainer.learning_rate, momentum=outer.momentum)
+    return kind(_groups(model, trainer), lr=trainer.learning_rate)  # type: ignore[no-any-return]
 
 
 def _groups(model: nn.Module, trainer: TrainerSettings) -> list[dict[str, Any]]:
