@@ -8,7 +8,7 @@ IN_PARALLEL = --tx $(JOBS)*popen --tx $(JOBS)*popen//nice=10 --dist load --maxsc
 export PYTHONDONTWRITEBYTECODE :=# hundreds of processes would each compile the same modules
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test pytest test-all lint type proto proto-check sim mutate structure bench soak clean
+.PHONY: help install demo test pytest test-all lint type proto proto-check sim mutate structure bench bench-gpu soak clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 12
@@ -64,6 +64,9 @@ proto-check: proto ## generated code is what the .proto files say
 soak: MINUTES ?= 30
 soak: install ## six sites under random faults, and what they keep of their speed (MINUTES=30 ARGS="--seed 7")
 	$(BIN)/python -m tests.harness.soak --minutes $(MINUTES) $(ARGS)
+
+bench-gpu: install ## figures of a GPU: copies, codecs, a training loop beside itself without atoll (ARGS="--help")
+	$(BIN)/python -m benchmarks gpu $(ARGS)
 
 bench: install ## figures of the README and docs (ARGS="--help")
 	$(BIN)/python -m benchmarks $(ARGS)

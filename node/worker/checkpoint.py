@@ -21,12 +21,10 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from atoll.node.dataplane import safetensors_file
 from atoll.node.local_protocol import CheckpointCounts, CheckpointId
 from atoll.node.worker import checkpoint_file
+from atoll.node.worker.host_room import HostRoom
 from atoll.node.worker.optimizer_state import OptimizerState, StateTensor
 from atoll.node.worker.tensors import DTYPE_NAMES
 from atoll.protocol.disk import disk_error, sync_folder
@@ -54,6 +52,7 @@ class LocalCheckpoints:
         checkpoints = LocalCheckpoints(folder, state, run_id, rank, world)
         checkpoints.usable                  # to the node, which names the newest that every rank offers, or none
         checkpoints.go_on(chosen, incarnation, generation)
+        checkpoints.prepare()               # after the first step
         checkpoints.write(step, run_step)   # every so many steps: copies here, writes in a thread
         checkpoints.finish()
 
@@ -77,7 +76,7 @@ class LocalCheckpoints:
         self._rank, self._world = rank, world
         self._owner = {"run": run_id, "rank": f"{rank} of {world}", **state.layout()}
         self._writer: threading.Thread | None = None
-        self._copies: dict[str, Tensor] = {}  # in host memory, of the writer while there is one
+        self._room = HostRoom()  # its contents are the writer's while there is one
         self._start = (0, 0)  # incarnation and generation
         self._is_off = False
         self._num_written = self._num_skipped = self._num_failed = 0
@@ -193,6 +192,11 @@ class LocalCheckpoints:
 
     # --- writing
 
+    def prepare(self) -> None:
+        """Once the optimizers have a state: so that the first `write` need not wait for memory."""
+        with suppress(ConfigError):  # `write` says it
+            self._room.prepare({item.name: item.values for item in self._state.tensors()})
+
     def write(self, step: int, run_step: int) -> None:
         """Copy the state to host memory and begin to write it, unless the last one is still being written."""
         if self._is_off:
@@ -206,7 +210,9 @@ class LocalCheckpoints:
                 )
             return
         try:
-            tensors = self._copy(self._state.tensors())
+            tensors = self._state.tensors()
+            copied = self._room.copy({item.name: item.values for item in tensors})
+            tensors = [replace(item, values=copied[item.name]) for item in tensors]
             values = self._state.values()
         except (ConfigError, HostError) as error:
             self._is_off = isinstance(error, ConfigError)  # the optimizer's nature, which does not change
@@ -237,6 +243,7 @@ class LocalCheckpoints:
 
     def finish(self) -> None:
         """Until the last one is written or has failed."""
+        self._room.finish()
         if self._writer is not None:
             self._writer.join()
 
@@ -246,27 +253,6 @@ class LocalCheckpoints:
         self.finish()
         for path in _listed(self._folder).get(self._rank, {}).values():
             _remove(path)
-
-    def _copy(self, tensors: Sequence[StateTensor]) -> list[StateTensor]:
-        """In host memory, complete when this returns. Raises HostError if there is not enough of it."""
-        copies = []
-        devices = set()
-        for item in tensors:
-            source, on_gpu = item.values, item.values.device.type == "cuda"
-            copy = self._copies.get(item.name)
-            if copy is None or (copy.shape, copy.dtype) != (source.shape, source.dtype):
-                try:
-                    copy = torch.empty(source.shape, dtype=source.dtype, pin_memory=on_gpu)
-                except (RuntimeError, MemoryError) as error:
-                    raise HostError(f"no host memory for a copy of {item.name} ({error})") from None
-                self._copies[item.name] = copy
-            copy.copy_(source, non_blocking=on_gpu)
-            if on_gpu:
-                devices.add(source.device)
-            copies.append(replace(item, values=copy))
-        for device in devices:
-            torch.cuda.current_stream(device).synchronize()
-        return copies
 
     def _write(self, item: CheckpointId, about: Mapping[str, Any], tensors: Sequence[StateTensor]) -> None:
         path = self._path(item)

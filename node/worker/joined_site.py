@@ -161,8 +161,11 @@ class JoinedSite(Site):
             self._client.progress(1, math.nan)
         if self._ramp is not None and not self._ramp.advance():
             self._ramp = None
-        if self._checkpoints is not None and self._steps % self._checkpoint_every == 0:
-            self._checkpoints.write(self._steps, self.inner_step)
+        if self._checkpoints is not None:
+            if self._steps == 1:
+                self._checkpoints.prepare()
+            if self._steps % self._checkpoint_every == 0:
+                self._checkpoints.write(self._steps, self.inner_step)
         synced = False
         if self._steps >= self._next_step:
             synced = self._boundary()
@@ -229,6 +232,7 @@ class JoinedSite(Site):
                 traceback.print_exception(error)  # the node may take the wait for a hang, and end this rank in it
         if self._checkpoints is not None:
             self._checkpoints.finish()
+        self._shared.close()
         disconnect()
 
     def _lease(self, num_samples: int, batch_size: int, ahead: int) -> LeasedBatches:

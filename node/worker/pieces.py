@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from atoll.node.core.events import MergeMode
 from atoll.node.local_protocol import PieceHash, piece_hash
+from atoll.node.worker import copies
 from atoll.node.worker.client import JoinedLayout
 from atoll.node.worker.frozen import FrozenTensors
 from atoll.node.worker.optimizers import NodeOptimizer
@@ -58,6 +59,15 @@ class SharedTensors:
                 self.moments[held.parameter] = momentum, variance
         self._frozen = FrozenTensors([(h, publish) for h, _, publish in self._slices if h.spec.role is Role.FROZEN])
         self._synced = [item for item in self._slices if item[0].spec.role not in (Role.BUFFER_LOCAL, Role.FROZEN)]
+        self._device = self._slices[0][0].local().device
+        moments = [moment for pair in self.moments.values() for moment in pair]
+        self._registration = copies.Registration(
+            [*(v for _, *both in self._slices for v in both), *moments], self._device
+        )
+
+    def close(self) -> None:
+        """The rank leaves; outer parameters can still be asked for."""
+        self._registration.end()
 
     @torch.no_grad()
     def check_frozen(self) -> None:
@@ -73,8 +83,8 @@ class SharedTensors:
                 continue
             is_wanted = with_frozen if held.spec.role is Role.FROZEN else self._is_of(held, fragment)
             if is_wanted:
-                # From a device to pageable memory: synchronous.
-                snapshot.copy_(held.local() if with_frozen else self._contributed(held))
+                copies.to_host(held.local() if with_frozen else self._contributed(held), snapshot)
+        copies.wait(self._device)
 
     def _contributed(self, held: Held) -> Tensor:
         """This rank's slice of what a sync averages: values, or the gradient or momentum that an optimizer has."""
@@ -105,23 +115,28 @@ class SharedTensors:
         for held, snapshot, publish in (item for item in self._synced if self._is_of(item[0], fragment)):
             local, is_trained = held.local(), held.spec.role is Role.TRAINABLE
             if is_trained and mode is not MergeMode.REPLACE:
-                new = publish.to(local.device, copy=True)
-                kept = local.to(torch.float32)
-                if mode is MergeMode.MIX:
-                    new.mul_(1 - self._alpha).add_(kept, alpha=self._alpha)
-                else:  # MERGE keeps what was trained since the snapshot: exactly zero if nothing was
-                    new += kept - snapshot.to(local.device) if mode is MergeMode.MERGE else kept
-                local.copy_(new)
+                for mine, sealed, outer in copies.pieces(local, snapshot, publish):
+                    self._merge(mine, sealed, outer, mode)
             elif mode is MergeMode.REPLACE or (mode is not MergeMode.SHIFT and _is_as(snapshot, local)):
-                local.copy_(publish)
-        _synchronize(self._slices[0][0].local())
+                copies.to_local(publish, local)
+        copies.wait(self._device)
+
+    def _merge(self, local: Tensor, snapshot: Tensor, publish: Tensor, mode: MergeMode) -> None:
+        new = publish.to(local.device, non_blocking=True, copy=True)
+        kept = local.to(torch.float32)
+        if mode is MergeMode.MIX:
+            new.mul_(1 - self._alpha).add_(kept, alpha=self._alpha)
+        else:  # MERGE keeps what was trained since the snapshot: exactly zero if nothing was
+            new += kept - snapshot.to(local.device, non_blocking=True) if mode is MergeMode.MERGE else kept
+        local.copy_(new)
 
     @torch.no_grad()
     def undo_steps(self) -> None:
         """The trained tensors have the values of PUBLISH again."""
         for held, _, publish in self._synced:
             if held.spec.role is Role.TRAINABLE:
-                held.local().copy_(publish)
+                copies.to_local(publish, held.local())
+        copies.wait(self._device)
 
     def _is_of(self, held: Held, fragment: int) -> bool:
         """Of one fragment, or of all."""
@@ -134,7 +149,8 @@ class SharedTensors:
         for held, _, publish in self._synced:
             local = held.local()
             saved.append(local.to("cpu", copy=True))
-            local.copy_(publish)
+            copies.to_local(publish, local)
+        copies.wait(self._device)
         return saved
 
     @torch.no_grad()
@@ -156,11 +172,3 @@ def _view(buffer: memoryview, held: Held, offset_bytes: int) -> Tensor:
 def _is_as(snapshot: Tensor, local: Tensor) -> bool:
     """Whether a buffer is what the snapshot holds."""
     return torch.equal(local.to("cpu", snapshot.dtype), snapshot)
-
-
-def _synchronize(tensor: Tensor) -> None:
-    """The node may change PUBLISH as soon as it hears of the merge: the device must be done reading it."""
-    if tensor.device.type == "cuda":
-        torch.cuda.synchronize(tensor.device)
-    elif tensor.device.type != "cpu":
-        torch.accelerator.synchronize(tensor.device.index or 0)

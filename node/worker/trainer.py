@@ -80,6 +80,8 @@ def _device_of_rank(connection: Connection) -> Iterator[torch.device]:
             )
         device = torch.device("cuda", local_rank)
         torch.cuda.set_device(device)
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{torch.get_num_threads()} threads"
+    sys.stdout.write(f"rank {connection.rank} trains on {device} ({name})\n")
     if connection.world > 1:
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     try:

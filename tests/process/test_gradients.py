@@ -144,6 +144,19 @@ def test_two_sites_of_different_shape_are_one_process_in_numpy(tmp_path: Path) -
         is_as_the_reference(run, log, ADAMW)
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("shape", [(), ("--fsdp2",)], ids=["plain", "fsdp2"])
+def test_a_site_on_a_gpu_and_one_on_a_cpu_are_one_process_in_numpy(tmp_path: Path, shape: tuple[str, ...]) -> None:
+    with LocalRun(tmp_path, SETTINGS) as run:
+        run.start_coordinator()
+        start(run, "one")
+        start(run, "two", "--device", "cuda", *shape)
+        assert run.wait_all(LIMIT_S) == {"one": 0, "two": 0}
+        log = log_of(run)
+        assert [sorted(names) for _, names in log] == [["one", "two"]] * 20
+        is_as_the_reference(run, log, ADAMW)
+
+
 def test_ranks_of_tensor_parallelism_hand_in_gradients_of_the_whole_model() -> None:
     """Those of a replicated parameter are partial sums after the backward pass; one rank of them writes SNAPSHOT."""
     script = Path(WORKER).with_name("tensor_parallel_step.py")
@@ -251,6 +264,16 @@ def test_0_1_adam_of_sites_of_different_shape_is_one_process_in_numpy(tmp_path: 
         run.start_coordinator()
         start(run, "one", "--optimizer", "zeroone")
         start(run, "two", "--optimizer", "zeroone", "--fsdp2", ranks=2)
+        assert run.wait_all(LIMIT_S) == {"one": 0, "two": 0}
+        is_nearly_the_reference(run, log_of(run))
+
+
+@pytest.mark.gpu
+def test_0_1_adam_of_a_site_on_a_gpu_and_one_on_a_cpu(tmp_path: Path) -> None:
+    with LocalRun(tmp_path, replace(SETTINGS, steps=60, sync=IN_PHASES)) as run:
+        run.start_coordinator()
+        start(run, "one", "--optimizer", "zeroone")
+        start(run, "two", "--optimizer", "zeroone", "--device", "cuda")
         assert run.wait_all(LIMIT_S) == {"one": 0, "two": 0}
         is_nearly_the_reference(run, log_of(run))
 

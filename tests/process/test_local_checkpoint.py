@@ -54,10 +54,19 @@ def kill_a_worker(run: LocalRun) -> None:
     os.kill(workers[-1], signal.SIGKILL)
 
 
-@pytest.mark.parametrize("num_ranks", [1, 2])
-def test_a_killed_worker_goes_on_with_its_optimizer(tmp_path: Path, num_ranks: int) -> None:
-    """Two ranks shard the model (FSDP2)."""
-    options = ["--fsdp2"] if num_ranks > 1 else []
+ON_GPU = ("--device", "cuda")
+
+
+@pytest.mark.parametrize(
+    ("num_ranks", "options"),
+    [
+        (1, ()),
+        (2, ("--fsdp2",)),
+        pytest.param(1, ON_GPU, marks=pytest.mark.gpu),
+        pytest.param(1, (*ON_GPU, "--fsdp2"), marks=pytest.mark.gpu),
+    ],
+)
+def test_a_killed_worker_goes_on_with_its_optimizer(tmp_path: Path, num_ranks: int, options: tuple[str, ...]) -> None:
     with LocalRun(tmp_path, SETTINGS) as run:
         run.start_coordinator()
         run.start_node(

@@ -1,4 +1,4 @@
-"""DDP and FSDP2 of two ranks under a node that follows a script; every value is known."""
+"""DDP and FSDP2 of two ranks, and of one on a GPU, under a node that follows a script; every value is known."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+import torch
 
 from atoll.node.core.events import (
     Answer,
@@ -38,14 +39,16 @@ from tests.harness.sockets import listening, outside_loopback
 
 RANKS = Path(__file__).parent.parent / "workers" / "parallel_ranks.py"
 SHAPES = {"first.bias": (5,), "first.weight": (5, 3), "second.bias": (1,), "second.weight": (1, 3)}
-WEIGHT_STEP, BIAS_STEP = 0.75, 0.5  # what each step takes
+LEARNING_RATE = 0.5
 SNAPSHOT = Answer(kind=AnswerKind.SNAPSHOT)
 
 
 class ScriptedNode:
     """The node's end, driven by hand: `expect` the next event, then say what comes."""
 
-    def __init__(self) -> None:
+    def __init__(self, num_ranks: int) -> None:
+        self.num_ranks = num_ranks
+        self.step_tokens = sum(10 * (rank + 1) for rank in range(num_ranks))
         self.events: asyncio.Queue[Happened] = asyncio.Queue()
         self.server = ServedRanks(self.events.put_nowait, unexpected)
         self.layout: Layout | None = None
@@ -76,10 +79,11 @@ class ScriptedNode:
         for name, value in values.items():
             self.tensor(1, name)[...] = value
 
-
-def moved(values: dict[str, npt.NDArray[np.float32]], num_steps: int) -> dict[str, npt.NDArray[np.float32]]:
-    """After that many steps of training."""
-    return {n: v - np.float32(num_steps * (BIAS_STEP if "bias" in n else WEIGHT_STEP)) for n, v in values.items()}
+    def moved(self, values: dict[str, npt.NDArray[np.float32]], num_steps: int) -> dict[str, npt.NDArray[np.float32]]:
+        """After that many steps of training: the gradient of a weight is the mean of the ranks' inputs."""
+        weight = (self.num_ranks + 1) / 2
+        step = {n: LEARNING_RATE * (1.0 if "bias" in n else weight) for n in values}
+        return {n: v - np.float32(num_steps * step[n]) for n, v in values.items()}
 
 
 def apply(mode: MergeMode, version: int, next_step: int, fresh: bool = False) -> Answer:
@@ -107,8 +111,8 @@ async def follow(node: ScriptedNode) -> tuple[list[float], list[float]]:
     # Two steps, a snapshot, one step beyond it, a merge.
     await node.asked(2, 0, SNAPSHOT)
     sealed = await node.expect(SnapshotSealed)
-    assert (sealed.tokens, sealed.num_steps, sealed.mean_loss) == (2 * (10 + 20), 2, 0.5)
-    node.snapshot_is(moved(outer, 2))
+    assert (sealed.tokens, sealed.num_steps, sealed.mean_loss) == (2 * node.step_tokens, 2, (node.num_ranks - 1) / 2)
+    node.snapshot_is(node.moved(outer, 2))
     await node.asked(2, 1, Answer(kind=AnswerKind.CONTINUE, next_step=3))
     outer = {name: value + 100 for name, value in outer.items()}
     node.publish(outer)
@@ -120,8 +124,8 @@ async def follow(node: ScriptedNode) -> tuple[list[float], list[float]]:
     await node.expect(Merged)
     await node.asked(5, 0, SNAPSHOT)
     sealed = await node.expect(SnapshotSealed)
-    assert (sealed.tokens, sealed.num_steps) == (3 * (10 + 20), 3)
-    node.snapshot_is({name: value + np.float32(0.25) for name, value in moved(outer, 3).items()})
+    assert (sealed.tokens, sealed.num_steps) == (3 * node.step_tokens, 3)
+    node.snapshot_is({name: value + np.float32(0.25) for name, value in node.moved(outer, 3).items()})
     # The last values, and one step more, so that outer and local parameters differ.
     outer = {name: value - 7 for name, value in outer.items()}
     node.publish(outer)
@@ -130,21 +134,22 @@ async def follow(node: ScriptedNode) -> tuple[list[float], list[float]]:
     event = await node.expect(BoundaryAsked)
     assert (event.step, event.seq) == (6, 0)
     opened = listening(descendants(os.getpid()))
-    assert len(opened) >= 2, "the store, and what the ranks opened for each other"
+    assert node.num_ranks == 1 or len(opened) >= 2, "the store, and what the ranks opened for each other"
     assert not outside_loopback(opened)
     node.server.answer(1, 6, 0, Answer(kind=AnswerKind.STOP, reason="done"))
     await node.expect(WorkersLeft)
-    biases = [np.concatenate((v["first.bias"], v["second.bias"])).tolist() for v in (outer, moved(outer, 1))]
+    biases = [np.concatenate((v["first.bias"], v["second.bias"])).tolist() for v in (outer, node.moved(outer, 1))]
     return biases[0], biases[1]
 
 
-async def run(kind: str, output: pytest.LogCaptureFixture) -> None:
-    node = ScriptedNode()
+async def run(kind: str, output: pytest.LogCaptureFixture, num_ranks: int) -> None:
+    node = ScriptedNode(num_ranks)
     await node.server.start()
     settings = settings_to_json(RunSettings(run_id="parallel"))
-    node.server.serve(1, 2, Greeting(settings_json=settings, data_paths=()))
+    node.server.serve(1, num_ranks, Greeting(settings_json=settings, data_paths=()))
     ended: asyncio.Future[WorkersExited] = asyncio.get_running_loop().create_future()
-    config = NodeConfig(coordinator="127.0.0.1:1", name="a", command=(str(RANKS), kind), num_ranks=2, num_threads=1)
+    command = (str(RANKS), kind)
+    config = NodeConfig(coordinator="127.0.0.1:1", name="a", command=command, num_ranks=num_ranks, num_threads=1)
     launcher = Launcher(config, ended.set_result, unexpected)
     script = asyncio.create_task(follow(node))
     try:
@@ -154,7 +159,7 @@ async def run(kind: str, output: pytest.LogCaptureFixture) -> None:
         outer, local = script.result()
         ending = await ended
         assert ending.code == 0, ending.text
-        for rank in range(2):
+        for rank in range(num_ranks):
             found = re.search(rf"rank {rank} outer (\[.*?\]) local (\[.*?\])", output.text)
             assert found is not None, output.text
             assert [float(v) for v in found[1][1:-1].split(",")] == outer
@@ -171,12 +176,15 @@ async def run(kind: str, output: pytest.LogCaptureFixture) -> None:
 def test_two_ranks(kind: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     caplog.set_level(logging.INFO, OUTPUT_LOGGER)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    asyncio.run(run(kind, caplog))
+    asyncio.run(run(kind, caplog, num_ranks=2))
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("num_ranks", [1, 2])
 @pytest.mark.parametrize("kind", ["ddp", "fsdp2"])
-def test_two_ranks_on_gpus(kind: str, caplog: pytest.LogCaptureFixture) -> None:
-    """Needs two GPUs: NCCL has no two ranks on one."""
+def test_ranks_on_gpus(kind: str, num_ranks: int, caplog: pytest.LogCaptureFixture) -> None:
+    """A GPU each: NCCL has no two ranks on one."""
+    if torch.cuda.device_count() < num_ranks:
+        pytest.skip(f"needs {num_ranks} GPUs; this host has {torch.cuda.device_count()}")
     caplog.set_level(logging.INFO, OUTPUT_LOGGER)
-    asyncio.run(run(kind, caplog))
+    asyncio.run(run(kind, caplog, num_ranks))

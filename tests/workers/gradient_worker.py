@@ -1,7 +1,7 @@
 """A small regression whose optimizer's steps are done at the nodes. It writes down each gradient that it hands in.
 
 atoll node ... -- gradient_worker.py TRACE [--optimizer adamw|onebit|zeroone|sgd] [--fsdp2] [--learning-rate RATE]
-                [--step-delay-s SECONDS]
+                [--step-delay-s SECONDS] [--device cuda]
 """
 
 from __future__ import annotations
@@ -37,14 +37,16 @@ def main() -> None:
     parser.add_argument("--learning-rate", type=float, default=0.05)
     parser.add_argument("--fsdp2", action="store_true", help="shard the model over a device mesh of the ranks")
     parser.add_argument("--step-delay-s", type=float, default=0.0)
+    parser.add_argument("--device", default="cpu")
     options = parser.parse_args()
     torch.manual_seed(1)
     model = torch.nn.Sequential(torch.nn.Linear(6, 5), torch.nn.GELU(), torch.nn.Linear(5, 3))
     generator = torch.Generator().manual_seed(2)
     x = torch.randn(512, 6, generator=generator)
-    target = torch.randn(6, 3, generator=generator)
+    target = torch.randn(6, 3, generator=generator).to(options.device)
+    model.to(options.device)
     if options.fsdp2:
-        fully_shard(model, mesh=init_device_mesh("cpu", (int(os.environ["WORLD_SIZE"]),)))
+        fully_shard(model, mesh=init_device_mesh(options.device, (int(os.environ["WORLD_SIZE"]),)))
     if options.optimizer != "sgd":
         kind = {"adamw": atoll.AdamW, "onebit": atoll.OneBitAdam, "zeroone": atoll.ZeroOneAdam}[options.optimizer]
         matrices = [p for p in model.parameters() if p.dim() > 1]
@@ -54,8 +56,8 @@ def main() -> None:
     else:
         optimizer = atoll.SGD(model.parameters(), lr=options.learning_rate, momentum=0.5)
     with atoll.join(model, optimizer, data_fingerprint=bytes(32)) as site, open(options.trace, "a") as trace:
-        for (batch,) in site.loader(TensorDataset(x), BATCH_SIZE):
-            step = site.inner_step
+        for (samples,) in site.loader(TensorDataset(x), BATCH_SIZE):
+            batch, step = samples.to(options.device), site.inner_step
             for group in optimizer.param_groups:
                 group["lr"] = options.learning_rate / (1 + step / 10)
             loss = torch.nn.functional.mse_loss(model(batch), torch.tanh(batch @ target))
@@ -76,7 +78,7 @@ def main() -> None:
 def whole(gradient: Tensor | None) -> str:
     assert gradient is not None
     full = gradient.full_tensor() if isinstance(gradient, DTensor) else gradient
-    return full.numpy().tobytes().hex()
+    return full.cpu().numpy().tobytes().hex()
 
 
 if __name__ == "__main__":

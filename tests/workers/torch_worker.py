@@ -1,7 +1,7 @@
 """A small regression with torch and atoll.join, which says what its processor is told to be.
 
 atoll node ... -- torch_worker.py [--step-delay-s SECONDS] [--ddp | --fsdp2] [--amsgrad] [--stuck-disk FILE]
-                [--crash-if-restored] [--constants]
+                [--crash-if-restored] [--constants] [--device cuda]
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--fsdp2", action="store_true", help="shard the model over a device mesh of the ranks")
     parser.add_argument("--constants", action="store_true", help="buffers that never change, as models have them")
     parser.add_argument("--amsgrad", action="store_true")
+    parser.add_argument("--device", default="cpu")
     parser.add_argument("--crash-if-restored", action="store_true", help="before the first step")
     parser.add_argument(
         "--stuck-disk", type=Path, metavar="FILE", help="no fsync of a file comes back once this one is there"
@@ -55,8 +56,9 @@ def main(argv: list[str]) -> None:
         model.register_buffer("least", torch.full((8,), torch.finfo(torch.float32).min))
         model.register_buffer("one", torch.tensor(1.0))
         model.register_buffer("angles", torch.polar(torch.ones(4), torch.arange(4.0)))
+    model.to(options.device)
     if options.fsdp2:
-        fully_shard(model, mesh=init_device_mesh("cpu", (int(os.environ["WORLD_SIZE"]),)))
+        fully_shard(model, mesh=init_device_mesh(options.device, (int(os.environ["WORLD_SIZE"]),)))
     elif options.ddp:
         dist.init_process_group("gloo")
         model = DistributedDataParallel(model)
@@ -71,7 +73,8 @@ def main(argv: list[str]) -> None:
         if counts and options.crash_if_restored:
             raise KeyError("a state of the optimizer that does not fit")
         tokens = BATCH_SIZE + (site.seed % 7 if options.constants else 0)  # weights that do not sum to 1 exactly
-        for (x,) in site.loader(TensorDataset(samples), BATCH_SIZE):
+        for (batch,) in site.loader(TensorDataset(samples), BATCH_SIZE):
+            x = batch.to(options.device)
             time.sleep(options.step_delay_s)
             loss = (model(x) - x.flip(1)).square().mean()
             loss.backward()

@@ -92,7 +92,7 @@ MUTATIONS = (
     Mutation(
         name="a mix takes the wrong part of the local copy",
         rule="mix = alpha local + (1 - alpha) outer",
-        where="node.worker.pieces:SharedTensors.apply",
+        where="node.worker.pieces:SharedTensors._merge",
         old="new.mul_(1 - self._alpha).add_(kept, alpha=self._alpha)",
         new="new.mul_(self._alpha).add_(kept, alpha=1 - self._alpha)",
         tests=("tests/unit/worker/test_worker_pieces.py::test_mix_weighs_the_local_copy_with_alpha",),

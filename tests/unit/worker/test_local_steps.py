@@ -22,6 +22,7 @@ from atoll.protocol.outer import bias_at
 from atoll.protocol.outer_settings import OuterSettings
 from atoll.protocol.settings import RunSettings
 from atoll.protocol.sync_settings import SyncSettings
+from tests.harness.devices import DEVICES
 from tests.harness.fake_node import SNAPSHOT, STOP, FakeNode, Question, apply, go_on
 
 OUTER = OuterSettings(optimizer="adamw", momentum=0.75, beta2=0.5, epsilon=1e-3)
@@ -39,28 +40,29 @@ def numbers(seed: int, size: int = 40) -> F32:
     return np.random.default_rng(seed).standard_normal(size).astype(np.float32)
 
 
-def test_three_steps_are_those_of_numpy() -> None:
+@pytest.mark.parametrize("device", DEVICES)
+def test_three_steps_are_those_of_numpy(device: str) -> None:
     x, m, v = numbers(1), numbers(2), np.square(numbers(3))
     v[:3] = 0  # never trained: such an element would leap
     before = m, v.copy()
-    parameter = nn.Parameter(torch.from_numpy(x.copy()))
+    parameter = nn.Parameter(torch.from_numpy(x.copy()).to(device))
     window, group = a_window(parameter, m, v)
     total: F32 = np.zeros_like(x)
     moved = []
     for step, rate in enumerate((0.5, 0.25, 0.125)):
         group["lr"] = rate
         gradient = numbers(10 + step)
-        window.step([group], {parameter: torch.from_numpy(gradient)})
+        window.step([group], {parameter: torch.from_numpy(gradient).to(device)})
         m = np.float32(0.75) * m + np.float32(0.25) * gradient
         update = (m / np.float32(BIAS[0])) / (np.sqrt(v / np.float32(BIAS[1])) + np.float32(1e-3))
         moved.append(np.abs(update).max())
         x = x - np.float32(rate) * (update.clip(-1, 1) + np.float32(0.25) * x)
         total = total + np.float32(rate) * m
-        np.testing.assert_allclose(parameter.detach().numpy(), x, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(parameter.detach().cpu().numpy(), x, rtol=1e-5, atol=1e-6)
     assert min(moved) > 100, "else nothing is held back"
     found = window.contribution(parameter)
     assert found is not None
-    np.testing.assert_allclose(found.numpy(), total / np.float32(0.875), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(found.cpu().numpy(), total / np.float32(0.875), rtol=1e-5, atol=1e-6)
     assert window.rates == (0.875, 0.25)
     assert np.array_equal(before[0], numbers(2)), "what the node shares stays as it is"
     assert np.array_equal(before[1], v)

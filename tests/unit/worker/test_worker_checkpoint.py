@@ -20,6 +20,7 @@ from atoll.node.worker.checkpoint import LocalCheckpoints
 from atoll.node.worker.optimizer_state import OptimizerState
 from atoll.node.worker.tensors import find_tensors
 from atoll.protocol.errors import HostError
+from tests.harness.devices import DEVICES
 from tests.harness.ranks import Ranks
 from tests.harness.small_disk import small_disk
 from tests.harness.zero import ZeroRedundancyOptimizer, rank_of_two
@@ -33,6 +34,7 @@ OPTIMIZERS: dict[str, Make] = {
         [{"params": p[:1], "weight_decay": 0.5}, {"params": p[1:], "weight_decay": 0.25}], lr=0.01
     ),
     "channels last": lambda p: torch.optim.AdamW(p, lr=0.01),
+    "fused": lambda p: torch.optim.AdamW(p, lr=0.01, fused=True),
 }
 
 
@@ -69,6 +71,7 @@ class Rank:
         world: int = 1,
         width: int = 4,
         order: torch.memory_format = torch.contiguous_format,
+        device: str = "cpu",
         crashed_from: Sequence[CheckpointId] = (),
         busy: Callable[[str, float], None] = lambda what, limit_s: None,
     ) -> None:
@@ -77,6 +80,7 @@ class Rank:
         weight = self.net.get_parameter("0.weight")
         weight.data = weight.data.contiguous(memory_format=order)
         self.net.register_parameter("small", nn.Parameter(torch.ones(3, dtype=torch.bfloat16)))
+        self.net.to(device)
         self.optimizer = make(list(self.net.parameters()))
         self.state = OptimizerState(find_tensors([self.net], [self.optimizer]), [self.optimizer])
         self.checkpoints = LocalCheckpoints(
@@ -87,7 +91,7 @@ class Rank:
         small = self.net.get_parameter("small")
         for _ in range(num_steps):
             self.optimizer.zero_grad()
-            loss: Tensor = self.net(torch.ones(2, 3, 3, 3)).sum() + small.square().sum().float()
+            loss: Tensor = self.net(torch.ones(2, 3, 3, 3, device=small.device)).sum() + small.square().sum().float()
             loss.backward()  # type: ignore[no-untyped-call]
             self.optimizer.step()
 
@@ -118,20 +122,22 @@ def written(folder: Path, *steps: int) -> Rank:
     return rank
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("kind", OPTIMIZERS)
-def test_training_goes_on_with_the_same_bits(tmp_path: Path, kind: str) -> None:
+def test_training_goes_on_with_the_same_bits(tmp_path: Path, kind: str, device: str) -> None:
     order = torch.channels_last if kind == "channels last" else torch.contiguous_format
-    first = Rank(tmp_path, OPTIMIZERS[kind], order=order)
+    first = Rank(tmp_path, OPTIMIZERS[kind], order=order, device=device)
     first.begin()
     first.train(3)
     first.write(3)
-    again = Rank(tmp_path, OPTIMIZERS[kind], order=order)
+    again = Rank(tmp_path, OPTIMIZERS[kind], order=order, device=device)
     again.net.load_state_dict(first.net.state_dict())  # as the outer state brings them
     assert again.go_on()
     for one, other in zip(first.optimizer.state.values(), again.optimizer.state.values(), strict=True):
         assert one.keys() == other.keys()
         for key, value in one.items():
             if isinstance(value, Tensor):
+                assert value.device == other[key].device
                 assert torch.equal(value, other[key])
                 assert (value.dtype, value.stride()) == (other[key].dtype, other[key].stride())
             else:

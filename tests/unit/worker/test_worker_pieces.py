@@ -18,9 +18,9 @@ from atoll.node.worker.pieces import SharedTensors
 from atoll.node.worker.tensors import ModelTensors, find_tensors
 from atoll.protocol.errors import ConfigError
 from atoll.protocol.sync_settings import SyncSettings
+from tests.harness.devices import DEVICES
 from tests.harness.fake_node import FakeNode
 
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 PAGE = Path(__file__).parents[3] / "docs" / "protocol.md"
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
@@ -80,8 +80,9 @@ def test_snapshot_and_replace(dtype: torch.dtype, device: str) -> None:
     assert addresses(net) == places  # in place: compiled code and captured graphs stay valid
 
 
-def test_frozen_tensors_travel_only_with_the_first_values() -> None:
-    net = Net()
+@pytest.mark.parametrize("device", DEVICES)
+def test_frozen_tensors_travel_only_with_the_first_values(device: str) -> None:
+    net = Net().to(device)
     _, node, shared = share(net)
     shared.write_snapshot(0, with_frozen=False)
     assert not node.values(node.snapshot, "frozen").any()
@@ -178,11 +179,12 @@ def test_a_buffer_keeps_what_training_made_of_it_since_the_snapshot(
     assert (net.mean.tolist(), net.count.item()) == ([1.0, 2.0, 3.0], 4), "nothing was trained since"
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_shift_moves_trainable_tensors_only(dtype: torch.dtype) -> None:
-    net = Net().to(dtype)
+def test_shift_moves_trainable_tensors_only(dtype: torch.dtype, device: str) -> None:
+    net = Net().to(device, dtype)
     _, node, shared = share(net)
-    difference = torch.randn(5, 3)
+    difference = torch.randn(5, 3, device=device)
     fill(node, "weight", difference)
     fill(node, "mean", torch.ones(3))
     weight, mean = net.weight.detach().clone(), net.mean.clone()
@@ -192,12 +194,15 @@ def test_shift_moves_trainable_tensors_only(dtype: torch.dtype) -> None:
     assert net.count.item() == 5
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(("dtype", "name"), [(torch.float32, "F32"), (torch.bfloat16, "BF16"), (torch.float16, "F16")])
-def test_an_idle_site_has_no_pseudo_gradient(dtype: torch.dtype, name: str) -> None:
+def test_an_idle_site_has_no_pseudo_gradient(dtype: torch.dtype, name: str, device: str) -> None:
     """The base that the node computes is what the worker received, cast included; merging nothing adds nothing."""
-    net = nn.Linear(64, 64, bias=False).to(dtype)
+    net = nn.Linear(64, 64, bias=False).to(device, dtype)
     _, node, shared = share_linear(net)
     outer = np.random.default_rng(0).standard_normal(64 * 64).astype(np.float32)
+    outer[:64] *= np.float32(1e-7)  # subnormal in fp16
+    outer[64:128] *= np.float32(1e-39)  # and in all of them
     node.values(node.publish, "weight")[:] = outer
     base = np.empty_like(outer)
     cast_base(outer, name, base)
@@ -215,8 +220,9 @@ def share_linear(net: nn.Module) -> tuple[ModelTensors, FakeNode, SharedTensors]
     return tensors, node, SharedTensors(tensors, node.joined(len(tensors.pieces)), SyncSettings())
 
 
-def test_only_owned_pieces_are_written_and_shared_ones_hashed() -> None:
-    net = Net().to(torch.bfloat16)
+@pytest.mark.parametrize("device", DEVICES)
+def test_only_owned_pieces_are_written_and_shared_ones_hashed(device: str) -> None:
+    net = Net().to(device, torch.bfloat16)
     tensors = find_tensors([net], [torch.optim.SGD(net.parameters(), lr=0.1)])
     node = FakeNode(manifest=tensors.manifest)
     weight = [p.name for p in tensors.pieces].index("weight")
@@ -226,7 +232,7 @@ def test_only_owned_pieces_are_written_and_shared_ones_hashed() -> None:
     shared.write_snapshot(0, with_frozen=False)
     assert not node.values(node.snapshot, "weight").any()
     assert node.values(node.snapshot, "scale").any()
-    expected = PieceHash(piece=weight, hash=piece_hash(net.weight.detach().float().numpy().tobytes()))
+    expected = PieceHash(piece=weight, hash=piece_hash(net.weight.detach().float().cpu().numpy().tobytes()))
     assert shared.hashes() == (expected,)
 
 
@@ -250,8 +256,9 @@ def test_a_buffer_that_was_removed_is_named(how: str) -> None:
         shared.write_snapshot(0, with_frozen=False)
 
 
-def test_swap_in_and_back() -> None:
-    net = Net().to(torch.bfloat16)
+@pytest.mark.parametrize("device", DEVICES)
+def test_swap_in_and_back(device: str) -> None:
+    net = Net().to(device, torch.bfloat16)
     _, node, shared = share(net)
     fill(node, "weight", torch.ones(5, 3))
     before = {name: value.clone() for name, value in net.state_dict().items()}

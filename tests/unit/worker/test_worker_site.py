@@ -240,6 +240,23 @@ def test_progress_is_told_however_short_a_window_is(node: FakeNode) -> None:
     assert [b["step"] for b in node.said("progress")] == [2, 4]
 
 
+def test_memory_for_checkpoints_is_asked_for_after_the_first_step_and_once(
+    node: FakeNode, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Gigabytes of it take seconds, which pass beside the training then."""
+    asked: list[int] = []
+    net, _ = model()
+    optimizer = torch.optim.AdamW(net.parameters())
+    monkeypatch.setattr(LocalCheckpoints, "prepare", lambda checkpoints: asked.append(len(optimizer.state)))
+    node.checkpoint_folder = str(tmp_path)
+    node.script = [first(3), (3, STOP)]
+    with atoll.join(net, optimizer) as site:
+        while site.running:
+            train(net, optimizer)
+            site.step(tokens=1)
+    assert asked == [len(list(net.parameters()))]
+
+
 def test_progress_tells_what_became_of_checkpoints(
     node: FakeNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
