@@ -32,9 +32,25 @@ MUTATIONS = (
     Mutation(
         name="the journal grows for ever",
         rule="the journal of a run of any length takes bounded space",
-        where="node.daemon.journal:Journal.__init__",
-        old="maxBytes=max_bytes, ",
-        new="",
+        where="node.daemon.journal:Journal.write",
+        old="if self._num_bytes and self._num_bytes + len(line) > self._max_bytes:",
+        new="if False:",
+        tests=("tests/unit/local/test_node_failures.py",),
+    ),
+    Mutation(
+        name="a start forgets how long the journal is",
+        rule="the journal of a run of any length takes bounded space",
+        where="node.daemon.journal:Journal._open",
+        old="os.fstat(self._file.fileno()).st_size",
+        new="0",
+        tests=("tests/unit/local/test_node_failures.py",),
+    ),
+    Mutation(
+        name="what a full disk left of a line is lost",
+        rule="a line of the journal is whole, or the node ends",
+        where="node.daemon.journal:Journal.write",
+        old="                line = line[num_written:]",
+        new="                line = line[:0]",
         tests=("tests/unit/local/test_node_failures.py",),
     ),
     Mutation(

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, nullcontext
 from dataclasses import replace
+from io import FileIO
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -496,10 +497,12 @@ def test_what_is_as_large_as_the_model_is_made_and_removed_beside_the_loop(tmp_p
 def is_full(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     """The disk of its journal, from now on."""
 
-    def full() -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    class Full(FileIO):
+        def write(self, data: object) -> int:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(node.journal._lines, "flush", full)
+    node.journal.close()
+    monkeypatch.setattr(node.journal, "_file", Full(os.devnull, "a"))
 
 
 def test_a_journal_that_cannot_be_written_ends_the_node_and_not_the_connection_of_the_rank_that_spoke(
@@ -585,6 +588,30 @@ def test_the_journal_of_a_long_run_takes_bounded_space_and_loses_no_line_of_the_
     numbers = [json.loads(line)["commit"] for line in text.splitlines()]
     assert numbers == list(range(numbers[0], 101))
     assert len(numbers) > 15
+
+
+def test_starts_that_write_little_have_one_bound_together(tmp_path: Path) -> None:
+    for number in range(100):
+        journal = Journal(tmp_path / "journal.jsonl", max_bytes=1000)
+        journal.write("commit", commit=number)
+        journal.close()
+        assert sum(file.stat().st_size for file in tmp_path.iterdir()) <= 2000
+    assert all(file.stat().st_mode & 0o777 == 0o600 for file in tmp_path.iterdir())
+
+
+def test_a_line_of_the_journal_is_whole_though_the_file_takes_it_in_parts(tmp_path: Path) -> None:
+    class Slow(FileIO):
+        def write(self, data: Any) -> int:
+            return super().write(data[:7])
+
+    journal = Journal(tmp_path / "journal.jsonl")
+    journal.close()
+    journal._file = Slow(tmp_path / "journal.jsonl", "a")
+    for number in range(3):
+        journal.write("commit", commit=number)
+    journal.close()
+    lines = (tmp_path / "journal.jsonl").read_text().splitlines()
+    assert [json.loads(line)["commit"] for line in lines] == [0, 1, 2]
 
 
 def test_a_journal_with_one_line_beyond_its_bound_keeps_it(tmp_path: Path) -> None:
