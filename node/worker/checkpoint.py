@@ -52,7 +52,7 @@ class LocalCheckpoints:
         checkpoints = LocalCheckpoints(folder, state, run_id, rank, world)
         checkpoints.usable                  # to the node, which names the newest that every rank offers, or none
         checkpoints.go_on(chosen, incarnation, generation)
-        checkpoints.prepare()               # after the first step
+        checkpoints.prepare()               # some steps before
         checkpoints.write(step, run_step)   # every so many steps: copies here, writes in a thread
         checkpoints.finish()
 
@@ -193,7 +193,7 @@ class LocalCheckpoints:
     # --- writing
 
     def prepare(self) -> None:
-        """Once the optimizers have a state: so that the first `write` need not wait for memory."""
+        """Now and then before a `write`: so that it need not wait for memory, once the optimizers have a state."""
         with suppress(ConfigError):  # `write` says it
             self._room.prepare({item.name: item.values for item in self._state.tensors()})
 
@@ -243,7 +243,6 @@ class LocalCheckpoints:
 
     def finish(self) -> None:
         """Until the last one is written or has failed."""
-        self._room.finish()
         if self._writer is not None:
             self._writer.join()
 

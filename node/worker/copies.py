@@ -1,14 +1,15 @@
 """Copies between a rank's tensors and the host memory that it shares with its node.
 
-A copy between a GPU and host memory is fast only if the memory is registered with the GPU's driver, and it casts on
-the host unless both sides have one dtype. So a rank on a GPU registers what it shares, casts on the GPU, and goes
-through tensors in pieces, for which it needs little room there. The copies of one device follow each other: `wait`
-returns when all are done.
+A copy between a GPU and host memory is fast only if the GPU's driver knows the memory, and torch may cast on the host
+unless both sides have one dtype. So a rank on a GPU registers what it shares, casts on the GPU, and goes through
+tensors in pieces, for which it needs little room there. Each copy is done when its function returns: SEALED and MERGED
+follow at once, and then the node reads SNAPSHOT and changes PUBLISH.
 """
 
 from __future__ import annotations
 
 import mmap
+import os
 import sys
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
@@ -18,7 +19,6 @@ import torch
 from torch import Tensor
 
 PIECE_BYTES = 64 << 20
-CPU = torch.device("cpu")
 
 
 def pieces(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
@@ -32,68 +32,71 @@ def pieces(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
 
 
 def to_host(local: Tensor, shared: Tensor) -> None:
-    """`shared := local` in the dtype of `shared`, which is in host memory; done after `wait`."""
+    """`shared := local` in the dtype of `shared`, which is in host memory."""
+    if local.device.type == "cpu":
+        shared.copy_(local)
+        return
     for source, target in pieces(local, shared):
-        target.copy_(source.to(target.dtype), non_blocking=True)
+        target.copy_(source.to(target.dtype))
 
 
 def to_local(shared: Tensor, local: Tensor) -> None:
-    """`local := shared` in the dtype of `local`; done after `wait`."""
+    """`local := shared` in the dtype of `local`."""
     for source, target in pieces(shared, local):
-        target.copy_(source.to(target.device, non_blocking=True))
-
-
-def wait(device: torch.device) -> None:
-    """Until the copies are done: what is in shared memory may be read, and changed, by the node."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    elif device.type != "cpu":
-        torch.accelerator.synchronize(device.index or 0)
+        target.copy_(source.to(target.device))
 
 
 class Registration:
-    """Host memory that the driver of a GPU knows, so that the GPU reads and writes it by itself. It lasts until `end`,
-    or until nothing refers to this any more."""
+    """Host memory that the driver of GPUs knows, so that a GPU reads and writes it by itself. It lasts until `end`, or
+    until nothing refers to this any more."""
 
-    def __init__(self, views: Sequence[Tensor] = (), device: torch.device = CPU) -> None:
-        """Of the pages of these tensors in host memory. Nothing without a GPU; says so if the driver refuses."""
+    def __init__(self, views: Sequence[Tensor], devices: Iterable[torch.device], what: str) -> None:
+        """Of the pages of these tensors in host memory, which are nobody else's. Nothing where no device is a GPU;
+        says so, with `what` the memory is for, if the driver refuses."""
         self._ranges: list[tuple[int, int]] = []
-        self.end = weakref.finalize(self, _unregister, self._ranges, views)  # the views: nothing is unmapped before
-        if device.type != "cuda":
+        gpu = next((device for device in devices if device.type == "cuda"), None)
+        # The views are held, so that nothing is unmapped before.
+        self.end = weakref.finalize(self, _unregister, self._ranges, gpu, os.getpid(), views)
+        if gpu is None:
             return
-        with torch.cuda.device(device):
-            for start, end in page_ranges(views):
-                error = int(_driver().cudaHostRegister(start, end - start, 0))
-                if error:
-                    _forget_error(device)
-                    sys.stderr.write(
-                        f"atoll: the CUDA driver does not register {end - start} bytes of the memory shared with the "
-                        f"node (error {error}): copies at a sync are several times slower. A limit of locked memory "
-                        "(ulimit -l, or of the container) is the usual reason\n"
-                    )
-                    self.end()
-                    break
-                self._ranges.append((start, end))
+        for start, end in page_ranges(views):
+            error = _call(gpu, "cudaHostRegister", start, end - start, 0)
+            if error:
+                sys.stderr.write(
+                    f"atoll: the CUDA driver does not register {end - start} bytes of {what} ({error}): copies to and "
+                    "from it are several times slower\n"
+                )
+                self.end()
+                break
+            self._ranges.append((start, end))
 
     @property
     def num_bytes(self) -> int:
         return sum(end - start for start, end in self._ranges)
 
 
-def _unregister(ranges: list[tuple[int, int]], views: Sequence[Tensor]) -> None:
-    for start, _ in ranges:
-        _driver().cudaHostUnregister(start)
+def _unregister(ranges: list[tuple[int, int]], gpu: torch.device | None, pid: int, views: Sequence[Tensor]) -> None:
+    if gpu is not None and os.getpid() == pid:  # a fork has no part in it
+        for start, _ in ranges:
+            _call(gpu, "cudaHostUnregister", start)
     ranges.clear()
 
 
-def _driver() -> Any:
-    return torch.cuda.cudart()  # type: ignore[no-untyped-call]
+def _call(gpu: torch.device, name: str, *arguments: int) -> str:
+    """What CUDA's runtime answers; empty if it did as it was told."""
+    with torch.cuda.device(gpu):
+        runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+        code = int(getattr(runtime, name)(*arguments))
+        if not code:
+            return ""
+        _forget_error(gpu)
+        return f"error {code}: {runtime.cudaGetErrorString(runtime.cudaError(code))}"
 
 
-def _forget_error(device: torch.device) -> None:
+def _forget_error(gpu: torch.device) -> None:
     """CUDA keeps the error of a call until somebody asks, and torch asks at the next kernel: it would raise there."""
     try:
-        torch.zeros(1, device=device)
+        torch.zeros(1, device=gpu)
     except RuntimeError:
         pass
 

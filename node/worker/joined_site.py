@@ -162,10 +162,11 @@ class JoinedSite(Site):
         if self._ramp is not None and not self._ramp.advance():
             self._ramp = None
         if self._checkpoints is not None:
-            if self._steps == 1:
-                self._checkpoints.prepare()
-            if self._steps % self._checkpoint_every == 0:
+            since = self._steps % self._checkpoint_every
+            if since == 0:
                 self._checkpoints.write(self._steps, self.inner_step)
+            elif since in (1, self._checkpoint_every // 2):  # some optimizers have no state after their first step
+                self._checkpoints.prepare()
         synced = False
         if self._steps >= self._next_step:
             synced = self._boundary()

@@ -59,11 +59,10 @@ class SharedTensors:
                 self.moments[held.parameter] = momentum, variance
         self._frozen = FrozenTensors([(h, publish) for h, _, publish in self._slices if h.spec.role is Role.FROZEN])
         self._synced = [item for item in self._slices if item[0].spec.role not in (Role.BUFFER_LOCAL, Role.FROZEN)]
-        self._device = self._slices[0][0].local().device
         moments = [moment for pair in self.moments.values() for moment in pair]
-        self._registration = copies.Registration(
-            [*(v for _, *both in self._slices for v in both), *moments], self._device
-        )
+        views = [*(view for _, *both in self._slices for view in both), *moments]
+        devices = (held.local().device for held, *_ in self._slices)
+        self._registration = copies.Registration(views, devices, "the memory shared with the node")
 
     def close(self) -> None:
         """The rank leaves; outer parameters can still be asked for."""
@@ -84,7 +83,6 @@ class SharedTensors:
             is_wanted = with_frozen if held.spec.role is Role.FROZEN else self._is_of(held, fragment)
             if is_wanted:
                 copies.to_host(held.local() if with_frozen else self._contributed(held), snapshot)
-        copies.wait(self._device)
 
     def _contributed(self, held: Held) -> Tensor:
         """This rank's slice of what a sync averages: values, or the gradient or momentum that an optimizer has."""
@@ -119,15 +117,14 @@ class SharedTensors:
                     self._merge(mine, sealed, outer, mode)
             elif mode is MergeMode.REPLACE or (mode is not MergeMode.SHIFT and _is_as(snapshot, local)):
                 copies.to_local(publish, local)
-        copies.wait(self._device)
 
     def _merge(self, local: Tensor, snapshot: Tensor, publish: Tensor, mode: MergeMode) -> None:
-        new = publish.to(local.device, non_blocking=True, copy=True)
+        new = publish.to(local.device, copy=True)
         kept = local.to(torch.float32)
         if mode is MergeMode.MIX:
             new.mul_(1 - self._alpha).add_(kept, alpha=self._alpha)
         else:  # MERGE keeps what was trained since the snapshot: exactly zero if nothing was
-            new += kept - snapshot.to(local.device, non_blocking=True) if mode is MergeMode.MERGE else kept
+            new += kept - snapshot.to(local.device) if mode is MergeMode.MERGE else kept
         local.copy_(new)
 
     @torch.no_grad()
@@ -136,7 +133,6 @@ class SharedTensors:
         for held, _, publish in self._synced:
             if held.spec.role is Role.TRAINABLE:
                 copies.to_local(publish, held.local())
-        copies.wait(self._device)
 
     def _is_of(self, held: Held, fragment: int) -> bool:
         """Of one fragment, or of all."""
@@ -150,7 +146,6 @@ class SharedTensors:
             local = held.local()
             saved.append(local.to("cpu", copy=True))
             copies.to_local(publish, local)
-        copies.wait(self._device)
         return saved
 
     @torch.no_grad()

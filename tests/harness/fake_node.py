@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any, cast
@@ -49,8 +50,7 @@ class FakeNode:
 
     def _allocate(self, manifest: Manifest) -> Layout:
         self.layout = Layout(manifest)
-        self.snapshot = memoryview(bytearray(self.layout.buffer_bytes))
-        self.publish = memoryview(bytearray(self.layout.buffer_bytes))
+        self.snapshot, self.publish = (_pages(self.layout.buffer_bytes) for _ in range(2))
         return self.layout
 
     def joined(self, num_pieces: int) -> JoinedLayout:
@@ -90,7 +90,7 @@ class FakeNode:
         self._checkpoint = max(offered.checkpoints, default=None)
         self.told.append(("join", {"fingerprint": offered.data_fingerprint, "data_rank": offered.data_rank}))
         layout = self._allocate(offered.manifest)
-        self.moments = tuple(memoryview(bytearray(layout.moment_bytes)) for _ in range(num_moments))
+        self.moments = tuple(_pages(layout.moment_bytes) for _ in range(num_moments))
         return self.joined(len(offered.pieces))
 
     def boundary(self, step: int, seq: int) -> Answer:
@@ -127,6 +127,11 @@ class FakeNode:
 
     def close(self) -> None:
         self.told.append(("close", {}))
+
+
+def _pages(num_bytes: int) -> memoryview:
+    """Memory of its own, as a node shares it: a GPU registers whole pages."""
+    return memoryview(mmap.mmap(-1, max(1, num_bytes)))[:num_bytes]
 
 
 def apply(

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from atoll.node.daemon.shared_memory import RESERVE_BYTES, MemoryLimit
 from atoll.node.worker import host_room
 from atoll.node.worker.host_room import ALIGNMENT_BYTES, HostRoom
 from atoll.protocol.errors import HostError
@@ -75,11 +76,26 @@ def test_it_is_made_beside_the_caller_and_once(monkeypatch: pytest.MonkeyPatch) 
     assert len(makers) == 2
 
 
-def test_memory_that_is_not_there_is_said_and_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    room, state, real = HostRoom(), a_state(), torch.empty
-    monkeypatch.setattr(torch, "empty", lambda *_, **__: real(1 << 60))
-    room.prepare(state)
-    with pytest.raises(HostError, match=r"no host memory for a copy of \d"):
-        room.copy(state)
-    monkeypatch.setattr(torch, "empty", real)
+@pytest.mark.parametrize("why", ["memory", "thread", "anything else"])
+def test_room_that_cannot_be_made_is_said_and_asked_for_again(monkeypatch: pytest.MonkeyPatch, why: str) -> None:
+    room, state = HostRoom(), a_state()
+    with monkeypatch.context() as patch:
+        if why == "memory":
+            patch.setattr(host_room, "memory_limit", lambda: MemoryLimit(RESERVE_BYTES + 100, "a group of this test"))
+            words = "are available, limited by a group of this test"
+        elif why == "thread":
+            patch.setattr(threading.Thread, "start", refuse)
+            words = "can't start new thread"
+        else:
+            patch.setattr(host_room, "_places", lambda layout: [].pop())
+            words = "no host memory for a copy of 7 tensors: pop from empty list"
+        room.prepare(state)
+        with pytest.raises(HostError, match=words):
+            room.copy(state)
+        with pytest.raises(HostError, match=words):
+            room.copy(state)
     assert torch.equal(room.copy(state)["momentum"], state["momentum"])
+
+
+def refuse(thread: threading.Thread) -> None:
+    raise RuntimeError("can't start new thread")

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import mmap
-from contextlib import nullcontext
-from types import SimpleNamespace
+import os
+from contextlib import AbstractContextManager, nullcontext
 
 import numpy as np
 import pytest
@@ -58,14 +58,12 @@ def test_copies_in_pieces_have_the_bits_of_one_of_all(
     values = numbers(*shared.shape)
     local = values.to(device, dtype)
     copies.to_host(local, shared)
-    copies.wait(local.device)
     assert torch.equal(shared, values.to(dtype).float())
     outside = whole.clone()
     (outside[:, 3:9] if is_strided else outside[4:31]).zero_()
     assert not outside.any()
     shared.copy_(numbers(*shared.shape, seed=2))
     copies.to_local(shared, local)
-    copies.wait(local.device)
     assert torch.equal(local.cpu(), numbers(*shared.shape, seed=2).to(dtype))
 
 
@@ -107,17 +105,27 @@ def test_pages_of_tensors_beside_each_other_are_registered_once() -> None:
     assert copies.page_ranges([words[1:page]]) == [(start, start + 4 * page)]
 
 
-class Driver:
-    """Of a GPU that is not there."""
+class Runtime:
+    """CUDA's, of a GPU that is not there."""
+
+    cudaError = int
 
     def __init__(self, refuses_from: int) -> None:
         self.registered: list[int] = []
+        self.on: list[torch.device] = []
         self._num_asked, self._refuses_from = 0, refuses_from
+
+    def cudart(self) -> Runtime:
+        return self
+
+    def device(self, device: torch.device) -> AbstractContextManager[None]:
+        self.on.append(device)
+        return nullcontext()
 
     def cudaHostRegister(self, start: int, num_bytes: int, flags: int) -> int:
         self._num_asked += 1
         if self._num_asked > self._refuses_from:
-            return 2
+            return 712
         self.registered.append(start)
         return 0
 
@@ -125,50 +133,79 @@ class Driver:
         self.registered.remove(start)
         return 0
 
+    def cudaGetErrorString(self, error: int) -> str:
+        return "part of it is already mapped"
+
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda", 3)
+
+
+@pytest.fixture
+def forgotten(monkeypatch: pytest.MonkeyPatch) -> list[torch.device]:
+    """The GPUs whose last error was asked for."""
+    found: list[torch.device] = []
+    monkeypatch.setattr(copies, "_forget_error", found.append)
+    return found
+
 
 @pytest.mark.parametrize("refuses_from", [0, 1, 2])
 def test_a_driver_that_refuses_is_said_and_nothing_stays_registered(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], refuses_from: int
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    forgotten: list[torch.device],
+    refuses_from: int,
 ) -> None:
-    driver = Driver(refuses_from)
-    calls = SimpleNamespace(cudart=lambda: driver, device=lambda device: nullcontext())
-    monkeypatch.setattr(torch, "cuda", calls)
-    forgotten: list[torch.device] = []
-    monkeypatch.setattr(copies, "_forget_error", forgotten.append)
+    runtime = Runtime(refuses_from)
+    monkeypatch.setattr(torch, "cuda", runtime)
     page = mmap.PAGESIZE
     buffer = torch.frombuffer(mmap.mmap(-1, 4 * page), dtype=torch.uint8)
-    made = copies.Registration([buffer[:8], buffer[2 * page : 2 * page + 8]], torch.device("cuda", 0))
+    made = copies.Registration([buffer[:8], buffer[2 * page : 2 * page + 8]], [CPU, GPU], "a buffer")
     said = capsys.readouterr().err
     if refuses_from == 2:
         assert made.num_bytes == 2 * page
-        assert len(driver.registered) == 2
+        assert len(runtime.registered) == 2
         assert not said
         assert not forgotten
         made.end()
     else:
-        assert forgotten == [torch.device("cuda", 0)]
-        assert f"does not register {page} bytes of the memory shared with the node (error 2)" in said
+        assert forgotten == [GPU]
+        assert f"register {page} bytes of a buffer (error 712: part of it is already mapped): copies" in said
     assert made.num_bytes == 0
-    assert driver.registered == []
+    assert runtime.registered == []
+    assert set(runtime.on) == {GPU}
     made.end()
 
 
+def test_without_a_gpu_nothing_is_registered() -> None:
+    buffer = torch.frombuffer(mmap.mmap(-1, mmap.PAGESIZE), dtype=torch.uint8)
+    assert copies.Registration([buffer], [CPU], "a buffer").num_bytes == 0
+
+
 def test_what_nobody_refers_to_is_not_registered_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    driver = Driver(1)
-    monkeypatch.setattr(torch, "cuda", SimpleNamespace(cudart=lambda: driver, device=lambda device: nullcontext()))
+    runtime = Runtime(1)
+    monkeypatch.setattr(torch, "cuda", runtime)
     views = [torch.frombuffer(mmap.mmap(-1, mmap.PAGESIZE), dtype=torch.uint8)]
-    made = copies.Registration(views, torch.device("cuda", 0))
-    assert driver.registered == [views[0].data_ptr()]
+    made = copies.Registration(views, [GPU], "a buffer")
+    assert runtime.registered == [views[0].data_ptr()]
     del made
-    assert driver.registered == []
+    assert runtime.registered == []
+
+
+def test_a_fork_takes_nothing_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    runtime = Runtime(1)
+    monkeypatch.setattr(torch, "cuda", runtime)
+    made = copies.Registration([torch.frombuffer(mmap.mmap(-1, 8), dtype=torch.uint8)], [GPU], "a buffer")
+    monkeypatch.setattr(os, "getpid", lambda: -1)
+    made.end()
+    assert len(runtime.registered) == 1
 
 
 @pytest.mark.gpu
 def test_torch_goes_on_after_a_refusal(capsys: pytest.CaptureFixture[str]) -> None:
-    views = [torch.frombuffer(mmap.mmap(-1, mmap.PAGESIZE), dtype=torch.uint8)]
-    first = copies.Registration(views, torch.device("cuda", 0))
+    views, gpu = [torch.frombuffer(mmap.mmap(-1, mmap.PAGESIZE), dtype=torch.uint8)], torch.device("cuda", 0)
+    first = copies.Registration(views, [gpu], "a buffer")
     assert first.num_bytes == mmap.PAGESIZE
-    second = copies.Registration(views, torch.device("cuda", 0))  # these pages are registered
+    second = copies.Registration(views, [gpu], "a buffer")  # these pages are registered
     assert second.num_bytes == 0
     assert "does not register" in capsys.readouterr().err
     assert torch.ones(3, device="cuda").sum().item() == 3

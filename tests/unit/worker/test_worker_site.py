@@ -18,6 +18,7 @@ from atoll.node.local_protocol import CheckpointCounts
 from atoll.node.worker import frozen, joined_site
 from atoll.node.worker import join as join_module
 from atoll.node.worker.checkpoint import LocalCheckpoints
+from atoll.node.worker.pieces import SharedTensors
 from atoll.node.worker.site import Site, Step
 from atoll.protocol.errors import ConfigError, NonFiniteError, NotYetError
 from atoll.protocol.settings import RunSettings
@@ -240,21 +241,36 @@ def test_progress_is_told_however_short_a_window_is(node: FakeNode) -> None:
     assert [b["step"] for b in node.said("progress")] == [2, 4]
 
 
-def test_memory_for_checkpoints_is_asked_for_after_the_first_step_and_once(
+def test_memory_for_checkpoints_is_asked_for_before_they_are_due(
     node: FakeNode, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Gigabytes of it take seconds, which pass beside the training then."""
-    asked: list[int] = []
+    """Gigabytes of it take seconds, which pass beside the training then. An optimizer may have no state after its first
+    step, where a scaler of gradients left that out."""
+    did: list[tuple[str, int]] = []
+    steps: list[int] = []
     net, _ = model()
     optimizer = torch.optim.AdamW(net.parameters())
-    monkeypatch.setattr(LocalCheckpoints, "prepare", lambda checkpoints: asked.append(len(optimizer.state)))
+    monkeypatch.setattr(join_module, "connect", lambda: node.connection(replace(SETTINGS, checkpoint_every=8)))
+    monkeypatch.setattr(LocalCheckpoints, "prepare", lambda checkpoints: did.append(("prepare", len(steps))))
+    monkeypatch.setattr(LocalCheckpoints, "write", lambda checkpoints, step, run_step: did.append(("write", step)))
     node.checkpoint_folder = str(tmp_path)
-    node.script = [first(3), (3, STOP)]
+    node.script = [first(12), (12, STOP)]
     with atoll.join(net, optimizer) as site:
         while site.running:
             train(net, optimizer)
+            steps.append(len(steps))
             site.step(tokens=1)
-    assert asked == [len(list(net.parameters()))]
+    assert did == [("prepare", 1), ("prepare", 4), ("write", 8), ("prepare", 9), ("prepare", 12)]
+
+
+def test_what_a_rank_shares_is_given_back_when_it_leaves(node: FakeNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SharedTensors, "close", lambda shared: node.told.append(("unregistered", {})))
+    node.script = [first(1), (1, STOP)]
+    net, optimizer = model()
+    with atoll.join(net, optimizer) as site:
+        train(net, optimizer)
+        site.step(tokens=1)
+    assert [what for what, _ in node.told[-3:]] == ["goodbye", "unregistered", "close"]
 
 
 def test_progress_tells_what_became_of_checkpoints(
