@@ -7,6 +7,7 @@ Started by its path, so that no module of the project is loaded here.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import gc
 import importlib
@@ -122,7 +123,11 @@ def _main() -> int:
     sys.stdout.flush()
     if (request := _serve()) is None:
         return 0
-    return _become_pytest(request["tree"], request["arguments"], request["output"])
+    code = _become_pytest(request["tree"], request["arguments"], request["output"])
+    atexit._run_exitfuncs()  # they end what the tests have started
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # to take all modules apart takes longer than many a test
 
 
 if __name__ == "__main__":
