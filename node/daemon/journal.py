@@ -1,7 +1,7 @@
 """The site's journal: one JSON object a line, for losses and events. In the file as soon as it is written.
 
 Some nine lines are written at each commit, so each is one write and nothing else: a handler of `logging` asks the file
-system twice more, which took a tenth of a step in a run that commits at every step.
+system twice more, a tenth of the event loop's time in a run that commits at every step.
 """
 
 from __future__ import annotations

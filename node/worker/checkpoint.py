@@ -194,6 +194,8 @@ class LocalCheckpoints:
 
     def prepare(self) -> None:
         """Now and then before a `write`: so that it need not wait for memory, once the optimizers have a state."""
+        if self._is_off:
+            return
         with suppress(ConfigError):  # `write` says it
             self._room.prepare({item.name: item.values for item in self._state.tensors()})
 

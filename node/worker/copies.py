@@ -70,10 +70,6 @@ class Registration:
                 break
             self._ranges.append((start, end))
 
-    @property
-    def num_bytes(self) -> int:
-        return sum(end - start for start, end in self._ranges)
-
 
 def _unregister(ranges: list[tuple[int, int]], gpu: torch.device | None, pid: int, views: Sequence[Tensor]) -> None:
     if gpu is not None and os.getpid() == pid:  # a fork has no part in it

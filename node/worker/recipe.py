@@ -29,7 +29,8 @@ def optimizer_of(model: nn.Module, settings: RunSettings) -> torch.optim.Optimiz
         return make_optimizer(model, trainer)
     if (kind := kind_of(settings.sync, outer)) is SGD:
         return SGD(model.parameters(), lr=trainer.learning_rate, momentum=outer.momentum)
-    return kind(_groups(model, trainer), lr=trainer.learning_rate)  # type: ignore[no-any-return]
+    made: torch.optim.Optimizer = kind(_groups(model, trainer), lr=trainer.learning_rate)
+    return made
 
 
 def _groups(model: nn.Module, trainer: TrainerSettings) -> list[dict[str, Any]]:

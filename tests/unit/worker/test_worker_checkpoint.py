@@ -671,6 +671,18 @@ def test_after_two_that_workers_crashed_with_all_are_passed_over(
     assert "starts fresh" in said
 
 
+def test_no_memory_is_taken_for_checkpoints_that_are_not_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rank = written(tmp_path, 1)
+    asked: list[int] = []
+    monkeypatch.setattr(rank.checkpoints._room, "prepare", lambda tensors: asked.append(len(tensors)))
+    rank.checkpoints.prepare()
+    rank.checkpoints.discard()
+    rank.checkpoints.prepare()
+    assert len(asked) == 1
+
+
 def test_discarding_removes_all(tmp_path: Path) -> None:
     rank = written(tmp_path, 1, 2)
     rank.checkpoints.discard()
