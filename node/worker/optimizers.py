@@ -268,7 +268,7 @@ def check(optimizers: Iterable[torch.optim.Optimizer], sync: SyncSettings, outer
 
 
 def kind_of(sync: SyncSettings, outer: OuterSettings) -> type[Any]:
-    """Of the optimizers of gradients, the one that such a run exchanges for."""
+    """The optimizer of atoll that the script of such a run has. Not of strategy diloco."""
     if sync.strategy == "momentum":
         return ZeroOneAdam if sync.has_phases else OneBitAdam
     return {"adamw": AdamW, "signsgd": SignSGD}.get(outer.optimizer, SGD)
