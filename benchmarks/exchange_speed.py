@@ -36,6 +36,7 @@ from atoll.protocol.codecs import kernels
 from atoll.protocol.layout import Layout, Manifest, Role, TensorSpec
 from atoll.protocol.messages import Member, Plan, Tree
 from atoll.protocol.plans import weights
+from atoll.protocol.settings import RunSettings
 from atoll.protocol.spec import spec_of
 from atoll.protocol.sync_settings import SyncSettings
 from benchmarks import netns
@@ -88,7 +89,7 @@ async def _site(args: argparse.Namespace) -> None:
             first = chunk.offset_bytes // 4
             step = random.standard_normal(chunk.num_elements, np.float32)
             local[first : first + chunk.num_elements] = values + np.float32(0.01) * step
-        log = PayloadLog(Path(folder) / "log", layout, RUN_ID, SyncSettings(log_commits=1))
+        log = PayloadLog(Path(folder) / "log", layout, RunSettings(run_id=RUN_ID, sync=SyncSettings(log_commits=1)))
         hub = Hub(
             run_id=RUN_ID,
             incarnation=1,

@@ -58,7 +58,11 @@ class Bench:
         self.commits = range(1, num_commits + 1)
         self.num_threads = num_threads
         self.pool = ThreadPoolExecutor(num_threads)
-        self.log = PayloadLog(folder / "log", self.layout, RUN_ID, SyncSettings(log_commits=num_commits, fsync=True))
+        self.log = PayloadLog(
+            folder / "log",
+            self.layout,
+            RunSettings(run_id=RUN_ID, sync=SyncSettings(log_commits=num_commits, fsync=True)),
+        )
         self.num_payload_bytes = sum(self._log(number) for number in self.commits) // num_commits
 
     def _log(self, number: int) -> int:

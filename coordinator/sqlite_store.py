@@ -184,7 +184,7 @@ class SqliteStore:
                 total = self._keep((run,), total, 0.0)
             self._write_head(term + 1, total)
             (last,) = self._db.execute("SELECT max(number) FROM records WHERE kind = 'commit'").fetchone()
-            oldest = (last or 0) - settings.sync.log_commits
+            oldest = (last or 0) - settings.sync.most_log_commits
             kinds = [cls for cls in KINDS.values() if cls is not RunRecord]
             found = [r for cls in kinds for r in self._all(cls, oldest if cls in HISTORY else -1)]
             found += self._all(AttestationRecord, last=0)  # the run can always go back to its start

@@ -60,7 +60,7 @@ PRESETS = {
     "adamw": Preset(
         what="gradients in 16 bits at every step, AdamW at the nodes; for fast links",
         source="arXiv 1711.05101",
-        sync={"strategy": "gradient", "every": 1, "codec": "bf16", "log_commits": 256},
+        sync={"strategy": "gradient", "every": 1, "codec": "bf16"},
         outer=_ADAMW,
     ),
     "onebit-adam": Preset(
@@ -68,7 +68,7 @@ PRESETS = {
         source="arXiv 2102.02888",
         sync={
             "strategy": "momentum", "every": 1, "warmup_commits": 100, "codec": "sign1", "error_feedback": 1.0,
-            "error_feedback_down": 1.0, "log_commits": 256,
+            "error_feedback_down": 1.0,
         },
         outer=_ADAMW,
     ),
@@ -77,14 +77,14 @@ PRESETS = {
         source="arXiv 2202.06009",
         sync={
             "strategy": "momentum", "every": 1, "warmup_commits": 100, "gradient_doubling": 16, "local_doubling": 50,
-            "codec": "sign1", "error_feedback": 1.0, "error_feedback_down": 1.0, "log_commits": 256,
+            "codec": "sign1", "error_feedback": 1.0, "error_feedback_down": 1.0,
         },
         outer=_ADAMW,
     ),
     "demo": Preset(
         what="one value of 128 of a cosine transform at every step, 1 bit each, and signSGD at the nodes",
         source="arXiv 2411.19870",
-        sync={"strategy": "gradient", "every": 1, "codec": "dct1", "error_feedback": 0.999, "log_commits": 256},
+        sync={"strategy": "gradient", "every": 1, "codec": "dct1", "error_feedback": 0.999},
         outer={"optimizer": "signsgd"},
     ),
 }  # fmt: skip

@@ -15,6 +15,9 @@ STRATEGIES = ("diloco", "gradient", "momentum")
 MERGES = ("keep", "mix")
 MEANS = ("senders", "all")
 ROBUST = ("off", "warn", "clip", "trim")
+MAX_LOG_COMMITS = 4096
+USUAL_LOG_COMMITS = 32
+"""Where sites train by themselves between syncs, which takes longer than to fetch a state."""
 MAX_TRIMMED_SITES = 64
 MAX_TRIMMED_ELEMENTS = 1 << 26
 """To cut the highest and the lowest of each element a thread of a reducer holds a chunk of every site in memory."""
@@ -91,11 +94,12 @@ class SyncSettings:
     """A site's tokens count up to so many times the pace of the median contributor; what is beyond has no weight."""
     max_tokens_per_sample: int = within(1, 1 << 40, 1 << 20)
     """Most tokens of one sample. A site that says more of the samples that it leases is refused."""
-    log_commits: int = within(1, 4096, 32)
-    """Payloads of this many commits stay on each site's disk."""
+    log_commits: int = within(0, MAX_LOG_COMMITS, 0)
+    """Payloads of this many commits stay on each site's disk; 0: of 32, or where sites exchange at every step of as
+    many as have twice the bytes of the state, and of 1,024 of a small model (docs/memory.md)."""
     snapshots: int = within(0, 64, 2)
-    """Snapshots of the outer state that stay on each site's disk. They are taken every log_commits / (snapshots + 1)
-    commits, so that the newest one and the log give the state back after a power cut; 0: none."""
+    """Snapshots of the outer state that stay on each site's disk. They are taken every so many commits as the log has,
+    over snapshots + 1, so that the newest one and the log give the state back after a power cut; 0: none."""
     fsync: bool = False
     """Wait for the disk before Done and after each commit. Without it a process crash loses nothing; a power cut may
     take a site back by some commits, to its last snapshot at worst."""
@@ -108,6 +112,11 @@ class SyncSettings:
     def codec_down(self) -> str:
         """Or that they are bundled."""
         return BUNDLE if self.codec_up in SPARSE else self.down or self.codec
+
+    @property
+    def most_log_commits(self) -> int:
+        """That a payload log has, whatever the model."""
+        return self.log_commits or (MAX_LOG_COMMITS if self.steps_at_nodes else USUAL_LOG_COMMITS)
 
     @property
     def all_fragments(self) -> int:
@@ -169,11 +178,6 @@ class SyncSettings:
     def leased_steps(self) -> int:
         """Of a site, for which it leases samples at once: H, or many where it exchanges at every step."""
         return max(self.every, LEASED_STEPS) if self.steps_at_nodes else self.every
-
-    @property
-    def snapshot_every(self) -> int:
-        """Commits between two snapshots of a site; 0: none are taken."""
-        return max(1, self.log_commits // (self.snapshots + 1)) if self.snapshots else 0
 
 
 def check_sync(sync: SyncSettings) -> None:
@@ -237,9 +241,9 @@ def check_sync(sync: SyncSettings) -> None:
                 f"with {sync.codec_up}, where each site averages by itself: choose 0, or another sync.codec or sync.up"
             )
         raise ConfigError(f"sync.error_feedback_down = {sync.error_feedback_down} {what}")
-    if sync.error_feedback_down and sync.log_commits <= sync.fragments:
+    if sync.error_feedback_down and (log_commits := sync.log_commits or USUAL_LOG_COMMITS) <= sync.fragments:
         raise ConfigError(
-            f"sync.error_feedback_down = {sync.error_feedback_down} with sync.log_commits = {sync.log_commits}: the "
+            f"sync.error_feedback_down = {sync.error_feedback_down} with sync.log_commits = {log_commits}: the "
             "last commit of a fragment has to be in the log, by which a site knows that it made that average; choose "
             f"more than sync.fragments ({sync.fragments})"
         )

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 
 from atoll.coordinator.core.sync.chunk_sizes import ChunkSizes
 from atoll.protocol.layout import Manifest, Role
+from atoll.protocol.log_length import LogLength
 from atoll.protocol.messages import Commit, CoordinatorMessage, DataRange, Header, Open, Outlier, Plan, SiteMessage
 from atoll.protocol.outer import OuterStep
-from atoll.protocol.sync_settings import SyncSettings
+from atoll.protocol.settings import RunSettings
 
 # --- events
 
@@ -337,6 +339,7 @@ class ManifestRead:
     stream: int
     manifest: Manifest | None = None
     chunk_sizes: ChunkSizes = field(default_factory=ChunkSizes)
+    log_length: LogLength = field(default_factory=partial(LogLength, 1))
     problem: str = ""
     """Why the run cannot have it: it is none, is too large, or is not the run's."""
 
@@ -404,7 +407,7 @@ class ReadManifest:
 
     stream: int
     data: bytes
-    sync: SyncSettings
+    settings: RunSettings
     known: Manifest | None
     """The run's; None if this becomes it."""
 

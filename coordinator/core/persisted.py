@@ -56,7 +56,7 @@ class Key(NamedTuple):
 HISTORY = (e.CommitRecord, e.AttestationRecord)
 KEPT_COMMITS = 1 << 16
 """Of which the store has records: in a run that exchanges at every step there are millions. A rollback to an older
-commit would need payloads that no site has (`sync.log_commits`)."""
+commit would need payloads that no site has."""
 _OF_ONE_SYNC = (e.OpenRecord, e.PlanRecord, e.WeightsRecord)
 _OF_ONE_START = (e.ManifestRecord, e.SiteRecord, e.AttestationRecord, e.LineRecord, e.DoneRecord, e.LeaseRecord)
 Keys = Callable[[str], Iterable[Key]]

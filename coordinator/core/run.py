@@ -28,6 +28,7 @@ from atoll.coordinator.core.sync.resting import Resting
 from atoll.coordinator.core.sync.stragglers import Stragglers
 from atoll.coordinator.core.sync.syncs import Sync
 from atoll.protocol import messages as m
+from atoll.protocol.log_length import LogLength, log_length
 from atoll.protocol.ranges import union
 from atoll.protocol.sample_order import GLOBAL_LINE
 from atoll.protocol.settings import RunSettings
@@ -61,7 +62,8 @@ class Run:
         self.chunk_sizes = ChunkSizes()
         self.state_bytes = 0  # of the model's values at each site
         if (manifest := persisted.one(e.ManifestRecord)) is not None:
-            self.set_manifest(manifest, ChunkSizes.of(manifest.manifest, settings.sync))
+            length = log_length(manifest.manifest, settings.sync, settings.min_sites)
+            self.set_manifest(manifest, ChunkSizes.of(manifest.manifest, settings.sync), length)
         self.offers = Offers()
         self.ledger = Ledger(persisted.all(e.LineRecord), persisted.all(e.DoneRecord), persisted.all(e.LeaseRecord))
         for record in sites:
@@ -204,8 +206,9 @@ class Run:
         del self.kept_out[name]
         self.persist(e.LetInRecord(name))
 
-    def set_manifest(self, record: e.ManifestRecord, chunk_sizes: ChunkSizes) -> None:
+    def set_manifest(self, record: e.ManifestRecord, chunk_sizes: ChunkSizes, length: LogLength) -> None:
         """The run's model, from now on."""
+        self.log.keep(length)
         self.manifest, self.chunk_sizes = record, chunk_sizes
         self.state_bytes = record.manifest.buffer_bytes
         # Each goes through all tensors, once: in a thread for a new model, at the start for one from the store.

@@ -117,7 +117,7 @@ class DiskJobs:
                 pace=self._pace,
             )
         self._snapshot_if_due()
-        self._look_at_pace(fetched.commit - newest(sources))
+        self._look_at_pace(fetched.commit - newest(sources), plane.log.length.at(fetched.commit))
         record = fetched.record
         return e.StateFetched(
             commit=fetched.commit,
@@ -128,9 +128,8 @@ class DiskJobs:
             touched=plane.log.history.touched(fetched.commit) or (),
         )
 
-    def _look_at_pace(self, num_commits: int) -> None:
+    def _look_at_pace(self, num_commits: int, kept: int) -> None:
         """So many were made while the state was fetched: it is brought up to them by the payloads in the logs."""
-        kept = self._core.settings.sync.log_commits
         if 2 * num_commits > kept:
             log.warning(
                 "the run made %d commits while this site fetched its state, and sites keep the payloads of %d "

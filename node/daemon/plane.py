@@ -72,8 +72,7 @@ class DataPlane:
     @cached_property
     def log(self) -> PayloadLog:
         """Read when the outer state asks for its history: its folder is seen to be of this run then, and held."""
-        home, settings = self.home, self.settings
-        return PayloadLog(home.payload_folder, self.layout, settings.run_id, settings.sync, disk=home.disk)
+        return PayloadLog(self.home.payload_folder, self.layout, self.settings, disk=self.home.disk)
 
     @classmethod
     def load(cls, home: Home, settings: RunSettings, num_threads: int) -> Self | None:
@@ -328,11 +327,12 @@ class DataPlane:
 
     @property
     def snapshot_is_due(self) -> bool:
-        every, commit = self.settings.sync.snapshot_every, self.outer.commit if self.outer is not None else None
-        if not every or commit is None or self._snapshot is not None or self._num_rebuilding:
+        commit = self.outer.commit if self.outer is not None else None
+        if commit is None or self._snapshot is not None or self._num_rebuilding:
             return False
+        every = self.log.length.snapshot_every(commit, self.settings.sync.snapshots)
         files = self.snapshots.files  # once: a thread may put others in their place
-        return not files or commit >= files[0].newest + every
+        return every > 0 and (not files or commit >= files[0].newest + every)
 
     async def write_snapshot(self) -> None:
         """Commits go on meanwhile. If chunks turn out to be damaged, they are put together again instead.
@@ -383,7 +383,7 @@ class DataPlane:
             with suppress(StateError):  # the log does not lead on from it any more
                 first = min((history.following(f, version) for f, version in enumerate(oldest)), default=commit)
                 break
-        if first + self.settings.sync.log_commits <= commit:
+        if first + self.log.length.at(commit) <= commit:
             await asyncio.shield(self._snapshot)  # who waits for it may be cancelled, it may not
 
     async def publish(self, content: Content) -> None:

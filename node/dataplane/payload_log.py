@@ -22,8 +22,9 @@ from atoll.protocol.disk import REAL_DISK, Disk, disk_error, make_folder, sync_f
 from atoll.protocol.errors import DigestMismatch, InvalidMessage, StaleError, StateError
 from atoll.protocol.history import History
 from atoll.protocol.layout import Layout
+from atoll.protocol.log_length import log_length
 from atoll.protocol.messages import Commit
-from atoll.protocol.sync_settings import SyncSettings
+from atoll.protocol.settings import RunSettings
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +36,7 @@ _TOUCHED = "touched"
 
 @dataclass(eq=False)
 class PayloadLog:
-    """Keeps the last `log_commits` commits in `folder`. What was sealed or committed before is found again.
+    """Keeps the last commits in `folder`, as many as `length` says. What was sealed or committed before is found again.
 
     Attempts that were not sealed, and records of commits whose attempt is damaged, are removed at the start.
     With `fsync` a commit is on the disk for good when `commit` returns; without, when `sync` does or the kernel likes.
@@ -44,21 +45,23 @@ class PayloadLog:
 
     folder: Path
     layout: Layout
-    run_id: str
-    settings: SyncSettings
+    settings: RunSettings
     _: KW_ONLY
     disk: Disk = REAL_DISK
 
     def __post_init__(self) -> None:
+        self.length = log_length(self.layout.manifest, self.settings.sync, self.settings.min_sites)
         self._lock = threading.RLock()
         self._files: dict[AttemptKey, PayloadFile] = {}
+        self._uncommitted: set[AttemptKey] = set()  # of these files: a log may have thousands that are commits
         self._commits: dict[int, Commit] = {}
+        self._on_disk: set[Path] = set()  # for good
         try:
             make_folder(self.folder)
         except OSError as error:
             raise disk_error(error, self.folder) from error
         self._load()
-        if self.settings.fsync:
+        if self.settings.sync.fsync:
             self.sync()  # a process that was killed may have left to the kernel what it had not synced
         self._touched = self._read_touched()
         self.history = History.of_log(self._touched, self._commits)
@@ -78,6 +81,7 @@ class PayloadLog:
                 raise StaleError(f"sync {sync} attempt {attempt} was over before it began")
             if key not in self._files:
                 self._files[key] = self._file(key, is_new=True)
+                self._uncommitted.add(key)
             return self._files[key]
 
     def open_commit(self, commit: Commit, *, anew: bool = False) -> PayloadFile:
@@ -87,8 +91,11 @@ class PayloadLog:
         with self._lock:
             held = self._files.get(key)
             if held is not None and (anew if held.missing() else held.digest(commit) != commit.payload_digest):
-                self._files.pop(key).remove()
-            return self.begin(commit.sync, commit.term, commit.attempt, commit.fragment)
+                self._remove_file(key)
+            file = self.begin(commit.sync, commit.term, commit.attempt, commit.fragment)
+            if (known := self._commits.get(commit.commit)) is not None and _key(known) == key:
+                self._uncommitted.discard(key)
+            return file
 
     def hashes(self, sync: int, term: int, attempt: int) -> bytes:
         """Of each chunk's payload in this attempt, zeros where there is none. Raises StateError if it is not here."""
@@ -113,7 +120,7 @@ class PayloadLog:
     def roll_back(self, commit: int) -> None:
         """Removes the commits after `commit` and all attempts that are none, for good."""
         with self._lock:
-            self._remove_commits(lambda record: record.commit > commit)
+            self._remove_commits([n for n in self._commits if n > commit])
             self._remove_attempts(lambda key: True)
             self._begin_after([0] * len(self._touched) if max(self._touched) > commit else self._touched)
             sync_folder(self.folder)
@@ -133,24 +140,37 @@ class PayloadLog:
                 raise StateError(f"commit {commit.commit}: its payloads (sync {commit.sync}) are not in the log")
             if held.digest(commit) != commit.payload_digest:
                 raise DigestMismatch(f"commit {commit.commit}: the payloads in the log have another digest")
-            if self._commits.get(commit.commit) != commit:  # a record that is synced stays so
-                self.disk.write_whole(self._record_path(commit.commit), self._record(commit), fsync=self.settings.fsync)
+            if (known := self._commits.get(commit.commit)) != commit:  # a record that is synced stays so
+                path = self._record_path(commit.commit)
+                self._on_disk.discard(path)
+                self.disk.write_whole(path, self._record(commit), fsync=self.settings.sync.fsync)
+            if known is not None and (other := _key(known)) != key and other in self._files:
+                self._uncommitted.add(other)
             self._commits[commit.commit] = commit
+            self._uncommitted.discard(key)
             self._prune(commit)
 
     def sync(self) -> None:
         """All commits here are on the disk for good: a snapshot is of no use without those from which its chunks come,
         and those that tell which fragment each commit touched. Raises HostError."""
         with self._lock:
-            files = [file.path for file in self._files.values() if file.sealed]
-            paths = [*files, *map(self._record_path, self._commits)]
+            found = self._sealed()
+            new = {path: content for path, content in found.items() if path not in self._on_disk}
         try:
-            for path in paths:
+            for path in new:
                 with suppress(FileNotFoundError):  # the log drops it meanwhile
                     self.disk.sync(path)
             sync_folder(self.folder)
         except OSError as error:
             raise disk_error(error, self.folder) from error
+        with self._lock:
+            found = self._sealed()
+            self._on_disk |= {path for path, content in new.items() if found.get(path) is content}
+
+    def _sealed(self) -> dict[Path, PayloadFile | Commit]:
+        """What does not change any more, by the file that has it."""
+        records = {self._record_path(number): commit for number, commit in self._commits.items()}
+        return {file.path: file for file in self._files.values() if file.sealed} | records
 
     def lead_to(self, touched: Sequence[int]) -> None:
         """The history here leads to the commit at which fragments were touched last so; if it did not, it begins there
@@ -172,7 +192,7 @@ class PayloadLog:
         """The attempt of the last commit, up to this one, that touched the fragment, of those that leave errors over;
         None if it is not here."""
         try:
-            return _key(self.record(self.history.touch(fragment, self.settings.phases.last_of_momenta(commit))))
+            return _key(self.record(self.history.touch(fragment, self.settings.sync.phases.last_of_momenta(commit))))
         except StateError:
             return None
 
@@ -208,13 +228,13 @@ class PayloadLog:
     # --- disk
 
     def _prune(self, latest: Commit) -> None:
-        def is_void(record: Commit) -> bool:
-            return record.commit > latest.commit and record.branch < latest.branch
+        def is_void(number: int) -> bool:
+            return number > latest.commit and self._commits[number].branch < latest.branch
 
-        oldest = latest.commit - self.settings.log_commits
+        oldest = latest.commit - self.length.at(latest.commit)
         touched = History.of_log(self._touched, self._commits).touched(oldest)
         self._begin_after(touched or self._touched)
-        self._remove_commits(lambda record: record.commit <= oldest or is_void(record))
+        self._remove_commits([n for n in self._commits if n <= oldest or is_void(n)])
         together = (latest.fragment, len(self.layout.fragments))  # of all fragments, where there are several
         is_of_all = latest.fragment == len(self.layout.fragments)
         self._remove_attempts(lambda key: key.sync <= latest.sync and (is_of_all or key.fragment in together))
@@ -237,19 +257,28 @@ class PayloadLog:
             return (0,) * num
         return struct.unpack(f"<{num}Q", body)
 
-    def _remove_commits(self, is_old: Callable[[Commit], bool]) -> None:
-        for record in [c for c in self._commits.values() if is_old(c)]:
-            del self._commits[record.commit]
-            self._record_path(record.commit).unlink(missing_ok=True)
+    def _remove_commits(self, numbers: Sequence[int]) -> None:
+        for number in numbers:
+            if (key := _key(self._commits.pop(number))) in self._files:
+                self._uncommitted.add(key)
+            path = self._record_path(number)
+            self._on_disk.discard(path)
+            path.unlink(missing_ok=True)
 
     def _remove_attempts(self, is_old: Callable[[AttemptKey], bool]) -> None:
         """Of those that are no commits."""
-        committed = {_key(c) for c in self._commits.values()}
-        for key in [k for k in self._files if is_old(k) and k not in committed]:
-            self._files.pop(key).remove()
+        for key in [k for k in self._uncommitted if is_old(k)]:
+            self._remove_file(key)
+
+    def _remove_file(self, key: AttemptKey) -> None:
+        file = self._files.pop(key)
+        self._uncommitted.discard(key)
+        self._on_disk.discard(file.path)
+        file.remove()
 
     def _file(self, key: AttemptKey, *, is_new: bool) -> PayloadFile:
-        return PayloadFile(self.folder, self.layout, self.run_id, key, is_new=is_new, fsync=self.settings.fsync)
+        run_id, fsync = self.settings.run_id, self.settings.sync.fsync
+        return PayloadFile(self.folder, self.layout, run_id, key, is_new=is_new, fsync=fsync)
 
     def _record_path(self, number: int) -> Path:
         return self.folder / f"commit-{number}.record"
@@ -259,7 +288,7 @@ class PayloadLog:
         return self._check(body) + body
 
     def _check(self, body: bytes) -> bytes:
-        digest = Digest("atoll/commit-record/v1").text(self.run_id).data(self.layout.manifest.digest)
+        digest = Digest("atoll/commit-record/v1").text(self.settings.run_id).data(self.layout.manifest.digest)
         return digest.data(body).finish()
 
     def _load(self) -> None:
@@ -272,6 +301,7 @@ class PayloadLog:
             key = AttemptKey(*(int(part or 0) for part in match.groups()))
             try:
                 self._files[key] = self._file(key, is_new=False)
+                self._uncommitted.add(key)
             except (StateError, InvalidMessage) as error:
                 log.info("payload log: removed an unfinished attempt: %s", error)
                 path.unlink()
@@ -285,6 +315,7 @@ class PayloadLog:
                 path.unlink()
             else:
                 self._commits[commit.commit] = commit
+                self._uncommitted.discard(_key(commit))
 
     def _read_record(self, path: Path) -> Commit:
         with path.open("rb") as file:

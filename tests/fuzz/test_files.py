@@ -23,6 +23,7 @@ from atoll.node.dataplane import safetensors_file, saved_manifest, saved_model
 from atoll.node.dataplane.outer_state import OuterState
 from atoll.node.dataplane.payload_log import PayloadLog
 from atoll.protocol.errors import AtollError, ConfigError, HostError, StateError
+from atoll.protocol.settings import RunSettings
 from atoll.protocol.sync_settings import SyncSettings
 from tests.harness import data_plane as dp
 from tests.harness.coordinator_story import Story, ranges_of, some_settings
@@ -63,7 +64,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """`state`, `log` and `model` of a site at commit 1."""
     folder = tmp_path_factory.mktemp("whole")
     outer = dp.seeded(folder / "state", LAYOUT)
-    log = PayloadLog(folder / "log", LAYOUT, dp.RUN, SyncSettings(log_commits=4))
+    log = PayloadLog(folder / "log", LAYOUT, RunSettings(run_id=dp.RUN, sync=SyncSettings(log_commits=4)))
     found = dp.payloads(outer)
     dp.logged(log, outer, 1, found)
     dp.apply_all(outer, found, 1)
@@ -81,8 +82,8 @@ def test_a_payload_log_gives_whole_payloads_or_none(whole: Path, data: st.DataOb
             path = data.draw(st.sampled_from(sorted((folder / "log").iterdir())))
             if path.stat().st_size:
                 overwrite(data, path)
-        original = PayloadLog(whole / "log", LAYOUT, dp.RUN, SyncSettings(log_commits=4))
-        log = PayloadLog(folder / "log", LAYOUT, dp.RUN, SyncSettings(log_commits=4))
+        original = PayloadLog(whole / "log", LAYOUT, RunSettings(run_id=dp.RUN, sync=SyncSettings(log_commits=4)))
+        log = PayloadLog(folder / "log", LAYOUT, RunSettings(run_id=dp.RUN, sync=SyncSettings(log_commits=4)))
         try:
             for commit in log.commits():
                 assert commit in original.commits()

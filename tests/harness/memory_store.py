@@ -32,7 +32,7 @@ def newest(kept: Persisted, settings: RunSettings) -> Persisted:
     """What a start reads of all that is kept: without the commits that are older than the log, but for the starting
     state's hash, and with settings that are whole."""
     commits = (key.number for key in kept.records if key.kind == kind_of(CommitRecord))
-    oldest = max(commits, default=0) - settings.sync.log_commits
+    oldest = max(commits, default=0) - settings.sync.most_log_commits
     records = {k: r for k, r in kept.records.items() if not isinstance(r, HISTORY) or not 0 < k.number <= oldest}
     return replace(kept, run=replace(kept.run, settings_json=settings_to_json(settings)), records=records)
 

@@ -22,6 +22,7 @@ from atoll.node.exchange.sync.exchange import Exchange
 from atoll.protocol import PROTOCOL_VERSION, wire
 from atoll.protocol import messages as m
 from atoll.protocol.plans import plan_digest
+from atoll.protocol.settings import RunSettings
 from atoll.protocol.sync_settings import SyncSettings
 from atoll.protocol.v1 import peer_pb2
 from tests.harness import data_plane as dp
@@ -92,7 +93,7 @@ class Disk:
 
     def __init__(self, folder: Path) -> None:
         self.outer = dp.seeded(folder / "state", LAYOUT)
-        self.log = PayloadLog(folder / "log", LAYOUT, dp.RUN, SyncSettings(log_commits=4))
+        self.log = PayloadLog(folder / "log", LAYOUT, RunSettings(run_id=dp.RUN, sync=SyncSettings(log_commits=4)))
         self.payloads = dp.payloads(self.outer)
         dp.logged(self.log, self.outer, 1, self.payloads)
         self.data = dp.sync_data(self.outer, dp.filled(LAYOUT, 3))

@@ -28,6 +28,7 @@ from atoll.protocol.machine import Network
 from atoll.protocol.messages import Attestation, Commit, Donor, Member, Plan, Sources, Tree
 from atoll.protocol.outer_settings import OuterSettings
 from atoll.protocol.plans import weights
+from atoll.protocol.settings import RunSettings
 from atoll.protocol.spec import spec_of
 from atoll.protocol.sync_settings import SyncSettings
 from tests.harness.chunks import paste
@@ -97,7 +98,7 @@ class Site:
         pool: Executor | None = None,
     ) -> Site:
         home = folder / f"site-{site_id}"
-        log = PayloadLog(home / "log", layout, RUN_ID, SyncSettings())
+        log = PayloadLog(home / "log", layout, RunSettings(run_id=RUN_ID, sync=SyncSettings()))
         if OuterState.exists(home / "state"):
             outer = OuterState.open(home / "state", layout, OPTIMIZER.slots, RUN_ID, history=lambda: log.history)
         else:

@@ -41,8 +41,8 @@ from atoll.node.exchange.peers.listener import listen
 from atoll.node.exchange.service import PeerService
 from atoll.node.exchange.sync.average_errors import AverageErrors
 from atoll.node.exchange.sync.spill import Spill
+from atoll.protocol import log_length, sources_parts, transport, wire
 from atoll.protocol import messages as m
-from atoll.protocol import sources_parts, transport, wire
 from atoll.protocol.codecs.arithmetic import Floats
 from atoll.protocol.errors import HostError, PeerError
 from atoll.protocol.layout import Manifest
@@ -71,6 +71,8 @@ def small_parts() -> Iterator[None]:
     for this alone."""
     with (
         patch.object(m, "MANIFEST_PART_BYTES", 64),
+        patch.object(log_length, "LEAST_COMMITS", 2),
+        patch.object(log_length, "SMALL_COMMITS", 0),
         patch.object(sources_parts, "MAX_PART_BYTES", 1),  # every commit is a part of its own
         patch.object(wire, "from_proto", _read_once(wire.from_proto)),
         patch.object(wire, "encode", _write_once(wire.encode)),

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from atoll.protocol.codecs import HEADER_BYTES, kernels
 from atoll.protocol.codecs.table import SPARSE
 from atoll.protocol.layout import Chunk, Layout, Role
+from atoll.protocol.log_length import LogLength
 from atoll.protocol.messages import Commit
 from atoll.protocol.settings import RunSettings
 from tests.harness.chunks import cut_out
@@ -229,11 +230,13 @@ class ErrorsOfAverages:
     def __init__(
         self,
         settings: RunSettings,
+        length: LogLength,
         averaged: Mapping[tuple[int, int, int, int], Average],
         *,
         went_back: bool,
     ) -> None:
         self._sync = settings.sync
+        self._length = length
         self._averaged = averaged
         self._went_back = went_back
         """Errors of commits before may be gone."""
@@ -253,7 +256,11 @@ class ErrorsOfAverages:
                 raise AssertionError(f"{where}: the error of {made.added} is added; the commit before is {before}")
             average = average + np.float32(self._sync.error_feedback_down) * left
             self.num_added += 1
-        elif made.reducer == reducer and not self._went_back and commit.commit - number < self._sync.log_commits:
+        elif (
+            made.reducer == reducer
+            and not self._went_back
+            and commit.commit - number < self._length.at(commit.commit - 1)
+        ):
             raise AssertionError(f"{where}: the error of the same reducer's average in {before} is not added")
         arrived = _through(codec, average)
         self._left[chunk.index] = commit.commit, name, made.reducer, average - arrived

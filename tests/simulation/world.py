@@ -224,7 +224,7 @@ def in_fragments(shape: Shape, seed: int, num: int) -> Shape:
 
 def in_gradients(shape: Shape, seed: int) -> Shape:
     """The same sites exchange at every step, and their nodes do the optimizer's step; a third of them send momenta
-    after some commits."""
+    after some commits. Half have logs as long as the bytes of a commit say: of two or three, few enough to matter."""
     generator, settings = random.Random(f"gradients {seed}"), shape.settings
     optimizer, momentum = generator.choice(
         [("adamw", 0.9), ("adamw", 0.5), ("sgd", 0.0), ("nesterov", 0.5), ("signsgd", 0.0)]
@@ -234,6 +234,8 @@ def in_gradients(shape: Shape, seed: int) -> Shape:
         warmup = generator.choice([1, 2, 4]), generator.choice(["bf16", "fp32"])
         sync = replace(sync, strategy="momentum", warmup_commits=warmup[0], warmup_codec=warmup[1])
         sync = _in_phases(sync, seed)
+    if random.Random(f"log {seed}").random() < 0.5:
+        sync = replace(sync, log_commits=0)
     steps = max(settings.steps // shape.window_steps, generator.choice([4, 8, 12]))
     outer = OuterSettings(optimizer=optimizer, momentum=momentum, beta2=generator.choice([0.95, 0.5]))
     settings = replace(settings, sync=sync, outer=outer, steps=steps)

@@ -11,6 +11,7 @@ from atoll.coordinator.core import persisted
 from atoll.coordinator.core.events import AttestationRecord, CommitRecord, RollbackRecord
 from atoll.coordinator.core.persisted import LossRecord, Persisted, thinned
 from atoll.protocol.history import History
+from atoll.protocol.log_length import LogLength
 from atoll.protocol.messages import Attestation, Commit, Outlier
 from atoll.protocol.sync_settings import SyncSettings
 
@@ -35,7 +36,7 @@ class CommitLog:
 
     def __init__(self, known: Persisted, sync: SyncSettings, first_run_step: int, first_run_tokens: int) -> None:
         self._sync = sync
-        self._keep = sync.log_commits
+        self.length = LogLength(sync.most_log_commits)  # before the model is known
         self._num_fragments = sync.fragments
         self._num_reported = REPORTS_OF_COMMITS + sync.most_in_flight
         self.records: list[CommitRecord] = list(known.all(CommitRecord))
@@ -63,18 +64,29 @@ class CommitLog:
         assert commit.commit == self.next
         self.records.append(record)
         self._contributors[commit.commit] = _ids(commit)
-        for old in self.records[: -self._keep]:
-            self._contributors.pop(old.commit.commit, None)
-        del self.records[: -self._keep]
+        self._drop_old()
         self.last, self.run_step, self.run_tokens = commit.commit, commit.run_step, commit.run_tokens
         self._highest = max(self._highest, self.last)
         if record.median_loss is not None:
             self.losses[commit.commit] = (commit.commit, commit.run_step, commit.run_tokens, record.median_loss)
             self.losses = {n: self.losses[n] for n in thinned(list(self.losses))}
-        oldest = self.last - max(self._keep, self._num_reported)  # else an old report would attest it anew
+        num_known = max(self.length.at(self.last), self._num_reported)  # else an old report would attest it anew
         for known in (self.attested, self._reports, self._witnesses):
-            for n in [n for n in known if 0 < n <= oldest]:
+            for n in [n for n in known if 0 < n <= self.last - num_known]:
                 del known[n]
+
+    def keep(self, length: LogLength) -> None:
+        """As many commits as that says, as payload logs do."""
+        self.length = length
+        self._drop_old()
+
+    def _drop_old(self) -> None:
+        if not self.records:
+            return
+        num_kept = self.length.at(self.records[-1].commit.commit)
+        for old in self.records[:-num_kept]:
+            self._contributors.pop(old.commit.commit, None)
+        del self.records[:-num_kept]
 
     def goes_back_to(self, commit: int) -> bool:
         """Whether the run can go back to `commit`: its record is here, and all that follow it."""

@@ -16,6 +16,7 @@ from atoll.protocol import messages as m
 from atoll.protocol import wire
 from atoll.protocol.errors import ConfigError, InvalidMessage
 from atoll.protocol.layout import Manifest, TensorSpec
+from atoll.protocol.log_length import log_length
 from atoll.protocol.messages import RefusedKind
 
 MAX_COMPARED_BYTES = 4 << 20
@@ -112,7 +113,7 @@ def part(run: Run, stream: int, site: Site, message: m.ManifestPart) -> None:
     incoming.until = run.now + _part_limit_s(run)
     if len(incoming.data) == incoming.total_bytes:
         incoming.until, data, incoming.data = None, bytes(incoming.data), bytearray()
-        run.put_out(ReadManifest(stream=stream, data=data, sync=run.settings.sync, known=known))
+        run.put_out(ReadManifest(stream=stream, data=data, settings=run.settings, known=known))
 
 
 def read(asked: ReadManifest) -> ManifestRead:
@@ -124,11 +125,12 @@ def read(asked: ReadManifest) -> ManifestRead:
             return ManifestRead(stream=asked.stream, manifest=manifest, problem=first_difference(manifest, asked.known))
         if not manifest.num_trainable:
             raise ConfigError("the model has no trainable parameters")
-        chunk_sizes = ChunkSizes.of(manifest, asked.sync)
+        chunk_sizes = ChunkSizes.of(manifest, asked.settings.sync)
+        length = log_length(manifest, asked.settings.sync, asked.settings.min_sites)
         _ = manifest.digest, manifest.buffer_bytes  # they are kept with it
     except (InvalidMessage, ConfigError) as error:
         return ManifestRead(stream=asked.stream, problem=str(error))
-    return ManifestRead(stream=asked.stream, manifest=manifest, chunk_sizes=chunk_sizes)
+    return ManifestRead(stream=asked.stream, manifest=manifest, chunk_sizes=chunk_sizes, log_length=length)
 
 
 def taken(run: Run, event: ManifestRead) -> None:
@@ -149,15 +151,25 @@ def taken(run: Run, event: ManifestRead) -> None:
         run.refuse(event.stream, RefusedKind.INVALID, text + _short(offer.manifest_digest))
     else:
         record = ManifestRecord(manifest=event.manifest, data_fingerprint=fingerprint_of(run, offer))
-        run.set_manifest(record, event.chunk_sizes)
+        run.set_manifest(record, event.chunk_sizes, event.log_length)
         run.persist(record)
         run.report(
             logging.INFO,
             f"the run's model has {record.manifest.num_trainable} trainable parameters in "
             f"{len(record.manifest.tensors)} tensors, {len(run.chunk_sizes)} chunks "
-            f"{f'in {num} fragments' if (num := run.settings.sync.fragments) > 1 else 'a sync'}",
+            f"{f'in {num} fragments' if (num := run.settings.sync.fragments) > 1 else 'a sync'}"
+            f"{_logs_in_words(run)}",
         )
         run.offers.waiting = {event.stream: offer} | run.offers.waiting  # it came first
+
+
+def _logs_in_words(run: Run) -> str:
+    """Where their length follows from the model."""
+    sync, length = run.settings.sync, run.log.length
+    if sync.log_commits or not sync.steps_at_nodes:
+        return ""
+    in_warmup = f", {length.at(1)} in the warm-up" if sync.warmup_commits else ""
+    return f"; payload logs have {length.num_commits} commits{in_warmup}"
 
 
 def _no_model(run: Run, site: Site, offer: m.Offer, what: str) -> Refusal:

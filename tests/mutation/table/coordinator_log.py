@@ -9,8 +9,8 @@ MUTATIONS = (
         name="what the commit before was is forgotten",
         rule="what is attested is kept for no fewer commits than reports are",
         where="coordinator.core.log.commits:CommitLog.append",
-        old="        oldest = self.last - max(self._keep, self._num_reported)",
-        new="        oldest = self.last - self._keep",
+        old="num_known = max(self.length.at(self.last), self._num_reported)",
+        new="num_known = self.length.at(self.last)",
         tests=(
             "tests/unit/coordinator/test_hostile_disputes.py::test_a_lie_is_not_attested_again_when_the_log_has_gone_on",
         ),
@@ -19,8 +19,8 @@ MUTATIONS = (
         name="a report of old attests anew",
         rule="reports are forgotten with what is attested",
         where="coordinator.core.log.commits:CommitLog.append",
-        old="            for n in [n for n in known if 0 < n <= oldest]:",
-        new="            for n in [n for n in known if 0 < n <= oldest and known is self.attested]:",
+        old="if 0 < n <= self.last - num_known]:",
+        new="if 0 < n <= self.last - num_known and known is self.attested]:",
         tests=(
             "tests/unit/coordinator/test_hostile_disputes.py::test_a_lie_is_not_attested_again_when_the_log_has_gone_on",
         ),

@@ -6,6 +6,7 @@ CORE = ("tests/unit/node_core/test_gradients.py",)
 RATES = ("tests/unit/coordinator/test_rates.py",)
 WORKER = ("tests/unit/worker/test_worker_optimizers.py",)
 UPDATE = ("tests/unit/dataplane/test_adamw.py",)
+LENGTH = ("tests/unit/protocol/test_log_length.py",)
 
 MUTATIONS = (
     Mutation(
@@ -373,5 +374,61 @@ MUTATIONS = (
         old="record.commit, spec.group),",
         new="record.commit),",
         tests=("tests/unit/coordinator/test_disputes.py",),
+    ),
+    Mutation(
+        name="a payload log has as many bytes as one state",
+        rule="the log leads on from a state that was fetched at half the speed at which commits are made",
+        where="protocol.log_length",
+        old="FETCHES = 2\n",
+        new="FETCHES = 1\n",
+        tests=LENGTH,
+    ),
+    Mutation(
+        name="the log of the warm-up has as many commits as the one after it",
+        rule="the bytes of payload logs are bounded in each phase of a run",
+        where="protocol.log_length:LogLength.at",
+        old="self.num_in_warmup and commit <= self.warmup_commits",
+        new="False",
+        tests=LENGTH,
+    ),
+    Mutation(
+        name="a bundle counts as one contribution",
+        rule="the bytes of payload logs are bounded, whatever the number of sites",
+        where="protocol.log_length:commit_bytes",
+        old="tensor.carried_itemsize, num_sites)",
+        new="tensor.carried_itemsize, 1)",
+        tests=LENGTH,
+    ),
+    Mutation(
+        name="the coordinator keeps records whose payloads no site has",
+        rule="the coordinator's log has as many commits as those of the sites",
+        where="coordinator.core.log.commits:CommitLog.keep",
+        old="        self._drop_old()\n",
+        new="",
+        tests=("tests/unit/coordinator/test_phases.py",),
+    ),
+    Mutation(
+        name="the payloads of a commit that is void stay for ever",
+        rule="the log keeps attempts that are commits, and those of the sync under way",
+        where="node.dataplane.payload_log:PayloadLog._remove_commits",
+        old="                self._uncommitted.add(key)\n",
+        new="                pass\n",
+        tests=("tests/unit/dataplane/test_payload_log.py",),
+    ),
+    Mutation(
+        name="a file that took the place of another one counts as synced",
+        rule="a snapshot is of no use without the commits that lead on from it",
+        where="node.dataplane.payload_log:PayloadLog.sync",
+        old="if found.get(path) is content}",
+        new="if True}",
+        tests=("tests/unit/dataplane/test_payload_log.py",),
+    ),
+    Mutation(
+        name="the disk of the warm-up's payloads is not planned",
+        rule="sizes are planned for each phase of a run",
+        where="node.dataplane.footprint:_payloads",
+        old="        early * early_bytes + max(0, later + 1 - early) * later_bytes,\n",
+        new="",
+        tests=("tests/unit/dataplane/test_footprint.py",),
     ),
 )

@@ -110,7 +110,7 @@ MUTATIONS = (
         name="errors of averages are of the last commit, whatever it is of",
         rule="errors of averages last over commits of gradients",
         where="node.dataplane.payload_log:PayloadLog.attempt_of",
-        old="self.history.touch(fragment, self.settings.phases.last_of_momenta(commit))",
+        old="self.history.touch(fragment, self.settings.sync.phases.last_of_momenta(commit))",
         new="self.history.touch(fragment, commit)",
         tests=("tests/unit/dataplane/test_payload_log.py",),
     ),

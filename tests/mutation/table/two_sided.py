@@ -150,8 +150,8 @@ MUTATIONS = (
         name="error feedback of averages whose commit the log has lost",
         rule="settings that contradict each other are refused where they are written",
         where="protocol.sync_settings:check_sync",
-        old="    if sync.error_feedback_down and sync.log_commits <= sync.fragments:\n",
-        new="    if False:\n",
+        old="(log_commits := sync.log_commits or USUAL_LOG_COMMITS) <= sync.fragments:\n",
+        new="(log_commits := sync.log_commits or USUAL_LOG_COMMITS) < 0:\n",
         tests=SETTINGS,
     ),
     Mutation(

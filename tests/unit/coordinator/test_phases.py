@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from atoll.coordinator.core.sync import weighing
+from atoll.protocol import log_length
 from atoll.protocol import messages as m
 from atoll.protocol.outer_settings import OuterSettings
 from atoll.protocol.sync_settings import SyncSettings
@@ -13,11 +16,11 @@ from tests.harness.coordinator_story import Story, some_settings
 RATES = (0.01, 0.1)
 
 
-def a_run(*, steps: int) -> Story:
+def a_run(*, steps: int, log_commits: int = 8) -> Story:
     settings = some_settings(quorum=1, min_sites=2, steps=steps, outer=OuterSettings(optimizer="adamw", momentum=0.9))
     sync = replace(
         settings.sync, strategy="momentum", every=1, warmup_commits=4, gradient_doubling=1, local_doubling=2,
-        most_local_steps=4, codec="sign1", error_feedback=1.0,
+        most_local_steps=4, codec="sign1", error_feedback=1.0, log_commits=log_commits,
     )  # fmt: skip
     story = Story(replace(settings, sync=sync))
     story.start("a", "b")
@@ -86,3 +89,25 @@ def test_the_rates_of_a_window_may_be_as_many_times_as_large_as_it_has_steps() -
     assert "from 0 to 100 are" in weighing.beyond_bounds(ready, SyncSettings(strategy="gradient", every=1))
     more = replace(ready, rates=(400.1, 0.1))
     assert "from 0 to 400 are possible" in weighing.beyond_bounds(more, settings)
+
+
+def test_the_log_has_as_many_commits_as_those_of_the_sites_also_after_a_restart(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(log_length, "LEAST_COMMITS", 2)
+    monkeypatch.setattr(log_length, "SMALL_COMMITS", 0)
+    monkeypatch.setattr(log_length, "FETCHES", 1)
+    story = a_run(steps=100, log_commits=0)
+    early, later = story.log_length().at(4), story.log_length().at(5)
+    assert (early, later) == (2, 3)
+    assert any(f"; payload logs have {later} commits, {early} in the warm-up" in text for _, text in story.reports)
+    for number in range(1, 13):
+        commit(story, number)
+        first = max(1, number - early + 1 if number <= 4 else max(5 - early, number - later + 1))
+        assert story.logged() == list(range(first, number + 1))
+        if number in (4, 6, 12):
+            story.restart()
+            assert story.logged() == list(range(first, number + 1)), "the store has more"
+            for name in "ab":
+                story.connect(name, state=(number, f"s{number}"))
+                story.offer(name)

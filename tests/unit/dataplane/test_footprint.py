@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -30,7 +31,7 @@ from tests.harness import data_plane
 from tests.harness.data_plane import RUN
 
 GIB = 1 << 30
-SETTINGS = RunSettings(run_id="r", sync=SyncSettings(codec="int8", log_commits=10, snapshots=2))
+SETTINGS = RunSettings(run_id="r", sync=SyncSettings(codec="int8", chunk_elements=4096, log_commits=10, snapshots=2))
 MANIFEST = Manifest.canonical(
     [
         TensorSpec(name="w", shape=(700, 1000), dtype="F32", role=Role.TRAINABLE),
@@ -94,7 +95,7 @@ def test_the_parts_on_the_disk_have_the_sizes_of_their_files(tmp_path: Path) -> 
     snapshots = Snapshots(kept, used, outer.slots, RUN, lambda: None)
     snapshots.write(outer, 2, snapshots.num_cleared)
     frozen = outer.freeze()
-    log = PayloadLog(payload_log, used, RUN, SyncSettings(log_commits=3))
+    log = PayloadLog(payload_log, used, RunSettings(run_id=RUN, sync=SyncSettings(log_commits=3)))
     file = log.begin(2, 1, 1)
     sent = data_plane.payloads(outer, (5, 6), "fp32")
     for chunk, data in sent.items():
@@ -129,6 +130,24 @@ def test_a_bundle_has_the_contributions_of_all_sites() -> None:
     assert three.payload_bytes == sum(16 + 3 * (4 + size) if is_trained else size for size, is_trained in parts)
     log = {needs.payload_bytes: needs.disk_parts[1][1] for needs in (one, three)}
     assert log[three.payload_bytes] - log[one.payload_bytes] == 11 * (three.payload_bytes - one.payload_bytes)
+
+
+def test_the_payloads_of_a_warm_up_are_there_beside_those_that_follow() -> None:
+    """As many commits of the warm-up as its log has, and what the log has from then on without these."""
+    changes: dict[str, Any] = {"every": 1, "log_commits": 0, "chunk_elements": 1 << 20}
+    momenta = replace(SETTINGS.sync, strategy="momentum", codec="sign1", warmup_commits=5, **changes)
+    plain = (replace(SETTINGS.sync, strategy="gradient", codec=codec, **changes) for codec in ("bf16", "sign1"))
+    layout = Layout(large(1 << 30).manifest, 1 << 20)
+    both, early, later = (
+        footprint(layout, replace(SETTINGS, min_sites=2, sync=sync)).disk_parts[1] for sync in (momenta, *plain)
+    )
+    early_bytes, later_bytes = early[1] // 17, later[1] // 188
+    assert both == (
+        "payloads of 187 commits (16 in the warm-up) and of the sync under way",
+        16 * early_bytes + 172 * later_bytes,
+    )
+    assert early == ("payloads of 16 commits and of the sync under way", 17 * early_bytes)
+    assert later == ("payloads of 187 commits and of the sync under way", 188 * later_bytes)
 
 
 def size_of(*paths: Path) -> int:

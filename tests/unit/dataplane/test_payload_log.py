@@ -14,9 +14,12 @@ import pytest
 from atoll.node.dataplane.outer_state import OuterState
 from atoll.node.dataplane.payload_file import PayloadFile
 from atoll.node.dataplane.payload_log import PayloadLog
+from atoll.protocol import log_length
+from atoll.protocol.disk import Disk
 from atoll.protocol.errors import DigestMismatch, HostError, InvalidMessage, StateError
 from atoll.protocol.layout import Layout
 from atoll.protocol.plans import payload_digest, payload_hash
+from atoll.protocol.settings import RunSettings
 from atoll.protocol.sync_settings import SyncSettings
 from tests.harness.data_plane import RUN, commit_record, fragment_at, layout, logged, payloads, seeded
 
@@ -38,7 +41,7 @@ def put_all(writer: PayloadFile, found: dict[int, bytes]) -> None:
 
 
 def reopened(folder: Path, used: Layout, keep: int = 3) -> PayloadLog:
-    return PayloadLog(folder, used, RUN, SyncSettings(log_commits=keep))
+    return PayloadLog(folder, used, RunSettings(run_id=RUN, sync=SyncSettings(log_commits=keep)))
 
 
 def sealed_commit(log: PayloadLog, number: int, found: dict[int, bytes], attempt: int = 0, branch: int = 0) -> None:
@@ -250,7 +253,10 @@ def test_a_torn_record_is_removed(
 
 def test_another_runs_log_is_not_taken(tmp_path: Path, used: Layout, found: dict[int, bytes]) -> None:
     sealed_commit(reopened(tmp_path / "log", used), 1, found)
-    assert PayloadLog(tmp_path / "log", used, "other", SyncSettings(log_commits=3)).commits() == []
+    assert (
+        PayloadLog(tmp_path / "log", used, RunSettings(run_id="other", sync=SyncSettings(log_commits=3))).commits()
+        == []
+    )
 
 
 def test_a_full_disk_is_said_in_words(
@@ -450,7 +456,8 @@ def test_the_attempt_whose_errors_count_is_of_the_last_commit_that_leaves_any(
     """In a run of momenta a commit of gradients leaves none, and those of the commit before it count on."""
     phases = {"strategy": "momentum", "every": 1, "warmup_commits": 6, "gradient_doubling": 1}
     for settings, wanted in ((phases, {0: None, 1: None, 2: None, 3: 3, 4: 3, 5: 5, 6: 6, 7: 7}), ({}, {3: 3, 4: 4})):
-        log = PayloadLog(tmp_path / str(len(settings)), used, RUN, SyncSettings(**settings))  # type: ignore[arg-type]
+        run = RunSettings(run_id=RUN, sync=SyncSettings(**settings))  # type: ignore[arg-type]
+        log = PayloadLog(tmp_path / str(len(settings)), used, run)
         for number in range(1, 8):
             sealed_commit(log, number, found)
             if number in wanted:
@@ -459,3 +466,85 @@ def test_the_attempt_whose_errors_count_is_of_the_last_commit_that_leaves_any(
         for commit, sync in wanted.items():
             attempt = log.attempt_of(0, commit)
             assert (attempt and attempt.sync) == sync
+
+
+def test_after_the_warm_up_the_log_grows_to_as_many_commits_as_it_has_from_then_on(
+    tmp_path: Path, used: Layout, found: dict[int, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_length, "FETCHES", 1)
+    monkeypatch.setattr(log_length, "LEAST_COMMITS", 2)
+    monkeypatch.setattr(log_length, "SMALL_COMMITS", 0)
+    sync = SyncSettings(strategy="momentum", every=1, warmup_commits=10, warmup_codec="fp32", codec="sign1")
+    log = PayloadLog(tmp_path / "log", used, RunSettings(run_id=RUN, sync=sync))
+    early, later = log.length.at(10), log.length.at(11)
+    assert 2 <= early < 10 < later < 50
+    for number in range(1, 80):
+        sealed_commit(log, number, found)
+        first = max(1, number - early + 1 if number <= 10 else max(11 - early, number - later + 1))
+        assert [c.commit for c in log.commits()] == list(range(first, number + 1))
+    names = {path.name for path in (tmp_path / "log").iterdir()}
+    assert len(names) == 2 * later, "and no file is left of those before"
+    log.close()
+    again = PayloadLog(tmp_path / "log", used, RunSettings(run_id=RUN, sync=sync))
+    assert len(again.commits()) == later
+
+
+class CountingDisk(Disk):
+    def __init__(self) -> None:
+        self.synced: list[str] = []
+
+    def sync(self, path: Path) -> None:
+        self.synced.append(path.name)
+        super().sync(path)
+
+
+def test_what_is_on_the_disk_for_good_is_not_synced_again(
+    tmp_path: Path, used: Layout, found: dict[int, bytes]
+) -> None:
+    disk = CountingDisk()
+    log = PayloadLog(tmp_path / "log", used, RunSettings(run_id=RUN, sync=SyncSettings(log_commits=8)), disk=disk)
+    sealed_commit(log, 1, found)
+    sealed_commit(log, 2, found)
+    log.sync()
+    assert len(disk.synced) == 4, "a file and a record each"
+    sealed_commit(log, 3, found)
+    disk.synced.clear()
+    log.sync()
+    assert sorted(disk.synced) == ["attempt-3-1-0.payloads", "commit-3.record"]
+    log.roll_back(2)
+    sealed_commit(log, 3, found, branch=1)
+    disk.synced.clear()
+    log.sync()
+    assert sorted(disk.synced) == ["attempt-3-1-0.payloads", "commit-3.record"], "other files than before"
+
+
+def test_a_file_that_was_replaced_while_it_was_synced_is_synced_again(
+    tmp_path: Path, used: Layout, found: dict[int, bytes]
+) -> None:
+    class Replacing(CountingDisk):
+        def sync(self, path: Path) -> None:
+            super().sync(path)
+            if len(self.synced) == 1:
+                log.roll_back(0)
+                sealed_commit(log, 1, found, branch=1)
+
+    disk = Replacing()
+    log = PayloadLog(tmp_path / "log", used, RunSettings(run_id=RUN, sync=SyncSettings(log_commits=8)), disk=disk)
+    sealed_commit(log, 1, found)
+    log.sync()
+    disk.synced.clear()
+    log.sync()
+    assert sorted(disk.synced) == ["attempt-1-1-0.payloads", "commit-1.record"]
+
+
+def test_the_attempt_of_a_commit_that_another_one_replaces_goes(
+    tmp_path: Path, used: Layout, found: dict[int, bytes]
+) -> None:
+    log = reopened(tmp_path / "log", used)
+    sealed_commit(log, 1, found)
+    sealed_commit(log, 1, found, attempt=1, branch=1)
+    sealed_commit(log, 2, found, branch=1)
+    assert sorted(path.name for path in (tmp_path / "log").glob("attempt-*")) == [
+        "attempt-1-1-1.payloads",
+        "attempt-2-1-0.payloads",
+    ]

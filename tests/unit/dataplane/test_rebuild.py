@@ -17,6 +17,7 @@ from atoll.node.dataplane.rebuild import Rebuilder
 from atoll.node.dataplane.snapshot import SnapshotFile, Snapshots
 from atoll.protocol.errors import StateError
 from atoll.protocol.layout import Layout, state_hash
+from atoll.protocol.settings import RunSettings
 from atoll.protocol.sync_settings import SyncSettings
 from tests.harness.data_plane import OPTIMIZER, RUN, apply_all, layout, logged, payloads, seeded, update_of
 
@@ -30,7 +31,9 @@ class Site:
         self.folder = folder
         self.keep_commits = keep_commits
         self.layout: Layout = layout(num_fragments=num_fragments)
-        self.log = PayloadLog(folder / "payloads", self.layout, RUN, SyncSettings(log_commits=keep_commits))
+        self.log = PayloadLog(
+            folder / "payloads", self.layout, RunSettings(run_id=RUN, sync=SyncSettings(log_commits=keep_commits))
+        )
         self.snapshots = Snapshots(folder / "snapshots", self.layout, SLOTS, RUN, lambda: None)
         self.outer = seeded(folder / "state", self.layout)
         self.outer.history = lambda: self.log.history
@@ -57,7 +60,11 @@ class Site:
         self.log.close()
         if without_outer:
             OuterState.create(self.folder / "state", self.layout, SLOTS, RUN)
-        self.log = PayloadLog(self.folder / "payloads", self.layout, RUN, SyncSettings(log_commits=self.keep_commits))
+        self.log = PayloadLog(
+            self.folder / "payloads",
+            self.layout,
+            RunSettings(run_id=RUN, sync=SyncSettings(log_commits=self.keep_commits)),
+        )
         self.snapshots = Snapshots(self.folder / "snapshots", self.layout, SLOTS, RUN, lambda: None)
         self.outer = OuterState.open(self.folder / "state", self.layout, SLOTS, RUN, history=lambda: self.log.history)
         self.rebuilder.rebuild()

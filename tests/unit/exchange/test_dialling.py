@@ -23,6 +23,7 @@ from atoll.node.exchange.peers.prober import Prober
 from atoll.node.exchange.peers.progress import Pace
 from atoll.protocol.errors import PeerError
 from atoll.protocol.messages import Attestation, Donor, Member, Plan, Sources, Tree
+from atoll.protocol.settings import RunSettings
 from atoll.protocol.sync_settings import SyncSettings
 from atoll.protocol.time_limits import PRESETS
 from tests.harness import data_plane as dp
@@ -112,7 +113,7 @@ class Node:
         self.hub = Hub(run_id=dp.RUN, incarnation=1, dialer=Dialer(None), pool=ThreadPoolExecutor(1), site_id=1)
         self.hub.max_retained_bytes = 1 << 20
         self._outer = dp.seeded(folder / "state", LAYOUT)
-        self._log = PayloadLog(folder / "log", LAYOUT, dp.RUN, SyncSettings(log_commits=4))
+        self._log = PayloadLog(folder / "log", LAYOUT, RunSettings(run_id=dp.RUN, sync=SyncSettings(log_commits=4)))
         self.hub.serve(LAYOUT, lambda: self._outer, self._log, Pace(stall_s=LASTS_S, slowest_bytes_per_s=0.0))
         self._found: asyncio.Queue[tuple[int, ...]] = asyncio.Queue()
         self._prober = Prober(

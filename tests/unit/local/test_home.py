@@ -17,6 +17,7 @@ from atoll.node.exchange.peers.frames import Encoded
 from atoll.node.exchange.sync.spill import Spill
 from atoll.protocol.errors import HostError
 from atoll.protocol.plans import payload_hash
+from atoll.protocol.settings import RunSettings
 from atoll.protocol.sync_settings import SyncSettings
 from tests.harness.data_plane import RUN, layout, seeded
 
@@ -73,7 +74,7 @@ def test_what_a_node_keeps_is_for_its_user_alone(tmp_path: Path) -> None:
         used = layout()
         outer = seeded(home.state_folder, used)
         Snapshots(home.snapshot_folder, used, ("momentum",), RUN, lambda: None).write(outer, 2, 0)
-        log = PayloadLog(home.payload_folder, used, RUN, SyncSettings(log_commits=4))
+        log = PayloadLog(home.payload_folder, used, RunSettings(run_id=RUN, sync=SyncSettings(log_commits=4)))
         log.begin(1, 1, 1)
         log.close()
         spill = Spill(home.spill_folder)

@@ -34,6 +34,7 @@ from atoll.protocol import messages as m
 from atoll.protocol.layout import Layout, Manifest, Role, TensorSpec
 from atoll.protocol.messages import Member, Plan, Tree
 from atoll.protocol.plans import payload_digest, payload_hash, weights
+from atoll.protocol.settings import RunSettings
 from atoll.protocol.sync_settings import SyncSettings
 from tests.harness import data_plane as dp
 from tests.harness.coordinator_story import Story, some_settings
@@ -338,7 +339,8 @@ def test_no_callback_of_a_site_that_catches_up_goes_through_all_chunks(
     there = dp.seeded(tmp_path / "there", layout)
     here = OuterState.create(tmp_path / "here", layout, there.slots, dp.RUN)
     log_there, log_here = (
-        PayloadLog(tmp_path / name, layout, dp.RUN, SyncSettings(log_commits=4)) for name in ("log-there", "log-here")
+        PayloadLog(tmp_path / name, layout, RunSettings(run_id=dp.RUN, sync=SyncSettings(log_commits=4)))
+        for name in ("log-there", "log-here")
     )
     payloads = dp.payloads(there, codec="fp32")
     seed = {"the commit before": 0, "a state that is not the run's": 5}.get(starts_from)
