@@ -122,7 +122,7 @@ def _atoll(folder: Path, hosts: netns.Hosts | None, commands: list[list[str]], w
         min_sites=SITES,
         data="local",
         time_limits="lan",
-        sync=SyncSettings(every=1, log_commits=256, **WAYS[way]),
+        sync=SyncSettings(every=1, **WAYS[way]),
         outer=OuterSettings(optimizer="adamw", momentum=0.9),
     )
     with LocalRun(folder, settings, PLAIN) as run:

@@ -41,7 +41,7 @@ class Demo:
         self.names = demo_setup.site_names(options.num_sites)
         self._watch = Watch()
         self._num_commits = demo_setup.expected_commits(self.settings)
-        self._kill = KillPlan(self.names[-1], self._num_commits) if options.kill else None
+        self._kill = KillPlan(self.names[-1], self._num_commits, time.monotonic()) if options.kill else None
         self._port = 0
 
     def run(self) -> int:
@@ -79,7 +79,7 @@ class Demo:
             now_s = time.monotonic()
             for line in self._watch.observe(status):
                 view.say(line)
-            if self._kill is not None and self._kill.is_due(status):
+            if self._kill is not None and self._kill.is_due(status, now_s):
                 view.say(f"{self._kill.victim}: {self._kill.in_words()}")
                 if len(self._kill.done) == 1:
                     processes.children[self._kill.victim].kill()

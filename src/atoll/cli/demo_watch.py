@@ -50,29 +50,36 @@ class Watch:
 
 
 ACTS = ("killed at commit", "restarted at", "back in commit")
+AWAY_COMMITS = 2
+SLOWER_START = 1.5
+"""Beside sites that train."""
 
 
 @dataclass(slots=True)
 class KillPlan:
-    """Kill `victim` after a third of the commits, start it again two commits later, see it catch up."""
+    """Kill `victim` after a third of the commits, start it again two commits later, see it catch up. On a fast machine
+    kill it earlier, so that it is back before the end."""
 
     victim: str
     expected_commits: int
+    started_s: float
+    """When the sites were."""
     done: list[int] = field(default_factory=list)
     """Of ACTS, in their order: at which commit."""
+    _first: tuple[int, float] = (0, 0.0)  # commit that was seen, and when
 
     @property
     def is_over(self) -> bool:
         return len(self.done) == len(ACTS)
 
-    def is_due(self, status: RunView) -> bool:
+    def is_due(self, status: RunView, now_s: float) -> bool:
         """Whether the next act is; it counts as done."""
         at = status.last_commit
         match self.done:
             case []:
-                due = at >= max(1, self.expected_commits // 3)
+                due = at >= max(1, self.expected_commits // 3) or self._is_late(at, now_s)
             case [killed_at]:
-                due = at >= killed_at + 2 or status.finished
+                due = at >= killed_at + AWAY_COMMITS or status.finished
             case [_, restarted_at]:
                 at = max((c.commit for c in status.commits if self.victim in c.contributors), default=0)
                 due = at > restarted_at
@@ -81,6 +88,17 @@ class KillPlan:
         if due:
             self.done.append(at)
         return due
+
+    def _is_late(self, at: int, now_s: float) -> bool:
+        """Whether the commits that are left hardly suffice for a site to be away, to start and to contribute, if that
+        takes as long as the first start, first window included."""
+        first, first_s = self._first
+        if not first:
+            self._first = at, now_s
+        if not 0 < first < at:
+            return False
+        start_commits = (first_s - self.started_s) * (at - first) / (now_s - first_s)
+        return at + AWAY_COMMITS + SLOWER_START * start_commits + 1 >= self.expected_commits
 
     def in_words(self) -> str:
         said = [f"{act} {at}" for act, at in zip(ACTS, self.done, strict=False)]

@@ -143,12 +143,12 @@ def test_counters_go_on_when_a_node_starts_again() -> None:
 
 
 def test_the_kill_comes_after_a_third_and_the_return_two_commits_later() -> None:
-    plan = KillPlan("b", expected_commits=9)
+    plan = KillPlan("b", expected_commits=9, started_s=0.0)
     acts = []
     history: list[dict[str, Any]] = []
     for number in range(1, 10):
         history.append(commit(number, ["a", "b"] if number <= 3 or number >= 7 else ["a"]))
-        acts.append(plan.is_due(parse_status(document(commits=history))) and plan.in_words())
+        acts.append(plan.is_due(parse_status(document(commits=history)), 10.0 * number) and plan.in_words())
     killed = "killed at commit 3"
     restarted = f"{killed}, restarted at 5"
     back = f"{restarted}, back in commit 7"
@@ -157,11 +157,25 @@ def test_the_kill_comes_after_a_third_and_the_return_two_commits_later() -> None
 
 
 def test_a_site_that_is_not_back_is_said_to_be_recovering() -> None:
-    plan = KillPlan("b", expected_commits=3)
+    plan = KillPlan("b", expected_commits=3, started_s=0.0)
     history = [commit(1), commit(2, ["a"]), commit(3, ["a"])]
     for count in (1, 3, 3, 3):
-        plan.is_due(parse_status(document(commits=history[:count])))
+        plan.is_due(parse_status(document(commits=history[:count])), 1.0)
     assert plan.in_words() == "killed at commit 1, restarted at 3, recovering"
+
+
+@pytest.mark.parametrize(("commit_s", "killed_at"), [(10.0, 5), (2.0, 5), (1.0, 3), (0.8, 2), (0.1, 2)])
+def test_where_commits_are_quick_beside_a_start_the_site_is_killed_earlier(commit_s: float, killed_at: int) -> None:
+    plan = KillPlan("b", expected_commits=15, started_s=100.0)
+    history: list[dict[str, Any]] = []
+    for number in range(1, 16):
+        history.append(commit(number))
+        for poll in range(3):  # looked at more often than there are commits
+            at_s = 106.0 + commit_s * (number - 1 + poll / 3)
+            if plan.is_due(parse_status(document(commits=history)), at_s):
+                assert number == killed_at
+                return
+    pytest.fail("it was not killed")
 
 
 def test_plain_lines_go_to_a_pipe() -> None:
