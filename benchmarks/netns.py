@@ -72,7 +72,14 @@ class Hosts:
 
     def sent_bytes(self, host: int) -> int:
         """By the host's interface since it was made, headers included."""
-        path = f"/sys/class/net/{PREFIX}-v{host}/statistics/rx_bytes"  # our end of the pair receives what it sends
+        return self._sent(host, "bytes")
+
+    def sent_frames(self, host: int) -> int:
+        """The same: Ethernet frames, or what the kernel hands over as one."""
+        return self._sent(host, "packets")
+
+    def _sent(self, host: int, of: str) -> int:
+        path = f"/sys/class/net/{PREFIX}-v{host}/statistics/rx_{of}"  # our end of the pair receives what it sends
         with open(path, encoding="ascii") as file:
             return int(file.read())
 

@@ -23,6 +23,8 @@ from tests.harness.local_run import PLAIN, LocalRun
 NAMES = ("a", "b", "c")
 WARM_UP_SYNCS = 2
 TRIPS = 1.5
+HEADER_BYTES = 66
+"""Of each frame: Ethernet, IPv4, and TCP with time stamps. Nodes count what they hand over and take, without these."""
 WORKER = Path(__file__).parents[1] / "tests" / "workers" / "plain_worker.py"
 
 
@@ -43,7 +45,7 @@ def main(argv: list[str]) -> int:
     print(f"{args.parameters} parameters ({args.parameters * 4 / 2**20:.0f} MiB in fp32), {args.codec}, 3 sites")
     print(
         f"{'link':>12} {'to Commit s':>12} {'to published s':>15} {'MB sent a site':>15} {'at the interface':>17} "
-        f"{'limit s':>8} {'ratio':>6}"
+        f"{'less headers':>12} {'limit s':>8} {'ratio':>6}"
     )
     _print_row("loopback", _measure(args, None))
     reason = netns.available() if args.mbit else ""
@@ -67,16 +69,19 @@ class Measured(NamedTuple):
     """As the nodes count them."""
     interface_bytes: float
     """That went through the interface; 0 on loopback."""
+    header_bytes: float
+    """Of these."""
 
 
 def _print_row(link: str, measured: Measured, limit_s: float = 0.0) -> None:
     through = limit = ""
     if limit_s:
-        over = measured.interface_bytes / measured.sent_bytes - 1
-        through = f"{measured.interface_bytes / 1e6:8.2f} ({over:+6.1%})"
+        through_bytes, sent_bytes = measured.interface_bytes, measured.sent_bytes
+        counted = (through_bytes - measured.header_bytes) / sent_bytes - 1
+        through = f"{through_bytes / 1e6:8.2f} ({through_bytes / sent_bytes - 1:+6.1%}) {counted:+12.1%}"
         limit = f"{limit_s:8.3f} {measured.commit_s / limit_s:6.2f}"
     times = f"{measured.commit_s:12.3f} {measured.published_s:15.3f}"
-    print(f"{link:>12} {times} {measured.sent_bytes / 1e6:15.2f} {through:>17} {limit}", flush=True)
+    print(f"{link:>12} {times} {measured.sent_bytes / 1e6:15.2f} {through:>30} {limit}", flush=True)
 
 
 def _measure(args: argparse.Namespace, mbit: int | None) -> Measured:
@@ -108,16 +113,25 @@ def _measure(args: argparse.Namespace, mbit: int | None) -> Measured:
         for i, name in enumerate(NAMES):
             run.start_node(name, worker, prefix=hosts.prefix(i) if hosts else ())
         run.wait(lambda s: s["last_commit"] >= WARM_UP_SYNCS, 300)
-        before = [hosts.sent_bytes(i) for i in range(len(NAMES))] if hosts else []
+        before = _through(hosts)
         run.wait(lambda s: s["last_commit"] >= num_syncs - 1, 300)
-        after = [hosts.sent_bytes(i) for i in range(len(NAMES))] if hosts else []
+        num_bytes, num_frames = (now - was for now, was in zip(_through(hosts), before, strict=True))
         codes = run.wait_all(300)
         if any(codes.values()):
             raise SystemExit(run.story())
-        return _medians(run, num_syncs, (sum(after) - sum(before)) / len(NAMES) / (args.syncs - 1) if hosts else 0.0)
+        num = len(NAMES) * (args.syncs - 1)
+        return _medians(run, num_syncs, num_bytes / num, HEADER_BYTES * num_frames / num)
 
 
-def _medians(run: LocalRun, num_syncs: int, interface_bytes: float) -> Measured:
+def _through(hosts: netns.Hosts | None) -> tuple[int, int]:
+    """Bytes and frames of all interfaces."""
+    if hosts is None:
+        return 0, 0
+    sites = range(len(NAMES))
+    return sum(map(hosts.sent_bytes, sites)), sum(map(hosts.sent_frames, sites))
+
+
+def _medians(run: LocalRun, num_syncs: int, interface_bytes: float, header_bytes: float) -> Measured:
     to_commit, to_published, sent = [], [], []
     for commit in range(WARM_UP_SYNCS + 1, num_syncs + 1):
         sealed_s, committed_s, published_s, sent_bytes = [], [], [], []
@@ -139,4 +153,4 @@ def _medians(run: LocalRun, num_syncs: int, interface_bytes: float) -> Measured:
     if not to_commit:
         raise SystemExit("in no sync did all sites contribute: nothing is measured; give the sites more time a step")
     commit_s, published_s, sent_bytes = map(statistics.median, (to_commit, to_published, sent))
-    return Measured(commit_s, published_s, sent_bytes, interface_bytes)
+    return Measured(commit_s, published_s, sent_bytes, interface_bytes, header_bytes)

@@ -11,7 +11,7 @@ MUTATIONS = (
         where="coordinator.sqlite_store:SqliteStore._damage",
         old="            if rows.checksum(*values) != checksum:\n",
         new="            if False:\n",
-        tests=("tests/unit/coordinator/test_store_damage.py",),
+        tests=("tests/unit/coordinator/test_store_damage.py::test_a_flipped_bit_in_any_column_is_found",),
     ),
     Mutation(
         name="a store's missing or old row is not missed",
@@ -19,7 +19,7 @@ MUTATIONS = (
         where="coordinator.sqlite_store:SqliteStore._damage",
         old="        if total != int.from_bytes(sum_of_all):\n",
         new="        if False:\n",
-        tests=("tests/unit/coordinator/test_store_damage.py",),
+        tests=("tests/unit/coordinator/test_store_damage.py::test_any_row_that_is_missing_is_missed",),
     ),
     Mutation(
         name="a commit leaves its sync open",
@@ -35,7 +35,7 @@ MUTATIONS = (
         where="coordinator.core.persisted:changes",
         old="for cls in HISTORY if oldest > 0]",
         new="for cls in () if oldest > 0]",
-        tests=("tests/unit/coordinator/test_store_contract.py",),
+        tests=("tests/unit/coordinator/test_store_contract.py::test_of_a_run_of_very_many_commits_the_newest_stay",),
     ),
     Mutation(
         name="a long run loses its starting state",
@@ -43,7 +43,7 @@ MUTATIONS = (
         where="coordinator.core.persisted:changes",
         old="for cls in HISTORY if oldest > 0]",
         new="for cls in HISTORY]",
-        tests=("tests/unit/coordinator/test_store_contract.py",),
+        tests=("tests/unit/coordinator/test_store_contract.py::test_of_a_run_of_very_many_commits_the_newest_stay",),
     ),
     Mutation(
         name="a commit ends the syncs of all fragments",
@@ -59,7 +59,9 @@ MUTATIONS = (
         where="coordinator.core.persisted:changes",
         old="for cls in (*HISTORY, LossRecord) for n in record.voided]",
         new="for cls in (e.AttestationRecord, LossRecord) for n in record.voided]",
-        tests=("tests/unit/coordinator/test_store_contract.py",),
+        tests=(
+            "tests/unit/coordinator/test_store_contract.py::test_void_commits_are_gone_and_their_numbers_are_used_again",
+        ),
     ),
     Mutation(
         name="gRPC reads 32 MiB of anybody",

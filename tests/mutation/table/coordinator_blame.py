@@ -173,7 +173,9 @@ MUTATIONS = (
         where="coordinator.core.sync.standstill:carry_out",
         old="            site.is_heard()\n",
         new="",
-        tests=("tests/unit/coordinator/test_waits.py",),
+        tests=(
+            "tests/unit/coordinator/test_waits.py::test_7_who_is_left_behind_again_and_again_is_waited_for_less_each_time_and_evicted_in_the_end",
+        ),
     ),
     Mutation(
         name="who only waits is evicted",
@@ -197,7 +199,9 @@ MUTATIONS = (
         where="coordinator.core.sync.link_health:Trouble.links",
         old=" if sync - failed_in <= REMEMBERED_SYNCS]",
         new="]",
-        tests=("tests/unit/coordinator/test_deadlines.py",),
+        tests=(
+            "tests/unit/coordinator/test_deadlines.py::test_links_that_failed_are_remembered_for_some_syncs_and_no_more_than_some",
+        ),
     ),
     Mutation(
         name="one contradiction convicts a reducer",

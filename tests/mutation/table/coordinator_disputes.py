@@ -27,7 +27,7 @@ MUTATIONS = (
         where="coordinator.core.log.evidence:_compare",
         old="    if len(wrong) == len(dispute.claims):\n",
         new="    if False:\n",
-        tests=("tests/unit/coordinator/test_disputes.py",),
+        tests=("tests/unit/coordinator/test_disputes.py::test_where_nobody_has_what_comes_out_nobody_is_evicted",),
     ),
     Mutation(
         name="who is away cannot show its state",
@@ -35,7 +35,9 @@ MUTATIONS = (
         where="coordinator.core.log.evidence:_opened",
         old="        if any(site.live and site.stream is None for site in sites):\n",
         new="        if False:\n",
-        tests=("tests/unit/coordinator/test_disputes.py",),
+        tests=(
+            "tests/unit/coordinator/test_disputes.py::test_a_site_that_lost_its_stream_is_asked_again_on_the_next_one",
+        ),
     ),
     Mutation(
         name="a party is asked first, however late it answers",
@@ -67,7 +69,9 @@ MUTATIONS = (
         where="coordinator.core.log.states:_dispute",
         old="site is not None and site.live and run.now >= asked.until else",
         new="False else",
-        tests=("tests/unit/coordinator/test_disputes.py",),
+        tests=(
+            "tests/unit/coordinator/test_disputes.py::test_a_site_that_stays_silent_is_evicted_and_the_next_is_asked",
+        ),
     ),
     Mutation(
         name="evidence of any size is kept",
@@ -75,7 +79,7 @@ MUTATIONS = (
         where="coordinator.core.log.evidence:shown",
         old=" or total > need.most_bytes or",
         new=" or",
-        tests=("tests/unit/coordinator/test_disputes.py",),
+        tests=("tests/unit/coordinator/test_disputes.py::test_what_has_not_the_size_that_is_due_is_not_kept[161]",),
     ),
     Mutation(
         name="a trickle of evidence is waited for",
@@ -83,7 +87,9 @@ MUTATIONS = (
         where="coordinator.core.log.evidence:shown",
         old="            asked.total_bytes = total\n",
         new="            asked.total_bytes, asked.until = total, run.now + limit_s(run, need)\n",
-        tests=("tests/unit/coordinator/test_disputes.py", "tests/unit/coordinator/test_hostile_disputes.py"),
+        tests=(
+            "tests/unit/coordinator/test_disputes.py::test_a_site_that_shows_a_byte_now_and_then_does_not_hold_up_the_run",
+        ),
     ),
     Mutation(
         name="what a site shows is believed",
@@ -91,7 +97,7 @@ MUTATIONS = (
         where="coordinator.core.log.evidence:shown",
         old="            if asked.check.finish() == need.expected:\n",
         new="            if True:\n",
-        tests=("tests/unit/coordinator/test_disputes.py",),
+        tests=("tests/unit/coordinator/test_disputes.py::test_whoever_has_the_evidence_may_show_it",),
     ),
     Mutation(
         name="lists of hashes are compared one by one",
@@ -123,7 +129,7 @@ MUTATIONS = (
         where="coordinator.core.log.hash_lists:ListCheck.more",
         old="        data = self._rest + part\n",
         new="        data = part\n",
-        tests=("tests/unit/coordinator/test_hash_lists.py",),
+        tests=("tests/unit/coordinator/test_hash_lists.py::test_a_list_is_checked_in_parts_of_any_size",),
     ),
     Mutation(
         name="payloads of chunks without elements are in a list",
@@ -163,7 +169,7 @@ MUTATIONS = (
         where="coordinator.core.log.states:_hear",
         old="    has_come = site.standing is Standing.MEMBER and site.applied is not None and site.applied < commit\n",
         new="    has_come = True\n",
-        tests=("tests/unit/coordinator/test_disputes.py",),
+        tests=("tests/unit/coordinator/test_disputes.py::test_who_fetched_the_state_is_no_party",),
     ),
     Mutation(
         name="the first report is believed against one that is no party",
@@ -171,7 +177,9 @@ MUTATIONS = (
         where="coordinator.core.log.states:advance",
         old="if site.applied not in undecided or",
         new="if True or",
-        tests=("tests/unit/coordinator/test_disputes.py",),
+        tests=(
+            "tests/unit/coordinator/test_disputes.py::test_who_did_not_compute_the_state_waits_until_all_who_did_are_heard",
+        ),
     ),
     Mutation(
         name="the last state is said before all have reported it",
@@ -179,7 +187,7 @@ MUTATIONS = (
         where="coordinator.core.log.states:_say_the_last_state",
         old="    if known is None or not run.log.has_reported(commit, _contributors_here(run, commit)):\n",
         new="    if known is None:\n",
-        tests=("tests/golden/test_coordinator_stories.py",),
+        tests=("tests/golden/test_coordinator_stories.py::test_story[coordinator_start_of_three]",),
     ),
     Mutation(
         name="a site says one hash and then another",
@@ -195,7 +203,9 @@ MUTATIONS = (
         where="coordinator.core.log.states:_doubt",
         old='        run.persist(AttestationRecord(commit, b""))\n',
         new="        pass\n",
-        tests=("tests/unit/coordinator/test_disputes.py",),
+        tests=(
+            "tests/unit/coordinator/test_disputes.py::test_what_is_disputed_is_not_attested_to_those_who_come_anew",
+        ),
     ),
     Mutation(
         name="what was disputed is not attested any more",
@@ -203,7 +213,7 @@ MUTATIONS = (
         where="coordinator.core.log.states:_end_dispute",
         old="            run.persist(AttestationRecord(commit, known))\n",
         new="            pass\n",
-        tests=("tests/unit/coordinator/test_disputes.py",),
+        tests=("tests/unit/coordinator/test_disputes.py::test_what_is_attested_is_kept_again_when_a_side_is_gone",),
     ),
     Mutation(
         name="another state goes on",
@@ -227,7 +237,9 @@ MUTATIONS = (
         where="coordinator.core.log.sources:find_sources",
         old="    if run.members.is_void(site, asked_from):\n",
         new="    if not site.live:\n",
-        tests=("tests/unit/coordinator/test_rollback.py",),
+        tests=(
+            "tests/unit/coordinator/test_rollback.py::test_23_what_a_site_lacked_of_a_void_commit_it_does_not_lack_of_the_new_one",
+        ),
     ),
     Mutation(
         name="a joiner is told of the same donors again",
@@ -277,7 +289,9 @@ MUTATIONS = (
         where="coordinator.core.log.evidence:_base",
         old="not all(run.log.is_heard(base, site_id) for site_id in parties):",
         new="False:",
-        tests=("tests/unit/coordinator/test_disputes_in_flight.py",),
+        tests=(
+            "tests/unit/coordinator/test_disputes_in_flight.py::test_after_a_restart_of_the_coordinator_it_is_computed_from_the_last_state_that_all_agreed_on",
+        ),
     ),
     Mutation(
         name="the payload of another commit is computed with",
@@ -285,7 +299,9 @@ MUTATIONS = (
         where="coordinator.core.log.evidence:_base",
         old="            now = base\n",
         new="            pass\n",
-        tests=("tests/unit/coordinator/test_disputes_in_flight.py",),
+        tests=(
+            "tests/unit/coordinator/test_disputes_in_flight.py::test_after_a_restart_of_the_coordinator_it_is_computed_from_the_last_state_that_all_agreed_on",
+        ),
     ),
     Mutation(
         name="a word of before is forgotten with a start",
@@ -293,7 +309,9 @@ MUTATIONS = (
         where="coordinator.core.sites.admission:offer",
         old=", since=hello.last_commit if standing is Standing.MEMBER else 0)",
         new=")",
-        tests=("tests/unit/coordinator/test_disputes_in_flight.py",),
+        tests=(
+            "tests/unit/coordinator/test_disputes_in_flight.py::test_a_liar_that_is_started_anew_at_the_next_commit_is_held_to_its_word",
+        ),
     ),
     Mutation(
         name="a contributor to any but the last commit is no party",
@@ -301,7 +319,9 @@ MUTATIONS = (
         where="coordinator.core.sites.admission:place",
         old="log.last - commit < run.settings.sync.most_in_flight",
         new="log.last == commit",
-        tests=("tests/unit/coordinator/test_disputes_in_flight.py",),
+        tests=(
+            "tests/unit/coordinator/test_disputes_in_flight.py::test_one_that_is_started_anew_before_the_newest_commit_is_a_party",
+        ),
     ),
     Mutation(
         name="what came of a disputed state is attested after a restart",
@@ -309,7 +329,9 @@ MUTATIONS = (
         where="coordinator.core.log.states:_doubt",
         old="n >= dispute.commit and",
         new="n == dispute.commit and",
-        tests=("tests/unit/coordinator/test_disputes_in_flight.py",),
+        tests=(
+            "tests/unit/coordinator/test_disputes_in_flight.py::test_what_came_of_a_disputed_state_is_not_attested_to_those_who_come_anew",
+        ),
     ),
     Mutation(
         name="what came of a disputed state counts against who fetched it",
@@ -317,7 +339,9 @@ MUTATIONS = (
         where="coordinator.core.log.states:advance",
         old="run.dispute.commit <= commit",
         new="run.dispute.commit == commit",
-        tests=("tests/unit/coordinator/test_disputes_in_flight.py",),
+        tests=(
+            "tests/unit/coordinator/test_disputes_in_flight.py::test_who_fetched_a_state_that_came_of_it_waits_until_it_is_settled",
+        ),
     ),
     Mutation(
         name="who has gone on does not hear of the dispute",
@@ -333,7 +357,9 @@ MUTATIONS = (
         where="coordinator.core.log.states:judge",
         old="h.last_commit >= commit",
         new="h.last_commit == commit",
-        tests=("tests/unit/coordinator/test_disputes_in_flight.py",),
+        tests=(
+            "tests/unit/coordinator/test_disputes_in_flight.py::test_what_a_contributor_said_stands_while_it_is_started_anew_at_the_next_commit",
+        ),
     ),
     Mutation(
         name="words are kept as if one sync were in flight",
@@ -341,7 +367,9 @@ MUTATIONS = (
         where="coordinator.core.log.commits:CommitLog.__init__",
         old="REPORTS_OF_COMMITS + sync.most_in_flight",
         new="REPORTS_OF_COMMITS + 1",
-        tests=("tests/unit/coordinator/test_disputes_in_flight.py",),
+        tests=(
+            "tests/unit/coordinator/test_disputes_in_flight.py::test_what_sites_said_is_kept_of_as_many_commits_as_may_follow_each_other",
+        ),
     ),
     Mutation(
         name="hash lists are kept as if one sync were in flight",
@@ -365,7 +393,9 @@ MUTATIONS = (
         where="coordinator.core.log.commits:CommitLog._shown_since",
         old="            found.add(fragment)\n",
         new="            return number\n",
-        tests=("tests/unit/coordinator/test_disputes_in_flight.py",),
+        tests=(
+            "tests/unit/coordinator/test_disputes_in_flight.py::test_a_liar_that_is_started_anew_at_the_next_commit_is_held_to_its_word",
+        ),
     ),
     Mutation(
         name="after a sync of all fragments older hashes are asked for",
@@ -381,7 +411,9 @@ MUTATIONS = (
         where="coordinator.core.log.evidence:_state_of",
         old="(said.pop() if len(said) == 1 else None) or ",
         new="",
-        tests=("tests/unit/coordinator/test_disputes_of_the_past.py",),
+        tests=(
+            "tests/unit/coordinator/test_disputes_of_the_past.py::test_a_liar_at_the_door_does_not_say_what_the_state_is_that_is_computed_from",
+        ),
     ),
     Mutation(
         name="what a liar said of later commits is kept as attested",

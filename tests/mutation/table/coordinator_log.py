@@ -39,7 +39,9 @@ MUTATIONS = (
         where="coordinator.core.log.commits:CommitLog.judge",
         old="            is_last = all(s in votes for s in self.contributors(commit) if s in live)\n",
         new="            is_last = True\n",
-        tests=("tests/unit/coordinator/test_disputes.py",),
+        tests=(
+            "tests/unit/coordinator/test_disputes.py::test_one_word_after_a_restart_is_not_held_against_what_was_kept_before_the_others_are_heard",
+        ),
     ),
     Mutation(
         name="who is late outvotes those who went on",
@@ -47,7 +49,9 @@ MUTATIONS = (
         where="coordinator.core.log.commits:CommitLog.judge",
         old=" or [s for s in later if s not in votes]\n",
         new="\n",
-        tests=("tests/unit/coordinator/test_hostile_disputes.py",),
+        tests=(
+            "tests/unit/coordinator/test_hostile_disputes.py::test_who_is_late_does_not_outvote_those_who_went_on_from_what_a_contributor_said",
+        ),
     ),
     Mutation(
         name="one word outvotes those who fetched what a contributor said",
@@ -63,7 +67,9 @@ MUTATIONS = (
         where="coordinator.core.log.commits:CommitLog.judge",
         old="                return Judgement() if attested in starting else Judgement",
         new="                return Judgement",
-        tests=("tests/unit/coordinator/test_hostile_disputes.py",),
+        tests=(
+            "tests/unit/coordinator/test_hostile_disputes.py::test_who_is_away_does_not_outvote_a_contributor_that_is_being_started_anew",
+        ),
     ),
     Mutation(
         name="first report of a state wins",
@@ -103,7 +109,9 @@ MUTATIONS = (
         where="coordinator.core.log.donors:chosen",
         old="if len(holders) <= MAX_LISTED_DONORS:",
         new="if True:",
-        tests=("tests/unit/coordinator/test_listed_donors.py",),
+        tests=(
+            "tests/unit/coordinator/test_listed_donors.py::test_a_site_is_told_of_a_few_and_of_others_whenever_it_asks_again",
+        ),
     ),
     Mutation(
         name="a donor that is to dial a joiner is not named to it",
@@ -245,7 +253,9 @@ MUTATIONS = (
         where="coordinator.core.log.rollback:_assess",
         old="    elif not run.log.goes_back_to(commit):\n        obstacle",
         new="    elif False:\n        obstacle",
-        tests=("tests/unit/coordinator/test_rollback.py",),
+        tests=(
+            "tests/unit/coordinator/test_rollback.py::test_who_asks_for_a_rollback_beyond_the_log_before_it_was_read_waits_for_that",
+        ),
     ),
     Mutation(
         name="after a rollback old commits seem to be there again",
@@ -253,7 +263,7 @@ MUTATIONS = (
         where="coordinator.core.log.commits:CommitLog.is_forgotten",
         old="return commit <= self._highest - persisted.KEPT_COMMITS",
         new="return commit <= self.last - persisted.KEPT_COMMITS",
-        tests=("tests/unit/coordinator/test_going_back.py",),
+        tests=("tests/unit/coordinator/test_going_back.py::test_a_commit_that_the_store_keeps_no_longer_is_refused",),
     ),
     Mutation(
         name="a start does not know what the store dropped",
@@ -261,7 +271,7 @@ MUTATIONS = (
         where="coordinator.core.log.commits:CommitLog.__init__",
         old="self._highest = max((self.last, *void))",
         new="self._highest = self.last",
-        tests=("tests/unit/coordinator/test_going_back.py",),
+        tests=("tests/unit/coordinator/test_going_back.py::test_a_commit_that_the_store_keeps_no_longer_is_refused",),
     ),
     Mutation(
         name="commits that are gone are read from the store",
@@ -269,7 +279,9 @@ MUTATIONS = (
         where="coordinator.core.log.commits:CommitLog.is_forgotten",
         old="return commit <= self._highest - persisted.KEPT_COMMITS",
         new="return False",
-        tests=("tests/unit/coordinator/test_rollback.py", "tests/unit/coordinator/test_going_back.py"),
+        tests=(
+            "tests/unit/coordinator/test_rollback.py::test_a_state_that_is_older_than_the_store_s_commits_is_not_gone_back_to",
+        ),
     ),
     Mutation(
         name="data of void commits stays done",
@@ -277,7 +289,7 @@ MUTATIONS = (
         where="coordinator.core.log.rollback:go_back",
         old="            run.ledger.void(line.line, line.ranges)\n",
         new="            pass\n",
-        tests=("tests/unit/coordinator/test_rollback.py",),
+        tests=("tests/unit/coordinator/test_rollback.py::test_the_data_of_void_commits_is_open_again",),
     ),
     Mutation(
         name="what sites hold of void commits counts",
@@ -301,7 +313,9 @@ MUTATIONS = (
         where="coordinator.core.view.run_view:_shown",
         old="at_the_door[:SHOWN_AT_THE_DOOR]",
         new="at_the_door",
-        tests=("tests/unit/coordinator/test_offers.py",),
+        tests=(
+            "tests/unit/coordinator/test_offers.py::test_a_thousand_that_say_hello_and_nothing_more_leave_the_status_small_and_the_run_open",
+        ),
     ),
     Mutation(
         name="the hash of the starting state is forgotten in a restart",
@@ -309,7 +323,7 @@ MUTATIONS = (
         where="coordinator.sqlite_store:SqliteStore.begin",
         old="found += self._all(AttestationRecord, last=0)",
         new="pass",
-        tests=("tests/unit/coordinator/test_store_contract.py",),
+        tests=("tests/unit/coordinator/test_store_contract.py::test_only_the_newest_commits_come_back_but_all_losses",),
     ),
     Mutation(
         name="a Done from before a commit of another fragment goes back",

@@ -75,7 +75,9 @@ MUTATIONS = (
         where="coordinator.core.sync.links:Links.note",
         old="[:-MAX_LINKS]",
         new="[:0]",
-        tests=("tests/unit/coordinator/test_links.py",),
+        tests=(
+            "tests/unit/coordinator/test_links.py::test_a_thousand_sites_are_remembered_by_a_bounded_number_of_pairs",
+        ),
     ),
     Mutation(
         name="links of sites that are gone are kept",
@@ -107,7 +109,7 @@ MUTATIONS = (
         where="coordinator.core.sync.chunk_sizes:ChunkSizes.of",
         old="if found.num_chunks > sync.max_chunks:",
         new="if found.num_chunks < 0:",
-        tests=("tests/unit/coordinator/test_chunk_sizes.py",),
+        tests=("tests/unit/coordinator/test_chunk_sizes.py::test_more_chunks_than_the_run_takes_are_refused_by_name",),
     ),
     Mutation(
         name="commit lists the survivors",
@@ -123,7 +125,9 @@ MUTATIONS = (
         where="coordinator.core.sync.outcomes:commit",
         old="statistics.median(x for _, x in losses)",
         new="max(x for _, x in losses)",
-        tests=("tests/unit/coordinator/test_weights.py",),
+        tests=(
+            "tests/unit/coordinator/test_weights.py::test_the_runs_loss_is_the_median_over_sites_beside_the_weighted_mean",
+        ),
     ),
     Mutation(
         name="who stood out is forgotten with the coordinator",
@@ -139,7 +143,9 @@ MUTATIONS = (
         where="coordinator.core.sync.outcomes:_learn",
         old="note_links({*sync.blame.pairs, ",
         new="note_links({",
-        tests=("tests/unit/coordinator/test_hostile_contributors.py",),
+        tests=(
+            "tests/unit/coordinator/test_hostile_contributors.py::test_7_a_member_that_contributes_cannot_cost_each_sync_an_attempt",
+        ),
     ),
     Mutation(
         name="who accuses one after the other is believed by each",
@@ -190,7 +196,9 @@ MUTATIONS = (
         where="coordinator.core.sync.outcomes:_learn",
         old="_in_good_standing(run, demoted | left_behind)",
         new="_in_good_standing(run, demoted)",
-        tests=("tests/unit/coordinator/test_waits.py",),
+        tests=(
+            "tests/unit/coordinator/test_waits.py::test_7_who_is_left_behind_again_and_again_is_waited_for_less_each_time_and_evicted_in_the_end",
+        ),
     ),
     Mutation(
         name="leaving each attempt costs nothing",
@@ -251,7 +259,9 @@ MUTATIONS = (
         where="coordinator.core.sync.deciding:_planned",
         old="    if attempt.plan.ahead and (cut :=",
         new="    if False and (cut :=",
-        tests=("tests/unit/coordinator/test_weights.py",),
+        tests=(
+            "tests/unit/coordinator/test_weights.py::test_12_a_plan_that_came_with_the_commit_gives_way_to_one_that_says_the_cut_weight",
+        ),
     ),
     Mutation(
         name="a site that had no workers is a slow one",
@@ -283,7 +293,9 @@ MUTATIONS = (
         where="coordinator.core.sync.weighing:_steps_covered",
         old="if num_steps <= most_steps:",
         new="if True:",
-        tests=("tests/unit/coordinator/test_weights.py",),
+        tests=(
+            "tests/unit/coordinator/test_weights.py::test_12_who_stays_away_for_long_is_not_the_whole_average_when_it_is_back",
+        ),
     ),
     Mutation(
         name="tokens beyond the leases",
@@ -291,7 +303,9 @@ MUTATIONS = (
         where="coordinator.core.sync.weighing:beyond_bounds",
         old="if not num_samples or ready.tokens <= most:",
         new="if True:",
-        tests=("tests/unit/coordinator/test_weights.py",),
+        tests=(
+            "tests/unit/coordinator/test_weights.py::test_9_tokens_beyond_what_the_leased_samples_hold_are_refused_with_both_numbers",
+        ),
     ),
     Mutation(
         name="windows that were missed do not count",

@@ -19,11 +19,7 @@ MUTATIONS = (
         where="coordinator.core.sites.admission:_refusal",
         old="if message.branch > run.branch or (has_more and not _has_void_commits(run, message)):",
         new="if False:",
-        tests=(
-            "tests/unit/coordinator/test_core_scenarios.py",
-            "tests/golden/test_coordinator_stories.py",
-            "tests/unit/coordinator/test_rollback.py",
-        ),
+        tests=("tests/unit/coordinator/test_core_scenarios.py::test_a_state_beyond_the_log_is_kept_out",),
     ),
     Mutation(
         name="any number of sites waits at the door",
@@ -31,7 +27,9 @@ MUTATIONS = (
         where="coordinator.core.sites.admission:_refusal",
         old="run.members.num_at_the_door() >= run.settings.max_sites",
         new="run.members.num_at_the_door() < 0",
-        tests=("tests/unit/coordinator/test_offers.py",),
+        tests=(
+            "tests/unit/coordinator/test_offers.py::test_a_thousand_that_say_hello_and_nothing_more_leave_the_status_small_and_the_run_open",
+        ),
     ),
     Mutation(
         name="a site has any name",
@@ -63,7 +61,7 @@ MUTATIONS = (
         where="coordinator.core.sites.admission:_refusal_by_name",
         old="if not hmac.compare_digest(site.key_digest, key_digest(message.key)):",
         new="if False:",
-        tests=("tests/golden/test_coordinator_stories.py",),
+        tests=("tests/golden/test_coordinator_stories.py::test_story[coordinator_refused_at_the_door]",),
     ),
     Mutation(
         name="a lower incarnation takes over",
@@ -71,7 +69,7 @@ MUTATIONS = (
         where="coordinator.core.sites.admission:_refusal_by_name",
         old="    if header.incarnation < site.incarnation:\n",
         new="    if False:\n",
-        tests=("tests/unit/coordinator/test_core_scenarios.py", "tests/golden/test_coordinator_stories.py"),
+        tests=("tests/golden/test_coordinator_stories.py::test_story[coordinator_refused_at_the_door]",),
     ),
     Mutation(
         name="a run takes any number of sites",
@@ -119,7 +117,9 @@ MUTATIONS = (
         where="coordinator.core.sites.admission:place",
         old="known == hello.state_hash or is_party:",
         new="known == hello.state_hash:",
-        tests=("tests/unit/coordinator/test_disputes.py",),
+        tests=(
+            "tests/unit/coordinator/test_disputes.py::test_what_is_disputed_is_not_attested_to_those_who_come_anew",
+        ),
     ),
     Mutation(
         name="a site that contributed is forgotten",
@@ -135,7 +135,9 @@ MUTATIONS = (
         where="coordinator.core.sync.syncs:Sync.named",
         old=" for a in self.attempts for m in",
         new=" for a in self.attempts[-1:] for m in",
-        tests=("tests/unit/coordinator/test_forgetting.py",),
+        tests=(
+            "tests/unit/coordinator/test_forgetting.py::test_a_site_that_an_earlier_attempt_named_is_known_when_the_sync_is_committed",
+        ),
     ),
     Mutation(
         name="a forgotten site is expected after a restart",
@@ -143,7 +145,9 @@ MUTATIONS = (
         where="coordinator.core.run:Run._resumed",
         old="            sync.unexpect(site_id)\n",
         new="            pass\n",
-        tests=("tests/unit/coordinator/test_forgetting.py",),
+        tests=(
+            "tests/unit/coordinator/test_forgetting.py::test_a_coordinator_comes_back_though_a_site_that_its_sync_expected_is_forgotten",
+        ),
     ),
     Mutation(
         name="an offer waits for ever when the run is over",
@@ -171,7 +175,9 @@ MUTATIONS = (
         where="coordinator.core.sites.forgetting:advance",
         old="[s for s in gone if s.conduct.strikes], KEPT_STRUCK)",
         new="[], KEPT_STRUCK)",
-        tests=("tests/unit/coordinator/test_forgetting.py",),
+        tests=(
+            "tests/unit/coordinator/test_forgetting.py::test_a_site_that_an_earlier_attempt_named_is_known_when_the_sync_is_committed",
+        ),
     ),
     Mutation(
         name="who came and went stays for ever",
@@ -256,7 +262,9 @@ MUTATIONS = (
         where="coordinator.core.sites.membership:Site.note_owing",
         old="self.owes_since = (now if self.owes_since is None else self.owes_since) if owes_progress else None",
         new="self.owes_since = 0.0 if owes_progress else None",
-        tests=("tests/unit/coordinator/test_liveness.py",),
+        tests=(
+            "tests/unit/coordinator/test_liveness.py::test_7_who_waited_for_a_donor_has_its_whole_time_from_when_there_is_one",
+        ),
     ),
     Mutation(
         name="a void contribution owes progress",
@@ -264,7 +272,7 @@ MUTATIONS = (
         where="coordinator.core.sites.liveness:owes",
         old=" or sync.exclusions.is_void(site.start):",
         new=":",
-        tests=("tests/unit/coordinator/test_liveness.py",),
+        tests=("tests/unit/coordinator/test_liveness.py::test_7_whose_contribution_is_void_waits_for_the_next_sync",),
     ),
     Mutation(
         name="who waits for a quorum is evicted",
@@ -272,7 +280,7 @@ MUTATIONS = (
         where="coordinator.core.sites.liveness:owes",
         old="    if is_ready or site_id",
         new="    if site_id",
-        tests=("tests/unit/coordinator/test_liveness.py",),
+        tests=("tests/unit/coordinator/test_liveness.py::test_7_who_is_ready_and_waits_for_a_quorum_is_left_alone",),
     ),
     Mutation(
         name="another model is let in",
@@ -280,7 +288,7 @@ MUTATIONS = (
         where="coordinator.core.sites.manifests:is_the_runs",
         old=" and offer.manifest_digest == run.manifest.manifest.digest",
         new="",
-        tests=("tests/golden/test_coordinator_stories.py",),
+        tests=("tests/golden/test_coordinator_stories.py::test_story[coordinator_refused_at_the_door]",),
     ),
     Mutation(
         name="a site that sends no manifest keeps the others waiting",
@@ -339,7 +347,9 @@ MUTATIONS = (
         where="coordinator.core.sites.membership:Stream.is_void",
         old="commit > last for number, last in self.rolled_back)",
         new="commit > last for number, last in self.rolled_back[-1:])",
-        tests=("tests/unit/coordinator/test_rollback.py",),
+        tests=(
+            "tests/unit/coordinator/test_rollback.py::test_what_a_site_says_of_void_commits_is_void_until_it_has_heard_of_every_rollback_since",
+        ),
     ),
     Mutation(
         name="no lease after a restart",
@@ -347,7 +357,7 @@ MUTATIONS = (
         where="coordinator.core.sites.membership:Membership.__init__",
         old="away_until = now + lease_s if r.live else None",
         new="away_until = now if r.live else None",
-        tests=("tests/unit/coordinator/test_core_scenarios.py", "tests/golden/test_coordinator_stories.py"),
+        tests=("tests/unit/coordinator/test_core_scenarios.py::test_a_long_run_restarts_without_naming_a_seeder",),
     ),
     Mutation(
         name="the id of a forgotten site is given again",
@@ -355,7 +365,9 @@ MUTATIONS = (
         where="coordinator.core.sites.membership:Membership.give_id",
         old="        self.last_id += 1\n",
         new="        self.last_id = next(reversed(self._by_id), 0) + 1\n",
-        tests=("tests/unit/coordinator/test_forgetting.py",),
+        tests=(
+            "tests/unit/coordinator/test_forgetting.py::test_ids_are_not_given_again_though_the_highest_is_forgotten",
+        ),
     ),
     Mutation(
         name="a paused coordinator evicts everybody",
@@ -363,7 +375,7 @@ MUTATIONS = (
         where="coordinator.core.suspend_clock:OwnTime.advance",
         old="        self._lost_s += own - due\n        return due, own - due",
         new="        return own, 0.0",
-        tests=("tests/unit/coordinator/test_core_scenarios.py", "tests/golden/test_coordinator_stories.py"),
+        tests=("tests/unit/coordinator/test_core_scenarios.py::test_time_stands_still_while_the_coordinator_does",),
     ),
     Mutation(
         name="reset in mid-training",

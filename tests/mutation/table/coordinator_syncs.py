@@ -193,7 +193,9 @@ MUTATIONS = (
         where="coordinator.core.sync.deciding:_propose",
         old="    contributors = plans.with_room(sizes, choice.contributors, run.settings.quorum, no_reducers)\n",
         new="    contributors = choice.contributors\n",
-        tests=("tests/unit/coordinator/test_core_scenarios.py",),
+        tests=(
+            "tests/unit/coordinator/test_core_scenarios.py::test_8_who_brings_no_room_to_reduce_does_not_pause_the_run",
+        ),
     ),
     Mutation(
         name="plan is not kept",
@@ -217,7 +219,7 @@ MUTATIONS = (
         where="coordinator.core.sync.deciding:_nobody_reduces",
         old="        if not with_them.problem:\n",
         new="        if True:\n",
-        tests=("tests/unit/coordinator/test_reach.py",),
+        tests=("tests/unit/coordinator/test_reach.py::test_without_tokens_and_undialled_as_well_a_site_is_no_way_out",),
     ),
     Mutation(
         name="the only site that can be dialled stays without tokens",
@@ -299,7 +301,7 @@ MUTATIONS = (
         where="coordinator.core.sync.deciding:_all_done",
         old="if len({done.payload_digest for done in dones}) > 1:",
         new="if False:",
-        tests=("tests/golden/test_coordinator_stories.py",),
+        tests=("tests/golden/test_coordinator_stories.py::test_story[coordinator_payloads_differ]",),
     ),
     Mutation(
         name="a reducer's word has all others evicted",
@@ -339,7 +341,9 @@ MUTATIONS = (
         where="coordinator.core.core:Core._received",
         old="        if _known_of(run, site) != before or _looks_for_donors(site, message):",
         new="        if True:",
-        tests=("tests/unit/coordinator/test_liveness.py",),
+        tests=(
+            "tests/unit/coordinator/test_liveness.py::test_7_a_member_that_says_the_same_again_and_again_is_evicted",
+        ),
     ),
     Mutation(
         name="who asks for donors again does not get on",
@@ -347,7 +351,9 @@ MUTATIONS = (
         where="coordinator.core.core:Core._received",
         old=" or _looks_for_donors(site, message)",
         new="",
-        tests=("tests/unit/coordinator/test_liveness.py",),
+        tests=(
+            "tests/unit/coordinator/test_liveness.py::test_25_a_site_that_fetches_a_state_is_not_found_out_for_donors_that_it_cannot_reach",
+        ),
     ),
     Mutation(
         name="old start of a node is heard",
@@ -355,7 +361,9 @@ MUTATIONS = (
         where="coordinator.core.core:Core._wrong_in",
         old="if header.incarnation != site.incarnation:",
         new="if False:",
-        tests=("tests/unit/coordinator/test_core_scenarios.py",),
+        tests=(
+            "tests/unit/coordinator/test_core_scenarios.py::test_4_a_foreign_header_ends_the_stream_with_both_values",
+        ),
     ),
     Mutation(
         name="who does not hear is kept",
@@ -371,7 +379,9 @@ MUTATIONS = (
         where="coordinator.core.core:Core._received",
         old="                self._limit_at = run.now  # its stream has other limits now\n",
         new="",
-        tests=("tests/unit/coordinator/test_liveness.py",),
+        tests=(
+            "tests/unit/coordinator/test_liveness.py::test_a_limit_that_passed_while_the_site_was_out_is_acted_on_at_its_hello",
+        ),
     ),
     Mutation(
         name="a sync waits for what it waited for before the run went back",
@@ -379,7 +389,9 @@ MUTATIONS = (
         where="coordinator.core.sync.driver:advance",
         old="                    sync.waits(run.waits[0])",
         new="                    pass",
-        tests=("tests/unit/coordinator/test_going_back.py",),
+        tests=(
+            "tests/unit/coordinator/test_going_back.py::test_what_a_sync_waits_for_is_true_while_the_run_goes_back",
+        ),
     ),
     Mutation(
         name="limits that come nearer are looked at late",
@@ -395,7 +407,7 @@ MUTATIONS = (
         where="coordinator.core.core:Core._leave",
         old="        if site.stream is not None:",
         new="        if False:",
-        tests=("tests/golden/test_coordinator_stories.py",),
+        tests=("tests/golden/test_coordinator_stories.py::test_story[coordinator_plan_with_the_commit]",),
     ),
     Mutation(
         name="who asks for donors of nothing gets on",
@@ -458,7 +470,9 @@ MUTATIONS = (
         where="coordinator.core.sync.attempts:Attempt.readys",
         old="zip(weights.said,",
         new="zip(weights.tokens,",
-        tests=("tests/unit/coordinator/test_weights.py",),
+        tests=(
+            "tests/unit/coordinator/test_weights.py::test_12_what_sites_said_counts_in_the_next_attempt_after_the_coordinator_came_back",
+        ),
     ),
     Mutation(
         name="a plan that gave way counts as tried",

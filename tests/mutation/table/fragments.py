@@ -96,7 +96,9 @@ MUTATIONS = (
         where="coordinator.core.sync.topology:direct",
         old="        if sizes.bytes_of(first, count):",
         new="        if count:",
-        tests=("tests/unit/coordinator/test_chunk_sizes.py",),
+        tests=(
+            "tests/unit/coordinator/test_chunk_sizes.py::test_in_a_sync_of_a_fragment_the_other_chunks_have_nothing",
+        ),
     ),
     Mutation(
         name="what was touched counts the first commit that is listed",
@@ -112,7 +114,9 @@ MUTATIONS = (
         where="coordinator.core.sync.outcomes:commit",
         old="        touched=run.log.touched(run.log.last),\n",
         new="",
-        tests=TESTS,
+        tests=(
+            "tests/unit/coordinator/test_fragments.py::test_sources_say_what_was_touched_before_the_commits_that_they_list",
+        ),
     ),
     Mutation(
         name="a chunk of another fragment needs a payload",
@@ -120,7 +124,9 @@ MUTATIONS = (
         where="coordinator.core.log.evidence:_hash_of",
         old="spec.role is Role.FROZEN or not sizes.has_payload(chunk)",
         new="spec.role is Role.FROZEN",
-        tests=TESTS,
+        tests=(
+            "tests/unit/coordinator/test_fragments.py::test_a_chunk_of_another_fragment_is_what_it_was_before_the_commit",
+        ),
     ),
     Mutation(
         name="hashes of payloads that did not travel count",
@@ -128,7 +134,9 @@ MUTATIONS = (
         where="coordinator.core.log.evidence:_check",
         old="            sizes = sizes.of_sync(record.commit.fragment)\n",
         new="",
-        tests=TESTS,
+        tests=(
+            "tests/unit/coordinator/test_fragments.py::test_a_chunk_of_another_fragment_is_what_it_was_before_the_commit",
+        ),
     ),
     Mutation(
         name="a commit of one fragment clears what was found in another",
@@ -136,7 +144,9 @@ MUTATIONS = (
         where="coordinator.core.sync.exclusions:LeftOut.committed",
         old="            if commit.fragment == record.fragment or self._all in (commit.fragment, record.fragment):\n",
         new="            if True:\n",
-        tests=TESTS,
+        tests=(
+            "tests/unit/coordinator/test_fragments.py::test_who_is_left_out_of_two_syncs_of_a_fragment_begins_anew",
+        ),
     ),
     Mutation(
         name="a commit of all clears nothing",
@@ -144,7 +154,9 @@ MUTATIONS = (
         where="coordinator.core.sync.exclusions:LeftOut.committed",
         old=" or self._all in (commit.fragment, record.fragment)",
         new="",
-        tests=TESTS,
+        tests=(
+            "tests/unit/coordinator/test_fragments.py::test_a_commit_of_the_fragment_that_it_contributed_to_clears_it",
+        ),
     ),
     Mutation(
         name="one reducer has both words",
@@ -152,7 +164,9 @@ MUTATIONS = (
         where="coordinator.core.sync.link_health:Trouble.__init__",
         old="num_fragments * length for length",
         new="length for length",
-        tests=TESTS,
+        tests=(
+            "tests/unit/coordinator/test_fragments.py::test_who_is_left_out_of_two_syncs_of_a_fragment_begins_anew",
+        ),
     ),
     Mutation(
         name="windows that weigh are of H steps",
@@ -160,7 +174,9 @@ MUTATIONS = (
         where="coordinator.core.sync.weighing:weigh",
         old="    longest = settings.window_steps(settings.all_fragments, sync.open.base_commit)\n",
         new="    longest = settings.every\n",
-        tests=TESTS,
+        tests=(
+            "tests/unit/coordinator/test_fragments.py::test_12_of_windows_that_a_site_was_away_count_as_many_as_with_one_fragment",
+        ),
     ),
     Mutation(
         name="ranks train on before they have all fragments",
@@ -168,7 +184,7 @@ MUTATIONS = (
         where="node.core.lanes.answers:_apply",
         old=" and len(stale) == 1:",
         new=":",
-        tests=SITE,
+        tests=("tests/unit/node_core/test_fragments.py::test_values_of_all_fragments_come_before_the_first_step",),
     ),
     Mutation(
         name="a difference is made to a commit of another fragment",
@@ -176,7 +192,9 @@ MUTATIONS = (
         where="node.core.lanes.answers:_apply",
         old="Difference(copy.taken,",
         new="Difference(copy.version or 0,",
-        tests=SITE,
+        tests=(
+            "tests/unit/node_core/test_fragments.py::test_a_commit_without_this_site_is_a_difference_to_what_its_copy_of_the_fragment_took_last",
+        ),
     ),
     Mutation(
         name="a commit of one fragment is taken into all",
@@ -208,7 +226,7 @@ MUTATIONS = (
         where="node.core.lanes.answers:_decide",
         old="whole = site.lanes[-1]",
         new="whole = site.lanes[0]",
-        tests=SITE,
+        tests=("tests/unit/node_core/test_fragments.py::test_the_starting_state_is_made_of_a_snapshot_of_all",),
     ),
     Mutation(
         name="a rank writes another fragment's tensors",
@@ -216,7 +234,7 @@ MUTATIONS = (
         where="node.worker.pieces:SharedTensors._is_of",
         old="return fragment in (self._fragments[held.spec.name], self._num_fragments)",
         new="return True",
-        tests=("tests/process/test_fragments.py",),
+        tests=("tests/process/test_fragments.py::test_each_commit_takes_its_fragment_and_leaves_the_other[0]",),
     ),
     Mutation(
         name="all of PUBLISH is filled at once",
@@ -224,7 +242,7 @@ MUTATIONS = (
         where="node.daemon.plane:DataPlane.publish.work",
         old="self.layout.fragments[content.fragment]",
         new="self.layout.sync_chunks",
-        tests=("tests/unit/local/test_plane.py",),
+        tests=("tests/unit/local/test_plane.py::test_no_difference_is_made_of_a_difference[of_3]",),
     ),
     Mutation(
         name="a record of a commit that the log does not know ends the node",
@@ -232,7 +250,7 @@ MUTATIONS = (
         where="protocol.history:History.between",
         old="        if after == last:\n",
         new="        if False:\n",
-        tests=("tests/unit/dataplane/test_rebuild.py",),
+        tests=("tests/unit/dataplane/test_rebuild.py::test_what_a_log_does_not_tell_of_is_kept_for_a_fetch",),
     ),
     Mutation(
         name="a snapshot lists what others in flight list",
@@ -352,7 +370,9 @@ MUTATIONS = (
         where="node.core.lanes.answers:_overlap_steps",
         old="return lane.snapshot.overlap_steps + for_older",
         new="return lane.snapshot.overlap_steps",
-        tests=IN_FLIGHT,
+        tests=(
+            "tests/unit/node_core/test_in_flight.py::test_at_the_end_of_a_run_ranks_come_to_an_older_window_that_is_open_too",
+        ),
     ),
     Mutation(
         name="steps for an older window are beyond the newest",
@@ -408,7 +428,7 @@ MUTATIONS = (
         where="node.dataplane.payload_log:PayloadLog._prune",
         old=" and (is_of_all or key.fragment in together)",
         new="",
-        tests=("tests/unit/dataplane/test_payload_log.py",),
+        tests=("tests/unit/dataplane/test_payload_log.py::test_a_commit_ends_only_earlier_syncs_of_what_it_touches",),
     ),
     Mutation(
         name="each sync in flight has all the room",
@@ -416,7 +436,7 @@ MUTATIONS = (
         where="node.exchange.hub:Hub.begin",
         old="sum(e.retained.num_bytes for e in self._exchanges.values())",
         new="retained.num_bytes",
-        tests=("tests/unit/exchange/test_streams.py",),
+        tests=("tests/unit/exchange/test_streams.py::test_the_bound_on_what_is_retained_is_of_all_syncs_in_flight",),
     ),
     Mutation(
         name="tokens of a snapshot in flight count twice",
@@ -424,7 +444,7 @@ MUTATIONS = (
         where="node.worker.joined_site:JoinedSite._write_snapshot",
         old=" - sum(mark.tokens for mark in in_flight)",
         new="",
-        tests=("tests/unit/worker/test_worker_site.py",),
+        tests=("tests/unit/worker/test_worker_site.py::test_each_of_several_snapshots_in_flight_counts_once",),
     ),
     Mutation(
         name="a snapshot of this boundary is taken for undone",
@@ -432,7 +452,7 @@ MUTATIONS = (
         where="node.worker.joined_site:JoinedSite._note_base",
         old="(is_undone or answer.data_epoch != self._data_epoch)",
         new="True",
-        tests=("tests/unit/worker/test_worker_site.py",),
+        tests=("tests/unit/worker/test_worker_site.py::test_each_of_several_snapshots_in_flight_counts_once",),
     ),
     Mutation(
         name="discarded progress is taken for committed",
@@ -440,7 +460,9 @@ MUTATIONS = (
         where="node.worker.joined_site:JoinedSite._note_base",
         old="(is_undone or answer.data_epoch != self._data_epoch)",
         new="is_undone",
-        tests=("tests/unit/worker/test_worker_site.py",),
+        tests=(
+            "tests/unit/worker/test_worker_site.py::test_progress_that_is_discarded_with_snapshots_in_flight_is_not_counted",
+        ),
     ),
     Mutation(
         name="a commit without this site takes what others list, where it undoes nothing",
@@ -448,7 +470,7 @@ MUTATIONS = (
         where="node.worker.joined_site:JoinedSite._note_base",
         old="listed is None and self._taken.get(answer.fragment, (None, -1))[1] != self._steps",
         new="listed is None",
-        tests=("tests/unit/worker/test_worker_site.py",),
+        tests=("tests/unit/worker/test_worker_site.py::test_a_commit_that_undoes_nothing_leaves_what_others_list",),
     ),
     Mutation(
         name="what a snapshot listed is lost with a shift",
@@ -456,7 +478,7 @@ MUTATIONS = (
         where="node.worker.joined_site:JoinedSite._note_base",
         old="listed is not None and answer.mode is not MergeMode.SHIFT",
         new="listed is not None",
-        tests=("tests/unit/worker/test_worker_site.py",),
+        tests=("tests/unit/worker/test_worker_site.py::test_each_of_several_snapshots_in_flight_counts_once",),
     ),
     Mutation(
         name="values that follow a step undo nothing",
@@ -464,7 +486,7 @@ MUTATIONS = (
         where="node.worker.joined_site:JoinedSite._note_base",
         old="listed is None and self._taken.get(answer.fragment, (None, -1))[1] != self._steps",
         new="False",
-        tests=("tests/unit/worker/test_worker_site.py",),
+        tests=("tests/unit/worker/test_worker_site.py::test_local_progress_that_is_discarded_is_not_counted",),
     ),
     Mutation(
         name="ranks train for an old window",

@@ -81,7 +81,9 @@ MUTATIONS = (
         where="node.worker.optimizers:NodeOptimizer.at_commit",
         old="self._num_commits, self._gradients = commit, None",
         new="self._num_commits = commit",
-        tests=WORKER,
+        tests=(
+            "tests/unit/worker/test_worker_optimizers.py::test_a_second_step_before_the_first_is_handed_in_is_refused_and_a_late_gradient_is_gone",
+        ),
     ),
     Mutation(
         name="the second of two steps replaces the first",
@@ -89,7 +91,9 @@ MUTATIONS = (
         where="node.worker.optimizers:NodeOptimizer.step",
         old="        if self._gradients is not None:\n",
         new="        if False:\n",
-        tests=WORKER,
+        tests=(
+            "tests/unit/worker/test_worker_optimizers.py::test_a_second_step_before_the_first_is_handed_in_is_refused_and_a_late_gradient_is_gone",
+        ),
     ),
     Mutation(
         name="settings of a group that the nodes do not know of are taken",
@@ -97,7 +101,7 @@ MUTATIONS = (
         where="node.worker.optimizers:NodeOptimizer.check_groups",
         old="if group.get(key) != self.defaults.get(key):",
         new="if False:",
-        tests=WORKER,
+        tests=("tests/unit/worker/test_worker_optimizers.py::test_what_the_nodes_do_not_know_of_a_group_is_refused",),
     ),
     Mutation(
         name="two parameters on one memory send nothing",
@@ -105,7 +109,7 @@ MUTATIONS = (
         where="node.worker.tensors:find_tensors",
         old="if role is Role.TRAINABLE and groups and any(id(i.tensor) not in groups for i in items):",
         new="if False:",
-        tests=WORKER,
+        tests=("tests/unit/worker/test_worker_optimizers.py::test_two_parameters_on_one_memory_are_refused",),
     ),
     Mutation(
         name="groups without a trained parameter are counted",
@@ -113,7 +117,7 @@ MUTATIONS = (
         where="node.worker.optimizers:rated_groups",
         old='        if any(p.requires_grad for p in group["params"])\n',
         new="",
-        tests=WORKER,
+        tests=("tests/unit/worker/test_worker_optimizers.py::test_only_groups_with_trained_parameters_have_rates",),
     ),
     Mutation(
         name="a fetch keeps late gradients",
@@ -212,7 +216,9 @@ MUTATIONS = (
         where="node.worker.optimizers:NodeOptimizer.step",
         old="            parameter.grad = None\n",
         new="",
-        tests=WORKER,
+        tests=(
+            "tests/unit/worker/test_worker_optimizers.py::test_under_a_node_a_step_takes_the_gradients_and_leaves_the_parameters",
+        ),
     ),
     Mutation(
         name="the rates of the next step",
@@ -220,7 +226,9 @@ MUTATIONS = (
         where="node.worker.optimizers:NodeOptimizer.rates",
         old="        return self._rates\n",
         new='        return tuple(float(g[key]) for g in self.param_groups for key in ("lr", "weight_decay"))\n',
-        tests=WORKER,
+        tests=(
+            "tests/unit/worker/test_worker_optimizers.py::test_the_rates_are_those_of_the_step_and_not_of_a_scheduler_that_goes_on_after_it",
+        ),
     ),
     Mutation(
         name="an optimizer that steps alone is taken",
@@ -228,7 +236,7 @@ MUTATIONS = (
         where="node.worker.optimizers:check",
         old='            if strategy != "diloco":\n',
         new="            if False:\n",
-        tests=WORKER,
+        tests=("tests/unit/worker/test_worker_optimizers.py::test_another_optimizer_than_the_runs_is_refused",),
     ),
     Mutation(
         name="all parameters are in one group",
@@ -236,7 +244,7 @@ MUTATIONS = (
         where="node.worker.tensors:_groups",
         old="id(p): number for",
         new="id(p): 0 for",
-        tests=WORKER,
+        tests=("tests/unit/worker/test_worker_optimizers.py::test_only_groups_with_trained_parameters_have_rates",),
     ),
     Mutation(
         name="a contribution is base minus gradient",
@@ -317,7 +325,7 @@ MUTATIONS = (
         where="node.dataplane.kernels:onebit_adam",
         old="        if step > _ONE_STEP:\n",
         new="        if step > 1000 * _ONE_STEP:\n",
-        tests=UPDATE,
+        tests=("tests/unit/dataplane/test_adamw.py::test_after_the_warm_up_the_variance_stays_and_no_element_leaps",),
     ),
     Mutation(
         name="a gradient travels in place of the momentum",
@@ -357,7 +365,7 @@ MUTATIONS = (
         where="protocol.recompute:_adamw",
         old="        if not step.is_frozen:\n",
         new="        if True:\n",
-        tests=("tests/unit/dataplane/test_recompute.py",),
+        tests=("tests/unit/dataplane/test_recompute.py::test_a_step_of_1_bit_adam_comes_out_as_at_the_sites[2]",),
     ),
     Mutation(
         name="room for the codecs of the warm-up is not planned",

@@ -30,7 +30,7 @@ MUTATIONS = (
         where=f"{OUTCOMES}:open_beside",
         old="settings.all_fragments in (before.open.fragment, following.fragment) or ",
         new="",
-        tests=TESTS,
+        tests=("tests/unit/coordinator/test_in_flight.py::test_the_sync_of_all_fragments_is_alone_and_ends_the_run",),
     ),
     Mutation(
         name="a commit says what follows while others are open",
@@ -78,7 +78,9 @@ MUTATIONS = (
         where=f"{OUTCOMES}:abandon",
         old="run.num_abandoned_in_a_row >= len(run.lanes):",
         new="len(run.lanes) == 1:",
-        tests=TESTS,
+        tests=(
+            "tests/unit/coordinator/test_in_flight.py::test_a_run_that_is_stopped_ends_where_all_that_are_open_are_abandoned",
+        ),
     ),
     Mutation(
         name="a pause ends a run that is to stop beside others",
@@ -86,7 +88,9 @@ MUTATIONS = (
         where="coordinator.core.sync.driver:_pause_of_all",
         old='            return ""\n',
         new="            pass\n",
-        tests=TESTS,
+        tests=(
+            "tests/unit/coordinator/test_in_flight.py::test_a_run_that_is_stopped_waits_for_the_others_where_one_has_no_quorum",
+        ),
     ),
     Mutation(
         name="a run that is to stop waits for a window that nobody may reach",
@@ -94,7 +98,9 @@ MUTATIONS = (
         where="coordinator.core.sync.driver:_pause_of_all",
         old=" and (sync.ready or any(liveness.owes(run, s, sync) for s in run.members.live())):",
         new=":",
-        tests=TESTS,
+        tests=(
+            "tests/unit/coordinator/test_in_flight.py::test_a_run_that_is_stopped_does_not_wait_for_a_window_that_nobody_may_reach",
+        ),
     ),
     Mutation(
         name="a site that rests may not wait for others",
@@ -102,7 +108,9 @@ MUTATIONS = (
         where="coordinator.core.sites.liveness:owes",
         old=" or site_id in sync.open.resting",
         new="",
-        tests=TESTS,
+        tests=(
+            "tests/unit/coordinator/test_in_flight.py::test_a_site_that_rests_in_one_sync_may_wait_for_another_for_long",
+        ),
     ),
     Mutation(
         name="what a site has contributed to counts from an earlier window again",
@@ -110,7 +118,9 @@ MUTATIONS = (
         where="coordinator.core.sites.membership:Site.contributes",
         old="max(run_step, self.counts_from_step or 0)",
         new="run_step",
-        tests=TESTS,
+        tests=(
+            "tests/unit/coordinator/test_in_flight.py::test_what_a_site_had_in_a_later_window_is_none_either_when_an_earlier_one_is_committed_last",
+        ),
     ),
     Mutation(
         name="what a site trained counts from a void commit",
@@ -118,7 +128,7 @@ MUTATIONS = (
         where="coordinator.core.log.rollback:go_back",
         old="site.counts_from(min(site.counts_from_step, run.log.run_step))",
         new="pass",
-        tests=("tests/unit/coordinator/test_weights.py",),
+        tests=("tests/unit/coordinator/test_weights.py::test_12_after_the_run_went_back_windows_count_from_there",),
     ),
     Mutation(
         name="a position in two syncs",
@@ -126,7 +136,7 @@ MUTATIONS = (
         where="coordinator.core.data.leases:may_list",
         old="            held = held.minus(known.ranges)\n",
         new="            pass\n",
-        tests=TESTS,
+        tests=("tests/unit/coordinator/test_in_flight.py::test_a_position_is_in_at_most_one_sync_that_is_open",),
     ),
     Mutation(
         name="what a lost site had in one sync is kept for another",
@@ -150,7 +160,9 @@ MUTATIONS = (
         where="coordinator.core.log.states:_send_sync",
         old=" or (base is not None and (following is None or following.fragment != sync.open.fragment)):",
         new=":",
-        tests=TESTS,
+        tests=(
+            "tests/unit/coordinator/test_in_flight.py::test_a_site_that_comes_back_between_two_commits_hears_of_all_syncs",
+        ),
     ),
     Mutation(
         name="a site that may train no further owes the next sync",
@@ -166,7 +178,9 @@ MUTATIONS = (
         where="coordinator.core.sync.topology:direct",
         old="sizes.payload_factor(len(contributors))) * sizes.num_in_flight",
         new="sizes.payload_factor(len(contributors)))",
-        tests=TESTS,
+        tests=(
+            "tests/unit/coordinator/test_in_flight.py::test_a_reducer_has_room_for_all_that_are_in_flight_and_for_one_of_all",
+        ),
     ),
     Mutation(
         name="each of several syncs has the link for itself",
@@ -174,7 +188,7 @@ MUTATIONS = (
         where="coordinator.core.sync.plans:make",
         old="max(1, run.limits.slowest_bytes_per_s // sizes.num_in_flight)",
         new="run.limits.slowest_bytes_per_s",
-        tests=TESTS,
+        tests=("tests/unit/coordinator/test_in_flight.py::test_syncs_in_flight_share_a_link",),
     ),
     Mutation(
         name="the deadline of one of several syncs is that of one alone",
@@ -182,7 +196,7 @@ MUTATIONS = (
         where="coordinator.core.sync.plans:make",
         old="sizes.num_in_flight * most_link_bytes",
         new="most_link_bytes",
-        tests=TESTS,
+        tests=("tests/unit/coordinator/test_in_flight.py::test_syncs_in_flight_share_a_link",),
     ),
     Mutation(
         name="honest sites wait in vain in too many syncs at once",
@@ -190,7 +204,9 @@ MUTATIONS = (
         where="coordinator.core.sync.standstill:decide",
         old="MOST_HEARD * run.settings.sync.most_in_flight",
         new="MOST_HEARD",
-        tests=TESTS,
+        tests=(
+            "tests/unit/coordinator/test_in_flight.py::test_a_reducer_that_only_waits_in_all_syncs_costs_no_honest_site",
+        ),
     ),
     Mutation(
         name="two commits at once are a period",
@@ -198,7 +214,7 @@ MUTATIONS = (
         where="coordinator.core.sync.pace:Pace.note_commit",
         old="(now - self._committed_at[0]) / len(self._committed_at)",
         new="now - self._committed_at[-1]",
-        tests=TESTS,
+        tests=("tests/unit/coordinator/test_in_flight.py::test_a_period_is_the_mean_of_as_many_as_are_in_flight",),
     ),
     Mutation(
         name="a window weighs that is in flight already",
@@ -206,7 +222,9 @@ MUTATIONS = (
         where="coordinator.core.sync.weighing:_steps_covered",
         old="(site.counts_from_step, *in_flight)",
         new="(site.counts_from_step,)",
-        tests=TESTS,
+        tests=(
+            "tests/unit/coordinator/test_in_flight.py::test_what_a_site_has_in_flight_is_no_part_of_its_next_window",
+        ),
     ),
     Mutation(
         name="a word of a later commit says nothing of the one before",
@@ -214,7 +232,9 @@ MUTATIONS = (
         where="coordinator.core.sync.unusable:decide",
         old="run.judged_divergence) >= at",
         new="run.judged_divergence) == at",
-        tests=TESTS,
+        tests=(
+            "tests/unit/coordinator/test_in_flight.py::test_the_run_goes_back_to_before_the_newest_commit_that_most_can_mean",
+        ),
     ),
     Mutation(
         name="where syncs are in flight only the last commit can spoil a run",
@@ -222,7 +242,9 @@ MUTATIONS = (
         where="coordinator.core.sync.unusable:_newest",
         old="run.log.last - run.settings.sync.most_in_flight + 1",
         new="run.log.last",
-        tests=TESTS,
+        tests=(
+            "tests/unit/coordinator/test_in_flight.py::test_the_run_goes_back_to_before_the_newest_commit_that_most_can_mean",
+        ),
     ),
     Mutation(
         name="windows begin with commits",
@@ -230,7 +252,7 @@ MUTATIONS = (
         where=f"{OUTCOMES}:_open_after",
         old="    run.stragglers.note_opening(before.ids(), run.now)\n",
         new="",
-        tests=("tests/unit/coordinator/test_in_flight.py", "tests/golden/test_coordinator_stories.py"),
+        tests=("tests/golden/test_coordinator_stories.py::test_story[coordinator_straggler]",),
     ),
     Mutation(
         name="an older node is let into a run with several syncs in flight",

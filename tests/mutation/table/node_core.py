@@ -325,7 +325,7 @@ MUTATIONS = (
         where="node.core.disk:Disk.next_job",
         old="FetchState | RollBack | AdvanceErrors):",
         new="FetchState | AdvanceErrors):",
-        tests=("tests/golden/test_site_stories.py",),
+        tests=("tests/golden/test_site_stories.py::test_story[site_shift_rolled_back]",),
     ),
     Mutation(
         name="the model of a void commit is put in place",
@@ -357,7 +357,7 @@ MUTATIONS = (
         where="node.core.session:reach",
         old="    syncs.ready_again(ctx)  # again, if it was said before\n",
         new="",
-        tests=("tests/golden/test_site_stories.py",),
+        tests=("tests/golden/test_site_stories.py::test_story[site_probes_its_peers]",),
     ),
     Mutation(
         name="an opened stream ends the time away",
@@ -397,7 +397,7 @@ MUTATIONS = (
         where="node.core.departing:finished",
         old='        if message.state_hash not in (b"", disk.outer.state_hash):\n',
         new="        if False:\n",
-        tests=("tests/golden/test_site_stories.py",),
+        tests=("tests/golden/test_site_stories.py::test_story[site_wrong_at_the_end]",),
     ),
     Mutation(
         name="a model that is elsewhere is a clean end",
@@ -405,7 +405,9 @@ MUTATIONS = (
         where="node.core.departing:advance",
         old="        if site.saved_elsewhere:\n",
         new="        if site.saved_elsewhere and site.leaving:\n",
-        tests=("tests/unit/local/test_node_failures.py",),
+        tests=(
+            "tests/unit/local/test_node_failures.py::test_a_model_that_cannot_be_saved_where_it_shall_be_is_saved_below_the_home",
+        ),
     ),
     Mutation(
         name="snapshot of an old base is exchanged by the plan of the next sync",
@@ -541,7 +543,7 @@ MUTATIONS = (
         where="node.core.lanes.snapshots:release_empty",
         old="    if not snapshot.is_sealed or snapshot.tokens:\n",
         new="    if True:\n",
-        tests=("tests/golden/test_site_stories.py",),
+        tests=("tests/golden/test_site_stories.py::test_story[site_windows_without_tokens]",),
     ),
     Mutation(
         name="a site without tokens goes on for ever",
@@ -549,7 +551,7 @@ MUTATIONS = (
         where="node.core.lanes.snapshots:release_empty",
         old="    if site.num_empty_in_a_row < most:\n",
         new="    if True:\n",
-        tests=("tests/golden/test_site_stories.py",),
+        tests=("tests/golden/test_site_stories.py::test_story[site_windows_without_tokens]",),
     ),
     Mutation(
         name="a fragment that the run does not have is gone on for",
@@ -589,7 +591,9 @@ MUTATIONS = (
         where="node.core.workforce:_wait_s",
         old="    if crashes_in_a_row == 1:\n",
         new="    if True:\n",
-        tests=("tests/unit/node_core/test_crashes.py", "tests/golden/test_site_stories.py"),
+        tests=(
+            "tests/unit/node_core/test_crashes.py::test_42_the_first_crash_restarts_at_once_the_second_waits_the_third_without_a_step_leaves",
+        ),
     ),
     Mutation(
         name="another attempt is paced",
@@ -597,7 +601,7 @@ MUTATIONS = (
         where="node.core.lanes.exchanges:_spread_s",
         old=" or plan.attempt > 1",
         new="",
-        tests=("tests/unit/node_core/test_overlap.py",),
+        tests=("tests/unit/node_core/test_overlap.py::test_nothing_is_spread_where_somebody_waits[another attempt]",),
     ),
     Mutation(
         name="a site whose ranks wait sends on evenly",
@@ -613,7 +617,9 @@ MUTATIONS = (
         where="node.core.lanes.exchanges:hurry",
         old="        exchange.spread_until = ctx.now\n",
         new="",
-        tests=("tests/unit/node_core/test_overlap.py",),
+        tests=(
+            "tests/unit/node_core/test_overlap.py::test_ranks_that_wait_sooner_than_was_expected_end_the_spreading_once",
+        ),
     ),
     Mutation(
         name="ranks that wait for what is written for them hurry the next exchange",
@@ -621,7 +627,9 @@ MUTATIONS = (
         where="node.core.lanes.exchanges:hurry",
         old="any(copy.version != outer.commit for copy in ctx.site.workers.copies)",
         new="False",
-        tests=("tests/unit/node_core/test_in_flight.py",),
+        tests=(
+            "tests/unit/node_core/test_in_flight.py::test_ranks_that_wait_while_a_commit_is_written_for_them_hurry_no_exchange",
+        ),
     ),
     Mutation(
         name="sends take all the time that there is",
@@ -629,7 +637,9 @@ MUTATIONS = (
         where="node.core.lanes.exchanges:_spread_s",
         old="default=(1 - SENDING) / 2 * left_s",
         new="default=0.0",
-        tests=("tests/unit/node_core/test_overlap.py",),
+        tests=(
+            "tests/unit/node_core/test_overlap.py::test_what_is_sent_is_spread_over_most_of_the_time_in_which_they_train_on",
+        ),
     ),
     Mutation(
         name="sends take longer than the exchange may",
@@ -637,7 +647,7 @@ MUTATIONS = (
         where="node.core.lanes.exchanges:_spread_s",
         old="min(sending_s, plan.deadline_s / DEADLINE_SPREADS)",
         new="sending_s",
-        tests=("tests/unit/node_core/test_overlap.py",),
+        tests=("tests/unit/node_core/test_overlap.py::test_a_deadline_that_is_near_has_the_sending_end_long_before",),
     ),
     Mutation(
         name="sends take as long as ever, however long what follows them takes",

@@ -35,7 +35,9 @@ MUTATIONS = (
         where="node.daemon.journal:Journal.write",
         old="if self._num_bytes and self._num_bytes + len(line) > self._max_bytes:",
         new="if False:",
-        tests=("tests/unit/local/test_node_failures.py",),
+        tests=(
+            "tests/unit/local/test_node_failures.py::test_the_journal_of_a_long_run_takes_bounded_space_and_loses_no_line_of_the_last_file",
+        ),
     ),
     Mutation(
         name="a start forgets how long the journal is",
@@ -43,7 +45,7 @@ MUTATIONS = (
         where="node.daemon.journal:Journal._open",
         old="os.fstat(self._file.fileno()).st_size",
         new="0",
-        tests=("tests/unit/local/test_node_failures.py",),
+        tests=("tests/unit/local/test_node_failures.py::test_starts_that_write_little_have_one_bound_together",),
     ),
     Mutation(
         name="what a full disk left of a line is lost",
@@ -51,7 +53,9 @@ MUTATIONS = (
         where="node.daemon.journal:Journal.write",
         old="                line = line[num_written:]",
         new="                line = line[:0]",
-        tests=("tests/unit/local/test_node_failures.py",),
+        tests=(
+            "tests/unit/local/test_node_failures.py::test_a_line_of_the_journal_is_whole_though_the_file_takes_it_in_parts",
+        ),
     ),
     Mutation(
         name="a failure of a task is swallowed",
@@ -67,7 +71,9 @@ MUTATIONS = (
         where="node.daemon.disk_jobs:DiskJobs._has_moved",
         old="return plane.outer is None or plane.outer.commit != held.commit",
         new="return False",
-        tests=("tests/unit/local/test_node_failures.py",),
+        tests=(
+            "tests/unit/local/test_node_failures.py::test_a_job_that_breaks_off_says_whether_the_disk_is_where_it_was",
+        ),
     ),
     Mutation(
         name="what a site showed of a state that it does not hold any more is shown again",
@@ -75,7 +81,7 @@ MUTATIONS = (
         where="node.daemon.plane:DataPlane._changing",
         old="self._num_changes += 1",
         new="pass",
-        tests=("tests/unit/local/test_plane.py",),
+        tests=("tests/unit/local/test_plane.py::test_what_is_shown_in_a_dispute_is_of_the_state_that_is_held_now",),
     ),
     Mutation(
         name="what a node's handler raises is for its caller",
@@ -83,7 +89,9 @@ MUTATIONS = (
         where="node.daemon.node:Node.handle",
         old="            self._inbox.clear()\n            self._fail(error)",
         new="            self._inbox.clear()\n            raise error",
-        tests=("tests/unit/local/test_node_failures.py",),
+        tests=(
+            "tests/unit/local/test_node_failures.py::test_a_journal_that_cannot_be_written_ends_the_node_whoever_brings_the_event",
+        ),
     ),
     Mutation(
         name="the refusal of another run's coordinator is dropped",
@@ -101,7 +109,9 @@ MUTATIONS = (
         where="node.daemon.exchanges:Exchanges._go_on",
         old="while self._waiting and self._has_buffers and",
         new="while self._waiting and",
-        tests=("tests/unit/local/test_node_failures.py",),
+        tests=(
+            "tests/unit/local/test_node_failures.py::test_an_exchange_that_begins_before_there_are_buffers_waits_for_them",
+        ),
     ),
     Mutation(
         name="the end of an exchange overtakes its beginning",
@@ -194,7 +204,9 @@ MUTATIONS = (
         where="node.daemon.plane:DataPlane.roll_back.work",
         old=" if content.version <= commit}",
         new=" if False}",
-        tests=("tests/unit/local/test_plane.py",),
+        tests=(
+            "tests/unit/local/test_plane.py::test_a_difference_can_be_made_of_values_that_a_rollback_leaves_in_force",
+        ),
     ),
     Mutation(
         name="publishes what a rollback has closed",
@@ -204,7 +216,7 @@ MUTATIONS = (
         "            outer, buffer, sync = self._present_outer(), self.publish_buffer, self.settings.sync\n",
         new="        outer, buffer, sync = self._present_outer(), self.publish_buffer, self.settings.sync\n\n"
         "        def work() -> None:\n",
-        tests=("tests/unit/local/test_plane.py",),
+        tests=("tests/unit/local/test_plane.py::test_work_that_waits_for_a_rollback_is_done_on_what_that_leaves",),
     ),
     Mutation(
         name="a difference is made of a difference",
@@ -212,7 +224,7 @@ MUTATIONS = (
         where="node.daemon.plane:DataPlane.publish.work",
         old="                if held != Values(content.base, content.fragment):\n",
         new="                if held is None:\n",
-        tests=("tests/unit/local/test_plane.py",),
+        tests=("tests/unit/local/test_plane.py::test_no_difference_is_made_of_a_difference[of_1]",),
     ),
     Mutation(
         name="torchrun's rendezvous in a store that it opens",

@@ -37,7 +37,9 @@ MUTATIONS = (
         where="node.daemon.plane:DataPlane.attach_workers",
         old="if sync.error_feedback and self.errors is None:",
         new="if sync.error_feedback:",
-        tests=("tests/unit/local/test_plane.py",),
+        tests=(
+            "tests/unit/local/test_plane.py::test_errors_of_void_commits_are_gone_after_a_rollback_and_others_outlive_the_node",
+        ),
     ),
     Mutation(
         name="a torn error is none",
@@ -45,7 +47,7 @@ MUTATIONS = (
         where="node.dataplane.error_feedback:ErrorFeedback.commits",
         old="if len(of_it) == 1 else None)",
         new="if len(of_it) == 1 else 0)",
-        tests=("tests/unit/dataplane/test_error_feedback.py",),
+        tests=("tests/unit/dataplane/test_error_feedback.py::test_an_error_that_is_not_of_one_commit_counts_for_none",),
     ),
     Mutation(
         name="an error of a wrong state stays on the disk",
@@ -53,7 +55,9 @@ MUTATIONS = (
         where="node.daemon.plane:DataPlane.distrust.work",
         old="                self.errors.roll_back(-1)\n",
         new="                pass\n",
-        tests=("tests/unit/local/test_plane.py",),
+        tests=(
+            "tests/unit/local/test_plane.py::test_errors_of_void_commits_are_gone_after_a_rollback_and_others_outlive_the_node",
+        ),
     ),
     Mutation(
         name="a run that goes back leaves errors on the disk",
@@ -61,7 +65,9 @@ MUTATIONS = (
         where="node.daemon.plane:DataPlane.roll_back.work",
         old="                self.errors.roll_back(commit)\n",
         new="                pass\n",
-        tests=("tests/unit/local/test_plane.py",),
+        tests=(
+            "tests/unit/local/test_plane.py::test_errors_of_void_commits_are_gone_after_a_rollback_and_others_outlive_the_node",
+        ),
     ),
     Mutation(
         name="what is left over is not scaled",
@@ -77,7 +83,7 @@ MUTATIONS = (
         where="node.dataplane.error_feedback:ErrorFeedback.of",
         old="if pin.entry.version != commit:",
         new="if False:",
-        tests=("tests/unit/dataplane/test_error_feedback.py",),
+        tests=("tests/unit/dataplane/test_error_feedback.py::test_the_error_of_another_commit_is_refused",),
     ),
     Mutation(
         name="what is left over of another base",
@@ -85,7 +91,7 @@ MUTATIONS = (
         where="node.dataplane.sync_data:SyncData.left_over",
         old="if record.version > self.base_commit:",
         new="if False:",
-        tests=("tests/unit/dataplane/test_error_feedback.py",),
+        tests=("tests/unit/dataplane/test_error_feedback.py::test_nothing_is_left_over_of_a_base_that_is_gone",),
     ),
     Mutation(
         name="the snapshot of a run that goes back needs no room",
@@ -93,7 +99,7 @@ MUTATIONS = (
         where="node.dataplane.footprint:_snapshots",
         old="one_bytes * (num_kept + 2)",
         new="one_bytes * (num_kept + 1)",
-        tests=("tests/unit/dataplane/test_footprint.py",),
+        tests=("tests/unit/dataplane/test_footprint.py::test_the_parts_on_the_disk_have_the_sizes_of_their_files",),
     ),
     Mutation(
         name="a model that is replaced needs no room",
@@ -117,7 +123,9 @@ MUTATIONS = (
         where="node.dataplane.frozen_state:FrozenState.move_away",
         old="                    self._copy(record, self._offsets[chunk])\n",
         new="                    pass\n",
-        tests=("tests/unit/local/test_plane.py",),
+        tests=(
+            "tests/unit/local/test_plane.py::test_a_model_is_of_its_commit_though_later_ones_are_applied_while_it_is_written",
+        ),
     ),
     Mutation(
         name="torn write loses the chunk",
@@ -149,7 +157,7 @@ MUTATIONS = (
         where="protocol.history:History._num_until",
         old="if not commits[0] <= commit <= self.last:",
         new="if commit > self.last:",
-        tests=("tests/unit/protocol/test_history.py",),
+        tests=("tests/unit/protocol/test_history.py::test_what_the_log_does_not_reach_is_right_or_not_known",),
     ),
     Mutation(
         name="any mixture of versions is a state",
@@ -157,7 +165,7 @@ MUTATIONS = (
         where="protocol.history:History.commit_of",
         old="return commit if self.touched(commit) == tuple(touched) else None",
         new="return commit",
-        tests=("tests/unit/protocol/test_history.py",),
+        tests=("tests/unit/protocol/test_history.py::test_another_mixture_is_no_commit",),
     ),
     Mutation(
         name="a log that drops commits forgets what they touched",
@@ -165,7 +173,9 @@ MUTATIONS = (
         where="node.dataplane.payload_log:PayloadLog._prune",
         old="self._begin_after(touched or self._touched)",
         new="self._begin_after(self._touched)",
-        tests=("tests/unit/dataplane/test_payload_log.py",),
+        tests=(
+            "tests/unit/dataplane/test_payload_log.py::test_what_was_touched_before_the_log_begins_is_known_after_a_restart",
+        ),
     ),
     Mutation(
         name="a log that was rolled back begins with void commits",
@@ -173,7 +183,9 @@ MUTATIONS = (
         where="node.dataplane.payload_log:PayloadLog.roll_back",
         old="[0] * len(self._touched) if max(self._touched) > commit else self._touched",
         new="self._touched",
-        tests=("tests/unit/dataplane/test_payload_log.py",),
+        tests=(
+            "tests/unit/dataplane/test_payload_log.py::test_a_rollback_before_the_log_begins_leaves_no_word_of_void_commits",
+        ),
     ),
     Mutation(
         name="a snapshot is there before the log that it needs",
@@ -181,7 +193,7 @@ MUTATIONS = (
         where="node.dataplane.snapshot:Snapshots._write",
         old="            self._sync_log()\n",
         new="",
-        tests=("tests/unit/local/test_power_cut.py",),
+        tests=("tests/unit/local/test_power_cut.py::test_a_power_cut_at_any_moment_loses_no_more_than_is_promised",),
     ),
     Mutation(
         name="a power cut may take what a dropped log had touched",
@@ -189,7 +201,7 @@ MUTATIONS = (
         where="node.dataplane.payload_log:PayloadLog._begin_after",
         old="fsync=True",
         new="fsync=self.fsync",
-        tests=("tests/unit/local/test_power_cut.py",),
+        tests=("tests/unit/local/test_power_cut.py::test_a_power_cut_at_any_moment_loses_no_more_than_is_promised",),
     ),
     Mutation(
         name="a snapshot has chunks of two sites",
@@ -205,7 +217,9 @@ MUTATIONS = (
         where="node.daemon.plane:DataPlane._keep_log_for_snapshot",
         old=", began or ()",
         new=", ()",
-        tests=AFTER_CUTS,
+        tests=(
+            "tests/unit/local/test_snapshot_and_log.py::test_commits_wait_for_a_snapshot_that_needs_the_log_though_the_one_before_is_of_no_use",
+        ),
     ),
     Mutation(
         name="a record that is synced is written again and not synced",
@@ -213,7 +227,7 @@ MUTATIONS = (
         where="node.dataplane.payload_log:PayloadLog.commit",
         old="if (known := self._commits.get(commit.commit)) != commit:",
         new="if (known := self._commits.get(commit.commit)) or True:",
-        tests=AFTER_CUTS,
+        tests=("tests/unit/local/test_snapshot_and_log.py::test_a_commit_that_comes_again_leaves_what_is_synced",),
     ),
     Mutation(
         name="what a killed process wrote counts as synced",
@@ -221,7 +235,9 @@ MUTATIONS = (
         where="node.dataplane.payload_log:PayloadLog.__post_init__",
         old="if self.settings.sync.fsync:",
         new="if False:",
-        tests=AFTER_CUTS,
+        tests=(
+            "tests/unit/local/test_snapshot_and_log.py::test_what_a_killed_process_left_to_the_kernel_is_synced_by_the_next",
+        ),
     ),
     Mutation(
         name="a snapshot that is newer than the log is not looked at",
@@ -229,7 +245,9 @@ MUTATIONS = (
         where="node.dataplane.rebuild:Rebuilder.__post_init__",
         old="*(file.newest for file in self.snapshots.files)",
         new="",
-        tests=AFTER_CUTS,
+        tests=(
+            "tests/unit/local/test_snapshot_and_log.py::test_a_snapshot_that_is_being_written_while_a_state_is_fetched_comes_to_nothing",
+        ),
     ),
     Mutation(
         name="a snapshot is led on by all commits",
@@ -237,7 +255,9 @@ MUTATIONS = (
         where="node.dataplane.rebuild:Rebuilder.record_at",
         old="history.between(fragment, version, last)",
         new="range(version + 1, last + 1)",
-        tests=("tests/unit/dataplane/test_rebuild.py",),
+        tests=(
+            "tests/unit/dataplane/test_rebuild.py::test_an_older_state_is_put_beside_the_newest_and_has_the_hash_that_it_had",
+        ),
     ),
     Mutation(
         name="state hash covers the commit number",
@@ -277,7 +297,9 @@ MUTATIONS = (
         where="node.dataplane.sync_data:SyncData._outliers",
         old="(2, self._largest[0])",
         new="(1, self._largest[0])",
-        tests=("tests/unit/dataplane/test_outliers.py",),
+        tests=(
+            "tests/unit/dataplane/test_outliers.py::test_of_two_the_last_payload_is_what_a_contribution_is_held_against",
+        ),
     ),
     Mutation(
         name="small steps stand out",
@@ -333,7 +355,7 @@ MUTATIONS = (
         where="node.dataplane.chunk_file:ChunkFile.read",
         old="if self.hashed(data) != expected:",
         new="if False:",
-        tests=("tests/unit/dataplane/test_payload_log.py",),
+        tests=("tests/unit/dataplane/test_payload_log.py::test_damage_anywhere_is_found_at_the_start_or_when_read",),
     ),
     Mutation(
         name="commit of other payloads",
@@ -349,7 +371,7 @@ MUTATIONS = (
         where="node.dataplane.publish:publish_shift.shift",
         old="np.subtract(new, old, out=place)",
         new="place[:] = new",
-        tests=("tests/unit/dataplane/test_outer_update.py",),
+        tests=("tests/unit/dataplane/test_outer_update.py::test_shift_moves_local_and_base_by_the_same_amount",),
     ),
     Mutation(
         name="the shift of a block of columns stays in a copy",
@@ -357,7 +379,7 @@ MUTATIONS = (
         where="node.dataplane.publish:publish_shift.shift",
         old="        if chunk.num_strips > 1:  # a copy\n",
         new="        if False:\n",
-        tests=("tests/unit/dataplane/test_outer_update.py",),
+        tests=("tests/unit/dataplane/test_outer_update.py::test_shift_moves_local_and_base_by_the_same_amount",),
     ),
     Mutation(
         name="a rebuilt state is not compared",
@@ -365,7 +387,7 @@ MUTATIONS = (
         where="node.dataplane.rebuild:Rebuilder.put_aside.check",
         old="        if expected and found() != expected:",
         new="        if False:",
-        tests=("tests/unit/dataplane/test_rebuild.py",),
+        tests=("tests/unit/dataplane/test_rebuild.py::test_a_state_that_turns_out_otherwise_is_not_kept[of_1]",),
     ),
     Mutation(
         name="a record of a later commit is given for one before",
@@ -373,7 +395,9 @@ MUTATIONS = (
         where="node.dataplane.rebuild:Rebuilder.record_at",
         old="            if held.version == last:",
         new="            if True:",
-        tests=("tests/unit/dataplane/test_rebuild.py",),
+        tests=(
+            "tests/unit/dataplane/test_rebuild.py::test_damage_is_found_by_the_own_hash_until_the_next_commit_and_an_older_record_is_put_together",
+        ),
     ),
     Mutation(
         name="a tensor is saved chunk by chunk",
@@ -389,7 +413,9 @@ MUTATIONS = (
         where="node.dataplane.saved_model:put_in_place",
         old="elif not exchange_names(aside, folder):",
         new="elif exchange_names is not None:",
-        tests=("tests/unit/dataplane/test_saved_model.py",),
+        tests=(
+            "tests/unit/dataplane/test_saved_model.py::test_a_kill_between_any_two_steps_leaves_a_model_that_every_reader_finds",
+        ),
     ),
     Mutation(
         name="a snapshot takes the place of the one to go back to",
@@ -440,7 +466,9 @@ MUTATIONS = (
         where="node.dataplane.sync_data:SyncData.reduce",
         old="[tokens / total for tokens, _ in contributions]",
         new="[1 / len(contributions) for _ in contributions]",
-        tests=("tests/unit/dataplane/test_sync_data.py",),
+        tests=(
+            "tests/unit/dataplane/test_sync_data.py::test_the_average_is_weighted_summed_in_order_and_encoded_once",
+        ),
     ),
     Mutation(
         name="unchanged buffer is averaged",

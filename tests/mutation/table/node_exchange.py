@@ -15,7 +15,7 @@ MUTATIONS = (
         where="node.exchange.peers.rpc:call_errors",
         old="may_lack or not isinstance(ended, StateError)",
         new="True",
-        tests=("tests/fuzz/test_reducers.py",),
+        tests=("tests/fuzz/test_reducers.py::test_an_exchange_with_any_reducer_ends_with_its_payloads_or_names_it",),
     ),
     Mutation(
         name="a reducer says how much of the contributions has arrived",
@@ -39,7 +39,7 @@ MUTATIONS = (
         where="node.exchange.sync.upstream:Upstream._read",
         old="if response.follows:",
         new="if True:",
-        tests=("tests/process/test_link_use.py",),
+        tests=("tests/process/test_link_use.py::test_the_time_that_a_reducer_waits_for_others_is_not_the_links",),
     ),
     Mutation(
         name="what arrives at a reducer is not measured",
@@ -47,7 +47,7 @@ MUTATIONS = (
         where="node.exchange.sync.downstream:Downstream._parts",
         old="if request.follows:",
         new="if False:",
-        tests=("tests/process/test_link_use.py",),
+        tests=("tests/process/test_link_use.py::test_a_thin_link_is_seen_from_both_ends",),
     ),
     Mutation(
         name="streams that share a link count one by one",
@@ -119,7 +119,7 @@ MUTATIONS = (
         where="node.exchange.peers.dialer:Dialer.channel",
         old="not peer.has_answered or ",
         new="",
-        tests=("tests/unit/exchange/test_several_streams.py",),
+        tests=("tests/unit/exchange/test_several_streams.py::test_a_peer_that_is_not_known_yet_gets_one_connection",),
     ),
     Mutation(
         name="a connection that a peer does not take is tried for ever",
@@ -143,7 +143,7 @@ MUTATIONS = (
         where="node.exchange.sync.upstream:Upstream._note_sent",
         old="if not (strand.is_written and strand.is_answered):",
         new="if not strand.is_written:",
-        tests=("tests/unit/exchange/test_several_streams.py",),
+        tests=("tests/unit/exchange/test_several_streams.py::test_a_peer_that_never_answered_was_not_sent_everything",),
     ),
     Mutation(
         name="streams without number",
@@ -151,7 +151,9 @@ MUTATIONS = (
         where="node.exchange.service:PeerService.exchange",
         old="        elif len(streams) >= MAX_STREAMS:",
         new="        elif False:",
-        tests=("tests/unit/exchange/test_several_streams.py",),
+        tests=(
+            "tests/unit/exchange/test_several_streams.py::test_a_site_has_no_more_streams_at_a_reducer_than_it_may",
+        ),
     ),
     Mutation(
         name="a stream brings payloads of another",
@@ -159,7 +161,7 @@ MUTATIONS = (
         where="node.exchange.sync.upstream:Upstream._expect_payload",
         old=" or chunk not in strand.ids",
         new="",
-        tests=("tests/unit/exchange/test_several_streams.py",),
+        tests=("tests/unit/exchange/test_several_streams.py::test_a_payload_of_another_stream_is_refused",),
     ),
     Mutation(
         name="every stream gives all payloads",

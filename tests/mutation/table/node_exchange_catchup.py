@@ -101,7 +101,9 @@ MUTATIONS = (
         where="node.exchange.catchup.donations:Donations._one",
         old="self.dialer.failed(member)",
         new="pass",
-        tests=("tests/unit/exchange/test_dialling.py",),
+        tests=(
+            "tests/unit/exchange/test_dialling.py::test_a_peer_that_was_dialled_in_vain_is_dialled_later_whoever_wants_it",
+        ),
     ),
     Mutation(
         name="a donor waits for the lock of its log in the loop",

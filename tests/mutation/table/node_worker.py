@@ -19,7 +19,7 @@ MUTATIONS = (
         where="node.worker.copies:page_ranges",
         old="if found and first <= found[-1][1]:",
         new="if False:",
-        tests=("tests/unit/worker/test_worker_copies.py",),
+        tests=("tests/unit/worker/test_worker_copies.py::test_pages_of_tensors_beside_each_other_are_registered_once",),
     ),
     Mutation(
         name="the end of a view is registered with its size alone",
@@ -27,7 +27,7 @@ MUTATIONS = (
         where="node.worker.copies:_extent",
         old="(size - 1) * stride for",
         new="size - 1 for",
-        tests=("tests/unit/worker/test_worker_copies.py",),
+        tests=("tests/unit/worker/test_worker_copies.py::test_pages_of_tensors_beside_each_other_are_registered_once",),
     ),
     Mutation(
         name="what a driver refused leaves the rest registered",
@@ -35,7 +35,9 @@ MUTATIONS = (
         where="node.worker.copies:Registration.__init__",
         old="                self.end()\n                break",
         new="                break",
-        tests=("tests/unit/worker/test_worker_copies.py",),
+        tests=(
+            "tests/unit/worker/test_worker_copies.py::test_a_driver_that_refuses_is_said_and_nothing_stays_registered",
+        ),
     ),
     Mutation(
         name="the error of a refusal stays",
@@ -43,7 +45,9 @@ MUTATIONS = (
         where="node.worker.copies:_call",
         old="_forget_error(gpu)",
         new="pass",
-        tests=("tests/unit/worker/test_worker_copies.py",),
+        tests=(
+            "tests/unit/worker/test_worker_copies.py::test_a_driver_that_refuses_is_said_and_nothing_stays_registered",
+        ),
     ),
     Mutation(
         name="room is made while the training waits",
@@ -67,7 +71,7 @@ MUTATIONS = (
         where="node.worker.copies:_unregister",
         old="if gpu is not None and os.getpid() == pid:",
         new="if gpu is not None:",
-        tests=("tests/unit/worker/test_worker_copies.py",),
+        tests=("tests/unit/worker/test_worker_copies.py::test_a_fork_takes_nothing_back",),
     ),
     Mutation(
         name="what a rank shares stays registered",
@@ -75,7 +79,7 @@ MUTATIONS = (
         where="node.worker.joined_site:JoinedSite.__exit__",
         old="        self._shared.close()\n",
         new="",
-        tests=("tests/unit/worker/test_worker_site.py",),
+        tests=("tests/unit/worker/test_worker_site.py::test_what_a_rank_shares_is_given_back_when_it_leaves",),
     ),
     Mutation(
         name="a GPU is looked for in the first tensor alone",
@@ -83,7 +87,9 @@ MUTATIONS = (
         where="node.worker.copies:Registration.__init__",
         old='(device for device in devices if device.type == "cuda")',
         new='(device for device in list(devices)[:1] if device.type == "cuda")',
-        tests=("tests/unit/worker/test_worker_copies.py",),
+        tests=(
+            "tests/unit/worker/test_worker_copies.py::test_a_driver_that_refuses_is_said_and_nothing_stays_registered",
+        ),
     ),
     Mutation(
         name="room of other tensors is taken",
@@ -115,7 +121,7 @@ MUTATIONS = (
         where="node.worker.joined_site:JoinedSite.step",
         old="elif since in (1, self._checkpoint_every // 2):",
         new="elif False:",
-        tests=("tests/unit/worker/test_worker_site.py",),
+        tests=("tests/unit/worker/test_worker_site.py::test_memory_for_checkpoints_is_asked_for_before_they_are_due",),
     ),
     Mutation(
         name="checkpoint that crashes workers is named again",

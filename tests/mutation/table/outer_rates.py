@@ -27,7 +27,7 @@ MUTATIONS = (
         where="coordinator.store:run_of",
         old="        settings = resolved(settings)\n",
         new="",
-        tests=("tests/unit/coordinator/test_store_contract.py",),
+        tests=("tests/unit/coordinator/test_store_contract.py::test_what_a_run_leaves_to_be_chosen_is_chosen_once",),
     ),
     Mutation(
         name="the coordinator goes on with auto",
@@ -35,7 +35,7 @@ MUTATIONS = (
         where="coordinator.service:CoordinatorServer.__init__",
         old="settings = self.settings = settings_from_json(persisted.run.settings_json)",
         new="self.settings = settings",
-        tests=("tests/process/test_presets.py",),
+        tests=("tests/process/test_presets.py::test_what_is_left_to_be_chosen_is_said_and_kept",),
     ),
     Mutation(
         name="momentum whatever the length",

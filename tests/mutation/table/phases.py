@@ -16,7 +16,7 @@ MUTATIONS = (
         where="protocol.phases:Phases.is_of_gradients",
         old="past % interval == 0",
         new="True",
-        tests=PHASES,
+        tests=("tests/unit/protocol/test_phases.py::test_each_commit_counted_one_by_one[5-1-0-2]",),
     ),
     Mutation(
         name="the last commit of gradients is not counted",
@@ -112,7 +112,9 @@ MUTATIONS = (
         where="node.dataplane.payload_log:PayloadLog.attempt_of",
         old="self.history.touch(fragment, self.settings.sync.phases.last_of_momenta(commit))",
         new="self.history.touch(fragment, commit)",
-        tests=("tests/unit/dataplane/test_payload_log.py",),
+        tests=(
+            "tests/unit/dataplane/test_payload_log.py::test_the_attempt_whose_errors_count_is_of_the_last_commit_that_leaves_any",
+        ),
     ),
     Mutation(
         name="windows are as long as in the warm-up",
@@ -128,7 +130,9 @@ MUTATIONS = (
         where="protocol.sync_settings:SyncSettings.moments_at",
         old="self.phases.is_local(base_commit + 1)",
         new="self.phases.is_local(base_commit)",
-        tests=STEPS,
+        tests=(
+            "tests/unit/worker/test_local_steps.py::test_moments_are_shared_before_steps_that_ranks_do_by_themselves",
+        ),
     ),
     Mutation(
         name="moments are not published",
@@ -136,7 +140,7 @@ MUTATIONS = (
         where="node.dataplane.publish:publish_replace",
         old="for place in range(num_moments)]",
         new="for place in range(0)]",
-        tests=("tests/unit/dataplane/test_outer_update.py",),
+        tests=("tests/unit/dataplane/test_outer_update.py::test_replace_writes_moments_behind_the_values[1]",),
     ),
     Mutation(
         name="steps start from momenta that another step has moved",
@@ -176,7 +180,7 @@ MUTATIONS = (
         where="node.worker.joined_site:JoinedSite._begin_anew",
         old="            self._shared.undo_steps()\n",
         new="",
-        tests=STEPS,
+        tests=("tests/unit/worker/test_local_steps.py::test_a_window_that_is_released_begins_anew_at_the_base",),
     ),
     Mutation(
         name="the momenta of a window without tokens count in the next one",
@@ -184,7 +188,7 @@ MUTATIONS = (
         where="node.worker.joined_site:JoinedSite._begin_anew",
         old="            self._begin_window()\n",
         new="",
-        tests=STEPS,
+        tests=("tests/unit/worker/test_local_steps.py::test_a_window_that_is_released_begins_anew_at_the_base",),
     ),
     Mutation(
         name="steps of the run go on after a window that is released",
@@ -192,7 +196,9 @@ MUTATIONS = (
         where="node.worker.joined_site:JoinedSite._begin_anew",
         old="        self._base = Mark(self._steps, self._tokens)\n",
         new="",
-        tests=STEPS,
+        tests=(
+            "tests/unit/worker/test_local_steps.py::test_a_window_that_is_released_has_the_rates_that_the_script_has_for_its_steps",
+        ),
     ),
     Mutation(
         name="ranks finish a window that is void",
@@ -200,7 +206,9 @@ MUTATIONS = (
         where="node.core.lanes.answers:_next_question",
         old="    return min(target, step + max(1, math.ceil(LOOK_IN_A_WINDOW_S / workers.step_s)))\n",
         new="    return target\n",
-        tests=("tests/simulation/test_late_windows.py", *CORE),
+        tests=(
+            "tests/simulation/test_late_windows.py::test_a_site_that_missed_a_commit_is_in_later_ones_though_it_is_a_little_slower",
+        ),
     ),
     Mutation(
         name="two windows are in memory at once",
@@ -208,7 +216,9 @@ MUTATIONS = (
         where="node.worker.optimizers:ZeroOneAdam.at_commit",
         old="        self._window = None  # its",
         new="        # its",
-        tests=STEPS,
+        tests=(
+            "tests/unit/worker/test_local_steps.py::test_the_memory_of_a_window_is_free_before_that_of_the_next_one_is_taken",
+        ),
     ),
     Mutation(
         name="moments are read where the values of all tensors are",
@@ -216,7 +226,7 @@ MUTATIONS = (
         where="protocol.layout:Layout.in_moment",
         old="self.moment_offsets_bytes[chunk.tensor] - self.tensor_offsets_bytes[chunk.tensor]",
         new="0",
-        tests=("tests/unit/dataplane/test_outer_update.py",),
+        tests=("tests/unit/dataplane/test_outer_update.py::test_replace_writes_moments_behind_the_values[1]",),
     ),
     Mutation(
         name="a variance that moved seldom is taken for one that moved at each step",
@@ -240,7 +250,9 @@ MUTATIONS = (
         where="node.worker.joined_site:JoinedSite.step",
         old="        self._check_gradients()\n",
         new="",
-        tests=STEPS,
+        tests=(
+            "tests/unit/worker/test_local_steps.py::test_a_step_that_is_left_out_in_the_middle_of_a_window_is_refused",
+        ),
     ),
     Mutation(
         name="an optimizer that does no steps by itself is taken",
@@ -248,7 +260,7 @@ MUTATIONS = (
         where="node.worker.optimizers:check",
         old="        elif sync.local_doubling and not isinstance(optimizer, ZeroOneAdam):\n",
         new="        elif False:\n",
-        tests=("tests/unit/worker/test_worker_optimizers.py",),
+        tests=("tests/unit/worker/test_worker_optimizers.py::test_another_optimizer_than_the_runs_is_refused",),
     ),
     Mutation(
         name="an older version has no phases",
@@ -264,6 +276,6 @@ MUTATIONS = (
         where="protocol.sync_settings:check_sync",
         old='        if sync.strategy != "momentum" and (found := getattr(sync, key)):\n',
         new="        if (found := False):\n",
-        tests=SETTINGS,
+        tests=("tests/unit/protocol/test_settings.py::test_what_contradicts_is_refused_with_what_to_choose",),
     ),
 )

@@ -11,7 +11,7 @@ MUTATIONS = (
         where="protocol.codecs.kernels:encode",
         old="    if not _fill(codec, terms, columns, body):\n",
         new="    _fill(codec, terms, columns, body)\n    if False:\n",
-        tests=("tests/unit/dataplane/test_sync_data.py",),
+        tests=("tests/unit/dataplane/test_sync_data.py::test_values_that_are_not_finite_are_refused_by_name",),
     ),
     Mutation(
         name="what was left over is not scaled",
@@ -27,7 +27,7 @@ MUTATIONS = (
         where="protocol.codecs.int4:_int4_pack",
         old="codes[j] | codes[stride + j] << np.uint8(4)",
         new="codes[2 * j] | codes[2 * j + 1] << np.uint8(4)",
-        tests=("tests/unit/codecs/test_codec_kernels.py",),
+        tests=("tests/unit/codecs/test_codec_kernels.py::test_kernels_give_the_bits_of_the_reference",),
     ),
     Mutation(
         name="int4 encodes what its receivers refuse",
@@ -35,7 +35,7 @@ MUTATIONS = (
         where="protocol.codecs.int4",
         old="_SCALE_OVERFLOW = np.float32(2.0**125)",
         new="_SCALE_OVERFLOW = np.float32(2.0**126)",
-        tests=("tests/unit/codecs/test_codec_kernels.py",),
+        tests=("tests/unit/codecs/test_codec_kernels.py::test_what_would_not_be_finite_when_decoded_is_refused",),
     ),
     Mutation(
         name="e3m0 rounds by the exponent alone",
@@ -51,7 +51,7 @@ MUTATIONS = (
         where="protocol.codecs.int2",
         old="_THRESHOLD = np.float32(1.25)",
         new="_THRESHOLD = np.float32(1.0)",
-        tests=("tests/unit/codecs/test_codec_kernels.py",),
+        tests=("tests/unit/codecs/test_codec_kernels.py::test_kernels_give_the_bits_of_the_reference",),
     ),
     Mutation(
         name="sign1 scales by the root mean square",
@@ -59,7 +59,7 @@ MUTATIONS = (
         where="protocol.codecs.sign1:_sign1_pack",
         old="sum_of_magnitudes(block) / np.float32(count)",
         new="np.sqrt(np.sum(block * block) / np.float32(count))",
-        tests=("tests/unit/codecs/test_codec_kernels.py",),
+        tests=("tests/unit/codecs/test_codec_kernels.py::test_kernels_give_the_bits_of_the_reference",),
     ),
     Mutation(
         name="fp16 rounds ties away",
@@ -67,7 +67,9 @@ MUTATIONS = (
         where="protocol.codecs.fp16:_fp16_write",
         old="odd = (word >> _THIRTEEN) & _ONE",
         new="odd = _ONE",
-        tests=("tests/unit/codecs/test_codec_kernels.py",),
+        tests=(
+            "tests/unit/codecs/test_codec_kernels.py::test_fp16_has_the_bits_of_all_halves_and_of_what_is_between_them",
+        ),
     ),
     Mutation(
         name="fp16 encodes what is infinite",
@@ -75,7 +77,7 @@ MUTATIONS = (
         where="protocol.codecs.fp16",
         old="_OVERFLOW = np.uint32(0x477FF000)",
         new="_OVERFLOW = np.uint32(0x47800000)",
-        tests=("tests/unit/codecs/test_codec_kernels.py",),
+        tests=("tests/unit/codecs/test_codec_kernels.py::test_fp16_refuses_what_rounds_to_infinity",),
     ),
     Mutation(
         name="scales are not checked",
@@ -83,7 +85,7 @@ MUTATIONS = (
         where="protocol.codecs.blocks:check_scales",
         old="if not np.all((scales == _ZERO) | ((scales >= SMALLEST_NORMAL) & (scales < limit))):",
         new="if np.any(scales >= limit):",
-        tests=("tests/unit/codecs/test_codec_kernels.py",),
+        tests=("tests/unit/codecs/test_codec_kernels.py::test_the_check_refuses_values_that_are_not_finite",),
     ),
     Mutation(
         name="the limit of descriptors stays as it was",
@@ -139,7 +141,7 @@ MUTATIONS = (
         where="protocol.exit_codes:exit_code_of",
         old="    if isinstance(error, OSError):\n        return HostError.exit_code\n",
         new="",
-        tests=("tests/unit/cli/test_exit_codes.py",),
+        tests=("tests/unit/cli/test_exit_codes.py::test_what_the_machine_says_and_ctrl_c_have_their_codes",),
     ),
     Mutation(
         name="damage on the own disk is a refusal",
@@ -163,7 +165,7 @@ MUTATIONS = (
         where="protocol.layout:Layout._blocks",
         old="is_one_strip = group.num_columns == columns or not num_elements",
         new="is_one_strip = True",
-        tests=("tests/unit/protocol/test_layout.py",),
+        tests=("tests/unit/protocol/test_layout.py::test_the_vectors_of_the_page",),
     ),
     Mutation(
         name="silent connections keep their places at a page",
@@ -232,7 +234,9 @@ MUTATIONS = (
         where="protocol.transport:server_options",
         old='        ("grpc.server_max_unrequested_time_in_server", CALLS_WAIT_LIMIT_S),\n',
         new="",
-        tests=("tests/unit/protocol/test_transport.py",),
+        tests=(
+            "tests/unit/protocol/test_transport.py::test_a_call_that_waits_for_a_busy_server_is_taken_within_a_limit",
+        ),
     ),
     Mutation(
         name="any number of connections is taken",

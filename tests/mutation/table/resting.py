@@ -97,7 +97,9 @@ MUTATIONS = (
         where=f"{OUTCOMES}:_open",
         old=".difference(opened.resting)",
         new="",
-        tests=RUN,
+        tests=(
+            "tests/unit/coordinator/test_sitting_out.py::test_a_turn_that_is_missed_is_used_and_the_next_one_is_waited_for_again",
+        ),
     ),
     Mutation(
         name="who is behind at its turn is not waited for",
@@ -105,7 +107,7 @@ MUTATIONS = (
         where="coordinator.core.sync.deciding:waiting_for.may_come",
         old=" or site.site_id in turns",
         new="",
-        tests=RUN,
+        tests=("tests/unit/coordinator/test_sitting_out.py::test_at_its_turn_it_is_waited_for_though_it_fetches",),
     ),
     Mutation(
         name="who is far behind at its turn is not expected",
@@ -113,7 +115,7 @@ MUTATIONS = (
         where=f"{OUTCOMES}:_open",
         old=".union(turns)",
         new="",
-        tests=RUN,
+        tests=("tests/unit/coordinator/test_sitting_out.py::test_at_its_turn_it_is_waited_for_though_it_fetches",),
     ),
     Mutation(
         name="who rests contributes all the same",
@@ -129,7 +131,9 @@ MUTATIONS = (
         where=f"{OUTCOMES}:commit",
         old=" - run.resting.turns(plan.sync)\n",
         new="\n",
-        tests=RUN,
+        tests=(
+            "tests/unit/coordinator/test_sitting_out.py::test_a_turn_that_is_missed_is_used_and_the_next_one_is_waited_for_again",
+        ),
     ),
     Mutation(
         name="windows that a site was told to rest for are no windows",
@@ -145,7 +149,7 @@ MUTATIONS = (
         where=f"{OUTCOMES}:_following",
         old="if _ends(run, run_step + num_steps, run_tokens + math.ceil(num_steps * per_step)):",
         new="if False:",
-        tests=RUN,
+        tests=("tests/unit/coordinator/test_sitting_out.py::test_nobody_rests_in_the_last_sync",),
     ),
     Mutation(
         name="a run that stops forgets who rests",
@@ -153,7 +157,9 @@ MUTATIONS = (
         where="coordinator.core.sync.outcomes:may_be_last",
         old=" and not opened.resting",
         new="",
-        tests=RUN,
+        tests=(
+            "tests/unit/coordinator/test_sitting_out.py::test_a_run_that_is_to_stop_while_a_site_rests_has_one_more_sync_with_it",
+        ),
     ),
     Mutation(
         name="sites rest that are needed for a quorum",
@@ -161,7 +167,7 @@ MUTATIONS = (
         where=f"{OUTCOMES}:_sitting_out",
         old="return resting if len(others) >= run.settings.quorum else ()",
         new="return resting",
-        tests=RUN,
+        tests=("tests/unit/coordinator/test_sitting_out.py::test_nobody_rests_where_the_others_are_no_quorum",),
     ),
     Mutation(
         name="who rested rests in the sync after one that was abandoned",
@@ -169,7 +175,9 @@ MUTATIONS = (
         where=f"{OUTCOMES}:abandon",
         old="sync=run.last_sync + 1, resting=())",
         new="sync=run.last_sync + 1)",
-        tests=RUN,
+        tests=(
+            "tests/unit/coordinator/test_sitting_out.py::test_where_others_are_lost_the_sync_is_opened_again_for_all",
+        ),
     ),
     Mutation(
         name="a run without others than those who rest waits for ever",
@@ -177,7 +185,7 @@ MUTATIONS = (
         where="coordinator.core.sync.deciding:_collecting",
         old='barred = barred or ["nobody is here but sites that rest"]',
         new="pass",
-        tests=RUN,
+        tests=("tests/unit/coordinator/test_sitting_out.py::test_where_only_sites_that_rest_are_left_they_are_asked",),
     ),
     Mutation(
         name="a run pauses while sites rest",
@@ -185,7 +193,9 @@ MUTATIONS = (
         where="coordinator.core.sync.deciding:_paused",
         old=" if sync.open.resting else ",
         new=" if False else ",
-        tests=RUN,
+        tests=(
+            "tests/unit/coordinator/test_sitting_out.py::test_where_others_are_lost_the_sync_is_opened_again_for_all",
+        ),
     ),
     Mutation(
         name="ranks stop though their site rests",

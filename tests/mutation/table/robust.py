@@ -14,7 +14,7 @@ MUTATIONS = (
         where="node.dataplane.sync_data:SyncData._make_robust",
         old="elif way.clipped and min(factors) < 1:",
         new="elif way.clipped and min(factors) < 0:",
-        tests=(ROBUST,),
+        tests=("tests/unit/dataplane/test_robust.py::test_what_stands_out_is_clipped",),
     ),
     Mutation(
         name="what stands out is added once more",
@@ -22,7 +22,7 @@ MUTATIONS = (
         where="node.dataplane.sync_data:SyncData._make_robust",
         old="            average.fill(0)\n",
         new="",
-        tests=(ROBUST,),
+        tests=("tests/unit/dataplane/test_robust.py::test_what_stands_out_is_clipped",),
     ),
     Mutation(
         name="the largest norm counts as the median",
@@ -46,7 +46,7 @@ MUTATIONS = (
         where="protocol.codecs.bundles:Bundle.weighed",
         old="Weight(share * factor, share)",
         new="Weight(share * factor, share * factor)",
-        tests=("tests/unit/codecs/test_sparse_codecs.py",),
+        tests=("tests/unit/codecs/test_sparse_codecs.py::test_a_bundle_is_averaged_as_the_reference_does",),
     ),
     Mutation(
         name="the coordinator does not clip a bundle",
@@ -54,7 +54,7 @@ MUTATIONS = (
         where="protocol.codecs.bundles:plain",
         old='array("f", [of_values * value])[0]',
         new='array("f", [of_site * value])[0]',
-        tests=("tests/unit/codecs/test_sparse_codecs.py",),
+        tests=("tests/unit/codecs/test_sparse_codecs.py::test_a_bundle_is_averaged_as_the_reference_does",),
     ),
     Mutation(
         name="a reducer chooses at what a bundle is clipped",
@@ -62,7 +62,9 @@ MUTATIONS = (
         where="node.dataplane.sync_data:SyncData.check_payload",
         old="(bundle.codec, found, bundle.clip) != (way.up, way.aggregation, way.clipped)",
         new="(bundle.codec, found) != (way.up, way.aggregation)",
-        tests=(ROBUST,),
+        tests=(
+            "tests/unit/dataplane/test_robust.py::test_a_bundle_says_at_what_it_is_clipped_and_another_one_is_refused",
+        ),
     ),
     Mutation(
         name="a bundle is clipped at nothing",
@@ -70,7 +72,7 @@ MUTATIONS = (
         where="protocol.codecs.bundles:split",
         old="if is_clipped and not 1 <= clip < math.inf:",
         new="if is_clipped and not clip < math.inf:",
-        tests=("tests/unit/codecs/test_sparse_codecs.py",),
+        tests=("tests/unit/codecs/test_sparse_codecs.py::test_a_bundle_that_is_none_is_refused",),
     ),
     Mutation(
         name="all contributions are cut",
@@ -78,7 +80,7 @@ MUTATIONS = (
         where="node.dataplane.trimming:trimmed_mean",
         old="min(trim, (len(weights) - 1) // 2)",
         new="min(trim, len(weights) // 2)",
-        tests=(ROBUST,),
+        tests=("tests/unit/dataplane/test_robust.py::test_the_highest_and_lowest_of_each_element_are_cut",),
     ),
     Mutation(
         name="of equal values the first is cut twice",
@@ -86,7 +88,7 @@ MUTATIONS = (
         where="node.dataplane.trimming:trimmed",
         old="column[place - 1] > value",
         new="column[place - 1] >= value",
-        tests=(ROBUST,),
+        tests=("tests/unit/dataplane/test_robust.py::test_the_highest_and_lowest_of_each_element_are_cut",),
     ),
     Mutation(
         name="an older version averages what is to be clipped",
@@ -158,7 +160,9 @@ MUTATIONS = (
         where="coordinator.core.log.rollback:go_back",
         old="    run.norms.forget()  # what they speak of is void\n",
         new="",
-        tests=(NORMS,),
+        tests=(
+            "tests/unit/coordinator/test_norms.py::test_a_run_that_goes_back_forgets_what_was_said_of_void_commits",
+        ),
     ),
     Mutation(
         name="figures may fail an average",
@@ -166,7 +170,9 @@ MUTATIONS = (
         where="node.dataplane.sync_data:SyncData._look_at",
         old="with suppress(AtollError, OSError):",
         new="with suppress(OSError):",
-        tests=(ROBUST,),
+        tests=(
+            "tests/unit/dataplane/test_robust.py::test_a_last_average_that_cannot_be_read_leaves_the_payload_as_it_is",
+        ),
     ),
     Mutation(
         name="the first reducers are heard each time",
@@ -174,7 +180,7 @@ MUTATIONS = (
         where="protocol.plans:heard.rank",
         old="-found[site_id], Digest",
         new="-found[site_id] + site_id, Digest",
-        tests=(NORMS,),
+        tests=("tests/unit/coordinator/test_norms.py::test_of_equal_reducers_a_draw_says_who_is_heard",),
     ),
     Mutation(
         name="each commit is looked at closer",
@@ -182,7 +188,7 @@ MUTATIONS = (
         where="node.dataplane.sync_data:SyncData._is_sampled",
         old=" and self.base_commit % SAMPLED_EVERY == 0",
         new="",
-        tests=(ROBUST,),
+        tests=("tests/unit/dataplane/test_robust.py::test_every_eighth_commit_is_looked_at_closer",),
     ),
     Mutation(
         name="what was found closer is forgotten at the next commit",

@@ -11,7 +11,7 @@ MUTATIONS = (
         where="protocol.codecs.topk2",
         old="_SPREAD = np.float32(1.6)",
         new="_SPREAD = np.float32(1.0)",
-        tests=("tests/unit/codecs/test_sparse_codecs.py",),
+        tests=("tests/unit/codecs/test_sparse_codecs.py::test_kernels_give_the_bits_of_the_reference",),
     ),
     Mutation(
         name="topk2 takes the last of equal values",
@@ -19,7 +19,7 @@ MUTATIONS = (
         where="protocol.codecs.picking:pick",
         old="(magnitudes[i] == least and num_equal > 0)",
         new="(magnitudes[i] == least and candidates - i <= num_equal)",
-        tests=("tests/unit/codecs/test_sparse_codecs.py",),
+        tests=("tests/unit/codecs/test_sparse_codecs.py::test_kernels_give_the_bits_of_the_reference",),
     ),
     Mutation(
         name="topk2 sends zeros",
@@ -27,7 +27,7 @@ MUTATIONS = (
         where="protocol.codecs.picking:pick",
         old="least = max(least, np.int32(1))",
         new="least = max(least, np.int32(0))",
-        tests=("tests/unit/codecs/test_sparse_codecs.py",),
+        tests=("tests/unit/codecs/test_sparse_codecs.py::test_kernels_give_the_bits_of_the_reference",),
     ),
     Mutation(
         name="topk2 has no tiles",
@@ -43,7 +43,7 @@ MUTATIONS = (
         where="protocol.codecs.picking:entries_are_right",
         old="if at <= last or (before + at_bucket == num_buckets - 1 and at >= rest):",
         new="if at <= last:",
-        tests=("tests/unit/codecs/test_sparse_codecs.py",),
+        tests=("tests/unit/codecs/test_sparse_codecs.py::test_the_check_refuses_entries_that_have_no_place",),
     ),
     Mutation(
         name="an element twice in one contribution",
@@ -51,7 +51,7 @@ MUTATIONS = (
         where="protocol.codecs.picking:entries_are_right",
         old="if at <= last or (",
         new="if at < last or (",
-        tests=("tests/unit/codecs/test_sparse_codecs.py",),
+        tests=("tests/unit/codecs/test_sparse_codecs.py::test_the_check_refuses_entries_that_have_no_place",),
     ),
     Mutation(
         name="dct1 of a short tile by the table of a whole one",
@@ -59,7 +59,7 @@ MUTATIONS = (
         where="protocol.codecs.dct1:_dct1_pack",
         old="whole if num_rows == EDGE else last",
         new="whole",
-        tests=("tests/unit/codecs/test_sparse_codecs.py",),
+        tests=("tests/unit/codecs/test_sparse_codecs.py::test_kernels_give_the_bits_of_the_reference",),
     ),
     Mutation(
         name="each bucket has room for an entry",
@@ -67,7 +67,7 @@ MUTATIONS = (
         where="protocol.codecs.sparse:Sparse.block_entries",
         old="self.block_buckets // self.share",
         new="self.block_buckets",
-        tests=("tests/unit/codecs/test_sparse_codecs.py",),
+        tests=("tests/unit/codecs/test_sparse_codecs.py::test_kernels_give_the_bits_of_the_reference",),
     ),
     Mutation(
         name="an entry in a bucket that is not there",
@@ -75,7 +75,7 @@ MUTATIONS = (
         where="protocol.codecs.picking:entries_are_right",
         old="if number >= room or at_bucket >= here:",
         new="if number >= room:",
-        tests=("tests/unit/codecs/test_sparse_codecs.py",),
+        tests=("tests/unit/codecs/test_sparse_codecs.py::test_the_check_refuses_entries_that_have_no_place",),
     ),
     Mutation(
         name="a dispute over dct1 is settled by its transform",
@@ -83,7 +83,7 @@ MUTATIONS = (
         where="protocol.codecs.sparse:Sparse.finished",
         old="block = cosines.inverse(block)",
         new="pass",
-        tests=("tests/unit/codecs/test_sparse_codecs.py",),
+        tests=("tests/unit/codecs/test_sparse_codecs.py::test_a_bundle_is_averaged_as_the_reference_does",),
     ),
     Mutation(
         name="contributions of other tiles in one bundle",
@@ -91,7 +91,7 @@ MUTATIONS = (
         where="protocol.codecs.bundles:split",
         old="if len(widths) > 1:",
         new="if False:",
-        tests=("tests/unit/codecs/test_sparse_codecs.py",),
+        tests=("tests/unit/codecs/test_sparse_codecs.py::test_a_bundle_that_is_none_is_refused",),
     ),
     Mutation(
         name="bundles are averaged over all",
@@ -99,7 +99,7 @@ MUTATIONS = (
         where="protocol.codecs.kernels:_sum_of",
         old="        over_weights(weights, summed)\n",
         new="        pass\n",
-        tests=("tests/unit/codecs/test_sparse_codecs.py",),
+        tests=("tests/unit/codecs/test_sparse_codecs.py::test_a_bundle_is_averaged_as_the_reference_does",),
     ),
     Mutation(
         name="bundles are averaged without weights",
@@ -107,7 +107,7 @@ MUTATIONS = (
         where="protocol.codecs.bundles:Bundle.weighed",
         old="[count / total for count in tokens]",
         new="[1 / len(tokens) for count in tokens]",
-        tests=("tests/unit/codecs/test_sparse_codecs.py",),
+        tests=("tests/unit/codecs/test_sparse_codecs.py::test_a_bundle_is_averaged_as_the_reference_does",),
     ),
     Mutation(
         name="bundles of any number",
@@ -115,7 +115,7 @@ MUTATIONS = (
         where="protocol.codecs.bundles:Bundle.weighed",
         old="if len(tokens) != len(self.contributions) or not all",
         new="if not all",
-        tests=("tests/unit/codecs/test_sparse_codecs.py",),
+        tests=("tests/unit/codecs/test_sparse_codecs.py::test_a_bundle_has_a_contribution_for_each_weight",),
     ),
     Mutation(
         name="bundles are only counted",
@@ -123,7 +123,9 @@ MUTATIONS = (
         where="protocol.codecs.kernels:check",
         old="            check(part, bundle.codec, num_elements, below=below)\n",
         new="            pass\n",
-        tests=("tests/unit/dataplane/test_outliers.py",),
+        tests=(
+            "tests/unit/dataplane/test_outliers.py::test_a_payload_that_outer_updates_would_overflow_by_is_refused",
+        ),
     ),
     Mutation(
         name="a bundle may be averaged in another way",
@@ -131,7 +133,9 @@ MUTATIONS = (
         where="node.dataplane.sync_data:SyncData.check_payload",
         old="if (bundle.codec, found, bundle.clip) != (way.up, way.aggregation, way.clipped):",
         new="if False:",
-        tests=("tests/unit/dataplane/test_sync_data.py",),
+        tests=(
+            "tests/unit/dataplane/test_sync_data.py::test_what_carries_some_of_the_values_is_bundled_and_averaged_where_it_is_applied",
+        ),
     ),
     Mutation(
         name="a reducer alters a contribution",
@@ -139,7 +143,7 @@ MUTATIONS = (
         where="node.dataplane.sync_data:SyncData.check_payload",
         old="payload_hash(bundle.contributions[place]) != self._sent_hash(chunk)",
         new="not bundle.contributions[place]",
-        tests=("tests/process/test_bundles.py",),
+        tests=("tests/process/test_bundles.py::test_a_reducer_that_changes_a_bundle_is_named",),
     ),
     Mutation(
         name="an absurd contribution is bundled",
@@ -147,7 +151,7 @@ MUTATIONS = (
         where="node.dataplane.sync_data:SyncData._bundle",
         old="        self._refuse_outliers(spec, norms)\n",
         new="",
-        tests=("tests/unit/dataplane/test_outliers.py",),
+        tests=("tests/unit/dataplane/test_outliers.py::test_an_absurd_contribution_makes_no_payload_and_is_named",),
     ),
     Mutation(
         name="a bundle has the size of a contribution",
@@ -155,7 +159,7 @@ MUTATIONS = (
         where="node.exchange.sync.upstream:Upstream._expect_payload",
         old="self.attempt.data.payload_bytes(chunk, self.attempt.num_contributors)",
         new="self.attempt.data.max_bytes(chunk)",
-        tests=("tests/process/test_bundles.py",),
+        tests=("tests/process/test_bundles.py::test_all_sites_hold_what_each_has_sent_and_the_same_state",),
     ),
     Mutation(
         name="a joiner expects the average of a bundle",
@@ -163,7 +167,9 @@ MUTATIONS = (
         where="node.exchange.catchup.fetch:Fetch._payload_bytes",
         old="len(record.contributors)",
         new="0",
-        tests=("tests/process/test_error_feedback.py",),
+        tests=(
+            "tests/process/test_error_feedback.py::test_a_site_that_was_killed_comes_back_with_its_error_and_the_others_keep_theirs",
+        ),
     ),
     Mutation(
         name="bundles are planned as averages",

@@ -31,7 +31,9 @@ MUTATIONS = (
         where="node.dataplane.sync_data:SyncData.reduce",
         old="            leave_over(way.down, payload, error, beta, left)\n",
         new="            leave_over(way.down, payload, arithmetic.NOTHING, beta, left)\n",
-        tests=SITES,
+        tests=(
+            "tests/process/test_two_sided.py::test_each_reducer_adds_what_it_lost_of_its_last_average_that_was_committed",
+        ),
     ),
     Mutation(
         name="what is left of an average is not kept",
@@ -96,7 +98,7 @@ MUTATIONS = (
         where="node.exchange.hub:Hub.allow",
         old="reduce_buffer_bytes - of_errors",
         new="reduce_buffer_bytes",
-        tests=UNIT,
+        tests=("tests/unit/exchange/test_average_errors.py::test_errors_have_half_of_the_memory_where_they_are_kept",),
     ),
     Mutation(
         name="errors of averages are not counted as retained",
@@ -128,7 +130,9 @@ MUTATIONS = (
         where="node.exchange.hub:Hub.drop_sync",
         old="            self.average_errors.forget_void(self._log, self._exchanges)\n",
         new="            pass\n",
-        tests=SITES,
+        tests=(
+            "tests/process/test_two_sided.py::test_each_reducer_adds_what_it_lost_of_its_last_average_that_was_committed",
+        ),
     ),
     Mutation(
         name="averages of the warm-up leave an error",
@@ -144,7 +148,7 @@ MUTATIONS = (
         where="protocol.sync_settings:check_sync",
         old='if sync.error_feedback_down and sync.codec_down in ("fp32", BUNDLE):',
         new='if sync.error_feedback_down and sync.codec_down == "fp32":',
-        tests=SETTINGS,
+        tests=("tests/unit/protocol/test_settings.py::test_what_contradicts_is_refused_with_what_to_choose",),
     ),
     Mutation(
         name="error feedback of averages whose commit the log has lost",
@@ -152,7 +156,7 @@ MUTATIONS = (
         where="protocol.sync_settings:check_sync",
         old="(log_commits := sync.log_commits or USUAL_LOG_COMMITS) <= sync.fragments:\n",
         new="(log_commits := sync.log_commits or USUAL_LOG_COMMITS) < 0:\n",
-        tests=SETTINGS,
+        tests=("tests/unit/protocol/test_settings.py::test_what_contradicts_is_refused_with_what_to_choose",),
     ),
     Mutation(
         name="an older version averages without the errors",
@@ -160,7 +164,9 @@ MUTATIONS = (
         where="protocol.settings:needs_of",
         old='        "error feedback of averages": sync.error_feedback_down > 0,\n',
         new="",
-        tests=SETTINGS,
+        tests=(
+            "tests/unit/protocol/test_settings.py::test_an_older_version_that_would_not_train_on_or_mix_is_told_what_the_run_needs",
+        ),
     ),
     Mutation(
         name="errors of averages need no room",

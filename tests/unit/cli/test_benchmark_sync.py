@@ -34,11 +34,11 @@ class Journals:
 def test_a_sync_in_which_a_site_only_received_is_not_counted(capsys: pytest.CaptureFixture[str]) -> None:
     late = WARM_UP_SYNCS + 2
     run: Any = Journals(lambda name, commit: (name, commit) != (NAMES[0], late))
-    assert _medians(run, WARM_UP_SYNCS + 3, 0.0) == (0.5, 0.75, 100, 0.0)
+    assert _medians(run, WARM_UP_SYNCS + 3, 0.0, 0.0) == (0.5, 0.75, 100, 0.0, 0.0)
     assert f"commit {late} is not counted: 1 of the sites only received" in capsys.readouterr().out
 
 
 def test_a_run_in_which_a_site_never_contributed_measures_nothing() -> None:
     run: Any = Journals(lambda name, commit: name != NAMES[0])
     with pytest.raises(SystemExit, match="nothing is measured"):
-        _medians(run, WARM_UP_SYNCS + 3, 0.0)
+        _medians(run, WARM_UP_SYNCS + 3, 0.0, 0.0)

@@ -18,6 +18,11 @@ from tests.harness.coordinator_story import Story, a_hash, some_settings, three_
 STEPS = 60
 NUM_EVENTS = 250
 
+SEEDS = pytest.mark.parametrize(
+    "seed", [pytest.param(seed, marks=[pytest.mark.slow] if seed % 2 else []) for seed in range(60)]
+)
+"""Every second one in `make test`."""
+
 
 class Player:
     """A site that does what it is told, sooner or later. Its state after commit n is called s<n>."""
@@ -319,7 +324,7 @@ def check_turns(story: Story, history: dict[int, m.Commit], steps: int) -> None:
 
 
 @pytest.mark.parametrize(("num_fragments", "overlap"), [(1, 0), (2, 0), (3, 0), (2, 10), (3, 5), (3, 10)])
-@pytest.mark.parametrize("seed", range(60))
+@SEEDS
 def test_any_schedule_is_one_history_and_comes_to_an_end(
     seed: int, num_fragments: int, overlap: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -357,7 +362,7 @@ LENGTHS = ({"steps": STEPS}, {"steps": 57}, {"steps": 3}, {"steps": 0, "tokens":
 
 
 @pytest.mark.parametrize("num_fragments", [1, 2, 3])
-@pytest.mark.parametrize("seed", range(60))
+@SEEDS
 def test_44_whatever_its_length_and_whenever_it_is_stopped_a_run_ends_with_all_that_was_trained(
     seed: int, num_fragments: int
 ) -> None:
