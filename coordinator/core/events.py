@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import partial
 
 from atoll.coordinator.core.sync.chunk_sizes import ChunkSizes
 from atoll.protocol.layout import Manifest, Role
@@ -339,7 +338,7 @@ class ManifestRead:
     stream: int
     manifest: Manifest | None = None
     chunk_sizes: ChunkSizes = field(default_factory=ChunkSizes)
-    log_length: LogLength = field(default_factory=partial(LogLength, 1))
+    log_length: LogLength | None = None
     problem: str = ""
     """Why the run cannot have it: it is none, is too large, or is not the run's."""
 

@@ -28,7 +28,7 @@ from atoll.coordinator.core.sync.resting import Resting
 from atoll.coordinator.core.sync.stragglers import Stragglers
 from atoll.coordinator.core.sync.syncs import Sync
 from atoll.protocol import messages as m
-from atoll.protocol.log_length import LogLength, log_length
+from atoll.protocol.log_length import LogLength
 from atoll.protocol.ranges import union
 from atoll.protocol.sample_order import GLOBAL_LINE
 from atoll.protocol.settings import RunSettings
@@ -62,7 +62,7 @@ class Run:
         self.chunk_sizes = ChunkSizes()
         self.state_bytes = 0  # of the model's values at each site
         if (manifest := persisted.one(e.ManifestRecord)) is not None:
-            length = log_length(manifest.manifest, settings.sync, settings.min_sites)
+            length = LogLength(manifest.manifest, settings.sync)
             self.set_manifest(manifest, ChunkSizes.of(manifest.manifest, settings.sync), length)
         self.offers = Offers()
         self.ledger = Ledger(persisted.all(e.LineRecord), persisted.all(e.DoneRecord), persisted.all(e.LeaseRecord))

@@ -117,7 +117,7 @@ class DiskJobs:
                 pace=self._pace,
             )
         self._snapshot_if_due()
-        self._look_at_pace(fetched.commit - newest(sources), plane.log.length.at(fetched.commit))
+        self._look_at_pace(fetched.commit - newest(sources), plane.log.num_commits)
         record = fetched.record
         return e.StateFetched(
             commit=fetched.commit,

@@ -319,7 +319,7 @@ class DataPlane:
                 raise StateError(f"after commit {commit.commit} the outer state is at {outer.commit}")
             return outer.state_hash()
 
-        await self._keep_log_for_snapshot(commit.commit)  # without the lock, which `_mend` takes
+        await self._keep_log_for_snapshot(commit)  # without the lock, which `_mend` takes
         async with self.lock:
             return await run_to_its_end(work)
 
@@ -330,9 +330,9 @@ class DataPlane:
         commit = self.outer.commit if self.outer is not None else None
         if commit is None or self._snapshot is not None or self._num_rebuilding:
             return False
-        every = self.log.length.snapshot_every(commit, self.settings.sync.snapshots)
-        files = self.snapshots.files  # once: a thread may put others in their place
-        return every > 0 and (not files or commit >= files[0].newest + every)
+        num_kept, files = self.settings.sync.snapshots, self.snapshots.files  # a thread may put others in their place
+        every = max(1, self.log.num_commits // (num_kept + 1))
+        return num_kept > 0 and (not files or commit >= files[0].newest + every)
 
     async def write_snapshot(self) -> None:
         """Commits go on meanwhile. If chunks turn out to be damaged, they are put together again instead.
@@ -374,16 +374,16 @@ class DataPlane:
         async with self.lock:
             await run_to_its_end(work)
 
-    async def _keep_log_for_snapshot(self, commit: int) -> None:
+    async def _keep_log_for_snapshot(self, commit: Commit) -> None:
         """The log drops what is too old at each commit: never what the newest snapshot still needs."""
         if self._snapshot is None:
             return
-        history, began, first = self.log.history, self.log.history.touched(self._snapshot_began), commit
+        history, began, first = self.log.history, self.log.history.touched(self._snapshot_began), commit.commit
         for oldest in (*(file.oldest for file in self.snapshots.files[:1]), began or ()):
             with suppress(StateError):  # the log does not lead on from it any more
-                first = min((history.following(f, version) for f, version in enumerate(oldest)), default=commit)
+                first = min((history.following(f, version) for f, version in enumerate(oldest)), default=first)
                 break
-        if first + self.log.length.at(commit) <= commit:
+        if first + self.log.num_kept(commit) <= commit.commit:
             await asyncio.shield(self._snapshot)  # who waits for it may be cancelled, it may not
 
     async def publish(self, content: Content) -> None:

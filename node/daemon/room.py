@@ -78,8 +78,8 @@ def room_for(
         raise HostError(
             f"the model does not fit on the disk of {home}: {byte_count(model.disk_bytes)} are needed ({parts}), "
             f"{byte_count(free.disk_bytes)} are free beside the {byte_count(free.home_bytes)} that it has; make room, "
-            "choose another folder with --home, or lower sync.log_commits or sync.snapshots of the run, or leave out "
-            "its save_every"
+            "choose another folder with --home, or begin the run with few sync.log_commits and sync.snapshots, or "
+            "without save_every"
         )
     buffer = reduce_buffer_bytes
     if buffer is None:

@@ -35,6 +35,7 @@ class ChunkFile:
         """
         self.path = path
         self.sealed = False
+        self.num_seals = 0
         self._chunks = chunks
         self._fsync = fsync
         self._head = _HEAD.pack(_MAGIC, key, len(chunks))
@@ -98,6 +99,7 @@ class ChunkFile:
             if self._fsync:
                 os.fdatasync(descriptor)
                 sync_folder(self.path.parent)
+        self.num_seals += 1
         self.sealed = True
 
     def lose(self, chunk: int) -> None:

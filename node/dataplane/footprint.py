@@ -9,10 +9,10 @@ from atoll.node.dataplane.places import PlaceMap
 from atoll.protocol.codecs.table import SPARSE
 from atoll.protocol.digest import DIGEST_BYTES
 from atoll.protocol.layout import DTYPE_BYTES, Layout, Role
-from atoll.protocol.log_length import commit_bytes, log_length
+from atoll.protocol.log_length import LogLength
 from atoll.protocol.recompute import record_bytes
 from atoll.protocol.settings import RunSettings
-from atoll.protocol.spec import spec_of, specs_of
+from atoll.protocol.spec import specs_of
 
 INDEX_BYTES = 128
 """For each chunk, in the index of the outer state ..."""
@@ -57,7 +57,7 @@ def footprint(layout: Layout, settings: RunSettings) -> Footprint:
         disk_parts=(
             ("outer state", outer_bytes + INDEX_BYTES * len(records)),
             *_errors(layout, settings),
-            _payloads(layout, settings),
+            _payloads(layout, settings, payload_bytes + ENTRY_BYTES * num_synced),
             _snapshots(sum(records[:num_synced]), sum(records[num_synced:]), len(records), settings),
             _models(sum(records) + _rounded_bytes(layout), sum(records[:num_synced]), len(records), settings),
         ),
@@ -74,25 +74,13 @@ def _errors(layout: Layout, settings: RunSettings) -> list[tuple[str, int]]:
     return found
 
 
-def _payloads(layout: Layout, settings: RunSettings) -> tuple[str, int]:
-    """After a warm-up its commits stay until the log has as many that follow."""
-    sync, num_sites = settings.sync, settings.min_sites
-    length = log_length(layout.manifest, sync, num_sites)
-
-    def file_bytes(base_commit: int) -> int:
-        payload_bytes = commit_bytes(layout.manifest, sync, spec_of(sync, base_commit, 0), num_sites)
-        return payload_bytes + ENTRY_BYTES * layout.num_sync_chunks
-
-    later, later_bytes = length.num_commits, file_bytes(sync.warmup_commits)
-    early, early_bytes = length.at(1), file_bytes(0)
-    num_bytes = max(
-        (early + 1) * early_bytes,
-        (later + 1) * later_bytes,
-        early * early_bytes + max(0, later + 1 - early) * later_bytes,
-    )
-    sites = f", of {num_sites} sites" if sync.codec_up in SPARSE else ""
-    warmup = f" ({early} in the warm-up)" if early != later else ""
-    return f"payloads of {later} commits{warmup} and of the sync under way{sites}", num_bytes
+def _payloads(layout: Layout, settings: RunSettings, file_bytes: int) -> tuple[str, int]:
+    sync, length = settings.sync, LogLength(layout.manifest, settings.sync)
+    sites = f", of {settings.min_sites} sites" if sync.codec_up in SPARSE else ""
+    if length.counts_bytes:
+        return f"payloads of commits and of the sync under way{sites}", length.most_bytes(settings.min_sites)
+    num_commits = length.num_commits
+    return f"payloads of {num_commits} commits and of the sync under way{sites}", file_bytes * (num_commits + 1)
 
 
 def _snapshots(synced_bytes: int, frozen_bytes: int, num_chunks: int, settings: RunSettings) -> tuple[str, int]:

@@ -10,7 +10,7 @@ import logging
 import re
 import struct
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
@@ -22,7 +22,7 @@ from atoll.protocol.disk import REAL_DISK, Disk, disk_error, make_folder, sync_f
 from atoll.protocol.errors import DigestMismatch, InvalidMessage, StaleError, StateError
 from atoll.protocol.history import History
 from atoll.protocol.layout import Layout
-from atoll.protocol.log_length import log_length
+from atoll.protocol.log_length import LogLength
 from atoll.protocol.messages import Commit
 from atoll.protocol.settings import RunSettings
 
@@ -50,17 +50,20 @@ class PayloadLog:
     disk: Disk = REAL_DISK
 
     def __post_init__(self) -> None:
-        self.length = log_length(self.layout.manifest, self.settings.sync, self.settings.min_sites)
+        self.length = LogLength(self.layout.manifest, self.settings.sync)
         self._lock = threading.RLock()
         self._files: dict[AttemptKey, PayloadFile] = {}
         self._uncommitted: set[AttemptKey] = set()  # of these files: a log may have thousands that are commits
         self._commits: dict[int, Commit] = {}
-        self._on_disk: set[Path] = set()  # for good
+        self._num_bytes: dict[int, int] = {}  # of each, as `length` counts
+        self._on_disk: dict[Path, _Whole] = {}  # for good
         try:
             make_folder(self.folder)
         except OSError as error:
             raise disk_error(error, self.folder) from error
         self._load()
+        self.num_commits = self.length.num_kept(max(self._commits, default=0), self._num_bytes)
+        """That stay here, of as many bytes as the last ones have."""
         if self.settings.sync.fsync:
             self.sync()  # a process that was killed may have left to the kernel what it had not synced
         self._touched = self._read_touched()
@@ -142,20 +145,18 @@ class PayloadLog:
                 raise DigestMismatch(f"commit {commit.commit}: the payloads in the log have another digest")
             if (known := self._commits.get(commit.commit)) != commit:  # a record that is synced stays so
                 path = self._record_path(commit.commit)
-                self._on_disk.discard(path)
+                self._on_disk.pop(path, None)
                 self.disk.write_whole(path, self._record(commit), fsync=self.settings.sync.fsync)
             if known is not None and (other := _key(known)) != key and other in self._files:
                 self._uncommitted.add(other)
-            self._commits[commit.commit] = commit
-            self._uncommitted.discard(key)
+            self._add(commit)
             self._prune(commit)
 
     def sync(self) -> None:
         """All commits here are on the disk for good: a snapshot is of no use without those from which its chunks come,
         and those that tell which fragment each commit touched. Raises HostError."""
         with self._lock:
-            found = self._sealed()
-            new = {path: content for path, content in found.items() if path not in self._on_disk}
+            new = {path: content for path, content in self._whole() if self._on_disk.get(path) != content}
         try:
             for path in new:
                 with suppress(FileNotFoundError):  # the log drops it meanwhile
@@ -164,13 +165,12 @@ class PayloadLog:
         except OSError as error:
             raise disk_error(error, self.folder) from error
         with self._lock:
-            found = self._sealed()
-            self._on_disk |= {path for path, content in new.items() if found.get(path) is content}
+            self._on_disk |= {path: content for path, content in self._whole() if new.get(path) == content}
 
-    def _sealed(self) -> dict[Path, PayloadFile | Commit]:
-        """What does not change any more, by the file that has it."""
-        records = {self._record_path(number): commit for number, commit in self._commits.items()}
-        return {file.path: file for file in self._files.values() if file.sealed} | records
+    def _whole(self) -> Iterator[tuple[Path, _Whole]]:
+        """What does not change any more. A chunk that is damaged is put again, and its file sealed once more."""
+        yield from ((file.path, (file, file.num_seals)) for file in self._files.values() if file.sealed)
+        yield from ((self._record_path(number), commit) for number, commit in self._commits.items())
 
     def lead_to(self, touched: Sequence[int]) -> None:
         """The history here leads to the commit at which fragments were touched last so; if it did not, it begins there
@@ -222,16 +222,28 @@ class PayloadLog:
         with self._lock:
             for file in self._files.values():
                 file.close()
-            self._files.clear()
-            self._commits.clear()
+            for known in (self._files, self._uncommitted, self._commits, self._num_bytes, self._on_disk):
+                known.clear()
+
+    def num_kept(self, latest: Commit) -> int:
+        """Commits that stay here where this is the last one, and it among them."""
+        with self._lock:
+            num_bytes = self._num_bytes | {latest.commit: self.length.bytes_of(latest)}
+            return self.length.num_kept(latest.commit, num_bytes)
 
     # --- disk
+
+    def _add(self, commit: Commit) -> None:
+        self._commits[commit.commit] = commit
+        self._num_bytes[commit.commit] = self.length.bytes_of(commit)
+        self._uncommitted.discard(_key(commit))
 
     def _prune(self, latest: Commit) -> None:
         def is_void(number: int) -> bool:
             return number > latest.commit and self._commits[number].branch < latest.branch
 
-        oldest = latest.commit - self.length.at(latest.commit)
+        self.num_commits = self.length.num_kept(latest.commit, self._num_bytes)
+        oldest = latest.commit - self.num_commits
         touched = History.of_log(self._touched, self._commits).touched(oldest)
         self._begin_after(touched or self._touched)
         self._remove_commits([n for n in self._commits if n <= oldest or is_void(n)])
@@ -261,8 +273,9 @@ class PayloadLog:
         for number in numbers:
             if (key := _key(self._commits.pop(number))) in self._files:
                 self._uncommitted.add(key)
+            del self._num_bytes[number]
             path = self._record_path(number)
-            self._on_disk.discard(path)
+            self._on_disk.pop(path, None)
             path.unlink(missing_ok=True)
 
     def _remove_attempts(self, is_old: Callable[[AttemptKey], bool]) -> None:
@@ -273,7 +286,7 @@ class PayloadLog:
     def _remove_file(self, key: AttemptKey) -> None:
         file = self._files.pop(key)
         self._uncommitted.discard(key)
-        self._on_disk.discard(file.path)
+        self._on_disk.pop(file.path, None)
         file.remove()
 
     def _file(self, key: AttemptKey, *, is_new: bool) -> PayloadFile:
@@ -314,8 +327,7 @@ class PayloadLog:
                 log.warning("payload log: removed %s: %s", path.name, error)
                 path.unlink()
             else:
-                self._commits[commit.commit] = commit
-                self._uncommitted.discard(_key(commit))
+                self._add(commit)
 
     def _read_record(self, path: Path) -> Commit:
         with path.open("rb") as file:
@@ -330,6 +342,10 @@ class PayloadLog:
         if held.digest(commit) != commit.payload_digest:
             raise StateError("its payloads have another digest")
         return commit
+
+
+_Whole = tuple[PayloadFile, int] | Commit
+"""A file and how many times it was sealed, or a record."""
 
 
 def _key(commit: Commit) -> AttemptKey:

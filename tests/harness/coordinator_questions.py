@@ -21,7 +21,6 @@ from atoll.coordinator.core.sync.syncs import Sync
 from atoll.coordinator.core.view.document import RunView
 from atoll.protocol import messages as m
 from atoll.protocol.layout import Manifest
-from atoll.protocol.log_length import LogLength
 from atoll.protocol.plans import reducers, with_weights
 from atoll.protocol.time_limits import TimeLimits
 from tests.harness.snapshots import snapshot
@@ -58,9 +57,6 @@ class CoordinatorQuestions:
     def logged(self) -> list[int]:
         """The commits whose records are in the log."""
         return [record.commit.commit for record in self.core.run.log.records]
-
-    def log_length(self) -> LogLength:
-        return self.core.run.log.length
 
     def contributors_to(self, commit: int) -> frozenset[int]:
         """Their ids; nobody's if the commit is older than the log."""

@@ -22,6 +22,7 @@ from atoll.protocol.errors import DigestMismatch, InvalidMessage, NotYetError, P
 from atoll.protocol.layout import Layout, Manifest, Role, TensorSpec
 from atoll.protocol.log_length import LogLength
 from atoll.protocol.messages import Sources
+from atoll.protocol.sync_settings import SyncSettings
 from tests.harness.relay import Relay
 from tests.harness.sites import OPTIMIZER, PACE, SETTINGS, Run, Site, big_layout, small_layout
 
@@ -129,7 +130,7 @@ def test_a_log_that_is_too_short_means_fetching_chunks(num_fragments: int, tmp_p
     async def main() -> None:
         async with Run(tmp_path, small_layout(num_fragments)) as run:
             first, away = await run.add(2)
-            first.log.length = LogLength(2)
+            first.log.length = LogLength(None, SyncSettings(log_commits=2))
             for _ in range(5):
                 await run.sync([first])
             got = await fetch(run, away, [first])
@@ -143,7 +144,7 @@ def test_where_some_lack_payloads_and_another_is_always_busy_chunks_are_fetched(
     async def main() -> None:
         async with Run(tmp_path, small_layout()) as run:
             first, busy, away = await run.add(3)
-            first.log.length = LogLength(2)
+            first.log.length = LogLength(None, SyncSettings(log_commits=2))
             for _ in range(5):
                 await run.sync([first, busy])
 

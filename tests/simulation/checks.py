@@ -32,7 +32,7 @@ from atoll.protocol import messages as m
 from atoll.protocol.errors import InvalidMessage, NonFiniteError, RefusedError, StateError
 from atoll.protocol.history import History
 from atoll.protocol.layout import Layout, Manifest, Role, chunk_hash, state_hash
-from atoll.protocol.log_length import log_length
+from atoll.protocol.log_length import LogLength
 from atoll.protocol.sample_order import GLOBAL_LINE
 from atoll.protocol.settings import RunSettings
 from atoll.protocol.v1 import session_pb2
@@ -509,7 +509,7 @@ class Checks:
         self.require(attested[0] in self._starts, "nobody ever held the commit 0 that is attested")
         went_back = bool(self._kept.rollbacks)
         errors = Errors(self._layout, self._settings)
-        length = log_length(self._layout.manifest, self._settings.sync, self._settings.min_sites)
+        length = LogLength(self._layout.manifest, self._settings.sync)
         of_averages = ErrorsOfAverages(self._settings, length, self._averaged, went_back=went_back)
         start = self._starts[attested[0]]
         states = replay(self._layout, self._settings, start, commits, handed_in, errors=errors, of_averages=of_averages)

@@ -73,6 +73,7 @@ def small_parts() -> Iterator[None]:
         patch.object(m, "MANIFEST_PART_BYTES", 64),
         patch.object(log_length, "LEAST_COMMITS", 2),
         patch.object(log_length, "SMALL_COMMITS", 0),
+        patch.object(log_length, "TABLE_BYTES", 0),
         patch.object(sources_parts, "MAX_PART_BYTES", 1),  # every commit is a part of its own
         patch.object(wire, "from_proto", _read_once(wire.from_proto)),
         patch.object(wire, "encode", _write_once(wire.encode)),

@@ -236,7 +236,7 @@ class ErrorsOfAverages:
         went_back: bool,
     ) -> None:
         self._sync = settings.sync
-        self._length = length
+        self._length, self._num_bytes = length, dict[int, int]()  # of commits
         self._averaged = averaged
         self._went_back = went_back
         """Errors of commits before may be gone."""
@@ -247,6 +247,7 @@ class ErrorsOfAverages:
         """What arrives of that average."""
         if not self._sync.error_feedback_down or not len(average):
             return _through(codec, average)
+        self._num_bytes[commit.commit] = self._length.bytes_of(commit)
         name = commit.sync, commit.term, commit.attempt
         made = self._averaged[*name, chunk.index]
         number, before, reducer, left = self._left.get(chunk.index, (0, None, 0, average))
@@ -259,7 +260,7 @@ class ErrorsOfAverages:
         elif (
             made.reducer == reducer
             and not self._went_back
-            and commit.commit - number < self._length.at(commit.commit - 1)
+            and commit.commit - number < self._length.num_kept(commit.commit - 1, self._num_bytes)
         ):
             raise AssertionError(f"{where}: the error of the same reducer's average in {before} is not added")
         arrived = _through(codec, average)

@@ -36,7 +36,10 @@ class CommitLog:
 
     def __init__(self, known: Persisted, sync: SyncSettings, first_run_step: int, first_run_tokens: int) -> None:
         self._sync = sync
-        self.length = LogLength(sync.most_log_commits)  # before the model is known
+        self._length = LogLength(None, sync)
+        self._num_bytes: dict[int, int] = {}  # of each commit, as `_length` counts
+        self.num_kept = self._length.num_commits
+        """Commits that stay here and in payload logs, of as many bytes as the last ones have."""
         self._num_fragments = sync.fragments
         self._num_reported = REPORTS_OF_COMMITS + sync.most_in_flight
         self.records: list[CommitRecord] = list(known.all(CommitRecord))
@@ -64,29 +67,35 @@ class CommitLog:
         assert commit.commit == self.next
         self.records.append(record)
         self._contributors[commit.commit] = _ids(commit)
+        self._num_bytes[commit.commit] = self._length.bytes_of(commit)
         self._drop_old()
         self.last, self.run_step, self.run_tokens = commit.commit, commit.run_step, commit.run_tokens
         self._highest = max(self._highest, self.last)
         if record.median_loss is not None:
             self.losses[commit.commit] = (commit.commit, commit.run_step, commit.run_tokens, record.median_loss)
             self.losses = {n: self.losses[n] for n in thinned(list(self.losses))}
-        num_known = max(self.length.at(self.last), self._num_reported)  # else an old report would attest it anew
+        num_known = max(self.num_kept, self._num_reported)  # else an old report would attest it anew
         for known in (self.attested, self._reports, self._witnesses):
             for n in [n for n in known if 0 < n <= self.last - num_known]:
                 del known[n]
 
     def keep(self, length: LogLength) -> None:
         """As many commits as that says, as payload logs do."""
-        self.length = length
+        self._length = length
+        self._num_bytes = {r.commit.commit: length.bytes_of(r.commit) for r in self.records}
         self._drop_old()
 
+    def most_read_bytes(self, record_bytes: int) -> int:
+        """Of one chunk in a payload log, whose record in a state has so many."""
+        return self._length.most_read_bytes(self.num_kept, record_bytes)
+
     def _drop_old(self) -> None:
-        if not self.records:
-            return
-        num_kept = self.length.at(self.records[-1].commit.commit)
-        for old in self.records[:-num_kept]:
+        last = self.records[-1].commit.commit if self.records else 0
+        self.num_kept = self._length.num_kept(last, self._num_bytes)
+        for old in self.records[: -self.num_kept]:
             self._contributors.pop(old.commit.commit, None)
-        del self.records[:-num_kept]
+            self._num_bytes.pop(old.commit.commit, None)
+        del self.records[: -self.num_kept]
 
     def goes_back_to(self, commit: int) -> bool:
         """Whether the run can go back to `commit`: its record is here, and all that follow it."""
@@ -137,6 +146,7 @@ class CommitLog:
         del self.records[len(self.records) - len(voided) :]
         for old in voided:
             self._contributors.pop(old.commit.commit, None)
+            self._num_bytes.pop(old.commit.commit, None)
         newest = self.records[-1].commit if commit else None
         assert newest is None or newest.commit == commit
         self.last = commit

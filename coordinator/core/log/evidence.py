@@ -218,9 +218,10 @@ def _evidence(run: Run, dispute: Dispute, need: Need, sites: Sequence[Site]) -> 
 
 def limit_s(run: Run, need: Need) -> float:
     """To find it, whatever else the site's disk does, and to send it: a chunk or a list, however large the model is."""
-    num_logged = run.log.length.at(run.log.last)
-    num_read = 1 + num_logged if need.evidence is Evidence.RECORD else 1  # a snapshot, then the log
-    disk_s = num_read * need.most_bytes / liveness.SLOWEST_DISK_BYTES_PER_S
+    read_bytes = need.most_bytes
+    if need.evidence is Evidence.RECORD:  # a snapshot, then the log
+        read_bytes += run.log.most_read_bytes(need.most_bytes)
+    disk_s = read_bytes / liveness.SLOWEST_DISK_BYTES_PER_S
     send_s = need.most_bytes / run.limits.slowest_bytes_per_s
     return liveness.IDLE_STALLS * run.limits.stall_s + disk_s + send_s
 

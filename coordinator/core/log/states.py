@@ -75,7 +75,7 @@ def resume(run: Run, site: Site, hello: m.Hello) -> None:
 def send_commits(run: Run, site: Site) -> None:
     """Those that the site lacks, but no more than its own payload log may lead it through."""
     assert site.applied is not None
-    for commit in run.log.after(site.applied)[: run.log.length.at(run.log.last)]:
+    for commit in run.log.after(site.applied)[: run.log.num_kept]:
         run.send(site, commit)
 
 

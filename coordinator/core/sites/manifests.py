@@ -16,8 +16,9 @@ from atoll.protocol import messages as m
 from atoll.protocol import wire
 from atoll.protocol.errors import ConfigError, InvalidMessage
 from atoll.protocol.layout import Manifest, TensorSpec
-from atoll.protocol.log_length import log_length
+from atoll.protocol.log_length import LogLength
 from atoll.protocol.messages import RefusedKind
+from atoll.protocol.text import byte_count
 
 MAX_COMPARED_BYTES = 4 << 20
 """Of a manifest that is not the run's, which is asked for only to say what differs."""
@@ -126,7 +127,7 @@ def read(asked: ReadManifest) -> ManifestRead:
         if not manifest.num_trainable:
             raise ConfigError("the model has no trainable parameters")
         chunk_sizes = ChunkSizes.of(manifest, asked.settings.sync)
-        length = log_length(manifest, asked.settings.sync, asked.settings.min_sites)
+        length = LogLength(manifest, asked.settings.sync)
         _ = manifest.digest, manifest.buffer_bytes  # they are kept with it
     except (InvalidMessage, ConfigError) as error:
         return ManifestRead(stream=asked.stream, problem=str(error))
@@ -144,7 +145,7 @@ def taken(run: Run, event: ManifestRead) -> None:
     if site is None:
         return
     offer = incoming.offer
-    if run.manifest is not None or event.problem or event.manifest is None:
+    if run.manifest is not None or event.problem or event.manifest is None or event.log_length is None:
         run.refuse(event.stream, *_no_model(run, site, offer, event.problem))
     elif event.manifest.digest != offer.manifest_digest:
         text = f"{site.label} sent another manifest than the one it offered: {event.manifest.digest.hex()[:12]}, not "
@@ -158,18 +159,16 @@ def taken(run: Run, event: ManifestRead) -> None:
             f"the run's model has {record.manifest.num_trainable} trainable parameters in "
             f"{len(record.manifest.tensors)} tensors, {len(run.chunk_sizes)} chunks "
             f"{f'in {num} fragments' if (num := run.settings.sync.fragments) > 1 else 'a sync'}"
-            f"{_logs_in_words(run)}",
+            f"{_logs_in_words(run, event.log_length)}",
         )
         run.offers.waiting = {event.stream: offer} | run.offers.waiting  # it came first
 
 
-def _logs_in_words(run: Run) -> str:
+def _logs_in_words(run: Run, length: LogLength) -> str:
     """Where their length follows from the model."""
-    sync, length = run.settings.sync, run.log.length
-    if sync.log_commits or not sync.steps_at_nodes:
+    if not length.counts_bytes:
         return ""
-    in_warmup = f", {length.at(1)} in the warm-up" if sync.warmup_commits else ""
-    return f"; payload logs have {length.num_commits} commits{in_warmup}"
+    return f"; payload logs have at most {byte_count(length.most_bytes(run.settings.min_sites))}"
 
 
 def _no_model(run: Run, site: Site, offer: m.Offer, what: str) -> Refusal:

@@ -340,7 +340,7 @@ def _learn_links(run: Run, sync: Sync, attempt: Attempt) -> None:
         period_s=run.pace.period_s,
         hidden_s=run.stragglers.typical_s(here, sync.open.overlap_steps) or 0.0,
         waited_s=run.now - max(ready_at) if is_first else None,
-        most_every=run.log.length.num_commits,
+        most_every=run.log.num_kept,
         num_fragments=run.settings.sync.fragments,
     )
     for site_id in run.resting.settle(run.links, committed):

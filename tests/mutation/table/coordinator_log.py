@@ -9,8 +9,8 @@ MUTATIONS = (
         name="what the commit before was is forgotten",
         rule="what is attested is kept for no fewer commits than reports are",
         where="coordinator.core.log.commits:CommitLog.append",
-        old="num_known = max(self.length.at(self.last), self._num_reported)",
-        new="num_known = self.length.at(self.last)",
+        old="num_known = max(self.num_kept, self._num_reported)",
+        new="num_known = self.num_kept",
         tests=(
             "tests/unit/coordinator/test_hostile_disputes.py::test_a_lie_is_not_attested_again_when_the_log_has_gone_on",
         ),

@@ -23,6 +23,7 @@ from atoll.protocol.codecs import max_encoded_bytes
 from atoll.protocol.disk import REAL_DISK, Disk
 from atoll.protocol.errors import HostError
 from atoll.protocol.layout import Layout, Manifest, Role, TensorSpec
+from atoll.protocol.log_length import LogLength
 from atoll.protocol.outer_settings import OUTER_OPTIMIZERS, OuterSettings
 from atoll.protocol.plans import payload_hash
 from atoll.protocol.settings import RunSettings
@@ -132,22 +133,19 @@ def test_a_bundle_has_the_contributions_of_all_sites() -> None:
     assert log[three.payload_bytes] - log[one.payload_bytes] == 11 * (three.payload_bytes - one.payload_bytes)
 
 
-def test_the_payloads_of_a_warm_up_are_there_beside_those_that_follow() -> None:
-    """As many commits of the warm-up as its log has, and what the log has from then on without these."""
-    changes: dict[str, Any] = {"every": 1, "log_commits": 0, "chunk_elements": 1 << 20}
-    momenta = replace(SETTINGS.sync, strategy="momentum", codec="sign1", warmup_commits=5, **changes)
-    plain = (replace(SETTINGS.sync, strategy="gradient", codec=codec, **changes) for codec in ("bf16", "sign1"))
+def test_payloads_have_the_bytes_of_eight_states_where_sites_exchange_at_every_step() -> None:
+    """Of 12 bytes a parameter, and of two commits more."""
     layout = Layout(large(1 << 30).manifest, 1 << 20)
-    both, early, later = (
-        footprint(layout, replace(SETTINGS, min_sites=2, sync=sync)).disk_parts[1] for sync in (momenta, *plain)
-    )
-    early_bytes, later_bytes = early[1] // 17, later[1] // 188
-    assert both == (
-        "payloads of 187 commits (16 in the warm-up) and of the sync under way",
-        16 * early_bytes + 172 * later_bytes,
-    )
-    assert early == ("payloads of 16 commits and of the sync under way", 17 * early_bytes)
-    assert later == ("payloads of 187 commits and of the sync under way", 188 * later_bytes)
+    changes: dict[str, Any] = {"every": 1, "log_commits": 0, "chunk_elements": 1 << 20}
+    for sync in (
+        replace(SETTINGS.sync, strategy="gradient", codec="bf16", **changes),
+        replace(SETTINGS.sync, strategy="momentum", codec="sign1", warmup_commits=5, warmup_codec="bf16", **changes),
+    ):
+        what, num_bytes = footprint(layout, replace(SETTINGS, min_sites=2, sync=sync)).disk_parts[1]
+        assert what == "payloads of commits and of the sync under way"
+        commit_bytes = LogLength(layout.manifest, sync).bytes_of(data_plane.commit_record(1))
+        assert num_bytes == 8 * 12 * (1 << 30) + 2 * commit_bytes
+        assert commit_bytes > 2 << 30
 
 
 def size_of(*paths: Path) -> int:

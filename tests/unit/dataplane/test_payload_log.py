@@ -17,7 +17,7 @@ from atoll.node.dataplane.payload_log import PayloadLog
 from atoll.protocol import log_length
 from atoll.protocol.disk import Disk
 from atoll.protocol.errors import DigestMismatch, HostError, InvalidMessage, StateError
-from atoll.protocol.layout import Layout
+from atoll.protocol.layout import Layout, Role
 from atoll.protocol.plans import payload_digest, payload_hash
 from atoll.protocol.settings import RunSettings
 from atoll.protocol.sync_settings import SyncSettings
@@ -471,17 +471,22 @@ def test_the_attempt_whose_errors_count_is_of_the_last_commit_that_leaves_any(
 def test_after_the_warm_up_the_log_grows_to_as_many_commits_as_it_has_from_then_on(
     tmp_path: Path, used: Layout, found: dict[int, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(log_length, "FETCHES", 1)
-    monkeypatch.setattr(log_length, "LEAST_COMMITS", 2)
-    monkeypatch.setattr(log_length, "SMALL_COMMITS", 0)
+    for name, value in {"STATES": 1, "LEAST_COMMITS": 2, "SMALL_COMMITS": 0, "TABLE_BYTES": 0}.items():
+        monkeypatch.setattr(log_length, name, value)
     sync = SyncSettings(strategy="momentum", every=1, warmup_commits=10, warmup_codec="fp32", codec="sign1")
     log = PayloadLog(tmp_path / "log", used, RunSettings(run_id=RUN, sync=sync))
-    early, later = log.length.at(10), log.length.at(11)
-    assert 2 <= early < 10 < later < 50
+    wanted = 12 * sum(tensor.num_elements for tensor in used.manifest.tensors if tensor.role is Role.TRAINABLE)
+    num_held = []
     for number in range(1, 80):
         sealed_commit(log, number, found)
-        first = max(1, number - early + 1 if number <= 10 else max(11 - early, number - later + 1))
-        assert [c.commit for c in log.commits()] == list(range(first, number + 1))
+        held = log.commits()
+        sizes = [log.length.bytes_of(commit) for commit in held]
+        assert [c.commit for c in held] == list(range(number - len(held) + 1, number + 1))
+        assert sum(sizes[1:]) < wanted
+        assert sum(sizes) >= wanted or len(held) == number
+        num_held.append(len(held))
+    early, later = num_held[9], num_held[-1]
+    assert early < 10 < later == log.num_commits < 60
     names = {path.name for path in (tmp_path / "log").iterdir()}
     assert len(names) == 2 * later, "and no file is left of those before"
     log.close()
@@ -535,6 +540,42 @@ def test_a_file_that_was_replaced_while_it_was_synced_is_synced_again(
     disk.synced.clear()
     log.sync()
     assert sorted(disk.synced) == ["attempt-1-1-0.payloads", "commit-1.record"]
+
+
+def test_a_file_whose_chunk_was_damaged_and_put_again_is_synced_again(
+    tmp_path: Path, used: Layout, found: dict[int, bytes]
+) -> None:
+    disk = CountingDisk()
+    log = PayloadLog(tmp_path / "log", used, RunSettings(run_id=RUN, sync=SyncSettings(log_commits=8)), disk=disk)
+    sealed_commit(log, 1, found)
+    log.sync()
+    (path,) = (tmp_path / "log").glob("attempt-*")
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    (damaged,) = [chunk for chunk in found if not readable(log, chunk)]
+    writer = log.open_commit(log.record(1))
+    writer.put(damaged, found[damaged], payload_hash(found[damaged]))
+    writer.seal()
+    disk.synced.clear()
+    log.sync()
+    assert disk.synced == [path.name]
+
+
+def readable(log: PayloadLog, chunk: int) -> bool:
+    try:
+        return bool(log.read(1, chunk))
+    except StateError:
+        return False
+
+
+def test_a_log_that_is_closed_has_nothing_to_drop(tmp_path: Path, used: Layout, found: dict[int, bytes]) -> None:
+    log = reopened(tmp_path / "log", used)
+    sealed_commit(log, 1, found)
+    put_all(log.begin(2, 1, 0), found)
+    log.close()
+    log.drop(2)
+    log.roll_back(0)
 
 
 def test_the_attempt_of_a_commit_that_another_one_replaces_goes(

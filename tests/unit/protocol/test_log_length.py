@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
 from atoll.protocol import log_length as ll
 from atoll.protocol.layout import Manifest, Role, TensorSpec
-from atoll.protocol.log_length import LogLength, commit_bytes, log_length
+from atoll.protocol.log_length import LogLength
+from atoll.protocol.messages import Commit
 from atoll.protocol.presets import with_preset
-from atoll.protocol.spec import spec_of
 from atoll.protocol.sync_settings import MAX_LOG_COMMITS, SyncSettings
+from tests.harness.data_plane import commit_record
 
 GRADIENT = SyncSettings(strategy="gradient", every=1, codec="bf16")
 ONEBIT = SyncSettings(strategy="momentum", every=1, codec="sign1", warmup_commits=100, warmup_codec="bf16")
@@ -22,72 +24,142 @@ def model(num_parameters: int) -> Manifest:
 
 
 LARGE, SMALL = model(1 << 30), model(1 << 12)
+STATE_BYTES = 12 << 30
+
+
+def commit(number: int, num_sites: int = 2) -> Commit:
+    record = commit_record(number)
+    (one,) = record.contributors[:1]
+    return replace(record, contributors=tuple(replace(one, site_id=i + 1) for i in range(num_sites)))
+
+
+def sizes(length: LogLength, last: int, num_sites: int = 2) -> dict[int, int]:
+    return {number: length.bytes_of(commit(number, num_sites)) for number in range(1, last + 1)}
+
+
+def num_kept(sync: SyncSettings, last: int = 6000, num_sites: int = 2, manifest: Manifest = LARGE) -> int:
+    length = LogLength(manifest, sync)
+    return length.num_kept(last, sizes(length, last, num_sites))
 
 
 def test_a_log_that_is_set_is_as_long_as_that() -> None:
     for sync in (SyncSettings(log_commits=7), replace(GRADIENT, log_commits=7), replace(ONEBIT, log_commits=7)):
-        for manifest in (LARGE, SMALL):
-            assert [log_length(manifest, sync, 3).at(commit) for commit in (0, 1, 100, 101)] == [7] * 4
+        for manifest in (LARGE, SMALL, None):
+            length = LogLength(manifest, sync)
+            assert not length.counts_bytes
+            assert [length.num_kept(last, {}) for last in (0, 1, 100, 101)] == [7] * 4
 
 
 def test_sites_that_train_between_syncs_have_logs_of_32_commits() -> None:
     for codec in ("fp32", "int8", "topk2"):
-        assert log_length(LARGE, SyncSettings(codec=codec), 3) == LogLength(32)
+        assert LogLength(LARGE, SyncSettings(codec=codec)).num_kept(50, {}) == 32
 
 
 @pytest.mark.parametrize(
-    ("codec", "num_sites", "least", "most"),
-    [("fp32", 2, 16, 16), ("int8", 2, 20, 24), ("int4", 2, 40, 48), ("sign1", 2, 184, 192), ("dct1", 4, 550, 570)],
+    ("codec", "num_sites", "kept"), [("fp32", 2, 24), ("bf16", 2, 48), ("int8", 9, 96), ("sign1", 2, 744)]
 )
-def test_the_log_of_a_large_model_has_twice_the_bytes_of_its_state(
-    codec: str, num_sites: int, least: int, most: int
-) -> None:
-    sync = replace(GRADIENT, codec=codec)
-    length = log_length(LARGE, sync, num_sites)
-    assert least <= length.num_commits <= most
-    state_bytes = 12 << 30
-    one = commit_bytes(LARGE, sync, spec_of(sync, 0, 0), num_sites)
-    assert length.num_commits * one >= 2 * state_bytes
-    if length.num_commits > ll.LEAST_COMMITS:
-        assert (length.num_commits - 1) * one < 2 * state_bytes, "and no more than that"
+def test_the_log_of_a_large_model_has_eight_times_the_bytes_of_its_state(codec: str, num_sites: int, kept: int) -> None:
+    length = LogLength(LARGE, replace(GRADIENT, codec=codec))
+    assert length.num_kept(2000, sizes(length, 2000, num_sites)) == kept
+    one = length.bytes_of(commit(1, num_sites))
+    assert (kept - 1) * one < 8 * STATE_BYTES <= kept * one
 
 
-def test_in_the_warm_up_it_has_fewer_commits_of_more_bytes() -> None:
-    length = log_length(LARGE, ONEBIT, 2)
-    assert length.at(0) == length.at(1) == length.at(100) == 16
-    assert length.at(101) == length.at(1 << 40) == log_length(LARGE, replace(GRADIENT, codec="sign1"), 2).num_commits
+def test_bundles_have_the_contributions_of_as_many_sites_as_the_commit() -> None:
+    sparse = replace(GRADIENT, codec="dct1")
+    few, many = num_kept(sparse, num_sites=2), num_kept(sparse, num_sites=64)
+    assert few == MAX_LOG_COMMITS
+    assert 130 < many < 150
+    length = LogLength(LARGE, sparse)
+    joined = {number: length.bytes_of(commit(number, 2 if number <= 1000 else 64)) for number in range(1, 1051)}
+    assert many < length.num_kept(1050, joined) < few, "50 commits of 64 sites, and then many of two"
+
+
+def test_after_a_warm_up_the_log_grows_with_each_commit_and_never_begins_earlier() -> None:
+    length = LogLength(LARGE, ONEBIT)
+    all_sizes = sizes(length, 1000)
+    kept = [length.num_kept(last, all_sizes) for last in range(1, 1001)]
+    assert kept[:100] == [48] * 100
+    assert kept[900] == 744
+    first = [last - num for last, num in enumerate(kept, start=1)]
+    assert all(b >= a for a, b in pairwise(first)), "what was dropped is not there"
+
+
+def test_where_commits_become_larger_a_log_falls_step_by_step() -> None:
+    """A snapshot of every third of it is always one from which it leads on."""
+    grows = replace(ONEBIT, warmup_codec="sign1", codec="bf16", warmup_commits=1000)
+    length = LogLength(LARGE, grows)
+    all_sizes = sizes(length, 1200)
+    snapshot = 999 - length.num_kept(999, all_sizes) // 3 + 1
+    for last in range(1000, 1201):
+        kept = length.num_kept(last, all_sizes)
+        if last >= snapshot + kept // 3:
+            snapshot = last
+        assert last - kept < snapshot, f"commit {last}"
+
+
+def test_in_a_warm_up_in_which_gradients_thin_out_each_commit_counts_as_what_it_is() -> None:
+    preset = SyncSettings(**with_preset("zeroone-adam", {})["sync"])
+    length = LogLength(LARGE, replace(preset, warmup_commits=2000))
+    all_sizes = sizes(length, 2000)
+    assert len({all_sizes[number] for number in range(1, 2001)}) == 2
+    for last in (16, 100, 700, 2000):
+        kept = length.num_kept(last, all_sizes)
+        held = [all_sizes[number] for number in range(max(1, last - kept + 1), last + 1)]
+        assert last < kept or sum(held[1:]) < 8 * STATE_BYTES <= sum(held), f"commit {last}"
+        assert sum(held) + max(all_sizes.values()) <= length.most_bytes(2)
 
 
 def test_a_small_model_has_a_thousand_commits_in_the_log_while_their_bytes_are_few() -> None:
-    assert log_length(SMALL, GRADIENT, 2) == LogLength(1024)
-    between = model(1 << 22)
-    length = log_length(between, GRADIENT, 2)
-    one = commit_bytes(between, GRADIENT, spec_of(GRADIENT, 0, 0), 2)
-    assert length.num_commits == ll.SMALL_LOG_BYTES // one == 31
+    assert num_kept(GRADIENT, manifest=SMALL) == 1024
+    between = LogLength(model(1 << 20), GRADIENT)
+    assert between.num_kept(200, sizes(between, 200)) == 128
+    num_tensors = 10_000
+    tiny = Manifest.canonical(
+        [TensorSpec(name=f"w{i}", shape=(64,), dtype="F32", role=Role.TRAINABLE) for i in range(num_tensors)]
+    )
+    assert num_kept(GRADIENT, 200, manifest=tiny) < 100, "whose tables are larger than their values"
 
 
 def test_a_log_has_no_more_commits_than_a_coordinator_reads() -> None:
     sparse = replace(GRADIENT, codec="dct1k4")
-    assert log_length(LARGE, sparse, 1).num_commits == MAX_LOG_COMMITS, "of 28 million values in 4 GiB"
+    assert num_kept(sparse) == MAX_LOG_COMMITS
     for sync in (sparse, GRADIENT, ONEBIT, SyncSettings(), SyncSettings(log_commits=3)):
-        assert log_length(LARGE, sync, 1).num_commits <= sync.most_log_commits
+        assert num_kept(sync, 10) <= sync.most_log_commits == LogLength(None, sync).num_commits
+
+
+@pytest.mark.parametrize("num_sites", [1, 2, 8])
+@pytest.mark.parametrize(
+    "sync",
+    [GRADIENT, ONEBIT, replace(GRADIENT, codec="dct1"), replace(ONEBIT, warmup_codec="int8", codec="fp32")],
+    ids=["bf16", "onebit", "dct1", "int8 then fp32"],
+)
+@pytest.mark.parametrize("manifest", [SMALL, model(1 << 20), LARGE], ids=["small", "between", "large"])
+def test_no_log_is_larger_than_it_is_told_to_be(manifest: Manifest, sync: SyncSettings, num_sites: int) -> None:
+    length = LogLength(manifest, sync)
+    all_sizes = sizes(length, 1200, num_sites)
+    for last in range(1, 1200, 7):
+        kept = length.num_kept(last, all_sizes)
+        held = sum(all_sizes[number] for number in range(max(1, last - kept + 1), last + 1))
+        assert held + all_sizes[last + 1] <= length.most_bytes(num_sites)
 
 
 @pytest.mark.parametrize("name", ["adamw", "onebit-adam", "zeroone-adam", "demo"])
 def test_presets_that_exchange_at_every_step_leave_it_to_the_model(name: str) -> None:
     sync = SyncSettings(**with_preset(name, {})["sync"])
-    assert log_length(SMALL, sync, 2).num_commits == 1024 != log_length(LARGE, sync, 2).num_commits
+    assert LogLength(LARGE, sync).counts_bytes
+    assert MAX_LOG_COMMITS > num_kept(sync, manifest=SMALL) >= 1024
 
 
 def test_frozen_tensors_are_no_part_of_commits() -> None:
     frozen = TensorSpec(name="z", shape=(1 << 30,), dtype="F32", role=Role.FROZEN)
     with_frozen = Manifest.canonical([*LARGE.tensors, frozen])
-    assert log_length(with_frozen, GRADIENT, 2) == log_length(LARGE, GRADIENT, 2)
+    assert num_kept(GRADIENT, manifest=with_frozen) == num_kept(GRADIENT)
 
 
-def test_snapshots_are_taken_so_often_that_the_log_leads_on_from_each() -> None:
-    length = LogLength(30, 9, 100)
-    assert length.snapshot_every(101, 2) == 10
-    assert length.snapshot_every(100, 2) == 3
-    assert length.snapshot_every(100, 20) == 1
-    assert length.snapshot_every(101, 0) == 0
+def test_of_one_chunk_a_log_has_no_more_bytes_than_of_eight_states() -> None:
+    record_bytes = 12 << 20
+    large, fixed = LogLength(LARGE, GRADIENT), LogLength(LARGE, replace(GRADIENT, log_commits=1024))
+    assert large.most_read_bytes(4, record_bytes) == 4 * record_bytes
+    assert large.most_read_bytes(1024, record_bytes) == 8 * record_bytes + ll.SMALL_LOG_BYTES
+    assert fixed.most_read_bytes(1024, record_bytes) == 1024 * record_bytes
