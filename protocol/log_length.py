@@ -1,40 +1,46 @@
 """How many commits stay in the payload log of each site, and in the log of the coordinator: from settings, manifest and
 the records of commits, so that all parties keep the same. Pure.
 
-A site that fetches a state is brought up to date by the commits that were made meanwhile. While an exchange sends,
-donors give a ninth of their links (node/exchange/peers/uplink.py). So where links are the limit, and two sites are all
-donors there are, commits with four times the bytes of the state are made during a fetch; with more donors fewer. A log
-has twice that. Where links are not the limit, connections, hashes and disks take seconds, in which small models have
-many commits.
+A site that fetches a state is brought up to date by the commits that were made meanwhile. What donors give it in a
+second must be more than the payloads of a second, or it never catches up. So while a state is fetched, commits of fewer
+bytes than its own are made. A log has twice that, and twice again: so snapshots, of which there are two as a rule, one
+at each third of a log, have fewer bytes than payloads. Of small models commits are made in the seconds that
+connections, hashes and disks take.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 
 from atoll.protocol.layout import Manifest, Role, chunk_runs
 from atoll.protocol.messages import Commit
 from atoll.protocol.spec import spec_of
-from atoll.protocol.sync_settings import MAX_LOG_COMMITS, USUAL_LOG_COMMITS, SyncSettings
+from atoll.protocol.sync_settings import MAX_LOG_COMMITS, SyncSettings
 
-STATES = 8
-STATE_BYTES = 12
-"""A parameter: its value and two moments."""
+STATES = 4
+STATE_BYTES, LEAST_STATE_BYTES = 12, 4
+"""A parameter: its value and two moments, or its value alone."""
 LEAST_COMMITS = 16
 SMALL_COMMITS, SMALL_LOG_BYTES = 1024, 1 << 28
 """So many of a small model, as far as they have no more bytes than that."""
 TABLE_BYTES = 200
 """A chunk of a commit, beside its payload: on the disk and in memory."""
+TABLE_ENTRIES, PARAMETERS_PER_ENTRY = 1 << 20, 150
+"""A log has more entries of tables than the first, in the memory of each node, only where a model is so large that
+they are at most one byte a parameter."""
+USUAL_SITES = 2
+"""That a commit has, where none is known."""
 
 
 class LogLength:
     def __init__(self, manifest: Manifest | None, sync: SyncSettings) -> None:
         """`manifest` None: the model is not known, the log as long as with any."""
         is_fixed = sync.log_commits or manifest is None or not sync.steps_at_nodes
-        self.num_commits = sync.log_commits or (MAX_LOG_COMMITS if sync.steps_at_nodes else USUAL_LOG_COMMITS)
-        """At most."""
         self._sync = sync
         self._sizes = None if is_fixed or manifest is None else _Sizes(manifest, sync)
+        self.num_commits = sync.most_log_commits if self._sizes is None else self._sizes.most_commits
+        """At most."""
 
     @property
     def counts_bytes(self) -> bool:
@@ -43,16 +49,19 @@ class LogLength:
 
     def bytes_of(self, commit: Commit) -> int:
         """The most that its payloads and their table have; 0 where commits are counted."""
+        return self._bytes_of(commit.commit, len(commit.contributors))
+
+    def _bytes_of(self, number: int, num_sites: int) -> int:
         if self._sizes is None:
             return 0
-        return self._sizes.of(self._sync.moves_variance(commit.commit - 1), len(commit.contributors))
+        return self._sizes.of(self._sync.moves_variance(number - 1), num_sites)
 
     def num_kept(self, last: int, num_bytes: Mapping[int, int]) -> int:
         """Of a log that ends with commit `last`. `num_bytes`: of the commits that are there; others count as those that
         follow them, also before the first one."""
         if self._sizes is None:
             return self.num_commits
-        size = total = 0
+        total, size = 0, self._bytes_of(max(1, last), USUAL_SITES)
         for num in range(1, self.num_commits):
             size = num_bytes.get(last - num + 1, size)
             total += size
@@ -61,36 +70,46 @@ class LogLength:
                 return num
         return self.num_commits
 
-    def most_read_bytes(self, num_kept: int, record_bytes: int) -> int:
+    def most_read_bytes(self, num_kept: int, record_bytes: int, role: Role) -> int:
         """Of one chunk in such a log of `num_kept` commits, whose record in a state has so many."""
         all_bytes = num_kept * record_bytes
-        return all_bytes if self._sizes is None else min(all_bytes, STATES * record_bytes + SMALL_LOG_BYTES)
+        if self._sizes is None or role is not Role.TRAINABLE:
+            return all_bytes
+        return min(all_bytes, STATES * STATE_BYTES // LEAST_STATE_BYTES * record_bytes + SMALL_LOG_BYTES)
 
-    def most_bytes(self, num_sites: int) -> int:
-        """Of the payload log and the sync under way, where so many sites contribute."""
+    def most_bytes(self, num_sites: int, max_sites: int) -> int:
+        """Of the payload log and the sync under way. Commits may have up to `max_sites` contributors; the two newest
+        and the least number of commits count as having `num_sites`."""
         assert self._sizes is not None, "bytes are counted"
-        one = max(self._sizes.of(moves_variance, num_sites) for moves_variance in (False, True))
-        wanted = max(self._sizes.wanted_bytes, LEAST_COMMITS * one, min(SMALL_LOG_BYTES, SMALL_COMMITS * one))
-        return min(wanted + one, self.num_commits * one) + one
+        one, largest = (
+            max(self._sizes.of(moves_variance, num) for moves_variance in (False, True))
+            for num in (num_sites, max_sites)
+        )
+        small_bytes = min(SMALL_LOG_BYTES, SMALL_COMMITS * largest)
+        wanted_bytes = min(max(self._sizes.wanted_bytes, small_bytes), self.num_commits * largest)
+        return max(wanted_bytes, LEAST_COMMITS * one) + 2 * one
 
 
 class _Sizes:
     """Of the payloads of a commit, with their table."""
 
     def __init__(self, manifest: Manifest, sync: SyncSettings) -> None:
-        trained = (tensor.num_elements for tensor in manifest.tensors if tensor.role is Role.TRAINABLE)
-        self.wanted_bytes = STATES * STATE_BYTES * sum(trained)
-        self._sync = sync
-        runs = chunk_runs(manifest, sync.chunk_elements)
-        self._runs = [(t.role, num, t.carried_itemsize, count) for t, count, num in runs if t.role is not Role.FROZEN]
+        trained = sum(tensor.num_elements for tensor in manifest.tensors if tensor.role is Role.TRAINABLE)
+        self.wanted_bytes = STATES * STATE_BYTES * trained
+        self._chunks: Counter[tuple[Role, int, int]] = Counter()  # how many there are of a role and a size
+        for tensor, count, num_elements in chunk_runs(manifest, sync.chunk_elements):
+            if tensor.role is not Role.FROZEN:
+                self._chunks[tensor.role, num_elements, tensor.carried_itemsize] += count
+        num_entries = max(TABLE_ENTRIES, trained // PARAMETERS_PER_ENTRY)
+        self.most_commits = min(MAX_LOG_COMMITS, max(LEAST_COMMITS, num_entries // max(1, self._chunks.total())))
+        self._specs = spec_of(sync, sync.warmup_commits, 0), spec_of(sync, 0, 0)
         self._known: dict[tuple[bool, int], int] = {}
 
     def of(self, moves_variance: bool, num_sites: int) -> int:
-        key = moves_variance, num_sites
+        spec = self._specs[moves_variance]
+        key = moves_variance, num_sites if spec.trainable.aggregation.is_bundle else 1
         if key not in self._known:
-            spec = spec_of(self._sync, 0 if moves_variance else self._sync.warmup_commits, 0)
             self._known[key] = sum(
-                count * (TABLE_BYTES + spec.payload_bytes(role, num_elements, itemsize, num_sites))
-                for role, num_elements, itemsize, count in self._runs
+                count * (TABLE_BYTES + spec.payload_bytes(*chunk, num_sites)) for chunk, count in self._chunks.items()
             )
         return self._known[key]

@@ -96,7 +96,7 @@ class SyncSettings:
     """Most tokens of one sample. A site that says more of the samples that it leases is refused."""
     log_commits: int = within(0, MAX_LOG_COMMITS, 0)
     """Payloads of this many commits stay on each site's disk; 0: of 32, or where sites exchange at every step of as
-    many as have 96 bytes a parameter, and of 1,024 of a small model (docs/memory.md)."""
+    many as have 48 bytes a parameter, and of 1,024 of a small model (docs/memory.md)."""
     snapshots: int = within(0, 64, 2)
     """Snapshots of the outer state that stay on each site's disk. They are taken every so many commits as the log has,
     over snapshots + 1, so that the newest one and the log give the state back after a power cut; 0: none."""

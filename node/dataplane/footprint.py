@@ -78,7 +78,9 @@ def _payloads(layout: Layout, settings: RunSettings, file_bytes: int) -> tuple[s
     sync, length = settings.sync, LogLength(layout.manifest, settings.sync)
     sites = f", of {settings.min_sites} sites" if sync.codec_up in SPARSE else ""
     if length.counts_bytes:
-        return f"payloads of commits and of the sync under way{sites}", length.most_bytes(settings.min_sites)
+        return f"payloads of commits and of the sync under way{sites}", length.most_bytes(
+            settings.min_sites, settings.max_sites
+        )
     num_commits = length.num_commits
     return f"payloads of {num_commits} commits and of the sync under way{sites}", file_bytes * (num_commits + 1)
 

@@ -126,6 +126,7 @@ class PayloadLog:
             self._remove_commits([n for n in self._commits if n > commit])
             self._remove_attempts(lambda key: True)
             self._begin_after([0] * len(self._touched) if max(self._touched) > commit else self._touched)
+            self.num_commits = self.length.num_kept(commit, self._num_bytes)
             sync_folder(self.folder)
 
     # --- commits
@@ -155,17 +156,20 @@ class PayloadLog:
     def sync(self) -> None:
         """All commits here are on the disk for good: a snapshot is of no use without those from which its chunks come,
         and those that tell which fragment each commit touched. Raises HostError."""
-        with self._lock:
-            new = {path: content for path, content in self._whole() if self._on_disk.get(path) != content}
         try:
-            for path in new:
-                with suppress(FileNotFoundError):  # the log drops it meanwhile
-                    self.disk.sync(path)
+            while new := self._not_on_disk():  # also what is whole again since
+                for path in new:
+                    with suppress(FileNotFoundError):  # the log drops it meanwhile
+                        self.disk.sync(path)
+                with self._lock:
+                    self._on_disk |= {path: content for path, content in self._whole() if new.get(path) == content}
             sync_folder(self.folder)
         except OSError as error:
             raise disk_error(error, self.folder) from error
+
+    def _not_on_disk(self) -> dict[Path, _Whole]:
         with self._lock:
-            self._on_disk |= {path: content for path, content in self._whole() if new.get(path) == content}
+            return {path: content for path, content in self._whole() if self._on_disk.get(path) != content}
 
     def _whole(self) -> Iterator[tuple[Path, _Whole]]:
         """What does not change any more. A chunk that is damaged is put again, and its file sealed once more."""

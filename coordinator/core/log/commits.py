@@ -11,6 +11,7 @@ from atoll.coordinator.core import persisted
 from atoll.coordinator.core.events import AttestationRecord, CommitRecord, RollbackRecord
 from atoll.coordinator.core.persisted import LossRecord, Persisted, thinned
 from atoll.protocol.history import History
+from atoll.protocol.layout import Role
 from atoll.protocol.log_length import LogLength
 from atoll.protocol.messages import Attestation, Commit, Outlier
 from atoll.protocol.sync_settings import SyncSettings
@@ -85,9 +86,9 @@ class CommitLog:
         self._num_bytes = {r.commit.commit: length.bytes_of(r.commit) for r in self.records}
         self._drop_old()
 
-    def most_read_bytes(self, record_bytes: int) -> int:
+    def most_read_bytes(self, record_bytes: int, role: Role) -> int:
         """Of one chunk in a payload log, whose record in a state has so many."""
-        return self._length.most_read_bytes(self.num_kept, record_bytes)
+        return self._length.most_read_bytes(self.num_kept, record_bytes, role)
 
     def _drop_old(self) -> None:
         last = self.records[-1].commit.commit if self.records else 0
@@ -134,6 +135,7 @@ class CommitLog:
         if not records or records[-1].commit.commit + 1 != self.first:
             return
         self.records[:0] = records
+        self._num_bytes.update((r.commit.commit, self._length.bytes_of(r.commit)) for r in records)
         self.attested.update((a.commit, a.state_hash) for a in attestations if a.state_hash)
 
     def record(self, commit: int) -> CommitRecord | None:
@@ -150,6 +152,7 @@ class CommitLog:
         newest = self.records[-1].commit if commit else None
         assert newest is None or newest.commit == commit
         self.last = commit
+        self.num_kept = self._length.num_kept(commit, self._num_bytes)
         self.run_step = newest.run_step if newest else self._first_run_step
         self.run_tokens = newest.run_tokens if newest else self._first_run_tokens
         known: dict[int, Any]

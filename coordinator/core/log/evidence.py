@@ -220,7 +220,8 @@ def limit_s(run: Run, need: Need) -> float:
     """To find it, whatever else the site's disk does, and to send it: a chunk or a list, however large the model is."""
     read_bytes = need.most_bytes
     if need.evidence is Evidence.RECORD:  # a snapshot, then the log
-        read_bytes += run.log.most_read_bytes(need.most_bytes)
+        role = run.chunk_sizes.at(need.chunk)[0].role
+        read_bytes += run.log.most_read_bytes(need.most_bytes, role)
     disk_s = read_bytes / liveness.SLOWEST_DISK_BYTES_PER_S
     send_s = need.most_bytes / run.limits.slowest_bytes_per_s
     return liveness.IDLE_STALLS * run.limits.stall_s + disk_s + send_s

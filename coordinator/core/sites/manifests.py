@@ -168,7 +168,9 @@ def _logs_in_words(run: Run, length: LogLength) -> str:
     """Where their length follows from the model."""
     if not length.counts_bytes:
         return ""
-    return f"; payload logs have at most {byte_count(length.most_bytes(run.settings.min_sites))}"
+    return (
+        f"; payload logs have at most {byte_count(length.most_bytes(run.settings.min_sites, run.settings.max_sites))}"
+    )
 
 
 def _no_model(run: Run, site: Site, offer: m.Offer, what: str) -> Refusal:

@@ -133,7 +133,7 @@ def test_a_bundle_has_the_contributions_of_all_sites() -> None:
     assert log[three.payload_bytes] - log[one.payload_bytes] == 11 * (three.payload_bytes - one.payload_bytes)
 
 
-def test_payloads_have_the_bytes_of_eight_states_where_sites_exchange_at_every_step() -> None:
+def test_payloads_have_the_bytes_of_four_states_where_sites_exchange_at_every_step() -> None:
     """Of 12 bytes a parameter, and of two commits more."""
     layout = Layout(large(1 << 30).manifest, 1 << 20)
     changes: dict[str, Any] = {"every": 1, "log_commits": 0, "chunk_elements": 1 << 20}
@@ -144,7 +144,7 @@ def test_payloads_have_the_bytes_of_eight_states_where_sites_exchange_at_every_s
         what, num_bytes = footprint(layout, replace(SETTINGS, min_sites=2, sync=sync)).disk_parts[1]
         assert what == "payloads of commits and of the sync under way"
         commit_bytes = LogLength(layout.manifest, sync).bytes_of(data_plane.commit_record(1))
-        assert num_bytes == 8 * 12 * (1 << 30) + 2 * commit_bytes
+        assert num_bytes == 4 * 12 * (1 << 30) + 2 * commit_bytes
         assert commit_bytes > 2 << 30
 
 
