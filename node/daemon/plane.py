@@ -383,7 +383,7 @@ class DataPlane:
             with suppress(StateError):  # the log does not lead on from it any more
                 first = min((history.following(f, version) for f, version in enumerate(oldest)), default=first)
                 break
-        if first + await run_to_its_end(partial(self.log.num_kept, commit)) <= commit.commit and self._snapshot:
+        if first + self.log.num_kept(commit) <= commit.commit:
             await asyncio.shield(self._snapshot)  # who waits for it may be cancelled, it may not
 
     async def publish(self, content: Content) -> None:

@@ -230,10 +230,10 @@ class PayloadLog:
                 known.clear()
 
     def num_kept(self, latest: Commit) -> int:
-        """Commits that stay here where this is the last one, and it among them."""
-        with self._lock:
-            num_bytes = self._num_bytes | {latest.commit: self.length.bytes_of(latest)}
-            return self.length.num_kept(latest.commit, num_bytes)
+        """Commits that stay here where this is the last one, and it among them. Asked in the event loop: without the
+        lock, which is held while files are removed; a copy of the sizes is made at once."""
+        num_bytes = self._num_bytes | {latest.commit: self.length.bytes_of(latest)}
+        return self.length.num_kept(latest.commit, num_bytes)
 
     # --- disk
 

@@ -109,7 +109,7 @@ def of_the_node() -> list[tuple[Any, str]]:
         *((OuterState, name) for name in ("state_hash", "chunk_hashes", "freeze")),
         *((SyncData, name) for name in ("contribution", "reduce", "check", "check_payload", "payload_hash")),
         *((PayloadLog, name) for name in ("__init__", "begin", "commit", "hashes", "read", "roll_back", "drop")),
-        *((PayloadLog, name) for name in ("has", "record", "commits", "open_commit", "num_kept")),
+        *((PayloadLog, name) for name in ("has", "record", "commits", "open_commit")),
         *((PayloadFile, name) for name in ("put", "read", "seal", "missing", "digest")),
         (Retained, "chunks_of"),
         (Index, "add_list"),
