@@ -117,7 +117,7 @@ class DiskJobs:
                 pace=self._pace,
             )
         self._snapshot_if_due()
-        self._look_at_pace(fetched.commit - newest(sources), plane.log.num_commits)
+        self._look_at_pace(fetched.commit - newest(sources), plane.log.num_kept)
         record = fetched.record
         return e.StateFetched(
             commit=fetched.commit,

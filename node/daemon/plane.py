@@ -331,7 +331,7 @@ class DataPlane:
         if commit is None or self._snapshot is not None or self._num_rebuilding:
             return False
         num_kept, files = self.settings.sync.snapshots, self.snapshots.files  # a thread may put others in their place
-        every = max(1, self.log.num_commits // (num_kept + 1))
+        every = max(1, self.log.num_kept // (num_kept + 1))
         return num_kept > 0 and (not files or commit >= files[0].newest + every)
 
     async def write_snapshot(self) -> None:
@@ -383,7 +383,7 @@ class DataPlane:
             with suppress(StateError):  # the log does not lead on from it any more
                 first = min((history.following(f, version) for f, version in enumerate(oldest)), default=first)
                 break
-        if first + self.log.num_kept(commit) <= commit.commit:
+        if first + self.log.num_kept_after(commit) <= commit.commit:
             await asyncio.shield(self._snapshot)  # who waits for it may be cancelled, it may not
 
     async def publish(self, content: Content) -> None:

@@ -62,7 +62,7 @@ class PayloadLog:
         except OSError as error:
             raise disk_error(error, self.folder) from error
         self._load()
-        self.num_commits = self.length.num_kept(max(self._commits, default=0), self._num_bytes)
+        self.num_kept = self.length.num_kept(max(self._commits, default=0), self._num_bytes)
         """That stay here, of as many bytes as the last ones have."""
         if self.settings.sync.fsync:
             self.sync()  # a process that was killed may have left to the kernel what it had not synced
@@ -126,7 +126,7 @@ class PayloadLog:
             self._remove_commits([n for n in self._commits if n > commit])
             self._remove_attempts(lambda key: True)
             self._begin_after([0] * len(self._touched) if max(self._touched) > commit else self._touched)
-            self.num_commits = self.length.num_kept(commit, self._num_bytes)
+            self.num_kept = self.length.num_kept(commit, self._num_bytes)
             sync_folder(self.folder)
 
     # --- commits
@@ -229,7 +229,7 @@ class PayloadLog:
             for known in (self._files, self._uncommitted, self._commits, self._num_bytes, self._on_disk):
                 known.clear()
 
-    def num_kept(self, latest: Commit) -> int:
+    def num_kept_after(self, latest: Commit) -> int:
         """Commits that stay here where this is the last one, and it among them. Asked in the event loop: without the
         lock, which is held while files are removed; a copy of the sizes is made at once."""
         num_bytes = self._num_bytes | {latest.commit: self.length.bytes_of(latest)}
@@ -246,8 +246,8 @@ class PayloadLog:
         def is_void(number: int) -> bool:
             return number > latest.commit and self._commits[number].branch < latest.branch
 
-        self.num_commits = self.length.num_kept(latest.commit, self._num_bytes)
-        oldest = latest.commit - self.num_commits
+        self.num_kept = self.length.num_kept(latest.commit, self._num_bytes)
+        oldest = latest.commit - self.num_kept
         touched = History.of_log(self._touched, self._commits).touched(oldest)
         self._begin_after(touched or self._touched)
         self._remove_commits([n for n in self._commits if n <= oldest or is_void(n)])

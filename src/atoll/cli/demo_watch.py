@@ -66,7 +66,8 @@ class KillPlan:
     """When the sites were."""
     done: list[int] = field(default_factory=list)
     """Of ACTS, in their order: at which commit."""
-    _first: tuple[int, float] = (0, 0.0)  # commit that was seen, and when
+    _first: tuple[int, float] | None = None
+    """The first commit that was seen, and when."""
 
     @property
     def is_over(self) -> bool:
@@ -75,6 +76,8 @@ class KillPlan:
     def is_due(self, status: RunView, now_s: float) -> bool:
         """Whether the next act is; it counts as done."""
         at = status.last_commit
+        if self._first is None and at:
+            self._first = at, now_s
         match self.done:
             case []:
                 due = at >= max(1, self.expected_commits // 3) or self._is_late(at, now_s)
@@ -92,11 +95,9 @@ class KillPlan:
     def _is_late(self, at: int, now_s: float) -> bool:
         """Whether the commits that are left hardly suffice for a site to be away, to start and to contribute, if that
         takes as long as the first start, first window included."""
-        first, first_s = self._first
-        if not first:
-            self._first = at, now_s
-        if not 0 < first < at:
+        if self._first is None or at == self._first[0]:
             return False
+        first, first_s = self._first
         start_commits = (first_s - self.started_s) * (at - first) / (now_s - first_s)
         return at + AWAY_COMMITS + SLOWER_START * start_commits + 1 >= self.expected_commits
 

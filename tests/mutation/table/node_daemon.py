@@ -9,7 +9,7 @@ MUTATIONS = (
         name="nobody is told that the log is short for a fetch",
         rule="a site that would not catch up is told what to change",
         where="node.daemon.disk_jobs:DiskJobs._fetched",
-        old="        self._look_at_pace(fetched.commit - newest(sources), plane.log.num_commits)\n",
+        old="        self._look_at_pace(fetched.commit - newest(sources), plane.log.num_kept)\n",
         new="",
         tests=("tests/unit/local/test_node_failures.py::test_a_fetch_in_which_half_of_the_log_went_by_is_said",),
     ),

@@ -15,7 +15,7 @@ from atoll.node.dataplane.outer_state import OuterState
 from atoll.node.dataplane.payload_file import PayloadFile
 from atoll.node.dataplane.payload_log import PayloadLog
 from atoll.protocol import log_length
-from atoll.protocol.disk import Disk
+from atoll.protocol.disk import REAL_DISK, Disk
 from atoll.protocol.errors import DigestMismatch, HostError, InvalidMessage, StateError
 from atoll.protocol.layout import Layout, Role
 from atoll.protocol.plans import payload_digest, payload_hash
@@ -40,8 +40,8 @@ def put_all(writer: PayloadFile, found: dict[int, bytes]) -> None:
         writer.put(chunk, data, payload_hash(data))
 
 
-def reopened(folder: Path, used: Layout, keep: int = 3) -> PayloadLog:
-    return PayloadLog(folder, used, RunSettings(run_id=RUN, sync=SyncSettings(log_commits=keep)))
+def reopened(folder: Path, used: Layout, keep: int = 3, disk: Disk = REAL_DISK) -> PayloadLog:
+    return PayloadLog(folder, used, RunSettings(run_id=RUN, sync=SyncSettings(log_commits=keep)), disk=disk)
 
 
 def sealed_commit(log: PayloadLog, number: int, found: dict[int, bytes], attempt: int = 0, branch: int = 0) -> None:
@@ -486,7 +486,7 @@ def test_after_the_warm_up_the_log_grows_to_as_many_commits_as_it_has_from_then_
         assert sum(sizes) >= wanted or len(held) == number
         num_held.append(len(held))
     early, later = num_held[9], num_held[-1]
-    assert early < 10 < later == log.num_commits < 60
+    assert early < 10 < later == log.num_kept < 60
     names = {path.name for path in (tmp_path / "log").iterdir()}
     assert len(names) == 2 * later, "and no file is left of those before"
     log.close()
@@ -507,7 +507,7 @@ def test_what_is_on_the_disk_for_good_is_not_synced_again(
     tmp_path: Path, used: Layout, found: dict[int, bytes]
 ) -> None:
     disk = CountingDisk()
-    log = PayloadLog(tmp_path / "log", used, RunSettings(run_id=RUN, sync=SyncSettings(log_commits=8)), disk=disk)
+    log = reopened(tmp_path / "log", used, disk=disk)
     sealed_commit(log, 1, found)
     sealed_commit(log, 2, found)
     log.sync()
@@ -534,7 +534,7 @@ def test_a_file_that_was_replaced_while_it_was_synced_is_synced_again(
                 sealed_commit(log, 1, found, branch=1)
 
     disk = Replacing()
-    log = PayloadLog(tmp_path / "log", used, RunSettings(run_id=RUN, sync=SyncSettings(log_commits=8)), disk=disk)
+    log = reopened(tmp_path / "log", used, disk=disk)
     sealed_commit(log, 1, found)
     log.sync()
     assert sorted(disk.synced) == ["attempt-1-1-0.payloads"] * 2 + ["commit-1.record"] * 2
@@ -544,7 +544,7 @@ def test_a_file_whose_chunk_was_damaged_and_put_again_is_synced_again(
     tmp_path: Path, used: Layout, found: dict[int, bytes]
 ) -> None:
     disk = CountingDisk()
-    log = PayloadLog(tmp_path / "log", used, RunSettings(run_id=RUN, sync=SyncSettings(log_commits=8)), disk=disk)
+    log = reopened(tmp_path / "log", used, disk=disk)
     sealed_commit(log, 1, found)
     log.sync()
     (path,) = (tmp_path / "log").glob("attempt-*")
@@ -573,7 +573,7 @@ def test_a_file_that_is_sealed_again_while_the_log_is_synced_is_synced_before_th
                 file.seal()
 
     disk = Sealing()
-    log = PayloadLog(tmp_path / "log", used, RunSettings(run_id=RUN, sync=SyncSettings(log_commits=8)), disk=disk)
+    log = reopened(tmp_path / "log", used, disk=disk)
     sealed_commit(log, 1, found)
     log.sync()
     assert disk.synced.count("attempt-1-1-0.payloads") == 2
