@@ -52,7 +52,8 @@ class LocalCheckpoints:
         checkpoints = LocalCheckpoints(folder, state, run_id, rank, world)
         checkpoints.usable                  # to the node, which names the newest that every rank offers, or none
         checkpoints.go_on(chosen, incarnation, generation)
-        checkpoints.prepare()               # some steps before
+        checkpoints.prepare()               # some steps before,
+        checkpoints.prepare_more()          # and at each step after that
         checkpoints.write(step, run_step)   # every so many steps: copies here, writes in a thread
         checkpoints.finish()
 
@@ -198,6 +199,10 @@ class LocalCheckpoints:
             return
         with suppress(ConfigError):  # `write` says it
             self._room.prepare({item.name: item.values for item in self._state.tensors()})
+
+    def prepare_more(self) -> None:
+        if not self._is_off:
+            self._room.register_part()
 
     def write(self, step: int, run_step: int) -> None:
         """Copy the state to host memory and begin to write it, unless the last one is still being written."""

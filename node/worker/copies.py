@@ -54,28 +54,35 @@ class Registration:
         """Of the pages of these tensors in host memory, which are nobody else's. Nothing where no device is a GPU;
         says so, with `what` the memory is for, if the driver refuses."""
         self._ranges: list[tuple[int, int]] = []
-        gpu = next((device for device in devices if device.type == "cuda"), None)
-        # The views are held, so that nothing is unmapped before.
-        self.end = weakref.finalize(self, _unregister, self._ranges, gpu, os.getpid(), views)
-        if gpu is None:
+        self._views: list[Tensor] = []  # held, so that nothing is unmapped before
+        self._gpu = next((device for device in devices if device.type == "cuda"), None)
+        self._what = what
+        self.end = weakref.finalize(self, _unregister, self._ranges, self._gpu, os.getpid(), self._views)
+        self.add(views)
+
+    def add(self, views: Sequence[Tensor]) -> None:
+        """More, whose pages are not those of the ones before. Nothing once the driver has refused."""
+        if self._gpu is None or not self.end.alive:
             return
+        self._views += views
         for start, end in page_ranges(views):
-            error = _call(gpu, "cudaHostRegister", start, end - start, 0)
+            error = _call(self._gpu, "cudaHostRegister", start, end - start, 0)
             if error:
                 sys.stderr.write(
-                    f"atoll: the CUDA driver does not register {end - start} bytes of {what} ({error}): copies to and "
-                    "from it are several times slower\n"
+                    f"atoll: the CUDA driver does not register {end - start} bytes of {self._what} ({error}): copies "
+                    "to and from it are several times slower\n"
                 )
                 self.end()
                 break
             self._ranges.append((start, end))
 
 
-def _unregister(ranges: list[tuple[int, int]], gpu: torch.device | None, pid: int, views: Sequence[Tensor]) -> None:
+def _unregister(ranges: list[tuple[int, int]], gpu: torch.device | None, pid: int, views: list[Tensor]) -> None:
     if gpu is not None and os.getpid() == pid:  # a fork has no part in it
         for start, _ in ranges:
             _call(gpu, "cudaHostUnregister", start)
     ranges.clear()
+    views.clear()
 
 
 def _call(gpu: torch.device, name: str, *arguments: int) -> str:

@@ -167,6 +167,8 @@ class JoinedSite(Site):
                 self._checkpoints.write(self._steps, self.inner_step)
             elif since in (1, self._checkpoint_every // 2):  # some optimizers have no state after their first step
                 self._checkpoints.prepare()
+            else:
+                self._checkpoints.prepare_more()
         synced = False
         if self._steps >= self._next_step:
             synced = self._boundary()

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import mmap
 import threading
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -10,7 +13,7 @@ import torch
 from torch import Tensor
 
 from atoll.node.daemon.shared_memory import RESERVE_BYTES, MemoryLimit
-from atoll.node.worker import host_room
+from atoll.node.worker import copies, host_room
 from atoll.node.worker.host_room import ALIGNMENT_BYTES, HostRoom
 from atoll.protocol.errors import HostError
 from tests.harness.devices import DEVICES
@@ -52,6 +55,47 @@ def test_copies_have_the_bits_of_each_tensor_in_one_piece_of_memory(device: str)
     assert addresses(copied) == before
 
 
+class Registrations:
+    """In place of the driver: the views of each part, in the order in which it gets to know them."""
+
+    def __init__(self) -> None:
+        self.parts: list[list[Tensor]] = []
+
+    def __call__(self, views: Sequence[Tensor], devices: Iterable[torch.device], what: str) -> Registrations:
+        assert not views
+        return self
+
+    def add(self, views: list[Tensor]) -> None:
+        self.parts.append(views)
+
+
+def test_the_driver_gets_to_know_it_in_parts_that_share_no_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = Registrations()
+    monkeypatch.setattr(copies, "Registration", known)
+    monkeypatch.setattr(host_room, "PART_BYTES", 3 * mmap.PAGESIZE)
+    room, num_elements = HostRoom(), mmap.PAGESIZE - 100
+    state = {name: torch.full((num_elements,), float(at)) for at, name in enumerate("abcde")}  # of a little less than four pages each
+    state |= {"small": torch.ones(3), "last": torch.ones(5)}
+    room.register_part()
+    room.prepare(state)
+    room._wait()
+    assert not known.parts
+    for at in range(2):
+        room.register_part()
+        assert [len(part) for part in known.parts] == [1] * (at + 1)
+    copied = room.copy(state)
+    assert [len(part) for part in known.parts] == [1, 1, 1, 1, 1, 2]
+    assert sorted(addresses(copied)) == sorted(view.data_ptr() for part in known.parts for view in part)
+    pages = [copies.page_ranges(part) for part in known.parts]
+    assert all(len(ranges) == 1 for ranges in pages)
+    assert all(before[0][1] <= after[0][0] for before, after in pairwise(pages))
+    for name, value in state.items():
+        assert torch.equal(copied[name], value)
+    room.register_part()
+    room.copy(state)
+    assert len(known.parts) == 6
+
+
 def test_it_is_made_beside_the_caller_and_once(monkeypatch: pytest.MonkeyPatch) -> None:
     makers: list[threading.Thread] = []
     may_go_on, real = threading.Event(), host_room._make
@@ -64,6 +108,7 @@ def test_it_is_made_beside_the_caller_and_once(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(host_room, "_make", make)
     room, state = HostRoom(), a_state()
     room.prepare(state)  # returns before it is made
+    room.register_part()
     may_go_on.set()
     copied = room.copy(state)
     assert torch.equal(copied["momentum"], state["momentum"])
@@ -87,7 +132,7 @@ def test_room_that_cannot_be_made_is_said_and_asked_for_again(monkeypatch: pytes
             patch.setattr(threading.Thread, "start", refuse)
             words = "can't start new thread"
         else:
-            patch.setattr(host_room, "_places", lambda layout: [].pop())
+            patch.setattr(host_room, "_parts", lambda layout: [].pop())
             words = "no host memory for a copy of 7 tensors: pop from empty list"
         room.prepare(state)
         with pytest.raises(HostError, match=words):

@@ -148,18 +148,23 @@ def forgotten(monkeypatch: pytest.MonkeyPatch) -> list[torch.device]:
     return found
 
 
+@pytest.mark.parametrize("in_parts", [False, True])
 @pytest.mark.parametrize("refuses_from", [0, 1, 2])
 def test_a_driver_that_refuses_is_said_and_nothing_stays_registered(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     forgotten: list[torch.device],
     refuses_from: int,
+    in_parts: bool,
 ) -> None:
     runtime = Runtime(refuses_from)
     monkeypatch.setattr(torch, "cuda", runtime)
     page = mmap.PAGESIZE
     buffer = torch.frombuffer(mmap.mmap(-1, 4 * page), dtype=torch.uint8)
-    made = copies.Registration([buffer[:8], buffer[2 * page : 2 * page + 8]], [CPU, GPU], "a buffer")
+    views = [buffer[:8], buffer[2 * page : 2 * page + 8]]
+    made = copies.Registration(views[: 0 if in_parts else 2], [CPU, GPU], "a buffer")
+    for view in views if in_parts else ():
+        made.add([view])
     said = capsys.readouterr().err
     if refuses_from == 2:
         assert runtime.registered == [buffer.data_ptr(), buffer.data_ptr() + 2 * page]
@@ -168,6 +173,7 @@ def test_a_driver_that_refuses_is_said_and_nothing_stays_registered(
         made.end()
     else:
         assert forgotten == [GPU]
+        assert said.count("does not register") == 1
         assert f"register {page} bytes of a buffer (error 712: part of it is already mapped): copies" in said
     assert runtime.registered == []
     assert set(runtime.on) == {GPU}
