@@ -74,7 +74,7 @@ def test_the_driver_gets_to_know_it_in_parts_that_share_no_page(monkeypatch: pyt
     monkeypatch.setattr(copies, "Registration", known)
     monkeypatch.setattr(host_room, "PART_BYTES", 3 * mmap.PAGESIZE)
     room, num_elements = HostRoom(), mmap.PAGESIZE - 100
-    state = {name: torch.full((num_elements,), float(at)) for at, name in enumerate("abcde")}  # of a little less than four pages each
+    state = {name: torch.full((num_elements,), float(at)) for at, name in enumerate("abcde")}  # almost four pages
     state |= {"small": torch.ones(3), "last": torch.ones(5)}
     room.register_part()
     room.prepare(state)
