@@ -32,7 +32,7 @@ MUTATIONS = (
     Mutation(
         name="what a driver refused leaves the rest registered",
         rule="what is refused in part is not registered at all",
-        where="node.worker.copies:Registration.__init__",
+        where="node.worker.copies:Registration.add",
         old="                self.end()\n                break",
         new="                break",
         tests=(
