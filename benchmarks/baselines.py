@@ -63,7 +63,7 @@ class Trainee:
     def __init__(self, settings: RunSettings, num_steps: int) -> None:
         self.settings, self.num_steps, self.step_index = settings, num_steps, 0
         self.model = Transformer(settings.model, settings.seed)
-        self.optimizer = make_optimizer(self.model, settings.trainer)
+        self.optimizer = make_optimizer(self.model.parameters(), settings.trainer)
 
     def step(self, batches: list[Tensor]) -> None:
         trainer = self.settings.trainer

@@ -19,7 +19,7 @@ def main(rendezvous: Path, rank: int, num_ranks: int, trace: Path) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=num_ranks)
     trainer, model = TrainerSettings(), Transformer(ModelSettings(), 1)
-    optimizer, shared = make_optimizer(model, trainer), DistributedDataParallel(model)
+    optimizer, shared = make_optimizer(model.parameters(), trainer), DistributedDataParallel(model)
     windows = torch.randint(0, 256, (trainer.batch_size, trainer.sequence + 1))
     with trace.open("w", buffering=1) as file:
         while True:

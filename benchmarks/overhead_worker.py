@@ -18,7 +18,7 @@ from atoll.protocol.model_settings import ModelSettings, TrainerSettings
 def main(result: Path, num_pairs: int, block_steps: int) -> None:
     trainer = TrainerSettings()
     model = Transformer(ModelSettings(), 1)
-    optimizer = make_optimizer(model, trainer)
+    optimizer = make_optimizer(model.parameters(), trainer)
     generator = torch.Generator().manual_seed(1)
     windows = torch.randint(0, 256, (trainer.batch_size, trainer.sequence + 1), generator=generator)
     tokens = trainer.batch_size * trainer.sequence

@@ -22,7 +22,7 @@ def main(argv: list[str]) -> None:
     args = parser.parse_args(argv)
     trainer = TrainerSettings()
     model = Transformer(ModelSettings(), 1)
-    optimizer = make_optimizer(model, trainer)
+    optimizer = make_optimizer(model.parameters(), trainer)
     windows = torch.randint(0, 256, (trainer.batch_size, trainer.sequence + 1))
     tokens, step = trainer.batch_size * trainer.sequence, 0
     with args.trace.open("w", buffering=1) as trace, atoll.join(model, optimizer) as site:

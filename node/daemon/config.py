@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from atoll.node.daemon.interfaces import LOOPBACK
+from atoll.node.parallel.settings import parse
 from atoll.protocol.errors import ConfigError
 from atoll.protocol.settings import SITE_NAME
 
@@ -33,6 +34,10 @@ class NodeConfig:
     """The saved model that a resumed run starts from."""
     num_ranks: int = 1
     """Worker processes of this site."""
+    parallel: str = ""
+    """How the ranks share the built-in model, as dp_shard=2,tp=2: of dp_replicate, dp_shard (-1: the ranks that are
+    left), tp, pp, zero, pp_schedule, microbatches, accumulation, checkpointing and precision. Without it, each rank has
+    all of it (DDP). It is this site's own: others may share it in another way."""
     num_threads: int = 0
     """Of each worker, and of the node's kernels if nothing else is said of them; without it, cores / ranks."""
     num_node_threads: int = 0
@@ -83,6 +88,12 @@ def validate(config: NodeConfig) -> None:
         )
     if config.num_ranks < 1:
         raise ConfigError(f"--ranks {config.num_ranks}: a site has at least one rank")
+    parse(config.parallel).resolved(config.num_ranks)
+    if config.parallel and config.command:
+        raise ConfigError(
+            f"--parallel {config.parallel} is of the built-in trainer; a script shares its model itself, with torch: "
+            "leave it out, and say how many with --ranks"
+        )
     if (fewest := min(config.num_threads, config.num_node_threads)) < 0:
         raise ConfigError(f"--threads or --node-threads {fewest}: must be at least 1, or 0 for the default")
     if not 0 <= config.nice <= MAX_NICE:

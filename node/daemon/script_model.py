@@ -51,7 +51,9 @@ async def model_of_script(config: NodeConfig, settings: RunSettings, limit_s: fl
     await server.start()
     try:
         data_paths = tuple(str(path) for path in config.data_paths)
-        server.begin(GENERATION, Greeting(settings_json=settings_to_json(settings), data_paths=data_paths))
+        settings_json = settings_to_json(settings)
+        greeting = Greeting(settings_json=settings_json, data_paths=data_paths, parallel=config.parallel)
+        server.begin(GENERATION, greeting)
         await launcher.start(GENERATION, server.path)
         async with asyncio.timeout(limit_s):
             pieces = await asyncio.to_thread(site_pieces, await found)

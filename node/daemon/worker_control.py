@@ -73,6 +73,7 @@ class WorkerControl:
                 data_paths=tuple(str(p) for p in config.data_paths),
                 checkpoint_folder=str(home.optimizer_folder) if core.settings.checkpoint_every else "",
                 crashed_from=core.ranks.crashed_from,
+                parallel=config.parallel,
             )
             self.server.begin(generation, greeting)
             assert self.launcher is not None

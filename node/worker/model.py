@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +19,6 @@ EMBEDDING_STD = 0.02
 class Attention(nn.Module):
     def __init__(self, settings: ModelSettings) -> None:
         super().__init__()
-        self.num_heads, self.num_kv_heads = settings.num_heads, settings.num_kv_heads
         self.head_dim = settings.dim // settings.num_heads
         self.wq = nn.Linear(settings.dim, settings.num_heads * self.head_dim, bias=False)
         self.wk = nn.Linear(settings.dim, settings.num_kv_heads * self.head_dim, bias=False)
@@ -27,11 +27,12 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:  # (batch, seq, dim)
         batch, seq, _ = x.shape
-        q = self.wq(x).view(batch, seq, self.num_heads, self.head_dim).transpose(1, 2)  # (batch, heads, seq, head_dim)
-        k = self.wk(x).view(batch, seq, self.num_kv_heads, self.head_dim).transpose(1, 2)
-        v = self.wv(x).view(batch, seq, self.num_kv_heads, self.head_dim).transpose(1, 2)
+        # (batch, heads, seq, head_dim); of the heads as many as this rank has
+        q = self.wq(x).view(batch, seq, -1, self.head_dim).transpose(1, 2)
+        k = self.wk(x).view(batch, seq, -1, self.head_dim).transpose(1, 2)
+        v = self.wv(x).view(batch, seq, -1, self.head_dim).transpose(1, 2)
         q, k = rotate(q, cos, sin), rotate(k, cos, sin)
-        groups = self.num_heads // self.num_kv_heads
+        groups = q.shape[1] // k.shape[1]
         if groups > 1:
             k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
         out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
@@ -40,9 +41,10 @@ class Attention(nn.Module):
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary position embedding (2104.09864) of x (batch, heads, seq, head_dim); cos, sin: (seq, head_dim / 2)."""
+    """Rotary position embedding (2104.09864) of x (batch, heads, seq, head_dim), computed in the dtype of cos and sin:
+    (seq, head_dim / 2)."""
     first, second = x.chunk(2, dim=-1)
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).type_as(x)
 
 
 class FeedForward(nn.Module):
@@ -72,10 +74,10 @@ class Block(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Logits of the next byte: (batch, seq) of integers -> (batch, seq, vocab).
+    """Logits of the next byte: (batch, seq) of integers -> (batch, seq, vocab); or one stage of it, see `keep`.
 
-    The same seed gives the same first values on every machine of a kind. The sizes are those that
-    `atoll.protocol.settings.validate` accepts.
+    The same seed gives the same first values on every machine of a kind; on the meta device there are none. The sizes
+    are those that `atoll.protocol.settings.validate` accepts.
     """
 
     cos: Tensor
@@ -84,41 +86,74 @@ class Transformer(nn.Module):
     def __init__(self, settings: ModelSettings, seed: int = 0) -> None:
         super().__init__()
         self.settings = settings
-        self.embedding = nn.Embedding(settings.vocab_size, settings.dim)
-        self.layers = nn.ModuleList(Block(settings) for _ in range(settings.num_layers))
-        self.norm = nn.RMSNorm(settings.dim, eps=1e-5)
-        self.head = nn.Linear(settings.dim, settings.vocab_size, bias=False)
+        self.embedding: nn.Embedding | None = nn.Embedding(settings.vocab_size, settings.dim)
+        # By name, and not a list: a block has the same name in a stage that begins with it.
+        self.layers = nn.ModuleDict({str(number): Block(settings) for number in range(settings.num_layers)})
+        self.norm: nn.RMSNorm | None = nn.RMSNorm(settings.dim, eps=1e-5)
+        self.head: nn.Linear | None = nn.Linear(settings.dim, settings.vocab_size, bias=False)
         if settings.tie_embeddings:
             self.head.weight = self.embedding.weight
-        half = settings.dim // settings.num_heads // 2
-        angles = torch.outer(
-            torch.arange(settings.max_sequence, dtype=torch.float32),
-            ROPE_BASE ** (-torch.arange(half, dtype=torch.float32) / half),
-        )
-        self.register_buffer("cos", angles.cos(), persistent=False)
-        self.register_buffer("sin", angles.sin(), persistent=False)
-        self.reset(seed)
+        for name in ("cos", "sin"):
+            half = settings.dim // settings.num_heads // 2
+            self.register_buffer(name, torch.empty(settings.max_sequence, half), persistent=False)
+        if not self.cos.is_meta:
+            self.reset(seed)
 
     @torch.no_grad()
     def reset(self, seed: int) -> None:
-        """First values: matrices normal with deviation dim ** -0.5 of their input, residual outputs scaled down."""
-        generator = torch.Generator().manual_seed(seed % (1 << 63))
-        for name, parameter in self.named_parameters():
-            if parameter.dim() < 2:
-                parameter.fill_(1.0)
-                continue
-            std = EMBEDDING_STD if name == "embedding.weight" else parameter.shape[1] ** -0.5
-            if name.endswith(("attention.wo.weight", "feed_forward.down.weight")):
-                std /= math.sqrt(2 * self.settings.num_layers)
-            parameter.copy_(torch.empty(parameter.shape).normal_(0.0, std, generator=generator))
+        """First values, where this is the whole model."""
+        self.set_angles()
+        parameters = dict(self.named_parameters())
+        for name, values in first_values(self.settings, seed):
+            parameters[name].copy_(values)
+
+    def set_angles(self) -> None:
+        """Of the rotary embedding, computed in CPU memory."""
+        half = self.cos.shape[1]
+        angles = torch.outer(
+            torch.arange(self.settings.max_sequence, dtype=torch.float32, device="cpu"),
+            ROPE_BASE ** (-torch.arange(half, dtype=torch.float32, device="cpu") / half),
+        )
+        self.cos.copy_(angles.cos())
+        self.sin.copy_(angles.sin())
+
+    def keep(self, first: int, last: int) -> None:
+        """Become one stage: blocks `first` to `last` - 1, with the embedding before the first of all, and norm and head
+        behind the last. The stages before it hand in (batch, seq, dim) in place of tokens."""
+        num_layers = self.settings.num_layers
+        for number in range(num_layers):
+            if not first <= number < last:
+                del self.layers[str(number)]
+        if first:
+            self.embedding = None
+        if last < num_layers:
+            self.norm = self.head = None
 
     def forward(self, tokens: Tensor) -> Tensor:
         seq = tokens.shape[1]
         if seq > self.settings.max_sequence:
             raise ConfigError(f"a sequence of {seq} bytes; model.max_sequence is {self.settings.max_sequence}")
-        x = self.embedding(tokens)  # (batch, seq, dim)
+        x = tokens if self.embedding is None else self.embedding(tokens)  # (batch, seq, dim)
         cos, sin = self.cos[:seq], self.sin[:seq]
-        for layer in self.layers:
+        for layer in self.layers.values():
             x = layer(x, cos, sin)
+        if self.norm is None or self.head is None:
+            return x
         logits: Tensor = self.head(self.norm(x))
         return logits
+
+
+def first_values(settings: ModelSettings, seed: int) -> Iterator[tuple[str, Tensor]]:
+    """Of each tensor of the whole model, one after the other: matrices normal with deviation dim ** -0.5 of their
+    input, residual outputs scaled down. In CPU memory, fp32."""
+    with torch.device("meta"):
+        whole = Transformer(settings)
+    generator = torch.Generator().manual_seed(seed % (1 << 63))
+    for name, parameter in whole.named_parameters():
+        if parameter.dim() < 2:
+            yield name, torch.ones(parameter.shape, device="cpu")
+            continue
+        std = EMBEDDING_STD if name == "embedding.weight" else parameter.shape[1] ** -0.5
+        if name.endswith(("attention.wo.weight", "feed_forward.down.weight")):
+            std /= math.sqrt(2 * settings.num_layers)
+        yield name, torch.empty(parameter.shape, device="cpu").normal_(0.0, std, generator=generator)

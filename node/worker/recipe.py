@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -17,26 +18,36 @@ from atoll.protocol.model_settings import TrainerSettings
 from atoll.protocol.settings import RunSettings
 
 
-def make_optimizer(model: nn.Module, trainer: TrainerSettings) -> torch.optim.AdamW:
+def make_optimizer(parameters: Iterable[nn.Parameter], trainer: TrainerSettings) -> torch.optim.AdamW:
     """AdamW of the built-in trainer; weight decay on matrices only."""
-    return torch.optim.AdamW(_groups(model, trainer), lr=trainer.learning_rate, betas=(trainer.beta1, trainer.beta2))
+    groups = [part for group in _groups(parameters, trainer) for part in _of_one_mesh(group)]
+    return torch.optim.AdamW(groups, lr=trainer.learning_rate, betas=(trainer.beta1, trainer.beta2))
 
 
-def optimizer_of(model: nn.Module, settings: RunSettings) -> torch.optim.Optimizer:
+def optimizer_of(parameters: Iterable[nn.Parameter], settings: RunSettings) -> torch.optim.Optimizer:
     """The same where each site does its steps; with gradient exchange the run's optimizer, which is at the nodes."""
     trainer, outer = settings.trainer, settings.outer
     if not settings.sync.steps_at_nodes:
-        return make_optimizer(model, trainer)
+        return make_optimizer(parameters, trainer)
     if (kind := kind_of(settings.sync, outer)) is SGD:
-        return SGD(model.parameters(), lr=trainer.learning_rate, momentum=outer.momentum)
-    made: torch.optim.Optimizer = kind(_groups(model, trainer), lr=trainer.learning_rate)
+        return SGD(parameters, lr=trainer.learning_rate, momentum=outer.momentum)
+    made: torch.optim.Optimizer = kind(_groups(parameters, trainer), lr=trainer.learning_rate)
     return made
 
 
-def _groups(model: nn.Module, trainer: TrainerSettings) -> list[dict[str, Any]]:
-    matrices = [p for p in model.parameters() if p.dim() >= 2]
-    vectors = [p for p in model.parameters() if p.dim() < 2]
+def _groups(parameters: Iterable[nn.Parameter], trainer: TrainerSettings) -> list[dict[str, Any]]:
+    listed = list(parameters)
+    matrices = [p for p in listed if p.dim() >= 2]
+    vectors = [p for p in listed if p.dim() < 2]
     return [{"params": matrices, "weight_decay": trainer.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
+
+
+def _of_one_mesh(group: dict[str, Any]) -> list[dict[str, Any]]:
+    """torch computes on all tensors of a group together, which those of two meshes cannot be."""
+    by_mesh: dict[object, list[nn.Parameter]] = {}
+    for parameter in group["params"]:
+        by_mesh.setdefault(getattr(parameter, "device_mesh", None), []).append(parameter)
+    return [{**group, "params": parameters} for parameters in by_mesh.values()]
 
 
 class TextWindows(Dataset[Tensor]):
@@ -62,8 +73,12 @@ class TextWindows(Dataset[Tensor]):
 def next_byte_loss(model: nn.Module, windows: Tensor) -> Tensor:
     """Mean cross-entropy in nats of predicting windows[:, 1:] from windows[:, :-1]; windows: (batch, seq + 1) uint8."""
     tokens = windows.long()
-    logits = model(tokens[:, :-1])  # (batch, seq, vocab)
-    return F.cross_entropy(logits.float().flatten(0, 1), tokens[:, 1:].flatten())
+    return token_loss(model(tokens[:, :-1]), tokens[:, 1:])
+
+
+def token_loss(logits: Tensor, targets: Tensor) -> Tensor:
+    """Mean cross-entropy in nats; logits: (batch, seq, vocab), targets: (batch, seq)."""
+    return F.cross_entropy(logits.float().flatten(0, 1), targets.flatten())
 
 
 def learning_rate(trainer: TrainerSettings, step: int, total_steps: int) -> float:

@@ -192,6 +192,11 @@ def find_tensors(
     return ModelTensors(Manifest.canonical([h.spec for h in held], tied), tuple(held), tuple(modules))
 
 
+def named_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Parameters and persistent buffers under their canonical names."""
+    return ((item.name, item.tensor) for item in _walk(module, ""))
+
+
 def _walk(module: nn.Module, prefix: str) -> Iterator[_Found]:
     """Parameters and persistent buffers with canonical names; a wrapper adds nothing to a name."""
     if isinstance(module, AveragedModel):
@@ -290,7 +295,7 @@ def _held(item: _Found, role: Role, group: int) -> Held:
             f"the buffer {name!r} of {tensor.dtype} cannot be averaged; choose another policy: "
             f'atoll.join(..., buffers={{"{name}": "lowest"}}) or "local"'
         )
-    offsets, sizes = _slice_of(tensor, name)
+    offsets, sizes = slice_of(tensor, name)
     shape = tuple(tensor.shape)
     return Held(
         spec=TensorSpec(
@@ -303,7 +308,7 @@ def _held(item: _Found, role: Role, group: int) -> Held:
     )
 
 
-def _slice_of(tensor: Tensor, name: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def slice_of(tensor: Tensor, name: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Offsets and sizes of this rank's slice of the full tensor."""
     shape = tuple(tensor.shape)
     if not isinstance(tensor, DTensor):

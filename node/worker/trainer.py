@@ -9,14 +9,15 @@ from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
-from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
+from atoll.node.parallel.gradients import clip
+from atoll.node.parallel.mesh import Mesh
+from atoll.node.parallel.settings import check_batch, check_model, parse
 from atoll.node.worker import data
 from atoll.node.worker.connection import Connection, connect, disconnect
 from atoll.node.worker.join import join
-from atoll.node.worker.model import Transformer
-from atoll.node.worker.recipe import TextWindows, learning_rate, next_byte_loss, optimizer_of
+from atoll.node.worker.recipe import TextWindows, learning_rate, optimizer_of
+from atoll.node.worker.shared_model import shared_model
 from atoll.protocol.errors import AtollError, ConfigError
 
 
@@ -40,30 +41,30 @@ def main() -> None:
 def train(connection: Connection) -> None:
     """One rank, from its settings to the end of the run. Raises AtollError."""
     settings, trainer = connection.settings, connection.settings.trainer
-    if trainer.batch_size % connection.world:
-        raise ConfigError(
-            f"trainer.batch_size = {trainer.batch_size} sequences cannot be shared equally "
-            f"by {connection.world} ranks; choose another number of --ranks"
-        )
+    parallel = parse(connection.greeting.parallel).resolved(connection.world)
+    check_model(parallel, settings.model)
+    check_batch(parallel, trainer.batch_size)
     listing = data.list_for_run(settings.data, connection.greeting.data_paths)
     corpus = data.load(listing)
     fingerprint = data.fingerprint_for_run(settings.data, listing)
     with _device_of_rank(connection) as device:
-        bare = Transformer(settings.model, settings.seed).to(device)
-        model: nn.Module = bare if connection.world == 1 else DistributedDataParallel(bare)
-        optimizer = optimizer_of(model, settings)
+        mesh = Mesh.of_site(device, parallel) if connection.world > 1 else None
+        passes = shared_model(settings, mesh, device)
+        parameters = [parameter for part in passes.parts for parameter in part.parameters()]
+        optimizer = optimizer_of(parameters, settings)
         windows_of_text = TextWindows(corpus.training, trainer.sequence)
-        batch_size = trainer.batch_size // connection.world
-        with join(model, optimizer, data_fingerprint=fingerprint) as site:
+        batch_size = trainer.batch_size // parallel.num_data_ranks
+        data_rank = mesh.data_rank if mesh is not None else 0
+        with join(passes.parts, optimizer, data_fingerprint=fingerprint, data_rank=data_rank) as site:
             for batch in site.loader(windows_of_text, batch_size):
                 total_steps = site.run_length
                 assert total_steps is not None
                 for group in optimizer.param_groups:
                     group["lr"] = learning_rate(trainer, site.inner_step, total_steps)
                 optimizer.zero_grad(set_to_none=True)
-                loss = next_byte_loss(model, batch.to(device))
-                loss.backward()  # type: ignore[no-untyped-call]
-                nn.utils.clip_grad_norm_(model.parameters(), trainer.grad_clip)
+                tokens = batch.to(device).long()  # (batch, sequence + 1)
+                loss = passes(tokens[:, :-1], tokens[:, 1:])
+                clip(parameters, trainer.grad_clip, mesh)
                 optimizer.step()
                 site.step(tokens=batch_size * trainer.sequence, loss=loss)
 

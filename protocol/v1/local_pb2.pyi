@@ -220,9 +220,12 @@ class Greeting(_message.Message):
     DATA_PATHS_FIELD_NUMBER: _builtins.int
     CHECKPOINT_FOLDER_FIELD_NUMBER: _builtins.int
     CRASHED_FROM_FIELD_NUMBER: _builtins.int
+    PARALLEL_FIELD_NUMBER: _builtins.int
     settings_json: _builtins.str
     checkpoint_folder: _builtins.str
     """for checkpoints of the inner optimizer; empty: none are wanted"""
+    parallel: _builtins.str
+    """how the ranks share the built-in model: "dp_shard=2,tp=2"; empty: each has all of it"""
     @_builtins.property
     def data_paths(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """none: the default of the run's data set"""
@@ -238,10 +241,11 @@ class Greeting(_message.Message):
         data_paths: _abc.Iterable[_builtins.str] | None = ...,
         checkpoint_folder: _builtins.str = ...,
         crashed_from: _abc.Iterable[Global___CheckpointId] | None = ...,
+        parallel: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_folder", b"checkpoint_folder", "crashed_from", b"crashed_from", "data_paths", b"data_paths", "settings_json", b"settings_json"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_folder", b"checkpoint_folder", "crashed_from", b"crashed_from", "data_paths", b"data_paths", "parallel", b"parallel", "settings_json", b"settings_json"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from atoll.coordinator import admin
 from atoll.protocol.model_settings import ModelSettings, TrainerSettings
 from atoll.protocol.settings import RunSettings
 from atoll.protocol.sync_settings import SyncSettings
-from tests.harness.local_run import LocalRun
+from tests.harness.local_run import LocalRun, Status
 
 LIMIT_S = 100.0
 DIGITS = Path(__file__).parents[2] / "examples" / "digits.py"
@@ -47,17 +48,67 @@ def test_the_example_on_two_ranks_and_on_one(tmp_path: Path) -> None:
             assert float(found[1]) > 80, "an untrained model has 10"
 
 
-def test_the_built_in_trainer_on_two_ranks_and_on_one(tmp_path: Path) -> None:
-    text = tmp_path / "text"
-    text.mkdir()
-    (text / "a.txt").write_text("the quick brown fox jumps over the lazy dog\n" * 2000)
-    settings = replace(
+LAYOUTS = {"one": "", "two": "dp_shard=2", "four": "tp=2,pp=2"}
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    folder = tmp_path / "text"
+    folder.mkdir()
+    (folder / "a.txt").write_text("the quick brown fox jumps over the lazy dog\n" * 2000)
+    return folder
+
+
+def of_shapes(min_sites: int, steps: int) -> RunSettings:
+    """The smallest built-in model that four ranks can share."""
+    return replace(
         SETTINGS,
-        model=ModelSettings(dim=32, num_layers=1, num_heads=2, num_kv_heads=1, ffn_dim=64, max_sequence=32),
+        min_sites=min_sites,
+        steps=steps,
+        model=ModelSettings(dim=32, num_layers=2, num_heads=2, num_kv_heads=2, ffn_dim=64, max_sequence=32),
         trainer=TrainerSettings(batch_size=4, sequence=32),
     )
-    with LocalRun(tmp_path, settings) as run:
+
+
+def contributors(status: Status) -> set[str]:
+    """Of the newest commit."""
+    commits = status["commits"]
+    return set(commits[-1]["contributors"]) if commits else set()
+
+
+def start(run: LocalRun, name: str, text: Path, layout: str) -> None:
+    shared = ["--parallel", layout] if layout else []
+    run.start_node(name, launcher="python", extra=["--data", str(text), *shared])
+
+
+def test_sites_of_different_shapes_train_one_model(tmp_path: Path, text: Path) -> None:
+    with LocalRun(tmp_path, of_shapes(min_sites=3, steps=40)) as run:
         run.start_coordinator()
-        run.start_node("one", launcher="python", extra=["--data", str(text)])
-        run.start_node("two", launcher="python", extra=["--data", str(text), "--ranks", "2"])
-        ends_well(run, settings.trainer.sequence)
+        for name, layout in LAYOUTS.items():
+            start(run, name, text, layout)
+        assert run.wait_all(LIMIT_S) == dict.fromkeys(LAYOUTS, 0)
+        status = run.status()
+        assert run.hashes(4) == dict.fromkeys(LAYOUTS, status["state_hash"])
+        assert {site["name"]: site["num_ranks"] for site in status["sites"]} == {"one": 1, "two": 2, "four": 4}
+        # A step of a site is four sequences, however many ranks share it; each is in the account once.
+        samples = {line["site"]: line["num_done"] for line in status["data"]}
+        assert {num % 40 for num in samples.values()} == {0}
+        assert sum(samples.values()) * 32 == status["run_tokens"]
+
+
+def test_a_site_that_is_killed_comes_back_in_another_shape(tmp_path: Path, text: Path) -> None:
+    with LocalRun(tmp_path, of_shapes(min_sites=1, steps=100_000)) as run:
+        run.start_coordinator()
+        start(run, "one", text, "")
+        start(run, "other", text, "dp_shard=2")
+        both = {"one", "other"}
+        run.wait(lambda status: both == contributors(status), LIMIT_S)
+        run.nodes["other"].kill()
+        gone = run.status()["last_commit"]
+        run.wait(lambda status: status["last_commit"] > gone + 2, LIMIT_S)
+        start(run, "other", text, "tp=2")
+        run.wait(lambda status: both == contributors(status), LIMIT_S)
+        admin.ask(run.toml.with_name("run.db"), "stop", reason="the test is over")
+        assert run.wait_all(LIMIT_S) == {"one": 0, "other": 0}
+        status = run.status()
+        assert run.hashes(status["last_commit"]) == dict.fromkeys(both, status["state_hash"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Sequence
 
 from atoll.node.core.events import SnapshotSealed
@@ -11,6 +12,8 @@ from atoll.protocol.errors import InvalidMessage
 from atoll.protocol.sample_order import MAX_SAMPLES
 
 MAX_BATCH = 1 << 24
+SAME_LOSS = 1e-3
+"""Ranks that share a batch may sum it up in another order, in few bits."""
 
 
 def check_report(
@@ -74,16 +77,24 @@ def sealed_by_all(generation: int, reports: Sequence[SealedReport], loaders: Col
     if text := _unequal_use(reports, loaders):
         return text
     # Each data rank once, by its ranks that know the loss (in a pipeline: the last stage).
-    losses: dict[int, float] = {}
-    for report in reports:
+    said: dict[int, tuple[float, int]] = {}  # data rank -> loss, first rank
+    for rank, report in enumerate(reports):
         if report.num_steps:
-            losses.setdefault(report.data_rank, report.loss_sum / report.num_steps)
+            loss = report.loss_sum / report.num_steps
+            known, first_rank = said.setdefault(report.data_rank, (loss, rank))
+            if not math.isclose(loss, known, rel_tol=SAME_LOSS, abs_tol=SAME_LOSS):
+                return (
+                    f"ranks {first_rank} and {rank} share data rank {report.data_rank} but say losses of {known:.6g} "
+                    f"and {loss:.6g} at step {step}; ranks that see the same batch have one loss: give site.step the "
+                    "mean over all of it, or none on ranks that do not have it"
+                )
+    losses = [loss for loss, _ in said.values()]
     return SnapshotSealed(
         generation=generation,
         step=step,
         tokens=sum(count for count, _ in tokens.values()),
         num_steps=max(r.num_steps for r in reports),
-        mean_loss=sum(loss / len(losses) for loss in losses.values()),
+        mean_loss=sum(loss / len(losses) for loss in losses),
         train_s=max(r.train_s for r in reports),
         samples_used=max(r.num_samples_used for r in reports) * len(tokens),
         rates=reports[0].rates,

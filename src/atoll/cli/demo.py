@@ -9,6 +9,7 @@ examples:
   atoll demo
   atoll demo --preset sparseloco --kill       one value of 64, 2 bits each
   atoll demo --kill                           kill -9 one site in mid-run, bring it back later
+  atoll demo --layouts 1,fsdp=2,tp=2+pp=2     sites of different shapes, one model
   atoll demo --data ~/notes ~/letters.txt     on text of your own
   atoll demo --sites 2 --steps 600 --sync-every 50 --codec bf16
 """
@@ -45,6 +46,9 @@ class DemoOptions:
     """Of the model's first values and of the order of samples."""
     json: bool = False
     """The report as JSON on stdout, progress on stderr."""
+    layouts: str = ""
+    """How each site's ranks share the model: 1,fsdp=2,tp=2+pp=2 is three sites, of one, two and four processes. Without
+    it, a process each."""
     kill: bool = False
     """kill -9 one site in mid-run, start it again later."""
     keep: Path | None = None
@@ -62,6 +66,7 @@ FLAGS = {
     "data": Flag("PATH"),
     "seed": Flag("N"),
     "json": Flag(),
+    "layouts": Flag("LIST"),
     "kill": Flag(),
     "keep": Flag("DIR"),
 }

@@ -13,6 +13,7 @@ from pathlib import Path
 from atoll.cli.config import run_settings
 from atoll.cli.demo import DemoOptions
 from atoll.cli.template import render
+from atoll.node.parallel.settings import ALONE, ParallelSettings, check_batch, check_model, parse
 from atoll.protocol.errors import ConfigError
 from atoll.protocol.model_settings import MODELS
 from atoll.protocol.settings import RunSettings
@@ -22,6 +23,8 @@ DEFAULT_FOLDER = Path("atoll-demo")
 MARKER = "demo.lock"
 NAMES = ("amsterdam", "berlin", "cairo", "delhi", "essen", "fukuoka", "geneva", "helsinki")
 FEWEST_COMMITS_TO_KILL = 6
+FIELD_WORDS = {"fsdp": "dp_shard", "ddp": "dp_replicate"}
+"""Of --layouts: what the field calls it."""
 
 
 def site_names(num_sites: int) -> tuple[str, ...]:
@@ -49,6 +52,9 @@ def demo_settings(options: DemoOptions) -> RunSettings:
     asked = {"every": options.sync_every, "codec": options.codec}
     sync = {key: value for key, value in asked.items() if value is not None}
     settings = run_settings({"run": run, "model": asdict(MODELS[options.model]), "sync": sync}, "atoll demo")
+    for layout in layouts(options):
+        check_batch(layout, settings.trainer.batch_size)
+        check_model(layout, settings.model)
     commits = expected_commits(settings)
     if options.kill and options.num_sites < 2:
         raise ConfigError("--kill needs at least two sites, so that one goes on")
@@ -58,6 +64,27 @@ def demo_settings(options: DemoOptions) -> RunSettings:
             f"{commits}; raise --steps or lower --sync-every"
         )
     return settings
+
+
+def layouts(options: DemoOptions) -> tuple[ParallelSettings, ...]:
+    """Of the sites, in order. Raises ConfigError."""
+    if not options.layouts:
+        return (ALONE,) * options.num_sites
+    listed = [text.strip() for text in options.layouts.split(",")]
+    if len(listed) != options.num_sites:
+        raise ConfigError(
+            f"--layouts {options.layouts} names {len(listed)} sites, --sites says {options.num_sites}; name each site, "
+            "with + within one: 1,fsdp=2,tp=2+pp=2"
+        )
+    return tuple(_layout(text) for text in listed)
+
+
+def _layout(text: str) -> ParallelSettings:
+    if text == "1":
+        return ALONE
+    parts = (part.partition("=") for part in text.split("+"))
+    found = parse(",".join(f"{FIELD_WORDS.get(name, name)}{equals}{size}" for name, equals, size in parts))
+    return found.resolved(found.num_ranks(1))
 
 
 def expected_commits(settings: RunSettings) -> int:
@@ -110,6 +137,9 @@ def coordinator_command(folder: Path) -> list[str]:
 
 def node_command(options: DemoOptions, folder: Path, name: str, port: int) -> list[str]:
     command = _atoll("node", "--coordinator", f"127.0.0.1:{port}", "--name", name, "--threads", "1")
+    layout = layouts(options)[site_names(options.num_sites).index(name)]
+    if layout != ALONE:
+        command += ["--parallel", str(layout)]
     command += ["--home", str(folder / "sites" / name), "--save", str(model_folder(folder, name))]
     if options.data:
         command += ["--data", *(str(path) for path in options.data)]

@@ -75,7 +75,8 @@ def facts(settings: RunSettings, config: NodeConfig, manifest: Manifest, device:
     yield "manifest", manifest.digest.hex()
     yield "data", ", ".join(str(path) for path in config.data_paths) or f"what the run names: {settings.data}"
     yield "ports", ports(config)
-    yield "device", f"{device}, {config.num_ranks} rank(s) of {config.num_rank_threads} thread(s)"
+    how = f" ({config.parallel})" if config.parallel else ""
+    yield "device", f"{device}, {config.num_ranks} rank(s){how} of {config.num_rank_threads} thread(s)"
     chunks = ChunkSizes.of(manifest, settings.sync)
     yield "chunks", f"{len(chunks)} that travel; the run takes {settings.sync.max_chunks} (sync.max_chunks)"
     yield from memory_lines(settings, manifest)

@@ -6,6 +6,7 @@ Ctrl-C finishes the sync under way and leaves; a second one leaves at once.
 examples:
   atoll node --coordinator 10.0.0.1:7700 --name berlin --data ~/texts
   atoll node --coordinator 10.0.0.1:7700 --name berlin --dry-run
+  atoll node --coordinator 10.0.0.1:7700 --name berlin --parallel dp_shard=4,tp=2
   atoll node --coordinator 10.0.0.1:7700 --name berlin --ranks 8 -- train.py --lr 3e-4
 """
 
@@ -49,6 +50,7 @@ FLAGS = {
     "home": Flag("DIR"),
     "from_saved": Flag("DIR", "--from"),
     "num_ranks": Flag("N", "--ranks"),
+    "parallel": Flag("HOW"),
     "num_threads": Flag("N", "--threads"),
     "num_node_threads": Flag("N", "--node-threads"),
     "nice": Flag("N"),
@@ -94,6 +96,7 @@ def node_config(args: argparse.Namespace) -> NodeConfig:
     """Checked as far as this machine alone can tell. Raises ConfigError."""
     from atoll.node.daemon.config import NodeConfig, validate
     from atoll.node.dataplane.saved_manifest import MANIFEST_NAME, place_for, where_saved
+    from atoll.node.parallel.settings import parse
     from atoll.protocol.addresses import parse_address
 
     for address in (args.coordinator, args.listen, args.advertise, args.http_listen):
@@ -111,6 +114,7 @@ def node_config(args: argparse.Namespace) -> NodeConfig:
     if args.save_dir is not None:
         place_for(args.save_dir)
     given = {name: getattr(args, name) for name in FLAGS}
+    given["num_ranks"] = parse(args.parallel).num_ranks(args.num_ranks)
     data_paths = tuple(Path(os.path.abspath(path.expanduser())) for path in args.data_paths)
     config = NodeConfig(**given | {"data_paths": data_paths}, command=tuple(args.command), debug=args.debug)
     validate(config)

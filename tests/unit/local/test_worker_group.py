@@ -232,6 +232,19 @@ def test_a_data_rank_counts_once() -> None:
     assert outcome == [SnapshotSealed(generation=3, step=0, tokens=10, num_steps=2, mean_loss=2.0, train_s=1.0)]
 
 
+@pytest.mark.parametrize("second", [4.0, 4.001, 5.0])
+def test_ranks_of_one_batch_have_one_loss(second: float) -> None:
+    group = joined(3, data_ranks=(0, 1, 1))
+    all_ask(group, 0, 0, SNAPSHOT)
+    group.sealed(0, report(0, num_steps=2, loss_sum=9.0), 0.0)
+    group.sealed(1, report(1, num_steps=2, loss_sum=4.0), 0.0)
+    outcome = group.sealed(2, report(1, num_steps=2, loss_sum=second), 0.0)
+    if second < 5:
+        assert outcome == [SnapshotSealed(generation=3, step=0, tokens=10, num_steps=2, mean_loss=3.25, train_s=1.0)]
+    else:
+        assert "ranks 1 and 2 share data rank 1 but say losses of 2 and 2.5 at step 0" in failure(outcome)
+
+
 def test_unequal_tokens_within_a_data_rank() -> None:
     group = joined(2, data_ranks=(7, 7))
     all_ask(group, 0, 0, SNAPSHOT)

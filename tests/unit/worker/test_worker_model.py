@@ -72,12 +72,14 @@ def test_a_byte_does_not_see_what_follows_it() -> None:
 
 def test_tied_embeddings() -> None:
     model = Transformer(dataclasses.replace(SMALL, tie_embeddings=True))
+    assert model.head is not None
+    assert model.embedding is not None
     assert model.head.weight is model.embedding.weight
 
 
 def test_every_parameter_gets_a_gradient_and_a_place_in_the_optimizer(corpus: data.Corpus) -> None:
     model = Transformer(SMALL)
-    optimizer = make_optimizer(model, SETTINGS.trainer)
+    optimizer = make_optimizer(model.parameters(), SETTINGS.trainer)
     windows = TextWindows(corpus.training, SETTINGS.trainer.sequence)
     loss = next_byte_loss(model, torch.stack([windows[i] for i in range(4)]))
     loss.backward()  # type: ignore[no-untyped-call]
@@ -96,6 +98,7 @@ def test_schedule() -> None:
 
 def test_evaluation(corpus: data.Corpus) -> None:
     model = Transformer(SMALL)
+    assert model.head is not None
     torch.nn.init.zeros_(model.head.weight)
     assert held_out_bits_per_byte(model, corpus, 16) == pytest.approx(8.0)  # knows nothing: 8 bits a byte
     assert model.training

@@ -1,0 +1,54 @@
+"""A model, shared by the ranks of a site as its settings say. The order of the steps matters, and is all in view."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts, noop_context_fn
+
+from atoll.node.parallel.mesh import Mesh
+from atoll.node.parallel.tensor import share_matrices
+
+KEPT = (
+    torch.ops.aten.mm.default,
+    torch.ops.aten.addmm.default,
+    torch.ops.aten._scaled_dot_product_flash_attention.default,
+    torch.ops.aten._scaled_dot_product_efficient_attention.default,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
+)
+"""What selective checkpointing does not compute again."""
+
+
+def parallelize(model: nn.Module, mesh: Mesh) -> nn.Module:
+    """The same model, or DDP around it. `model.layers` are its blocks, by name; it is on its device, or on meta.
+
+    1. Tensor parallelism, which replaces matrices by shares of them.
+    2. Activation checkpointing, around blocks.
+    3. Data parallelism: DDP, FSDP2 or HSDP, over what the steps before have left.
+    """
+    settings = mesh.settings
+    layers: nn.ModuleDict = model.layers  # type: ignore[assignment]
+    if (tp := mesh.of("tp")) is not None:
+        share_matrices(model, list(layers.values()), tp)
+    if settings.checkpointing != "none":
+        context = noop_context_fn
+        if settings.checkpointing == "selective":
+            context = partial(create_selective_checkpoint_contexts, _policy)
+        for name, block in layers.items():
+            layers[name] = checkpoint_wrapper(block, context_fn=context)
+    if settings.is_replicated_alone:
+        return model if settings.dp_replicate == 1 else DistributedDataParallel(model)
+    if (dp := mesh.of_fsdp) is not None:
+        gives_up = settings.dp_shard > 1 and settings.zero == 3
+        for module in (*layers.values(), model):
+            fully_shard(module, mesh=dp, reshard_after_forward=gives_up)
+    return model
+
+
+def _policy(context: object, operation: object, *args: object, **options: object) -> CheckpointPolicy:
+    return CheckpointPolicy.MUST_SAVE if operation in KEPT else CheckpointPolicy.PREFER_RECOMPUTE

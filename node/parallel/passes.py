@@ -1,0 +1,109 @@
+"""Forward and backward of one batch: through a model that this rank has all blocks of, or through its stages of a
+pipeline."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining.schedules import get_schedule_class
+from torch.nn.parallel import DistributedDataParallel
+
+from atoll.node.parallel.mesh import Mesh
+from atoll.node.parallel.settings import SCHEDULES, V_SCHEDULES, ParallelSettings
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+"""Of outputs and targets, the mean over the batch."""
+
+
+class Passes(Protocol):
+    """What computes the gradients of a batch."""
+
+    parts: Sequence[nn.Module]
+    """What this rank has of the model."""
+
+    def __call__(self, inputs: Tensor, targets: Tensor) -> Tensor | None:
+        """The mean loss of this rank's share of the batch, whose gradients are there then, averaged over the data
+        ranks; None where another stage of the pipeline has the loss."""
+
+
+def computing(settings: ParallelSettings, device: torch.device) -> AbstractContextManager[object]:
+    if settings.precision == "bf16":
+        return torch.autocast(device.type, torch.bfloat16)
+    return nullcontext()
+
+
+class WholeModel:
+    """With `accumulation`, in parts one after the other; gradients go to the other ranks with the last one."""
+
+    def __init__(self, model: nn.Module, loss: Loss, settings: ParallelSettings) -> None:
+        self.parts: Sequence[nn.Module] = (model,)
+        self._model, self._loss, self._settings = model, loss, settings
+
+    def __call__(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        num_parts = self._settings.accumulation
+        total = torch.zeros((), device=inputs.device)
+        for part, (x, y) in enumerate(zip(inputs.chunk(num_parts), targets.chunk(num_parts), strict=True)):
+            with self._alone(part < num_parts - 1):
+                with computing(self._settings, inputs.device):
+                    outputs = self._model(x)
+                loss = self._loss(outputs, y) / num_parts
+                loss.backward()  # type: ignore[no-untyped-call]
+            total += loss.detach()
+        return total
+
+    def _alone(self, waits: bool) -> AbstractContextManager[object]:
+        """Without a word to other ranks if more is to come."""
+        if isinstance(self._model, FSDPModule):
+            self._model.set_requires_gradient_sync(not waits)
+        elif waits and isinstance(self._model, DistributedDataParallel):
+            return self._model.no_sync()
+        return nullcontext()
+
+
+def stages_of(rank: int, settings: ParallelSettings) -> tuple[int, ...]:
+    """That a rank of the pipeline has, of all its stages."""
+    if settings.num_stages_of_rank == 1:
+        return (rank,)
+    last = settings.num_stages - 1
+    return (rank, last - rank) if settings.pp_schedule in V_SCHEDULES else (rank, rank + settings.pp)
+
+
+def blocks_of(stage: int, num_stages: int, num_layers: int) -> tuple[int, int]:
+    """First and last + 1 of a stage's blocks; the later stages have one more where they cannot be shared equally."""
+    return stage * num_layers // num_stages, (stage + 1) * num_layers // num_stages
+
+
+class Pipeline:
+    """This rank's stages, in torch's schedule (GPipe 1811.06965, 1F1B 2006.09503, interleaved 2104.04473, looped
+    breadth-first 2211.05953, zero bubble and ZBV 2401.10241, DualPipeV 2412.19437)."""
+
+    def __init__(self, parts: Sequence[nn.Module], loss: Loss, mesh: Mesh, device: torch.device) -> None:
+        """`parts`: the modules of `stages_of` this rank, in that order."""
+        settings, group = mesh.settings, mesh.whole.get_group("pp")
+        self.parts = parts
+        self._settings, self._device = settings, device
+        numbers = stages_of(mesh.stage, settings)
+        stages = [
+            PipelineStage(part, number, settings.num_stages, device, group=group)
+            for number, part in zip(numbers, parts, strict=True)
+        ]
+        made = get_schedule_class(SCHEDULES[settings.pp_schedule])
+        of = stages[0] if settings.num_stages_of_rank == 1 else stages
+        self._schedule = made(of, settings.num_microbatches, loss_fn=loss)
+        self._has_first, self._has_last = 0 in numbers, settings.num_stages - 1 in numbers
+
+    def __call__(self, inputs: Tensor, targets: Tensor) -> Tensor | None:
+        losses: list[Tensor] = []
+        given = (inputs,) if self._has_first else ()
+        with computing(self._settings, self._device):
+            if self._has_last:
+                self._schedule.step(*given, target=targets, losses=losses)
+            else:
+                self._schedule.step(*given)
+        return torch.stack(losses).mean() if self._has_last else None

@@ -1,0 +1,207 @@
+"""How the ranks of a site share one model, as a line of text says it: `dp_shard=2,tp=2`. Pure.
+
+It belongs to a site and not to the run: sites of different layouts train one model.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields, replace
+from typing import Any, get_type_hints
+
+from atoll.protocol.errors import ConfigError
+from atoll.protocol.model_settings import ModelSettings
+from atoll.protocol.strict import nearest
+
+THE_REST = -1
+MAX_RANKS = 1 << 20
+DIMENSIONS = ("pp", "dp_replicate", "dp_shard", "tp")
+"""From the outermost to the innermost: neighbouring ranks, which have the fastest links, share a tensor."""
+
+SCHEDULES = {
+    "gpipe": "GPipe",
+    "1f1b": "1F1B",
+    "interleaved-1f1b": "Interleaved1F1B",
+    "looped-bfs": "LoopedBFS",
+    "interleaved-zero-bubble": "InterleavedZeroBubble",
+    "zbv": "ZBVZeroBubble",
+    "dualpipev": "DualPipeV",
+}
+"""Names of torch.distributed.pipelining."""
+V_SCHEDULES = ("zbv", "dualpipev")
+"""Whose second stage of a rank lies as far from the end as its first one from the start."""
+DIVIDING_SCHEDULES = ("interleaved-zero-bubble", "zbv", "dualpipev")
+"""That divide a backward pass into two. Where parameters are gathered for each use, torch 2.13 gives them wrong
+gradients: tests/process/test_layouts.py has zero=2 with each."""
+ONE_STAGE_SCHEDULES = ("gpipe", "1f1b")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParallelSettings:
+    """Of one site. Its batch, and so its weight, do not depend on them."""
+
+    dp_replicate: int = 1
+    """Replicas of the model, each on its share of the batch; -1: as many as there are ranks left."""
+    dp_shard: int = 1
+    """Ranks that share one replica's parameters, gradients and optimizer (FSDP2), each on its share of the batch; with
+    dp_replicate, HSDP; -1: as many as there are ranks left."""
+    tp: int = 1
+    """Ranks that share each matrix (tensor parallelism), on the same batch."""
+    pp: int = 1
+    """Stages of a pipeline, on the same batch."""
+    zero: int = 3
+    """With dp_shard: 3 gathers the parameters of a block for each use, 2 once a step."""
+    pp_schedule: str = "1f1b"
+    """Of the pipeline: gpipe, 1f1b, interleaved-1f1b, looped-bfs, interleaved-zero-bubble, zbv or dualpipev."""
+    microbatches: int = 0
+    """A step's batch goes through the pipeline in so many parts; 0: twice as many as there are stages."""
+    accumulation: int = 1
+    """A step's batch goes through the model in so many parts, one after the other; their gradients are summed."""
+    checkpointing: str = "none"
+    """What is computed again in the backward pass, to save memory: none, selective (all but matrix products and
+    attention) or full (each block)."""
+    precision: str = "fp32"
+    """Of computing: fp32, or bf16 with parameters and sums of gradients in fp32."""
+
+    def __str__(self) -> str:
+        """What was said, in one line: `parse` gives the same settings back."""
+        said = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != f.default}
+        return ",".join(f"{name}={value}" for name, value in said.items())
+
+    @property
+    def num_stages_of_rank(self) -> int:
+        return 1 if self.pp_schedule in ONE_STAGE_SCHEDULES else 2
+
+    @property
+    def num_stages(self) -> int:
+        """Of the whole pipeline."""
+        return self.pp * self.num_stages_of_rank
+
+    @property
+    def num_microbatches(self) -> int:
+        return self.microbatches or 2 * self.num_stages
+
+    @property
+    def num_data_ranks(self) -> int:
+        """Shares of the batch, once no size is `THE_REST`."""
+        return self.dp_replicate * self.dp_shard
+
+    @property
+    def is_replicated_alone(self) -> bool:
+        """Each rank has the whole model, and DDP averages their gradients."""
+        return self.dp_shard == self.tp == self.pp == 1
+
+    def num_ranks(self, given: int) -> int:
+        """That a site needs which was told to have `given`, where 1 is nothing said. Raises ConfigError."""
+        sizes: dict[str, int] = {name: getattr(self, name) for name in DIMENSIONS}
+        product = math.prod(size for size in sizes.values() if size != THE_REST)
+        if THE_REST not in sizes.values():
+            if given not in (1, product):
+                raise ConfigError(
+                    f"--ranks {given} and --parallel {self}, which needs {product}: leave out --ranks, or let "
+                    "dp_shard=-1 or dp_replicate=-1 take what is left"
+                )
+            return product
+        if given % product:
+            raise ConfigError(f"--ranks {given} cannot be divided by the {product} that --parallel {self} names")
+        return given
+
+    def resolved(self, num_ranks: int) -> ParallelSettings:
+        """With a size for each dimension. Raises ConfigError."""
+        total = self.num_ranks(num_ranks)
+        if total != num_ranks:
+            raise ConfigError(f"--parallel {self} needs {total} ranks, this site has {num_ranks}")
+        named = math.prod(size for name in DIMENSIONS if (size := getattr(self, name)) != THE_REST)
+        return replace(self, **{n: num_ranks // named for n in DIMENSIONS if getattr(self, n) == THE_REST})
+
+
+ALONE = ParallelSettings()
+REPLICATED = ParallelSettings(dp_replicate=THE_REST)
+"""Where nothing is said."""
+
+
+def parse(text: str) -> ParallelSettings:
+    """`dp_shard=2,tp=2`. Raises ConfigError, naming what is wrong and what to choose."""
+    kinds: dict[str, type] = get_type_hints(ParallelSettings)
+    values: dict[str, Any] = {}
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        name, equals, value = (word.strip() for word in part.partition("="))
+        if name not in kinds:
+            raise ConfigError(f'--parallel "{text}": there is no "{name}"; {nearest(name, kinds)}')
+        if not equals or not value:
+            raise ConfigError(f'--parallel "{text}": say "{name}=..." with a value')
+        if name in values:
+            raise ConfigError(f'--parallel "{text}": {name} is said twice')
+        try:
+            values[name] = kinds[name](value)
+        except ValueError:
+            raise ConfigError(f'--parallel "{text}": {name} is a whole number, not "{value}"') from None
+    settings = ParallelSettings(**values)
+    _check(settings)
+    return settings if text.strip() else REPLICATED
+
+
+def _check(settings: ParallelSettings) -> None:
+    for name in DIMENSIONS:
+        size = getattr(settings, name)
+        if size == THE_REST and name.startswith("dp_"):
+            continue
+        if not 1 <= size <= MAX_RANKS:
+            rest = ", or -1 for the ranks that are left" if name.startswith("dp_") else ""
+            raise ConfigError(f"--parallel {name}={size}: at least 1{rest}")
+    if settings.dp_replicate == settings.dp_shard == THE_REST:
+        raise ConfigError("--parallel dp_replicate=-1,dp_shard=-1: only one of them can take the ranks that are left")
+    for name, choices in (
+        ("zero", (2, 3)),
+        ("pp_schedule", tuple(SCHEDULES)),
+        ("checkpointing", ("none", "selective", "full")),
+        ("precision", ("fp32", "bf16")),
+    ):
+        if getattr(settings, name) not in choices:
+            said, known = str(getattr(settings, name)), [str(choice) for choice in choices]
+            raise ConfigError(f"--parallel {name}={said}: {nearest(said, known)}")
+    if settings.accumulation < 1 or settings.microbatches < 0:
+        raise ConfigError("--parallel accumulation and microbatches: at least 1")
+    if settings.pp == 1 and (settings.microbatches or settings.pp_schedule != "1f1b"):
+        raise ConfigError("--parallel microbatches and pp_schedule are of a pipeline: say pp=2 or more")
+    if settings.pp > 1 and settings.accumulation > 1:
+        raise ConfigError(
+            f"--parallel accumulation={settings.accumulation} with pp={settings.pp}: a pipeline has microbatches, "
+            f"say microbatches={settings.accumulation * settings.num_microbatches}"
+        )
+    if settings.pp_schedule in DIVIDING_SCHEDULES and settings.dp_shard != 1 and settings.zero != 2:
+        raise ConfigError(
+            f"--parallel pp_schedule={settings.pp_schedule} with dp_shard={settings.dp_shard} needs zero=2: it divides "
+            "backward passes, between which the parameters of zero=3 are given up"
+        )
+    if settings.zero == 2 and settings.dp_shard == 1:
+        raise ConfigError("--parallel zero=2 is of dp_shard: say dp_shard=2 or more")
+
+
+def check_model(settings: ParallelSettings, model: ModelSettings) -> None:
+    """The built-in one. Raises ConfigError where it cannot be shared so."""
+    for name in ("num_heads", "num_kv_heads", "ffn_dim", "vocab_size"):
+        if (size := getattr(model, name)) % settings.tp:
+            raise ConfigError(f"--parallel tp={settings.tp} does not divide model.{name} = {size}; choose another tp")
+    if settings.num_stages > model.num_layers:
+        raise ConfigError(
+            f"--parallel {settings}: {settings.num_stages} stages of a pipeline, but model.num_layers = "
+            f"{model.num_layers}; each stage needs a layer: choose a smaller pp"
+        )
+    if model.tie_embeddings and settings.pp > 1:
+        raise ConfigError(
+            f"--parallel pp={settings.pp} with model.tie_embeddings: the first and the last stage would each train a "
+            "copy of their own; choose pp=1"
+        )
+
+
+def check_batch(settings: ParallelSettings, batch_size: int) -> None:
+    """A site's batch, in sequences, with no size `THE_REST`. Raises ConfigError unless it can be shared equally."""
+    parts = settings.num_microbatches if settings.pp > 1 else settings.accumulation
+    needed = settings.num_data_ranks * parts
+    if batch_size % needed:
+        shares = f"{settings.num_data_ranks} data ranks" + (f", in {parts} parts each" if parts > 1 else "")
+        raise ConfigError(
+            f"trainer.batch_size = {batch_size} sequences cannot be shared equally by {shares}; choose other --ranks "
+            "or --parallel"
+        )

@@ -1,0 +1,61 @@
+"""The built-in model as one rank of a site has it: its shares of the tensors, with their first values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from atoll.node.parallel.mesh import Mesh
+from atoll.node.parallel.parallelize import parallelize
+from atoll.node.parallel.passes import Passes, Pipeline, WholeModel, blocks_of, stages_of
+from atoll.node.parallel.settings import ALONE
+from atoll.node.worker.model import Transformer, first_values
+from atoll.node.worker.recipe import token_loss
+from atoll.node.worker.tensors import named_tensors, slice_of
+from atoll.protocol.model_settings import ModelSettings
+from atoll.protocol.settings import RunSettings
+
+
+def shared_model(settings: RunSettings, mesh: Mesh | None, device: torch.device) -> Passes:
+    """No rank ever has more than its shares and one whole tensor. `mesh`: None where a rank is alone."""
+    if mesh is None:
+        return WholeModel(Transformer(settings.model, settings.seed).to(device), token_loss, ALONE)
+    parallel = mesh.settings
+    if parallel.is_replicated_alone:
+        whole = parallelize(Transformer(settings.model, settings.seed).to(device), mesh)
+        return WholeModel(whole, token_loss, parallel)
+    numbers = stages_of(mesh.stage, parallel)
+    parts = [_stage(settings.model, number, parallel.num_stages) for number in numbers]
+    wholes = [parallelize(part, mesh) for part in parts]
+    for part in parts:
+        part.to_empty(device=device)
+        part.set_angles()
+    set_first_values(parts, settings.model, settings.seed)
+    if parallel.pp > 1:
+        return Pipeline(wholes, token_loss, mesh, device)
+    return WholeModel(wholes[0], token_loss, parallel)
+
+
+def _stage(settings: ModelSettings, number: int, num_stages: int) -> Transformer:
+    with torch.device("meta"):
+        model = Transformer(settings)
+    model.keep(*blocks_of(number, num_stages, settings.num_layers))
+    return model
+
+
+@torch.no_grad()
+def set_first_values(parts: Sequence[nn.Module], settings: ModelSettings, seed: int) -> None:
+    """Each tensor of the parts gets its slice of what the whole model has for this seed."""
+    here: dict[str, list[Tensor]] = {}
+    for part in parts:
+        for name, tensor in named_tensors(part):
+            here.setdefault(name, []).append(tensor)
+    for name, values in first_values(settings, seed):
+        for tensor in here.get(name, ()):
+            offsets, sizes = slice_of(tensor, name)
+            local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+            if local.numel():
+                local.copy_(values[tuple(slice(o, o + n) for o, n in zip(offsets, sizes, strict=True))])

@@ -1,0 +1,74 @@
+"""How the ranks of a site share a model."""
+
+from __future__ import annotations
+
+from tests.mutation.mutation import Mutation
+
+SETTINGS = "tests/unit/parallel/test_parallel_settings.py"
+
+MUTATIONS = (
+    Mutation(
+        name="a schedule that divides backward passes goes with zero=3",
+        rule="a layout whose gradients would be wrong is refused",
+        where="node.parallel.settings:_check",
+        old="if settings.pp_schedule in DIVIDING_SCHEDULES and",
+        new="if False and",
+        tests=(f"{SETTINGS}::test_what_contradicts_is_refused_with_what_to_choose",),
+    ),
+    Mutation(
+        name="copies of the embedding are trained apart",
+        rule="a tensor that is tied is trained once",
+        where="node.parallel.settings:check_model",
+        old="if model.tie_embeddings and settings.pp > 1:",
+        new="if False:",
+        tests=(f"{SETTINGS}::test_tied_embeddings_are_in_one_stage",),
+    ),
+    Mutation(
+        name="heads are cut in two",
+        rule="a model is shared by whole heads",
+        where="node.parallel.settings:check_model",
+        old="% settings.tp:",
+        new="% 1:",
+        tests=(f"{SETTINGS}::test_a_model_that_cannot_be_shared_so_is_refused",),
+    ),
+    Mutation(
+        name="a batch that cannot be shared is cut short",
+        rule="the batch of a site does not depend on its layout",
+        where="node.parallel.settings:check_batch",
+        old="if batch_size % needed:",
+        new="if batch_size < needed:",
+        tests=(f"{SETTINGS}::test_a_batch_is_shared_equally",),
+    ),
+    Mutation(
+        name="a slice of a slice counts on one rank alone",
+        rule="the norm of gradients is that of the whole model",
+        where="node.parallel.gradients:clip",
+        old="if not placed.is_replicate()",
+        new="if placed.is_shard()",
+        tests=("tests/unit/parallel/test_gradients.py",),
+    ),
+    Mutation(
+        name="each stage clips its own gradients",
+        rule="the norm of gradients is that of the whole model",
+        where="node.parallel.gradients:clip",
+        old='if mesh is not None and mesh.of("pp") is not None:',
+        new="if False:",
+        tests=("tests/unit/parallel/test_gradients.py",),
+    ),
+    Mutation(
+        name="stages of a rank lie as in a loop, whatever the schedule",
+        rule="each block is in one stage",
+        where="node.parallel.passes:stages_of",
+        old="if settings.pp_schedule in V_SCHEDULES else",
+        new="if False else",
+        tests=(f"{SETTINGS}::test_each_block_is_in_one_stage_of_one_rank",),
+    ),
+    Mutation(
+        name="ranks of one batch say two losses",
+        rule="a data rank has one loss",
+        where="node.core.ranks.reports:sealed_by_all",
+        old="if not math.isclose(loss, known, rel_tol=SAME_LOSS, abs_tol=SAME_LOSS):",
+        new="if False:",
+        tests=("tests/unit/local/test_worker_group.py::test_ranks_of_one_batch_have_one_loss",),
+    ),
+)

@@ -1,0 +1,165 @@
+"""How a site's ranks share a model, from a line of text."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from atoll.node.parallel.passes import blocks_of, stages_of
+from atoll.node.parallel.settings import (
+    ALONE,
+    REPLICATED,
+    SCHEDULES,
+    V_SCHEDULES,
+    ParallelSettings,
+    check_batch,
+    check_model,
+    parse,
+)
+from atoll.protocol.errors import ConfigError
+from atoll.protocol.model_settings import ModelSettings
+
+MODEL = ModelSettings(dim=32, num_layers=4, num_heads=4, num_kv_heads=2, ffn_dim=48)
+
+
+@pytest.mark.parametrize(
+    ("text", "num_ranks", "data_ranks"),
+    [
+        ("", 1, 1),
+        ("", 3, 3),
+        ("dp_shard=2", 2, 2),
+        ("dp_shard=-1,tp=2", 8, 4),
+        ("dp_replicate=-1, dp_shard=2, pp=2", 12, 6),
+        ("tp=2,pp=2", 4, 1),
+    ],
+)
+def test_sizes(text: str, num_ranks: int, data_ranks: int) -> None:
+    settings = parse(text)
+    assert settings.num_ranks(num_ranks) == num_ranks
+    resolved = settings.resolved(num_ranks)
+    assert resolved.num_data_ranks == data_ranks
+    assert resolved.dp_replicate * resolved.dp_shard * resolved.tp * resolved.pp == num_ranks
+
+
+def test_what_nobody_said_is_ddp_of_all_ranks() -> None:
+    assert parse(" ") == REPLICATED
+    assert REPLICATED.resolved(4).is_replicated_alone
+    assert ALONE.is_replicated_alone
+    assert not parse("dp_shard=2").is_replicated_alone
+
+
+def test_the_number_of_ranks_follows_where_all_sizes_are_named() -> None:
+    assert parse("tp=2,pp=2").num_ranks(1) == 4
+    assert parse("dp_shard=-1,tp=2").num_ranks(6) == 6
+
+
+@pytest.mark.parametrize(
+    ("text", "num_ranks", "words"),
+    [
+        ("tp=2", 3, "--ranks 3 and --parallel tp=2, which needs 2"),
+        ("dp_shard=-1,tp=2", 3, "--ranks 3 cannot be divided by the 2"),
+    ],
+)
+def test_ranks_that_do_not_fit_are_refused(text: str, num_ranks: int, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        parse(text).num_ranks(num_ranks)
+
+
+def test_a_site_of_another_number_of_ranks_is_refused() -> None:
+    with pytest.raises(ConfigError, match="needs 2 ranks, this site has 1"):
+        parse("tp=2").resolved(1)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("tpp=2", 'there is no "tpp"; did you mean "tp"'),
+        ("tp", 'say "tp=..." with a value'),
+        ("tp=", 'say "tp=..." with a value'),
+        ("tp=2,tp=2", "tp is said twice"),
+        ("tp=two", 'tp is a whole number, not "two"'),
+        ("tp=0", "tp=0: at least 1"),
+        ("tp=-1", "tp=-1: at least 1"),
+        ("pp=-1", "pp=-1: at least 1"),
+        ("dp_shard=0", "or -1 for the ranks that are left"),
+        (f"tp={1 << 40}", "at least 1"),
+        ("dp_shard=-1,dp_replicate=-1", "only one of them"),
+        ("zero=1,dp_shard=2", "zero=1"),
+        ("zero=2", "say dp_shard=2 or more"),
+        ("pp_schedule=gpipe", "say pp=2 or more"),
+        ("microbatches=4", "say pp=2 or more"),
+        ("pp=2,pp_schedule=1f", 'did you mean "1f1b"'),
+        ("pp=2,microbatches=-1", "at least 1"),
+        ("dp_shard=2,pp=2,pp_schedule=zbv", "needs zero=2"),
+        ("dp_shard=-1,pp=2,pp_schedule=dualpipev", "needs zero=2"),
+        ("accumulation=0", "at least 1"),
+        ("pp=2,accumulation=2", "say microbatches=8"),
+        ("checkpointing=some", "checkpointing=some"),
+        ("precision=fp8", "precision=fp8"),
+    ],
+)
+def test_what_contradicts_is_refused_with_what_to_choose(text: str, words: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        parse(text)
+    assert words in str(raised.value)
+
+
+@given(
+    st.builds(
+        ParallelSettings,
+        dp_replicate=st.integers(1, 64),
+        dp_shard=st.integers(2, 64) | st.just(-1),
+        tp=st.integers(1, 64),
+        zero=st.sampled_from((2, 3)),
+        accumulation=st.integers(1, 64),
+        checkpointing=st.sampled_from(("none", "selective", "full")),
+        precision=st.sampled_from(("fp32", "bf16")),
+    )
+)
+def test_its_text_says_all_of_it(settings: ParallelSettings) -> None:
+    assert parse(str(settings)) == settings
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("tp=3", "tp=3 does not divide model.num_heads = 4"),
+        ("tp=4", "tp=4 does not divide model.num_kv_heads = 2"),
+        ("pp=8", "8 stages of a pipeline, but model.num_layers = 4"),
+        ("pp=4,pp_schedule=zbv", "8 stages of a pipeline"),
+    ],
+)
+def test_a_model_that_cannot_be_shared_so_is_refused(text: str, words: str) -> None:
+    check_model(parse("tp=2,pp=4"), MODEL)
+    with pytest.raises(ConfigError, match=words):
+        check_model(parse(text), MODEL)
+
+
+def test_tied_embeddings_are_in_one_stage() -> None:
+    tied = ModelSettings(num_layers=4, tie_embeddings=True)
+    check_model(parse("tp=2"), tied)
+    with pytest.raises(ConfigError, match=r"pp=2 with model\.tie_embeddings"):
+        check_model(parse("pp=2"), tied)
+
+
+def test_a_batch_is_shared_equally() -> None:
+    check_batch(parse("dp_shard=2,accumulation=2"), 8)
+    check_batch(parse("pp=2,dp_shard=2"), 8)
+    with pytest.raises(ConfigError, match="6 sequences cannot be shared equally by 2 data ranks, in 2 parts each"):
+        check_batch(parse("dp_shard=2,accumulation=2"), 6)
+    with pytest.raises(ConfigError, match="4 sequences cannot be shared equally by 2 data ranks, in 4 parts each"):
+        check_batch(parse("pp=2,dp_shard=2"), 4)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("pp", [2, 3, 4])
+def test_each_block_is_in_one_stage_of_one_rank(schedule: str, pp: int) -> None:
+    settings = ParallelSettings(pp=pp, pp_schedule=schedule)
+    stages = [stage for rank in range(pp) for stage in stages_of(rank, settings)]
+    assert sorted(stages) == list(range(settings.num_stages))
+    if schedule in V_SCHEDULES:
+        assert stages_of(0, settings) == (0, settings.num_stages - 1)
+    blocks = [range(*blocks_of(stage, settings.num_stages, 11)) for stage in range(settings.num_stages)]
+    assert [block for stage in blocks for block in stage] == list(range(11))
+    assert min(map(len, blocks)) >= 1

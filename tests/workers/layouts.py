@@ -1,0 +1,155 @@
+"""One rank of several layouts, one after the other, each held against the same steps of one process.
+
+layouts.py RANK WORLD ADDRESS LAYOUT ...: prints a line of JSON for each layout; exits with 1 if it could not go on.
+"""
+
+from __future__ import annotations
+
+import gc
+
+if __name__ == "__main__":
+    gc.disable()  # while modules load
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from atoll.node.parallel.gradients import clip
+from atoll.node.parallel.mesh import Mesh
+from atoll.node.parallel.settings import check_batch, check_model, parse
+from atoll.node.worker.shared_model import shared_model
+from atoll.node.worker.tensors import named_tensors
+from atoll.protocol.model_settings import ModelSettings, TrainerSettings
+from atoll.protocol.settings import RunSettings
+
+STEPS, BATCH, SEQUENCE, MAX_NORM, RATE = 5, 16, 16, 2.0, 0.25
+SETTINGS = RunSettings(
+    run_id="layouts",
+    steps=STEPS,
+    data="mine",
+    seed=3,
+    model=ModelSettings(dim=32, num_layers=8, num_heads=4, num_kv_heads=2, ffn_dim=48, max_sequence=SEQUENCE),
+    trainer=TrainerSettings(batch_size=BATCH, sequence=SEQUENCE),
+)
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """By one layout. `norms` are those of the gradients before they are clipped."""
+
+    losses: list[float]
+    norms: list[float]
+    first: dict[str, Tensor]
+    values: dict[str, Tensor]
+    num_elements: int
+    """Of this rank."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """A layout against one process: the largest difference of each, over all steps and ranks."""
+
+    layout: str
+    loss: float
+    norm: float
+    first: float
+    values: float
+    num_tensors: int
+    """That ranks have together."""
+    largest_share: float
+    """Of the model's elements, the most that a rank has."""
+
+
+def batches() -> list[Tensor]:
+    generator = torch.Generator().manual_seed(5)
+    return [torch.randint(0, 256, (BATCH, SEQUENCE + 1), generator=generator) for _ in range(STEPS)]
+
+
+def train(mesh: Mesh | None) -> Trained:
+    passes = shared_model(SETTINGS, mesh, CPU)
+    parameters = [parameter for part in passes.parts for parameter in part.parameters()]
+    optimizer = torch.optim.SGD(parameters, lr=RATE, foreach=False)
+    losses, norms, first = list[float](), list[float](), whole(passes.parts)
+    for batch in batches():
+        share = batch if mesh is None else batch.chunk(mesh.settings.num_data_ranks)[mesh.data_rank]
+        optimizer.zero_grad(set_to_none=True)
+        loss = passes(share[:, :-1], share[:, 1:])
+        norms.append(clip(parameters, MAX_NORM, mesh).item())
+        optimizer.step()
+        losses += [] if loss is None else [loss.item()]
+    num_elements = sum(local(parameter).numel() for parameter in parameters)
+    return Trained(losses, norms, first, whole(passes.parts), num_elements)
+
+
+def local(tensor: Tensor) -> Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def whole(parts: Sequence[nn.Module]) -> dict[str, Tensor]:
+    found = {}
+    for part in parts:
+        for name, tensor in named_tensors(part):
+            found[name] = (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach().clone()
+    return found
+
+
+def held(layout: str, world: int, alone: Trained) -> Held:
+    settings = parse(layout).resolved(world)
+    check_model(settings, SETTINGS.model)
+    check_batch(settings, BATCH)
+    found = train(Mesh.of_site(CPU, settings))
+    everyone: list[tuple[list[float], list[float], list[str]]] = [([], [], [])] * world
+    dist.all_gather_object(everyone, (found.losses, found.norms, sorted(found.values)))
+    told = [losses for losses, _, _ in everyone if losses]
+    means = [sum(of_step) / len(told) for of_step in zip(*told, strict=True)]
+    assert len(means) == STEPS
+    worst = torch.tensor(
+        [
+            difference(found.first, alone.first),
+            difference(found.values, alone.values),
+            max(abs(a - b) for a, b in zip(found.norms, alone.norms, strict=True)),
+            found.num_elements / alone.num_elements,
+        ]
+    )
+    dist.all_reduce(worst, dist.ReduceOp.MAX)
+    return Held(
+        layout=layout,
+        loss=max(abs(a - b) for a, b in zip(means, alone.losses, strict=True)),
+        norm=worst[2].item(),
+        first=worst[0].item(),
+        values=worst[1].item(),
+        num_tensors=len({name for _, _, names in everyone for name in names}),
+        largest_share=worst[3].item(),
+    )
+
+
+def difference(found: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
+    return max((found[name] - expected[name]).abs().max().item() for name in found)
+
+
+def main(rank: int, world: int, address: str, layouts: list[str]) -> None:
+    torch.set_num_threads(1)
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world)}
+    dist.init_process_group("gloo", init_method=f"tcp://{address}", rank=rank, world_size=world)
+    alone = train(None)
+    for layout in layouts:
+        found = held(layout, world, alone)
+        if rank == 0:
+            sys.stdout.write(json.dumps(asdict(found)) + "\n")
+            sys.stdout.flush()
+    dist.barrier()
+    os._exit(0)  # gloo's threads now and then never let the interpreter end
+
+
+if __name__ == "__main__":
+    gc.freeze()
+    gc.enable()
+    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4:])
