@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 import torch
 import torch.distributed as dist
@@ -17,24 +17,33 @@ SMALLEST = 1e-6
 
 
 @torch.no_grad()
-def clip(parameters: Iterable[nn.Parameter], max_norm: float, mesh: Mesh | None = None) -> Tensor:
+def clip(
+    parameters: Iterable[nn.Parameter],
+    max_norm: float,
+    mesh: Mesh | None = None,
+    elsewhere: Collection[nn.Parameter] = (),
+) -> Tensor:
     """Scale all gradients so that the norm over the whole model is at most `max_norm`. The norm before that.
 
     A collective: every rank of the site calls it. Each element counts once, in whatever meshes the tensors are shared.
-    `mesh`: None where a rank is alone.
+    `mesh`: None where a rank is alone. `elsewhere`: parameters that another stage counts.
     """
-    by_groups: dict[tuple[DeviceMesh | None, tuple[int, ...]], list[Tensor]] = {}
+    by_groups: dict[tuple[DeviceMesh | None, tuple[int, ...], bool], list[Tensor]] = {}
+    uncounted = {id(parameter) for parameter in elsewhere}
     for parameter in parameters:
         if (gradient := parameter.grad) is None:
             continue
-        where: tuple[DeviceMesh | None, tuple[int, ...]] = None, ()
+        shared_by: DeviceMesh | None = None
+        shards: tuple[int, ...] = ()
         if isinstance(gradient, DTensor):
             # Not `is_shard`: a slice of a slice (FSDP2 over tensor parallelism) is none to torch.
             shards = tuple(dim for dim, placed in enumerate(gradient.placements) if not placed.is_replicate())
-            where, gradient = (gradient.device_mesh, shards), gradient.to_local()
-        by_groups.setdefault(where, []).append(gradient)
+            shared_by, gradient = gradient.device_mesh, gradient.to_local()
+        by_groups.setdefault((shared_by, shards, id(parameter) not in uncounted), []).append(gradient)
     squares = []
-    for (shared_by, shards), gradients in by_groups.items():
+    for (shared_by, shards, is_counted), gradients in by_groups.items():
+        if not is_counted:
+            continue
         square = nn.utils.get_total_norm(gradients).float().square()
         for dim in shards:
             assert shared_by is not None

@@ -24,8 +24,9 @@ KEPT = (
 """What selective checkpointing does not compute again."""
 
 
-def parallelize(model: nn.Module, mesh: Mesh) -> nn.Module:
+def parallelize(model: nn.Module, mesh: Mesh, *, is_tied: bool = False) -> nn.Module:
     """The same model, or DDP around it. `model.layers` are its blocks, by name; it is on its device, or on meta.
+    `is_tied`: `embedding` and `head` have one matrix, though they are in two stages.
 
     1. Tensor parallelism, which replaces matrices by shares of them.
     2. Activation checkpointing, around blocks.
@@ -34,7 +35,7 @@ def parallelize(model: nn.Module, mesh: Mesh) -> nn.Module:
     settings = mesh.settings
     layers: nn.ModuleDict = model.layers  # type: ignore[assignment]
     if (tp := mesh.of("tp")) is not None:
-        share_matrices(model, list(layers.values()), tp)
+        share_matrices(model, list(layers.values()), tp, is_tied=is_tied)
     if settings.checkpointing != "none":
         context = noop_context_fn
         if settings.checkpointing == "selective":

@@ -8,10 +8,12 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import get_schedule_class
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from atoll.node.parallel.mesh import Mesh
@@ -26,6 +28,8 @@ class Passes(Protocol):
 
     parts: Sequence[nn.Module]
     """What this rank has of the model."""
+    counted_elsewhere: Sequence[nn.Parameter]
+    """Of these, what another stage has too, which counts it in the norm of the gradients."""
 
     def __call__(self, inputs: Tensor, targets: Tensor) -> Tensor | None:
         """The mean loss of this rank's share of the batch, whose gradients are there then, averaged over the data
@@ -43,6 +47,7 @@ class WholeModel:
 
     def __init__(self, model: nn.Module, loss: Loss, settings: ParallelSettings) -> None:
         self.parts: Sequence[nn.Module] = (model,)
+        self.counted_elsewhere: Sequence[nn.Parameter] = ()
         self._model, self._loss, self._settings = model, loss, settings
 
     def __call__(self, inputs: Tensor, targets: Tensor) -> Tensor:
@@ -83,9 +88,13 @@ class Pipeline:
     """This rank's stages, in torch's schedule (GPipe 1811.06965, 1F1B 2006.09503, interleaved 2104.04473, looped
     breadth-first 2211.05953, zero bubble and ZBV 2401.10241, DualPipeV 2412.19437)."""
 
-    def __init__(self, parts: Sequence[nn.Module], loss: Loss, mesh: Mesh, device: torch.device) -> None:
-        """`parts`: the modules of `stages_of` this rank, in that order."""
+    def __init__(
+        self, parts: Sequence[nn.Module], loss: Loss, mesh: Mesh, device: torch.device, tied: nn.Parameter | None = None
+    ) -> None:
+        """`parts`: the modules of `stages_of` this rank, in that order. `tied`: this rank's copy of the matrix that the
+        first and the last stage share."""
         settings, group = mesh.settings, mesh.whole.get_group("pp")
+        self._tied, self._group = tied, group
         self.parts = parts
         self._settings, self._device = settings, device
         numbers = stages_of(mesh.stage, settings)
@@ -97,6 +106,7 @@ class Pipeline:
         of = stages[0] if settings.num_stages_of_rank == 1 else stages
         self._schedule = made(of, settings.num_microbatches, loss_fn=loss)
         self._has_first, self._has_last = 0 in numbers, settings.num_stages - 1 in numbers
+        self.counted_elsewhere: Sequence[nn.Parameter] = (tied,) if tied is not None and self._has_last else ()
 
     def __call__(self, inputs: Tensor, targets: Tensor) -> Tensor | None:
         losses: list[Tensor] = []
@@ -106,4 +116,20 @@ class Pipeline:
                 self._schedule.step(*given, target=targets, losses=losses)
             else:
                 self._schedule.step(*given)
+        if self._tied is not None:
+            self._sum_up(self._tied)
         return torch.stack(losses).mean() if self._has_last else None
+
+    def _sum_up(self, tied: nn.Parameter) -> None:
+        """The gradients of both copies, which are alike after it to the bit: a sum of two has no order."""
+        mine = tied.grad
+        assert mine is not None
+        if isinstance(tied, DTensor) and isinstance(mine, DTensor):
+            tied.grad = mine.redistribute(placements=tied.placements)  # that of an embedding may be whole
+            mine = tied.grad.to_local()
+        other = torch.empty_like(mine)
+        at = dist.get_global_rank(self._group, 0 if self._has_last else dist.get_world_size(self._group) - 1)
+        operations = [dist.P2POp(dist.isend, mine, at, self._group), dist.P2POp(dist.irecv, other, at, self._group)]
+        for work in dist.batch_isend_irecv(operations):
+            work.wait()
+        mine += other

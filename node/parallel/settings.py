@@ -188,10 +188,10 @@ def check_model(settings: ParallelSettings, model: ModelSettings) -> None:
             f"--parallel {settings}: {settings.num_stages} stages of a pipeline, but model.num_layers = "
             f"{model.num_layers}; each stage needs a layer: choose a smaller pp"
         )
-    if model.tie_embeddings and settings.pp > 1:
+    if model.tie_embeddings and settings.pp > 1 and settings.pp_schedule in V_SCHEDULES:
         raise ConfigError(
-            f"--parallel pp={settings.pp} with model.tie_embeddings: the first and the last stage would each train a "
-            "copy of their own; choose pp=1"
+            f"--parallel pp_schedule={settings.pp_schedule} with model.tie_embeddings: the first and the last stage "
+            "are on one rank, which would have their matrix twice; choose another schedule"
         )
 
 

@@ -19,9 +19,20 @@ BLOCK = {
 }
 
 
-def share_matrices(model: nn.Module, blocks: list[nn.Module], mesh: DeviceMesh) -> None:
-    """In place: heads of attention and columns of the feed-forward are divided. Embedding and norms stay whole."""
+HEAD = {"head": ColwiseParallel(output_layouts=Replicate())}
+"""Divided by tokens of the vocabulary, as the embedding is where they are one matrix."""
+EMBEDDING = {"embedding": RowwiseParallel(input_layouts=Replicate())}
+
+
+def share_matrices(model: nn.Module, blocks: list[nn.Module], mesh: DeviceMesh, *, is_tied: bool) -> None:
+    """In place: heads of attention, columns of the feed-forward and the vocabulary of the output are divided. Norms
+    stay whole, and the embedding too, unless it is the output's matrix (`is_tied`), here or in another stage."""
     for block in blocks:
         parallelize_module(block, mesh, dict(BLOCK))
-    if isinstance(getattr(model, "head", None), nn.Linear):
-        parallelize_module(model, mesh, {"head": ColwiseParallel(output_layouts=Replicate())})
+    embedding, head = (getattr(model, name, None) for name in ("embedding", "head"))
+    if embedding is not None and is_tied:
+        parallelize_module(model, mesh, dict(EMBEDDING))
+    if head is not None:
+        parallelize_module(model, mesh, dict(HEAD))
+    if embedding is not None and head is not None and is_tied:
+        head.weight = embedding.weight

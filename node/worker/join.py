@@ -10,6 +10,7 @@ from torch import nn
 
 from atoll.node.worker.connection import connect
 from atoll.node.worker.joined_site import JoinedSite
+from atoll.node.worker.naming import Naming
 from atoll.node.worker.site import Site
 from atoll.node.worker.tensors import BufferPolicy
 
@@ -22,6 +23,8 @@ def join(
     ramp_steps: int | None = None,
     data_fingerprint: bytes = b"",
     data_rank: int | None = None,
+    names: Mapping[str, str] | None = None,
+    tied: Mapping[str, str] | None = None,
 ) -> Site:
     """Make this process a rank of its site. Returns when the model holds the run's parameters; use it in `with`.
 
@@ -29,7 +32,10 @@ def join(
     averaged, others taken from the lowest contributor). `ramp_steps`: the learning rate of a fresh optimizer rises over
     so many steps after joining a run that is under way; 0 turns that off, None takes the run's setting.
     `data_fingerprint`: 32 bytes, needed unless the run says data = "local"; sites with other ones are refused.
-    `data_rank`: the same on ranks that see the same batch.
+    `data_rank`: the same on ranks that see the same batch. `names`: where the modules of this rank are parts of the
+    model, what they are called in all of it, as {"layers.0": "layers.4"} for the first block of a second stage.
+    `tied`: of a tensor here to one of the whole model that has the same values, as {"head.weight": "embedding.weight"}
+    for a last stage; the script sums up their gradients.
 
     Without a node the same script trains alone, and says so. Raises ConfigError, naming the tensor or optimizer, for
     what cannot be kept in step with other sites; RefusedError if the run does not want this model or data.
@@ -51,6 +57,7 @@ def join(
             ramp_steps=ramp_steps,
             data_fingerprint=data_fingerprint,
             data_rank=data_rank,
+            naming=Naming(names or {}, tied or {}),
         )
     except BaseException as error:
         connection.tell(error)

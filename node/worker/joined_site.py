@@ -22,6 +22,7 @@ from atoll.node.worker.checkpoint import LocalCheckpoints
 from atoll.node.worker.connection import Connection, disconnect
 from atoll.node.worker.draws import LeasedBatches
 from atoll.node.worker.local_steps import WindowStart
+from atoll.node.worker.naming import Naming
 from atoll.node.worker.optimizer_state import OptimizerState, keeps_no_state
 from atoll.node.worker.optimizers import NodeOptimizer, check, rated_groups
 from atoll.node.worker.pieces import SharedTensors
@@ -69,6 +70,7 @@ class JoinedSite(Site):
         ramp_steps: int | None,
         data_fingerprint: bytes,
         data_rank: int | None,
+        naming: Naming,
     ) -> None:
         super().__init__()
         self._connection, self._client = connection, connection.client
@@ -88,7 +90,7 @@ class JoinedSite(Site):
             raise ConfigError(f"ramp_steps is {ramp_steps}; choose 0 (off) or more")
         self._ramp: LearningRateRamp | None = None
         self._data_rank = self.rank if data_rank is None else data_rank
-        self._tensors = tensors = find_tensors(modules, optimizers, buffers)
+        self._tensors = tensors = find_tensors(modules, optimizers, buffers, naming)
         for name in tensors.mean_buffers_not_finite():
             sys.stderr.write(
                 f"atoll: the buffer {name!r} holds values that are not finite. It must not change in training, because "

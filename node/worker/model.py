@@ -91,13 +91,17 @@ class Transformer(nn.Module):
         self.layers = nn.ModuleDict({str(number): Block(settings) for number in range(settings.num_layers)})
         self.norm: nn.RMSNorm | None = nn.RMSNorm(settings.dim, eps=1e-5)
         self.head: nn.Linear | None = nn.Linear(settings.dim, settings.vocab_size, bias=False)
-        if settings.tie_embeddings:
-            self.head.weight = self.embedding.weight
+        self.tie()
         for name in ("cos", "sin"):
             half = settings.dim // settings.num_heads // 2
             self.register_buffer(name, torch.empty(settings.max_sequence, half), persistent=False)
         if not self.cos.is_meta:
             self.reset(seed)
+
+    def tie(self) -> None:
+        """Embedding and output are one matrix, if the settings say so. Given memory, modules get one each."""
+        if self.settings.tie_embeddings and self.embedding is not None and self.head is not None:
+            self.head.weight = self.embedding.weight
 
     @torch.no_grad()
     def reset(self, seed: int) -> None:

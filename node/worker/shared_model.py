@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +19,9 @@ from atoll.node.worker.tensors import named_tensors, slice_of
 from atoll.protocol.model_settings import ModelSettings
 from atoll.protocol.settings import RunSettings
 
+TIED = {"head.weight": "embedding.weight"}
+"""Where the settings tie them, in whatever stages they are."""
+
 
 def shared_model(settings: RunSettings, mesh: Mesh | None, device: torch.device) -> Passes:
     """No rank ever has more than its shares and one whole tensor. `mesh`: None where a rank is alone."""
@@ -29,13 +33,17 @@ def shared_model(settings: RunSettings, mesh: Mesh | None, device: torch.device)
         return WholeModel(whole, token_loss, parallel)
     numbers = stages_of(mesh.stage, parallel)
     parts = [_stage(settings.model, number, parallel.num_stages) for number in numbers]
-    wholes = [parallelize(part, mesh) for part in parts]
+    is_tied = settings.model.tie_embeddings
+    wholes = [parallelize(part, mesh, is_tied=is_tied) for part in parts]
     for part in parts:
         part.to_empty(device=device)
+        part.tie()
         part.set_angles()
     set_first_values(parts, settings.model, settings.seed)
     if parallel.pp > 1:
-        return Pipeline(wholes, token_loss, mesh, device)
+        ends = [end for part in parts for end in (part.embedding, part.head) if end is not None]
+        tied = cast(nn.Parameter, ends[0].weight) if is_tied and ends else None
+        return Pipeline(wholes, token_loss, mesh, device, tied)
     return WholeModel(wholes[0], token_loss, parallel)
 
 
@@ -50,9 +58,10 @@ def _stage(settings: ModelSettings, number: int, num_stages: int) -> Transformer
 def set_first_values(parts: Sequence[nn.Module], settings: ModelSettings, seed: int) -> None:
     """Each tensor of the parts gets its slice of what the whole model has for this seed."""
     here: dict[str, list[Tensor]] = {}
+    tied = TIED if settings.tie_embeddings else {}
     for part in parts:
         for name, tensor in named_tensors(part):
-            here.setdefault(name, []).append(tensor)
+            here.setdefault(tied.get(name, name), []).append(tensor)
     for name, values in first_values(settings, seed):
         for tensor in here.get(name, ()):
             offsets, sizes = slice_of(tensor, name)

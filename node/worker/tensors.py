@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Literal
 
@@ -16,6 +16,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel
 
 from atoll.node.local_protocol import Piece
+from atoll.node.worker.naming import AS_SEEN, Naming
 from atoll.node.worker.optimizers import rated_groups
 from atoll.node.worker.shared_storage import Place, check_shared_storage
 from atoll.protocol.errors import ConfigError
@@ -132,6 +133,7 @@ def find_tensors(
     modules: Sequence[nn.Module],
     optimizers: Sequence[torch.optim.Optimizer],
     buffers: Mapping[str, BufferPolicy] | None = None,
+    naming: Naming = AS_SEEN,
 ) -> ModelTensors:
     """List what `modules` hold, under names that do not depend on wrappers or parallelism.
 
@@ -142,16 +144,19 @@ def find_tensors(
     if not modules:
         raise ConfigError("atoll.join got no model")
     reshard(modules)
-    found = [item for module in modules for item in _walk(module, "")]
+    seen = [item for module in modules for item in _walk(module, "")]
+    naming.check(item.name for item in seen)
+    found = [replace(item, name=naming.name(item.name)) for item in seen]
     by_tensor: dict[object, list[_Found]] = {}
     names: dict[str, object] = {}
     for item in found:
         key = identity(item.tensor)
-        if names.setdefault(item.name, key) != key:
-            raise ConfigError(
-                f"two of the modules given to atoll.join have a tensor named {item.name!r}; "
-                "put the modules into one torch.nn.ModuleDict and join that"
-            )
+        for name in naming.also(item.name):
+            if names.setdefault(name, key) != key:
+                raise ConfigError(
+                    f"two tensors of the modules given to atoll.join have the name {name!r}; put the modules into one "
+                    "torch.nn.ModuleDict and join that, or give them other names= or tied="
+                )
         by_tensor.setdefault(key, []).append(item)
     _check_optimizers(optimizers, found)
     trained = {identity(p) for o in optimizers for group in o.param_groups for p in group["params"]}
@@ -160,8 +165,8 @@ def find_tensors(
     held: list[Held] = []
     tied: list[TiedName] = []
     for key, items in by_tensor.items():
-        listed, *aliases = sorted({item.name for item in items}, key=str.encode)
-        item = next(item for item in items if item.name == listed)
+        listed, *aliases = sorted(set[str]().union(*(naming.also(item.name) for item in items)), key=str.encode)
+        item = replace(next((item for item in items if item.name == listed), items[0]), name=listed)
         _check_tied(items)
         is_trainable = isinstance(item.tensor, nn.Parameter) and item.tensor.requires_grad
         if is_trainable and key not in trained:

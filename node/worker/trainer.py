@@ -17,7 +17,7 @@ from atoll.node.worker import data
 from atoll.node.worker.connection import Connection, connect, disconnect
 from atoll.node.worker.join import join
 from atoll.node.worker.recipe import TextWindows, learning_rate, optimizer_of
-from atoll.node.worker.shared_model import shared_model
+from atoll.node.worker.shared_model import TIED, shared_model
 from atoll.protocol.errors import AtollError, ConfigError
 
 
@@ -55,7 +55,8 @@ def train(connection: Connection) -> None:
         windows_of_text = TextWindows(corpus.training, trainer.sequence)
         batch_size = trainer.batch_size // parallel.num_data_ranks
         data_rank = mesh.data_rank if mesh is not None else 0
-        with join(passes.parts, optimizer, data_fingerprint=fingerprint, data_rank=data_rank) as site:
+        tied = TIED if settings.model.tie_embeddings else {}
+        with join(passes.parts, optimizer, data_fingerprint=fingerprint, data_rank=data_rank, tied=tied) as site:
             for batch in site.loader(windows_of_text, batch_size):
                 total_steps = site.run_length
                 assert total_steps is not None
@@ -64,7 +65,7 @@ def train(connection: Connection) -> None:
                 optimizer.zero_grad(set_to_none=True)
                 tokens = batch.to(device).long()  # (batch, sequence + 1)
                 loss = passes(tokens[:, :-1], tokens[:, 1:])
-                clip(parameters, trainer.grad_clip, mesh)
+                clip(parameters, trainer.grad_clip, mesh, passes.counted_elsewhere)
                 optimizer.step()
                 site.step(tokens=batch_size * trainer.sequence, loss=loss)
 

@@ -47,7 +47,7 @@ def held(num_ranks: int, layouts: list[str]) -> list[dict[str, Any]]:
 
 
 def is_one_process(found: dict[str, Any]) -> None:
-    settings = parse(found["layout"])
+    settings = parse(found["layout"].removeprefix("tied "))
     close = BF16 if settings.precision == "bf16" else CLOSE
     far = {name: found[name] for name, limit in close.items() if not found[name] <= limit}
     assert not far, found
@@ -73,7 +73,8 @@ def test_two_ranks() -> None:
         "tp=2,precision=bf16",
         "pp=2,precision=bf16",
     ]
-    for found in held(2, [*alone, *pipelines, *options]):
+    tied = ["tied dp_shard=2", "tied tp=2", "tied pp=2"]
+    for found in held(2, [*alone, *pipelines, *options, *tied]):
         is_one_process(found)
 
 
@@ -92,6 +93,8 @@ def test_four_ranks() -> None:
         "dp_replicate=2,pp=2,pp_schedule=zbv",
         "dp_shard=2,tp=2,accumulation=2,checkpointing=full",
         "pp=4",
+        "tied dp_shard=2,tp=2",
+        "tied tp=2,pp=2",
     ]
     for found in held(4, pairs):
         is_one_process(found)

@@ -65,7 +65,9 @@ def of_shapes(min_sites: int, steps: int) -> RunSettings:
         SETTINGS,
         min_sites=min_sites,
         steps=steps,
-        model=ModelSettings(dim=32, num_layers=2, num_heads=2, num_kv_heads=2, ffn_dim=64, max_sequence=32),
+        model=ModelSettings(
+            dim=32, num_layers=2, num_heads=2, num_kv_heads=2, ffn_dim=64, max_sequence=32, tie_embeddings=True
+        ),
         trainer=TrainerSettings(batch_size=4, sequence=32),
     )
 

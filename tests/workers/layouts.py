@@ -14,7 +14,7 @@ import json
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 import torch
 import torch.distributed as dist
@@ -38,6 +38,8 @@ SETTINGS = RunSettings(
     model=ModelSettings(dim=32, num_layers=8, num_heads=4, num_kv_heads=2, ffn_dim=48, max_sequence=SEQUENCE),
     trainer=TrainerSettings(batch_size=BATCH, sequence=SEQUENCE),
 )
+TIED = "tied "
+"""In front of a layout: the output layer shares its weights with the embedding."""
 CPU = torch.device("cpu")
 
 
@@ -73,8 +75,9 @@ def batches() -> list[Tensor]:
     return [torch.randint(0, 256, (BATCH, SEQUENCE + 1), generator=generator) for _ in range(STEPS)]
 
 
-def train(mesh: Mesh | None) -> Trained:
-    passes = shared_model(SETTINGS, mesh, CPU)
+def train(mesh: Mesh | None, is_tied: bool) -> Trained:
+    settings = replace(SETTINGS, model=replace(SETTINGS.model, tie_embeddings=is_tied))
+    passes = shared_model(settings, mesh, CPU)
     parameters = [parameter for part in passes.parts for parameter in part.parameters()]
     optimizer = torch.optim.SGD(parameters, lr=RATE, foreach=False)
     losses, norms, first = list[float](), list[float](), whole(passes.parts)
@@ -82,7 +85,7 @@ def train(mesh: Mesh | None) -> Trained:
         share = batch if mesh is None else batch.chunk(mesh.settings.num_data_ranks)[mesh.data_rank]
         optimizer.zero_grad(set_to_none=True)
         loss = passes(share[:, :-1], share[:, 1:])
-        norms.append(clip(parameters, MAX_NORM, mesh).item())
+        norms.append(clip(parameters, MAX_NORM, mesh, passes.counted_elsewhere).item())
         optimizer.step()
         losses += [] if loss is None else [loss.item()]
     num_elements = sum(local(parameter).numel() for parameter in parameters)
@@ -101,11 +104,12 @@ def whole(parts: Sequence[nn.Module]) -> dict[str, Tensor]:
     return found
 
 
-def held(layout: str, world: int, alone: Trained) -> Held:
-    settings = parse(layout).resolved(world)
-    check_model(settings, SETTINGS.model)
+def held(layout: str, world: int, alone: dict[bool, Trained]) -> Held:
+    is_tied = layout.startswith(TIED)
+    settings = parse(layout.removeprefix(TIED)).resolved(world)
+    check_model(settings, replace(SETTINGS.model, tie_embeddings=is_tied))
     check_batch(settings, BATCH)
-    found = train(Mesh.of_site(CPU, settings))
+    expected, found = alone[is_tied], train(Mesh.of_site(CPU, settings), is_tied)
     everyone: list[tuple[list[float], list[float], list[str]]] = [([], [], [])] * world
     dist.all_gather_object(everyone, (found.losses, found.norms, sorted(found.values)))
     told = [losses for losses, _, _ in everyone if losses]
@@ -113,16 +117,16 @@ def held(layout: str, world: int, alone: Trained) -> Held:
     assert len(means) == STEPS
     worst = torch.tensor(
         [
-            difference(found.first, alone.first),
-            difference(found.values, alone.values),
-            max(abs(a - b) for a, b in zip(found.norms, alone.norms, strict=True)),
-            found.num_elements / alone.num_elements,
+            difference(found.first, expected.first),
+            difference(found.values, expected.values),
+            max(abs(a - b) for a, b in zip(found.norms, expected.norms, strict=True)),
+            found.num_elements / expected.num_elements,
         ]
     )
     dist.all_reduce(worst, dist.ReduceOp.MAX)
     return Held(
         layout=layout,
-        loss=max(abs(a - b) for a, b in zip(means, alone.losses, strict=True)),
+        loss=max(abs(a - b) for a, b in zip(means, expected.losses, strict=True)),
         norm=worst[2].item(),
         first=worst[0].item(),
         values=worst[1].item(),
@@ -139,7 +143,7 @@ def main(rank: int, world: int, address: str, layouts: list[str]) -> None:
     torch.set_num_threads(1)
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world)}
     dist.init_process_group("gloo", init_method=f"tcp://{address}", rank=rank, world_size=world)
-    alone = train(None)
+    alone = {is_tied: train(None, is_tied) for is_tied in sorted({layout.startswith(TIED) for layout in layouts})}
     for layout in layouts:
         found = held(layout, world, alone)
         if rank == 0:

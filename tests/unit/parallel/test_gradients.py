@@ -80,6 +80,11 @@ def test_each_element_counts_once(mesh: Mesh, monkeypatch: pytest.MonkeyPatch) -
     together = [shared(where, placements) for where, placements, _ in cases]
     norm = clip([*together, with_gradient(5.0)], 1.0, mesh)
     assert norm.item() == pytest.approx((25.0 * (1 + 2 + 4 + 2 + 1) * 2) ** 0.5)
+    scaled = with_gradient(5.0)
+    elsewhere = clip([*together, scaled], 100.0, mesh, [together[2], scaled])
+    assert elsewhere.item() == pytest.approx((25.0 * (1 + 2 + 2) * 2) ** 0.5 / norm.item())
+    clip([*together, scaled], elsewhere.item() / 2, mesh, [together[2], scaled])
+    assert gradient(scaled).item() == pytest.approx(2.5, rel=1e-5), "it is clipped like the others"
     local = gradient(together[2])
     assert isinstance(local, DTensor)
-    assert local.to_local().tolist() == pytest.approx([3.0 / norm.item(), 4.0 / norm.item()])
+    assert local.to_local().tolist() == pytest.approx([1.5 / norm.item(), 2.0 / norm.item()], rel=1e-5)

@@ -136,11 +136,13 @@ def test_a_model_that_cannot_be_shared_so_is_refused(text: str, words: str) -> N
         check_model(parse(text), MODEL)
 
 
-def test_tied_embeddings_are_in_one_stage() -> None:
+def test_no_rank_has_the_matrix_of_tied_embeddings_twice() -> None:
     tied = ModelSettings(num_layers=4, tie_embeddings=True)
-    check_model(parse("tp=2"), tied)
-    with pytest.raises(ConfigError, match=r"pp=2 with model\.tie_embeddings"):
-        check_model(parse("pp=2"), tied)
+    check_model(parse("tp=2,pp=2"), tied)
+    check_model(parse("pp=2,pp_schedule=interleaved-1f1b"), tied)
+    check_model(parse("pp=2,pp_schedule=zbv"), ModelSettings(num_layers=4))
+    with pytest.raises(ConfigError, match=r"pp_schedule=zbv with model\.tie_embeddings"):
+        check_model(parse("pp=2,pp_schedule=zbv"), tied)
 
 
 def test_a_batch_is_shared_equally() -> None:

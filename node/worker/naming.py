@@ -1,0 +1,46 @@
+"""What tensors are called in the whole model, where the modules of a rank do not show it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from atoll.protocol.errors import ConfigError
+from atoll.protocol.strict import nearest
+
+NOTHING: Mapping[str, str] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class Naming:
+    """`parts`: of a module or tensor here to its name in the whole model, as {"layers.0": "layers.4"} for the first
+    block of a second stage. `tied`: of a tensor here to another of the whole model that has the same values, of which
+    this rank may have none, as {"head.weight": "embedding.weight"}. Both in names without wrappers."""
+
+    parts: Mapping[str, str] = field(default_factory=lambda: NOTHING)
+    tied: Mapping[str, str] = field(default_factory=lambda: NOTHING)
+
+    def name(self, own: str) -> str:
+        """In the whole model. The longest name of `parts` that fits decides."""
+        end = len(own)
+        while end > 0:
+            if (found := self.parts.get(own[:end])) is not None:
+                return found + own[end:]
+            end = own.rfind(".", 0, end)
+        return own
+
+    def also(self, name: str) -> set[str]:
+        """All names that it has: they are tied in whatever direction they were said."""
+        target = self.tied.get(name, name)
+        return {target, *(alias for alias, other in self.tied.items() if other == target)}
+
+    def check(self, own: Iterable[str]) -> None:
+        """Raises ConfigError for a part that none of the tensors here is of."""
+        known = set(own)
+        for part in self.parts:
+            if not any(name == part or name.startswith(f"{part}.") for name in known):
+                raise ConfigError(f'names: nothing here is named "{part}"; {nearest(part, known)}')
+
+
+AS_SEEN = Naming()
