@@ -52,6 +52,8 @@ class Piece:
     offsets: tuple[int, ...]
     sizes: tuple[int, ...]
     dtype: str
+    first_values: bytes = bounded(64, b"")
+    """Of a trainable tensor that the rank holds whole: a hash of some of its values before commit 0."""
 
     @property
     def is_empty(self) -> bool:
@@ -128,6 +130,8 @@ class LocalJoin:
     """The same on ranks that see the same batch."""
     checkpoints: tuple[CheckpointId, ...] = bounded(MAX_CHECKPOINTS, ())
     """Of its optimizers, that it could go on from."""
+    names_are_said: bool = False
+    """The script says that the names are those of the whole model, whatever ranks seem to have in common."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

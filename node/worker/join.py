@@ -33,7 +33,8 @@ def join(
     so many steps after joining a run that is under way; 0 turns that off, None takes the run's setting.
     `data_fingerprint`: 32 bytes, needed unless the run says data = "local"; sites with other ones are refused.
     `data_rank`: the same on ranks that see the same batch. `names`: where the modules of this rank are parts of the
-    model, what they are called in all of it, as {"layers.0": "layers.4"} for the first block of a second stage.
+    model, what they are called in all of it, as {"layers.0": "layers.4"} for the first block of a second stage; {} says
+    that the names are those of the whole model, though ranks hold different tensors, as ranks with experts do.
     `tied`: of a tensor here to one of the whole model that has the same values, as {"head.weight": "embedding.weight"}
     for a last stage; the script sums up their gradients.
 
@@ -57,7 +58,7 @@ def join(
             ramp_steps=ramp_steps,
             data_fingerprint=data_fingerprint,
             data_rank=data_rank,
-            naming=Naming(names or {}, tied or {}),
+            naming=Naming(names or {}, tied or {}, is_said=names is not None or tied is not None),
         )
     except BaseException as error:
         connection.tell(error)

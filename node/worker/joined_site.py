@@ -118,10 +118,11 @@ class JoinedSite(Site):
             )
         offered = LocalJoin(
             manifest=tensors.manifest,
-            pieces=tensors.pieces,
+            pieces=tensors.pieces if self.world == 1 else tensors.pieces_with_first_values(),
             data_fingerprint=data_fingerprint,
             data_rank=self._data_rank,
             checkpoints=self._checkpoints.usable if self._checkpoints is not None else (),
+            names_are_said=naming.is_said,
         )
         joined = self._client.join(offered, connection.settings.sync.num_shared_moments)
         self._told = told = joined.told

@@ -20,6 +20,8 @@ class Naming:
 
     parts: Mapping[str, str] = field(default_factory=lambda: NOTHING)
     tied: Mapping[str, str] = field(default_factory=lambda: NOTHING)
+    is_said: bool = False
+    """The script says that with these the names are those of the whole model."""
 
     def name(self, own: str) -> str:
         """In the whole model. The longest name of `parts` that fits decides."""

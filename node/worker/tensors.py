@@ -15,7 +15,7 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel
 
-from atoll.node.local_protocol import Piece
+from atoll.node.local_protocol import Piece, piece_hash
 from atoll.node.worker.naming import AS_SEEN, Naming
 from atoll.node.worker.optimizers import rated_groups
 from atoll.node.worker.shared_storage import Place, check_shared_storage
@@ -35,6 +35,8 @@ DTYPE_NAMES = {
     torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2", torch.uint16: "U16", torch.uint32: "U32",
     torch.uint64: "U64",
 }  # fmt: skip
+NUM_FIRST_VALUES = 1024
+"""Of a tensor, that tell it from another one that was drawn at random."""
 TRAINABLE_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 TRANSPARENT_CHILDREN = ("_orig_mod", "_checkpoint_wrapped_module")  # of torch.compile and activation checkpointing
 
@@ -69,6 +71,16 @@ class Held:
         return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
     @property
+    def is_shared(self) -> bool:
+        """It says itself which other ranks have copies or parts of it, or is not trained."""
+        return self.spec.role is not Role.TRAINABLE or isinstance(self.parameter, DTensor)
+
+    def with_first_values(self) -> Piece:
+        values = self.local().flatten()
+        some = values[:: max(1, values.numel() // NUM_FIRST_VALUES)].to("cpu", torch.float32).contiguous()
+        return replace(self.piece, first_values=piece_hash(some.numpy().data.cast("B")))
+
+    @property
     def slices(self) -> tuple[slice, ...]:
         return tuple(
             slice(offset, offset + size) for offset, size in zip(self.piece.offsets, self.piece.sizes, strict=True)
@@ -86,6 +98,11 @@ class ModelTensors:
     @property
     def pieces(self) -> tuple[Piece, ...]:
         return tuple(held.piece for held in self.held)
+
+    @torch.no_grad()
+    def pieces_with_first_values(self) -> tuple[Piece, ...]:
+        """The same, with what tells whether other ranks of the site have copies of them."""
+        return tuple(held.piece if held.is_shared else held.with_first_values() for held in self.held)
 
     def mean_buffers_not_finite(self) -> list[str]:
         """Names of buffers that are to be averaged and have no average as they are (a mask of -inf). While no site

@@ -288,9 +288,12 @@ class Piece(_message.Message):
     OFFSETS_FIELD_NUMBER: _builtins.int
     SIZES_FIELD_NUMBER: _builtins.int
     DTYPE_FIELD_NUMBER: _builtins.int
+    FIRST_VALUES_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     dtype: _builtins.str
     """the worker's own dtype of it"""
+    first_values: _builtins.bytes
+    """of a whole trainable tensor: a hash of some of the values that it has before commit 0"""
     @_builtins.property
     def offsets(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -302,10 +305,11 @@ class Piece(_message.Message):
         offsets: _abc.Iterable[_builtins.int] | None = ...,
         sizes: _abc.Iterable[_builtins.int] | None = ...,
         dtype: _builtins.str = ...,
+        first_values: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["dtype", b"dtype", "name", b"name", "offsets", b"offsets", "sizes", b"sizes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dtype", b"dtype", "first_values", b"first_values", "name", b"name", "offsets", b"offsets", "sizes", b"sizes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -320,9 +324,12 @@ class LocalJoin(_message.Message):
     DATA_FINGERPRINT_FIELD_NUMBER: _builtins.int
     DATA_RANK_FIELD_NUMBER: _builtins.int
     CHECKPOINTS_FIELD_NUMBER: _builtins.int
+    NAMES_ARE_SAID_FIELD_NUMBER: _builtins.int
     data_fingerprint: _builtins.bytes
     data_rank: _builtins.int
     """ranks that see the same batch share one"""
+    names_are_said: _builtins.bool
+    """the script says that the names are those of the whole model"""
     @_builtins.property
     def manifest(self) -> _common_pb2.Manifest:
         """full tensors; the node wants the same from every rank that has the tensor"""
@@ -341,10 +348,11 @@ class LocalJoin(_message.Message):
         data_fingerprint: _builtins.bytes = ...,
         data_rank: _builtins.int = ...,
         checkpoints: _abc.Iterable[Global___CheckpointId] | None = ...,
+        names_are_said: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["manifest", b"manifest"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoints", b"checkpoints", "data_fingerprint", b"data_fingerprint", "data_rank", b"data_rank", "manifest", b"manifest", "pieces", b"pieces"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoints", b"checkpoints", "data_fingerprint", b"data_fingerprint", "data_rank", b"data_rank", "manifest", b"manifest", "names_are_said", b"names_are_said", "pieces", b"pieces"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from atoll.node.core.ranks.replicas import check_replicas
 from atoll.node.local_protocol import LocalJoin, Piece
 from atoll.protocol.errors import ConfigError
 from atoll.protocol.layout import DTYPE_BYTES, FP32_ROLES, Manifest, Role, TensorSpec
@@ -58,7 +59,8 @@ def merge_ranks(ranks: Sequence[LocalJoin]) -> SitePieces:
     stages.
 
     Raises ConfigError, naming tensor and ranks, if ranks describe a tensor differently, or if the slices do not tile
-    every tensor exactly once. Uneven shards and empty pieces are legal.
+    every tensor exactly once, or if what ranks seem to have in common may be two tensors. Uneven shards and empty
+    pieces are legal.
     """
     specs = _merge_specs(ranks)
     tied = {t.alias: t for entry in ranks for t in entry.manifest.tied}
@@ -88,6 +90,7 @@ def merge_ranks(ranks: Sequence[LocalJoin]) -> SitePieces:
                     found.append(Holder(rank, index))
     for name, slices in holders.items():
         _check_tiling(specs[name], slices)
+    check_replicas(ranks, specs)
     owned: list[list[int]] = [[] for _ in ranks]
     shared = []
     for name, slices in holders.items():

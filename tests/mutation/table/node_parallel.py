@@ -56,6 +56,22 @@ MUTATIONS = (
         tests=("tests/unit/parallel/test_gradients.py",),
     ),
     Mutation(
+        name="the blocks of two stages are taken for copies",
+        rule="what only looks alike is asked about",
+        where="node.core.ranks.replicas:check_replicas",
+        old="if names[other] != names[number] and",
+        new="if False and",
+        tests=("tests/unit/local/test_pieces.py::test_stages_that_were_cut_out_of_a_list_are_asked_about",),
+    ),
+    Mutation(
+        name="slices of a matrix are taken for copies",
+        rule="what only looks alike is asked about",
+        where="node.core.ranks.replicas:check_replicas",
+        old="if known.first_values != piece.first_values:",
+        new="if False:",
+        tests=("tests/unit/local/test_pieces.py::test_slices_that_are_tensors_of_their_own_are_asked_about",),
+    ),
+    Mutation(
         name="what two stages have counts twice",
         rule="the norm of gradients is that of the whole model",
         where="node.parallel.gradients:clip",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -62,6 +63,39 @@ def test_stages_of_a_pipeline_make_one_manifest() -> None:
     assert [t.name for t in site.manifest.tensors] == ["a", "b", "n"]
     assert site.manifest.tied == tuple(tied)
     assert site.owned == ((0,), (0, 1))
+
+
+def test_stages_that_were_cut_out_of_a_list_are_asked_about() -> None:
+    """The first block of the second one would be taken for a copy of the model's first."""
+    first = rank(
+        [spec("embedding", 3), spec("layers.0", 2)], piece("embedding", (0,), (3,)), piece("layers.0", (0,), (2,))
+    )
+    second = rank([spec("head", 3), spec("layers.0", 2)], piece("head", (0,), (3,)), piece("layers.0", (0,), (2,)))
+    with pytest.raises(
+        ConfigError, match=r"ranks 0 and 1 both hold 'layers\.0'.*\(rank 1 has no 'embedding'\).*names="
+    ):
+        merge_ranks([first, second])
+    said = [replace(entry, names_are_said=True) for entry in (first, second)]
+    assert [t.name for t in merge_ranks(said).manifest.tensors] == ["embedding", "head", "layers.0"]
+    with pytest.raises(ConfigError, match="names="):
+        merge_ranks([said[0], second])
+
+
+@pytest.mark.parametrize("data_ranks", [(0, 0), (0, 1)])
+def test_slices_that_are_tensors_of_their_own_are_asked_about(data_ranks: tuple[int, int]) -> None:
+    """Copies of ranks of one batch begin alike. Those of other batches need not: commit 0 makes them one."""
+    full = piece("w", (0,), (4,))
+    entries = [
+        replace(rank([spec("w", 4)], replace(full, first_values=bytes([number]))), data_rank=data_rank)
+        for number, data_rank in enumerate(data_ranks)
+    ]
+    if data_ranks[0] == data_ranks[1]:
+        with pytest.raises(ConfigError, match=r"ranks 0 and 1 see the same batch \(data rank 0\).*'w' \[4\].*DTensor"):
+            merge_ranks(entries)
+    else:
+        assert len(merge_ranks(entries).shared) == 1
+    alike = [replace(entry, pieces=(replace(full, first_values=b"a"),)) for entry in entries]
+    assert len(merge_ranks(alike).shared) == 1
 
 
 def test_buffers_of_replicas_may_differ() -> None:

@@ -28,6 +28,22 @@ def find(model: nn.Module, **arguments: object) -> ModelTensors:
     return find_tensors([model], [torch.optim.SGD(model.parameters(), lr=0.1)], **arguments)  # type: ignore[arg-type]
 
 
+def test_what_tells_copies_of_a_tensor_from_others() -> None:
+    net, other = nn.Linear(40, 50), nn.Linear(40, 50)
+    other.load_state_dict(net.state_dict())
+    net.bias.requires_grad_(False)
+    pieces, same = (
+        {piece.name: piece.first_values for piece in found.pieces_with_first_values()}
+        for found in (find_tensors([model], [torch.optim.SGD(model.parameters(), lr=0.1)]) for model in (net, other))
+    )
+    assert pieces["weight"] == same["weight"] != b""
+    assert pieces["bias"] == b"", "it is not trained"
+    with torch.no_grad():
+        other.weight.add_(1)
+    moved = find_tensors([other], [torch.optim.SGD(other.parameters(), lr=0.1)]).pieces_with_first_values()
+    assert same["weight"] not in [piece.first_values for piece in moved]
+
+
 def test_names_roles_and_order() -> None:
     net = Net()
     net.a.weight.requires_grad_(False)

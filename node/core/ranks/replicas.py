@@ -1,0 +1,44 @@
+"""Whether what several ranks hold under one name is one tensor, or two that only look alike. Pure.
+
+A stage that was cut out of a list of blocks calls its first block `layers.0`, as the first stage does; a rank that
+keeps a slice of a matrix as a tensor of its own calls it what the other ranks call theirs. Taken for copies, the values
+of one would overwrite the other at the first update.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from atoll.node.local_protocol import LocalJoin, Piece
+from atoll.protocol.errors import ConfigError
+from atoll.protocol.layout import Role, TensorSpec
+
+
+def check_replicas(ranks: Sequence[LocalJoin], specs: Mapping[str, TensorSpec]) -> None:
+    """Raises ConfigError, naming tensor and ranks, with what to say to `atoll.join`."""
+    names = [{spec.name for spec in rank.manifest.tensors} for rank in ranks]
+    first: dict[str, tuple[int, Piece]] = {}  # of the tensors that a rank holds whole, the first that does
+    by_batch: dict[tuple[int, str], tuple[int, Piece]] = {}  # the same among the ranks of one batch
+    for number, rank in enumerate(ranks):
+        for piece in rank.pieces:
+            spec = specs[piece.name]
+            if spec.role is not Role.TRAINABLE or piece.sizes != spec.shape or not spec.num_elements:
+                continue
+            other, _ = first.setdefault(piece.name, (number, piece))
+            if names[other] != names[number] and not (rank.names_are_said and ranks[other].names_are_said):
+                lacking = min(names[other] ^ names[number])
+                lacks = other if lacking in names[number] else number
+                raise ConfigError(
+                    f"ranks {other} and {number} both hold {piece.name!r}, but not the same tensors (rank {lacks} has "
+                    f"no {lacking!r}): if they are parts of one model, say what each is called in all of it, as "
+                    'atoll.join(..., names={"layers.0": "layers.4"}) for a second stage; if every name is that of the '
+                    "whole model, say names={}"
+                )
+            same, known = by_batch.setdefault((rank.data_rank, piece.name), (number, piece))
+            if known.first_values != piece.first_values:
+                raise ConfigError(
+                    f"ranks {same} and {number} see the same batch (data rank {rank.data_rank}) and both hold all of "
+                    f"{piece.name!r} {list(spec.shape)}, with different first values: if they are slices of one "
+                    "matrix, make it a DTensor, as torch's tensor parallelism does; if they are copies, begin them "
+                    "alike (the same seed, or a broadcast) before atoll.join"
+                )
