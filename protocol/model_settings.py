@@ -26,6 +26,10 @@ class ModelSettings:
     """Longest sequence, in bytes."""
     tie_embeddings: bool = False
     """The output layer shares its weights with the embedding."""
+    rope_base: float = within(1, 1e12, 10_000.0, open_low=True)
+    """Base of the rotary embedding's wavelengths."""
+    norm_eps: float = within(0, 1, 1e-5, open_low=True)
+    """Added to mean squares by RMSNorm."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

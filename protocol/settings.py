@@ -121,7 +121,7 @@ CAPABILITIES = frozenset([
     *(f"codec {name}" for name in CODECS), *(f"outer optimizer {name}" for name in OUTER_OPTIMIZERS), "zstd",
     "a codec for each direction", "mean over all", "error feedback", "error feedback of averages", "overlap",
     "merge mix", "fragments", "syncs in flight", "outer schedules", "clipped averages", "trimmed averages",
-    "gradient exchange", "momentum exchange", "phases of momenta",
+    "gradient exchange", "momentum exchange", "phases of momenta", "rotary base", "norm epsilon",
 ])  # fmt: skip
 """What a run may need of whoever takes part, by name, and this version can do."""
 MAX_NEEDS = 256
@@ -130,7 +130,7 @@ MAX_NEEDS = 256
 def needs_of(settings: RunSettings) -> list[str]:
     """What a node or coordinator must be able to do for this run. A setting that changes what they compute, and that
     an older version would pass over, adds a name here when it has another value than its default."""
-    sync, outer = settings.sync, settings.outer
+    sync, outer, model, usual = settings.sync, settings.outer, settings.model, ModelSettings()
     is_sparse = sync.codec_up in SPARSE
     extra = {
         "a codec for each direction": not is_sparse and len({sync.codec, sync.codec_up, sync.codec_down}) > 1,
@@ -147,6 +147,8 @@ def needs_of(settings: RunSettings) -> list[str]:
         "momentum exchange": sync.strategy == "momentum",
         "phases of momenta": sync.has_phases,
         "outer schedules": any((outer.warmup, outer.decay, outer.momentum_warmup, outer.momentum_decay)),
+        "rotary base": model.rope_base != usual.rope_base,
+        "norm epsilon": model.norm_eps != usual.norm_eps,
     }
     warmup = [sync.warmup_codec] if sync.warmup_commits else []
     codecs = [sync.codec_up] if is_sparse else dict.fromkeys((sync.codec_up, sync.codec_down, *warmup))

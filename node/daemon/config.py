@@ -31,7 +31,7 @@ class NodeConfig:
     home: Path | None = None
     """The node's own folder: key, outer state, log; without it, ~/.local/state/atoll/RUN/NAME."""
     from_saved: Path | None = None
-    """The saved model that a resumed run starts from."""
+    """The saved model that a resumed run starts from, or a folder of Hugging Face's (Llama)."""
     num_ranks: int = 1
     """Worker processes of this site."""
     parallel: str = ""

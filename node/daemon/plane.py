@@ -253,12 +253,12 @@ class DataPlane:
         outer.apply(chunk, self.log.read(update.commit, chunk), update)
 
     async def seed(self, saved: Path | None) -> bytes:
-        """Commit 0 from SNAPSHOT or from a saved model; the state hash."""
+        """Commit 0 from SNAPSHOT, from a saved model or from a folder of Hugging Face's; the state hash."""
 
         def work() -> bytes:
             outer = self.fresh_outer()
             if saved is not None:
-                saved_model.restore(saved, outer)
+                saved_model.begin_from(saved, self.settings.model, outer)
             else:
                 assert self.snapshot is not None
                 publish.seed_from_snapshot(outer, self.snapshot.view)

@@ -59,17 +59,27 @@ def write(path: Path, tensors: Iterable[Entry], metadata: Mapping[str, str]) -> 
         raise disk_error(error, path, end) from error
 
 
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A tensor of a file, and where its bytes lie there."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    begin: int
+    end: int
+
+
 class Reader:
-    """The tensors of a file. Raises ConfigError if it is not there or not such a file; `close` it."""
+    """The tensors of a file, by name. Raises ConfigError if it is not there or not such a file; `close` it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
             self._file = path.open("rb", buffering=0)
         except OSError as error:
-            raise ConfigError(f"{path}: {error.strerror}; the saved model is not complete") from None
+            raise ConfigError(f"{path}: {error.strerror}; the model is not complete") from None
         try:
-            self._offsets, self._dtypes, self.metadata = self._parse()
+            self.tensors, self.metadata = self._parse()
         except BaseException:
             self._file.close()
             raise
@@ -79,22 +89,23 @@ class Reader:
 
     def num_bytes(self, name: str, dtype: str) -> int:
         """Raises ConfigError if the file has no such tensor of this dtype."""
-        if self._dtypes.get(name) != dtype:
-            found = self._dtypes.get(name)
-            raise ConfigError(f"{self.path}: {name!r} is {'of ' + found if found else 'not there'}, expected {dtype}")
-        begin, end = self._offsets[name]
-        return end - begin
+        found = self.tensors.get(name)
+        if found is None or found.dtype != dtype:
+            how = f"of {found.dtype}" if found is not None else "not there"
+            raise ConfigError(f"{self.path}: {name!r} is {how}, expected {dtype}")
+        return found.end - found.begin
 
     def read(self, name: str, first_byte: int, num_bytes: int) -> bytes:
-        begin, end = self._offsets[name]
-        if first_byte + num_bytes > end - begin:
-            raise ConfigError(f"{self.path}: {name!r} has {end - begin} bytes, {first_byte + num_bytes} are expected")
-        data = os.pread(self._file.fileno(), num_bytes, begin + first_byte)
+        found = self.tensors[name]
+        if first_byte + num_bytes > found.end - found.begin:
+            size = found.end - found.begin
+            raise ConfigError(f"{self.path}: {name!r} has {size} bytes, {first_byte + num_bytes} are expected")
+        data = os.pread(self._file.fileno(), num_bytes, found.begin + first_byte)
         if len(data) != num_bytes:
             raise ConfigError(f"{self.path}: truncated in {name!r}")
         return data
 
-    def _parse(self) -> tuple[dict[str, tuple[int, int]], dict[str, str], dict[str, str]]:
+    def _parse(self) -> tuple[dict[str, Stored], dict[str, str]]:
         size = os.fstat(self._file.fileno()).st_size
         start = self._file.read(_LENGTH.size)
         length = _LENGTH.unpack(start)[0] if len(start) == _LENGTH.size else size
@@ -104,12 +115,13 @@ class Reader:
             header = json.loads(self._file.read(length))
             metadata = {str(key): str(value) for key, value in header.pop("__metadata__", {}).items()}
             base = _LENGTH.size + length
-            offsets, dtypes = {}, {}
+            tensors = {}
             for name, item in header.items():
                 begin, end = (int(n) for n in item["data_offsets"])
                 if not 0 <= begin <= end <= size - base:
                     raise ValueError(f"{name!r} lies outside the file")
-                offsets[name], dtypes[name] = (base + begin, base + end), str(item["dtype"])
+                shape = tuple(int(n) for n in item["shape"])
+                tensors[name] = Stored(str(item["dtype"]), shape, base + begin, base + end)
         except (ValueError, OverflowError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise ConfigError(f"{self.path}: not a .safetensors file: {error}") from None
-        return offsets, dtypes, metadata
+        return tensors, metadata

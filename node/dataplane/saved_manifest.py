@@ -12,6 +12,7 @@ from typing import Any
 from atoll.protocol.digest import DIGEST_BYTES
 from atoll.protocol.errors import ConfigError, InvalidMessage
 from atoll.protocol.layout import Manifest, TensorSpec, TiedName
+from atoll.protocol.settings import RunSettings, settings_from_json
 from atoll.protocol.strict import build, check
 
 MANIFEST_NAME = "manifest.json"
@@ -109,6 +110,14 @@ def load_manifest(path: Path) -> SavedManifest:
         return _parse(json.loads(data))
     except (ConfigError, ValueError, TypeError, RecursionError, InvalidMessage) as error:
         raise ConfigError(f"{path}: not the manifest of a saved model: {error}") from None
+
+
+def settings_of(saved: SavedManifest, path: Path) -> RunSettings:
+    """Of the run that saved it. Raises ConfigError, naming `path`, if the manifest there does not say them."""
+    try:
+        return settings_from_json(json.dumps(saved.info.get("settings")))
+    except InvalidMessage as error:
+        raise ConfigError(f"{path}: {error}") from None
 
 
 def _parse(table: Any) -> SavedManifest:

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from atoll.node.dataplane import hugging_face, hugging_face_weights
 from atoll.node.dataplane.bases import cast_base
 from atoll.node.dataplane.frozen_state import FrozenState
 from atoll.node.dataplane.outer_state import OuterState
@@ -36,6 +37,7 @@ from atoll.protocol.digest import DIGEST_BYTES
 from atoll.protocol.disk import PUBLIC_FILE, REAL_DISK, Disk, disk_error, exchange_names, sync_folder
 from atoll.protocol.errors import ConfigError, HostError, InvalidMessage, UnsupportedError
 from atoll.protocol.layout import DTYPE_BYTES, Chunk, Layout, Role, TensorSpec, chunk_hash, state_hash
+from atoll.protocol.model_settings import ModelSettings
 from atoll.protocol.outer import variance_scale
 from atoll.protocol.settings import read_settings
 
@@ -109,6 +111,14 @@ def take_back(folder: Path) -> None:
 
 def _aside(folder: Path) -> Path:
     return folder.with_name(f".{folder.name}.new")
+
+
+def begin_from(folder: Path, model: ModelSettings, outer: OuterState) -> None:
+    """Commit 0 of `outer` from a saved model, or from a folder of Hugging Face's. Raises ConfigError."""
+    if hugging_face.is_folder(folder):
+        hugging_face_weights.restore(folder, model, outer)
+    else:
+        restore(folder, outer)
 
 
 def restore(folder: Path, outer: OuterState) -> None:

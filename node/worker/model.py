@@ -12,7 +12,6 @@ from torch.nn import functional as F
 from atoll.protocol.errors import ConfigError
 from atoll.protocol.model_settings import ModelSettings
 
-ROPE_BASE = 10_000.0
 EMBEDDING_STD = 0.02
 
 
@@ -62,9 +61,9 @@ class FeedForward(nn.Module):
 class Block(nn.Module):
     def __init__(self, settings: ModelSettings) -> None:
         super().__init__()
-        self.attention_norm = nn.RMSNorm(settings.dim, eps=1e-5)
+        self.attention_norm = nn.RMSNorm(settings.dim, eps=settings.norm_eps)
         self.attention = Attention(settings)
-        self.feed_forward_norm = nn.RMSNorm(settings.dim, eps=1e-5)
+        self.feed_forward_norm = nn.RMSNorm(settings.dim, eps=settings.norm_eps)
         self.feed_forward = FeedForward(settings)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -89,7 +88,7 @@ class Transformer(nn.Module):
         self.embedding: nn.Embedding | None = nn.Embedding(settings.vocab_size, settings.dim)
         # By name, and not a list: a block has the same name in a stage that begins with it.
         self.layers = nn.ModuleDict({str(number): Block(settings) for number in range(settings.num_layers)})
-        self.norm: nn.RMSNorm | None = nn.RMSNorm(settings.dim, eps=1e-5)
+        self.norm: nn.RMSNorm | None = nn.RMSNorm(settings.dim, eps=settings.norm_eps)
         self.head: nn.Linear | None = nn.Linear(settings.dim, settings.vocab_size, bias=False)
         self.tie()
         for name in ("cos", "sin"):
@@ -116,7 +115,7 @@ class Transformer(nn.Module):
         half = self.cos.shape[1]
         angles = torch.outer(
             torch.arange(self.settings.max_sequence, dtype=torch.float32, device="cpu"),
-            ROPE_BASE ** (-torch.arange(half, dtype=torch.float32, device="cpu") / half),
+            self.settings.rope_base ** (-torch.arange(half, dtype=torch.float32, device="cpu") / half),
         )
         self.cos.copy_(angles.cos())
         self.sin.copy_(angles.sin())

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from atoll.node.dataplane.saved_manifest import MANIFEST_NAME, MODEL_NAME, load_manifest, where_saved
+from atoll.node.dataplane.saved_manifest import MANIFEST_NAME, MODEL_NAME, load_manifest, settings_of, where_saved
 from atoll.node.worker.model import Transformer
-from atoll.protocol.errors import ConfigError, InvalidMessage
-from atoll.protocol.settings import settings_from_json
+from atoll.protocol.errors import ConfigError
 
 
 def load_model(folder: Path | str) -> Transformer:
@@ -21,11 +19,7 @@ def load_model(folder: Path | str) -> Transformer:
     Raises ConfigError if the folder holds no complete saved model, or that of a script of one's own.
     """
     folder = where_saved(Path(folder))
-    table = load_manifest(folder / MANIFEST_NAME).info
-    try:
-        settings = settings_from_json(json.dumps(table.get("settings")))
-    except InvalidMessage as error:
-        raise ConfigError(f"{folder / MANIFEST_NAME}: {error}") from None
+    settings = settings_of(load_manifest(folder / MANIFEST_NAME), folder / MANIFEST_NAME)
     try:
         values = load_file(folder / MODEL_NAME)
     except (OSError, SafetensorError) as error:

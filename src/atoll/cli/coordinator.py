@@ -8,6 +8,7 @@ examples:
   atoll coordinator more.toml --resume saved/manifest.json
       a new run (another run_id, more steps) from a saved model; its first site brings the model:
       atoll node --coordinator HOST:PORT --name berlin --from saved
+      The same with a folder of Hugging Face's (Llama); see `atoll init --from-hf`.
 """
 
 from __future__ import annotations
@@ -35,7 +36,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--store", type=Path, metavar="PATH", help="the run's database (default: run.db beside the file)"
     )
-    parser.add_argument("--resume", type=Path, metavar="DIR/manifest.json", help="start from this saved model")
+    parser.add_argument(
+        "--resume",
+        type=Path,
+        metavar="DIR/manifest.json",
+        help="start from this saved model, or from a folder of Hugging Face's (Llama)",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -56,6 +62,7 @@ def run(args: argparse.Namespace) -> int:
 def prepare(args: argparse.Namespace) -> tuple[RunSettings, CoordinatorConfig, dict[str, Any] | None]:
     """What the file and the flags ask for, and the parent of a resumed run. Raises ConfigError."""
     from atoll.cli.config import default_store, load_run
+    from atoll.node.dataplane import hugging_face
     from atoll.node.dataplane.saved_manifest import load_manifest
 
     flags = given(args, ("listen", "http_listen"))
@@ -63,6 +70,10 @@ def prepare(args: argparse.Namespace) -> tuple[RunSettings, CoordinatorConfig, d
     settings, config = load_run(args.path, coordinator_flags=flags, store_path=store_path)
     if args.resume is None:
         return settings, config, None
+    pretrained = args.resume.parent if args.resume.name == hugging_face.CONFIG_NAME else args.resume
+    if hugging_face.is_folder(pretrained):
+        hugging_face.check_same(pretrained, settings.model)
+        return settings, config, {"run_id": pretrained.resolve().name, "commit": 0, "run_step": 0, "run_tokens": 0}
     saved = load_manifest(args.resume)
     parent: dict[str, Any] = {
         "run_id": saved.run_id,

@@ -5,6 +5,7 @@ examples:
   atoll init --listen 0.0.0.0:7700 --data local --min-sites 2
   atoll init big/run.toml --model small --steps 20000 --sync-every 100
   atoll init --preset sparseloco                over a very thin link
+  atoll init --from-hf llama-folder             of the size of pretrained weights, to start from them
 """
 
 from __future__ import annotations
@@ -48,7 +49,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="HOST:PORT",
         help="where the coordinator listens; without it, where only this machine can reach it",
     )
-    parser.add_argument("--model", metavar="SIZE", help="nano, tiny or small (default: tiny)")
+    size = parser.add_mutually_exclusive_group()
+    size.add_argument("--model", metavar="SIZE", help="nano, tiny or small (default: tiny)")
+    size.add_argument(
+        "--from-hf", type=Path, metavar="DIR", help="the model of this folder of Hugging Face's transformers (Llama)"
+    )
     parser.epilog = f"{parser.epilog or ''}\n\n{presets_in_words()}"
     add_flags(parser, RunSettings, RUN_FLAGS, set_only=True)
     add_flags(parser, SyncSettings, SYNC_FLAGS, set_only=True)
@@ -66,7 +71,14 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(f"{path} is there already; --force replaces it") from None
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from None
-    print(f"wrote {path}; look it over, then: atoll coordinator {path}")
+    if args.from_hf is None:
+        print(f"wrote {path}; look it over, then: atoll coordinator {path}")
+    else:
+        print(
+            f"wrote {path}; look it over, then: atoll coordinator {path} --resume {args.from_hf}, and on the first "
+            f"site: atoll node --from {args.from_hf} ...\n"
+            "the built-in trainer reads text as bytes, tokens 0 to 255: a tokenizer in that folder is not used"
+        )
     if settings.sync.codec_up in SPARSE and settings.min_sites > (most := most_bundled(settings.sync.codec_up)):
         print(
             f"with {settings.min_sites} sites {settings.sync.codec_up} sends more than 4 bits a parameter in each "
@@ -81,8 +93,9 @@ def make_file(args: argparse.Namespace, path: Path) -> tuple[str, RunSettings]:
 
     from atoll.cli.config import check_preset, run_settings
     from atoll.cli.template import render
+    from atoll.node.dataplane.hugging_face import read_model
     from atoll.protocol.addresses import parse_address
-    from atoll.protocol.model_settings import MODELS
+    from atoll.protocol.model_settings import MODELS, TrainerSettings
     from atoll.protocol.strict import nearest
 
     if args.listen is not None:
@@ -99,6 +112,10 @@ def make_file(args: argparse.Namespace, path: Path) -> tuple[str, RunSettings]:
         if args.model not in MODELS:
             raise ConfigError(f'--model "{args.model}"; {nearest(args.model, MODELS)}')
         tables["model"] = asdict(MODELS[args.model])
+    if args.from_hf is not None:
+        model = read_model(args.from_hf)
+        tables["model"] = asdict(model)
+        tables["trainer"] = {"sequence": min(TrainerSettings().sequence, model.max_sequence)}
     text = render(tables)
     return text, run_settings(tomllib.loads(text), "the new file")
 

@@ -95,7 +95,7 @@ def run(args: argparse.Namespace) -> int:
 def node_config(args: argparse.Namespace) -> NodeConfig:
     """Checked as far as this machine alone can tell. Raises ConfigError."""
     from atoll.node.daemon.config import NodeConfig, validate
-    from atoll.node.dataplane.saved_manifest import MANIFEST_NAME, place_for, where_saved
+    from atoll.node.dataplane.saved_manifest import place_for
     from atoll.node.parallel.settings import parse
     from atoll.protocol.addresses import parse_address
 
@@ -105,8 +105,8 @@ def node_config(args: argparse.Namespace) -> NodeConfig:
     for path in args.data_paths:
         if not path.expanduser().exists():
             raise ConfigError(f"--data {path}: no such file or folder")
-    if args.from_saved is not None and not (where_saved(args.from_saved) / MANIFEST_NAME).is_file():
-        raise ConfigError(f"--from {args.from_saved}: no manifest.json in it; give the folder of a saved model")
+    if args.from_saved is not None:
+        check_from(args.from_saved, has_script=bool(args.command))
     if args.command and not args.command[0].startswith("-") and args.launcher != "exec":
         script = Path(args.command[0])
         if not script.is_file():
@@ -119,3 +119,22 @@ def node_config(args: argparse.Namespace) -> NodeConfig:
     config = NodeConfig(**given | {"data_paths": data_paths}, command=tuple(args.command), debug=args.debug)
     validate(config)
     return config
+
+
+def check_from(folder: Path, *, has_script: bool) -> None:
+    """Raises ConfigError unless a run may start from what is there."""
+    from atoll.node.dataplane.hugging_face import is_folder, read_model
+    from atoll.node.dataplane.saved_manifest import MANIFEST_NAME, where_saved
+
+    if is_folder(folder):
+        if has_script:
+            raise ConfigError(
+                f"--from {folder}: a folder of Hugging Face's, from which only the built-in trainer starts; load it in "
+                "the script"
+            )
+        read_model(folder)
+    elif not (where_saved(folder) / MANIFEST_NAME).is_file():
+        raise ConfigError(
+            f"--from {folder}: no manifest.json in it; give the folder of a saved model, or one of Hugging Face's with "
+            "its config.json"
+        )

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from atoll.protocol.codecs.table import DENSE, SPARSE
 from atoll.protocol.errors import ConfigError, InvalidMessage
-from atoll.protocol.model_settings import MODELS
+from atoll.protocol.model_settings import MODELS, ModelSettings
 from atoll.protocol.outer_settings import OuterSettings
 from atoll.protocol.settings import (
     CAPABILITIES,
@@ -99,6 +99,17 @@ def test_an_older_version_that_would_not_train_on_or_mix_is_told_what_the_run_ne
         ),
     ):
         needs = json.loads(settings_to_json(RunSettings(run_id="r", sync=sync)))["needs"]
+        assert needs[2:] == names
+        assert CAPABILITIES.issuperset(needs)
+
+
+def test_an_older_version_that_would_compute_another_model_is_told_what_the_run_needs() -> None:
+    for model, names in (
+        (ModelSettings(dim=256), []),
+        (ModelSettings(rope_base=5e5), ["rotary base"]),
+        (ModelSettings(norm_eps=1e-6), ["norm epsilon"]),
+    ):
+        needs = json.loads(settings_to_json(RunSettings(run_id="r", model=model)))["needs"]
         assert needs[2:] == names
         assert CAPABILITIES.issuperset(needs)
 

@@ -11,23 +11,22 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
 
 from atoll.cli.main import main
-from atoll.node.dataplane.saved_manifest import SavedManifest, former_of, to_json
+from atoll.node.dataplane.saved_manifest import former_of
 from atoll.node.worker import data
 from atoll.node.worker.evaluate import held_out_bits_per_byte
 from atoll.node.worker.model import Transformer
 from atoll.node.worker.recipe import TextWindows, learning_rate, make_optimizer, next_byte_loss
 from atoll.node.worker.sample import load_model, sample_text
-from atoll.node.worker.tensors import find_tensors
 from atoll.protocol.errors import ConfigError
 from atoll.protocol.model_settings import ModelSettings, TrainerSettings
 from atoll.protocol.outer_settings import OuterSettings
-from atoll.protocol.settings import RunSettings, settings_to_json, validate
+from atoll.protocol.settings import RunSettings, validate
 from atoll.protocol.sync_settings import SyncSettings
 from benchmarks import baselines
 from benchmarks.diloco import Flight, Outer, follow, simulate_diloco, windows
+from tests.harness.saved_built_in import save
 
 SMALL = ModelSettings(dim=16, num_layers=1, num_heads=2, num_kv_heads=1, ffn_dim=32, max_sequence=16)
 
@@ -189,24 +188,6 @@ def test_simulated_windows_are_those_of_a_run() -> None:
 
 
 # --- a saved model
-
-
-def save(folder: Path, settings: RunSettings, model: torch.nn.Module) -> Path:
-    tensors = find_tensors([model], [torch.optim.SGD(model.parameters(), lr=0.1)])
-    save_file({name: p.detach() for name, p in model.named_parameters()}, folder / "model.safetensors")
-    saved = SavedManifest(
-        run_id="r",
-        commit=1,
-        run_step=2,
-        run_tokens=3,
-        state_hash=bytes(32),
-        chunk_elements=1,
-        slots=(),
-        manifest=tensors.manifest,
-        info={"settings": json.loads(settings_to_json(settings))},
-    )
-    (folder / "manifest.json").write_text(to_json(saved))
-    return folder
 
 
 @pytest.mark.parametrize("tied", [False, True])
