@@ -17,27 +17,24 @@ class Mesh:
     whole: DeviceMesh
     settings: ParallelSettings
     """With a size for each dimension."""
+    of_fsdp: DeviceMesh | None
+    """One dimension, of shards; or two for HSDP, replicas first. None if every data rank has the whole model. Ranks
+    that share a sequence have shards too, as each has another part of the gradients."""
 
     @classmethod
     def of_site(cls, device: torch.device, settings: ParallelSettings) -> Mesh:
         """A process group of all ranks must be there. `settings` have a size for each dimension."""
         sizes = tuple(getattr(settings, name) for name in DIMENSIONS)
-        return cls(init_device_mesh(device.type, sizes, mesh_dim_names=DIMENSIONS), settings)
+        whole = init_device_mesh(device.type, sizes, mesh_dim_names=DIMENSIONS)
+        return cls(whole, settings, _of_fsdp(whole, settings))
 
     def of(self, name: str) -> DeviceMesh | None:
         """None if one rank has no other to share in this dimension."""
         return self.whole[name] if getattr(self.settings, name) > 1 else None
 
     @property
-    def of_fsdp(self) -> DeviceMesh | None:
-        """One dimension, of shards; or two for HSDP, replicas first. None if every data rank has the whole model."""
-        if self.settings.dp_replicate > 1:
-            return self.whole["dp_replicate", "dp_shard"]
-        return self.of("dp_shard")
-
-    @property
     def data_rank(self) -> int:
-        """Ranks of one share of the batch have the same."""
+        """Ranks of one share of the batch have the same, those too that share its sequences."""
         return self._at("dp_replicate") * self.settings.dp_shard + self._at("dp_shard")
 
     @property
@@ -47,3 +44,12 @@ class Mesh:
 
     def _at(self, name: str) -> int:
         return self.whole.get_local_rank(name)
+
+
+def _of_fsdp(whole: DeviceMesh, settings: ParallelSettings) -> DeviceMesh | None:
+    shards = whole["dp_shard"]
+    if settings.cp > 1:
+        shards = whole["dp_shard", "cp"]._flatten("dp_shard_cp")
+    if settings.dp_replicate > 1:
+        return DeviceMesh._concatenate([whole["dp_replicate"], shards])
+    return shards if settings.is_sharded else None

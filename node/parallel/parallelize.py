@@ -11,6 +11,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts, noop_context_fn
 
+from atoll.node.parallel.context import Context
 from atoll.node.parallel.mesh import Mesh
 from atoll.node.parallel.tensor import share_matrices
 
@@ -24,28 +25,32 @@ KEPT = (
 """What selective checkpointing does not compute again."""
 
 
-def parallelize(model: nn.Module, mesh: Mesh, *, is_tied: bool = False) -> nn.Module:
+def parallelize(model: nn.Module, mesh: Mesh, context: Context | None = None, *, is_tied: bool = False) -> nn.Module:
     """The same model, or DDP around it. `model.layers` are its blocks, by name; it is on its device, or on meta.
     `is_tied`: `embedding` and `head` have one matrix, though they are in two stages.
 
     1. Tensor parallelism, which replaces matrices by shares of them.
-    2. Activation checkpointing, around blocks.
-    3. Data parallelism: DDP, FSDP2 or HSDP, over what the steps before have left.
+    2. Context parallelism, which replaces what attends.
+    3. Activation checkpointing, around blocks.
+    4. Data parallelism: DDP, FSDP2 or HSDP, over what the steps before have left.
     """
     settings = mesh.settings
     layers: nn.ModuleDict = model.layers  # type: ignore[assignment]
     if (tp := mesh.of("tp")) is not None:
         share_matrices(model, list(layers.values()), tp, is_tied=is_tied)
+    if context is not None:
+        for block in layers.values():
+            block.attention.attend = context.attend  # type: ignore[union-attr]
     if settings.checkpointing != "none":
-        context = noop_context_fn
+        contexts = noop_context_fn
         if settings.checkpointing == "selective":
-            context = partial(create_selective_checkpoint_contexts, _policy)
+            contexts = partial(create_selective_checkpoint_contexts, _policy)
         for name, block in layers.items():
-            layers[name] = checkpoint_wrapper(block, context_fn=context)
+            layers[name] = checkpoint_wrapper(block, context_fn=contexts)
     if settings.is_replicated_alone:
         return model if settings.dp_replicate == 1 else DistributedDataParallel(model)
     if (dp := mesh.of_fsdp) is not None:
-        gives_up = settings.dp_shard > 1 and settings.zero == 3
+        gives_up = settings.is_sharded and settings.zero == 3
         for module in (*layers.values(), model):
             fully_shard(module, mesh=dp, reshard_after_forward=gives_up)
     return model

@@ -16,6 +16,7 @@ from torch.distributed.pipelining.schedules import get_schedule_class
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
+from atoll.node.parallel.context import Context
 from atoll.node.parallel.mesh import Mesh
 from atoll.node.parallel.settings import SCHEDULES, V_SCHEDULES, ParallelSettings
 
@@ -69,6 +70,19 @@ class WholeModel:
         elif waits and isinstance(self._model, DistributedDataParallel):
             return self._model.no_sync()
         return nullcontext()
+
+
+class SharedSequences:
+    """Of a batch whose sequences ranks share: this rank's positions go through `passes`."""
+
+    def __init__(self, passes: Passes, context: Context) -> None:
+        """`passes` have the loss `context.of_share`."""
+        self.parts, self.counted_elsewhere = passes.parts, passes.counted_elsewhere
+        self._passes, self._context = passes, context
+
+    def __call__(self, inputs: Tensor, targets: Tensor) -> Tensor | None:
+        loss = self._passes(self._context.take(inputs), self._context.take(targets))
+        return None if loss is None else self._context.mean(loss)
 
 
 def stages_of(rank: int, settings: ParallelSettings) -> tuple[int, ...]:

@@ -15,7 +15,7 @@ from atoll.protocol.strict import nearest
 
 THE_REST = -1
 MAX_RANKS = 1 << 20
-DIMENSIONS = ("pp", "dp_replicate", "dp_shard", "tp")
+DIMENSIONS = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
 """From the outermost to the innermost: neighbouring ranks, which have the fastest links, share a tensor."""
 
 SCHEDULES = {
@@ -45,6 +45,11 @@ class ParallelSettings:
     dp_shard: int = 1
     """Ranks that share one replica's parameters, gradients and optimizer (FSDP2), each on its share of the batch; with
     dp_replicate, HSDP; -1: as many as there are ranks left."""
+    cp: int = 1
+    """Ranks that share each sequence (context parallelism), and with dp_shard the parameters."""
+    cp_ulysses: int = 0
+    """Of cp, how many exchange heads for positions (Ulysses); such groups form rings; 0: as many as can without sending
+    a key/value head to several ranks."""
     tp: int = 1
     """Ranks that share each matrix (tensor parallelism), on the same batch."""
     pp: int = 1
@@ -87,9 +92,14 @@ class ParallelSettings:
         return self.dp_replicate * self.dp_shard
 
     @property
+    def is_sharded(self) -> bool:
+        """Ranks share parameters; true also where dp_shard is `THE_REST`."""
+        return self.dp_shard != 1 or self.cp > 1
+
+    @property
     def is_replicated_alone(self) -> bool:
         """Each rank has the whole model, and DDP averages their gradients."""
-        return self.dp_shard == self.tp == self.pp == 1
+        return self.dp_shard == self.cp == self.tp == self.pp == 1
 
     def num_ranks(self, given: int) -> int:
         """That a site needs which was told to have `given`, where 1 is nothing said. Raises ConfigError."""
@@ -113,6 +123,10 @@ class ParallelSettings:
             raise ConfigError(f"--parallel {self} needs {total} ranks, this site has {num_ranks}")
         named = math.prod(size for name in DIMENSIONS if (size := getattr(self, name)) != THE_REST)
         return replace(self, **{n: num_ranks // named for n in DIMENSIONS if getattr(self, n) == THE_REST})
+
+    def num_ulysses(self, model: ModelSettings) -> int:
+        """Ranks that exchange heads; `cp` divided by it is the length of a ring."""
+        return self.cp_ulysses or math.gcd(self.cp, model.num_kv_heads // self.tp)
 
 
 ALONE = ParallelSettings()
@@ -169,13 +183,18 @@ def _check(settings: ParallelSettings) -> None:
             f"--parallel accumulation={settings.accumulation} with pp={settings.pp}: a pipeline has microbatches, "
             f"say microbatches={settings.accumulation * settings.num_microbatches}"
         )
-    if settings.pp_schedule in DIVIDING_SCHEDULES and settings.dp_shard != 1 and settings.zero != 2:
+    if settings.pp_schedule in DIVIDING_SCHEDULES and settings.is_sharded and settings.zero != 2:
         raise ConfigError(
-            f"--parallel pp_schedule={settings.pp_schedule} with dp_shard={settings.dp_shard} needs zero=2: it divides "
-            "backward passes, between which the parameters of zero=3 are given up"
+            f"--parallel pp_schedule={settings.pp_schedule} with dp_shard or cp needs zero=2: it divides backward "
+            "passes, between which the parameters of zero=3 are given up"
         )
-    if settings.zero == 2 and settings.dp_shard == 1:
-        raise ConfigError("--parallel zero=2 is of dp_shard: say dp_shard=2 or more")
+    if settings.zero == 2 and not settings.is_sharded:
+        raise ConfigError("--parallel zero=2 is of shards: say dp_shard=2 or more, or cp=2 or more")
+    if settings.cp_ulysses < 0 or (settings.cp_ulysses and settings.cp % settings.cp_ulysses):
+        raise ConfigError(
+            f"--parallel cp_ulysses={settings.cp_ulysses} does not divide cp={settings.cp}; choose a divisor of it, or "
+            "leave out cp_ulysses"
+        )
 
 
 def check_model(settings: ParallelSettings, model: ModelSettings) -> None:
@@ -183,6 +202,12 @@ def check_model(settings: ParallelSettings, model: ModelSettings) -> None:
     for name in ("num_heads", "num_kv_heads", "ffn_dim", "vocab_size"):
         if (size := getattr(model, name)) % settings.tp:
             raise ConfigError(f"--parallel tp={settings.tp} does not divide model.{name} = {size}; choose another tp")
+    heads, ulysses = model.num_heads // settings.tp, settings.num_ulysses(model)
+    if heads % ulysses:
+        raise ConfigError(
+            f"--parallel cp_ulysses={ulysses} does not divide the {heads} heads of a rank (model.num_heads = "
+            f"{model.num_heads}, tp={settings.tp}); choose a smaller cp_ulysses, which makes longer rings"
+        )
     if settings.num_stages > model.num_layers:
         raise ConfigError(
             f"--parallel {settings}: {settings.num_stages} stages of a pipeline, but model.num_layers = "

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from atoll.node.parallel.blocks import attention
 from atoll.protocol.errors import ConfigError
 from atoll.protocol.model_settings import ModelSettings
 
 EMBEDDING_STD = 0.02
+Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""Queries, keys and values to what is mixed, causal; `atoll.node.parallel.blocks` says the shapes."""
 
 
 class Attention(nn.Module):
     def __init__(self, settings: ModelSettings) -> None:
         super().__init__()
         self.head_dim = settings.dim // settings.num_heads
+        self.attend: Attend = attention
         self.wq = nn.Linear(settings.dim, settings.num_heads * self.head_dim, bias=False)
         self.wk = nn.Linear(settings.dim, settings.num_kv_heads * self.head_dim, bias=False)
         self.wv = nn.Linear(settings.dim, settings.num_kv_heads * self.head_dim, bias=False)
@@ -31,10 +35,7 @@ class Attention(nn.Module):
         k = self.wk(x).view(batch, seq, -1, self.head_dim).transpose(1, 2)
         v = self.wv(x).view(batch, seq, -1, self.head_dim).transpose(1, 2)
         q, k = rotate(q, cos, sin), rotate(k, cos, sin)
-        groups = q.shape[1] // k.shape[1]
-        if groups > 1:
-            k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
-        out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        out = self.attend(q, k, v)
         mixed: Tensor = self.wo(out.transpose(1, 2).reshape(batch, seq, -1))
         return mixed
 
@@ -110,15 +111,16 @@ class Transformer(nn.Module):
         for name, values in first_values(self.settings, seed):
             parameters[name].copy_(values)
 
-    def set_angles(self) -> None:
-        """Of the rotary embedding, computed in CPU memory."""
-        half = self.cos.shape[1]
+    def set_angles(self, positions: Tensor | None = None) -> None:
+        """Of the rotary embedding, computed in CPU memory; of these positions if all sequences are given so."""
+        half, device = self.cos.shape[1], self.cos.device
+        if positions is None:
+            positions = torch.arange(self.settings.max_sequence, device="cpu")
         angles = torch.outer(
-            torch.arange(self.settings.max_sequence, dtype=torch.float32, device="cpu"),
+            positions.to("cpu", torch.float32),
             self.settings.rope_base ** (-torch.arange(half, dtype=torch.float32, device="cpu") / half),
         )
-        self.cos.copy_(angles.cos())
-        self.sin.copy_(angles.sin())
+        self.cos, self.sin = angles.cos().to(device), angles.sin().to(device)
 
     def keep(self, first: int, last: int) -> None:
         """Become one stage: blocks `first` to `last` - 1, with the embedding before the first of all, and norm and head

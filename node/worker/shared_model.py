@@ -9,9 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from atoll.node.parallel.context import Context
 from atoll.node.parallel.mesh import Mesh
 from atoll.node.parallel.parallelize import parallelize
-from atoll.node.parallel.passes import Passes, Pipeline, WholeModel, blocks_of, stages_of
+from atoll.node.parallel.passes import Passes, Pipeline, SharedSequences, WholeModel, blocks_of, stages_of
 from atoll.node.parallel.settings import ALONE
 from atoll.node.worker.model import Transformer, first_values
 from atoll.node.worker.recipe import token_loss
@@ -34,17 +35,22 @@ def shared_model(settings: RunSettings, mesh: Mesh | None, device: torch.device)
     numbers = stages_of(mesh.stage, parallel)
     parts = [_stage(settings.model, number, parallel.num_stages) for number in numbers]
     is_tied = settings.model.tie_embeddings
-    wholes = [parallelize(part, mesh, is_tied=is_tied) for part in parts]
+    context = None
+    if (cp := mesh.of("cp")) is not None:
+        context = Context(cp, parallel.num_ulysses(settings.model), settings.trainer.sequence)
+    wholes = [parallelize(part, mesh, context, is_tied=is_tied) for part in parts]
     for part in parts:
         part.to_empty(device=device)
         part.tie()
-        part.set_angles()
+        part.set_angles(context.positions if context is not None else None)
     set_first_values(parts, settings.model, settings.seed)
+    loss = context.of_share(token_loss) if context is not None else token_loss
+    ends = [end for part in parts for end in (part.embedding, part.head) if end is not None]
+    tied = cast(nn.Parameter, ends[0].weight) if is_tied and ends else None
+    passes: Passes = WholeModel(wholes[0], loss, parallel)
     if parallel.pp > 1:
-        ends = [end for part in parts for end in (part.embedding, part.head) if end is not None]
-        tied = cast(nn.Parameter, ends[0].weight) if is_tied and ends else None
-        return Pipeline(wholes, token_loss, mesh, device, tied)
-    return WholeModel(wholes[0], token_loss, parallel)
+        passes = Pipeline(wholes, loss, mesh, device, tied)
+    return SharedSequences(passes, context) if context is not None else passes
 
 
 def _stage(settings: ModelSettings, number: int, num_stages: int) -> Transformer:

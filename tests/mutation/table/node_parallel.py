@@ -5,6 +5,8 @@ from __future__ import annotations
 from tests.mutation.mutation import Mutation
 
 SETTINGS = "tests/unit/parallel/test_parallel_settings.py"
+POSITIONS = "tests/unit/parallel/test_positions.py"
+MESH = "tests/unit/parallel/test_mesh.py"
 
 MUTATIONS = (
     Mutation(
@@ -102,6 +104,54 @@ MUTATIONS = (
         old="if settings.pp_schedule in V_SCHEDULES else",
         new="if False else",
         tests=(f"{SETTINGS}::test_each_block_is_in_one_stage_of_one_rank",),
+    ),
+    Mutation(
+        name="heads are exchanged that ranks cannot share equally",
+        rule="a model is shared by whole heads",
+        where="node.parallel.settings:check_model",
+        old="if heads % ulysses:",
+        new="if heads < ulysses:",
+        tests=(f"{SETTINGS}::test_a_model_that_cannot_be_shared_so_is_refused",),
+    ),
+    Mutation(
+        name="places have pieces in order, and the last one computes most",
+        rule="ranks that share a sequence have as much to compute",
+        where="node.parallel.positions:Cut._pieces",
+        old="first, last = place, 2 * self.ring - 1 - place",
+        new="first, last = 2 * place, 2 * place + 1",
+        tests=(f"{POSITIONS}::test_a_place_has_a_piece_from_each_end",),
+    ),
+    Mutation(
+        name="queries see filling",
+        rule="filling has no part in attention",
+        where="node.parallel.positions:Cut.seen",
+        old="piece[: max(0, self.length - piece.start)]",
+        new="piece",
+        tests=(f"{POSITIONS}::test_a_real_query_sees_each_real_key_that_it_may_and_no_other",),
+    ),
+    Mutation(
+        name="each rank counts as much, however few of its positions are real",
+        rule="the loss is the mean over the whole sequence",
+        where="node.parallel.context:Context.of_share",
+        old="self._cut.num_ranks * self._num_real / self._cut.length",
+        new="1.0",
+        tests=(f"{MESH}::test_losses_of_ranks_have_the_mean_of_the_whole_sequence",),
+    ),
+    Mutation(
+        name="ranks that share a sequence keep their own gradients",
+        rule="gradients are those of the whole batch",
+        where="node.parallel.mesh:_of_fsdp",
+        old="if settings.cp > 1:",
+        new="if False:",
+        tests=(f"{MESH}::test_ranks_of_one_sequence_draw_one_batch_and_share_parameters",),
+    ),
+    Mutation(
+        name="a block's weights are of another block's sum",
+        rule="blocks are merged to what the whole would be",
+        where="node.parallel.blocks:Block.gradients",
+        old="(d_out * out).sum(-1, keepdim=True)",
+        new="(d_out * (weights @ v)).sum(-1, keepdim=True)",
+        tests=("tests/unit/parallel/test_blocks.py::test_matrix_products_and_the_kernel_agree",),
     ),
     Mutation(
         name="ranks of one batch say two losses",

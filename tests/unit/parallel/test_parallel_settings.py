@@ -32,6 +32,7 @@ MODEL = ModelSettings(dim=32, num_layers=4, num_heads=4, num_kv_heads=2, ffn_dim
         ("dp_shard=-1,tp=2", 8, 4),
         ("dp_replicate=-1, dp_shard=2, pp=2", 12, 6),
         ("tp=2,pp=2", 4, 1),
+        ("dp_shard=-1,cp=2,cp_ulysses=1", 8, 4),
     ],
 )
 def test_sizes(text: str, num_ranks: int, data_ranks: int) -> None:
@@ -39,7 +40,7 @@ def test_sizes(text: str, num_ranks: int, data_ranks: int) -> None:
     assert settings.num_ranks(num_ranks) == num_ranks
     resolved = settings.resolved(num_ranks)
     assert resolved.num_data_ranks == data_ranks
-    assert resolved.dp_replicate * resolved.dp_shard * resolved.tp * resolved.pp == num_ranks
+    assert resolved.dp_replicate * resolved.dp_shard * resolved.cp * resolved.tp * resolved.pp == num_ranks
 
 
 def test_what_nobody_said_is_ddp_of_all_ranks() -> None:
@@ -47,6 +48,7 @@ def test_what_nobody_said_is_ddp_of_all_ranks() -> None:
     assert REPLICATED.resolved(4).is_replicated_alone
     assert ALONE.is_replicated_alone
     assert not parse("dp_shard=2").is_replicated_alone
+    assert not parse("cp=2").is_replicated_alone
 
 
 def test_the_number_of_ranks_follows_where_all_sizes_are_named() -> None:
@@ -87,6 +89,11 @@ def test_a_site_of_another_number_of_ranks_is_refused() -> None:
         ("dp_shard=-1,dp_replicate=-1", "only one of them"),
         ("zero=1,dp_shard=2", "zero=1"),
         ("zero=2", "say dp_shard=2 or more"),
+        ("cp=-1", "cp=-1: at least 1"),
+        ("cp=4,cp_ulysses=3", "cp_ulysses=3 does not divide cp=4"),
+        ("cp_ulysses=2", "cp_ulysses=2 does not divide cp=1"),
+        ("cp=2,cp_ulysses=-1", "cp_ulysses=-1"),
+        ("cp=2,pp=2,pp_schedule=zbv", "needs zero=2"),
         ("pp_schedule=gpipe", "say pp=2 or more"),
         ("microbatches=4", "say pp=2 or more"),
         ("pp=2,pp_schedule=1f", 'did you mean "1f1b"'),
@@ -110,6 +117,7 @@ def test_what_contradicts_is_refused_with_what_to_choose(text: str, words: str) 
         ParallelSettings,
         dp_replicate=st.integers(1, 64),
         dp_shard=st.integers(2, 64) | st.just(-1),
+        cp=st.integers(1, 64),
         tp=st.integers(1, 64),
         zero=st.sampled_from((2, 3)),
         accumulation=st.integers(1, 64),
@@ -128,12 +136,23 @@ def test_its_text_says_all_of_it(settings: ParallelSettings) -> None:
         ("tp=4", "tp=4 does not divide model.num_kv_heads = 2"),
         ("pp=8", "8 stages of a pipeline, but model.num_layers = 4"),
         ("pp=4,pp_schedule=zbv", "8 stages of a pipeline"),
+        ("cp=3,cp_ulysses=3", "cp_ulysses=3 does not divide the 4 heads"),
+        ("cp=8,cp_ulysses=8", "cp_ulysses=8 does not divide the 4 heads"),
+        ("cp=4,cp_ulysses=4,tp=2", "cp_ulysses=4 does not divide the 2 heads"),
     ],
 )
 def test_a_model_that_cannot_be_shared_so_is_refused(text: str, words: str) -> None:
     check_model(parse("tp=2,pp=4"), MODEL)
     with pytest.raises(ConfigError, match=words):
         check_model(parse(text), MODEL)
+
+
+@pytest.mark.parametrize(
+    ("text", "num_ulysses"), [("cp=4", 2), ("cp=4,tp=2", 1), ("cp=3", 1), ("cp=4,cp_ulysses=4", 4), ("cp=8", 2)]
+)
+def test_as_many_ranks_exchange_heads_as_there_are_key_heads_for(text: str, num_ulysses: int) -> None:
+    check_model(parse(text), MODEL)
+    assert parse(text).num_ulysses(MODEL) == num_ulysses
 
 
 def test_no_rank_has_the_matrix_of_tied_embeddings_twice() -> None:

@@ -1,0 +1,41 @@
+"""Ranks of a test that share a process group: started together, for all that is to be found with so many."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from tests.harness.sockets import free_address
+
+WORKERS = Path(__file__).parents[1] / "workers"
+LIMIT_S = 200.0
+
+
+def told_by(worker: str, num_ranks: int, arguments: list[str]) -> list[dict[str, Any]]:
+    """Lines of JSON that the first rank writes; each is started with its rank, their number, an address and these
+    arguments. Fails if a rank does not end well."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "CUDA_VISIBLE_DEVICES": ""}
+    first = [sys.executable, str(WORKERS / worker)]
+    address = free_address()
+    ranks = [
+        subprocess.Popen(
+            [*first, str(rank), str(num_ranks), address, *arguments],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        for rank in range(num_ranks)
+    ]
+    try:
+        told = [rank.communicate(timeout=LIMIT_S) for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    assert [rank.returncode for rank in ranks] == [0] * num_ranks, "\n".join(
+        errors.decode()[-3000:] for _, errors in told
+    )
+    return [json.loads(line) for line in told[0][0].splitlines()]

@@ -1,0 +1,70 @@
+"""Where a rank stands in the mesh of its site: data rank, shards, and its part of a sequence."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from atoll.node.parallel.context import Context
+from atoll.node.parallel.mesh import Mesh
+from atoll.node.parallel.settings import parse
+
+CPU = torch.device("cpu")
+
+
+@contextmanager
+def seen_by(rank: int, world: int) -> Iterator[None]:
+    """Collectives do nothing."""
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.mark.parametrize(
+    ("text", "shape", "data_ranks"),
+    [
+        ("dp_shard=2,tp=2", (2,), [0, 0, 1, 1]),
+        ("dp_replicate=2,tp=2", (2, 1), [0, 0, 1, 1]),
+        ("dp_shard=2,cp=2", (4,), [0, 0, 1, 1]),
+        ("cp=2,tp=2", (2,), [0, 0, 0, 0]),
+        ("dp_replicate=2,cp=2", (2, 2), [0, 0, 1, 1]),
+        ("tp=4", None, [0, 0, 0, 0]),
+    ],
+)
+def test_ranks_of_one_sequence_draw_one_batch_and_share_parameters(
+    text: str, shape: tuple[int, ...] | None, data_ranks: list[int]
+) -> None:
+    for rank, data_rank in enumerate(data_ranks):
+        with seen_by(rank, 4):
+            mesh = Mesh.of_site(CPU, parse(text).resolved(4))
+            assert mesh.data_rank == data_rank
+            assert (None if mesh.of_fsdp is None else tuple(mesh.of_fsdp.shape)) == shape
+
+
+@pytest.mark.parametrize(("cp", "ulysses", "length"), [(2, 1, 8), (4, 2, 13), (4, 1, 3)])
+def test_losses_of_ranks_have_the_mean_of_the_whole_sequence(cp: int, ulysses: int, length: int) -> None:
+    values = torch.arange(2.0 * length).view(2, length) ** 2
+
+    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+        return (outputs - targets).mean()
+
+    total = 0.0
+    for rank in range(cp):
+        with seen_by(rank, cp):
+            mesh = Mesh.of_site(CPU, parse(f"cp={cp}").resolved(cp)).of("cp")
+            assert mesh is not None
+            context = Context(mesh, ulysses, length)
+            share = context.take(values)
+            found = context.of_share(loss)(share.requires_grad_(), torch.ones_like(share))
+            found.backward()  # type: ignore[no-untyped-call]
+            assert share.shape[1] == len(context.positions)
+            total += found.item()
+    assert total / cp == pytest.approx((values - 1).mean().item())
