@@ -12,6 +12,7 @@ from atoll.node.daemon.config import NodeConfig
 from atoll.node.daemon.launcher import Launcher
 from atoll.node.daemon.local_server import LocalServer
 from atoll.node.local_protocol import Greeting, LocalJoin
+from atoll.node.parallel.settings import check_site
 from atoll.protocol.errors import WorkerError
 from atoll.protocol.layout import Manifest
 from atoll.protocol.settings import RunSettings, settings_to_json
@@ -46,6 +47,8 @@ async def model_of_script(config: NodeConfig, settings: RunSettings, limit_s: fl
     def ended(end: WorkersExited) -> None:
         failed(WorkerError(f"the script did not come to atoll.join: {end.text}"))
 
+    if not config.command:
+        check_site(config.parallel, config.num_ranks, settings)
     server = LocalServer(happened, failed)
     launcher = Launcher(config, ended, failed)
     await server.start()

@@ -17,6 +17,7 @@ from atoll.node.daemon.launcher import Launcher
 from atoll.node.daemon.room import room_of
 from atoll.node.daemon.shell import Shell
 from atoll.node.local_protocol import Greeting
+from atoll.node.parallel.settings import check_site
 from atoll.node.threads import run_to_its_end
 from atoll.protocol.errors import AtollError
 from atoll.protocol.exit_codes import exit_code_of
@@ -78,6 +79,8 @@ class WorkerControl:
             self.server.begin(generation, greeting)
             assert self.launcher is not None
             try:
+                if not config.command:
+                    check_site(config.parallel, config.num_ranks, core.settings)
                 await self.launcher.start(generation, self.server.path)
             except AtollError as error:
                 self._refuse(generation, error)

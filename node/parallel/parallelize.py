@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import warnings
 from functools import partial
 
 import torch
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts, noop_context_fn
 
 from atoll.node.parallel.context import Context
 from atoll.node.parallel.mesh import Mesh
+from atoll.node.parallel.settings import ParallelSettings
 from atoll.node.parallel.tensor import share_matrices
 
 KEPT = (
@@ -20,23 +22,30 @@ KEPT = (
     torch.ops.aten.addmm.default,
     torch.ops.aten._scaled_dot_product_flash_attention.default,
     torch.ops.aten._scaled_dot_product_efficient_attention.default,
+    torch.ops.aten._scaled_dot_product_cudnn_attention.default,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
 )
 """What selective checkpointing does not compute again."""
 
 
-def parallelize(model: nn.Module, mesh: Mesh, context: Context | None = None, *, is_tied: bool = False) -> nn.Module:
+def parallelize(
+    model: nn.Module,
+    settings: ParallelSettings,
+    mesh: Mesh | None,
+    context: Context | None = None,
+    *,
+    is_tied: bool = False,
+) -> nn.Module:
     """The same model, or DDP around it. `model.layers` are its blocks, by name; it is on its device, or on meta.
-    `is_tied`: `embedding` and `head` have one matrix, though they are in two stages.
+    `mesh`: None where a rank is alone. `is_tied`: `embedding` and `head` have one matrix, maybe in two stages.
 
     1. Tensor parallelism, which replaces matrices by shares of them.
     2. Context parallelism, which replaces what attends.
     3. Activation checkpointing, around blocks.
     4. Data parallelism: DDP, FSDP2 or HSDP, over what the steps before have left.
     """
-    settings = mesh.settings
     layers: nn.ModuleDict = model.layers  # type: ignore[assignment]
-    if (tp := mesh.of("tp")) is not None:
+    if mesh is not None and (tp := mesh.of("tp")) is not None:
         share_matrices(model, list(layers.values()), tp, is_tied=is_tied)
     if context is not None:
         for block in layers.values():
@@ -47,12 +56,16 @@ def parallelize(model: nn.Module, mesh: Mesh, context: Context | None = None, *,
             contexts = partial(create_selective_checkpoint_contexts, _policy)
         for name, block in layers.items():
             layers[name] = checkpoint_wrapper(block, context_fn=contexts)
-    if settings.is_replicated_alone:
-        return model if settings.dp_replicate == 1 else DistributedDataParallel(model)
-    if (dp := mesh.of_fsdp) is not None:
-        gives_up = settings.is_sharded and settings.zero == 3
-        for module in (*layers.values(), model):
-            fully_shard(module, mesh=dp, reshard_after_forward=gives_up)
+    if mesh is None or mesh.of_fsdp is None or not settings.has_fsdp:
+        return model if mesh is None or settings.dp_replicate == 1 else DistributedDataParallel(model)
+    gives_up = settings.is_sharded and settings.zero == 3
+    # What a root module returns may be a view, which nobody changes in place here.
+    warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
+    low = torch.bfloat16 if settings.precision == "bf16" else None
+    # Not `cast_forward_inputs`: the angles of the rotary embedding stay fp32.
+    policy = MixedPrecisionPolicy(param_dtype=low, reduce_dtype=low and torch.float32, cast_forward_inputs=False)
+    for module in (*layers.values(), model):
+        fully_shard(module, mesh=mesh.of_fsdp, mp_policy=policy, reshard_after_forward=gives_up)
     return model
 
 

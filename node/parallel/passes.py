@@ -38,7 +38,8 @@ class Passes(Protocol):
 
 
 def computing(settings: ParallelSettings, device: torch.device) -> AbstractContextManager[object]:
-    if settings.precision == "bf16":
+    """In the settings' precision. FSDP2 casts what it gathers by itself: autocast would keep a copy of each matrix."""
+    if settings.precision == "bf16" and not settings.has_fsdp:
         return torch.autocast(device.type, torch.bfloat16)
     return nullcontext()
 
@@ -127,9 +128,9 @@ class Pipeline:
         given = (inputs,) if self._has_first else ()
         with computing(self._settings, self._device):
             if self._has_last:
-                self._schedule.step(*given, target=targets, losses=losses)
+                self._schedule.step(*given, target=targets, losses=losses, return_outputs=False)
             else:
-                self._schedule.step(*given)
+                self._schedule.step(*given, return_outputs=False)
         if self._tied is not None:
             self._sum_up(self._tied)
         return torch.stack(losses).mean() if self._has_last else None

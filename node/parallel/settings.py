@@ -11,6 +11,7 @@ from typing import Any, get_type_hints
 
 from atoll.protocol.errors import ConfigError
 from atoll.protocol.model_settings import ModelSettings
+from atoll.protocol.settings import RunSettings
 from atoll.protocol.strict import nearest
 
 THE_REST = -1
@@ -55,7 +56,8 @@ class ParallelSettings:
     pp: int = 1
     """Stages of a pipeline, on the same batch."""
     zero: int = 3
-    """With dp_shard: 3 gathers the parameters of a block for each use, 2 once a step."""
+    """With dp_shard: 3 gathers the parameters of a block for each use, 2 once a step. With dp_replicate alone: 1 shares
+    the optimizer's state."""
     pp_schedule: str = "1f1b"
     """Of the pipeline: gpipe, 1f1b, interleaved-1f1b, looped-bfs, interleaved-zero-bubble, zbv or dualpipev."""
     microbatches: int = 0
@@ -97,6 +99,11 @@ class ParallelSettings:
         return self.dp_shard != 1 or self.cp > 1
 
     @property
+    def has_fsdp(self) -> bool:
+        """FSDP2 has the parameters, once no size is `THE_REST`: shards, or replicas of what is shared otherwise."""
+        return self.is_sharded or (self.dp_replicate > 1 and not self.is_replicated_alone)
+
+    @property
     def is_replicated_alone(self) -> bool:
         """Each rank has the whole model, and DDP averages their gradients."""
         return self.dp_shard == self.cp == self.tp == self.pp == 1
@@ -107,8 +114,9 @@ class ParallelSettings:
         product = math.prod(size for size in sizes.values() if size != THE_REST)
         if THE_REST not in sizes.values():
             if given not in (1, product):
+                said = ",".join(f"{name}={size}" for name, size in sizes.items() if size != 1) or "dp_replicate=1"
                 raise ConfigError(
-                    f"--ranks {given} and --parallel {self}, which needs {product}: leave out --ranks, or let "
+                    f"--ranks {given} and --parallel {said}, which needs {product}: leave out --ranks, or let "
                     "dp_shard=-1 or dp_replicate=-1 take what is left"
                 )
             return product
@@ -130,12 +138,11 @@ class ParallelSettings:
 
 
 ALONE = ParallelSettings()
-REPLICATED = ParallelSettings(dp_replicate=THE_REST)
-"""Where nothing is said."""
 
 
 def parse(text: str) -> ParallelSettings:
-    """`dp_shard=2,tp=2`. Raises ConfigError, naming what is wrong and what to choose."""
+    """`dp_shard=2,tp=2`; where no size is said, each rank has the whole model. Raises ConfigError, naming what is wrong
+    and what to choose."""
     kinds: dict[str, type] = get_type_hints(ParallelSettings)
     values: dict[str, Any] = {}
     for part in filter(None, (part.strip() for part in text.split(","))):
@@ -150,9 +157,11 @@ def parse(text: str) -> ParallelSettings:
             values[name] = kinds[name](value)
         except ValueError:
             raise ConfigError(f'--parallel "{text}": {name} is a whole number, not "{value}"') from None
+    if not values.keys() & set(DIMENSIONS):
+        values["dp_replicate"] = THE_REST
     settings = ParallelSettings(**values)
     _check(settings)
-    return settings if text.strip() else REPLICATED
+    return settings
 
 
 def _check(settings: ParallelSettings) -> None:
@@ -166,7 +175,7 @@ def _check(settings: ParallelSettings) -> None:
     if settings.dp_replicate == settings.dp_shard == THE_REST:
         raise ConfigError("--parallel dp_replicate=-1,dp_shard=-1: only one of them can take the ranks that are left")
     for name, choices in (
-        ("zero", (2, 3)),
+        ("zero", (1, 2, 3)),
         ("pp_schedule", tuple(SCHEDULES)),
         ("checkpointing", ("none", "selective", "full")),
         ("precision", ("fp32", "bf16")),
@@ -183,6 +192,12 @@ def _check(settings: ParallelSettings) -> None:
             f"--parallel accumulation={settings.accumulation} with pp={settings.pp}: a pipeline has microbatches, "
             f"say microbatches={settings.accumulation * settings.num_microbatches}"
         )
+    _check_microbatches(settings)
+    if settings.pp_schedule in DIVIDING_SCHEDULES and settings.checkpointing == "selective":
+        raise ConfigError(
+            f"--parallel checkpointing=selective with pp_schedule={settings.pp_schedule}, which divides backward "
+            "passes: what is kept would be given up after the first half; choose checkpointing=full or none"
+        )
     if settings.pp_schedule in DIVIDING_SCHEDULES and settings.is_sharded and settings.zero != 2:
         raise ConfigError(
             f"--parallel pp_schedule={settings.pp_schedule} with dp_shard or cp needs zero=2: it divides backward "
@@ -190,10 +205,32 @@ def _check(settings: ParallelSettings) -> None:
         )
     if settings.zero == 2 and not settings.is_sharded:
         raise ConfigError("--parallel zero=2 is of shards: say dp_shard=2 or more, or cp=2 or more")
+    if settings.zero == 1 and (not settings.is_replicated_alone or settings.dp_replicate == 1):
+        raise ConfigError(
+            "--parallel zero=1 is of ranks that each have the whole model: say dp_replicate=2 or more, or -1, and "
+            "nothing else that shares it; with dp_shard, zero=2 and zero=3 share the optimizer's state too"
+        )
     if settings.cp_ulysses < 0 or (settings.cp_ulysses and settings.cp % settings.cp_ulysses):
         raise ConfigError(
             f"--parallel cp_ulysses={settings.cp_ulysses} does not divide cp={settings.cp}; choose a divisor of it, or "
             "leave out cp_ulysses"
+        )
+
+
+def _check_microbatches(settings: ParallelSettings) -> None:
+    """As torch's schedules ask for them."""
+    number, pp, schedule = settings.num_microbatches, settings.pp, settings.pp_schedule
+    least = {"1f1b": pp, "dualpipev": settings.num_stages}.get(schedule, 1)
+    if pp > 1 and number < least:
+        raise ConfigError(
+            f"--parallel microbatches={number} with pp={pp} and pp_schedule={schedule}: at least {least}, or stages "
+            "would never all be busy"
+        )
+    rounds = max(1, number // pp)
+    if schedule.startswith("interleaved") and number % rounds:
+        raise ConfigError(
+            f"--parallel microbatches={number} with pp={pp} and pp_schedule={schedule}: they go in {rounds} rounds, "
+            f"which do not divide them; choose microbatches={rounds * pp}"
         )
 
 
@@ -218,6 +255,13 @@ def check_model(settings: ParallelSettings, model: ModelSettings) -> None:
             f"--parallel pp_schedule={settings.pp_schedule} with model.tie_embeddings: the first and the last stage "
             "are on one rank, which would have their matrix twice; choose another schedule"
         )
+
+
+def check_site(text: str, num_ranks: int, settings: RunSettings) -> None:
+    """Of a site that runs the built-in trainer. Raises ConfigError, before any rank is started."""
+    parallel = parse(text).resolved(num_ranks)
+    check_model(parallel, settings.model)
+    check_batch(parallel, settings.trainer.batch_size)
 
 
 def check_batch(settings: ParallelSettings, batch_size: int) -> None:

@@ -132,7 +132,7 @@ class JoinedSite(Site):
         self._is_restored = self._checkpoints is not None and self._checkpoints.go_on(
             told.checkpoint, told.incarnation, self._client.generation
         )
-        self.site_id, self.seed = told.site_id, told.data_seed
+        self.site_id, self.seed, self._num_data_ranks = told.site_id, told.data_seed, told.num_readers
         self._data_epoch = 0
         self._num_fragments = connection.settings.sync.fragments
         self._listed: dict[int, Mark] = {}  # what a snapshot in flight lists, by fragment: what no other one does

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Iterable
 from typing import Any
 
@@ -24,15 +25,35 @@ def make_optimizer(parameters: Iterable[nn.Parameter], trainer: TrainerSettings)
     return torch.optim.AdamW(groups, lr=trainer.learning_rate, betas=(trainer.beta1, trainer.beta2))
 
 
-def optimizer_of(parameters: Iterable[nn.Parameter], settings: RunSettings) -> torch.optim.Optimizer:
-    """The same where each site does its steps; with gradient exchange the run's optimizer, which is at the nodes."""
+def optimizer_of(
+    parameters: Iterable[nn.Parameter], settings: RunSettings, *, shares_state: bool = False
+) -> torch.optim.Optimizer:
+    """The same where each site does its steps; with gradient exchange the run's optimizer, which is at the nodes.
+    `shares_state`: among ranks that each have the whole model (ZeRO-1). Raises ConfigError if there is none."""
     trainer, outer = settings.trainer, settings.outer
     if not settings.sync.steps_at_nodes:
-        return make_optimizer(parameters, trainer)
+        made = make_optimizer(parameters, trainer)
+        return zero_1(made) if shares_state else made
+    if shares_state:
+        raise ConfigError(
+            f'--parallel zero=1 with sync.strategy = "{settings.sync.strategy}": the nodes do the steps, and ranks '
+            "have no optimizer's state to share; leave out zero"
+        )
     if (kind := kind_of(settings.sync, outer)) is SGD:
         return SGD(parameters, lr=trainer.learning_rate, momentum=outer.momentum)
-    made: torch.optim.Optimizer = kind(_groups(parameters, trainer), lr=trainer.learning_rate)
-    return made
+    at_nodes: torch.optim.Optimizer = kind(_groups(parameters, trainer), lr=trainer.learning_rate)
+    return at_nodes
+
+
+def zero_1(like: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """The same steps, of which each rank does those of its part of the parameters, and hands them to the others (ZeRO,
+    1910.02054, section 5.1)."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # torch's own, at import
+        from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    groups = [dict(group) for group in like.param_groups]
+    return ZeroRedundancyOptimizer(groups, optimizer_class=type(like), **like.defaults)
 
 
 def _groups(parameters: Iterable[nn.Parameter], trainer: TrainerSettings) -> list[dict[str, Any]]:

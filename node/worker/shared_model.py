@@ -13,7 +13,7 @@ from atoll.node.parallel.context import Context
 from atoll.node.parallel.mesh import Mesh
 from atoll.node.parallel.parallelize import parallelize
 from atoll.node.parallel.passes import Passes, Pipeline, SharedSequences, WholeModel, blocks_of, stages_of
-from atoll.node.parallel.settings import ALONE
+from atoll.node.parallel.settings import ParallelSettings
 from atoll.node.worker.model import Transformer, first_values
 from atoll.node.worker.recipe import token_loss
 from atoll.node.worker.tensors import named_tensors, slice_of
@@ -24,13 +24,10 @@ TIED = {"head.weight": "embedding.weight"}
 """Where the settings tie them, in whatever stages they are."""
 
 
-def shared_model(settings: RunSettings, mesh: Mesh | None, device: torch.device) -> Passes:
+def shared_model(settings: RunSettings, parallel: ParallelSettings, mesh: Mesh | None, device: torch.device) -> Passes:
     """No rank ever has more than its shares and one whole tensor. `mesh`: None where a rank is alone."""
-    if mesh is None:
-        return WholeModel(Transformer(settings.model, settings.seed).to(device), token_loss, ALONE)
-    parallel = mesh.settings
-    if parallel.is_replicated_alone:
-        whole = parallelize(Transformer(settings.model, settings.seed).to(device), mesh)
+    if mesh is None or parallel.is_replicated_alone:
+        whole = parallelize(Transformer(settings.model, settings.seed).to(device), parallel, mesh)
         return WholeModel(whole, token_loss, parallel)
     numbers = stages_of(mesh.stage, parallel)
     parts = [_stage(settings.model, number, parallel.num_stages) for number in numbers]
@@ -38,7 +35,7 @@ def shared_model(settings: RunSettings, mesh: Mesh | None, device: torch.device)
     context = None
     if (cp := mesh.of("cp")) is not None:
         context = Context(cp, parallel.num_ulysses(settings.model), settings.trainer.sequence)
-    wholes = [parallelize(part, mesh, context, is_tied=is_tied) for part in parts]
+    wholes = [parallelize(part, parallel, mesh, context, is_tied=is_tied) for part in parts]
     for part in parts:
         part.to_empty(device=device)
         part.tie()
@@ -69,8 +66,9 @@ def set_first_values(parts: Sequence[nn.Module], settings: ModelSettings, seed: 
         for name, tensor in named_tensors(part):
             here.setdefault(tied.get(name, name), []).append(tensor)
     for name, values in first_values(settings, seed):
-        for tensor in here.get(name, ()):
+        for tensor in here.pop(name, ()):
             offsets, sizes = slice_of(tensor, name)
             local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
             if local.numel():
                 local.copy_(values[tuple(slice(o, o + n) for o, n in zip(offsets, sizes, strict=True))])
+    assert not here, f"{min(here)!r} would begin with whatever was in memory"

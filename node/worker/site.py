@@ -53,6 +53,7 @@ class Site:
         self.settings: RunSettings | None = None
         """Of the run; None without a node."""
         self.running = True
+        self._num_data_ranks = self.world
         self._base_run_step = 0  # run_step of the commit that the local parameters are based on
         self._base_run_tokens = 0
         self._base = Mark(0, 0)  # what this rank has trained that is in the base, or undone
@@ -79,7 +80,7 @@ class Site:
         else:
             own_steps = max(1, self._steps - self._base.steps)
             own_tokens = self._tokens - self._base.tokens
-            tokens_per_step = own_tokens / own_steps * self.world * self.settings.min_sites
+            tokens_per_step = own_tokens / own_steps * self._num_data_ranks * self.settings.min_sites
         # Before the first step nothing is known; no step has more than all steps' tokens.
         return max(1, math.ceil(self.settings.tokens / tokens_per_step)) if tokens_per_step else self.settings.tokens
 

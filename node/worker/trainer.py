@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from atoll.node.parallel.gradients import clip
 from atoll.node.parallel.mesh import Mesh
-from atoll.node.parallel.settings import check_batch, check_model, parse
+from atoll.node.parallel.settings import parse
 from atoll.node.worker import data
 from atoll.node.worker.connection import Connection, connect, disconnect
 from atoll.node.worker.join import join
@@ -42,16 +42,14 @@ def train(connection: Connection) -> None:
     """One rank, from its settings to the end of the run. Raises AtollError."""
     settings, trainer = connection.settings, connection.settings.trainer
     parallel = parse(connection.greeting.parallel).resolved(connection.world)
-    check_model(parallel, settings.model)
-    check_batch(parallel, trainer.batch_size)
     listing = data.list_for_run(settings.data, connection.greeting.data_paths)
     corpus = data.load(listing)
     fingerprint = data.fingerprint_for_run(settings.data, listing)
     with _device_of_rank(connection) as device:
         mesh = Mesh.of_site(device, parallel) if connection.world > 1 else None
-        passes = shared_model(settings, mesh, device)
+        passes = shared_model(settings, parallel, mesh, device)
         parameters = [parameter for part in passes.parts for parameter in part.parameters()]
-        optimizer = optimizer_of(parameters, settings)
+        optimizer = optimizer_of(parameters, settings, shares_state=parallel.zero == 1 and connection.world > 1)
         windows_of_text = TextWindows(corpus.training, trainer.sequence)
         batch_size = trainer.batch_size // parallel.num_data_ranks
         data_rank = mesh.data_rank if mesh is not None else 0
@@ -78,7 +76,8 @@ def _device_of_rank(connection: Connection) -> Iterator[torch.device]:
     if torch.cuda.is_available():
         if local_rank >= torch.cuda.device_count():
             raise ConfigError(
-                f"rank {connection.rank} has no GPU: this host has {torch.cuda.device_count()}; lower --ranks"
+                f"rank {connection.rank} has no GPU: this host has {torch.cuda.device_count()}; lower --ranks or the "
+                "sizes of --parallel"
             )
         device = torch.device("cuda", local_rank)
         torch.cuda.set_device(device)

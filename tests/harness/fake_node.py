@@ -42,6 +42,7 @@ class FakeNode:
         self.snapshot = memoryview(b"")
         self.publish = memoryview(b"")
         self.moments: tuple[memoryview, ...] = ()
+        self.num_readers = 1
         self.shared_pieces: tuple[int, ...] = ()
         self.checkpoint_folder = ""
         self._checkpoint: CheckpointId | None = None
@@ -64,6 +65,7 @@ class FakeNode:
             run_seed=1,
             data_seed=99,
             checkpoint=self._checkpoint,
+            num_readers=self.num_readers,
         )
         return JoinedLayout(
             told=told, layout=self.layout, snapshot=self.snapshot, publish=self.publish, moments=self.moments

@@ -12,8 +12,8 @@ from tests.harness.rank_lines import told_by
 CLOSE = {"loss": 2e-6, "norm": 3e-4, "values": 1e-5}
 """fp32, summed in another order: of the loss (5.5 at first), of the gradients' norm (13), of the largest difference of
 a parameter after five steps of SGD with a rate of 0.25."""
-BF16 = {"loss": 0.05, "norm": 2.0, "values": 0.1}
-"""Computed in 8 bits of mantissa."""
+BF16 = {"loss": 0.03, "norm": 0.6, "values": 0.1}
+"""Computed in 8 bits of mantissa, as the one process: in other places of the model, as FSDP2 casts norms too."""
 pytestmark = pytest.mark.timeout(240)
 
 
@@ -34,7 +34,7 @@ def is_one_process(found: dict[str, Any]) -> None:
     # Embedding and norms are whole on each rank of tensor parallelism; stages are not equally large.
     shares = settings.dp_shard * settings.cp * settings.tp * settings.pp
     assert found["largest_share"] <= (1 if shares == 1 else 1 / shares + 0.11), found
-    assert settings.precision == "fp32" or found["loss"] > CLOSE["loss"], "it was computed in fp32"
+    assert found["computed_in"] == ["bfloat16" if settings.precision == "bf16" else "float32"]
 
 
 SCHEDULED = [f"pp=2,pp_schedule={name}" for name in SCHEDULES if name not in ("1f1b", "zbv")]
@@ -42,7 +42,7 @@ LAYOUTS = [
     pytest.param(
         2,
         [
-            "dp_replicate=2",
+            "dp_replicate=2,zero=1",
             "dp_shard=2",
             "dp_shard=2,zero=2,accumulation=2",
             "tp=2,checkpointing=selective",
@@ -64,6 +64,7 @@ LAYOUTS = [
         2,
         [
             *SCHEDULED,
+            "dp_replicate=2",
             "pp=2,microbatches=8",
             "dp_replicate=2,accumulation=2",
             "dp_shard=2,accumulation=4",

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from atoll.coordinator import admin
+from atoll.protocol.errors import ConfigError
 from atoll.protocol.model_settings import ModelSettings, TrainerSettings
 from atoll.protocol.settings import RunSettings
 from atoll.protocol.sync_settings import SyncSettings
@@ -96,6 +97,18 @@ def test_sites_of_different_shapes_train_one_model(tmp_path: Path, text: Path) -
         samples = {line["site"]: line["num_done"] for line in status["data"]}
         assert {num % 40 for num in samples.values()} == {0}
         assert sum(samples.values()) * 32 == status["run_tokens"]
+
+
+def test_a_model_that_cannot_be_shared_so_ends_the_node_before_a_rank_is_started(tmp_path: Path, text: Path) -> None:
+    with LocalRun(tmp_path, of_shapes(min_sites=1, steps=40)) as run:
+        run.start_coordinator()
+        start(run, "one", text, "dp_shard=3")
+        start(run, "two", text, "tp=4")
+        assert run.wait_all(LIMIT_S) == dict.fromkeys(("one", "two"), ConfigError.exit_code)
+        logs = {name: (run.home(name) / "node.log").read_text() for name in run.nodes}
+        assert "trainer.batch_size = 4 sequences cannot be shared equally by 3 data ranks" in logs["one"]
+        assert "--parallel tp=4 does not divide model.num_heads = 2" in logs["two"]
+        assert "trains on" not in "".join(logs.values())
 
 
 def test_a_site_that_is_killed_comes_back_in_another_shape(tmp_path: Path, text: Path) -> None:

@@ -23,7 +23,8 @@ from torch.distributed.tensor import DTensor
 
 from atoll.node.parallel.gradients import clip
 from atoll.node.parallel.mesh import Mesh
-from atoll.node.parallel.settings import check_batch, check_model, parse
+from atoll.node.parallel.settings import ParallelSettings, check_batch, check_model, parse
+from atoll.node.worker.recipe import zero_1
 from atoll.node.worker.shared_model import shared_model
 from atoll.node.worker.tensors import named_tensors
 from atoll.protocol.model_settings import ModelSettings, TrainerSettings
@@ -56,6 +57,8 @@ class Trained:
     values: dict[str, Tensor]
     num_elements: int
     """Of this rank."""
+    computed_in: frozenset[str]
+    """What matrix products gave."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +74,7 @@ class Held:
     """That ranks have together."""
     largest_share: float
     """Of the model's elements, the most that a rank has."""
+    computed_in: list[str]
 
 
 def batches() -> list[Tensor]:
@@ -78,12 +82,21 @@ def batches() -> list[Tensor]:
     return [torch.randint(0, 256, (BATCH, SEQUENCE + 1), generator=generator) for _ in range(STEPS)]
 
 
-def train(mesh: Mesh | None, is_tied: bool) -> Trained:
+def train(mesh: Mesh | None, parallel: ParallelSettings, is_tied: bool) -> Trained:
     settings = replace(SETTINGS, model=replace(SETTINGS.model, tie_embeddings=is_tied))
-    passes = shared_model(settings, mesh, CPU)
+    passes = shared_model(settings, parallel, mesh, CPU)
     parameters = [parameter for part in passes.parts for parameter in part.parameters()]
-    optimizer = torch.optim.SGD(parameters, lr=RATE, foreach=False)
+    optimizer: torch.optim.Optimizer = torch.optim.SGD(parameters, lr=RATE, foreach=False)
+    if mesh is not None and mesh.settings.zero == 1:
+        optimizer = zero_1(optimizer)
     losses, norms, first = list[float](), list[float](), whole(passes.parts)
+    dtypes = set[str]()
+
+    def note(module: nn.Module, inputs: object, output: Tensor) -> None:
+        dtypes.add(str(output.dtype).removeprefix("torch."))
+
+    for module in (m for part in passes.parts for name, m in part.named_modules() if name.endswith("feed_forward.up")):
+        module.register_forward_hook(note)
     for batch in batches():
         share = batch if mesh is None else batch.chunk(mesh.settings.num_data_ranks)[mesh.data_rank]
         optimizer.zero_grad(set_to_none=True)
@@ -92,7 +105,7 @@ def train(mesh: Mesh | None, is_tied: bool) -> Trained:
         optimizer.step()
         losses += [] if loss is None else [loss.item()]
     num_elements = sum(local(parameter).numel() for parameter in parameters)
-    return Trained(losses, norms, first, whole(passes.parts), num_elements)
+    return Trained(losses, norms, first, whole(passes.parts), num_elements, frozenset(dtypes))
 
 
 def local(tensor: Tensor) -> Tensor:
@@ -107,13 +120,23 @@ def whole(parts: Sequence[nn.Module]) -> dict[str, Tensor]:
     return found
 
 
-def held(layout: str, world: int, alone: dict[bool, Trained]) -> Held:
-    is_tied = layout.startswith(TIED)
-    settings = parse(layout.removeprefix(TIED)).resolved(world)
+def read(layout: str) -> tuple[bool, ParallelSettings]:
+    return layout.startswith(TIED), parse(layout.removeprefix(TIED))
+
+
+def alone_of(layout: str) -> tuple[bool, str]:
+    """What decides what one process computes: ties and precision."""
+    is_tied, settings = read(layout)
+    return is_tied, settings.precision
+
+
+def held(layout: str, world: int, alone: dict[tuple[bool, str], Trained]) -> Held:
+    is_tied, settings = read(layout)
+    settings = settings.resolved(world)
     check_model(settings, replace(SETTINGS.model, tie_embeddings=is_tied))
     check_batch(settings, BATCH)
     mesh = Mesh.of_site(CPU, settings)
-    expected, found = alone[is_tied], train(mesh, is_tied)
+    expected, found = alone[alone_of(layout)], train(mesh, settings, is_tied)
     everyone: list[tuple[int, list[float], list[str]]] = [(0, [], [])] * world
     dist.all_gather_object(everyone, (mesh.data_rank, found.losses, sorted(found.values)))
     said: dict[int, list[float]] = {}
@@ -140,6 +163,7 @@ def held(layout: str, world: int, alone: dict[bool, Trained]) -> Held:
         values=worst[1].item(),
         num_tensors=len({name for _, _, names in everyone for name in names}),
         largest_share=worst[3].item(),
+        computed_in=sorted(found.computed_in),
     )
 
 
@@ -155,7 +179,10 @@ def main(rank: int, world: int, address: str, layouts: list[str]) -> None:
     torch.set_num_threads(1)
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world)}
     dist.init_process_group("gloo", init_method=f"tcp://{address}", rank=rank, world_size=world)
-    alone = {is_tied: train(None, is_tied) for is_tied in sorted({layout.startswith(TIED) for layout in layouts})}
+    alone = {
+        (is_tied, precision): train(None, ParallelSettings(precision=precision), is_tied)
+        for is_tied, precision in sorted({alone_of(layout) for layout in layouts})
+    }
     for layout in layouts:
         found = held(layout, world, alone)
         if rank == 0:

@@ -14,6 +14,8 @@ from atoll.protocol.sample_order import MAX_SAMPLES
 MAX_BATCH = 1 << 24
 SAME_LOSS = 1e-3
 """Ranks that share a batch may sum it up in another order, in few bits."""
+LEAST_LOSS = 1e-9
+"""Below it two losses are one."""
 
 
 def check_report(
@@ -82,7 +84,7 @@ def sealed_by_all(generation: int, reports: Sequence[SealedReport], loaders: Col
         if report.num_steps:
             loss = report.loss_sum / report.num_steps
             known, first_rank = said.setdefault(report.data_rank, (loss, rank))
-            if not math.isclose(loss, known, rel_tol=SAME_LOSS, abs_tol=SAME_LOSS):
+            if not math.isclose(loss, known, rel_tol=SAME_LOSS, abs_tol=LEAST_LOSS):
                 return (
                     f"ranks {first_rank} and {rank} share data rank {report.data_rank} but say losses of {known:.6g} "
                     f"and {loss:.6g} at step {step}; ranks that see the same batch have one loss: give site.step the "

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from atoll.node.parallel.passes import blocks_of, stages_of
 from atoll.node.parallel.settings import (
     ALONE,
-    REPLICATED,
     SCHEDULES,
     V_SCHEDULES,
     ParallelSettings,
@@ -44,8 +43,10 @@ def test_sizes(text: str, num_ranks: int, data_ranks: int) -> None:
 
 
 def test_what_nobody_said_is_ddp_of_all_ranks() -> None:
-    assert parse(" ") == REPLICATED
-    assert REPLICATED.resolved(4).is_replicated_alone
+    assert parse(" ").resolved(4) == ParallelSettings(dp_replicate=4)
+    assert parse("precision=bf16,accumulation=2").resolved(4).dp_replicate == 4
+    assert parse("precision=bf16").resolved(1) == ParallelSettings(precision="bf16")
+    assert parse("").resolved(4).is_replicated_alone
     assert ALONE.is_replicated_alone
     assert not parse("dp_shard=2").is_replicated_alone
     assert not parse("cp=2").is_replicated_alone
@@ -60,6 +61,7 @@ def test_the_number_of_ranks_follows_where_all_sizes_are_named() -> None:
     ("text", "num_ranks", "words"),
     [
         ("tp=2", 3, "--ranks 3 and --parallel tp=2, which needs 2"),
+        ("dp_replicate=1,precision=bf16", 2, "--parallel dp_replicate=1, which needs 1"),
         ("dp_shard=-1,tp=2", 3, "--ranks 3 cannot be divided by the 2"),
     ],
 )
@@ -87,7 +89,15 @@ def test_a_site_of_another_number_of_ranks_is_refused() -> None:
         ("dp_shard=0", "or -1 for the ranks that are left"),
         (f"tp={1 << 40}", "at least 1"),
         ("dp_shard=-1,dp_replicate=-1", "only one of them"),
-        ("zero=1,dp_shard=2", "zero=1"),
+        ("zero=4,dp_shard=2", "zero=4"),
+        ("zero=1,dp_shard=2", "zero=1 is of ranks that each have the whole model"),
+        ("zero=1,dp_replicate=2,tp=2", "zero=1 is of ranks that each have the whole model"),
+        ("zero=1,tp=2", "say dp_replicate=2 or more"),
+        ("pp=2,microbatches=1", "at least 2"),
+        ("pp=2,pp_schedule=dualpipev,microbatches=3", "at least 4"),
+        ("pp=2,pp_schedule=interleaved-1f1b,microbatches=5", "choose microbatches=4"),
+        ("pp=2,pp_schedule=interleaved-zero-bubble,microbatches=7", "choose microbatches=6"),
+        ("pp=2,pp_schedule=zbv,checkpointing=selective", "choose checkpointing=full or none"),
         ("zero=2", "say dp_shard=2 or more"),
         ("cp=-1", "cp=-1: at least 1"),
         ("cp=4,cp_ulysses=3", "cp_ulysses=3 does not divide cp=4"),

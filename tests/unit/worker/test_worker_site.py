@@ -492,7 +492,12 @@ def test_steps_within_busy_leave_no_time_that_is_negative(node: FakeNode, monkey
     assert [b["train_s"] for b in node.said("sealed")] == [60, 2]
 
 
-def test_run_length_in_tokens_is_estimated(node: FakeNode, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("num_data_ranks", [1, 2])
+def test_run_length_in_tokens_is_estimated(
+    node: FakeNode, monkeypatch: pytest.MonkeyPatch, num_data_ranks: int
+) -> None:
+    """Ranks that share a batch see its tokens once."""
+    node.num_readers = num_data_ranks
     settings = replace(SETTINGS, steps=0, tokens=3000, min_sites=3)
     monkeypatch.setattr(join_module, "connect", lambda: node.connection(settings))
     net, optimizer = model()
@@ -500,7 +505,7 @@ def test_run_length_in_tokens_is_estimated(node: FakeNode, monkeypatch: pytest.M
     with atoll.join(net, optimizer) as site:
         assert site.run_length == 3000
         site._steps, site._tokens = 1, 10  # before the first commit: three sites like this one
-        assert site.run_length == 100
+        assert site.run_length == 100 / num_data_ranks
         site._steps = 0
         site.step(tokens=10)
         assert site.run_length == 50  # 60 tokens a step, as the run really went

@@ -61,7 +61,7 @@ def test_it_trains_to_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.parametrize(
     ("paths", "world", "text"),
-    [((), 1, "--data PATH"), (("nowhere.txt",), 1, "nowhere.txt"), ((), 3, "--ranks")],
+    [((), 1, "--data PATH"), (("nowhere.txt",), 1, "nowhere.txt")],
 )
 def test_a_wrong_configuration_is_one_line_and_fatal(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], paths: tuple[str, ...], world: int, text: str
