@@ -50,12 +50,44 @@ class TrainerSettings:
     """After joining or a restart the learning rate rises over this many steps; 0 turns it off."""
 
 
+def _llama(
+    dim: int,
+    num_layers: int,
+    num_heads: int,
+    num_kv_heads: int,
+    ffn_dim: int,
+    *,
+    vocab_size: int = 128_256,
+    max_sequence: int = 8192,
+    tie_embeddings: bool = False,
+) -> ModelSettings:
+    return ModelSettings(
+        dim=dim,
+        num_layers=num_layers,
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        ffn_dim=ffn_dim,
+        vocab_size=vocab_size,
+        max_sequence=max_sequence,
+        tie_embeddings=tie_embeddings,
+    )
+
+
 MODELS = {
     "nano": ModelSettings(dim=32, num_layers=2, num_heads=2, num_kv_heads=1, ffn_dim=96),  # for trying things out
     "tiny": ModelSettings(),  # about 0.9 million parameters
     "small": ModelSettings(dim=384, num_layers=6, num_heads=6, num_kv_heads=2, ffn_dim=1024, max_sequence=256),
+    "llama-125m": _llama(768, 12, 12, 12, 2048, vocab_size=32_000, max_sequence=2048),
+    "llama-350m": _llama(1024, 24, 16, 16, 2816, vocab_size=32_000, max_sequence=2048),
+    "llama3-1b": _llama(2048, 16, 32, 8, 8192, tie_embeddings=True),
+    "llama3-3b": _llama(3072, 28, 24, 8, 8192, tie_embeddings=True),
+    "llama3-8b": _llama(4096, 32, 32, 8, 14_336),
+    "llama3-70b": _llama(8192, 80, 64, 8, 28_672),
 }
-"""Named sizes of the built-in model."""
+"""Named sizes of the built-in model. Those called llama have the shapes of that family (the Llama 3 ones of arXiv
+2407.21783 and their releases; 125m and 350m the widths and depths of arXiv 2005.14165)."""
+ON_ONE_MACHINE = ("nano", "tiny", "small")
+"""Of these, those that several sites on one machine without a GPU can train."""
 
 
 def check_model(model: ModelSettings, trainer: TrainerSettings) -> None:

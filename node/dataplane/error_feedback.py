@@ -21,6 +21,7 @@ import numpy as np
 
 from atoll.node.dataplane import store_files
 from atoll.node.dataplane.chunk_store import ChunkStore
+from atoll.node.dataplane.places import error_sizes
 from atoll.node.dataplane.store_files import Bytes, StoreKind
 from atoll.node.threads import each
 from atoll.protocol.codecs import kernels, scratch
@@ -35,11 +36,6 @@ log = logging.getLogger("atoll.node")
 
 _FORMAT = 1
 _NAME = "error"
-
-
-def record_sizes(layout: Layout) -> list[int]:
-    """Bytes of the error of each chunk: none for those that are not trained."""
-    return [chunk.num_bytes if chunk.role is Role.TRAINABLE else 0 for chunk in layout.chunks]
 
 
 def leave_over(codec: str, sent: bytes, error: Floats, beta: np.float32, out: Floats) -> float:
@@ -60,7 +56,7 @@ def _kind(layout: Layout, settings: RunSettings) -> StoreKind:
         what="error feedback",
         identity={"format": _FORMAT, "run": settings.run_id, "manifest": layout.manifest.digest.hex()},
         key=digest.uint(layout.chunk_elements).finish(),
-        record_bytes=record_sizes(layout),
+        record_bytes=error_sizes(layout),
         name_of=layout.name_of,
     )
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from atoll.node.dataplane.error_feedback import record_sizes
-from atoll.node.dataplane.places import PlaceMap
+from atoll.node.dataplane.places import PlaceMap, error_sizes
 from atoll.protocol.codecs.table import SPARSE
 from atoll.protocol.digest import DIGEST_BYTES
 from atoll.protocol.layout import DTYPE_BYTES, Layout, Role
@@ -18,6 +17,10 @@ INDEX_BYTES = 128
 """For each chunk, in the index of the outer state ..."""
 ENTRY_BYTES = 52
 """... and before the payloads of a commit and the records of a snapshot."""
+
+
+NODE_CONSTANT_BYTES = 150 << 20
+"""Python, gRPC, numpy, compiled kernels."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +38,11 @@ class Footprint:
     """The most that all payloads of a sync have, where `min_sites` contribute."""
     disk_parts: tuple[tuple[str, int], ...]
     """The most of each kind, in words, that may lie on the disk at one time."""
+
+    @property
+    def memory_bytes(self) -> int:
+        """Of the node, without the training processes."""
+        return NODE_CONSTANT_BYTES + self.outer_bytes + self.shared_bytes + self.sync_bytes
 
     @property
     def disk_bytes(self) -> int:
@@ -66,7 +74,7 @@ def footprint(layout: Layout, settings: RunSettings) -> Footprint:
 
 def _errors(layout: Layout, settings: RunSettings) -> list[tuple[str, int]]:
     """Errors of averages: of the last commit and of the attempt under way, for a site that reduces every chunk."""
-    sizes, found = record_sizes(layout), []
+    sizes, found = error_sizes(layout), []
     if settings.sync.error_feedback:
         found.append(("error feedback", PlaceMap(sizes).file_bytes + INDEX_BYTES * len(sizes)))
     if settings.sync.error_feedback_down:

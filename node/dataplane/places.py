@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from atoll.protocol.layout import Layout, Role
+
 ALIGNMENT_BYTES = 64
 SPARES = 4  # of each size: so many chunks of one size can be replaced at once
 
@@ -17,6 +19,11 @@ def place_bytes(record_bytes: int) -> int:
     """Size of the place for a record: a multiple of ALIGNMENT_BYTES, at most an eighth above the record's (or 64)."""
     step = max(ALIGNMENT_BYTES, (1 << max(0, record_bytes - 1).bit_length()) // 16)
     return max(1, -(-record_bytes // step)) * step
+
+
+def error_sizes(layout: Layout) -> list[int]:
+    """Bytes of what a codec lost of each chunk: none for those that are not trained."""
+    return [chunk.num_bytes if chunk.role is Role.TRAINABLE else 0 for chunk in layout.chunks]
 
 
 @dataclass(frozen=True, slots=True)

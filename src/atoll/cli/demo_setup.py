@@ -15,7 +15,7 @@ from atoll.cli.demo import DemoOptions
 from atoll.cli.template import render
 from atoll.node.parallel.settings import ALONE, ParallelSettings, check_batch, check_model, parse
 from atoll.protocol.errors import ConfigError
-from atoll.protocol.model_settings import MODELS
+from atoll.protocol.model_settings import MODELS, ON_ONE_MACHINE
 from atoll.protocol.settings import RunSettings
 from atoll.protocol.strict import nearest
 
@@ -35,8 +35,9 @@ def demo_settings(options: DemoOptions) -> RunSettings:
     """Raises ConfigError for options that do not make a run."""
     if not 1 <= options.num_sites <= 64:
         raise ConfigError(f"--sites {options.num_sites}: choose 1 to 64")
-    if options.model not in MODELS:
-        raise ConfigError(f'--model "{options.model}"; {nearest(options.model, MODELS)}')
+    if options.model not in ON_ONE_MACHINE:
+        large = " is too large for sites on one machine" if options.model in MODELS else ""
+        raise ConfigError(f'--model "{options.model}"{large}; {nearest(options.model, ON_ONE_MACHINE)}')
     for path in options.data:
         if not path.exists():
             raise ConfigError(f"--data {path}: no such file or folder")

@@ -14,7 +14,7 @@ from atoll.coordinator.core.sync.chunk_sizes import ChunkSizes
 from atoll.node.daemon.config import NodeConfig, default_home
 from atoll.node.daemon.room import room_of
 from atoll.node.daemon.script_model import model_of_script
-from atoll.node.dataplane.footprint import footprint
+from atoll.node.dataplane.footprint import NODE_CONSTANT_BYTES, footprint
 from atoll.protocol.codecs.table import SPARSE
 from atoll.protocol.disk import Disk
 from atoll.protocol.errors import AtollError, HostError, InvalidMessage, PeerError
@@ -24,7 +24,6 @@ from atoll.protocol.text import byte_count
 
 SCRIPT_LIMIT_S = 600.0
 """From the start of a script to its atoll.join."""
-NODE_CONSTANT_BYTES = 150 << 20  # Python, gRPC, numpy, compiled kernels
 
 
 def dry_run(config: NodeConfig) -> int:
@@ -94,11 +93,10 @@ def memory_lines(settings: RunSettings, manifest: Manifest) -> list[tuple[str, s
     """Of the node, by the formulas of docs/memory.md; the training processes' own comes on top."""
     needs = footprint(Layout(manifest, settings.sync.chunk_elements), settings)
     sites = f" of {settings.min_sites} sites" if settings.sync.codec_up in SPARSE else ""
-    total = NODE_CONSTANT_BYTES + needs.outer_bytes + needs.shared_bytes + needs.sync_bytes
     return [
         (
             "memory",
-            f"{byte_count(total)} for the node: {byte_count(needs.shared_bytes)} shared with the workers, "
+            f"{byte_count(needs.memory_bytes)} for the node: {byte_count(needs.shared_bytes)} shared with the workers, "
             f"{byte_count(needs.outer_bytes)} outer state (mapped), {byte_count(needs.sync_bytes)} held as a reducer, "
             f"{byte_count(NODE_CONSTANT_BYTES)} of its own",
         ),

@@ -50,7 +50,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="where the coordinator listens; without it, where only this machine can reach it",
     )
     size = parser.add_mutually_exclusive_group()
-    size.add_argument("--model", metavar="SIZE", help="nano, tiny or small (default: tiny)")
+    size.add_argument(
+        "--model",
+        metavar="SIZE",
+        help="nano, tiny or small, or a larger one that `atoll plan --help` lists (default: tiny)",
+    )
     size.add_argument(
         "--from-hf", type=Path, metavar="DIR", help="the model of this folder of Hugging Face's transformers (Llama)"
     )

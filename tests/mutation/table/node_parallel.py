@@ -7,6 +7,7 @@ from tests.mutation.mutation import Mutation
 SETTINGS = "tests/unit/parallel/test_parallel_settings.py"
 POSITIONS = "tests/unit/parallel/test_positions.py"
 MESH = "tests/unit/parallel/test_mesh.py"
+MEMORY = "tests/unit/parallel/test_plan_memory.py"
 
 MUTATIONS = (
     Mutation(
@@ -184,5 +185,37 @@ MUTATIONS = (
         old="if not math.isclose(loss, known, rel_tol=SAME_LOSS, abs_tol=LEAST_LOSS):",
         new="if False:",
         tests=("tests/unit/local/test_worker_group.py::test_ranks_of_one_batch_have_one_loss",),
+    ),
+    Mutation(
+        name="copies in bf16 are forgotten",
+        rule="a plan's memory is that of a step",
+        where="node.plan.rank_memory:Share.cast_bytes",
+        old='if precision == "bf16" else 0',
+        new="if False else 0",
+        tests=(f"{MEMORY}::test_a_step_has_the_memory_of_the_formulas",),
+    ),
+    Mutation(
+        name="a block that is computed again takes no memory",
+        rule="a plan's memory is that of a step",
+        where="node.plan.activations:Activations.again_bytes",
+        old='return self.block_bytes("none") - self.block_bytes(checkpointing)',
+        new="return 0.0",
+        tests=(f"{MEMORY}::test_a_step_has_the_memory_of_the_formulas",),
+    ),
+    Mutation(
+        name="a site sends all payloads",
+        rule="a plan's bytes are those that a site sends",
+        where="node.plan.syncs:_planned",
+        old="others = (link.num_sites - 1) / link.num_sites",
+        new="others = 1.0",
+        tests=("tests/unit/parallel/test_plan.py::test_a_site_sends_and_fragments_share_the_link",),
+    ),
+    Mutation(
+        name="a layout that does not fit is recommended",
+        rule="a plan recommends what fits",
+        where="node.plan.layouts:_planned",
+        old="memory[tried].peak <= site.usable_bytes]",
+        new="memory[tried].peak >= 0]",
+        tests=("tests/unit/parallel/test_plan.py::test_layouts_use_all_gpus_and_can_be_said",),
     ),
 )

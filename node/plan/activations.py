@@ -1,0 +1,107 @@
+"""Bytes that the forward pass of the built-in model keeps for the backward pass, a token. Pure.
+
+Counted as in Korthikanti et al. (arXiv 2205.05198, section 4): each operation keeps what its gradient needs, a tensor
+that several operations keep counts once. Their block has LayerNorm, dropout, GELU and attention without FlashAttention;
+this one has RMSNorm, rotary embeddings, grouped-query attention by FlashAttention (arXiv 2205.14135: the scores are not
+kept) and SwiGLU (arXiv 2002.05202).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from atoll.protocol.model_settings import ModelSettings
+
+FP32_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kernels:
+    """How operations are carried out, which says what they keep."""
+
+    fuses_norms: bool
+    """An RMSNorm keeps its input and one number a token; else its normed input too."""
+    transposes: bool
+    """The output of attention is copied to the layout of the matrix product after it."""
+
+
+ON_GPU = Kernels(fuses_norms=True, transposes=False)
+ON_CPU = Kernels(fuses_norms=False, transposes=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Activations:
+    """Of one rank."""
+
+    model: ModelSettings
+    precision: str
+    """fp32, or bf16 for the matrix products and what is between them."""
+    is_cast: bool = False
+    """In bf16 FSDP2 casts the parameters, so that the residual stream and the norms are bf16 too; by autocast they are
+    fp32."""
+    tp: int = 1
+    kernels: Kernels = ON_GPU
+
+    @property
+    def itemsize(self) -> int:
+        """Of what a matrix product takes and gives."""
+        return 2 if self.precision == "bf16" else FP32_BYTES
+
+    @property
+    def stream_itemsize(self) -> int:
+        """Of the residual stream."""
+        return self.itemsize if self.is_cast else FP32_BYTES
+
+    def block_bytes(self, checkpointing: str) -> float:
+        """Of a block, from its forward pass until its backward pass begins."""
+        model, size, tp = self.model, self.itemsize, self.tp
+        stream = self.stream_itemsize * model.dim
+        if checkpointing == "full":  # the input
+            return stream
+        attention = self._attention_bytes
+        if checkpointing == "selective":
+            kv_dim = model.dim // model.num_heads * model.num_kv_heads
+            of_pair = size * (model.dim + 2 * kv_dim + 2 * model.ffn_dim) / tp  # q, k, v; gate, up
+            return stream + of_pair + attention + 2 * size * model.dim  # with what wo and down give
+        # What matrix products take; autocast makes a copy for each of five.
+        taken = 2 * stream if self.stream_itemsize == size else 5 * size * model.dim
+        qkv = 3 * size * model.dim / tp  # k and v repeated for each head of q
+        copied = size * model.dim / tp if self.kernels.transposes else 0
+        ffn = 4 * size * model.ffn_dim / tp  # gate, its silu, up, the product
+        return 2 * self._norm_bytes + taken + qkv + attention + copied + ffn
+
+    def again_bytes(self, checkpointing: str) -> float:
+        """Of a block whose backward pass computes again what was not kept: as much as there is without
+        checkpointing then, beside what was kept of it."""
+        return self.block_bytes("none") - self.block_bytes(checkpointing)
+
+    @property
+    def head_bytes(self) -> float:
+        """What the last norm and the head keep, without the logits."""
+        return self._norm_bytes + self.itemsize * self.model.dim
+
+    @property
+    def logits_bytes(self) -> int:
+        """Kept until the step is over, as the step's output."""
+        return self.itemsize * self.model.vocab_size
+
+    @property
+    def loss_bytes(self) -> int:
+        """At the loss, beside the logits: their log-softmax in fp32, its gradient and that of the logits."""
+        return 3 * FP32_BYTES * self.model.vocab_size
+
+    @property
+    def passing_bytes(self) -> float:
+        """In the backward pass of a block, beside what was kept: a gradient of the feed-forward's width and two of the
+        model's."""
+        return self.itemsize * (self.model.ffn_dim / self.tp + 2 * self.model.dim)
+
+    @property
+    def _attention_bytes(self) -> float:
+        """Its output, and a sum a head."""
+        return (self.itemsize * self.model.dim + FP32_BYTES * self.model.num_heads) / self.tp
+
+    @property
+    def _norm_bytes(self) -> float:
+        dim = self.model.dim
+        return FP32_BYTES + (self.stream_itemsize * dim if self.kernels.fuses_norms else 2 * FP32_BYTES * dim)

@@ -1,0 +1,161 @@
+"""The layouts of a site that use exactly its GPUs: memory of a rank, what a step loses, and which one is best. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from atoll.node.parallel.settings import ParallelSettings, check_batch, check_model
+from atoll.node.plan.bubbles import bubble_share
+from atoll.node.plan.rank_memory import RankMemory, rank_memory, share_of
+from atoll.protocol.errors import ConfigError
+from atoll.protocol.model_settings import ModelSettings
+
+GPUS_OF_HOST = 8
+RESERVE = 0.1
+"""Of a GPU's memory: CUDA's context, NCCL's buffers, and what the allocator cannot use."""
+RECOMPUTED = {"none": 0.0, "selective": 0.05, "full": 1 / 3}
+"""By checkpointing: computed again, as a share of a step. selective: norms, SiLU and rotations, which are bound by
+memory; full: a forward pass, of three."""
+FABRIC_BYTES_PER_S = 300e9
+"""Between GPUs of a host, each way."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Site:
+    """What a layout is for."""
+
+    model: ModelSettings
+    num_gpus: int
+    gpu_bytes: int
+    batch: int
+    """Sequences a step."""
+    sequence: int
+    precision: str
+    compute_s: float
+    """Of a step, without what a layout loses."""
+
+    @property
+    def usable_bytes(self) -> int:
+        """Of a GPU."""
+        return round(self.gpu_bytes * (1 - RESERVE))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayoutPlan:
+    settings: ParallelSettings
+    """With the checkpointing and accumulation that lose least among those that fit; if none does, that need least."""
+    memory: RankMemory
+    by_checkpointing: dict[str, RankMemory]
+    """Without accumulation."""
+    fits: bool
+    bubble: float
+    """Share of a step."""
+    moved_bytes: int
+    """That a GPU sends to others of the site in a step."""
+    step_s: float
+
+
+def layouts(site: Site) -> list[LayoutPlan]:
+    """Those that fit first, and of these the fastest; of equals the one whose GPUs send least."""
+    found = [_planned(site, settings) for settings in _dimensions(site)]
+    return sorted(
+        found,
+        key=lambda plan: (not plan.fits, round(plan.step_s, 9) if plan.fits else plan.memory.peak, plan.moved_bytes),
+    )
+
+
+def reason(plans: list[LayoutPlan]) -> str:
+    """Why the first one is best."""
+    best, fitting = plans[0], [plan for plan in plans if plan.fits]
+    if not best.fits:
+        return "none fits: more GPUs, a smaller batch or shorter sequences; this one needs least"
+    losses = [
+        text
+        for text, is_so in (
+            (f"computes again ({best.settings.checkpointing})", best.settings.checkpointing != "none"),
+            (f"waits for {100 * best.bubble:.0f} % in the pipeline", best.bubble > 0),
+            ("sums activations between GPUs", best.settings.tp > 1),
+        )
+        if is_so
+    ]
+    lost = "loses nothing to recomputing, bubbles or sums of activations" if not losses else " and ".join(losses)
+    others = f"the fastest of {len(fitting)} that fit; " if len(fitting) > 1 else "the only one that fits; "
+    return f"{others}it {lost}; a GPU sends {best.moved_bytes / 1e9:.1f} GB a step"
+
+
+def _dimensions(site: Site) -> Iterator[ParallelSettings]:
+    """Tensor parallelism stays within a host."""
+    for tp in _divisors(site.num_gpus):
+        if tp > GPUS_OF_HOST or GPUS_OF_HOST % tp:
+            continue
+        for pp in _divisors(site.num_gpus // tp):
+            for dp_shard in _divisors(site.num_gpus // tp // pp):
+                replicas = site.num_gpus // tp // pp // dp_shard
+                if site.batch % (replicas * dp_shard):
+                    continue
+                settings = ParallelSettings(
+                    dp_replicate=replicas, dp_shard=dp_shard, tp=tp, pp=pp, precision=site.precision
+                )
+                if pp > 1:
+                    share = site.batch // settings.num_data_ranks
+                    parts = [number for number in _divisors(share) if pp <= number <= 4 * pp]
+                    if not parts:
+                        continue
+                    settings = replace(settings, microbatches=parts[-1])
+                try:
+                    check_model(settings, site.model)
+                    check_batch(settings, site.batch)
+                except ConfigError:
+                    continue
+                yield settings
+
+
+def _planned(site: Site, settings: ParallelSettings) -> LayoutPlan:
+    parts = [1] if settings.pp > 1 else _divisors(site.batch // settings.num_data_ranks)
+    tries = [
+        replace(settings, checkpointing=name, accumulation=accumulation)
+        for accumulation in parts
+        for name in RECOMPUTED
+    ]
+    memory = {tried: rank_memory(site.model, tried, site.batch, site.sequence) for tried in tries}
+    fitting = [tried for tried in tries if memory[tried].peak <= site.usable_bytes]
+    bubble = bubble_share(settings.pp_schedule, settings.pp, settings.num_microbatches) if settings.pp > 1 else 0.0
+    if fitting:
+        chosen = min(fitting, key=lambda tried: (RECOMPUTED[tried.checkpointing], tried.accumulation))
+    else:
+        chosen = min(tries, key=lambda tried: memory[tried].peak)
+    busy_s = site.compute_s * (1 + RECOMPUTED[chosen.checkpointing]) / (1 - bubble)
+    of_data, of_sums = _moved(site, chosen)
+    return LayoutPlan(
+        settings=chosen,
+        memory=memory[chosen],
+        by_checkpointing={tried.checkpointing: memory[tried] for tried in tries if tried.accumulation == 1},
+        fits=bool(fitting),
+        bubble=bubble,
+        moved_bytes=of_data + of_sums,
+        step_s=busy_s + of_sums / FABRIC_BYTES_PER_S,
+    )
+
+
+def _moved(site: Site, settings: ParallelSettings) -> tuple[int, int]:
+    """Of parameters and gradients, which travel while the backward pass goes on (ZeRO, arXiv 1910.02054, section 7),
+    and of the sums of activations, for which it waits: two in the forward pass of a block and two in the backward pass
+    (Megatron-LM, arXiv 1909.08053, section 3). By rings."""
+
+    def ring(num_ranks: int) -> float:
+        return (num_ranks - 1) / num_ranks
+
+    shared = 4 * max(share_of(site.model, settings, stage).total for stage in range(settings.pp))
+    sharded = (3 if settings.zero == 3 and settings.pp == 1 else 2) * ring(settings.dp_shard) * shared
+    replicated = 2 * ring(settings.dp_replicate) * shared / settings.dp_shard
+    itemsize = 2 if settings.precision == "bf16" else 4
+    tokens = site.batch * site.sequence // settings.num_data_ranks
+    sums = 4 + (2 if settings.checkpointing == "full" else 0)
+    blocks = -(-site.model.num_layers // settings.pp)
+    summed = sums * blocks * 2 * ring(settings.tp) * tokens * site.model.dim * itemsize
+    return round(sharded + replicated), round(summed)
+
+
+def _divisors(number: int) -> list[int]:
+    return [size for size in range(1, number + 1) if number % size == 0]

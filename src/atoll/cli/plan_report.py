@@ -1,0 +1,124 @@
+"""A plan of a run as people read it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from atoll.cli.words import count
+from atoll.node.plan.layouts import RECOMPUTED, LayoutPlan
+from atoll.node.plan.plan import ASSUMED, RunPlan
+from atoll.node.plan.syncs import advice
+from atoll.protocol.text import byte_count
+
+
+def text(plan: RunPlan) -> str:
+    blocks = (_model(plan), _layouts(plan), _pipelines(plan), _node(plan), _syncs(plan), _assumed())
+    return "\n\n".join("\n".join(block) for block in blocks if block)
+
+
+def _model(plan: RunPlan) -> list[str]:
+    parts = ", ".join(f"{name} {count(number)}" for name, number in plan.parameters.items())
+    model = plan.settings
+    return [
+        f"model {plan.question.model}: {count(plan.num_parameters)} parameters",
+        f"  {parts}" + ("; the head is the embedding" if model.tie_embeddings else ""),
+        f"  dim {model.dim}, {model.num_layers} layers, {model.num_heads} heads, {model.num_kv_heads} of keys and "
+        f"values, ffn {model.ffn_dim}, vocabulary {model.vocab_size}",
+    ]
+
+
+def _layouts(plan: RunPlan) -> list[str]:
+    site, best = plan.site, plan.layouts[0]
+    rows = [("layout", "weights", "gradients", "AdamW", *_by_name("act. {}"), *_by_name("peak {}"), "bubble", "fits")]
+    rows += [_row(layout) for layout in plan.layouts]
+    return [
+        f"inside a site: {site.num_gpus} GPUs of {byte_count(site.gpu_bytes)}, {byte_count(site.usable_bytes)} for "
+        f"training; {site.batch} sequences of {site.sequence} tokens a step, {site.precision}",
+        f"  take --parallel {best.settings}" if best.fits else f"  does not fit; the least is {best.settings}",
+        f"  {plan.reason}",
+        f"  its peak is {byte_count(best.memory.peak)}, at {best.memory.moment}; a step takes {plan.step_s:.2f} s",
+        "  memory of the fullest GPU, in GiB (*N: with accumulation=N):",
+        *_table(rows),
+    ]
+
+
+def _by_name(form: str) -> Iterator[str]:
+    return (form.format(name) for name in RECOMPUTED)
+
+
+def _row(layout: LayoutPlan) -> tuple[str, ...]:
+    memory, settings = layout.by_checkpointing, layout.settings
+    sizes = {name: size for name in ("dp_replicate", "dp_shard", "tp", "pp") if (size := getattr(settings, name)) > 1}
+    fits = settings.checkpointing + (f" *{settings.accumulation}" if settings.accumulation > 1 else "")
+    first = memory["none"]
+    return (
+        ",".join(f"{name}={size}" for name, size in sizes.items()) or "one GPU",
+        *(_gib(size) for size in (first.weights, first.gradients, first.optimizer)),
+        *(_gib(memory[name].activations) for name in RECOMPUTED),
+        *(_gib(memory[name].peak) for name in RECOMPUTED),
+        f"{100 * layout.bubble:.0f} %" if settings.pp > 1 else "-",
+        fits if layout.fits else "no",
+    )
+
+
+def _gib(num_bytes: float) -> str:
+    return f"{num_bytes / 2**30:.1f}"
+
+
+def _pipelines(plan: RunPlan) -> list[str]:
+    if not plan.bubbles:
+        return []
+    rows = [("ranks", *next(iter(plan.bubbles.values())))]
+    rows += [(str(num), *(f"{100 * share:.1f} %" for share in by.values())) for num, by in plan.bubbles.items()]
+    return ["a pipeline's bubble by pp_schedule, with four microbatches a rank:", *_table(rows)]
+
+
+def _node(plan: RunPlan) -> list[str]:
+    needs, node = plan.node.footprint, plan.node
+    return [
+        f"the node of a site, with {plan.node_of}:",
+        f"  memory   {byte_count(needs.memory_bytes)}: {byte_count(needs.shared_bytes)} shared with the workers, "
+        f"{byte_count(needs.outer_bytes)} outer state (mapped), {byte_count(needs.sync_bytes)} held as a reducer",
+        f"           and {byte_count(plan.copies_bytes)} for the ranks' copies of the inner optimizer",
+        f"  disk     {byte_count(needs.disk_bytes)} at the most: "
+        + ", ".join(f"{byte_count(size)} {what}" for what, size in needs.disk_parts),
+        f"  written  {byte_count(node.written_bytes)} a sync: "
+        + ", ".join(f"{byte_count(size)} {what}" for what, size in node.written),
+    ]
+
+
+def _syncs(plan: RunPlan) -> list[str]:
+    link = plan.question.link
+    rows = [("strategy", "H", "bits up", "bits down", "sent", "a sync", "in steps", "waiting", "tau", "H for 95 %")]
+    rows += [
+        (
+            sync.name,
+            str(sync.every) + (f"/{sync.fragments}" if sync.fragments > 1 else ""),
+            f"{sync.bits_up:.3g}",
+            f"{sync.bits_down:.3g}",
+            byte_count(sync.sent_bytes),
+            f"{sync.sync_s:.3g} s",
+            f"{100 * sync.utilization:.1f} %",
+            f"{100 * sync.utilization_waiting:.1f} %",
+            str(sync.enough_overlap_steps or "-"),
+            str(sync.enough_every) if sync.every > 1 else "-",
+        )
+        for sync in plan.syncs
+    ]
+    return [
+        f"syncs of {link.num_sites} sites over {link.bits_per_s / 1e6:g} Mbit/s, steps of {plan.step_s:.3g} s "
+        "(in steps: share of the time; waiting: without overlap; tau: overlap_steps with which none waits):",
+        *_table(rows),
+        *(f"  {sync.name}: {advice(sync)}" for sync in plan.syncs if sync.every > 1),
+    ]
+
+
+def _assumed() -> list[str]:
+    return ["assumed (docs/plan.md):", *(f"  {line}" for line in ASSUMED)]
+
+
+def _table(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for first, *others in rows:
+        right = (cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True))
+        yield f"    {first.ljust(widths[0])}  {'  '.join(right)}"

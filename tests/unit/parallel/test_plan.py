@@ -1,0 +1,216 @@
+"""Plans of runs: bubbles, layouts, syncs, and the example of docs/plan.md."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch.distributed.pipelining import schedules
+
+from atoll.node.parallel.settings import parse
+from atoll.node.plan.bubbles import bubble_share
+from atoll.node.plan.plan import Question, RunPlan, plan
+from atoll.node.plan.syncs import Link, advice, settings_of
+from atoll.protocol.errors import ConfigError
+
+PAGE = Path(__file__).parents[3] / "docs" / "plan.md"
+QUESTION = Question(
+    model="llama3-8b",
+    num_gpus=8,
+    gpu_bytes=80 * 10**9,
+    link=Link(bits_per_s=1e9, rtt_s=0.03, num_sites=4),
+    batch=None,
+    sequence=None,
+    flops=989e12,
+    step_s=None,
+    precision="bf16",
+    every=None,
+    strategies=(),
+)
+SMALL = replace(QUESTION, model="llama-125m")
+COSTS = {"FORWARD": 1, "FULL_BACKWARD": 2, "BACKWARD_INPUT": 1, "BACKWARD_WEIGHT": 1}
+
+
+@pytest.fixture(scope="module")
+def example() -> RunPlan:
+    return plan(QUESTION)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("interleaved-1f1b", schedules.ScheduleInterleaved1F1B),
+        ("looped-bfs", schedules.ScheduleLoopedBFS),
+        ("interleaved-zero-bubble", schedules.ScheduleInterleavedZeroBubble),
+        ("dualpipev", schedules.ScheduleDualPipeV),
+    ],
+)
+@pytest.mark.parametrize(("num_ranks", "num_microbatches"), [(2, 8), (4, 8), (4, 16), (8, 32)])
+def test_bubbles_are_those_of_torchs_schedules(name: str, kind: Any, num_ranks: int, num_microbatches: int) -> None:
+    orders = _orders(kind, num_ranks, num_microbatches)
+    assert _waited(orders, num_ranks) == pytest.approx(bubble_share(name, num_ranks, num_microbatches))
+
+
+def _orders(kind: Any, num_ranks: int, num_microbatches: int) -> list[list[Any]]:
+    """What each rank does, one after the other, by torch: its tables need no processes."""
+    made = object.__new__(kind)
+    made.pp_group_size, made._n_microbatches, made.n_local_stages = num_ranks, num_microbatches, 2
+    made._num_stages, made._stages = 2 * num_ranks, [None, None]
+    made.number_of_rounds = max(1, num_microbatches // num_ranks)
+    made.microbatches_per_round = num_microbatches // made.number_of_rounds
+    table = {rank: made._calculate_single_rank_operations(rank) for rank in range(num_ranks)}
+    if hasattr(made, "_add_bubbles_to_actions"):
+        made.pipeline_order = table
+        table = made._add_bubbles_to_actions(2 * num_ranks)
+    return [[action for action in table[rank] if action is not None] for rank in range(num_ranks)]
+
+
+def _waited(orders: list[list[Any]], num_ranks: int) -> float:
+    """The share of time that ranks wait, where each begins an action as soon as what it needs is there."""
+    ended: dict[tuple[str, int, int], float] = {}
+    now, busy, left = [0.0] * num_ranks, [0.0] * num_ranks, [list(order) for order in orders]
+
+    def ready(action: Any) -> float | None:
+        stage, part = action.stage_index, action.microbatch_index
+        match action.computation_type.name:
+            case "FORWARD":
+                return 0.0 if stage == 0 else ended.get(("forward", stage - 1, part))
+            case "BACKWARD_WEIGHT":
+                return ended.get(("backward", stage, part))
+        after = 0.0 if stage == 2 * num_ranks - 1 else ended.get(("backward", stage + 1, part))
+        own = ended.get(("forward", stage, part))
+        return None if own is None or after is None else max(own, after)
+
+    while any(left):
+        before = sum(map(len, left))
+        for rank in range(num_ranks):
+            while left[rank]:
+                actions = list(getattr(left[rank][0], "sub_actions", None) or [left[rank][0]])
+                times = [at for action in actions if (at := ready(action)) is not None]
+                if len(times) < len(actions):
+                    break
+                cost = sum(COSTS[action.computation_type.name] for action in actions)
+                now[rank] = max(now[rank], *times) + cost
+                busy[rank] += cost
+                for action in actions:
+                    kind = "forward" if action.computation_type.name == "FORWARD" else "backward"
+                    if action.computation_type.name != "BACKWARD_WEIGHT":
+                        ended[kind, action.stage_index, action.microbatch_index] = now[rank]
+                del left[rank][0]
+        assert sum(map(len, left)) < before, "each waits for another"
+    return 1 - max(busy) / max(now)
+
+
+def test_pipelines_of_one_stage_a_rank() -> None:
+    assert bubble_share("gpipe", 4, 12) == bubble_share("1f1b", 4, 12) == pytest.approx(3 / 15)
+    assert bubble_share("zbv", 4, 12) == 0
+
+
+def test_layouts_use_all_gpus_and_can_be_said(example: RunPlan) -> None:
+    for found in example.layouts:
+        settings = found.settings
+        assert settings.dp_replicate * settings.dp_shard * settings.tp * settings.pp == 8
+        assert parse(str(settings)) == settings
+        assert found.fits == (found.memory.peak <= example.site.usable_bytes)
+    fitting = [found.fits for found in example.layouts]
+    assert fitting == sorted(fitting, reverse=True)
+    assert "dp_shard=8" in [
+        str(replace(found.settings, checkpointing="none", precision="fp32")) for found in example.layouts
+    ]
+
+
+def test_tensor_parallelism_stays_within_a_host() -> None:
+    assert max(found.settings.tp for found in plan(replace(QUESTION, num_gpus=64, batch=64)).layouts) == 8
+
+
+def test_a_model_that_fits_everywhere_is_replicated() -> None:
+    small = plan(SMALL)
+    assert small.layouts[0].settings.num_data_ranks == 8
+    assert small.layouts[0].settings.checkpointing == "none"
+
+
+def test_what_does_not_fit_says_so() -> None:
+    found = plan(replace(QUESTION, model="llama3-70b"))
+    assert not found.layouts[0].fits
+    assert "none fits" in found.reason
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"model": "llama3-9b"}, 'did you mean "llama3-8b"'),
+        ({"sequence": 9000}, "max_sequence = 8192"),
+        ({"strategies": ("dilocco",)}, 'did you mean "diloco"'),
+        ({"strategies": ("streaming",), "every": 2}, "sync.overlap_steps"),
+        ({"num_gpus": 7, "batch": 5, "model": "llama3-1b"}, "no layout of 7 GPUs"),
+    ],
+)
+def test_what_makes_no_run_is_refused(change: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(words)):
+        plan(replace(QUESTION, **change))
+
+
+def test_a_strategy_that_cannot_have_this_h_is_left_out_of_all() -> None:
+    names = {sync.name for sync in plan(replace(SMALL, every=2)).syncs}
+    assert "streaming" not in names
+    assert {"diloco", "adamw"} <= names
+
+
+def test_waiting_at_the_recommended_h_is_the_goal() -> None:
+    slow = replace(SMALL, step_s=0.1, strategies=("diloco-int4",))
+    (once,) = plan(slow).syncs
+    (at_it,) = plan(replace(slow, every=once.enough_every)).syncs
+    (below,) = plan(replace(slow, every=once.enough_every - 1)).syncs
+    assert at_it.utilization >= 0.95 > below.utilization
+    assert f"H = {once.enough_every}" in advice(once) or once.utilization >= 0.95
+
+
+def test_with_the_tau_that_is_said_no_step_waits() -> None:
+    settings = settings_of("diloco-int4", 4, None)
+    (waits,) = plan(replace(SMALL, step_s=0.1, strategies=("diloco-int4",))).syncs
+    assert settings.sync.every >= waits.enough_overlap_steps > 0
+    assert waits.utilization < 1
+    assert waits.sync_s <= 0.1 * waits.enough_overlap_steps < waits.sync_s + 0.1
+
+
+def test_a_site_sends_and_fragments_share_the_link(example: RunPlan) -> None:
+    by_name = {sync.name: sync for sync in example.syncs}
+    plain, parts = by_name["diloco-int4"], by_name["streaming"]
+    assert plain.sent_bytes == pytest.approx(2 * 3 / 4 * plain.bits_up / 8 * example.num_parameters)
+    assert parts.sync_s == pytest.approx((plain.sync_s - 0.045) / 4 + 0.045)
+    sparse = by_name["sparseloco"]
+    assert sparse.bits_down == pytest.approx(4 * sparse.bits_up, rel=0.01)  # the contributions of four sites
+
+
+def test_the_page_has_the_example(example: RunPlan) -> None:
+    best = example.layouts[0]
+    by_name = {sync.name: sync for sync in example.syncs}
+    int4, needs = by_name["diloco-int4"], example.node
+    for words in (
+        f"{example.num_parameters:,} parameters",
+        f"--parallel {best.settings}",
+        f"{best.memory.weights / 2**30:.2f} GiB of weights",
+        f"{best.memory.activations / 2**30:.2f} GiB of activations",
+        f"{best.memory.peak / 2**30:.2f} GiB at {best.memory.moment}",
+        f"a step takes {example.step_s:.3f} s",
+        f"{int4.sent_bytes / 1e9:.2f} GB",
+        f"{int4.sync_s:.1f} s",
+        f"{100 * int4.utilization:.1f} %",
+        f"H = {int4.enough_every}",
+        f"overlap_steps = {int4.enough_overlap_steps}",
+        f"{needs.footprint.memory_bytes / 2**30:.1f} GiB of memory",
+        f"{needs.footprint.disk_bytes / 2**30:.1f} GiB of disk",
+        f"{needs.written_bytes / 2**30:.1f} GiB written",
+    ):
+        assert words in " ".join(PAGE.read_text(encoding="utf-8").split()), words
+
+
+def test_the_document_is_json(example: RunPlan) -> None:
+    document = json.loads(json.dumps(example.document()))
+    assert document["recommended"]["parallel"] == str(example.layouts[0].settings)
+    assert len(document["layouts"]) == len(example.layouts)
+    assert [sync["sent_bytes"] for sync in document["syncs"]] == [sync.sent_bytes for sync in example.syncs]

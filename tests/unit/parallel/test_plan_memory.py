@@ -1,0 +1,135 @@
+"""The formulas of a rank's memory, against what a step of the built-in trainer has on the CPU."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from atoll.node.parallel.parallelize import parallelize
+from atoll.node.parallel.passes import computing
+from atoll.node.parallel.settings import ParallelSettings
+from atoll.node.plan.activations import ON_CPU, Activations
+from atoll.node.plan.rank_memory import rank_memory, share_of
+from atoll.node.plan.tensors import PARTS, parameters_by_part, shapes
+from atoll.node.worker.model import Transformer
+from atoll.node.worker.recipe import make_optimizer, token_loss
+from atoll.protocol.model_settings import MODELS, ModelSettings, TrainerSettings
+
+TOLERANCE = 0.1
+WIDE = ModelSettings(dim=256, num_layers=4, num_heads=8, num_kv_heads=2, ffn_dim=704, vocab_size=512, max_sequence=128)
+MANY_WORDS = ModelSettings(num_kv_heads=4, vocab_size=4096)
+
+
+class Live(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Bytes of the storages that are there, each counted once, and the most there were."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.now = self.most = 0
+        self._known: set[int] = set()
+
+    def count(self, tensor: torch.Tensor) -> None:
+        storage = tensor.untyped_storage()
+        key, num_bytes = storage._cdata, storage.nbytes()
+        if key not in self._known:
+            self._known.add(key)
+            self.now += num_bytes
+            self.most = max(self.most, self.now)
+            weakref.finalize(storage, self._gone, key, num_bytes)
+
+    def _gone(self, key: int, num_bytes: int) -> None:
+        self._known.discard(key)
+        self.now -= num_bytes
+
+    def __torch_dispatch__(
+        self, func: Callable[..., Any], types: Sequence[type], args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(out):
+            if isinstance(leaf, torch.Tensor):
+                self.count(leaf)
+        return out
+
+
+class Measured(NamedTuple):
+    weights: int
+    optimizer: int
+    forward: int
+    """At the end of the forward pass, beside weights and optimizer."""
+    peak: int
+    """The most until the backward pass is over, beside them."""
+
+
+def measured(model: ModelSettings, settings: ParallelSettings, batch: int, sequence: int) -> Measured:
+    trained = parallelize(Transformer(model, 0), settings, None)
+    optimizer = make_optimizer(trained.parameters(), TrainerSettings())
+    tokens = torch.randint(0, model.vocab_size, (batch, sequence + 1))
+    live, at_forward = Live(), 0
+
+    def step() -> None:
+        nonlocal at_forward
+        with computing(settings, torch.device("cpu")):
+            logits = trained(tokens[:, :-1])
+        at_forward = live.now
+        token_loss(logits, tokens[:, 1:]).backward()  # type: ignore[no-untyped-call]
+
+    step()
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    states = [v for state in optimizer.state.values() for v in state.values() if v.dim()]
+    for tensor in (*trained.parameters(), *trained.buffers(), *states, tokens):
+        live.count(tensor)
+    live.now = live.most = 0
+    with live:
+        step()
+    weights = sum(p.untyped_storage().nbytes() for p in trained.parameters())
+    return Measured(weights, sum(v.untyped_storage().nbytes() for v in states), at_forward, live.most)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("checkpointing", ["none", "selective", "full"])
+@pytest.mark.parametrize("model", [WIDE, MANY_WORDS], ids=["wide", "many words"])
+def test_a_step_has_the_memory_of_the_formulas(model: ModelSettings, checkpointing: str, precision: str) -> None:
+    settings = ParallelSettings(checkpointing=checkpointing, precision=precision)
+    found, said = measured(model, settings, 8, 128), rank_memory(model, settings, 8, 128, ON_CPU)
+    assert (found.weights, found.optimizer) == (said.weights, said.optimizer)
+    assert said.gradients == said.weights
+    share = share_of(model, settings, 0)
+    casts = share.cast_bytes(precision) if checkpointing == "none" else share.cast_bytes(precision) and 2 * share.head
+    assert found.forward == pytest.approx(said.activations + casts, rel=0.01)
+    assert found.peak == pytest.approx(said.peak - said.weights - said.optimizer, rel=TOLERANCE)
+
+
+def test_a_smaller_share_of_the_batch_has_less() -> None:
+    one, two = (rank_memory(WIDE, ParallelSettings(dp_shard=size), 8, 128) for size in (1, 2))
+    assert two.activations == pytest.approx(one.activations / 2)
+    assert two.weights == one.weights / 2
+
+
+def test_matrices_are_shared_by_tp_and_norms_are_not() -> None:
+    whole, half = (share_of(WIDE, ParallelSettings(tp=size), 0) for size in (1, 2))
+    assert whole.block - half.block == (whole.block - 2 * WIDE.dim) // 2
+    assert half.head == whole.head // 2
+    assert half.embedding == whole.embedding
+
+
+def test_the_first_stage_of_a_pipeline_holds_a_microbatch_a_rank() -> None:
+    memory = rank_memory(WIDE, ParallelSettings(pp=4, microbatches=8), 8, 128)
+    block = Activations(model=WIDE, precision="fp32").block_bytes("none")
+    assert memory.activations == 4 * 128 * (block + 4 * WIDE.dim)  # and what goes to the next stage
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_named_models_are_built_with_the_tensors_of_the_formula(name: str) -> None:
+    with torch.device("meta"):
+        built = Transformer(MODELS[name])
+    assert [(n, tuple(p.shape)) for n, p in built.named_parameters()] == list(shapes(MODELS[name]))
+    parts = parameters_by_part(MODELS[name])
+    assert tuple(parts) == PARTS
+    assert sum(parts.values()) == sum(p.numel() for p in built.parameters())
