@@ -119,6 +119,9 @@ class LocalHello:
     protocol_version: int
 
 
+MAX_TIED = 1 << 16
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalJoin:
     """What a rank offers. Its manifest may lack other ranks' tensors."""
@@ -132,6 +135,8 @@ class LocalJoin:
     """Of its optimizers, that it could go on from."""
     names_are_said: bool = False
     """The script says that the names are those of the whole model, whatever ranks seem to have in common."""
+    tied_here: tuple[str, ...] = bounded(MAX_TIED, ())
+    """Of tensors with several names, those that a module of this rank has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

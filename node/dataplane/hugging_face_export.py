@@ -6,6 +6,7 @@ import json
 import math
 import os
 import shutil
+import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -50,18 +51,18 @@ def export(saved: Path, to: Path, max_shard_bytes: int) -> Exported:
     tensors = tensors_of(model)
     _check_built_in(saved, manifest, tensors)
     to = _place_for(to)
-    aside = to.with_name(f".{to.name}.exporting")
     try:
-        shutil.rmtree(aside, ignore_errors=True)
-        aside.mkdir(parents=True)
+        to.parent.mkdir(parents=True, exist_ok=True)
+        own = Path(tempfile.mkdtemp(prefix=f".{to.name}.exporting-", dir=to.parent))
+        aside = own / to.name  # of everybody's mode, as the one around it is not
         try:
+            aside.mkdir()
             with closing(Reader(saved / MODEL_NAME)) as reader:
                 exported = _write_all(reader, aside, model, shards(tensors, max_shard_bytes))
             sync_folder(aside)
             os.replace(aside, to)
-        except BaseException:
-            shutil.rmtree(aside, ignore_errors=True)  # a full disk would stay full
-            raise
+        finally:
+            shutil.rmtree(own, ignore_errors=True)  # a full disk would stay full
         sync_folder(to.parent)
     except OSError as error:
         raise disk_error(error, to) from error

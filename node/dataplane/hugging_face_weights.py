@@ -67,6 +67,8 @@ class Weights:
             size = int(np.prod(stored.shape)) * DTYPE_BYTES[stored.dtype]
             if stored.shape != tensor.shape or stored.end - stored.begin != size:
                 raise ConfigError(f"{reader.path}: {hf_name!r} does not have the shape {list(tensor.shape)}")
+            if tensor.name in self._found:
+                raise ConfigError(f"{reader.path}: {hf_name!r} is in {self._found[tensor.name][0].path.name} too")
             self._found[tensor.name] = reader, hf_name
 
     def __enter__(self) -> Self:
@@ -81,15 +83,21 @@ class Weights:
         itemsize = DTYPE_BYTES[dtype]
         data = reader.read(hf_name, first_element * itemsize, num_elements * itemsize)
         if dtype == "F16":
-            return np.frombuffer(data, np.float16).astype(np.float32).tobytes()
-        if dtype == "BF16":
-            return (np.frombuffer(data, np.uint16).astype(np.uint32) << 16).tobytes()
-        return data
+            values = np.frombuffer(data, np.float16).astype(np.float32)
+        elif dtype == "BF16":
+            values = (np.frombuffer(data, np.uint16).astype(np.uint32) << 16).view(np.float32)
+        else:
+            values = np.frombuffer(data, np.float32)
+        if not np.isfinite(values).all():
+            raise ConfigError(f"{reader.path}: {hf_name!r} holds values that are not finite")
+        return values.tobytes()
 
 
 def _files(folder: Path) -> list[Path]:
     """Those that the index names, or the one. Raises ConfigError."""
     path = folder / INDEX_NAME
+    if path.is_file() and (folder / MODEL_NAME).is_file():
+        raise ConfigError(f"{folder}: {MODEL_NAME} and {INDEX_NAME} are both there; leave the one that is meant")
     if not path.is_file():
         if not (folder / MODEL_NAME).is_file():
             raise ConfigError(f"{folder}: neither {MODEL_NAME} nor {INDEX_NAME} is there; other formats are not read")

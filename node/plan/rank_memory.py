@@ -44,7 +44,7 @@ class Share:
     norm: int = 0
     head: int = 0
     tied: int = 0
-    """Of a head that is the embedding's matrix."""
+    """Of a head that is the embedding's matrix, on one rank; in a pipeline both ends have it."""
 
     @property
     def total(self) -> int:
@@ -58,14 +58,16 @@ class Share:
 def share_of(model: ModelSettings, settings: ParallelSettings, stage: int) -> Share:
     first, last = (number * model.num_layers // settings.pp for number in (stage, stage + 1))
     block = sum(prod(s) // (settings.tp if len(s) > 1 else 1) for s in shapes_of_block(model).values())
-    matrix, is_last = model.vocab_size * model.dim, stage == settings.pp - 1
+    matrix, is_first, is_last = model.vocab_size * model.dim, stage == 0, stage == settings.pp - 1
+    by_tp = matrix // settings.tp
+    is_one = model.tie_embeddings and settings.pp == 1
     return Share(
         num_blocks=last - first,
         block=block,
-        embedding=matrix if stage == 0 else 0,
+        embedding=(by_tp if model.tie_embeddings else matrix) if is_first else 0,
         norm=model.dim if is_last else 0,
-        head=matrix // settings.tp if is_last and not model.tie_embeddings else 0,
-        tied=matrix if model.tie_embeddings else 0,
+        head=by_tp if is_last and not is_one else 0,
+        tied=by_tp if is_one else 0,
     )
 
 

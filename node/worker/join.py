@@ -35,8 +35,8 @@ def join(
     `data_rank`: the same on ranks that see the same batch. `names`: where the modules of this rank are parts of the
     model, what they are called in all of it, as {"layers.0": "layers.4"} for the first block of a second stage; {} says
     that the names are those of the whole model, though ranks hold different tensors, as ranks with experts do.
-    `tied`: of a tensor here to one of the whole model that has the same values, as {"head.weight": "embedding.weight"}
-    for a last stage; the script sums up their gradients.
+    `tied`: which tensors of the whole model are one though they are in two stages, as {"head.weight":
+    "embedding.weight"}; the script sums up their gradients. Both are said alike on all ranks.
 
     Without a node the same script trains alone, and says so. Raises ConfigError, naming the tensor or optimizer, for
     what cannot be kept in step with other sites; RefusedError if the run does not want this model or data.

@@ -123,6 +123,7 @@ class JoinedSite(Site):
             data_rank=self._data_rank,
             checkpoints=self._checkpoints.usable if self._checkpoints is not None else (),
             names_are_said=naming.is_said,
+            tied_here=tensors.tied_here,
         )
         joined = self._client.join(offered, connection.settings.sync.num_shared_moments)
         self._told = told = joined.told

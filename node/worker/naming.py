@@ -38,8 +38,10 @@ class Naming:
         return {target, *(alias for alias, other in self.tied.items() if other == target)}
 
     def check(self, own: Iterable[str]) -> None:
-        """Raises ConfigError for a part that none of the tensors here is of."""
+        """Raises ConfigError for a part that none of the tensors here is of, and for what is tied to a tied one."""
         known = set(own)
+        if twice := sorted(self.tied.keys() & set(self.tied.values())):
+            raise ConfigError(f'tied: "{twice[0]}" is both tied and tied to; name one tensor for all that are the same')
         for part in self.parts:
             if not any(name == part or name.startswith(f"{part}.") for name in known):
                 raise ConfigError(f'names: nothing here is named "{part}"; {nearest(part, known)}')

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import warnings
 from collections.abc import Iterable
@@ -52,8 +53,10 @@ def zero_1(like: torch.optim.Optimizer) -> torch.optim.Optimizer:
         warnings.simplefilter("ignore", DeprecationWarning)  # torch's own, at import
         from torch.distributed.optim import ZeroRedundancyOptimizer
 
-    groups = [dict(group) for group in like.param_groups]
-    return ZeroRedundancyOptimizer(groups, optimizer_class=type(like), **like.defaults)
+    kind, groups = type(like), [dict(group) for group in like.param_groups]
+    known = inspect.signature(kind).parameters  # defaults have more: what AdamW tells Adam, for example
+    defaults = {name: value for name, value in like.defaults.items() if name in known}
+    return ZeroRedundancyOptimizer(groups, optimizer_class=kind, **defaults)
 
 
 def _groups(parameters: Iterable[nn.Parameter], trainer: TrainerSettings) -> list[dict[str, Any]]:

@@ -94,6 +94,8 @@ class ModelTensors:
     manifest: Manifest
     held: tuple[Held, ...]
     modules: tuple[nn.Module, ...]
+    tied_here: tuple[str, ...] = ()
+    """Of tensors with several names, those that a module here has."""
 
     @property
     def pieces(self) -> tuple[Piece, ...]:
@@ -181,6 +183,7 @@ def find_tensors(
     unmatched = set(buffers or {})
     held: list[Held] = []
     tied: list[TiedName] = []
+    tied_here = set[str]()
     for key, items in by_tensor.items():
         listed, *aliases = sorted(set[str]().union(*(naming.also(item.name) for item in items)), key=str.encode)
         item = replace(next((item for item in items if item.name == listed), items[0]), name=listed)
@@ -195,6 +198,7 @@ def find_tensors(
         if role is Role.BUFFER_LOCAL and not _can_be_listed(item.tensor):
             continue  # each site's own affair: complex numbers, sparse layouts
         tied += [TiedName(alias=alias, name=listed) for alias in aliases]
+        tied_here |= {each.name for each in items} if aliases else set()
         if role is Role.TRAINABLE and groups and any(id(i.tensor) not in groups for i in items):
             raise ConfigError(
                 f"{listed!r} has the memory of another parameter, or the optimizer trains another object in its place; "
@@ -211,7 +215,8 @@ def find_tensors(
         Place(h.spec.name, h.local(), h.spec.role is Role.FROZEN) for h in held if h.spec.role is not Role.BUFFER_LOCAL
     )
     held.sort(key=lambda h: h.spec.name.encode())
-    return ModelTensors(Manifest.canonical([h.spec for h in held], tied), tuple(held), tuple(modules))
+    manifest = Manifest.canonical([h.spec for h in held], tied)
+    return ModelTensors(manifest, tuple(held), tuple(modules), tuple(sorted(tied_here)))
 
 
 def named_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:

@@ -325,6 +325,7 @@ class LocalJoin(_message.Message):
     DATA_RANK_FIELD_NUMBER: _builtins.int
     CHECKPOINTS_FIELD_NUMBER: _builtins.int
     NAMES_ARE_SAID_FIELD_NUMBER: _builtins.int
+    TIED_HERE_FIELD_NUMBER: _builtins.int
     data_fingerprint: _builtins.bytes
     data_rank: _builtins.int
     """ranks that see the same batch share one"""
@@ -340,6 +341,10 @@ class LocalJoin(_message.Message):
     def checkpoints(self) -> _containers.RepeatedCompositeFieldContainer[Global___CheckpointId]:
         """that this rank could go on from"""
 
+    @_builtins.property
+    def tied_here(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """of tensors with several names: those that a module of this rank has"""
+
     def __init__(
         self,
         *,
@@ -349,10 +354,11 @@ class LocalJoin(_message.Message):
         data_rank: _builtins.int = ...,
         checkpoints: _abc.Iterable[Global___CheckpointId] | None = ...,
         names_are_said: _builtins.bool = ...,
+        tied_here: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["manifest", b"manifest"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoints", b"checkpoints", "data_fingerprint", b"data_fingerprint", "data_rank", b"data_rank", "manifest", b"manifest", "names_are_said", b"names_are_said", "pieces", b"pieces"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoints", b"checkpoints", "data_fingerprint", b"data_fingerprint", "data_rank", b"data_rank", "manifest", b"manifest", "names_are_said", b"names_are_said", "pieces", b"pieces", "tied_here", b"tied_here"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -12,7 +12,7 @@ from tests.harness.rank_lines import told_by
 CLOSE = {"loss": 2e-6, "norm": 3e-4, "values": 1e-5}
 """fp32, summed in another order: of the loss (5.5 at first), of the gradients' norm (13), of the largest difference of
 a parameter after five steps of SGD with a rate of 0.25."""
-BF16 = {"loss": 0.03, "norm": 0.6, "values": 0.1}
+BF16 = {"loss": 0.03, "norm": 0.6, "values": 0.15}
 """Computed in 8 bits of mantissa, as the one process: in other places of the model, as FSDP2 casts norms too."""
 pytestmark = pytest.mark.timeout(240)
 
@@ -95,6 +95,9 @@ LAYOUTS = [
             "dp_replicate=2,pp=2,pp_schedule=zbv",
             "dp_shard=2,tp=2,accumulation=2,checkpointing=full",
             "pp=4",
+            "dp_shard=2,tp=2,precision=bf16",
+            "dp_shard=2,pp=2,precision=bf16",
+            "tied dp_shard=2,pp=2",
             "tied dp_shard=2,tp=2",
             "dp_shard=2,cp=2",
             "dp_replicate=2,cp=2,cp_ulysses=1",

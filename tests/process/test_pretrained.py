@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from atoll.cli.main import main
+from atoll.node.dataplane.hugging_face_export import export
 from atoll.node.worker.model import Transformer
 from atoll.node.worker.sample import load_model
 from atoll.protocol.model_settings import ModelSettings, TrainerSettings
@@ -39,7 +39,7 @@ def test_all_sites_start_from_the_folder_that_one_brings(tmp_path: Path) -> None
     saved.mkdir()
     place.mkdir()
     save(saved, SETTINGS, pretrained)
-    assert main(["export", str(saved), "--format", "hf", "--to", str(folder)]) == 0
+    export(saved, folder, max_shard_bytes=1 << 30)
     with LocalRun(place, SETTINGS) as run:
         run.start_coordinator(extra=["--resume", str(folder)])
         run.start_node("b", launcher="python")

@@ -16,7 +16,13 @@ from atoll.protocol.layout import Role, TensorSpec
 
 def check_replicas(ranks: Sequence[LocalJoin], specs: Mapping[str, TensorSpec]) -> None:
     """Raises ConfigError, naming tensor and ranks, with what to say to `atoll.join`."""
-    names = [{spec.name for spec in rank.manifest.tensors} for rank in ranks]
+    tied = {name for rank in ranks if rank.names_are_said for t in rank.manifest.tied for name in (t.alias, t.name)}
+    if lacking_ties := sorted(tied - {name for rank in ranks for name in rank.tied_here}):
+        raise ConfigError(
+            f"tied= of atoll.join names {lacking_ties[0]!r}, which no rank has: say the names of the whole model, "
+            "alike on all ranks"
+        )
+    trained = [{s.name for s in rank.manifest.tensors if s.role is Role.TRAINABLE} for rank in ranks]
     first: dict[str, tuple[int, Piece]] = {}  # of the tensors that a rank holds whole, the first that does
     by_batch: dict[tuple[int, str], tuple[int, Piece]] = {}  # the same among the ranks of one batch
     for number, rank in enumerate(ranks):
@@ -25,15 +31,17 @@ def check_replicas(ranks: Sequence[LocalJoin], specs: Mapping[str, TensorSpec]) 
             if spec.role is not Role.TRAINABLE or piece.sizes != spec.shape or not spec.num_elements:
                 continue
             other, _ = first.setdefault(piece.name, (number, piece))
-            if names[other] != names[number] and not (rank.names_are_said and ranks[other].names_are_said):
-                lacking = min(names[other] ^ names[number])
-                lacks = other if lacking in names[number] else number
+            if trained[other] != trained[number] and not (rank.names_are_said and ranks[other].names_are_said):
+                lacking = min(trained[other] ^ trained[number])
+                lacks = other if lacking in trained[number] else number
                 raise ConfigError(
                     f"ranks {other} and {number} both hold {piece.name!r}, but not the same tensors (rank {lacks} has "
                     f"no {lacking!r}): if they are parts of one model, say what each is called in all of it, as "
                     'atoll.join(..., names={"layers.0": "layers.4"}) for a second stage; if every name is that of the '
-                    "whole model, say names={}"
+                    "whole model, say names={}, and tied= alike, on all ranks"
                 )
+            if not piece.first_values:  # a DTensor says itself what it is
+                continue
             same, known = by_batch.setdefault((rank.data_rank, piece.name), (number, piece))
             if known.first_values != piece.first_values:
                 raise ConfigError(

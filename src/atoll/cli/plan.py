@@ -23,6 +23,10 @@ QUANTITY = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?([kmgt]i?|)(b|bit|bit/s|bps)", re
 MOST_GPUS = 1 << 12
 
 
+PEAK_TFLOPS = {"bf16": 989.0, "fp32": 67.0}
+"""Of an H100, dense, by its data sheet."""
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     from atoll.node.plan.syncs import STRATEGIES
     from atoll.protocol.model_settings import MODELS
@@ -37,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--sequence", metavar="N", type=int, help="tokens (default: 4096, or the model's longest)")
     parser.add_argument("--precision", choices=("bf16", "fp32"), default="bf16", help="default: bf16")
     parser.add_argument(
-        "--flops", metavar="TFLOPS", type=float, default=989.0, help="peak of a GPU (default: 989, an H100 in bf16)"
+        "--flops", metavar="TFLOPS", type=float, help="peak of a GPU (default: an H100's, 989 in bf16, 67 in fp32)"
     )
     parser.add_argument("--step-s", metavar="S", type=float, help="a step's seconds, where you have measured them")
     parser.add_argument("--every", metavar="H", type=int, help="steps between syncs (default: each strategy's own)")
@@ -76,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
             ),
             batch=args.batch,
             sequence=args.sequence,
-            flops=args.flops * 1e12,
+            flops=(args.flops or PEAK_TFLOPS[args.precision]) * 1e12,
             step_s=args.step_s,
             precision=args.precision,
             every=args.every,

@@ -81,6 +81,13 @@ def test_stages_that_were_cut_out_of_a_list_are_asked_about() -> None:
         merge_ranks([said[0], second])
 
 
+def test_only_what_is_trained_tells_stages_from_copies() -> None:
+    """A buffer of rank 0 alone, as of a best loss, is no stage."""
+    block, best = piece("w", (0,), (2,)), spec("best", 1, role=Role.BUFFER_LOCAL)
+    first = rank([spec("w", 2), best], block, piece("best", (0,), (1,)))
+    assert len(merge_ranks([first, rank([spec("w", 2)], block)]).shared) == 1
+
+
 @pytest.mark.parametrize("data_ranks", [(0, 0), (0, 1)])
 def test_slices_that_are_tensors_of_their_own_are_asked_about(data_ranks: tuple[int, int]) -> None:
     """Copies of ranks of one batch begin alike. Those of other batches need not: commit 0 makes them one."""
@@ -94,6 +101,8 @@ def test_slices_that_are_tensors_of_their_own_are_asked_about(data_ranks: tuple[
             merge_ranks(entries)
     else:
         assert len(merge_ranks(entries).shared) == 1
+    one_says_nothing = [entries[0], replace(entries[1], pieces=(full,))]
+    assert len(merge_ranks(one_says_nothing).shared) == 1, "a copy that is a DTensor says itself what it is"
     alike = [replace(entry, pieces=(replace(full, first_values=b"a"),)) for entry in entries]
     assert len(merge_ranks(alike).shared) == 1
 

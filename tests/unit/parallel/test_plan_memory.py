@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import pytest
@@ -12,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from atoll.node.parallel.parallelize import parallelize
-from atoll.node.parallel.passes import computing
+from atoll.node.parallel.passes import blocks_of, computing
 from atoll.node.parallel.settings import ParallelSettings
 from atoll.node.plan.activations import ON_CPU, Activations
 from atoll.node.plan.rank_memory import rank_memory, share_of
@@ -123,6 +124,23 @@ def test_the_first_stage_of_a_pipeline_holds_a_microbatch_a_rank() -> None:
     memory = rank_memory(WIDE, ParallelSettings(pp=4, microbatches=8), 8, 128)
     block = Activations(model=WIDE, precision="fp32").block_bytes("none")
     assert memory.activations == 4 * 128 * (block + 4 * WIDE.dim)  # and what goes to the next stage
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("pp", [1, 2])
+def test_a_stage_has_as_many_parameters_as_it_is_built_with(name: str, pp: int) -> None:
+    settings, model = ParallelSettings(pp=pp), MODELS[name]
+    for stage in range(pp):
+        with torch.device("meta"):
+            built = Transformer(model)
+        built.keep(*blocks_of(stage, pp, model.num_layers))
+        assert share_of(model, settings, stage).total == sum(p.numel() for p in built.parameters())
+
+
+def test_a_tied_matrix_is_shared_by_tp() -> None:
+    tied = replace(MANY_WORDS, tie_embeddings=True)
+    whole, half = (share_of(tied, ParallelSettings(tp=size), 0) for size in (1, 2))
+    assert half.embedding == whole.embedding // 2
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -350,11 +350,18 @@ def test_weights_that_are_not_of_the_model_are_refused(tmp_path: Path) -> None:
     told(f"{name}' and 0 more tensors are not there")
     put()
     told("only the built-in trainer", torch.nn.Linear(2, 2))
+    put(**{name: torch.full_like(values[name], torch.inf)})
+    told(f"{name}' holds values that are not finite")
+    put()
     index = found / "model.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": {name: "../model/model.safetensors"}}))
+    told("are both there; leave the one that is meant")
+    (found / "model.safetensors").rename(found / "one.safetensors")
     told("does not name files of this folder")
+    save_file(values, found / "two.safetensors")
+    index.write_text(json.dumps({"weight_map": {name: "one.safetensors", "lm_head.weight": "two.safetensors"}}))
+    told("is in one.safetensors too")
     index.unlink()
-    (found / "model.safetensors").unlink()
     told("other formats are not read")
 
 

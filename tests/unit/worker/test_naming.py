@@ -35,7 +35,12 @@ def tensors(model: nn.Module, naming: Naming = AS_SEEN) -> ModelTensors:
 
 def offered(found: ModelTensors) -> LocalJoin:
     return LocalJoin(
-        manifest=found.manifest, pieces=found.pieces, data_fingerprint=b"", data_rank=0, names_are_said=True
+        manifest=found.manifest,
+        pieces=found.pieces,
+        data_fingerprint=b"",
+        data_rank=0,
+        names_are_said=True,
+        tied_here=found.tied_here,
     )
 
 
@@ -47,6 +52,23 @@ def test_stages_with_their_names_and_ties_are_the_model_of_one_rank() -> None:
     assert merge_ranks([offered(first), offered(last)]).manifest == one.manifest
     assert last.held[0].spec.name == "embedding.weight"
     assert last.held[0].parameter is not None
+
+
+@pytest.mark.parametrize(
+    ("said", "lacking"),
+    [({"head.weight": "embeding.weight"}, "embeding.weight"), ({"haed.weight": "embedding.weight"}, "haed.weight")],
+)
+def test_a_tie_of_what_no_rank_has_is_refused(said: dict[str, str], lacking: str) -> None:
+    """The two would be two tensors of the run, that nobody keeps alike."""
+    stages = (Model(range(2), is_last=False), Model(range(0), is_first=False))
+    found = [offered(tensors(stage, Naming(tied=said))) for stage in stages]
+    with pytest.raises(ConfigError, match=f"names '{lacking}', which no rank has"):
+        merge_ranks(found)
+
+
+def test_what_is_tied_to_a_tied_tensor_is_refused() -> None:
+    with pytest.raises(ConfigError, match='"middle" is both tied and tied to'):
+        tensors(Model(range(1)), Naming(tied={"head.weight": "middle", "middle": "embedding.weight"}))
 
 
 def test_the_direction_of_a_tie_does_not_matter() -> None:

@@ -17,7 +17,7 @@ from atoll.node.dataplane.saved_manifest import former_of
 from atoll.node.worker import data
 from atoll.node.worker.evaluate import held_out_bits_per_byte
 from atoll.node.worker.model import Transformer
-from atoll.node.worker.recipe import TextWindows, learning_rate, make_optimizer, next_byte_loss
+from atoll.node.worker.recipe import TextWindows, learning_rate, make_optimizer, next_byte_loss, optimizer_of
 from atoll.node.worker.sample import load_model, sample_text
 from atoll.protocol.errors import ConfigError
 from atoll.protocol.model_settings import ModelSettings, TrainerSettings
@@ -27,6 +27,7 @@ from atoll.protocol.sync_settings import SyncSettings
 from benchmarks import baselines
 from benchmarks.diloco import Flight, Outer, follow, simulate_diloco, windows
 from tests.harness.saved_built_in import save
+from tests.harness.zero import ZeroRedundancyOptimizer, rank_of_two
 
 SMALL = ModelSettings(dim=16, num_layers=1, num_heads=2, num_kv_heads=1, ffn_dim=32, max_sequence=16)
 
@@ -93,6 +94,33 @@ def test_schedule() -> None:
         [0.1, 1.0, 1.0, 0.55, 0.1, 0.1]
     )
     assert learning_rate(dataclasses.replace(trainer, warmup_steps=0), 0, 10) == 1.0
+
+
+def test_ranks_that_share_the_state_of_the_optimizer_do_the_same_steps() -> None:
+    """Those of its own part, here; the others hand theirs in."""
+    settings, moved = SETTINGS, 0
+    one, two = Transformer(SMALL, 1), Transformer(SMALL, 1)
+    with rank_of_two(0):
+        shared = optimizer_of(two.parameters(), settings, shares_state=True)
+        alone = optimizer_of(one.parameters(), settings)
+        assert isinstance(shared, ZeroRedundancyOptimizer)
+        assert type(shared.optim) is type(alone) is torch.optim.AdamW
+        for _ in range(3):
+            for model, optimizer in ((one, alone), (two, shared)):
+                optimizer.zero_grad()
+                next_byte_loss(model, torch.arange(17, dtype=torch.uint8).repeat(2, 1)).backward()  # type: ignore[no-untyped-call]
+                optimizer.step()
+            mine = {id(p) for group in shared.optim.param_groups for p in group["params"]}
+            for expected, found in zip(one.parameters(), two.parameters(), strict=True):
+                if id(found) in mine:
+                    assert torch.equal(expected, found)
+                    moved += 1
+                found.data.copy_(expected)
+        assert 0 < moved < 3 * len(list(one.parameters()))
+        assert shared.param_groups[0]["weight_decay"] == settings.trainer.weight_decay
+    nodes = dataclasses.replace(settings, sync=SyncSettings(strategy="gradient", every=1))
+    with pytest.raises(ConfigError, match="have no optimizer's state to share; leave out zero"):
+        optimizer_of(one.parameters(), nodes, shares_state=True)
 
 
 def test_evaluation(corpus: data.Corpus) -> None:
