@@ -11,18 +11,19 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
 import atoll
-from atoll.node.parallel.gradients import clip
 from atoll.node.parallel.mesh import Mesh
+from atoll.node.parallel.passes import parameters_of
 from atoll.node.parallel.settings import ParallelSettings
 from atoll.node.worker.model import Transformer
 from atoll.node.worker.recipe import learning_rate, make_optimizer
 from atoll.node.worker.shared_model import shared_model
+from atoll.node.worker.trainer import train_step
 from atoll.protocol.settings import RunSettings
 
 SETTINGS = RunSettings(run_id="bench", steps=1 << 20, data="local")
@@ -46,8 +47,7 @@ def main(result: Path, num_pairs: int, block_steps: int) -> None:
     parallel = ParallelSettings(dp_shard=world)
     mesh = Mesh.of_site(CPU, parallel)
     passes = shared_model(SETTINGS, parallel, mesh, CPU)
-    parameters = [parameter for part in passes.parts for parameter in part.parameters()]
-    optimizer = make_optimizer(parameters, TRAINER)
+    optimizer = make_optimizer(parameters_of(passes), TRAINER)
     batch_size = TRAINER.batch_size // world
     generator = torch.Generator().manual_seed(1)
     windows = torch.randint(0, 256, (NUM_SAMPLES, TRAINER.sequence + 1), generator=generator, dtype=torch.uint8)
@@ -60,11 +60,7 @@ def main(result: Path, num_pairs: int, block_steps: int) -> None:
             for (batch,) in islice(batches, block_steps):
                 for group in optimizer.param_groups:
                     group["lr"] = learning_rate(TRAINER, site.inner_step, SETTINGS.steps)
-                optimizer.zero_grad(set_to_none=True)
-                tokens: Tensor = batch.long()
-                loss = passes(tokens[:, :-1], tokens[:, 1:])
-                clip(parameters, TRAINER.grad_clip, mesh, passes.counted_elsewhere)
-                optimizer.step()
+                loss = train_step(passes, optimizer, batch, TRAINER.grad_clip, mesh)
                 site.step(tokens=batch_size * TRAINER.sequence, loss=loss)
 
         def hand() -> None:

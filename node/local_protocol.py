@@ -14,7 +14,7 @@ from atoll.protocol import wire
 from atoll.protocol.digest import Digest
 from atoll.protocol.errors import AtollError, ConfigError, InvalidMessage, NonFiniteError, RefusedError
 from atoll.protocol.fields import bounded, digest
-from atoll.protocol.layout import Manifest
+from atoll.protocol.layout import MAX_TENSORS, Manifest
 from atoll.protocol.messages import MAX_RATES
 from atoll.protocol.v1 import local_pb2
 
@@ -119,9 +119,6 @@ class LocalHello:
     protocol_version: int
 
 
-MAX_TIED = 1 << 16
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalJoin:
     """What a rank offers. Its manifest may lack other ranks' tensors."""
@@ -135,7 +132,7 @@ class LocalJoin:
     """Of its optimizers, that it could go on from."""
     names_are_said: bool = False
     """The script says that the names are those of the whole model, whatever ranks seem to have in common."""
-    tied_here: tuple[str, ...] = bounded(MAX_TIED, ())
+    tied_here: tuple[str, ...] = bounded(MAX_TENSORS, ())
     """Of tensors with several names, those that a module of this rank has."""
 
 

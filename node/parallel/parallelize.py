@@ -29,12 +29,7 @@ KEPT = (
 
 
 def parallelize(
-    model: nn.Module,
-    settings: ParallelSettings,
-    mesh: Mesh | None,
-    context: Context | None = None,
-    *,
-    is_tied: bool = False,
+    model: nn.Module, settings: ParallelSettings, mesh: Mesh | None, context: Context | None, is_tied: bool
 ) -> nn.Module:
     """The same model, or DDP around it. `model.layers` are its blocks, by name; it is on its device, or on meta.
     `mesh`: None where a rank is alone. `is_tied`: `embedding` and `head` have one matrix, maybe in two stages.

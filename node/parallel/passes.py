@@ -37,6 +37,11 @@ class Passes(Protocol):
         ranks; None where another stage of the pipeline has the loss."""
 
 
+def parameters_of(passes: Passes) -> list[nn.Parameter]:
+    """Of all parts that this rank has."""
+    return [parameter for part in passes.parts for parameter in part.parameters()]
+
+
 def computing(settings: ParallelSettings, device: torch.device) -> AbstractContextManager[object]:
     """In the settings' precision. FSDP2 casts what it gathers by itself: autocast would keep a copy of each matrix."""
     if settings.precision == "bf16" and not settings.has_fsdp:

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from types import MappingProxyType
+from dataclasses import dataclass
 
 from atoll.protocol.errors import ConfigError
 from atoll.protocol.strict import nearest
-
-NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,8 +15,8 @@ class Naming:
     block of a second stage. `tied`: of a tensor here to another of the whole model that has the same values, of which
     this rank may have none, as {"head.weight": "embedding.weight"}. Both in names without wrappers."""
 
-    parts: Mapping[str, str] = field(default_factory=lambda: NOTHING)
-    tied: Mapping[str, str] = field(default_factory=lambda: NOTHING)
+    parts: Mapping[str, str]
+    tied: Mapping[str, str]
     is_said: bool = False
     """The script says that with these the names are those of the whole model."""
 
@@ -47,4 +44,4 @@ class Naming:
                 raise ConfigError(f'names: nothing here is named "{part}"; {nearest(part, known)}')
 
 
-AS_SEEN = Naming()
+AS_SEEN = Naming({}, {})

@@ -27,7 +27,8 @@ TIED = {"head.weight": "embedding.weight"}
 def shared_model(settings: RunSettings, parallel: ParallelSettings, mesh: Mesh | None, device: torch.device) -> Passes:
     """No rank ever has more than its shares and one whole tensor. `mesh`: None where a rank is alone."""
     if mesh is None or parallel.is_replicated_alone:
-        whole = parallelize(Transformer(settings.model, settings.seed).to(device), parallel, mesh)
+        model = Transformer(settings.model, settings.seed).to(device)
+        whole = parallelize(model, parallel, mesh, context=None, is_tied=settings.model.tie_embeddings)
         return WholeModel(whole, token_loss, parallel)
     numbers = stages_of(mesh.stage, parallel)
     parts = [_stage(settings.model, number, parallel.num_stages) for number in numbers]
@@ -35,7 +36,7 @@ def shared_model(settings: RunSettings, parallel: ParallelSettings, mesh: Mesh |
     context = None
     if (cp := mesh.of("cp")) is not None:
         context = Context(cp, parallel.num_ulysses(settings.model), settings.trainer.sequence)
-    wholes = [parallelize(part, parallel, mesh, context, is_tied=is_tied) for part in parts]
+    wholes = [parallelize(part, parallel, mesh, context, is_tied) for part in parts]
     for part in parts:
         part.to_empty(device=device)
         part.tie()

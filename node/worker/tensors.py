@@ -71,11 +71,12 @@ class Held:
         return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
     @property
-    def is_shared(self) -> bool:
-        """It says itself which other ranks have copies or parts of it, or is not trained."""
-        return self.spec.role is not Role.TRAINABLE or isinstance(self.parameter, DTensor)
+    def is_plain(self) -> bool:
+        """A trained tensor that does not say itself which other ranks have copies or parts of it, as a DTensor does."""
+        return self.spec.role is Role.TRAINABLE and not isinstance(self.parameter, DTensor)
 
     def with_first_values(self) -> Piece:
+        """The piece, with the hash of some of its values."""
         values = self.local().flatten()
         some = values[:: max(1, values.numel() // NUM_FIRST_VALUES)].to("cpu", torch.float32).contiguous()
         return replace(self.piece, first_values=piece_hash(some.numpy().data.cast("B")))
@@ -104,7 +105,7 @@ class ModelTensors:
     @torch.no_grad()
     def pieces_with_first_values(self) -> tuple[Piece, ...]:
         """The same, with what tells whether other ranks of the site have copies of them."""
-        return tuple(held.piece if held.is_shared else held.with_first_values() for held in self.held)
+        return tuple(held.with_first_values() if held.is_plain else held.piece for held in self.held)
 
     def mean_buffers_not_finite(self) -> list[str]:
         """Names of buffers that are to be averaged and have no average as they are (a mask of -inf). While no site

@@ -9,9 +9,11 @@ from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from atoll.node.parallel.gradients import clip
 from atoll.node.parallel.mesh import Mesh
+from atoll.node.parallel.passes import Passes, parameters_of
 from atoll.node.parallel.settings import parse
 from atoll.node.worker import data
 from atoll.node.worker.connection import Connection, connect, disconnect
@@ -48,8 +50,7 @@ def train(connection: Connection) -> None:
     with _device_of_rank(connection) as device:
         mesh = Mesh.of_site(device, parallel) if connection.world > 1 else None
         passes = shared_model(settings, parallel, mesh, device)
-        parameters = [parameter for part in passes.parts for parameter in part.parameters()]
-        optimizer = optimizer_of(parameters, settings, shares_state=parallel.zero == 1 and connection.world > 1)
+        optimizer = optimizer_of(parameters_of(passes), settings, shares_state=parallel.zero == 1 and mesh is not None)
         windows_of_text = TextWindows(corpus.training, trainer.sequence)
         batch_size = trainer.batch_size // parallel.num_data_ranks
         data_rank = mesh.data_rank if mesh is not None else 0
@@ -60,12 +61,21 @@ def train(connection: Connection) -> None:
                 assert total_steps is not None
                 for group in optimizer.param_groups:
                     group["lr"] = learning_rate(trainer, site.inner_step, total_steps)
-                optimizer.zero_grad(set_to_none=True)
-                tokens = batch.to(device).long()  # (batch, sequence + 1)
-                loss = passes(tokens[:, :-1], tokens[:, 1:])
-                clip(parameters, trainer.grad_clip, mesh, passes.counted_elsewhere)
-                optimizer.step()
+                loss = train_step(passes, optimizer, batch.to(device), trainer.grad_clip, mesh)
                 site.step(tokens=batch_size * trainer.sequence, loss=loss)
+
+
+def train_step(
+    passes: Passes, optimizer: torch.optim.Optimizer, windows: Tensor, max_norm: float, mesh: Mesh | None
+) -> Tensor | None:
+    """One step of this rank, a collective of its site. windows: (batch, sequence + 1) uint8. The mean loss, where this
+    rank has it."""
+    optimizer.zero_grad(set_to_none=True)
+    tokens = windows.long()
+    loss = passes(tokens[:, :-1], tokens[:, 1:])
+    clip(parameters_of(passes), max_norm, mesh, passes.counted_elsewhere)
+    optimizer.step()
+    return loss
 
 
 @contextmanager
@@ -76,8 +86,7 @@ def _device_of_rank(connection: Connection) -> Iterator[torch.device]:
     if torch.cuda.is_available():
         if local_rank >= torch.cuda.device_count():
             raise ConfigError(
-                f"rank {connection.rank} has no GPU: this host has {torch.cuda.device_count()}; lower --ranks or the "
-                "sizes of --parallel"
+                f"rank {connection.rank} has no GPU: this host has {torch.cuda.device_count()}; lower --ranks or --parallel"
             )
         device = torch.device("cuda", local_rank)
         torch.cuda.set_device(device)

@@ -23,6 +23,7 @@ from torch.distributed.tensor import DTensor
 
 from atoll.node.parallel.gradients import clip
 from atoll.node.parallel.mesh import Mesh
+from atoll.node.parallel.passes import parameters_of
 from atoll.node.parallel.settings import ParallelSettings, check_batch, check_model, parse
 from atoll.node.worker.recipe import zero_1
 from atoll.node.worker.shared_model import shared_model
@@ -85,7 +86,7 @@ def batches() -> list[Tensor]:
 def train(mesh: Mesh | None, parallel: ParallelSettings, is_tied: bool) -> Trained:
     settings = replace(SETTINGS, model=replace(SETTINGS.model, tie_embeddings=is_tied))
     passes = shared_model(settings, parallel, mesh, CPU)
-    parameters = [parameter for part in passes.parts for parameter in part.parameters()]
+    parameters = parameters_of(passes)
     optimizer: torch.optim.Optimizer = torch.optim.SGD(parameters, lr=RATE, foreach=False)
     if mesh is not None and mesh.settings.zero == 1:
         optimizer = zero_1(optimizer)

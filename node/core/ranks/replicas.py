@@ -23,14 +23,14 @@ def check_replicas(ranks: Sequence[LocalJoin], specs: Mapping[str, TensorSpec]) 
             "alike on all ranks"
         )
     trained = [{s.name for s in rank.manifest.tensors if s.role is Role.TRAINABLE} for rank in ranks]
-    first: dict[str, tuple[int, Piece]] = {}  # of the tensors that a rank holds whole, the first that does
+    first: dict[str, int] = {}  # of each tensor, the first rank that holds it whole
     by_batch: dict[tuple[int, str], tuple[int, Piece]] = {}  # the same among the ranks of one batch
     for number, rank in enumerate(ranks):
         for piece in rank.pieces:
             spec = specs[piece.name]
             if spec.role is not Role.TRAINABLE or piece.sizes != spec.shape or not spec.num_elements:
                 continue
-            other, _ = first.setdefault(piece.name, (number, piece))
+            other = first.setdefault(piece.name, number)
             if trained[other] != trained[number] and not (rank.names_are_said and ranks[other].names_are_said):
                 lacking = min(trained[other] ^ trained[number])
                 lacks = other if lacking in trained[number] else number

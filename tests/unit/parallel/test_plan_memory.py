@@ -68,7 +68,7 @@ class Measured(NamedTuple):
 
 
 def measured(model: ModelSettings, settings: ParallelSettings, batch: int, sequence: int) -> Measured:
-    trained = parallelize(Transformer(model, 0), settings, None)
+    trained = parallelize(Transformer(model, 0), settings, None, context=None, is_tied=False)
     optimizer = make_optimizer(trained.parameters(), TrainerSettings())
     tokens = torch.randint(0, model.vocab_size, (batch, sequence + 1))
     live, at_forward = Live(), 0
