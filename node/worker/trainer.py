@@ -86,7 +86,7 @@ def _device_of_rank(connection: Connection) -> Iterator[torch.device]:
     if torch.cuda.is_available():
         if local_rank >= torch.cuda.device_count():
             raise ConfigError(
-                f"rank {connection.rank} has no GPU: this host has {torch.cuda.device_count()}; lower --ranks or --parallel"
+                f"rank {connection.rank} has no GPU, of {torch.cuda.device_count()} here; lower --ranks or --parallel"
             )
         device = torch.device("cuda", local_rank)
         torch.cuda.set_device(device)
