@@ -278,6 +278,8 @@ class LocalLayout:
     """Indices into the rank's pieces: it writes these."""
     shared_pieces: tuple[int, ...]
     """Indices of pieces that other ranks hold too: hashed (`piece_hash`) for a SNAPSHOT with `hash_shared`."""
+    kept_pieces: tuple[int, ...] = ()
+    """Indices of pieces whose state in the optimizer it writes to checkpoints: what ranks have alike is shared out."""
     reader: int = 0
     """Place of this rank's data rank among the site's."""
     num_readers: int = 1

@@ -1,35 +1,36 @@
 """Checkpoints of this rank's inner optimizers on the site's own disk, written beside the training.
 
-Each rank writes its own file, in safetensors with a hash over everything, at the same steps as the others. Parameters
-are not in it: they come from the outer state. See docs/decisions/0009-local-checkpoint.md.
+Each rank writes its own file, in safetensors with hashes of everything, at the same steps as the others; it reads what
+it needs from the files of all. Parameters are not in them: they come from the outer state. See
+docs/decisions/0009-local-checkpoint.md.
 """
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import re
 import shutil
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from time import monotonic
 from typing import Any
+
+import torch
 
 from atoll.node.dataplane import safetensors_file
 from atoll.node.local_protocol import CheckpointCounts, CheckpointId
 from atoll.node.worker import checkpoint_file
 from atoll.node.worker.host_room import HostRoom
 from atoll.node.worker.optimizer_state import OptimizerState, StateTensor
-from atoll.node.worker.tensors import DTYPE_NAMES
+from atoll.node.worker.stored_state import StoredState, Wanted
 from atoll.protocol.disk import disk_error, sync_folder
 from atoll.protocol.errors import AtollError, ConfigError, HostError
-from atoll.protocol.text import differences
 
 NUM_KEPT = 2
 MAX_KEPT = 4
@@ -41,9 +42,21 @@ READ_LIMIT_S = 60.0
 """For the bytes between two announcements, at most READ_BYTES more than a second's."""
 UNREADABLE = (ConfigError, ValueError, TypeError, KeyError, IndexError, AttributeError, RuntimeError, RecursionError)
 """What comes of a damaged header."""
-_NAME = re.compile(r"rank-(\d{1,9})\.(\d{1,19})-(\d{1,19})-(\d{1,19})\.(?:safetensors|new)")
-_Loaded = tuple[list[StateTensor], dict[str, Any]]
-"""With its description."""
+_NAME = re.compile(r"rank-(\d{1,9})-of-(\d{1,9})\.(\d{1,19})-(\d{1,19})-(\d{1,19})\.(?:safetensors|new)")
+_Loaded = tuple[list[StateTensor], StoredState]
+"""What this rank needs, and all of it that is no tensor."""
+
+
+@dataclass(slots=True)
+class _Files:
+    """Of one checkpoint, by rank."""
+
+    world: int
+    paths: dict[int, Path] = field(default_factory=dict)
+
+    @property
+    def are_all(self) -> bool:
+        return len(self.paths) == self.world
 
 
 class LocalCheckpoints:
@@ -75,21 +88,22 @@ class LocalCheckpoints:
         self._folder = folder
         self._state = state
         self._rank, self._world = rank, world
-        self._owner = {"run": run_id, "rank": f"{rank} of {world}", **state.layout()}
+        self._run_id = run_id
         self._writer: threading.Thread | None = None
         self._room = HostRoom()  # its contents are the writer's while there is one
         self._start = (0, 0)  # incarnation and generation
         self._is_off = False
         self._num_written = self._num_skipped = self._num_failed = 0
         self._said_failures: set[str] = set()  # since one was written
-        for leftover in folder.glob(f"rank-{rank}.*.new"):
+        for leftover in folder.glob(f"rank-{rank}-of-*.new"):
             _remove(leftover)
         self._busy = busy
         self._announced_at_s = -math.inf
-        self._found = sorted(_listed(folder).get(rank, ()))
+        self._found = {item: files for item, files in sorted(_listed(folder).items()) if files.are_all}
         self._loaded: dict[CheckpointId, _Loaded] = {}
         self.usable = tuple(self._offered(set(crashed_from)))
-        """Of this run and layout; oldest first. The newest is whole; reading all of the others would take long."""
+        """Of this run, with all that this rank needs; oldest first. The newest can be read; reading all of the others
+        would take long."""
 
     @property
     def counts(self) -> CheckpointCounts:
@@ -98,24 +112,32 @@ class LocalCheckpoints:
 
     # --- going on from one
 
-    def go_on(self, chosen: CheckpointId | None, incarnation: int, generation: int) -> bool:
+    def go_on(
+        self,
+        chosen: CheckpointId | None,
+        incarnation: int,
+        generation: int,
+        writes: Collection[str] | None = None,
+    ) -> bool:
         """Take the state from the checkpoint that every rank has; files are numbered with this start from now on.
 
+        `writes`: of tensors that several ranks have alike, names of those that are this rank's to write; None: all.
         Returns whether the optimizers are not fresh. Raises HostError if the file is damaged.
         """
         self._start = incarnation, generation
+        self._state.write_only(writes)
         loaded = None if chosen is None else self._loaded.pop(chosen, None)
         self._loaded.clear()  # its memory is needed for the other one
         if chosen is None:
             if self._found:
                 self._say("the inner optimizer starts fresh: no checkpoint is usable on every rank")
             return False
-        tensors, about = loaded or self._load(chosen)
-        if not tensors and not about["values"]["state"]:
+        tensors, stored = loaded or self._load(chosen)
+        if not self._state.restore(tensors, stored):
             return False  # it keeps nothing, or not where optimizers of torch do
-        self._state.restore(tensors, about["values"])
         if self._rank == 0:
-            self._say(f"the inner optimizer is restored from step {about['run_step']} of the run")
+            (run_step,) = {file["run_step"] for file in self._descriptions(chosen).values()}
+            self._say(f"the inner optimizer is restored from step {run_step} of the run")
         return True
 
     def _offered(self, crashed_from: set[CheckpointId]) -> list[CheckpointId]:
@@ -129,14 +151,15 @@ class LocalCheckpoints:
                 self._pass_over(f"{path}: workers that went on from {which} crashed before their first step")
                 continue
             try:
-                with self._reading(path):
-                    offered.append(item)
-            except (AtollError, OSError) as error:
+                self._wanted(item)
+            except AtollError as error:
                 self._pass_over(error)
+            else:
+                offered.append(item)
         while offered and not self._loaded:
             try:
                 self._loaded[offered[-1]] = self._load(offered[-1])
-            except (AtollError, OSError) as error:
+            except AtollError as error:
                 self._pass_over(error)
                 offered.pop()
         return offered
@@ -144,41 +167,48 @@ class LocalCheckpoints:
     def _pass_over(self, reason: Exception | str) -> None:
         self._say(f"a checkpoint of the inner optimizer is passed over: {reason}")
 
-    @contextmanager
-    def _reading(self, path: Path) -> Iterator[tuple[safetensors_file.Reader, str, dict[str, Any]]]:
-        """With its description, as text and parsed. Raises HostError unless it is of this run, rank and layout, and for
-        whatever is wrong with it within."""
-        try:
-            with closing(safetensors_file.Reader(path)) as reader:
-                text = reader.metadata.get(checkpoint_file.KEY, "")
-                about = json.loads(text)
-                if found := differences(about["owner"], self._owner):
-                    raise HostError(f"{path}: it is not of this run, rank and layout: {found[0]}")
-                yield reader, text, about
-        except UNREADABLE as error:
-            raise HostError(f"{path}: it cannot be read ({error})") from None
+    def _descriptions(self, item: CheckpointId) -> dict[Path, dict[str, Any]]:
+        """Of all ranks' files, in the order of ranks. Raises HostError, naming the file that is not of this run."""
+        found = {}
+        for _, path in sorted(self._found[item].paths.items()):
+            with _naming(path):
+                found[path] = checkpoint_file.read_description(path)
+                if (run_id := found[path]["run"]) != self._run_id:
+                    raise HostError(f'it is of the run "{run_id}", this is "{self._run_id}"')
+        return found
 
+    def _wanted(self, item: CheckpointId) -> tuple[list[Wanted], StoredState]:
+        """Raises HostError if the checkpoint does not have what this rank needs."""
+        descriptions = self._descriptions(item)
+        with _naming(self._found[item].paths[0]):
+            stored = StoredState(descriptions)
+            return stored.wanted(self._state.needed()), stored
+
+    @torch.no_grad()
     def _load(self, item: CheckpointId) -> _Loaded:
         """The state, where the optimizers want it. Raises HostError unless it is as it was written, and finite."""
-        path = self._path(item)
         self._announced_at_s = -math.inf
+        wanted, stored = self._wanted(item)
+        num_bytes = sum(part.num_bytes for tensor in wanted for part in tensor.parts)
+        done_bytes = 0
+        tensors: list[StateTensor] = []
         try:
-            with self._reading(path) as (reader, text, about):
-                digest = checkpoint_file.new_digest(text)
-                num_bytes = path.stat().st_size
-                tensors = []
-                done_bytes = 0
-                self._announce(num_bytes, 0, 0)
-                for name, described in about["tensors"].items():
-                    shape, dtype = tuple(described.pop("shape")), described.pop("dtype")
-                    at = partial(self._announce, num_bytes, done_bytes)
-                    values = checkpoint_file.read_tensor(reader, name, shape, dtype, at)
-                    digest.data(checkpoint_file.as_bytes(values))
-                    done_bytes += values.nbytes
-                    tensors.append(self._state.placed(StateTensor(**described, values=values)))
-                if digest.finish().hex() != reader.metadata.get(checkpoint_file.HASH_KEY):
-                    raise HostError(f"{path}: it does not have its own hash; the disk or a crash damaged it")
-            return tensors, about
+            with ExitStack() as files:
+                readers: dict[Path, safetensors_file.Reader] = {}
+                for tensor in wanted:
+                    result = self._state.empty(tensor)
+                    for part in tensor.parts:
+                        with _naming(part.path):
+                            if part.path not in readers:
+                                reader = safetensors_file.Reader(part.path)
+                                readers[part.path] = files.enter_context(closing(reader))
+                            at = partial(self._announce, num_bytes, done_bytes)
+                            values = checkpoint_file.read_tensor(readers[part.path], part, at)
+                        done_bytes += part.num_bytes
+                        taken, place = tensor.places(part)
+                        result.values[place].copy_(values[taken])
+                    tensors.append(result)
+            return tensors, stored
         finally:
             self._busy("", 0.0)
 
@@ -187,7 +217,7 @@ class LocalCheckpoints:
         now_s = monotonic()
         if now_s - self._announced_at_s >= ANNOUNCE_EVERY_S:
             self._announced_at_s = now_s
-            done = (before_bytes + part_bytes) / num_bytes
+            done = (before_bytes + part_bytes) / max(1, num_bytes)
             what = f"reading its optimizer's checkpoint, {100 * done:.2f} % of {num_bytes / 2**30:.2f} GiB"
             self._busy(what, READ_LIMIT_S)
 
@@ -220,23 +250,14 @@ class LocalCheckpoints:
             tensors = self._state.tensors()
             copied = self._room.copy({item.name: item.values for item in tensors})
             tensors = [replace(item, values=copied[item.name]) for item in tensors]
-            values = self._state.values()
+            plain = self._state.plain_values()
         except (ConfigError, HostError) as error:
             self._is_off = isinstance(error, ConfigError)  # the optimizer's nature, which does not change
             self._failed(f"no checkpoint of the inner optimizer is written, it starts fresh after a crash: {error}")
             return
-        if not tensors and not values["state"] and self._world == 1:
+        if not tensors and not plain and self._world == 1:
             return  # SGD without momentum: nothing to keep; other ranks may need this one's file to go on from theirs
-        about = {
-            "owner": self._owner,
-            "run_step": run_step,
-            "values": values,
-            "tensors": {
-                item.name: item.described()
-                | {"shape": list(item.values.shape), "dtype": DTYPE_NAMES[item.values.dtype]}
-                for item in tensors
-            },
-        }
+        about = {"run": self._run_id, "run_step": run_step, "plain": plain, **self._state.about()}
         item = CheckpointId(incarnation=self._start[0], generation=self._start[1], step=step)
         # Not a daemon: the interpreter waits for it at its end.
         self._writer = threading.Thread(
@@ -257,8 +278,8 @@ class LocalCheckpoints:
         """Remove all of this rank: what is in them led to a value that is not finite."""
         self._is_off = True
         self.finish()
-        for path in _listed(self._folder).get(self._rank, {}).values():
-            _remove(path)
+        for files in _listed(self._folder).values():
+            _remove(files.paths.get(self._rank))
 
     def _write(self, item: CheckpointId, about: Mapping[str, Any], tensors: Sequence[StateTensor]) -> None:
         path = self._path(item)
@@ -266,7 +287,7 @@ class LocalCheckpoints:
         try:
             try:
                 self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-                text = json.dumps(about)
+                text = checkpoint_file.describe(about, tensors)
                 self._check_room(item, sum(tensor.values.nbytes for tensor in tensors) + len(text))
                 checkpoint_file.write(aside, text, tensors)
                 os.replace(aside, path)
@@ -308,29 +329,31 @@ class LocalCheckpoints:
         return 0
 
     def _prune(self) -> None:
-        """Keep what is since the second newest checkpoint that all ranks have; of more than MAX_KEPT the newest that
-        all have and what slower ranks are writing first. Rank 0 removes what ranks left that are no more."""
-        listed = _listed(self._folder)
-        own = sorted(listed[self._rank])
-        common = [i for i in own if all(i in listed.get(r, ()) for r in self._others())]
-        oldest = common[-NUM_KEPT] if len(common) >= NUM_KEPT else own[0]
-        being_written = _listed(self._folder, "new")
-        slower = [i for i in own if any(i in being_written.get(r, ()) for r in self._others())]
-        kept = list(dict.fromkeys([*common[-1:], *reversed(slower), *reversed(own)]))[:MAX_KEPT]
+        """Keep what is since the second newest checkpoint that all ranks wrote; of more than MAX_KEPT the newest that
+        all wrote and what slower ranks are writing first. Rank 0 removes what ranks left that are no more."""
+        listed, being_written = _listed(self._folder), _listed(self._folder, "new")
+        own = sorted(item for item, files in listed.items() if self._rank in files.paths)
+        complete = sorted(item for item, files in listed.items() if files.are_all)
+        oldest = complete[-NUM_KEPT] if len(complete) >= NUM_KEPT else min(listed)
+        slower = [i for i in own if i in being_written and being_written[i].paths.keys() - {self._rank}]
+        kept = list(dict.fromkeys([*complete[-1:], *reversed(slower), *reversed(own)]))[:MAX_KEPT]
         for item in own:
             if item < oldest or item not in kept:
-                _remove(self._path(item))
+                _remove(listed[item].paths[self._rank])
         if self._rank == 0:
-            for rank, path in [(r, p) for found in (listed, being_written) for r in found for p in found[r].values()]:
-                if rank >= self._world:
-                    _remove(path)
+            older = (files for item, files in listed.items() if item < oldest)
+            for files in (*older, *being_written.values()):
+                for rank, path in files.paths.items():
+                    if rank >= self._world:
+                        _remove(path)
 
     def _others(self) -> list[int]:
         return [rank for rank in range(self._world) if rank != self._rank]
 
     def _path(self, item: CheckpointId, rank: int | None = None) -> Path:
         rank = self._rank if rank is None else rank
-        return self._folder / f"rank-{rank}.{item.incarnation}-{item.generation}-{item.step}.safetensors"
+        start = f"{item.incarnation}-{item.generation}"
+        return self._folder / f"rank-{rank}-of-{self._world}.{start}-{item.step}.safetensors"
 
     def _say(self, text: str) -> None:
         sys.stderr.write(f"atoll: {text}\n")
@@ -344,18 +367,28 @@ class LocalCheckpoints:
             self._say(text)
 
 
-def _remove(path: Path) -> None:
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Raises HostError with the path for whatever is wrong with the file."""
+    try:
+        yield
+    except (HostError, OSError, *UNREADABLE) as error:
+        raise HostError(f"{path}: {error}") from None
+
+
+def _remove(path: Path | None) -> None:
     with suppress(OSError):  # a file too many does no harm
-        path.unlink(missing_ok=True)
+        if path is not None:
+            path.unlink(missing_ok=True)
 
 
-def _listed(folder: Path, kind: str = "safetensors") -> dict[int, dict[CheckpointId, Path]]:
-    """What lies in the folder, by rank; "new": what is being written."""
-    found: dict[int, dict[CheckpointId, Path]] = {}
+def _listed(folder: Path, kind: str = "safetensors") -> dict[CheckpointId, _Files]:
+    """What lies in the folder; "new": what is being written."""
+    found: dict[CheckpointId, _Files] = {}
     for path in folder.glob(f"rank-*.{kind}"):
         match = _NAME.fullmatch(path.name)
         if match is not None:
-            rank, incarnation, generation, step = (int(n) for n in match.groups())
+            rank, world, incarnation, generation, step = (int(n) for n in match.groups())
             item = CheckpointId(incarnation=incarnation, generation=generation, step=step)
-            found.setdefault(rank, {})[item] = path
+            found.setdefault(item, _Files(world)).paths[rank] = path
     return found

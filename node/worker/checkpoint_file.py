@@ -1,44 +1,87 @@
-"""The file of one checkpoint of this rank's inner optimizers: safetensors, with a description and a hash over all."""
+"""The file of one checkpoint of a rank's inner optimizers: safetensors, with a description in which each tensor has its
+hash, and a hash of the description."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from atoll.node.dataplane import safetensors_file
 from atoll.node.worker.optimizer_state import StateTensor
-from atoll.node.worker.pieces import TORCH_DTYPES
-from atoll.node.worker.tensors import DTYPE_NAMES
+from atoll.node.worker.stored_state import Part
+from atoll.node.worker.tensors import DTYPE_NAMES, TORCH_DTYPES
 from atoll.protocol.digest import Digest
 from atoll.protocol.errors import ConfigError, HostError
 
 READ_BYTES = 64 << 20
-KEY = "atoll"
+_KEY = "atoll"
 """Of the description in a file's metadata."""
-HASH_KEY = "hash"
+_HASH_KEY = "hash"
 
 
-def new_digest(text: str) -> Digest:
-    """To which the bytes of all tensors are added, in the order of the description."""
-    return Digest("atoll/optimizer-checkpoint/v1").text(text)
+def describe(about: Mapping[str, Any], tensors: Sequence[StateTensor]) -> str:
+    """`about` with what each tensor is, as JSON. `tensors` are in host memory."""
+    described = {
+        item.name: item.described()
+        | {
+            "shape": list(item.values.shape),
+            "dtype": DTYPE_NAMES[item.values.dtype],
+            "hash": _hash(as_bytes(item.values)),
+        }
+        for item in tensors
+    }
+    return json.dumps({**about, "tensors": described})
 
 
 def write(path: Path, text: str, tensors: Sequence[StateTensor]) -> None:
-    """`text` describes `tensors`, which are in host memory. Raises HostError if it cannot be written."""
-    by_name = {item.name: as_bytes(item.values) for item in tensors}
-    digest = new_digest(text)
-    for data in by_name.values():
-        digest.data(data)
+    """`text` describes `tensors`. Raises HostError if it cannot be written."""
     entries = [
         safetensors_file.Entry(
-            item.name, DTYPE_NAMES[item.values.dtype], tuple(item.values.shape), [by_name[item.name]]
+            item.name, DTYPE_NAMES[item.values.dtype], tuple(item.values.shape), [as_bytes(item.values)]
         )
         for item in tensors
     ]
-    safetensors_file.write(path, entries, {KEY: text, HASH_KEY: digest.finish().hex()})
+    safetensors_file.write(path, entries, {_KEY: text, _HASH_KEY: _text_hash(text)})
+
+
+def read_description(path: Path) -> dict[str, Any]:
+    """Raises HostError or ConfigError if it is not as it was written."""
+    with closing(safetensors_file.Reader(path)) as reader:
+        text = reader.metadata.get(_KEY, "")
+        if _text_hash(text) != reader.metadata.get(_HASH_KEY):
+            raise HostError("its description does not have its own hash; the disk or a crash damaged it")
+        described: dict[str, Any] = json.loads(text)
+        for name, item in described["tensors"].items():
+            reader.num_bytes(name, item["dtype"])
+        return described
+
+
+def read_tensor(reader: safetensors_file.Reader, part: Part, at: Callable[[int], None]) -> Tensor:
+    """In host memory. `at` is told each time how many bytes have been read.
+
+    Raises HostError unless it is as it was written, and finite; ConfigError or RuntimeError if there is no such tensor.
+    """
+    values = torch.empty(part.shape, dtype=TORCH_DTYPES[part.dtype])
+    data = as_bytes(values)
+    if reader.num_bytes(part.name, part.dtype) != data.nbytes:
+        raise ConfigError(
+            f"{part.name!r} has {reader.num_bytes(part.name, part.dtype)} bytes, {data.nbytes} are expected"
+        )
+    for first in range(0, data.nbytes, READ_BYTES):
+        at(first)
+        piece = data[first : first + READ_BYTES]
+        piece[:] = reader.read(part.name, first, piece.nbytes)
+    if _hash(data) != part.hash:
+        raise HostError(f"{reader.path}: {part.name!r} does not have its own hash; the disk or a crash damaged it")
+    if values.is_floating_point() and not torch.isfinite(values if values.itemsize > 1 else values.float()).all():
+        raise HostError(f"{reader.path}: {part.name!r} holds values that are not finite")
+    return values
 
 
 def as_bytes(values: Tensor) -> memoryview:
@@ -46,21 +89,9 @@ def as_bytes(values: Tensor) -> memoryview:
     return data
 
 
-def read_tensor(
-    reader: safetensors_file.Reader, name: str, shape: tuple[int, ...], dtype: str, at: Callable[[int], None]
-) -> Tensor:
-    """`at` is told each time how many bytes have been read.
+def _hash(data: memoryview) -> str:
+    return Digest("atoll/optimizer-tensor/v1").data(data).finish().hex()
 
-    Raises HostError if a value is not finite; ConfigError or RuntimeError if there is no such tensor.
-    """
-    values = torch.empty(shape, dtype=TORCH_DTYPES[dtype])
-    data = as_bytes(values)
-    if reader.num_bytes(name, dtype) != data.nbytes:
-        raise ConfigError(f"{name!r} has {reader.num_bytes(name, dtype)} bytes, {data.nbytes} are expected")
-    for first in range(0, data.nbytes, READ_BYTES):
-        at(first)
-        part = data[first : first + READ_BYTES]
-        part[:] = reader.read(name, first, part.nbytes)
-    if values.is_floating_point() and not torch.isfinite(values if values.itemsize > 1 else values.float()).all():
-        raise HostError(f"{reader.path}: {name!r} holds values that are not finite")
-    return values
+
+def _text_hash(text: str) -> str:
+    return Digest("atoll/optimizer-checkpoint/v2").text(text).finish().hex()

@@ -108,7 +108,7 @@ class LocalClient:
         wanted = [size, size + num_moments * moment_bytes]
         if len(fds) != local.NUM_BUFFERS or any(os.fstat(fd).st_size < n for fd, n in zip(fds, wanted, strict=True)):
             raise InvalidMessage(f"the node passed {len(fds)} buffers, for a layout that needs {wanted} bytes")
-        indices = (*told.owned_pieces, *told.shared_pieces)
+        indices = (*told.owned_pieces, *told.shared_pieces, *told.kept_pieces)
         if any(i >= len(offered.pieces) for i in indices):
             raise InvalidMessage(f"the node names piece {max(indices)} of {len(offered.pieces)}")
         if told.checkpoint is not None and told.checkpoint not in offered.checkpoints:

@@ -131,7 +131,10 @@ class JoinedSite(Site):
         # Ranks ask at the first boundary after this, and only when all have asked does one go on: until then no file
         # is written or removed.
         self._is_restored = self._checkpoints is not None and self._checkpoints.go_on(
-            told.checkpoint, told.incarnation, self._client.generation
+            told.checkpoint,
+            told.incarnation,
+            self._client.generation,
+            {tensors.pieces[index].name for index in told.kept_pieces},
         )
         self.site_id, self.seed, self._num_data_ranks = told.site_id, told.data_seed, told.num_readers
         self._data_epoch = 0

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from atoll.node.worker.tensors import DTYPE_NAMES, ModelTensors, identity
+from atoll.node.worker.stored_state import Needed, Slice, StoredState, Wanted
+from atoll.node.worker.tensors import DTYPE_NAMES, TORCH_DTYPES, Held, ModelTensors, identity
 from atoll.protocol.errors import ConfigError
 
 OF_THE_SCRIPT = frozenset({"params", "param_names", "lr", "initial_lr"})
@@ -28,8 +29,9 @@ class StateTensor:
     optimizer: int
     parameter: str
     key: str
-    is_sharded: bool
-    """A DTensor, placed as its parameter is; `values` is the local shard."""
+    is_slice: bool
+    """Of the same slice as the parameter here, and a DTensor if that is one; `values` is the local shard. Else it is
+    the parameter's as a whole (a count of steps), or belongs to this very slice (sums of its rows)."""
     on_cpu: bool
     """Kept in CPU memory wherever the parameter is, as counts of steps are."""
     values: Tensor
@@ -73,30 +75,47 @@ class OptimizerState:
         self._optimizers = optimizers
         self._keepers = [_keeper(optimizer) for optimizer in optimizers]
         names = {identity(held.parameter): held.spec.name for held in tensors.held if held.parameter is not None}
-        self._named: list[list[dict[str, Tensor]]] = [
-            [{names[identity(p)]: p for p in group["params"]} for group in keeper.param_groups]
+        self._parameters: list[dict[str, Tensor]] = [
+            {names[identity(p)]: p for group in keeper.param_groups for p in group["params"]}
             for keeper in self._keepers
         ]
-        self._parameters = [{name: p for group in groups for name, p in group.items()} for groups in self._named]
-        self._pieces = {held.spec.name: held.piece for held in tensors.held}
+        self._names: list[list[list[str]]] = [
+            [[names[identity(p)] for p in group["params"]] for group in optimizer.param_groups]
+            for optimizer in optimizers
+        ]
+        self._held = {held.spec.name: held for held in tensors.held}
         self._first_groups = self._groups()
+        self._written: Collection[str] | None = None
 
-    def layout(self) -> dict[str, Any]:
-        """What the state belongs to, as JSON gives it back; state fits only where this is the same."""
+    def write_only(self, names: Collection[str] | None) -> None:
+        """Of tensors that several ranks have alike, those that this one is to write; None: all. Ranks of a
+        ZeroRedundancyOptimizer have nothing alike, and write what they have."""
+        self._written = names
+
+    def about(self) -> dict[str, Any]:
+        """What the state belongs to, as JSON gives it back: `StoredState` reads it."""
         return {
-            "optimizers": [type(optimizer).__name__ for optimizer in self._optimizers],
-            "groups": [[list(group) for group in groups] for groups in self._named],
             "slices": {
-                name: [list(piece.offsets), list(piece.sizes), piece.dtype, parameter.device.type]
+                name: {"offsets": list(held.piece.offsets), "sizes": list(held.piece.sizes)} | _nature(held)
                 for parameters in self._parameters
-                for name, parameter in parameters.items()
-                for piece in [self._pieces[name]]
+                for name in parameters
+                for held in [self._held[name]]
             },
-            "switches": [[_switches(group) for group in groups] for groups in self._first_groups],
+            "optimizers": [
+                {
+                    "kind": type(keeper).__name__,
+                    "groups": [
+                        {"names": of, "switches": _switches(at_start), "first": at_start, "now": now}
+                        for of, at_start, now in zip(*lists, strict=True)
+                    ],
+                }
+                for keeper, *lists in zip(self._keepers, self._names, self._first_groups, self._groups(), strict=True)
+            ],
         }
 
     def tensors(self) -> list[StateTensor]:
-        """Sharing the storage of the optimizers' own. Raises ConfigError, naming what cannot be kept in a file."""
+        """That this rank writes, sharing the storage of the optimizers' own. Raises ConfigError, naming what cannot be
+        kept in a file."""
         return [
             _state_tensor(index, name, key, value, parameter)
             for index, name, parameter, state in self._states()
@@ -104,7 +123,7 @@ class OptimizerState:
             if isinstance(value, Tensor)
         ]
 
-    def values(self) -> dict[str, Any]:
+    def plain_values(self) -> list[list[Any]]:
         """All that is no tensor, for JSON. Raises ConfigError."""
         plain: list[list[Any]] = []
         for index, name, _, state in self._states():
@@ -117,49 +136,72 @@ class OptimizerState:
                         f"as {type(value).__name__}; only tensors and plain values can be kept in a checkpoint"
                     )
                 plain.append([index, name, key, value])
-        return {"state": plain, "first_groups": self._first_groups, "groups": self._groups()}
+        return plain
 
-    @torch.no_grad()
-    def placed(self, item: StateTensor) -> StateTensor:
-        """With values as the optimizer would have made them: the parameter's device, order in memory and placement.
-
-        Raises KeyError or ConfigError if there is no such parameter.
-        """
-        parameter = self._parameters[item.optimizer][item.parameter]
-        like = parameter.to_local() if isinstance(parameter, DTensor) else parameter
-        device = torch.device("cpu") if item.on_cpu else like.device
-        if item.values.shape == like.shape:
-            result = torch.empty_like(like, dtype=item.values.dtype, device=device, requires_grad=False)
-        else:
-            result = torch.empty(item.values.shape, dtype=item.values.dtype, device=device)
-        result.copy_(item.values)
-        if item.is_sharded:
-            if not isinstance(parameter, DTensor):
-                raise ConfigError(f"{item.name!r} is sharded, its parameter is not")
-            result = DTensor.from_local(
-                result,
-                parameter.device_mesh,
-                parameter.placements,
-                run_check=False,
-                shape=parameter.shape,
-                stride=parameter.stride(),
+    def needed(self) -> list[Needed]:
+        """Whose state is this rank's, and what it fits."""
+        found = self.about()
+        kinds = {
+            (index, name): {"optimizer": of["kind"], "switches": group["switches"]}
+            for index, of in enumerate(found["optimizers"])
+            for group in of["groups"]
+            for name in group["names"]
+        }
+        return [
+            Needed(
+                optimizer=index,
+                parameter=name,
+                slice=Slice(self._held[name].piece.offsets, self._held[name].piece.sizes),
+                fits=kinds[index, name] | _nature(self._held[name]),
             )
-        return replace(item, values=result)
+            for index, parameters in enumerate(self._parameters)
+            for name in parameters
+        ]
 
-    def restore(self, tensors: Sequence[StateTensor], values: Mapping[str, Any]) -> None:
-        """Put back what `tensors` (now `placed`) and `values` gave, in place of all state.
+    def empty(self, wanted: Wanted) -> StateTensor:
+        """Room for it: where the optimizer would have made it, in the order of the parameter's own values in memory."""
+        of, part = wanted.needed, wanted.parts[0]
+        like = _local(self._parameters[of.optimizer][of.parameter])
+        device = torch.device("cpu") if part.on_cpu else like.device
+        dtype = TORCH_DTYPES[part.dtype]
+        if part.is_slice:
+            values = torch.empty_like(like, dtype=dtype, device=device, requires_grad=False)
+        else:
+            values = torch.empty(part.shape, dtype=dtype, device=device)
+        return StateTensor(
+            optimizer=of.optimizer,
+            parameter=of.parameter,
+            key=wanted.key,
+            is_slice=part.is_slice,
+            on_cpu=part.on_cpu,
+            values=values,
+        )
 
-        The same `layout` is the caller's duty.
-        """
-        states: list[dict[str, dict[str, Any]]] = [{} for _ in self._optimizers]
+    def restore(self, tensors: Sequence[StateTensor], stored: StoredState) -> bool:
+        """Put back `tensors` and the plain values of `stored`, in place of all state. Returns whether there is any."""
+        states: list[dict[str, dict[str, Any]]] = [
+            {name: dict(stored.plain(index, name)) for name in parameters}
+            for index, parameters in enumerate(self._parameters)
+        ]
         for item in tensors:
-            states[item.optimizer].setdefault(item.parameter, {})[item.key] = item.values
-        for index, name, key, value in values["state"]:
-            states[index].setdefault(name, {})[key] = value
+            parameter, values = self._parameters[item.optimizer][item.parameter], item.values
+            if item.is_slice and isinstance(parameter, DTensor):
+                values = DTensor.from_local(
+                    values,
+                    parameter.device_mesh,
+                    parameter.placements,
+                    run_check=False,
+                    shape=parameter.shape,
+                    stride=parameter.stride(),
+                )
+            states[item.optimizer][item.parameter][item.key] = values
+        if not any(state for by_name in states for state in by_name.values()):
+            return False
         for keeper, by_name, parameters in zip(self._keepers, states, self._parameters, strict=True):
             keeper.state.clear()
-            keeper.state.update({parameters[name]: state for name, state in by_name.items()})
-        self._restore_groups(values["first_groups"], values["groups"])
+            keeper.state.update({parameters[name]: state for name, state in by_name.items() if state})
+        self._restore_groups(stored)
+        return True
 
     def _states(self) -> list[tuple[int, str, Tensor, dict[Any, Any]]]:
         found = []
@@ -170,7 +212,8 @@ class OptimizerState:
                     f"{type(keeper).__name__} keeps state for something that is not a parameter, or twice for tied "
                     "ones; it cannot be kept in a checkpoint"
                 )
-            found += [(index, name, p, state) for name, p, state in kept]
+            written = parameters if keeper is not self._optimizers[index] else self._written
+            found += [(index, name, p, state) for name, p, state in kept if written is None or name in written]
         return found
 
     def _groups(self) -> list[list[dict[str, Any]]]:
@@ -182,13 +225,22 @@ class OptimizerState:
         result: list[list[dict[str, Any]]] = json.loads(json.dumps(groups))
         return result
 
-    def _restore_groups(self, first: list[list[dict[str, Any]]], last: list[list[dict[str, Any]]]) -> None:
-        """What changed in training goes on from there, unless the script now starts with another value."""
-        for optimizer, now, then, kept in zip(self._optimizers, self._first_groups, first, last, strict=True):
-            for group, at_start, at_first, values in zip(optimizer.param_groups, now, then, kept, strict=True):
-                for key, value in values.items():
-                    if at_start.get(key) == at_first.get(key) and at_start.get(key) != value:
+    def _restore_groups(self, stored: StoredState) -> None:
+        """What changed in training goes on from there, unless the script now starts with another value, or parameters
+        are in one group now whose values differed."""
+        for index, (optimizer, now) in enumerate(zip(self._optimizers, self._first_groups, strict=True)):
+            for group, at_start, names in zip(optimizer.param_groups, now, self._names[index], strict=True):
+                then = [stored.group(index, name) for name in names]
+                for key, value in then[0]["now"].items() if then else ():
+                    started = {json.dumps([of["first"].get(key), of["now"].get(key)]) for of in then}
+                    is_as_then = at_start.get(key) == then[0]["first"].get(key)
+                    if len(started) == 1 and is_as_then and at_start.get(key) != value:
                         group[key] = tuple(value) if isinstance(group.get(key), tuple) else value
+
+
+def _nature(held: Held) -> dict[str, Any]:
+    """Of the parameter that an optimizer's state is for; another one has another state."""
+    return {"shape": list(held.spec.shape), "dtype": held.piece.dtype, "device": held.local().device.type}
 
 
 def _switches(group: Mapping[str, Any]) -> dict[str, Any]:
@@ -205,6 +257,10 @@ def _is_plain(value: object) -> bool:
     if isinstance(value, list | tuple):
         return all(_is_plain(item) for item in value)
     return value is None or isinstance(value, bool | int | float | str)
+
+
+def _local(parameter: Tensor) -> Tensor:
+    return parameter.to_local() if isinstance(parameter, DTensor) else parameter
 
 
 def _state_tensor(index: int, name: str, key: object, value: Tensor, parameter: Tensor) -> StateTensor:
@@ -224,7 +280,7 @@ def _state_tensor(index: int, name: str, key: object, value: Tensor, parameter: 
         optimizer=index,
         parameter=name,
         key=key,
-        is_sharded=is_sharded,
+        is_slice=value.shape == _local(parameter).shape and is_sharded == isinstance(parameter, DTensor),
         on_cpu=value.device.type == "cpu",
         values=value.detach(),
     )

@@ -17,12 +17,10 @@ from atoll.node.worker import copies
 from atoll.node.worker.client import JoinedLayout
 from atoll.node.worker.frozen import FrozenTensors
 from atoll.node.worker.optimizers import NodeOptimizer
-from atoll.node.worker.tensors import DTYPE_NAMES, Held, ModelTensors
+from atoll.node.worker.tensors import TORCH_DTYPES, Held, ModelTensors
 from atoll.protocol.errors import InvalidMessage
 from atoll.protocol.layout import FP32_ROLES, Role, fragments_of
 from atoll.protocol.sync_settings import SyncSettings
-
-TORCH_DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
 
 
 class SharedTensors:

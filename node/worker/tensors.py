@@ -35,6 +35,7 @@ DTYPE_NAMES = {
     torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2", torch.uint16: "U16", torch.uint32: "U32",
     torch.uint64: "U64",
 }  # fmt: skip
+TORCH_DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
 NUM_FIRST_VALUES = 1024
 """Of a tensor, that tell it from another one that was drawn at random."""
 TRAINABLE_DTYPES = (torch.float32, torch.bfloat16, torch.float16)

@@ -379,6 +379,7 @@ class LocalLayout(_message.Message):
     READER_FIELD_NUMBER: _builtins.int
     NUM_READERS_FIELD_NUMBER: _builtins.int
     CHECKPOINT_FIELD_NUMBER: _builtins.int
+    KEPT_PIECES_FIELD_NUMBER: _builtins.int
     site_id: _builtins.int
     incarnation: _builtins.int
     run_seed: _builtins.int
@@ -405,6 +406,10 @@ class LocalLayout(_message.Message):
     def checkpoint(self) -> Global___CheckpointId:
         """the newest that every rank has; absent: the inner optimizer starts fresh"""
 
+    @_builtins.property
+    def kept_pieces(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """indices of pieces whose optimizer state it writes to checkpoints"""
+
     def __init__(
         self,
         *,
@@ -419,10 +424,11 @@ class LocalLayout(_message.Message):
         reader: _builtins.int = ...,
         num_readers: _builtins.int = ...,
         checkpoint: Global___CheckpointId | None = ...,
+        kept_pieces: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "manifest", b"manifest"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "chunk_elements", b"chunk_elements", "data_seed", b"data_seed", "incarnation", b"incarnation", "manifest", b"manifest", "num_readers", b"num_readers", "owned_pieces", b"owned_pieces", "reader", b"reader", "run_seed", b"run_seed", "shared_pieces", b"shared_pieces", "site_id", b"site_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "chunk_elements", b"chunk_elements", "data_seed", b"data_seed", "incarnation", b"incarnation", "kept_pieces", b"kept_pieces", "manifest", b"manifest", "num_readers", b"num_readers", "owned_pieces", b"owned_pieces", "reader", b"reader", "run_seed", b"run_seed", "shared_pieces", b"shared_pieces", "site_id", b"site_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

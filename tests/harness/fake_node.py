@@ -59,6 +59,7 @@ class FakeNode:
         told = LocalLayout(
             chunk_elements=self.layout.chunk_elements,
             owned_pieces=tuple(range(num_pieces)),
+            kept_pieces=tuple(range(num_pieces)),
             shared_pieces=self.shared_pieces,
             site_id=7,
             incarnation=1,

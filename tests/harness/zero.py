@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 
-import torch.distributed as dist
-from torch.testing._internal.distributed.fake_pg import FakeStore
+from tests.harness.fake_group import fake_rank
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # torch's own, at import
@@ -16,11 +14,5 @@ with warnings.catch_warnings():
 __all__ = ["ZeroRedundancyOptimizer", "rank_of_two"]
 
 
-@contextmanager
-def rank_of_two(rank: int) -> Iterator[None]:
-    """In a group whose collectives do nothing."""
-    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=2)
-    try:
-        yield
-    finally:
-        dist.destroy_process_group()
+def rank_of_two(rank: int) -> AbstractContextManager[None]:
+    return fake_rank(rank, 2)

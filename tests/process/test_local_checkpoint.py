@@ -45,7 +45,7 @@ def found(run: LocalRun, pattern: str) -> list[str]:
 def on_disk(run: LocalRun, num_ranks: int) -> Callable[[Status], bool]:
     """A checkpoint of every rank lies there."""
     folder = run.home("a") / "optimizer"
-    return lambda status: all(any(folder.glob(f"rank-{rank}.*.safetensors")) for rank in range(num_ranks))
+    return lambda status: all(any(folder.glob(f"rank-{rank}-of-*.safetensors")) for rank in range(num_ranks))
 
 
 def kill_a_worker(run: LocalRun) -> None:
@@ -125,7 +125,7 @@ def test_a_switch_of_the_optimizer_that_changed_costs_its_state_and_not_the_site
         node.kill()
         run.start_node("a", [*worker, "--amsgrad"], launcher="python")
         run.wait(committed(before + 4), LIMIT_S, "the run goes on")
-        assert found(run, r"layout: switches\[0\]\[0\]\.amsgrad was null, now true")
+        assert found(run, r"switches\.amsgrad was null, now true")
         assert len(found(run, FRESH)) == 2
         assert not run.journal("a", "WorkersFailed")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -111,18 +112,38 @@ def test_a_model_that_cannot_be_shared_so_ends_the_node_before_a_rank_is_started
         assert "trains on" not in "".join(logs.values())
 
 
-def test_a_site_that_is_killed_comes_back_in_another_shape(tmp_path: Path, text: Path) -> None:
-    with LocalRun(tmp_path, of_shapes(min_sites=1, steps=100_000)) as run:
+def newest_checkpoint(home: Path) -> int:
+    """The start of the node by which both ranks have written one."""
+    starts: dict[str, int] = {"0": 0, "1": 0}
+    for path in (home / "optimizer").glob("*.safetensors"):
+        match = re.match(r"rank-([01])-of-2\.(\d+)-", path.name)
+        if match is not None:
+            starts[match[1]] = max(starts[match[1]], int(match[2]))
+    return min(starts.values())
+
+
+def is_written_after(home: Path, start: int) -> Callable[[Status], bool]:
+    return lambda status: newest_checkpoint(home) > start
+
+
+def test_a_site_that_is_killed_comes_back_in_other_shapes_with_its_optimizer(tmp_path: Path, text: Path) -> None:
+    settings = replace(of_shapes(min_sites=1, steps=100_000), checkpoint_every=4)
+    with LocalRun(tmp_path, settings) as run:
         run.start_coordinator()
         start(run, "one", text, "")
-        start(run, "other", text, "dp_shard=2")
-        both = {"one", "other"}
-        run.wait(lambda status: both == contributors(status), LIMIT_S)
-        run.nodes["other"].kill()
-        gone = run.status()["last_commit"]
-        run.wait(lambda status: status["last_commit"] > gone + 2, LIMIT_S)
-        start(run, "other", text, "tp=2")
-        run.wait(lambda status: both == contributors(status), LIMIT_S)
+        both, home = {"one", "other"}, run.home("other")
+        for number, layout in enumerate(("dp_replicate=2,zero=1", "dp_shard=2", "tp=2")):
+            since = newest_checkpoint(home)
+            start(run, "other", text, layout)
+            run.wait(lambda status: both == contributors(status), LIMIT_S, f"a commit with {layout}")
+            log = (home / "node.log").read_text()
+            restored = [int(step) for step in re.findall(r"the inner optimizer is restored from step (\d+)", log)]
+            assert len(restored) == number, "as often as it came back"
+            assert restored == sorted(set(restored))
+            if layout != "tp=2":
+                run.wait(is_written_after(home, since), LIMIT_S, "a checkpoint of its own")
+                run.nodes["other"].kill()
+                run.wait(lambda status: {"one"} == contributors(status), LIMIT_S, "commits of the other site")
         admin.ask(run.toml.with_name("run.db"), "stop", reason="the test is over")
         assert run.wait_all(LIMIT_S) == {"one": 0, "other": 0}
         status = run.status()

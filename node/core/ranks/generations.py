@@ -161,6 +161,7 @@ def layout_of(group: WorkerGroup, admits: SendLayout, incarnation: int, chunk_el
         run_seed=admits.run_seed,
         chunk_elements=chunk_elements,
         owned_pieces=group.pieces.owned[rank],
+        kept_pieces=group.pieces.kept[rank],
         data_seed=local.data_seed(admits.run_seed, admits.site_id, incarnation, group.generation),
         shared_pieces=group.pieces.shared_of(rank),
         reader=reader,

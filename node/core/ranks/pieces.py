@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -37,6 +38,8 @@ class SitePieces:
     manifest: Manifest
     owned: tuple[tuple[int, ...], ...]
     """For each rank, indices into its pieces: it writes these."""
+    kept: tuple[tuple[int, ...], ...]
+    """For each rank, indices into its pieces: it writes what the optimizer has of these to checkpoints."""
     shared: tuple[SharedSlice, ...]
     dtypes: dict[str, str]
     """The workers' own dtype of each tensor."""
@@ -92,15 +95,21 @@ def merge_ranks(ranks: Sequence[LocalJoin]) -> SitePieces:
         _check_tiling(specs[name], slices)
     check_replicas(ranks, specs)
     owned: list[list[int]] = [[] for _ in ranks]
+    kept: list[list[int]] = [[] for _ in ranks]
+    num_kept = [0] * len(ranks)  # elements
     shared = []
     for name, slices in holders.items():
         for (offsets, sizes), found in slices.items():
             owned[found[0].rank].append(found[0].piece)
+            keeper = min(found, key=lambda holder: num_kept[holder.rank])
+            kept[keeper.rank].append(keeper.piece)
+            num_kept[keeper.rank] += math.prod(sizes)
             if len(found) > 1 and specs[name].role is Role.TRAINABLE:
                 shared.append(SharedSlice(name=name, box=_box(offsets, sizes), holders=tuple(found)))
     return SitePieces(
         manifest=Manifest.canonical(list(specs.values()), list(tied.values())),
         owned=tuple(tuple(sorted(indices)) for indices in owned),
+        kept=tuple(tuple(sorted(indices)) for indices in kept),
         shared=tuple(shared),
         # A tensor without elements may have no piece at all; then the manifest's dtype stands.
         dtypes={name: dtypes[name][0] if name in dtypes else spec.dtype for name, spec in specs.items()},

@@ -73,7 +73,9 @@ A_PLAN = m.Plan(
     slowest_bytes_per_s=1,
 )
 GREETING = Greeting(settings_json="{}", data_paths=())
-PIECES = SitePieces(manifest=MANIFEST, owned=((),), shared=(), dtypes={t.name: "F32" for t in MANIFEST.tensors})
+PIECES = SitePieces(
+    manifest=MANIFEST, owned=((),), kept=((),), shared=(), dtypes={t.name: "F32" for t in MANIFEST.tensors}
+)
 
 
 def ended_by(

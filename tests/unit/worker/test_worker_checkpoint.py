@@ -17,6 +17,7 @@ from atoll.node.dataplane import safetensors_file
 from atoll.node.local_protocol import CheckpointCounts, CheckpointId
 from atoll.node.worker import checkpoint
 from atoll.node.worker.checkpoint import LocalCheckpoints
+from atoll.node.worker.naming import Naming
 from atoll.node.worker.optimizer_state import OptimizerState
 from atoll.node.worker.tensors import find_tensors
 from atoll.protocol.errors import HostError
@@ -72,6 +73,7 @@ class Rank:
         width: int = 4,
         order: torch.memory_format = torch.contiguous_format,
         device: str = "cpu",
+        stage: str = "",
         crashed_from: Sequence[CheckpointId] = (),
         busy: Callable[[str, float], None] = lambda what, limit_s: None,
     ) -> None:
@@ -82,7 +84,8 @@ class Rank:
         self.net.register_parameter("small", nn.Parameter(torch.ones(3, dtype=torch.bfloat16)))
         self.net.to(device)
         self.optimizer = make(list(self.net.parameters()))
-        self.state = OptimizerState(find_tensors([self.net], [self.optimizer]), [self.optimizer])
+        naming = Naming({name: f"{stage}{name}" for name in ("0", "2", "small")} if stage else {}, {}, is_said=True)
+        self.state = OptimizerState(find_tensors([self.net], [self.optimizer], naming=naming), [self.optimizer])
         self.checkpoints = LocalCheckpoints(
             folder, self.state, run_id, rank, world, crashed_from=crashed_from, busy=busy
         )
@@ -158,6 +161,7 @@ def zero(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
 def test_each_rank_keeps_its_part_of_a_zero_redundancy_optimizer(tmp_path: Path) -> None:
     """Its own `state` is empty on every rank."""
     kept: list[list[str]] = []
+    written_values, later = [], []
     for rank in range(2):
         with rank_of_two(rank):
             first = Rank(tmp_path, zero, rank=rank, world=2)
@@ -166,16 +170,21 @@ def test_each_rank_keeps_its_part_of_a_zero_redundancy_optimizer(tmp_path: Path)
             first.optimizer.param_groups[0]["betas"] = (0.5, 0.75)
             first.write(3)
             kept.append([item.name for item in first.state.tensors() if item.key == "exp_avg"])
+            state = {item.name: item.values.clone() for item in first.state.tensors()}
+            written_values.append((state, {name: value.clone() for name, value in first.net.state_dict().items()}))
+            first.train(2)
+            later.append(first.net.state_dict())
+    for rank, (state, parameters) in enumerate(written_values):
+        with rank_of_two(rank):
             again = Rank(tmp_path, zero, rank=rank, world=2)
-            again.net.load_state_dict(first.net.state_dict())
+            again.net.load_state_dict(parameters)
             assert again.go_on()
-            for one, other in zip(first.state.tensors(), again.state.tensors(), strict=True):
-                assert one.name == other.name
-                assert torch.equal(one.values, other.values)
-            for each in (first, again):
-                each.train(2)
-            for name, value in first.net.named_parameters():
-                assert torch.equal(value, again.net.get_parameter(name)), name
+            for item in again.state.tensors():
+                assert torch.equal(item.values, state.pop(item.name)), item.name
+            assert not state
+            again.train(2)
+            for name, value in again.net.state_dict().items():
+                assert torch.equal(value, later[rank][name]), name
             assert again.optimizer.param_groups[0]["betas"] == (0.5, 0.75)
     assert all(kept)
     assert sorted(kept[0] + kept[1]) == sorted(f"0/{name}/exp_avg" for name, _ in first.net.named_parameters())
@@ -215,7 +224,7 @@ def test_a_later_start_counts_as_newer(tmp_path: Path) -> None:
 @pytest.mark.parametrize("damage", ["torn", "flipped", "empty", "no header"])
 def test_a_damaged_file_is_passed_over(tmp_path: Path, damage: str, capsys: pytest.CaptureFixture[str]) -> None:
     written(tmp_path, 1, 2)
-    path = tmp_path / "rank-0.1-1-2.safetensors"
+    path = tmp_path / "rank-0-of-1.1-1-2.safetensors"
     data = bytearray(path.read_bytes())
     if damage == "flipped":
         data[-1] ^= 1
@@ -233,7 +242,7 @@ def test_a_damaged_file_is_passed_over(tmp_path: Path, damage: str, capsys: pyte
 
 def test_no_flipped_bit_of_the_header_changes_what_is_restored(tmp_path: Path) -> None:
     first = written(tmp_path, 1)
-    path = tmp_path / "rank-0.1-1-1.safetensors"
+    path = tmp_path / "rank-0-of-1.1-1-1.safetensors"
     data = path.read_bytes()
     header_bytes = 8 + int.from_bytes(data[:8], "little")
     for place in range(0, header_bytes, header_bytes // 60):
@@ -283,9 +292,9 @@ def test_a_process_that_dies_at_any_moment_of_a_write_leaves_one_that_can_be_loa
 
 def test_what_is_left_of_a_torn_write_is_removed(tmp_path: Path) -> None:
     written(tmp_path, 1)
-    left = tmp_path / "rank-0.1-1-2.new"
+    left = tmp_path / "rank-0-of-1.1-1-2.new"
     left.write_bytes(b"small")
-    other = tmp_path / "rank-10.1-1-2.new"
+    other = tmp_path / "rank-10-of-11.1-1-2.new"
     other.write_bytes(b"of another rank")
     assert Rank(tmp_path).checkpoints.usable == (at(1),)
     assert not left.exists()
@@ -295,12 +304,10 @@ def test_what_is_left_of_a_torn_write_is_removed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changed", "reason"),
     [
-        ({"run_id": "other"}, 'layout: run was "run", now "other"'),
-        ({"world": 2}, 'layout: rank was "0 of 1", now "0 of 2"'),
-        ({"make": OPTIMIZERS["SGD"]}, 'layout: optimizers[0] was "AdamW", now "SGD"'),
-        ({"make": OPTIMIZERS["groups"]}, "layout: groups[0] was "),
-        ({"width": 5}, "layout: slices.0.weight[1][0] was 4, now 5"),
-        ({"make": SWITCHED["AdamW amsgrad"][1]}, "layout: switches[0][0].amsgrad was null, now true"),
+        ({"run_id": "other"}, 'it is of the run "run", this is "other"'),
+        ({"make": OPTIMIZERS["SGD"]}, 'another model or optimizer: small.optimizer was "AdamW", now "SGD"'),
+        ({"width": 5}, "another model or optimizer: 0.weight.shape[0] was 4, now 5"),
+        ({"make": SWITCHED["AdamW amsgrad"][1]}, "optimizer: small.switches.amsgrad was null, now true"),
     ],
 )
 def test_what_does_not_fit_is_refused_by_name(
@@ -365,7 +372,7 @@ def test_a_failed_write_is_said_once_and_the_next_one_works(
     assert said.count("\n") == 1
     assert "could not be written; training goes on" in said
     assert "make room" in said
-    assert [p.name for p in tmp_path.iterdir()] == ["rank-0.1-1-1.safetensors"]
+    assert [p.name for p in tmp_path.iterdir()] == ["rank-0-of-1.1-1-1.safetensors"]
     rank.write(4)
     assert Rank(tmp_path).checkpoints.usable == (at(1), at(4))
     assert capsys.readouterr().err == "atoll: checkpoints of the inner optimizer are written again; 2 were not\n"
@@ -452,7 +459,7 @@ def test_a_full_disk_costs_checkpoints_and_nothing_else(
         assert "training goes on" in said
         assert str(folder) in said
         assert "make room" in said
-        assert sorted(p.name for p in folder.iterdir()) == ["filler", "rank-0.1-1-1.safetensors"]
+        assert sorted(p.name for p in folder.iterdir()) == ["filler", "rank-0-of-1.1-1-1.safetensors"]
         assert Rank(folder).checkpoints.usable == (at(1),)
         filler.unlink()
         rank.write(4)
@@ -481,6 +488,16 @@ def test_one_that_is_due_during_a_write_is_left_out(
     assert rank.checkpoints.counts == CheckpointCounts(written=3, skipped=2)
 
 
+def offered(folder: Path, world: int) -> tuple[CheckpointId, ...]:
+    """By each rank, as it needs the files of all."""
+    (found,) = {Rank(folder, rank=rank, world=world).checkpoints.usable for rank in range(world)}
+    return found
+
+
+def left(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
 def test_what_another_rank_still_needs_is_kept(tmp_path: Path) -> None:
     """Rank 1 left out the second one: the first stays until there are two that both have, within a bound."""
     ranks = [Rank(tmp_path, rank=rank, world=2) for rank in range(2)]
@@ -490,19 +507,16 @@ def test_what_another_rank_still_needs_is_kept(tmp_path: Path) -> None:
     ranks[0].write(1, 2)
     ranks[1].write(1)
     ranks[0].write(3)
-
-    def common() -> set[CheckpointId]:
-        of = [set(Rank(tmp_path, rank=rank, world=2).checkpoints.usable) for rank in range(2)]
-        return of[0] & of[1]
-
-    assert common() == {at(1)}
+    assert offered(tmp_path, 2) == (at(1),)
     ranks[1].write(3)
     ranks[0].write(4)
     ranks[1].write(4)
-    assert common() == {at(3), at(4)}
+    assert offered(tmp_path, 2) == (at(3), at(4))
     ranks[0].write(5, 6, 7, 8, 9)
-    assert Rank(tmp_path, rank=0, world=2).checkpoints.usable == (at(4), at(7), at(8), at(9))
-    assert common() == {at(4)}, "a crash now needs it"
+    assert left(tmp_path) == [f"rank-0-of-2.1-1-{n}.safetensors" for n in (4, 7, 8, 9)] + [
+        f"rank-1-of-2.1-1-{n}.safetensors" for n in (3, 4)
+    ]
+    assert offered(tmp_path, 2) == (at(4),), "a crash now needs it"
 
 
 def test_what_a_much_slower_rank_is_writing_is_kept(tmp_path: Path) -> None:
@@ -511,14 +525,13 @@ def test_what_a_much_slower_rank_is_writing_is_kept(tmp_path: Path) -> None:
         rank.begin()
         rank.train(1)
         rank.write(1)
-    aside = tmp_path / "rank-1.1-1-2.new"
+    aside = tmp_path / "rank-1-of-2.1-1-2.new"
     aside.touch()
     ranks[0].write(2, 3, 4, 5, 6, 7)
+    assert len([name for name in left(tmp_path) if name.startswith("rank-0")]) == checkpoint.MAX_KEPT
     ranks[1].write(2)
     assert not aside.exists()
-    of = [set(Rank(tmp_path, rank=rank, world=2).checkpoints.usable) for rank in range(2)]
-    assert of[0] & of[1] == {at(1), at(2)}
-    assert len(of[0]) == checkpoint.MAX_KEPT
+    assert offered(tmp_path, 2) == (at(1), at(2))
 
 
 def test_a_rank_whose_optimizer_keeps_nothing_does_not_cost_the_others_theirs(tmp_path: Path) -> None:
@@ -526,8 +539,8 @@ def test_a_rank_whose_optimizer_keeps_nothing_does_not_cost_the_others_theirs(tm
 
     def ranks() -> list[Rank]:
         return [
-            Rank(tmp_path, rank=0, world=2),
-            Rank(tmp_path, lambda p: torch.optim.SGD(p, lr=0.1), rank=1, world=2),
+            Rank(tmp_path, rank=0, world=2, stage="first."),
+            Rank(tmp_path, lambda p: torch.optim.SGD(p, lr=0.1), rank=1, world=2, stage="second."),
         ]
 
     for rank in ranks():
@@ -544,29 +557,32 @@ def test_a_rank_whose_optimizer_keeps_nothing_does_not_cost_the_others_theirs(tm
         rank.train(1)
 
 
-def test_files_of_ranks_that_are_no_more_are_removed(tmp_path: Path) -> None:
+def test_files_of_ranks_that_are_no_more_are_removed_once_they_are_not_needed(tmp_path: Path) -> None:
     for index in range(2):
         rank = Rank(tmp_path, rank=index, world=2)
         rank.begin()
         rank.train(1)
         rank.write(1)
-    (tmp_path / "rank-1.1-1-2.new").write_bytes(b"it was killed in the middle of a write")
+    (tmp_path / "rank-1-of-2.1-1-2.new").write_bytes(b"it was killed in the middle of a write")
     alone = Rank(tmp_path)
-    alone.begin(generation=2)
+    assert alone.go_on()
     alone.train(1)
-    alone.write(1, 2)
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["rank-0.1-2-1.safetensors", "rank-0.1-2-2.safetensors"]
+    alone.write(1)
+    names = ["rank-0-of-1.1-2-1.safetensors", "rank-0-of-2.1-1-1.safetensors", "rank-1-of-2.1-1-1.safetensors"]
+    assert left(tmp_path) == names, "the one before still has all its files"
+    alone.write(2)
+    assert left(tmp_path) == ["rank-0-of-1.1-2-1.safetensors", "rank-0-of-1.1-2-2.safetensors"]
 
 
 def test_only_the_newest_is_read_whole_before_one_is_chosen(tmp_path: Path) -> None:
     written(tmp_path, 1, 2)
-    path = tmp_path / "rank-0.1-1-1.safetensors"
+    path = tmp_path / "rank-0-of-1.1-1-1.safetensors"
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
     path.write_bytes(data)
     rank = Rank(tmp_path)
     assert rank.checkpoints.usable == (at(1), at(2))
-    with pytest.raises(HostError, match=r"rank-0\.1-1-1.*does not have its own hash"):
+    with pytest.raises(HostError, match=r"rank-0-of-1\.1-1-1.*does not have its own hash"):
         rank.checkpoints.go_on(at(1), 1, 2)
     assert Rank(tmp_path).go_on()
 
@@ -631,7 +647,7 @@ def test_an_optimizer_that_would_keep_something_else_starts_fresh(
     first.write(2)
     again = Rank(tmp_path, after)
     assert not again.go_on()
-    assert "layout: switches[0]" in capsys.readouterr().err
+    assert ".switches." in capsys.readouterr().err
     again.train(1)
     assert Rank(tmp_path, before).go_on()
 
@@ -650,7 +666,7 @@ def test_one_that_workers_crashed_with_is_not_taken_again(tmp_path: Path, capsys
     written(tmp_path, 1, 2)
     again = Rank(tmp_path, crashed_from=[at(2), at(7)])
     assert again.checkpoints.usable == (at(1),)
-    path = tmp_path / "rank-0.1-1-2.safetensors"
+    path = tmp_path / "rank-0-of-1.1-1-2.safetensors"
     assert f"{path}: workers that went on from it crashed before their first step" in capsys.readouterr().err
     assert again.go_on()
 
@@ -658,12 +674,13 @@ def test_one_that_workers_crashed_with_is_not_taken_again(tmp_path: Path, capsys
 def test_after_two_that_workers_crashed_with_all_are_passed_over(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    ranks = [Rank(tmp_path, rank=rank, world=2) for rank in range(2)]
-    ranks[0].begin()
-    ranks[0].train(1)
-    ranks[0].write(1, 2, 3)
-    assert Rank(tmp_path, rank=0, world=2).checkpoints.usable == (at(1), at(2), at(3))
-    again = Rank(tmp_path, rank=0, world=2, crashed_from=[at(3), at(2)])
+    first = written(tmp_path, 1)
+    kept = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    first.write(2, 3)
+    for path, data in kept.items():
+        path.write_bytes(data)  # as if it had been kept for a slower rank
+    assert Rank(tmp_path).checkpoints.usable == (at(1), at(2), at(3))
+    again = Rank(tmp_path, crashed_from=[at(3), at(2)])
     assert not again.go_on()
     said = capsys.readouterr().err
     assert said.count("workers that went on from it crashed") == 2
