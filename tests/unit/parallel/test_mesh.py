@@ -2,30 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from atoll.node.parallel.context import Context
 from atoll.node.parallel.mesh import Mesh
 from atoll.node.parallel.settings import parse
+from tests.harness.fake_group import fake_rank
 
 CPU = torch.device("cpu")
-
-
-@contextmanager
-def seen_by(rank: int, world: int) -> Iterator[None]:
-    """Collectives do nothing."""
-    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world)
-    try:
-        yield
-    finally:
-        dist.destroy_process_group()
 
 
 @pytest.mark.parametrize(
@@ -43,7 +29,7 @@ def test_ranks_of_one_sequence_draw_one_batch_and_share_parameters(
     text: str, shape: tuple[int, ...] | None, data_ranks: list[int]
 ) -> None:
     for rank, data_rank in enumerate(data_ranks):
-        with seen_by(rank, 4):
+        with fake_rank(rank, 4):
             mesh = Mesh.of_site(CPU, parse(text).resolved(4))
             assert mesh.data_rank == data_rank
             assert (None if mesh.of_fsdp is None else tuple(mesh.of_fsdp.shape)) == shape
@@ -58,7 +44,7 @@ def test_losses_of_ranks_have_the_mean_of_the_whole_sequence(cp: int, ulysses: i
 
     total = 0.0
     for rank in range(cp):
-        with seen_by(rank, cp):
+        with fake_rank(rank, cp):
             mesh = Mesh.of_site(CPU, parse(f"cp={cp}").resolved(cp)).of("cp")
             assert mesh is not None
             context = Context(mesh, ulysses, length)

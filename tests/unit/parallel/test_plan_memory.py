@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from atoll.node.parallel.parallelize import parallelize
 from atoll.node.parallel.passes import blocks_of, computing
@@ -21,41 +17,11 @@ from atoll.node.plan.tensors import PARTS, parameters_by_part, shapes
 from atoll.node.worker.model import Transformer
 from atoll.node.worker.recipe import make_optimizer, token_loss
 from atoll.protocol.model_settings import MODELS, ModelSettings, TrainerSettings
+from tests.harness.live_memory import Live
 
 TOLERANCE = 0.1
 WIDE = ModelSettings(dim=256, num_layers=4, num_heads=8, num_kv_heads=2, ffn_dim=704, vocab_size=512, max_sequence=128)
 MANY_WORDS = ModelSettings(num_kv_heads=4, vocab_size=4096)
-
-
-class Live(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Bytes of the storages that are there, each counted once, and the most there were."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.now = self.most = 0
-        self._known: set[int] = set()
-
-    def count(self, tensor: torch.Tensor) -> None:
-        storage = tensor.untyped_storage()
-        key, num_bytes = storage._cdata, storage.nbytes()
-        if key not in self._known:
-            self._known.add(key)
-            self.now += num_bytes
-            self.most = max(self.most, self.now)
-            weakref.finalize(storage, self._gone, key, num_bytes)
-
-    def _gone(self, key: int, num_bytes: int) -> None:
-        self._known.discard(key)
-        self.now -= num_bytes
-
-    def __torch_dispatch__(
-        self, func: Callable[..., Any], types: Sequence[type], args: Any = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        out = func(*args, **(kwargs or {}))
-        for leaf in tree_leaves(out):
-            if isinstance(leaf, torch.Tensor):
-                self.count(leaf)
-        return out
 
 
 class Measured(NamedTuple):

@@ -1,0 +1,66 @@
+"""No rank gathers a model: beside its tensors it has room for less than two of the largest at any time."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from atoll.node.core.events import MergeMode
+from atoll.node.parallel.mesh import Mesh
+from atoll.node.parallel.settings import parse
+from atoll.node.worker import copies
+from atoll.node.worker.pieces import SharedTensors
+from atoll.node.worker.shared_model import shared_model
+from atoll.node.worker.tensors import find_tensors
+from atoll.protocol.model_settings import ModelSettings, TrainerSettings
+from atoll.protocol.settings import RunSettings
+from atoll.protocol.sync_settings import SyncSettings
+from tests.harness.fake_group import fake_rank
+from tests.harness.fake_node import FakeNode
+from tests.harness.live_memory import Live
+
+CPU = torch.device("cpu")
+NUM_TENSORS = 8
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("mode", MergeMode)
+def test_a_sync(mode: MergeMode, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(copies, "PIECE_BYTES", 2048)  # as small beside a tensor as 64 MiB beside a large one
+    net = nn.ParameterList([nn.Parameter(torch.randn(64, 64, dtype=dtype)) for _ in range(NUM_TENSORS)])
+    tensors = find_tensors([net], [torch.optim.SGD(net.parameters(), lr=0.1)])
+    node = FakeNode(manifest=tensors.manifest)
+    shared = SharedTensors(tensors, node.joined(len(tensors.pieces)), SyncSettings(alpha=0.5))
+    with Live() as live:
+        for held, *views in shared._slices:
+            for tensor in (held.local(), *views):
+                live.count(tensor)
+        before = live.now
+        shared.write_snapshot(0, with_frozen=True)
+        shared.apply(0, mode, fresh=False)
+        shared.write_snapshot(0, with_frozen=False)
+    assert live.most < before + 2 * net[0].nbytes
+
+
+@pytest.mark.parametrize("layout", ["dp_shard=4", "tp=4", "dp_shard=2,tp=2", "dp_shard=2,pp=2"])
+def test_first_values(layout: str) -> None:
+    model = ModelSettings(dim=64, num_layers=4, num_heads=4, num_kv_heads=4, ffn_dim=256, vocab_size=512)
+    settings = RunSettings(run_id="run", model=model, trainer=TrainerSettings(batch_size=8))
+    for rank in range(4):
+        with fake_rank(rank, 4), contextlib.ExitStack() as measured:
+            parallel = parse(layout).resolved(4)
+            mesh = Mesh.of_site(CPU, parallel)
+            live = measured.enter_context(Live())
+            passes = shared_model(settings, parallel, mesh, CPU)
+            held = {id(p): local(p).untyped_storage().nbytes() for part in passes.parts for p in part.parameters()}
+            assert sum(held.values()) <= live.now
+            assert live.most < live.now + 2 * 4 * 512 * 64
+            whole = 4 * sum(p.numel() for part in passes.parts for p in part.parameters())
+            assert live.now < whole, "the rank has a part of it"
+
+
+def local(parameter: Tensor) -> Tensor:
+    return getattr(parameter, "_local_tensor", parameter)
