@@ -10,7 +10,7 @@ from math import prod
 
 from atoll.node.parallel.settings import ParallelSettings
 from atoll.node.plan.activations import FP32_BYTES, ON_GPU, Activations, Kernels
-from atoll.node.plan.tensors import shapes_of_block
+from atoll.node.plan.tensors import ROUTER, shapes_of_block
 from atoll.protocol.model_settings import ModelSettings
 
 MOMENTS_BYTES = 8
@@ -57,7 +57,10 @@ class Share:
 
 def share_of(model: ModelSettings, settings: ParallelSettings, stage: int) -> Share:
     first, last = (number * model.num_layers // settings.pp for number in (stage, stage + 1))
-    block = sum(prod(s) // (settings.tp if len(s) > 1 else 1) for s in shapes_of_block(model).values())
+    block = sum(
+        prod(shape) // (settings.tp if len(shape) > 1 and name != ROUTER else 1)
+        for name, shape in shapes_of_block(model).items()
+    )
     matrix, is_first, is_last = model.vocab_size * model.dim, stage == 0, stage == settings.pp - 1
     by_tp = matrix // settings.tp
     is_one = model.tie_embeddings and settings.pp == 1
