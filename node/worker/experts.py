@@ -33,8 +33,9 @@ class Router(nn.Module):
         self.experts_per_token, self.bias_rate = settings.experts_per_token, settings.router_bias_rate
         self.num_real: int | None = None
         """Of a sequence's positions here, those that count; what fills it up is behind them. None: all."""
-        self.load: Tensor | None = None
-        """Choices of each expert since the last step. No buffer: DDP would replace it by that of its first rank."""
+        self.loads: list[Tensor] = []
+        """Choices of each expert, in each forward pass since the last step. No buffer: DDP would replace it by that of
+        its first rank."""
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """x: (batch, seq, dim). Weights, whose sum is 1, and numbers of the chosen experts: (batch, seq,
@@ -44,13 +45,9 @@ class Router(nn.Module):
         chosen = (scores.detach() + self.bias).topk(self.experts_per_token).indices
         # Not what a backward pass computes again.
         if self.training and torch.is_grad_enabled() and torch._C._current_graph_task_id() == -1:
-            load = self._load(chosen[:, : self.num_real])
-            self.load = load if self.load is None else self.load + load
+            self.loads.append(chosen[:, : self.num_real].flatten().bincount(minlength=len(self.bias)))
         weights = scores.gather(-1, chosen)
         return weights / (weights.sum(-1, keepdim=True) + SMALLEST), chosen
-
-    def _load(self, chosen: Tensor) -> Tensor:
-        return chosen.flatten().bincount(minlength=len(self.bias))
 
 
 class Experts(nn.Module):
@@ -69,7 +66,7 @@ class Experts(nn.Module):
         here = (w.to_local() if isinstance(w, DTensor) else w for w in (self.gate, self.up, self.down))
         parts = [
             F.linear(F.silu(F.linear(tokens, gate)) * F.linear(tokens, up), down)
-            for tokens, gate, up, down in zip(x.split(counts.tolist()), *here, strict=True)
+            for tokens, gate, up, down in zip(torch.split(x, counts.tolist()), *here, strict=True)
         ]
         return torch.cat(parts)
 
@@ -85,16 +82,25 @@ class MixtureOfExperts(nn.Module):
         self.experts = Experts(settings)
         self.shared = shared
         self.compute: Compute = Experts.__call__
+        self.enter: Callable[[Tensor], Tensor] = _as_it_is
+        self.leave: Callable[[Tensor], Tensor] = _as_it_is
+        """Around what ranks of tensor parallelism compute parts of."""
 
     def forward(self, x: Tensor) -> Tensor:  # (batch, seq, dim)
         weights, chosen = self.router(x)
         numbers = chosen.flatten()
         order = numbers.argsort(stable=True)
-        given = x.flatten(0, 1)[order // chosen.shape[-1]]
+        given = self.enter(x).flatten(0, 1)[order // chosen.shape[-1]]
         out = self.compute(self.experts, given, numbers.bincount(minlength=len(self.router.bias)))
         out = out[order.argsort()].view(*chosen.shape, -1)  # (batch, seq, experts_per_token, dim)
-        mixed = (out * weights.unsqueeze(-1)).sum(2).type_as(out)
-        return mixed if self.shared is None else mixed + self.shared(x)
+        mixed = self.leave((out * self.enter(weights).unsqueeze(-1)).sum(2).type_as(out))
+        if self.shared is not None:
+            mixed = mixed + self.shared(x)
+        return mixed
+
+
+def _as_it_is(x: Tensor) -> Tensor:
+    return x
 
 
 @torch.no_grad()
@@ -108,11 +114,13 @@ def balance(parts: Iterable[nn.Module], mesh: Mesh | None) -> None:
     routers = [module for part in parts for module in part.modules() if isinstance(module, Router)]
     if not routers:
         return
-    loads = torch.stack([router.load for router in routers if router.load is not None])  # (routers, experts)
+    # Before its first step torch's pipeline has a forward pass more, to learn shapes.
+    parts = mesh.settings.num_microbatches if mesh is not None and mesh.of("pp") is not None else 0
+    loads = torch.stack([torch.stack(router.loads[-parts:]).sum(0) for router in routers])  # (routers, experts)
     for name in ("dp_replicate", "dp_shard", "cp"):
         if mesh is not None and (ranks := mesh.of(name)) is not None:
             dist.all_reduce(loads, group=ranks.get_group())
     above = loads * loads.shape[1] - loads.sum(1, keepdim=True)
     for router, signs in zip(routers, above.sign(), strict=True):
         router.bias -= router.bias_rate * signs
-        router.load = None
+        router.loads = []
