@@ -28,7 +28,7 @@ def held(num_ranks: int, layouts: list[str]) -> list[dict[str, Any]]:
 
 def is_one_process(found: dict[str, Any]) -> None:
     model, _, text = found["layout"].rpartition(" ")
-    settings, has_experts = parse(text), model == "experts"
+    settings, has_experts = parse(text), model in ("experts", "crowded")
     close = CLOSE
     if settings.precision == "bf16":
         close = BF16_OF_EXPERTS if has_experts else BF16
@@ -64,6 +64,7 @@ LAYOUTS = [
             "experts tp=2",
             "experts pp=2",
             "experts cp=2,ep=2",
+            "crowded dp_shard=2,ep=2",
         ],
         id="two ranks",
     ),

@@ -25,7 +25,7 @@ from atoll.node.parallel.gradients import clip
 from atoll.node.parallel.mesh import Mesh
 from atoll.node.parallel.passes import parameters_of
 from atoll.node.parallel.settings import ParallelSettings, check_batch, check_model, parse
-from atoll.node.worker.experts import balance
+from atoll.node.worker.experts import Router, balance
 from atoll.node.worker.recipe import zero_1
 from atoll.node.worker.shared_model import shared_model
 from atoll.node.worker.tensors import named_tensors
@@ -44,13 +44,15 @@ SETTINGS = RunSettings(
     model=ModelSettings(dim=32, num_layers=8, num_heads=4, num_kv_heads=2, ffn_dim=48, max_sequence=SEQUENCE),
     trainer=TrainerSettings(batch_size=BATCH, sequence=SEQUENCE),
 )
+EXPERTS = replace(SETTINGS.model, num_layers=4, num_experts=6, num_shared_experts=1, router_bias_rate=0.01)
 MODELS = {
     "": SETTINGS.model,
     "tied": replace(SETTINGS.model, tie_embeddings=True),
-    "experts": replace(SETTINGS.model, num_layers=4, num_experts=6, num_shared_experts=1, router_bias_rate=0.01),
+    "experts": EXPERTS,
+    "crowded": EXPERTS,
 }
-"""By the word in front of a layout. tied: the output layer shares its weights with the embedding. experts: six, of
-which ranks have unequal shares."""
+"""By the word in front of a layout. tied: the output layer shares its weights with the embedding. crowded: all tokens
+choose the first two of the experts."""
 GATED = ("feed_forward.up", "shared.up")
 """Matrices whose product is noted."""
 CPU = torch.device("cpu")
@@ -102,6 +104,9 @@ def train(mesh: Mesh | None, parallel: ParallelSettings, model: str) -> Trained:
         optimizer = zero_1(optimizer)
     losses, norms, first = list[float](), list[float](), whole(passes.parts)
     dtypes = set[str]()
+    if model == "crowded":
+        for router in (m for part in passes.parts for m in part.modules() if isinstance(m, Router)):
+            router.bias[:2] += 10.0
 
     def note(module: nn.Module, inputs: object, output: Tensor) -> None:
         dtypes.add(str(output.dtype).removeprefix("torch."))

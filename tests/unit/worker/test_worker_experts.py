@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from atoll.node.dataplane.hugging_face import check_same
 from atoll.node.dataplane.hugging_face_export import export
+from atoll.node.parallel.mesh import Mesh
 from atoll.node.parallel.parallelize import parallelize
 from atoll.node.parallel.passes import WholeModel
-from atoll.node.parallel.settings import ParallelSettings
+from atoll.node.parallel.settings import ParallelSettings, parse
 from atoll.node.plan.tensors import active_parameters, manifest_of, shapes
 from atoll.node.worker.experts import BUFFERS, MixtureOfExperts, Router, balance
 from atoll.node.worker.model import Transformer
@@ -154,6 +158,35 @@ def test_positions_that_fill_a_sequence_up_do_not_count() -> None:
     block.router.num_real = 5
     block(torch.randn(2, 8, SETTINGS.dim))
     assert sum(loads(block)[0]) == 2 * 5 * SETTINGS.experts_per_token
+
+
+@pytest.fixture
+def pipeline() -> Iterator[Mesh]:
+    """Of two ranks whose collectives do nothing."""
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    try:
+        yield Mesh.of_site(torch.device("cpu"), parse("pp=2,microbatches=2").resolved(2))
+    finally:
+        dist.destroy_process_group()
+
+
+def test_of_a_pipeline_the_microbatches_of_the_step_count(pipeline: Mesh) -> None:
+    """torch runs a stage once more before its first step, to learn shapes."""
+    block = mixture()
+    rate = SETTINGS.router_bias_rate
+    block.router.loads = [torch.tensor(load) for load in ([0, 0, 0, 90, 0, 0], [3, 1, 2, 0, 2, 4], [3, 1, 2, 0, 2, 4])]
+    balance([block], pipeline)
+    assert block.router.bias.tolist() == pytest.approx([-rate, rate, 0, rate, 0, -rate])
+
+
+def test_experts_that_get_no_token_at_all_have_gradients_of_zero() -> None:
+    """Of a rank that shares them, whose part in the sums of gradients others wait for."""
+    experts = mixture().experts
+    x = torch.zeros(0, SETTINGS.dim, requires_grad=True)
+    out = experts(x, torch.zeros(SETTINGS.num_experts, dtype=torch.int64))
+    assert out.shape == (0, SETTINGS.dim)
+    out.sum().backward()
+    assert all(p.grad is not None and not p.grad.any() for p in experts.parameters())
 
 
 def test_the_router_computes_in_fp32() -> None:
