@@ -63,6 +63,7 @@ def parallelize(
     policy = MixedPrecisionPolicy(param_dtype=low, reduce_dtype=low and torch.float32, cast_forward_inputs=False)
     for module in (*experts, *layers.values(), model):
         ranks = mesh.of_experts if module in experts else mesh.of_fsdp
+        assert ranks is not None
         fully_shard(
             module,
             mesh=ranks,

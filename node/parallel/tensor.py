@@ -28,8 +28,8 @@ def share_matrices(model: nn.Module, blocks: list[nn.Module], mesh: DeviceMesh, 
     stay whole, and the embedding too, unless it is the output's matrix (`is_tied`), here or in another stage."""
     for block in blocks:
         parallelize_module(block, mesh, dict(BLOCK))
-        dense: nn.Module | None = getattr(block.feed_forward, "shared", block.feed_forward)
-        if dense is not None:
+        feed_forward: nn.Module = block.feed_forward  # type: ignore[assignment]
+        if (dense := getattr(feed_forward, "shared", feed_forward)) is not None:
             parallelize_module(dense, mesh, dict(FEED_FORWARD))
     embedding, head = (getattr(model, name, None) for name in ("embedding", "head"))
     if embedding is not None and is_tied:

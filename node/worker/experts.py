@@ -115,8 +115,8 @@ def balance(parts: Iterable[nn.Module], mesh: Mesh | None) -> None:
     if not routers:
         return
     # Before its first step torch's pipeline has a forward pass more, to learn shapes.
-    parts = mesh.settings.num_microbatches if mesh is not None and mesh.of("pp") is not None else 0
-    loads = torch.stack([torch.stack(router.loads[-parts:]).sum(0) for router in routers])  # (routers, experts)
+    num_parts = mesh.settings.num_microbatches if mesh is not None and mesh.of("pp") is not None else 0
+    loads = torch.stack([torch.stack(router.loads[-num_parts:]).sum(0) for router in routers])  # (routers, experts)
     for name in ("dp_replicate", "dp_shard", "cp"):
         if mesh is not None and (ranks := mesh.of(name)) is not None:
             dist.all_reduce(loads, group=ranks.get_group())

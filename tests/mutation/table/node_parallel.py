@@ -271,7 +271,7 @@ MUTATIONS = (
         name="a forward pass that learns shapes is load",
         rule="a router's biases do not depend on the layout",
         where="node.worker.experts:balance",
-        old="router.loads[-parts:]",
+        old="router.loads[-num_parts:]",
         new="router.loads",
         tests=(f"{EXPERTS}::test_of_a_pipeline_the_microbatches_of_the_step_count",),
     ),
