@@ -121,7 +121,7 @@ CAPABILITIES = frozenset([
     *(f"codec {name}" for name in CODECS), *(f"outer optimizer {name}" for name in OUTER_OPTIMIZERS), "zstd",
     "a codec for each direction", "mean over all", "error feedback", "error feedback of averages", "overlap",
     "merge mix", "fragments", "syncs in flight", "outer schedules", "clipped averages", "trimmed averages",
-    "gradient exchange", "momentum exchange", "phases of momenta", "rotary base", "norm epsilon",
+    "gradient exchange", "momentum exchange", "phases of momenta", "rotary base", "norm epsilon", "experts",
 ])  # fmt: skip
 """What a run may need of whoever takes part, by name, and this version can do."""
 MAX_NEEDS = 256
@@ -149,6 +149,7 @@ def needs_of(settings: RunSettings) -> list[str]:
         "outer schedules": any((outer.warmup, outer.decay, outer.momentum_warmup, outer.momentum_decay)),
         "rotary base": model.rope_base != usual.rope_base,
         "norm epsilon": model.norm_eps != usual.norm_eps,
+        "experts": model.num_experts > 0,
     }
     warmup = [sync.warmup_codec] if sync.warmup_commits else []
     codecs = [sync.codec_up] if is_sparse else dict.fromkeys((sync.codec_up, sync.codec_down, *warmup))

@@ -30,7 +30,12 @@ class Tensor:
 
 
 def tensors_of(model: ModelSettings) -> tuple[Tensor, ...]:
-    """All, in the order of the model; of tied embeddings the one."""
+    """All, in the order of the model; of tied embeddings the one. Raises ConfigError for a model with experts."""
+    if model.num_experts:
+        raise ConfigError(
+            f"the model has {model.num_experts} experts a block, and Hugging Face's Llama has none: load "
+            "model.safetensors with atoll, or with a script of your own"
+        )
     dim, ffn_dim = model.dim, model.ffn_dim
     kv_dim = dim // model.num_heads * model.num_kv_heads
     block = (

@@ -31,7 +31,8 @@ class Context:
         self._whole, self._ring, self._ulysses = mesh.get_group(), parts.get_group("ring"), parts.get_group("ulysses")
         self._place = parts.get_local_rank("ring")
         positions = self._cut.positions_of(mesh.get_local_rank())
-        self._num_real = self._cut.num_real(positions)
+        self.num_real = self._cut.num_real(positions)
+        """Of them, that are no filling, which comes last."""
         self.positions = torch.tensor([min(p, length - 1) for p in positions], device=mesh.device_type)
         """Filling repeats the last position."""
 
@@ -61,7 +62,7 @@ class Context:
 
     def of_share(self, loss: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
         """From a mean over positions, one whose mean over the ranks is the mean over the whole sequence."""
-        shown, weight = max(1, self._num_real), self._cut.num_ranks * self._num_real / self._cut.length
+        shown, weight = max(1, self.num_real), self._cut.num_ranks * self.num_real / self._cut.length
 
         def weighted(outputs: Tensor, targets: Tensor) -> Tensor:
             # Where all is filling, zero, of which there is a gradient: the backward pass is a collective.

@@ -20,13 +20,25 @@ class Mesh:
     of_fsdp: DeviceMesh | None
     """One dimension, of shards; or two for HSDP, replicas first. None if every data rank has the whole model. Ranks
     that share a sequence have shards too, as each has another part of the gradients."""
+    ep: DeviceMesh | None
+    """Neighbours among the shards, which have different experts; None if each rank has all."""
+    of_experts: DeviceMesh | None
+    """As `of_fsdp`, of the ranks that have the same experts; None if each rank has all."""
 
     @classmethod
     def of_site(cls, device: torch.device, settings: ParallelSettings) -> Mesh:
         """A process group of all ranks must be there. `settings` have a size for each dimension."""
         sizes = tuple(getattr(settings, name) for name in DIMENSIONS)
         whole = init_device_mesh(device.type, sizes, mesh_dim_names=DIMENSIONS)
-        return cls(whole, settings, _of_fsdp(whole, settings))
+        shards = whole["dp_shard"]
+        if settings.cp > 1:
+            shards = whole["dp_shard", "cp"]._flatten("dp_shard_cp")
+        of_fsdp = _with_replicas(whole, shards, settings) if settings.is_sharded or settings.dp_replicate > 1 else None
+        if settings.ep == 1:
+            return cls(whole, settings, of_fsdp, None, None)
+        parts = shards._unflatten(0, (shards.size() // settings.ep, settings.ep), ("dp_shard_of_experts", "ep"))
+        of_experts = _with_replicas(whole, parts["dp_shard_of_experts"], settings)
+        return cls(whole, settings, of_fsdp, parts["ep"], of_experts)
 
     def of(self, name: str) -> DeviceMesh | None:
         """None if one rank has no other to share in this dimension."""
@@ -46,10 +58,5 @@ class Mesh:
         return self.whole.get_local_rank(name)
 
 
-def _of_fsdp(whole: DeviceMesh, settings: ParallelSettings) -> DeviceMesh | None:
-    shards = whole["dp_shard"]
-    if settings.cp > 1:
-        shards = whole["dp_shard", "cp"]._flatten("dp_shard_cp")
-    if settings.dp_replicate > 1:
-        return DeviceMesh._concatenate([whole["dp_replicate"], shards])
-    return shards if settings.is_sharded else None
+def _with_replicas(whole: DeviceMesh, shards: DeviceMesh, settings: ParallelSettings) -> DeviceMesh:
+    return DeviceMesh._concatenate([whole["dp_replicate"], shards]) if settings.dp_replicate > 1 else shards

@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts, noop_context_fn
 
 from atoll.node.parallel.context import Context
+from atoll.node.parallel.experts import sharded_dimension, share_experts
 from atoll.node.parallel.mesh import Mesh
 from atoll.node.parallel.settings import ParallelSettings
 from atoll.node.parallel.tensor import share_matrices
@@ -34,7 +35,7 @@ def parallelize(
     """The same model, or DDP around it. `model.layers` are its blocks, by name; it is on its device, or on meta.
     `mesh`: None where a rank is alone. `is_tied`: `embedding` and `head` have one matrix, maybe in two stages.
 
-    1. Tensor parallelism, which replaces matrices by shares of them.
+    1. Tensor and expert parallelism, which replace matrices by shares of them.
     2. Context parallelism, which replaces what attends.
     3. Activation checkpointing, around blocks.
     4. Data parallelism: DDP, FSDP2 or HSDP, over what the steps before have left.
@@ -42,6 +43,7 @@ def parallelize(
     layers: nn.ModuleDict = model.layers  # type: ignore[assignment]
     if mesh is not None and (tp := mesh.of("tp")) is not None:
         share_matrices(model, list(layers.values()), tp, is_tied=is_tied)
+    experts = share_experts(layers.values(), mesh, context) if mesh is not None else []
     if context is not None:
         for block in layers.values():
             block.attention.attend = context.attend  # type: ignore[union-attr]
@@ -59,8 +61,16 @@ def parallelize(
     low = torch.bfloat16 if settings.precision == "bf16" else None
     # Not `cast_forward_inputs`: the angles of the rotary embedding stay fp32.
     policy = MixedPrecisionPolicy(param_dtype=low, reduce_dtype=low and torch.float32, cast_forward_inputs=False)
-    for module in (*layers.values(), model):
-        fully_shard(module, mesh=mesh.of_fsdp, mp_policy=policy, reshard_after_forward=gives_up)
+    for module in (*experts, *layers.values(), model):
+        ranks = mesh.of_experts if module in experts else mesh.of_fsdp
+        assert ranks is not None
+        fully_shard(
+            module,
+            mesh=ranks,
+            mp_policy=policy,
+            reshard_after_forward=gives_up,
+            shard_placement_fn=partial(sharded_dimension, num_shards=ranks.size(-1)),
+        )
     return model
 
 

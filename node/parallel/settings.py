@@ -53,6 +53,8 @@ class ParallelSettings:
     a key/value head to several ranks."""
     tp: int = 1
     """Ranks that share each matrix (tensor parallelism), on the same batch."""
+    ep: int = 1
+    """Of the ranks of dp_shard and cp, how many share the experts of a model that has some (expert parallelism)."""
     pp: int = 1
     """Stages of a pipeline, on the same batch."""
     zero: int = 3
@@ -130,7 +132,13 @@ class ParallelSettings:
         if total != num_ranks:
             raise ConfigError(f"--parallel {self} needs {total} ranks, this site has {num_ranks}")
         named = math.prod(size for name in DIMENSIONS if (size := getattr(self, name)) != THE_REST)
-        return replace(self, **{n: num_ranks // named for n in DIMENSIONS if getattr(self, n) == THE_REST})
+        found = replace(self, **{n: num_ranks // named for n in DIMENSIONS if getattr(self, n) == THE_REST})
+        if (shards := found.dp_shard * found.cp) % found.ep:
+            raise ConfigError(
+                f"--parallel ep={found.ep} does not divide the {shards} ranks of dp_shard={found.dp_shard} and "
+                f"cp={found.cp}, of which it takes some to share experts: choose another ep, or say dp_shard={found.ep}"
+            )
+        return found
 
     def num_ulysses(self, model: ModelSettings) -> int:
         """Ranks that exchange heads; `cp` divided by it is the length of a ring."""
@@ -183,6 +191,8 @@ def _check(settings: ParallelSettings) -> None:
         if getattr(settings, name) not in choices:
             said, known = str(getattr(settings, name)), [str(choice) for choice in choices]
             raise ConfigError(f"--parallel {name}={said}: {nearest(said, known)}")
+    if not 1 <= settings.ep <= MAX_RANKS:
+        raise ConfigError(f"--parallel ep={settings.ep}: at least 1")
     if settings.accumulation < 1 or settings.microbatches < 0:
         raise ConfigError("--parallel accumulation and microbatches: at least 1")
     if settings.pp == 1 and (settings.microbatches or settings.pp_schedule != "1f1b"):
@@ -197,6 +207,11 @@ def _check(settings: ParallelSettings) -> None:
         raise ConfigError(
             f"--parallel checkpointing=selective with pp_schedule={settings.pp_schedule}, which divides backward "
             "passes: what is kept would be given up after the first half; choose checkpointing=full or none"
+        )
+    if settings.ep > 1 and settings.checkpointing == "selective":
+        raise ConfigError(
+            f"--parallel checkpointing=selective with ep={settings.ep}: what FSDP2 does with experts inside a block is "
+            "not the same when the block is computed again; choose checkpointing=full or none"
         )
     if settings.pp_schedule in DIVIDING_SCHEDULES and settings.is_sharded and settings.zero != 2:
         raise ConfigError(
@@ -244,6 +259,14 @@ def check_model(settings: ParallelSettings, model: ModelSettings) -> None:
         raise ConfigError(
             f"--parallel cp_ulysses={ulysses} does not divide the {heads} heads of a rank (model.num_heads = "
             f"{model.num_heads}, tp={settings.tp}); choose a smaller cp_ulysses, which makes longer rings"
+        )
+    if settings.ep > 1 and not model.num_experts:
+        raise ConfigError(
+            f"--parallel ep={settings.ep} with model.num_experts = 0: the model has no experts to share; leave out ep"
+        )
+    if model.num_experts % settings.ep:
+        raise ConfigError(
+            f"--parallel ep={settings.ep} does not divide model.num_experts = {model.num_experts}; choose another ep"
         )
     if settings.num_stages > model.num_layers:
         raise ConfigError(

@@ -13,10 +13,9 @@ BLOCK = {
     "attention.wk": ColwiseParallel(),
     "attention.wv": ColwiseParallel(),
     "attention.wo": RowwiseParallel(),
-    "feed_forward.gate": ColwiseParallel(),
-    "feed_forward.up": ColwiseParallel(),
-    "feed_forward.down": RowwiseParallel(),
 }
+FEED_FORWARD = {"gate": ColwiseParallel(), "up": ColwiseParallel(), "down": RowwiseParallel()}
+"""Of a block, or the one that its experts have beside them."""
 
 
 HEAD = {"head": ColwiseParallel(output_layouts=Replicate())}
@@ -29,6 +28,9 @@ def share_matrices(model: nn.Module, blocks: list[nn.Module], mesh: DeviceMesh, 
     stay whole, and the embedding too, unless it is the output's matrix (`is_tied`), here or in another stage."""
     for block in blocks:
         parallelize_module(block, mesh, dict(BLOCK))
+        feed_forward: nn.Module = block.feed_forward  # type: ignore[assignment]
+        if (dense := getattr(feed_forward, "shared", feed_forward)) is not None:
+            parallelize_module(dense, mesh, dict(FEED_FORWARD))
     embedding, head = (getattr(model, name, None) for name in ("embedding", "head"))
     if embedding is not None and is_tied:
         parallelize_module(model, mesh, dict(EMBEDDING))

@@ -3,7 +3,7 @@
 Counted as in Korthikanti et al. (arXiv 2205.05198, section 4): each operation keeps what its gradient needs, a tensor
 that several operations keep counts once. Their block has LayerNorm, dropout, GELU and attention without FlashAttention;
 this one has RMSNorm, rotary embeddings, grouped-query attention by FlashAttention (arXiv 2205.14135: the scores are not
-kept) and SwiGLU (arXiv 2002.05202).
+kept) and SwiGLU (arXiv 2002.05202). Of a mixture of experts a token has rows in as many as it goes through.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from atoll.protocol.model_settings import ModelSettings
 
 FP32_BYTES = 4
+ROW_BYTES = 36
+"""Of a token at an expert: its numbers in both orders, and its weight."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,14 +63,16 @@ class Activations:
         attention = self._attention_bytes
         if checkpointing == "selective":
             kv_dim = model.dim // model.num_heads * model.num_kv_heads
-            of_pair = size * (model.dim + 2 * kv_dim + 2 * model.ffn_dim) / tp  # q, k, v; gate, up
-            return stream + of_pair + attention + 2 * size * model.dim  # with what wo and down give
-        # What matrix products take; autocast makes a copy for each of five.
-        taken = 2 * stream if self.stream_itemsize == size else 5 * size * model.dim
+            of_pair = size * (model.dim + 2 * kv_dim + 2 * self._width) / tp  # q, k, v; gate, up
+            given = 1 + bool(model.num_shared_experts) + self._num_rows if model.num_experts else 2
+            return stream + of_pair + attention + given * size * model.dim + self._scores_bytes  # wo and down give
+        # What matrix products take; autocast makes a copy for each of five, or of three if experts alone follow.
+        is_dense = not model.num_experts or model.num_shared_experts
+        taken = 2 * stream if self.stream_itemsize == size else (5 if is_dense else 3) * size * model.dim
         qkv = 3 * size * model.dim / tp  # k and v repeated for each head of q
         copied = size * model.dim / tp if self.kernels.transposes else 0
-        ffn = 4 * size * model.ffn_dim / tp  # gate, its silu, up, the product
-        return 2 * self._norm_bytes + taken + qkv + attention + copied + ffn
+        ffn = 4 * size * self._width / tp  # gate, its silu, up, the product
+        return 2 * self._norm_bytes + taken + qkv + attention + copied + ffn + self._routed_bytes
 
     def again_bytes(self, checkpointing: str) -> float:
         """Of a block whose backward pass computes again what was not kept: as much as there is without
@@ -94,7 +98,31 @@ class Activations:
     def passing_bytes(self) -> float:
         """In the backward pass of a block, beside what was kept: a gradient of the feed-forward's width and two of the
         model's."""
-        return self.itemsize * (self.model.ffn_dim / self.tp + 2 * self.model.dim)
+        return self.itemsize * (self._width / self.tp + 2 * self.model.dim)
+
+    @property
+    def _num_rows(self) -> int:
+        """Experts that a token goes through."""
+        return self.model.experts_per_token if self.model.num_experts else 0
+
+    @property
+    def _width(self) -> int:
+        """Of all feed-forwards that a token goes through."""
+        return self.model.ffn_dim * (self._num_rows + self.model.num_shared_experts if self.model.num_experts else 1)
+
+    @property
+    def _routed_bytes(self) -> float:
+        """What experts take and give, in their order and in that of tokens, and what the router takes in fp32."""
+        if not self.model.num_experts:
+            return 0
+        copies = 2 if self.stream_itemsize == self.itemsize else 3  # autocast's own for each of two matrices
+        rows = self._num_rows * (copies * self.itemsize * self.model.dim + ROW_BYTES)
+        return rows + self._scores_bytes + FP32_BYTES * self.model.dim * (self.itemsize < FP32_BYTES)
+
+    @property
+    def _scores_bytes(self) -> int:
+        """Of a router."""
+        return FP32_BYTES * self.model.num_experts
 
     @property
     def _attention_bytes(self) -> float:

@@ -76,16 +76,17 @@ def reason(plans: list[LayoutPlan]) -> str:
             (f"computes again ({best.settings.checkpointing})", best.settings.checkpointing != "none"),
             (f"waits for {100 * best.bubble:.0f} % in the pipeline", best.bubble > 0),
             ("sums activations between GPUs", best.settings.tp > 1),
+            ("sends tokens to experts of other GPUs", best.settings.ep > 1),
         )
         if is_so
     ]
-    lost = "loses nothing to recomputing, bubbles or sums of activations" if not losses else " and ".join(losses)
+    lost = "loses nothing to recomputing, bubbles or activations that travel" if not losses else " and ".join(losses)
     others = f"the fastest of {len(fitting)} that fit; " if len(fitting) > 1 else "the only one that fits; "
     return f"{others}it {lost}; a GPU sends {best.moved_bytes / 1e9:.1f} GB a step"
 
 
 def _dimensions(site: Site) -> Iterator[ParallelSettings]:
-    """Tensor parallelism stays within a host."""
+    """Tensor and expert parallelism stay within a host."""
     for tp in _divisors(site.num_gpus):
         if tp > GPUS_OF_HOST or GPUS_OF_HOST % tp:
             continue
@@ -103,12 +104,15 @@ def _dimensions(site: Site) -> Iterator[ParallelSettings]:
                     if not parts:
                         continue
                     settings = replace(settings, microbatches=parts[-1])
-                try:
-                    check_model(settings, site.model)
-                    check_batch(settings, site.batch)
-                except ConfigError:
-                    continue
-                yield settings
+                for ep in _divisors(dp_shard):
+                    shared = replace(settings, ep=ep)
+                    try:
+                        check_model(shared, site.model)
+                        check_batch(shared, site.batch)
+                    except ConfigError:
+                        continue
+                    if ep * tp <= GPUS_OF_HOST:
+                        yield shared
 
 
 def _planned(site: Site, settings: ParallelSettings) -> LayoutPlan:
@@ -119,42 +123,48 @@ def _planned(site: Site, settings: ParallelSettings) -> LayoutPlan:
         for name in RECOMPUTED
     ]
     memory = {tried: rank_memory(site.model, tried, site.batch, site.sequence) for tried in tries}
-    fitting = [tried for tried in tries if memory[tried].peak <= site.usable_bytes]
+    allowed = [tried for tried in tries if settings.ep == 1 or tried.checkpointing != "selective"]
+    fitting = [tried for tried in allowed if memory[tried].peak <= site.usable_bytes]
     bubble = bubble_share(settings.pp_schedule, settings.pp, settings.num_microbatches) if settings.pp > 1 else 0.0
     if fitting:
         chosen = min(fitting, key=lambda tried: (RECOMPUTED[tried.checkpointing], tried.accumulation))
     else:
-        chosen = min(tries, key=lambda tried: memory[tried].peak)
+        chosen = min(allowed, key=lambda tried: memory[tried].peak)
     busy_s = site.compute_s * (1 + RECOMPUTED[chosen.checkpointing]) / (1 - bubble)
-    of_data, of_sums = _moved(site, chosen)
+    of_data, of_activations = _moved(site, chosen)
     return LayoutPlan(
         settings=chosen,
         memory=memory[chosen],
         by_checkpointing={tried.checkpointing: memory[tried] for tried in tries if tried.accumulation == 1},
         fits=bool(fitting),
         bubble=bubble,
-        moved_bytes=of_data + of_sums,
-        step_s=busy_s + of_sums / FABRIC_BYTES_PER_S,
+        moved_bytes=of_data + of_activations,
+        step_s=busy_s + of_activations / FABRIC_BYTES_PER_S,
     )
 
 
 def _moved(site: Site, settings: ParallelSettings) -> tuple[int, int]:
     """Of parameters and gradients, which travel while the backward pass goes on (ZeRO, arXiv 1910.02054, section 7),
-    and of the sums of activations, for which it waits: two in the forward pass of a block and two in the backward pass
-    (Megatron-LM, arXiv 1909.08053, section 3). By rings."""
+    and of activations, for which it waits: sums, two in the forward pass of a block and two in the backward pass
+    (Megatron-LM, arXiv 1909.08053, section 3), three with shared experts, by rings; and tokens to experts and back."""
 
     def ring(num_ranks: int) -> float:
         return (num_ranks - 1) / num_ranks
 
-    shared = 4 * max(share_of(site.model, settings, stage).total for stage in range(settings.pp))
-    sharded = (3 if settings.zero == 3 and settings.pp == 1 else 2) * ring(settings.dp_shard) * shared
-    replicated = 2 * ring(settings.dp_replicate) * shared / settings.dp_shard
+    shares = [share_of(site.model, settings, stage) for stage in range(settings.pp)]
+    largest, model = max(shares, key=lambda share: share.total), site.model
+    of_experts = largest.num_blocks * largest.elsewhere // (settings.ep - 1) if settings.ep > 1 else 0
+    sharded = ring(settings.dp_shard) * 4 * (largest.total_here - of_experts)
+    sharded += ring(settings.dp_shard // settings.ep) * 4 * of_experts
+    replicated = 2 * ring(settings.dp_replicate) * 4 * largest.total / settings.dp_shard
+    passes = 3 if settings.checkpointing == "full" else 2
     itemsize = 2 if settings.precision == "bf16" else 4
-    tokens = site.batch * site.sequence // settings.num_data_ranks
-    sums = 4 + (2 if settings.checkpointing == "full" else 0)
-    blocks = -(-site.model.num_layers // settings.pp)
-    summed = sums * blocks * 2 * ring(settings.tp) * tokens * site.model.dim * itemsize
-    return round(sharded + replicated), round(summed)
+    row = site.batch * site.sequence // settings.num_data_ranks * model.dim * itemsize
+    summed = (2 + bool(model.num_shared_experts)) * 2 * ring(settings.tp)
+    exchanged = 2 * ring(settings.ep) * model.experts_per_token
+    blocks = -(-model.num_layers // settings.pp)
+    gathered = 3 if settings.zero == 3 and settings.pp == 1 else 2
+    return round(gathered * sharded + replicated), round(passes * blocks * row * (summed + exchanged))
 
 
 def _divisors(number: int) -> list[int]:

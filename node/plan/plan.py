@@ -10,7 +10,7 @@ from atoll.node.plan.bubbles import bubbles
 from atoll.node.plan.layouts import GPUS_OF_HOST, RESERVE, LayoutPlan, Site, layouts, reason
 from atoll.node.plan.node_needs import NodeNeeds, node_needs
 from atoll.node.plan.syncs import STRATEGIES, Link, SyncPlan, advice, settings_of, sync_plans
-from atoll.node.plan.tensors import manifest_of, parameters_by_part
+from atoll.node.plan.tensors import active_parameters, manifest_of, parameters_by_part
 from atoll.protocol.errors import ConfigError
 from atoll.protocol.model_settings import MODELS, ModelSettings, TrainerSettings, check_model
 from atoll.protocol.strict import nearest
@@ -63,12 +63,17 @@ class RunPlan:
     def num_parameters(self) -> int:
         return sum(self.parameters.values())
 
+    @property
+    def num_active(self) -> int:
+        """That a token goes through."""
+        return active_parameters(self.settings)
+
     def document(self) -> dict[str, Any]:
         """As JSON has it."""
         return {
             "question": asdict(self.question),
             "model": asdict(self.settings),
-            "parameters": {"total": self.num_parameters, **self.parameters},
+            "parameters": {"total": self.num_parameters, "active": self.num_active, **self.parameters},
             "step": {
                 "batch": self.site.batch,
                 "sequence": self.site.sequence,
@@ -101,8 +106,8 @@ def plan(question: Question) -> RunPlan:
     batch = question.batch or SEQUENCES_OF_GPU * question.num_gpus
     check_model(model, TrainerSettings(batch_size=batch, sequence=sequence))
     parameters = parameters_by_part(model)
-    # 6 N D: arXiv 2001.08361, section 2.1
-    compute_s = 6 * sum(parameters.values()) * batch * sequence / (question.num_gpus * question.flops * ACHIEVED)
+    # 6 N D: arXiv 2001.08361, section 2.1, with what a token goes through
+    compute_s = 6 * active_parameters(model) * batch * sequence / (question.num_gpus * question.flops * ACHIEVED)
     site = Site(
         model=model,
         num_gpus=question.num_gpus,
@@ -156,7 +161,7 @@ def _runs(question: Question) -> dict[str, Any]:
 
 
 ASSUMED = (
-    f"a step computes 6 operations a parameter and token at {ACHIEVED:g} of the GPUs' peak",
+    f"a step computes 6 operations a token and parameter that it goes through, at {ACHIEVED:g} of the GPUs' peak",
     f"a tenth ({RESERVE:g}) of each GPU's memory is for CUDA, NCCL and what the allocator cannot use",
     "links carry their rate both ways; bytes are those before zstd, with the headers of TCP segments",
 )

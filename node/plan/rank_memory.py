@@ -10,7 +10,7 @@ from math import prod
 
 from atoll.node.parallel.settings import ParallelSettings
 from atoll.node.plan.activations import FP32_BYTES, ON_GPU, Activations, Kernels
-from atoll.node.plan.tensors import shapes_of_block
+from atoll.node.plan.tensors import ROUTER, shapes_of_block
 from atoll.protocol.model_settings import ModelSettings
 
 MOMENTS_BYTES = 8
@@ -40,6 +40,8 @@ class Share:
     num_blocks: int
     block: int
     """Of one block, its matrices by `tp`."""
+    elsewhere: int = 0
+    """Of one block, experts that other ranks of `ep` have: they are never put together here."""
     embedding: int = 0
     norm: int = 0
     head: int = 0
@@ -50,6 +52,14 @@ class Share:
     def total(self) -> int:
         return self.num_blocks * self.block + self.embedding + self.norm + self.head
 
+    @property
+    def block_here(self) -> int:
+        return self.block - self.elsewhere
+
+    @property
+    def total_here(self) -> int:
+        return self.total - self.num_blocks * self.elsewhere
+
     def cast_bytes(self, precision: str) -> int:
         """Copies of all matrices in bf16, which autocast keeps until its context ends."""
         return 2 * (self.num_blocks * self.block + self.head + self.tied) if precision == "bf16" else 0
@@ -57,13 +67,18 @@ class Share:
 
 def share_of(model: ModelSettings, settings: ParallelSettings, stage: int) -> Share:
     first, last = (number * model.num_layers // settings.pp for number in (stage, stage + 1))
-    block = sum(prod(s) // (settings.tp if len(s) > 1 else 1) for s in shapes_of_block(model).values())
+    block = sum(
+        prod(shape) // (settings.tp if len(shape) > 1 and name != ROUTER else 1)
+        for name, shape in shapes_of_block(model).items()
+    )
+    experts = 3 * model.num_experts * model.dim * model.ffn_dim // settings.tp
     matrix, is_first, is_last = model.vocab_size * model.dim, stage == 0, stage == settings.pp - 1
     by_tp = matrix // settings.tp
     is_one = model.tie_embeddings and settings.pp == 1
     return Share(
         num_blocks=last - first,
         block=block,
+        elsewhere=experts - experts // settings.ep,
         embedding=(by_tp if model.tie_embeddings else matrix) if is_first else 0,
         norm=model.dim if is_last else 0,
         head=by_tp if is_last and not is_one else 0,
@@ -169,8 +184,8 @@ class _Stage:
         if not settings.has_fsdp:
             return 0
         if settings.dp_shard == 1 or settings.zero == 2 or self.is_pipeline:
-            return size * share.total
-        return size * (min(2, share.num_blocks) * share.block + share.embedding + share.norm + share.head)
+            return size * share.total_here
+        return size * (min(2, share.num_blocks) * share.block_here + share.embedding + share.norm + share.head)
 
     def _unsharded_gradients(self) -> int:
         """Before they are summed and sharded: of two blocks at a time, or of all until the last part."""
@@ -178,5 +193,5 @@ class _Stage:
         if not settings.has_fsdp:
             return 0
         if self.num_parts > 1:
-            return FP32_BYTES * share.total
-        return FP32_BYTES * min(2, share.num_blocks) * share.block
+            return FP32_BYTES * share.total_here
+        return FP32_BYTES * min(2, share.num_blocks) * share.block_here

@@ -1,19 +1,23 @@
-"""The built-in model: a Llama-style byte-level language model (RMSNorm, RoPE, grouped-query attention, SwiGLU)."""
+"""The built-in model: a Llama-style byte-level language model (RMSNorm, RoPE, grouped-query attention, SwiGLU), with a
+mixture of experts in the place of each feed-forward if the settings say so."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from fnmatch import fnmatchcase
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from atoll.node.parallel.blocks import attention
+from atoll.node.worker.experts import BUFFERS, MixtureOfExperts
 from atoll.protocol.errors import ConfigError
 from atoll.protocol.model_settings import ModelSettings
 
 EMBEDDING_STD = 0.02
+RESIDUAL_OUTPUTS = ("attention.wo.weight", ".down.weight", "experts.down")
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 """Queries, keys and values to what is mixed, causal; `atoll.node.parallel.blocks` says the shapes."""
 
@@ -48,11 +52,11 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 class FeedForward(nn.Module):
-    def __init__(self, settings: ModelSettings) -> None:
+    def __init__(self, dim: int, width: int) -> None:
         super().__init__()
-        self.gate = nn.Linear(settings.dim, settings.ffn_dim, bias=False)
-        self.up = nn.Linear(settings.dim, settings.ffn_dim, bias=False)
-        self.down = nn.Linear(settings.ffn_dim, settings.dim, bias=False)
+        self.gate = nn.Linear(dim, width, bias=False)
+        self.up = nn.Linear(dim, width, bias=False)
+        self.down = nn.Linear(width, dim, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.down(F.silu(self.gate(x)) * self.up(x))
@@ -65,12 +69,19 @@ class Block(nn.Module):
         self.attention_norm = nn.RMSNorm(settings.dim, eps=settings.norm_eps)
         self.attention = Attention(settings)
         self.feed_forward_norm = nn.RMSNorm(settings.dim, eps=settings.norm_eps)
-        self.feed_forward = FeedForward(settings)
+        self.feed_forward = _feed_forward(settings)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         x = x + self.attention(self.attention_norm(x), cos, sin)
         out: Tensor = x + self.feed_forward(self.feed_forward_norm(x))
         return out
+
+
+def _feed_forward(settings: ModelSettings) -> nn.Module:
+    if not settings.num_experts:
+        return FeedForward(settings.dim, settings.ffn_dim)
+    shared = settings.num_shared_experts * settings.ffn_dim
+    return MixtureOfExperts(settings, FeedForward(settings.dim, shared) if shared else None)
 
 
 class Transformer(nn.Module):
@@ -107,9 +118,9 @@ class Transformer(nn.Module):
     def reset(self, seed: int) -> None:
         """First values, where this is the whole model."""
         self.set_angles()
-        parameters = dict(self.named_parameters())
+        tensors = self.state_dict()
         for name, values in first_values(self.settings, seed):
-            parameters[name].copy_(values)
+            tensors[name].copy_(values)
 
     def set_angles(self, positions: Tensor | None = None) -> None:
         """Of the rotary embedding, computed in CPU memory; of these positions if all sequences are given so."""
@@ -150,7 +161,7 @@ class Transformer(nn.Module):
 
 def first_values(settings: ModelSettings, seed: int) -> Iterator[tuple[str, Tensor]]:
     """Of each tensor of the whole model, one after the other: matrices normal with deviation dim ** -0.5 of their
-    input, residual outputs scaled down. In CPU memory, fp32."""
+    input, residual outputs scaled down; a router's biases are zero. In CPU memory, fp32."""
     with torch.device("meta"):
         whole = Transformer(settings)
     generator = torch.Generator().manual_seed(seed % (1 << 63))
@@ -158,7 +169,10 @@ def first_values(settings: ModelSettings, seed: int) -> Iterator[tuple[str, Tens
         if parameter.dim() < 2:
             yield name, torch.ones(parameter.shape, device="cpu")
             continue
-        std = EMBEDDING_STD if name == "embedding.weight" else parameter.shape[1] ** -0.5
-        if name.endswith(("attention.wo.weight", "feed_forward.down.weight")):
+        std = EMBEDDING_STD if name == "embedding.weight" else parameter.shape[-1] ** -0.5
+        if name.endswith(RESIDUAL_OUTPUTS):
             std /= math.sqrt(2 * settings.num_layers)
         yield name, torch.empty(parameter.shape, device="cpu").normal_(0.0, std, generator=generator)
+    for name, buffer in whole.named_buffers():
+        if fnmatchcase(name, BUFFERS):
+            yield name, torch.zeros(buffer.shape, device="cpu")

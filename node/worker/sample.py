@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from pathlib import Path
 
 import torch
@@ -25,7 +26,8 @@ def load_model(folder: Path | str) -> Transformer:
     except (OSError, SafetensorError) as error:
         raise ConfigError(f"{folder / MODEL_NAME} cannot be read: {error}") from None
     model = Transformer(settings.model, settings.seed)
-    expected = {name: p.shape for name, p in model.named_parameters()}
+    kept = model.state_dict()
+    expected = {n: t.shape for n, t in chain(model.named_parameters(), model.named_buffers()) if n in kept}
     if {name: v.shape for name, v in values.items()} != expected:
         raise ConfigError(
             f"{folder} holds another model than the built-in one ({len(values)} tensors); "

@@ -17,9 +17,11 @@ from atoll.node.parallel.passes import Passes, parameters_of
 from atoll.node.parallel.settings import parse
 from atoll.node.worker import data
 from atoll.node.worker.connection import Connection, connect, disconnect
+from atoll.node.worker.experts import BUFFERS, balance
 from atoll.node.worker.join import join
 from atoll.node.worker.recipe import TextWindows, learning_rate, optimizer_of
 from atoll.node.worker.shared_model import TIED, shared_model
+from atoll.node.worker.tensors import BufferPolicy
 from atoll.protocol.errors import AtollError, ConfigError
 
 
@@ -55,7 +57,10 @@ def train(connection: Connection) -> None:
         batch_size = trainer.batch_size // parallel.num_data_ranks
         data_rank = mesh.data_rank if mesh is not None else 0
         tied = TIED if settings.model.tie_embeddings else {}
-        with join(passes.parts, optimizer, data_fingerprint=fingerprint, data_rank=data_rank, tied=tied) as site:
+        buffers: dict[str, BufferPolicy] = {BUFFERS: "mean"} if settings.model.num_experts else {}
+        with join(
+            passes.parts, optimizer, buffers=buffers, data_fingerprint=fingerprint, data_rank=data_rank, tied=tied
+        ) as site:
             for batch in site.loader(windows_of_text, batch_size):
                 total_steps = site.run_length
                 assert total_steps is not None
@@ -75,6 +80,7 @@ def train_step(
     loss = passes(tokens[:, :-1], tokens[:, 1:])
     clip(parameters_of(passes), max_norm, mesh, passes.counted_elsewhere)
     optimizer.step()
+    balance(passes.parts, mesh)
     return loss
 
 

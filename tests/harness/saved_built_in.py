@@ -15,7 +15,8 @@ from atoll.protocol.settings import RunSettings, settings_to_json
 
 def save(folder: Path, settings: RunSettings, model: torch.nn.Module) -> Path:
     tensors = find_tensors([model], [torch.optim.SGD(model.parameters(), lr=0.1)])
-    save_file({name: p.detach() for name, p in model.named_parameters()}, folder / "model.safetensors")
+    listed = {spec.name for spec in tensors.manifest.tensors}  # tied names are not saved twice
+    save_file({n: t for n, t in model.state_dict().items() if n in listed}, folder / "model.safetensors")
     saved = SavedManifest(
         run_id="r",
         commit=1,

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file
 
 from atoll.coordinator import admin
 from atoll.protocol.errors import ConfigError
@@ -98,6 +99,21 @@ def test_sites_of_different_shapes_train_one_model(tmp_path: Path, text: Path) -
         samples = {line["site"]: line["num_done"] for line in status["data"]}
         assert {num % 40 for num in samples.values()} == {0}
         assert sum(samples.values()) * 32 == status["run_tokens"]
+
+
+def test_experts_are_shared_by_ranks_at_one_site_and_not_at_the_other(tmp_path: Path, text: Path) -> None:
+    settings = of_shapes(min_sites=2, steps=40)
+    model = replace(settings.model, num_experts=4, num_shared_experts=1, router_bias_rate=0.01)
+    with LocalRun(tmp_path, replace(settings, model=model)) as run:
+        run.start_coordinator()
+        for name, layout in {"one": "", "two": "dp_shard=2,ep=2"}.items():
+            start(run, name, text, layout)
+        ends_well(run, 32)
+        values = load_file(run.home("two") / "model" / "model.safetensors")
+        assert values["layers.0.feed_forward.experts.gate"].shape == (4, 64, 32)
+        biases = values["layers.1.feed_forward.router.bias"]
+        assert biases.any(), "they moved"
+        assert biases.abs().max() < 0.4, "less than in each of 40 steps"
 
 
 def test_a_model_that_cannot_be_shared_so_ends_the_node_before_a_rank_is_started(tmp_path: Path, text: Path) -> None:

@@ -25,6 +25,7 @@ from atoll.node.parallel.gradients import clip
 from atoll.node.parallel.mesh import Mesh
 from atoll.node.parallel.passes import parameters_of
 from atoll.node.parallel.settings import ParallelSettings, check_batch, check_model, parse
+from atoll.node.worker.experts import Router, balance
 from atoll.node.worker.recipe import zero_1
 from atoll.node.worker.shared_model import shared_model
 from atoll.node.worker.tensors import named_tensors
@@ -43,8 +44,17 @@ SETTINGS = RunSettings(
     model=ModelSettings(dim=32, num_layers=8, num_heads=4, num_kv_heads=2, ffn_dim=48, max_sequence=SEQUENCE),
     trainer=TrainerSettings(batch_size=BATCH, sequence=SEQUENCE),
 )
-TIED = "tied "
-"""In front of a layout: the output layer shares its weights with the embedding."""
+EXPERTS = replace(SETTINGS.model, num_layers=4, num_experts=6, num_shared_experts=1, router_bias_rate=0.01)
+MODELS = {
+    "": SETTINGS.model,
+    "tied": replace(SETTINGS.model, tie_embeddings=True),
+    "experts": EXPERTS,
+    "crowded": EXPERTS,
+}
+"""By the word in front of a layout. tied: the output layer shares its weights with the embedding. crowded: all tokens
+choose the first two of the experts."""
+GATED = ("feed_forward.up", "shared.up")
+"""Matrices whose product is noted."""
 CPU = torch.device("cpu")
 
 
@@ -71,6 +81,8 @@ class Held:
     norm: float
     first: float
     values: float
+    biases: float
+    """Of routers, which move by whole steps."""
     num_tensors: int
     """That ranks have together."""
     largest_share: float
@@ -83,8 +95,8 @@ def batches() -> list[Tensor]:
     return [torch.randint(0, 256, (BATCH, SEQUENCE + 1), generator=generator) for _ in range(STEPS)]
 
 
-def train(mesh: Mesh | None, parallel: ParallelSettings, is_tied: bool) -> Trained:
-    settings = replace(SETTINGS, model=replace(SETTINGS.model, tie_embeddings=is_tied))
+def train(mesh: Mesh | None, parallel: ParallelSettings, model: str) -> Trained:
+    settings = replace(SETTINGS, model=MODELS[model])
     passes = shared_model(settings, parallel, mesh, CPU)
     parameters = parameters_of(passes)
     optimizer: torch.optim.Optimizer = torch.optim.SGD(parameters, lr=RATE, foreach=False)
@@ -92,11 +104,14 @@ def train(mesh: Mesh | None, parallel: ParallelSettings, is_tied: bool) -> Train
         optimizer = zero_1(optimizer)
     losses, norms, first = list[float](), list[float](), whole(passes.parts)
     dtypes = set[str]()
+    if model == "crowded":
+        for router in (m for part in passes.parts for m in part.modules() if isinstance(m, Router)):
+            router.bias[:2] += 10.0
 
     def note(module: nn.Module, inputs: object, output: Tensor) -> None:
         dtypes.add(str(output.dtype).removeprefix("torch."))
 
-    for module in (m for part in passes.parts for name, m in part.named_modules() if name.endswith("feed_forward.up")):
+    for module in (m for part in passes.parts for name, m in part.named_modules() if name.endswith(GATED)):
         module.register_forward_hook(note)
     for batch in batches():
         share = batch if mesh is None else batch.chunk(mesh.settings.num_data_ranks)[mesh.data_rank]
@@ -104,6 +119,7 @@ def train(mesh: Mesh | None, parallel: ParallelSettings, is_tied: bool) -> Train
         loss = passes(share[:, :-1], share[:, 1:])
         norms.append(clip(parameters, MAX_NORM, mesh, passes.counted_elsewhere).item())
         optimizer.step()
+        balance(passes.parts, mesh)
         losses += [] if loss is None else [loss.item()]
     num_elements = sum(local(parameter).numel() for parameter in parameters)
     return Trained(losses, norms, first, whole(passes.parts), num_elements, frozenset(dtypes))
@@ -121,23 +137,24 @@ def whole(parts: Sequence[nn.Module]) -> dict[str, Tensor]:
     return found
 
 
-def read(layout: str) -> tuple[bool, ParallelSettings]:
-    return layout.startswith(TIED), parse(layout.removeprefix(TIED))
+def read(layout: str) -> tuple[str, ParallelSettings]:
+    model, _, text = layout.rpartition(" ")
+    return model, parse(text)
 
 
-def alone_of(layout: str) -> tuple[bool, str]:
-    """What decides what one process computes: ties and precision."""
-    is_tied, settings = read(layout)
-    return is_tied, settings.precision
+def alone_of(layout: str) -> tuple[str, str]:
+    """What decides what one process computes: the model and the precision."""
+    model, settings = read(layout)
+    return model, settings.precision
 
 
-def held(layout: str, world: int, alone: dict[tuple[bool, str], Trained]) -> Held:
-    is_tied, settings = read(layout)
+def held(layout: str, world: int, alone: dict[tuple[str, str], Trained]) -> Held:
+    model, settings = read(layout)
     settings = settings.resolved(world)
-    check_model(settings, replace(SETTINGS.model, tie_embeddings=is_tied))
+    check_model(settings, MODELS[model])
     check_batch(settings, BATCH)
     mesh = Mesh.of_site(CPU, settings)
-    expected, found = alone[alone_of(layout)], train(mesh, settings, is_tied)
+    expected, found = alone[alone_of(layout)], train(mesh, settings, model)
     everyone: list[tuple[int, list[float], list[str]]] = [(0, [], [])] * world
     dist.all_gather_object(everyone, (mesh.data_rank, found.losses, sorted(found.values)))
     said: dict[int, list[float]] = {}
@@ -153,6 +170,7 @@ def held(layout: str, world: int, alone: dict[tuple[bool, str], Trained]) -> Hel
             difference(found.values, expected.values),
             difference_of(found.norms, expected.norms),
             found.num_elements / expected.num_elements,
+            difference(biases(found.values), biases(expected.values)),
         ]
     )
     dist.all_reduce(worst, dist.ReduceOp.MAX)
@@ -162,6 +180,7 @@ def held(layout: str, world: int, alone: dict[tuple[bool, str], Trained]) -> Hel
         norm=worst[2].item(),
         first=worst[0].item(),
         values=worst[1].item(),
+        biases=worst[4].item(),
         num_tensors=len({name for _, _, names in everyone for name in names}),
         largest_share=worst[3].item(),
         computed_in=sorted(found.computed_in),
@@ -169,7 +188,11 @@ def held(layout: str, world: int, alone: dict[tuple[bool, str], Trained]) -> Hel
 
 
 def difference(found: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
-    return max((found[name] - expected[name]).abs().max().item() for name in found)
+    return max(((found[name] - expected[name]).abs().max().item() for name in found), default=0.0)
+
+
+def biases(values: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: value for name, value in values.items() if name.endswith("router.bias")}
 
 
 def difference_of(found: list[float], expected: list[float]) -> float:
@@ -181,8 +204,8 @@ def main(rank: int, world: int, address: str, layouts: list[str]) -> None:
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world)}
     dist.init_process_group("gloo", init_method=f"tcp://{address}", rank=rank, world_size=world)
     alone = {
-        (is_tied, precision): train(None, ParallelSettings(precision=precision), is_tied)
-        for is_tied, precision in sorted({alone_of(layout) for layout in layouts})
+        (model, precision): train(None, ParallelSettings(precision=precision), model)
+        for model, precision in sorted({alone_of(layout) for layout in layouts})
     }
     for layout in layouts:
         found = held(layout, world, alone)

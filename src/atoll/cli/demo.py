@@ -39,7 +39,7 @@ class DemoOptions:
     codec: str | None = None
     """How what they learned travels (default: int8, or the preset's)."""
     model: str = "tiny"
-    """nano, tiny or small."""
+    """nano, tiny, small, or tiny-moe, which has experts."""
     data: tuple[Path, ...] = ()
     """Text files and folders."""
     seed: int = 1

@@ -53,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     size.add_argument(
         "--model",
         metavar="SIZE",
-        help="nano, tiny or small, or a larger one that `atoll plan --help` lists (default: tiny)",
+        help="nano, tiny, small or tiny-moe, or a larger one that `atoll plan --help` lists (default: tiny)",
     )
     size.add_argument(
         "--from-hf", type=Path, metavar="DIR", help="the model of this folder of Hugging Face's transformers (Llama)"

@@ -19,11 +19,14 @@ def text(plan: RunPlan) -> str:
 def _model(plan: RunPlan) -> list[str]:
     parts = ", ".join(f"{name} {count(number)}" for name, number in plan.parameters.items())
     model = plan.settings
+    active = f", {count(plan.num_active)} for a token" if model.num_experts else ""
+    shared = f", and {model.num_shared_experts} for all tokens" if model.num_shared_experts else ""
+    experts = f", {model.num_experts} experts, {model.experts_per_token} for a token{shared}"
     return [
-        f"model {plan.question.model}: {count(plan.num_parameters)} parameters",
+        f"model {plan.question.model}: {count(plan.num_parameters)} parameters{active}",
         f"  {parts}" + ("; the head is the embedding" if model.tie_embeddings else ""),
         f"  dim {model.dim}, {model.num_layers} layers, {model.num_heads} heads, {model.num_kv_heads} of keys and "
-        f"values, ffn {model.ffn_dim}, vocabulary {model.vocab_size}",
+        f"values, ffn {model.ffn_dim}, vocabulary {model.vocab_size}{experts if model.num_experts else ''}",
     ]
 
 
@@ -48,7 +51,9 @@ def _by_name(form: str) -> Iterator[str]:
 
 def _row(layout: LayoutPlan) -> tuple[str, ...]:
     memory, settings = layout.by_checkpointing, layout.settings
-    sizes = {name: size for name in ("dp_replicate", "dp_shard", "tp", "pp") if (size := getattr(settings, name)) > 1}
+    sizes = {
+        name: size for name in ("dp_replicate", "dp_shard", "ep", "tp", "pp") if (size := getattr(settings, name)) > 1
+    }
     fits = settings.checkpointing + (f" *{settings.accumulation}" if settings.accumulation > 1 else "")
     first = memory["none"]
     return (

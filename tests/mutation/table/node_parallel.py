@@ -8,6 +8,7 @@ SETTINGS = "tests/unit/parallel/test_parallel_settings.py"
 POSITIONS = "tests/unit/parallel/test_positions.py"
 MESH = "tests/unit/parallel/test_mesh.py"
 MEMORY = "tests/unit/parallel/test_plan_memory.py"
+EXPERTS = "tests/unit/worker/test_worker_experts.py"
 
 MUTATIONS = (
     Mutation(
@@ -174,14 +175,14 @@ MUTATIONS = (
         name="each rank counts as much, however few of its positions are real",
         rule="the loss is the mean over the whole sequence",
         where="node.parallel.context:Context.of_share",
-        old="self._cut.num_ranks * self._num_real / self._cut.length",
+        old="self._cut.num_ranks * self.num_real / self._cut.length",
         new="1.0",
         tests=(f"{MESH}::test_losses_of_ranks_have_the_mean_of_the_whole_sequence",),
     ),
     Mutation(
         name="ranks that share a sequence keep their own gradients",
         rule="gradients are those of the whole batch",
-        where="node.parallel.mesh:_of_fsdp",
+        where="node.parallel.mesh:Mesh.of_site",
         old="if settings.cp > 1:",
         new="if False:",
         tests=(f"{MESH}::test_ranks_of_one_sequence_draw_one_batch_and_share_parameters",),
@@ -233,5 +234,93 @@ MUTATIONS = (
         old="memory[tried].peak <= site.usable_bytes]",
         new="memory[tried].peak >= 0]",
         tests=("tests/unit/parallel/test_plan.py::test_layouts_use_all_gpus_and_can_be_said",),
+    ),
+    Mutation(
+        name="what a backward pass computes again is load",
+        rule="a token counts once in a step",
+        where="node.worker.experts:Router.forward",
+        old=" and torch._C._current_graph_task_id() == -1:",
+        new=":",
+        tests=(f"{EXPERTS}::test_a_token_counts_once_in_a_step",),
+    ),
+    Mutation(
+        name="filling is load",
+        rule="a router's biases do not depend on the layout",
+        where="node.worker.experts:Router.forward",
+        old="chosen[:, : self.num_real]",
+        new="chosen",
+        tests=(f"{EXPERTS}::test_positions_that_fill_a_sequence_up_do_not_count",),
+    ),
+    Mutation(
+        name="biases weigh what experts give",
+        rule="a bias decides who is chosen, and nothing else",
+        where="node.worker.experts:Router.forward",
+        old="weights = scores.gather(-1, chosen)",
+        new="weights = (scores + self.bias).gather(-1, chosen)",
+        tests=(f"{EXPERTS}::test_a_bias_decides_who_is_chosen_and_not_the_weight",),
+    ),
+    Mutation(
+        name="the biases of busy experts rise",
+        rule="loads become even",
+        where="node.worker.experts:balance",
+        old="router.bias -= ",
+        new="router.bias += ",
+        tests=(f"{EXPERTS}::test_loads_become_even",),
+    ),
+    Mutation(
+        name="a forward pass that learns shapes is load",
+        rule="a router's biases do not depend on the layout",
+        where="node.worker.experts:balance",
+        old="router.loads[-num_parts:]",
+        new="router.loads",
+        tests=(f"{EXPERTS}::test_of_a_pipeline_the_microbatches_of_the_step_count",),
+    ),
+    Mutation(
+        name="experts without a token have no gradient",
+        rule="an expert without a token takes part",
+        where="node.worker.experts:Experts.forward",
+        old="strict=True)\n",
+        new="strict=True)\n            if len(tokens)\n",
+        tests=(f"{EXPERTS}::test_experts_that_get_no_token_at_all_have_gradients_of_zero",),
+    ),
+    Mutation(
+        name="more experts' ranks than there are",
+        rule="what torch would refuse is refused before a rank starts",
+        where="node.parallel.settings:ParallelSettings.resolved",
+        old="% found.ep:",
+        new="% 1:",
+        tests=(f"{SETTINGS}::test_experts_are_shared_by_ranks_that_share_parameters",),
+    ),
+    Mutation(
+        name="experts are cut in two",
+        rule="a model is shared by whole experts",
+        where="node.parallel.settings:check_model",
+        old="% settings.ep:",
+        new="% 1:",
+        tests=(f"{SETTINGS}::test_experts_are_shared_equally",),
+    ),
+    Mutation(
+        name="ranks beyond the experts have none",
+        rule="ranks that share experts have equal parts",
+        where="node.parallel.experts:sharded_dimension",
+        old="return Shard(1) if by_rows else None",
+        new="return None",
+        tests=(f"{MESH}::test_of_few_experts_each_rank_has_a_part",),
+    ),
+    Mutation(
+        name="gradients of experts are sums where those of all else are means",
+        rule="gradients are those of the whole batch",
+        where="node.parallel.experts:Dispatch.__call__",
+        old="1 / self._ranks",
+        new="1.0",
+        tests=("tests/process/test_layouts.py::test_each_is_one_process",),
+    ),
+    Mutation(
+        name="each rank moves its biases by its own load",
+        rule="the biases of all ranks are the same to the bit",
+        where="node.worker.experts:balance",
+        old="dist.all_reduce(loads, group=ranks.get_group())",
+        new="pass",
+        tests=("tests/process/test_layouts.py::test_each_is_one_process",),
     ),
 )

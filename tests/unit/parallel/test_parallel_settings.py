@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -114,6 +116,8 @@ def test_a_site_of_another_number_of_ranks_is_refused() -> None:
         ("pp=2,accumulation=2", "say microbatches=8"),
         ("checkpointing=some", "checkpointing=some"),
         ("precision=fp8", "precision=fp8"),
+        ("ep=0", "ep=0: at least 1"),
+        ("dp_shard=2,ep=2,checkpointing=selective", "choose checkpointing=full or none"),
     ],
 )
 def test_what_contradicts_is_refused_with_what_to_choose(text: str, words: str) -> None:
@@ -163,6 +167,25 @@ def test_a_model_that_cannot_be_shared_so_is_refused(text: str, words: str) -> N
 def test_as_many_ranks_exchange_heads_as_there_are_key_heads_for(text: str, num_ulysses: int) -> None:
     check_model(parse(text), MODEL)
     assert parse(text).num_ulysses(MODEL) == num_ulysses
+
+
+@pytest.mark.parametrize(
+    ("text", "num_ranks"), [("ep=2", 1), ("dp_replicate=2,ep=2", 2), ("dp_shard=-1,ep=2", 3), ("tp=2,ep=2", 2)]
+)
+def test_experts_are_shared_by_ranks_that_share_parameters(text: str, num_ranks: int) -> None:
+    assert parse("dp_shard=-1,ep=2").resolved(4).ep == 2
+    assert parse("cp=2,ep=2").resolved(2).num_data_ranks == 1
+    with pytest.raises(ConfigError, match=r"ep=2 does not divide the [13] ranks of .*or say dp_shard=2"):
+        parse(text).resolved(num_ranks)
+
+
+def test_experts_are_shared_equally() -> None:
+    check_model(parse("dp_shard=4,ep=2"), replace(MODEL, num_experts=6))
+    check_model(parse("dp_shard=4"), replace(MODEL, num_experts=6))
+    with pytest.raises(ConfigError, match=r"ep=4 does not divide model\.num_experts = 6"):
+        check_model(parse("dp_shard=4,ep=4"), replace(MODEL, num_experts=6))
+    with pytest.raises(ConfigError, match="the model has no experts to share; leave out ep"):
+        check_model(parse("dp_shard=2,ep=2"), MODEL)
 
 
 def test_no_rank_has_the_matrix_of_tied_embeddings_twice() -> None:

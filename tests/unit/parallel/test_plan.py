@@ -133,6 +133,21 @@ def test_a_model_that_fits_everywhere_is_replicated() -> None:
     assert small.layouts[0].settings.checkpointing == "none"
 
 
+def test_a_mixture_computes_with_what_a_token_goes_through() -> None:
+    found = plan(replace(QUESTION, model="mixtral-8x7b", num_gpus=16))
+    assert found.site.compute_s == pytest.approx(6 * 12.88e9 * 32 * 4096 / (16 * 989e12 * 0.4), rel=1e-3)
+    assert found.document()["parameters"]["active"] == 12_879_925_248
+    by_ep = {p.settings.ep: p for p in found.layouts if p.settings.dp_shard == 16 and p.settings.tp == 1}
+    assert sorted(by_ep) == [1, 2, 4, 8], "as many as divide the experts, within a host"
+    assert by_ep[1].moved_bytes > by_ep[8].moved_bytes, "tokens travel in place of experts"
+    assert by_ep[8].step_s > by_ep[1].step_s, "and are waited for"
+    assert by_ep[8].memory.peak < by_ep[1].memory.peak
+    shared = [p for p in found.layouts if p.settings.ep > 1]
+    assert "selective" not in {p.settings.checkpointing for p in shared}
+    for layout in shared:
+        assert parse(str(layout.settings)) == layout.settings
+
+
 def test_what_does_not_fit_says_so() -> None:
     found = plan(replace(QUESTION, model="llama3-70b"))
     assert not found.layouts[0].fits

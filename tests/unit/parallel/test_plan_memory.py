@@ -22,6 +22,8 @@ from tests.harness.live_memory import Live
 TOLERANCE = 0.1
 WIDE = ModelSettings(dim=256, num_layers=4, num_heads=8, num_kv_heads=2, ffn_dim=704, vocab_size=512, max_sequence=128)
 MANY_WORDS = ModelSettings(num_kv_heads=4, vocab_size=4096)
+EXPERTS = replace(WIDE, ffn_dim=128, num_experts=4, num_shared_experts=1)
+ONE_OF_FOUR = replace(MANY_WORDS, ffn_dim=128, num_experts=4, experts_per_token=1)
 
 
 class Measured(NamedTuple):
@@ -61,7 +63,9 @@ def measured(model: ModelSettings, settings: ParallelSettings, batch: int, seque
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("checkpointing", ["none", "selective", "full"])
-@pytest.mark.parametrize("model", [WIDE, MANY_WORDS], ids=["wide", "many words"])
+@pytest.mark.parametrize(
+    "model", [WIDE, MANY_WORDS, EXPERTS, ONE_OF_FOUR], ids=["wide", "many words", "experts", "one of four experts"]
+)
 def test_a_step_has_the_memory_of_the_formulas(model: ModelSettings, checkpointing: str, precision: str) -> None:
     settings = ParallelSettings(checkpointing=checkpointing, precision=precision)
     found, said = measured(model, settings, 8, 128), rank_memory(model, settings, 8, 128, ON_CPU)
@@ -84,6 +88,21 @@ def test_matrices_are_shared_by_tp_and_norms_are_not() -> None:
     assert whole.block - half.block == (whole.block - 2 * WIDE.dim) // 2
     assert half.head == whole.head // 2
     assert half.embedding == whole.embedding
+    whole, half = (share_of(EXPERTS, ParallelSettings(tp=size), 0) for size in (1, 2))
+    is_whole = (2 + EXPERTS.num_experts) * EXPERTS.dim  # norms and router
+    assert whole.block - half.block == (whole.block - is_whole) // 2
+
+
+def test_experts_are_put_together_by_the_ranks_that_have_the_same() -> None:
+    """Weights are the same whatever `ep` is; what is gathered is not."""
+    settings = ParallelSettings(dp_shard=4)
+    one, two = (rank_memory(EXPERTS, replace(settings, ep=ep), 8, 128) for ep in (1, 2))
+    assert (one.weights, one.optimizer, one.activations) == (two.weights, two.optimizer, two.activations)
+    of_block = 3 * EXPERTS.num_experts * EXPERTS.dim * EXPERTS.ffn_dim
+    whole, half = (share_of(EXPERTS, replace(settings, ep=ep), 0) for ep in (1, 2))
+    assert whole.block_here - half.block_here == of_block // 2
+    assert whole.total_here - half.total_here == EXPERTS.num_layers * of_block // 2
+    assert one.peak - two.peak >= 2 * 4 * of_block // 2, "of two blocks at a time"
 
 
 def test_the_first_stage_of_a_pipeline_holds_a_microbatch_a_rank() -> None:

@@ -108,6 +108,7 @@ def test_an_older_version_that_would_compute_another_model_is_told_what_the_run_
         (ModelSettings(dim=256), []),
         (ModelSettings(rope_base=5e5), ["rotary base"]),
         (ModelSettings(norm_eps=1e-6), ["norm epsilon"]),
+        (ModelSettings(num_experts=4), ["experts"]),
     ):
         needs = json.loads(settings_to_json(RunSettings(run_id="r", model=model)))["needs"]
         assert needs[2:] == names
