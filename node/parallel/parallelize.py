@@ -34,14 +34,14 @@ def parallelize(
     """The same model, or DDP around it. `model.layers` are its blocks, by name; it is on its device, or on meta.
     `mesh`: None where a rank is alone. `is_tied`: `embedding` and `head` have one matrix, maybe in two stages.
 
-    1. Tensor parallelism, which replaces matrices by shares of them.
+    1. Tensor parallelism, which replaces matrices by shares of them, and sequence parallelism with it.
     2. Context parallelism, which replaces what attends.
     3. Activation checkpointing, around blocks.
     4. Data parallelism: DDP, FSDP2 or HSDP, over what the steps before have left.
     """
     layers: nn.ModuleDict = model.layers  # type: ignore[assignment]
     if mesh is not None and (tp := mesh.of("tp")) is not None:
-        share_matrices(model, list(layers.values()), tp, is_tied=is_tied)
+        share_matrices(model, list(layers.values()), tp, is_tied=is_tied, by_positions=settings.sequence_parallel == 1)
     if context is not None:
         for block in layers.values():
             block.attention.attend = context.attend  # type: ignore[union-attr]

@@ -9,6 +9,7 @@ import math
 from dataclasses import dataclass, fields, replace
 from typing import Any, get_type_hints
 
+from atoll.node.parallel.positions import Cut
 from atoll.protocol.errors import ConfigError
 from atoll.protocol.model_settings import ModelSettings
 from atoll.protocol.settings import RunSettings
@@ -53,6 +54,8 @@ class ParallelSettings:
     a key/value head to several ranks."""
     tp: int = 1
     """Ranks that share each matrix (tensor parallelism), on the same batch."""
+    sequence_parallel: int = 0
+    """With tp: 1 divides by positions what is between the matrices, norms and the residual stream."""
     pp: int = 1
     """Stages of a pipeline, on the same batch."""
     zero: int = 3
@@ -176,6 +179,7 @@ def _check(settings: ParallelSettings) -> None:
         raise ConfigError("--parallel dp_replicate=-1,dp_shard=-1: only one of them can take the ranks that are left")
     for name, choices in (
         ("zero", (1, 2, 3)),
+        ("sequence_parallel", (0, 1)),
         ("pp_schedule", tuple(SCHEDULES)),
         ("checkpointing", ("none", "selective", "full")),
         ("precision", ("fp32", "bf16")),
@@ -192,6 +196,8 @@ def _check(settings: ParallelSettings) -> None:
             f"--parallel accumulation={settings.accumulation} with pp={settings.pp}: a pipeline has microbatches, "
             f"say microbatches={settings.accumulation * settings.num_microbatches}"
         )
+    if settings.sequence_parallel and settings.tp == 1:
+        raise ConfigError("--parallel sequence_parallel=1 is of ranks that share matrices: say tp=2 or more")
     _check_microbatches(settings)
     if settings.pp_schedule in DIVIDING_SCHEDULES and settings.checkpointing == "selective":
         raise ConfigError(
@@ -262,6 +268,17 @@ def check_site(text: str, num_ranks: int, settings: RunSettings) -> None:
     parallel = parse(text).resolved(num_ranks)
     check_model(parallel, settings.model)
     check_batch(parallel, settings.trainer.batch_size)
+    check_sequence(parallel, settings.trainer.sequence)
+
+
+def check_sequence(settings: ParallelSettings, length: int) -> None:
+    """Raises ConfigError unless ranks can share the positions of each equally, where they do so between matrices."""
+    here = length if settings.cp == 1 else len(Cut(length, settings.cp).positions_of(0))
+    if settings.sequence_parallel and here % settings.tp:
+        raise ConfigError(
+            f"--parallel sequence_parallel=1: tp={settings.tp} does not divide the {here} positions of a rank "
+            f"(trainer.sequence = {length}, cp={settings.cp}); leave out sequence_parallel, or choose another tp"
+        )
 
 
 def check_batch(settings: ParallelSettings, batch_size: int) -> None:

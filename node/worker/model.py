@@ -42,7 +42,8 @@ class Attention(nn.Module):
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotary position embedding (2104.09864) of x (batch, heads, seq, head_dim), computed in the dtype of cos and sin:
-    (seq, head_dim / 2)."""
+    (at least seq, head_dim / 2)."""
+    cos, sin = cos[: x.shape[2]], sin[: x.shape[2]]
     first, second = x.chunk(2, dim=-1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).type_as(x)
 
@@ -139,9 +140,8 @@ class Transformer(nn.Module):
         if seq > self.settings.max_sequence:
             raise ConfigError(f"a sequence of {seq} bytes; model.max_sequence is {self.settings.max_sequence}")
         x = tokens if self.embedding is None else self.embedding(tokens)  # (batch, seq, dim)
-        cos, sin = self.cos[:seq], self.sin[:seq]
         for layer in self.layers.values():
-            x = layer(x, cos, sin)
+            x = layer(x, self.cos, self.sin)
         if self.norm is None or self.head is None:
             return x
         logits: Tensor = self.head(self.norm(x))

@@ -24,7 +24,7 @@ from torch.distributed.tensor import DTensor
 from atoll.node.parallel.gradients import clip
 from atoll.node.parallel.mesh import Mesh
 from atoll.node.parallel.passes import parameters_of
-from atoll.node.parallel.settings import ParallelSettings, check_batch, check_model, parse
+from atoll.node.parallel.settings import ParallelSettings, check_batch, check_model, check_sequence, parse
 from atoll.node.worker.recipe import zero_1
 from atoll.node.worker.shared_model import shared_model
 from atoll.node.worker.tensors import named_tensors
@@ -136,6 +136,7 @@ def held(layout: str, world: int, alone: dict[tuple[bool, str], Trained]) -> Hel
     settings = settings.resolved(world)
     check_model(settings, replace(SETTINGS.model, tie_embeddings=is_tied))
     check_batch(settings, BATCH)
+    check_sequence(settings, SEQUENCE)
     mesh = Mesh.of_site(CPU, settings)
     expected, found = alone[alone_of(layout)], train(mesh, settings, is_tied)
     everyone: list[tuple[int, list[float], list[str]]] = [(0, [], [])] * world
