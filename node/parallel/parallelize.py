@@ -8,7 +8,7 @@ from functools import partial
 import torch
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts, noop_context_fn
 
@@ -37,7 +37,8 @@ def parallelize(
     1. Tensor parallelism, which replaces matrices by shares of them, and sequence parallelism with it.
     2. Context parallelism, which replaces what attends.
     3. Activation checkpointing, around blocks.
-    4. Data parallelism: DDP, FSDP2 or HSDP, over what the steps before have left.
+    4. Compilation of each block, with what the steps before have made of it.
+    5. Data parallelism: DDP, FSDP2 or HSDP, over what the steps before have left.
     """
     layers: nn.ModuleDict = model.layers  # type: ignore[assignment]
     if mesh is not None and (tp := mesh.of("tp")) is not None:
@@ -51,6 +52,9 @@ def parallelize(
             contexts = partial(create_selective_checkpoint_contexts, _policy)
         for name, block in layers.items():
             layers[name] = checkpoint_wrapper(block, context_fn=contexts)
+    if settings.compile:
+        for block in layers.values():
+            block.compile()
     if mesh is None or mesh.of_fsdp is None or not settings.has_fsdp:
         return model if mesh is None or settings.dp_replicate == 1 else DistributedDataParallel(model)
     gives_up = settings.is_sharded and settings.zero == 3
@@ -59,8 +63,11 @@ def parallelize(
     low = torch.bfloat16 if settings.precision == "bf16" else None
     # Not `cast_forward_inputs`: the angles of the rotary embedding stay fp32.
     policy = MixedPrecisionPolicy(param_dtype=low, reduce_dtype=low and torch.float32, cast_forward_inputs=False)
+    place = OffloadPolicy()
+    if settings.offload:
+        place = CPUOffloadPolicy(pin_memory=mesh.of_fsdp.device_type == "cuda")
     for module in (*layers.values(), model):
-        fully_shard(module, mesh=mesh.of_fsdp, mp_policy=policy, reshard_after_forward=gives_up)
+        fully_shard(module, mesh=mesh.of_fsdp, mp_policy=policy, offload_policy=place, reshard_after_forward=gives_up)
     return model
 
 

@@ -72,6 +72,11 @@ class ParallelSettings:
     attention) or full (each block)."""
     precision: str = "fp32"
     """Of computing: fp32, or bf16 with parameters and sums of gradients in fp32."""
+    compile: int = 0
+    """1 has each block compiled (`torch.compile`), at its first use."""
+    offload: int = 0
+    """With dp_shard, or dp_replicate and tp or pp: 1 keeps parameters, gradients and the optimizer's state in the
+    host's memory, where the optimizer does its steps."""
 
     def __str__(self) -> str:
         """What was said, in one line: `parse` gives the same settings back."""
@@ -133,7 +138,12 @@ class ParallelSettings:
         if total != num_ranks:
             raise ConfigError(f"--parallel {self} needs {total} ranks, this site has {num_ranks}")
         named = math.prod(size for name in DIMENSIONS if (size := getattr(self, name)) != THE_REST)
-        return replace(self, **{n: num_ranks // named for n in DIMENSIONS if getattr(self, n) == THE_REST})
+        found = replace(self, **{n: num_ranks // named for n in DIMENSIONS if getattr(self, n) == THE_REST})
+        if found.offload and not found.has_fsdp:
+            raise ConfigError(
+                "--parallel offload=1 is of parameters that FSDP2 has: say dp_shard=2 or more, or leave out offload"
+            )
+        return found
 
     def num_ulysses(self, model: ModelSettings) -> int:
         """Ranks that exchange heads; `cp` divided by it is the length of a ring."""
@@ -180,6 +190,8 @@ def _check(settings: ParallelSettings) -> None:
     for name, choices in (
         ("zero", (1, 2, 3)),
         ("sequence_parallel", (0, 1)),
+        ("compile", (0, 1)),
+        ("offload", (0, 1)),
         ("pp_schedule", tuple(SCHEDULES)),
         ("checkpointing", ("none", "selective", "full")),
         ("precision", ("fp32", "bf16")),

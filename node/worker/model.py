@@ -107,14 +107,15 @@ class Transformer(nn.Module):
     @torch.no_grad()
     def reset(self, seed: int) -> None:
         """First values, where this is the whole model."""
-        self.set_angles()
+        self.set_angles(self.cos.device)
         parameters = dict(self.named_parameters())
         for name, values in first_values(self.settings, seed):
             parameters[name].copy_(values)
 
-    def set_angles(self, positions: Tensor | None = None) -> None:
-        """Of the rotary embedding, computed in CPU memory; of these positions if all sequences are given so."""
-        half, device = self.cos.shape[1], self.cos.device
+    def set_angles(self, device: torch.device, positions: Tensor | None = None) -> None:
+        """Of the rotary embedding, computed in CPU memory, to where the model computes; of these positions if all
+        sequences are given so."""
+        half = self.cos.shape[1]
         if positions is None:
             positions = torch.arange(self.settings.max_sequence, device="cpu")
         angles = torch.outer(
