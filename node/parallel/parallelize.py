@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import warnings
 from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts, noop_context_fn
+from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
 from atoll.node.parallel.context import Context
 from atoll.node.parallel.mesh import Mesh
@@ -47,14 +48,16 @@ def parallelize(
         for block in layers.values():
             block.attention.attend = context.attend  # type: ignore[union-attr]
     if settings.checkpointing != "none":
-        contexts = noop_context_fn
+        kept: dict[str, Any] = {}
         if settings.checkpointing == "selective":
-            contexts = partial(create_selective_checkpoint_contexts, _policy)
+            kept["context_fn"] = partial(create_selective_checkpoint_contexts, _policy)
         for name, block in layers.items():
-            layers[name] = checkpoint_wrapper(block, context_fn=contexts)
+            layers[name] = checkpoint_wrapper(block, **kept)
     if settings.compile:
         for block in layers.values():
             block.compile()
+        if settings.tp > 1 and model.embedding is not None:
+            model.embedding.register_forward_hook(_arrived)  # type: ignore[operator]
     if mesh is None or mesh.of_fsdp is None or not settings.has_fsdp:
         return model if mesh is None or settings.dp_replicate == 1 else DistributedDataParallel(model)
     gives_up = settings.is_sharded and settings.zero == 3
@@ -73,3 +76,9 @@ def parallelize(
 
 def _policy(context: object, operation: object, *args: object, **options: object) -> CheckpointPolicy:
     return CheckpointPolicy.MUST_SAVE if operation in KEPT else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+def _arrived(module: nn.Module, inputs: object, output: torch.Tensor) -> torch.Tensor:
+    """A plain tensor. In torch 2.13 the gradient of one that a collective still brings does not find its way back from
+    a compiled block."""
+    return output.clone()

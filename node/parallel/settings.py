@@ -216,6 +216,11 @@ def _check(settings: ParallelSettings) -> None:
             f"--parallel checkpointing=selective with pp_schedule={settings.pp_schedule}, which divides backward "
             "passes: what is kept would be given up after the first half; choose checkpointing=full or none"
         )
+    if settings.pp_schedule in DIVIDING_SCHEDULES and settings.compile:
+        raise ConfigError(
+            f"--parallel compile=1 with pp_schedule={settings.pp_schedule}, which divides backward passes: that of a "
+            "compiled block is one; leave out compile, or choose another pp_schedule"
+        )
     if settings.pp_schedule in DIVIDING_SCHEDULES and settings.is_sharded and settings.zero != 2:
         raise ConfigError(
             f"--parallel pp_schedule={settings.pp_schedule} with dp_shard or cp needs zero=2: it divides backward "

@@ -34,6 +34,8 @@ def is_one_process(found: dict[str, Any]) -> None:
     # Embedding and norms are whole on each rank of tensor parallelism; stages are not equally large.
     shares = settings.dp_shard * settings.cp * settings.tp * settings.pp
     assert found["largest_share"] <= (1 if shares == 1 else 1 / shares + 0.11), found
+    assert (found["num_graphs"] > 0) == (settings.compile == 1), found
+    assert found["num_breaks"] == 0 or settings.cp > 1, found
     assert found["computed_in"] == ["bfloat16" if settings.precision == "bf16" else "float32"]
 
 

@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass, replace
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._dynamo.utils import counters
 from torch.distributed.tensor import DTensor
 
 from atoll.node.parallel.gradients import clip
@@ -60,6 +61,10 @@ class Trained:
     """Of this rank."""
     computed_in: frozenset[str]
     """What matrix products gave."""
+    num_graphs: int
+    """That were compiled."""
+    num_breaks: int
+    """In them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +81,8 @@ class Held:
     largest_share: float
     """Of the model's elements, the most that a rank has."""
     computed_in: list[str]
+    num_graphs: int
+    num_breaks: int
 
 
 def batches() -> list[Tensor]:
@@ -85,6 +92,8 @@ def batches() -> list[Tensor]:
 
 def train(mesh: Mesh | None, parallel: ParallelSettings, is_tied: bool) -> Trained:
     settings = replace(SETTINGS, model=replace(SETTINGS.model, tie_embeddings=is_tied))
+    torch._dynamo.reset()
+    counters.clear()
     passes = shared_model(settings, parallel, mesh, CPU)
     parameters = parameters_of(passes)
     optimizer: torch.optim.Optimizer = torch.optim.SGD(parameters, lr=RATE, foreach=False)
@@ -96,7 +105,9 @@ def train(mesh: Mesh | None, parallel: ParallelSettings, is_tied: bool) -> Train
     def note(module: nn.Module, inputs: object, output: Tensor) -> None:
         dtypes.add(str(output.dtype).removeprefix("torch."))
 
-    for module in (m for part in passes.parts for name, m in part.named_modules() if name.endswith("feed_forward.up")):
+    # Not within what is compiled: the hook would break its graph.
+    noted = "head" if parallel.compile else "feed_forward.up"
+    for module in (m for part in passes.parts for name, m in part.named_modules() if name.endswith(noted)):
         module.register_forward_hook(note)
     for batch in batches():
         share = batch if mesh is None else batch.chunk(mesh.settings.num_data_ranks)[mesh.data_rank]
@@ -106,7 +117,9 @@ def train(mesh: Mesh | None, parallel: ParallelSettings, is_tied: bool) -> Train
         optimizer.step()
         losses += [] if loss is None else [loss.item()]
     num_elements = sum(local(parameter).numel() for parameter in parameters)
-    return Trained(losses, norms, first, whole(passes.parts), num_elements, frozenset(dtypes))
+    num_graphs, num_breaks = counters["stats"]["unique_graphs"], sum(counters["graph_break"].values())
+    values = whole(passes.parts)
+    return Trained(losses, norms, first, values, num_elements, frozenset(dtypes), num_graphs, num_breaks)
 
 
 def local(tensor: Tensor) -> Tensor:
@@ -139,10 +152,10 @@ def held(layout: str, world: int, alone: dict[tuple[bool, str], Trained]) -> Hel
     check_sequence(settings, SEQUENCE)
     mesh = Mesh.of_site(CPU, settings)
     expected, found = alone[alone_of(layout)], train(mesh, settings, is_tied)
-    everyone: list[tuple[int, list[float], list[str]]] = [(0, [], [])] * world
-    dist.all_gather_object(everyone, (mesh.data_rank, found.losses, sorted(found.values)))
+    everyone: list[tuple[int, list[float], list[str], frozenset[str]]] = [(0, [], [], frozenset())] * world
+    dist.all_gather_object(everyone, (mesh.data_rank, found.losses, sorted(found.values), found.computed_in))
     said: dict[int, list[float]] = {}
-    for data_rank, losses, _ in everyone:
+    for data_rank, losses, _, _ in everyone:
         if losses:
             known = said.setdefault(data_rank, losses)
             assert difference_of(known, losses) <= SAME_LOSS, f"data rank {data_rank}: {known} and {losses}"
@@ -163,9 +176,11 @@ def held(layout: str, world: int, alone: dict[tuple[bool, str], Trained]) -> Hel
         norm=worst[2].item(),
         first=worst[0].item(),
         values=worst[1].item(),
-        num_tensors=len({name for _, _, names in everyone for name in names}),
+        num_tensors=len({name for _, _, names, _ in everyone for name in names}),
         largest_share=worst[3].item(),
-        computed_in=sorted(found.computed_in),
+        computed_in=sorted({dtype for *_, dtypes in everyone for dtype in dtypes}),
+        num_graphs=found.num_graphs,
+        num_breaks=found.num_breaks,
     )
 
 
