@@ -221,6 +221,11 @@ def _check(settings: ParallelSettings) -> None:
             f"--parallel compile=1 with pp_schedule={settings.pp_schedule}, which divides backward passes: that of a "
             "compiled block is one; leave out compile, or choose another pp_schedule"
         )
+    if settings.compile and settings.checkpointing == "full" and settings.tp > 1:
+        raise ConfigError(
+            f"--parallel compile=1 with tp={settings.tp} and checkpointing=full: torch 2.13 cannot compile that; "
+            "choose checkpointing=selective, or leave out compile"
+        )
     if settings.pp_schedule in DIVIDING_SCHEDULES and settings.is_sharded and settings.zero != 2:
         raise ConfigError(
             f"--parallel pp_schedule={settings.pp_schedule} with dp_shard or cp needs zero=2: it divides backward "
@@ -267,6 +272,12 @@ def check_model(settings: ParallelSettings, model: ModelSettings) -> None:
         raise ConfigError(
             f"--parallel cp_ulysses={ulysses} does not divide the {heads} heads of a rank (model.num_heads = "
             f"{model.num_heads}, tp={settings.tp}); choose a smaller cp_ulysses, which makes longer rings"
+        )
+    if settings.compile and settings.checkpointing != "none" and settings.cp > ulysses:
+        raise ConfigError(
+            f"--parallel compile=1 with checkpointing={settings.checkpointing} and rings of {settings.cp // ulysses} "
+            "ranks: nothing would be compiled; leave out compile or checkpointing, or choose "
+            f"cp_ulysses={settings.cp}, where heads can be exchanged"
         )
     if settings.num_stages > model.num_layers:
         raise ConfigError(

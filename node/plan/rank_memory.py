@@ -24,6 +24,7 @@ class RankMemory:
     weights: int
     gradients: int
     optimizer: int
+    """These three are in the host's memory with offload, and no part of the peak."""
     activations: int
     """At the end of the forward pass, with the logits."""
     others: int
@@ -64,7 +65,7 @@ def share_of(model: ModelSettings, settings: ParallelSettings, stage: int) -> Sh
     return Share(
         num_blocks=last - first,
         block=block,
-        embedding=(by_tp if model.tie_embeddings else matrix) if is_first else 0,
+        embedding=(by_tp if model.tie_embeddings or settings.sequence_parallel else matrix) if is_first else 0,
         norm=model.dim if is_last else 0,
         head=by_tp if is_last and not is_one else 0,
         tied=by_tp if is_one else 0,
@@ -76,7 +77,12 @@ def rank_memory(
 ) -> RankMemory:
     """Of `batch` sequences a step and site, which `settings` share equally."""
     kept = Activations(
-        model=model, precision=settings.precision, is_cast=settings.has_fsdp, tp=settings.tp, kernels=kernels
+        model=model,
+        precision=settings.precision,
+        is_cast=settings.has_fsdp,
+        tp=settings.tp,
+        by_positions=settings.sequence_parallel == 1,
+        kernels=kernels,
     )
     stages = [
         _Stage(kept, settings, share_of(model, settings, stage), stage=stage, batch_tokens=batch * sequence).memory()
@@ -96,16 +102,18 @@ class _Stage:
         self.tokens = batch_tokens // settings.num_data_ranks // self.num_parts
         """Of a microbatch."""
         self.in_flight = min(self.num_parts, settings.pp - stage)
-        self.has_foreach = kept.kernels is ON_GPU  # torch's AdamW takes all tensors of a GPU at once
+        self.has_foreach = (
+            kept.kernels is ON_GPU and not settings.offload
+        )  # torch's AdamW takes all tensors of a GPU at once
 
     def memory(self) -> RankMemory:
         local = -(-self.share.total // self.settings.dp_shard)
         weights, gradients, optimizer = FP32_BYTES * local, FP32_BYTES * local, MOMENTS_BYTES * local
-        activations, moments = self._activations(), self._moments(gradients)
+        here = 0 if self.settings.offload else 1
+        activations, moments = self._activations(), self._moments(gradients * here)
         moment = max(moments, key=lambda name: moments[name])
-        peak = weights + optimizer + round(moments[moment])
-        shown = gradients + round(activations)
-        others = max(0, peak - weights - optimizer - shown)
+        peak = (weights + optimizer) * here + round(moments[moment])
+        others = max(0, peak - (weights + gradients + optimizer) * here - round(activations))
         return RankMemory(
             weights=weights,
             gradients=gradients,
@@ -136,7 +144,7 @@ class _Stage:
         loss = kept.loss_bytes * self.tokens if self.is_last else 0
         of_head = FP32_BYTES * (share.head + share.norm + share.tied) if self.num_parts == 1 else 0
         all_gradients = max(gradients, before) + unsharded * (self.num_parts == 1)
-        ended = gradients + (FP32_BYTES * -(-share.total // settings.dp_shard) if self.has_foreach else 0)
+        ended = gradients * (2 if self.has_foreach else 1)
         return {
             "the end of the forward pass": base + before + held + outputs + casts,
             "the loss": base + before + held + outputs + loss + casts_kept,
@@ -151,7 +159,7 @@ class _Stage:
         """At the end of the forward pass."""
         of_blocks = self.share.num_blocks * self.kept.block_bytes(self.settings.checkpointing)
         # To the next stage, kept for its gradient.
-        sent = 0 if self.is_last else self.kept.stream_itemsize * self.kept.model.dim
+        sent = 0 if self.is_last else self.kept.stream_bytes
         of_head = self.kept.head_bytes * self.tokens if self.is_last else 0
         return self.in_flight * self.tokens * (of_blocks + sent) + of_head + self._logits()
 
