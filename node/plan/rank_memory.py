@@ -99,16 +99,19 @@ class _Stage:
         self.is_pipeline = settings.pp > 1
         self.is_last = stage == settings.pp - 1
         self.num_parts = settings.num_microbatches if self.is_pipeline else settings.accumulation
-        self.tokens = batch_tokens // settings.num_data_ranks // self.num_parts
+        self.tokens = batch_tokens // settings.num_data_ranks // settings.cp // self.num_parts
         """Of a microbatch."""
+        self.num_shards = settings.dp_shard * settings.cp
         self.in_flight = min(self.num_parts, settings.pp - stage)
         self.has_foreach = (
             kept.kernels is ON_GPU and not settings.offload
         )  # torch's AdamW takes all tensors of a GPU at once
 
     def memory(self) -> RankMemory:
-        local = -(-self.share.total // self.settings.dp_shard)
+        local = -(-self.share.total // self.num_shards)
         weights, gradients, optimizer = FP32_BYTES * local, FP32_BYTES * local, MOMENTS_BYTES * local
+        if self.settings.zero == 1:
+            optimizer //= self.settings.dp_replicate
         here = 0 if self.settings.offload else 1
         activations, moments = self._activations(), self._moments(gradients * here)
         moment = max(moments, key=lambda name: moments[name])
@@ -176,7 +179,7 @@ class _Stage:
         settings, share, size = self.settings, self.share, self.kept.itemsize
         if not settings.has_fsdp:
             return 0
-        if settings.dp_shard == 1 or settings.zero == 2 or self.is_pipeline:
+        if self.num_shards == 1 or settings.zero == 2 or self.is_pipeline:
             return size * share.total
         return size * (min(2, share.num_blocks) * share.block + share.embedding + share.norm + share.head)
 
