@@ -57,7 +57,7 @@ def parallelize(
         for block in layers.values():
             block.compile()
         if settings.tp > 1 and model.embedding is not None:
-            model.embedding.register_forward_hook(_arrived)  # type: ignore[operator]
+            model.embedding.register_forward_hook(_arrived)  # type: ignore[union-attr]
     if mesh is None or mesh.of_fsdp is None or not settings.has_fsdp:
         return model if mesh is None or settings.dp_replicate == 1 else DistributedDataParallel(model)
     gives_up = settings.is_sharded and settings.zero == 3

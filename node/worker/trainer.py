@@ -22,6 +22,9 @@ from atoll.node.worker.recipe import TextWindows, learning_rate, optimizer_of
 from atoll.node.worker.shared_model import TIED, shared_model
 from atoll.protocol.errors import AtollError, ConfigError
 
+BACKENDS_OF_OFFLOAD = "cpu:gloo,cuda:nccl"
+"""The norm of gradients is summed over ranks where they are."""
+
 
 def main() -> None:
     try:
@@ -81,7 +84,7 @@ def train_step(
 @contextmanager
 def _device_of_rank(connection: Connection, *, has_host_tensors: bool) -> Iterator[torch.device]:
     """A GPU of its own if this host has any; with several ranks, a process group around it, for tensors in the host's
-    memory too where there are any (the norm of gradients that are there)."""
+    memory too where there are any."""
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
     device = torch.device("cpu")
     if torch.cuda.is_available():
@@ -94,7 +97,7 @@ def _device_of_rank(connection: Connection, *, has_host_tensors: bool) -> Iterat
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{torch.get_num_threads()} threads"
     sys.stdout.write(f"rank {connection.rank} trains on {device} ({name})\n")
     if connection.world > 1:
-        of_gpu = "cpu:gloo,cuda:nccl" if has_host_tensors else "nccl"
+        of_gpu = BACKENDS_OF_OFFLOAD if has_host_tensors else "nccl"
         dist.init_process_group(of_gpu if device.type == "cuda" else "gloo")
     try:
         yield device

@@ -49,7 +49,7 @@ def test_the_example_on_two_ranks_and_on_one(tmp_path: Path) -> None:
             assert float(found[1]) > 80, "an untrained model has 10"
 
 
-LAYOUTS = {"one": "", "two": "dp_shard=2", "four": "tp=2,pp=2"}
+LAYOUTS = {"one": "", "two": "dp_shard=2,offload=1", "four": "tp=2,sequence_parallel=1,pp=2"}
 
 
 @pytest.fixture
@@ -121,7 +121,7 @@ def test_a_site_that_is_killed_comes_back_in_another_shape(tmp_path: Path, text:
         run.nodes["other"].kill()
         gone = run.status()["last_commit"]
         run.wait(lambda status: status["last_commit"] > gone + 2, LIMIT_S)
-        start(run, "other", text, "tp=2")
+        start(run, "other", text, "tp=2,sequence_parallel=1")
         run.wait(lambda status: both == contributors(status), LIMIT_S)
         admin.ask(run.toml.with_name("run.db"), "stop", reason="the test is over")
         assert run.wait_all(LIMIT_S) == {"one": 0, "other": 0}
