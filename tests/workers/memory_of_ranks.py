@@ -15,17 +15,17 @@ if __name__ == "__main__":
 import json
 import os
 import sys
-from bisect import bisect_left
+from collections.abc import Iterator
 from itertools import accumulate
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.profiler import ProfilerActivity, profile, record_function
+from torch.profiler import ProfilerActivity, profile
 
 from atoll.node.parallel.mesh import Mesh
-from atoll.node.parallel.passes import parameters_of
-from atoll.node.parallel.settings import ParallelSettings, parse
+from atoll.node.parallel.passes import Passes, parameters_of
+from atoll.node.parallel.settings import parse
 from atoll.node.worker.recipe import make_optimizer
 from atoll.node.worker.shared_model import shared_model
 from atoll.node.worker.trainer import train_step
@@ -41,43 +41,36 @@ SETTINGS = RunSettings(
     trainer=TrainerSettings(batch_size=8, sequence=256),
 )
 CPU = torch.device("cpu")
-STEP = "a step"
 
 
-STEPS = 5
-"""The first is not counted: in it the optimizer's state comes."""
+STEPS = 4
+"""Counted, after one that is not."""
 
 
-def most_bytes(settings: ParallelSettings, mesh: Mesh) -> int:
-    """That a step of this rank has at once, weights and moments among them. Threads that wait for a collective hold its
-    tensors for as long as they do, so the least of some steps counts."""
+def most_bytes(passes: Passes, mesh: Mesh) -> int:
+    """That a step of this rank has at once, beside what there was before it. What a thread of gloo gives back is not
+    seen, and that varies, so the least of some steps counts."""
     trainer = SETTINGS.trainer
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
-        passes = shared_model(SETTINGS, settings, mesh, CPU)
-        optimizer = make_optimizer(parameters_of(passes), trainer)
-        windows = torch.randint(0, 256, (trainer.batch_size // settings.num_data_ranks, trainer.sequence + 1))
-        for _ in range(STEPS):
-            with record_function(STEP):
-                train_step(passes, optimizer, windows, trainer.grad_clip, mesh)
-                optimizer.zero_grad(set_to_none=True)
-    tree = seen.profiler.kineto_results.experimental_event_tree()
-    changes, steps = list[tuple[int, int]](), list[tuple[int, int]]()
-    read(tree, changes, steps)
-    times, totals = zip(*accumulate(sorted(changes), lambda had, new: (new[0], had[1] + new[1])), strict=True)
-    counted = [slice(bisect_left(times, start), bisect_left(times, end)) for start, end in sorted(steps)[1:]]
-    assert len(counted) == STEPS - 1
-    return min(max(totals[step]) for step in counted)
+    optimizer = make_optimizer(parameters_of(passes), trainer)
+    windows = torch.randint(0, 256, (trainer.batch_size // mesh.settings.num_data_ranks, trainer.sequence + 1))
+    train_step(passes, optimizer, windows, trainer.grad_clip, mesh)
+    found = []
+    for _ in range(STEPS):
+        optimizer.zero_grad(set_to_none=True)
+        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+            train_step(passes, optimizer, windows, trainer.grad_clip, mesh)
+        changes = sorted(allocations(seen.profiler.kineto_results.experimental_event_tree()))
+        found.append(max(accumulate(num_bytes for _, num_bytes in changes)))
+    return min(found)
 
 
-def read(events: list[Any], changes: list[tuple[int, int]], steps: list[tuple[int, int]]) -> None:
-    """(time, bytes) of each that is taken, less than 0 where it is given back; start and end of each step."""
+def allocations(events: list[Any]) -> Iterator[tuple[int, int]]:
+    """(time, bytes) of each; less than 0 where memory is given back."""
     for event in events:
         kind, found = event.typed
         if kind == torch._C._profiler._EventType.Allocation:
-            changes.append((event.start_time_ns, found.alloc_size))
-        elif event.name == STEP:
-            steps.append((event.start_time_ns, event.end_time_ns))
-        read(event.children, changes, steps)
+            yield event.start_time_ns, found.alloc_size
+        yield from allocations(event.children)
 
 
 def main(rank: int, world: int, address: str, layouts: list[str]) -> None:
@@ -87,7 +80,7 @@ def main(rank: int, world: int, address: str, layouts: list[str]) -> None:
     for layout in layouts:
         settings = parse(layout).resolved(world)
         mesh = Mesh.of_site(CPU, settings)
-        most = torch.tensor(most_bytes(settings, mesh))
+        most = torch.tensor(most_bytes(shared_model(SETTINGS, settings, mesh, CPU), mesh))
         dist.all_reduce(most, dist.ReduceOp.MAX)
         if rank == 0:
             sys.stdout.write(json.dumps({"layout": layout, "most_bytes": most.item()}) + "\n")
