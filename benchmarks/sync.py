@@ -3,6 +3,7 @@
 On loopback, and as root between network namespaces with limited links; there the ratio to the link's limit: the time
 that the link takes for the bytes that went through the interface, and with `--rtt` the trips that no sync can do
 without (contributions, payloads, and Done and Commit with the coordinator in the middle: one round trip and a half).
+Beside it what `atoll plan` says of a sync over such a link, and measured over planned.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
+from atoll.node.plan.syncs import Link, sync_plans
+from atoll.protocol.layout import Manifest, Role, TensorSpec
 from atoll.protocol.settings import RunSettings
 from atoll.protocol.sync_settings import ROBUST, SyncSettings
 from benchmarks import netns
@@ -23,6 +26,7 @@ from tests.harness.local_run import PLAIN, LocalRun
 NAMES = ("a", "b", "c")
 WARM_UP_SYNCS = 2
 TRIPS = 1.5
+STEP_S = 1.0
 HEADER_BYTES = 66
 """Of each frame: Ethernet, IPv4, and TCP with time stamps. Nodes count what they hand over and take, without these."""
 WORKER = Path(__file__).parents[1] / "tests" / "workers" / "plain_worker.py"
@@ -45,7 +49,7 @@ def main(argv: list[str]) -> int:
     print(f"{args.parameters} parameters ({args.parameters * 4 / 2**20:.0f} MiB in fp32), {args.codec}, 3 sites")
     print(
         f"{'link':>12} {'to Commit s':>12} {'to published s':>15} {'MB sent a site':>15} {'at the interface':>17} "
-        f"{'less headers':>12} {'limit s':>8} {'ratio':>6}"
+        f"{'less headers':>12} {'limit s':>8} {'ratio':>6} {'planned s':>10} {'ratio':>6}"
     )
     _print_row("loopback", _measure(args, None))
     reason = netns.available() if args.mbit else ""
@@ -54,8 +58,16 @@ def main(argv: list[str]) -> int:
         return 0
     for mbit in args.mbit:
         measured = _measure(args, mbit)
-        _print_row(f"{mbit} Mbit/s", measured, measured.interface_bytes * 8 / mbit / 1e6 + TRIPS * args.rtt / 1e3)
+        limit_s = measured.interface_bytes * 8 / mbit / 1e6 + TRIPS * args.rtt / 1e3
+        _print_row(f"{mbit} Mbit/s", measured, limit_s, _planned_s(args, mbit))
     return 0
+
+
+def _planned_s(args: argparse.Namespace, mbit: int) -> float:
+    tensor = TensorSpec(name="w", shape=(args.parameters,), dtype="F32", role=Role.TRAINABLE)
+    link = Link(bits_per_s=mbit * 1e6, rtt_s=args.rtt / 1e3, num_sites=len(NAMES))
+    (plan,) = sync_plans("bench", _sync_settings(args), Manifest.canonical([tensor]), link, step_s=STEP_S)
+    return plan.sync_s
 
 
 class Measured(NamedTuple):
@@ -73,15 +85,27 @@ class Measured(NamedTuple):
     """Of these."""
 
 
-def _print_row(link: str, measured: Measured, limit_s: float = 0.0) -> None:
+def _print_row(link: str, measured: Measured, limit_s: float = 0.0, planned_s: float = 0.0) -> None:
     through = limit = ""
     if limit_s:
         through_bytes, sent_bytes = measured.interface_bytes, measured.sent_bytes
         counted = (through_bytes - measured.header_bytes) / sent_bytes - 1
         through = f"{through_bytes / 1e6:8.2f} ({through_bytes / sent_bytes - 1:+6.1%}) {counted:+12.1%}"
         limit = f"{limit_s:8.3f} {measured.commit_s / limit_s:6.2f}"
+        limit += f" {planned_s:10.3f} {measured.commit_s / planned_s:6.2f}"
     times = f"{measured.commit_s:12.3f} {measured.published_s:15.3f}"
     print(f"{link:>12} {times} {measured.sent_bytes / 1e6:15.2f} {through:>30} {limit}", flush=True)
+
+
+def _sync_settings(args: argparse.Namespace) -> SyncSettings:
+    return SyncSettings(
+        every=1,
+        codec=args.codec,
+        robust=args.robust,
+        log_commits=2,
+        snapshots=0,
+        chunk_elements=args.chunk_elements,
+    )
 
 
 def _measure(args: argparse.Namespace, mbit: int | None) -> Measured:
@@ -92,16 +116,9 @@ def _measure(args: argparse.Namespace, mbit: int | None) -> Measured:
         min_sites=len(NAMES),
         data="local",
         time_limits="lan",
-        sync=SyncSettings(
-            every=1,
-            codec=args.codec,
-            robust=args.robust,
-            log_commits=2,
-            snapshots=0,
-            chunk_elements=args.chunk_elements,
-        ),
+        sync=_sync_settings(args),
     )
-    worker = [sys.executable, str(WORKER), "--tensors", f"w={args.parameters}", "--step-delay-s", "1.0"]
+    worker = [sys.executable, str(WORKER), "--tensors", f"w={args.parameters}", "--step-delay-s", str(STEP_S)]
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="atoll-bench-")))
         hosts = None

@@ -36,6 +36,9 @@ def clip(
         shared_by: DeviceMesh | None = None
         shards: tuple[int, ...] = ()
         if isinstance(gradient, DTensor):
+            if any(placed.is_partial() for placed in gradient.placements):  # a norm's, each rank of its positions
+                assert isinstance(parameter, DTensor)
+                parameter.grad = gradient = gradient.redistribute(placements=parameter.placements)
             # Not `is_shard`: a slice of a slice (FSDP2 over tensor parallelism) is none to torch.
             shards = tuple(dim for dim, placed in enumerate(gradient.placements) if not placed.is_replicate())
             shared_by, gradient = gradient.device_mesh, gradient.to_local()

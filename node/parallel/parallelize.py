@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import warnings
 from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts, noop_context_fn
+from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
 from atoll.node.parallel.context import Context
 from atoll.node.parallel.experts import sharded_dimension, share_experts
@@ -35,24 +36,30 @@ def parallelize(
     """The same model, or DDP around it. `model.layers` are its blocks, by name; it is on its device, or on meta.
     `mesh`: None where a rank is alone. `is_tied`: `embedding` and `head` have one matrix, maybe in two stages.
 
-    1. Tensor and expert parallelism, which replace matrices by shares of them.
+    1. Tensor parallelism, with it sequence parallelism, and expert parallelism: shares in the place of matrices.
     2. Context parallelism, which replaces what attends.
     3. Activation checkpointing, around blocks.
-    4. Data parallelism: DDP, FSDP2 or HSDP, over what the steps before have left.
+    4. Compilation of each block, with what the steps before have made of it.
+    5. Data parallelism: DDP, FSDP2 or HSDP, over what the steps before have left.
     """
     layers: nn.ModuleDict = model.layers  # type: ignore[assignment]
     if mesh is not None and (tp := mesh.of("tp")) is not None:
-        share_matrices(model, list(layers.values()), tp, is_tied=is_tied)
+        share_matrices(model, list(layers.values()), tp, is_tied=is_tied, by_positions=settings.sequence_parallel == 1)
     experts = share_experts(layers.values(), mesh, context) if mesh is not None else []
     if context is not None:
         for block in layers.values():
             block.attention.attend = context.attend  # type: ignore[union-attr]
     if settings.checkpointing != "none":
-        contexts = noop_context_fn
+        kept: dict[str, Any] = {}
         if settings.checkpointing == "selective":
-            contexts = partial(create_selective_checkpoint_contexts, _policy)
+            kept["context_fn"] = partial(create_selective_checkpoint_contexts, _policy)
         for name, block in layers.items():
-            layers[name] = checkpoint_wrapper(block, context_fn=contexts)
+            layers[name] = checkpoint_wrapper(block, **kept)
+    if settings.compile:
+        for block in layers.values():
+            block.compile()
+        if settings.tp > 1 and model.embedding is not None:
+            model.embedding.register_forward_hook(_arrived)  # type: ignore[union-attr]
     if mesh is None or mesh.of_fsdp is None or not settings.has_fsdp:
         return model if mesh is None or settings.dp_replicate == 1 else DistributedDataParallel(model)
     gives_up = settings.is_sharded and settings.zero == 3
@@ -61,6 +68,9 @@ def parallelize(
     low = torch.bfloat16 if settings.precision == "bf16" else None
     # Not `cast_forward_inputs`: the angles of the rotary embedding stay fp32.
     policy = MixedPrecisionPolicy(param_dtype=low, reduce_dtype=low and torch.float32, cast_forward_inputs=False)
+    place = OffloadPolicy()
+    if settings.offload:
+        place = CPUOffloadPolicy(pin_memory=mesh.of_fsdp.device_type == "cuda")
     for module in (*experts, *layers.values(), model):
         ranks = mesh.of_experts if module in experts else mesh.of_fsdp
         assert ranks is not None
@@ -68,6 +78,7 @@ def parallelize(
             module,
             mesh=ranks,
             mp_policy=policy,
+            offload_policy=place,
             reshard_after_forward=gives_up,
             shard_placement_fn=partial(sharded_dimension, num_shards=ranks.size(-1)),
         )
@@ -76,3 +87,9 @@ def parallelize(
 
 def _policy(context: object, operation: object, *args: object, **options: object) -> CheckpointPolicy:
     return CheckpointPolicy.MUST_SAVE if operation in KEPT else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+def _arrived(module: nn.Module, inputs: object, output: torch.Tensor) -> torch.Tensor:
+    """A plain tensor. In torch 2.13 the gradient of one that a collective still brings does not find its way back from
+    a compiled block."""
+    return output.clone()

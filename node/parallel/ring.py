@@ -28,6 +28,7 @@ class Ring:
     place: int
     is_causal: bool
 
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def attention(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """(batch, heads, seq of this place, head_dim). A collective, as is its backward pass.
 

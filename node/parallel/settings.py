@@ -9,6 +9,7 @@ import math
 from dataclasses import dataclass, fields, replace
 from typing import Any, get_type_hints
 
+from atoll.node.parallel.positions import Cut
 from atoll.protocol.errors import ConfigError
 from atoll.protocol.model_settings import ModelSettings
 from atoll.protocol.settings import RunSettings
@@ -55,6 +56,8 @@ class ParallelSettings:
     """Ranks that share each matrix (tensor parallelism), on the same batch."""
     ep: int = 1
     """Of the ranks of dp_shard and cp, how many share the experts of a model that has some (expert parallelism)."""
+    sequence_parallel: int = 0
+    """With tp: 1 divides by positions what is between the matrices, norms and the residual stream."""
     pp: int = 1
     """Stages of a pipeline, on the same batch."""
     zero: int = 3
@@ -71,6 +74,11 @@ class ParallelSettings:
     attention) or full (each block)."""
     precision: str = "fp32"
     """Of computing: fp32, or bf16 with parameters and sums of gradients in fp32."""
+    compile: int = 0
+    """1 has each block compiled (`torch.compile`), at its first use."""
+    offload: int = 0
+    """With dp_shard, or dp_replicate and tp or pp: 1 keeps parameters, gradients and the optimizer's state in the
+    host's memory, where the optimizer does its steps."""
 
     def __str__(self) -> str:
         """What was said, in one line: `parse` gives the same settings back."""
@@ -138,6 +146,10 @@ class ParallelSettings:
                 f"--parallel ep={found.ep} does not divide the {shards} ranks of dp_shard={found.dp_shard} and "
                 f"cp={found.cp}, of which it takes some to share experts: choose another ep, or say dp_shard={found.ep}"
             )
+        if found.offload and not found.has_fsdp:
+            raise ConfigError(
+                "--parallel offload=1 is of parameters that FSDP2 has: say dp_shard=2 or more, or leave out offload"
+            )
         return found
 
     def num_ulysses(self, model: ModelSettings) -> int:
@@ -184,6 +196,9 @@ def _check(settings: ParallelSettings) -> None:
         raise ConfigError("--parallel dp_replicate=-1,dp_shard=-1: only one of them can take the ranks that are left")
     for name, choices in (
         ("zero", (1, 2, 3)),
+        ("sequence_parallel", (0, 1)),
+        ("compile", (0, 1)),
+        ("offload", (0, 1)),
         ("pp_schedule", tuple(SCHEDULES)),
         ("checkpointing", ("none", "selective", "full")),
         ("precision", ("fp32", "bf16")),
@@ -202,6 +217,8 @@ def _check(settings: ParallelSettings) -> None:
             f"--parallel accumulation={settings.accumulation} with pp={settings.pp}: a pipeline has microbatches, "
             f"say microbatches={settings.accumulation * settings.num_microbatches}"
         )
+    if settings.sequence_parallel and settings.tp == 1:
+        raise ConfigError("--parallel sequence_parallel=1 is of ranks that share matrices: say tp=2 or more")
     _check_microbatches(settings)
     if settings.pp_schedule in DIVIDING_SCHEDULES and settings.checkpointing == "selective":
         raise ConfigError(
@@ -212,6 +229,16 @@ def _check(settings: ParallelSettings) -> None:
         raise ConfigError(
             f"--parallel checkpointing=selective with ep={settings.ep}: what FSDP2 does with experts inside a block is "
             "not the same when the block is computed again; choose checkpointing=full or none"
+        )
+    if settings.pp_schedule in DIVIDING_SCHEDULES and settings.compile:
+        raise ConfigError(
+            f"--parallel compile=1 with pp_schedule={settings.pp_schedule}, which divides backward passes: that of a "
+            "compiled block is one; leave out compile, or choose another pp_schedule"
+        )
+    if settings.compile and settings.checkpointing == "full" and settings.tp > 1:
+        raise ConfigError(
+            f"--parallel compile=1 with tp={settings.tp} and checkpointing=full: torch 2.13 cannot compile that; "
+            "choose checkpointing=selective, or leave out compile"
         )
     if settings.pp_schedule in DIVIDING_SCHEDULES and settings.is_sharded and settings.zero != 2:
         raise ConfigError(
@@ -268,6 +295,18 @@ def check_model(settings: ParallelSettings, model: ModelSettings) -> None:
         raise ConfigError(
             f"--parallel ep={settings.ep} does not divide model.num_experts = {model.num_experts}; choose another ep"
         )
+    for name in ("sequence_parallel", "compile", "offload"):
+        if model.num_experts and getattr(settings, name):
+            raise ConfigError(
+                f"--parallel {name}=1 with model.num_experts = {model.num_experts}: it is of dense models alone; leave "
+                f"out {name}"
+            )
+    if settings.compile and settings.checkpointing != "none" and settings.cp > ulysses:
+        raise ConfigError(
+            f"--parallel compile=1 with checkpointing={settings.checkpointing} and rings of {settings.cp // ulysses} "
+            "ranks: nothing would be compiled; leave out compile or checkpointing, or choose "
+            f"cp_ulysses={settings.cp}, where heads can be exchanged"
+        )
     if settings.num_stages > model.num_layers:
         raise ConfigError(
             f"--parallel {settings}: {settings.num_stages} stages of a pipeline, but model.num_layers = "
@@ -285,6 +324,17 @@ def check_site(text: str, num_ranks: int, settings: RunSettings) -> None:
     parallel = parse(text).resolved(num_ranks)
     check_model(parallel, settings.model)
     check_batch(parallel, settings.trainer.batch_size)
+    check_sequence(parallel, settings.trainer.sequence)
+
+
+def check_sequence(settings: ParallelSettings, length: int) -> None:
+    """Raises ConfigError unless ranks can share the positions of each equally, where they do so between matrices."""
+    here = length if settings.cp == 1 else len(Cut(length, settings.cp).positions_of(0))
+    if settings.sequence_parallel and here % settings.tp:
+        raise ConfigError(
+            f"--parallel sequence_parallel=1: tp={settings.tp} does not divide the {here} positions of a rank "
+            f"(trainer.sequence = {length}, cp={settings.cp}); leave out sequence_parallel, or choose another tp"
+        )
 
 
 def check_batch(settings: ParallelSettings, batch_size: int) -> None:

@@ -42,6 +42,9 @@ class Activations:
     """In bf16 FSDP2 casts the parameters, so that the residual stream and the norms are bf16 too; by autocast they are
     fp32."""
     tp: int = 1
+    by_positions: bool = False
+    """Sequence parallelism: `tp` divides norms and the residual stream too, but not what matrix products take, which
+    is gathered once and kept."""
     kernels: Kernels = ON_GPU
 
     @property
@@ -54,21 +57,25 @@ class Activations:
         """Of the residual stream."""
         return self.itemsize if self.is_cast else FP32_BYTES
 
+    @property
+    def stream_bytes(self) -> float:
+        """Of the residual stream, a tensor of it."""
+        return self._by_positions(self.stream_itemsize * self.model.dim)
+
     def block_bytes(self, checkpointing: str) -> float:
         """Of a block, from its forward pass until its backward pass begins."""
         model, size, tp = self.model, self.itemsize, self.tp
-        stream = self.stream_itemsize * model.dim
         if checkpointing == "full":  # the input
-            return stream
+            return self.stream_bytes
         attention = self._attention_bytes
         if checkpointing == "selective":
             kv_dim = model.dim // model.num_heads * model.num_kv_heads
             of_pair = size * (model.dim + 2 * kv_dim + 2 * self._width) / tp  # q, k, v; gate, up
             given = 1 + bool(model.num_shared_experts) + self._num_rows if model.num_experts else 2
-            return stream + of_pair + attention + given * size * model.dim + self._scores_bytes  # wo and down give
+            return self.stream_bytes + of_pair + attention + given * size * model.dim + self._scores_bytes  # wo and down give
         # What matrix products take; autocast makes a copy for each of five, or of three if experts alone follow.
         is_dense = not model.num_experts or model.num_shared_experts
-        taken = 2 * stream if self.stream_itemsize == size else (5 if is_dense else 3) * size * model.dim
+        taken = 2 * size * model.dim if self.stream_itemsize == size else (5 if is_dense else 3) * size * model.dim
         qkv = 3 * size * model.dim / tp  # k and v repeated for each head of q
         copied = size * model.dim / tp if self.kernels.transposes else 0
         ffn = 4 * size * self._width / tp  # gate, its silu, up, the product
@@ -132,4 +139,8 @@ class Activations:
     @property
     def _norm_bytes(self) -> float:
         dim = self.model.dim
-        return FP32_BYTES + (self.stream_itemsize * dim if self.kernels.fuses_norms else 2 * FP32_BYTES * dim)
+        kept = self.stream_itemsize * dim if self.kernels.fuses_norms else 2 * FP32_BYTES * dim
+        return self._by_positions(FP32_BYTES + kept)
+
+    def _by_positions(self, num_bytes: float) -> float:
+        return num_bytes / (self.tp if self.by_positions else 1)

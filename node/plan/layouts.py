@@ -19,6 +19,10 @@ RECOMPUTED = {"none": 0.0, "selective": 0.05, "full": 1 / 3}
 memory; full: a forward pass, of three."""
 FABRIC_BYTES_PER_S = 300e9
 """Between GPUs of a host, each way."""
+HOST_LINK_BYTES_PER_S = 50e9
+"""Between a GPU and its host, each way (docs/decisions/0051)."""
+HOST_BYTES_PER_S = 20e9
+"""Of the host's memory, of each rank: a guess. AdamW reads weights, gradients and two moments, and writes three."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +48,8 @@ class Site:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayoutPlan:
     settings: ParallelSettings
-    """With the checkpointing and accumulation that lose least among those that fit; if none does, that need least."""
+    """With the checkpointing and accumulation that lose least among those that fit; if none does, that need least.
+    Sequence parallelism and offload only where they help with that."""
     memory: RankMemory
     by_checkpointing: dict[str, RankMemory]
     """Without accumulation."""
@@ -57,11 +62,17 @@ class LayoutPlan:
 
 
 def layouts(site: Site) -> list[LayoutPlan]:
-    """Those that fit first, and of these the fastest; of equals the one whose GPUs send least."""
+    """Those that fit first, and of these the fastest, those with offload behind all others; of equals the one whose
+    GPUs send least."""
     found = [_planned(site, settings) for settings in _dimensions(site)]
     return sorted(
         found,
-        key=lambda plan: (not plan.fits, round(plan.step_s, 9) if plan.fits else plan.memory.peak, plan.moved_bytes),
+        key=lambda plan: (
+            not plan.fits,
+            plan.fits and plan.settings.offload,
+            round(plan.step_s, 9) if plan.fits else plan.memory.peak,
+            plan.moved_bytes,
+        ),
     )
 
 
@@ -77,6 +88,7 @@ def reason(plans: list[LayoutPlan]) -> str:
             (f"waits for {100 * best.bubble:.0f} % in the pipeline", best.bubble > 0),
             ("sums activations between GPUs", best.settings.tp > 1),
             ("sends tokens to experts of other GPUs", best.settings.ep > 1),
+            ("does AdamW's steps on the CPU", best.settings.offload == 1),
         )
         if is_so
     ]
@@ -118,7 +130,11 @@ def _dimensions(site: Site) -> Iterator[ParallelSettings]:
 def _planned(site: Site, settings: ParallelSettings) -> LayoutPlan:
     parts = [1] if settings.pp > 1 else _divisors(site.batch // settings.num_data_ranks)
     tries = [
-        replace(settings, checkpointing=name, accumulation=accumulation)
+        replace(
+            settings, checkpointing=name, accumulation=accumulation, sequence_parallel=by_positions, offload=offload
+        )
+        for offload in ((0, 1) if settings.has_fsdp else (0,))
+        for by_positions in ((0, 1) if settings.tp > 1 and site.sequence % settings.tp == 0 else (0,))
         for accumulation in parts
         for name in RECOMPUTED
     ]
@@ -127,7 +143,12 @@ def _planned(site: Site, settings: ParallelSettings) -> LayoutPlan:
     fitting = [tried for tried in allowed if memory[tried].peak <= site.usable_bytes]
     bubble = bubble_share(settings.pp_schedule, settings.pp, settings.num_microbatches) if settings.pp > 1 else 0.0
     if fitting:
-        chosen = min(fitting, key=lambda tried: (RECOMPUTED[tried.checkpointing], tried.accumulation))
+        chosen = min(
+            fitting,
+            key=lambda tried: (
+                tried.offload, RECOMPUTED[tried.checkpointing], tried.accumulation, tried.sequence_parallel
+            ),
+        )  # fmt: skip
     else:
         chosen = min(allowed, key=lambda tried: memory[tried].peak)
     busy_s = site.compute_s * (1 + RECOMPUTED[chosen.checkpointing]) / (1 - bubble)
@@ -135,12 +156,20 @@ def _planned(site: Site, settings: ParallelSettings) -> LayoutPlan:
     return LayoutPlan(
         settings=chosen,
         memory=memory[chosen],
-        by_checkpointing={tried.checkpointing: memory[tried] for tried in tries if tried.accumulation == 1},
+        by_checkpointing={name: memory[replace(chosen, checkpointing=name, accumulation=1)] for name in RECOMPUTED},
         fits=bool(fitting),
         bubble=bubble,
         moved_bytes=of_data + of_activations,
-        step_s=busy_s + of_activations / FABRIC_BYTES_PER_S,
+        step_s=busy_s + of_activations / FABRIC_BYTES_PER_S + _offload_s(chosen, memory[chosen].weights),
     )
+
+
+def _offload_s(settings: ParallelSettings, weights_bytes: int) -> float:
+    """Weights to the GPU, gradients back, and AdamW on the CPU; none of it beside the computing."""
+    if not settings.offload:
+        return 0.0
+    gathers = settings.accumulation * (2 if settings.zero == 3 and settings.pp == 1 else 1)
+    return weights_bytes * ((gathers + 1) / HOST_LINK_BYTES_PER_S + 7 / HOST_BYTES_PER_S)
 
 
 def _moved(site: Site, settings: ParallelSettings) -> tuple[int, int]:

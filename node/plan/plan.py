@@ -57,6 +57,8 @@ class RunPlan:
     node: NodeNeeds
     copies_bytes: int
     """Of the inner optimizer's state, in the host's memory, of all ranks."""
+    offloaded_bytes: int
+    """Weights, gradients and moments in the host's memory, of all ranks."""
     syncs: list[SyncPlan]
 
     @property
@@ -88,6 +90,7 @@ class RunPlan:
                 "strategy": self.node_of,
                 "memory_bytes": self.node.footprint.memory_bytes,
                 "copies_bytes": self.copies_bytes,
+                "offloaded_bytes": self.offloaded_bytes,
                 "disk_bytes": self.node.footprint.disk_bytes,
                 "disk": dict(self.node.footprint.disk_parts),
                 "written_bytes": self.node.written_bytes,
@@ -140,6 +143,9 @@ def plan(question: Question) -> RunPlan:
         node_of=node_of,
         node=node_needs(manifest, runs[node_of]),
         copies_bytes=best.memory.optimizer * question.num_gpus,
+        offloaded_bytes=best.settings.offload
+        * question.num_gpus
+        * (best.memory.weights + best.memory.gradients + best.memory.optimizer),
         syncs=[
             found for name, run in runs.items() for found in sync_plans(name, run.sync, manifest, question.link, step_s)
         ],

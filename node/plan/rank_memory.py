@@ -24,6 +24,7 @@ class RankMemory:
     weights: int
     gradients: int
     optimizer: int
+    """These three are in the host's memory with offload, and no part of the peak."""
     activations: int
     """At the end of the forward pass, with the logits."""
     others: int
@@ -79,7 +80,7 @@ def share_of(model: ModelSettings, settings: ParallelSettings, stage: int) -> Sh
         num_blocks=last - first,
         block=block,
         elsewhere=experts - experts // settings.ep,
-        embedding=(by_tp if model.tie_embeddings else matrix) if is_first else 0,
+        embedding=(by_tp if model.tie_embeddings or settings.sequence_parallel else matrix) if is_first else 0,
         norm=model.dim if is_last else 0,
         head=by_tp if is_last and not is_one else 0,
         tied=by_tp if is_one else 0,
@@ -91,7 +92,12 @@ def rank_memory(
 ) -> RankMemory:
     """Of `batch` sequences a step and site, which `settings` share equally."""
     kept = Activations(
-        model=model, precision=settings.precision, is_cast=settings.has_fsdp, tp=settings.tp, kernels=kernels
+        model=model,
+        precision=settings.precision,
+        is_cast=settings.has_fsdp,
+        tp=settings.tp,
+        by_positions=settings.sequence_parallel == 1,
+        kernels=kernels,
     )
     stages = [
         _Stage(kept, settings, share_of(model, settings, stage), stage=stage, batch_tokens=batch * sequence).memory()
@@ -108,19 +114,24 @@ class _Stage:
         self.is_pipeline = settings.pp > 1
         self.is_last = stage == settings.pp - 1
         self.num_parts = settings.num_microbatches if self.is_pipeline else settings.accumulation
-        self.tokens = batch_tokens // settings.num_data_ranks // self.num_parts
+        self.tokens = batch_tokens // settings.num_data_ranks // settings.cp // self.num_parts
         """Of a microbatch."""
+        self.num_shards = settings.dp_shard * settings.cp
         self.in_flight = min(self.num_parts, settings.pp - stage)
-        self.has_foreach = kept.kernels is ON_GPU  # torch's AdamW takes all tensors of a GPU at once
+        self.has_foreach = (
+            kept.kernels is ON_GPU and not settings.offload
+        )  # torch's AdamW takes all tensors of a GPU at once
 
     def memory(self) -> RankMemory:
-        local = -(-self.share.total // self.settings.dp_shard)
+        local = -(-self.share.total // self.num_shards)
         weights, gradients, optimizer = FP32_BYTES * local, FP32_BYTES * local, MOMENTS_BYTES * local
-        activations, moments = self._activations(), self._moments(gradients)
+        if self.settings.zero == 1:
+            optimizer //= self.settings.dp_replicate
+        here = 0 if self.settings.offload else 1
+        activations, moments = self._activations(), self._moments(gradients * here)
         moment = max(moments, key=lambda name: moments[name])
-        peak = weights + optimizer + round(moments[moment])
-        shown = gradients + round(activations)
-        others = max(0, peak - weights - optimizer - shown)
+        peak = (weights + optimizer) * here + round(moments[moment])
+        others = max(0, peak - (weights + gradients + optimizer) * here - round(activations))
         return RankMemory(
             weights=weights,
             gradients=gradients,
@@ -151,7 +162,7 @@ class _Stage:
         loss = kept.loss_bytes * self.tokens if self.is_last else 0
         of_head = FP32_BYTES * (share.head + share.norm + share.tied) if self.num_parts == 1 else 0
         all_gradients = max(gradients, before) + unsharded * (self.num_parts == 1)
-        ended = gradients + (FP32_BYTES * -(-share.total // settings.dp_shard) if self.has_foreach else 0)
+        ended = gradients * (2 if self.has_foreach else 1)
         return {
             "the end of the forward pass": base + before + held + outputs + casts,
             "the loss": base + before + held + outputs + loss + casts_kept,
@@ -166,7 +177,7 @@ class _Stage:
         """At the end of the forward pass."""
         of_blocks = self.share.num_blocks * self.kept.block_bytes(self.settings.checkpointing)
         # To the next stage, kept for its gradient.
-        sent = 0 if self.is_last else self.kept.stream_itemsize * self.kept.model.dim
+        sent = 0 if self.is_last else self.kept.stream_bytes
         of_head = self.kept.head_bytes * self.tokens if self.is_last else 0
         return self.in_flight * self.tokens * (of_blocks + sent) + of_head + self._logits()
 
@@ -183,7 +194,7 @@ class _Stage:
         settings, share, size = self.settings, self.share, self.kept.itemsize
         if not settings.has_fsdp:
             return 0
-        if settings.dp_shard == 1 or settings.zero == 2 or self.is_pipeline:
+        if self.num_shards == 1 or settings.zero == 2 or self.is_pipeline:
             return size * share.total_here
         return size * (min(2, share.num_blocks) * share.block_here + share.embedding + share.norm + share.head)
 

@@ -46,7 +46,8 @@ class Attention(nn.Module):
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotary position embedding (2104.09864) of x (batch, heads, seq, head_dim), computed in the dtype of cos and sin:
-    (seq, head_dim / 2)."""
+    (at least seq, head_dim / 2)."""
+    cos, sin = cos[: x.shape[2]], sin[: x.shape[2]]
     first, second = x.chunk(2, dim=-1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).type_as(x)
 
@@ -117,14 +118,15 @@ class Transformer(nn.Module):
     @torch.no_grad()
     def reset(self, seed: int) -> None:
         """First values, where this is the whole model."""
-        self.set_angles()
+        self.set_angles(self.cos.device)
         tensors = self.state_dict()
         for name, values in first_values(self.settings, seed):
             tensors[name].copy_(values)
 
-    def set_angles(self, positions: Tensor | None = None) -> None:
-        """Of the rotary embedding, computed in CPU memory; of these positions if all sequences are given so."""
-        half, device = self.cos.shape[1], self.cos.device
+    def set_angles(self, device: torch.device, positions: Tensor | None = None) -> None:
+        """Of the rotary embedding, computed in CPU memory, to where the model computes; of these positions if all
+        sequences are given so."""
+        half = self.cos.shape[1]
         if positions is None:
             positions = torch.arange(self.settings.max_sequence, device="cpu")
         angles = torch.outer(
@@ -150,9 +152,8 @@ class Transformer(nn.Module):
         if seq > self.settings.max_sequence:
             raise ConfigError(f"a sequence of {seq} bytes; model.max_sequence is {self.settings.max_sequence}")
         x = tokens if self.embedding is None else self.embedding(tokens)  # (batch, seq, dim)
-        cos, sin = self.cos[:seq], self.sin[:seq]
         for layer in self.layers.values():
-            x = layer(x, cos, sin)
+            x = layer(x, self.cos, self.sin)
         if self.norm is None or self.head is None:
             return x
         logits: Tensor = self.head(self.norm(x))

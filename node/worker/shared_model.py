@@ -38,9 +38,9 @@ def shared_model(settings: RunSettings, parallel: ParallelSettings, mesh: Mesh |
         context = Context(cp, parallel.num_ulysses(settings.model), settings.trainer.sequence)
     wholes = [parallelize(part, parallel, mesh, context, is_tied) for part in parts]
     for part in parts:
-        part.to_empty(device=device)
+        part.to_empty(device="cpu" if parallel.offload else device)
         part.tie()
-        part.set_angles(context.positions if context is not None else None)
+        part.set_angles(device, context.positions if context is not None else None)
     set_first_values(parts, settings.model, settings.seed)
     loss = context.of_share(token_loss) if context is not None else token_loss
     ends = [end for part in parts for end in (part.embedding, part.head) if end is not None]

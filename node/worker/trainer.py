@@ -24,6 +24,9 @@ from atoll.node.worker.shared_model import TIED, shared_model
 from atoll.node.worker.tensors import BufferPolicy
 from atoll.protocol.errors import AtollError, ConfigError
 
+BACKENDS_OF_OFFLOAD = "cpu:gloo,cuda:nccl"
+"""The norm of gradients is summed over ranks where they are."""
+
 
 def main() -> None:
     try:
@@ -49,7 +52,7 @@ def train(connection: Connection) -> None:
     listing = data.list_for_run(settings.data, connection.greeting.data_paths)
     corpus = data.load(listing)
     fingerprint = data.fingerprint_for_run(settings.data, listing)
-    with _device_of_rank(connection) as device:
+    with _device_of_rank(connection, has_host_tensors=parallel.offload == 1) as device:
         mesh = Mesh.of_site(device, parallel) if connection.world > 1 else None
         passes = shared_model(settings, parallel, mesh, device)
         optimizer = optimizer_of(parameters_of(passes), settings, shares_state=parallel.zero == 1 and mesh is not None)
@@ -85,8 +88,9 @@ def train_step(
 
 
 @contextmanager
-def _device_of_rank(connection: Connection) -> Iterator[torch.device]:
-    """A GPU of its own if this host has any; with several ranks, a process group around it."""
+def _device_of_rank(connection: Connection, *, has_host_tensors: bool) -> Iterator[torch.device]:
+    """A GPU of its own if this host has any; with several ranks, a process group around it, for tensors in the host's
+    memory too where there are any."""
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
     device = torch.device("cpu")
     if torch.cuda.is_available():
@@ -99,7 +103,8 @@ def _device_of_rank(connection: Connection) -> Iterator[torch.device]:
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{torch.get_num_threads()} threads"
     sys.stdout.write(f"rank {connection.rank} trains on {device} ({name})\n")
     if connection.world > 1:
-        dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+        of_gpu = BACKENDS_OF_OFFLOAD if has_host_tensors else "nccl"
+        dist.init_process_group(of_gpu if device.type == "cuda" else "gloo")
     try:
         yield device
     finally:

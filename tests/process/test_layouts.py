@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from shutil import which
 from typing import Any
 
 import pytest
@@ -41,6 +42,8 @@ def is_one_process(found: dict[str, Any]) -> None:
     # Embedding and norms are whole on each rank of tensor parallelism; stages are not equally large.
     shares = settings.dp_shard * settings.cp * settings.tp * settings.pp
     assert found["largest_share"] <= (1 if shares == 1 else 1 / shares + 0.11), found
+    assert (found["num_graphs"] > 0) == (settings.compile == 1), found
+    assert found["num_breaks"] == 0 or settings.cp > 1, found
     assert found["computed_in"] == ["bfloat16" if settings.precision == "bf16" else "float32"]
 
 
@@ -65,6 +68,8 @@ LAYOUTS = [
             "experts pp=2",
             "experts cp=2,ep=2",
             "crowded dp_shard=2,ep=2",
+            "tp=2,sequence_parallel=1",
+            "dp_shard=2,offload=1",
         ],
         id="two ranks",
     ),
@@ -107,6 +112,12 @@ LAYOUTS = [
             "experts pp=2,pp_schedule=zbv,checkpointing=full",
             "experts dp_shard=2,ep=2,precision=bf16",
             "experts dp_replicate=2,precision=bf16",
+            "tied tp=2,sequence_parallel=1",
+            "tp=2,sequence_parallel=1,checkpointing=selective",
+            "tp=2,sequence_parallel=1,checkpointing=full,accumulation=2",
+            "tp=2,sequence_parallel=1,precision=bf16",
+            "cp=2,offload=1",
+            "dp_shard=2,offload=1,precision=bf16,accumulation=2",
         ],
         id="more of two ranks",
         marks=pytest.mark.slow,
@@ -149,6 +160,24 @@ LAYOUTS = [
         marks=pytest.mark.slow,
     ),
     pytest.param(
+        4,
+        [
+            "dp_shard=2,tp=2,sequence_parallel=1",
+            "dp_replicate=2,tp=2,sequence_parallel=1",
+            "dp_shard=2,zero=2,tp=2,sequence_parallel=1,precision=bf16",
+            "cp=2,tp=2,sequence_parallel=1",
+            "cp=2,cp_ulysses=1,tp=2,sequence_parallel=1",
+            "tp=2,sequence_parallel=1,pp=2",
+            "tied tp=2,sequence_parallel=1,pp=2",
+            "tp=2,sequence_parallel=1,pp=2,pp_schedule=zbv",
+            "tp=2,sequence_parallel=1,pp=2,precision=bf16",
+            "dp_shard=2,pp=2,offload=1",
+            "dp_shard=2,tp=2,sequence_parallel=1,offload=1",
+        ],
+        id="sequence parallelism of four ranks",
+        marks=pytest.mark.slow,
+    ),
+    pytest.param(
         8,
         ["dp_shard=2,tp=2,pp=2", "experts dp_shard=8,ep=2", "experts dp_shard=4,ep=2,tp=2"],
         id="eight ranks",
@@ -156,9 +185,31 @@ LAYOUTS = [
     ),
 ]
 """The first of them in `make test`, all in `make test-all`."""
+COMPILED = [
+    (2, "dp_replicate=2,compile=1,precision=bf16"),
+    (2, "dp_shard=2,compile=1"),
+    (2, "dp_shard=2,compile=1,checkpointing=full,accumulation=2,offload=1"),
+    (2, "tp=2,compile=1"),
+    (2, "tied tp=2,compile=1"),
+    (2, "tp=2,sequence_parallel=1,compile=1,checkpointing=selective"),
+    (2, "pp=2,compile=1"),
+    (2, "cp=2,compile=1,checkpointing=full"),
+    (2, "cp=2,cp_ulysses=1,compile=1"),
+    (4, "dp_shard=2,tp=2,sequence_parallel=1,compile=1"),
+    (4, "dp_shard=2,pp=2,compile=1"),
+]
+"""Each alone: to compile takes most of the time."""
 
 
 @pytest.mark.parametrize(("num_ranks", "layouts"), LAYOUTS)
 def test_each_is_one_process(num_ranks: int, layouts: list[str]) -> None:
     for found in held(num_ranks, layouts):
         is_one_process(found)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(which("g++") is None, reason="torch.compile needs a C++ compiler: g++")
+@pytest.mark.parametrize(("num_ranks", "layout"), COMPILED)
+def test_each_is_one_process_when_compiled(num_ranks: int, layout: str) -> None:
+    (found,) = held(num_ranks, [layout])
+    is_one_process(found)

@@ -19,12 +19,13 @@ from dataclasses import asdict, dataclass, replace
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._dynamo.utils import counters
 from torch.distributed.tensor import DTensor
 
 from atoll.node.parallel.gradients import clip
 from atoll.node.parallel.mesh import Mesh
 from atoll.node.parallel.passes import parameters_of
-from atoll.node.parallel.settings import ParallelSettings, check_batch, check_model, parse
+from atoll.node.parallel.settings import ParallelSettings, check_batch, check_model, check_sequence, parse
 from atoll.node.worker.experts import Router, balance
 from atoll.node.worker.recipe import zero_1
 from atoll.node.worker.shared_model import shared_model
@@ -70,6 +71,10 @@ class Trained:
     """Of this rank."""
     computed_in: frozenset[str]
     """What matrix products gave."""
+    num_graphs: int
+    """That were compiled."""
+    num_breaks: int
+    """In them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +93,8 @@ class Held:
     largest_share: float
     """Of the model's elements, the most that a rank has."""
     computed_in: list[str]
+    num_graphs: int
+    num_breaks: int
 
 
 def batches() -> list[Tensor]:
@@ -97,6 +104,8 @@ def batches() -> list[Tensor]:
 
 def train(mesh: Mesh | None, parallel: ParallelSettings, model: str) -> Trained:
     settings = replace(SETTINGS, model=MODELS[model])
+    torch._dynamo.reset()
+    counters.clear()
     passes = shared_model(settings, parallel, mesh, CPU)
     parameters = parameters_of(passes)
     optimizer: torch.optim.Optimizer = torch.optim.SGD(parameters, lr=RATE, foreach=False)
@@ -111,7 +120,9 @@ def train(mesh: Mesh | None, parallel: ParallelSettings, model: str) -> Trained:
     def note(module: nn.Module, inputs: object, output: Tensor) -> None:
         dtypes.add(str(output.dtype).removeprefix("torch."))
 
-    for module in (m for part in passes.parts for name, m in part.named_modules() if name.endswith(GATED)):
+    # Not within what is compiled: the hook would break its graph.
+    noted = "head" if parallel.compile else GATED
+    for module in (m for part in passes.parts for name, m in part.named_modules() if name.endswith(noted)):
         module.register_forward_hook(note)
     for batch in batches():
         share = batch if mesh is None else batch.chunk(mesh.settings.num_data_ranks)[mesh.data_rank]
@@ -122,7 +133,9 @@ def train(mesh: Mesh | None, parallel: ParallelSettings, model: str) -> Trained:
         balance(passes.parts, mesh)
         losses += [] if loss is None else [loss.item()]
     num_elements = sum(local(parameter).numel() for parameter in parameters)
-    return Trained(losses, norms, first, whole(passes.parts), num_elements, frozenset(dtypes))
+    num_graphs, num_breaks = counters["stats"]["unique_graphs"], sum(counters["graph_break"].values())
+    values = whole(passes.parts)
+    return Trained(losses, norms, first, values, num_elements, frozenset(dtypes), num_graphs, num_breaks)
 
 
 def local(tensor: Tensor) -> Tensor:
@@ -153,12 +166,13 @@ def held(layout: str, world: int, alone: dict[tuple[str, str], Trained]) -> Held
     settings = settings.resolved(world)
     check_model(settings, MODELS[model])
     check_batch(settings, BATCH)
+    check_sequence(settings, SEQUENCE)
     mesh = Mesh.of_site(CPU, settings)
     expected, found = alone[alone_of(layout)], train(mesh, settings, model)
-    everyone: list[tuple[int, list[float], list[str]]] = [(0, [], [])] * world
-    dist.all_gather_object(everyone, (mesh.data_rank, found.losses, sorted(found.values)))
+    everyone: list[tuple[int, list[float], list[str], frozenset[str]]] = [(0, [], [], frozenset())] * world
+    dist.all_gather_object(everyone, (mesh.data_rank, found.losses, sorted(found.values), found.computed_in))
     said: dict[int, list[float]] = {}
-    for data_rank, losses, _ in everyone:
+    for data_rank, losses, _, _ in everyone:
         if losses:
             known = said.setdefault(data_rank, losses)
             assert difference_of(known, losses) <= SAME_LOSS, f"data rank {data_rank}: {known} and {losses}"
@@ -181,9 +195,11 @@ def held(layout: str, world: int, alone: dict[tuple[str, str], Trained]) -> Held
         first=worst[0].item(),
         values=worst[1].item(),
         biases=worst[4].item(),
-        num_tensors=len({name for _, _, names in everyone for name in names}),
+        num_tensors=len({name for _, _, names, _ in everyone for name in names}),
         largest_share=worst[3].item(),
-        computed_in=sorted(found.computed_in),
+        computed_in=sorted({dtype for *_, dtypes in everyone for dtype in dtypes}),
+        num_graphs=found.num_graphs,
+        num_breaks=found.num_breaks,
     )
 
 

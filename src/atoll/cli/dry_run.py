@@ -15,6 +15,9 @@ from atoll.node.daemon.config import NodeConfig, default_home
 from atoll.node.daemon.room import room_of
 from atoll.node.daemon.script_model import model_of_script
 from atoll.node.dataplane.footprint import NODE_CONSTANT_BYTES, footprint
+from atoll.node.parallel.settings import parse
+from atoll.node.plan.activations import ON_CPU, ON_GPU
+from atoll.node.plan.rank_memory import rank_memory
 from atoll.protocol.codecs.table import SPARSE
 from atoll.protocol.disk import Disk
 from atoll.protocol.errors import AtollError, HostError, InvalidMessage, PeerError
@@ -76,11 +79,27 @@ def facts(settings: RunSettings, config: NodeConfig, manifest: Manifest, device:
     yield "ports", ports(config)
     how = f" ({config.parallel})" if config.parallel else ""
     yield "device", f"{device}, {config.num_ranks} rank(s){how} of {config.num_rank_threads} thread(s)"
+    if not config.command:
+        yield "a rank", rank_line(settings, config, device)
     chunks = ChunkSizes.of(manifest, settings.sync)
     yield "chunks", f"{len(chunks)} that travel; the run takes {settings.sync.max_chunks} (sync.max_chunks)"
     yield from memory_lines(settings, manifest)
     home = home_of(settings, config)
     yield "as a reducer", f"holds {room_of(config, settings, manifest, home, Disk(), has_buffers=False)}"
+
+
+def rank_line(settings: RunSettings, config: NodeConfig, device: str) -> str:
+    """The plan's memory of the rank that needs most, in a step of the built-in trainer."""
+    parallel = parse(config.parallel).resolved(config.num_ranks)
+    kernels = ON_CPU if device == "CPU" else ON_GPU
+    needs = rank_memory(settings.model, parallel, settings.trainer.batch_size, settings.trainer.sequence, kernels)
+    own = needs.weights + needs.gradients + needs.optimizer
+    where = " in the host's memory" if parallel.offload else ""
+    schedule = "" if parallel.pp_schedule == "1f1b" else ", with pp_schedule=1f1b"
+    return (
+        f"{byte_count(needs.peak)} at {needs.moment}, as planned (docs/plan.md{schedule}); {byte_count(own)} of "
+        f"weights, gradients and AdamW{where}, {byte_count(needs.activations)} of activations"
+    )
 
 
 def home_of(settings: RunSettings, config: NodeConfig) -> Path:

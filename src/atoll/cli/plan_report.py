@@ -40,7 +40,7 @@ def _layouts(plan: RunPlan) -> list[str]:
         f"  take --parallel {best.settings}" if best.fits else f"  does not fit; the least is {best.settings}",
         f"  {plan.reason}",
         f"  its peak is {byte_count(best.memory.peak)}, at {best.memory.moment}; a step takes {plan.step_s:.2f} s",
-        "  memory of the fullest GPU, in GiB (*N: with accumulation=N):",
+        "  memory of the fullest GPU, in GiB (*N: with accumulation=N, +seq: sequence_parallel=1, +off: offload=1):",
         *_table(rows),
     ]
 
@@ -54,7 +54,9 @@ def _row(layout: LayoutPlan) -> tuple[str, ...]:
     sizes = {
         name: size for name in ("dp_replicate", "dp_shard", "ep", "tp", "pp") if (size := getattr(settings, name)) > 1
     }
-    fits = settings.checkpointing + (f" *{settings.accumulation}" if settings.accumulation > 1 else "")
+    fits = settings.checkpointing if layout.fits else "no"
+    fits += f" *{settings.accumulation}" if layout.fits and settings.accumulation > 1 else ""
+    fits += " +seq" * settings.sequence_parallel + " +off" * settings.offload
     first = memory["none"]
     return (
         ",".join(f"{name}={size}" for name, size in sizes.items()) or "one GPU",
@@ -62,7 +64,7 @@ def _row(layout: LayoutPlan) -> tuple[str, ...]:
         *(_gib(memory[name].activations) for name in RECOMPUTED),
         *(_gib(memory[name].peak) for name in RECOMPUTED),
         f"{100 * layout.bubble:.0f} %" if settings.pp > 1 else "-",
-        fits if layout.fits else "no",
+        fits,
     )
 
 
@@ -85,6 +87,11 @@ def _node(plan: RunPlan) -> list[str]:
         f"  memory   {byte_count(needs.memory_bytes)}: {byte_count(needs.shared_bytes)} shared with the workers, "
         f"{byte_count(needs.outer_bytes)} outer state (mapped), {byte_count(needs.sync_bytes)} held as a reducer",
         f"           and {byte_count(plan.copies_bytes)} for the ranks' copies of the inner optimizer",
+        *(
+            [f"           and {byte_count(plan.offloaded_bytes)} of the ranks' own, with offload=1"]
+            if plan.offloaded_bytes
+            else []
+        ),
         f"  disk     {byte_count(needs.disk_bytes)} at the most: "
         + ", ".join(f"{byte_count(size)} {what}" for what, size in needs.disk_parts),
         f"  written  {byte_count(node.written_bytes)} a sync: "

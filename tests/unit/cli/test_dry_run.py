@@ -19,7 +19,7 @@ from atoll.node.daemon.script_model import model_of_script
 from atoll.node.daemon.shared_memory import MemoryLimit
 from atoll.protocol.errors import ConfigError, HostError, PeerError, WorkerError
 from atoll.protocol.layout import Manifest, Role, TensorSpec
-from atoll.protocol.model_settings import MODELS
+from atoll.protocol.model_settings import MODELS, TrainerSettings
 from atoll.protocol.outer_settings import OuterSettings
 from atoll.protocol.settings import RunSettings, settings_to_json
 from atoll.protocol.sync_settings import SyncSettings
@@ -41,6 +41,21 @@ def test_memory_follows_the_formula() -> None:
     assert "178.0 MiB for the node: 8.0 MiB shared with the workers, 16.0 MiB outer state" in text
     plain = replace(SETTINGS, outer=OuterSettings(optimizer="sgd"))
     assert "8.0 MiB outer state" in dict(dry_run.memory_lines(plain, MANIFEST))["memory"]
+
+
+def test_a_rank_has_the_memory_of_the_plan() -> None:
+    settings = replace(SETTINGS, model=MODELS["llama3-8b"], trainer=TrainerSettings(batch_size=16, sequence=4096))
+    layout = "dp_replicate=2,dp_shard=4,checkpointing=selective,precision=bf16"  # that of docs/plan.md
+    config = replace(CONFIG, num_ranks=8, parallel=layout)
+    lines = dict(dry_run.facts(settings, config, MANIFEST, "8 x NVIDIA H100"))
+    assert lines["a rank"] == (
+        "64.1 GiB at the loss, as planned (docs/plan.md); 29.9 GiB of weights, gradients and AdamW, 27.1 GiB of "
+        "activations"
+    )
+    offloaded = replace(config, parallel=f"{layout},offload=1")
+    assert "AdamW in the host's memory" in dict(dry_run.facts(settings, offloaded, MANIFEST, "GPUs"))["a rank"]
+    on_cpu = dict(dry_run.facts(settings, config, MANIFEST, "CPU"))["a rank"]
+    assert on_cpu != lines["a rank"]  # kernels of a CPU keep more
 
 
 def test_the_built_in_model_is_learned_by_starting_the_trainer(tmp_path: Path) -> None:
@@ -70,6 +85,7 @@ def test_the_model_of_a_script_is_learned_by_starting_it(tmp_path: Path) -> None
     lines = dict(dry_run.facts(SETTINGS, config, manifest, "CPU"))
     assert lines["model"] == "2 tensors, 12010 trainable parameters"
     assert lines["device"] == "CPU, 1 rank(s) of 3 thread(s)"
+    assert "a rank" not in lines
     assert "listens on 127.0.0.1:7000, told to others as 203.0.113.7:7000" in lines["ports"]
     assert lines["as a reducer"].startswith("holds at most ")
 

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -54,6 +54,18 @@ def shared(mesh: DeviceMesh, placements: tuple[Placement, ...]) -> nn.Parameter:
     parameter = nn.Parameter(DTensor.from_local(torch.zeros(2), mesh, placements, run_check=False))
     parameter.grad = DTensor.from_local(torch.tensor([3.0, 4.0]), mesh, placements, run_check=False)
     return parameter
+
+
+def test_partial_sums_of_a_norm_are_summed_before_they_count(mesh: Mesh, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As sequence parallelism leaves them; here both ranks have the same."""
+    parameter = shared(mesh.whole["tp"], (Replicate(),))
+    parameter.grad = DTensor.from_local(torch.tensor([3.0, 4.0]), mesh.whole["tp"], (Partial(),), run_check=False)
+    monkeypatch.setattr(Partial, "_reduce_value", lambda placed, values, *others: 2 * values)
+    assert clip([parameter], 100.0).item() == pytest.approx(10.0)
+    whole = gradient(parameter)
+    assert isinstance(whole, DTensor)
+    assert whole.placements == (Replicate(),)
+    assert whole.to_local().tolist() == [6.0, 8.0]
 
 
 def test_each_element_counts_once(mesh: Mesh, monkeypatch: pytest.MonkeyPatch) -> None:

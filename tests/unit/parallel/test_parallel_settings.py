@@ -16,6 +16,7 @@ from atoll.node.parallel.settings import (
     ParallelSettings,
     check_batch,
     check_model,
+    check_sequence,
     parse,
 )
 from atoll.protocol.errors import ConfigError
@@ -72,6 +73,12 @@ def test_ranks_that_do_not_fit_are_refused(text: str, num_ranks: int, words: str
         parse(text).num_ranks(num_ranks)
 
 
+@pytest.mark.parametrize("text", ["offload=1", "dp_replicate=2,offload=1", "dp_shard=-1,offload=1,dp_replicate=2"])
+def test_offload_is_of_what_fsdp2_has(text: str) -> None:
+    with pytest.raises(ConfigError, match="say dp_shard=2 or more, or leave out offload"):
+        parse(text).resolved(2)
+
+
 def test_a_site_of_another_number_of_ranks_is_refused() -> None:
     with pytest.raises(ConfigError, match="needs 2 ranks, this site has 1"):
         parse("tp=2").resolved(1)
@@ -118,6 +125,12 @@ def test_a_site_of_another_number_of_ranks_is_refused() -> None:
         ("precision=fp8", "precision=fp8"),
         ("ep=0", "ep=0: at least 1"),
         ("dp_shard=2,ep=2,checkpointing=selective", "choose checkpointing=full or none"),
+        ("sequence_parallel=1", "say tp=2 or more"),
+        ("sequence_parallel=2,tp=2", "sequence_parallel=2"),
+        ("compile=2", "compile=2"),
+        ("compile=1,pp=2,pp_schedule=zbv", "leave out compile, or choose another pp_schedule"),
+        ("compile=1,tp=2,checkpointing=full", "choose checkpointing=selective"),
+        ("offload=2,dp_shard=2", "offload=2"),
     ],
 )
 def test_what_contradicts_is_refused_with_what_to_choose(text: str, words: str) -> None:
@@ -137,6 +150,7 @@ def test_what_contradicts_is_refused_with_what_to_choose(text: str, words: str) 
         accumulation=st.integers(1, 64),
         checkpointing=st.sampled_from(("none", "selective", "full")),
         precision=st.sampled_from(("fp32", "bf16")),
+        offload=st.sampled_from((0, 1)),
     )
 )
 def test_its_text_says_all_of_it(settings: ParallelSettings) -> None:
@@ -152,6 +166,7 @@ def test_its_text_says_all_of_it(settings: ParallelSettings) -> None:
         ("pp=4,pp_schedule=zbv", "8 stages of a pipeline"),
         ("cp=3,cp_ulysses=3", "cp_ulysses=3 does not divide the 4 heads"),
         ("cp=8,cp_ulysses=8", "cp_ulysses=8 does not divide the 4 heads"),
+        ("cp=2,cp_ulysses=1,compile=1,checkpointing=selective", "nothing would be compiled"),
         ("cp=4,cp_ulysses=4,tp=2", "cp_ulysses=4 does not divide the 2 heads"),
     ],
 )
@@ -204,6 +219,16 @@ def test_a_batch_is_shared_equally() -> None:
         check_batch(parse("dp_shard=2,accumulation=2"), 6)
     with pytest.raises(ConfigError, match="4 sequences cannot be shared equally by 2 data ranks, in 4 parts each"):
         check_batch(parse("pp=2,dp_shard=2"), 4)
+
+
+def test_positions_are_shared_equally() -> None:
+    check_sequence(parse("tp=4,sequence_parallel=1"), 20)
+    check_sequence(parse("tp=4"), 18)
+    check_sequence(parse("cp=3,tp=4,sequence_parallel=1"), 22)  # filled up to 24
+    with pytest.raises(ConfigError, match=r"tp=4 does not divide the 18 positions .* leave out sequence_parallel"):
+        check_sequence(parse("tp=4,sequence_parallel=1"), 18)
+    with pytest.raises(ConfigError, match=r"the 6 positions of a rank \(trainer\.sequence = 18, cp=3\)"):
+        check_sequence(parse("cp=3,tp=4,sequence_parallel=1"), 18)
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)

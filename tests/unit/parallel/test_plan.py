@@ -149,9 +149,28 @@ def test_a_mixture_computes_with_what_a_token_goes_through() -> None:
 
 
 def test_what_does_not_fit_says_so() -> None:
-    found = plan(replace(QUESTION, model="llama3-70b"))
+    found = plan(replace(QUESTION, model="llama3-70b", gpu_bytes=24 * 10**9))
     assert not found.layouts[0].fits
     assert "none fits" in found.reason
+
+
+def test_what_costs_time_is_offloaded_only_where_nothing_else_fits(example: RunPlan) -> None:
+    assert example.layouts[0].settings.offload == example.offloaded_bytes == 0
+    kept = [found for found in example.layouts if found.fits and not found.settings.offload]
+    assert example.layouts[: len(kept)] == kept
+    large = plan(replace(QUESTION, model="llama3-70b"))
+    best = large.layouts[0]
+    assert best.settings.offload == 1
+    assert best.memory.peak < best.memory.weights + best.memory.gradients
+    assert large.offloaded_bytes == pytest.approx(16 * large.num_parameters, rel=0.01)
+    assert "does AdamW's steps on the CPU" in large.reason
+
+
+def test_positions_are_divided_where_that_helps(example: RunPlan) -> None:
+    chosen = {found.settings.sequence_parallel for found in example.layouts}
+    assert chosen == {0, 1}
+    odd = plan(replace(QUESTION, sequence=4095))
+    assert {found.settings.sequence_parallel for found in odd.layouts} == {0}
 
 
 @pytest.mark.parametrize(

@@ -105,6 +105,22 @@ def test_experts_are_put_together_by_the_ranks_that_have_the_same() -> None:
     assert one.peak - two.peak >= 2 * 4 * of_block // 2, "of two blocks at a time"
 
 
+def test_between_matrices_positions_are_shared_too() -> None:
+    by_heads, by_positions = (ParallelSettings(tp=2, sequence_parallel=size, checkpointing="full") for size in (0, 1))
+    kept, less = (rank_memory(WIDE, settings, 8, 128) for settings in (by_heads, by_positions))
+    tokens = 8 * 128
+    norm = (4 + 4 * WIDE.dim) / 2  # the last one
+    assert kept.activations - less.activations == tokens * (WIDE.num_layers * 4 * WIDE.dim / 2 + norm)
+    assert share_of(WIDE, by_positions, 0).embedding == share_of(WIDE, by_heads, 0).embedding / 2
+
+
+def test_what_is_offloaded_is_not_in_the_gpus_memory() -> None:
+    here, offloaded = (rank_memory(WIDE, ParallelSettings(dp_shard=2, offload=size), 8, 128) for size in (0, 1))
+    assert (offloaded.weights, offloaded.optimizer) == (here.weights, here.optimizer)
+    assert here.moment == offloaded.moment == "the loss"
+    assert here.peak - offloaded.peak == here.weights + here.optimizer
+
+
 def test_the_first_stage_of_a_pipeline_holds_a_microbatch_a_rank() -> None:
     memory = rank_memory(WIDE, ParallelSettings(pp=4, microbatches=8), 8, 128)
     block = Activations(model=WIDE, precision="fp32").block_bytes("none")
