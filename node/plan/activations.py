@@ -72,7 +72,8 @@ class Activations:
             kv_dim = model.dim // model.num_heads * model.num_kv_heads
             of_pair = size * (model.dim + 2 * kv_dim + 2 * self._width) / tp  # q, k, v; gate, up
             given = 1 + bool(model.num_shared_experts) + self._num_rows if model.num_experts else 2
-            return self.stream_bytes + of_pair + attention + given * size * model.dim + self._scores_bytes  # wo and down give
+            outputs = given * size * model.dim  # of wo and down
+            return self.stream_bytes + of_pair + attention + outputs + self._scores_bytes
         # What matrix products take; autocast makes a copy for each of five, or of three if experts alone follow.
         is_dense = not model.num_experts or model.num_shared_experts
         taken = 2 * size * model.dim if self.stream_itemsize == size else (5 if is_dense else 3) * size * model.dim

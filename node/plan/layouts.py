@@ -128,13 +128,14 @@ def _dimensions(site: Site) -> Iterator[ParallelSettings]:
 
 
 def _planned(site: Site, settings: ParallelSettings) -> LayoutPlan:
+    is_dense = not site.model.num_experts
     parts = [1] if settings.pp > 1 else _divisors(site.batch // settings.num_data_ranks)
     tries = [
         replace(
             settings, checkpointing=name, accumulation=accumulation, sequence_parallel=by_positions, offload=offload
         )
-        for offload in ((0, 1) if settings.has_fsdp else (0,))
-        for by_positions in ((0, 1) if settings.tp > 1 and site.sequence % settings.tp == 0 else (0,))
+        for offload in ((0, 1) if settings.has_fsdp and is_dense else (0,))
+        for by_positions in ((0, 1) if is_dense and settings.tp > 1 and site.sequence % settings.tp == 0 else (0,))
         for accumulation in parts
         for name in RECOMPUTED
     ]

@@ -40,7 +40,7 @@ def mesh() -> Iterator[Mesh]:
     dist.init_process_group(BACKENDS_OF_OFFLOAD, init_method=f"tcp://{address}", rank=0, world_size=1)
     try:
         whole = init_device_mesh("cuda", (1,) * len(DIMENSIONS), mesh_dim_names=DIMENSIONS)
-        yield Mesh(whole, ParallelSettings(), whole["dp_shard"])
+        yield Mesh(whole, ParallelSettings(), whole["dp_shard"], None, None)
     finally:
         dist.destroy_process_group()
 

@@ -199,6 +199,10 @@ def test_experts_are_shared_equally() -> None:
     check_model(parse("dp_shard=4"), replace(MODEL, num_experts=6))
     with pytest.raises(ConfigError, match=r"ep=4 does not divide model\.num_experts = 6"):
         check_model(parse("dp_shard=4,ep=4"), replace(MODEL, num_experts=6))
+    for text in ("tp=2,sequence_parallel=1", "compile=1,dp_shard=2", "dp_shard=2,offload=1"):
+        check_model(parse(text), MODEL)
+        with pytest.raises(ConfigError, match="it is of dense models alone; leave out"):
+            check_model(parse(text), replace(MODEL, num_experts=6))
     with pytest.raises(ConfigError, match="the model has no experts to share; leave out ep"):
         check_model(parse("dp_shard=2,ep=2"), MODEL)
 
