@@ -90,11 +90,6 @@ def validate(config: NodeConfig) -> None:
     if config.num_ranks < 1:
         raise ConfigError(f"--ranks {config.num_ranks}: a site has at least one rank")
     parse(config.parallel).resolved(config.num_ranks)
-    if config.parallel and config.command:
-        raise ConfigError(
-            f"--parallel {config.parallel} is of the built-in trainer; a script shares its model itself, with torch: "
-            "leave it out, and say how many with --ranks"
-        )
     if (fewest := min(config.num_threads, config.num_node_threads)) < 0:
         raise ConfigError(f"--threads or --node-threads {fewest}: must be at least 1, or 0 for the default")
     if not 0 <= config.nice <= MAX_NICE:

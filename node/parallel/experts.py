@@ -27,7 +27,9 @@ COLUMNS = {"gate": 1, "up": 1, "down": 2}
 def share_experts(blocks: Iterable[nn.Module], mesh: Mesh, context: Context | None) -> list[nn.Module]:
     """In place, where blocks have experts: `ep` shares them as whole ones, `tp` their columns. The modules that FSDP2
     shards over `mesh.of_experts`."""
-    mixtures: list[Any] = [block.feed_forward for block in blocks if hasattr(block.feed_forward, "experts")]
+    mixtures: list[Any] = [
+        mixture for block in blocks if hasattr(mixture := getattr(block, "feed_forward", None), "compute")
+    ]
     for mixture in mixtures:
         _share(mixture.experts, mesh)
         if mesh.ep is not None:

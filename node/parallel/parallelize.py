@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
@@ -17,7 +19,6 @@ from atoll.node.parallel.context import Context
 from atoll.node.parallel.experts import sharded_dimension, share_experts
 from atoll.node.parallel.mesh import Mesh
 from atoll.node.parallel.settings import ParallelSettings
-from atoll.node.parallel.tensor import share_matrices
 
 KEPT = (
     torch.ops.aten.mm.default,
@@ -30,11 +31,21 @@ KEPT = (
 """What selective checkpointing does not compute again."""
 
 
+Divide = Callable[[nn.Module, list[nn.Module], DeviceMesh], None]
+"""Of a model and its blocks, by tensor parallelism: in place, matrices among the ranks of a mesh of one dimension."""
+
+
 def parallelize(
-    model: nn.Module, settings: ParallelSettings, mesh: Mesh | None, context: Context | None, is_tied: bool
+    model: nn.Module,
+    settings: ParallelSettings,
+    mesh: Mesh | None,
+    divide: Divide,
+    *,
+    blocks: str = "layers",
+    context: Context | None = None,
 ) -> nn.Module:
-    """The same model, or DDP around it. `model.layers` are its blocks, by name; it is on its device, or on meta.
-    `mesh`: None where a rank is alone. `is_tied`: `embedding` and `head` have one matrix, maybe in two stages.
+    """The same model, or DDP around it. `blocks` is the name of a list or dictionary of modules in it; it is on its
+    device, or on meta. `mesh`: None where a rank is alone.
 
     1. Tensor parallelism, with it sequence parallelism, and expert parallelism: shares in the place of matrices.
     2. Context parallelism, which replaces what attends.
@@ -42,24 +53,24 @@ def parallelize(
     4. Compilation of each block, with what the steps before have made of it.
     5. Data parallelism: DDP, FSDP2 or HSDP, over what the steps before have left.
     """
-    layers: nn.ModuleDict = model.layers  # type: ignore[assignment]
+    layers = model.get_submodule(blocks)
     if mesh is not None and (tp := mesh.of("tp")) is not None:
-        share_matrices(model, list(layers.values()), tp, is_tied=is_tied, by_positions=settings.sequence_parallel == 1)
-    experts = share_experts(layers.values(), mesh, context) if mesh is not None else []
+        divide(model, list(layers.children()), tp)
+    experts = share_experts(layers.children(), mesh, context) if mesh is not None else []
     if context is not None:
-        for block in layers.values():
+        for block in layers.children():
             block.attention.attend = context.attend  # type: ignore[union-attr]
     if settings.checkpointing != "none":
         kept: dict[str, Any] = {}
         if settings.checkpointing == "selective":
             kept["context_fn"] = partial(create_selective_checkpoint_contexts, _policy)
-        for name, block in layers.items():
-            layers[name] = checkpoint_wrapper(block, **kept)
+        for name, block in list(layers.named_children()):
+            layers.register_module(name, checkpoint_wrapper(block, **kept))
     if settings.compile:
-        for block in layers.values():
+        for block in layers.children():
             block.compile()
-        if settings.tp > 1 and model.embedding is not None:
-            model.embedding.register_forward_hook(_arrived)  # type: ignore[union-attr]
+        if settings.tp > 1 and isinstance(embedding := getattr(model, "embedding", None), nn.Module):
+            embedding.register_forward_hook(_arrived)
     if mesh is None or mesh.of_fsdp is None or not settings.has_fsdp:
         return model if mesh is None or settings.dp_replicate == 1 else DistributedDataParallel(model)
     gives_up = settings.is_sharded and settings.zero == 3
@@ -71,7 +82,7 @@ def parallelize(
     place = OffloadPolicy()
     if settings.offload:
         place = CPUOffloadPolicy(pin_memory=mesh.of_fsdp.device_type == "cuda")
-    for module in (*experts, *layers.values(), model):
+    for module in (*experts, *layers.children(), model):
         ranks = mesh.of_experts if module in experts else mesh.of_fsdp
         assert ranks is not None
         fully_shard(

@@ -10,13 +10,14 @@ from torch import nn
 
 from atoll.node.worker.connection import connect
 from atoll.node.worker.joined_site import JoinedSite
-from atoll.node.worker.naming import Naming
+from atoll.node.worker.naming import Naming, SharedParts
 from atoll.node.worker.site import Site
 from atoll.node.worker.tensors import BufferPolicy
+from atoll.protocol.errors import ConfigError
 
 
 def join(
-    model: nn.Module | Sequence[nn.Module],
+    model: nn.Module | Sequence[nn.Module] | SharedParts,
     optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
     *,
     buffers: Mapping[str, BufferPolicy] | None = None,
@@ -27,6 +28,8 @@ def join(
     tied: Mapping[str, str] | None = None,
 ) -> Site:
     """Make this process a rank of its site. Returns when the model holds the run's parameters; use it in `with`.
+
+    `model`: one or several modules, or what `atoll.share` gives, which knows its data rank, names and ties.
 
     `buffers`: patterns of buffers' names to "mean", "lowest" or "local" (by default floating-point buffers are
     averaged, others taken from the lowest contributor). `ramp_steps`: the learning rate of a fresh optimizer rises over
@@ -41,7 +44,12 @@ def join(
     Without a node the same script trains alone, and says so. Raises ConfigError, naming the tensor or optimizer, for
     what cannot be kept in step with other sites; RefusedError if the run does not want this model or data.
     """
-    modules = [model] if isinstance(model, nn.Module) else list(model)
+    naming = Naming(names or {}, tied or {}, is_said=names is not None or tied is not None)
+    is_shared = isinstance(model, SharedParts)
+    if isinstance(model, SharedParts):
+        modules, data_rank, naming = list(model.parts), model.data_rank, model.naming
+    else:
+        modules = [model] if isinstance(model, nn.Module) else list(model)
     optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer)
     connection = connect()
     if connection is None:
@@ -50,6 +58,11 @@ def join(
             sys.stderr.write("atoll: no node started this process (see `atoll node --help`); it trains alone\n")
         return site
     try:
+        if connection.greeting.parallel and not is_shared:
+            raise ConfigError(
+                f"--parallel {connection.greeting.parallel}: the script does not share its model by atoll.share; leave "
+                "out --parallel, and say how many ranks with --ranks"
+            )
         return JoinedSite(
             connection,
             modules=modules,
@@ -58,7 +71,7 @@ def join(
             ramp_steps=ramp_steps,
             data_fingerprint=data_fingerprint,
             data_rank=data_rank,
-            naming=Naming(names or {}, tied or {}, is_said=names is not None or tied is not None),
+            naming=naming,
         )
     except BaseException as error:
         connection.tell(error)

@@ -86,7 +86,8 @@ def _feed_forward(settings: ModelSettings) -> nn.Module:
 
 
 class Transformer(nn.Module):
-    """Logits of the next byte: (batch, seq) of integers -> (batch, seq, vocab); or one stage of it, see `keep`.
+    """Logits of the next byte: (batch, seq) of integers -> (batch, seq, vocab); or one stage of it, with some of the
+    blocks and None for what it lacks: (batch, seq, dim) in place of tokens, logits or both.
 
     The same seed gives the same first values on every machine of a kind; on the meta device there are none. The sizes
     are those that `atoll.protocol.settings.validate` accepts.
@@ -103,17 +104,13 @@ class Transformer(nn.Module):
         self.layers = nn.ModuleDict({str(number): Block(settings) for number in range(settings.num_layers)})
         self.norm: nn.RMSNorm | None = nn.RMSNorm(settings.dim, eps=settings.norm_eps)
         self.head: nn.Linear | None = nn.Linear(settings.dim, settings.vocab_size, bias=False)
-        self.tie()
+        if settings.tie_embeddings:
+            self.head.weight = self.embedding.weight
         for name in ("cos", "sin"):
             half = settings.dim // settings.num_heads // 2
             self.register_buffer(name, torch.empty(settings.max_sequence, half), persistent=False)
         if not self.cos.is_meta:
             self.reset(seed)
-
-    def tie(self) -> None:
-        """Embedding and output are one matrix, if the settings say so. Given memory, modules get one each."""
-        if self.settings.tie_embeddings and self.embedding is not None and self.head is not None:
-            self.head.weight = self.embedding.weight
 
     @torch.no_grad()
     def reset(self, seed: int) -> None:
@@ -134,18 +131,6 @@ class Transformer(nn.Module):
             self.settings.rope_base ** (-torch.arange(half, dtype=torch.float32, device="cpu") / half),
         )
         self.cos, self.sin = angles.cos().to(device), angles.sin().to(device)
-
-    def keep(self, first: int, last: int) -> None:
-        """Become one stage: blocks `first` to `last` - 1, with the embedding before the first of all, and norm and head
-        behind the last. The stages before it hand in (batch, seq, dim) in place of tokens."""
-        num_layers = self.settings.num_layers
-        for number in range(num_layers):
-            if not first <= number < last:
-                del self.layers[str(number)]
-        if first:
-            self.embedding = None
-        if last < num_layers:
-            self.norm = self.head = None
 
     def forward(self, tokens: Tensor) -> Tensor:
         seq = tokens.shape[1]

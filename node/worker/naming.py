@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+
+from torch import nn
 
 from atoll.protocol.errors import ConfigError
 from atoll.protocol.strict import nearest
@@ -45,3 +47,14 @@ class Naming:
 
 
 AS_SEEN = Naming({}, {})
+
+
+class SharedParts:
+    """Modules that this rank has of a model, which calls them as all of it does. `atoll.join` takes it in their place,
+    with its data rank and ties: `atoll.share` makes one."""
+
+    def __init__(self, parts: Sequence[nn.Module], data_rank: int, tied: Mapping[str, str]) -> None:
+        self.parts = parts
+        self.data_rank = data_rank
+        """The same on ranks that see the same batch."""
+        self.naming = Naming({}, tied, is_said=True)

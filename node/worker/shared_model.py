@@ -1,9 +1,10 @@
-"""The built-in model as one rank of a site has it: its shares of the tensors, with their first values."""
+"""A model as one rank of a site has it: its shares of the tensors, with their first values."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import cast
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -11,65 +12,148 @@ from torch.distributed.tensor import DTensor
 
 from atoll.node.parallel.context import Context
 from atoll.node.parallel.mesh import Mesh
-from atoll.node.parallel.parallelize import parallelize
-from atoll.node.parallel.passes import Passes, Pipeline, SharedSequences, WholeModel, blocks_of, stages_of
+from atoll.node.parallel.parallelize import Divide, parallelize
+from atoll.node.parallel.passes import Loss, Passes, Pipeline, SharedSequences, WholeModel, blocks_of, stages_of
 from atoll.node.parallel.settings import ParallelSettings
+from atoll.node.parallel.tensor import share_matrices
 from atoll.node.worker.model import Transformer, first_values
 from atoll.node.worker.recipe import token_loss
 from atoll.node.worker.tensors import named_tensors, slice_of
-from atoll.protocol.model_settings import ModelSettings
+from atoll.protocol.errors import ConfigError
 from atoll.protocol.settings import RunSettings
 
 TIED = {"head.weight": "embedding.weight"}
-"""Where the settings tie them, in whatever stages they are."""
+"""Of the built-in model, where the settings tie them, in whatever stages they are."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shareable:
+    """A model, and what its ranks need to know of it to share it."""
+
+    whole: Callable[[], nn.Module]
+    """With its first values, in CPU memory."""
+    unset: Callable[[], nn.Module]
+    """The same without values, on the meta device."""
+    blocks: str
+    """Name of the list or dictionary of its blocks, through which `forward` goes in their order."""
+    first: Sequence[str]
+    """Names of modules before the blocks, which a stage that is not the first has as None."""
+    last: Sequence[str]
+    """The same, behind them."""
+    divide: Divide
+    tied: Mapping[str, str]
+    """Parameters that are another one, by its name."""
+    loss: Loss
+    values: Callable[[], Iterable[tuple[str, Tensor]]]
+    """First values of parameters and persistent buffers, one after the other."""
+    has_memory: Callable[[nn.Module], None]
+    """Of a part that was just given memory: sets the buffers that are not persistent."""
+
+
+def built_in(
+    settings: RunSettings, parallel: ParallelSettings, device: torch.device, context: Context | None
+) -> Shareable:
+    model, seed = settings.model, settings.seed
+    positions = context.positions if context is not None else None
+
+    def set_angles(part: nn.Module) -> None:
+        assert isinstance(part, Transformer)
+        part.set_angles(device, positions)
+
+    return Shareable(
+        whole=lambda: Transformer(model, seed),
+        unset=lambda: Transformer(model),
+        blocks="layers",
+        first=("embedding",),
+        last=("norm", "head"),
+        divide=partial(share_matrices, is_tied=model.tie_embeddings, by_positions=parallel.sequence_parallel == 1),
+        tied=TIED if model.tie_embeddings else {},
+        loss=token_loss,
+        values=lambda: first_values(model, seed),
+        has_memory=set_angles,
+    )
 
 
 def shared_model(settings: RunSettings, parallel: ParallelSettings, mesh: Mesh | None, device: torch.device) -> Passes:
-    """No rank ever has more than its shares and one whole tensor. `mesh`: None where a rank is alone."""
-    if mesh is None or parallel.is_replicated_alone:
-        model = Transformer(settings.model, settings.seed).to(device)
-        whole = parallelize(model, parallel, mesh, context=None, is_tied=settings.model.tie_embeddings)
-        return WholeModel(whole, token_loss, parallel)
-    numbers = stages_of(mesh.stage, parallel)
-    parts = [_stage(settings.model, number, parallel.num_stages) for number in numbers]
-    is_tied = settings.model.tie_embeddings
+    """The built-in one. `mesh`: None where a rank is alone."""
     context = None
-    if (cp := mesh.of("cp")) is not None:
+    if mesh is not None and (cp := mesh.of("cp")) is not None:
         context = Context(cp, parallel.num_ulysses(settings.model), settings.trainer.sequence)
-    wholes = [parallelize(part, parallel, mesh, context, is_tied) for part in parts]
+    return share(built_in(settings, parallel, device, context), parallel, mesh, device, context)
+
+
+def share(
+    model: Shareable,
+    parallel: ParallelSettings,
+    mesh: Mesh | None,
+    device: torch.device,
+    context: Context | None = None,
+) -> Passes:
+    """Where ranks share it, none ever has more than its shares and what `values` gives at a time."""
+    made = partial(parallelize, settings=parallel, mesh=mesh, divide=model.divide, blocks=model.blocks, context=context)
+    if mesh is None or parallel.is_replicated_alone:
+        return WholeModel(made(model.whole().to(device)), model.loss, parallel)
+    parts = [stage_of(model, number, parallel.num_stages) for number in stages_of(mesh.stage, parallel)]
+    wholes = [made(part) for part in parts]
     for part in parts:
         part.to_empty(device="cpu" if parallel.offload else device)
-        part.tie()
-        part.set_angles(device, context.positions if context is not None else None)
-    set_first_values(parts, settings.model, settings.seed)
-    loss = context.of_share(token_loss) if context is not None else token_loss
-    ends = [end for part in parts for end in (part.embedding, part.head) if end is not None]
-    tied = cast(nn.Parameter, ends[0].weight) if is_tied and ends else None
+        tie([part], model.tied)
+        model.has_memory(part)
+    set_first_values(parts, model.values(), model.tied)
+    loss = context.of_share(model.loss) if context is not None else model.loss
     passes: Passes = WholeModel(wholes[0], loss, parallel)
     if parallel.pp > 1:
-        passes = Pipeline(wholes, loss, mesh, device, tied)
+        passes = Pipeline(wholes, loss, mesh, device, tie(parts, model.tied))
     return SharedSequences(passes, context) if context is not None else passes
 
 
-def _stage(settings: ModelSettings, number: int, num_stages: int) -> Transformer:
+def tie(parts: Sequence[nn.Module], tied: Mapping[str, str]) -> nn.Parameter | None:
+    """Given memory, modules get one each for a parameter that they have in common. What the parts have of a tied one,
+    the last of them, if they have any."""
+    here = {
+        name: (part, parameter) for part in parts for name, parameter in part.named_parameters(remove_duplicate=False)
+    }
+    found = None
+    for alias, name in tied.items():
+        if alias in here and name in here:
+            owner, _, key = alias.rpartition(".")
+            part, _ = here[alias]
+            setattr(part.get_submodule(owner), key, here[name][1])
+        _, found = here.get(name, here.get(alias, (None, found)))
+    return found
+
+
+def stage_of(model: Shareable, number: int, num_stages: int) -> nn.Module:
+    """Blocks of one stage, and what is before and behind them in the first and last one. The stages before it hand in
+    what a block gives in place of the inputs."""
     with torch.device("meta"):
-        model = Transformer(settings)
-    model.keep(*blocks_of(number, num_stages, settings.num_layers))
-    return model
+        part = model.unset()
+    layers = part.get_submodule(model.blocks)
+    names = [name for name, _ in layers.named_children()]
+    if num_stages > len(names):
+        raise ConfigError(
+            f"{num_stages} stages of a pipeline, but the model has {len(names)} blocks; choose a smaller pp"
+        )
+    first, last = blocks_of(number, num_stages, len(names))
+    for name in (*names[:first], *names[last:]):
+        del layers._modules[name]
+    for name in (*(model.first if first else ()), *(model.last if last < len(names) else ())):
+        owner, _, key = name.rpartition(".")
+        setattr(part.get_submodule(owner), key, None)
+    return part
 
 
 @torch.no_grad()
-def set_first_values(parts: Sequence[nn.Module], settings: ModelSettings, seed: int) -> None:
-    """Each tensor of the parts gets its slice of what the whole model has for this seed."""
+def set_first_values(parts: Sequence[nn.Module], values: Iterable[tuple[str, Tensor]], tied: Mapping[str, str]) -> None:
+    """Each tensor of the parts gets its slice of what the whole model has."""
     here: dict[str, list[Tensor]] = {}
-    tied = TIED if settings.tie_embeddings else {}
     for part in parts:
         for name, tensor in named_tensors(part):
             here.setdefault(tied.get(name, name), []).append(tensor)
-    for name, values in first_values(settings, seed):
+    for name, value in values:
         for tensor in here.pop(name, ()):
             offsets, sizes = slice_of(tensor, name)
             local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
             if local.numel():
-                local.copy_(values[tuple(slice(o, o + n) for o, n in zip(offsets, sizes, strict=True))])
+                local.copy_(value[tuple(slice(o, o + n) for o, n in zip(offsets, sizes, strict=True))])
     assert not here, f"{min(here)!r} would begin with whatever was in memory"

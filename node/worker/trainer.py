@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from atoll.node.parallel.gradients import clip
@@ -17,15 +13,14 @@ from atoll.node.parallel.passes import Passes, parameters_of
 from atoll.node.parallel.settings import parse
 from atoll.node.worker import data
 from atoll.node.worker.connection import Connection, connect, disconnect
+from atoll.node.worker.device import device_of_rank
 from atoll.node.worker.experts import BUFFERS, balance
 from atoll.node.worker.join import join
+from atoll.node.worker.naming import SharedParts
 from atoll.node.worker.recipe import TextWindows, learning_rate, optimizer_of
 from atoll.node.worker.shared_model import TIED, shared_model
 from atoll.node.worker.tensors import BufferPolicy
 from atoll.protocol.errors import AtollError, ConfigError
-
-BACKENDS_OF_OFFLOAD = "cpu:gloo,cuda:nccl"
-"""The norm of gradients is summed over ranks where they are."""
 
 
 def main() -> None:
@@ -52,18 +47,16 @@ def train(connection: Connection) -> None:
     listing = data.list_for_run(settings.data, connection.greeting.data_paths)
     corpus = data.load(listing)
     fingerprint = data.fingerprint_for_run(settings.data, listing)
-    with _device_of_rank(connection, has_host_tensors=parallel.offload == 1) as device:
+    with device_of_rank(has_host_tensors=parallel.offload == 1) as device:
         mesh = Mesh.of_site(device, parallel) if connection.world > 1 else None
         passes = shared_model(settings, parallel, mesh, device)
         optimizer = optimizer_of(parameters_of(passes), settings, shares_state=parallel.zero == 1 and mesh is not None)
         windows_of_text = TextWindows(corpus.training, trainer.sequence)
         batch_size = trainer.batch_size // parallel.num_data_ranks
-        data_rank = mesh.data_rank if mesh is not None else 0
         tied = TIED if settings.model.tie_embeddings else {}
+        parts = SharedParts(passes.parts, mesh.data_rank if mesh is not None else 0, tied)
         buffers: dict[str, BufferPolicy] = {BUFFERS: "mean"} if settings.model.num_experts else {}
-        with join(
-            passes.parts, optimizer, buffers=buffers, data_fingerprint=fingerprint, data_rank=data_rank, tied=tied
-        ) as site:
+        with join(parts, optimizer, buffers=buffers, data_fingerprint=fingerprint) as site:
             for batch in site.loader(windows_of_text, batch_size):
                 total_steps = site.run_length
                 assert total_steps is not None
@@ -85,31 +78,6 @@ def train_step(
     optimizer.step()
     balance(passes.parts, mesh)
     return loss
-
-
-@contextmanager
-def _device_of_rank(connection: Connection, *, has_host_tensors: bool) -> Iterator[torch.device]:
-    """A GPU of its own if this host has any; with several ranks, a process group around it, for tensors in the host's
-    memory too where there are any."""
-    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
-    device = torch.device("cpu")
-    if torch.cuda.is_available():
-        if local_rank >= torch.cuda.device_count():
-            raise ConfigError(
-                f"rank {connection.rank} has no GPU, of {torch.cuda.device_count()} here; lower --ranks or --parallel"
-            )
-        device = torch.device("cuda", local_rank)
-        torch.cuda.set_device(device)
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{torch.get_num_threads()} threads"
-    sys.stdout.write(f"rank {connection.rank} trains on {device} ({name})\n")
-    if connection.world > 1:
-        of_gpu = BACKENDS_OF_OFFLOAD if has_host_tensors else "nccl"
-        dist.init_process_group(of_gpu if device.type == "cuda" else "gloo")
-    try:
-        yield device
-    finally:
-        if connection.world > 1:
-            dist.destroy_process_group()
 
 
 if __name__ == "__main__":

@@ -9,10 +9,28 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from atoll.node.worker.join import join
     from atoll.node.worker.optimizers import SGD, AdamW, OneBitAdam, SignSGD, ZeroOneAdam
+    from atoll.node.worker.own_model import SharedModel, share
     from atoll.node.worker.site import Site, Step
 
-__all__ = ["SGD", "AdamW", "OneBitAdam", "SignSGD", "Site", "Step", "ZeroOneAdam", "__version__", "join"]
-_MODULES = {"join": "join", **dict.fromkeys(("AdamW", "OneBitAdam", "SGD", "SignSGD", "ZeroOneAdam"), "optimizers")}
+__all__ = [
+    "SGD",
+    "AdamW",
+    "OneBitAdam",
+    "SharedModel",
+    "SignSGD",
+    "Site",
+    "Step",
+    "ZeroOneAdam",
+    "__version__",
+    "join",
+    "share",
+]
+_MODULES = {
+    "join": "join",
+    "share": "own_model",
+    "SharedModel": "own_model",
+    **dict.fromkeys(("AdamW", "OneBitAdam", "SGD", "SignSGD", "ZeroOneAdam"), "optimizers"),
+}
 
 __version__ = "0.1.0"
 

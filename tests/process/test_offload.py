@@ -15,10 +15,11 @@ from torch.distributed.tensor import DTensor
 from atoll.node.parallel.mesh import Mesh
 from atoll.node.parallel.passes import Passes, parameters_of
 from atoll.node.parallel.settings import DIMENSIONS, ParallelSettings
+from atoll.node.worker.device import BACKENDS_OF_OFFLOAD
 from atoll.node.worker.recipe import make_optimizer
 from atoll.node.worker.shared_model import shared_model
 from atoll.node.worker.tensors import find_tensors
-from atoll.node.worker.trainer import BACKENDS_OF_OFFLOAD, train_step
+from atoll.node.worker.trainer import train_step
 from atoll.protocol.model_settings import ModelSettings, TrainerSettings
 from atoll.protocol.settings import RunSettings
 from tests.harness.sockets import free_address

@@ -27,11 +27,14 @@ from atoll.node.parallel.mesh import Mesh
 from atoll.node.parallel.passes import parameters_of
 from atoll.node.parallel.settings import ParallelSettings, check_batch, check_model, check_sequence, parse
 from atoll.node.worker.experts import Router, balance
+from atoll.node.worker.own_model import own
 from atoll.node.worker.recipe import zero_1
+from atoll.node.worker.shared_model import share as share_parts
 from atoll.node.worker.shared_model import shared_model
 from atoll.node.worker.tensors import named_tensors
 from atoll.protocol.model_settings import ModelSettings, TrainerSettings
 from atoll.protocol.settings import RunSettings
+from examples import own_model
 
 STEPS, BATCH, SEQUENCE, MAX_NORM, RATE = 5, 16, 18, 2.0, 0.25
 """No ranks can share a sequence of 18 without filling it up."""
@@ -45,16 +48,18 @@ SETTINGS = RunSettings(
     model=ModelSettings(dim=32, num_layers=8, num_heads=4, num_kv_heads=2, ffn_dim=48, max_sequence=SEQUENCE),
     trainer=TrainerSettings(batch_size=BATCH, sequence=SEQUENCE),
 )
+OWN = "own"
 EXPERTS = replace(SETTINGS.model, num_layers=4, num_experts=6, num_shared_experts=1, router_bias_rate=0.01)
 MODELS = {
     "": SETTINGS.model,
     "tied": replace(SETTINGS.model, tie_embeddings=True),
     "experts": EXPERTS,
     "crowded": EXPERTS,
+    OWN: SETTINGS.model,  # of as many heads and blocks
 }
 """By the word in front of a layout. tied: the output layer shares its weights with the embedding. crowded: all tokens
-choose the first two of the experts."""
-GATED = ("feed_forward.up", "shared.up")
+choose the first two of the experts. own: not the built-in model, but that of an example."""
+GATED = ("feed_forward.up", "shared.up", "widen")
 """Matrices whose product is noted."""
 CPU = torch.device("cpu")
 
@@ -106,7 +111,11 @@ def train(mesh: Mesh | None, parallel: ParallelSettings, model: str) -> Trained:
     settings = replace(SETTINGS, model=MODELS[model])
     torch._dynamo.reset()
     counters.clear()
-    passes = shared_model(settings, parallel, mesh, CPU)
+    passes = (
+        share_parts(own(own_model.Model, own_model.loss_of, CPU, **own_model.PARTS, seed=3), parallel, mesh, CPU)
+        if model == OWN
+        else shared_model(settings, parallel, mesh, CPU)
+    )
     parameters = parameters_of(passes)
     optimizer: torch.optim.Optimizer = torch.optim.SGD(parameters, lr=RATE, foreach=False)
     if mesh is not None and mesh.settings.zero == 1:

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 import pytest
 import torch
 
 from atoll.node.parallel.parallelize import parallelize
-from atoll.node.parallel.passes import blocks_of, computing
+from atoll.node.parallel.passes import computing
 from atoll.node.parallel.settings import ParallelSettings
+from atoll.node.parallel.tensor import share_matrices
 from atoll.node.plan.activations import ON_CPU, Activations
 from atoll.node.plan.rank_memory import rank_memory, share_of
 from atoll.node.plan.tensors import PARTS, parameters_by_part, shapes
 from atoll.node.worker.model import Transformer
 from atoll.node.worker.recipe import make_optimizer, token_loss
+from atoll.node.worker.shared_model import built_in, stage_of
 from atoll.protocol.model_settings import MODELS, ModelSettings, TrainerSettings
+from atoll.protocol.settings import RunSettings
 from tests.harness.live_memory import Live
 
 TOLERANCE = 0.1
@@ -36,7 +40,9 @@ class Measured(NamedTuple):
 
 
 def measured(model: ModelSettings, settings: ParallelSettings, batch: int, sequence: int) -> Measured:
-    trained = parallelize(Transformer(model, 0), settings, None, context=None, is_tied=False)
+    trained = parallelize(
+        Transformer(model, 0), settings, None, partial(share_matrices, is_tied=False, by_positions=False)
+    )
     optimizer = make_optimizer(trained.parameters(), TrainerSettings())
     tokens = torch.randint(0, model.vocab_size, (batch, sequence + 1))
     live, at_forward = Live(), 0
@@ -132,9 +138,8 @@ def test_the_first_stage_of_a_pipeline_holds_a_microbatch_a_rank() -> None:
 def test_a_stage_has_as_many_parameters_as_it_is_built_with(name: str, pp: int) -> None:
     settings, model = ParallelSettings(pp=pp), MODELS[name]
     for stage in range(pp):
-        with torch.device("meta"):
-            built = Transformer(model)
-        built.keep(*blocks_of(stage, pp, model.num_layers))
+        shareable = built_in(RunSettings(run_id="run", model=model), settings, torch.device("cpu"), None)
+        built = stage_of(shareable, stage, pp)
         assert share_of(model, settings, stage).total == sum(p.numel() for p in built.parameters())
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from atoll.node.parallel.mesh import Mesh
 from atoll.node.parallel.parallelize import parallelize
 from atoll.node.parallel.passes import WholeModel
 from atoll.node.parallel.settings import ParallelSettings, parse
+from atoll.node.parallel.tensor import share_matrices
 from atoll.node.plan.tensors import active_parameters, manifest_of, shapes
 from atoll.node.worker.experts import BUFFERS, MixtureOfExperts, Router, balance
 from atoll.node.worker.model import Transformer
@@ -112,7 +114,9 @@ def loads(model: nn.Module) -> list[list[int]]:
 @pytest.mark.parametrize("checkpointing", ["none", "selective", "full"])
 def test_a_token_counts_once_in_a_step(checkpointing: str) -> None:
     settings = ParallelSettings(checkpointing=checkpointing, accumulation=2)
-    model = parallelize(Transformer(SETTINGS, 1), settings, None, context=None, is_tied=False)
+    model = parallelize(
+        Transformer(SETTINGS, 1), settings, None, partial(share_matrices, is_tied=False, by_positions=False)
+    )
     tokens = torch.randint(0, 256, (4, 9), generator=torch.Generator().manual_seed(2))
     WholeModel(model, token_loss, settings)(tokens[:, :-1], tokens[:, 1:])
     counted = loads(model)
