@@ -100,10 +100,13 @@ def test_sites_of_different_shapes_train_one_model(tmp_path: Path, text: Path) -
         assert sum(samples.values()) * 32 == status["run_tokens"]
 
 
-def test_experts_are_shared_by_ranks_at_one_site_and_not_at_the_other(tmp_path: Path, text: Path) -> None:
-    settings = of_shapes(min_sites=2, steps=40)
+def with_experts(settings: RunSettings) -> RunSettings:
     model = replace(settings.model, num_experts=4, num_shared_experts=1, router_bias_rate=0.01)
-    with LocalRun(tmp_path, replace(settings, model=model)) as run:
+    return replace(settings, model=model)
+
+
+def test_experts_are_shared_by_ranks_at_one_site_and_not_at_the_other(tmp_path: Path, text: Path) -> None:
+    with LocalRun(tmp_path, with_experts(of_shapes(min_sites=2, steps=40))) as run:
         run.start_coordinator()
         for name, layout in {"one": "", "two": "dp_shard=2,ep=2"}.items():
             start(run, name, text, layout)
@@ -127,11 +130,21 @@ def test_a_model_that_cannot_be_shared_so_ends_the_node_before_a_rank_is_started
         assert "trains on" not in "".join(logs.values())
 
 
-def test_a_site_that_is_killed_comes_back_in_another_shape(tmp_path: Path, text: Path) -> None:
-    with LocalRun(tmp_path, of_shapes(min_sites=1, steps=100_000)) as run:
+@pytest.mark.parametrize(
+    ("has_experts", "layout"),
+    [
+        pytest.param(False, "dp_shard=2", id="dense"),
+        pytest.param(True, "dp_shard=2,ep=2", id="with experts", marks=pytest.mark.slow),
+    ],
+)
+def test_a_site_that_is_killed_comes_back_in_another_shape(
+    tmp_path: Path, text: Path, has_experts: bool, layout: str
+) -> None:
+    settings = of_shapes(min_sites=1, steps=100_000)
+    with LocalRun(tmp_path, with_experts(settings) if has_experts else settings) as run:
         run.start_coordinator()
         start(run, "one", text, "")
-        start(run, "other", text, "dp_shard=2")
+        start(run, "other", text, layout)
         both = {"one", "other"}
         run.wait(lambda status: both == contributors(status), LIMIT_S)
         run.nodes["other"].kill()
