@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,17 +26,15 @@ COLUMNS = {"gate": 1, "up": 1, "down": 2}
 
 
 def share_experts(blocks: Iterable[nn.Module], mesh: Mesh, context: Context | None) -> list[nn.Module]:
-    """In place, where blocks have experts: `ep` shares them as whole ones, `tp` their columns. The modules that FSDP2
-    shards over `mesh.of_experts`."""
-    mixtures: list[Any] = [
-        mixture for block in blocks if hasattr(mixture := getattr(block, "feed_forward", None), "compute")
-    ]
+    """In place, where blocks have a mixture, as `node/worker/experts.py` has: `ep` shares them as whole
+    ones, `tp` their columns. The modules that FSDP2 shards over `mesh.of_experts`."""
+    mixtures: list[Any] = [module for block in blocks for module in block.modules() if hasattr(module, "compute")]
     for mixture in mixtures:
         _share(mixture.experts, mesh)
         if mesh.ep is not None:
             mixture.compute = Dispatch(mesh.ep)
         if (tp := mesh.of("tp")) is not None:
-            mixture.enter, mixture.leave = _Enter(tp), _Leave(tp)
+            mixture.enter, mixture.leave = partial(_enter, tp), partial(_leave, tp)
         if context is not None:
             mixture.router.num_real = context.num_real
     return [mixture.experts for mixture in mixtures] if mesh.ep is not None else []
@@ -116,22 +115,11 @@ def _exchanged(x: Tensor, sent: list[int], received: list[int], group: dist.Proc
     return given
 
 
-class _Enter:
+def _enter(mesh: DeviceMesh, x: Tensor) -> Tensor:
     """Where ranks of tensor parallelism begin to compute different parts: gradients of what goes in are summed."""
-
-    def __init__(self, mesh: DeviceMesh) -> None:
-        self._mesh = mesh
-
-    def __call__(self, x: Tensor) -> Tensor:
-        shared = DTensor.from_local(x, self._mesh, [Replicate()], run_check=False)
-        return shared.to_local(grad_placements=[Partial()])
+    return DTensor.from_local(x, mesh, [Replicate()], run_check=False).to_local(grad_placements=[Partial()])
 
 
-class _Leave:
+def _leave(mesh: DeviceMesh, x: Tensor) -> Tensor:
     """Where their parts are summed."""
-
-    def __init__(self, mesh: DeviceMesh) -> None:
-        self._mesh = mesh
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return DTensor.from_local(x, self._mesh, [Partial()], run_check=False).full_tensor()
+    return DTensor.from_local(x, mesh, [Partial()], run_check=False).full_tensor()

@@ -101,10 +101,13 @@ def test_sites_of_different_shapes_train_one_model(tmp_path: Path, text: Path) -
         assert sum(samples.values()) * 32 == status["run_tokens"]
 
 
-def test_experts_are_shared_by_ranks_at_one_site_and_not_at_the_other(tmp_path: Path, text: Path) -> None:
-    settings = of_shapes(min_sites=2, steps=40)
+def with_experts(settings: RunSettings) -> RunSettings:
     model = replace(settings.model, num_experts=4, num_shared_experts=1, router_bias_rate=0.01)
-    with LocalRun(tmp_path, replace(settings, model=model)) as run:
+    return replace(settings, model=model)
+
+
+def test_experts_are_shared_by_ranks_at_one_site_and_not_at_the_other(tmp_path: Path, text: Path) -> None:
+    with LocalRun(tmp_path, with_experts(of_shapes(min_sites=2, steps=40))) as run:
         run.start_coordinator()
         for name, layout in {"one": "", "two": "dp_shard=2,ep=2"}.items():
             start(run, name, text, layout)
@@ -142,13 +145,25 @@ def is_written_after(home: Path, start: int) -> Callable[[Status], bool]:
     return lambda status: newest_checkpoint(home) > start
 
 
-def test_a_site_that_is_killed_comes_back_in_other_shapes_with_its_optimizer(tmp_path: Path, text: Path) -> None:
+DENSE = ("dp_replicate=2,zero=1", "dp_shard=2", "tp=2,sequence_parallel=1")
+
+
+@pytest.mark.parametrize(
+    ("has_experts", "layouts"),
+    [
+        pytest.param(False, DENSE, id="dense"),
+        pytest.param(True, ("dp_shard=2,ep=2", "tp=2"), id="with experts", marks=pytest.mark.slow),
+    ],
+)
+def test_a_site_that_is_killed_comes_back_in_other_shapes_with_its_optimizer(
+    tmp_path: Path, text: Path, has_experts: bool, layouts: tuple[str, ...]
+) -> None:
     settings = replace(of_shapes(min_sites=1, steps=100_000), checkpoint_every=4)
-    with LocalRun(tmp_path, settings) as run:
+    with LocalRun(tmp_path, with_experts(settings) if has_experts else settings) as run:
         run.start_coordinator()
         start(run, "one", text, "")
         both, home = {"one", "other"}, run.home("other")
-        for number, layout in enumerate(("dp_replicate=2,zero=1", "dp_shard=2", "tp=2,sequence_parallel=1")):
+        for number, layout in enumerate(layouts):
             since = newest_checkpoint(home)
             start(run, "other", text, layout)
             run.wait(lambda status: both == contributors(status), LIMIT_S, f"a commit with {layout}")
@@ -156,7 +171,7 @@ def test_a_site_that_is_killed_comes_back_in_other_shapes_with_its_optimizer(tmp
             restored = [int(step) for step in re.findall(r"the inner optimizer is restored from step (\d+)", log)]
             assert len(restored) == number, "as often as it came back"
             assert restored == sorted(set(restored))
-            if not layout.startswith("tp"):
+            if layout != layouts[-1]:
                 run.wait(is_written_after(home, since), LIMIT_S, "a checkpoint of its own")
                 run.nodes["other"].kill()
                 run.wait(lambda status: {"one"} == contributors(status), LIMIT_S, "commits of the other site")
