@@ -118,9 +118,8 @@ class _Stage:
         """Of a microbatch."""
         self.num_shards = settings.dp_shard * settings.cp
         self.in_flight = min(self.num_parts, settings.pp - stage)
-        self.has_foreach = (
-            kept.kernels is ON_GPU and not settings.offload
-        )  # torch's AdamW takes all tensors of a GPU at once
+        # torch's AdamW takes all tensors of a GPU at once.
+        self.has_foreach = kept.kernels is ON_GPU and not settings.offload
 
     def memory(self) -> RankMemory:
         local = -(-self.share.total // self.num_shards)
