@@ -104,7 +104,7 @@ class Greeting:
     crashed_from: tuple[CheckpointId, ...] = ()
     """Workers that went on from these crashed before their first step."""
     parallel: str = bounded(1 << 10, "")
-    """How the ranks share the built-in model: `node/parallel/settings.py`."""
+    """How the ranks share the model: `node/parallel/settings.py`."""
 
 
 # --- what a rank says to its node: the bodies of LocalRequest

@@ -35,10 +35,10 @@ class NodeConfig:
     num_ranks: int = 1
     """Worker processes of this site."""
     parallel: str = ""
-    """How the ranks share the built-in model, as dp_shard=2,tp=2: of dp_replicate, dp_shard (-1: the ranks that are
-    left), cp, cp_ulysses, tp, sequence_parallel, pp, zero, pp_schedule, microbatches, accumulation, checkpointing,
-    precision, compile and offload. Without it, each rank has all of it (DDP). It is this site's own: others may share
-    it in another way."""
+    """How the ranks share the model, the built-in one or that of a script with atoll.share, as dp_shard=2,tp=2: of
+    dp_replicate, dp_shard (-1: the ranks that are left), cp, cp_ulysses, tp, sequence_parallel, ep, pp, zero,
+    pp_schedule, microbatches, accumulation, checkpointing, precision, compile and offload. Without it, each rank has
+    all of it (DDP). It is this site's own: others may share it in another way."""
     num_threads: int = 0
     """Of each worker, and of the node's kernels if nothing else is said of them; without it, cores / ranks."""
     num_node_threads: int = 0

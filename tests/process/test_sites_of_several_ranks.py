@@ -18,7 +18,7 @@ from atoll.protocol.sync_settings import SyncSettings
 from tests.harness.local_run import LocalRun, Status
 
 LIMIT_S = 100.0
-DIGITS = Path(__file__).parents[2] / "examples" / "digits.py"
+DIGITS, OWN_MODEL = (Path(__file__).parents[2] / "examples" / name for name in ("digits.py", "own_model.py"))
 SETTINGS = RunSettings(
     run_id="ranks", steps=40, min_sites=2, data="local", time_limits="local", sync=SyncSettings(every=10)
 )
@@ -49,6 +49,38 @@ def test_the_example_on_two_ranks_and_on_one(tmp_path: Path) -> None:
             found = re.search(r"\[rank 0\] step 40: ([0-9.]+)% of 360 test images are right", log)
             assert found, log
             assert float(found[1]) > 80, "an untrained model has 10"
+
+
+@pytest.mark.parametrize(
+    "layout",
+    ["pp=2", pytest.param("dp_shard=2,tp=2", marks=pytest.mark.slow), pytest.param("", marks=pytest.mark.slow)],
+)
+def test_a_model_of_a_script_is_shared_as_the_node_is_told(tmp_path: Path, layout: str) -> None:
+    with LocalRun(tmp_path, SETTINGS) as run:
+        run.start_coordinator()
+        run.start_node("one", [str(OWN_MODEL)], launcher="python")
+        shared = ["--parallel", layout] if layout else ["--ranks", "2"]
+        run.start_node("two", [str(OWN_MODEL)], launcher="python", extra=shared)
+        assert run.wait_all(LIMIT_S) == {"one": 0, "two": 0}
+        status = run.status()
+        assert run.hashes(4) == dict.fromkeys(("one", "two"), status["state_hash"])
+        samples = {line["site"]: line["num_done"] for line in status["data"]}
+        assert sum(samples.values()) * 64 == status["run_tokens"]
+        said = [(run.home(name) / "node.log").read_text() for name in ("one", "two")]
+        losses = [float(text) for log in said for text in re.findall(r"step 40: loss ([0-9.]+)", log)]
+        assert losses, said
+        assert max(losses) < 4.0, "an untrained model has 5.5"
+
+
+def test_a_script_that_cannot_be_shared_so_ends_its_site_at_once(tmp_path: Path) -> None:
+    with LocalRun(tmp_path, SETTINGS) as run:
+        run.start_coordinator()
+        run.start_node("one", [str(OWN_MODEL)], launcher="python", extra=["--parallel", "cp=2"])
+        run.start_node("two", [str(DIGITS)], launcher="python", extra=["--parallel", "dp_shard=2"])
+        assert run.wait_all(LIMIT_S) == dict.fromkeys(("one", "two"), ConfigError.exit_code)
+        logs = {name: (run.home(name) / "node.log").read_text() for name in run.nodes}
+        assert "--parallel cp=2 is of the built-in model; leave out cp" in logs["one"]
+        assert "the script does not share its model by atoll.share" in logs["two"]
 
 
 LAYOUTS = {"one": "", "two": "dp_shard=2,offload=1", "four": "tp=2,sequence_parallel=1,pp=2"}

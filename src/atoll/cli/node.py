@@ -8,6 +8,7 @@ examples:
   atoll node --coordinator 10.0.0.1:7700 --name berlin --dry-run
   atoll node --coordinator 10.0.0.1:7700 --name berlin --parallel dp_shard=4,tp=2
   atoll node --coordinator 10.0.0.1:7700 --name berlin --ranks 8 -- train.py --lr 3e-4
+  atoll node --coordinator 10.0.0.1:7700 --name berlin --parallel dp_shard=8 -- train.py   # with atoll.share
 """
 
 from __future__ import annotations

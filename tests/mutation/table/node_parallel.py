@@ -10,6 +10,7 @@ MESH = "tests/unit/parallel/test_mesh.py"
 MEMORY = "tests/unit/parallel/test_plan_memory.py"
 EXPERTS = "tests/unit/worker/test_worker_experts.py"
 
+OWN = "tests/unit/worker/test_own_model.py"
 MUTATIONS = (
     Mutation(
         name="a schedule that divides backward passes goes with zero=3",
@@ -370,5 +371,45 @@ MUTATIONS = (
         old="dist.all_reduce(loads, group=ranks.get_group())",
         new="pass",
         tests=("tests/process/test_layouts.py::test_each_is_one_process",),
+    ),
+    Mutation(
+        name="parallel settings that no script hears",
+        rule="nothing that a node is told is left unheard",
+        where="node.worker.join:join",
+        old="if connection.greeting.parallel and not is_shared:",
+        new="if False:",
+        tests=(f"{OWN}::test_a_script_that_shares_its_model_itself_has_no_use_for_parallel",),
+    ),
+    Mutation(
+        name="each stage of a script's model has an embedding",
+        rule="what is before the blocks is in the first stage alone",
+        where="node.worker.shared_model:stage_of",
+        old="(model.first if first else ())",
+        new="()",
+        tests=(f"{OWN}::test_a_stage_calls_its_blocks_as_the_whole_model_does",),
+    ),
+    Mutation(
+        name="tied parameters come apart where ranks share them",
+        rule="tied parameters are one in any layout",
+        where="node.worker.shared_model:tie",
+        old="setattr(part.get_submodule(owner), key, here[name][1])",
+        new="del part, owner, key",
+        tests=(f"{OWN}::test_what_is_tied_is_one_parameter_also_where_ranks_share_it",),
+    ),
+    Mutation(
+        name="buffers of a script's model are left as memory was",
+        rule="a rank begins with the first values of the whole model",
+        where="node.worker.own_model:own",
+        old="setattr(part.get_submodule(owner), key, buffers[name].to(device))",
+        new="del owner, key",
+        tests=(f"{OWN}::test_what_is_tied_is_one_parameter_also_where_ranks_share_it",),
+    ),
+    Mutation(
+        name="uneven columns of a script's matrices",
+        rule="matrices are shared equally, or refused with what to choose",
+        where="node.worker.own_model:_check_divides",
+        old="if size % num_ranks:",
+        new="if False:",
+        tests=(f"{OWN}::test_matrices_that_ranks_cannot_share_are_refused",),
     ),
 )

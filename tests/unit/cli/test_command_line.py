@@ -84,12 +84,14 @@ def test_public_names() -> None:
         "AdamW",
         "OneBitAdam",
         "SGD",
+        "SharedModel",
         "SignSGD",
         "Site",
         "Step",
         "ZeroOneAdam",
         "__version__",
         "join",
+        "share",
     ]
     code = "import atoll\nfor name in atoll.__all__: getattr(atoll, name)\nprint('all there')"
     assert python(code).endswith("all there")

@@ -1,0 +1,148 @@
+"""A model of a script's own: what `atoll.share` and `atoll.join` refuse by name, and what a rank alone has."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import atoll
+from atoll.node.parallel.mesh import Mesh
+from atoll.node.parallel.settings import parse
+from atoll.node.worker import join, own_model
+from atoll.node.worker.own_model import own
+from atoll.node.worker.shared_model import share
+from atoll.protocol.errors import ConfigError
+from examples.own_model import BATCH, PARTS, SEQUENCE, Model, loss_of
+from tests.harness.fake_group import fake_rank
+
+CPU = torch.device("cpu")
+
+
+def shareable(**changed: Any) -> Any:
+    return own(Model, loss_of, CPU, **{**PARTS, "seed": 3, **changed})
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"blocks": "layers"}, "name 'layers', which the model does not have"),
+        ({"first": ["embeddings"]}, "name 'embeddings', which the model does not have"),
+        ({"last": ["norm", "output"]}, "name 'output', which the model does not have"),
+        ({"tied": {"head.weight": "norm.weight"}}, "'head.weight' and 'norm.weight' of tied are not one parameter"),
+        ({"tied": {"head.bias": "norm.weight"}}, "'head.bias' and 'norm.weight' of tied are not one parameter"),
+    ],
+)
+def test_names_that_the_model_does_not_have_are_refused(changed: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        shareable(**changed)
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"columns": ["querys"]}, "a block has no module 'querys', which columns names"),
+        ({"rows": ["norm"]}, "'norm' of rows is LayerNorm, and no nn.Linear"),
+        ({"columns": ["queries", "odd"]}, "tp=2 does not divide the 3 of 'odd'; choose another tp"),
+    ],
+)
+def test_matrices_that_ranks_cannot_share_are_refused(changed: dict[str, Any], words: str) -> None:
+    def odd() -> Model:
+        model = Model()
+        for block in model.blocks:
+            block.register_module("odd", nn.Linear(64, 3))
+        return model
+
+    with fake_rank(0, 2):
+        parallel = parse("tp=2").resolved(2)
+        model = own(odd, loss_of, CPU, **{**PARTS, "seed": 3, **changed})
+        with pytest.raises(ConfigError, match=words):
+            share(model, parallel, Mesh.of_site(CPU, parallel), CPU)
+
+
+def test_more_stages_than_blocks_are_refused() -> None:
+    with fake_rank(0, 8):
+        parallel = parse("pp=8").resolved(8)
+        with pytest.raises(
+            ConfigError, match="8 stages of a pipeline, but the model has 4 blocks; choose a smaller pp"
+        ):
+            share(shareable(), parallel, Mesh.of_site(CPU, parallel), CPU)
+
+
+def test_a_stage_calls_its_blocks_as_the_whole_model_does() -> None:
+    whole = {name for name, _ in Model().named_parameters(remove_duplicate=False)}
+    found: dict[str, list[int]] = {}
+    for rank in range(2):
+        with fake_rank(rank, 2):
+            parallel = parse("pp=2").resolved(2)
+            passes = share(shareable(), parallel, Mesh.of_site(CPU, parallel), CPU)
+            for part in passes.parts:
+                for name, _ in part.named_parameters():
+                    found.setdefault(name, []).append(rank)
+    assert found.keys() == whole
+    assert found["blocks.2.norm.weight"] == [1]
+    assert found["embedding.tokens.weight"] == [0]
+    assert found["head.weight"] == [1], "tied in the whole model, a copy here"
+
+
+def test_what_is_tied_is_one_parameter_also_where_ranks_share_it() -> None:
+    with fake_rank(0, 2):
+        parallel = parse("dp_shard=2").resolved(2)
+        (part,) = share(shareable(), parallel, Mesh.of_site(CPU, parallel), CPU).parts
+        assert part.get_parameter("head.weight") is part.get_parameter("embedding.tokens.weight")
+        assert not part.get_buffer("embedding.angles").is_meta
+        assert torch.equal(part.get_buffer("embedding.angles"), Model().get_buffer("embedding.angles"))
+
+
+@pytest.mark.parametrize(
+    ("text", "changed", "words"),
+    [
+        ("cp=2", {}, "cp=2 is of the built-in model; leave out cp"),
+        ("dp_shard=2,ep=2", {}, "ep=2 is of the built-in model; leave out ep"),
+        ("tp=2,sequence_parallel=1", {}, "sequence_parallel=1 is of the built-in model"),
+        ("tp=2", {"columns": (), "rows": ()}, "say with columns= and rows= of atoll.share"),
+        ("pp=2", {"tied": {"a": "b", "c": "d"}}, "2 tied parameters of atoll.share: at most one"),
+    ],
+)
+def test_settings_that_need_to_know_more_are_refused(text: str, changed: dict[str, Any], words: str) -> None:
+    said = {"columns": PARTS["columns"], "rows": PARTS["rows"], "tied": PARTS["tied"], **changed}
+    with pytest.raises(ConfigError, match=words):
+        own_model._check(parse(text), said["columns"], said["rows"], said["tied"])
+
+
+def test_alone_it_is_the_model() -> None:
+    torch.manual_seed(7)
+    expected = Model()
+    with atoll.share(Model, loss_of, **PARTS, seed=7) as model:
+        assert [p.shape for p in model.parameters()] == [p.shape for p in expected.parameters()]
+        for mine, other in zip(model.parameters(), expected.parameters(), strict=True):
+            assert torch.equal(mine, other)
+        tokens = torch.randint(0, 256, (BATCH, SEQUENCE + 1), generator=torch.Generator().manual_seed(1))
+        loss = model(tokens[:, :-1], tokens[:, 1:])
+        plain = loss_of(expected(tokens[:, :-1]), tokens[:, 1:])
+        plain.backward()  # type: ignore[no-untyped-call]
+        assert loss is not None
+        torch.testing.assert_close(loss, plain.detach())
+        norm = model.clip(1e-3)
+        torch.testing.assert_close(norm, nn.utils.clip_grad_norm_(expected.parameters(), 1e-3))
+        for mine, other in zip(model.parameters(), expected.parameters(), strict=True):
+            torch.testing.assert_close(mine.grad, other.grad)
+        assert (model.data_rank, model.batch_size(BATCH)) == (0, BATCH)
+
+
+def test_a_script_that_shares_its_model_itself_has_no_use_for_parallel(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[BaseException] = []
+
+    class Connection:
+        class greeting:
+            parallel = "tp=2"
+
+        tell = staticmethod(told.append)
+
+    monkeypatch.setattr(join, "connect", Connection)
+    net = nn.Linear(2, 2)
+    with pytest.raises(ConfigError, match=r"--parallel tp=2: the script does not share its model by atoll\.share"):
+        atoll.join(net, torch.optim.SGD(net.parameters(), lr=0.1))
+    assert len(told) == 1
