@@ -21,7 +21,18 @@ from tests.mutation.warm_pytest import WarmPytest
 ROOT = Path(__file__).resolve().parents[2]
 NOT_NEEDED = ("cacheprovider", "xdist", "pytest_cov")
 """Plugins of pytest."""
-COPIED = ("protocol", "coordinator", "node", "src", "tests", "benchmarks", "docs", "pyproject.toml", "README.md")
+COPIED = (
+    "protocol",
+    "coordinator",
+    "node",
+    "src",
+    "tests",
+    "benchmarks",
+    "examples",
+    "docs",
+    "pyproject.toml",
+    "README.md",
+)
 NUMBERS = itertools.count(1)
 LIMIT_S = 180.0
 ALL_LIMIT_S = 900.0

@@ -399,7 +399,7 @@ MUTATIONS = (
     Mutation(
         name="buffers of a script's model are left as memory was",
         rule="a rank begins with the first values of the whole model",
-        where="node.worker.own_model:own",
+        where="node.worker.own_model:own.set_buffers",
         old="setattr(part.get_submodule(owner), key, buffers[name].to(device))",
         new="del owner, key",
         tests=(f"{OWN}::test_what_is_tied_is_one_parameter_also_where_ranks_share_it",),
