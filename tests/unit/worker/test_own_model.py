@@ -87,9 +87,10 @@ def test_a_stage_calls_its_blocks_as_the_whole_model_does() -> None:
     assert found["head.weight"] == [1], "tied in the whole model, a copy here"
 
 
-def test_what_is_tied_is_one_parameter_also_where_ranks_share_it() -> None:
+@pytest.mark.parametrize("layout", ["dp_shard=2", "tp=2"])
+def test_what_is_tied_is_one_parameter_also_where_ranks_share_it(layout: str) -> None:
     with fake_rank(0, 2):
-        parallel = parse("dp_shard=2").resolved(2)
+        parallel = parse(layout).resolved(2)
         (part,) = share(shareable(), parallel, Mesh.of_site(CPU, parallel), CPU).parts
         assert part.get_parameter("head.weight") is part.get_parameter("embedding.tokens.weight")
         assert not part.get_buffer("embedding.angles").is_meta
