@@ -9,6 +9,7 @@ from typing import Any
 from atoll.node.plan.bubbles import bubbles
 from atoll.node.plan.layouts import GPUS_OF_HOST, RESERVE, LayoutPlan, Site, layouts, reason
 from atoll.node.plan.node_needs import NodeNeeds, node_needs
+from atoll.node.plan.rank_memory import MOMENTS_BYTES
 from atoll.node.plan.syncs import STRATEGIES, Link, SyncPlan, advice, settings_of, sync_plans
 from atoll.node.plan.tensors import active_parameters, manifest_of, parameters_by_part
 from atoll.protocol.errors import ConfigError
@@ -56,7 +57,7 @@ class RunPlan:
     """The strategy whose node this is."""
     node: NodeNeeds
     copies_bytes: int
-    """Of the inner optimizer's state, in the host's memory, of all ranks."""
+    """Of the inner optimizer's state, in the host's memory, for checkpoints: what ranks have alike once."""
     offloaded_bytes: int
     """Weights, gradients and moments in the host's memory, of all ranks."""
     syncs: list[SyncPlan]
@@ -142,7 +143,7 @@ def plan(question: Question) -> RunPlan:
         step_s=step_s,
         node_of=node_of,
         node=node_needs(manifest, runs[node_of]),
-        copies_bytes=best.memory.optimizer * question.num_gpus,
+        copies_bytes=MOMENTS_BYTES * manifest.num_trainable,
         offloaded_bytes=best.settings.offload
         * question.num_gpus
         * (best.memory.weights + best.memory.gradients + best.memory.optimizer),
