@@ -185,6 +185,8 @@ class DataAnnounced:
     num_samples: int
     round_samples: int
     rounds_ahead: int
+    of_shards: bool = False
+    """How many steps a round takes is not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
