@@ -11,6 +11,7 @@ examples:
   atoll demo --kill                           kill -9 one site in mid-run, bring it back later
   atoll demo --layouts 1,fsdp=2,tp=2+pp=2     sites of different shapes, one model
   atoll demo --data ~/notes ~/letters.txt     on text of your own
+  atoll demo --data tokens                    on what `atoll tokenize` wrote
   atoll demo --sites 2 --steps 600 --sync-every 50 --codec bf16
 """
 
@@ -41,7 +42,7 @@ class DemoOptions:
     model: str = "tiny"
     """nano, tiny or small."""
     data: tuple[Path, ...] = ()
-    """Text files and folders."""
+    """Text files and folders, or a folder of `atoll tokenize`."""
     seed: int = 1
     """Of the model's first values and of the order of samples."""
     json: bool = False

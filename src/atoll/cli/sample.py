@@ -1,7 +1,8 @@
 """Print text from a saved model of the built-in kind.
 
-example:
+examples:
   atoll sample atoll-demo/model "def " --bytes 400
+  atoll sample tokens-model "Once" --tokenizer llama/tokenizer.json
 """
 
 from __future__ import annotations
@@ -17,9 +18,14 @@ from atoll.protocol.text import clean
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", type=Path, help="folder with model.safetensors and manifest.json")
     parser.add_argument("prompt", nargs="?", default="", help="what the text begins with")
-    parser.add_argument("--bytes", type=int, default=200, dest="num_bytes", metavar="N", help="length (default: 200)")
     parser.add_argument(
-        "--temperature", type=float, default=0.8, metavar="T", help="0 takes the likeliest byte (default: 0.8)"
+        "--bytes", "--tokens", type=int, default=200, dest="num_tokens", metavar="N", help="length (default: 200)"
+    )
+    parser.add_argument(
+        "--temperature", type=float, default=0.8, metavar="T", help="0 takes the likeliest token (default: 0.8)"
+    )
+    parser.add_argument(
+        "--tokenizer", default="", metavar="PATH", help="of a model that was trained on tokens; or the word bytes"
     )
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the draws (default: 0)")
 
@@ -31,7 +37,8 @@ def run(args: argparse.Namespace) -> int:
     from atoll.node.worker.sample import sample_text
 
     # A model may say anything, and others have trained it.
-    print(clean(sample_text(args.folder, args.prompt, args.num_bytes, args.temperature, args.seed)))
+    text = sample_text(args.folder, args.prompt, args.num_tokens, args.temperature, args.seed, tokenizer=args.tokenizer)
+    print(clean(text))
     return 0
 
 

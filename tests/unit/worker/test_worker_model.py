@@ -225,9 +225,9 @@ def test_a_saved_model_writes(tmp_path: Path, tied: bool) -> None:
     folder = save(tmp_path, settings, model)
     tokens = torch.zeros(1, 4, dtype=torch.int64)
     assert torch.equal(load_model(folder)(tokens), model(tokens))
-    text = sample_text(folder, "def ", num_bytes=20, seed=1)
+    text = sample_text(folder, "def ", num_tokens=20, seed=1)
     assert text.startswith("def ")
-    assert text == sample_text(folder, "def ", num_bytes=20, seed=1)
+    assert text == sample_text(folder, "def ", num_tokens=20, seed=1)
     assert sample_text(folder, "def ", 20, temperature=0) == sample_text(folder, "def ", 20, temperature=0, seed=2)
 
 
