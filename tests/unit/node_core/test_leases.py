@@ -180,6 +180,7 @@ def test_a_shard_in_progress_is_leased_and_in_no_ready_until_it_is_finished() ->
     for number, used in ((1, 0), (2, 0), (3, 2)):
         seal(drive, 10 * number, used)
         assert listed(drive) == spans(*[(0, used)] * (used > 0))
+        assert asked(drive) == ([6] if used else []), "the next round, once one is through"
         commit_it(drive, number, number)
         take(drive, number, 10 * number, 1)
     assert drive.leased_samples() == spans((2, 4)), "the round in progress"
