@@ -175,6 +175,7 @@ class SnapshotSealed:
     train_s: float
     samples_used: int = 0
     rates: tuple[float, ...] = ()
+    of_shards: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

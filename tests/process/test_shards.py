@@ -50,7 +50,8 @@ def listed(store: Path) -> Counter[int]:
 def test_a_killed_sites_shard_is_drawn_again_and_each_is_listed_once_a_pass(tmp_path: Path) -> None:
     trace = tmp_path / "begun.jsonl"
     command = [sys.executable, str(SCRIPT), str(NUM_SHARDS), str(STEPS), str(trace)]
-    settings = replace(chaos.SETTINGS, min_sites=2)
+    sync = replace(chaos.SETTINGS.sync, max_tokens_per_sample=TOKENS_A_STEP)
+    settings = replace(chaos.SETTINGS, min_sites=2, sync=sync)
     order = SampleOrder(settings.seed, 0, NUM_SHARDS)
     with ChaosRun(tmp_path, settings, command) as run:
         run.begin("abc")

@@ -106,6 +106,7 @@ def sealed_by_all(
         train_s=max(r.train_s for r in reports),
         samples_used=min((reports[rank].num_samples_used for rank in loaders), default=0) * len(tokens),
         rates=reports[0].rates,
+        of_shards=any(data.of_shards for data in loaders.values()),
     )
 
 

@@ -125,4 +125,12 @@ MUTATIONS = (
         new="            pass\n",
         tests=("tests/unit/worker/test_tokens.py",),
     ),
+    Mutation(
+        name="tokens of many syncs are those of the shard that ends",
+        rule="a shard's tokens came in earlier syncs too",
+        where="coordinator.core.sync.weighing:beyond_bounds",
+        old=" or ready.of_shards",
+        new="",
+        tests=("tests/unit/coordinator/test_weights.py",),
+    ),
 )

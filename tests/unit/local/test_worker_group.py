@@ -639,7 +639,7 @@ def test_of_shards_the_rounds_count_that_all_ranks_are_through_with() -> None:
     group.sealed(0, report(0, step=5, used=5), 0.0)
     (sealed, *_) = group.sealed(1, report(1, step=5, used=3), 0.0)
     assert isinstance(sealed, SnapshotSealed)
-    assert sealed.samples_used == 6
+    assert (sealed.samples_used, sealed.of_shards) == (6, True)
 
 
 def test_a_loader_beside_shards_is_a_wrong_configuration() -> None:

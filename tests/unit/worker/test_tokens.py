@@ -54,7 +54,9 @@ def tokens_in(folder: Path, role: ShardRole) -> list[int]:
 def encoded(tokenizer: Path, texts: list[str]) -> list[int]:
     """Each document and its end, by the library alone."""
     plain = Tokenizer.from_file(str(tokenizer))
-    return [t for text in texts for t in (*plain.encode(text).ids, plain.token_to_id(END))]
+    end = plain.token_to_id(END)
+    assert end is not None
+    return [t for text in texts for t in (*plain.encode(text).ids, end)]
 
 
 # --- what is written
@@ -108,7 +110,7 @@ def test_a_process_that_is_spawned_maps_the_files_anew(packed: Path) -> None:
 
 
 def test_atoll_data_is_there_without_an_import_of_its_own() -> None:
-    assert atoll.data.PackedTokens is PackedTokens  # type: ignore[attr-defined]
+    assert atoll.data.PackedTokens is PackedTokens
 
 
 @pytest.mark.parametrize(("num_words", "dtype"), [(1 << 16, "uint16"), ((1 << 16) + 1, "uint32")])
@@ -192,22 +194,20 @@ def test_the_fingerprint_is_of_specified_bytes() -> None:
     index = index_of()
     assert index.fingerprint.hex() == "95bff5818e0c2df872be48b3ae34fea01f23241a743097ee4bdd355d020223bf"
     (shard,) = index.shards
+    changes: Table = {
+        "name": "tokens-00001.bin",
+        "role": ShardRole.HELD_OUT,
+        "num_tokens": 6,
+        "num_documents": 2,
+        "text_bytes": 8,
+        "hash": "00" * 32,
+    }
     others = [
         index_of(tokenizer_hash="00" * 32),
         index_of(vocab_size=301),
         index_of(end_token=1),
         index_of(vocab_size=1 << 17, dtype="uint32"),
-        *(
-            index_of(shards=(replace(shard, **{name: value}),))
-            for name, value in {
-                "name": "tokens-00001.bin",
-                "role": ShardRole.HELD_OUT,
-                "num_tokens": 6,
-                "num_documents": 2,
-                "text_bytes": 8,
-                "hash": "00" * 32,
-            }.items()
-        ),
+        *(index_of(shards=(replace(shard, **{name: value}),)) for name, value in changes.items()),
     ]
     assert len({index.fingerprint, *(other.fingerprint for other in others)}) == 1 + len(others)
 
