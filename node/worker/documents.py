@@ -120,7 +120,7 @@ def _parquet(path: Path, column: str) -> Iterator[str]:
     except ImportError:
         raise ConfigError(f'{path}: .parquet needs pyarrow: pip install "atoll[data]"') from None
     try:
-        with parquet.ParquetFile(path, buffer_size=READ_BYTES) as file:
+        with parquet.ParquetFile(path, buffer_size=READ_BYTES, pre_buffer=False) as file:
             kinds = {item.name: item.type for item in file.schema_arrow}
             if str(kinds.get(column)) not in ("string", "large_string"):
                 found = ", ".join(f"{name} ({kind})" for name, kind in kinds.items())

@@ -1,4 +1,4 @@
-"""The built-in model: a Llama-style byte-level language model (RMSNorm, RoPE, grouped-query attention, SwiGLU)."""
+"""The built-in model: a Llama-style language model (RMSNorm, RoPE, grouped-query attention, SwiGLU)."""
 
 from __future__ import annotations
 

@@ -123,6 +123,15 @@ def test_rows_of_parquet(tmp_path: Path) -> None:
         list(documents(path, "id"))
 
 
+def test_memory_does_not_grow_with_a_group_of_rows(tmp_path: Path) -> None:
+    rows = [bytes([97 + i % 26]).decode() * 5000 + str(i) for i in range(6400)]  # 32 MiB
+    pq.write_table(pa.table({"text": rows}), tmp_path / "a.parquet", compression="none", use_dictionary=False)
+    before = pa.total_allocated_bytes()
+    del rows
+    most = max(pa.total_allocated_bytes() for _ in documents(tmp_path / "a.parquet", "text"))
+    assert most - before < 8 << 20
+
+
 def test_parquet_without_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(ConfigError, match=r'pip install "atoll\[data\]"'):
