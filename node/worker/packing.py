@@ -22,9 +22,9 @@ from atoll.protocol.errors import ConfigError
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-PIECE = 1 << 20
+PIECE = 1 << 18
 """Characters that are encoded as one: a longer document is cut, without an end token between its pieces."""
-BATCH = 1 << 22
+BATCH = 1 << 21
 """Characters that are encoded at once, by all threads."""
 NAMES = {ShardRole.TRAINING: "tokens", ShardRole.HELD_OUT: "held-out"}
 

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from atoll.cli.flags import Flag, add_flags
-from atoll.cli.sample import require_node_extra
+from atoll.cli.sample import require_extra
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +78,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    require_node_extra("atoll demo")
+    require_extra("atoll demo")
     from atoll.cli.demo_run import Demo
 
     args.data = tuple(path.expanduser().absolute() for path in args.data)

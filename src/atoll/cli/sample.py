@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     if not where_saved(args.folder).is_dir():
         raise ConfigError(f"{args.folder}: no such folder; runs save their model where `atoll node` says at the end")
-    require_node_extra("atoll sample")
+    require_extra("atoll sample")
     from atoll.node.worker.sample import sample_text
 
     # A model may say anything, and others have trained it.
@@ -42,10 +42,16 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def require_node_extra(what: str) -> None:
-    """Raises ConfigError where atoll is installed for a coordinator only."""
+EXTRAS = {
+    "node": ("torch", "numpy", "numba", "safetensors", "zstandard"),
+    "data": ("numpy", "tokenizers"),
+}
+
+
+def require_extra(what: str, extra: str = "node") -> None:
+    """Raises ConfigError where atoll is installed without it: for a coordinator only, for example."""
     from importlib.util import find_spec
 
-    missing = [name for name in ("torch", "numpy", "numba", "safetensors", "zstandard") if find_spec(name) is None]
+    missing = [name for name in EXTRAS[extra] if find_spec(name) is None]
     if missing:
-        raise ConfigError(f"{what} needs {', '.join(missing)}: pip install 'atoll[node]'")
+        raise ConfigError(f"{what} needs {', '.join(missing)}: pip install 'atoll[{extra}]'")

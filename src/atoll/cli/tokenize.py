@@ -19,6 +19,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from atoll.cli.sample import require_extra
 from atoll.protocol.errors import ConfigError
 
 PROGRESS_EVERY_S = 5.0
@@ -39,7 +40,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from atoll.cli.sample import require_node_extra
     from atoll.node.worker.token_index import open_packed
 
     if args.verify is not None:
@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
         if not 1 <= args.jobs <= 1024:
             raise ConfigError(f"--jobs {args.jobs}: must be from 1 to 1024")
         os.environ["RAYON_NUM_THREADS"] = str(args.jobs)  # of the library, which reads it once
-    require_node_extra("atoll tokenize")
+    require_extra("atoll tokenize", "data")
     from atoll.node.worker.data import list_files
     from atoll.node.worker.documents import ROWS, documents
     from atoll.node.worker.packing import pack
