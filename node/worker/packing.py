@@ -108,7 +108,8 @@ def pack(
     """One document in twenty or so is held out, by the hash of its text, in shards of its own; of few, the last one.
     `out` is there whole or not at all. `progress` is told of the tokens so far.
 
-    Raises ConfigError if `out` is not empty or there is no text, HostError if the disk is full.
+    Raises ConfigError if `out` is not empty, there is no text, or some that the tokenizer does not take; HostError if
+    the disk is full.
     """
     vocab_size = vocab_size_of(tokenizer)
     dtype = dtype_of(vocab_size)
@@ -117,7 +118,10 @@ def pack(
         for writer in writers.values():
             stack.callback(writer.close)
         for batch in _batches(texts):
-            encoded = tokenizer.encode_batch_fast([piece.text for piece in batch], add_special_tokens=False)
+            try:
+                encoded = tokenizer.encode_batch_fast([piece.text for piece in batch], add_special_tokens=False)
+            except Exception as error:  # the library raises nothing narrower
+                raise ConfigError(f"the tokenizer cannot encode a document: {error}") from None
             for piece, encoding in zip(batch, encoded, strict=True):
                 tokens = np.array([*encoding.ids, end][: len(encoding.ids) + piece.is_last], dtype=np.int64)
                 writers[piece.role].add(tokens, len(piece.text.encode()), int(piece.is_last))

@@ -9,6 +9,8 @@ import pickle
 import signal
 import subprocess
 import sys
+import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +20,8 @@ import numpy as np
 import pytest
 import torch
 from blake3 import blake3
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tokenizers import Tokenizer, models
 
 import atoll
@@ -156,6 +160,30 @@ def test_a_long_document_is_encoded_in_pieces_and_ends_once(
     loaded, _ = load_tokenizer(tokenizer)
     text = loaded.decode(tokens_in(tmp_path / "out", ShardRole.TRAINING), skip_special_tokens=False)
     assert text == "".join(TEXTS) + END
+
+
+@given(
+    texts=st.lists(st.text("ab \n\u00fc", min_size=1, max_size=40), min_size=2, max_size=12), size=st.integers(1, 50)
+)
+@settings(max_examples=40, deadline=None)
+def test_whatever_the_shards_the_tokens_are_those_of_the_documents(
+    tokenizer: Path, texts: list[str], size: int
+) -> None:
+    with tempfile.TemporaryDirectory() as place:
+        out = Path(place) / "out"
+        index = write_packed(out, tokenizer, texts, shard_tokens=size)
+        found = Counter(tokens_in(out, ShardRole.TRAINING) + tokens_in(out, ShardRole.HELD_OUT))
+        assert found == Counter(encoded(tokenizer, texts))
+        assert index.totals(ShardRole)[1:] == (len(texts), sum(len(text.encode()) for text in texts))
+        assert all(shard.num_tokens <= size for shard in index.shards)
+        open_packed(out).verify()
+
+
+def test_what_the_tokenizer_does_not_take_is_said(tmp_path: Path) -> None:
+    Tokenizer(models.WordLevel({END: 0}, unk_token="none")).save(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(ConfigError, match="cannot encode a document: .*UNK"):
+        write_packed(tmp_path / "out", tmp_path / "tokenizer.json")
+    assert [path.name for path in tmp_path.iterdir()] == ["tokenizer.json"]
 
 
 @pytest.mark.parametrize("texts", [["one", "two"], [text for text in TEXTS if is_held_out(text)][:2]])
