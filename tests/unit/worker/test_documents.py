@@ -18,7 +18,7 @@ from atoll.node.worker import data
 from atoll.node.worker import documents as module
 from atoll.node.worker.documents import ROWS, documents, pieces
 from atoll.protocol.errors import ConfigError
-from tests.harness.fuzzing import peak_bytes
+from tests.harness.fuzzing import fuzz, peak_bytes
 
 TEXTS = ["one\r\nline", "zwei Zeilen\nund \u00fcber", "\u4e09"]
 ROWS_OF = "".join(json.dumps({"text": text, "id": i}) + "\n" for i, text in enumerate(TEXTS)).encode()
@@ -29,6 +29,7 @@ def read(path: Path, content: bytes, column: str = "text") -> list[str]:
     return list(documents(path, column))
 
 
+@fuzz()
 @given(st.text(alphabet="ab \n\u00e9", max_size=60), st.integers(1, 20))
 def test_pieces_are_the_text_and_none_is_too_long(text: str, most: int) -> None:
     found = list(pieces(text, most))
