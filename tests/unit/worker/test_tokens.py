@@ -454,8 +454,9 @@ def test_ctrl_c_ends_it_with_nothing_half_done(tmp_path: Path, tokenizer: Path) 
     os.mkfifo(tmp_path / "rows.jsonl")
     rows = "".join(json.dumps({"text": text}) + "\n" for text in TEXTS)
     code = f"""
-import sys
+import signal, sys
 from pathlib import Path
+signal.signal(signal.SIGINT, signal.default_int_handler)  # what is started in the background ignores it
 from atoll.node.worker import data
 from atoll.cli.main import main
 data.list_files = lambda *_: (data.SourceFile("rows.jsonl", Path({str(tmp_path / "rows.jsonl")!r}), 1),)
