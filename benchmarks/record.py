@@ -33,7 +33,7 @@ def main(argv: list[str]) -> int:
     options = DemoOptions(num_sites=args.sites, steps=args.steps, model=args.model, seed=args.seed)
     settings = demo_settings(options)
     torch.set_num_threads(1)
-    corpus = data.load(data.list_for_run(settings.data, ()))
+    corpus = data.load(data.source_for_run(settings.data, ()))
     alone, together = (
         baselines.train_data_parallel(settings, corpus, num_sites, progress) for num_sites in (1, args.sites)
     )

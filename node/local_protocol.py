@@ -221,6 +221,8 @@ class DataSet:
     """Of this rank."""
     batches_ahead: int
     """How many it may fetch before they are trained on."""
+    of_shards: bool = False
+    """A batch is trained on for as many steps as it takes, and each rank may take another number of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,11 +6,13 @@ import ctypes
 import errno
 import os
 import shutil
-from contextlib import suppress
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from atoll.protocol.errors import HostError
+from atoll.protocol.errors import ConfigError, HostError
 
 PRIVATE_FILE = 0o600
 PRIVATE_FOLDER = 0o700
@@ -63,6 +65,35 @@ def write_at(descriptor: int, data: bytes | memoryview, offset: int) -> None:
     while rest:
         written = os.pwrite(descriptor, rest, offset)
         offset, rest = offset + written, rest[written:]
+
+
+@contextmanager
+def new_folder(to: Path) -> Iterator[Path]:
+    """A folder to fill with files that are synced one by one. It is made aside and renamed in the end: `to` is there
+    whole or not at all.
+
+    Raises ConfigError unless nothing is there, or an empty folder; HostError if it cannot be written.
+    """
+    try:
+        to = to.resolve()
+        if to.exists() and next(to.iterdir(), None) is not None:
+            raise ConfigError(f"{to} is not empty; name another folder, or remove it")
+    except (OSError, RuntimeError) as error:
+        raise ConfigError(f"{to}: no place for a new folder: {error}") from None
+    try:
+        to.parent.mkdir(parents=True, exist_ok=True)
+        own = Path(tempfile.mkdtemp(prefix=f".{to.name}.new-", dir=to.parent))
+        aside = own / to.name  # of everybody's mode, as the one around it is not
+        try:
+            aside.mkdir()
+            yield aside
+            sync_folder(aside)
+            os.replace(aside, to)
+        finally:
+            shutil.rmtree(own, ignore_errors=True)  # a full disk would stay full
+        sync_folder(to.parent)
+    except OSError as error:
+        raise disk_error(error, to) from error
 
 
 def sync_folder(folder: Path) -> None:

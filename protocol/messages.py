@@ -181,6 +181,7 @@ class Ready(SiteMessage):
     unreachable_site_ids: tuple[int, ...] = bounded(MAX_MEMBERS, ())
     error_commits: tuple[int, ...] = bounded(MAX_FRAGMENTS, ())
     rates: tuple[float, ...] = bounded(MAX_RATES, ())
+    of_shards: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

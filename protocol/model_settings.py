@@ -10,8 +10,8 @@ from atoll.protocol.errors import ConfigError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSettings:
-    """The built-in Llama-style byte-level language model, dense or with experts. Ignored by sites that run a script of
-    their own."""
+    """The built-in Llama-style language model, of bytes or tokens, dense or with experts. Ignored by sites that run a
+    script of their own."""
 
     dim: int = within(1, 1 << 16, 128)
     """Width of the residual stream."""
@@ -22,9 +22,9 @@ class ModelSettings:
     ffn_dim: int = within(1, 1 << 20, 448)
     """Width of the SwiGLU feed-forward; where there are experts, of each of them."""
     vocab_size: int = within(256, 1 << 20, 256)
-    """One token for each byte."""
+    """256 for text as bytes; for packed tokens at least what `atoll tokenize` says."""
     max_sequence: int = within(1, 1 << 24, 128)
-    """Longest sequence, in bytes."""
+    """Longest sequence, in tokens: bytes, where text is not tokenized."""
     tie_embeddings: bool = False
     """The output layer shares its weights with the embedding."""
     rope_base: float = within(1, 1e12, 10_000.0, open_low=True)
@@ -49,7 +49,7 @@ class TrainerSettings:
     batch_size: int = within(1, 1 << 20, 8)
     """Sequences a step and site."""
     sequence: int = within(1, 1 << 24, 128)
-    """Bytes a sequence."""
+    """Tokens a sequence: bytes, where text is not tokenized."""
     learning_rate: float = within(0, 100, 3e-3, open_low=True)
     warmup_steps: int = within(0, 1 << 40, 20)
     weight_decay: float = within(0, 100, 0.1)

@@ -93,7 +93,8 @@ class SyncSettings:
     max_weight_ratio: int = within(2, 1 << 20, 16)
     """A site's tokens count up to so many times the pace of the median contributor; what is beyond has no weight."""
     max_tokens_per_sample: int = within(1, 1 << 40, 1 << 20)
-    """Most tokens of one sample. A site that says more of the samples that it leases is refused."""
+    """Most tokens of one sample, but not of a shard of a stream. A site that says more of the samples that it leases is
+    refused."""
     log_commits: int = within(0, MAX_LOG_COMMITS, 0)
     """Payloads of this many commits stay on each site's disk; 0: of 32, or where sites exchange at every step of as
     many as have 48 bytes a parameter, and of 1,024 of a small model (docs/memory.md)."""

@@ -175,6 +175,7 @@ class SnapshotSealed:
     train_s: float
     samples_used: int = 0
     rates: tuple[float, ...] = ()
+    of_shards: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,6 +186,8 @@ class DataAnnounced:
     num_samples: int
     round_samples: int
     rounds_ahead: int
+    of_shards: bool = False
+    """How many steps a round takes is not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,7 +22,7 @@ from atoll.protocol.sample_order import MAX_POSITION
 def announced(ctx: Context, event: events.DataAnnounced) -> None:
     """The ranks are about to draw."""
     ctx.site.data.announced = event
-    ctx.site.data.per_step = event.round_samples
+    ctx.site.data.per_step = 0 if event.of_shards else event.round_samples
 
 
 def draw_asked(ctx: Context, event: events.DrawAsked) -> None:
@@ -63,7 +63,7 @@ def sealed(ctx: Context, event: events.SnapshotSealed) -> bool:
         )
         endings.give_up(ctx, text, ConfigError.exit_code)
         return False
-    if event.step > data.step:
+    if event.step > data.step and data.per_step:
         data.per_step = max(data.per_step, -(-(event.samples_used - data.used) // (event.step - data.step)))
     data.used, data.step = event.samples_used, event.step
     return True
@@ -151,7 +151,9 @@ def advance(ctx: Context) -> None:
 
 def _ask(ctx: Context) -> None:
     """Two times the steps that a site leases for (H) and the overrun beyond what was used at the last boundary: enough
-    to reach the next one and the overrun when the coordinator is away, even if it goes before it has answered."""
+    to reach the next one and the overrun when the coordinator is away, even if it goes before it has answered. Of
+    shards, what is fetched ahead alone: nobody knows how many steps one takes, and a site that leases more of them than
+    it can train on takes them from the others."""
     site, data, settings = ctx.site, ctx.site.data, ctx.settings
     if data.announced is None or data.asked is not None or site.disk.final or (site.leaving and not data.draws):
         return

@@ -18,7 +18,7 @@ class DataQueue:
     """Leased positions in the order in which they are drawn; `leases.py` says how."""
 
     announced: DataAnnounced | None = None  # by the workers, if they draw samples
-    per_step: int = 0  # positions that a step takes, as far as is known
+    per_step: int = 0  # positions that a step takes, as far as is known; 0: they are shards, or none
     leased: Ranges = field(default_factory=Ranges)  # by this incarnation, and in no commit
     asked: int | None = None  # wanted in all, not answered yet
     short_of: int | None = None  # wanted in all, and the answer had fewer

@@ -23,7 +23,7 @@ class NodeConfig:
     name: str
     """Of this site, unique within the run."""
     data_paths: tuple[Path, ...] = ()
-    """Text files and folders to train on; without it, what the run's `data` names."""
+    """Text files and folders, or a folder of `atoll tokenize`; without it, what the run's `data` names."""
     advertise: str = ""
     """Where other nodes reach this one, if it is not --listen."""
     listen: str = ""

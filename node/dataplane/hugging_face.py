@@ -181,13 +181,13 @@ def check_same(folder: Path, model: ModelSettings) -> None:
             )
 
 
-def read_table(path: Path) -> dict[str, Any]:
+def read_table(path: Path, of: str = "a folder of Hugging Face's transformers") -> dict[str, Any]:
     """A JSON object of a file. Raises ConfigError."""
     try:
         with path.open("rb") as file:
             data = file.read(MAX_JSON_BYTES + 1)
     except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}; name a folder of Hugging Face's transformers") from None
+        raise ConfigError(f"{path}: {error.strerror}; name {of}") from None
     if len(data) > MAX_JSON_BYTES:
         raise ConfigError(f"{path}: larger than {MAX_JSON_BYTES >> 20} MiB")
     try:

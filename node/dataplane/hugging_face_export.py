@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import shutil
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -22,7 +19,7 @@ from atoll.node.dataplane.saved_manifest import (
     settings_of,
     where_saved,
 )
-from atoll.protocol.disk import PUBLIC_FILE, REAL_DISK, disk_error, sync_folder
+from atoll.protocol.disk import PUBLIC_FILE, REAL_DISK, new_folder
 from atoll.protocol.errors import ConfigError
 from atoll.protocol.layout import DTYPE_BYTES
 from atoll.protocol.model_settings import ModelSettings
@@ -50,23 +47,8 @@ def export(saved: Path, to: Path, max_shard_bytes: int) -> Exported:
     model = settings_of(manifest, saved / MANIFEST_NAME).model
     tensors = tensors_of(model)
     _check_built_in(saved, manifest, tensors)
-    to = _place_for(to)
-    try:
-        to.parent.mkdir(parents=True, exist_ok=True)
-        own = Path(tempfile.mkdtemp(prefix=f".{to.name}.exporting-", dir=to.parent))
-        aside = own / to.name  # of everybody's mode, as the one around it is not
-        try:
-            aside.mkdir()
-            with closing(Reader(saved / MODEL_NAME)) as reader:
-                exported = _write_all(reader, aside, model, shards(tensors, max_shard_bytes))
-            sync_folder(aside)
-            os.replace(aside, to)
-        finally:
-            shutil.rmtree(own, ignore_errors=True)  # a full disk would stay full
-        sync_folder(to.parent)
-    except OSError as error:
-        raise disk_error(error, to) from error
-    return exported
+    with new_folder(to) as folder, closing(Reader(saved / MODEL_NAME)) as reader:
+        return _write_all(reader, folder, model, shards(tensors, max_shard_bytes))
 
 
 def _check_built_in(saved: Path, manifest: SavedManifest, tensors: Sequence[Tensor]) -> None:
@@ -76,20 +58,6 @@ def _check_built_in(saved: Path, manifest: SavedManifest, tensors: Sequence[Tens
             f"{saved} holds another model than the built-in one ({len(found)} tensors), whose names in Hugging Face's "
             f"format only its script knows: load {MODEL_NAME} there, and save it from there"
         )
-
-
-def _place_for(to: Path) -> Path:
-    """Raises ConfigError unless nothing is there, or an empty folder."""
-    try:
-        to = to.resolve()
-        is_used = next(to.iterdir(), None) is not None
-    except FileNotFoundError:
-        return to
-    except (OSError, RuntimeError) as error:
-        raise ConfigError(f"{to}: no place for an exported model: {error}") from None
-    if is_used:
-        raise ConfigError(f"{to} is not empty; name another folder with --to, or remove it")
-    return to
 
 
 def shards(tensors: Sequence[Tensor], max_shard_bytes: int) -> list[list[Tensor]]:

@@ -1,7 +1,8 @@
-"""Text as bytes: the files of a data set, its fingerprint, the part that is held out. No torch.
+"""Text as bytes or packed tokens: the files of a data set, its fingerprint, the part that is held out. No torch.
 
-A data set is the source of the running Python's standard library ("stdlib") or any files and folders. Its files are
-ordered by relative name, so that the same files give the same data set wherever they lie.
+A data set is the source of the running Python's standard library ("stdlib"), any files and folders, or a folder of
+packed tokens. Files of text are ordered by relative name, so that the same files give the same data set wherever they
+lie.
 """
 
 from __future__ import annotations
@@ -12,11 +13,13 @@ import sysconfig
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from blake3 import blake3
 
+from atoll.node.worker.token_index import PackedFolder, ShardRole, packed_among
 from atoll.protocol.digest import Digest
 from atoll.protocol.errors import ConfigError
 
@@ -42,13 +45,17 @@ Listing = tuple[SourceFile, ...]
 """The files of a data set in order of their names. Hidden, empty and binary ones are left out."""
 
 
-def _folder(root: Path, prefix: str, skipped_folders: frozenset[str], suffix: str) -> list[SourceFile]:
+def _folder(
+    root: Path, prefix: str, skipped_folders: frozenset[str], suffix: str, binary: tuple[str, ...] = ()
+) -> list[SourceFile]:
     found: list[SourceFile] = []
     for folder, folders, names in os.walk(root):
         folders[:] = sorted(f for f in folders if not f.startswith(".") and f not in skipped_folders)
         for name in sorted(names):
             path = Path(folder) / name
-            if name.startswith(".") or not name.endswith(suffix) or not path.is_file() or _is_binary_or_empty(path):
+            if name.startswith(".") or not name.endswith(suffix) or not path.is_file():
+                continue
+            if not name.endswith(binary) and _is_binary_or_empty(path):
                 continue
             found.append(SourceFile(prefix + path.relative_to(root).as_posix(), path, path.stat().st_size))
             if len(found) > MAX_FILES:
@@ -65,8 +72,9 @@ def _is_binary_or_empty(path: Path) -> bool:
     return not head or b"\0" in head
 
 
-def list_files(paths: Sequence[str]) -> Listing:
-    """The files under `paths` (files or folders; none: the standard library). Raises ConfigError naming the path."""
+def list_files(paths: Sequence[str], binary: tuple[str, ...] = ()) -> Listing:
+    """The files under `paths` (files or folders; none: the standard library): those of text, and those whose names end
+    with one of `binary`. Raises ConfigError naming the path."""
     if not paths:
         root = Path(sysconfig.get_path("stdlib"))
         found = sorted(_folder(root, "", STDLIB_SKIPPED_FOLDERS, ".py"), key=lambda f: f.name.encode())
@@ -80,12 +88,12 @@ def list_files(paths: Sequence[str]) -> Listing:
         path = Path(text).expanduser()
         if path.is_dir():
             prefix = f"{path.resolve().name}/" if len(paths) > 1 else ""
-            found = _folder(path, prefix, frozenset({"__pycache__"}), "")
+            found = _folder(path, prefix, frozenset({"__pycache__"}), "", binary)
             if not found:
                 raise ConfigError(f"no text in the folder {path}: hidden, empty and binary files are left out")
             files += found
         elif path.is_file():
-            if _is_binary_or_empty(path):
+            if not path.name.endswith(binary) and _is_binary_or_empty(path):
                 raise ConfigError(f"{path} is empty or binary; give a text file")
             files.append(SourceFile(path.name, path, path.stat().st_size))
         else:
@@ -97,38 +105,41 @@ def list_files(paths: Sequence[str]) -> Listing:
     return tuple(files)
 
 
-def fingerprint(listing: Listing) -> bytes:
-    """32 bytes over names, sizes and contents, as they are on the disk now."""
-    digest = Digest("atoll/data/v1").uint(len(listing))
-    for file in listing:
+def fingerprint(source: Listing | PackedFolder) -> bytes:
+    """32 bytes over names, sizes and contents: of text as they are on the disk now, of packed tokens as their index
+    has them."""
+    if isinstance(source, PackedFolder):
+        return source.index.fingerprint
+    digest = Digest("atoll/data/v1").uint(len(source))
+    for file in source:
         content = blake3(max_threads=blake3.AUTO).update_mmap(file.path).digest()
         digest.text(file.name).uint(file.size_bytes).data(content)
     return digest.finish()
 
 
 class Text:
-    """Bytes of several files, one after the other. Large files stay on disk, mapped."""
+    """Bytes or tokens of several files, one after the other. What is mapped stays on disk."""
 
-    def __init__(self, parts: list[npt.NDArray[np.uint8]]) -> None:
-        self._parts: list[npt.NDArray[np.uint8]] = []
-        for is_large, group in itertools.groupby(parts, lambda part: len(part) >= MAPPED_FROM_BYTES):
+    def __init__(self, parts: Sequence[npt.NDArray[Any]]) -> None:
+        self._parts: list[npt.NDArray[Any]] = []
+        for is_mapped, group in itertools.groupby(parts, lambda part: isinstance(part, np.memmap)):
             found = list(group)
-            self._parts += found if is_large else [np.concatenate(found)]
+            self._parts += found if is_mapped else [np.concatenate(found)]
         self._ends = np.cumsum([len(p) for p in self._parts], dtype=np.int64)
 
     def __len__(self) -> int:
         return int(self._ends[-1]) if len(self._ends) else 0
 
-    def window(self, offset: int, num_bytes: int) -> npt.NDArray[np.uint8]:
-        """A copy of bytes [offset, offset + num_bytes). Raises ValueError outside the text."""
-        if offset < 0 or offset + num_bytes > len(self):
-            raise ValueError(f"bytes {offset} to {offset + num_bytes} of a text of {len(self)}")
-        out = np.empty(num_bytes, dtype=np.uint8)
+    def window(self, offset: int, size: int) -> npt.NDArray[Any]:
+        """A copy of bytes or tokens [offset, offset + size): uint8, or int64. Raises ValueError outside the text."""
+        if offset < 0 or offset + size > len(self):
+            raise ValueError(f"{offset} to {offset + size} of a text of {len(self)}")
+        out = np.empty(size, dtype=np.uint8 if not self._parts or self._parts[0].itemsize == 1 else np.int64)
         filled = 0
         index = int(np.searchsorted(self._ends, offset, side="right"))
-        while filled < num_bytes:
+        while filled < size:
             start = offset + filled - (int(self._ends[index - 1]) if index else 0)
-            piece = self._parts[index][start : start + num_bytes - filled]
+            piece = self._parts[index][start : start + size - filled]
             out[filled : filled + len(piece)] = piece
             filled += len(piece)
             index += 1
@@ -139,14 +150,26 @@ class Text:
 class Corpus:
     training: Text
     held_out: Text
+    vocab_size: int = 256
+    bytes_a_token: float = 1.0
+    """Of the held-out text."""
 
 
-def load(listing: Listing) -> Corpus:
-    """Read a data set and split it: about one file in twenty is held out, by the hash of its name."""
-    whole_files = len(listing) >= FEWEST_FILES_TO_SPLIT
+def load(source: Listing | PackedFolder) -> Corpus:
+    """Read a data set and split it: about one file in twenty is held out, by the hash of its name; of packed tokens,
+    what was when they were written."""
+    if isinstance(source, PackedFolder):
+        held_out_tokens, _, held_out_bytes = source.index.totals([ShardRole.HELD_OUT])
+        return Corpus(
+            training=tokens_of(source, ShardRole.TRAINING),
+            held_out=tokens_of(source, ShardRole.HELD_OUT),
+            vocab_size=source.index.vocab_size,
+            bytes_a_token=held_out_bytes / max(1, held_out_tokens),
+        )
+    whole_files = len(source) >= FEWEST_FILES_TO_SPLIT
     training: list[npt.NDArray[np.uint8]] = []
     held_out: list[npt.NDArray[np.uint8]] = []
-    for file in listing:
+    for file in source:
         try:
             if file.size_bytes < MAPPED_FROM_BYTES:
                 content = np.fromfile(file.path, dtype=np.uint8)
@@ -162,21 +185,31 @@ def load(listing: Listing) -> Corpus:
             held_out.append(content[cut:])
     corpus = Corpus(Text(training), Text(held_out))
     if not len(corpus.training) or not len(corpus.held_out):
-        raise ConfigError(f"{listing[0].path}: too little text to train on and to hold a part out")
+        raise ConfigError(f"{source[0].path}: too little text to train on and to hold a part out")
     return corpus
 
 
+def tokens_of(packed: PackedFolder, role: ShardRole) -> Text:
+    """Mapped. Raises ConfigError."""
+    dtype = np.dtype(packed.index.dtype).newbyteorder("<")
+    try:
+        return Text([np.memmap(packed.path / s.name, dtype=dtype, mode="r") for s in packed.index.of_role(role)])
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"cannot map the shards in {packed.path}: {error}") from None
+
+
 def is_held_out(name: str) -> bool:
+    """By the hash of a file's name, or of a document's text."""
     return int.from_bytes(blake3(name.encode()).digest()[:8], "little") % HELD_OUT_ONE_IN == 0
 
 
-def list_for_run(data_name: str, paths: Sequence[str]) -> Listing:
-    """The files that a site of a run trains on: `data_name` is the run's, `paths` are the node's."""
+def source_for_run(data_name: str, paths: Sequence[str]) -> Listing | PackedFolder:
+    """What a site of a run trains on: `data_name` is the run's, `paths` are the node's."""
     if not paths and data_name not in (STDLIB, LOCAL):
         raise ConfigError(f"this run trains on the data set {data_name!r}: say where it lies here with --data PATH")
-    return list_files(paths)
+    return packed_among(paths) or list_files(paths)
 
 
-def fingerprint_for_run(data_name: str, listing: Listing) -> bytes:
+def fingerprint_for_run(data_name: str, source: Listing | PackedFolder) -> bytes:
     """What the site offers: nothing for "local", where every site has data of its own."""
-    return b"" if data_name == LOCAL else fingerprint(listing)
+    return b"" if data_name == LOCAL else fingerprint(source)

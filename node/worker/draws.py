@@ -65,6 +65,11 @@ class LeasedBatches:
         """By this rank, since the epoch began."""
         return self._used * self.batch_size
 
+    @property
+    def num_given_out(self) -> int:
+        """Batches since the last step."""
+        return self._given_out
+
     def rewind(self) -> None:
         """The next batch is the one after those that are counted."""
         with self._lock:

@@ -245,12 +245,14 @@ class JoinedSite(Site):
         self._shared.close()
         disconnect()
 
-    def _lease(self, num_samples: int, batch_size: int, ahead: int) -> LeasedBatches:
+    def _lease(self, num_samples: int, batch_size: int, ahead: int, *, of_shards: bool = False) -> LeasedBatches:
         assert self.settings is not None
         line = self.site_id if self.settings.data == "local" else GLOBAL_LINE
         order = SampleOrder(self._told.run_seed, line, num_samples)
         if self.running:  # else it was told to stop when it joined: it draws nothing
-            self._client.announce_data(DataSet(num_samples=num_samples, batch_size=batch_size, batches_ahead=ahead))
+            self._client.announce_data(
+                DataSet(num_samples=num_samples, batch_size=batch_size, batches_ahead=ahead, of_shards=of_shards)
+            )
         return LeasedBatches(
             self._client.draw,
             order,

@@ -1,4 +1,4 @@
-"""A torch DataLoader whose samples are leased: `Site.loader`."""
+"""A torch DataLoader whose samples are leased, `Site.loader`; leased shards of a stream, `Site.shards`."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from atoll.protocol.errors import ConfigError
 
 NOT_OPTIONS = ("batch_size", "shuffle", "sampler", "batch_sampler", "drop_last")
 """What a leased loader decides by itself: the order is the run's, every batch is full, and there is no end."""
+SHARDS_AHEAD = 2
+"""The shard in progress, and the next one, which is there when the coordinator is away."""
 
 
 def batches_ahead(options: dict[str, Any]) -> int:
@@ -69,3 +71,15 @@ class Loader:
             batch = next(fetched)
             if self._batches.give_out():
                 yield batch
+
+
+def shards(batches: LeasedBatches, num_shards: int, running: Callable[[], bool]) -> Iterator[int]:
+    """Each is given out, for the next step to count, when the loop asks for the one after it."""
+    while running():
+        (shard,) = batches.next_batch()
+        yield int(shard)
+        batches.give_out()
+        if batches.num_given_out >= num_shards:
+            raise ConfigError(
+                f"{num_shards} shards of site.shards came to their end without a site.step: nothing was read from them"
+            )

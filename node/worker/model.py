@@ -1,5 +1,5 @@
-"""The built-in model: a Llama-style byte-level language model (RMSNorm, RoPE, grouped-query attention, SwiGLU), with a
-mixture of experts in the place of each feed-forward if the settings say so."""
+"""The built-in model: a Llama-style language model (RMSNorm, RoPE, grouped-query attention, SwiGLU), with a mixture of
+experts in the place of each feed-forward if the settings say so."""
 
 from __future__ import annotations
 

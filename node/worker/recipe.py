@@ -75,7 +75,8 @@ def _of_one_mesh(group: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 class TextWindows(Dataset[Tensor]):
-    """The text in pieces of `sequence` predicted bytes, one after the other: (sequence + 1,) uint8 each.
+    """The text in pieces of `sequence` predicted bytes or tokens, one after the other: (sequence + 1,) each, uint8 of
+    bytes, int64 of tokens.
 
     Raises ConfigError if there is not one.
     """
@@ -85,7 +86,10 @@ class TextWindows(Dataset[Tensor]):
         self._sequence = sequence
         self._num_windows = (len(text) - 1) // sequence
         if self._num_windows < 1:
-            raise ConfigError("the training data is shorter than one sequence; lower trainer.sequence or add data")
+            raise ConfigError(
+                f"the data has {len(text)} bytes or tokens, a sequence {sequence} and one more; lower trainer.sequence "
+                "or add data"
+            )
 
     def __len__(self) -> int:
         return self._num_windows
@@ -95,7 +99,7 @@ class TextWindows(Dataset[Tensor]):
 
 
 def next_byte_loss(model: nn.Module, windows: Tensor) -> Tensor:
-    """Mean cross-entropy in nats of predicting windows[:, 1:] from windows[:, :-1]; windows: (batch, seq + 1) uint8."""
+    """Mean cross-entropy in nats of predicting windows[:, 1:] from windows[:, :-1]; windows: (batch, seq + 1)."""
     tokens = windows.long()
     return token_loss(model(tokens[:, :-1]), tokens[:, 1:])
 

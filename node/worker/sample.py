@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import chain
 from pathlib import Path
 
@@ -11,7 +12,10 @@ from safetensors.torch import load_file
 
 from atoll.node.dataplane.saved_manifest import MANIFEST_NAME, MODEL_NAME, load_manifest, settings_of, where_saved
 from atoll.node.worker.model import Transformer
+from atoll.node.worker.tokenizer import load_tokenizer, vocab_size_of
 from atoll.protocol.errors import ConfigError
+
+BYTES_VOCAB = 256
 
 
 def load_model(folder: Path | str) -> Transformer:
@@ -38,20 +42,52 @@ def load_model(folder: Path | str) -> Transformer:
 
 
 @torch.no_grad()
-def sample_text(folder: Path | str, prompt: str, num_bytes: int = 200, temperature: float = 0.8, seed: int = 0) -> str:
-    """`prompt` and `num_bytes` more, drawn byte by byte; `temperature` 0 takes the likeliest. Raises ConfigError."""
-    if num_bytes < 0 or temperature < 0:
-        raise ConfigError(f"sampling {num_bytes} bytes at temperature {temperature}: both must be at least 0")
+def sample_text(
+    folder: Path | str,
+    prompt: str,
+    num_tokens: int = 200,
+    temperature: float = 0.8,
+    seed: int = 0,
+    *,
+    tokenizer: str = "",
+) -> str:
+    """`prompt` and `num_tokens` more, drawn one by one; `temperature` 0 takes the likeliest. `tokenizer`: its file or
+    folder, or "bytes"; where the model has no more tokens than bytes, it needs none. Raises ConfigError."""
+    if num_tokens < 0 or temperature < 0:
+        raise ConfigError(f"sampling {num_tokens} tokens at temperature {temperature}: both must be at least 0")
     model = load_model(folder)
+    vocab_size = model.settings.vocab_size
+    if not tokenizer and vocab_size != BYTES_VOCAB:
+        raise ConfigError(
+            f"{folder} has a vocabulary of {vocab_size} tokens: say which with --tokenizer PATH, or --tokenizer bytes "
+            "if it was trained on text without one"
+        )
+    encode, decode, known = _codec(tokenizer)
+    if known > vocab_size:
+        raise ConfigError(
+            f"--tokenizer {tokenizer} has {known} tokens, the model {vocab_size}: it was trained with another one"
+        )
     generator = torch.Generator().manual_seed(seed)
-    text = bytearray(prompt.encode() or b"\n")
+    tokens = encode(prompt) or encode("\n") or [0]
     longest = model.settings.max_sequence
-    for _ in range(num_bytes):
-        context = torch.tensor([list(text[-longest:])])  # (1, seq)
-        logits = model(context)[0, -1, :256].float()
+    for _ in range(num_tokens):
+        context = torch.tensor([tokens[-longest:]])  # (1, seq)
+        logits = model(context)[0, -1, :known].float()
         if temperature == 0:
-            text.append(int(logits.argmax()))
+            tokens.append(int(logits.argmax()))
         else:
             chances = torch.softmax(logits / temperature, dim=-1)
-            text.append(int(torch.multinomial(chances, 1, generator=generator)))
-    return bytes(text).decode(errors="replace")
+            tokens.append(int(torch.multinomial(chances, 1, generator=generator)))
+    return decode(tokens)
+
+
+def _codec(tokenizer: str) -> tuple[Callable[[str], list[int]], Callable[[list[int]], str], int]:
+    """Text to tokens, tokens to text, and how many tokens there are."""
+    if tokenizer in ("", "bytes"):
+        return lambda text: list(text.encode()), lambda tokens: bytes(tokens).decode(errors="replace"), BYTES_VOCAB
+    found, _ = load_tokenizer(Path(tokenizer))
+    return (
+        lambda text: list(found.encode(text, add_special_tokens=False).ids),
+        lambda tokens: str(found.decode(tokens, skip_special_tokens=False)),
+        vocab_size_of(found),
+    )

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from atoll.node.worker.connection import rank_and_world
 from atoll.node.worker.draws import LeasedBatches
-from atoll.node.worker.loader import Loader, batches_ahead, check_options
+from atoll.node.worker.loader import SHARDS_AHEAD, Loader, batches_ahead, check_options, shards
 from atoll.protocol.errors import ConfigError
 from atoll.protocol.messages import DataRange
 from atoll.protocol.sample_order import GLOBAL_LINE, SampleOrder
@@ -111,22 +111,53 @@ class Site:
 
         An IterableDataset gets an ordinary DataLoader: one stream for each site and start, which the data set divides
         among ranks itself. Nothing is leased then: sites may see the same samples, a restart begins the stream again,
-        and there is no account.
+        and there is no account. `shards` leases the parts of a stream.
 
         Raises ConfigError for options and data sets that cannot be leased.
         """
         check_options(dataset, batch_size, options)
         if isinstance(dataset, IterableDataset):
             return DataLoader(dataset, batch_size=batch_size, **options)
-        if self._batches is not None:
-            raise ConfigError("site.loader was called before: a site has one; for evaluation use a torch DataLoader")
+        self._check_first("site.loader")
         assert isinstance(dataset, Sized)
         self._batches = self._lease(len(dataset), batch_size, batches_ahead(options))
         return Loader(dataset, self._batches, lambda: self.running, options)
 
-    def _lease(self, num_samples: int, batch_size: int, ahead: int) -> LeasedBatches:
+    def shards(self, num_shards: int) -> Iterator[int]:
+        """Numbers from 0 to `num_shards` - 1, leased as samples of `loader` are: each shard of a stream counts once a
+        pass over all of them, in the whole run. The iterator ends with the run, not with a pass.
+
+            for shard in site.shards(len(urls)):
+                for batch in stream(urls[shard]):  # webdataset.WebDataset(url), parquet, a streamed data set
+                    ...
+                    if not site.step(tokens=batch.numel(), loss=loss).running:
+                        break
+
+        A shard counts with the first `step` after the loop has asked for the next one, so a shard should be much less
+        than a pass for each site. Of a site that is lost, the shard in progress is drawn again from its beginning, by
+        whichever site; what was trained of it and is in a commit stays there. Data ranks draw different shards, and
+        those of one round count when all ranks are through with theirs.
+
+        Raises ConfigError for no shards, for a second call, and where all of them come to an end without a step.
+        """
+        if num_shards < 1:
+            raise ConfigError(
+                f"site.shards got num_shards = {num_shards}; it is the number of shards of the whole data"
+            )
+        self._check_first("site.shards")
+        self._batches = self._lease(num_shards, 1, SHARDS_AHEAD, of_shards=True)
+        return shards(self._batches, num_shards, lambda: self.running)
+
+    def _check_first(self, what: str) -> None:
+        if self._batches is not None:
+            raise ConfigError(
+                f"{what} was called, and site.loader or site.shards was before: a site has one of them, once; for "
+                "evaluation use a torch DataLoader"
+            )
+
+    def _lease(self, num_samples: int, batch_size: int, ahead: int, *, of_shards: bool = False) -> LeasedBatches:
         """Alone, everything is this site's."""
-        del ahead
+        del ahead, of_shards
         order = SampleOrder(self.seed, GLOBAL_LINE, num_samples)
 
         def draw(epoch: int, first: int, count: int) -> tuple[DataRange, ...]:

@@ -44,9 +44,14 @@ def train(connection: Connection) -> None:
     """One rank, from its settings to the end of the run. Raises AtollError."""
     settings, trainer = connection.settings, connection.settings.trainer
     parallel = parse(connection.greeting.parallel).resolved(connection.world)
-    listing = data.list_for_run(settings.data, connection.greeting.data_paths)
-    corpus = data.load(listing)
-    fingerprint = data.fingerprint_for_run(settings.data, listing)
+    source = data.source_for_run(settings.data, connection.greeting.data_paths)
+    corpus = data.load(source)
+    if corpus.vocab_size > settings.model.vocab_size:
+        raise ConfigError(
+            f"the data has a vocabulary of {corpus.vocab_size} tokens, the model one of {settings.model.vocab_size}: "
+            f"begin the run with model.vocab_size = {corpus.vocab_size} or more"
+        )
+    fingerprint = data.fingerprint_for_run(settings.data, source)
     with device_of_rank(has_host_tensors=parallel.offload == 1) as device:
         mesh = Mesh.of_site(device, parallel) if connection.world > 1 else None
         passes = shared_model(settings, parallel, mesh, device)
@@ -69,7 +74,7 @@ def train(connection: Connection) -> None:
 def train_step(
     passes: Passes, optimizer: torch.optim.Optimizer, windows: Tensor, max_norm: float, mesh: Mesh | None
 ) -> Tensor | None:
-    """One step of this rank, a collective of its site. windows: (batch, sequence + 1) uint8. The mean loss, where this
+    """One step of this rank, a collective of its site. windows: (batch, sequence + 1). The mean loss, where this
     rank has it."""
     optimizer.zero_grad(set_to_none=True)
     tokens = windows.long()

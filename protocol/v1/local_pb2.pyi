@@ -765,21 +765,25 @@ class DataSet(_message.Message):
     NUM_SAMPLES_FIELD_NUMBER: _builtins.int
     BATCH_SIZE_FIELD_NUMBER: _builtins.int
     BATCHES_AHEAD_FIELD_NUMBER: _builtins.int
+    OF_SHARDS_FIELD_NUMBER: _builtins.int
     num_samples: _builtins.int
     batch_size: _builtins.int
     """of this rank"""
     batches_ahead: _builtins.int
     """how many it may fetch before they are trained on"""
+    of_shards: _builtins.bool
+    """a batch is trained on for as many steps as it takes, at each rank"""
     def __init__(
         self,
         *,
         num_samples: _builtins.int = ...,
         batch_size: _builtins.int = ...,
         batches_ahead: _builtins.int = ...,
+        of_shards: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_size", b"batch_size", "batches_ahead", b"batches_ahead", "num_samples", b"num_samples"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_size", b"batch_size", "batches_ahead", b"batches_ahead", "num_samples", b"num_samples", "of_shards", b"of_shards"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

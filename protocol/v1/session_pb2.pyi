@@ -658,6 +658,7 @@ class Ready(_message.Message):
     UNREACHABLE_SITE_IDS_FIELD_NUMBER: _builtins.int
     ERROR_COMMITS_FIELD_NUMBER: _builtins.int
     RATES_FIELD_NUMBER: _builtins.int
+    OF_SHARDS_FIELD_NUMBER: _builtins.int
     sync: _builtins.int
     tokens: _builtins.int
     """trained since the base, 0 = contribute nothing"""
@@ -665,6 +666,8 @@ class Ready(_message.Message):
     mean_loss: _builtins.float
     train_s: _builtins.float
     """time spent training towards this sync"""
+    of_shards: _builtins.bool
+    """the ranges are shards of a stream, whose tokens were trained in earlier syncs too"""
     @_builtins.property
     def ranges(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.DataRange]:
         """trained on since the last commit that this site is in; ascending, merged"""
@@ -693,10 +696,11 @@ class Ready(_message.Message):
         unreachable_site_ids: _abc.Iterable[_builtins.int] | None = ...,
         error_commits: _abc.Iterable[_builtins.int] | None = ...,
         rates: _abc.Iterable[_builtins.float] | None = ...,
+        of_shards: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["error_commits", b"error_commits", "mean_loss", b"mean_loss", "num_steps", b"num_steps", "ranges", b"ranges", "rates", b"rates", "sync", b"sync", "tokens", b"tokens", "train_s", b"train_s", "unreachable_site_ids", b"unreachable_site_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error_commits", b"error_commits", "mean_loss", b"mean_loss", "num_steps", b"num_steps", "of_shards", b"of_shards", "ranges", b"ranges", "rates", b"rates", "sync", b"sync", "tokens", b"tokens", "train_s", b"train_s", "unreachable_site_ids", b"unreachable_site_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

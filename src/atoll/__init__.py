@@ -36,6 +36,8 @@ __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:
+    if name == "data":
+        return importlib.import_module("atoll.data")
     if name in __all__:
         module = _MODULES.get(name, "site")
         return getattr(importlib.import_module(f"atoll.node.worker.{module}"), name)

@@ -22,12 +22,14 @@ from atoll.node.daemon.home import Home
 from atoll.node.dataplane import safetensors_file, saved_manifest, saved_model
 from atoll.node.dataplane.outer_state import OuterState
 from atoll.node.dataplane.payload_log import PayloadLog
+from atoll.node.worker.token_index import open_packed
 from atoll.protocol.errors import AtollError, ConfigError, HostError, StateError
 from atoll.protocol.settings import RunSettings
 from atoll.protocol.sync_settings import SyncSettings
 from tests.harness import data_plane as dp
 from tests.harness.coordinator_story import Story, ranges_of, some_settings
 from tests.harness.fuzzing import damaged, fuzz
+from tests.harness.packed import make_tokenizer, write_packed
 
 LAYOUT = dp.layout()
 
@@ -263,3 +265,28 @@ def test_a_damaged_store_is_what_was_written_or_refused(database: tuple[Path, Pe
         finally:
             if store is not None:
                 store.close()
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("packed")
+    tokenizer = make_tokenizer(folder)
+    write_packed(folder / "tokens", tokenizer, shard_tokens=1000)
+    return folder / "tokens"
+
+
+@fuzz(200)
+@given(data=st.data())
+def test_a_damaged_index_of_tokens_fits_its_files_or_is_refused(packed: Path, data: st.DataObject) -> None:
+    with scratch() as folder:
+        shutil.copytree(packed, folder / "tokens")
+        damage(data, folder / "tokens" / "index.json")
+        if data.draw(st.integers(0, 3)) == 0:
+            overwrite(data, data.draw(st.sampled_from(sorted((folder / "tokens").glob("*.bin")))))
+        try:
+            found = open_packed(folder / "tokens")
+        except ConfigError:
+            return
+        assert len(found.index.fingerprint) == 32
+        for shard in found.index.shards:
+            assert (folder / "tokens" / shard.name).stat().st_size == 2 * shard.num_tokens

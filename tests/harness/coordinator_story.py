@@ -412,6 +412,7 @@ class Story(CoordinatorQuestions):
         fragment: int | None = None,
         errors: tuple[int, ...] = (),
         rates: tuple[float, ...] | None = None,
+        of_shards: bool = False,
     ) -> None:
         """`train`: the seconds that its `steps` took, by default those of the sync. `unreachable`: names, by commas.
         `rates`: of its optimizer, by default those of all sites.
@@ -428,6 +429,7 @@ class Story(CoordinatorQuestions):
             unreachable_site_ids=tuple(sorted(self.sites[who].site_id for who in unreachable.split(",") if who)),
             error_commits=errors,
             rates=rates_of(self.settings, self.sites[name].manifest) if rates is None else rates,
+            of_shards=of_shards,
         )
         self.says(name, message)
 

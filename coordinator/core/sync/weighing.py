@@ -96,7 +96,7 @@ def cut_of(run: Run, weights: WeightsRecord, site_ids: Sequence[int]) -> tuple[s
 
 def beyond_bounds(ready: Ready, settings: SyncSettings) -> str:
     """Why the tokens are more than possible, or cannot be those of the positions that Ready lists, or the rates are
-    none; empty if they can, or if it lists none."""
+    none; empty if they can, or if it lists none, or shards: these took many syncs."""
     most_rate = MAX_RATE * (settings.most_local_steps if settings.local_doubling else 1)  # learning rates are added up
     if not all(0 <= rate <= most_rate for rate in ready.rates) or len(ready.rates) % 2:
         return (
@@ -106,7 +106,7 @@ def beyond_bounds(ready: Ready, settings: SyncSettings) -> str:
         return f"it says {ready.tokens} tokens, less than {MAX_TOKENS} are possible"
     num_samples = sum(r.num_samples for r in ready.ranges)
     most = num_samples * settings.max_tokens_per_sample
-    if not num_samples or ready.tokens <= most:
+    if not num_samples or ready.of_shards or ready.tokens <= most:
         return ""
     return (
         f"it says {ready.tokens} tokens of {num_samples} samples, which hold at most {most} "

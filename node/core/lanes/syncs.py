@@ -75,6 +75,7 @@ def ready(ctx: Context, lane: Lane) -> None:
             unreachable_site_ids=site.unreachable_site_ids,
             error_commits=errors.said(ctx, lane),
             rates=report.rates,
+            of_shards=report.of_shards,
         )
     )
     exchanges.begin_ahead(ctx, lane)

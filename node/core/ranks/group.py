@@ -219,6 +219,7 @@ class WorkerGroup:
                 num_samples=data.num_samples,
                 round_samples=data.batch_size * self.reader_of(rank)[1],
                 rounds_ahead=data.batches_ahead,
+                of_shards=data.of_shards,
             )
         ]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from atoll.node.core.events import SnapshotSealed
 from atoll.node.core.ranks.pieces import SharedSlice, box_text
@@ -46,6 +46,8 @@ def wrong_in_data(rank: int, data: DataSet, first_rank: int, first: DataSet) -> 
             f"of them ahead; at most {MAX_SAMPLES} samples, batches of {MAX_BATCH} and {MAX_BATCH} of them ahead "
             "are possible: give site.loader a smaller batch_size, num_workers or prefetch_factor"
         )
+    if data.of_shards != first.of_shards:
+        return f"one of ranks {first_rank} and {rank} has a site.loader, the other site.shards: give all the same"
     if (data.num_samples, data.batch_size) != (first.num_samples, first.batch_size):
         return (
             f"rank {rank} loads {data.num_samples} samples in batches of {data.batch_size}, rank {first_rank} "
@@ -55,8 +57,12 @@ def wrong_in_data(rank: int, data: DataSet, first_rank: int, first: DataSet) -> 
     return ""
 
 
-def sealed_by_all(generation: int, reports: Sequence[SealedReport], loaders: Collection[int]) -> SnapshotSealed | str:
-    """`reports` by rank, of one step; `loaders`: the ranks that draw samples. Or why the reports contradict."""
+def sealed_by_all(
+    generation: int, reports: Sequence[SealedReport], loaders: Mapping[int, DataSet]
+) -> SnapshotSealed | str:
+    """`reports` by rank, of one step; `loaders`: what the ranks draw that draw samples. Or why the reports contradict.
+
+    Of shards the rounds count that all ranks are through with."""
     step = reports[0].step
     tokens: dict[int, tuple[int, int]] = {}  # data rank -> tokens, first rank
     for rank, report in enumerate(reports):
@@ -98,15 +104,16 @@ def sealed_by_all(generation: int, reports: Sequence[SealedReport], loaders: Col
         num_steps=max(r.num_steps for r in reports),
         mean_loss=sum(loss / len(losses) for loss in losses),
         train_s=max(r.train_s for r in reports),
-        samples_used=max(r.num_samples_used for r in reports) * len(tokens),
+        samples_used=min((reports[rank].num_samples_used for rank in loaders), default=0) * len(tokens),
         rates=reports[0].rates,
+        of_shards=any(data.of_shards for data in loaders.values()),
     )
 
 
-def _unequal_use(reports: Sequence[SealedReport], loaders: Collection[int]) -> str:
+def _unequal_use(reports: Sequence[SealedReport], loaders: Mapping[int, DataSet]) -> str:
     """Every data rank trains on its share of the same positions, or the account would be wrong in silence."""
     used = {reports[rank].num_samples_used: rank for rank in loaders}
-    if len(used) > 1:
+    if len(used) > 1 and not any(data.of_shards for data in loaders.values()):
         told = ", ".join(f"rank {rank} {count}" for count, rank in sorted(used.items()))
         return f"ranks have used different numbers of samples: {told}; all must draw as many batches a step"
     without = sorted({r.data_rank for r in reports} - {reports[rank].data_rank for rank in loaders})

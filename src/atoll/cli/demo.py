@@ -11,6 +11,7 @@ examples:
   atoll demo --kill                           kill -9 one site in mid-run, bring it back later
   atoll demo --layouts 1,fsdp=2,tp=2+pp=2     sites of different shapes, one model
   atoll demo --data ~/notes ~/letters.txt     on text of your own
+  atoll demo --data tokens                    on what `atoll tokenize` wrote
   atoll demo --sites 2 --steps 600 --sync-every 50 --codec bf16
 """
 
@@ -21,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from atoll.cli.flags import Flag, add_flags
-from atoll.cli.sample import require_node_extra
+from atoll.cli.sample import require_extra
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +42,7 @@ class DemoOptions:
     model: str = "tiny"
     """nano, tiny, small, or tiny-moe, which has experts."""
     data: tuple[Path, ...] = ()
-    """Text files and folders."""
+    """Text files and folders, or a folder of `atoll tokenize`."""
     seed: int = 1
     """Of the model's first values and of the order of samples."""
     json: bool = False
@@ -77,7 +78,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    require_node_extra("atoll demo")
+    require_extra("atoll demo")
     from atoll.cli.demo_run import Demo
 
     args.data = tuple(path.expanduser().absolute() for path in args.data)

@@ -13,7 +13,7 @@ from atoll.protocol.settings import RunSettings
 
 def evaluate(settings: RunSettings, data_paths: Sequence[str], saved: str | None) -> dict[str, float]:
     """Held-out bits per byte by name: before, and after (with a saved model)."""
-    corpus = data.load(data.list_for_run(settings.data, data_paths))
+    corpus = data.load(data.source_for_run(settings.data, data_paths))
     sequence = settings.trainer.sequence
     figures = {"before": held_out_bits_per_byte(Transformer(settings.model, settings.seed), corpus, sequence)}
     if saved is not None:

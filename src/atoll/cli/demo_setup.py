@@ -7,13 +7,14 @@ import os
 import secrets
 import shutil
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from atoll.cli.config import run_settings
 from atoll.cli.demo import DemoOptions
 from atoll.cli.template import render
 from atoll.node.parallel.settings import ALONE, ParallelSettings, check_batch, check_model, parse
+from atoll.node.worker.token_index import packed_among
 from atoll.protocol.errors import ConfigError
 from atoll.protocol.model_settings import MODELS, ON_ONE_MACHINE
 from atoll.protocol.settings import RunSettings
@@ -41,6 +42,9 @@ def demo_settings(options: DemoOptions) -> RunSettings:
     for path in options.data:
         if not path.exists():
             raise ConfigError(f"--data {path}: no such file or folder")
+    model = MODELS[options.model]
+    if (packed := packed_among([str(path) for path in options.data])) is not None:
+        model = replace(model, vocab_size=max(model.vocab_size, packed.index.vocab_size))
     run = {
         "run_id": f"demo-{secrets.token_hex(4)}",
         "preset": options.preset or "",
@@ -52,7 +56,7 @@ def demo_settings(options: DemoOptions) -> RunSettings:
     }
     asked = {"every": options.sync_every, "codec": options.codec}
     sync = {key: value for key, value in asked.items() if value is not None}
-    settings = run_settings({"run": run, "model": asdict(MODELS[options.model]), "sync": sync}, "atoll demo")
+    settings = run_settings({"run": run, "model": asdict(model), "sync": sync}, "atoll demo")
     for layout in layouts(options):
         check_batch(layout, settings.trainer.batch_size)
         check_model(layout, settings.model)

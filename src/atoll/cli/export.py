@@ -1,7 +1,7 @@
 """Write a saved model of the built-in kind in another format.
 
-hf: a folder that Hugging Face's transformers loads, by AutoModelForCausalLM.from_pretrained. Tokens are bytes: there is
-no tokenizer.
+hf: a folder that Hugging Face's transformers loads, by AutoModelForCausalLM.from_pretrained. There is no tokenizer
+in it.
 
 example:
   atoll export atoll-demo/model --format hf --to model-hf

@@ -81,7 +81,8 @@ def run(args: argparse.Namespace) -> int:
         print(
             f"wrote {path}; look it over, then: atoll coordinator {path} --resume {args.from_hf}, and on the first "
             f"site: atoll node --from {args.from_hf} ...\n"
-            "the built-in trainer reads text as bytes, tokens 0 to 255: a tokenizer in that folder is not used"
+            "the built-in trainer reads text as bytes, tokens 0 to 255: for the tokens of that folder's tokenizer, "
+            f"atoll tokenize --tokenizer {args.from_hf} ..., and --data"
         )
     if settings.sync.codec_up in SPARSE and settings.min_sites > (most := most_bundled(settings.sync.codec_up)):
         print(

@@ -17,7 +17,21 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from atoll import __version__
-from atoll.cli import coordinator, demo, evict, export, init, node, plan, reset, rollback, sample, status, stop
+from atoll.cli import (
+    coordinator,
+    demo,
+    evict,
+    export,
+    init,
+    node,
+    plan,
+    reset,
+    rollback,
+    sample,
+    status,
+    stop,
+    tokenize,
+)
 from atoll.protocol.errors import AtollError, ConfigError
 from atoll.protocol.exit_codes import exit_code_of
 from atoll.protocol.text import clean
@@ -39,7 +53,8 @@ class Verb(Protocol):
 
 
 _MODULES: tuple[Verb, ...] = (
-    plan, init, coordinator, node, status, stop, rollback, evict, reset, demo, sample, export,
+    plan, init, coordinator, node, status, stop, rollback, evict, reset, demo, tokenize, sample,
+    export,
 )  # fmt: skip
 VERBS = {verb.__name__.rpartition(".")[2]: verb for verb in _MODULES}
 

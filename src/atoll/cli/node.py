@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from atoll.cli.flags import Flag, add_flags
-from atoll.cli.sample import require_node_extra
+from atoll.cli.sample import require_extra
 from atoll.protocol.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    require_node_extra("atoll node")
+    require_extra("atoll node")
     config = node_config(args)
     if args.dry_run:
         from atoll.cli.dry_run import dry_run

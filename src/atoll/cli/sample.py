@@ -1,7 +1,8 @@
 """Print text from a saved model of the built-in kind.
 
-example:
+examples:
   atoll sample atoll-demo/model "def " --bytes 400
+  atoll sample tokens-model "Once" --tokenizer llama/tokenizer.json
 """
 
 from __future__ import annotations
@@ -17,9 +18,14 @@ from atoll.protocol.text import clean
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", type=Path, help="folder with model.safetensors and manifest.json")
     parser.add_argument("prompt", nargs="?", default="", help="what the text begins with")
-    parser.add_argument("--bytes", type=int, default=200, dest="num_bytes", metavar="N", help="length (default: 200)")
     parser.add_argument(
-        "--temperature", type=float, default=0.8, metavar="T", help="0 takes the likeliest byte (default: 0.8)"
+        "--bytes", "--tokens", type=int, default=200, dest="num_tokens", metavar="N", help="length (default: 200)"
+    )
+    parser.add_argument(
+        "--temperature", type=float, default=0.8, metavar="T", help="0 takes the likeliest token (default: 0.8)"
+    )
+    parser.add_argument(
+        "--tokenizer", default="", metavar="PATH", help="of a model that was trained on tokens; or the word bytes"
     )
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the draws (default: 0)")
 
@@ -27,18 +33,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     if not where_saved(args.folder).is_dir():
         raise ConfigError(f"{args.folder}: no such folder; runs save their model where `atoll node` says at the end")
-    require_node_extra("atoll sample")
+    require_extra("atoll sample")
     from atoll.node.worker.sample import sample_text
 
     # A model may say anything, and others have trained it.
-    print(clean(sample_text(args.folder, args.prompt, args.num_bytes, args.temperature, args.seed)))
+    text = sample_text(args.folder, args.prompt, args.num_tokens, args.temperature, args.seed, tokenizer=args.tokenizer)
+    print(clean(text))
     return 0
 
 
-def require_node_extra(what: str) -> None:
-    """Raises ConfigError where atoll is installed for a coordinator only."""
+EXTRAS = {
+    "node": ("torch", "numpy", "numba", "safetensors", "zstandard"),
+    "data": ("numpy", "tokenizers"),
+}
+
+
+def require_extra(what: str, extra: str = "node") -> None:
+    """Raises ConfigError where atoll is installed without it: for a coordinator only, for example."""
     from importlib.util import find_spec
 
-    missing = [name for name in ("torch", "numpy", "numba", "safetensors", "zstandard") if find_spec(name) is None]
+    missing = [name for name in EXTRAS[extra] if find_spec(name) is None]
     if missing:
-        raise ConfigError(f"{what} needs {', '.join(missing)}: pip install 'atoll[node]'")
+        raise ConfigError(f"{what} needs {', '.join(missing)}: pip install 'atoll[{extra}]'")

@@ -301,7 +301,7 @@ MUTATIONS = (
         name="tokens beyond the leases",
         rule="tokens of a sync are bounded by the samples that it lists",
         where="coordinator.core.sync.weighing:beyond_bounds",
-        old="if not num_samples or ready.tokens <= most:",
+        old="if not num_samples or ready.of_shards or ready.tokens <= most:",
         new="if True:",
         tests=(
             "tests/unit/coordinator/test_weights.py::test_9_tokens_beyond_what_the_leased_samples_hold_are_refused_with_both_numbers",

@@ -77,6 +77,11 @@ def test_the_node_daemon_imports_no_torch() -> None:
     assert loaded_after("import atoll.node.daemon.main, atoll.cli.demo_run", ("torch",)) == "[]"
 
 
+def test_text_is_tokenized_where_torch_is_not_installed() -> None:
+    modules = "atoll.node.worker.packing, atoll.node.worker.documents, atoll.node.worker.tokenizer, tokenizers"
+    assert loaded_after(f"import {modules}", ("torch", "numba", "safetensors")) == "[]"
+
+
 def test_public_names() -> None:
     import atoll
 

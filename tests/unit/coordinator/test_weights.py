@@ -269,6 +269,13 @@ def test_9_tokens_beyond_what_the_leased_samples_hold_are_refused_with_both_numb
     )
 
 
+def test_9_tokens_of_shards_came_in_earlier_syncs_too() -> None:
+    story = a_run("a", "b", sync={"max_tokens_per_sample": 128})
+    story.wants("a", 2)
+    story.ready("a", tokens=10_000, data=ranges_of("0-0"), of_shards=True)
+    assert story.num("a", m.Refused) == 0
+
+
 def test_9_a_lease_of_2_to_the_40_positions_is_refused() -> None:
     story = a_run("a", "b", every=1000)
     story.says("a", m.LeaseRequest(num_samples=1 << 44, wanted=1 << 40))

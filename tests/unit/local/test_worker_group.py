@@ -622,3 +622,28 @@ def test_a_data_rank_without_a_loader_is_named() -> None:
     group.answer(5, 0, SNAPSHOT, 0.0)
     group.sealed(0, report(0, step=5, used=20), 0.0)
     assert "data rank 1" in failure(group.sealed(1, report(1, step=5), 0.0))
+
+
+def test_of_shards_the_rounds_count_that_all_ranks_are_through_with() -> None:
+    group = joined(2)
+    all_ask(group, 0, 0, go_on(5))
+    shards = DataSet(num_samples=100, batch_size=1, batches_ahead=2, of_shards=True)
+    (announced,) = group.data_set(0, shards)
+    assert isinstance(announced, DataAnnounced)
+    assert (announced.round_samples, announced.of_shards) == (2, True)
+    group.data_set(1, shards)
+    for rank in range(2):
+        group.drawn(rank, 0, 12, 0.0)
+        group.boundary(rank, 5, 0, 0.0)
+    group.answer(5, 0, SNAPSHOT, 0.0)
+    group.sealed(0, report(0, step=5, used=5), 0.0)
+    (sealed, *_) = group.sealed(1, report(1, step=5, used=3), 0.0)
+    assert isinstance(sealed, SnapshotSealed)
+    assert (sealed.samples_used, sealed.of_shards) == (6, True)
+
+
+def test_a_loader_beside_shards_is_a_wrong_configuration() -> None:
+    group = joined(2)
+    all_ask(group, 0, 0, go_on(5))
+    group.data_set(0, DATA)
+    assert "site.shards" in failure(group.data_set(1, replace(DATA, of_shards=True)))

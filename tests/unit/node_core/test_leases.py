@@ -52,7 +52,7 @@ def drawn(drive: Driver) -> tuple[m.DataRange, ...]:
     return next((o.ranges for o in drive.out if isinstance(o, out.AnswerDraw)), ())
 
 
-def seal(drive: Driver, step: int, used: int, tokens: int = 100) -> None:
+def seal(drive: Driver, step: int, used: int, tokens: int = 100, *, of_shards: bool = False) -> None:
     drive.ask(step)
     assert drive.answer().kind is AnswerKind.SNAPSHOT
     report = e.SnapshotSealed(
@@ -63,6 +63,7 @@ def seal(drive: Driver, step: int, used: int, tokens: int = 100) -> None:
         mean_loss=1.0,
         train_s=1.0,
         samples_used=used,
+        of_shards=of_shards,
     )
     drive(report)
 
@@ -168,6 +169,26 @@ def test_steps_of_several_batches_are_learnt() -> None:
     lease(drive, (0, 256))
     seal(drive, 10, 3 * WINDOW)
     assert asked(drive) == [3 * WINDOW + 3 * (3 * WINDOW) + 2 * ROUND]
+
+
+def test_a_shard_in_progress_is_leased_and_in_no_ready_until_it_is_finished() -> None:
+    """Of two ranks, with the shards that come next; what is leased does not grow with steps."""
+    drive = started()
+    drive(e.DataAnnounced(generation=drive.generation, num_samples=50, round_samples=2, rounds_ahead=2, of_shards=True))
+    assert asked(drive) == [4]
+    lease(drive, (0, 4))
+    assert draw(drive, 0, count=2) == spans((0, 4))
+    for number, used in ((1, 0), (2, 0), (3, 2)):
+        seal(drive, 10 * number, used, of_shards=True)
+        (ready,) = [s for s in drive.sent() if isinstance(s, m.Ready)]
+        assert (ready.ranges, ready.of_shards) == (spans(*[(0, used)] * (used > 0)), True)
+        assert asked(drive) == ([6] if used else []), "the next round, once one is through"
+        commit_it(drive, number, number)
+        take(drive, number, 10 * number, 1)
+    assert drive.leased_samples() == spans((2, 4)), "the round in progress"
+    assert asked(drive) == []
+    drive.receive(m.Leases(ranges=spans((2, 6))))
+    assert draw(drive, 4, count=2) == spans((4, 6))
 
 
 def test_2_a_site_that_missed_the_sync_lists_the_same_and_more_in_the_next_one() -> None:

@@ -222,7 +222,7 @@ def test_what_cannot_be_exported_is_said_and_leaves_nothing_behind(
     (used / "mine").write_text("")
     assert "is not empty; name another folder" in told("--format", "hf", "--to", str(used))
     assert [path.name for path in used.iterdir()] == ["mine"]
-    assert "no place for an exported model" in told("--format", "hf", "--to", str(used / "mine"))
+    assert "no place for a new folder" in told("--format", "hf", "--to", str(used / "mine"))
     (folder / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes()[:-4])
     assert "outside the file" in told()
     save(folder, RunSettings(run_id="r"), torch.nn.Linear(2, 2))

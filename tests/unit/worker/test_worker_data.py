@@ -124,11 +124,11 @@ def test_windows_cross_files_and_mapped_ones(tmp_path: Path, monkeypatch: pytest
 def test_which_files_a_run_wants(tmp_path: Path) -> None:
     path = str(make(tmp_path, {"a": b"text"}))
     with pytest.raises(ConfigError, match=r"'wiki'.*--data PATH"):
-        data.list_for_run("wiki", [])
-    listing = data.list_for_run("local", [path])
+        data.source_for_run("wiki", [])
+    listing = data.source_for_run("local", [path])
     assert data.fingerprint_for_run("local", listing) == b""
-    assert len(data.fingerprint_for_run("wiki", data.list_for_run("wiki", [path]))) == 32
-    assert data.list_for_run("local", []) == data.list_for_run("stdlib", [])
+    assert len(data.fingerprint_for_run("wiki", data.source_for_run("wiki", [path]))) == 32
+    assert data.source_for_run("local", []) == data.source_for_run("stdlib", [])
 
 
 def test_sites_and_restarts_draw_other_samples() -> None:

@@ -60,7 +60,9 @@ def test_a_batch_counts_when_it_is_trained_on_however_much_is_fetched(node: Fake
             seen.append(batch.tolist())
             site.step(tokens=4)
     assert seen == [samples(0, 4), samples(4, 4), samples(8, 4)], "and the loop ends with the run"
-    assert node.said("data") == [{"num_samples": 50, "batch_size": 4, "batches_ahead": 2 * num_workers}]
+    assert node.said("data") == [
+        {"num_samples": 50, "batch_size": 4, "batches_ahead": 2 * num_workers, "of_shards": False}
+    ]
     assert len(node.said("draw")) >= 3 + 2 * num_workers
     assert node.said("sealed")[0]["num_samples_used"] == 12
 
@@ -201,5 +203,75 @@ def test_what_cannot_be_leased_is_refused(
 def test_a_site_has_one_loader() -> None:
     site = Site()
     site.loader(Numbers(), 4)
-    with pytest.raises(ConfigError, match="was called before"):
+    with pytest.raises(ConfigError, match="one of them, once"):
         site.loader(Numbers(), 4)
+    with pytest.raises(ConfigError, match="one of them, once"):
+        site.shards(4)
+
+
+# --- shards
+
+
+def test_a_shard_counts_with_the_first_step_after_the_next_one_was_asked_for(node: FakeNode) -> None:
+    """Over several windows it is in progress, and in no report."""
+    node.script = [
+        (0, apply(MergeMode.REPLACE, 2, fresh=True)),
+        *((step, SNAPSHOT if ask == 0 else apply(MergeMode.REPLACE, step + 2)) for step in (2, 4, 6) for ask in (0, 1)),
+        (8, SNAPSHOT),
+        (8, STOP),
+    ]
+    seen: list[int] = []
+    with joined() as site:
+        for shard in site.shards(50):
+            seen.append(shard)
+            for _ in range(3):
+                site.step(tokens=1)
+    assert seen == samples(0, 3), "the run ended in the third"
+    assert node.said("data") == [{"num_samples": 50, "batch_size": 1, "batches_ahead": 2, "of_shards": True}]
+    assert [sealed["num_samples_used"] for sealed in node.said("sealed")] == [0, 1, 1, 2]
+
+
+def test_a_shard_that_ends_with_a_window_is_listed_with_the_next_one(node: FakeNode) -> None:
+    node.script = [(0, apply(MergeMode.REPLACE, 3, fresh=True)), (3, SNAPSHOT), (3, apply(MergeMode.REPLACE, 4))]
+    node.script += [(4, SNAPSHOT), (4, STOP)]
+    with joined() as site:
+        for _ in site.shards(50):
+            for _ in range(3):
+                if not site.step(tokens=1).running:
+                    break
+    assert [sealed["num_samples_used"] for sealed in node.said("sealed")] == [0, 1]
+
+
+def test_a_shard_that_was_begun_before_an_eviction_counts_no_longer(node: FakeNode) -> None:
+    node.script = [
+        (0, apply(MergeMode.REPLACE, 2, fresh=True)),
+        (2, apply(MergeMode.REPLACE, 7, data_epoch=3)),
+        (7, SNAPSHOT),
+        (7, STOP),
+    ]
+    seen: list[int] = []
+    with joined() as site:
+        for shard in site.shards(50):
+            seen.append(shard)
+            for _ in range(3):
+                site.step(tokens=1)
+    assert seen == [*samples(0, 1), *samples(3000, 2)]
+    assert node.said("sealed")[0]["num_samples_used"] == 1
+
+
+def test_alone_each_shard_comes_once_a_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ATOLL_SOCKET", raising=False)
+    site = Site()
+    seen: list[int] = []
+    for shard in itertools.islice(site.shards(7), 14):
+        seen.append(shard)
+        site.step(tokens=1)
+    assert sorted(seen[:7]) == sorted(seen[7:]) == list(range(7))
+
+
+def test_shards_of_which_nothing_is_read() -> None:
+    given: list[int] = []
+    with pytest.raises(ConfigError, match=r"7 shards.*without a site\.step"):
+        given.extend(Site().shards(7))
+    with pytest.raises(ConfigError, match="num_shards = 0"):
+        Site().shards(0)

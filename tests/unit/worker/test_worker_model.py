@@ -19,6 +19,8 @@ from atoll.node.worker.evaluate import held_out_bits_per_byte
 from atoll.node.worker.model import Transformer
 from atoll.node.worker.recipe import TextWindows, learning_rate, make_optimizer, next_byte_loss, optimizer_of
 from atoll.node.worker.sample import load_model, sample_text
+from atoll.node.worker.token_index import ShardRole
+from atoll.node.worker.tokenizer import load_tokenizer
 from atoll.protocol.errors import ConfigError
 from atoll.protocol.model_settings import ModelSettings, TrainerSettings
 from atoll.protocol.outer_settings import OuterSettings
@@ -26,6 +28,7 @@ from atoll.protocol.settings import RunSettings, validate
 from atoll.protocol.sync_settings import SyncSettings
 from benchmarks import baselines
 from benchmarks.diloco import Flight, Outer, follow, simulate_diloco, windows
+from tests.harness.packed import make_tokenizer, write_packed
 from tests.harness.saved_built_in import save
 from tests.harness.zero import ZeroRedundancyOptimizer, rank_of_two
 
@@ -133,6 +136,15 @@ def test_evaluation(corpus: data.Corpus) -> None:
         held_out_bits_per_byte(model, corpus, 10_000)
 
 
+def test_bits_of_tokens_are_shared_by_the_bytes_that_they_stand_for(tmp_path: Path) -> None:
+    index = write_packed(tmp_path / "packed", make_tokenizer(tmp_path))
+    corpus = data.load(data.source_for_run("mine", [str(tmp_path / "packed")]))
+    model = Transformer(dataclasses.replace(SMALL, vocab_size=512))
+    torch.nn.init.zeros_(model.head.weight)  # type: ignore[union-attr]
+    num_tokens, _, num_bytes = index.totals([ShardRole.HELD_OUT])
+    assert held_out_bits_per_byte(model, corpus, 16) == pytest.approx(9.0 * num_tokens / num_bytes)
+
+
 def test_baselines_start_alike_and_learn(corpus: data.Corpus) -> None:
     done: list[tuple[str, int]] = []
     results = [
@@ -225,10 +237,31 @@ def test_a_saved_model_writes(tmp_path: Path, tied: bool) -> None:
     folder = save(tmp_path, settings, model)
     tokens = torch.zeros(1, 4, dtype=torch.int64)
     assert torch.equal(load_model(folder)(tokens), model(tokens))
-    text = sample_text(folder, "def ", num_bytes=20, seed=1)
+    text = sample_text(folder, "def ", num_tokens=20, seed=1)
     assert text.startswith("def ")
-    assert text == sample_text(folder, "def ", num_bytes=20, seed=1)
+    assert text == sample_text(folder, "def ", num_tokens=20, seed=1)
     assert sample_text(folder, "def ", 20, temperature=0) == sample_text(folder, "def ", 20, temperature=0, seed=2)
+
+
+def test_a_model_of_tokens_writes_with_its_tokenizer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tokenizer = make_tokenizer(tmp_path)
+    settings = dataclasses.replace(SETTINGS, model=dataclasses.replace(SMALL, vocab_size=300))
+    model = Transformer(settings.model, seed=9)
+    folder = save(tmp_path, settings, model)
+    loaded, _ = load_tokenizer(tokenizer)
+    tokens = loaded.encode("the quick").ids
+    for _ in range(5):
+        tokens.append(int(model(torch.tensor([tokens]))[0, -1].argmax()))
+    text = sample_text(folder, "the quick", 5, temperature=0, tokenizer=str(tokenizer))
+    assert text == loaded.decode(tokens, skip_special_tokens=False)
+    assert main(["sample", str(folder), "--tokens", "5", "--tokenizer", str(tokenizer)]) == 0
+    with pytest.raises(ConfigError, match=r"300 tokens: say which with --tokenizer PATH"):
+        sample_text(folder, "the")
+    assert len(sample_text(folder, "the", 5, tokenizer="bytes")) > 3, "one that was trained on bytes all the same"
+    other = tmp_path / "other"
+    other.mkdir()
+    with pytest.raises(ConfigError, match=r"has 400 tokens, the model 300"):
+        sample_text(folder, "the", tokenizer=str(make_tokenizer(other, vocab_size=400)))
 
 
 def test_a_model_between_the_two_renames_of_a_save_is_found_by_its_own_name(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import sys
 from pathlib import Path
 
@@ -14,10 +15,12 @@ from atoll.node.worker import connection as connection_module
 from atoll.node.worker import join as join_module
 from atoll.node.worker import joined_site, trainer
 from atoll.node.worker.connection import Connection, show_errors_in_one_line
+from atoll.node.worker.token_index import ShardRole
 from atoll.protocol.errors import ConfigError, HostError, NonFiniteError, RefusedError, StaleError, WorkerError
 from atoll.protocol.model_settings import ModelSettings, TrainerSettings
 from atoll.protocol.settings import RunSettings
 from tests.harness.fake_node import SNAPSHOT, STOP, FakeNode, apply
+from tests.harness.packed import make_tokenizer, write_packed
 
 SETTINGS = RunSettings(
     run_id="r",
@@ -28,8 +31,14 @@ SETTINGS = RunSettings(
 )
 
 
-def start(node: FakeNode, monkeypatch: pytest.MonkeyPatch, paths: tuple[str, ...], world: int = 1) -> Connection:
-    connection = node.connection(SETTINGS)
+def start(
+    node: FakeNode,
+    monkeypatch: pytest.MonkeyPatch,
+    paths: tuple[str, ...],
+    world: int = 1,
+    settings: RunSettings = SETTINGS,
+) -> Connection:
+    connection = node.connection(settings)
     connection.greeting = dataclasses.replace(connection.greeting, data_paths=paths)
     connection.world = world
     for module in (join_module, trainer):
@@ -57,6 +66,28 @@ def test_it_trains_to_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     weights = torch.frombuffer(node.snapshot, dtype=torch.float32)
     assert not torch.equal(weights, torch.frombuffer(node.publish, dtype=torch.float32))
     assert node.said("goodbye") == [{"run_over": True}]
+
+
+def test_it_trains_on_packed_tokens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    index = write_packed(tmp_path / "packed", make_tokenizer(tmp_path))
+    for vocab_size, said in ((300, ""), (299, "begin the run with model.vocab_size = 300 or more")):
+        node = FakeNode()
+        settings = dataclasses.replace(SETTINGS, model=dataclasses.replace(SETTINGS.model, vocab_size=vocab_size))
+        start(node, monkeypatch, (str(tmp_path / "packed"),), settings=settings)
+        node.script = [(0, apply(MergeMode.REPLACE, 2, fresh=True)), (2, SNAPSHOT), (2, STOP)]
+        if said:
+            with pytest.raises(SystemExit):
+                trainer.main()
+        else:
+            trainer.main()
+            assert node.said("join")[0]["fingerprint"] == index.fingerprint
+            assert node.said("data")[0]["num_samples"] == (index.totals([ShardRole.TRAINING])[0] - 1) // 16
+            (sealed,) = node.said("sealed")
+            assert sealed["tokens"] == 2 * 4 * 16
+            assert abs(sealed["loss_sum"] / 2 - math.log(300)) < 2, "of tokens, not of bytes"
+        assert said in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
