@@ -62,7 +62,7 @@ class ParallelSettings:
     """Stages of a pipeline, on the same batch."""
     zero: int = 3
     """With dp_shard: 3 gathers the parameters of a block for each use, 2 once a step. With dp_replicate alone: 1 shares
-    the optimizer's state."""
+    the optimizer's state, 0 nothing, as does 3 (DDP)."""
     pp_schedule: str = "1f1b"
     """Of the pipeline: gpipe, 1f1b, interleaved-1f1b, looped-bfs, interleaved-zero-bubble, zbv or dualpipev."""
     microbatches: int = 0
@@ -195,7 +195,7 @@ def _check(settings: ParallelSettings) -> None:
     if settings.dp_replicate == settings.dp_shard == THE_REST:
         raise ConfigError("--parallel dp_replicate=-1,dp_shard=-1: only one of them can take the ranks that are left")
     for name, choices in (
-        ("zero", (1, 2, 3)),
+        ("zero", (0, 1, 2, 3)),
         ("sequence_parallel", (0, 1)),
         ("compile", (0, 1)),
         ("offload", (0, 1)),
@@ -245,6 +245,8 @@ def _check(settings: ParallelSettings) -> None:
             f"--parallel pp_schedule={settings.pp_schedule} with dp_shard or cp needs zero=2: it divides backward "
             "passes, between which the parameters of zero=3 are given up"
         )
+    if settings.zero == 0 and settings.is_sharded:
+        raise ConfigError("--parallel zero=0 shares nothing: say dp_replicate in place of dp_shard, or leave out zero")
     if settings.zero == 2 and not settings.is_sharded:
         raise ConfigError("--parallel zero=2 is of shards: say dp_shard=2 or more, or cp=2 or more")
     if settings.zero == 1 and (not settings.is_replicated_alone or settings.dp_replicate == 1):

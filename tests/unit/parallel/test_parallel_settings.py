@@ -35,6 +35,7 @@ MODEL = ModelSettings(dim=32, num_layers=4, num_heads=4, num_kv_heads=2, ffn_dim
         ("dp_replicate=-1, dp_shard=2, pp=2", 12, 6),
         ("tp=2,pp=2", 4, 1),
         ("dp_shard=-1,cp=2,cp_ulysses=1", 8, 4),
+        ("dp_replicate=2,zero=0", 2, 2),
     ],
 )
 def test_sizes(text: str, num_ranks: int, data_ranks: int) -> None:
@@ -123,6 +124,8 @@ def test_a_site_of_another_number_of_ranks_is_refused() -> None:
         ("pp=2,accumulation=2", "say microbatches=8"),
         ("checkpointing=some", "checkpointing=some"),
         ("precision=fp8", "precision=fp8"),
+        ("dp_shard=2,zero=0", "say dp_replicate in place of dp_shard"),
+        ("cp=2,zero=0", "zero=0 shares nothing"),
         ("ep=0", "ep=0: at least 1"),
         ("dp_shard=2,ep=2,checkpointing=selective", "choose checkpointing=full or none"),
         ("sequence_parallel=1", "say tp=2 or more"),
