@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import itertools
 import json
 import sys
 from pathlib import Path
@@ -98,6 +99,7 @@ def test_rows_of_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, blocks: i
         ("a.jsonl.zst", b"no zstandard", "cannot read"),
         ("a.parquet", b"PAR1 no parquet PAR1", "cannot read"),
     ],
+    ids=itertools.count(),  # not the contents, which say when they were packed
 )
 def test_a_file_that_cannot_be_read_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, content: bytes, text: str
