@@ -134,6 +134,13 @@ def stage_of(model: Shareable, number: int, num_stages: int) -> nn.Module:
         raise ConfigError(
             f"{num_stages} stages of a pipeline, but the model has {len(names)} blocks; choose a smaller pp"
         )
+    known = (model.blocks, *model.first, *model.last)
+    for name, _ in part.named_parameters() if num_stages > 1 else ():
+        if not any(name == own or name.startswith(f"{own}.") for own in known):
+            raise ConfigError(
+                f"{name!r} is neither in a block nor before or behind them, so all stages of a pipeline would have it: "
+                "name its module among first or last of atoll.share, or leave out pp"
+            )
     first, last = blocks_of(number, num_stages, len(names))
     for name in (*names[:first], *names[last:]):
         del layers._modules[name]

@@ -71,6 +71,13 @@ def test_more_stages_than_blocks_are_refused() -> None:
             share(shareable(), parallel, Mesh.of_site(CPU, parallel), CPU)
 
 
+def test_what_no_stage_has_is_refused_by_name() -> None:
+    with fake_rank(0, 2):
+        parallel = parse("pp=2").resolved(2)
+        with pytest.raises(ConfigError, match=r"'norm\.weight' is neither in a block nor before or behind them"):
+            share(shareable(last=["head"]), parallel, Mesh.of_site(CPU, parallel), CPU)
+
+
 def test_a_stage_calls_its_blocks_as_the_whole_model_does() -> None:
     whole = {name for name, _ in Model().named_parameters(remove_duplicate=False)}
     found: dict[str, list[int]] = {}
