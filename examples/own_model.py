@@ -89,7 +89,6 @@ PARTS: dict[str, Any] = {
     "last": ["norm", "head"],
     "columns": ["queries", "keys", "values", "widen"],
     "rows": ["mixed", "narrow"],
-    "tied": {"head.weight": "embedding.tokens.weight"},
 }
 
 

@@ -42,10 +42,11 @@ def parallelize(
     divide: Divide,
     *,
     blocks: str = "layers",
+    casts_inputs: bool = False,
     context: Context | None = None,
 ) -> nn.Module:
     """The same model, or DDP around it. `blocks` is the name of a list or dictionary of modules in it; it is on its
-    device, or on meta. `mesh`: None where a rank is alone.
+    device, or on meta. `mesh`: None where a rank is alone. `casts_inputs`: with bf16, of the blocks under FSDP2.
 
     1. Tensor parallelism, with it sequence parallelism, and expert parallelism: shares in the place of matrices.
     2. Context parallelism, which replaces what attends.
@@ -77,8 +78,7 @@ def parallelize(
     # What a root module returns may be a view, which nobody changes in place here.
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
     low = torch.bfloat16 if settings.precision == "bf16" else None
-    # Not `cast_forward_inputs`: the angles of the rotary embedding stay fp32.
-    policy = MixedPrecisionPolicy(param_dtype=low, reduce_dtype=low and torch.float32, cast_forward_inputs=False)
+    policy = MixedPrecisionPolicy(param_dtype=low, reduce_dtype=low and torch.float32, cast_forward_inputs=casts_inputs)
     place = OffloadPolicy()
     if settings.offload:
         place = CPUOffloadPolicy(pin_memory=mesh.of_fsdp.device_type == "cuda")

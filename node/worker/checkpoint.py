@@ -181,7 +181,7 @@ class LocalCheckpoints:
         """Raises HostError if the checkpoint does not have what this rank needs."""
         descriptions = self._descriptions(item)
         with _naming(self._found[item].paths[0]):
-            stored = StoredState(descriptions)
+            stored = StoredState(descriptions, self._path(item))
             return stored.wanted(self._state.needed()), stored
 
     @torch.no_grad()

@@ -31,8 +31,9 @@ def join(
 
     `model`: one or several modules, or what `atoll.share` gives, which knows its data rank, names and ties.
 
-    `buffers`: patterns of buffers' names to "mean", "lowest" or "local" (by default floating-point buffers are
-    averaged, others taken from the lowest contributor). `ramp_steps`: the learning rate of a fresh optimizer rises over
+    `buffers`: patterns of buffers' names to "mean", "summed", "lowest" or "local" (by default floating-point buffers
+    are averaged, others taken from the lowest contributor). One that training adds to is "summed": it is averaged too,
+    and keeps what was added while the sites exchanged. `ramp_steps`: the learning rate of a fresh optimizer rises over
     so many steps after joining a run that is under way; 0 turns that off, None takes the run's setting.
     `data_fingerprint`: 32 bytes, needed unless the run says data = "local"; sites with other ones are refused.
     `data_rank`: the same on ranks that see the same batch. `names`: where the modules of this rank are parts of the

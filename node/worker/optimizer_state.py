@@ -88,8 +88,9 @@ class OptimizerState:
         self._written: Collection[str] | None = None
 
     def write_only(self, names: Collection[str] | None) -> None:
-        """Of tensors that several ranks have alike, those that this one is to write; None: all. Ranks of a
-        ZeroRedundancyOptimizer have nothing alike, and write what they have."""
+        """Of tensors that several ranks have alike, those that this one is to write; None: all. It is of torch's own
+        optimizers, whose state follows from parameters and gradients: any other may keep something else on each rank,
+        which writes what it has, as do ranks of a ZeroRedundancyOptimizer."""
         self._written = names
 
     def about(self) -> dict[str, Any]:
@@ -104,12 +105,15 @@ class OptimizerState:
             "optimizers": [
                 {
                     "kind": type(keeper).__name__,
+                    "written": self._names_written(index),
                     "groups": [
                         {"names": of, "switches": _switches(at_start), "first": at_start, "now": now}
                         for of, at_start, now in zip(*lists, strict=True)
                     ],
                 }
-                for keeper, *lists in zip(self._keepers, self._names, self._first_groups, self._groups(), strict=True)
+                for index, (keeper, *lists) in enumerate(
+                    zip(self._keepers, self._names, self._first_groups, self._groups(), strict=True)
+                )
             ],
         }
 
@@ -179,10 +183,9 @@ class OptimizerState:
 
     def restore(self, tensors: Sequence[StateTensor], stored: StoredState) -> bool:
         """Put back `tensors` and the plain values of `stored`, in place of all state. Returns whether there is any."""
-        states: list[dict[str, dict[str, Any]]] = [
-            {name: dict(stored.plain(index, name)) for name in parameters}
-            for index, parameters in enumerate(self._parameters)
-        ]
+        states: list[dict[str, dict[str, Any]]] = [{name: {} for name in names} for names in self._parameters]
+        for needed in self.needed():
+            states[needed.optimizer][needed.parameter] = stored.plain(needed)
         for item in tensors:
             parameter, values = self._parameters[item.optimizer][item.parameter], item.values
             if item.is_slice and isinstance(parameter, DTensor):
@@ -212,9 +215,14 @@ class OptimizerState:
                     f"{type(keeper).__name__} keeps state for something that is not a parameter, or twice for tied "
                     "ones; it cannot be kept in a checkpoint"
                 )
-            written = parameters if keeper is not self._optimizers[index] else self._written
-            found += [(index, name, p, state) for name, p, state in kept if written is None or name in written]
+            written = set(self._names_written(index))
+            found += [(index, name, p, state) for name, p, state in kept if name in written]
         return found
+
+    def _names_written(self, index: int) -> list[str]:
+        keeper, names = self._keepers[index], list(self._parameters[index])
+        is_alike = keeper is self._optimizers[index] and type(keeper).__module__.startswith("torch.optim.")
+        return [name for name in names if self._written is None or not is_alike or name in self._written]
 
     def _groups(self) -> list[list[dict[str, Any]]]:
         """Plain hyperparameters, as JSON gives them back."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 import torch
@@ -75,7 +76,6 @@ def share(
     last: Sequence[str] = (),
     columns: Sequence[str] = (),
     rows: Sequence[str] = (),
-    tied: Mapping[str, str] | None = None,
     seed: int = 0,
 ) -> Iterator[SharedModel]:
     """Build a model, of which this rank gets its shares, and a process group around it; `with` ends that.
@@ -96,8 +96,8 @@ def share(
     stages of a pipeline have some each. `first`, `last`: names of modules before and behind them; a stage without them
     has None there, and `forward` leaves them out: what a block takes and gives is one tensor. `columns`, `rows`: of a
     block, names of nn.Linear (patterns too, as in fnmatch) whose outputs ranks of tensor parallelism share, and those
-    that take such outputs; heads are then counted with `view(..., -1, head_dim)`. `tied`: parameters that are another
-    one, as {"head.weight": "embedding.weight"}.
+    that take such outputs; heads are then counted with `view(..., -1, head_dim)`, and nothing between the two has
+    parameters. Tied parameters stay tied. In a stage the blocks keep their names, and not their places in the list.
 
     Raises ConfigError, naming the option, for what the model or `--parallel` does not allow. Without a node, the rank
     is alone.
@@ -106,34 +106,32 @@ def share(
     _, world = rank_and_world()
     parallel = parse(connection.greeting.parallel).resolved(world) if connection is not None else ALONE
     try:
-        _check(parallel, columns, rows, tied or {})
+        _check(parallel, columns, rows)
         with device_of_rank(has_host_tensors=parallel.offload == 1) as device:
             mesh = Mesh.of_site(device, parallel) if connection is not None and world > 1 else None
-            passes = share_parts(
-                own(
-                    build,
-                    loss,
-                    device,
-                    blocks=blocks,
-                    first=first,
-                    last=last,
-                    columns=columns,
-                    rows=rows,
-                    tied=tied or {},
-                    seed=seed,
-                ),
-                parallel,
-                mesh,
-                device,
-            )
-            yield SharedModel(passes, parallel, mesh, device, tied or {})
+            names = Names(blocks=blocks, first=first, last=last, columns=columns, rows=rows)
+            model = own(build, loss, names, parallel, device, seed=seed)
+            passes, tied = share_parts(model, parallel, mesh, device), model.tied
+            del model  # and with it the whole one
+            yield SharedModel(passes, parallel, mesh, device, tied)
     except ConfigError as error:
         if connection is not None:
             connection.tell(error)
         raise
 
 
-def _check(parallel: ParallelSettings, columns: Sequence[str], rows: Sequence[str], tied: Mapping[str, str]) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Names:
+    """Arguments of `share`."""
+
+    blocks: str
+    first: Sequence[str]
+    last: Sequence[str]
+    columns: Sequence[str]
+    rows: Sequence[str]
+
+
+def _check(parallel: ParallelSettings, columns: Sequence[str], rows: Sequence[str]) -> None:
     for name in OF_THE_BUILT_IN:
         if (said := getattr(parallel, name)) > (0 if name == "sequence_parallel" else 1):
             raise ConfigError(f"--parallel {name}={said} is of the built-in model; leave out {name}")
@@ -142,49 +140,63 @@ def _check(parallel: ParallelSettings, columns: Sequence[str], rows: Sequence[st
             f"--parallel tp={parallel.tp}: say with columns= and rows= of atoll.share which matrices of a block ranks "
             "share, or leave out tp"
         )
-    if parallel.pp > 1 and len(tied) > 1:
-        raise ConfigError(f"--parallel pp={parallel.pp} with {len(tied)} tied parameters of atoll.share: at most one")
+    if parallel.zero == 1:
+        raise ConfigError(
+            "--parallel zero=1 is of the built-in trainer; leave it out, and make a ZeroRedundancyOptimizer in the "
+            "script"
+        )
 
 
 def own(
     build: Callable[[], nn.Module],
     loss: Loss,
+    names: Names,
+    parallel: ParallelSettings,
     device: torch.device,
     *,
-    blocks: str,
-    first: Sequence[str],
-    last: Sequence[str],
-    columns: Sequence[str],
-    rows: Sequence[str],
-    tied: Mapping[str, str],
-    seed: int,
+    seed: int = 0,
 ) -> Shareable:
-    """Of the arguments of `share`. Raises ConfigError for a name that the model does not have."""
+    """Raises ConfigError for a name that the model does not have, and for what cannot be shared so."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         whole = build()
-    for name in (blocks, *first, *last):
-        if name not in dict(whole.named_modules()):
+    modules = dict(whole.named_modules())
+    for name in (names.blocks, *names.first, *names.last):
+        if name not in modules:
             raise ConfigError(f"atoll.share: blocks, first or last name {name!r}, which the model does not have")
-    parameters = dict(whole.named_parameters(remove_duplicate=False))
-    for alias, name in tied.items():
-        if parameters.get(alias) is None or parameters[alias] is not parameters.get(name):
-            raise ConfigError(f"atoll.share: {alias!r} and {name!r} of tied are not one parameter of the model")
-    buffers = dict(whole.named_buffers())
+    if not isinstance(modules[names.blocks], nn.ModuleList | nn.ModuleDict):
+        raise ConfigError(f"atoll.share: blocks names {names.blocks!r}, which is no ModuleList and no ModuleDict")
+    buffers = dict(whole.named_buffers(remove_duplicate=False))
+    if kept := buffers.keys() & whole.state_dict().keys() if parallel.pp > 1 else ():
+        raise ConfigError(
+            f"--parallel pp={parallel.pp} with the buffer {min(kept)!r}: torch's pipeline goes forward once with "
+            "whatever is in memory, which would be in it; register it with persistent=False if forward does not change "
+            "it, or leave out pp"
+        )
+
+    def unset() -> nn.Module:
+        try:
+            return build()
+        except Exception as error:
+            raise ConfigError(
+                f'atoll.share: build does not work under torch.device("meta"), where nothing has values: {error}'
+            ) from error
 
     def divide(model: nn.Module, parts: list[nn.Module], mesh: DeviceMesh) -> None:
         for part in parts:
             plan: dict[str, ParallelStyle] = {}
-            for name, linear in _matrices(part, columns, "columns"):
+            for name, linear in _matrices(part, names.columns, "columns"):
                 _check_divides(name, linear.out_features, mesh.size())
                 plan[name] = ColwiseParallel()
-            for name, linear in _matrices(part, rows, "rows"):
+            for name, linear in _matrices(part, names.rows, "rows"):
+                if name in plan:
+                    raise ConfigError(f"atoll.share: {name!r} is among columns and among rows")
                 _check_divides(name, linear.in_features, mesh.size())
                 plan[name] = RowwiseParallel()
             parallelize_module(part, mesh, plan)
 
     def set_buffers(part: nn.Module) -> None:
-        for own_name, _ in list(part.named_buffers()):
+        for own_name, _ in list(part.named_buffers(remove_duplicate=False)):
             owner, _, key = own_name.rpartition(".")
             name = own_name
             for wrapper in TRANSPARENT_CHILDREN:
@@ -193,16 +205,24 @@ def own(
 
     return Shareable(
         whole=lambda: whole,
-        unset=build,
-        blocks=blocks,
-        first=first,
-        last=last,
+        unset=unset,
+        blocks=names.blocks,
+        first=names.first,
+        last=names.last,
         divide=divide,
-        tied=tied,
+        tied=_ties(whole),
         loss=loss,
         values=lambda: named_tensors(whole),
         has_memory=set_buffers,
+        casts_inputs=True,
     )
+
+
+def _ties(model: nn.Module) -> dict[str, str]:
+    """Each further name of a parameter, to its first one."""
+    first: dict[int, str] = {}
+    named = model.named_parameters(remove_duplicate=False)
+    return {name: known for name, p in named if (known := first.setdefault(id(p), name)) != name}
 
 
 def _matrices(block: nn.Module, patterns: Sequence[str], argument: str) -> Iterator[tuple[str, nn.Linear]]:

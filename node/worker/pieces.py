@@ -110,7 +110,8 @@ class SharedTensors:
             self._frozen.take()
         for held, snapshot, publish in (item for item in self._synced if self._is_of(item[0], fragment)):
             local, is_trained = held.local(), held.spec.role is Role.TRAINABLE
-            if is_trained and mode is not MergeMode.REPLACE:
+            is_added_to = held.is_summed and mode is not MergeMode.SHIFT
+            if (is_trained or is_added_to) and mode is not MergeMode.REPLACE:
                 for mine, sealed, outer in copies.pieces(local, snapshot, publish):
                     self._merge(mine, sealed, outer, mode)
             elif mode is MergeMode.REPLACE or (mode is not MergeMode.SHIFT and _is_as(snapshot, local)):

@@ -14,7 +14,7 @@ from atoll.node.parallel.context import Context
 from atoll.node.parallel.mesh import Mesh
 from atoll.node.parallel.parallelize import Divide, parallelize
 from atoll.node.parallel.passes import Loss, Passes, Pipeline, SharedSequences, WholeModel, blocks_of, stages_of
-from atoll.node.parallel.settings import ParallelSettings
+from atoll.node.parallel.settings import V_SCHEDULES, ParallelSettings
 from atoll.node.parallel.tensor import share_matrices
 from atoll.node.worker.model import Transformer, first_values
 from atoll.node.worker.recipe import token_loss
@@ -48,6 +48,8 @@ class Shareable:
     """First values of parameters and persistent buffers, one after the other."""
     has_memory: Callable[[nn.Module], None]
     """Of a part that was just given memory: sets the buffers that are not persistent."""
+    casts_inputs: bool
+    """With precision=bf16 FSDP2 casts what a block is given, too."""
 
 
 def built_in(
@@ -71,6 +73,7 @@ def built_in(
         loss=token_loss,
         values=lambda: first_values(model, seed),
         has_memory=set_angles,
+        casts_inputs=False,  # the angles of the rotary embedding stay fp32
     )
 
 
@@ -90,7 +93,15 @@ def share(
     context: Context | None = None,
 ) -> Passes:
     """Where ranks share it, none ever has more than its shares and what `values` gives at a time."""
-    made = partial(parallelize, settings=parallel, mesh=mesh, divide=model.divide, blocks=model.blocks, context=context)
+    made = partial(
+        parallelize,
+        settings=parallel,
+        mesh=mesh,
+        divide=model.divide,
+        blocks=model.blocks,
+        casts_inputs=model.casts_inputs,
+        context=context,
+    )
     if mesh is None or parallel.is_replicated_alone:
         return WholeModel(made(model.whole().to(device)), model.loss, parallel)
     parts = [stage_of(model, number, parallel.num_stages) for number in stages_of(mesh.stage, parallel)]
@@ -103,7 +114,7 @@ def share(
     loss = context.of_share(model.loss) if context is not None else model.loss
     passes: Passes = WholeModel(wholes[0], loss, parallel)
     if parallel.pp > 1:
-        passes = Pipeline(wholes, loss, mesh, device, tie(parts, model.tied))
+        passes = Pipeline(wholes, loss, mesh, device, tie(parts, _across(model, parallel)))
     return SharedSequences(passes, context) if context is not None else passes
 
 
@@ -123,6 +134,31 @@ def tie(parts: Sequence[nn.Module], tied: Mapping[str, str]) -> nn.Parameter | N
     return found
 
 
+def _across(model: Shareable, parallel: ParallelSettings) -> dict[str, str]:
+    """Of what is tied, what the first and the last stage of a pipeline have in common. Raises ConfigError for what
+    other stages would have in common, or one rank twice."""
+
+    def place(name: str) -> str:
+        for number, modules in enumerate((model.first, model.last)):
+            if any(name == module or name.startswith(f"{module}.") for module in modules):
+                return ("first", "last")[number]
+        return name.removeprefix(f"{model.blocks}.").partition(".")[0]
+
+    across = {alias: name for alias, name in model.tied.items() if place(alias) != place(name)}
+    for alias, name in across.items():
+        if {place(alias), place(name)} != {"first", "last"} or len(across) > 1:
+            raise ConfigError(
+                f"--parallel pp={parallel.pp}: {alias!r} and {name!r} are one parameter; stages can have one in "
+                "common, the first and the last: leave out pp"
+            )
+        if parallel.pp_schedule in V_SCHEDULES:
+            raise ConfigError(
+                f"--parallel pp_schedule={parallel.pp_schedule}: {alias!r} and {name!r} are one parameter, and the "
+                "first and the last stage are on one rank, which would have it twice; choose another schedule"
+            )
+    return across
+
+
 def stage_of(model: Shareable, number: int, num_stages: int) -> nn.Module:
     """Blocks of one stage, and what is before and behind them in the first and last one. The stages before it hand in
     what a block gives in place of the inputs."""
@@ -139,7 +175,8 @@ def stage_of(model: Shareable, number: int, num_stages: int) -> nn.Module:
         if not any(name == own or name.startswith(f"{own}.") for own in known):
             raise ConfigError(
                 f"{name!r} is neither in a block nor before or behind them, so all stages of a pipeline would have it: "
-                "name its module among first or last of atoll.share, or leave out pp"
+                "name its module among first or last of atoll.share (a parameter of the model itself needs one), or "
+                "leave out pp"
             )
     first, last = blocks_of(number, num_stages, len(names))
     for name in (*names[:first], *names[last:]):

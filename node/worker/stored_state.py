@@ -90,18 +90,24 @@ class Wanted:
 class StoredState:
     """Of all ranks. What its methods raise names tensor and reason."""
 
-    def __init__(self, files: Mapping[Path, Mapping[str, Any]]) -> None:
-        """`files`: descriptions as `LocalCheckpoints` writes them."""
+    def __init__(self, files: Mapping[Path, Mapping[str, Any]], own: Path | None = None) -> None:
+        """`files`: descriptions as `LocalCheckpoints` writes them. `own`: the one that this rank wrote, if the site had
+        as many ranks."""
+        self._own = own
+        self._own_slices: dict[_Key, Slice] = {}
+        """Whose state the own file has, if there was any."""
         self._fits: dict[_Key, dict[str, Any]] = {}
         self._groups: dict[_Key, dict[str, Any]] = {}
         self._parts: dict[_Key, dict[str, list[Part]]] = {}
-        self._plain: dict[_Key, dict[str, Any]] = {}
+        self._plain: dict[_Key, dict[str, list[tuple[Path, Any]]]] = {}
         for path, file in files.items():
             slices = {name: dict(item) for name, item in file["slices"].items()}
             places = {
                 name: Slice(tuple(item.pop("offsets")), tuple(item.pop("sizes"))) for name, item in slices.items()
             }
             for index, optimizer in enumerate(file["optimizers"]):
+                if path == own:
+                    self._own_slices = {(index, n): places[n] for n in optimizer["written"]} | self._own_slices
                 for group in optimizer["groups"]:
                     for name in group["names"]:
                         self._groups.setdefault((index, name), group)
@@ -122,11 +128,23 @@ class StoredState:
                 )
                 self._parts.setdefault((index, parameter), {}).setdefault(key, []).append(part)
             for index, parameter, key, value in file["plain"]:
-                self._plain.setdefault((index, parameter), {}).setdefault(key, value)
+                self._plain.setdefault((index, parameter), {}).setdefault(key, []).append((path, value))
 
-    def plain(self, optimizer: int, parameter: str) -> Mapping[str, Any]:
-        """What is kept of it that is no tensor."""
-        return self._plain.get((optimizer, parameter), {})
+    def plain(self, needed: Needed) -> dict[str, Any]:
+        """What is kept of it that is no tensor. Raises HostError if ranks had different values, of which none is this
+        rank's."""
+        at = needed.optimizer, needed.parameter
+        found = {}
+        for key, values in self._plain.get(at, {}).items():
+            mine = [value for path, value in values if not self._is_own(needed) or path == self._own]
+            if any(value != mine[0] for value in mine):
+                raise HostError(f"{key!r} of {needed.parameter!r} differs from rank to rank, and no rank is as it was")
+            found.update({key: mine[0]} if mine else {})
+        return found
+
+    def _is_own(self, needed: Needed) -> bool:
+        """This rank wrote the state of this very slice."""
+        return self._own_slices.get((needed.optimizer, needed.parameter)) == needed.slice
 
     def group(self, optimizer: int, parameter: str) -> Mapping[str, Any]:
         """Hyperparameters of the group that it was in: "first" when its script began, and "now"."""
@@ -141,10 +159,12 @@ class StoredState:
                 raise HostError(f"it has no {item.parameter!r}; it is of another model or optimizer")
             if changed := differences(self._fits[at], item.fits, f"{item.parameter}"):
                 raise HostError(f"it is of another model or optimizer: {changed[0]}")
-            found += [
-                Wanted(needed=item, key=key, parts=_parts_of(item, key, parts))
-                for key, parts in self._parts.get(at, {}).items()
-            ]
+            self.plain(item)
+            for key, parts in self._parts.get(at, {}).items():
+                if self._is_own(item):
+                    found += [Wanted(needed=item, key=key, parts=(part,)) for part in parts if part.path == self._own]
+                else:
+                    found.append(Wanted(needed=item, key=key, parts=_parts_of(item, key, parts)))
         return found
 
 

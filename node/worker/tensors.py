@@ -23,9 +23,10 @@ from atoll.protocol.errors import ConfigError
 from atoll.protocol.layout import MAX_GROUPS, Manifest, Role, TensorSpec, TiedName
 from atoll.protocol.strict import nearest
 
-BufferPolicy = Literal["mean", "lowest", "local"]
+BufferPolicy = Literal["mean", "summed", "lowest", "local"]
 BUFFER_ROLES: dict[str, Role] = {
     "mean": Role.BUFFER_MEAN,
+    "summed": Role.BUFFER_MEAN,
     "lowest": Role.BUFFER_LOWEST,
     "local": Role.BUFFER_LOCAL,
 }
@@ -62,6 +63,8 @@ class Held:
     parameter: nn.Parameter | None
     owner: nn.Module  # of a buffer
     key: str
+    is_summed: bool = False
+    """A buffer that training adds to: what was added since a snapshot is kept on top of the mean."""
 
     def local(self) -> Tensor:
         """This rank's slice, sharing its storage. A buffer is looked up, as modules may replace it."""
@@ -206,7 +209,9 @@ def find_tensors(
                 f"{listed!r} has the memory of another parameter, or the optimizer trains another object in its place; "
                 "where the nodes do the steps they have to be one Parameter: assign it, in place of a view of its data"
             )
-        held.append(_held(item, role, groups[id(item.tensor)] if groups and role is Role.TRAINABLE else 0))
+        policy = next((p for pattern, p in (buffers or {}).items() if fnmatchcase(item.name, pattern)), "")
+        is_summed = role is Role.BUFFER_MEAN and policy == "summed"
+        held.append(_held(item, role, groups[id(item.tensor)] if groups and role is Role.TRAINABLE else 0, is_summed))
     if unmatched:
         pattern = min(unmatched)
         known = [item.name for item in found if not isinstance(item.tensor, nn.Parameter)]
@@ -305,7 +310,7 @@ def _groups(optimizers: Sequence[torch.optim.Optimizer]) -> dict[int, int]:
     return {id(p): number for number, group in enumerate(rated) for p in group["params"]}
 
 
-def _held(item: _Found, role: Role, group: int) -> Held:
+def _held(item: _Found, role: Role, group: int, is_summed: bool) -> Held:
     tensor, name = item.tensor, item.name
     if tensor.is_meta:
         raise ConfigError(f"{name!r} is on the meta device; give the model its values before atoll.join")
@@ -334,6 +339,7 @@ def _held(item: _Found, role: Role, group: int) -> Held:
         parameter=tensor if isinstance(tensor, nn.Parameter) else None,
         owner=item.owner,
         key=item.key,
+        is_summed=is_summed,
     )
 
 

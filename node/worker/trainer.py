@@ -60,7 +60,7 @@ def train(connection: Connection) -> None:
         batch_size = trainer.batch_size // parallel.num_data_ranks
         tied = TIED if settings.model.tie_embeddings else {}
         parts = SharedParts(passes.parts, mesh.data_rank if mesh is not None else 0, tied)
-        buffers: dict[str, BufferPolicy] = {BUFFERS: "mean"} if settings.model.num_experts else {}
+        buffers: dict[str, BufferPolicy] = {BUFFERS: "summed"} if settings.model.num_experts else {}
         with join(parts, optimizer, buffers=buffers, data_fingerprint=fingerprint) as site:
             for batch in site.loader(windows_of_text, batch_size):
                 total_steps = site.run_length

@@ -109,6 +109,7 @@ LAYOUTS = [
             "own dp_shard=2,checkpointing=full,accumulation=2,offload=1",
             "own pp=2,pp_schedule=interleaved-1f1b",
             "own tp=2,checkpointing=selective",
+            "own dp_shard=2,precision=bf16",
             "tied tp=2,sequence_parallel=1",
             "tp=2,sequence_parallel=1,checkpointing=selective",
             "tp=2,sequence_parallel=1,checkpointing=full,accumulation=2",

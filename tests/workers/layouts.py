@@ -27,7 +27,7 @@ from atoll.node.parallel.mesh import Mesh
 from atoll.node.parallel.passes import parameters_of
 from atoll.node.parallel.settings import ParallelSettings, check_batch, check_model, check_sequence, parse
 from atoll.node.worker.experts import Router, balance
-from atoll.node.worker.own_model import own
+from atoll.node.worker.own_model import Names, own
 from atoll.node.worker.recipe import zero_1
 from atoll.node.worker.shared_model import share as share_parts
 from atoll.node.worker.shared_model import shared_model
@@ -111,11 +111,11 @@ def train(mesh: Mesh | None, parallel: ParallelSettings, model: str) -> Trained:
     settings = replace(SETTINGS, model=MODELS[model])
     torch._dynamo.reset()
     counters.clear()
-    passes = (
-        share_parts(own(own_model.Model, own_model.loss_of, CPU, **own_model.PARTS, seed=3), parallel, mesh, CPU)
-        if model == OWN
-        else shared_model(settings, parallel, mesh, CPU)
-    )
+    if model == OWN:
+        shareable = own(own_model.Model, own_model.loss_of, Names(**own_model.PARTS), parallel, CPU, seed=3)
+        passes = share_parts(shareable, parallel, mesh, CPU)
+    else:
+        passes = shared_model(settings, parallel, mesh, CPU)
     parameters = parameters_of(passes)
     optimizer: torch.optim.Optimizer = torch.optim.SGD(parameters, lr=RATE, foreach=False)
     if mesh is not None and mesh.settings.zero == 1:

@@ -101,9 +101,10 @@ def merge_ranks(ranks: Sequence[LocalJoin]) -> SitePieces:
     for name, slices in holders.items():
         for (offsets, sizes), found in slices.items():
             owned[found[0].rank].append(found[0].piece)
-            keeper = min(found, key=lambda holder: num_kept[holder.rank])
-            kept[keeper.rank].append(keeper.piece)
-            num_kept[keeper.rank] += math.prod(sizes)
+            if specs[name].role is Role.TRAINABLE:
+                keeper = min(found, key=lambda holder: num_kept[holder.rank])
+                kept[keeper.rank].append(keeper.piece)
+                num_kept[keeper.rank] += math.prod(sizes)
             if len(found) > 1 and specs[name].role is Role.TRAINABLE:
                 shared.append(SharedSlice(name=name, box=_box(offsets, sizes), holders=tuple(found)))
     return SitePieces(

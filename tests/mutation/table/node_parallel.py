@@ -412,4 +412,20 @@ MUTATIONS = (
         new="if False:",
         tests=(f"{OWN}::test_matrices_that_ranks_cannot_share_are_refused",),
     ),
+    Mutation(
+        name="what is tied within a stage is exchanged with another",
+        rule="stages exchange gradients of what they have in common, and of nothing else",
+        where="node.worker.shared_model:_across",
+        old=" if place(alias) != place(name)}",
+        new="}",
+        tests=(f"{OWN}::test_what_is_tied_within_a_stage_is_not_exchanged",),
+    ),
+    Mutation(
+        name="two blocks in different stages have a matrix in common",
+        rule="ties that stages cannot keep are refused",
+        where="node.worker.shared_model:_across",
+        old='if {place(alias), place(name)} != {"first", "last"} or len(across) > 1:',
+        new="if False:",
+        tests=(f"{OWN}::test_models_that_cannot_be_shared_so_are_refused",),
+    ),
 )

@@ -224,6 +224,46 @@ MUTATIONS = (
         tests=("tests/unit/worker/test_checkpoints_of_layouts.py::test_what_ranks_have_alike_is_written_once",),
     ),
     Mutation(
+        name="what ranks of any optimizer have is taken to be alike",
+        rule="state that one rank has is written by it",
+        where="node.worker.optimizer_state:OptimizerState._names_written",
+        old=' and type(keeper).__module__.startswith("torch.optim.")',
+        new="",
+        tests=(
+            "tests/unit/worker/test_checkpoints_of_layouts.py::test_in_the_same_layout_a_rank_has_again_what_it_had",
+        ),
+    ),
+    Mutation(
+        name="another rank's state is taken where there is one's own",
+        rule="in the same layout a rank takes what it wrote",
+        where="node.worker.stored_state:StoredState._is_own",
+        old="== needed.slice",
+        new="is None and False",
+        tests=(
+            "tests/unit/worker/test_checkpoints_of_layouts.py::test_in_the_same_layout_a_rank_has_again_what_it_had",
+        ),
+    ),
+    Mutation(
+        name="numbers of one shard are taken for all",
+        rule="a state that is of use to one slice only is not taken by others",
+        where="node.worker.stored_state:StoredState.plain",
+        old="if any(value != mine[0] for value in mine):",
+        new="if False:",
+        tests=(
+            "tests/unit/worker/test_checkpoints_of_layouts.py::test_numbers_of_shards_are_not_taken_by_other_slices",
+        ),
+    ),
+    Mutation(
+        name="a bias that moved while sites exchanged never takes the mean",
+        rule="what training added to a summed buffer is kept on top of the mean",
+        where="node.worker.pieces:SharedTensors.apply",
+        old="is_added_to = held.is_summed and mode is not MergeMode.SHIFT",
+        new="is_added_to = False",
+        tests=(
+            "tests/unit/worker/test_worker_pieces.py::test_what_training_added_to_a_summed_buffer_is_kept_on_top_of_the_mean",
+        ),
+    ),
+    Mutation(
         name="reading a checkpoint counts as hanging",
         rule="a rank that reads a large checkpoint is not killed as one that hangs",
         where="node.worker.checkpoint:LocalCheckpoints._announce",

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
@@ -259,6 +260,63 @@ def test_a_state_of_very_slices_is_not_taken_by_others(tmp_path: Path, capsys: p
     assert "of 'a' belongs to slices that ranks do not have any more" in capsys.readouterr().err
 
 
+class OfOneRank(torch.optim.Optimizer):
+    """Each rank has the state of the parameters whose steps it does, as distributed forms of Muon have."""
+
+    def __init__(self, parameters: list[nn.Parameter]) -> None:
+        super().__init__(parameters, {"lr": 0.1})
+
+    def step(self) -> None:  # type: ignore[override]
+        for number, parameter in enumerate(self.param_groups[0]["params"]):
+            if number % 2 == dist.get_rank():
+                state = self.state[parameter]
+                state["momentum"] = state.get("momentum", 0) + parameter.grad
+                state["norm"] = float(parameter.grad.norm()) + dist.get_rank()
+
+
+class OfItsShard(torch.optim.Optimizer):
+    """Numbers that belong to a rank's own shard; a rank without values has none."""
+
+    def __init__(self, parameters: list[nn.Parameter]) -> None:
+        super().__init__(parameters, {"lr": 0.1})
+
+    def step(self) -> None:  # type: ignore[override]
+        for parameter in self.param_groups[0]["params"]:
+            if parameter.grad.to_local().numel():
+                self.state[parameter]["norm"] = float(parameter.grad.to_local().norm())
+
+
+@pytest.mark.parametrize(
+    ("layout", "make"),
+    [(Layout((2,)), OfOneRank), (LAYOUTS["rows"], OfItsShard), (LAYOUTS["more ranks than rows"], OfItsShard)],
+)
+def test_in_the_same_layout_a_rank_has_again_what_it_had(tmp_path: Path, layout: Layout, make: Make) -> None:
+    leave(tmp_path, layout, make)
+    for rank in range(layout.world):
+        with fake_rank(rank, layout.world):
+            before, again = Rank(tmp_path, layout, rank, make), Rank(tmp_path, layout, rank, make)
+            before.train(0, STEPS)
+            (offered,) = again.checkpoints.usable
+            assert again.checkpoints.go_on(offered, 2, 1) == bool(before.optimizer.state)
+            now = {p: state for p, state in again.optimizer.state.items() if state}
+            names = {id(p): name for name, p in again.of.items()}
+            assert {names[id(p)] for p in now} == {
+                name for name, p in before.of.items() if before.optimizer.state.get(p)
+            }
+            for parameter, state in now.items():
+                expected = before.optimizer.state[before.of[names[id(parameter)]]]
+                assert state.keys() == expected.keys()
+                assert state["norm"] == expected["norm"]
+                assert torch.equal(state.get("momentum", torch.zeros(())), expected.get("momentum", torch.zeros(())))
+
+
+def test_numbers_of_shards_are_not_taken_by_other_slices(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    leave(tmp_path, LAYOUTS["rows"], OfItsShard)
+    with fake_rank(0, 3):
+        assert not Rank(tmp_path, LAYOUTS["rows of three"], 0, OfItsShard).checkpoints.usable
+    assert "'norm' of 'a' differs from rank to rank" in capsys.readouterr().err
+
+
 def test_files_of_a_rank_that_are_missing_or_torn_cost_the_whole(tmp_path: Path) -> None:
     leave(tmp_path, LAYOUTS["rows"])
     one = LAYOUTS["one"]
@@ -286,7 +344,8 @@ def described(pieces: list[Slice], shape: tuple[int, ...]) -> dict[Path, dict[st
     return {
         Path(str(number)): {
             "slices": {"w": {"offsets": p.offsets, "sizes": p.sizes, "shape": shape}},
-            "optimizers": [{"kind": "K", "groups": [{"names": ["w"], "switches": {}, "first": {}, "now": {}}]}],
+            "optimizers": [{"kind": "K", "written": ["w"],
+                            "groups": [{"names": ["w"], "switches": {}, "first": {}, "now": {}}]}],
             "tensors": {
                 "0/w/m": {
                     "optimizer": 0, "parameter": "w", "key": "m", "shape": p.sizes, "dtype": "F32", "hash": str(number),

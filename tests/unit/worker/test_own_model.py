@@ -12,7 +12,7 @@ import atoll
 from atoll.node.parallel.mesh import Mesh
 from atoll.node.parallel.settings import parse
 from atoll.node.worker import join, own_model
-from atoll.node.worker.own_model import own
+from atoll.node.worker.own_model import Names, own
 from atoll.node.worker.shared_model import share
 from atoll.protocol.errors import ConfigError
 from examples.own_model import BATCH, PARTS, SEQUENCE, Model, loss_of
@@ -21,8 +21,8 @@ from tests.harness.fake_group import fake_rank
 CPU = torch.device("cpu")
 
 
-def shareable(**changed: Any) -> Any:
-    return own(Model, loss_of, CPU, **{**PARTS, "seed": 3, **changed})
+def shareable(text: str = "", num_ranks: int = 1, **changed: Any) -> Any:
+    return own(Model, loss_of, Names(**{**PARTS, **changed}), parse(text).resolved(num_ranks), CPU, seed=3)
 
 
 @pytest.mark.parametrize(
@@ -31,8 +31,7 @@ def shareable(**changed: Any) -> Any:
         ({"blocks": "layers"}, "name 'layers', which the model does not have"),
         ({"first": ["embeddings"]}, "name 'embeddings', which the model does not have"),
         ({"last": ["norm", "output"]}, "name 'output', which the model does not have"),
-        ({"tied": {"head.weight": "norm.weight"}}, "'head.weight' and 'norm.weight' of tied are not one parameter"),
-        ({"tied": {"head.bias": "norm.weight"}}, "'head.bias' and 'norm.weight' of tied are not one parameter"),
+        ({"blocks": "embedding"}, "blocks names 'embedding', which is no ModuleList and no ModuleDict"),
     ],
 )
 def test_names_that_the_model_does_not_have_are_refused(changed: dict[str, Any], words: str) -> None:
@@ -46,6 +45,7 @@ def test_names_that_the_model_does_not_have_are_refused(changed: dict[str, Any],
         ({"columns": ["querys"]}, "a block has no module 'querys', which columns names"),
         ({"rows": ["norm"]}, "'norm' of rows is LayerNorm, and no nn.Linear"),
         ({"columns": ["queries", "odd"]}, "tp=2 does not divide the 3 of 'odd'; choose another tp"),
+        ({"columns": ["queries", "mixed"]}, "'mixed' is among columns and among rows"),
     ],
 )
 def test_matrices_that_ranks_cannot_share_are_refused(changed: dict[str, Any], words: str) -> None:
@@ -57,7 +57,7 @@ def test_matrices_that_ranks_cannot_share_are_refused(changed: dict[str, Any], w
 
     with fake_rank(0, 2):
         parallel = parse("tp=2").resolved(2)
-        model = own(odd, loss_of, CPU, **{**PARTS, "seed": 3, **changed})
+        model = own(odd, loss_of, Names(**{**PARTS, **changed}), parallel, CPU)
         with pytest.raises(ConfigError, match=words):
             share(model, parallel, Mesh.of_site(CPU, parallel), CPU)
 
@@ -111,13 +111,13 @@ def test_what_is_tied_is_one_parameter_also_where_ranks_share_it(layout: str) ->
         ("dp_shard=2,ep=2", {}, "ep=2 is of the built-in model; leave out ep"),
         ("tp=2,sequence_parallel=1", {}, "sequence_parallel=1 is of the built-in model"),
         ("tp=2", {"columns": (), "rows": ()}, "say with columns= and rows= of atoll.share"),
-        ("pp=2", {"tied": {"a": "b", "c": "d"}}, "2 tied parameters of atoll.share: at most one"),
+        ("dp_replicate=2,zero=1", {}, "make a ZeroRedundancyOptimizer in the script"),
     ],
 )
 def test_settings_that_need_to_know_more_are_refused(text: str, changed: dict[str, Any], words: str) -> None:
-    said = {"columns": PARTS["columns"], "rows": PARTS["rows"], "tied": PARTS["tied"], **changed}
+    said = {"columns": PARTS["columns"], "rows": PARTS["rows"], **changed}
     with pytest.raises(ConfigError, match=words):
-        own_model._check(parse(text), said["columns"], said["rows"], said["tied"])
+        own_model._check(parse(text), said["columns"], said["rows"])
 
 
 def test_alone_it_is_the_model() -> None:
@@ -154,3 +154,84 @@ def test_a_script_that_shares_its_model_itself_has_no_use_for_parallel(monkeypat
     with pytest.raises(ConfigError, match=r"--parallel tp=2: the script does not share its model by atoll\.share"):
         atoll.join(net, torch.optim.SGD(net.parameters(), lr=0.1))
     assert len(told) == 1
+
+
+class Inner(Model):
+    """Two matrices of each block are one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(64, 256, bias=False)
+        for block in self.blocks:
+            block.keys.weight = block.queries.weight  # type: ignore[union-attr]
+
+
+class Across(Model):
+    """Two blocks have a matrix in common."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks[3].keys.weight = self.blocks[0].keys.weight  # type: ignore[union-attr]
+
+
+class Counting(Model):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(1))
+
+
+class Untouchable(Model):
+    def __init__(self) -> None:
+        super().__init__()
+        self.rates = [x.item() for x in torch.linspace(0, 1, 4)]
+
+
+class OneMask(Model):
+    """A buffer that all blocks have in common."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        mask = torch.ones(3)
+        for block in self.blocks:
+            block.register_buffer("mask", mask, persistent=False)
+
+
+def shared(build: type[Model], text: str, rank: int = 0) -> Any:
+    num_ranks = parse(text).num_ranks(1)
+    with fake_rank(rank, num_ranks):
+        parallel = parse(text).resolved(num_ranks)
+        model = own(build, loss_of, Names(**PARTS), parallel, CPU)
+        return share(model, parallel, Mesh.of_site(CPU, parallel), CPU)
+
+
+def test_what_is_tied_within_a_stage_is_not_exchanged() -> None:
+    for rank in range(2):
+        passes = shared(Inner, "pp=2", rank)
+        assert not passes.counted_elsewhere
+        assert passes._tied is None
+        for part in passes.parts:
+            for block in part.blocks:
+                assert block.keys.weight is block.queries.weight
+
+
+@pytest.mark.parametrize(
+    ("build", "layout", "words"),
+    [
+        (Across, "pp=2", r"'blocks\.3\.keys\.weight' and 'blocks\.0\.keys\.weight' are one parameter; stages can"),
+        (Model, "pp=2,pp_schedule=zbv", "first and the last stage are on one rank, which would have it twice"),
+        (Counting, "pp=2", "with the buffer 'seen': torch's pipeline goes forward once"),
+        (Untouchable, "dp_shard=2", r"build does not work under torch\.device"),
+    ],
+)
+def test_models_that_cannot_be_shared_so_are_refused(build: type[Model], layout: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        shared(build, layout)
+
+
+@pytest.mark.parametrize("layout", ["dp_shard=2", "tp=2", "pp=2"])
+def test_a_buffer_that_blocks_have_in_common_is_in_each(layout: str) -> None:
+    for rank in range(2):
+        for part in shared(OneMask, layout, rank).parts:
+            masks = [buffer for name, buffer in part.named_buffers(remove_duplicate=False) if name.endswith("mask")]
+            assert len(masks) == (2 if layout == "pp=2" else 4)
+            assert all(torch.equal(mask, torch.ones(3)) for mask in masks)

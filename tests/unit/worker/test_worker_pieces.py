@@ -179,6 +179,25 @@ def test_a_buffer_keeps_what_training_made_of_it_since_the_snapshot(
     assert (net.mean.tolist(), net.count.item()) == ([1.0, 2.0, 3.0], 4), "nothing was trained since"
 
 
+@pytest.mark.parametrize(("mode", "taken"), [(MergeMode.MERGE, [1.0, 2.25, 3.0]), (MergeMode.MIX, [0.5, 1.125, 1.5])])
+def test_what_training_added_to_a_summed_buffer_is_kept_on_top_of_the_mean(mode: MergeMode, taken: list[float]) -> None:
+    net = Net()
+    net.mean.zero_()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    tensors = find_tensors([net], [optimizer], {"own": "local", "me*": "summed"})
+    node = FakeNode(manifest=tensors.manifest)
+    shared = SharedTensors(tensors, node.joined(len(tensors.pieces)), SyncSettings(alpha=0.5))
+    shared.write_snapshot(0, with_frozen=False)
+    fill(node, "mean", torch.tensor([1.0, 2.0, 3.0]))
+    net.mean[1] += 0.25
+    shared.apply(0, mode, fresh=False)
+    assert net.mean.tolist() == taken
+    shared.apply(0, MergeMode.SHIFT, fresh=False)
+    assert net.mean.tolist() == taken
+    shared.apply(0, MergeMode.REPLACE, fresh=False)
+    assert net.mean.tolist() == [1.0, 2.0, 3.0]
+
+
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_shift_moves_trainable_tensors_only(dtype: torch.dtype, device: str) -> None:
