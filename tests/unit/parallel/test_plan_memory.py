@@ -67,10 +67,24 @@ def measured(model: ModelSettings, settings: ParallelSettings, batch: int, seque
     return Measured(weights, sum(v.untyped_storage().nbytes() for v in states), at_forward, live.most)
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("checkpointing", ["none", "selective", "full"])
+MODELS_TRIED = {"wide": WIDE, "many words": MANY_WORDS, "experts": EXPERTS, "one of four experts": ONE_OF_FOUR}
+IN_TEST = (("wide", "fp32"), ("one of four experts", "bf16"))
+
+
 @pytest.mark.parametrize(
-    "model", [WIDE, MANY_WORDS, EXPERTS, ONE_OF_FOUR], ids=["wide", "many words", "experts", "one of four experts"]
+    ("model", "checkpointing", "precision"),
+    [
+        pytest.param(
+            model,
+            checkpointing,
+            precision,
+            id=f"{name}-{checkpointing}-{precision}",
+            marks=() if (name, precision) in IN_TEST else pytest.mark.slow,
+        )
+        for name, model in MODELS_TRIED.items()
+        for checkpointing in ("none", "selective", "full")
+        for precision in ("fp32", "bf16")
+    ],
 )
 def test_a_step_has_the_memory_of_the_formulas(model: ModelSettings, checkpointing: str, precision: str) -> None:
     settings = ParallelSettings(checkpointing=checkpointing, precision=precision)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import fcntl
 import json
 import os
 import pickle
@@ -10,6 +11,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import termios
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -447,6 +449,13 @@ def test_what_is_broken_off_leaves_nothing(tmp_path: Path, tokenizer: Path, erro
     assert list(place.iterdir()) == []
 
 
+def sleeps_for_more(pid: int, pipe: int) -> bool:
+    """A signal just before a blocking read would not end it."""
+    unread = fcntl.ioctl(pipe, termios.FIONREAD, bytes(4))
+    state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    return unread == bytes(4) and state == "S"
+
+
 def test_ctrl_c_ends_it_with_nothing_half_done(tmp_path: Path, tokenizer: Path) -> None:
     """A real one, while it reads from a pipe that gives no more."""
     place = tmp_path / "place"
@@ -466,6 +475,8 @@ sys.exit(main(["tokenize", "--tokenizer", {str(tokenizer)!r}, "--out", {str(plac
     with open(tmp_path / "rows.jsonl", "w") as pipe:
         pipe.write(rows)
         pipe.flush()
+        while not sleeps_for_more(process.pid, pipe.fileno()):
+            os.sched_yield()
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=60)
     assert process.returncode == 130
