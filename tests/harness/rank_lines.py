@@ -19,7 +19,10 @@ def told_by(worker: str, num_ranks: int, arguments: list[str]) -> list[dict[str,
     """Lines of JSON that the first rank writes; each is started with its rank, their number, an address and these
     arguments. Fails if a rank does not end well."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "CUDA_VISIBLE_DEVICES": ""}
-    environment["PYTHONPATH"] = str(WORKERS.parents[1])
+    # Behind what is there: in a copy of the tree, its own code.
+    environment["PYTHONPATH"] = os.pathsep.join(
+        filter(None, (os.environ.get("PYTHONPATH", ""), str(WORKERS.parents[1])))
+    )
     first = [sys.executable, str(WORKERS / worker)]
     address = free_address()
     ranks = [
