@@ -26,9 +26,10 @@ COLUMNS = {"gate": 1, "up": 1, "down": 2}
 
 
 def share_experts(blocks: Iterable[nn.Module], mesh: Mesh, context: Context | None) -> list[nn.Module]:
-    """In place, where blocks have a mixture, as `node/worker/experts.py` has: `ep` shares them as whole
-    ones, `tp` their columns. The modules that FSDP2 shards over `mesh.of_experts`."""
-    mixtures: list[Any] = [module for block in blocks for module in block.modules() if hasattr(module, "compute")]
+    """In place, where blocks have a mixture, as `node/worker/experts.py` has: `ep` shares the experts as whole ones,
+    `tp` their columns. Returns the modules that FSDP2 shards over `mesh.of_experts`."""
+    modules = [module for block in blocks for module in block.modules()]
+    mixtures: list[Any] = [module for module in modules if hasattr(module, "experts") and hasattr(module, "compute")]
     for mixture in mixtures:
         _share(mixture.experts, mesh)
         if mesh.ep is not None:

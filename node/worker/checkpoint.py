@@ -136,8 +136,7 @@ class LocalCheckpoints:
         if not self._state.restore(tensors, stored):
             return False  # it keeps nothing, or not where optimizers of torch do
         if self._rank == 0:
-            (run_step,) = {file["run_step"] for file in self._descriptions(chosen).values()}
-            self._say(f"the inner optimizer is restored from step {run_step} of the run")
+            self._say(f"the inner optimizer is restored from step {stored.run_step} of the run")
         return True
 
     def _offered(self, crashed_from: set[CheckpointId]) -> list[CheckpointId]:

@@ -97,10 +97,9 @@ class OptimizerState:
         """What the state belongs to, as JSON gives it back: `StoredState` reads it."""
         return {
             "slices": {
-                name: {"offsets": list(held.piece.offsets), "sizes": list(held.piece.sizes)} | _nature(held)
+                held.spec.name: {"offsets": list(held.piece.offsets), "sizes": list(held.piece.sizes)} | _nature(held)
                 for parameters in self._parameters
-                for name in parameters
-                for held in [self._held[name]]
+                for held in map(self._held.__getitem__, parameters)
             },
             "optimizers": [
                 {

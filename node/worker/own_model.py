@@ -133,7 +133,7 @@ class Names:
 
 def _check(parallel: ParallelSettings, columns: Sequence[str], rows: Sequence[str]) -> None:
     for name in OF_THE_BUILT_IN:
-        if (said := getattr(parallel, name)) > (0 if name == "sequence_parallel" else 1):
+        if (said := getattr(parallel, name)) != getattr(ALONE, name):
             raise ConfigError(f"--parallel {name}={said} is of the built-in model; leave out {name}")
     if parallel.tp > 1 and not (columns and rows):
         raise ConfigError(

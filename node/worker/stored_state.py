@@ -93,6 +93,8 @@ class StoredState:
     def __init__(self, files: Mapping[Path, Mapping[str, Any]], own: Path | None = None) -> None:
         """`files`: descriptions as `LocalCheckpoints` writes them. `own`: the one that this rank wrote, if the site had
         as many ranks."""
+        self.run_step = max((file["run_step"] for file in files.values()), default=0)
+        """At which ranks wrote it."""
         self._own = own
         self._own_slices: dict[_Key, Slice] = {}
         """Whose state the own file has, if there was any."""

@@ -353,6 +353,7 @@ def described(pieces: list[Slice], shape: tuple[int, ...]) -> dict[Path, dict[st
                 }
             },
             "plain": [],
+            "run_step": 7,
         }
         for number, p in enumerate(pieces)
     }  # fmt: skip
