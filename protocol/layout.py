@@ -283,8 +283,9 @@ class Layout:
         self.sync_chunks = tuple(c.index for c in chunks[: self.num_sync_chunks] if c.num_elements)
         """Those that travel in syncs."""
         self.frozen_chunks = tuple(c.index for c in chunks[self.num_sync_chunks :])
-        fragments = fragments_of(manifest, num_fragments)
-        self.fragment_of = tuple(fragments[self.name_of(chunk)] for chunk in range(self.num_sync_chunks))
+        self.fragment_of_tensor = fragments_of(manifest, num_fragments)
+        """Of each tensor that takes part in syncs, by name."""
+        self.fragment_of = tuple(self.fragment_of_tensor[self.name_of(chunk)] for chunk in range(self.num_sync_chunks))
         """Of each chunk that takes part in syncs."""
         members: list[list[int]] = [[] for _ in range(num_fragments)]
         for chunk in self.sync_chunks:

@@ -101,6 +101,17 @@ class Received:
     message: CoordinatorMessage
 
 
+# --- events: the other hosts of the site
+
+
+@dataclass(frozen=True, slots=True)
+class HostsChanged:
+    """These are not here; `text` says what became of one that was."""
+
+    missing: tuple[int, ...]
+    text: str = ""
+
+
 # --- events: one rank
 
 
@@ -139,6 +150,16 @@ class LayoutSent:
     generation: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlicesArrived:
+    """What a rank of another host sealed at (step, seq) is in the site's SNAPSHOT."""
+
+    generation: int
+    rank: int
+    step: int
+    seq: int
+
+
 # --- events: the workers, already agreed over all ranks; the core makes them of those above
 
 
@@ -165,7 +186,7 @@ class BoundaryAsked:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotSealed:
     """Every owner has written its slices. `tokens` counts each data rank once; `samples_used` is how far into the queue
-    of this epoch they were trained."""
+    of this epoch they were trained. `is_arriving`: slices that were written on other hosts are still on their way."""
 
     generation: int
     step: int
@@ -176,6 +197,16 @@ class SnapshotSealed:
     samples_used: int = 0
     rates: tuple[float, ...] = ()
     of_shards: bool = False
+    is_arriving: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotArrived:
+    """The slices of other hosts are here, of the snapshot of that fragment that was sealed at that step."""
+
+    generation: int
+    fragment: int
+    step: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -404,10 +435,11 @@ class Tick:
     """Time has passed `next_deadline()`."""
 
 
-RankEvent = RankSaid | RankLost | PiecesMerged | LayoutSent
+RankEvent = RankSaid | RankLost | PiecesMerged | LayoutSent | SlicesArrived
 OfSite = (
-    WorkersJoined | BoundaryAsked | SnapshotSealed | Merged | DataAnnounced | DrawAsked | WorkersFailed | WorkersLeft
-)
+    WorkersJoined | BoundaryAsked | SnapshotSealed | SnapshotArrived | Merged | DataAnnounced | DrawAsked
+    | WorkersFailed | WorkersLeft
+)  # fmt: skip
 """What becomes of events of ranks."""
 OfWorkers = RankEvent | OfSite
 """They count while that generation runs."""
@@ -415,5 +447,5 @@ Event = (
     OfWorkers | SessionOpened | SessionLost | Received | Fulfilled | PeersProbed | WorkersExited
     | StateSeeded | StateFetched | FetchFailed | SourcesWanted | ExchangeFinished | ExchangeBroken | CommitApplied
     | ErrorsAdvanced | ApplyFailed | StateVerified | ModelSaved | ModelKept | Published | DiskRolledBack
-    | LeaveAsked | NodeFailed | Tick
+    | HostsChanged | LeaveAsked | NodeFailed | Tick
 )  # fmt: skip

@@ -52,10 +52,11 @@ class SiteCore:
         *,
         branch: int = 0,
         num_ranks: int = 0,
+        num_hosts: int = 1,
         held_errors: tuple[int | None, ...] = (),
     ) -> None:
-        """`num_ranks`: see `Generations`. `held_errors`: of each fragment, the commit whose error is on the
-        disk, None if only a part is."""
+        """`num_ranks`: of all hosts, see `Generations`. `held_errors`: of each fragment, the commit whose error is on
+        the disk, None if only a part is."""
         self.ctx = Context(
             identity=identity,
             settings=settings,
@@ -65,8 +66,9 @@ class SiteCore:
                 away_since=now,
                 lanes=lanes_of(settings.sync.fragments),
                 held_errors=held_errors,
+                missing_hosts=tuple(range(1, num_hosts)),
             ),
-            ranks=Generations(num_ranks, now),
+            ranks=Generations(num_ranks, now, num_ranks - num_ranks // num_hosts),
             now=now,
         )
         self.site = self.ctx.site
@@ -153,6 +155,8 @@ class SiteCore:
             return "connecting"
         if workers.restart_at is not None:
             return "waiting to restart workers"
+        if workers.waits:
+            return "waiting for hosts"
         if not workers.joined:
             return "starting workers" if workers.running else "leaving"
         if disk.outer is None:
@@ -244,9 +248,12 @@ EVENTS: dict[type[Event], Handler] = {
     events.RankLost: workforce.heard,
     events.PiecesMerged: workforce.heard,
     events.LayoutSent: workforce.heard,
+    events.SlicesArrived: workforce.heard,
+    events.HostsChanged: workforce.hosts_changed,
     events.WorkersJoined: workforce.joined,
     events.BoundaryAsked: workforce.boundary_asked,
     events.SnapshotSealed: workforce.sealed,
+    events.SnapshotArrived: workforce.arrived,
     events.Merged: workforce.merged,
     events.DataAnnounced: leases.announced,
     events.DrawAsked: leases.draw_asked,

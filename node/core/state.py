@@ -93,6 +93,7 @@ class SiteState:
     num_errors_dropped: int = 0
     lanes: tuple[Lane, ...] = field(default_factory=lambda: lanes_of(1))  # by fragment
     commits: dict[int, Commit] = field(default_factory=dict)  # received, not applied yet
+    missing_hosts: tuple[int, ...] = ()  # of this site
     workers: Workers = field(default_factory=Workers)
     num_crashes: int = 0  # of workers
     finite_on: int | None = None  # the commit from which the workers' last window with a finite loss began

@@ -21,6 +21,7 @@ class Workers:
     crashes_without_step: int = 0  # since one of them did a step
     crashes_in_a_row: int = 0  # since they came to a boundary
     restart_at: float | None = None  # they crashed; new ones are launched then
+    waits: bool = False  # they are launched when all hosts of the site are here
     resumed_at: float = 0.0  # when they were last told to go on, and at which step
     resumed_step: int = 0
     step_s: float | None = None  # of one step in their last window

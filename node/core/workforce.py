@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 
 from atoll.node.core import divergence, endings, events, leases
 from atoll.node.core import outputs as out
 from atoll.node.core.context import Context
 from atoll.node.core.events import Answer, AnswerKind, Content, FailureKind, MergeMode, OfSite, Values
 from atoll.node.core.lanes import answers, exchanges, snapshots, syncs
-from atoll.node.core.lanes.lane import SnapshotPhase
+from atoll.node.core.lanes.lane import Lane, SnapshotPhase
 from atoll.node.core.lanes.local_copy import LocalCopy
 from atoll.node.core.workers import Workers
 from atoll.protocol import messages as m
@@ -21,8 +22,11 @@ MAX_CRASHES_IN_A_ROW = 10
 
 
 def start(ctx: Context) -> None:
-    """Launch another generation."""
+    """Launch another generation, once all hosts of the site are here."""
     old = ctx.site.workers
+    if ctx.site.missing_hosts:
+        _replace(ctx, replace(old, running=False, joined=False, laid_out=False, ask=None, restart_at=None, waits=True))
+        return
     workers = Workers(
         generation=old.generation + 1,
         running=True,
@@ -53,6 +57,8 @@ def heard(ctx: Context, event: events.RankEvent) -> None:
             ctx.happens(item)
         else:
             ctx.emit(item)
+    if isinstance(event, events.LayoutSent) and ctx.ranks.num_elsewhere:
+        ctx.site.disk.unpublish()  # the buffers of other hosts hold nothing of it, whatever they held before
 
 
 def joined(ctx: Context, event: events.WorkersJoined) -> None:
@@ -107,10 +113,22 @@ def sealed(ctx: Context, event: events.SnapshotSealed) -> None:
     if disk.outer is not None and snapshots.is_outdated(lane, disk.outer):
         snapshots.free(lane)  # a commit of it was applied meanwhile: the workers shift, and write it again
         site.workers.missed()
-    elif disk.outer is not None:
+    elif not lane.snapshot.is_arriving:
+        _use(ctx, lane)
+
+
+def arrived(ctx: Context, event: events.SnapshotArrived) -> None:
+    """What ranks of other hosts have written of a sealed snapshot is here: from now on it is as one of one host."""
+    if (lane := snapshots.arrive(ctx, event)) is not None:
+        _use(ctx, lane)
+
+
+def _use(ctx: Context, lane: Lane) -> None:
+    """Of a snapshot that is sealed and whole."""
+    if ctx.site.disk.outer is not None:
         syncs.ready(ctx, lane)
-    elif site.seeding:
-        disk.add(out.SeedState())
+    elif ctx.site.seeding:
+        ctx.site.disk.add(out.SeedState())
     else:
         snapshots.free(lane)  # another site makes the starting state now
 
@@ -158,9 +176,7 @@ def failed(ctx: Context, event: events.WorkersFailed) -> None:
     if times:
         endings.give_up(ctx, f"the workers crashed {times}: {event.text}", WorkerError.exit_code)
         return
-    for lane in site.lanes:
-        if not lane.snapshot.is_sealed or (site.seeding and site.disk.outer is None):
-            snapshots.free(lane)
+    _free_what_they_had(ctx)
     wait_s = _wait_s(ctx, in_a_row)
     if due_to_commit:
         divergence.note(ctx, event)
@@ -179,6 +195,35 @@ def failed(ctx: Context, event: events.WorkersFailed) -> None:
     _replace(ctx, none_yet)
     leases.restarted(ctx)
     restart_if_due(ctx)
+
+
+def _free_what_they_had(ctx: Context) -> None:
+    """Snapshots that are sealed and whole stay: they may still be contributed."""
+    for lane in ctx.site.lanes:
+        snapshot = lane.snapshot
+        if not snapshot.is_sealed or snapshot.is_arriving or (ctx.site.seeding and ctx.site.disk.outer is None):
+            snapshots.free(lane)
+
+
+def hosts_changed(ctx: Context, event: events.HostsChanged) -> None:
+    """Without one of its hosts a site has no workers; it is in the run still, and follows the others. That counts as
+    no crash: new workers begin from the outer state when all hosts are here."""
+    site, workers = ctx.site, ctx.site.workers
+    site.missing_hosts = event.missing
+    if not event.missing:
+        if workers.waits and not (site.leaving or site.disk.final):
+            start(ctx)
+    elif workers.running:
+        ctx.report(logging.ERROR, f"{event.text}; the workers of this site stop until it is back")
+        _free_what_they_had(ctx)
+        end(ctx)
+        if site.disk.final or site.leaving:  # new workers would have nothing to do
+            workers.stop()
+            return
+        start(ctx)
+        leases.restarted(ctx)
+    elif event.text:
+        ctx.report(logging.WARNING, event.text)
 
 
 def blamed(ctx: Context, text: str) -> None:

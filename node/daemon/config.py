@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from atoll.node.daemon.interfaces import LOOPBACK
+from atoll.node.host_protocol import MAX_HOSTS
 from atoll.node.parallel.settings import parse
 from atoll.protocol.errors import ConfigError
 from atoll.protocol.settings import SITE_NAME
@@ -18,7 +19,7 @@ MAX_NICE = 19
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeConfig:
-    coordinator: str
+    coordinator: str = ""
     """Where the coordinator listens."""
     name: str
     """Of this site, unique within the run."""
@@ -33,7 +34,14 @@ class NodeConfig:
     from_saved: Path | None = None
     """The saved model that a resumed run starts from, or a folder of Hugging Face's (Llama)."""
     num_ranks: int = 1
-    """Worker processes of this site."""
+    """Worker processes of this site, on each of its hosts."""
+    site_hosts: int = 1
+    """Machines of this site. The same command is given on each of them, but for --site-rank; the run knows host 0
+    alone, which leads, and needs --site-address."""
+    site_rank: int = 0
+    """Which of its machines this is, from 0."""
+    site_address: str = ""
+    """Where host 0 listens for the other hosts of this site, on a network that nobody else reaches."""
     parallel: str = ""
     """How the ranks share the model, the built-in one or that of a script with atoll.share, as dp_shard=2,tp=2: of
     dp_replicate, dp_shard (-1: the ranks that are left), cp, cp_ulysses, tp, sequence_parallel, ep, pp, zero,
@@ -52,7 +60,8 @@ class NodeConfig:
     """python: run the script once for each rank; exec: the same with any command; torchrun: its agent starts the ranks,
     and opens a port without a password on every address of this machine."""
     interface: str = ""
-    """torchrun: network interface of its ranks; without it, loopback."""
+    """Network interface of ranks: with torchrun (without it, loopback), and of a site of several hosts (without it, the
+    one towards --site-address)."""
     max_retained_bytes: int | None = None
     """Bound on contributions of others that this node holds while it averages; a plan that needs more is refused.
     Without it: by the model's size, the free memory and the free disk."""
@@ -72,6 +81,16 @@ class NodeConfig:
         return self.num_threads or max(1, _num_cores() // self.num_ranks)
 
     @property
+    def num_site_ranks(self) -> int:
+        """On all hosts of the site."""
+        return self.num_ranks * self.site_hosts
+
+    @property
+    def first_rank(self) -> int:
+        """Of this host."""
+        return self.num_ranks * self.site_rank
+
+    @property
     def rank_interface(self) -> str:
         return self.interface or LOOPBACK
 
@@ -89,7 +108,8 @@ def validate(config: NodeConfig) -> None:
         )
     if config.num_ranks < 1:
         raise ConfigError(f"--ranks {config.num_ranks}: a site has at least one rank")
-    parse(config.parallel).resolved(config.num_ranks)
+    _validate_hosts(config)
+    parse(config.parallel).resolved(config.num_site_ranks)
     if (fewest := min(config.num_threads, config.num_node_threads)) < 0:
         raise ConfigError(f"--threads or --node-threads {fewest}: must be at least 1, or 0 for the default")
     if not 0 <= config.nice <= MAX_NICE:
@@ -98,12 +118,30 @@ def validate(config: NodeConfig) -> None:
         raise ConfigError(f"--launcher {config.launcher}: choose one of {', '.join(LAUNCHERS)}")
     if config.launcher == "exec" and not config.command:
         raise ConfigError("--launcher exec needs a command after --")
-    if config.interface and config.launcher != "torchrun":
+    if config.interface and config.launcher != "torchrun" and config.site_hosts == 1:
         raise ConfigError(
-            f"--interface {config.interface}: only with --launcher torchrun; otherwise ranks use {LOOPBACK} alone"
+            f"--interface {config.interface}: only with --launcher torchrun or --site-hosts; otherwise ranks use "
+            f"{LOOPBACK} alone"
         )
     if min(config.max_retained_bytes or 0, config.reduce_buffer_bytes or 0, config.bandwidth_bytes_per_s) < 0:
         raise ConfigError("--max-retained-mib, --reduce-buffer-mib and --bandwidth-mbit cannot be negative")
+
+
+def _validate_hosts(config: NodeConfig) -> None:
+    """Of a site with several."""
+    if not config.coordinator and not config.site_rank:
+        raise ConfigError("say where the coordinator listens: --coordinator HOST:PORT")
+    if not 1 <= config.site_hosts <= MAX_HOSTS:
+        raise ConfigError(f"--site-hosts {config.site_hosts}: must be 1 to {MAX_HOSTS}")
+    if not 0 <= config.site_rank < config.site_hosts:
+        raise ConfigError(f"--site-rank {config.site_rank}: the hosts of this site are 0 to {config.site_hosts - 1}")
+    if (config.site_hosts > 1) != bool(config.site_address):
+        raise ConfigError(
+            f"--site-hosts {config.site_hosts} and --site-address {config.site_address or '(none)'}: a site of several "
+            "hosts needs both, HOST:PORT of its host 0; one of one host neither"
+        )
+    if config.site_hosts > 1 and config.launcher == "torchrun":
+        raise ConfigError("--site-hosts with --launcher torchrun: the node starts the ranks of several hosts itself")
 
 
 def default_home(run_id: str, name: str, environment: Mapping[str, str]) -> Path:

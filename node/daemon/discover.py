@@ -67,7 +67,7 @@ def local_address_towards(address: str) -> str:
             probe.connect(target)
             return str(probe.getsockname()[0])
     except OSError as error:
-        raise HostError(f"no route to the coordinator at {address}: {error.strerror}") from None
+        raise HostError(f"no route to {address}: {error.strerror}") from None
 
 
 def address_for_peers(listen: str, port: int, coordinator: str) -> str:

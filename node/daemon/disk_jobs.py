@@ -184,6 +184,7 @@ class DiskJobs:
 
     async def _publish(self, content: e.Content) -> e.Event:
         await self.present.publish(content)
+        await self._shell.leader.publish(content.fragment, self._core.settings.sync.num_shared_moments)
         return e.Published(content)
 
     async def _distrust(self) -> e.Event:

@@ -23,3 +23,16 @@ def address_of(interface: str) -> str:
             names = ", ".join(name for _, name in socket.if_nameindex())
             raise ConfigError(f"network interface {interface!r}: {error.strerror}; this machine has {names}") from None
     return socket.inet_ntoa(answer[_ADDRESS])
+
+
+def interface_with(address: str) -> str:
+    """The interface that has this IPv4 address. Raises ConfigError if none has."""
+    if address.startswith("127."):
+        return LOOPBACK
+    for _, name in socket.if_nameindex():
+        try:
+            if address_of(name) == address:
+                return name
+        except ConfigError:
+            continue  # it has no address
+    raise ConfigError(f"no network interface of this machine has the address {address}; name one with --interface")

@@ -16,9 +16,12 @@ from pathlib import Path
 from atoll.node.core.events import WorkersExited
 from atoll.node.daemon import child, processes
 from atoll.node.daemon.config import NodeConfig
-from atoll.node.daemon.interfaces import LOOPBACK
+from atoll.node.daemon.discover import local_address_towards
+from atoll.node.daemon.interfaces import LOOPBACK, interface_with
 from atoll.node.daemon.rank_commands import (
+    LOOPBACK_ADDRESS,
     STOP_LIMIT_S,
+    Meeting,
     agent_command,
     of_rank,
     on_interface,
@@ -58,6 +61,8 @@ class Launcher:
         self._on_failure = on_failure
         self._tree: WorkerTree | None = None
         self._store: StoreSocket | None = None
+        self.meeting: Meeting | None = None
+        """Of the ranks that were started last."""
         self._watching: asyncio.Task[None] | None = None
         self._stopping = asyncio.Lock()
         processes.become_subreaper()
@@ -67,13 +72,15 @@ class Launcher:
         """The last that ranks printed (the agent, if they printed nothing)."""
         return self._tree.last_lines() if self._tree else ()
 
-    async def start(self, generation: int, socket_path: str) -> None:
-        """Workers find their node at `socket_path`; the pipes that they print into lie beside it.
+    async def start(self, generation: int, socket_path: str, meeting: Meeting | None = None) -> None:
+        """Workers find their node at `socket_path`; the pipes that they print into lie beside it. `meeting`: of ranks
+        that were started on host 0; without it this is that host.
 
         Raises ConfigError if there is no such script, program or network interface.
         """
         await self.stop()
         self._tree = tree = WorkerTree(generation, Path(socket_path).parent)
+        self.meeting = meeting
         try:
             self._spawn(tree, socket_path)
         except BaseException:
@@ -90,11 +97,16 @@ class Launcher:
             return
         command = rank_command(config)
         without_gpu = environment | {"CUDA_VISIBLE_DEVICES": ""}
-        store = StoreSocket(lambda fd: tree.spawn_store(store_command(fd), fd, without_gpu))
-        self._store = store
-        environment |= on_interface(LOOPBACK)
+        host, interface = LOOPBACK_ADDRESS, LOOPBACK
+        if config.site_hosts > 1:
+            host = local_address_towards(config.site_address)
+            interface = config.interface or interface_with(host)
+        if self.meeting is None:
+            self._store = store = StoreSocket(host, lambda fd: tree.spawn_store(store_command(fd), fd, without_gpu))
+            self.meeting = Meeting(address=store.address, group_name=tree.folder.name)
+        environment |= on_interface(interface)
         for rank in range(config.num_ranks):
-            tree.spawn_rank(command, rank, environment | of_rank(rank, config.num_ranks, store.port, tree.folder.name))
+            tree.spawn_rank(command, config.first_rank + rank, environment | of_rank(rank, config, self.meeting))
 
     async def wait(self, limit_s: float) -> bool:
         """Until all processes have ended, by themselves or by `stop`; False if the limit came first."""

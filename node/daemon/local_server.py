@@ -6,30 +6,25 @@ Each message is one event of the core, and so is the end of a connection; the se
 from __future__ import annotations
 
 import asyncio
-import shutil
-import socket
-import tempfile
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from atoll.node import local_protocol
 from atoll.node.core.events import LayoutSent, RankEvent, RankLost, RankSaid
 from atoll.node.core.outputs import AnswerDraw, AnswerWorkers, RefuseRank, ToRanks
-from atoll.node.daemon.home import SOCKET_FOLDER_PREFIX
-from atoll.node.daemon.rank_connection import RankConnection
+from atoll.node.daemon.local_socket import LocalSocket
+from atoll.node.daemon.rank_connection import Connection
 from atoll.node.daemon.shared_memory import SharedBuffer
 from atoll.node.local_protocol import Greeting, LocalHello, LocalLayout, Said
 from atoll.node.tasks import Tasks, end
 from atoll.node.threads import run_to_its_end
 from atoll.protocol import wire
-from atoll.protocol.errors import HostError, InvalidMessage, RefusedError, StaleError
+from atoll.protocol.errors import InvalidMessage, RefusedError, StaleError
 from atoll.protocol.layout import Layout
 from atoll.protocol.v1 import local_pb2
 
 MAX_CONNECTIONS = 4096
-MAX_SOCKET_PATH_BYTES = 107
 
 
 class LocalServer:
@@ -50,11 +45,10 @@ class LocalServer:
         self.num_malformed = 0
         self._on_event = on_event
         self._on_failure = on_failure
-        self._folder: Path | None = None
-        self._listener: socket.socket | None = None
+        self._socket = LocalSocket(self.connected)
         self._tasks = Tasks(on_failure)
-        self._open: set[RankConnection] = set()
-        self._of_rank: dict[int, RankConnection] = {}
+        self._open: set[Connection] = set()
+        self._of_rank: dict[int, Connection] = {}
         self.generation = 0
         """The generation that is served; 0 before the first."""
         self._greeting: Greeting | None = None
@@ -62,37 +56,20 @@ class LocalServer:
     @property
     def path(self) -> str:
         """Of the socket; goes to workers as ATOLL_SOCKET."""
-        if self._folder is None:
-            raise RuntimeError("the local server is not started")
-        return str(self._folder / "node.sock")
+        return self._socket.path
 
     async def start(self) -> None:
-        # In a folder of its own, open to this user only, and short: a socket's path has at most 107 bytes.
-        self._folder = Path(tempfile.mkdtemp(prefix=SOCKET_FOLDER_PREFIX))
-        if len(self.path.encode()) > MAX_SOCKET_PATH_BYTES:
-            path = self.path
-            self._folder.rmdir()
-            self._folder = None
-            raise HostError(f"{path} is too long for a socket's path; set TMPDIR to a shorter folder")
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._listener.setblocking(False)
-        self._listener.bind(self.path)
-        self._listener.listen(128)
-        asyncio.get_running_loop().add_reader(self._listener, self._accept, self._listener)
+        self._socket.open()
 
     async def close(self) -> None:
         """Idempotent."""
-        if self._folder is None:
+        if not self._socket.stop():
             return
-        assert self._listener is not None
-        asyncio.get_running_loop().remove_reader(self._listener)
-        self._listener.close()
         await asyncio.gather(*(c.flush() for c in self._open))
         await end(self._tasks)
         for connection in self._open:
-            connection.socket.close()  # its task had not begun
-        shutil.rmtree(self._folder)
-        self._folder = None
+            connection.close()  # its task had not begun
+        self._socket.close()
 
     def begin(self, generation: int, greeting: Greeting) -> None:
         """Serve this generation from now on. Connections of the one before are closed, which ends its workers."""
@@ -158,21 +135,15 @@ class LocalServer:
 
     # --- connections
 
-    def _accept(self, listener: socket.socket) -> None:
-        # Not by a task: a cancelled `sock_accept` may drop a connection that it has.
-        try:
-            sock, _ = listener.accept()
-        except (BlockingIOError, ConnectionAbortedError):
-            return
+    def connected(self, connection: Connection) -> None:
+        """A rank that has connected, here or on another host."""
         if len(self._open) >= MAX_CONNECTIONS:
-            sock.close()
+            connection.close()
             return
-        sock.setblocking(False)
-        connection = RankConnection(sock)
         self._open.add(connection)
         self._tasks.spawn(self._serve(connection))
 
-    async def _serve(self, connection: RankConnection) -> None:
+    async def _serve(self, connection: Connection) -> None:
         writer = asyncio.get_running_loop().create_task(connection.write_all())
         why = "closed its connection without a word"
         try:
@@ -189,7 +160,7 @@ class LocalServer:
             why = f"lost its connection ({error.strerror})"
         finally:
             await end([writer])
-            connection.socket.close()
+            connection.close()
             self._open.discard(connection)
         rank = connection.rank
         if rank is not None and self._of_rank.get(rank) is connection:
@@ -206,7 +177,7 @@ class LocalServer:
         except Exception as error:  # else it would be taken for an error of the connection that brought the event
             self._on_failure(error)
 
-    def _hear(self, connection: RankConnection, request: local_pb2.LocalRequest, said: Said) -> None:
+    def _hear(self, connection: Connection, request: local_pb2.LocalRequest, said: Said) -> None:
         """A connection speaks for the rank of its first hello. Raises what the rank is refused with."""
         rank = request.rank
         if self._greeting is None or request.generation != self.generation:
@@ -214,7 +185,7 @@ class LocalServer:
                 f"workers of generation {request.generation} are not wanted; generation {self.generation} is running"
             )
         is_hello = isinstance(said, LocalHello)
-        if connection.rank is None and is_hello and rank not in self._of_rank:
+        if connection.rank is None and is_hello and rank not in self._of_rank and rank in connection.may_be:
             connection.rank = rank
             self._of_rank[rank] = connection
         elif connection.rank != rank:

@@ -5,17 +5,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import sys
 from contextlib import AsyncExitStack
 
 from atoll.node.daemon.config import NodeConfig, default_home, validate
 from atoll.node.daemon.discover import address_for_peers, discover, local_address_towards
 from atoll.node.daemon.home import Home
+from atoll.node.daemon.hosts.follower import run_follower
 from atoll.node.daemon.journal import Journal
 from atoll.node.daemon.launcher import WORKERS_END_LIMIT_S
 from atoll.node.daemon.node import FLUSH_S, Node
 from atoll.node.daemon.plane import DataPlane
-from atoll.node.daemon.site_log import OUTPUT_LOGGER, site_log_handler
+from atoll.node.daemon.site_log import log_to
 from atoll.node.dataplane import kernels as outer_kernels
 from atoll.node.exchange.hub import Hub
 from atoll.node.exchange.peers.dialer import Dialer
@@ -28,7 +28,6 @@ from atoll.protocol.codecs import kernels
 from atoll.protocol.exit_codes import ENDED_AT_ONCE
 from atoll.protocol.machine import Machine
 from atoll.protocol.signals import Signals, end_process
-from atoll.protocol.text import CleanFormatter
 
 log = logging.getLogger("atoll.node")
 
@@ -50,6 +49,8 @@ async def run_node(config: NodeConfig) -> int:
     """Runs one site until the run is over or it has to leave; the exit code. Raises atoll's errors before that, and
     CancelledError for a signal."""
     validate(config)
+    if config.site_rank:
+        return await run_follower(config)
     async with AsyncExitStack() as stack:
         this = asyncio.current_task()
         assert this is not None
@@ -66,7 +67,7 @@ async def run_node(config: NodeConfig) -> int:
         machine = Machine()
         home = Home(config.home or default_home(settings.run_id, config.name, os.environ), machine)
         stack.callback(home.close)
-        _log_to(home, stack, debug=config.debug)
+        log_to(home.folder, stack, debug=config.debug)
         journal = Journal(home.folder / "journal.jsonl")
         stack.callback(journal.close)
         await prepared
@@ -136,20 +137,6 @@ def prepare_kernels() -> None:
     kernels.self_test()
     outer_kernels.warm_up()
     outer_kernels.self_test()
-
-
-def _log_to(home: Home, stack: AsyncExitStack, *, debug: bool) -> None:
-    """Everything to the site's log file, and what the node itself says to the terminal too."""
-    root = logging.getLogger()
-    handlers = [site_log_handler(home.folder / "node.log"), logging.StreamHandler(sys.stderr)]
-    handlers[1].setFormatter(CleanFormatter("%(message)s"))
-    handlers[1].addFilter(lambda record: record.name != OUTPUT_LOGGER)
-    stack.callback(root.setLevel, root.level)
-    root.setLevel(logging.DEBUG if debug else logging.INFO)
-    for handler in handlers:
-        root.addHandler(handler)
-        stack.callback(handler.close)
-        stack.callback(root.removeHandler, handler)
 
 
 def _on_signals(node: Node, signals: Signals) -> None:

@@ -17,6 +17,7 @@ from atoll.node.daemon.config import NodeConfig
 from atoll.node.daemon.disk_jobs import DiskJobs
 from atoll.node.daemon.exchanges import Exchanges
 from atoll.node.daemon.home import Home
+from atoll.node.daemon.hosts.leader import Leader
 from atoll.node.daemon.journal import Journal
 from atoll.node.daemon.models import Models
 from atoll.node.daemon.observer import Observer
@@ -79,9 +80,15 @@ class Node:
             touched = plane.log.history.touched(held[0]) or ()
             outer = Outer(commit=held[0], state_hash=held[1], run_step=0, run_tokens=0, touched=touched)
         errors = plane.errors.commits() if plane is not None and plane.errors is not None else ()
-        num_ranks, now = config.num_ranks, self._loop.time()
         self.core = core = SiteCore(
-            identity, settings, outer, now, branch=home.branch, num_ranks=num_ranks, held_errors=errors
+            identity,
+            settings,
+            outer,
+            self._loop.time(),
+            branch=home.branch,
+            num_ranks=config.num_site_ranks,
+            num_hosts=config.site_hosts,
+            held_errors=errors,
         )
         self._inbox: deque[e.Event] = deque()  # the first is being handled
         self._result: asyncio.Future[tuple[int, str]] = self._loop.create_future()
@@ -114,6 +121,7 @@ class Node:
             parts=parts,
             core=core,
             hub=hub,
+            leader=Leader(config, settings, core.limits, self.handle, machine.network),
             observer=observer,
             handle=self.handle,
             fail=self._fail,
@@ -146,6 +154,7 @@ class Node:
             await asyncio.gather(*tasks, return_exceptions=True)
             await self.models.drop()
             await self.prober.close()
+            await self.shell.leader.close(*(self._result.result() if self._result.done() else (0, "it was stopped")))
             await self.workers.server.close()
 
     async def end_workers(self) -> None:

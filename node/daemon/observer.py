@@ -83,7 +83,7 @@ class Observer:
         return m.Heartbeat(
             phase=self.core.phase,
             inner_step=run_step + max(step - site.base_step, 0),
-            num_ranks=self.config.num_ranks,
+            num_ranks=self.config.num_site_ranks,
             steps_per_s=max((r.steps_per_s for r in ranks), default=0.0),
             loss=self._loss,
             train_s=self._train_s,

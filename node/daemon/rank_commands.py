@@ -1,8 +1,9 @@
 """Which commands the node starts for the ranks of its site, and what these find in their environment.
 
 `python` and `exec` start a rank for a process, with everything that torchrun would tell it. A script that calls
-`init_process_group` or `init_device_mesh` meets its other ranks in a store on a loopback socket that the node opened
-(`store_socket.py`), and its groups are kept on the loopback interface: nothing that other machines could reach.
+`init_process_group` or `init_device_mesh` meets its other ranks in a store on a socket that the node opened
+(`store_socket.py`). At a site of one host socket and groups are kept on the loopback interface: nothing that other
+machines could reach; at one of several hosts they are on the network of the site.
 """
 
 from __future__ import annotations
@@ -10,11 +11,13 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 from atoll.node.daemon import child
 from atoll.node.daemon.config import NodeConfig
 from atoll.node.daemon.interfaces import address_of
+from atoll.protocol.addresses import parse_address
 from atoll.protocol.errors import ConfigError
 
 TRAINER_MODULE = "atoll.node.worker.trainer"
@@ -71,22 +74,32 @@ def on_interface(interface: str) -> dict[str, str]:
     }
 
 
-def of_rank(rank: int, num_ranks: int, store_port: int, run_id: str) -> dict[str, str]:
-    """What torchrun tells a rank of one host; its groups meet in the node's store and open none of their own."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Meeting:
+    """Where the ranks of all hosts find each other."""
+
+    address: str
+    """HOST:PORT of their store."""
+    group_name: str
+
+
+def of_rank(local_rank: int, config: NodeConfig, meeting: Meeting) -> dict[str, str]:
+    """What torchrun tells a rank; its groups meet in the node's store and open none of their own."""
+    rank, host = str(config.first_rank + local_rank), parse_address(meeting.address)
     return {
-        "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
-        "ROLE_RANK": str(rank),
-        "GROUP_RANK": "0",
-        "WORLD_SIZE": str(num_ranks),
-        "LOCAL_WORLD_SIZE": str(num_ranks),
-        "ROLE_WORLD_SIZE": str(num_ranks),
-        "GROUP_WORLD_SIZE": "1",
+        "RANK": rank,
+        "LOCAL_RANK": str(local_rank),
+        "ROLE_RANK": rank,
+        "GROUP_RANK": str(config.site_rank),
+        "WORLD_SIZE": str(config.num_site_ranks),
+        "LOCAL_WORLD_SIZE": str(config.num_ranks),
+        "ROLE_WORLD_SIZE": str(config.num_site_ranks),
+        "GROUP_WORLD_SIZE": str(config.site_hosts),
         "ROLE_NAME": "default",
-        "MASTER_ADDR": LOOPBACK_ADDRESS,
-        "MASTER_PORT": str(store_port),
+        "MASTER_ADDR": host[0],
+        "MASTER_PORT": str(host[1]),
         "TORCHELASTIC_USE_AGENT_STORE": "True",  # else rank 0 opens a store on all interfaces
-        "TORCHELASTIC_RUN_ID": run_id,
+        "TORCHELASTIC_RUN_ID": meeting.group_name,
         "TORCHELASTIC_RESTART_COUNT": "0",
         "TORCHELASTIC_MAX_RESTARTS": "0",
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from abc import ABC, abstractmethod
 
 from atoll.node import local_protocol
 from atoll.protocol.errors import InvalidMessage
@@ -11,19 +12,53 @@ from atoll.protocol.v1 import local_pb2
 
 FLUSH_S = 1.0
 """How long a last word may take to leave."""
+ANY_RANK = range(1 << 32)
 
 
-class RankConnection:
-    """A rank's socket, non-blocking. What is sent waits in a queue, so that reading never waits for writing."""
+class Connection(ABC):
+    """With one rank, wherever it is. What is sent waits in a queue, so that reading never waits for writing."""
 
-    def __init__(self, sock: socket.socket) -> None:
-        self.socket = sock
+    def __init__(self, may_be: range) -> None:
         self.rank: int | None = None  # known after its hello
+        self.may_be = may_be
+        """Ranks for which it may speak."""
         self.refused = ""  # why nothing more of it is read
-        self._queue: asyncio.Queue[tuple[bytes, tuple[int, ...]]] = asyncio.Queue()
 
     def send(self, response: local_pb2.LocalResponse) -> None:
         self.send_frame(local_protocol.encode_frame(response))
+
+    @abstractmethod
+    def send_frame(self, frame: bytes, fds: tuple[int, ...] = ()) -> None:
+        """With its length, and beside it descriptors of the node's buffers."""
+
+    @abstractmethod
+    async def read_frame(self) -> bytearray | bytes | None:
+        """None at the end of the stream. Raises InvalidMessage if it ends in the middle of a frame."""
+
+    @abstractmethod
+    async def write_all(self) -> None:
+        """Until it is cancelled."""
+
+    @abstractmethod
+    async def flush(self) -> None:
+        """Until everything is sent, or FLUSH_S is over."""
+
+    @abstractmethod
+    def shut(self) -> None:
+        """The rank ends; what it has sent may still be read."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Nothing of it is read any more."""
+
+
+class RankConnection(Connection):
+    """A rank's socket on this host, non-blocking."""
+
+    def __init__(self, sock: socket.socket, may_be: range = ANY_RANK) -> None:
+        super().__init__(may_be)
+        self.socket = sock
+        self._queue: asyncio.Queue[tuple[bytes, tuple[int, ...]]] = asyncio.Queue()
 
     def send_frame(self, frame: bytes, fds: tuple[int, ...] = ()) -> None:
         self._queue.put_nowait((frame, fds))
@@ -40,14 +75,15 @@ class RankConnection:
             self._queue.task_done()
 
     def shut(self) -> None:
-        """The rank ends; what it has sent may still be read."""
         try:
             self.socket.shutdown(socket.SHUT_RDWR)
         except OSError:
             pass  # the worker closed first
 
+    def close(self) -> None:
+        self.socket.close()
+
     async def flush(self) -> None:
-        """Until everything is sent, or FLUSH_S is over."""
         try:
             async with asyncio.timeout(FLUSH_S):
                 await self._queue.join()
@@ -68,7 +104,6 @@ class RankConnection:
                     loop.remove_writer(self.socket)
 
     async def read_frame(self) -> bytearray | None:
-        """None at the end of the stream. Raises InvalidMessage if it ends in the middle of a frame."""
         header = await self._read_exactly(local_protocol.LENGTH_BYTES)
         if not header:
             return None

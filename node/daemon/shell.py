@@ -11,6 +11,7 @@ from atoll.node.core import events as e
 from atoll.node.core.site import SiteCore
 from atoll.node.daemon.config import NodeConfig
 from atoll.node.daemon.home import Home
+from atoll.node.daemon.hosts.leader import Leader
 from atoll.node.daemon.launcher import Launcher
 from atoll.node.daemon.local_server import LocalServer
 from atoll.node.daemon.observer import Observer
@@ -50,6 +51,7 @@ class Shell:
     parts: Parts
     core: SiteCore
     hub: Hub
+    leader: Leader
     observer: Observer
     handle: Callable[[e.Event], None]
     """It raises nothing."""

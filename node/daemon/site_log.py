@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import logging.handlers
 import os
+import sys
+from contextlib import AsyncExitStack
 from io import TextIOWrapper
 from pathlib import Path
 
@@ -36,3 +38,17 @@ def site_log_handler(path: Path, max_bytes: int = MAX_LOG_BYTES) -> logging.Hand
         raise HostError(f"log file {path}: {error.strerror}") from None
     handler.setFormatter(CleanFormatter("%(asctime)s %(levelname).1s %(message)s"))
     return handler
+
+
+def log_to(folder: Path, stack: AsyncExitStack, *, debug: bool) -> None:
+    """Everything to the site's log file, and what the node itself says to the terminal too."""
+    root = logging.getLogger()
+    handlers = [site_log_handler(folder / "node.log"), logging.StreamHandler(sys.stderr)]
+    handlers[1].setFormatter(CleanFormatter("%(message)s"))
+    handlers[1].addFilter(lambda record: record.name != OUTPUT_LOGGER)
+    stack.callback(root.setLevel, root.level)
+    root.setLevel(logging.DEBUG if debug else logging.INFO)
+    for handler in handlers:
+        root.addHandler(handler)
+        stack.callback(handler.close)
+        stack.callback(root.removeHandler, handler)

@@ -1,4 +1,4 @@
-"""Where the ranks of a site meet: a listening socket on loopback, served by a process with torch once it is needed."""
+"""Where the ranks of a site meet: a listening socket, served by a process with torch once it is needed."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import asyncio
 import socket
 from collections.abc import Callable
 
-from atoll.node.daemon.rank_commands import LOOPBACK_ADDRESS
+from atoll.protocol.addresses import join_address
+from atoll.protocol.errors import HostError
 
 
 class StoreSocket:
@@ -14,11 +15,16 @@ class StoreSocket:
     socket over: a site whose ranks form no group needs no such process. Who connects earlier waits in the backlog.
     """
 
-    def __init__(self, start: Callable[[int], None]) -> None:
-        """`start` is called in the event loop, at most once, with a file descriptor that it has to pass on at once."""
+    def __init__(self, host: str, start: Callable[[int], None]) -> None:
+        """`start` is called in the event loop, at most once, with a file descriptor that it has to pass on at once.
+        Raises HostError if this machine does not have the address."""
         self._start = start
-        self._socket = socket.create_server((LOOPBACK_ADDRESS, 0))
-        self.port: int = self._socket.getsockname()[1]
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        try:
+            self._socket = socket.create_server((host, 0), family=family)
+        except OSError as error:
+            raise HostError(f"the ranks' store cannot listen on {host}: {error.strerror}") from None
+        self.address = join_address(host, self._socket.getsockname()[1])
         asyncio.get_running_loop().add_reader(self._socket, self._connected)
 
     def _connected(self) -> None:

@@ -37,6 +37,7 @@ class WorkerControl:
 
     def __init__(self, shell: Shell, disk: DiskJobs, exchanges: Exchanges) -> None:
         self.server = shell.parts.local_server(shell.handle, shell.fail)
+        self._leader = shell.leader
         self.launcher: Launcher | None = None
         self._shell = shell
         self._disk = disk
@@ -49,6 +50,7 @@ class WorkerControl:
         await self.server.start()
         shell.home.note_socket_folder(Path(self.server.path).parent)
         self.launcher = shell.parts.launcher(shell.config, shell.handle, shell.fail)
+        await self._leader.open(self.server.connected)
 
     def execute(self, output: out.Output) -> None:
         """Do it, or begin it."""
@@ -80,18 +82,20 @@ class WorkerControl:
             assert self.launcher is not None
             try:
                 if not config.command:
-                    check_site(config.parallel, config.num_ranks, core.settings)
+                    check_site(config.parallel, config.num_site_ranks, core.settings)
                 await self.launcher.start(generation, self.server.path)
+                self._leader.start(generation, self.launcher.meeting)
             except AtollError as error:
                 self._refuse(generation, error)
 
     async def stop(self) -> None:
         """Once they are started."""
         async with self._lock:
+            self._leader.stop()
             await self.end()
 
     async def end(self) -> None:
-        """All processes, though they are being started. Idempotent."""
+        """All processes of this host, though they are being started. Idempotent."""
         if self.launcher is not None:
             await self.launcher.stop()
 
@@ -157,6 +161,7 @@ class WorkerControl:
             self._exchanges.have_buffers()
             told = partial(layout_of, group, output, self._shell.home.incarnation, plane.layout.chunk_elements)
             buffers = plane.snapshot, plane.publish_buffer
+            self._leader.laid_out(group, plane.layout, *buffers)
             await self.server.send_layout(output.generation, told, plane.layout, *buffers)
         except (AtollError, OSError) as error:
             self._refuse(output.generation, error)

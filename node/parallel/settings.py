@@ -118,11 +118,16 @@ class ParallelSettings:
         """Each rank has the whole model, and DDP averages their gradients."""
         return self.dp_shard == self.cp == self.tp == self.pp == 1
 
+    @property
+    def takes_the_rest(self) -> bool:
+        """Whether one of its sizes is what is left of the ranks."""
+        return any(getattr(self, name) == THE_REST for name in DIMENSIONS)
+
     def num_ranks(self, given: int) -> int:
         """That a site needs which was told to have `given`, where 1 is nothing said. Raises ConfigError."""
         sizes: dict[str, int] = {name: getattr(self, name) for name in DIMENSIONS}
         product = math.prod(size for size in sizes.values() if size != THE_REST)
-        if THE_REST not in sizes.values():
+        if not self.takes_the_rest:
             if given not in (1, product):
                 said = ",".join(f"{name}={size}" for name, size in sizes.items() if size != 1) or "dp_replicate=1"
                 raise ConfigError(

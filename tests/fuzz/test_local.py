@@ -15,6 +15,7 @@ from atoll.node.core import outputs as out
 from atoll.node.core.events import Answer, AnswerKind
 from atoll.node.core.ranks.pieces import site_pieces
 from atoll.node.daemon.local_server import LocalServer
+from atoll.node.daemon.rank_connection import ANY_RANK
 from atoll.node.local_protocol import Greeting, LocalLayout
 from atoll.protocol import PROTOCOL_VERSION, wire
 from atoll.protocol import messages as m
@@ -83,6 +84,7 @@ class FakeConnection:
 
     def __init__(self) -> None:
         self.rank: int | None = None
+        self.may_be = ANY_RANK
         self.refused = ""
         self.sent: list[local_pb2.LocalResponse] = []
 

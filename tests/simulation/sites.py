@@ -7,7 +7,6 @@ import random
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +16,8 @@ from atoll.node import local_protocol
 from atoll.node.core.events import AnswerKind, MergeMode, RankEvent, WorkersExited
 from atoll.node.daemon.launcher import Launcher
 from atoll.node.daemon.local_server import LocalServer
+from atoll.node.daemon.rank_commands import Meeting
+from atoll.node.daemon.rank_connection import ANY_RANK, Connection
 from atoll.node.daemon.shared_memory import SharedBuffer
 from atoll.node.local_protocol import LocalLayout, Piece
 from atoll.node.tasks import end
@@ -197,21 +198,11 @@ class Hands:
     """In all of these steps."""
 
 
-class _Socket:
-    def __init__(self, connection: SimConnection) -> None:
-        self._connection = connection
-
-    def close(self) -> None:
-        self._connection.hang_up()
-
-
-class SimConnection:
+class SimConnection(Connection):
     """Both ends of a local socket; frames arrive in order, a moment later."""
 
     def __init__(self) -> None:
-        self.socket = _Socket(self)
-        self.rank: int | None = None
-        self.refused = ""
+        super().__init__(ANY_RANK)
         self.closed = False
         self._loop = asyncio.get_running_loop()
         self._to_node: asyncio.Queue[bytes | None] = asyncio.Queue()
@@ -232,6 +223,9 @@ class SimConnection:
         self.send(local_pb2.LocalResponse.FromString(frame[local_protocol.LENGTH_BYTES :]))
 
     def shut(self) -> None:
+        self.hang_up()
+
+    def close(self) -> None:
         self.hang_up()
 
     async def write_all(self) -> None:
@@ -266,17 +260,19 @@ class SimLocalServer(LocalServer):
         super().__init__(on_event, on_failure)
         self.buffers: tuple[memoryview, memoryview] | None = None
 
+    @property
+    def path(self) -> str:
+        return "/simulated/node.sock"
+
     async def start(self) -> None:
-        self._folder = Path("/simulated")
+        pass
 
     async def close(self) -> None:
         await end(self._tasks)
-        self._folder = None
 
     def connect(self) -> SimConnection:
         connection = SimConnection()
-        self._open.add(connection)  # type: ignore[arg-type]
-        self._tasks.spawn(self._serve(connection))  # type: ignore[arg-type]
+        self.connected(connection)
         return connection
 
     async def send_layout(
@@ -290,6 +286,7 @@ class SimLocalServer(LocalServer):
 class SimLauncher(Launcher):
     """Starts and ends the ranks of one generation."""
 
+    meeting = None
     last_lines = ()
     """They print nothing."""
 
@@ -303,7 +300,7 @@ class SimLauncher(Launcher):
         self._worker: Worker | None = None
         self._task: asyncio.Task[None] | None = None
 
-    async def start(self, generation: int, socket_path: str) -> None:
+    async def start(self, generation: int, socket_path: str, meeting: Meeting | None = None) -> None:
         self._worker = Worker(self._server, self._hands, generation, self._random)
         self._task = asyncio.get_running_loop().create_task(self._run(self._worker, generation))
 

@@ -64,7 +64,7 @@ def weighed(ctx: Context, message: m.Weights) -> None:
         if told:  # else it is a joiner that is not there yet, and fetches the commit later
             _send_failure(ctx, plan, f"planned on commit {plan.base_commit}, which this site has not applied")
         return
-    if told and not lane.snapshot.is_sealed:
+    if told and (not lane.snapshot.is_sealed or lane.snapshot.is_arriving):
         _send_failure(ctx, plan, "planned as a contributor without a sealed snapshot")
         return
     if wrong := own_word.wrong_before(lane, told):

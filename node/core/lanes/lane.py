@@ -51,6 +51,7 @@ class Snapshot:
     data_epoch: int = 0  # in which they were drawn
     overlap_steps: int = 0  # that the ranks may train beyond it before they take a commit that holds it
     sealed_at: float = 0.0
+    is_arriving: bool = False  # sealed by all ranks; slices of other hosts are still on their way here
     error_commits: tuple[int, ...] = ()  # of each fragment: which commit left the error that its contribution has
 
     @property

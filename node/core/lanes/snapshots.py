@@ -8,7 +8,7 @@ from dataclasses import replace
 from atoll.node.core import endings, errors, leases
 from atoll.node.core.context import Context
 from atoll.node.core.disk import IllegalStep, Outer
-from atoll.node.core.events import BoundaryAsked, SnapshotSealed
+from atoll.node.core.events import BoundaryAsked, SnapshotArrived, SnapshotSealed
 from atoll.node.core.lanes.lane import Lane, Snapshot, SnapshotPhase, SnapshotStep
 from atoll.node.core.lanes.local_copy import LocalCopy
 from atoll.protocol.errors import ConfigError
@@ -65,14 +65,26 @@ def seal(ctx: Context, lane: Lane, event: SnapshotSealed) -> None:
         ranges=leases.trained_on(ctx, lane.snapshot),
         data_epoch=data.epoch,
         sealed_at=ctx.now,
+        is_arriving=event.is_arriving,
         error_commits=errors.sealed_with(ctx, lane.snapshot.base_commit),
     )
 
 
+def arrive(ctx: Context, event: SnapshotArrived) -> Lane | None:
+    """The lane whose snapshot is whole now; None if it was given up meanwhile."""
+    lane = ctx.site.lanes[event.fragment]
+    snapshot, wrote = lane.snapshot, (event.generation, event.step)
+    if not snapshot.is_arriving or (snapshot.generation, snapshot.step) != wrote:
+        return None
+    lane.snapshot = replace(snapshot, is_arriving=False)
+    return lane
+
+
 def ready_for(ctx: Context, lane: Lane) -> Open | None:
-    """The open sync, if there is a sealed snapshot for it: of the fragment as it was when the sync was opened."""
+    """The open sync, if there is a snapshot for it, sealed and whole: of the fragment as it was when the sync was
+    opened."""
     outer, open_ = ctx.site.disk.outer, lane.open
-    if not lane.snapshot.is_sealed or outer is None or open_ is None:
+    if not lane.snapshot.is_sealed or lane.snapshot.is_arriving or outer is None or open_ is None:
         return None
     return open_ if outer.has_base(lane.fragment, open_.base_commit) else None
 

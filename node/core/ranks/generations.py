@@ -7,7 +7,15 @@ from collections.abc import Callable
 from typing import Any
 
 from atoll.node import local_protocol as local
-from atoll.node.core.events import Answer, BoundaryAsked, LayoutSent, PiecesMerged, RankEvent, RankLost
+from atoll.node.core.events import (
+    Answer,
+    BoundaryAsked,
+    LayoutSent,
+    PiecesMerged,
+    RankEvent,
+    RankLost,
+    SlicesArrived,
+)
 from atoll.node.core.outputs import AnswerDraw, AnswerWorkers, RefuseRank, SendLayout
 from atoll.node.core.ranks.group import Outcome, WorkerGroup
 from atoll.node.core.ranks.liveness import StepTimes, Watch
@@ -37,10 +45,12 @@ HEARS: dict[type[local.Said], Callable[[WorkerGroup, int, Any, float], Outcome]]
 class Generations:
     """`group` is the last one that was begun, if any; to be read."""
 
-    def __init__(self, num_ranks: int, now: float) -> None:
-        """`num_ranks` of each generation; 0: nobody watches them, and what they agree on comes as events."""
+    def __init__(self, num_ranks: int, now: float, num_elsewhere: int = 0) -> None:
+        """`num_ranks` of each generation; 0: nobody watches them, and what they agree on comes as events.
+        `num_elsewhere`: so many of them, the last ones, are on other hosts."""
         self.group: WorkerGroup | None = None
         self._num_ranks = num_ranks
+        self.num_elsewhere = num_elsewhere
         self._step_times = StepTimes()
         self._earlier_checkpoints: CheckpointCounts = NO_CHECKPOINTS
         self._crashed_from: deque[CheckpointId] = deque(maxlen=MAX_CHECKPOINTS)
@@ -52,7 +62,7 @@ class Generations:
         self._lost = None
         if self._num_ranks:
             self._earlier_checkpoints = self.checkpoints
-            self.group = WorkerGroup(generation, self._num_ranks, now, self._step_times)
+            self.group = WorkerGroup(generation, self._num_ranks, now, self._step_times, self.num_elsewhere)
 
     def end(self) -> None:
         """They are being stopped: nothing more comes of them."""
@@ -75,6 +85,8 @@ class Generations:
                 return group.put_together(event.pieces, event.max_retained_bytes)
             case LayoutSent():
                 return group.layout_sent(now)
+            case SlicesArrived():
+                return group.arrived(event.rank, event.step, event.seq)
         try:
             return HEARS[type(event.said)](group, event.rank, event.said, now)
         except InvalidMessage as error:

@@ -19,7 +19,7 @@ from atoll.node.core.ranks.liveness import StepTimes, Watch, first_to_hang
 from atoll.node.core.ranks.pieces import SitePieces
 from atoll.node.core.ranks.reports import check_report, differing_replicas, in_words, sealed_by_all, wrong_in_data
 from atoll.node.core.ranks.status import Due, RankStatus
-from atoll.node.local_protocol import FATAL_KINDS, CheckpointId, DataSet, LocalJoin, SealedReport
+from atoll.node.local_protocol import FATAL_KINDS, CheckpointId, DataSet, LocalJoin, Piece, SealedReport
 from atoll.protocol import PROTOCOL_VERSION
 from atoll.protocol.errors import ConfigError, InvalidMessage, NonFiniteError, WorkerError
 from atoll.protocol.messages import MAX_TOKENS
@@ -49,6 +49,15 @@ class _Point:
         return f"step {self.step}" + (f" (question {self.seq})" if self.seq else "")
 
 
+@dataclass(slots=True)
+class _Arriving:
+    """A snapshot of which ranks on other hosts have slices."""
+
+    fragment: int
+    missing: set[int]  # ranks whose slices are not in the site's SNAPSHOT yet
+    is_sealed: bool = False  # by all ranks
+
+
 class WorkerGroup:
     """Methods named after what a rank sends take the rank, its message and `now`, and return what follows from it.
 
@@ -56,8 +65,10 @@ class WorkerGroup:
     more comes out.
     """
 
-    def __init__(self, generation: int, world_size: int, now: float, step_times: StepTimes) -> None:
-        """`step_times` outlive the generation."""
+    def __init__(
+        self, generation: int, world_size: int, now: float, step_times: StepTimes, num_elsewhere: int = 0
+    ) -> None:
+        """`step_times` outlive the generation. `num_elsewhere`: so many ranks, the last ones, are on other hosts."""
         self.generation = generation
         self._step_times = step_times
         self.world_size = world_size
@@ -67,6 +78,8 @@ class WorkerGroup:
         self._joined: dict[int, LocalJoin] = {}
         self._points = [_Point(0, 0)]
         self._first_point = 0  # index of _points[0]; earlier ones are over for every rank
+        self._elsewhere = range(world_size - num_elsewhere, world_size)
+        self._arriving: dict[tuple[int, int], _Arriving] = {}  # by step and seq, from the answer on
         self._syncs_to_check: int | None = None  # first values may differ: they are overwritten
         self._reasons: dict[int, str] = {}
         self._data: dict[int, DataSet] = {}
@@ -182,7 +195,24 @@ class WorkerGroup:
         if point.answer.hash_shared and (text := differing_replicas(reports, self.pieces.shared, point)):
             return self.fail(text)
         done = sealed_by_all(self.generation, reports, self._data)
-        return self.fail(done) if isinstance(done, str) else [done, *self._ask()]
+        if isinstance(done, str):
+            return self.fail(done)
+        arriving = self._arriving[point.step, point.seq]
+        arriving.is_sealed = True
+        if not arriving.missing:
+            del self._arriving[point.step, point.seq]
+        return [replace(done, is_arriving=bool(arriving.missing)), *self._ask()]
+
+    def arrived(self, rank: int, step: int, seq: int) -> Outcome:
+        """Its slices are in the site's SNAPSHOT, though it is on another host. They may be there before its report."""
+        arriving = self._arriving.get((step, seq))
+        if arriving is None or rank not in arriving.missing or self.failed:
+            return []
+        arriving.missing.remove(rank)
+        if arriving.missing or not arriving.is_sealed:
+            return []
+        del self._arriving[step, seq]
+        return [events.SnapshotArrived(generation=self.generation, fragment=arriving.fragment, step=step)]
 
     def merged(self, rank: int, report: local.MergedReport, now: float) -> Outcome:
         """It has taken the version that it was told to. When all have, the site is on it."""
@@ -311,6 +341,10 @@ class WorkerGroup:
         data_ranks = sorted({joined.data_rank for joined in self._joined.values()})
         return data_ranks.index(self._joined[rank].data_rank), len(data_ranks)
 
+    def pieces_of(self, rank: int) -> tuple[Piece, ...]:
+        """That it has offered. Known from WorkersJoined on."""
+        return self._joined[rank].pieces
+
     @property
     def num_steps(self) -> int:
         """Optimizer steps that its ranks have done, as far as they have said."""
@@ -339,6 +373,8 @@ class WorkerGroup:
         elif answer.kind is AnswerKind.APPLY and answer.fresh:
             self._syncs_to_check = 0
         point.answer = answer
+        if answer.kind is AnswerKind.SNAPSHOT:
+            self._arriving[step, seq] = _Arriving(answer.fragment, set(self._elsewhere))
         next_step = step if answer.kind is AnswerKind.SNAPSHOT else answer.next_step
         if answer.kind is not AnswerKind.STOP:
             self._points.append(_Point(next_step, seq + 1) if next_step == step else _Point(next_step, 0))

@@ -9,6 +9,10 @@ examples:
   atoll node --coordinator 10.0.0.1:7700 --name berlin --parallel dp_shard=4,tp=2
   atoll node --coordinator 10.0.0.1:7700 --name berlin --ranks 8 -- train.py --lr 3e-4
   atoll node --coordinator 10.0.0.1:7700 --name berlin --parallel dp_shard=8 -- train.py   # with atoll.share
+
+a site of two machines with eight GPUs each, on both (the second one with --site-rank 1):
+  atoll node --coordinator 10.0.0.1:7700 --name berlin --parallel dp_shard=16 \\
+    --site-hosts 2 --site-address 192.168.0.1:7800 --site-rank 0
 """
 
 from __future__ import annotations
@@ -51,6 +55,9 @@ FLAGS = {
     "home": Flag("DIR"),
     "from_saved": Flag("DIR", "--from"),
     "num_ranks": Flag("N", "--ranks"),
+    "site_hosts": Flag("N"),
+    "site_rank": Flag("K"),
+    "site_address": Flag("HOST:PORT"),
     "parallel": Flag("HOW"),
     "num_threads": Flag("N", "--threads"),
     "num_node_threads": Flag("N", "--node-threads"),
@@ -97,10 +104,9 @@ def node_config(args: argparse.Namespace) -> NodeConfig:
     """Checked as far as this machine alone can tell. Raises ConfigError."""
     from atoll.node.daemon.config import NodeConfig, validate
     from atoll.node.dataplane.saved_manifest import place_for
-    from atoll.node.parallel.settings import parse
     from atoll.protocol.addresses import parse_address
 
-    for address in (args.coordinator, args.listen, args.advertise, args.http_listen):
+    for address in (args.coordinator, args.listen, args.advertise, args.http_listen, args.site_address):
         if address:
             parse_address(address)
     for path in args.data_paths:
@@ -115,11 +121,23 @@ def node_config(args: argparse.Namespace) -> NodeConfig:
     if args.save_dir is not None:
         place_for(args.save_dir)
     given = {name: getattr(args, name) for name in FLAGS}
-    given["num_ranks"] = parse(args.parallel).num_ranks(args.num_ranks)
+    given["num_ranks"] = _num_ranks(args)
     data_paths = tuple(Path(os.path.abspath(path.expanduser())) for path in args.data_paths)
     config = NodeConfig(**given | {"data_paths": data_paths}, command=tuple(args.command), debug=args.debug)
     validate(config)
     return config
+
+
+def _num_ranks(args: argparse.Namespace) -> int:
+    """Of each host. Raises ConfigError."""
+    from atoll.node.parallel.settings import parse
+
+    settings, num_hosts = parse(args.parallel), max(1, args.site_hosts)
+    is_said = args.num_ranks > 1 or settings.takes_the_rest
+    total = settings.num_ranks(args.num_ranks * num_hosts if is_said else 1)
+    if total % num_hosts:
+        raise ConfigError(f"--parallel {args.parallel} needs {total} ranks, which {num_hosts} hosts cannot share out")
+    return int(total // num_hosts)
 
 
 def check_from(folder: Path, *, has_script: bool) -> None:

@@ -19,6 +19,7 @@ from atoll.node.daemon.config import NodeConfig, validate
 from atoll.node.daemon.interfaces import address_of
 from atoll.node.daemon.rank_commands import (
     TRAINER_MODULE,
+    Meeting,
     agent_command,
     of_rank,
     on_interface,
@@ -26,6 +27,7 @@ from atoll.node.daemon.rank_commands import (
 )
 from atoll.node.daemon.store_socket import StoreSocket
 from atoll.node.daemon.worker_tree import WorkerTree
+from atoll.protocol.addresses import parse_address
 from atoll.protocol.errors import ConfigError
 
 
@@ -34,12 +36,21 @@ def config_of(**values: Any) -> NodeConfig:
 
 
 def test_each_rank_is_told_what_torchrun_would_tell_it() -> None:
-    assert of_rank(1, 3, 4567, "run-x") == {
+    meeting = Meeting(address="127.0.0.1:4567", group_name="run-x")
+    assert of_rank(1, config_of(num_ranks=3), meeting) == {
         "RANK": "1", "LOCAL_RANK": "1", "ROLE_RANK": "1", "GROUP_RANK": "0", "WORLD_SIZE": "3",
         "LOCAL_WORLD_SIZE": "3", "ROLE_WORLD_SIZE": "3", "GROUP_WORLD_SIZE": "1", "ROLE_NAME": "default",
         "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "4567", "TORCHELASTIC_USE_AGENT_STORE": "True",
         "TORCHELASTIC_RUN_ID": "run-x", "TORCHELASTIC_RESTART_COUNT": "0", "TORCHELASTIC_MAX_RESTARTS": "0",
     }  # fmt: skip
+
+
+def test_ranks_of_several_hosts_are_counted_on_and_meet_at_the_first() -> None:
+    meeting = Meeting(address="192.168.0.1:4567", group_name="run-x")
+    config = config_of(num_ranks=3, site_hosts=2, site_rank=1, site_address="192.168.0.1:7800")
+    told = of_rank(1, config, meeting)
+    names = ("RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "MASTER_ADDR")
+    assert [told[name] for name in names] == ["4", "1", "1", "6", "3", "2", "192.168.0.1"]
 
 
 def test_groups_are_kept_on_one_interface() -> None:
@@ -74,18 +85,18 @@ def test_an_interface_that_is_not_there() -> None:
 
 def test_an_interface_is_for_torchrun() -> None:
     config = config_of(interface="eth0")
-    with pytest.raises(ConfigError, match="--interface eth0: only with --launcher torchrun"):
+    with pytest.raises(ConfigError, match="--interface eth0: only with --launcher torchrun or --site-hosts"):
         validate(config)
 
 
 def test_the_store_is_started_by_the_first_who_connects() -> None:
     async def main() -> None:
         started: asyncio.Future[socket.socket] = asyncio.get_running_loop().create_future()
-        store = StoreSocket(lambda fd: started.set_result(socket.socket(fileno=os.dup(fd))))
-        ranks = [socket.create_connection(("127.0.0.1", store.port)) for _ in range(3)]
+        store = StoreSocket("127.0.0.1", lambda fd: started.set_result(socket.socket(fileno=os.dup(fd))))
+        ranks = [socket.create_connection(parse_address(store.address)) for _ in range(3)]
         with await started as handed_over:
             store.close()  # the ranks' connections wait in the socket that was handed over
-            assert handed_over.getsockname() == ("127.0.0.1", store.port)
+            assert handed_over.getsockname() == parse_address(store.address)
             for rank in ranks:
                 connection, address = handed_over.accept()
                 assert address == rank.getsockname()
@@ -97,13 +108,13 @@ def test_the_store_is_started_by_the_first_who_connects() -> None:
 
 def test_no_store_is_started_once_the_socket_is_closed() -> None:
     async def main() -> None:
-        store = StoreSocket(lambda fd: pytest.fail("started"))
-        with socket.create_connection(("127.0.0.1", store.port)):
+        store = StoreSocket("127.0.0.1", lambda fd: pytest.fail("started"))
+        with socket.create_connection(parse_address(store.address)):
             store.close()
             await asyncio.sleep(0)
         store.close()
         with pytest.raises(ConnectionRefusedError):
-            socket.create_connection(("127.0.0.1", store.port))
+            socket.create_connection(parse_address(store.address))
 
     asyncio.run(main())
 

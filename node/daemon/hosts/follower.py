@@ -1,0 +1,294 @@
+"""A host of a site that does not lead: it has ranks and the buffers that they share with it, and nothing else. What the
+site is in the run, host 0 alone knows."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+from collections.abc import Coroutine
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import grpc
+import grpc.aio
+
+from atoll.node import host_protocol as hosts
+from atoll.node.core.events import WorkersExited
+from atoll.node.daemon.config import NodeConfig, default_home
+from atoll.node.daemon.home import Home
+from atoll.node.daemon.hosts.link import Outbox, heard, receive_slices, send_slices, while_heard
+from atoll.node.daemon.hosts.relay import Relay, Sealed
+from atoll.node.daemon.launcher import WORKERS_END_LIMIT_S, Launcher
+from atoll.node.daemon.rank_commands import Meeting
+from atoll.node.daemon.site_log import log_to
+from atoll.node.dataplane.slices import Wanted
+from atoll.node.local_protocol import MAX_TEXT_CHARACTERS
+from atoll.node.tasks import together
+from atoll.protocol import PROTOCOL_VERSION, transport, wire
+from atoll.protocol.errors import AtollError, InvalidMessage, PeerError, StaleError
+from atoll.protocol.exit_codes import ENDED_AT_ONCE, exit_code_of
+from atoll.protocol.machine import Machine
+from atoll.protocol.settings import settings_from_json
+from atoll.protocol.signals import Signals, end_process
+from atoll.protocol.status import error_of, from_rpc_error
+from atoll.protocol.time_limits import PRESETS, TimeLimits, time_limits
+from atoll.protocol.v1 import hosts_pb2
+
+log = logging.getLogger("atoll.node")
+
+Attach = grpc.aio.StreamStreamMultiCallable[hosts_pb2.AttachRequest, hosts_pb2.AttachResponse]
+RETRY_S = 0.5
+LEADER_WAIT_S = 1800.0
+"""How long a host waits for host 0, which may be started later, or be started again."""
+SCRIPT_END_S = 20.0
+"""How long its scripts may go on after the site has ended."""
+
+
+async def run_follower(config: NodeConfig) -> int:
+    """Serves this host's part of the site until the site has ended; its exit code. Raises atoll's errors, and
+    CancelledError for a signal."""
+    async with AsyncExitStack() as stack:
+        this = asyncio.current_task()
+        assert this is not None
+
+        def first(name: str) -> None:
+            log.warning("%s: this host leaves its site, which waits for it; again to end at once", name)
+            this.cancel()
+
+        signals = Signals(first, lambda _: end_process(ENDED_AT_ONCE), WORKERS_END_LIMIT_S)
+        stack.callback(signals.close)
+        code, text = await Follower(config, stack).run()
+        log.log(logging.INFO if code == 0 else logging.ERROR, "%s", text)
+        return code
+
+
+class Follower:
+    """`run` returns the site's exit code and what there is to say of it."""
+
+    def __init__(self, config: NodeConfig, stack: AsyncExitStack) -> None:
+        self._config = config
+        self._stack = stack
+        self._where = f"host 0 of this site at {config.site_address}"
+        self._limits: TimeLimits = PRESETS["wan"]  # until the leader has said those of the run
+        self._outbox: Outbox[hosts_pb2.AttachRequest] = Outbox(hosts.said, self._limits.lease_s)
+        self._session = 0
+        self._generation = 0
+        self._home: Home | None = None
+        self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._relay = Relay(config, self._say, self._put_later, self._fail)
+        self._launcher = Launcher(config, self._exited, self._fail)
+        self._puts: asyncio.Queue[Sealed] = asyncio.Queue()
+        self._takes: asyncio.Queue[int] = asyncio.Queue()
+
+    async def run(self) -> tuple[int, str]:
+        """Raises RefusedError if the leader does not want this host, PeerError if it is not there for too long."""
+        self._relay.socket.open()
+        self._stack.push_async_callback(self._relay.close)
+        self._stack.push_async_callback(self._launcher.stop)
+        loop, told = asyncio.get_running_loop(), ""
+        give_up_at = loop.time() + LEADER_WAIT_S
+        while True:
+            session = self._session
+            try:
+                return await self._attached()
+            except PeerError as error:
+                if self._session != session:
+                    give_up_at, told = loop.time() + LEADER_WAIT_S, ""
+                await self._launcher.stop()
+                self._relay.drop()
+                if loop.time() >= give_up_at:
+                    raise
+                if str(error) != told:
+                    log.warning("%s; the workers of this host wait for it", error)
+                    told = str(error)
+                await asyncio.sleep(RETRY_S)
+
+    async def _attached(self) -> tuple[int, str]:
+        """As long as the leader hears this host; its end if the site has ended."""
+        config, ended = self._config, asyncio.get_running_loop().create_future()
+        self._outbox = outbox = Outbox(hosts.said, self._limits.lease_s)
+        self._puts, self._takes = asyncio.Queue(), asyncio.Queue()
+        async with AsyncExitStack() as stack:
+            words, slices = (self._channel() for _ in range(2))  # a beat waits for no slices
+            for channel in (words, slices):
+                stack.push_async_callback(channel.close)
+            attach: Attach = words.stream_stream(
+                hosts.ATTACH_METHOD,
+                request_serializer=hosts_pb2.AttachRequest.SerializeToString,
+                response_deserializer=hosts_pb2.AttachResponse.FromString,
+            )
+            call = attach()
+            stack.callback(call.cancel)
+            self._say(
+                hosts.HostHello(
+                    protocol_version=PROTOCOL_VERSION,
+                    site_name=config.name,
+                    host=config.site_rank,
+                    num_hosts=config.site_hosts,
+                    num_ranks=config.num_ranks,
+                    machine=socket.gethostname()[:256],
+                )
+            )
+            try:
+                beside = [outbox.write_all(call.write), self._put_all(slices), self._take_all(slices), self._failure()]
+                await while_heard(self._hear_all(call, ended), together(beside))
+            except grpc.RpcError as error:
+                raise from_rpc_error(error, self._where) from None
+            if not ended.done():
+                raise PeerError(f"{self._where} closed the connection")
+            code, text = ended.result()
+            self._relay.drop()  # scripts that have left the run go on
+            if not await self._launcher.wait(SCRIPT_END_S):
+                log.warning("the scripts of this host did not end within %g s and are killed", SCRIPT_END_S)
+            return code, text
+
+    def _channel(self) -> grpc.aio.Channel:
+        return transport.open_channel(
+            self._config.site_address, credentials=None, max_message_bytes=hosts.MAX_MESSAGE_BYTES
+        )
+
+    def _say(self, message: hosts.HostSaid) -> None:
+        self._outbox.say(message)
+
+    def _fail(self, error: BaseException) -> None:
+        """For an error that nothing was prepared for."""
+        if not self._failed.done():
+            self._failed.set_exception(error)
+
+    async def _failure(self) -> None:
+        await asyncio.shield(self._failed)
+
+    # --- what the leader says
+
+    async def _hear_all(
+        self,
+        call: grpc.aio.StreamStreamCall[hosts_pb2.AttachRequest, hosts_pb2.AttachResponse],
+        ended: asyncio.Future[tuple[int, str]],
+    ) -> None:
+        while True:
+            told = hosts.heard_of_leader(await heard(call.read, self._limits.lease_s, self._where))
+            match told:
+                case hosts.HostWelcome():
+                    self._welcome(told)
+                case hosts.StartRanks():
+                    await self._guarded(told.generation, self._start(told))
+                case hosts.StopRanks(generation=generation):
+                    if generation == self._generation:
+                        await self._launcher.stop()
+                case hosts.RankFrame(connection=number, data=data):
+                    await self._guarded(self._generation, self._relay.tell(number, data))
+                case hosts.RankClosed(connection=number):
+                    self._relay.hang_up(number)
+                case hosts.SlicesPublished(generation=generation, number=number):
+                    if generation == self._generation:
+                        self._takes.put_nowait(number)
+                case hosts.SiteEnded(exit_code=code, text=text):
+                    ended.set_result((code, text))
+                    return
+
+    def _welcome(self, welcome: hosts.HostWelcome) -> None:
+        """Raises InvalidMessage for settings that this version does not know."""
+        config, settings = self._config, settings_from_json(welcome.settings_json)
+        self._session, self._limits = welcome.session, time_limits(settings.time_limits)
+        if self._home is None:
+            folder = config.home or default_home(welcome.run_id, f"{config.name}-host{config.site_rank}", os.environ)
+            self._home = home = Home(folder, Machine())
+            self._stack.callback(home.close)
+            log_to(home.folder, self._stack, debug=config.debug)
+            home.note_socket_folder(Path(self._relay.socket.path).parent)
+            log.info("run %s, host %d of site %s, home %s", welcome.run_id, config.site_rank, config.name, home.folder)
+        self._relay.serve(settings, self._home.optimizer_folder)
+
+    async def _start(self, told: hosts.StartRanks) -> None:
+        log.info("starting workers")
+        self._relay.drop()
+        self._generation = told.generation
+        meeting = Meeting(address=told.store_address, group_name=told.group_name)
+        await self._launcher.start(told.generation, self._relay.socket.path, meeting)
+
+    async def _guarded(self, generation: int, work: Coroutine[None, None, None]) -> None:
+        """What goes wrong on this host alone ends the site, which hears why."""
+        try:
+            await work
+        except (AtollError, OSError) as error:
+            text = str(error)[:MAX_TEXT_CHARACTERS]
+            self._say(hosts.HostFailed(generation=generation, text=text, exit_code=exit_code_of(error)))
+
+    def _exited(self, event: WorkersExited) -> None:
+        self._say(hosts.RanksExited(generation=event.generation, code=event.code, text=event.text[: 1 << 16]))
+
+    # --- slices
+
+    def _put_later(self, sealed: Sealed) -> None:
+        self._puts.put_nowait(sealed)
+
+    async def _put_all(self, channel: grpc.aio.Channel) -> None:
+        """One after the other: a rank's newest slices are the last that arrive."""
+        put = channel.stream_unary(
+            hosts.PUT_METHOD,
+            request_serializer=hosts_pb2.PutSlicesRequest.SerializeToString,
+            response_deserializer=hosts_pb2.PutSlicesResponse.FromString,
+        )
+        while True:
+            sealed = await self._puts.get()
+            if sealed.generation != self._generation:
+                continue
+            report = sealed.report
+            opened = hosts.SlicesPut(
+                session=self._session,
+                generation=sealed.generation,
+                rank=sealed.rank,
+                step=report.step,
+                seq=report.seq,
+                fragment=report.fragment,
+                with_frozen=sealed.with_frozen,
+            )
+            call = put()
+            try:
+                await call.write(hosts_pb2.PutSlicesRequest(open=wire.to_proto(opened)))
+                found = self._relay.sealed_views(sealed)
+                await send_slices(found, hosts_pb2.PutSlicesRequest, call.write, self._limits.stall_s, self._where)
+                await call.done_writing()
+                await call
+            except (grpc.RpcError, asyncio.InvalidStateError):
+                self._unless_stale(error_of(await call.code(), await call.details() or "", self._where))
+            finally:
+                call.cancel()
+
+    async def _take_all(self, channel: grpc.aio.Channel) -> None:
+        take = channel.unary_stream(
+            hosts.TAKE_METHOD,
+            request_serializer=hosts_pb2.TakeSlicesRequest.SerializeToString,
+            response_deserializer=hosts_pb2.TakeSlicesResponse.FromString,
+        )
+        while True:
+            number, generation = await self._takes.get(), self._generation
+            call = take(hosts_pb2.TakeSlicesRequest(session=self._session, number=number))
+            try:
+                first = await heard(call.read, self._limits.stall_s, self._where)
+                if first.WhichOneof("body") != "open":
+                    raise InvalidMessage(f"{self._where} does not say which slices follow")
+                opened = wire.from_proto(hosts.SlicesOpen, first.open)
+                wanted = Wanted(
+                    fragment=opened.fragment, with_frozen=opened.with_frozen, num_moments=opened.num_moments
+                )
+                into = self._relay.published_views(wanted)
+                await receive_slices(into, call.read, self._limits.stall_s, self._where)
+            except grpc.RpcError as error:
+                self._unless_stale(from_rpc_error(error, self._where))
+                continue
+            except StaleError:
+                continue  # ranks are gone: all begin anew
+            except InvalidMessage as error:
+                raise PeerError(str(error)) from None
+            finally:
+                call.cancel()
+            if generation == self._generation:
+                self._say(hosts.SlicesTaken(number=number))
+
+    def _unless_stale(self, error: AtollError) -> None:
+        """Raises PeerError: the leader is attached to anew. What it does not want any more is no error."""
+        if not isinstance(error, StaleError):
+            raise PeerError(str(error)) from None

@@ -1,0 +1,216 @@
+"""The local socket of a host that does not lead: what its ranks say goes to the leader, and what they are told comes
+from there. The buffers, the data and the folder of checkpoints are this host's own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+from atoll.node import host_protocol as hosts
+from atoll.node import local_protocol
+from atoll.node.core.events import AnswerKind
+from atoll.node.daemon.config import NodeConfig
+from atoll.node.daemon.local_socket import LocalSocket
+from atoll.node.daemon.rank_connection import RankConnection
+from atoll.node.daemon.shared_memory import SharedBuffer
+from atoll.node.dataplane.slices import Items, Wanted, views
+from atoll.node.local_protocol import Greeting, LocalJoin, LocalLayout, Piece, SealedReport
+from atoll.node.tasks import Tasks, end
+from atoll.node.threads import run_to_its_end
+from atoll.protocol import wire
+from atoll.protocol.errors import ConfigError, InvalidMessage, StaleError
+from atoll.protocol.layout import Layout, Manifest
+from atoll.protocol.settings import RunSettings
+from atoll.protocol.v1 import local_pb2
+
+LARGE_FRAME_BYTES = 1 << 20
+"""A larger one is read in a thread."""
+APPLY = int(AnswerKind.APPLY)
+_M = TypeVar("_M")
+
+
+@dataclass(slots=True)
+class _Rank:
+    connection: RankConnection
+    rank: int = 0
+    pieces: tuple[Piece, ...] = ()
+    owned: tuple[int, ...] = ()  # indices into them
+    has_applied: bool = False  # it was told to take a version: what it seals next has no frozen tensors
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sealed:
+    """What a rank has sealed, to be put into the site's SNAPSHOT."""
+
+    generation: int
+    rank: int
+    report: SealedReport
+    pieces: tuple[Piece, ...]
+    with_frozen: bool
+
+
+class Relay:
+    """`say` and `sealed` are called in the event loop, in the order of what ranks say."""
+
+    def __init__(
+        self,
+        config: NodeConfig,
+        say: Callable[[hosts.HostSaid], None],
+        sealed: Callable[[Sealed], None],
+        on_failure: Callable[[BaseException], None],
+    ) -> None:
+        self._config = config
+        self._say = say
+        self._sealed = sealed
+        self.socket = LocalSocket(self._connected)
+        self._tasks = Tasks(on_failure)
+        self._ranks: dict[int, _Rank] = {}
+        self._num_connected = 0
+        self._settings: RunSettings | None = None
+        self._checkpoint_folder = Path()
+        self._layout: Layout | None = None
+        self._buffers: tuple[SharedBuffer, SharedBuffer] | None = None
+
+    def serve(self, settings: RunSettings, checkpoint_folder: Path) -> None:
+        """Ranks of this run."""
+        self._settings, self._checkpoint_folder = settings, checkpoint_folder
+
+    def drop(self) -> None:
+        """The leader does not hear these ranks any more: they end."""
+        for rank in self._ranks.values():
+            rank.connection.shut()
+        self._ranks.clear()
+
+    async def close(self) -> None:
+        self.socket.stop()
+        self.drop()
+        await end(self._tasks)
+        self.socket.close()
+        for buffer in self._buffers or ():
+            buffer.close()
+
+    # --- from ranks
+
+    def _connected(self, connection: RankConnection) -> None:
+        self._num_connected += 1
+        self._ranks[self._num_connected] = rank = _Rank(connection)
+        self._tasks.spawn(self._relay(self._num_connected, rank))
+
+    async def _relay(self, number: int, rank: _Rank) -> None:
+        writer = asyncio.get_running_loop().create_task(rank.connection.write_all())
+        why = ""
+        try:
+            while (frame := await rank.connection.read_frame()) is not None:
+                await self._heard(number, rank, bytes(frame))
+        except InvalidMessage as error:
+            why = str(error)
+        except OSError as error:
+            why = error.strerror or str(error)
+        finally:
+            await end([writer])
+            rank.connection.close()
+            if self._ranks.pop(number, None) is not None:
+                self._say(hosts.RankClosed(connection=number, text=why))
+
+    async def _heard(self, number: int, rank: _Rank, frame: bytes) -> None:
+        request = await _in_thread_if_large(frame, partial(local_protocol.decode, local_pb2.LocalRequest, frame))
+        if number not in self._ranks:
+            return  # dropped
+        body = request.WhichOneof("body")
+        if body == "join":
+            joined = await run_to_its_end(partial(wire.from_proto, LocalJoin, request.join))
+            rank.rank, rank.pieces = request.rank, joined.pieces
+        self._say(hosts.RankFrame(connection=number, data=frame))
+        if body == "sealed":
+            pieces = tuple(rank.pieces[index] for index in rank.owned)
+            self._sealed(
+                Sealed(
+                    generation=request.generation,
+                    rank=rank.rank,
+                    report=wire.from_proto(SealedReport, request.sealed),
+                    pieces=pieces,
+                    with_frozen=not rank.has_applied,
+                )
+            )
+
+    # --- to ranks
+
+    async def tell(self, number: int, data: bytes) -> None:
+        """A LocalResponse for that rank. Raises ConfigError, InvalidMessage or HostError for a host that cannot go on
+        with it."""
+        response = await _in_thread_if_large(data, partial(local_protocol.decode, local_pb2.LocalResponse, data))
+        if (rank := self._ranks.get(number)) is None:
+            return  # it is gone, which is said
+        fds: tuple[int, ...] = ()
+        match response.WhichOneof("body"):
+            case "greeting":
+                response.greeting.CopyFrom(wire.to_proto(self._own(wire.from_proto(Greeting, response.greeting))))
+                data = response.SerializeToString()
+            case "layout":
+                told = wire.from_proto(LocalLayout, response.layout)
+                manifest = await run_to_its_end(partial(wire.from_proto, Manifest, response.layout.manifest))
+                if any(index >= len(rank.pieces) for index in told.owned_pieces):
+                    raise InvalidMessage("the leader names a piece that the rank does not have")
+                await run_to_its_end(partial(self._lay_out, manifest, told.chunk_elements))
+                rank.owned = told.owned_pieces
+                fds = tuple(buffer.fd for buffer in self._buffers or ())
+            case "answer":
+                rank.has_applied |= response.answer.kind == APPLY
+        rank.connection.send_frame(len(data).to_bytes(local_protocol.LENGTH_BYTES, "little") + data, fds)
+
+    def hang_up(self, number: int) -> None:
+        """The leader has closed its end."""
+        if (rank := self._ranks.pop(number, None)) is not None:
+            rank.connection.shut()
+
+    def _own(self, greeting: Greeting) -> Greeting:
+        """With what is this host's own. Raises ConfigError if the hosts were told different things."""
+        config = self._config
+        if config.parallel and config.parallel != greeting.parallel:
+            raise ConfigError(f"--parallel {config.parallel} here, {greeting.parallel or 'none'} on host 0: say one")
+        folder = str(self._checkpoint_folder) if greeting.checkpoint_folder else ""
+        return Greeting(
+            settings_json=greeting.settings_json,
+            data_paths=tuple(str(path) for path in config.data_paths),
+            checkpoint_folder=folder,
+            crashed_from=greeting.crashed_from,
+            parallel=greeting.parallel,
+        )
+
+    def _lay_out(self, manifest: Manifest, chunk_elements: int) -> None:
+        """In a thread. Raises HostError for the memory, ConfigError for another model than before."""
+        assert self._settings is not None
+        if self._layout is not None and self._layout.manifest.digest == manifest.digest:
+            return
+        if self._layout is not None:
+            raise ConfigError("the restarted workers built another model than before")
+        sync = self._settings.sync
+        layout = Layout(manifest, chunk_elements, sync.fragments)
+        size, moments = layout.buffer_bytes, sync.num_shared_moments * layout.moment_bytes
+        self._buffers = SharedBuffer(size, "snapshot"), SharedBuffer(size + moments, "publish")
+        self._layout = layout
+
+    # --- slices
+
+    def sealed_views(self, sealed: Sealed) -> list[Items]:
+        """Of this host's SNAPSHOT."""
+        assert self._layout is not None
+        assert self._buffers is not None
+        wanted = Wanted(fragment=sealed.report.fragment, with_frozen=sealed.with_frozen)
+        return list(views(self._layout, self._buffers[0].view, sealed.pieces, wanted))
+
+    def published_views(self, wanted: Wanted) -> list[Items]:
+        """Of this host's PUBLISH: all that its ranks hold, in their order. Raises StaleError if not all are here."""
+        ranks = sorted((rank for rank in self._ranks.values() if rank.pieces), key=lambda rank: rank.rank)
+        if self._layout is None or self._buffers is None or len(ranks) != self._config.num_ranks:
+            raise StaleError("not all ranks of this host have a layout")
+        pieces = [piece for rank in ranks for piece in rank.pieces]
+        return list(views(self._layout, self._buffers[1].view, pieces, wanted))
+
+
+async def _in_thread_if_large(frame: bytes, read: Callable[[], _M]) -> _M:
+    return await run_to_its_end(read) if len(frame) > LARGE_FRAME_BYTES else read()
