@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from atoll.protocol.sync_settings import SyncSettings
 from tests.harness.local_run import LocalRun, Process, Status
 from tests.harness.sockets import free_address
-from tests.process.test_sites_of_several_ranks import of_shapes
+from tests.process.test_sites_of_several_ranks import contributors, of_shapes
 
 LIMIT_S = 100.0
 pytestmark = pytest.mark.timeout(240)
@@ -38,9 +40,17 @@ def newest(status: Status) -> int:
     return int(status["last_commit"])
 
 
-@pytest.mark.parametrize("layout", ["dp_shard=2"])
-def test_a_site_of_two_hosts_and_one_of_one_train_one_model(tmp_path: Path, text: Path, layout: str) -> None:
-    with LocalRun(tmp_path, of_shapes(min_sites=2, steps=40)) as run:
+WAYS = {
+    "shards": ("dp_shard=2", SyncSettings(every=10)),
+    "columns": ("tp=2,dp_replicate=2", SyncSettings(every=10, overlap_steps=4)),
+    "stages-in-fragments": ("pp=2", SyncSettings(every=10, fragments=2, overlap_steps=2)),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_site_of_two_hosts_and_one_of_one_train_one_model(tmp_path: Path, text: Path, way: str) -> None:
+    layout, sync = WAYS[way]
+    with LocalRun(tmp_path, replace(of_shapes(min_sites=2, steps=40), sync=sync)) as run:
         run.start_coordinator()
         hosts = TwoHosts(run, text, layout)
         hosts.start(1)
@@ -48,7 +58,35 @@ def test_a_site_of_two_hosts_and_one_of_one_train_one_model(tmp_path: Path, text
         run.start_node("one", launcher="python", extra=["--data", str(text)])
         assert run.wait_all(LIMIT_S) == {"one": 0, "two": 0, "two-host1": 0}
         status = run.status()
-        assert run.hashes(4) == dict.fromkeys(("one", "two"), status["state_hash"])
-        assert {site["name"]: site["num_ranks"] for site in status["sites"]} == {"one": 1, "two": 2}
+        assert run.hashes(newest(status)) == dict.fromkeys(("one", "two"), status["state_hash"])
+        assert {site["name"]: site["num_ranks"] for site in status["sites"]} == {
+            "one": 1,
+            "two": 4 if "," in layout else 2,
+        }
         samples = {line["site"]: line["num_done"] for line in status["data"]}
         assert sum(samples.values()) * 32 == status["run_tokens"]
+
+
+@pytest.mark.parametrize("host", [0, 1])
+def test_a_host_that_is_killed_stops_its_site_until_it_is_back(tmp_path: Path, text: Path, host: int) -> None:
+    """The other site trains on; the one that lost a host catches up, and contributes again."""
+    with LocalRun(tmp_path, replace(of_shapes(min_sites=2, steps=2000), sync=SyncSettings(every=10))) as run:
+        run.start_coordinator()
+        hosts = TwoHosts(run, text, "dp_shard=2")
+        daemons = [hosts.start(0), hosts.start(1)]
+        run.start_node("one", launcher="python", extra=["--data", str(text)])
+        run.wait(lambda status: contributors(status) == {"one", "two"}, LIMIT_S, "both contribute")
+        daemons[host].popen.kill()
+        daemons[host].wait(LIMIT_S)
+        other = daemons[1 - host]
+        lost = r"host 1 of this site.* is lost.*stop until it is back" if host else r"host 0 of this site.*wait for it"
+        other.wait_for_line(lost, LIMIT_S)
+        run.wait(lambda status: contributors(status) == {"one"}, LIMIT_S, "the other site goes on")
+        hosts.start(host)
+        run.wait(lambda status: contributors(status) == {"one", "two"}, LIMIT_S, "both contribute again")
+        assert other.popen.poll() is None
+        status = run.status()
+        at = newest(status)
+        run.wait(lambda status: newest(status) > at, LIMIT_S)
+        assert len(run.hashes(at)) == 2
+        assert len(set(run.hashes(at).values())) == 1
