@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from atoll.protocol.sync_settings import SyncSettings
+from benchmarks import netns
 from tests.harness.local_run import LocalRun, Process, Status
 from tests.harness.sockets import free_address
 from tests.process.test_sites_of_several_ranks import contributors, of_shapes
@@ -27,13 +28,16 @@ def text(tmp_path: Path) -> Path:
 class TwoHosts:
     """The daemons of a site named "two"."""
 
-    def __init__(self, run: LocalRun, text: Path, layout: str) -> None:
-        self._run, self._text, self._layout, self._address = run, text, layout, free_address()
+    def __init__(self, run: LocalRun, text: Path, layout: str, machines: netns.Hosts | None = None) -> None:
+        self._run, self._text, self._layout, self._machines = run, text, layout, machines
+        self._address = f"{machines.address(0)}:17800" if machines is not None else free_address()
 
     def start(self, host: int) -> Process:
         extra = ["--data", str(self._text), "--parallel", self._layout, "--site-hosts", "2"]
         extra += ["--site-rank", str(host), "--site-address", self._address, "--name", "two"]
-        return self._run.start_node("two" if host == 0 else f"two-host{host}", launcher="python", extra=extra)
+        prefix = self._machines.prefix(host) if self._machines is not None else []
+        name = "two" if host == 0 else f"two-host{host}"
+        return self._run.start_node(name, launcher="python", prefix=prefix, extra=extra)
 
 
 def newest(status: Status) -> int:
@@ -87,6 +91,29 @@ def test_a_host_that_is_killed_stops_its_site_until_it_is_back(tmp_path: Path, t
         assert other.popen.poll() is None
         status = run.status()
         at = newest(status)
+        run.wait(lambda status: newest(status) > at, LIMIT_S)
+        assert len(run.hashes(at)) == 2
+        assert len(set(run.hashes(at).values())) == 1
+
+
+@pytest.mark.root
+@pytest.mark.skipif(bool(netns.available()), reason=f"network namespaces: {netns.available()}")
+def test_hosts_that_lose_each_other_come_together_again(tmp_path: Path, text: Path) -> None:
+    """The cable of one host is pulled in the middle of training, which tells nobody; then it is put back."""
+    with netns.Hosts(3, 1_000_000_000) as machines, LocalRun(tmp_path, of_shapes(min_sites=2, steps=4000)) as run:
+        run.start_coordinator(f"{machines.bridge_address}:17700")
+        hosts = TwoHosts(run, text, "dp_shard=2", machines)
+        leader, other = hosts.start(0), hosts.start(1)
+        run.start_node("one", launcher="python", prefix=machines.prefix(2), extra=["--data", str(text)])
+        run.wait(lambda status: contributors(status) == {"one", "two"}, LIMIT_S, "both contribute")
+        machines.set_link(1, "down")
+        leader.wait_for_line("host 1 of this site.* is lost: .*stop until it is back", LIMIT_S)
+        other.wait_for_line("host 0 of this site.*the workers of this host wait for it", LIMIT_S)
+        run.wait(lambda status: contributors(status) == {"one"}, LIMIT_S, "the other site goes on")
+        machines.set_link(1, "up")
+        run.wait(lambda status: contributors(status) == {"one", "two"}, LIMIT_S, "both contribute again")
+        assert run.status()["num_evicted"] == 0
+        at = newest(run.status())
         run.wait(lambda status: newest(status) > at, LIMIT_S)
         assert len(run.hashes(at)) == 2
         assert len(set(run.hashes(at).values())) == 1
