@@ -106,10 +106,8 @@ class Received:
 
 @dataclass(frozen=True, slots=True)
 class HostsChanged:
-    """These are not here; `text` says what became of one that was."""
-
     missing: tuple[int, ...]
-    text: str = ""
+    text: str = ""  # what became of one that was here
 
 
 # --- events: one rank

@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from atoll.node import local_protocol as local
 from atoll.node.core import events
 from atoll.node.core.events import Answer, AnswerKind, OfSite
 from atoll.node.core.outputs import AnswerWorkers, MergePieces, RefuseRank, ToRanks
+from atoll.node.core.ranks.arriving import Arriving
 from atoll.node.core.ranks.liveness import StepTimes, Watch, first_to_hang
 from atoll.node.core.ranks.pieces import SitePieces
 from atoll.node.core.ranks.reports import check_report, differing_replicas, in_words, sealed_by_all, wrong_in_data
-from atoll.node.core.ranks.status import Due, RankStatus
+from atoll.node.core.ranks.status import Due, Point, RankStatus
 from atoll.node.local_protocol import FATAL_KINDS, CheckpointId, DataSet, LocalJoin, Piece, SealedReport
 from atoll.protocol import PROTOCOL_VERSION
 from atoll.protocol.errors import ConfigError, InvalidMessage, NonFiniteError, WorkerError
@@ -34,28 +35,6 @@ MAX_DRAWN = 1 << 36
 
 Outcome = Sequence[OfSite | ToRanks | MergePieces]
 """What follows from what ranks say: events of the site, and what is to be done."""
-
-
-@dataclass(slots=True)
-class _Point:
-    step: int
-    seq: int
-    asked: bool = False
-    answer: Answer | None = None
-    sealed: dict[int, SealedReport] = field(default_factory=dict)
-    merged: dict[int, float] = field(default_factory=dict)  # rank -> wait_s
-
-    def __str__(self) -> str:
-        return f"step {self.step}" + (f" (question {self.seq})" if self.seq else "")
-
-
-@dataclass(slots=True)
-class _Arriving:
-    """A snapshot of which ranks on other hosts have slices."""
-
-    fragment: int
-    missing: set[int]  # ranks whose slices are not in the site's SNAPSHOT yet
-    is_sealed: bool = False  # by all ranks
 
 
 class WorkerGroup:
@@ -76,10 +55,9 @@ class WorkerGroup:
         self.pieces: SitePieces | None = None
         self.failed = False
         self._joined: dict[int, LocalJoin] = {}
-        self._points = [_Point(0, 0)]
+        self._points = [Point(0, 0)]
         self._first_point = 0  # index of _points[0]; earlier ones are over for every rank
-        self._elsewhere = range(world_size - num_elsewhere, world_size)
-        self._arriving: dict[tuple[int, int], _Arriving] = {}  # by step and seq, from the answer on
+        self._arriving = Arriving(range(world_size - num_elsewhere, world_size))
         self._syncs_to_check: int | None = None  # first values may differ: they are overwritten
         self._reasons: dict[int, str] = {}
         self._data: dict[int, DataSet] = {}
@@ -155,7 +133,7 @@ class WorkerGroup:
             there = [s.rank for s in self.ranks if s.due is Due.ANSWER and s.point == status.point]
             others = f"{in_words(there)} asked at" if there else "every rank was told to ask at"
             return self.fail(
-                f"rank {rank} asks at {_Point(step, seq)}, {others} {point}: the ranks of a site must all do the same "
+                f"rank {rank} asks at {Point(step, seq)}, {others} {point}: the ranks of a site must all do the same "
                 "number of optimizer steps (site.step() once for each, loaders of equal length)"
             )
         left = [s.rank for s in self.ranks if s.due is Due.GONE]
@@ -197,22 +175,12 @@ class WorkerGroup:
         done = sealed_by_all(self.generation, reports, self._data)
         if isinstance(done, str):
             return self.fail(done)
-        arriving = self._arriving[point.step, point.seq]
-        arriving.is_sealed = True
-        if not arriving.missing:
-            del self._arriving[point.step, point.seq]
-        return [replace(done, is_arriving=bool(arriving.missing)), *self._ask()]
+        return [replace(done, is_arriving=self._arriving.seal(point.step, point.seq)), *self._ask()]
 
     def arrived(self, rank: int, step: int, seq: int) -> Outcome:
         """Its slices are in the site's SNAPSHOT, though it is on another host. They may be there before its report."""
-        arriving = self._arriving.get((step, seq))
-        if arriving is None or rank not in arriving.missing or self.failed:
-            return []
-        arriving.missing.remove(rank)
-        if arriving.missing or not arriving.is_sealed:
-            return []
-        del self._arriving[step, seq]
-        return [events.SnapshotArrived(generation=self.generation, fragment=arriving.fragment, step=step)]
+        whole = () if self.failed else self._arriving.came(rank, step, seq)
+        return [events.SnapshotArrived(generation=self.generation, fragment=f, step=step) for f in whole]
 
     def merged(self, rank: int, report: local.MergedReport, now: float) -> Outcome:
         """It has taken the version that it was told to. When all have, the site is on it."""
@@ -341,8 +309,7 @@ class WorkerGroup:
         data_ranks = sorted({joined.data_rank for joined in self._joined.values()})
         return data_ranks.index(self._joined[rank].data_rank), len(data_ranks)
 
-    def pieces_of(self, rank: int) -> tuple[Piece, ...]:
-        """That it has offered. Known from WorkersJoined on."""
+    def pieces_of(self, rank: int) -> tuple[Piece, ...]:  # known from WorkersJoined on
         return self._joined[rank].pieces
 
     @property
@@ -374,10 +341,10 @@ class WorkerGroup:
             self._syncs_to_check = 0
         point.answer = answer
         if answer.kind is AnswerKind.SNAPSHOT:
-            self._arriving[step, seq] = _Arriving(answer.fragment, set(self._elsewhere))
+            self._arriving.begin(step, seq, answer.fragment)
         next_step = step if answer.kind is AnswerKind.SNAPSHOT else answer.next_step
         if answer.kind is not AnswerKind.STOP:
-            self._points.append(_Point(next_step, seq + 1) if next_step == step else _Point(next_step, 0))
+            self._points.append(Point(next_step, seq + 1) if next_step == step else Point(next_step, 0))
         asking = [status for status in self.ranks if status.due is Due.ANSWER]
         for status in asking:
             status.moved_at = now
@@ -412,7 +379,7 @@ class WorkerGroup:
         status.story.append(said)
         return status
 
-    def _point_of(self, status: RankStatus) -> _Point:
+    def _point_of(self, status: RankStatus) -> Point:
         return self._points[status.point - self._first_point]
 
     def _ask(self) -> Outcome:
@@ -426,7 +393,7 @@ class WorkerGroup:
         point.asked = True
         return [events.BoundaryAsked(generation=self.generation, step=point.step, seq=point.seq)]
 
-    def _reports_missing(self, point: _Point) -> bool:
+    def _reports_missing(self, point: Point) -> bool:
         assert point.answer is not None
         if point.answer.kind is AnswerKind.SNAPSHOT:
             return len(point.sealed) < self.world_size
@@ -439,13 +406,13 @@ class WorkerGroup:
             del self._points[0]
             self._first_point += 1
 
-    def _reply(self, point: _Point, answer: Answer, *asking: RankStatus) -> AnswerWorkers:
+    def _reply(self, point: Point, answer: Answer, *asking: RankStatus) -> AnswerWorkers:
         for status in asking:
             self._told(status, point, answer)
         ranks = tuple(status.rank for status in asking)
         return AnswerWorkers(generation=self.generation, step=point.step, seq=point.seq, answer=answer, ranks=ranks)
 
-    def _told(self, status: RankStatus, point: _Point, answer: Answer) -> None:
+    def _told(self, status: RankStatus, point: Point, answer: Answer) -> None:
         status.story.append(f"told {answer.kind.name} at {point}")
         match answer.kind:
             case AnswerKind.CONTINUE:

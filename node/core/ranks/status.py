@@ -1,4 +1,5 @@
-"""What is known of one rank: what it does next, when it last got on, and what it said last."""
+"""What is known of one rank: what it does next, when it last got on, and what it said last; and of the points to which
+all ranks come."""
 
 from __future__ import annotations
 
@@ -6,7 +7,8 @@ from collections import deque
 from dataclasses import dataclass, field
 from enum import Enum
 
-from atoll.node.local_protocol import NO_CHECKPOINTS, CheckpointCounts
+from atoll.node.core.events import Answer
+from atoll.node.local_protocol import NO_CHECKPOINTS, CheckpointCounts, SealedReport
 
 STORY = 12
 """Of a rank's last steps."""
@@ -55,3 +57,18 @@ class RankStatus:
     """Places of the site's queue, from 0 on, that it was told in that epoch."""
     story: deque[str] = field(default_factory=lambda: deque(maxlen=STORY))
     """What it said and was told last, for whoever looks for the reason of an illegal step."""
+
+
+@dataclass(slots=True)
+class Point:
+    """A (step, seq) at which all ranks ask, and what they did there."""
+
+    step: int
+    seq: int
+    asked: bool = False
+    answer: Answer | None = None
+    sealed: dict[int, SealedReport] = field(default_factory=dict)
+    merged: dict[int, float] = field(default_factory=dict)  # rank -> wait_s
+
+    def __str__(self) -> str:
+        return f"step {self.step}" + (f" (question {self.seq})" if self.seq else "")

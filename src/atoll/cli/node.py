@@ -85,6 +85,11 @@ def run(args: argparse.Namespace) -> int:
     require_extra("atoll node")
     config = node_config(args)
     if args.dry_run:
+        if config.site_hosts > 1:
+            raise ConfigError(
+                "--dry-run starts the ranks of this host alone, which would wait for those of the others: leave out "
+                "--site-hosts and try a layout of one host, or ask `atoll plan`"
+            )
         from atoll.cli.dry_run import dry_run
 
         return dry_run(config)
