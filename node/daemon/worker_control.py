@@ -161,7 +161,7 @@ class WorkerControl:
             self._exchanges.have_buffers()
             told = partial(layout_of, group, output, self._shell.home.incarnation, plane.layout.chunk_elements)
             buffers = plane.snapshot, plane.publish_buffer
-            self._leader.laid_out(group, plane.layout, *buffers)
+            self._leader.laid_out(group.pieces, plane.layout, *buffers)
             await self.server.send_layout(output.generation, told, plane.layout, *buffers)
         except (AtollError, OSError) as error:
             self._refuse(output.generation, error)

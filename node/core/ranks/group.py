@@ -20,7 +20,7 @@ from atoll.node.core.ranks.liveness import StepTimes, Watch, first_to_hang
 from atoll.node.core.ranks.pieces import SitePieces
 from atoll.node.core.ranks.reports import check_report, differing_replicas, in_words, sealed_by_all, wrong_in_data
 from atoll.node.core.ranks.status import Due, Point, RankStatus
-from atoll.node.local_protocol import FATAL_KINDS, CheckpointId, DataSet, LocalJoin, Piece, SealedReport
+from atoll.node.local_protocol import FATAL_KINDS, CheckpointId, DataSet, LocalJoin, SealedReport
 from atoll.protocol import PROTOCOL_VERSION
 from atoll.protocol.errors import ConfigError, InvalidMessage, NonFiniteError, WorkerError
 from atoll.protocol.messages import MAX_TOKENS
@@ -308,9 +308,6 @@ class WorkerGroup:
         """The place of the rank's data rank among the site's, and how many there are. Known from WorkersJoined on."""
         data_ranks = sorted({joined.data_rank for joined in self._joined.values()})
         return data_ranks.index(self._joined[rank].data_rank), len(data_ranks)
-
-    def pieces_of(self, rank: int) -> tuple[Piece, ...]:  # known from WorkersJoined on
-        return self._joined[rank].pieces
 
     @property
     def num_steps(self) -> int:

@@ -36,6 +36,8 @@ class SharedSlice:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SitePieces:
     manifest: Manifest
+    offered: tuple[tuple[Piece, ...], ...]
+    """Of each rank, its pieces."""
     owned: tuple[tuple[int, ...], ...]
     """For each rank, indices into its pieces: it writes these."""
     kept: tuple[tuple[int, ...], ...]
@@ -43,6 +45,10 @@ class SitePieces:
     shared: tuple[SharedSlice, ...]
     dtypes: dict[str, str]
     """The workers' own dtype of each tensor."""
+
+    def owned_by(self, rank: int) -> list[Piece]:
+        """That it writes."""
+        return [self.offered[rank][index] for index in self.owned[rank]]
 
     def shared_of(self, rank: int) -> tuple[int, ...]:
         """Indices into the rank's pieces of those that other ranks hold too."""
@@ -109,6 +115,7 @@ def merge_ranks(ranks: Sequence[LocalJoin]) -> SitePieces:
                 shared.append(SharedSlice(name=name, box=_box(offsets, sizes), holders=tuple(found)))
     return SitePieces(
         manifest=Manifest.canonical(list(specs.values()), list(tied.values())),
+        offered=tuple(entry.pieces for entry in ranks),
         owned=tuple(tuple(sorted(indices)) for indices in owned),
         kept=tuple(tuple(sorted(indices)) for indices in kept),
         shared=tuple(shared),

@@ -19,14 +19,14 @@ import grpc.aio
 
 from atoll.node import host_protocol as hosts
 from atoll.node.core import events as e
-from atoll.node.core.ranks.group import WorkerGroup
+from atoll.node.core.ranks.pieces import SitePieces
 from atoll.node.daemon.config import NodeConfig
 from atoll.node.daemon.hosts.link import Outbox, heard, receive_slices, send_slices, while_heard
 from atoll.node.daemon.rank_commands import Meeting
 from atoll.node.daemon.rank_connection import FLUSH_S, Connection
 from atoll.node.daemon.shared_memory import SharedBuffer
 from atoll.node.dataplane.slices import Wanted, views
-from atoll.node.local_protocol import LENGTH_BYTES, Piece
+from atoll.node.local_protocol import LENGTH_BYTES
 from atoll.node.tasks import end
 from atoll.protocol import PROTOCOL_VERSION, addresses, transport, wire
 from atoll.protocol.errors import AtollError, InvalidMessage, PeerError, RefusedError, StaleError
@@ -104,17 +104,9 @@ class _LaidOut:
 
     generation: int
     layout: Layout
-    group: WorkerGroup
+    pieces: SitePieces
     snapshot: SharedBuffer
     publish: SharedBuffer
-
-    def pieces_of(self, ranks: range) -> list[Piece]:
-        return [piece for rank in ranks for piece in self.group.pieces_of(rank)]
-
-    def owned_by(self, rank: int) -> list[Piece]:
-        assert self.group.pieces is not None
-        pieces = self.group.pieces_of(rank)
-        return [pieces[index] for index in self.group.pieces.owned[rank]]
 
 
 def _refusing(answer: Callable[..., Any]) -> Callable[..., Any]:
@@ -210,10 +202,10 @@ class Leader:
         for host in self._hosts.values():
             host.outbox.say(hosts.StopRanks(generation=self._generation))
 
-    def laid_out(self, group: WorkerGroup, layout: Layout, snapshot: SharedBuffer, publish: SharedBuffer) -> None:
-        """These ranks are about to be told where their slices lie."""
+    def laid_out(self, pieces: SitePieces, layout: Layout, snapshot: SharedBuffer, publish: SharedBuffer) -> None:
+        """The ranks that were started last are about to be told where their slices lie."""
         self._laid_out = _LaidOut(
-            generation=group.generation, layout=layout, group=group, snapshot=snapshot, publish=publish
+            generation=self._generation, layout=layout, pieces=pieces, snapshot=snapshot, publish=publish
         )
 
     async def publish(self, fragment: int, num_moments: int) -> None:
@@ -352,7 +344,7 @@ class Leader:
         if opened.rank not in self._ranks_of(host.number):
             raise InvalidMessage(f"{host.words} has no rank {opened.rank}")
         wanted = Wanted(fragment=opened.fragment, with_frozen=opened.with_frozen)
-        into = views(laid_out.layout, laid_out.snapshot.view, laid_out.owned_by(opened.rank), wanted)
+        into = views(laid_out.layout, laid_out.snapshot.view, laid_out.pieces.owned_by(opened.rank), wanted)
         try:
             await receive_slices(into, context.read, self._limits.stall_s, host.words)
         except (InvalidMessage, PeerError) as error:
@@ -374,5 +366,6 @@ class Leader:
             fragment=wanted.fragment, with_frozen=wanted.with_frozen, num_moments=wanted.num_moments
         )
         await context.write(hosts_pb2.TakeSlicesResponse(open=wire.to_proto(opened)))
-        found = views(laid_out.layout, laid_out.publish.view, laid_out.pieces_of(ranks), wanted)
+        pieces = [piece for rank in ranks for piece in laid_out.pieces.offered[rank]]
+        found = views(laid_out.layout, laid_out.publish.view, pieces, wanted)
         await send_slices(found, hosts_pb2.TakeSlicesResponse, context.write, self._limits.stall_s, host.words)

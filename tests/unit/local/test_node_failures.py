@@ -74,7 +74,12 @@ A_PLAN = m.Plan(
 )
 GREETING = Greeting(settings_json="{}", data_paths=())
 PIECES = SitePieces(
-    manifest=MANIFEST, owned=((),), kept=((),), shared=(), dtypes={t.name: "F32" for t in MANIFEST.tensors}
+    manifest=MANIFEST,
+    offered=((),),
+    owned=((),),
+    kept=((),),
+    shared=(),
+    dtypes={t.name: "F32" for t in MANIFEST.tensors},
 )
 
 
