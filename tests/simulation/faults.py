@@ -61,6 +61,22 @@ def kill_several(world: World, fault: Fault, generator: random.Random) -> None:
         world.later(fault.lasts_s * generator.uniform(0.3, 1), lambda name=name: world.start_site(name))  # type: ignore[misc]
 
 
+def lose_host(world: World, fault: Fault, generator: random.Random) -> None:
+    """The other host of a site that has one, for a while or for good: until the site is started anew."""
+    names = sorted(name for name, node in world.nodes.items() if node.hands.arrives_s and node.node is not None)
+    if not names:
+        return
+    made = world.nodes[generator.choice(names)]
+    made.hands.num_lost += 1
+
+    def changed(missing: tuple[int, ...], text: str = "") -> None:
+        if made.node is not None and world.nodes.get(made.process.machine) is made:
+            made.node.handle(e.HostsChanged(missing, text))
+
+    changed((1,), "host 1 of this site is lost")
+    world.later(fault.lasts_s, lambda: changed(()))
+
+
 def kill_all_and_the_coordinator(world: World, fault: Fault, generator: random.Random) -> None:
     world.kill_coordinator("kill -9")
     kill_several(world, fault, generator)
@@ -689,9 +705,11 @@ FAULTS: dict[str, tuple[Strike, int]] = {
     "pulls_again": (pulls_again, 0),
     "stop_run": (stop_run, 0),
     "thin_link": (thin_link, 0),
+    "lose_host": (lose_host, 0),
 }
 """With how often each is drawn; those of 0 come on top, see `draw_faults`."""
-ON_TOP = tuple(kind for kind, (_, weight) in FAULTS.items() if not weight and kind not in ("stop_run", "thin_link"))
+OF_THEIR_OWN = ("stop_run", "thin_link", "lose_host")
+ON_TOP = tuple(kind for kind, (_, weight) in FAULTS.items() if not weight and kind not in OF_THEIR_OWN)
 ON_TOP_OF = STOPPED = 0.08
 THIN = 0.15
 """Of the schedules."""
@@ -710,6 +728,9 @@ def draw_faults(seed: int) -> tuple[Fault, ...]:
     thin = random.Random(f"thin {seed}")
     if thin.random() < THIN:
         drawn.insert(0, replace(_draw_fault(thin), kind="thin_link"))
+    hosts = random.Random(f"other hosts {seed}")
+    for _ in range(hosts.choice([0, 1, 2])):  # nothing, where no site has several
+        drawn.insert(hosts.randrange(len(drawn) + 1), replace(_draw_fault(hosts), kind="lose_host"))
     return tuple(drawn)
 
 

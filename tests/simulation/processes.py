@@ -359,6 +359,7 @@ class SimNode:
                 machine=self._machine,
                 parts=Parts(local_server=SimLocalServer, launcher=self._launcher, data_plane=self._data_plane),
             )
+            node.core.ranks.num_elsewhere = int(self.hands.arrives_s > 0)
             handle, execute = node.handle, node._execute
 
             def watched(event: e.Event) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from atoll.node import local_protocol
-from atoll.node.core.events import AnswerKind, MergeMode, RankEvent, WorkersExited
+from atoll.node.core.events import AnswerKind, MergeMode, RankEvent, SlicesArrived, WorkersExited
 from atoll.node.daemon.launcher import Launcher
 from atoll.node.daemon.local_server import LocalServer
 from atoll.node.daemon.rank_commands import Meeting
@@ -173,6 +173,10 @@ class Hands:
     """That filling PUBLISH takes; with a large model it is longer than many steps."""
     save_s: float
     """That writing the model takes; syncs go on meanwhile."""
+    arrives_s: float = 0.0
+    """Not 0: the rank is on another host of its site, and so long its slices are on their way, at most."""
+    num_lost: int = 0
+    """Times that the other host was lost; what was on its way then is lost, too."""
     bf16: bool
     data: Data | None
     true_tokens_a_step: int
@@ -270,6 +274,10 @@ class SimLocalServer(LocalServer):
     async def close(self) -> None:
         await end(self._tasks)
 
+    def arrived(self, event: SlicesArrived) -> None:
+        """As the leader of a site says it."""
+        self._tell(event)
+
     def connect(self) -> SimConnection:
         connection = SimConnection()
         self.connected(connection)
@@ -351,6 +359,7 @@ class Worker:
         self._incarnation = 0
         self._announced = False
         self._site_id = 0
+        self._last_arrival = 0.0
         self._manifest = hands.manifest
         self.layout = Layout(hands.manifest, 4)
         first = np.random.default_rng(5)  # the same model everywhere
@@ -545,13 +554,13 @@ class Worker:
     def _seal(self, seq: int, fragment: int) -> None:
         assert self._server.buffers is not None
         assert self._connection is not None
-        snapshot = self._server.buffers[0]
+        snapshot = memoryview(bytearray(self._server.buffers[0])) if self._hands.arrives_s else self._server.buffers[0]
         is_seed = all(copy.version < 0 for copy in self._copies)
         handed_in = {} if is_seed else self._handed_in()
         num_local = len(self._window) if self._momenta else 1
         rates = rates_over(self._base_run_step, num_local) if self._sends_gradients and not is_seed else ()
         for name, place in self._places(snapshot).items():
-            if is_seed if name not in self._fragments else fragment in (self._fragments[name], self._num):
+            if self._is_sent(name, fragment, is_seed=is_seed):
                 place[...] = handed_in.get(name, self.values[name])
         self._window = []
         parts = {}
@@ -595,6 +604,28 @@ class Worker:
         )
         self._connection.say(self._request(sealed=sealed))
         self._trained_s = 0.0
+        if self._hands.arrives_s:
+            names = [n for n in self._places(snapshot) if self._is_sent(n, fragment, is_seed=is_seed)]
+            self._arrive_later(seq, {name: self._places(snapshot)[name].copy() for name in names})
+
+    def _is_sent(self, name: str, fragment: int, *, is_seed: bool) -> bool:
+        return is_seed if name not in self._fragments else fragment in (self._fragments[name], self._num)
+
+    def _arrive_later(self, seq: int, values: dict[str, Array]) -> None:
+        """In the order in which they were sealed, before or after the report."""
+        loop, hands, step, num_lost = asyncio.get_running_loop(), self._hands, self._step, self._hands.num_lost
+        self._last_arrival = max(self._last_arrival, loop.time() + self._random.uniform(0, hands.arrives_s))
+
+        def arrive() -> None:
+            if self._server.generation != self._generation or hands.num_lost != num_lost:
+                return
+            assert self._server.buffers is not None
+            places = self._places(self._server.buffers[0])
+            for name, value in values.items():
+                places[name][...] = value
+            self._server.arrived(SlicesArrived(generation=self._generation, rank=0, step=step, seq=seq))
+
+        loop.call_at(self._last_arrival, arrive)
 
     def _loses(self) -> bool:
         """Whether the loss of this window is no number."""

@@ -71,6 +71,8 @@ class Shape:
     step_s: tuple[float, ...]
     publish_s: tuple[float, ...]
     save_s: tuple[float, ...]
+    arrives_s: tuple[float, ...] = ()
+    """Of sites of several hosts: how long slices are on their way there."""
     reduce_buffer_bytes: int
     """Of each site; a contribution is some tens of bytes."""
     manifest: Manifest = MANIFEST
@@ -140,7 +142,15 @@ def draw_shape_of(seed: int, num_sites: int = 0, *, num_fragments: int = 0) -> S
     shape = replace(shape, settings=settings, publish_s=publish_s, save_s=save_s)
     if num_sites > 2 and slow.random() < 0.2:
         shape = with_a_straggler(shape, slow)
-    return _two_sided(in_fragments(shape, seed, num_fragments), seed)
+    return _two_sided(in_fragments(_of_several_hosts(shape, seed), seed, num_fragments), seed)
+
+
+def _of_several_hosts(shape: Shape, seed: int) -> Shape:
+    """In a third of the schedules half of the sites have a rank on another host."""
+    generator = random.Random(f"hosts {seed}")
+    if generator.random() < 2 / 3:
+        return shape
+    return replace(shape, arrives_s=tuple(generator.choice([0.0, 0.03, 0.5]) for _ in range(shape.num_sites)))
 
 
 def _two_sided(shape: Shape, seed: int) -> Shape:
@@ -403,6 +413,7 @@ class World:
                 start_s=0.3,
                 publish_s=self.shape.publish_s[index],
                 save_s=self.shape.save_s[index],
+                arrives_s=self.shape.arrives_s[index] if self.shape.arrives_s else 0.0,
                 bf16=self.shape.bf16[index],
                 data=self.shape.data,
                 true_tokens_a_step=TOKENS_A_STEP[index % len(TOKENS_A_STEP)],
