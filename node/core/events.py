@@ -200,11 +200,12 @@ class SnapshotSealed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotArrived:
-    """The slices of other hosts are here, of the snapshot of that fragment that was sealed at that step."""
+    """The slices of other hosts are here, of the snapshot of that fragment that ranks wrote at (step, seq)."""
 
     generation: int
     fragment: int
     step: int
+    seq: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from atoll.node.core import commits, divergence, endings, errors, events, holding, leases, saving, sources, workforce
 from atoll.node.core.context import Context
 from atoll.node.core.lanes import exchanges, syncs
-from atoll.node.core.outputs import Beat, Fulfil, SeedState
+from atoll.node.core.outputs import Beat, Fulfil
 from atoll.protocol import messages as m
 from atoll.protocol.errors import InvalidMessage, PeerError, RefusedError
 from atoll.protocol.settings import read_settings
@@ -134,12 +134,10 @@ def admitted(ctx: Context, message: m.Admitted) -> None:
     if message.admitted_as is m.AdmittedAs.SEEDER and disk.outer is None:
         site.seeding = True
         sources.cancel_fetch(ctx)
+    site.seeding = site.seeding and not (is_joiner and disk.outer is None)
     workforce.send_layout(ctx)
-    if site.seeding and disk.outer is None and ctx.identity.hello.from_saved_model and disk.find(SeedState) is None:
-        disk.add(SeedState())
-    if is_joiner and disk.outer is None:
-        site.seeding = False
-        sources.find(ctx)
+    if disk.outer is None and (is_joiner or site.seeding):
+        workforce.begin_state(ctx)
     elif disk.outer is not None and disk.outer.commit < site.last_commit_of_run:
         sources.find(ctx)
     _say_where_we_stand(ctx)

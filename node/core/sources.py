@@ -20,6 +20,8 @@ def find(ctx: Context) -> None:
     site, disk = ctx.site, ctx.site.disk
     if site.sources_asked or not site.connected or not site.admitted:
         return  # the coordinator hears only sites that it has admitted
+    if disk.outer is None and not site.has_model:
+        return  # there is no room for it yet: asked when there is
     if disk.find(FetchState) is not None or disk.find(RollBack) is not None:
         return
     site.sources_asked = True

@@ -94,6 +94,7 @@ class SiteState:
     lanes: tuple[Lane, ...] = field(default_factory=lambda: lanes_of(1))  # by fragment
     commits: dict[int, Commit] = field(default_factory=dict)  # received, not applied yet
     missing_hosts: tuple[int, ...] = ()  # of this site
+    has_model: bool = False  # workers have said what it is, and the shell has room for its state
     workers: Workers = field(default_factory=Workers)
     num_crashes: int = 0  # of workers
     finite_on: int | None = None  # the commit from which the workers' last window with a finite loss began

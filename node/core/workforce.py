@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 
-from atoll.node.core import divergence, endings, events, leases
+from atoll.node.core import divergence, endings, events, leases, sources
 from atoll.node.core import outputs as out
 from atoll.node.core.context import Context
 from atoll.node.core.events import Answer, AnswerKind, Content, FailureKind, MergeMode, OfSite, Values
@@ -93,6 +93,21 @@ def send_layout(ctx: Context) -> None:
     if workers.joined and not workers.laid_out:
         workers.laid_out = True
         ctx.emit(out.SendLayout(generation=workers.generation, site_id=ctx.site.site_id, run_seed=ctx.site.run_seed))
+        if not ctx.site.has_model:
+            ctx.site.has_model = True
+            begin_state(ctx)
+
+
+def begin_state(ctx: Context) -> None:
+    """The first one of a site without any, once it is known whether it makes it or fetches it, and of which model: the
+    workers may have gone before they were told that they are admitted."""
+    site, disk = ctx.site, ctx.site.disk
+    if disk.outer is not None or not site.has_model:
+        return
+    if not site.seeding:
+        sources.find(ctx)
+    elif ctx.identity.hello.from_saved_model and disk.find(out.SeedState) is None:
+        disk.add(out.SeedState())
 
 
 def boundary_asked(ctx: Context, event: events.BoundaryAsked) -> None:

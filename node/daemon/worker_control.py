@@ -10,7 +10,7 @@ from pathlib import Path
 from atoll.node.core import events as e
 from atoll.node.core import outputs as out
 from atoll.node.core.ranks.generations import layout_of
-from atoll.node.core.ranks.pieces import site_pieces
+from atoll.node.core.ranks.pieces import SitePieces, site_pieces
 from atoll.node.daemon.disk_jobs import DiskJobs
 from atoll.node.daemon.exchanges import Exchanges
 from atoll.node.daemon.launcher import Launcher
@@ -38,6 +38,7 @@ class WorkerControl:
     def __init__(self, shell: Shell, disk: DiskJobs, exchanges: Exchanges) -> None:
         self.server = shell.parts.local_server(shell.handle, shell.fail)
         self._leader = shell.leader
+        self._pieces: SitePieces | None = None  # of the last ranks that joined
         self.launcher: Launcher | None = None
         self._shell = shell
         self._disk = disk
@@ -139,6 +140,7 @@ class WorkerControl:
         keeps_errors = settings.sync.error_feedback_down > 0
         hub.allow(max_retained_bytes, room.reduce_buffer_bytes, keeps_errors=keeps_errors)
         log.info("as a reducer this node holds %s", room)
+        self._pieces = pieces
         self._shell.handle(e.PiecesMerged(generation=generation, pieces=pieces, max_retained_bytes=max_retained_bytes))
 
     def _describe_crash(self, output: out.DescribeCrash) -> None:
@@ -152,16 +154,20 @@ class WorkerControl:
         if before is not None:
             await asyncio.wait({before})
         group = self._shell.core.ranks.group
-        if group is None or group.generation != output.generation or group.pieces is None:
-            return  # those workers are gone meanwhile
+        is_here = group is not None and group.generation == output.generation and group.pieces is not None
+        pieces = group.pieces if is_here and group is not None else self._pieces
+        if pieces is None:
+            return
         try:
-            plane = await self._disk.attach(group.pieces)
+            plane = await self._disk.attach(pieces)
             assert plane.snapshot is not None
             assert plane.publish_buffer is not None
             self._exchanges.have_buffers()
+            if not is_here or group is None:
+                return  # those workers are gone meanwhile; the model is that of those who follow
             told = partial(layout_of, group, output, self._shell.home.incarnation, plane.layout.chunk_elements)
             buffers = plane.snapshot, plane.publish_buffer
-            self._leader.laid_out(group.pieces, plane.layout, *buffers)
+            self._leader.laid_out(pieces, plane.layout, *buffers)
             await self.server.send_layout(output.generation, told, plane.layout, *buffers)
         except (AtollError, OSError) as error:
             self._refuse(output.generation, error)

@@ -70,8 +70,9 @@ def lose_host(world: World, fault: Fault, generator: random.Random) -> None:
     made.hands.num_lost += 1
 
     def changed(missing: tuple[int, ...], text: str = "") -> None:
-        if made.node is not None and world.nodes.get(made.process.machine) is made:
-            made.node.handle(e.HostsChanged(missing, text))
+        node = made.node
+        if node is not None and world.nodes.get(made.process.machine) is made:
+            world.run_in(made.process, lambda: node.handle(e.HostsChanged(missing, text)))
 
     changed((1,), "host 1 of this site is lost")
     world.later(fault.lasts_s, lambda: changed(()))

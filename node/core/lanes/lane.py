@@ -43,6 +43,7 @@ class Snapshot:
     phase: SnapshotPhase = SnapshotPhase.FREE
     base_commit: int = 0
     step: int = 0  # of the generation that wrote it
+    seq: int = 0  # of the question at that step: what was given up is written again at the same step
     generation: int = 0
     report: SnapshotSealed | None = None  # of all ranks, once it is sealed
     committed_in: int | None = None  # the commit that holds it

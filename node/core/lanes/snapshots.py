@@ -47,6 +47,7 @@ def write(ctx: Context, lane: Lane, ask: BoundaryAsked) -> None:
         phase=_step(lane, SnapshotStep.WRITE),
         base_commit=outer.commit if outer is not None else 0,
         step=ask.step,
+        seq=ask.seq,
         generation=ask.generation,
         overlap_steps=lane.open.overlap_steps if lane.open is not None else 0,
         others=union(*(other.snapshot.ranges for other in site.lanes if other.snapshot.is_sealed)),
@@ -73,8 +74,8 @@ def seal(ctx: Context, lane: Lane, event: SnapshotSealed) -> None:
 def arrive(ctx: Context, event: SnapshotArrived) -> Lane | None:
     """The lane whose snapshot is whole now; None if it was given up meanwhile."""
     lane = ctx.site.lanes[event.fragment]
-    snapshot, wrote = lane.snapshot, (event.generation, event.step)
-    if not snapshot.is_arriving or (snapshot.generation, snapshot.step) != wrote:
+    snapshot, arrived = lane.snapshot, (event.generation, event.step, event.seq)
+    if not snapshot.is_arriving or (snapshot.generation, snapshot.step, snapshot.seq) != arrived:
         return None
     lane.snapshot = replace(snapshot, is_arriving=False)
     return lane

@@ -180,7 +180,7 @@ class WorkerGroup:
     def arrived(self, rank: int, step: int, seq: int) -> Outcome:
         """Its slices are in the site's SNAPSHOT, though it is on another host. They may be there before its report."""
         whole = () if self.failed else self._arriving.came(rank, step, seq)
-        return [events.SnapshotArrived(generation=self.generation, fragment=f, step=step) for f in whole]
+        return [events.SnapshotArrived(generation=self.generation, fragment=f, step=step, seq=seq) for f in whole]
 
     def merged(self, rank: int, report: local.MergedReport, now: float) -> Outcome:
         """It has taken the version that it was told to. When all have, the site is on it."""
