@@ -41,6 +41,8 @@ log = logging.getLogger("atoll.node")
 
 Context = grpc.aio.ServicerContext[Any, Any]
 STOP_S = 0.5
+MAX_FRAMES = 1024
+"""Of one rank, that wait to be read."""
 
 IS_OPEN = (
     "%s is open to the network without credentials, and so is the store in which the ranks of the site's hosts meet: "
@@ -58,7 +60,9 @@ class RankElsewhere(Connection):
         self._frames: asyncio.Queue[bytes | None] = asyncio.Queue()
 
     def came(self, frame: bytes) -> None:
-        """From the rank."""
+        """From the rank. Raises InvalidMessage where it says more than this node can read."""
+        if self._frames.qsize() >= MAX_FRAMES:
+            raise InvalidMessage(f"{MAX_FRAMES} messages of a rank wait to be read")
         self._frames.put_nowait(frame)
 
     def ended(self) -> None:
@@ -345,14 +349,19 @@ class Leader:
             raise InvalidMessage(f"{host.words} has no rank {opened.rank}")
         wanted = Wanted(fragment=opened.fragment, with_frozen=opened.with_frozen)
         into = views(laid_out.layout, laid_out.snapshot.view, laid_out.pieces.owned_by(opened.rank), wanted)
+
+        async def read() -> Any:
+            part = await context.read()
+            if laid_out is not self._laid_out or self._hosts.get(host.number) is not host:
+                raise StaleError("these slices are not wanted any more")  # others may be on their way to their place
+            return part
+
         try:
-            await receive_slices(into, context.read, self._limits.stall_s, host.words)
+            await receive_slices(into, read, self._limits.stall_s, host.words)
         except (InvalidMessage, PeerError) as error:
             self._leave(host.number, f"{host.words} is lost: {error}")
             raise
-        if laid_out is self._laid_out:
-            arrived = e.SlicesArrived(generation=opened.generation, rank=opened.rank, step=opened.step, seq=opened.seq)
-            self._handle(arrived)
+        self._handle(e.SlicesArrived(generation=opened.generation, rank=opened.rank, step=opened.step, seq=opened.seq))
         return hosts_pb2.PutSlicesResponse()
 
     @_refusing
