@@ -2,7 +2,7 @@
 
 import gc
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -32,6 +32,8 @@ settings.register_profile(
 settings.register_profile("mutation", settings.get_profile("atoll"), phases=(Phase.explicit, Phase.generate))
 settings.load_profile("atoll")
 
+ENVIRONMENT = pytest.StashKey[dict[str, str]]()
+"""Of a test: as it began."""
 MANY_FILES = 256
 """Of the 1,024 that a process may have open on many machines."""
 
@@ -42,6 +44,41 @@ def _states_are_closed() -> Iterator[None]:
     yield
     if len(os.listdir("/proc/self/fd")) > MANY_FILES:
         gc.collect()
+
+
+def lasting_environment() -> dict[str, str]:
+    """What whoever starts processes gives them: without the variable that pytest changes."""
+    return {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
+
+
+def changes(before: dict[str, str], after: dict[str, str]) -> list[str]:
+    return [
+        f"{name}: {before.get(name)!r} -> {after.get(name)!r}"
+        for name in sorted(before.keys() | after.keys())
+        if before.get(name) != after.get(name)
+    ]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    item.stash[ENVIRONMENT] = lasting_environment()
+    return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, None, None]:
+    """A test leaves the environment as it was: the forks of `tests.harness.warm_start` have that of the first of them,
+    and later tests of the same process, which are others each time, would have none."""
+    yield
+    before = item.stash[ENVIRONMENT]
+    if changed := changes(before, lasting_environment()):
+        os.environ.clear()
+        os.environ.update(before)
+        pytest.fail(
+            f"it leaves variables changed, {', '.join(changed)}: a test sets them with monkeypatch; where a library "
+            "does as it is imported, its import belongs to the head of the file",
+            pytrace=False,
+        )
 
 
 @pytest.hookimpl(optionalhook=True)

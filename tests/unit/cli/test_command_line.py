@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import subprocess
 import sys
@@ -224,6 +225,34 @@ def test_ctrl_c_is_130(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setitem(VERBS, "stop", Interrupted())
     assert main(["stop"]) == 130
+
+
+@pytest.mark.parametrize(("words", "found"), [(["stop"], "NONE"), (["stop", "--debug"], None)])
+def test_the_library_of_grpc_says_nothing_by_itself_unless_with_debug(
+    monkeypatch: pytest.MonkeyPatch, words: list[str], found: str | None
+) -> None:
+    seen = []
+
+    class Looks:
+        """An example."""
+
+        __name__ = "stop"
+
+        def add_arguments(self, parser: object) -> None:
+            del parser
+
+        def run(self, args: object) -> int:
+            del args
+            seen.append(os.environ.get(name))
+            return 0
+
+    name = "GRPC_VERBOSITY"
+    monkeypatch.setenv(name, "")  # so that monkeypatch removes it afterwards
+    monkeypatch.delenv(name)
+    monkeypatch.setitem(VERBS, "stop", Looks())
+    monkeypatch.setattr(sys, "argv", ["atoll", *words])
+    assert main() == 0
+    assert seen == [found]
 
 
 def test_output_that_nobody_reads_is_no_error() -> None:
