@@ -105,8 +105,10 @@ def room_of(
 
 
 def free_for(home: Path, disk: Disk) -> Free:
-    """In a thread. Raises HostError."""
+    """In a thread. `home` need not be there yet: it has nothing then, on the disk of the nearest folder above it that
+    is. Raises HostError."""
     try:
+        there = next(folder for folder in (home, *home.absolute().parents) if folder.is_dir())
         used = 0
         for folder, _, names in os.walk(home):
             for name in names:
@@ -116,4 +118,4 @@ def free_for(home: Path, disk: Disk) -> Free:
                     continue  # removed meanwhile
     except OSError as error:
         raise disk_error(error, home) from error
-    return Free(memory=memory_limit(), disk_bytes=disk.free_bytes(home), home_bytes=used)
+    return Free(memory=memory_limit(), disk_bytes=disk.free_bytes(there), home_bytes=used)

@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 from collections.abc import Iterator
-from pathlib import Path
 
 from atoll.cli.status import whole
 from atoll.cli.words import count
@@ -84,7 +83,7 @@ def facts(settings: RunSettings, config: NodeConfig, manifest: Manifest, device:
     chunks = ChunkSizes.of(manifest, settings.sync)
     yield "chunks", f"{len(chunks)} that travel; the run takes {settings.sync.max_chunks} (sync.max_chunks)"
     yield from memory_lines(settings, manifest)
-    home = home_of(settings, config)
+    home = config.home or default_home(settings.run_id, config.name, os.environ)
     yield "as a reducer", f"holds {room_of(config, settings, manifest, home, Disk(), has_buffers=False)}"
 
 
@@ -100,12 +99,6 @@ def rank_line(settings: RunSettings, config: NodeConfig, device: str) -> str:
         f"{byte_count(needs.peak)} at {needs.moment}, as planned (docs/plan.md{schedule}); {byte_count(own)} of "
         f"weights, gradients and AdamW{where}, {byte_count(needs.activations)} of activations"
     )
-
-
-def home_of(settings: RunSettings, config: NodeConfig) -> Path:
-    """The node's home, or the nearest folder above it that there is: it lies on the same disk."""
-    home = config.home or default_home(settings.run_id, config.name, os.environ)
-    return next(folder for folder in (home, *home.absolute().parents) if folder.is_dir())
 
 
 def memory_lines(settings: RunSettings, manifest: Manifest) -> list[tuple[str, str]]:

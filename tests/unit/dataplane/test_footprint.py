@@ -208,3 +208,10 @@ def test_what_the_home_has_already_is_counted(tmp_path: Path) -> None:
     free = free_for(tmp_path, Disk())
     assert free.home_bytes >= 1 << 20
     assert free.disk_bytes > 0
+
+
+def test_a_home_that_is_to_be_made_has_nothing_whatever_lies_above_it(tmp_path: Path) -> None:
+    (tmp_path / "others").write_bytes(bytes(1 << 20))
+    free = free_for(tmp_path / "state" / "run" / "a", Disk())
+    assert free.home_bytes == 0
+    assert free.disk_bytes > 0
