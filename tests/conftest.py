@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 
 from tests.harness import loop_guard, same_draws
+from tests.harness.warm_start import lasting
 
 # With these pytest looks for every difference of what an assertion compares: minutes where it is 100 kB.
 for name in ("CI", "BUILD_NUMBER"):
@@ -46,22 +47,9 @@ def _states_are_closed() -> Iterator[None]:
         gc.collect()
 
 
-def lasting_environment() -> dict[str, str]:
-    """What whoever starts processes gives them: without the variable that pytest changes."""
-    return {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
-
-
-def changes(before: dict[str, str], after: dict[str, str]) -> list[str]:
-    return [
-        f"{name}: {before.get(name)!r} -> {after.get(name)!r}"
-        for name in sorted(before.keys() | after.keys())
-        if before.get(name) != after.get(name)
-    ]
-
-
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    item.stash[ENVIRONMENT] = lasting_environment()
+    item.stash[ENVIRONMENT] = lasting(os.environ)
     return (yield)
 
 
@@ -70,13 +58,17 @@ def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, None, None]:
     """A test leaves the environment as it was: the forks of `tests.harness.warm_start` have that of the first of them,
     and later tests of the same process, which are others each time, would have none."""
     yield
-    before = item.stash[ENVIRONMENT]
-    if changed := changes(before, lasting_environment()):
-        os.environ.clear()
-        os.environ.update(before)
+    before, after = item.stash[ENVIRONMENT], lasting(os.environ)
+    changed = [name for name in sorted({*before, *after}) if before.get(name) != after.get(name)]
+    for name in changed:
+        os.environ.pop(name, None)
+        os.environ.update({name: before[name]} if name in before else {})
+    if changed:
         pytest.fail(
-            f"it leaves variables changed, {', '.join(changed)}: a test sets them with monkeypatch; where a library "
-            "does as it is imported, its import belongs to the head of the file",
+            "it leaves variables changed, "
+            + ", ".join(f"{name}: {before.get(name)!r} -> {after.get(name)!r}" for name in changed)
+            + ": a test sets them with monkeypatch; where a library does as it is imported, its import belongs to the "
+            "head of the file",
             pytrace=False,
         )
 

@@ -28,8 +28,9 @@ MAX_MESSAGE_BYTES = 1 << 20
 ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1"}
 READY = b"ready"
 LOST = "the process that is forked has ended; what it said is among the output of the tests"
-OF_ONE_TEST = ("PYTEST_CURRENT_TEST",)
-"""Variables that no library reads as it is imported."""
+NOT_READ = ("PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR")
+"""Variables that change as tests run, and that nothing reads as it is imported here. torch sets the second one where it
+was not set, to what it is anyway, as its compiler is imported: by the first test that needs that."""
 
 
 class _Ended:
@@ -76,7 +77,7 @@ class WarmStart:
     """The side of the tests."""
 
     def __init__(self) -> None:
-        self._environment = _lasting(os.environ)
+        self._environment = lasting(os.environ)
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._server = subprocess.Popen(
@@ -97,7 +98,7 @@ class WarmStart:
 
     def fits(self, environment: Mapping[str, str]) -> bool:
         """Whether the libraries that the server has imported would see the same variables."""
-        return _lasting(environment) == self._environment
+        return lasting(environment) == self._environment
 
     def start(self, arguments: Sequence[str], environment: Mapping[str, str]) -> Forked:
         """`atoll ARGUMENTS`, guarded, in a session of its own; its standard output and errors are one pipe."""
@@ -149,8 +150,8 @@ def warm_start() -> WarmStart:
     return next(_servers())
 
 
-def _lasting(environment: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in environment.items() if name not in OF_ONE_TEST}
+def lasting(environment: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in environment.items() if name not in NOT_READ}
 
 
 # --- the process that is forked
