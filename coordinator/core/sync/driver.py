@@ -34,11 +34,19 @@ MAX_STEPS_OF_ADVANCE = 1000
 
 def ready(run: Run, site: Site, message: m.Ready) -> None:
     """The site has sealed what it contributes. Refused if that cannot be; nothing if it is of another sync, or void."""
-    if beyond := weighing.beyond_bounds(message, run.settings.sync):
-        run.refuse(site.stream, m.RefusedKind.INVALID, f"Ready of {site.label} for sync {message.sync}: {beyond}")
+    settings, sync = run.settings.sync, run.sync_of(message.sync)
+    problem = weighing.beyond_bounds(message, settings)
+    if sync is not None and not problem:
+        num_errors = len(settings.fragments_in(sync.open.fragment)) if settings.error_feedback else 0
+        num_rates = 2 * run.chunk_sizes.num_groups if settings.steps_at_nodes else 0
+        if len(message.error_commits) != num_errors:
+            problem = f"error feedback of {len(message.error_commits)} fragments, {num_errors} are expected"
+        elif len(message.rates) != num_rates:
+            problem = f"{len(message.rates)} rates, {num_rates} are expected"
+    if problem:
+        run.refuse(site.stream, m.RefusedKind.INVALID, f"Ready of {site.label} for sync {message.sync}: {problem}")
         return
     site.unreachable_site_ids = message.unreachable_site_ids
-    sync = run.sync_of(message.sync)
     if sync is None:
         if message.sync > run.last_sync:
             run.report(logging.WARNING, f"{site.label} is ready for sync {message.sync}, which was never opened")
@@ -51,20 +59,6 @@ def ready(run: Run, site: Site, message: m.Ready) -> None:
             logging.WARNING,
             f"{site.label} is ready for sync {message.sync} without having applied commit {sync.open.base_commit}",
         )
-        return
-    settings = run.settings.sync
-    num_errors = len(settings.fragments_in(sync.open.fragment)) if settings.error_feedback else 0
-    if len(message.error_commits) != num_errors:
-        text = (
-            f"Ready of {site.label} for sync {message.sync}: error feedback of {len(message.error_commits)} fragments, "
-            f"{num_errors} are expected"
-        )
-        run.refuse(site.stream, m.RefusedKind.INVALID, text)
-        return
-    num_rates = 2 * run.chunk_sizes.num_groups if settings.steps_at_nodes else 0
-    if len(message.rates) != num_rates:
-        text = f"Ready of {site.label} for sync {message.sync}: {len(message.rates)} rates, {num_rates} are expected"
-        run.refuse(site.stream, m.RefusedKind.INVALID, text)
         return
     if site.site_id in sync.open.resting:
         return  # it was told; its turn is in another sync

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 
 import pytest
 
+from atoll.coordinator.core import events as e
 from atoll.protocol import messages as m
 from atoll.protocol.messages import RefusedKind
 from atoll.protocol.time_limits import time_limits
+from tests.harness.coordinator_questions import decisions
 from tests.harness.coordinator_story import Story, some_settings
 
 LIMITS = time_limits("local")
@@ -58,10 +61,14 @@ def test_a_second_ready_with_another_error_is_not_taken() -> None:
 @pytest.mark.parametrize(("beta", "said"), [(1.0, ()), (1.0, (0, 0)), (0.0, (0,))])
 def test_a_ready_that_says_too_much_or_too_little_is_refused(beta: float, said: tuple[int, ...]) -> None:
     story = a_run("a", "b", beta=beta)
-    story.ready("a", errors=said)
+    without, stream = copy.deepcopy(story.core), story.stream_of("a")
+    assert stream is not None
+    story.ready("a", errors=said, unreachable="b")
     refused = story.last("a", m.Refused)
     assert refused.kind is RefusedKind.INVALID
     assert "error feedback" in refused.text
+    without.handle([e.StreamClosed(stream, "refused")], story.now)
+    assert decisions(story.core) == decisions(without), "nor is it believed whom it cannot dial"
 
 
 def test_of_a_sync_of_all_fragments_each_has_its_number() -> None:
