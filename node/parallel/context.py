@@ -8,8 +8,8 @@ ring are such groups of neighbours (2405.07719).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -18,7 +18,9 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from atoll.node.parallel.blocks import attention
 from atoll.node.parallel.positions import Cut
-from atoll.node.parallel.ring import Ring
+
+if TYPE_CHECKING:
+    from atoll.node.parallel.ring import Ring
 
 
 class Context:
@@ -28,8 +30,14 @@ class Context:
         """`mesh`: one dimension, of the ranks that share a sequence of `length`; `ulysses` of them exchange heads."""
         self._cut = Cut(length, mesh.size() // ulysses, ulysses)
         parts = mesh._unflatten(0, (self._cut.ring, ulysses), ("ring", "ulysses"))
-        self._whole, self._ring, self._ulysses = mesh.get_group(), parts.get_group("ring"), parts.get_group("ulysses")
-        self._place = parts.get_local_rank("ring")
+        self._whole, self._ulysses = mesh.get_group(), parts.get_group("ulysses")
+        self._rings: Sequence[Ring] = ()
+        """Without and with the causal mask."""
+        if self._cut.ring > 1:
+            from atoll.node.parallel.ring import Ring  # and with it torch's compiler: most of a second
+
+            group, place = parts.get_group("ring"), parts.get_local_rank("ring")
+            self._rings = [Ring(self._cut, group, place, is_causal) for is_causal in (False, True)]
         positions = self._cut.positions_of(mesh.get_local_rank())
         self.num_real = self._cut.num_real(positions)
         """Of them, that are no filling, which comes last."""
@@ -54,7 +62,7 @@ class Context:
                 k, v = k.repeat_interleave(repeated, dim=1), v.repeat_interleave(repeated, dim=1)
             q, k, v = self._to_heads(q, k, v)
         if self._cut.ring > 1:
-            out = Ring(self._cut, self._ring, self._place, is_causal).attention(q, k, v)
+            out = self._rings[is_causal].attention(q, k, v)
         else:
             keys = slice(None if is_causal else self._cut.length)
             out = attention(q, k[:, :, keys], v[:, :, keys], is_causal)

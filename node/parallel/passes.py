@@ -11,8 +11,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
-from torch.distributed.pipelining import PipelineStage
-from torch.distributed.pipelining.schedules import get_schedule_class
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
@@ -113,6 +111,9 @@ class Pipeline:
     ) -> None:
         """`parts`: the modules of `stages_of` this rank, in that order. `tied`: this rank's copy of the matrix that the
         first and the last stage share."""
+        from torch.distributed.pipelining import PipelineStage  # half a second, with all that it imports
+        from torch.distributed.pipelining.schedules import get_schedule_class
+
         settings, group = mesh.settings, mesh.whole.get_group("pp")
         self._tied, self._group = tied, group
         self.parts = parts
