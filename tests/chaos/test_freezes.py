@@ -16,7 +16,7 @@ def state_of(status: Status, name: str) -> str:
     return next(str(site["state"]) for site in status["sites"] if site["name"] == name)
 
 
-@pytest.mark.parametrize("phase", ["training", "exchanging"])
+@pytest.mark.parametrize("phase", [pytest.param("training", marks=pytest.mark.slow), "exchanging"])
 def test_a_frozen_site_is_evicted_and_comes_back(tmp_path: Path, phase: str) -> None:
     """As it exchanges it is a reducer, too, that holds contributions of the others."""
     with ChaosRun(tmp_path, settings(every=4, min_sites=2), LARGE_WORKER) as run:

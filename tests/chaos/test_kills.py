@@ -15,7 +15,7 @@ TORCH_WORKER = (str(Path(__file__).parents[1] / "workers" / "torch_worker.py"), 
 LARGE = settings(every=4, min_sites=2)
 
 
-@pytest.mark.parametrize("phase", ["training", "exchanging", "applying"])
+@pytest.mark.parametrize("phase", [pytest.param("training", marks=pytest.mark.slow), "exchanging", "applying"])
 def test_a_node_is_killed(tmp_path: Path, phase: str) -> None:
     """With three contributors each of them reduces a third of the chunks: a reducer is lost too."""
     with ChaosRun(tmp_path, LARGE, LARGE_WORKER) as run:

@@ -173,7 +173,7 @@ class World:
                 self.say_anything()
 
 
-@fuzz(250)
+@fuzz(120)
 @given(st.data())
 def test_no_message_crashes_it_and_a_refused_one_changes_nothing(data: st.DataObject) -> None:
     kept = data.draw(st.sampled_from([0, forgetting.KEPT_GONE]))  # none, as where many come and go

@@ -85,7 +85,7 @@ class Claiming(Play):
             story.done(name, f"s{plan.base_commit}")
 
 
-@fuzz(40)
+@fuzz(20)
 @given(st.data())
 def test_7_no_claim_of_progress_costs_an_honest_site_its_place(data: st.DataObject) -> None:
     play = Claiming(data)

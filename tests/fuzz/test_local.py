@@ -196,7 +196,7 @@ class Site:
         self.say(connection, request)
 
 
-@fuzz(300)
+@fuzz(150)
 @given(st.data())
 def test_any_reports_of_ranks_are_followed_or_refused(data: st.DataObject) -> None:
     site = Site(data, data.draw(st.integers(1, 2)))
@@ -287,7 +287,7 @@ class Node:
         self.said(request)
 
 
-@fuzz(200)
+@fuzz(120)
 @given(st.data())
 def test_whatever_ranks_say_the_core_of_their_node_follows_or_refuses(data: st.DataObject) -> None:
     node = Node(data, data.draw(st.integers(1, 2)))

@@ -130,7 +130,7 @@ PLANS = st.builds(
 )  # fmt: skip
 
 
-@fuzz(200)
+@fuzz(100)
 @given(PLANS | instances(m.Plan))
 def test_any_plan_is_understood_or_refused(found: m.Plan) -> None:
     assert len(payload_digest("run", found, [])) == 32
@@ -456,7 +456,7 @@ async def true_answers(disk: Disk, chunks: list[int]) -> dict[str, list[bytes]]:
 
 
 @pytest.mark.parametrize("kind", ["chunks", "lists", "payloads"])
-@fuzz(100)
+@fuzz(60)
 @given(data=st.data())
 def test_a_donors_answer_is_what_was_asked_for_or_an_error(disk: Disk, kind: str, data: st.DataObject) -> None:
     wanted = [0, 1, 2]
@@ -505,7 +505,7 @@ def donate_openings(draw: st.DrawFn) -> bytes:
     return draw(damaged(data)) if draw(st.booleans()) else data
 
 
-@fuzz(200)
+@fuzz(100)
 @given(first=donate_openings(), expects=st.booleans())
 def test_only_an_expected_donor_gets_a_stream(disk: Disk, first: bytes, expects: bool) -> None:
     async def main() -> None:
@@ -530,7 +530,7 @@ def test_only_an_expected_donor_gets_a_stream(disk: Disk, first: bytes, expects:
     asyncio.run(main())
 
 
-@fuzz(100)
+@fuzz(60)
 @given(data=st.data())
 def test_what_a_donor_that_dialled_sends_is_what_was_asked_for_or_an_error(disk: Disk, data: st.DataObject) -> None:
     wanted = [0, 1, 2]

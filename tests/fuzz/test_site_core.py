@@ -248,7 +248,7 @@ class Host(SiteQuestions):
             assert decisions(self.core) == decisions(before)
 
 
-@fuzz(250)
+@fuzz(120)
 @given(st.data())
 def test_no_message_crashes_it_and_one_of_an_old_term_changes_nothing(data: st.DataObject) -> None:
     host = Host(data)

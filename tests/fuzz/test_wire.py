@@ -57,7 +57,7 @@ def test_any_content_is_a_message_or_refused(cls: Any, data: st.DataObject) -> N
 
 
 @pytest.mark.parametrize("cls", ENVELOPES)
-@fuzz(200)
+@fuzz(120)
 @given(st.data())
 def test_any_bytes_are_a_message_or_refused(cls: Any, data: st.DataObject) -> None:
     from_site = cls is session_pb2.SessionRequest

@@ -87,7 +87,7 @@ def test_a_node_that_waits_for_its_disk_before_it_has_begun_is_ended_by_ctrl_c_a
         assert node.wait(END_LIMIT_S + SLACK_S) == ENDED_AT_ONCE
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_a_second_signal_ends_a_coordinator_whose_store_is_stuck(number: int, tmp_path: Path) -> None:
     stuck = tmp_path / "disk.stuck"
     with LocalRun(tmp_path, SETTINGS) as run:

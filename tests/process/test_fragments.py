@@ -24,7 +24,7 @@ STEP_S = "0.1"
 pytestmark = pytest.mark.timeout(240)
 
 
-@pytest.mark.parametrize("overlap_steps", [0, WINDOW])
+@pytest.mark.parametrize("overlap_steps", [0, pytest.param(WINDOW, marks=pytest.mark.slow)])
 def test_each_commit_takes_its_fragment_and_leaves_the_other(tmp_path: Path, overlap_steps: int) -> None:
     """The outer step is a plain mean: the outer values of a fragment are the mean of its snapshots."""
     settings = RunSettings(

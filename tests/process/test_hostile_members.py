@@ -21,7 +21,9 @@ FOUND_OUT = {
 pytestmark = pytest.mark.timeout(240)
 
 
-@pytest.mark.parametrize("kinds", [("mute", "ready"), ("waiting", "waiting")])
+@pytest.mark.parametrize(
+    "kinds", [("mute", "ready"), pytest.param(("waiting", "waiting"), marks=pytest.mark.slow)], ids="-".join
+)
 def test_7_three_honest_sites_go_on_beside_two_hostile_members(tmp_path: Path, kinds: tuple[str, str]) -> None:
     hostile = dict(zip("xy", kinds, strict=True))
     with ChaosRun(tmp_path) as run:

@@ -60,7 +60,7 @@ ON_GPU = ("--device", "cuda")
 @pytest.mark.parametrize(
     ("num_ranks", "options"),
     [
-        (1, ()),
+        pytest.param(1, (), marks=pytest.mark.slow),
         (2, ("--fsdp2",)),
         pytest.param(1, ON_GPU, marks=pytest.mark.gpu),
         pytest.param(1, (*ON_GPU, "--fsdp2"), marks=pytest.mark.gpu),

@@ -22,7 +22,14 @@ SETTINGS = RunSettings(
 pytestmark = pytest.mark.timeout(200)
 
 
-@pytest.mark.parametrize(("kind", "num_ranks"), [("--ddp", 2), ("--fsdp2", 2), ("--ddp", 1)])
+@pytest.mark.parametrize(
+    ("kind", "num_ranks"),
+    [
+        pytest.param("--ddp", 2, marks=pytest.mark.slow),
+        ("--fsdp2", 2),
+        pytest.param("--ddp", 1, marks=pytest.mark.slow),
+    ],
+)
 def test_an_unmodified_script_opens_nothing_to_the_network(kind: str, num_ranks: int, tmp_path: Path) -> None:
     """`init_process_group` and `init_device_mesh` find their ranks through the environment, as under torchrun."""
     opened: set[Address] = set()

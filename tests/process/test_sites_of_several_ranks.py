@@ -177,13 +177,14 @@ def is_written_after(home: Path, start: int) -> Callable[[Status], bool]:
     return lambda status: newest_checkpoint(home) > start
 
 
-DENSE = ("dp_replicate=2,zero=1", "dp_shard=2", "tp=2,sequence_parallel=1")
+DENSE = ("dp_replicate=2,zero=1", "tp=2,sequence_parallel=1", "dp_shard=2")
 
 
 @pytest.mark.parametrize(
     ("has_experts", "layouts"),
     [
-        pytest.param(False, DENSE, id="dense"),
+        pytest.param(False, DENSE[:2], id="dense"),
+        pytest.param(False, DENSE, id="dense, three times", marks=pytest.mark.slow),
         pytest.param(True, ("dp_shard=2,ep=2", "tp=2"), id="with experts", marks=pytest.mark.slow),
     ],
 )

@@ -46,7 +46,7 @@ def a_shape(seed: int) -> Shape:
     )
 
 
-@pytest.mark.parametrize("seed", [1, 3])
+@pytest.mark.parametrize("seed", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_a_site_that_missed_a_commit_is_in_later_ones_though_it_is_a_little_slower(seed: int) -> None:
     """Each of its windows would begin as late as the one before ended: it has to hear of commits in mid-window."""
     commits: list[Commit] = []

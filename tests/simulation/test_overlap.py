@@ -3,11 +3,13 @@ are drawn do, with faults: `draw_shape_of`."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 
 from atoll.node.core.events import MergeMode
+from tests.simulation.some import seeds
 from tests.simulation.world import Outcome, Shape, World, draw_shape_of, play
 
 pytestmark = pytest.mark.timeout(360)
@@ -41,10 +43,13 @@ def on_a_slow_network(seed: int, shape: Shape, *, stop: bool = False) -> Outcome
 
 @pytest.mark.parametrize("merge", ["keep", "mix"])
 @pytest.mark.parametrize("overlap_steps", [1, 2, EVERY])
-def test_steps_beyond_snapshots_are_trained_and_each_is_in_a_commit(overlap_steps: int, merge: str) -> None:
+@seeds(6, first=1)
+def test_steps_beyond_snapshots_are_trained_and_each_is_in_a_commit(
+    overlap_steps: int, merge: str, seeds: Sequence[int]
+) -> None:
     """Until the end of the run: the last sync is not overlapped."""
     how = MergeMode.MIX if merge == "mix" else MergeMode.MERGE
-    for seed in range(6):
+    for seed in seeds:
         outcome = on_a_slow_network(seed, a_shape(seed, overlap_steps, merge))
         assert outcome.num_steps == outcome.num_steps_in_commits, outcome.story
         assert outcome.num_merges[how] >= NUM_SYNCS - 2, outcome.num_merges
@@ -60,8 +65,9 @@ def test_a_run_of_an_odd_length_ends_there(overlap_steps: int) -> None:
 
 
 @pytest.mark.parametrize("overlap_steps", [0, 1, EVERY])
-def test_a_stopped_run_ends_with_all_that_was_trained(overlap_steps: int) -> None:
-    for seed in range(6):
+@seeds(6, first=1)
+def test_a_stopped_run_ends_with_all_that_was_trained(overlap_steps: int, seeds: Sequence[int]) -> None:
+    for seed in seeds:
         outcome = on_a_slow_network(seed, a_shape(seed, overlap_steps, "keep", 400), stop=True)
         assert outcome.num_steps == outcome.num_steps_in_commits < 400, outcome.story
         assert outcome.num_commits <= 5

@@ -23,6 +23,8 @@ LEARNT = 16
 MENDED = 33
 NUM_SCHEDULES = 24
 PARTS = 6
+PARTS_IN_TEST = 3
+"""In `make test`; the others are slow."""
 NUM_SYNCS = 42
 MANIFEST = replace(SMALL, tensors=tuple(replace(t, shape=(128, 128)) if t.name == "w" else t for t in SMALL.tensors))
 """Each contribution is several frames: only what follows the first one shows a link."""
@@ -108,7 +110,9 @@ def test_others_keep_their_pace_beside_a_thin_link_whose_site_counts_all_the_sam
     assert found.turns(NUM_SYNCS - 2, NUM_SYNCS) == [NUM_SYNCS - 2, NUM_SYNCS - 1, NUM_SYNCS], found.outcome.story
 
 
-@pytest.mark.parametrize("part", range(PARTS))
+@pytest.mark.parametrize(
+    "part", [pytest.param(part, marks=[pytest.mark.slow] * (part >= PARTS_IN_TEST)) for part in range(PARTS)]
+)
 def test_whatever_breaks_while_a_site_rests_the_invariants_hold(part: int) -> None:
     """In runs of many syncs, so that there are turns between the faults."""
     num_turns = 0

@@ -24,7 +24,7 @@ from tests.harness.memory_store import MemoryStore
 
 HONEST = ("a", "b", "c")
 SYNCS_BEFORE = 10
-MEASURED_S = 200.0
+MEASURED_S = 100.0
 
 
 class Silent(Story):
@@ -194,7 +194,7 @@ def commits_alone() -> int:
 @pytest.mark.parametrize("kind", ["mute", "ready", "waiting", "together", "liar"])
 def test_7_three_honest_sites_keep_their_pace_beside_two_strangers(kind: str) -> None:
     beside = commits(kind, 2)
-    assert commits_alone() > 300
+    assert commits_alone() > 150
     assert beside >= 0.8 * commits_alone(), f"{beside} commits beside strangers, {commits_alone()} without"
 
 

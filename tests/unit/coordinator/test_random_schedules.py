@@ -19,9 +19,9 @@ STEPS = 60
 NUM_EVENTS = 250
 
 SEEDS = pytest.mark.parametrize(
-    "seed", [pytest.param(seed, marks=[pytest.mark.slow] if seed % 2 else []) for seed in range(60)]
+    "seed", [pytest.param(seed, marks=[pytest.mark.slow] * (seed % 7 not in (0, 3))) for seed in range(60)]
 )
-"""Every second one in `make test`."""
+"""Two of seven in `make test`, as what is played follows from the seed by two, three, four and five."""
 
 
 class Player:

@@ -41,7 +41,7 @@ SETTINGS = RunSettings(
 )
 NUM_COMMITS = 7
 WITHIN_SNAPSHOTS = (2, 5)
-NUM_IMAGES = 300
+NUM_IMAGES = 150
 
 
 @dataclass(slots=True)

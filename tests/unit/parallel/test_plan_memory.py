@@ -68,7 +68,12 @@ def measured(model: ModelSettings, settings: ParallelSettings, batch: int, seque
 
 
 MODELS_TRIED = {"wide": WIDE, "many words": MANY_WORDS, "experts": EXPERTS, "one of four experts": ONE_OF_FOUR}
-IN_TEST = (("wide", "fp32"), ("one of four experts", "bf16"))
+IN_TEST = (
+    ("wide", "none", "fp32"),
+    ("wide", "full", "fp32"),
+    ("one of four experts", "none", "bf16"),
+    ("one of four experts", "selective", "bf16"),
+)
 
 
 @pytest.mark.parametrize(
@@ -79,7 +84,7 @@ IN_TEST = (("wide", "fp32"), ("one of four experts", "bf16"))
             checkpointing,
             precision,
             id=f"{name}-{checkpointing}-{precision}",
-            marks=() if (name, precision) in IN_TEST else pytest.mark.slow,
+            marks=() if (name, checkpointing, precision) in IN_TEST else pytest.mark.slow,
         )
         for name, model in MODELS_TRIED.items()
         for checkpointing in ("none", "selective", "full")

@@ -64,7 +64,8 @@ def test_a_long_text_file_is_several(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_memory_does_not_grow_with_a_file(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(b"sixteen letters\n" * (1 << 21))  # 32 MiB
-    (tmp_path / "a.jsonl").write_bytes(b'{"text": "sixteen letters\\n"}\n' * (1 << 20))
+    row = b'{"text": "' + 64 * b"sixteen letters\\n" + b'"}\n'
+    (tmp_path / "a.jsonl").write_bytes(row * ((32 << 20) // len(row)))
     for name in ("a.txt", "a.jsonl"):
         assert peak_bytes(lambda name=name: sum(map(len, documents(tmp_path / name, "text")))) < 16 << 20  # type: ignore[misc]
 
