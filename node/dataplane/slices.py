@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from types import EllipsisType
 from typing import Any
 
 import numpy as np
@@ -60,8 +61,9 @@ def _whole(layout: Layout, buffer: memoryview, place: int, start: int) -> Items:
     return np.ndarray(spec.shape, f"u{spec.carried_itemsize}", buffer, start)
 
 
-def _box(offsets: tuple[int, ...], sizes: tuple[int, ...]) -> tuple[slice, ...]:
-    return tuple(slice(first, first + size) for first, size in zip(offsets, sizes, strict=True))
+def _box(offsets: tuple[int, ...], sizes: tuple[int, ...]) -> tuple[slice | EllipsisType, ...]:
+    """With an ellipsis the element of a tensor without dimensions is a view too, and no copy."""
+    return *(slice(first, first + size) for first, size in zip(offsets, sizes, strict=True)), ...
 
 
 def cut(view: Items, max_bytes: int) -> Iterator[Items]:
