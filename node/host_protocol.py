@@ -62,6 +62,8 @@ class HostHello:
     """On this host."""
     machine: str = bounded(256, "")
     """What it is called, for people."""
+    process: bytes = bounded(64, b"")
+    """Of this start of the host alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

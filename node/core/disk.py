@@ -63,6 +63,7 @@ class Disk:
     lacks: int = 0  # the commit after `outer`, if its payloads are not in this site's log
     branch: int = 0  # in which the commits on this disk are numbered
     published: Content | None = None  # what PUBLISH holds
+    publish_is_void: bool = False  # the one that runs is for workers that are gone
     running: Job | None = None
     queue: list[Job] = field(default_factory=list)
 
@@ -141,13 +142,13 @@ class Disk:
         return isinstance(self.running, kind)
 
     def unpublish(self) -> None:
-        """What PUBLISH holds is not of the state that is held."""
-        self.published = None
+        """What PUBLISH holds, or will hold when the publish that runs has ended, is not for those who ask next."""
+        self.published, self.publish_is_void = None, self.runs(PublishState)
 
     def publish_ended(self, content: Content) -> None:
         """PUBLISH holds this now."""
         self.end(PublishState)
-        self.published = content
+        self.published, self.publish_is_void = None if self.publish_is_void else content, False
 
     def cancel_fetch(self) -> bool:
         """Whether one was under way. What its thread still writes, the lock of the data plane keeps from the next."""

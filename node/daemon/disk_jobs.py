@@ -183,8 +183,10 @@ class DiskJobs:
             self._shell.start(self.present.write_snapshot, fatal("a snapshot: "))
 
     async def _publish(self, content: e.Content) -> e.Event:
+        leader = self._shell.leader
+        ranks = leader.ranks  # a publish for those before is of no use to those who follow
         await self.present.publish(content)
-        await self._shell.leader.publish(content.fragment, self._core.settings.sync.num_shared_moments)
+        await leader.publish(ranks, content.fragment, self._core.settings.sync.num_shared_moments)
         return e.Published(content)
 
     async def _distrust(self) -> e.Event:

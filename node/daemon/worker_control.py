@@ -50,8 +50,12 @@ class WorkerControl:
         shell = self._shell
         await self.server.start()
         shell.home.note_socket_folder(Path(self.server.path).parent)
-        self.launcher = shell.parts.launcher(shell.config, shell.handle, shell.fail)
-        await self._leader.open(self.server.connected)
+        self.launcher = shell.parts.launcher(shell.config, self._leader.exited, shell.fail)
+        try:
+            await self._leader.open(self.server.connected)
+        except BaseException:
+            await self.server.close()
+            raise
 
     def execute(self, output: out.Output) -> None:
         """Do it, or begin it."""
@@ -123,7 +127,7 @@ class WorkerControl:
         """Their model is known then: what does not fit on this machine is refused before the site offers itself."""
         config, home, hub, plane = self._shell.config, self._shell.home, self._shell.hub, self._disk.plane
         settings, generation = self._shell.core.settings, output.generation
-        pieces = await run_to_its_end(partial(site_pieces, output.ranks))
+        pieces = await run_to_its_end(partial(site_pieces, output.ranks, config.num_ranks))
         if isinstance(pieces, str):
             self._shell.handle(e.PiecesMerged(generation=generation, pieces=pieces))
             return

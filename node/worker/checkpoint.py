@@ -54,9 +54,9 @@ class _Files:
     world: int
     paths: dict[int, Path] = field(default_factory=dict)
 
-    @property
-    def are_all(self) -> bool:
-        return len(self.paths) == self.world
+    def are_all(self, here: range, world: int) -> bool:
+        """That this host may have: those of its own ranks, where there are others and the layout has not changed."""
+        return self.paths.keys() >= set(here if self.world == world else range(self.world))
 
 
 class LocalCheckpoints:
@@ -81,13 +81,16 @@ class LocalCheckpoints:
         rank: int,
         world: int,
         *,
+        here: range | None = None,
         crashed_from: Sequence[CheckpointId] = (),
         busy: Callable[[str, float], None] = lambda what, limit_s: None,
     ) -> None:
-        """`crashed_from`: workers that went on from these crashed before their first step. `busy`: see LocalClient."""
+        """`here`: the ranks of this host, which write into the folder. `crashed_from`: workers that went on from these
+        crashed before their first step. `busy`: see LocalClient."""
         self._folder = folder
         self._state = state
         self._rank, self._world = rank, world
+        self._here = here if here is not None else range(world)
         self._run_id = run_id
         self._writer: threading.Thread | None = None
         self._room = HostRoom()  # its contents are the writer's while there is one
@@ -99,7 +102,9 @@ class LocalCheckpoints:
             _remove(leftover)
         self._busy = busy
         self._announced_at_s = -math.inf
-        self._found = {item: files for item, files in sorted(_listed(folder).items()) if files.are_all}
+        listed = _listed(folder)
+        self._has_some = bool(listed)
+        self._found = {i: files for i, files in sorted(listed.items()) if files.are_all(self._here, world)}
         self._loaded: dict[CheckpointId, _Loaded] = {}
         self.usable = tuple(self._offered(set(crashed_from)))
         """Of this run, with all that this rank needs; oldest first. The newest can be read; reading all of the others
@@ -129,7 +134,7 @@ class LocalCheckpoints:
         loaded = None if chosen is None else self._loaded.pop(chosen, None)
         self._loaded.clear()  # its memory is needed for the other one
         if chosen is None:
-            if self._found:
+            if self._has_some:
                 self._say("the inner optimizer starts fresh: no checkpoint is usable on every rank")
             return False
         tensors, stored = loaded or self._load(chosen)
@@ -179,7 +184,7 @@ class LocalCheckpoints:
     def _wanted(self, item: CheckpointId) -> tuple[list[Wanted], StoredState]:
         """Raises HostError if the checkpoint does not have what this rank needs."""
         descriptions = self._descriptions(item)
-        with _naming(self._found[item].paths[0]):
+        with _naming(min(self._found[item].paths.items())[1]):
             stored = StoredState(descriptions, self._path(item))
             return stored.wanted(self._state.needed()), stored
 
@@ -311,7 +316,7 @@ class LocalCheckpoints:
         # Before the disk is looked at: what others write meanwhile counts twice then, and not never.
         written_bytes = sum(min(need_bytes, self._written_bytes(item, rank)) for rank in self._others())
         free_bytes = shutil.disk_usage(self._folder).free
-        site_bytes = need_bytes * self._world
+        site_bytes = need_bytes * len(self._here)
         if free_bytes + written_bytes < 2 * site_bytes:
             raise HostError(
                 f"{self._path(item)}: {site_bytes / 2**20:.1f} MiB are needed by all ranks and as much must stay free "
@@ -329,17 +334,18 @@ class LocalCheckpoints:
 
     def _prune(self) -> None:
         """Keep what is since the second newest checkpoint that all ranks wrote; of more than MAX_KEPT the newest that
-        all wrote and what slower ranks are writing first. Rank 0 removes what ranks left that are no more."""
+        all wrote and what slower ranks are writing first. The first rank here removes what ranks left that are no
+        more."""
         listed, being_written = _listed(self._folder), _listed(self._folder, "new")
         own = sorted(item for item, files in listed.items() if self._rank in files.paths)
-        complete = sorted(item for item, files in listed.items() if files.are_all)
+        complete = sorted(item for item, files in listed.items() if files.are_all(self._here, self._world))
         oldest = complete[-NUM_KEPT] if len(complete) >= NUM_KEPT else min(listed)
         slower = [i for i in own if i in being_written and being_written[i].paths.keys() - {self._rank}]
         kept = list(dict.fromkeys([*complete[-1:], *reversed(slower), *reversed(own)]))[:MAX_KEPT]
         for item in own:
             if item < oldest or item not in kept:
                 _remove(listed[item].paths[self._rank])
-        if self._rank == 0:
+        if self._rank == self._here.start:
             older = (files for item, files in listed.items() if item < oldest)
             for files in (*older, *being_written.values()):
                 for rank, path in files.paths.items():
@@ -347,7 +353,7 @@ class LocalCheckpoints:
                         _remove(path)
 
     def _others(self) -> list[int]:
-        return [rank for rank in range(self._world) if rank != self._rank]
+        return [rank for rank in self._here if rank != self._rank]
 
     def _path(self, item: CheckpointId, rank: int | None = None) -> Path:
         rank = self._rank if rank is None else rank

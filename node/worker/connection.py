@@ -73,6 +73,13 @@ def rank_and_world() -> tuple[int, int]:
     return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 
 
+def ranks_here() -> range:
+    """Of this host, as the node or torchrun sets it; all of them without it."""
+    rank, world = rank_and_world()
+    first = rank - int(os.environ.get("LOCAL_RANK", str(rank)))
+    return range(first, first + int(os.environ.get("LOCAL_WORLD_SIZE", str(world))))
+
+
 def show_errors_in_one_line() -> None:
     """Errors that atoll raises on purpose end the process with one line; ATOLL_WORKER_DEBUG=1 shows tracebacks."""
     previous = sys.excepthook

@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor
 from atoll.node.core.events import Answer, AnswerKind, MergeMode
 from atoll.node.local_protocol import NO_CHECKPOINTS, DataSet, LocalJoin, SealedReport
 from atoll.node.worker.checkpoint import LocalCheckpoints
-from atoll.node.worker.connection import Connection, disconnect
+from atoll.node.worker.connection import Connection, disconnect, ranks_here
 from atoll.node.worker.draws import LeasedBatches
 from atoll.node.worker.local_steps import WindowStart
 from atoll.node.worker.naming import Naming
@@ -113,6 +113,7 @@ class JoinedSite(Site):
                 connection.settings.run_id,
                 self.rank,
                 self.world,
+                here=ranks_here(),
                 crashed_from=connection.greeting.crashed_from,
                 busy=self._client.busy,
             )

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1d\x61toll/protocol/v1/hosts.proto\x12\x11\x61toll.protocol.v1\"\xe7\x02\n\rAttachRequest\x12-\n\x05hello\x18\x01 \x01(\x0b\x32\x1c.atoll.protocol.v1.HostHelloH\x00\x12+\n\x04\x62\x65\x61t\x18\x02 \x01(\x0b\x32\x1b.atoll.protocol.v1.HostBeatH\x00\x12-\n\x05\x66rame\x18\x03 \x01(\x0b\x32\x1c.atoll.protocol.v1.RankFrameH\x00\x12/\n\x06\x63losed\x18\x04 \x01(\x0b\x32\x1d.atoll.protocol.v1.RankClosedH\x00\x12\x30\n\x06\x65xited\x18\x05 \x01(\x0b\x32\x1e.atoll.protocol.v1.RanksExitedH\x00\x12/\n\x06\x66\x61iled\x18\x06 \x01(\x0b\x32\x1d.atoll.protocol.v1.HostFailedH\x00\x12/\n\x05taken\x18\x07 \x01(\x0b\x32\x1e.atoll.protocol.v1.SlicesTakenH\x00\x42\x06\n\x04\x62ody\"\x9e\x03\n\x0e\x41ttachResponse\x12\x31\n\x07welcome\x18\x01 \x01(\x0b\x32\x1e.atoll.protocol.v1.HostWelcomeH\x00\x12+\n\x04\x62\x65\x61t\x18\x02 \x01(\x0b\x32\x1b.atoll.protocol.v1.HostBeatH\x00\x12-\n\x05\x66rame\x18\x03 \x01(\x0b\x32\x1c.atoll.protocol.v1.RankFrameH\x00\x12/\n\x06\x63losed\x18\x04 \x01(\x0b\x32\x1d.atoll.protocol.v1.RankClosedH\x00\x12.\n\x05start\x18\x05 \x01(\x0b\x32\x1d.atoll.protocol.v1.StartRanksH\x00\x12,\n\x04stop\x18\x06 \x01(\x0b\x32\x1c.atoll.protocol.v1.StopRanksH\x00\x12\x37\n\tpublished\x18\x07 \x01(\x0b\x32\".atoll.protocol.v1.SlicesPublishedH\x00\x12-\n\x05\x65nded\x18\x08 \x01(\x0b\x32\x1c.atoll.protocol.v1.SiteEndedH\x00\x42\x06\n\x04\x62ody\"}\n\tHostHello\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x11\n\tsite_name\x18\x02 \x01(\t\x12\x0c\n\x04host\x18\x03 \x01(\r\x12\x11\n\tnum_hosts\x18\x04 \x01(\r\x12\x11\n\tnum_ranks\x18\x05 \x01(\r\x12\x0f\n\x07machine\x18\x06 \x01(\t\"E\n\x0bHostWelcome\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x15\n\rsettings_json\x18\x02 \x01(\t\x12\x0f\n\x07session\x18\x03 \x01(\x04\"\n\n\x08HostBeat\"-\n\tRankFrame\x12\x12\n\nconnection\x18\x01 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\".\n\nRankClosed\x12\x12\n\nconnection\x18\x01 \x01(\x04\x12\x0c\n\x04text\x18\x02 \x01(\t\"K\n\nStartRanks\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12\x15\n\rstore_address\x18\x02 \x01(\t\x12\x12\n\ngroup_name\x18\x03 \x01(\t\"\x1f\n\tStopRanks\x12\x12\n\ngeneration\x18\x01 \x01(\x04\"=\n\x0bRanksExited\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12\x0c\n\x04\x63ode\x18\x02 \x01(\x05\x12\x0c\n\x04text\x18\x03 \x01(\t\"A\n\nHostFailed\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\texit_code\x18\x03 \x01(\r\"5\n\x0fSlicesPublished\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12\x0e\n\x06number\x18\x02 \x01(\x04\"\x1d\n\x0bSlicesTaken\x12\x0e\n\x06number\x18\x01 \x01(\x04\",\n\tSiteEnded\x12\x11\n\texit_code\x18\x01 \x01(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\"\x80\x01\n\tSlicesPut\x12\x0f\n\x07session\x18\x01 \x01(\x04\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\x0c\n\x04rank\x18\x03 \x01(\r\x12\x0c\n\x04step\x18\x04 \x01(\x04\x12\x0b\n\x03seq\x18\x05 \x01(\r\x12\x10\n\x08\x66ragment\x18\x06 \x01(\r\x12\x13\n\x0bwith_frozen\x18\x07 \x01(\x08\"h\n\x10PutSlicesRequest\x12,\n\x04open\x18\x01 \x01(\x0b\x32\x1c.atoll.protocol.v1.SlicesPutH\x00\x12\x0e\n\x04\x64\x61ta\x18\x02 \x01(\x0cH\x00\x12\x0e\n\x04hash\x18\x03 \x01(\x0cH\x00\x42\x06\n\x04\x62ody\"\x13\n\x11PutSlicesResponse\"4\n\x11TakeSlicesRequest\x12\x0f\n\x07session\x18\x01 \x01(\x04\x12\x0e\n\x06number\x18\x02 \x01(\x04\"k\n\x12TakeSlicesResponse\x12-\n\x04open\x18\x01 \x01(\x0b\x32\x1d.atoll.protocol.v1.SlicesOpenH\x00\x12\x0e\n\x04\x64\x61ta\x18\x02 \x01(\x0cH\x00\x12\x0e\n\x04hash\x18\x03 \x01(\x0cH\x00\x42\x06\n\x04\x62ody\"H\n\nSlicesOpen\x12\x10\n\x08\x66ragment\x18\x01 \x01(\r\x12\x13\n\x0bwith_frozen\x18\x02 \x01(\x08\x12\x13\n\x0bnum_moments\x18\x03 \x01(\r2\x97\x02\n\x0bHostService\x12Q\n\x06\x41ttach\x12 .atoll.protocol.v1.AttachRequest\x1a!.atoll.protocol.v1.AttachResponse(\x01\x30\x01\x12X\n\tPutSlices\x12#.atoll.protocol.v1.PutSlicesRequest\x1a$.atoll.protocol.v1.PutSlicesResponse(\x01\x12[\n\nTakeSlices\x12$.atoll.protocol.v1.TakeSlicesRequest\x1a%.atoll.protocol.v1.TakeSlicesResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1d\x61toll/protocol/v1/hosts.proto\x12\x11\x61toll.protocol.v1\"\xe7\x02\n\rAttachRequest\x12-\n\x05hello\x18\x01 \x01(\x0b\x32\x1c.atoll.protocol.v1.HostHelloH\x00\x12+\n\x04\x62\x65\x61t\x18\x02 \x01(\x0b\x32\x1b.atoll.protocol.v1.HostBeatH\x00\x12-\n\x05\x66rame\x18\x03 \x01(\x0b\x32\x1c.atoll.protocol.v1.RankFrameH\x00\x12/\n\x06\x63losed\x18\x04 \x01(\x0b\x32\x1d.atoll.protocol.v1.RankClosedH\x00\x12\x30\n\x06\x65xited\x18\x05 \x01(\x0b\x32\x1e.atoll.protocol.v1.RanksExitedH\x00\x12/\n\x06\x66\x61iled\x18\x06 \x01(\x0b\x32\x1d.atoll.protocol.v1.HostFailedH\x00\x12/\n\x05taken\x18\x07 \x01(\x0b\x32\x1e.atoll.protocol.v1.SlicesTakenH\x00\x42\x06\n\x04\x62ody\"\x9e\x03\n\x0e\x41ttachResponse\x12\x31\n\x07welcome\x18\x01 \x01(\x0b\x32\x1e.atoll.protocol.v1.HostWelcomeH\x00\x12+\n\x04\x62\x65\x61t\x18\x02 \x01(\x0b\x32\x1b.atoll.protocol.v1.HostBeatH\x00\x12-\n\x05\x66rame\x18\x03 \x01(\x0b\x32\x1c.atoll.protocol.v1.RankFrameH\x00\x12/\n\x06\x63losed\x18\x04 \x01(\x0b\x32\x1d.atoll.protocol.v1.RankClosedH\x00\x12.\n\x05start\x18\x05 \x01(\x0b\x32\x1d.atoll.protocol.v1.StartRanksH\x00\x12,\n\x04stop\x18\x06 \x01(\x0b\x32\x1c.atoll.protocol.v1.StopRanksH\x00\x12\x37\n\tpublished\x18\x07 \x01(\x0b\x32\".atoll.protocol.v1.SlicesPublishedH\x00\x12-\n\x05\x65nded\x18\x08 \x01(\x0b\x32\x1c.atoll.protocol.v1.SiteEndedH\x00\x42\x06\n\x04\x62ody\"\x8e\x01\n\tHostHello\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x11\n\tsite_name\x18\x02 \x01(\t\x12\x0c\n\x04host\x18\x03 \x01(\r\x12\x11\n\tnum_hosts\x18\x04 \x01(\r\x12\x11\n\tnum_ranks\x18\x05 \x01(\r\x12\x0f\n\x07machine\x18\x06 \x01(\t\x12\x0f\n\x07process\x18\x07 \x01(\x0c\"E\n\x0bHostWelcome\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x15\n\rsettings_json\x18\x02 \x01(\t\x12\x0f\n\x07session\x18\x03 \x01(\x04\"\n\n\x08HostBeat\"-\n\tRankFrame\x12\x12\n\nconnection\x18\x01 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\".\n\nRankClosed\x12\x12\n\nconnection\x18\x01 \x01(\x04\x12\x0c\n\x04text\x18\x02 \x01(\t\"K\n\nStartRanks\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12\x15\n\rstore_address\x18\x02 \x01(\t\x12\x12\n\ngroup_name\x18\x03 \x01(\t\"\x1f\n\tStopRanks\x12\x12\n\ngeneration\x18\x01 \x01(\x04\"=\n\x0bRanksExited\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12\x0c\n\x04\x63ode\x18\x02 \x01(\x05\x12\x0c\n\x04text\x18\x03 \x01(\t\"A\n\nHostFailed\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\texit_code\x18\x03 \x01(\r\"5\n\x0fSlicesPublished\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12\x0e\n\x06number\x18\x02 \x01(\x04\"\x1d\n\x0bSlicesTaken\x12\x0e\n\x06number\x18\x01 \x01(\x04\",\n\tSiteEnded\x12\x11\n\texit_code\x18\x01 \x01(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\"\x80\x01\n\tSlicesPut\x12\x0f\n\x07session\x18\x01 \x01(\x04\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\x0c\n\x04rank\x18\x03 \x01(\r\x12\x0c\n\x04step\x18\x04 \x01(\x04\x12\x0b\n\x03seq\x18\x05 \x01(\r\x12\x10\n\x08\x66ragment\x18\x06 \x01(\r\x12\x13\n\x0bwith_frozen\x18\x07 \x01(\x08\"h\n\x10PutSlicesRequest\x12,\n\x04open\x18\x01 \x01(\x0b\x32\x1c.atoll.protocol.v1.SlicesPutH\x00\x12\x0e\n\x04\x64\x61ta\x18\x02 \x01(\x0cH\x00\x12\x0e\n\x04hash\x18\x03 \x01(\x0cH\x00\x42\x06\n\x04\x62ody\"\x13\n\x11PutSlicesResponse\"4\n\x11TakeSlicesRequest\x12\x0f\n\x07session\x18\x01 \x01(\x04\x12\x0e\n\x06number\x18\x02 \x01(\x04\"k\n\x12TakeSlicesResponse\x12-\n\x04open\x18\x01 \x01(\x0b\x32\x1d.atoll.protocol.v1.SlicesOpenH\x00\x12\x0e\n\x04\x64\x61ta\x18\x02 \x01(\x0cH\x00\x12\x0e\n\x04hash\x18\x03 \x01(\x0cH\x00\x42\x06\n\x04\x62ody\"H\n\nSlicesOpen\x12\x10\n\x08\x66ragment\x18\x01 \x01(\r\x12\x13\n\x0bwith_frozen\x18\x02 \x01(\x08\x12\x13\n\x0bnum_moments\x18\x03 \x01(\r2\x97\x02\n\x0bHostService\x12Q\n\x06\x41ttach\x12 .atoll.protocol.v1.AttachRequest\x1a!.atoll.protocol.v1.AttachResponse(\x01\x30\x01\x12X\n\tPutSlices\x12#.atoll.protocol.v1.PutSlicesRequest\x1a$.atoll.protocol.v1.PutSlicesResponse(\x01\x12[\n\nTakeSlices\x12$.atoll.protocol.v1.TakeSlicesRequest\x1a%.atoll.protocol.v1.TakeSlicesResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,42 +35,42 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ATTACHREQUEST']._serialized_end=412
   _globals['_ATTACHRESPONSE']._serialized_start=415
   _globals['_ATTACHRESPONSE']._serialized_end=829
-  _globals['_HOSTHELLO']._serialized_start=831
-  _globals['_HOSTHELLO']._serialized_end=956
-  _globals['_HOSTWELCOME']._serialized_start=958
-  _globals['_HOSTWELCOME']._serialized_end=1027
-  _globals['_HOSTBEAT']._serialized_start=1029
-  _globals['_HOSTBEAT']._serialized_end=1039
-  _globals['_RANKFRAME']._serialized_start=1041
-  _globals['_RANKFRAME']._serialized_end=1086
-  _globals['_RANKCLOSED']._serialized_start=1088
-  _globals['_RANKCLOSED']._serialized_end=1134
-  _globals['_STARTRANKS']._serialized_start=1136
-  _globals['_STARTRANKS']._serialized_end=1211
-  _globals['_STOPRANKS']._serialized_start=1213
-  _globals['_STOPRANKS']._serialized_end=1244
-  _globals['_RANKSEXITED']._serialized_start=1246
-  _globals['_RANKSEXITED']._serialized_end=1307
-  _globals['_HOSTFAILED']._serialized_start=1309
-  _globals['_HOSTFAILED']._serialized_end=1374
-  _globals['_SLICESPUBLISHED']._serialized_start=1376
-  _globals['_SLICESPUBLISHED']._serialized_end=1429
-  _globals['_SLICESTAKEN']._serialized_start=1431
-  _globals['_SLICESTAKEN']._serialized_end=1460
-  _globals['_SITEENDED']._serialized_start=1462
-  _globals['_SITEENDED']._serialized_end=1506
-  _globals['_SLICESPUT']._serialized_start=1509
-  _globals['_SLICESPUT']._serialized_end=1637
-  _globals['_PUTSLICESREQUEST']._serialized_start=1639
-  _globals['_PUTSLICESREQUEST']._serialized_end=1743
-  _globals['_PUTSLICESRESPONSE']._serialized_start=1745
-  _globals['_PUTSLICESRESPONSE']._serialized_end=1764
-  _globals['_TAKESLICESREQUEST']._serialized_start=1766
-  _globals['_TAKESLICESREQUEST']._serialized_end=1818
-  _globals['_TAKESLICESRESPONSE']._serialized_start=1820
-  _globals['_TAKESLICESRESPONSE']._serialized_end=1927
-  _globals['_SLICESOPEN']._serialized_start=1929
-  _globals['_SLICESOPEN']._serialized_end=2001
-  _globals['_HOSTSERVICE']._serialized_start=2004
-  _globals['_HOSTSERVICE']._serialized_end=2283
+  _globals['_HOSTHELLO']._serialized_start=832
+  _globals['_HOSTHELLO']._serialized_end=974
+  _globals['_HOSTWELCOME']._serialized_start=976
+  _globals['_HOSTWELCOME']._serialized_end=1045
+  _globals['_HOSTBEAT']._serialized_start=1047
+  _globals['_HOSTBEAT']._serialized_end=1057
+  _globals['_RANKFRAME']._serialized_start=1059
+  _globals['_RANKFRAME']._serialized_end=1104
+  _globals['_RANKCLOSED']._serialized_start=1106
+  _globals['_RANKCLOSED']._serialized_end=1152
+  _globals['_STARTRANKS']._serialized_start=1154
+  _globals['_STARTRANKS']._serialized_end=1229
+  _globals['_STOPRANKS']._serialized_start=1231
+  _globals['_STOPRANKS']._serialized_end=1262
+  _globals['_RANKSEXITED']._serialized_start=1264
+  _globals['_RANKSEXITED']._serialized_end=1325
+  _globals['_HOSTFAILED']._serialized_start=1327
+  _globals['_HOSTFAILED']._serialized_end=1392
+  _globals['_SLICESPUBLISHED']._serialized_start=1394
+  _globals['_SLICESPUBLISHED']._serialized_end=1447
+  _globals['_SLICESTAKEN']._serialized_start=1449
+  _globals['_SLICESTAKEN']._serialized_end=1478
+  _globals['_SITEENDED']._serialized_start=1480
+  _globals['_SITEENDED']._serialized_end=1524
+  _globals['_SLICESPUT']._serialized_start=1527
+  _globals['_SLICESPUT']._serialized_end=1655
+  _globals['_PUTSLICESREQUEST']._serialized_start=1657
+  _globals['_PUTSLICESREQUEST']._serialized_end=1761
+  _globals['_PUTSLICESRESPONSE']._serialized_start=1763
+  _globals['_PUTSLICESRESPONSE']._serialized_end=1782
+  _globals['_TAKESLICESREQUEST']._serialized_start=1784
+  _globals['_TAKESLICESREQUEST']._serialized_end=1836
+  _globals['_TAKESLICESRESPONSE']._serialized_start=1838
+  _globals['_TAKESLICESRESPONSE']._serialized_end=1945
+  _globals['_SLICESOPEN']._serialized_start=1947
+  _globals['_SLICESOPEN']._serialized_end=2019
+  _globals['_HOSTSERVICE']._serialized_start=2022
+  _globals['_HOSTSERVICE']._serialized_end=2301
 # @@protoc_insertion_point(module_scope)

@@ -133,6 +133,7 @@ class HostHello(_message.Message):
     NUM_HOSTS_FIELD_NUMBER: _builtins.int
     NUM_RANKS_FIELD_NUMBER: _builtins.int
     MACHINE_FIELD_NUMBER: _builtins.int
+    PROCESS_FIELD_NUMBER: _builtins.int
     protocol_version: _builtins.int
     site_name: _builtins.str
     host: _builtins.int
@@ -142,6 +143,8 @@ class HostHello(_message.Message):
     """on this host"""
     machine: _builtins.str
     """what this host is called, for people"""
+    process: _builtins.bytes
+    """of this start of the host alone"""
     def __init__(
         self,
         *,
@@ -151,10 +154,11 @@ class HostHello(_message.Message):
         num_hosts: _builtins.int = ...,
         num_ranks: _builtins.int = ...,
         machine: _builtins.str = ...,
+        process: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["host", b"host", "machine", b"machine", "num_hosts", b"num_hosts", "num_ranks", b"num_ranks", "protocol_version", b"protocol_version", "site_name", b"site_name"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["host", b"host", "machine", b"machine", "num_hosts", b"num_hosts", "num_ranks", b"num_ranks", "process", b"process", "protocol_version", b"protocol_version", "site_name", b"site_name"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -61,6 +61,7 @@ def test_a_site_of_two_hosts_and_one_of_one_train_one_model(tmp_path: Path, text
         hosts.start(0)
         run.start_node("one", launcher="python", extra=["--data", str(text)])
         assert run.wait_all(LIMIT_S) == {"one": 0, "two": 0, "two-host1": 0}
+        assert not [line for name in ("two", "two-host1") for line in run.nodes[name].lines if "lost" in line]
         status = run.status()
         assert run.hashes(newest(status)) == dict.fromkeys(("one", "two"), status["state_hash"])
         assert {site["name"]: site["num_ranks"] for site in status["sites"]} == {
@@ -74,7 +75,9 @@ def test_a_site_of_two_hosts_and_one_of_one_train_one_model(tmp_path: Path, text
 @pytest.mark.parametrize("host", [0, 1])
 def test_a_host_that_is_killed_stops_its_site_until_it_is_back(tmp_path: Path, text: Path, host: int) -> None:
     """The other site trains on; the one that lost a host catches up, and contributes again."""
-    with LocalRun(tmp_path, replace(of_shapes(min_sites=2, steps=2000), sync=SyncSettings(every=10))) as run:
+    with LocalRun(
+        tmp_path, replace(of_shapes(min_sites=2, steps=2000), sync=SyncSettings(every=10), checkpoint_every=10)
+    ) as run:
         run.start_coordinator()
         hosts = TwoHosts(run, text, "dp_shard=2")
         daemons = [hosts.start(0), hosts.start(1)]
@@ -94,6 +97,7 @@ def test_a_host_that_is_killed_stops_its_site_until_it_is_back(tmp_path: Path, t
         run.wait(lambda status: newest(status) > at, LIMIT_S)
         assert len(run.hashes(at)) == 2
         assert len(set(run.hashes(at).values())) == 1
+        assert "the inner optimizer is restored from step" in (run.home("two") / "node.log").read_text()
 
 
 @pytest.mark.root

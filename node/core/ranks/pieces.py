@@ -55,17 +55,17 @@ class SitePieces:
         return tuple(sorted(h.piece for s in self.shared for h in s.holders if h.rank == rank))
 
 
-def site_pieces(ranks: Sequence[LocalJoin]) -> SitePieces | str:
+def site_pieces(ranks: Sequence[LocalJoin], ranks_a_host: int = 0) -> SitePieces | str:
     """What the ranks hold together, or why their pieces make no model."""
     try:
-        return merge_ranks(ranks)
+        return merge_ranks(ranks, ranks_a_host)
     except ConfigError as error:
         return str(error)
 
 
-def merge_ranks(ranks: Sequence[LocalJoin]) -> SitePieces:
+def merge_ranks(ranks: Sequence[LocalJoin], ranks_a_host: int = 0) -> SitePieces:
     """Give each distinct slice to the lowest rank that has it. A pipeline rank's manifest lacks the tensors of other
-    stages.
+    stages. `ranks_a_host`: each host keeps the optimizer's state of what its ranks hold; 0: all are on one host.
 
     Raises ConfigError, naming tensor and ranks, if ranks describe a tensor differently, or if the slices do not tile
     every tensor exactly once, or if what ranks seem to have in common may be two tensors. Uneven shards and empty
@@ -108,9 +108,10 @@ def merge_ranks(ranks: Sequence[LocalJoin]) -> SitePieces:
         for (offsets, sizes), found in slices.items():
             owned[found[0].rank].append(found[0].piece)
             if specs[name].role is Role.TRAINABLE:
-                keeper = min(found, key=lambda holder: num_kept[holder.rank])
-                kept[keeper.rank].append(keeper.piece)
-                num_kept[keeper.rank] += math.prod(sizes)
+                for _, here in itertools.groupby(found, lambda holder: holder.rank // (ranks_a_host or len(ranks))):
+                    keeper = min(here, key=lambda holder: num_kept[holder.rank])
+                    kept[keeper.rank].append(keeper.piece)
+                    num_kept[keeper.rank] += math.prod(sizes)
             if len(found) > 1 and specs[name].role is Role.TRAINABLE:
                 shared.append(SharedSlice(name=name, box=_box(offsets, sizes), holders=tuple(found)))
     return SitePieces(

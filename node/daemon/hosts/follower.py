@@ -6,9 +6,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import secrets
 import socket
 from collections.abc import Coroutine
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 
 import grpc
@@ -22,23 +23,27 @@ from atoll.node.daemon.hosts.link import Outbox, heard, receive_slices, send_sli
 from atoll.node.daemon.hosts.relay import Relay, Sealed
 from atoll.node.daemon.launcher import WORKERS_END_LIMIT_S, Launcher
 from atoll.node.daemon.rank_commands import Meeting
+from atoll.node.daemon.rank_connection import FLUSH_S
 from atoll.node.daemon.site_log import log_to
 from atoll.node.dataplane.slices import Wanted
 from atoll.node.local_protocol import MAX_TEXT_CHARACTERS
 from atoll.node.tasks import together
 from atoll.protocol import PROTOCOL_VERSION, transport, wire
-from atoll.protocol.errors import AtollError, InvalidMessage, PeerError, StaleError
+from atoll.protocol.errors import AtollError, HostError, InvalidMessage, PeerError, RefusedError, StaleError
 from atoll.protocol.exit_codes import ENDED_AT_ONCE, exit_code_of
 from atoll.protocol.machine import Machine
 from atoll.protocol.settings import settings_from_json
 from atoll.protocol.signals import Signals, end_process
-from atoll.protocol.status import error_of, from_rpc_error
+from atoll.protocol.status import error_of, from_rpc_error, was_cancelled
 from atoll.protocol.time_limits import PRESETS, TimeLimits, time_limits
 from atoll.protocol.v1 import hosts_pb2
 
 log = logging.getLogger("atoll.node")
 
+Stream = grpc.aio.StreamStreamCall[hosts_pb2.AttachRequest, hosts_pb2.AttachResponse]
 Attach = grpc.aio.StreamStreamMultiCallable[hosts_pb2.AttachRequest, hosts_pb2.AttachResponse]
+SHORTEST_LEASE_S = min(limits.lease_s for limits in PRESETS.values())
+"""Until the leader has said which one the run has."""
 RETRY_S = 0.5
 LEADER_WAIT_S = 1800.0
 """How long a host waits for host 0, which may be started later, or be started again."""
@@ -72,8 +77,11 @@ class Follower:
         self._stack = stack
         self._where = f"host 0 of this site at {config.site_address}"
         self._limits: TimeLimits = PRESETS["wan"]  # until the leader has said those of the run
-        self._outbox: Outbox[hosts_pb2.AttachRequest] = Outbox(hosts.said, self._limits.lease_s)
+        self._outbox: Outbox[hosts_pb2.AttachRequest] = Outbox(hosts.said, SHORTEST_LEASE_S)
         self._session = 0
+        self._welcome_said: hosts.HostWelcome | None = None  # the first
+        self._is_welcome = False  # on this stream
+        self._process = secrets.token_bytes(16)
         self._generation = 0
         self._home: Home | None = None
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -81,6 +89,7 @@ class Follower:
         self._launcher = Launcher(config, self._exited, self._fail)
         self._puts: asyncio.Queue[Sealed] = asyncio.Queue()
         self._takes: asyncio.Queue[int] = asyncio.Queue()
+        self._launches: asyncio.Queue[hosts.StartRanks | hosts.StopRanks] = asyncio.Queue()
 
     async def run(self) -> tuple[int, str]:
         """Raises RefusedError if the leader does not want this host, PeerError if it is not there for too long."""
@@ -90,11 +99,11 @@ class Follower:
         loop, told = asyncio.get_running_loop(), ""
         give_up_at = loop.time() + LEADER_WAIT_S
         while True:
-            session = self._session
+            self._is_welcome = False
             try:
                 return await self._attached()
             except PeerError as error:
-                if self._session != session:
+                if self._is_welcome:
                     give_up_at, told = loop.time() + LEADER_WAIT_S, ""
                 await self._launcher.stop()
                 self._relay.drop()
@@ -108,8 +117,8 @@ class Follower:
     async def _attached(self) -> tuple[int, str]:
         """As long as the leader hears this host; its end if the site has ended."""
         config, ended = self._config, asyncio.get_running_loop().create_future()
-        self._outbox = outbox = Outbox(hosts.said, self._limits.lease_s)
-        self._puts, self._takes = asyncio.Queue(), asyncio.Queue()
+        self._outbox = outbox = Outbox(hosts.said, SHORTEST_LEASE_S)
+        self._puts, self._takes, self._launches = asyncio.Queue(), asyncio.Queue(), asyncio.Queue()
         async with AsyncExitStack() as stack:
             words, slices = (self._channel() for _ in range(2))  # a beat waits for no slices
             for channel in (words, slices):
@@ -129,13 +138,22 @@ class Follower:
                     num_hosts=config.site_hosts,
                     num_ranks=config.num_ranks,
                     machine=socket.gethostname()[:256],
+                    process=self._process,
                 )
             )
             try:
-                beside = [outbox.write_all(call.write), self._put_all(slices), self._take_all(slices), self._failure()]
+                slices_move = [self._put_all(slices), self._take_all(slices)]
+                beside = [outbox.write_all(call.write), self._launch_all(), *slices_move, self._failure()]
                 await while_heard(self._hear_all(call, ended), together(beside))
             except grpc.RpcError as error:
                 raise from_rpc_error(error, self._where) from None
+            except asyncio.CancelledError:
+                if was_cancelled():
+                    raise
+                raise PeerError(f"{self._where} cancelled the connection") from None
+            except (AssertionError, LookupError, TypeError, ValueError) as error:
+                await self._say_fault(call, error)
+                raise
             if not ended.done():
                 raise PeerError(f"{self._where} closed the connection")
             code, text = ended.result()
@@ -164,7 +182,7 @@ class Follower:
 
     async def _hear_all(
         self,
-        call: grpc.aio.StreamStreamCall[hosts_pb2.AttachRequest, hosts_pb2.AttachResponse],
+        call: Stream,
         ended: asyncio.Future[tuple[int, str]],
     ) -> None:
         while True:
@@ -172,11 +190,8 @@ class Follower:
             match told:
                 case hosts.HostWelcome():
                     self._welcome(told)
-                case hosts.StartRanks():
-                    await self._guarded(told.generation, self._start(told))
-                case hosts.StopRanks(generation=generation):
-                    if generation == self._generation:
-                        await self._launcher.stop()
+                case hosts.StartRanks() | hosts.StopRanks():
+                    self._launches.put_nowait(told)
                 case hosts.RankFrame(connection=number, data=data):
                     await self._guarded(self._generation, self._relay.tell(number, data))
                 case hosts.RankClosed(connection=number):
@@ -189,17 +204,45 @@ class Follower:
                     return
 
     def _welcome(self, welcome: hosts.HostWelcome) -> None:
-        """Raises InvalidMessage for settings that this version does not know."""
+        """Raises InvalidMessage for settings that this version does not know, RefusedError for another run."""
         config, settings = self._config, settings_from_json(welcome.settings_json)
-        self._session, self._limits = welcome.session, time_limits(settings.time_limits)
+        self._welcome_said = first = self._welcome_said or welcome
+        if (first.run_id, first.settings_json) != (welcome.run_id, welcome.settings_json):
+            raise RefusedError(
+                f"{self._where} is in run {welcome.run_id!r} with other settings than this host began with, in run "
+                f"{first.run_id!r}: start this host again"
+            )
+        self._is_welcome, self._session = True, welcome.session
+        self._limits = time_limits(settings.time_limits)
+        self._outbox.lease_s = self._limits.lease_s
         if self._home is None:
             folder = config.home or default_home(welcome.run_id, f"{config.name}-host{config.site_rank}", os.environ)
             self._home = home = Home(folder, Machine())
             self._stack.callback(home.close)
+            self._stack.push_async_callback(self._launcher.stop)  # before the home and its log are closed
             log_to(home.folder, self._stack, debug=config.debug)
             home.note_socket_folder(Path(self._relay.socket.path).parent)
             log.info("run %s, host %d of site %s, home %s", welcome.run_id, config.site_rank, config.name, home.folder)
         self._relay.serve(settings, self._home.optimizer_folder)
+
+    async def _launch_all(self) -> None:
+        """In their order, beside what is heard: ranks may take seconds to end."""
+        while True:
+            match told := await self._launches.get():
+                case hosts.StartRanks():
+                    await self._guarded(told.generation, self._start(told))
+                case hosts.StopRanks(generation=generation):
+                    if generation == self._generation:
+                        await self._launcher.stop()
+
+    async def _say_fault(self, call: Stream, error: Exception) -> None:
+        """Of this code: the site hears of it before this host ends."""
+        text = f"{type(error).__name__}: {error}; its log says where, please report it"[:MAX_TEXT_CHARACTERS]
+        log.error("a failure that nothing was prepared for", exc_info=error)
+        failed = hosts.HostFailed(generation=self._generation, text=text, exit_code=HostError.exit_code)
+        with suppress(grpc.RpcError, asyncio.InvalidStateError, TimeoutError):
+            async with asyncio.timeout(FLUSH_S):
+                await call.write(hosts.said(failed))
 
     async def _start(self, told: hosts.StartRanks) -> None:
         log.info("starting workers")

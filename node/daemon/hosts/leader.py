@@ -10,6 +10,7 @@ import asyncio
 import itertools
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import wraps
 from typing import Any
@@ -41,6 +42,10 @@ log = logging.getLogger("atoll.node")
 
 Context = grpc.aio.ServicerContext[Any, Any]
 STOP_S = 0.5
+CLOSE_LIMIT_S = 5.0
+"""For the hosts to hear that the site has ended."""
+IDLE_LIMIT_S = 86_400.0
+"""Of connections for slices, between two windows."""
 MAX_FRAMES = 1024
 """Of one rank, that wait to be read."""
 
@@ -50,12 +55,17 @@ IS_OPEN = (
 )
 
 
+Ranks = dict[int, "RankElsewhere"]
+"""Of a host, by the number of the connection."""
+
+
 class RankElsewhere(Connection):
     """A rank of another host."""
 
-    def __init__(self, number: int, may_be: range, outbox: Outbox[hosts_pb2.AttachResponse]) -> None:
+    def __init__(self, number: int, may_be: range, outbox: Outbox[hosts_pb2.AttachResponse], of: Ranks) -> None:
+        """`of`: those of its host, by their numbers, of which it is one until it is closed."""
         super().__init__(may_be)
-        self._number = number
+        self._number, self._of = number, of
         self._outbox = outbox
         self._frames: asyncio.Queue[bytes | None] = asyncio.Queue()
 
@@ -87,23 +97,25 @@ class RankElsewhere(Connection):
         self.ended()
 
     def close(self) -> None:
+        self._of.pop(self._number, None)
         self._outbox.say(hosts.RankClosed(connection=self._number))
 
 
 @dataclass(slots=True, kw_only=True)
 class _Host:
     number: int
+    process: bytes
     session: int
     words: str  # for people
     outbox: Outbox[hosts_pb2.AttachResponse]
     lost: asyncio.Future[str]  # why, if the leader gives it up
-    ranks: dict[int, RankElsewhere]  # by the number of the connection
+    ranks: Ranks
     has_frozen: bool = False  # of this generation's ranks
     taken: int = 0  # the last number that is in its PUBLISH
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _LaidOut:
+class LaidOut:
     """What a generation of ranks holds, and the buffers of the site."""
 
     generation: int
@@ -146,11 +158,13 @@ class Leader:
         self._server: grpc.aio.Server | None = None
         self._hosts: dict[int, _Host] = {}
         self._sessions = itertools.count(1)
-        self._laid_out: _LaidOut | None = None
+        self.ranks: LaidOut | None = None
+        """Of all hosts, once they know where their slices lie, and until they are stopped."""
         self._published: tuple[int, Wanted] | None = None
         self._numbers = itertools.count(1)
         self._changed = asyncio.Event()  # a host has taken what was published, or is lost
         self._generation = 0
+        self._exited: dict[int, e.WorkersExited] = {}  # by host, of this generation, those that ended well
 
     async def open(self, connected: Callable[[Connection], None]) -> None:
         """`connected`: is given each rank of another host. Raises HostError if the address cannot be had."""
@@ -158,7 +172,9 @@ class Leader:
         if config.site_hosts == 1:
             return
         self._server = server = self._network.create_server(
-            max_message_bytes=hosts.MAX_MESSAGE_BYTES, max_connections=4 * config.site_hosts
+            max_message_bytes=hosts.MAX_MESSAGE_BYTES,
+            max_connections=4 * config.site_hosts,
+            idle_limit_s=IDLE_LIMIT_S,
         )
         handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
             "Attach": grpc.stream_stream_rpc_method_handler(
@@ -186,15 +202,19 @@ class Leader:
         there = list(self._hosts.values())
         for host in there:
             host.outbox.say(hosts.SiteEnded(exit_code=exit_code, text=text[:4096]))
-        await asyncio.gather(*(host.outbox.flush(FLUSH_S) for host in there))
+        with suppress(TimeoutError):
+            async with asyncio.timeout(CLOSE_LIMIT_S):
+                while self._hosts:  # until each has heard it, and ended its stream
+                    self._changed.clear()
+                    await self._changed.wait()
         await server.stop(STOP_S)
 
     # --- what the node says
 
     def start(self, generation: int, meeting: Meeting | None) -> None:
         """Ranks on the other hosts, too."""
-        self._generation, self._laid_out, self._published = generation, None, None
-        self._changed.set()
+        self._generation, self._published, self._exited = generation, None, {}
+        self._end_ranks()
         for host in self._hosts.values():
             assert meeting is not None
             host.has_frozen = False
@@ -203,30 +223,49 @@ class Leader:
             )
 
     def stop(self) -> None:
+        """All ranks of the last start."""
+        self._end_ranks()
         for host in self._hosts.values():
             host.outbox.say(hosts.StopRanks(generation=self._generation))
 
     def laid_out(self, pieces: SitePieces, layout: Layout, snapshot: SharedBuffer, publish: SharedBuffer) -> None:
         """The ranks that were started last are about to be told where their slices lie."""
-        self._laid_out = _LaidOut(
+        self.ranks = LaidOut(
             generation=self._generation, layout=layout, pieces=pieces, snapshot=snapshot, publish=publish
         )
 
-    async def publish(self, fragment: int, num_moments: int) -> None:
-        """Returns when all hosts have what PUBLISH holds of the fragment. A host that is lost meanwhile is not waited
-        for: new ranks take everything anew."""
-        generation, number = self._generation, next(self._numbers)
-        if self._laid_out is None or not self._hosts:
+    async def publish(self, ranks: LaidOut | None, fragment: int, num_moments: int) -> None:
+        """Returns when all hosts have what PUBLISH holds of the fragment. Hosts that are lost meanwhile are not waited
+        for, and none is once these ranks are stopped: new ones take everything anew."""
+        told = list(self._hosts.values())
+        if ranks is None or ranks is not self.ranks or not told:
             return
-        with_frozen = not all(host.has_frozen for host in self._hosts.values())
+        number = next(self._numbers)
+        with_frozen = not all(host.has_frozen for host in told)
         self._published = number, Wanted(fragment=fragment, with_frozen=with_frozen, num_moments=num_moments)
-        for host in self._hosts.values():
-            host.outbox.say(hosts.SlicesPublished(generation=generation, number=number))
-        while self._generation == generation and any(host.taken < number for host in self._hosts.values()):
+        for host in told:
+            host.outbox.say(hosts.SlicesPublished(generation=ranks.generation, number=number))
+        while ranks is self.ranks and any(host.taken < number and self._is_here(host) for host in told):
             self._changed.clear()
             await self._changed.wait()
-        for host in self._hosts.values():
-            host.has_frozen |= self._generation == generation
+        for host in told:
+            host.has_frozen |= ranks is self.ranks
+
+    def _end_ranks(self) -> None:
+        self.ranks = None
+        self._changed.set()
+
+    def _is_here(self, host: _Host) -> bool:
+        """Not lost, and not attached anew since."""
+        return self._hosts.get(host.number) is host
+
+    def exited(self, event: e.WorkersExited, host: int = 0) -> None:
+        """The ranks of one host. Where they ended well, those of other hosts may still be at what follows the run."""
+        if event.generation != self._generation:
+            return
+        self._exited[host] = event
+        if event.code or len(self._exited) == self._config.site_hosts:
+            self._handle(event)
 
     # --- what hosts ask for
 
@@ -241,8 +280,19 @@ class Leader:
         outbox = Outbox(hosts.told, lease_s)
         words = f"host {first.host} of this site" + (f" ({first.machine})" if first.machine else "")
         lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        host = _Host(number=first.host, session=next(self._sessions), words=words, outbox=outbox, lost=lost, ranks={})
-        self._leave(first.host, f"{words} has started again")
+        host = _Host(
+            number=first.host,
+            process=first.process,
+            session=next(self._sessions),
+            words=words,
+            outbox=outbox,
+            lost=lost,
+            ranks={},
+        )
+        if (before := self._hosts.get(first.host)) is not None:
+            if before.process != first.process:
+                raise PeerError(f"another process is {before.words} still, and is waited for, at most {lease_s:g} s")
+            self._leave(before, f"{words} attaches anew")
         self._hosts[host.number] = host
         outbox.say(
             hosts.HostWelcome(
@@ -258,8 +308,8 @@ class Leader:
         except (AtollError, grpc.RpcError) as error:
             why = f"{words} is lost: {error}"
         finally:
-            if self._hosts.get(host.number) is host:
-                self._leave(host.number, why)
+            if self._is_here(host):
+                self._leave(host, why)
 
     def _check(self, hello: hosts.HostHello) -> None:
         """Raises RefusedError, with what to change."""
@@ -279,11 +329,12 @@ class Leader:
         """Until it is given up. Raises PeerError when it is gone, InvalidMessage for what makes no sense."""
         reading = asyncio.create_task(self._read_all(host, context))
         given_up = asyncio.create_task(asyncio.wait({host.lost}))
-        await asyncio.wait({reading, given_up}, return_when=asyncio.FIRST_COMPLETED)
-        if reading.done():
-            given_up.cancel()
-            reading.result()
-        await end([reading, given_up])
+        try:
+            await asyncio.wait({reading, given_up}, return_when=asyncio.FIRST_COMPLETED)
+            if reading.done():
+                reading.result()
+        finally:
+            await end([reading, given_up])
 
     async def _read_all(self, host: _Host, context: Context) -> None:
         while True:
@@ -291,16 +342,17 @@ class Leader:
             match said:
                 case hosts.RankFrame(connection=number, data=data):
                     if number not in host.ranks:
-                        host.ranks[number] = rank = RankElsewhere(number, self._ranks_of(host.number), host.outbox)
+                        host.ranks[number] = rank = RankElsewhere(
+                            number, self._ranks_of(host.number), host.outbox, host.ranks
+                        )
                         self._connected(rank)
                     host.ranks[number].came(data)
                 case hosts.RankClosed(connection=number):
                     if (gone := host.ranks.pop(number, None)) is not None:
                         gone.ended()
                 case hosts.RanksExited(generation=generation, code=code, text=text):
-                    if generation == self._generation:
-                        exited = e.WorkersExited(generation=generation, code=code, text=f"{host.words}: {text}")
-                        self._handle(exited)
+                    exited = e.WorkersExited(generation=generation, code=code, text=f"{host.words}: {text}")
+                    self.exited(exited, host.number)
                 case hosts.HostFailed(generation=generation, text=text, exit_code=code):
                     kind, text = e.FailureKind.FATAL, f"{host.words}: {text}"
                     self._handle(e.WorkersFailed(generation=generation, kind=kind, text=text, exit_code=code))
@@ -313,11 +365,9 @@ class Leader:
     def _ranks_of(self, number: int) -> range:
         return range(number * self._config.num_ranks, (number + 1) * self._config.num_ranks)
 
-    def _leave(self, number: int, why: str) -> None:
-        """The core hears of it first: what its ranks did not say any more is no crash of theirs."""
-        host = self._hosts.pop(number, None)
-        if host is None:
-            return
+    def _leave(self, host: _Host, why: str) -> None:
+        """It is here no more. The core hears of that first: what its ranks do not say any more is no crash of them."""
+        del self._hosts[host.number]
         if not host.lost.done():
             host.lost.set_result(why)
         self._changed.set()
@@ -330,12 +380,12 @@ class Leader:
         missing = tuple(number for number in range(1, self._config.site_hosts) if number not in self._hosts)
         self._handle(e.HostsChanged(missing, text))
 
-    def _of_session(self, session: int) -> tuple[_Host, _LaidOut]:
+    def _of_session(self, session: int) -> tuple[_Host, LaidOut]:
         """Raises StaleError."""
         host = next((host for host in self._hosts.values() if host.session == session), None)
-        if host is None or self._laid_out is None:
+        if host is None or self.ranks is None:
             raise StaleError("the slices of this host are not wanted any more")
-        return host, self._laid_out
+        return host, self.ranks
 
     @_refusing
     async def put_slices(self, _requests: Any, context: Context) -> hosts_pb2.PutSlicesResponse:
@@ -352,14 +402,15 @@ class Leader:
 
         async def read() -> Any:
             part = await context.read()
-            if laid_out is not self._laid_out or self._hosts.get(host.number) is not host:
+            if laid_out is not self.ranks or not self._is_here(host):
                 raise StaleError("these slices are not wanted any more")  # others may be on their way to their place
             return part
 
         try:
             await receive_slices(into, read, self._limits.stall_s, host.words)
         except (InvalidMessage, PeerError) as error:
-            self._leave(host.number, f"{host.words} is lost: {error}")
+            if self._is_here(host):
+                self._leave(host, f"{host.words} is lost: {error}")
             raise
         self._handle(e.SlicesArrived(generation=opened.generation, rank=opened.rank, step=opened.step, seq=opened.seq))
         return hosts_pb2.PutSlicesResponse()

@@ -25,7 +25,8 @@ class Outbox(Generic[Envelope]):
 
     def __init__(self, pack: Callable[[Any], Envelope], lease_s: float) -> None:
         self._pack: Callable[[Any], Envelope] = pack
-        self._lease_s = lease_s
+        self.lease_s = lease_s
+        """Of the end that hears it."""
         self._queue: asyncio.Queue[Envelope] = asyncio.Queue()
 
     def say(self, message: Any) -> None:
@@ -35,7 +36,7 @@ class Outbox(Generic[Envelope]):
         """Until it is cancelled; a beat where nothing was said for a while."""
         while True:
             try:
-                async with asyncio.timeout(self._lease_s / BEATS_A_LEASE):
+                async with asyncio.timeout(self.lease_s / BEATS_A_LEASE):
                     envelope = await self._queue.get()
             except TimeoutError:
                 await write(self._pack(HostBeat()))

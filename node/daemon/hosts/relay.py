@@ -123,6 +123,8 @@ class Relay:
         body = request.WhichOneof("body")
         if body == "join":
             joined = await run_to_its_end(partial(wire.from_proto, LocalJoin, request.join))
+            if number not in self._ranks:
+                return  # dropped meanwhile
             rank.rank, rank.pieces = request.rank, joined.pieces
         self._say(hosts.RankFrame(connection=number, data=frame))
         if body == "sealed":
