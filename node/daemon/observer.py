@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 
 from atoll.node.core import events as e
+from atoll.node.core.ranks.reports import in_words
 from atoll.node.core.ranks.status import RankStatus
 from atoll.node.core.site import SiteCore
 from atoll.node.daemon.config import NodeConfig
@@ -77,6 +78,9 @@ class Observer:
         if workers.restart_at is not None:
             doing = f"workers crashed {workers.crashes_in_a_row} times in a row"
             limit_s = self.core.limits.max_restart_s  # for the pause before new workers are started
+        if workers.waits:
+            doing = f"waiting for {in_words(site.missing_hosts, 'host')} of this site"
+            limit_s = float(self.core.settings.max_busy_s)
         contributions, payloads = self.hub.waits_for()
         step = min((r.step for r in ranks), default=0)
         run_step = outer.run_step if outer else 0

@@ -40,6 +40,10 @@ class TwoHosts:
         return self._run.start_node(name, launcher="python", prefix=prefix, extra=extra)
 
 
+def doing(status: Status, name: str) -> str:
+    return next(str(site["doing"]) for site in status["sites"] if site["name"] == name)
+
+
 def newest(status: Status) -> int:
     return int(status["last_commit"])
 
@@ -89,6 +93,8 @@ def test_a_host_that_is_killed_stops_its_site_until_it_is_back(tmp_path: Path, t
         lost = r"host 1 of this site.* is lost.*stop until it is back" if host else r"host 0 of this site.*wait for it"
         other.wait_for_line(lost, LIMIT_S)
         run.wait(lambda status: contributors(status) == {"one"}, LIMIT_S, "the other site goes on")
+        if host == 1:  # which is no hang: the coordinator is told for how long it may be
+            run.wait(lambda status: "waiting for host 1 of this site" in doing(status, "two"), LIMIT_S)
         hosts.start(host)
         run.wait(lambda status: contributors(status) == {"one", "two"}, LIMIT_S, "both contribute again")
         assert other.popen.poll() is None

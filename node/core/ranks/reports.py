@@ -143,7 +143,7 @@ def differing_replicas(reports: Sequence[SealedReport], slices: Iterable[SharedS
     return ""
 
 
-def in_words(ranks: Iterable[int]) -> str:
+def in_words(ranks: Iterable[int], what: str = "rank") -> str:
     """`rank 3`, or `ranks 1, 2`."""
     listed = [str(r) for r in sorted(ranks)]
-    return ("rank " if len(listed) == 1 else "ranks ") + ", ".join(listed)
+    return f"{what}{'' if len(listed) == 1 else 's'} {', '.join(listed)}"

@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import secrets
 import socket
 from collections.abc import Coroutine
 from contextlib import AsyncExitStack, suppress
@@ -81,7 +80,7 @@ class Follower:
         self._session = 0
         self._welcome_said: hosts.HostWelcome | None = None  # the first
         self._is_welcome = False  # on this stream
-        self._process = secrets.token_bytes(16)
+        self._process = Machine().token_bytes(16)
         self._generation = 0
         self._home: Home | None = None
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
