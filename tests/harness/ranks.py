@@ -31,8 +31,10 @@ def offer(
 class Ranks:
     """A group that hears each message as it comes through the wire; else as the group itself."""
 
-    def __init__(self, generation: int, num_ranks: int, now: float, times: StepTimes | None = None) -> None:
-        self.group = WorkerGroup(generation, num_ranks, now, times or StepTimes())
+    def __init__(
+        self, generation: int, num_ranks: int, now: float, times: StepTimes | None = None, num_elsewhere: int = 0
+    ) -> None:
+        self.group = WorkerGroup(generation, num_ranks, now, times or StepTimes(), num_elsewhere)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.group, name)

@@ -48,14 +48,18 @@ def a_core(
     *,
     from_saved_model: bool = False,
     held_errors: tuple[int | None, ...] = (),
+    num_hosts: int = 1,
 ) -> SiteCore:
     """`held`, `held_errors`: what it finds on its disk."""
-    return SiteCore(an_identity(from_saved_model=from_saved_model), settings, held, now, held_errors=held_errors)
+    identity = an_identity(from_saved_model=from_saved_model)
+    return SiteCore(identity, settings, held, now, held_errors=held_errors, num_hosts=num_hosts)
 
 
-def a_node_core(settings: RunSettings, now: float, num_ranks: int = 1) -> SiteCore:
-    """With ranks, and nothing on its disk."""
-    return SiteCore(an_identity(), settings, None, now, num_ranks=num_ranks)
+def a_node_core(
+    settings: RunSettings, now: float, num_ranks: int = 1, *, held: Outer | None = None, num_hosts: int = 1
+) -> SiteCore:
+    """With ranks, which are divided among its hosts."""
+    return SiteCore(an_identity(), settings, held, now, num_ranks=num_ranks, num_hosts=num_hosts)
 
 
 def wanted(core: SiteCore, event: Event, now: float) -> list[out.Output]:

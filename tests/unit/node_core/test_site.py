@@ -42,9 +42,12 @@ class Driver(SiteQuestions):
         from_saved_model: bool = False,
         settings: RunSettings | None = None,
         held_errors: tuple[int | None, ...] = (),
+        num_hosts: int = 1,
     ) -> None:
         self.now, known = 100.0, settings or SETTINGS
-        self.core = a_core(known, held, self.now, from_saved_model=from_saved_model, held_errors=held_errors)
+        self.core = a_core(
+            known, held, self.now, from_saved_model=from_saved_model, held_errors=held_errors, num_hosts=num_hosts
+        )
         self.out: list[out.Output] = []
 
     def __call__(self, event: e.Event) -> list[out.Output]:
