@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from atoll.protocol.sync_settings import SyncSettings
 from benchmarks import netns
 from tests.harness.local_run import LocalRun, Process, Status
 from tests.harness.sockets import free_address
-from tests.process.test_sites_of_several_ranks import contributors, of_shapes
+from tests.process.test_sites_of_several_ranks import DIGITS, SETTINGS, contributors, of_shapes
 
 LIMIT_S = 100.0
 pytestmark = pytest.mark.timeout(240)
@@ -32,12 +33,14 @@ class TwoHosts:
         self._run, self._text, self._layout, self._machines = run, text, layout, machines
         self._address = f"{machines.address(0)}:17800" if machines is not None else free_address()
 
-    def start(self, host: int) -> Process:
-        extra = ["--data", str(self._text), "--parallel", self._layout, "--site-hosts", "2"]
+    def start(self, host: int, script: Path | None = None) -> Process:
+        extra = ["--site-hosts", "2"]
+        extra += ["--data", str(self._text), "--parallel", self._layout] if script is None else []
         extra += ["--site-rank", str(host), "--site-address", self._address, "--name", "two"]
         prefix = self._machines.prefix(host) if self._machines is not None else []
         name = "two" if host == 0 else f"two-host{host}"
-        return self._run.start_node(name, launcher="python", prefix=prefix, extra=extra)
+        worker = [str(script)] if script is not None else []
+        return self._run.start_node(name, worker, launcher="python", prefix=prefix, extra=extra)
 
 
 def doing(status: Status, name: str) -> str:
@@ -74,6 +77,25 @@ def test_a_site_of_two_hosts_and_one_of_one_train_one_model(tmp_path: Path, text
         }
         samples = {line["site"]: line["num_done"] for line in status["data"]}
         assert sum(samples.values()) * 32 == status["run_tokens"]
+
+
+@pytest.mark.slow
+def test_a_script_on_two_hosts_has_its_last_word(tmp_path: Path) -> None:
+    """Its model has buffers without dimensions; after the run each rank evaluates, and the other one ends first."""
+    with LocalRun(tmp_path, SETTINGS) as run:
+        run.start_coordinator()
+        hosts = TwoHosts(run, tmp_path, "")
+        for host in (0, 1):
+            hosts.start(host, DIGITS)
+        run.start_node("one", [str(DIGITS)], launcher="python")
+        assert run.wait_all(LIMIT_S) == {"one": 0, "two": 0, "two-host1": 0}
+        status = run.status()
+        assert run.hashes(newest(status)) == dict.fromkeys(("one", "two"), status["state_hash"])
+        found = re.search(
+            r"step 40: ([0-9.]+)% of 360 test images are right", (run.home("two") / "node.log").read_text()
+        )
+        assert found
+        assert float(found[1]) > 80, "an untrained model has 10"
 
 
 @pytest.mark.parametrize("host", [0, 1])
