@@ -58,7 +58,9 @@ WAYS = {
 }
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    "way", [pytest.param(way, marks=[pytest.mark.slow] * (way != "stages-in-fragments")) for way in WAYS]
+)
 def test_a_site_of_two_hosts_and_one_of_one_train_one_model(tmp_path: Path, text: Path, way: str) -> None:
     layout, sync = WAYS[way]
     with LocalRun(tmp_path, replace(of_shapes(min_sites=2, steps=40), sync=sync)) as run:
