@@ -87,8 +87,11 @@ class Relay:
 
     async def close(self) -> None:
         self.socket.stop()
+        left = list(self._ranks.values())
         self.drop()
         await end(self._tasks)
+        for rank in left:
+            rank.connection.close()  # its task had not begun
         self.socket.close()
         for buffer in self._buffers or ():
             buffer.close()
@@ -111,8 +114,10 @@ class Relay:
         except OSError as error:
             why = error.strerror or str(error)
         finally:
-            await end([writer])
-            rank.connection.close()
+            try:
+                await end([writer])
+            finally:  # this task may be cancelled meanwhile
+                rank.connection.close()
             if self._ranks.pop(number, None) is not None:
                 self._say(hosts.RankClosed(connection=number, text=why))
 
