@@ -19,9 +19,7 @@ import numpy as np
 from atoll.node import host_protocol as hosts
 from atoll.node import local_protocol as local
 from atoll.node.core import events as e
-from atoll.node.core.outputs import MergePieces
-from atoll.node.core.ranks.group import WorkerGroup
-from atoll.node.core.ranks.pieces import site_pieces
+from atoll.node.core.ranks.pieces import SitePieces, site_pieces
 from atoll.node.daemon.config import NodeConfig
 from atoll.node.daemon.hosts.follower import Follower
 from atoll.node.daemon.hosts.leader import Leader
@@ -38,7 +36,7 @@ from atoll.protocol.status import from_rpc_error
 from atoll.protocol.time_limits import PRESETS, TimeLimits
 from atoll.protocol.v1 import hosts_pb2, local_pb2
 from tests.harness.failures import unexpected
-from tests.harness.ranks import Happened, Ranks, ServedRanks
+from tests.harness.ranks import Happened, ServedRanks
 from tests.harness.sockets import free_address
 
 T = TypeVar("T")
@@ -73,16 +71,11 @@ def offer_of(rank: int) -> LocalJoin:
     return LocalJoin(manifest=MANIFEST, pieces=pieces_of(rank), data_fingerprint=b"f", data_rank=rank)
 
 
-def group_of(generation: int) -> WorkerGroup:
-    """Both ranks have joined."""
-    ranks = Ranks(generation, 2, 0.0, num_elsewhere=1)
-    for rank in range(2):
-        ranks.hello(rank, 100 + rank, 0.0)
-    (merges,) = [ranks.join(rank, offer_of(rank), 0.0) for rank in range(2)][-1]
-    assert isinstance(merges, MergePieces)
-    ranks.put_together(site_pieces(merges.ranks))
-    ranks.layout_sent(0.0)
-    return ranks.group
+def pieces_of_site() -> SitePieces:
+    """Of both ranks."""
+    found = site_pieces([offer_of(rank) for rank in range(2)], 1)
+    assert isinstance(found, SitePieces)
+    return found
 
 
 def copied(source: memoryview, onto: bytes, pieces: Iterable[Piece], wanted: Wanted) -> bytes:
@@ -159,7 +152,7 @@ class Led:
 
     def lays_out(self, generation: int) -> None:
         """The ranks of this generation, which have all joined."""
-        self.leader.laid_out(group_of(generation), LAYOUT, self.snapshot, self.publish)
+        self.leader.laid_out(pieces_of_site(), LAYOUT, self.snapshot, self.publish)
 
     async def runs(self, generation: int, host: HandHost) -> None:
         """Ranks, of which the host hears."""
@@ -177,9 +170,9 @@ async def led(limits: TimeLimits = LIMITS, settings: RunSettings = SETTINGS, **c
     try:
         yield site
     finally:
-        await site.leader.close(0, "over")
-        for host in site._made:
+        for host in site._made:  # the leader waits for those that are here
             await host.close()
+        await site.leader.close(0, "over")
         for rank in site._ranks:
             rank.close()
         await site.server.close()

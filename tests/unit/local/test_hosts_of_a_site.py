@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
 from dataclasses import replace
@@ -50,6 +49,7 @@ from tests.harness.hosts import (
     led,
     offer_of,
     pieces_of,
+    pieces_of_site,
     random_bytes,
 )
 from tests.harness.sockets import free_address
@@ -140,7 +140,7 @@ def test_a_host_that_starts_again_takes_its_place_and_the_one_before_is_nobody()
             assert await site.hosts_changed() == ""
             second = await site.host()
             assert second.session != first.session
-            assert await site.hosts_changed(1) == "host 1 of this site (b) has started again"
+            assert await site.hosts_changed(1) == "host 1 of this site (b) attaches anew"
             assert await site.hosts_changed() == ""
             await first.ended()
             with pytest.raises(StaleError, match="not wanted any more"):
@@ -150,6 +150,39 @@ def test_a_host_that_starts_again_takes_its_place_and_the_one_before_is_nobody()
                 await first.put(first.put_of(1), bytes(LAYOUT.buffer_bytes))
             await second.put(second.put_of(1), bytes(LAYOUT.buffer_bytes))
             assert (await site.event(e.SlicesArrived)).rank == 1, "and no word of the first host's end"
+
+    in_loop(main)
+
+
+def test_another_process_that_says_it_is_a_host_waits_until_that_one_is_gone() -> None:
+    """Two that push each other out would start the workers of the site again and again."""
+
+    async def main() -> None:
+        async with led() as site:
+            first = await site.host()
+            await site.hosts_changed()
+            with pytest.raises(PeerError, match=r"another process is host 1 of this site \(b\) still"):
+                await site.host(process=b"another")
+            await first.close()
+            assert "is lost" in await site.hosts_changed(1)
+            await site.host(process=b"another")
+            assert await site.hosts_changed() == ""
+
+    in_loop(main)
+
+
+def test_ranks_of_a_host_that_ended_well_end_nothing_of_the_others() -> None:
+    async def main() -> None:
+        async with led() as site:
+            host = await site.host()
+            await site.hosts_changed()
+            await site.runs(1, host)
+            await host.says(hosts.RanksExited(generation=1, code=0, text="at once"))
+            await host.says(hosts.RanksExited(generation=0, code=1, text="of ranks that nobody knows any more"))
+            await host.put(host.put_of(1), bytes(LAYOUT.buffer_bytes))
+            await site.event(e.SlicesArrived)
+            site.leader.exited(e.WorkersExited(generation=1, code=0, text="after an evaluation"))
+            assert (await site.event(e.WorkersExited)).text == "after an evaluation"
 
     in_loop(main)
 
@@ -242,7 +275,7 @@ def test_the_leader_of_one_host_listens_nowhere_and_waits_for_nobody() -> None:
         leader = Leader(replace(config_of(0, address), site_hosts=1), SETTINGS, LIMITS, never)
         await leader.open(Connection.close)
         leader.start(1, None)
-        await leader.publish(0, 0)
+        await leader.publish(leader.ranks, 0, 0)
         leader.stop()
         with pytest.raises(ConnectionRefusedError):
             await asyncio.open_connection(*address.split(":"))
@@ -413,7 +446,8 @@ def test_slices_that_arrive_when_their_generation_is_over_are_not_said(monkeypat
                 await opened.wait()
                 await site.runs(2, host)
 
-            await host.put(host.put_of(1), random_bytes(LAYOUT.buffer_bytes), after_opening=until_new_ranks_run)
+            with pytest.raises(StaleError, match="these slices are not wanted any more"):
+                await host.put(host.put_of(1), random_bytes(LAYOUT.buffer_bytes), after_opening=until_new_ranks_run)
             await host.put(host.put_of(2), random_bytes(LAYOUT.buffer_bytes))
             assert (await site.event(e.SlicesArrived)).generation == 2
 
@@ -425,7 +459,7 @@ def test_slices_that_arrive_when_their_generation_is_over_are_not_said(monkeypat
 
 async def published(site: Led, host: HandHost, num_moments: int = 0) -> tuple[asyncio.Task[None], int]:
     """It is under way; the number that the host is told."""
-    task = asyncio.create_task(site.leader.publish(0, num_moments))
+    task = asyncio.create_task(site.leader.publish(site.leader.ranks, 0, num_moments))
     return task, (await host.hears(hosts.SlicesPublished)).number
 
 
@@ -505,12 +539,12 @@ def test_publishing_waits_for_every_host() -> None:
                 await site.hosts_changed(*missing)
             site.starts(1)
             site.lays_out(1)
-            task = asyncio.create_task(site.leader.publish(0, 0))
+            task = asyncio.create_task(site.leader.publish(site.leader.ranks, 0, 0))
             for host in both:
                 await host.hears(hosts.StartRanks)
             numbers = [(await host.hears(hosts.SlicesPublished)).number for host in both]
             await both[0].says(hosts.SlicesTaken(number=numbers[0]))
-            await both[0].says(hosts.RanksExited(generation=1, code=0, text="that word is heard"))
+            await both[0].says(hosts.RanksExited(generation=1, code=1, text="that word is heard"))
             await site.event(e.WorkersExited)
             assert not task.done()
             await both[1].says(hosts.SlicesTaken(number=numbers[1]))
@@ -560,12 +594,12 @@ def test_ranks_of_two_hosts_from_hello_to_a_commit(tmp_path: Path) -> None:
                 for rank, client in enumerate(clients)
             ]
             await site.event(e.WorkersJoined)
-            site.leader.laid_out(site.server.group, LAYOUT, site.snapshot, site.publish)
+            site.leader.laid_out(pieces_of_site(), LAYOUT, site.snapshot, site.publish)
             await site.server.admit(LAYOUT, site.snapshot, site.publish)
             joined = await asyncio.gather(*joins)
             # What is published comes into the memory of the other host, and what is not its own does not.
             site.publish.view[:] = random_bytes(len(site.publish.view))
-            await site.leader.publish(0, 2)
+            await site.leader.publish(site.leader.ranks, 0, 2)
             wanted, size = replace(EVERYTHING, num_moments=2), len(site.publish.view)
             expected = copied(site.publish.view, bytes(size), pieces_of(1), wanted)
             assert b"".join((joined[1].publish, *joined[1].moments)) == expected
@@ -780,17 +814,3 @@ def test_a_host_that_loses_its_leader_stops_its_ranks_and_comes_back(
 
     in_loop(main)
     assert "the workers of this host wait for it" in caplog.text
-
-
-def test_the_folder_of_a_follower_is_locked(tmp_path: Path) -> None:
-    """Two followers of one machine would have one socket folder, log and optimizer folder."""
-
-    async def main() -> None:
-        async with led() as site, following(site.address, tmp_path):
-            await site.hosts_changed()
-            async with following(site.address, tmp_path) as second:
-                with pytest.raises(HostError, match="is in use by another node"):
-                    await second.task
-
-    in_loop(main)
-    assert os.listdir(tmp_path / "host1")
