@@ -29,6 +29,7 @@ from atoll.protocol.errors import (
     ConfigError,
     HostError,
     InvalidMessage,
+    PeerError,
     RefusedError,
     StaleError,
 )
