@@ -33,7 +33,12 @@ class Wanted:
 
 
 def views(layout: Layout, buffer: memoryview, pieces: Iterable[Piece], wanted: Wanted) -> Iterator[Items]:
-    """Of `buffer`, what the pieces hold of what is wanted: each slice once, values before moments."""
+    """Of `buffer`, what the pieces hold of what is wanted: each slice once, values before moments.
+
+    Raises InvalidMessage for more moments than it has.
+    """
+    if layout.buffer_bytes + wanted.num_moments * layout.moment_bytes > len(buffer):
+        raise InvalidMessage(f"{wanted.num_moments} moments are wanted of a buffer of {len(buffer)} bytes")
     places = {spec.name: place for place, spec in enumerate(layout.manifest.tensors)}
     found = dict.fromkeys((places[p.name], p.offsets, p.sizes) for p in pieces if not p.is_empty)
     listed = [key for key in found if _is_wanted(layout, key[0], wanted)]

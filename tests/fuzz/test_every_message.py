@@ -8,9 +8,9 @@ from pathlib import Path
 
 from google.protobuf.descriptor import Descriptor
 
-from atoll.protocol.v1 import common_pb2, local_pb2, peer_pb2, session_pb2
+from atoll.protocol.v1 import common_pb2, hosts_pb2, local_pb2, peer_pb2, session_pb2
 
-FILES = (common_pb2, local_pb2, peer_pb2, session_pb2)
+FILES = (common_pb2, hosts_pb2, local_pb2, peer_pb2, session_pb2)
 FUZZED = {
     "SessionRequest": "test_wire.py::test_any_content_is_a_message_or_refused",
     "SessionResponse": "test_wire.py::test_any_content_is_a_message_or_refused",
@@ -25,12 +25,17 @@ FUZZED = {
     "DonateResponse": "test_peers.py::test_a_donor_that_dialled_answers_any_request_and_says_how_it_ended",
     "ProbeRequest": "test_peers.py::test_whoever_probes_hears_who_is_here_or_is_refused",
     "ProbeResponse": "test_peers.py::test_only_the_site_itself_answers_a_probe",
+    "AttachRequest": "test_hosts.py::test_any_words_of_a_host_are_followed_or_end_it",
+    "AttachResponse": "test_hosts.py::test_any_words_of_a_leader_are_followed_or_the_host_ends_its_stream",
+    "PutSlicesRequest": "test_hosts.py::test_slices_that_are_put_are_whole_or_the_host_is_given_up",
+    "TakeSlicesRequest": "test_hosts.py::test_whoever_takes_slices_gets_those_that_are_published_or_is_refused",
+    "TakeSlicesResponse": "test_hosts.py::test_slices_that_are_taken_are_whole_or_the_leader_is_given_up",
     "LocalRequest": "test_local.py::test_any_reports_of_ranks_are_followed_or_refused",
     "LocalResponse": "test_local.py::test_any_frame_to_a_worker_is_understood_or_refused",
 }
 """What arrives as bytes, and who sends any of it. With it come the messages that are fields of it."""
-GRPC_READS = {"StatusRequest"}
-"""One bool, of which all values are right; what is no such message grpc itself refuses."""
+GRPC_READS = {"StatusRequest", "PutSlicesResponse"}
+"""At most one bool, of which all values are right; what is no such message grpc itself refuses."""
 
 
 def roots() -> Iterator[str]:

@@ -194,10 +194,16 @@ class Host(SiteQuestions):
                 self.due.append(e.BoundaryAsked(generation=generation, step=answer.next_step, seq=0))
             case AnswerKind.SNAPSHOT:
                 assert self.is_written()
+                is_arriving = self.data.draw(st.booleans())
                 sealed = e.SnapshotSealed(
-                    generation=generation, step=step, tokens=100, num_steps=10, mean_loss=1.0, train_s=1.0
-                )
+                    generation=generation, step=step, tokens=100, num_steps=10, mean_loss=1.0, train_s=1.0,
+                    is_arriving=is_arriving,
+                )  # fmt: skip
                 self.due += [sealed, e.BoundaryAsked(generation=generation, step=step, seq=seq + 1)]
+                if is_arriving:
+                    fragment = answer.fragment
+                    whole = e.SnapshotArrived(generation=generation, fragment=fragment, step=step, seq=seq)
+                    self.due.insert(self.data.draw(st.integers(0, len(self.due))), whole)
             case AnswerKind.APPLY:
                 assert answer.next_step >= step
                 assert answer.mode is not MergeMode.MIX or self.run[2] == "mix"
@@ -226,8 +232,13 @@ class Host(SiteQuestions):
                 draw = e.DrawAsked(generation=self.generation, rank=0, epoch=epoch, first=first, num_samples=4)
                 self.happens(draw)
             case 4:
-                if self.data.draw(st.integers(0, 5)) == 0:
-                    self.happens(e.LeaveAsked("ctrl-c"))
+                match self.data.draw(st.integers(0, 5)):
+                    case 0:
+                        self.happens(e.LeaveAsked("ctrl-c"))
+                    case 1:
+                        self.happens(e.HostsChanged((1,), "host 1 is lost"))
+                    case 2:
+                        self.happens(e.HostsChanged(()))
             case n if n < 13 and self.due:
                 self.happens(self.due.pop(0))
             case _:

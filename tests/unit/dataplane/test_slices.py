@@ -226,5 +226,19 @@ def test_any_bytes_touch_what_is_listed_alone(moved: Moved, data: list[bytes]) -
     assert changed <= may_change
 
 
+def test_more_moments_than_the_buffer_has_are_refused() -> None:
+    spec = TensorSpec(name="w", shape=(4,), dtype="F32", role=Role.TRAINABLE)
+    layout = Layout(Manifest.canonical([spec]))
+    pieces = [Piece(name="w", offsets=(0,), sizes=(4,), dtype="F32")]
+    buffer = memoryview(bytes(layout.buffer_bytes + 2 * layout.moment_bytes))
+
+    def listed(num_moments: int) -> int:
+        return len(list(views(layout, buffer, pieces, Wanted(fragment=0, with_frozen=True, num_moments=num_moments))))
+
+    assert listed(2) == 3
+    with pytest.raises(InvalidMessage, match="3 moments are wanted of a buffer of"):
+        listed(3)
+
+
 def test_dtypes_of_every_size_are_drawn() -> None:
     assert {DTYPE_BYTES[name] for names in DTYPES_OF.values() for name in names} == {1, 2, 4, 8}
