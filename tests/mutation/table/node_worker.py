@@ -203,7 +203,7 @@ MUTATIONS = (
         name="checkpoint of which a rank's file is missing",
         rule="a checkpoint is one only with the files of all ranks",
         where="node.worker.checkpoint:_Files.are_all",
-        old="return len(self.paths) == self.world",
+        old="return self.paths.keys() >= set(here if self.world == world else range(self.world))",
         new="return True",
         tests=("tests/unit/worker/test_worker_checkpoint.py::test_what_another_rank_still_needs_is_kept",),
     ),
@@ -287,7 +287,7 @@ MUTATIONS = (
         name="checkpoint leaves room for its own rank only",
         rule="checkpoints of all ranks leave the node as much room as they need",
         where="node.worker.checkpoint:LocalCheckpoints._check_room",
-        old="site_bytes = need_bytes * self._world",
+        old="site_bytes = need_bytes * len(self._here)",
         new="site_bytes = need_bytes",
         tests=(
             "tests/unit/worker/test_worker_checkpoint.py::test_ranks_that_look_at_the_same_moment_leave_room_for_each_other",

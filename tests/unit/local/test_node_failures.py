@@ -323,7 +323,7 @@ def test_what_fails_for_workers_that_are_gone_is_not_told_to_those_who_came_afte
 
         monkeypatch.setattr(worker_control, "room_of", room_of)
         monkeypatch.setattr(node.workers.server, "refuse", refused.append)
-        monkeypatch.setattr(worker_control, "site_pieces", lambda _: PIECES)
+        monkeypatch.setattr(worker_control, "site_pieces", lambda *_: PIECES)
         node.workers.server.begin(1, GREETING)
         joined = asyncio.create_task(node.workers._merge_pieces(out.MergePieces(1, ())))
         await measuring.wait()
@@ -455,7 +455,7 @@ def test_workers_that_join_again_leave_what_the_site_offered_as_it_is(
 
     async def happen(node: Node) -> None:
         monkeypatch.setattr(worker_control, "room_of", lambda *_, **__: rooms.pop(0))
-        monkeypatch.setattr(worker_control, "site_pieces", lambda _: PIECES)
+        monkeypatch.setattr(worker_control, "site_pieces", lambda *_: PIECES)
         node.hub.spill = Spill(tmp_path / "spill")
         with patch.object(node.shell, "handle", lambda event: offered.append(event.max_retained_bytes)):
             for generation in (1, 2):
