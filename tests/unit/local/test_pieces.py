@@ -37,6 +37,17 @@ def test_replicas_are_written_by_the_lowest_rank() -> None:
     assert site.shared_of(1) == (0,)
 
 
+def test_each_host_keeps_what_its_ranks_hold_of_the_optimizer() -> None:
+    """Its checkpoints are all that its ranks find when they come back."""
+    specs = [spec("a", 4, 2), spec("b", 4, 2)]
+    both = piece("a", (0, 0), (4, 2)), piece("b", (0, 0), (4, 2))
+    ranks = [rank(specs, *both) for _ in range(4)]
+    assert merge_ranks(ranks).kept == ((0,), (1,), (), ())
+    assert merge_ranks(ranks, 2).kept == ((0,), (1,), (0,), (1,))
+    assert merge_ranks(ranks, 1).kept == ((0, 1),) * 4
+    assert merge_ranks(ranks, 2).owned == ((0, 1), (), (), ())
+
+
 def test_uneven_and_empty_shards_and_a_scalar() -> None:
     specs = [spec("a", 5, 2), spec("s")]
     scalar = piece("s", (), ())

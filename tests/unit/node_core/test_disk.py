@@ -173,3 +173,18 @@ def test_a_second_job_is_a_failure_that_names_both() -> None:
     disk.begin(out.ApplyCommit(commit(1, 1)))
     with pytest.raises(IllegalStep, match=r"PublishState.*is to begin, while ApplyCommit"):
         disk.begin(out.PublishState(e.Values(0)))
+
+
+def test_a_publish_for_workers_that_are_gone_does_not_count() -> None:
+    """It may end after others were told where their slices lie, whose hosts have nothing of it."""
+    disk, values = Disk(), e.Values(3, 0)
+    disk.begin(out.PublishState(values))
+    disk.unpublish()
+    disk.publish_ended(values)
+    assert disk.published is None
+    assert disk.running is None
+    disk.begin(out.PublishState(values))
+    disk.publish_ended(values)
+    assert disk.published == values
+    disk.unpublish()
+    assert disk.published is None

@@ -525,3 +525,22 @@ def test_buffers_of_other_hosts_are_filled_anew_for_each_generation(num_hosts: i
     node(e.LayoutSent(2))
     asked_again = node.all_say(Boundary(step=0, seq=0))
     assert (out.PublishState(e.Values(0)) in asked_again) == (num_hosts == 2)
+
+
+def test_a_state_is_asked_for_once_there_is_room_for_it() -> None:
+    """A host is lost after the ranks have said what their model is, and before the site is told that it may join: there
+    are no buffers and folders then, nor in the time without the host."""
+    drive = Driver(num_hosts=2)
+    drive(e.SessionOpened())
+    drive.receive(m.Welcome(settings_json=settings_to_json(SETTINGS)))
+    changed(drive)
+    drive.wants(out.StartWorkers)
+    drive.joined()
+    changed(drive, 1)
+    drive.receive(JOINER)
+    assert not [message for message in drive.sent() if isinstance(message, m.FindSources)]
+    changed(drive)
+    drive.wants(out.StartWorkers)
+    drive.joined()
+    drive.wants(out.SendLayout)
+    assert [message for message in drive.sent() if isinstance(message, m.FindSources)]
