@@ -76,14 +76,6 @@ MUTATIONS = (
         tests=(f"{CORE}::test_workers_are_started_when_all_hosts_are_here",),
     ),
     Mutation(
-        name="a session starts workers that wait for a host",
-        rule="without one of its hosts a site has no workers",
-        where="node.core.session:welcome",
-        old="if not site.workers.generation and not site.workers.waits:",
-        new="if not site.workers.generation:\n        site.missing_hosts = ()",
-        tests=(f"{CORE}::test_a_host_that_comes_and_goes_before_all_are_here_starts_nothing",),
-    ),
-    Mutation(
         name="a host that is lost counts as a crash",
         rule="a host that is lost is no crash of workers",
         where="node.core.workforce:hosts_changed",
@@ -119,12 +111,9 @@ MUTATIONS = (
         name="a site that leaves starts workers for a host that is back",
         rule="who leaves starts no workers",
         where="node.core.workforce:hosts_changed",
-        old="        if site.disk.final or site.leaving:",
-        new="        if False:",
-        tests=(
-            f"{CORE}::test_the_end_of_the_run_does_not_wait_for_a_host",
-            f"{CORE}::test_who_leaves_after_the_sync_starts_no_workers_for_a_host_that_is_back",
-        ),
+        old="        if workers.waits and not (site.leaving or site.disk.final):",
+        new="        if workers.waits:",
+        tests=(f"{CORE}::test_who_leaves_while_a_host_is_missing_starts_no_workers_when_it_is_back",),
     ),
     Mutation(
         name="a host that is back shortens the pause after a crash",
@@ -183,7 +172,7 @@ MUTATIONS = (
         where="node.dataplane.slices:Filling.finish",
         old="        if next(self._parts, None) is not None:",
         new="        if False:",
-        tests=(f"{SLICES}::test_what_does_not_come_as_it_was_sent_is_refused",),
+        tests=(f"{SLICES}::test_slices_of_a_sender_that_lists_fewer_are_refused",),
     ),
     Mutation(
         name="frozen slices are always wanted",

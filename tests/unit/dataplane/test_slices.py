@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -206,6 +206,17 @@ def test_what_does_not_come_as_it_was_sent_is_refused(
     damaged = damage(data, lambda below: draw.draw(st.integers(0, below - 1)))
     with pytest.raises(InvalidMessage):
         moved.receive(damaged, digest)
+
+
+@given(moves(), st.data())
+def test_slices_of_a_sender_that_lists_fewer_are_refused(moved: Moved, draw: st.DataObject) -> None:
+    """Their hash is right."""
+    assume(moved.elements())
+    fewer = draw.draw(st.integers(0, len(moved.pieces) - 1))
+    data, digest = replace(moved, pieces=moved.pieces[:fewer]).sent()
+    assume(data != moved.sent()[0])
+    with pytest.raises(InvalidMessage):
+        moved.receive(data, digest)
 
 
 @given(moves(), st.binary(max_size=32))

@@ -73,9 +73,10 @@ def never(event: e.Event) -> None:
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A host that lost its leader comes back without waiting, and a leader ends without waiting for those that hear
-    nothing any more."""
-    monkeypatch.setattr(follower_module, "RETRY_S", 0.0)
+    """A host that lost its leader comes back soon, and a leader ends without waiting for those that hear
+    nothing any more. Silence ends nothing where no test wants it to."""
+    monkeypatch.setitem(PRESETS, SETTINGS.time_limits, LIMITS)
+    monkeypatch.setattr(follower_module, "RETRY_S", 0.05)
     monkeypatch.setattr(leader_module, "FLUSH_S", 0.0)
     monkeypatch.setattr(leader_module, "STOP_S", 0.0)
 
@@ -766,12 +767,14 @@ def test_ranks_of_the_generation_before_are_dropped_when_new_ones_start(tmp_path
     async def main() -> None:
         async with led() as site, following(site.address, tmp_path) as host:
             both = await attached(site, host)
+            silent = await both.rank()  # of which the leader does not know
             old = await both.rank()
             await old.is_greeted()
             site.server.serve(2, 2, GREETING)
             site.starts(2)
             assert await host.starts_ranks(2) == both.path
             assert await old.hears() is None
+            assert await silent.hears() is None
             new = await both.rank(1, 2)
             await new.is_greeted()
 

@@ -397,8 +397,12 @@ def test_samples_stay_leased_and_are_drawn_anew() -> None:
     drive = loading()
     lease(drive, (0, 256))
     draw(drive, 0)
+    assert draw(drive, 256) == (), "it waits for more leases"
+    epoch = drive.data_epoch()
     changed(drive, 1)
     assert asked(drive) == []
+    assert drive.num_draws_waiting() == 0, "who waited is gone"
+    assert drive.data_epoch() == epoch + 1
     assert draw(drive, 8) == (), "nobody draws"
     changed(drive)
     drive.joined()
@@ -452,6 +456,15 @@ def test_who_leaves_after_the_sync_starts_no_workers_for_a_host_that_is_back() -
     drive.receive(commit(1, 1))
     drive(e.CommitApplied(commit=1, state_hash=HASH))
     assert drive.wants(out.Exit) == out.Exit(0, "asked to leave")
+
+
+def test_who_leaves_while_a_host_is_missing_starts_no_workers_when_it_is_back() -> None:
+    drive = running()
+    at_boundary(drive)
+    changed(drive, 1)
+    drive(e.LeaveAsked("asked to leave"))
+    changed(drive)
+    assert not starts(drive)
 
 
 @pytest.mark.parametrize("is_lost", ["before", "after"])
