@@ -102,11 +102,11 @@ def begin_state(ctx: Context) -> None:
     """The first one of a site without any, once it is known whether it makes it or fetches it, and of which model: the
     workers may have gone before they were told that they are admitted."""
     site, disk = ctx.site, ctx.site.disk
-    if disk.outer is not None or not site.has_model:
+    if disk.outer is not None:
         return
     if not site.seeding:
         sources.find(ctx)
-    elif ctx.identity.hello.from_saved_model and disk.find(out.SeedState) is None:
+    elif site.has_model and ctx.identity.hello.from_saved_model and disk.find(out.SeedState) is None:
         disk.add(out.SeedState())
 
 

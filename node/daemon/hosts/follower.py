@@ -146,6 +146,8 @@ class Follower:
                 await while_heard(self._hear_all(call, ended), together(beside))
             except grpc.RpcError as error:
                 raise from_rpc_error(error, self._where) from None
+            except asyncio.InvalidStateError:  # a word that was said as the stream ended
+                raise PeerError(f"{self._where} closed the connection") from None
             except asyncio.CancelledError:
                 if was_cancelled():
                     raise

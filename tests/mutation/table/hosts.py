@@ -377,9 +377,9 @@ MUTATIONS = (
     Mutation(
         name="a host beats as if leases were long",
         rule="a host beats as often as the run's leases want",
-        where="node.daemon.hosts.follower:Follower._welcome",
-        old="        self._outbox.lease_s = self._limits.lease_s\n",
-        new="",
+        where="node.daemon.hosts.follower:Follower._attached",
+        old="Outbox(hosts.said, SHORTEST_LEASE_S)",
+        new="Outbox(hosts.said, 1e6)",
         tests=(f"{HOSTS}::test_a_host_beats_as_often_as_the_run_wants_from_its_welcome_on",),
     ),
     Mutation(

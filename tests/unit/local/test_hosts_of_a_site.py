@@ -19,7 +19,7 @@ from atoll.node.daemon.hosts import follower as follower_module
 from atoll.node.daemon.hosts import leader as leader_module
 from atoll.node.daemon.hosts import relay as relay_module
 from atoll.node.daemon.hosts.leader import Leader
-from atoll.node.daemon.hosts.link import BEATS_A_LEASE
+from atoll.node.daemon.hosts.link import BEATS_A_LEASE, Outbox
 from atoll.node.daemon.rank_connection import Connection
 from atoll.node.dataplane.slices import Wanted
 from atoll.node.local_protocol import Greeting, LocalHello, LocalJoin, Piece, SealedReport
@@ -818,3 +818,24 @@ def test_a_host_that_loses_its_leader_stops_its_ranks_and_comes_back(
 
     in_loop(main)
     assert "the workers of this host wait for it" in caplog.text
+
+
+def test_a_word_that_is_said_as_the_stream_ends_does_not_end_the_host(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """grpc raises no error of its own for it."""
+    write_all, failures = Outbox.write_all, [asyncio.InvalidStateError("RPC already finished.")]
+
+    async def writes(outbox: Outbox[Any], write: Any) -> None:
+        if failures and outbox._pack is hosts.said:
+            raise failures.pop()
+        await write_all(outbox, write)
+
+    monkeypatch.setattr(Outbox, "write_all", writes)
+
+    async def main() -> None:
+        async with led() as site, following(site.address, tmp_path):
+            await site.hosts_changed()
+            assert not failures
+
+    in_loop(main)
