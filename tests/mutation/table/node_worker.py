@@ -219,7 +219,7 @@ MUTATIONS = (
         name="the first replica writes all checkpoints",
         rule="what ranks have alike is shared out among them for checkpoints",
         where="node.core.ranks.pieces:merge_ranks",
-        old="                num_kept[keeper.rank] += math.prod(sizes)\n",
+        old="                    num_kept[keeper.rank] += math.prod(sizes)\n",
         new="",
         tests=("tests/unit/worker/test_checkpoints_of_layouts.py::test_what_ranks_have_alike_is_written_once",),
     ),
