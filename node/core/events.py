@@ -106,7 +106,7 @@ class Received:
 
 @dataclass(frozen=True, slots=True)
 class HostsChanged:
-    missing: tuple[int, ...]
+    missing: tuple[int, ...]  # hosts that are not here, by number
     text: str = ""  # what became of one that was here
 
 

@@ -164,7 +164,7 @@ class Leader:
         self._numbers = itertools.count(1)
         self._changed = asyncio.Event()  # a host has taken what was published, or is lost
         self._generation = 0
-        self._exited: dict[int, e.WorkersExited] = {}  # by host, of this generation, those that ended well
+        self._exited: dict[int, e.WorkersExited] = {}  # by host, how the ranks of this generation ended
 
     async def open(self, connected: Callable[[Connection], None]) -> None:
         """`connected`: is given each rank of another host. Raises HostError if the address cannot be had."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -180,12 +180,10 @@ class Relay:
         if config.parallel and config.parallel != greeting.parallel:
             raise ConfigError(f"--parallel {config.parallel} here, {greeting.parallel or 'none'} on host 0: say one")
         folder = str(self._checkpoint_folder) if greeting.checkpoint_folder else ""
-        return Greeting(
-            settings_json=greeting.settings_json,
+        return replace(
+            greeting,
             data_paths=tuple(str(path) for path in config.data_paths),
             checkpoint_folder=folder,
-            crashed_from=greeting.crashed_from,
-            parallel=greeting.parallel,
         )
 
     def _lay_out(self, manifest: Manifest, chunk_elements: int) -> None:
