@@ -3,5 +3,5 @@
 Imports neither atoll.node nor atoll.coordinator, and never torch.
 """
 
-PROTOCOL_VERSION = 4
+PROTOCOL_VERSION = 5
 """Of every message. A break of any format raises it, and is refused by this number."""

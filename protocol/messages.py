@@ -25,6 +25,7 @@ from atoll.protocol.figures import Figures
 from atoll.protocol.layout import MAX_GROUPS
 
 MAX_MEMBERS = 4096
+MAX_ENDPOINTS = 63  # of a site, beside its first
 MAX_LOG_COMMITS = 4096
 MAX_FRAGMENTS = 1 << 10
 MAX_ERROR_COMMITS = 1 << 18  # 64 fragments of 4,096 contributors
@@ -51,11 +52,18 @@ class Header:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Endpoint:
+    address: str = bounded(256)
+    first_chunk: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Member:
     site_id: int
     incarnation: int
     address: str = bounded(256)
     tokens: int = 0
+    endpoints: tuple[Endpoint, ...] = bounded(MAX_ENDPOINTS, ())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,6 +163,7 @@ class Offer(SiteMessage):
     data_fingerprint: bytes = bounded(32, b"")
     max_retained_bytes: int
     bandwidth_bytes_per_s: int = 0
+    endpoints: tuple[Endpoint, ...] = bounded(MAX_ENDPOINTS, ())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

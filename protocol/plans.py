@@ -29,6 +29,11 @@ def plan_digest(plan: Plan) -> bytes:
                 raise InvalidMessage(f"plan of sync {plan.sync}: a tree with parent {parent}")
             digest.uint(parent + 1)
         digest.uint(tree.top)
+    if any(
+        member.endpoints for member in plan.contributors
+    ):  # plans of sites of one host have the digests that they had
+        for member in plan.contributors:
+            digest.uint(len(member.endpoints)).uints(endpoint.first_chunk for endpoint in member.endpoints)
     return digest.finish()
 
 

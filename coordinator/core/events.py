@@ -7,7 +7,17 @@ from dataclasses import dataclass, field
 from atoll.coordinator.core.sync.chunk_sizes import ChunkSizes
 from atoll.protocol.layout import Manifest, Role
 from atoll.protocol.log_length import LogLength
-from atoll.protocol.messages import Commit, CoordinatorMessage, DataRange, Header, Open, Outlier, Plan, SiteMessage
+from atoll.protocol.messages import (
+    Commit,
+    CoordinatorMessage,
+    DataRange,
+    Endpoint,
+    Header,
+    Open,
+    Outlier,
+    Plan,
+    SiteMessage,
+)
 from atoll.protocol.outer import OuterStep
 from atoll.protocol.settings import RunSettings
 
@@ -137,6 +147,7 @@ class SiteRecord:
     """How often it was found out, less those that are forgiven (`conduct`)."""
     has_contributed: bool = False
     """Since it was admitted."""
+    endpoints: tuple[Endpoint, ...] = ()  # beside the address
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

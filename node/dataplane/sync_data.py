@@ -4,6 +4,7 @@ arrives. Called by the exchange from several threads at once."""
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
@@ -64,6 +65,8 @@ class SyncData:
     """Of each fragment of the run: the commit that advanced this site's error; 0: there is none."""
     beta1: float = 0.0
     """Of momenta, if these travel."""
+    own: range | None = None
+    """The chunks whose exchange is this host's; None: all of them."""
     chunks: tuple[int, ...] = field(init=False)
     """Those that travel."""
     _nearest: list[tuple[float, Outlier]] = field(default_factory=list, init=False)
@@ -77,6 +80,12 @@ class SyncData:
     def __post_init__(self) -> None:
         """Raises InvalidMessage if there is no such fragment."""
         self.chunks = self.layout.chunks_of(self.fragment)
+
+    @property
+    def own_chunks(self) -> tuple[int, ...]:
+        """Those of `chunks` whose exchange is this host's."""
+        own, chunks = self.own, self.chunks
+        return chunks if own is None else chunks[bisect_left(chunks, own.start) : bisect_left(chunks, own.stop)]
 
     def contribution(self, chunk: int) -> bytes:
         """The encoded contribution of this site: base minus local, a gradient, the value of a buffer, or that it is

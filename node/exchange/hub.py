@@ -9,6 +9,7 @@ from concurrent.futures import Executor
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeVar
 
 from atoll.node.dataplane.optim import OuterOptimizer
 from atoll.node.dataplane.outer_state import OuterState
@@ -32,10 +33,13 @@ from atoll.node.exchange.sync.reduction import Share, share_of
 from atoll.node.exchange.sync.retained import Retained
 from atoll.node.exchange.sync.spill import Spill
 from atoll.protocol import PROTOCOL_VERSION
+from atoll.protocol.endpoints import places_of
 from atoll.protocol.errors import NotYetError, RefusedError, StaleError
 from atoll.protocol.layout import Layout
 from atoll.protocol.messages import Header, Member, Plan, Sources
 from atoll.protocol.v1 import peer_pb2
+
+T = TypeVar("T")
 
 DROPPED_REMEMBERED = 256
 EARLY_HOLD_S = 1.0
@@ -183,7 +187,8 @@ class Hub:
                 old.close(StaleError(f"{_name(old.plan)} is over, {_name(plan)} runs"))
             old.reducer.forget_payloads()
         self._exchanges[plan.sync] = exchange
-        used = [member for exchange in self._exchanges.values() for member in exchange.plan.contributors]
+        plans = [exchange.plan for exchange in self._exchanges.values()]
+        used = [place for plan in plans for member in plan.contributors for place in places_of(member)]
         self.dialer.disconnect_others(used, Purpose.EXCHANGE)
         self._begun.set()
         self._begun = asyncio.Event()
@@ -199,6 +204,12 @@ class Hub:
         """What the exchange sends goes as fast as it can from now on."""
         if (exchange := self._exchanges.get(sync)) is not None:
             exchange.attempt.hurry()
+
+    def fail(self, plan: Plan, error: Exception) -> None:
+        """The exchange of this plan, if it runs: another host of this site cannot do its part."""
+        exchange = self._exchanges.get(plan.sync)
+        if exchange is not None and _order(exchange.plan) == _order(plan):
+            exchange.attempt.fail(error)
 
     def cancel(self, sync: int, attempt: int) -> None:
         """That attempt, if it is the newest; what it holds of the sync stays."""
@@ -275,11 +286,18 @@ class Hub:
         Raises StaleError, RefusedError or InvalidMessage with both values; NotYetError for what is early.
         """
         check_header(message.header, self.run_id)
+        return await self._when_begun(partial(self._member, message))
+
+    async def running(self, sync: int, term: int, attempt: int) -> Exchange:
+        """That exchange, for another host of this site. Raises as `find` does."""
+        return await self._when_begun(partial(self._running, sync, (term, attempt)))
+
+    async def _when_begun(self, found: Callable[[], T]) -> T:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + EARLY_HOLD_S
         while True:
             try:
-                return self._found(message)
+                return found()
             except NotYetError:
                 remaining_s = deadline - loop.time()
                 if remaining_s <= 0 or self._num_early >= MAX_EARLY:
@@ -292,16 +310,17 @@ class Hub:
             finally:
                 self._num_early -= 1
 
-    def _found(self, message: peer_pb2.ExchangeOpen) -> tuple[Exchange, Member]:
-        exchange = self._exchanges.get(message.sync)
-        asked = f"sync {message.sync}, term {message.plan_term}, attempt {message.attempt}"
+    def _member(self, message: peer_pb2.ExchangeOpen) -> tuple[Exchange, Member]:
+        exchange = self._running(message.sync, (message.plan_term, message.attempt))
+        return exchange, _member(message, exchange)
+
+    def _running(self, sync: int, order: tuple[int, int]) -> Exchange:
+        exchange = self._exchanges.get(sync)
+        asked = f"sync {sync}, term {order[0]}, attempt {order[1]}"
         if exchange is None:
-            if message.sync in self._dropped or (
-                len(self._dropped) == DROPPED_REMEMBERED and message.sync < min(self._dropped)
-            ):
+            if sync in self._dropped or (len(self._dropped) == DROPPED_REMEMBERED and sync < min(self._dropped)):
                 raise StaleError(f"{asked}: that sync is over here, the last one is {max(self._dropped)}")
             raise NotYetError(f"{asked}: no plan for it is here yet")
-        order = (message.plan_term, message.attempt)
         if order < _order(exchange.plan):
             raise StaleError(f"{asked} is over, {_name(exchange.plan)} runs")
         if order > _order(exchange.plan):
@@ -311,7 +330,7 @@ class Hub:
             raise NotYetError(str(closed))
         if closed is not None:
             raise closed
-        return exchange, _member(message, exchange)
+        return exchange
 
 
 def _member(message: peer_pb2.ExchangeOpen, exchange: Exchange) -> Member:

@@ -77,7 +77,7 @@ class PeerService:
         streams = self._streams.setdefault(key, {})
         if (old := streams.get(ids.start)) is not None:
             old.cancel()  # a peer has one stream for a range; this one replaces a broken one
-        elif len(streams) >= MAX_STREAMS:
+        elif len(streams) >= MAX_STREAMS * (1 + len(member.endpoints)):
             raise NotYetError(f"site {member.site_id} has {len(streams)} streams of sync {exchange.plan.sync} here")
         stream = asyncio.create_task(Downstream(exchange, context, member, ids, set(request.open.has_payloads)).run())
         streams[ids.start] = stream

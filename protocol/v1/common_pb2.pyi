@@ -172,12 +172,17 @@ class Member(_message.Message):
     INCARNATION_FIELD_NUMBER: _builtins.int
     ADDRESS_FIELD_NUMBER: _builtins.int
     TOKENS_FIELD_NUMBER: _builtins.int
+    ENDPOINTS_FIELD_NUMBER: _builtins.int
     site_id: _builtins.int
     incarnation: _builtins.int
     address: _builtins.str
-    """HOST:PORT where its peer service listens"""
+    """HOST:PORT where its peer service listens, for the chunks before those of its first endpoint"""
     tokens: _builtins.int
     """its weight in a commit; a plan says none"""
+    @_builtins.property
+    def endpoints(self) -> _containers.RepeatedCompositeFieldContainer[Global___Endpoint]:
+        """of a site of several hosts, those beside `address`"""
+
     def __init__(
         self,
         *,
@@ -185,14 +190,41 @@ class Member(_message.Message):
         incarnation: _builtins.int = ...,
         address: _builtins.str = ...,
         tokens: _builtins.int = ...,
+        endpoints: _abc.Iterable[Global___Endpoint] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "incarnation", b"incarnation", "site_id", b"site_id", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "endpoints", b"endpoints", "incarnation", b"incarnation", "site_id", b"site_id", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Member: _TypeAlias = Member  # noqa: Y015
+
+@_typing.final
+class Endpoint(_message.Message):
+    """Where a site has the chunks from `first_chunk` up to the next endpoint's, or to the last."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ADDRESS_FIELD_NUMBER: _builtins.int
+    FIRST_CHUNK_FIELD_NUMBER: _builtins.int
+    address: _builtins.str
+    """HOST:PORT"""
+    first_chunk: _builtins.int
+    """ascending, from 1"""
+    def __init__(
+        self,
+        *,
+        address: _builtins.str = ...,
+        first_chunk: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "first_chunk", b"first_chunk"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Endpoint: _TypeAlias = Endpoint  # noqa: Y015
 
 @_typing.final
 class Tree(_message.Message):

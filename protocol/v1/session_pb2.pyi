@@ -494,6 +494,7 @@ class Offer(_message.Message):
     DATA_FINGERPRINT_FIELD_NUMBER: _builtins.int
     MAX_RETAINED_BYTES_FIELD_NUMBER: _builtins.int
     BANDWIDTH_BYTES_PER_S_FIELD_NUMBER: _builtins.int
+    ENDPOINTS_FIELD_NUMBER: _builtins.int
     manifest_digest: _builtins.bytes
     data_fingerprint: _builtins.bytes
     """empty if the run says data = "local" """
@@ -501,6 +502,10 @@ class Offer(_message.Message):
     """bound on contributions this node holds as a reducer"""
     bandwidth_bytes_per_s: _builtins.int
     """declared or measured uplink; 0 = unknown"""
+    @_builtins.property
+    def endpoints(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Endpoint]:
+        """as in Member"""
+
     def __init__(
         self,
         *,
@@ -508,10 +513,11 @@ class Offer(_message.Message):
         data_fingerprint: _builtins.bytes = ...,
         max_retained_bytes: _builtins.int = ...,
         bandwidth_bytes_per_s: _builtins.int = ...,
+        endpoints: _abc.Iterable[_common_pb2.Endpoint] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bandwidth_bytes_per_s", b"bandwidth_bytes_per_s", "data_fingerprint", b"data_fingerprint", "manifest_digest", b"manifest_digest", "max_retained_bytes", b"max_retained_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bandwidth_bytes_per_s", b"bandwidth_bytes_per_s", "data_fingerprint", b"data_fingerprint", "endpoints", b"endpoints", "manifest_digest", b"manifest_digest", "max_retained_bytes", b"max_retained_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

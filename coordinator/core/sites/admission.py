@@ -10,7 +10,7 @@ from atoll.coordinator.core.log import rollback, states
 from atoll.coordinator.core.run import Refusal, Run
 from atoll.coordinator.core.sites import keeping_out, manifests
 from atoll.coordinator.core.sites.membership import Site, Standing, key_digest
-from atoll.protocol import PROTOCOL_VERSION, addresses
+from atoll.protocol import PROTOCOL_VERSION, addresses, endpoints
 from atoll.protocol import messages as m
 from atoll.protocol.addresses import parse_address
 from atoll.protocol.errors import ConfigError
@@ -215,12 +215,16 @@ def offer(run: Run, stream: int, site: Site, message: m.Offer) -> None:
         )
         run.refuse(stream, RefusedKind.FULL, f"{text}: come back when one has left")
         return
+    if problem := _wrong_endpoints(run, site, message):
+        run.refuse(stream, RefusedKind.INVALID, f"{site.label}: {problem}")
+        return
     if not site.live and run.now < site.conduct.admitted_again_at:
         site.waits(message)  # `advance` admits it
         return
     site.waits(None)
     site.max_retained_bytes = message.max_retained_bytes
     site.bandwidth_bytes_per_s = message.bandwidth_bytes_per_s
+    site.endpoints = message.endpoints
     if site.live:  # after a new stream, or with restarted workers: it goes on as what it is
         run.persist_site(site)
         run.send(site, states.admitted(run, site))
@@ -247,6 +251,14 @@ def offer(run: Run, stream: int, site: Site, message: m.Offer) -> None:
         states.take(run, site, hello.last_commit, hello.state_hash, has_computed=has_computed)
         if not site.catching_up:  # else it asks for sources
             states.send_pending(run, site)
+
+
+def _wrong_endpoints(run: Run, site: Site, message: m.Offer) -> str:
+    """Each is in every plan, so of all sites together they are bounded."""
+    num_others = sum(len(other.endpoints) for other in run.members.live() if other is not site)
+    if num_others + len(message.endpoints) > m.MAX_MEMBERS:
+        return f"the sites of a run have at most {m.MAX_MEMBERS} hosts beside their first ones, and these are here"
+    return endpoints.problem_with(message.endpoints, run.chunk_sizes.num_chunks)
 
 
 def advance(run: Run) -> None:

@@ -11,7 +11,7 @@ from atoll.coordinator.core.sites.conduct import Conduct
 from atoll.coordinator.core.sync.exclusions import Start
 from atoll.coordinator.core.sync.topology import Reducer
 from atoll.protocol.digest import Digest
-from atoll.protocol.messages import FindSources, Heartbeat, Hello, LinkUse, Member, Offer
+from atoll.protocol.messages import Endpoint, FindSources, Heartbeat, Hello, LinkUse, Member, Offer
 
 
 class Standing(Enum):
@@ -40,6 +40,7 @@ class Site:
     gone: str = ""  # why it is OUT, for people
     max_retained_bytes: int = 0
     bandwidth_bytes_per_s: int = 0
+    endpoints: tuple[Endpoint, ...] = ()  # beside the address
     hello: Hello | None = None  # the newest of this incarnation
     stream: int | None = None
     heard_at: float = 0.0
@@ -223,7 +224,9 @@ class Site:
 
     def member(self) -> Member:
         """As plans and peers know it."""
-        return Member(site_id=self.site_id, incarnation=self.incarnation, address=self.address)
+        return Member(
+            site_id=self.site_id, incarnation=self.incarnation, address=self.address, endpoints=self.endpoints
+        )
 
     def reducer(self) -> Reducer:
         """What it offers as a reducer."""
@@ -231,6 +234,7 @@ class Site:
             site_id=self.site_id,
             bandwidth_bytes_per_s=self.bandwidth_bytes_per_s,
             max_retained_bytes=self.max_retained_bytes,
+            first_chunks=tuple(endpoint.first_chunk for endpoint in self.endpoints),
         )
 
 

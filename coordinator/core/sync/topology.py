@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import cycle, pairwise
 
 from atoll.coordinator.core.sync.chunk_sizes import ChunkSizes
 from atoll.protocol.errors import ConfigError
@@ -11,6 +12,8 @@ from atoll.protocol.messages import Tree
 
 MOST_HALVINGS = 100
 """Of a time that is sought to the byte; beyond that it does not change any more."""
+MOST_TREES = 1 << 14
+"""Of a plan whose parts are cut by hosts; beyond that they are not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,6 +23,8 @@ class Reducer:
     site_id: int
     bandwidth_bytes_per_s: int  # 0: unknown, taken as the mean of those that are known
     max_retained_bytes: int
+    first_chunks: tuple[int, ...] = ()
+    """Of its endpoints beside its address: where another host of the site has the chunks."""
 
 
 def direct(
@@ -30,7 +35,8 @@ def direct(
     rotation: int = 0,
     num_receivers: int = 0,
 ) -> tuple[Tree, ...]:
-    """One contiguous range of chunks a reducer, so long that no link is busy for longer than it must, ascending.
+    """One contiguous range of chunks a reducer, so long that no link is busy for longer than it must, ascending; where
+    sites have several hosts, one in each part of the chunks that is of one host at every site.
 
     `contributors` are all sites of the sync in the order of their ids; those in `avoid` reduce nothing. The ranges
     are given out in the order of ids, beginning at `rotation`, so that another attempt has other reducers.
@@ -48,7 +54,12 @@ def direct(
     bandwidths = [contributors[i].bandwidth_bytes_per_s for i in order]
     num_sent = sizes.payload_factor(len(contributors)) * (len(contributors) - 1 + num_receivers)
     shares = _shares(bandwidths, capacities, sizes.total_bytes, max(1, num_sent - 1))
-    ranges = _cut(sizes, shares, capacities) or _cut(sizes, capacities, capacities)
+    parts = _parts(len(sizes), contributors)
+    if len(parts) * len(order) > MOST_TREES:
+        parts = [range(len(sizes))]
+    ranges = (
+        _cut(sizes, shares, capacities, parts) or _cut(sizes, shares, capacities) or _cut(sizes, capacities, capacities)
+    )
     if ranges is None:
         raise ConfigError(
             f"the reducers may retain {sum(capacities) * num_held} bytes of contributions, a sync of "
@@ -58,7 +69,7 @@ def direct(
         )
     trees: list[Tree] = []
     end = 0
-    for position, (first, count) in zip(order, ranges, strict=True):
+    for position, (first, count) in zip(cycle(order), ranges, strict=False):
         if sizes.bytes_of(first, count):  # nobody reduces only what does not travel: that goes with what follows
             trees.append(Tree(first_chunk=end, num_chunks=first + count - end, top=position))
             end = first + count
@@ -94,19 +105,42 @@ def _shares(bandwidths: Sequence[int], capacities: Sequence[int], total_bytes: i
     return shares
 
 
-def _cut(sizes: ChunkSizes, shares: Sequence[float], capacities: Sequence[int]) -> list[tuple[int, int]] | None:
-    """(first chunk, number of chunks) of each reducer; None if the last chunks do not fit anywhere.
+def _parts(num_chunks: int, contributors: Sequence[Reducer]) -> list[range]:
+    """Each of one host at every site. Hosts have equal parts of the model, and are to have equal parts of what their
+    site reduces."""
+    firsts = {first for c in contributors for first in c.first_chunks if first < num_chunks}
+    return [range(first, end) for first, end in pairwise(sorted({0, *firsts, num_chunks}))]
 
-    The cut nearest to the running total of shares, so that rounding does not add up over many reducers.
-    """
+
+def _cut(
+    sizes: ChunkSizes, shares: Sequence[float], capacities: Sequence[int], parts: Sequence[range] = ()
+) -> list[tuple[int, int]] | None:
+    """(first chunk, number of chunks) of each reducer, in one part after the other; None if the last chunks of one do
+    not fit anywhere."""
+    if len(parts) <= 1:
+        return _cut_part(sizes, shares, capacities, range(len(sizes)))
     ranges: list[tuple[int, int]] = []
-    chunk, goal = 0, 0.0
+    for part in parts:
+        share = sizes.bytes_of(part.start, len(part)) / max(1, sizes.total_bytes)
+        found = _cut_part(sizes, [s * share for s in shares], [int(c * share) for c in capacities], part)
+        if found is None:
+            return None
+        ranges += found
+    return ranges
+
+
+def _cut_part(
+    sizes: ChunkSizes, shares: Sequence[float], capacities: Sequence[int], part: range
+) -> list[tuple[int, int]] | None:
+    """The cut nearest to the running total of shares, so that rounding does not add up over many reducers."""
+    ranges: list[tuple[int, int]] = []
+    chunk, goal = part.start, float(sizes.bytes_before(part.start))
     for i, (share, capacity) in enumerate(zip(shares, capacities, strict=True)):
         goal += share
-        end = sizes.num_within(sizes.bytes_before(chunk) + capacity)
+        end = min(part.stop, sizes.num_within(sizes.bytes_before(chunk) + capacity))
         if i < len(shares) - 1:
             end = min(end, sizes.num_nearest(goal))
         end = max(end, chunk)
         ranges.append((chunk, end - chunk))
         chunk = end
-    return ranges if chunk == len(sizes) else None
+    return ranges if chunk == part.stop else None

@@ -16,6 +16,7 @@ from atoll.node.exchange.peers.frames import parse
 from atoll.node.exchange.peers.rpc import PROBE_METHOD, call_errors
 from atoll.node.tasks import end, watched
 from atoll.protocol import wire
+from atoll.protocol.endpoints import places_of
 from atoll.protocol.errors import AtollError, InvalidMessage, PeerError
 from atoll.protocol.messages import Header, Member
 from atoll.protocol.time_limits import TimeLimits
@@ -44,18 +45,19 @@ class Prober:
     found: Callable[[tuple[int, ...]], None]
     failed: Callable[[BaseException], None]
     _watched: dict[Member, asyncio.Task[None]] = field(default_factory=dict, init=False)
-    _problems: dict[int, str] = field(default_factory=dict, init=False)  # by site id
+    _problems: dict[Member, str] = field(default_factory=dict, init=False)
     _turn: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(AT_ONCE), init=False)
 
     def watch(self, members: tuple[Member, ...]) -> None:
-        """Instead of those before."""
+        """Instead of those before, each at all of its places."""
         before = self._unreachable()
-        for member in [member for member in self._watched if member not in members]:
-            self._watched.pop(member).cancel()
-            self._problems.pop(member.site_id, None)
-        for member in members:
-            if member not in self._watched:
-                self._watched[member] = watched(self._look(member), self.failed)
+        places = [place for member in members for place in places_of(member)]
+        for place in [place for place in self._watched if place not in places]:
+            self._watched.pop(place).cancel()
+            self._problems.pop(place, None)
+        for place in places:
+            if place not in self._watched:
+                self._watched[place] = watched(self._look(place), self.failed)
         if self._unreachable() != before:
             self.found(self._unreachable())
 
@@ -63,7 +65,7 @@ class Prober:
         await end(self._watched.values())
 
     def _unreachable(self) -> tuple[int, ...]:
-        return tuple(sorted(self._problems))
+        return tuple(sorted({member.site_id for member in self._problems}))
 
     async def _look(self, member: Member) -> None:
         for is_new in itertools.chain([True], itertools.repeat(False)):
@@ -90,9 +92,9 @@ class Prober:
     def _note(self, member: Member, problem: str) -> None:
         before = self._unreachable()
         if problem:
-            self._problems[member.site_id] = problem
+            self._problems[member] = problem
         else:
-            self._problems.pop(member.site_id, None)
+            self._problems.pop(member, None)
         if self._unreachable() == before:
             return
         if problem:

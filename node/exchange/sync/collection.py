@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -9,6 +10,7 @@ from atoll.node.dataplane.payload_file import PayloadFile
 from atoll.node.dataplane.payload_log import PayloadLog
 from atoll.node.exchange.peers.frames import Encoded
 from atoll.node.exchange.sync.attempt import Attempt
+from atoll.protocol.errors import StaleError
 from atoll.protocol.messages import Plan
 
 
@@ -21,6 +23,9 @@ class Collection:
     file: PayloadFile = field(init=False)
     """From `begin` on."""
     _stored: set[int] = field(default_factory=set, init=False)
+    _order: list[int] = field(default_factory=list, init=False)  # in which they were stored, once it is open
+    _is_open: bool = field(default=False, init=False)
+    _arrived: asyncio.Event = field(default_factory=asyncio.Event, init=False)
 
     def begin(self) -> None:
         """In a thread: what an earlier run of this attempt left in the log is there again.
@@ -31,6 +36,25 @@ class Collection:
             plan.sync, plan.term, plan.attempt, plan.fragment, is_over=self.attempt.finished.cancelled
         )
         self._stored = set(self.attempt.data.chunks).difference(self.file.missing())
+
+    def open(self) -> None:
+        """It has begun."""
+        self._order, self._is_open = sorted(self._stored), True
+        self._arrived.set()
+
+    def close(self) -> None:
+        """The attempt is over: nobody waits for payloads of it any more."""
+        self._arrived.set()
+
+    async def arrived(self, num_seen: int, *, or_open: bool = False) -> list[int]:
+        """Chunks whose payloads are here, in the order in which they came, but for those that were seen already; at
+        least one, or as soon as it has begun. Raises StaleError when the attempt is over."""
+        while len(self._order) <= num_seen and not (or_open and self._is_open):
+            if self.attempt.closed is not None:
+                raise StaleError(f"{self.attempt.where} is over here: {self.attempt.closed}")
+            self._arrived.clear()
+            await self._arrived.wait()
+        return self._order[num_seen:]
 
     @property
     def is_complete(self) -> bool:
@@ -59,10 +83,12 @@ class Collection:
 
     def note(self, chunks: list[int]) -> int:
         """Their payloads are in the file; how many were missing."""
-        before = len(self._stored)
-        self._stored.update(chunks)
+        fresh = [chunk for chunk in dict.fromkeys(chunks) if chunk not in self._stored]
+        self._stored.update(fresh)
+        self._order += fresh
+        self._arrived.set()
         self.changed()
-        return len(self._stored) - before
+        return len(fresh)
 
     def seal(self, plan: Plan) -> bytes:
         """In a thread: all payloads stay; their digest in `plan`."""

@@ -54,7 +54,7 @@ class Exchange:
     def __post_init__(self, share: Share, said: Sequence[int], has_room: bool) -> None:
         attempt, retained = self.attempt, self.retained
         self.weights = Weights(attempt, said, retained.weights)
-        self.turns = Turns(r.parent.site_id for r in share.of_others if r.parent and attempt.contributes)
+        self.turns = Turns(r.parent for r in share.of_others if r.parent and attempt.contributes)
         self.collection = Collection(attempt, self.log, self._check_complete)
         self.reducer = Reducer(
             attempt=attempt,
@@ -105,6 +105,7 @@ class Exchange:
         finally:
             if attempt.finished.cancelled():
                 raise asyncio.CancelledError
+        self.collection.open()
         for upstream in self.upstreams:
             attempt.tasks.spawn(upstream.run())
         attempt.tasks.spawn(self.watch())
@@ -202,6 +203,7 @@ class Exchange:
     def close(self, reason: RefusedError | NotYetError) -> None:
         """Turn peers away from now on."""
         self.attempt.close(reason)
+        self.collection.close()
         self.reducer.close()
         self.turns.wake_all()
 

@@ -276,7 +276,7 @@ class Reducer:
     def waiting(self, for_site_id: int) -> peer_pb2.Waiting | None:
         """For a site that waits for payloads: that contributions of others are missing here, or this site's own are
         still on their way. None: it is this site's turn."""
-        site_ids = self.missing_site_ids or list(self.turns.unsent)
+        site_ids = self.missing_site_ids or self.turns.unsent_site_ids
         if not site_ids:
             return None
         return peer_pb2.Waiting(

@@ -10,6 +10,7 @@ from itertools import pairwise
 from atoll.node.dataplane.sync_data import SyncData
 from atoll.node.exchange.sync.retained import Site
 from atoll.node.exchange.sync.spill import Spill
+from atoll.protocol.endpoints import place_of
 from atoll.protocol.errors import NoRoomError
 from atoll.protocol.messages import Member, Plan
 from atoll.protocol.plans import reducers
@@ -47,7 +48,7 @@ class Share:
     own: Reduction
     """Whose top this site is, of no chunks if it reduces nothing."""
     of_others: tuple[Reduction, ...]
-    """One for each other reducer, in the order in which this site begins with them."""
+    """One for each other reducer, and each of its places, in the order in which this site begins with them."""
     missing: dict[int, set[int]]
     """Of each own chunk: the children (site ids) whose contribution is not here yet."""
     complete: list[int]
@@ -104,10 +105,15 @@ def share_of(
 
     Raises InvalidMessage if the plan's trees are not right, HostError for the disk.
     """
-    tops = reducers(plan, data.layout.num_sync_chunks)
-    by_top: dict[int, list[int]] = {}
-    for chunk in data.chunks:
-        by_top.setdefault(tops[chunk].site_id, []).append(chunk)
+    num_chunks = data.layout.num_sync_chunks
+    tops = reducers(plan, num_chunks)
+    own_chunks: list[int] = []
+    by_top: dict[int, dict[Member, list[int]]] = {}  # by site, and by where it has them
+    for chunk in data.own_chunks:
+        if (top := tops[chunk]).site_id == site_id:
+            own_chunks.append(chunk)
+        else:
+            by_top.setdefault(top.site_id, {}).setdefault(place_of(top, chunk), []).append(chunk)
 
     num_others = max(1, len(plan.contributors) + len(plan.receivers) - 1)
 
@@ -124,12 +130,13 @@ def share_of(
             streams=() if parent is None else split(chunks, sizes, num_streams),
         )
 
-    own_chunks = by_top.pop(site_id, [])
     own = reduction(own_chunks, tuple(m for m in plan.contributors if m.site_id != site_id) if own_chunks else (), None)
     # Each site begins with the reducer after itself, so that they do not all begin with the same one.
     turn = bisect.bisect([m.site_id for m in plan.contributors], site_id)
     in_turn = (*plan.contributors[turn:], *plan.contributors[:turn])
-    of_others = tuple(reduction(by_top[top.site_id], (), top) for top in in_turn if top.site_id in by_top)
+    of_others = tuple(
+        reduction(chunks, (), place) for top in in_turn for place, chunks in by_top.get(top.site_id, {}).items()
+    )
     missing = {chunk: {child.site_id for child in own.children} for chunk in own_chunks}
     num_missing = dict.fromkeys((child.site_id for child in own.children), len(own_chunks))
     wanted = {(m.site_id, m.incarnation) for m in own.children}
@@ -145,6 +152,6 @@ def share_of(
         complete=[chunk for chunk in own_chunks if not missing[chunk]],
         num_missing=num_missing,
         sent_bytes=sum(other.num_bytes for other in of_others),
-        log_bytes=own.payload_bytes + sum(other.payload_bytes for other in of_others),
+        log_bytes=sum(data.payload_bytes(chunk, len(plan.contributors)) for chunk in data.chunks),
         free_bytes=0 if spill is None else spill.free_bytes(),
     )

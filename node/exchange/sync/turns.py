@@ -11,10 +11,13 @@ sent wakes the one peer that it concerns, and a payload wakes those that may hav
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import chain
+
+from atoll.protocol.messages import Member
 
 
 @dataclass(slots=True, eq=False)
@@ -34,12 +37,12 @@ class ServedPeer:
 
 
 class Turns:
-    """Of one exchange. `reducers`: the sites to which this one sends contributions."""
+    """Of one exchange. `reducers`: the sites, at each of their places, to which this one sends contributions."""
 
-    def __init__(self, reducers: Iterable[int]) -> None:
+    def __init__(self, reducers: Iterable[Member]) -> None:
         self.unsent = dict.fromkeys(reducers)
         """Those that do not have all of this site's contributions yet, in the order of the links."""
-        self._sent: set[int] = set()
+        self._num_unsent = Counter(reducer.site_id for reducer in self.unsent)  # places of a site
         self._served: dict[int, list[ServedPeer]] = {}  # by site: a stream that broke may end after its successor began
 
     @contextmanager
@@ -53,14 +56,22 @@ class Turns:
 
     def may_have(self, site_id: int) -> bool:
         """Whether payloads may go to that site now."""
-        return not self.unsent or site_id in self._sent
+        return not self.unsent or self._num_unsent.get(site_id) == 0
 
-    def sent(self, site_id: int) -> None:
-        """That reducer has all contributions of this site."""
-        if site_id not in self.unsent:
+    @property
+    def unsent_site_ids(self) -> list[int]:
+        """Each once, in the same order."""
+        return list(dict.fromkeys(reducer.site_id for reducer in self.unsent))
+
+    def sent(self, reducer: Member) -> None:
+        """It has all contributions of this site to what it reduces at that place."""
+        if reducer not in self.unsent:
             return
-        del self.unsent[site_id]
-        self._sent.add(site_id)
+        del self.unsent[reducer]
+        site_id = reducer.site_id
+        self._num_unsent[site_id] -= 1
+        if self._num_unsent[site_id]:
+            return
         if self.unsent:
             self._wake(self._served.get(site_id, ()))
         else:

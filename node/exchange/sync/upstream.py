@@ -102,7 +102,7 @@ class Upstream:
 
     @property
     def all_sent(self) -> bool:
-        return self.parent.site_id not in self.turns.unsent
+        return self.parent not in self.turns.unsent
 
     def restart_clocks(self, now: float) -> None:
         """What was before is not held against the peer."""
@@ -302,7 +302,7 @@ class Upstream:
         if self.attempt.contributes and not self._unsent:
             self.phase = "waiting for payloads"
             self.restart_clocks(self.attempt.loop.time())
-            self.turns.sent(self.parent.site_id)
+            self.turns.sent(self.parent)
 
     def _sender_done(self, task: asyncio.Task[None]) -> None:
         """A broken stream is the reader's to judge; what failed on this site fails the attempt."""
