@@ -6,20 +6,26 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar, get_args
 
-from atoll.node.local_protocol import MAX_FRAME_BYTES, MAX_TEXT_CHARACTERS
+from atoll.node.local_protocol import MAX_FRAME_BYTES, MAX_TEXT_CHARACTERS, Piece
+from atoll.protocol import messages as m
 from atoll.protocol import wire
+from atoll.protocol.digest import DIGEST_BYTES
 from atoll.protocol.errors import InvalidMessage
 from atoll.protocol.fields import bounded
+from atoll.protocol.layout import Manifest
+from atoll.protocol.messages import MAX_FRAGMENTS
 from atoll.protocol.v1 import hosts_pb2
 
 SERVICE = hosts_pb2.DESCRIPTOR.services_by_name["HostService"].full_name
 ATTACH_METHOD = f"/{SERVICE}/Attach"
 PUT_METHOD = f"/{SERVICE}/PutSlices"
 TAKE_METHOD = f"/{SERVICE}/TakeSlices"
+PUT_PAYLOADS_METHOD = f"/{SERVICE}/PutPayloads"
+TAKE_PAYLOADS_METHOD = f"/{SERVICE}/TakePayloads"
 
 MAX_HOSTS = 1024
-MAX_MESSAGE_BYTES = MAX_FRAME_BYTES + (1 << 10)
-"""A rank's frame and what is around it."""
+MAX_MESSAGE_BYTES = 2 * MAX_FRAME_BYTES
+"""A rank's frame and what is around it, or the layout of all ranks."""
 MAX_DATA_BYTES = 512 << 10
 """Of slices, in one message."""
 
@@ -85,13 +91,65 @@ class HostFailed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SlicesTaken:
-    """What was published under that number is in the host's PUBLISH."""
+class HostReady:
+    """The host has read its disk: what that holds, and where peers reach the host."""
+
+    address: str = bounded(256)
+    has_state: bool
+    commit: int
+    state_hash: bytes = bounded(DIGEST_BYTES)
+    branch: int
+    error_commits: tuple[int, ...] = bounded(MAX_FRAGMENTS, ())
+    """Of each fragment: the commit that has advanced the error of this host's chunks; -1: of a part of them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateHeld:
+    """What the host's disk holds now."""
+
+    has_state: bool
+    commit: int
+    state_hash: bytes = bounded(DIGEST_BYTES)
+    lacks: str = bounded(MAX_TEXT_CHARACTERS, "")
+    """Why the host cannot go on from that by itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class SourcesWanted:
+    """What the host was told last does not lead on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StatePublished:
+    """What was to be published under that number is in the host's PUBLISH."""
 
     number: int
 
 
-HostSaid = HostHello | HostBeat | RankFrame | RankClosed | RanksExited | HostFailed | SlicesTaken
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotTaken:
+    """The host has what it is to send of that snapshot."""
+
+    generation: int
+    fragment: int
+    step: int
+    seq: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostErrorsAdvanced:
+    """Of the chunks of this host, as `ErrorsAdvanced` of the core."""
+
+    commit: int
+    fragment: int
+    problem: str = bounded(MAX_TEXT_CHARACTERS, "")
+    share: float
+
+
+HostSaid = (
+    HostHello | HostBeat | RankFrame | RankClosed | RanksExited | HostFailed | HostReady | StateHeld | SourcesWanted
+    | StatePublished | SnapshotTaken | HostErrorsAdvanced | m.Done | m.ExchangeFailed
+)  # fmt: skip
 
 
 # --- the leader to a host
@@ -104,7 +162,9 @@ class HostWelcome:
     run_id: str = bounded(128)
     settings_json: str = bounded(1 << 20)
     session: int
-    """Names this stream where slices are moved beside it."""
+    """Names this stream where slices and payloads are moved beside it."""
+    incarnation: int
+    """Of the site."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,14 +185,6 @@ class StopRanks:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SlicesPublished:
-    """PUBLISH of the site holds what this generation of ranks is to take next."""
-
-    generation: int
-    number: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class SiteEnded:
     """The node has: there is nothing more to do."""
 
@@ -140,7 +192,106 @@ class SiteEnded:
     text: str = bounded(MAX_TEXT_CHARACTERS)
 
 
-HostTold = HostWelcome | HostBeat | RankFrame | RankClosed | StartRanks | StopRanks | SlicesPublished | SiteEnded
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SiteLaidOut:
+    """What the ranks of the site hold together."""
+
+    generation: int
+    site_id: int
+    manifest: Manifest
+    chunk_elements: int
+    dtypes: tuple[str, ...]
+    """Of the workers, for each tensor of the manifest."""
+    pieces: tuple[Piece, ...]
+    """What ranks of other hosts write of the tensors whose chunks this host has."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HoldState:
+    """Be at the newest commit of these. Their one donor is the leader."""
+
+    site_id: int
+    sources: m.Sources
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApplyAtHost:
+    commit: m.Commit
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublishAtHost:
+    """As `Values`, or `Difference` of the core."""
+
+    number: int
+    version: int
+    fragment: int
+    is_difference: bool
+    base: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TakeSnapshot:
+    """It is whole on host 0."""
+
+    generation: int
+    fragment: int
+    step: int
+    seq: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdvanceAtHost:
+    """As `AdvanceErrors` of the core, for the chunks of this host."""
+
+    commit: int
+    fragment: int
+    base_commit: int
+    error_commits: tuple[int, ...] = bounded(MAX_FRAGMENTS, ())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RollBackHost:
+    last_commit: int
+    """That stays; -1: none does."""
+    branch: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BeginAtHost:
+    """As `BeginExchange` of the core, for the chunks of this host."""
+
+    plan: m.Plan
+    tokens: int
+    weights: tuple[int, ...] = bounded(m.MAX_MEMBERS, ())
+    spread_s: float
+    in_flight: tuple[int, ...] = bounded(MAX_FRAGMENTS, ())
+    error_commits: tuple[int, ...] = bounded(MAX_FRAGMENTS, ())
+    site_id: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HurryAtHost:
+    sync: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CancelAtHost:
+    sync: int
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DropAtHost:
+    sync: int
+
+
+OfState = HoldState | ApplyAtHost | PublishAtHost | TakeSnapshot | AdvanceAtHost | RollBackHost
+OfExchange = BeginAtHost | m.Weights | HurryAtHost | CancelAtHost | DropAtHost
+HostTold = (
+    HostWelcome | HostBeat | RankFrame | RankClosed | StartRanks | StopRanks | SiteEnded | SiteLaidOut | OfState
+    | OfExchange
+)  # fmt: skip
 
 
 # --- slices
@@ -160,12 +311,13 @@ class SlicesPut:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SlicesOpen:
-    """What follows is of PUBLISH: of this fragment, and so many moments of its trainable tensors."""
+class PayloadsOf:
+    """Those of that attempt."""
 
-    fragment: int
-    with_frozen: bool
-    num_moments: int
+    session: int
+    sync: int
+    term: int
+    attempt: int
 
 
 _REQUESTS = wire.bodies_of(hosts_pb2.AttachRequest, {cls.__name__: cls for cls in get_args(HostSaid)})

@@ -12,6 +12,7 @@ from collections.abc import Collection
 
 from atoll.node.core import events
 from atoll.node.core.context import Context
+from atoll.node.core.host_events import HostErrors
 from atoll.node.core.lanes.lane import Lane
 from atoll.node.core.outputs import AdvanceErrors
 from atoll.protocol.messages import Commit, Welcome
@@ -30,6 +31,25 @@ def welcomed(ctx: Context, message: Welcome) -> None:
     site.error_shares = (0.0,) * sync.fragments
     if lost := [f for f, at in enumerate(held) if at != 0 and not site.error_commits[f]]:
         _drop(ctx, lost, "what an earlier start left is not of this site's last contribution, or not whole")
+    _compare_with_hosts(ctx)
+
+
+def host_came(ctx: Context, event: HostErrors) -> None:
+    """Another host of the site has errors of its own chunks, which are to be of the same commits."""
+    ctx.site.errors_of_hosts.append(event.commits)
+    _compare_with_hosts(ctx)
+
+
+def _compare_with_hosts(ctx: Context) -> None:
+    """Once it is known which commits count. What a host holds changes with its site's from then on."""
+    site = ctx.site
+    if not site.error_commits:
+        return
+    of_hosts, site.errors_of_hosts = site.errors_of_hosts, []
+    for commits in of_hosts:
+        held = commits or (0,) * len(site.error_commits)
+        if lost := [f for f, at in enumerate(site.error_commits) if at and held[f] != at]:
+            _drop(ctx, lost, "what a host of this site holds of it is not of the same commit, or not whole")
 
 
 def note_contribution(ctx: Context, commit: Commit) -> None:

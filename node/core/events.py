@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum, IntEnum
 
+from atoll.node.core.host_events import HostErrors, HostsChanged, SlicesArrived, SnapshotShared
 from atoll.node.core.ranks.pieces import SitePieces
 from atoll.node.local_protocol import Said
 from atoll.protocol.errors import WorkerError
 from atoll.protocol.layout import Manifest
-from atoll.protocol.messages import Averaged, CoordinatorMessage, LinkUse, Plan, SiteMessage
+from atoll.protocol.messages import Averaged, CoordinatorMessage, Endpoint, LinkUse, Plan, SiteMessage
 
 Outlying = tuple[int, float, float]
 """Whose contribution, its norm, and its limit."""
@@ -101,15 +102,6 @@ class Received:
     message: CoordinatorMessage
 
 
-# --- events: the other hosts of the site
-
-
-@dataclass(frozen=True, slots=True)
-class HostsChanged:
-    missing: tuple[int, ...]  # hosts that are not here, by number
-    text: str = ""  # what became of one that was here
-
-
 # --- events: one rank
 
 
@@ -139,6 +131,8 @@ class PiecesMerged:
     pieces: SitePieces | str
     max_retained_bytes: int = 0
     """What this node may hold as a reducer."""
+    endpoints: tuple[Endpoint, ...] = ()
+    """Of the other hosts of the site."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,16 +140,6 @@ class LayoutSent:
     """SendLayout is carried out."""
 
     generation: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SlicesArrived:
-    """What a rank of another host sealed at (step, seq) is in the site's SNAPSHOT."""
-
-    generation: int
-    rank: int
-    step: int
-    seq: int
 
 
 # --- events: the workers, already agreed over all ranks; the core makes them of those above
@@ -170,6 +154,8 @@ class WorkersJoined:
     data_fingerprint: bytes
     max_retained_bytes: int = 0
     """What this node may hold as a reducer."""
+    endpoints: tuple[Endpoint, ...] = ()
+    """Of the other hosts of the site."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,7 +186,7 @@ class SnapshotSealed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotArrived:
-    """The slices of other hosts are here, of the snapshot of that fragment that ranks wrote at (step, seq)."""
+    """Of the snapshot of that fragment that ranks wrote at (step, seq), each host has what it is to send."""
 
     generation: int
     fragment: int
@@ -434,7 +420,7 @@ class Tick:
     """Time has passed `next_deadline()`."""
 
 
-RankEvent = RankSaid | RankLost | PiecesMerged | LayoutSent | SlicesArrived
+RankEvent = RankSaid | RankLost | PiecesMerged | LayoutSent | SlicesArrived | SnapshotShared
 OfSite = (
     WorkersJoined | BoundaryAsked | SnapshotSealed | SnapshotArrived | Merged | DataAnnounced | DrawAsked
     | WorkersFailed | WorkersLeft
@@ -446,5 +432,5 @@ Event = (
     OfWorkers | SessionOpened | SessionLost | Received | Fulfilled | PeersProbed | WorkersExited
     | StateSeeded | StateFetched | FetchFailed | SourcesWanted | ExchangeFinished | ExchangeBroken | CommitApplied
     | ErrorsAdvanced | ApplyFailed | StateVerified | ModelSaved | ModelKept | Published | DiskRolledBack
-    | HostsChanged | LeaveAsked | NodeFailed | Tick
+    | HostsChanged | HostErrors | LeaveAsked | NodeFailed | Tick
 )  # fmt: skip

@@ -93,6 +93,17 @@ class AnswerWorkers:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ShareSnapshot:
+    """The snapshot of (step, seq) is whole on host 0: the others are to have what they send of it. SnapshotShared ends
+    it."""
+
+    generation: int
+    fragment: int
+    step: int
+    seq: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerDraw:
     generation: int
     rank: int
@@ -251,8 +262,8 @@ class Exit:
 
 ToRanks = RefuseRank | AnswerWorkers | AnswerDraw
 Output = (
-    Send | Beat | Fulfil | StartWorkers | StopWorkers | DescribeCrash | ToRanks | MergePieces | SendLayout
-    | SeedState | FetchState | TellFetch | CancelFetch | BeginExchange | WeighExchange | HurryExchange
+    Send | Beat | Fulfil | StartWorkers | StopWorkers | DescribeCrash | ToRanks | MergePieces | ShareSnapshot
+    | SendLayout | SeedState | FetchState | TellFetch | CancelFetch | BeginExchange | WeighExchange | HurryExchange
     | CancelExchange | AdvanceErrors | ApplyCommit | PublishState | DropSync | SaveModel | KeepModel | DropModel
     | DistrustState | RollBack | Report | Exit
 )  # fmt: skip

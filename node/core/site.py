@@ -27,6 +27,7 @@ from atoll.node.core import (
 from atoll.node.core.context import Context, SiteIdentity
 from atoll.node.core.disk import Disk, IllegalStep, Outer
 from atoll.node.core.events import Event, OfWorkers
+from atoll.node.core.host_events import HostErrors, HostsChanged, SlicesArrived, SnapshotShared
 from atoll.node.core.lanes import exchanges, snapshots, syncs
 from atoll.node.core.outputs import DistrustState, FetchState, Fulfil, Output, SeedState
 from atoll.node.core.ranks.generations import Generations
@@ -248,8 +249,10 @@ EVENTS: dict[type[Event], Handler] = {
     events.RankLost: workforce.heard,
     events.PiecesMerged: workforce.heard,
     events.LayoutSent: workforce.heard,
-    events.SlicesArrived: workforce.heard,
-    events.HostsChanged: workforce.hosts_changed,
+    SlicesArrived: workforce.heard,
+    SnapshotShared: workforce.heard,
+    HostsChanged: workforce.hosts_changed,
+    HostErrors: errors.host_came,
     events.WorkersJoined: workforce.joined,
     events.BoundaryAsked: workforce.boundary_asked,
     events.SnapshotSealed: workforce.sealed,

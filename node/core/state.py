@@ -86,6 +86,7 @@ class SiteState:
     window_s: float | None = None  # from the opening before to that one
     num_empty_in_a_row: int = 0  # snapshots without tokens that a sync was abandoned for
     held_errors: tuple[int | None, ...] = ()  # by fragment: the commit whose error the disk had at the start
+    errors_of_hosts: list[tuple[int | None, ...]] = field(default_factory=list)  # that came, not compared yet
     error_commits: tuple[int, ...] = ()  # of each fragment: the commit that advanced its error; 0: there is none
     error_shares: tuple[float, ...] = ()  # the same: its norm over that of what was to be sent then
     advance_is_void: bool = False  # the error was dropped, and a job that advances it still runs

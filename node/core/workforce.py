@@ -9,6 +9,7 @@ from atoll.node.core import divergence, endings, events, leases, sources
 from atoll.node.core import outputs as out
 from atoll.node.core.context import Context
 from atoll.node.core.events import Answer, AnswerKind, Content, FailureKind, MergeMode, OfSite, Values
+from atoll.node.core.host_events import HostsChanged
 from atoll.node.core.lanes import answers, exchanges, snapshots, syncs
 from atoll.node.core.lanes.lane import Lane, SnapshotPhase
 from atoll.node.core.lanes.local_copy import LocalCopy
@@ -83,6 +84,7 @@ def offer(ctx: Context) -> None:
             data_fingerprint=ctx.joined.data_fingerprint,
             max_retained_bytes=ctx.joined.max_retained_bytes,
             bandwidth_bytes_per_s=ctx.identity.bandwidth_bytes_per_s,
+            endpoints=ctx.joined.endpoints,
         )
     )
 
@@ -220,7 +222,7 @@ def _free_what_they_had(ctx: Context) -> None:
             snapshots.free(lane)
 
 
-def hosts_changed(ctx: Context, event: events.HostsChanged) -> None:
+def hosts_changed(ctx: Context, event: HostsChanged) -> None:
     """Without one of its hosts a site has no workers; it is in the run still, and follows the others. That counts as
     no crash: new workers begin from the outer state when all hosts are here."""
     site, workers = ctx.site, ctx.site.workers

@@ -11,6 +11,7 @@ from atoll.node.core import events as e
 from atoll.node.core import outputs as out
 from atoll.node.core.disk import newest
 from atoll.node.core.ranks.pieces import SitePieces
+from atoll.node.daemon.hosts.replicas import Replicas
 from atoll.node.daemon.plane import DataPlane
 from atoll.node.daemon.shell import Shell, fatal
 from atoll.node.exchange.peers.progress import Pace
@@ -33,22 +34,32 @@ class DiskJobs:
         self._fetch: asyncio.Task[None] | None = None
         self._sources: asyncio.Future[m.Sources] | None = None  # wanted by the fetch
         self._said_at = -inf  # that a commit is applied
+        if plane is not None:
+            outer = self._core.site.disk.outer
+            self._replicas.serve(plane, None if outer is None else (outer.commit, outer.state_hash))
 
     async def attach(self, pieces: SitePieces) -> DataPlane:
         """With shared buffers for these workers; peers are served from it. Raises atoll's errors and OSError."""
         self.plane = plane = await run_to_its_end(partial(self._attached, self.plane, pieces))
         self._shell.hub.serve(plane.layout, lambda: plane.outer, plane.log, self._pace)
+        self._replicas.serve(plane, None)
         return plane
+
+    @property
+    def _replicas(self) -> Replicas:
+        """Of the other hosts of the site."""
+        return self._shell.leader.replicas
 
     def _attached(self, plane: DataPlane | None, pieces: SitePieces) -> DataPlane:
         """In a thread: as much memory as the model takes is allocated, and files of an earlier start are read."""
+        shell, settings = self._shell, self._core.settings
         if plane is None:
-            shell, settings = self._shell, self._core.settings
             plane = shell.parts.data_plane(shell.home, settings, pieces.manifest, shell.config.num_kernel_threads)
         if plane.layout.manifest.digest != pieces.manifest.digest:
             raise InvalidMessage(
                 f"{self._shell.home.folder} holds the state of another model; choose another folder with --home"
             )
+        plane.divide(0, shell.config.site_hosts)
         plane.attach_workers(pieces.dtypes)
         return plane
 
@@ -102,6 +113,7 @@ class DiskJobs:
         state_hash = await self.present.seed(self._shell.config.from_saved)
         if self.present.snapshot_is_due:  # before anybody counts on it: there is no other copy
             await self.present.write_snapshot()
+        self._replicas.moved((0, state_hash))
         return e.StateSeeded(state_hash=state_hash)
 
     async def _fetched(self, sources: m.Sources) -> e.Event:
@@ -117,6 +129,7 @@ class DiskJobs:
                 pace=self._pace,
             )
         self._snapshot_if_due()
+        self._replicas.moved((fetched.commit, fetched.state_hash))
         self._look_at_pace(fetched.commit - newest(sources), plane.log.num_kept)
         record = fetched.record
         return e.StateFetched(
@@ -162,13 +175,23 @@ class DiskJobs:
 
     async def _advance_errors(self, job: out.AdvanceErrors) -> e.Event:
         plane = self.present
-        data = plane.sync_data(job.base_commit, job.fragment, job.error_commits)
-        return e.ErrorsAdvanced(share=await plane.advance_errors(job.commit, data))
+        data = plane.sync_data(job.base_commit, job.fragment, job.error_commits, plane.own)
+        of_hosts = asyncio.ensure_future(self._replicas.advance_errors(job))
+        try:
+            share = await plane.advance_errors(job.commit, data)
+            said = await of_hosts
+        finally:
+            of_hosts.cancel()
+        if problem := next((found for found in said if found), ""):
+            return e.ErrorsAdvanced(problem)
+        return e.ErrorsAdvanced(share=share)
 
     async def _apply(self, commit: m.Commit) -> e.Event:
         loop = asyncio.get_running_loop()
         started = loop.time()
+        self._replicas.applying(commit)
         state_hash = await self.present.apply(commit)
+        self._replicas.applied(commit.commit, state_hash)
         self._shell.observer.apply_s = loop.time() - started
         often = self._core.settings.sync.steps_at_nodes and started < self._said_at + SAY_EVERY_S
         if not often:
@@ -186,7 +209,7 @@ class DiskJobs:
         leader = self._shell.leader
         ranks = leader.ranks  # a publish for those before is of no use to those who follow
         await self.present.publish(content)
-        await leader.publish(ranks, content.fragment, self._core.settings.sync.num_shared_moments)
+        await leader.publish(ranks, content)
         return e.Published(content)
 
     async def _distrust(self) -> e.Event:
@@ -197,6 +220,7 @@ class DiskJobs:
     async def _roll_back(self, commit: int, branch: int) -> e.Event:
         held = await self.plane.roll_back(commit) if self.plane is not None else None
         await run_to_its_end(partial(self._shell.home.keep_branch, branch))
+        self._replicas.roll_back(commit, branch, held)
         return e.DiskRolledBack(branch=branch, held=held)
 
     # --- what others ask for, beside the jobs

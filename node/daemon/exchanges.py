@@ -8,6 +8,7 @@ from collections import deque
 from atoll.node.core import events as e
 from atoll.node.core import outputs as out
 from atoll.node.daemon.disk_jobs import DiskJobs
+from atoll.node.daemon.hosts.leading_exchanges import LeadingExchanges
 from atoll.node.daemon.shell import Shell
 from atoll.node.exchange.sync.exchange import Exchange
 from atoll.node.threads import run_to_its_end
@@ -26,6 +27,11 @@ class Exchanges:
         self._has_buffers = False
         self._beginning: asyncio.Task[None] | None = None
 
+    @property
+    def _of_hosts(self) -> LeadingExchanges:
+        """Of the other hosts of the site."""
+        return self._shell.leader.exchanges
+
     def execute(self, output: out.Output) -> None:
         """After those before it."""
         self._waiting.append(output)
@@ -43,18 +49,24 @@ class Exchanges:
                     self._beginning = self._shell.tasks.spawn(self._begin(begun))
                 case out.WeighExchange(plan, weights):
                     self._hub.weigh(plan, weights)
+                    self._of_hosts.weigh(plan, weights)
                 case out.HurryExchange(sync):
                     self._hub.hurry(sync)
+                    self._of_hosts.hurry(sync)
                 case out.CancelExchange(sync, attempt):
                     self._hub.cancel(sync, attempt)
+                    self._of_hosts.cancel(sync, attempt)
                 case out.DropSync(sync):
                     self._hub.drop_sync(sync)
                     self._disk.drop_payloads(sync)
+                    self._of_hosts.drop(sync)
 
     async def _begin(self, begun: out.BeginExchange) -> None:
         plan = begun.plan
         try:
-            data = self._disk.present.sync_data(plan.base_commit, plan.fragment, begun.error_commits)
+            plane = self._disk.present
+            own = plane.own if self._of_hosts.begin(begun) else None
+            data = plane.sync_data(plan.base_commit, plan.fragment, begun.error_commits, own)
             share = await run_to_its_end(self._hub.share(plan, data), self._hub.pool)
             exchange = self._hub.begin(
                 plan,
@@ -66,6 +78,7 @@ class Exchanges:
                 in_flight=begun.in_flight,
             )
             self._shell.tasks.spawn(self._run(exchange))
+            self._of_hosts.has_begun(plan)
             await exchange.reducer.make_room()  # what is forgotten is not taken for held by the next one
         except AtollError as error:
             self._shell.handle(e.ExchangeBroken(plan, error))
@@ -76,7 +89,7 @@ class Exchanges:
         loop, plan = asyncio.get_running_loop(), exchange.plan
         started = loop.time()
         try:
-            result = await exchange.run()
+            result = await self._of_hosts.done(plan, await exchange.run())
         except asyncio.CancelledError:
             if self._shell.has_ended():
                 raise

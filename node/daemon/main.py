@@ -8,23 +8,16 @@ import os
 from contextlib import AsyncExitStack
 
 from atoll.node.daemon.config import NodeConfig, default_home, validate
-from atoll.node.daemon.discover import address_for_peers, discover, local_address_towards
+from atoll.node.daemon.discover import discover
 from atoll.node.daemon.home import Home
 from atoll.node.daemon.hosts.follower import run_follower
 from atoll.node.daemon.journal import Journal
 from atoll.node.daemon.launcher import WORKERS_END_LIMIT_S
 from atoll.node.daemon.node import FLUSH_S, Node
+from atoll.node.daemon.peers import meet_peers, prepare_kernels
 from atoll.node.daemon.plane import DataPlane
 from atoll.node.daemon.site_log import log_to
-from atoll.node.dataplane import kernels as outer_kernels
-from atoll.node.exchange.hub import Hub
-from atoll.node.exchange.peers.dialer import Dialer
-from atoll.node.exchange.peers.listener import listen
-from atoll.node.exchange.service import PeerService
-from atoll.node.exchange.sync.spill import Spill
 from atoll.node.threads import giving_way
-from atoll.protocol import addresses, descriptors
-from atoll.protocol.codecs import kernels
 from atoll.protocol.exit_codes import ENDED_AT_ONCE
 from atoll.protocol.machine import Machine
 from atoll.protocol.signals import Signals, end_process
@@ -37,10 +30,6 @@ END_LIMIT_S = FLUSH_S + WORKERS_END_LIMIT_S + CLEAN_END_S + 2.0
 """From a second Ctrl-C to the end of this process, at most."""
 MAX_DISK_THREADS = 32
 """One works at a time as a rule; others wait for a disk."""
-MAX_PEER_CONNECTIONS = 4096
-"""Or half of the descriptors: the node's own connections and files need the others."""
-PEER_IDLE_LIMIT_S = 300.0
-
 FIRST_CONTACT_S = 30.0
 """How long a node waits for a coordinator that is not there yet."""
 
@@ -75,7 +64,7 @@ async def run_node(config: NodeConfig) -> int:
         if settings.data == "local" and not config.data_paths and not config.command:
             log.warning("no --data: this site trains on the source of Python's standard library")
         plane = await asyncio.to_thread(DataPlane.load, home, settings, config.num_kernel_threads)
-        hub, address = await _meet_peers(config, settings.run_id, home, machine, stack)
+        hub, address = await meet_peers(config, settings.run_id, home, machine, stack, towards=config.coordinator)
         node = Node(
             config=config,
             settings=settings,
@@ -97,46 +86,6 @@ async def run_node(config: NodeConfig) -> int:
         code, text = await node.run()
         log.log(logging.INFO if code == 0 else logging.ERROR, "%s", text)
         return code
-
-
-async def _meet_peers(
-    config: NodeConfig, run_id: str, home: Home, machine: Machine, stack: AsyncExitStack
-) -> tuple[Hub, str]:
-    """What talks to them, and the address at which they reach this node."""
-    hub = Hub(
-        run_id=run_id,
-        incarnation=home.incarnation,
-        dialer=Dialer(None, machine.network),
-        pool=giving_way(config.num_kernel_threads, "exchange", config.nice),
-        spill=await asyncio.to_thread(Spill, home.spill_folder, disk=home.disk),
-        error_spill=await asyncio.to_thread(Spill, home.average_error_folder, disk=home.disk),
-    )
-    limit = descriptors.raise_limit()
-    listen_on = config.listen or addresses.join_address(local_address_towards(config.coordinator), 0)
-    server, port = await listen(
-        listen_on,
-        PeerService(hub).handlers,
-        machine.network,
-        max_connections=descriptors.for_connections(limit, min(MAX_PEER_CONNECTIONS, limit // 2), "peers"),
-        idle_limit_s=PEER_IDLE_LIMIT_S,
-    )
-    address = config.advertise or address_for_peers(listen_on, port, config.coordinator)
-    if not addresses.is_loopback(listen_on):
-        log.warning(
-            "%s is open to the network without credentials: anybody who reaches it can read the model",
-            addresses.join_address(addresses.parse_address(listen_on)[0], port),
-        )
-    stack.push_async_callback(server.stop, 0.5)
-    stack.push_async_callback(hub.close)
-    return hub, address
-
-
-def prepare_kernels() -> None:
-    """Compile and check everything that replicated state depends on, before the site says that it is ready."""
-    kernels.warm_up()
-    kernels.self_test()
-    outer_kernels.warm_up()
-    outer_kernels.self_test()
 
 
 def _on_signals(node: Node, signals: Signals) -> None:

@@ -79,7 +79,10 @@ class Node:
         if plane is not None and held is not None:
             touched = plane.log.history.touched(held[0]) or ()
             outer = Outer(commit=held[0], state_hash=held[1], run_step=0, run_tokens=0, touched=touched)
-        errors = plane.errors.commits() if plane is not None and plane.errors is not None else ()
+        errors: tuple[int | None, ...] = ()
+        if plane is not None:
+            plane.divide(0, config.site_hosts)
+            errors = plane.errors.commits(plane.own) if plane.errors is not None else ()
         self.core = core = SiteCore(
             identity,
             settings,
@@ -115,17 +118,28 @@ class Node:
             failed=self._fail,
         )
         observer = Observer(config=config, core=core, hub=hub, journal=journal, num_refused=self._num_refused)
+        tasks = Tasks(self._fail)
         self.shell = shell = Shell(
             config=config,
             home=home,
             parts=parts,
             core=core,
             hub=hub,
-            leader=Leader(config, settings, core.limits, self.handle, machine.network),
+            leader=Leader(
+                config,
+                settings,
+                core.limits,
+                self.handle,
+                hub=hub,
+                home=home,
+                donor=self._as_donor,
+                tasks=tasks,
+                network=machine.network,
+            ),
             observer=observer,
             handle=self.handle,
             fail=self._fail,
-            tasks=Tasks(self._fail),
+            tasks=tasks,
             has_ended=self._result.done,
         )
         self.disk = DiskJobs(shell, plane)
@@ -244,6 +258,11 @@ class Node:
     def _header(self) -> m.Header:
         return self.hub.identity(self.core.site.term)
 
+    def _as_donor(self) -> m.Donor:
+        """Of the other hosts of this site."""
+        site_id, address = self.core.site.site_id, self.shell.config.site_address
+        return m.Donor(site_id=site_id, incarnation=self.home.incarnation, address=address, commit=0)
+
     def _num_refused(self) -> int:
         return self.session.num_refused_messages + self.workers.server.num_malformed
 
@@ -270,7 +289,14 @@ class Node:
                 out.BeginExchange() | out.WeighExchange() | out.HurryExchange() | out.CancelExchange() | out.DropSync()
             ):
                 self.exchanges.execute(output)
-            case out.StartWorkers() | out.StopWorkers() | out.DescribeCrash() | out.SendLayout() | out.MergePieces():
+            case (
+                out.StartWorkers()
+                | out.StopWorkers()
+                | out.DescribeCrash()
+                | out.SendLayout()
+                | out.MergePieces()
+                | out.ShareSnapshot()
+            ):
                 self.workers.execute(output)
             case out.RefuseRank() | out.AnswerWorkers() | out.AnswerDraw():
                 self.workers.server.execute(output)

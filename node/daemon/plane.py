@@ -26,6 +26,7 @@ from atoll.node.dataplane.snapshot import Snapshots
 from atoll.node.dataplane.store_files import TornState
 from atoll.node.dataplane.sync_data import SyncData
 from atoll.node.threads import each, run_to_its_end
+from atoll.protocol.endpoints import first_chunks, owned_by
 from atoll.protocol.errors import ConfigError, HostError, StateError
 from atoll.protocol.layout import Layout, Manifest
 from atoll.protocol.messages import Commit, Evidence
@@ -44,6 +45,8 @@ class DataPlane:
         self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix="apply") if num_threads > 1 else None
         self._published: dict[int, Content] = {}  # of each fragment, what PUBLISH holds
         self._published_frozen = False
+        self.own: range | None = None
+        """Chunks; None: all of them, at a site of one host."""
         self.home = home
         self.settings = settings
         self.layout = Layout(manifest, settings.sync.chunk_elements, settings.sync.fragments)
@@ -68,6 +71,12 @@ class DataPlane:
         """Around what changes or copies the whole outer state. The core begins one job at a time; what runs beside it
         is kept apart here: the end of a fetch that was cancelled, and a state that is frozen for a model, put aside for
         a rollback, or mended after a snapshot."""
+
+    def divide(self, host: int, num_hosts: int) -> None:
+        """Among the hosts of the site: this one exchanges `own` alone, of which alone it has error feedback."""
+        if num_hosts > 1:
+            firsts = first_chunks(self.layout.manifest, self.layout.chunk_elements, num_hosts)
+            self.own = owned_by(host, firsts, len(self.layout.chunks))
 
     @cached_property
     def log(self) -> PayloadLog:
@@ -267,8 +276,12 @@ class DataPlane:
         async with self.lock:
             return await run_to_its_end(work)
 
-    def sync_data(self, base_commit: int, fragment: int, error_commits: tuple[int, ...]) -> SyncData:
-        """Raises StateError if a rollback has left no outer state, InvalidMessage if there is no such fragment."""
+    def sync_data(
+        self, base_commit: int, fragment: int, error_commits: tuple[int, ...], own: range | None = None
+    ) -> SyncData:
+        """`own`: see `SyncData`.
+
+        Raises StateError if a rollback has left no outer state, InvalidMessage if there is no such fragment."""
         assert self.snapshot is not None
         return SyncData(
             self.layout,
@@ -282,13 +295,16 @@ class DataPlane:
             errors=self.errors,
             error_commits=error_commits,
             beta1=self.settings.outer.momentum,
+            own=own,
         )
 
     async def advance_errors(self, commit: int, data: SyncData) -> float:
         """What `commit`, which holds this site's contribution, leaves of it; its norm, see `ErrorFeedback.advance`."""
         assert self.errors is not None
         async with self.lock:
-            return await run_to_its_end(partial(self.errors.advance, data.chunks, commit, data.left_over, self._pool))
+            return await run_to_its_end(
+                partial(self.errors.advance, data.own_chunks, commit, data.left_over, self._pool)
+            )
 
     def _present_outer(self) -> OuterState:
         """Under the lock it stays so. Raises StateError if a rollback has left none."""

@@ -70,6 +70,8 @@ class WorkerControl:
                 self._shell.layout = self._shell.tasks.spawn(self._send_layout(output, self._shell.layout))
             case out.MergePieces():
                 self._shell.tasks.spawn(self._merge_pieces(output))
+            case out.ShareSnapshot():
+                self._shell.tasks.spawn(self._leader.share(output))
 
     async def _start(self, generation: int, settings_json: str) -> None:
         async with self._lock:
@@ -145,7 +147,14 @@ class WorkerControl:
         hub.allow(max_retained_bytes, room.reduce_buffer_bytes, keeps_errors=keeps_errors)
         log.info("as a reducer this node holds %s", room)
         self._pieces = pieces
-        self._shell.handle(e.PiecesMerged(generation=generation, pieces=pieces, max_retained_bytes=max_retained_bytes))
+        self._shell.handle(
+            e.PiecesMerged(
+                generation=generation,
+                pieces=pieces,
+                max_retained_bytes=max_retained_bytes,
+                endpoints=self._leader.endpoints(pieces.manifest),
+            )
+        )
 
     def _describe_crash(self, output: out.DescribeCrash) -> None:
         assert self.launcher is not None
@@ -170,8 +179,7 @@ class WorkerControl:
             if not is_here or group is None:
                 return  # those workers are gone meanwhile; the model is that of those who follow
             told = partial(layout_of, group, output, self._shell.home.incarnation, plane.layout.chunk_elements)
-            buffers = plane.snapshot, plane.publish_buffer
-            self._leader.laid_out(pieces, plane.layout, *buffers)
-            await self.server.send_layout(output.generation, told, plane.layout, *buffers)
+            self._leader.laid_out(pieces, plane.layout, plane.snapshot)
+            await self.server.send_layout(output.generation, told, plane.layout, plane.snapshot, plane.publish_buffer)
         except (AtollError, OSError) as error:
             self._refuse(output.generation, error)

@@ -91,11 +91,13 @@ class ErrorFeedback:
         store.verify(num_threads)
         return cls(layout, np.float32(settings.sync.error_feedback), store, disk)
 
-    def commits(self) -> tuple[int | None, ...]:
-        """Of each fragment, the commit that has advanced all of it; 0 if none has, None if one has advanced a part."""
+    def commits(self, own: range | None = None) -> tuple[int | None, ...]:
+        """Of each fragment, the commit that has advanced all of it, or what of it is in `own`; 0 if none has, None if
+        one has advanced a part."""
         versions, found = self.store.versions, list[int | None]()
         for chunks in self.layout.fragments:
-            of_it = {versions[c] or 0 for c in chunks if self.store.kind.record_bytes[c]} or {0}
+            its_own = chunks if own is None else [chunk for chunk in chunks if chunk in own]
+            of_it = {versions[c] or 0 for c in its_own if self.store.kind.record_bytes[c]} or {0}
             found.append(of_it.pop() if len(of_it) == 1 else None)
         return tuple(found)
 

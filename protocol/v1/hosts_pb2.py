@@ -22,55 +22,96 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from atoll.protocol.v1 import common_pb2 as atoll_dot_protocol_dot_v1_dot_common__pb2
+from atoll.protocol.v1 import local_pb2 as atoll_dot_protocol_dot_v1_dot_local__pb2
+from atoll.protocol.v1 import session_pb2 as atoll_dot_protocol_dot_v1_dot_session__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1d\x61toll/protocol/v1/hosts.proto\x12\x11\x61toll.protocol.v1\"\xe7\x02\n\rAttachRequest\x12-\n\x05hello\x18\x01 \x01(\x0b\x32\x1c.atoll.protocol.v1.HostHelloH\x00\x12+\n\x04\x62\x65\x61t\x18\x02 \x01(\x0b\x32\x1b.atoll.protocol.v1.HostBeatH\x00\x12-\n\x05\x66rame\x18\x03 \x01(\x0b\x32\x1c.atoll.protocol.v1.RankFrameH\x00\x12/\n\x06\x63losed\x18\x04 \x01(\x0b\x32\x1d.atoll.protocol.v1.RankClosedH\x00\x12\x30\n\x06\x65xited\x18\x05 \x01(\x0b\x32\x1e.atoll.protocol.v1.RanksExitedH\x00\x12/\n\x06\x66\x61iled\x18\x06 \x01(\x0b\x32\x1d.atoll.protocol.v1.HostFailedH\x00\x12/\n\x05taken\x18\x07 \x01(\x0b\x32\x1e.atoll.protocol.v1.SlicesTakenH\x00\x42\x06\n\x04\x62ody\"\x9e\x03\n\x0e\x41ttachResponse\x12\x31\n\x07welcome\x18\x01 \x01(\x0b\x32\x1e.atoll.protocol.v1.HostWelcomeH\x00\x12+\n\x04\x62\x65\x61t\x18\x02 \x01(\x0b\x32\x1b.atoll.protocol.v1.HostBeatH\x00\x12-\n\x05\x66rame\x18\x03 \x01(\x0b\x32\x1c.atoll.protocol.v1.RankFrameH\x00\x12/\n\x06\x63losed\x18\x04 \x01(\x0b\x32\x1d.atoll.protocol.v1.RankClosedH\x00\x12.\n\x05start\x18\x05 \x01(\x0b\x32\x1d.atoll.protocol.v1.StartRanksH\x00\x12,\n\x04stop\x18\x06 \x01(\x0b\x32\x1c.atoll.protocol.v1.StopRanksH\x00\x12\x37\n\tpublished\x18\x07 \x01(\x0b\x32\".atoll.protocol.v1.SlicesPublishedH\x00\x12-\n\x05\x65nded\x18\x08 \x01(\x0b\x32\x1c.atoll.protocol.v1.SiteEndedH\x00\x42\x06\n\x04\x62ody\"\x8e\x01\n\tHostHello\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x11\n\tsite_name\x18\x02 \x01(\t\x12\x0c\n\x04host\x18\x03 \x01(\r\x12\x11\n\tnum_hosts\x18\x04 \x01(\r\x12\x11\n\tnum_ranks\x18\x05 \x01(\r\x12\x0f\n\x07machine\x18\x06 \x01(\t\x12\x0f\n\x07process\x18\x07 \x01(\x0c\"E\n\x0bHostWelcome\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x15\n\rsettings_json\x18\x02 \x01(\t\x12\x0f\n\x07session\x18\x03 \x01(\x04\"\n\n\x08HostBeat\"-\n\tRankFrame\x12\x12\n\nconnection\x18\x01 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\".\n\nRankClosed\x12\x12\n\nconnection\x18\x01 \x01(\x04\x12\x0c\n\x04text\x18\x02 \x01(\t\"K\n\nStartRanks\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12\x15\n\rstore_address\x18\x02 \x01(\t\x12\x12\n\ngroup_name\x18\x03 \x01(\t\"\x1f\n\tStopRanks\x12\x12\n\ngeneration\x18\x01 \x01(\x04\"=\n\x0bRanksExited\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12\x0c\n\x04\x63ode\x18\x02 \x01(\x05\x12\x0c\n\x04text\x18\x03 \x01(\t\"A\n\nHostFailed\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\texit_code\x18\x03 \x01(\r\"5\n\x0fSlicesPublished\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12\x0e\n\x06number\x18\x02 \x01(\x04\"\x1d\n\x0bSlicesTaken\x12\x0e\n\x06number\x18\x01 \x01(\x04\",\n\tSiteEnded\x12\x11\n\texit_code\x18\x01 \x01(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\"\x80\x01\n\tSlicesPut\x12\x0f\n\x07session\x18\x01 \x01(\x04\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\x0c\n\x04rank\x18\x03 \x01(\r\x12\x0c\n\x04step\x18\x04 \x01(\x04\x12\x0b\n\x03seq\x18\x05 \x01(\r\x12\x10\n\x08\x66ragment\x18\x06 \x01(\r\x12\x13\n\x0bwith_frozen\x18\x07 \x01(\x08\"h\n\x10PutSlicesRequest\x12,\n\x04open\x18\x01 \x01(\x0b\x32\x1c.atoll.protocol.v1.SlicesPutH\x00\x12\x0e\n\x04\x64\x61ta\x18\x02 \x01(\x0cH\x00\x12\x0e\n\x04hash\x18\x03 \x01(\x0cH\x00\x42\x06\n\x04\x62ody\"\x13\n\x11PutSlicesResponse\"4\n\x11TakeSlicesRequest\x12\x0f\n\x07session\x18\x01 \x01(\x04\x12\x0e\n\x06number\x18\x02 \x01(\x04\"k\n\x12TakeSlicesResponse\x12-\n\x04open\x18\x01 \x01(\x0b\x32\x1d.atoll.protocol.v1.SlicesOpenH\x00\x12\x0e\n\x04\x64\x61ta\x18\x02 \x01(\x0cH\x00\x12\x0e\n\x04hash\x18\x03 \x01(\x0cH\x00\x42\x06\n\x04\x62ody\"H\n\nSlicesOpen\x12\x10\n\x08\x66ragment\x18\x01 \x01(\r\x12\x13\n\x0bwith_frozen\x18\x02 \x01(\x08\x12\x13\n\x0bnum_moments\x18\x03 \x01(\r2\x97\x02\n\x0bHostService\x12Q\n\x06\x41ttach\x12 .atoll.protocol.v1.AttachRequest\x1a!.atoll.protocol.v1.AttachResponse(\x01\x30\x01\x12X\n\tPutSlices\x12#.atoll.protocol.v1.PutSlicesRequest\x1a$.atoll.protocol.v1.PutSlicesResponse(\x01\x12[\n\nTakeSlices\x12$.atoll.protocol.v1.TakeSlicesRequest\x1a%.atoll.protocol.v1.TakeSlicesResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1d\x61toll/protocol/v1/hosts.proto\x12\x11\x61toll.protocol.v1\x1a\x1e\x61toll/protocol/v1/common.proto\x1a\x1d\x61toll/protocol/v1/local.proto\x1a\x1f\x61toll/protocol/v1/session.proto\"\xf2\x05\n\rAttachRequest\x12-\n\x05hello\x18\x01 \x01(\x0b\x32\x1c.atoll.protocol.v1.HostHelloH\x00\x12+\n\x04\x62\x65\x61t\x18\x02 \x01(\x0b\x32\x1b.atoll.protocol.v1.HostBeatH\x00\x12-\n\x05\x66rame\x18\x03 \x01(\x0b\x32\x1c.atoll.protocol.v1.RankFrameH\x00\x12/\n\x06\x63losed\x18\x04 \x01(\x0b\x32\x1d.atoll.protocol.v1.RankClosedH\x00\x12\x30\n\x06\x65xited\x18\x05 \x01(\x0b\x32\x1e.atoll.protocol.v1.RanksExitedH\x00\x12/\n\x06\x66\x61iled\x18\x06 \x01(\x0b\x32\x1d.atoll.protocol.v1.HostFailedH\x00\x12-\n\x05ready\x18\x08 \x01(\x0b\x32\x1c.atoll.protocol.v1.HostReadyH\x00\x12,\n\x04held\x18\t \x01(\x0b\x32\x1c.atoll.protocol.v1.StateHeldH\x00\x12:\n\x0esources_wanted\x18\n \x01(\x0b\x32 .atoll.protocol.v1.SourcesWantedH\x00\x12\x36\n\tpublished\x18\x0b \x01(\x0b\x32!.atoll.protocol.v1.StatePublishedH\x00\x12:\n\x0esnapshot_taken\x18\x0c \x01(\x0b\x32 .atoll.protocol.v1.SnapshotTakenH\x00\x12@\n\x0f\x65rrors_advanced\x18\r \x01(\x0b\x32%.atoll.protocol.v1.HostErrorsAdvancedH\x00\x12\'\n\x04\x64one\x18\x0e \x01(\x0b\x32\x17.atoll.protocol.v1.DoneH\x00\x12<\n\x0f\x65xchange_failed\x18\x0f \x01(\x0b\x32!.atoll.protocol.v1.ExchangeFailedH\x00\x42\x06\n\x04\x62odyJ\x04\x08\x07\x10\x08\"\xf2\x07\n\x0e\x41ttachResponse\x12\x31\n\x07welcome\x18\x01 \x01(\x0b\x32\x1e.atoll.protocol.v1.HostWelcomeH\x00\x12+\n\x04\x62\x65\x61t\x18\x02 \x01(\x0b\x32\x1b.atoll.protocol.v1.HostBeatH\x00\x12-\n\x05\x66rame\x18\x03 \x01(\x0b\x32\x1c.atoll.protocol.v1.RankFrameH\x00\x12/\n\x06\x63losed\x18\x04 \x01(\x0b\x32\x1d.atoll.protocol.v1.RankClosedH\x00\x12.\n\x05start\x18\x05 \x01(\x0b\x32\x1d.atoll.protocol.v1.StartRanksH\x00\x12,\n\x04stop\x18\x06 \x01(\x0b\x32\x1c.atoll.protocol.v1.StopRanksH\x00\x12-\n\x05\x65nded\x18\x08 \x01(\x0b\x32\x1c.atoll.protocol.v1.SiteEndedH\x00\x12\x32\n\x08laid_out\x18\t \x01(\x0b\x32\x1e.atoll.protocol.v1.SiteLaidOutH\x00\x12,\n\x04hold\x18\n \x01(\x0b\x32\x1c.atoll.protocol.v1.HoldStateH\x00\x12/\n\x05\x61pply\x18\x0b \x01(\x0b\x32\x1e.atoll.protocol.v1.ApplyAtHostH\x00\x12\x33\n\x07publish\x18\x0c \x01(\x0b\x32 .atoll.protocol.v1.PublishAtHostH\x00\x12\x38\n\rtake_snapshot\x18\r \x01(\x0b\x32\x1f.atoll.protocol.v1.TakeSnapshotH\x00\x12:\n\x0e\x61\x64vance_errors\x18\x0e \x01(\x0b\x32 .atoll.protocol.v1.AdvanceAtHostH\x00\x12\x34\n\troll_back\x18\x0f \x01(\x0b\x32\x1f.atoll.protocol.v1.RollBackHostH\x00\x12\x38\n\x0e\x62\x65gin_exchange\x18\x10 \x01(\x0b\x32\x1e.atoll.protocol.v1.BeginAtHostH\x00\x12-\n\x07weights\x18\x11 \x01(\x0b\x32\x1a.atoll.protocol.v1.WeightsH\x00\x12\x38\n\x0ehurry_exchange\x18\x12 \x01(\x0b\x32\x1e.atoll.protocol.v1.HurryAtHostH\x00\x12:\n\x0f\x63\x61ncel_exchange\x18\x13 \x01(\x0b\x32\x1f.atoll.protocol.v1.CancelAtHostH\x00\x12\x32\n\tdrop_sync\x18\x14 \x01(\x0b\x32\x1d.atoll.protocol.v1.DropAtHostH\x00\x42\x06\n\x04\x62odyJ\x04\x08\x07\x10\x08\"\x8e\x01\n\tHostHello\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x11\n\tsite_name\x18\x02 \x01(\t\x12\x0c\n\x04host\x18\x03 \x01(\r\x12\x11\n\tnum_hosts\x18\x04 \x01(\r\x12\x11\n\tnum_ranks\x18\x05 \x01(\r\x12\x0f\n\x07machine\x18\x06 \x01(\t\x12\x0f\n\x07process\x18\x07 \x01(\x0c\"Z\n\x0bHostWelcome\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x15\n\rsettings_json\x18\x02 \x01(\t\x12\x0f\n\x07session\x18\x03 \x01(\x04\x12\x13\n\x0bincarnation\x18\x04 \x01(\x04\"\n\n\x08HostBeat\"-\n\tRankFrame\x12\x12\n\nconnection\x18\x01 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\".\n\nRankClosed\x12\x12\n\nconnection\x18\x01 \x01(\x04\x12\x0c\n\x04text\x18\x02 \x01(\t\"K\n\nStartRanks\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12\x15\n\rstore_address\x18\x02 \x01(\t\x12\x12\n\ngroup_name\x18\x03 \x01(\t\"\x1f\n\tStopRanks\x12\x12\n\ngeneration\x18\x01 \x01(\x04\"=\n\x0bRanksExited\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12\x0c\n\x04\x63ode\x18\x02 \x01(\x05\x12\x0c\n\x04text\x18\x03 \x01(\t\"A\n\nHostFailed\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\texit_code\x18\x03 \x01(\r\",\n\tSiteEnded\x12\x11\n\texit_code\x18\x01 \x01(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\"\x80\x01\n\tSlicesPut\x12\x0f\n\x07session\x18\x01 \x01(\x04\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\x0c\n\x04rank\x18\x03 \x01(\r\x12\x0c\n\x04step\x18\x04 \x01(\x04\x12\x0b\n\x03seq\x18\x05 \x01(\r\x12\x10\n\x08\x66ragment\x18\x06 \x01(\r\x12\x13\n\x0bwith_frozen\x18\x07 \x01(\x08\"h\n\x10PutSlicesRequest\x12,\n\x04open\x18\x01 \x01(\x0b\x32\x1c.atoll.protocol.v1.SlicesPutH\x00\x12\x0e\n\x04\x64\x61ta\x18\x02 \x01(\x0cH\x00\x12\x0e\n\x04hash\x18\x03 \x01(\x0cH\x00\x42\x06\n\x04\x62ody\"\x13\n\x11PutSlicesResponse\"e\n\x11TakeSlicesRequest\x12\x0f\n\x07session\x18\x01 \x01(\x04\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\x10\n\x08\x66ragment\x18\x03 \x01(\r\x12\x0c\n\x04step\x18\x04 \x01(\x04\x12\x0b\n\x03seq\x18\x05 \x01(\r\"<\n\x12TakeSlicesResponse\x12\x0e\n\x04\x64\x61ta\x18\x01 \x01(\x0cH\x00\x12\x0e\n\x04hash\x18\x02 \x01(\x0cH\x00\x42\x06\n\x04\x62ody\"z\n\tHostReady\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\x11\n\thas_state\x18\x02 \x01(\x08\x12\x0e\n\x06\x63ommit\x18\x03 \x01(\x04\x12\x12\n\nstate_hash\x18\x04 \x01(\x0c\x12\x0e\n\x06\x62ranch\x18\x05 \x01(\r\x12\x15\n\rerror_commits\x18\x06 \x03(\x03\"Q\n\tStateHeld\x12\x11\n\thas_state\x18\x01 \x01(\x08\x12\x0e\n\x06\x63ommit\x18\x02 \x01(\x04\x12\x12\n\nstate_hash\x18\x03 \x01(\x0c\x12\r\n\x05lacks\x18\x04 \x01(\t\"\x0f\n\rSourcesWanted\"\xb3\x01\n\x0bSiteLaidOut\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12\x0f\n\x07site_id\x18\x02 \x01(\r\x12-\n\x08manifest\x18\x03 \x01(\x0b\x32\x1b.atoll.protocol.v1.Manifest\x12\x16\n\x0e\x63hunk_elements\x18\x04 \x01(\r\x12\x0e\n\x06\x64types\x18\x05 \x03(\t\x12(\n\x06pieces\x18\x06 \x03(\x0b\x32\x18.atoll.protocol.v1.Piece\"I\n\tHoldState\x12\x0f\n\x07site_id\x18\x01 \x01(\r\x12+\n\x07sources\x18\x02 \x01(\x0b\x32\x1a.atoll.protocol.v1.Sources\"8\n\x0b\x41pplyAtHost\x12)\n\x06\x63ommit\x18\x01 \x01(\x0b\x32\x19.atoll.protocol.v1.Commit\"g\n\rPublishAtHost\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x0f\n\x07version\x18\x02 \x01(\x04\x12\x10\n\x08\x66ragment\x18\x03 \x01(\r\x12\x15\n\ris_difference\x18\x04 \x01(\x08\x12\x0c\n\x04\x62\x61se\x18\x05 \x01(\x04\" \n\x0eStatePublished\x12\x0e\n\x06number\x18\x01 \x01(\x04\"O\n\x0cTakeSnapshot\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12\x10\n\x08\x66ragment\x18\x02 \x01(\r\x12\x0c\n\x04step\x18\x03 \x01(\x04\x12\x0b\n\x03seq\x18\x04 \x01(\r\"P\n\rSnapshotTaken\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12\x10\n\x08\x66ragment\x18\x02 \x01(\r\x12\x0c\n\x04step\x18\x03 \x01(\x04\x12\x0b\n\x03seq\x18\x04 \x01(\r\"]\n\rAdvanceAtHost\x12\x0e\n\x06\x63ommit\x18\x01 \x01(\x04\x12\x10\n\x08\x66ragment\x18\x02 \x01(\r\x12\x13\n\x0b\x62\x61se_commit\x18\x03 \x01(\x04\x12\x15\n\rerror_commits\x18\x04 \x03(\x04\"V\n\x12HostErrorsAdvanced\x12\x0e\n\x06\x63ommit\x18\x01 \x01(\x04\x12\x10\n\x08\x66ragment\x18\x02 \x01(\r\x12\x0f\n\x07problem\x18\x03 \x01(\t\x12\r\n\x05share\x18\x04 \x01(\x01\"3\n\x0cRollBackHost\x12\x13\n\x0blast_commit\x18\x01 \x01(\x12\x12\x0e\n\x06\x62ranch\x18\x02 \x01(\r\"\xa2\x01\n\x0b\x42\x65ginAtHost\x12%\n\x04plan\x18\x01 \x01(\x0b\x32\x17.atoll.protocol.v1.Plan\x12\x0e\n\x06tokens\x18\x02 \x01(\x04\x12\x0f\n\x07weights\x18\x03 \x03(\x04\x12\x10\n\x08spread_s\x18\x04 \x01(\x01\x12\x11\n\tin_flight\x18\x05 \x03(\x04\x12\x15\n\rerror_commits\x18\x06 \x03(\x04\x12\x0f\n\x07site_id\x18\x07 \x01(\r\"\x1b\n\x0bHurryAtHost\x12\x0c\n\x04sync\x18\x01 \x01(\x04\"-\n\x0c\x43\x61ncelAtHost\x12\x0c\n\x04sync\x18\x01 \x01(\x04\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\"\x1a\n\nDropAtHost\x12\x0c\n\x04sync\x18\x01 \x01(\x04\"J\n\nPayloadsOf\x12\x0f\n\x07session\x18\x01 \x01(\x04\x12\x0c\n\x04sync\x18\x02 \x01(\x04\x12\x0c\n\x04term\x18\x03 \x01(\x04\x12\x0f\n\x07\x61ttempt\x18\x04 \x01(\r\"[\n\x12PutPayloadsRequest\x12-\n\x04open\x18\x01 \x01(\x0b\x32\x1d.atoll.protocol.v1.PayloadsOfH\x00\x12\x0e\n\x04\x64\x61ta\x18\x02 \x01(\x0cH\x00\x42\x06\n\x04\x62ody\"\x15\n\x13PutPayloadsResponse\"@\n\x13TakePayloadsRequest\x12)\n\x02of\x18\x01 \x01(\x0b\x32\x1d.atoll.protocol.v1.PayloadsOf\"$\n\x14TakePayloadsResponse\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\x32\xda\x03\n\x0bHostService\x12Q\n\x06\x41ttach\x12 .atoll.protocol.v1.AttachRequest\x1a!.atoll.protocol.v1.AttachResponse(\x01\x30\x01\x12X\n\tPutSlices\x12#.atoll.protocol.v1.PutSlicesRequest\x1a$.atoll.protocol.v1.PutSlicesResponse(\x01\x12[\n\nTakeSlices\x12$.atoll.protocol.v1.TakeSlicesRequest\x1a%.atoll.protocol.v1.TakeSlicesResponse0\x01\x12^\n\x0bPutPayloads\x12%.atoll.protocol.v1.PutPayloadsRequest\x1a&.atoll.protocol.v1.PutPayloadsResponse(\x01\x12\x61\n\x0cTakePayloads\x12&.atoll.protocol.v1.TakePayloadsRequest\x1a\'.atoll.protocol.v1.TakePayloadsResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'atoll.protocol.v1.hosts_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_ATTACHREQUEST']._serialized_start=53
-  _globals['_ATTACHREQUEST']._serialized_end=412
-  _globals['_ATTACHRESPONSE']._serialized_start=415
-  _globals['_ATTACHRESPONSE']._serialized_end=829
-  _globals['_HOSTHELLO']._serialized_start=832
-  _globals['_HOSTHELLO']._serialized_end=974
-  _globals['_HOSTWELCOME']._serialized_start=976
-  _globals['_HOSTWELCOME']._serialized_end=1045
-  _globals['_HOSTBEAT']._serialized_start=1047
-  _globals['_HOSTBEAT']._serialized_end=1057
-  _globals['_RANKFRAME']._serialized_start=1059
-  _globals['_RANKFRAME']._serialized_end=1104
-  _globals['_RANKCLOSED']._serialized_start=1106
-  _globals['_RANKCLOSED']._serialized_end=1152
-  _globals['_STARTRANKS']._serialized_start=1154
-  _globals['_STARTRANKS']._serialized_end=1229
-  _globals['_STOPRANKS']._serialized_start=1231
-  _globals['_STOPRANKS']._serialized_end=1262
-  _globals['_RANKSEXITED']._serialized_start=1264
-  _globals['_RANKSEXITED']._serialized_end=1325
-  _globals['_HOSTFAILED']._serialized_start=1327
-  _globals['_HOSTFAILED']._serialized_end=1392
-  _globals['_SLICESPUBLISHED']._serialized_start=1394
-  _globals['_SLICESPUBLISHED']._serialized_end=1447
-  _globals['_SLICESTAKEN']._serialized_start=1449
-  _globals['_SLICESTAKEN']._serialized_end=1478
-  _globals['_SITEENDED']._serialized_start=1480
-  _globals['_SITEENDED']._serialized_end=1524
-  _globals['_SLICESPUT']._serialized_start=1527
-  _globals['_SLICESPUT']._serialized_end=1655
-  _globals['_PUTSLICESREQUEST']._serialized_start=1657
-  _globals['_PUTSLICESREQUEST']._serialized_end=1761
-  _globals['_PUTSLICESRESPONSE']._serialized_start=1763
-  _globals['_PUTSLICESRESPONSE']._serialized_end=1782
-  _globals['_TAKESLICESREQUEST']._serialized_start=1784
-  _globals['_TAKESLICESREQUEST']._serialized_end=1836
-  _globals['_TAKESLICESRESPONSE']._serialized_start=1838
-  _globals['_TAKESLICESRESPONSE']._serialized_end=1945
-  _globals['_SLICESOPEN']._serialized_start=1947
-  _globals['_SLICESOPEN']._serialized_end=2019
-  _globals['_HOSTSERVICE']._serialized_start=2022
-  _globals['_HOSTSERVICE']._serialized_end=2301
+  _globals['_ATTACHREQUEST']._serialized_start=149
+  _globals['_ATTACHREQUEST']._serialized_end=903
+  _globals['_ATTACHRESPONSE']._serialized_start=906
+  _globals['_ATTACHRESPONSE']._serialized_end=1916
+  _globals['_HOSTHELLO']._serialized_start=1919
+  _globals['_HOSTHELLO']._serialized_end=2061
+  _globals['_HOSTWELCOME']._serialized_start=2063
+  _globals['_HOSTWELCOME']._serialized_end=2153
+  _globals['_HOSTBEAT']._serialized_start=2155
+  _globals['_HOSTBEAT']._serialized_end=2165
+  _globals['_RANKFRAME']._serialized_start=2167
+  _globals['_RANKFRAME']._serialized_end=2212
+  _globals['_RANKCLOSED']._serialized_start=2214
+  _globals['_RANKCLOSED']._serialized_end=2260
+  _globals['_STARTRANKS']._serialized_start=2262
+  _globals['_STARTRANKS']._serialized_end=2337
+  _globals['_STOPRANKS']._serialized_start=2339
+  _globals['_STOPRANKS']._serialized_end=2370
+  _globals['_RANKSEXITED']._serialized_start=2372
+  _globals['_RANKSEXITED']._serialized_end=2433
+  _globals['_HOSTFAILED']._serialized_start=2435
+  _globals['_HOSTFAILED']._serialized_end=2500
+  _globals['_SITEENDED']._serialized_start=2502
+  _globals['_SITEENDED']._serialized_end=2546
+  _globals['_SLICESPUT']._serialized_start=2549
+  _globals['_SLICESPUT']._serialized_end=2677
+  _globals['_PUTSLICESREQUEST']._serialized_start=2679
+  _globals['_PUTSLICESREQUEST']._serialized_end=2783
+  _globals['_PUTSLICESRESPONSE']._serialized_start=2785
+  _globals['_PUTSLICESRESPONSE']._serialized_end=2804
+  _globals['_TAKESLICESREQUEST']._serialized_start=2806
+  _globals['_TAKESLICESREQUEST']._serialized_end=2907
+  _globals['_TAKESLICESRESPONSE']._serialized_start=2909
+  _globals['_TAKESLICESRESPONSE']._serialized_end=2969
+  _globals['_HOSTREADY']._serialized_start=2971
+  _globals['_HOSTREADY']._serialized_end=3093
+  _globals['_STATEHELD']._serialized_start=3095
+  _globals['_STATEHELD']._serialized_end=3176
+  _globals['_SOURCESWANTED']._serialized_start=3178
+  _globals['_SOURCESWANTED']._serialized_end=3193
+  _globals['_SITELAIDOUT']._serialized_start=3196
+  _globals['_SITELAIDOUT']._serialized_end=3375
+  _globals['_HOLDSTATE']._serialized_start=3377
+  _globals['_HOLDSTATE']._serialized_end=3450
+  _globals['_APPLYATHOST']._serialized_start=3452
+  _globals['_APPLYATHOST']._serialized_end=3508
+  _globals['_PUBLISHATHOST']._serialized_start=3510
+  _globals['_PUBLISHATHOST']._serialized_end=3613
+  _globals['_STATEPUBLISHED']._serialized_start=3615
+  _globals['_STATEPUBLISHED']._serialized_end=3647
+  _globals['_TAKESNAPSHOT']._serialized_start=3649
+  _globals['_TAKESNAPSHOT']._serialized_end=3728
+  _globals['_SNAPSHOTTAKEN']._serialized_start=3730
+  _globals['_SNAPSHOTTAKEN']._serialized_end=3810
+  _globals['_ADVANCEATHOST']._serialized_start=3812
+  _globals['_ADVANCEATHOST']._serialized_end=3905
+  _globals['_HOSTERRORSADVANCED']._serialized_start=3907
+  _globals['_HOSTERRORSADVANCED']._serialized_end=3993
+  _globals['_ROLLBACKHOST']._serialized_start=3995
+  _globals['_ROLLBACKHOST']._serialized_end=4046
+  _globals['_BEGINATHOST']._serialized_start=4049
+  _globals['_BEGINATHOST']._serialized_end=4211
+  _globals['_HURRYATHOST']._serialized_start=4213
+  _globals['_HURRYATHOST']._serialized_end=4240
+  _globals['_CANCELATHOST']._serialized_start=4242
+  _globals['_CANCELATHOST']._serialized_end=4287
+  _globals['_DROPATHOST']._serialized_start=4289
+  _globals['_DROPATHOST']._serialized_end=4315
+  _globals['_PAYLOADSOF']._serialized_start=4317
+  _globals['_PAYLOADSOF']._serialized_end=4391
+  _globals['_PUTPAYLOADSREQUEST']._serialized_start=4393
+  _globals['_PUTPAYLOADSREQUEST']._serialized_end=4484
+  _globals['_PUTPAYLOADSRESPONSE']._serialized_start=4486
+  _globals['_PUTPAYLOADSRESPONSE']._serialized_end=4507
+  _globals['_TAKEPAYLOADSREQUEST']._serialized_start=4509
+  _globals['_TAKEPAYLOADSREQUEST']._serialized_end=4573
+  _globals['_TAKEPAYLOADSRESPONSE']._serialized_start=4575
+  _globals['_TAKEPAYLOADSRESPONSE']._serialized_end=4611
+  _globals['_HOSTSERVICE']._serialized_start=4614
+  _globals['_HOSTSERVICE']._serialized_end=5088
 # @@protoc_insertion_point(module_scope)

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from atoll.node import host_protocol as hosts
 from atoll.node.core import events as e
+from atoll.node.core.host_events import HostsChanged, SlicesArrived
 from atoll.node.daemon.hosts.follower import Follower
 from atoll.node.daemon.hosts.relay import _Rank
 from atoll.node.dataplane.slices import Wanted, messages, new_digest, views
@@ -143,9 +144,7 @@ def test_any_words_of_a_host_are_followed_or_end_it(says_hello: bool, said: list
         await end(site.server._tasks)
         while not site.events.empty():
             event = site.events.get_nowait()
-            assert isinstance(event, e.HostsChanged | e.WorkersExited | e.WorkersFailed | e.RankSaid | e.RankLost), (
-                event
-            )
+            assert isinstance(event, HostsChanged | e.WorkersExited | e.WorkersFailed | e.RankSaid | e.RankLost), event
         site.snapshot.close()
         site.publish.close()
 
@@ -171,7 +170,7 @@ def test_slices_that_are_put_are_whole_or_the_host_is_given_up(data: st.DataObje
         attached = asyncio.create_task(site.leader.attach(None, Waiting([hosts.said(HELLO)])))
         while not site.leader._hosts:  # noqa: ASYNC110 it is there at the next turn of the loop
             await asyncio.sleep(0)
-        assert site.events.get_nowait() == e.HostsChanged(())
+        assert site.events.get_nowait() == HostsChanged(())
         before = bytes(site.snapshot.view)
         try:
             await site.leader.put_slices(None, Stream(parts))
@@ -179,7 +178,7 @@ def test_slices_that_are_put_are_whole_or_the_host_is_given_up(data: st.DataObje
             assert refused.args[0] in REFUSALS, refused  # noqa: PT017 one answer of two
             assert site.events.empty()
         else:
-            assert isinstance(site.events.get_nowait(), e.SlicesArrived)
+            assert isinstance(site.events.get_nowait(), SlicesArrived)
         touched = {at for at, byte in enumerate(site.snapshot.view) if byte != before[at]}
         assert all(OF_RANK_1[at] for at in touched), "nothing that the rank does not own"
         await end([attached])

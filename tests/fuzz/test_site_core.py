@@ -14,6 +14,7 @@ from atoll.node.core import events as e
 from atoll.node.core import outputs as out
 from atoll.node.core.disk import Outer
 from atoll.node.core.events import AnswerKind, MergeMode
+from atoll.node.core.host_events import HostsChanged
 from atoll.protocol import PROTOCOL_VERSION, wire
 from atoll.protocol import messages as m
 from atoll.protocol.errors import AverageError, InvalidMessage, NoRoomError, PeerError
@@ -236,9 +237,9 @@ class Host(SiteQuestions):
                     case 0:
                         self.happens(e.LeaveAsked("ctrl-c"))
                     case 1:
-                        self.happens(e.HostsChanged((1,), "host 1 is lost"))
+                        self.happens(HostsChanged((1,), "host 1 is lost"))
                     case 2:
-                        self.happens(e.HostsChanged(()))
+                        self.happens(HostsChanged(()))
             case n if n < 13 and self.due:
                 self.happens(self.due.pop(0))
             case _:

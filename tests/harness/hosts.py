@@ -19,6 +19,7 @@ import numpy as np
 from atoll.node import host_protocol as hosts
 from atoll.node import local_protocol as local
 from atoll.node.core import events as e
+from atoll.node.core.host_events import HostsChanged
 from atoll.node.core.ranks.pieces import SitePieces, site_pieces
 from atoll.node.daemon.config import NodeConfig
 from atoll.node.daemon.hosts.follower import Follower
@@ -129,7 +130,7 @@ class Led:
 
     async def hosts_changed(self, *missing: int) -> str:
         """What is said of it."""
-        event = await self.event(e.HostsChanged)
+        event = await self.event(HostsChanged)
         assert event.missing == missing, event
         return event.text
 

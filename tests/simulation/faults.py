@@ -11,6 +11,7 @@ from typing import Any
 
 from atoll.node.core import events as e
 from atoll.node.core import outputs as out
+from atoll.node.core.host_events import HostsChanged
 from atoll.node.exchange.sync.exchange import Exchange
 from tests.harness import hostile
 from tests.harness.coordinator_questions import of_server
@@ -72,7 +73,7 @@ def lose_host(world: World, fault: Fault, generator: random.Random) -> None:
     def changed(missing: tuple[int, ...], text: str = "") -> None:
         node = made.node
         if node is not None and world.nodes.get(made.process.machine) is made:
-            world.run_in(made.process, lambda: node.handle(e.HostsChanged(missing, text)))
+            world.run_in(made.process, lambda: node.handle(HostsChanged(missing, text)))
 
     changed((1,), "host 1 of this site is lost")
     world.later(fault.lasts_s, lambda: changed(()))

@@ -13,7 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from atoll.node import local_protocol
-from atoll.node.core.events import AnswerKind, MergeMode, RankEvent, SlicesArrived, WorkersExited
+from atoll.node.core.events import AnswerKind, MergeMode, RankEvent, WorkersExited
+from atoll.node.core.host_events import SlicesArrived
 from atoll.node.daemon.launcher import Launcher
 from atoll.node.daemon.local_server import LocalServer
 from atoll.node.daemon.rank_commands import Meeting

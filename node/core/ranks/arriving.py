@@ -1,10 +1,14 @@
-"""Snapshots of which ranks on other hosts have slices: sealed when all ranks have reported, whole when these are here.
+"""Snapshots of a site of several hosts: sealed when all ranks have reported, whole when the slices of the other hosts
+are here, and ready when each of these has what it is to send.
 
 Slices and reports come by different ways, so either may be there first. Pure."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+from atoll.node.core.events import SnapshotArrived
+from atoll.node.core.outputs import ShareSnapshot
 
 
 @dataclass(slots=True)
@@ -13,33 +17,54 @@ class _Snapshot:
     missing: set[int]  # ranks whose slices are not in the site's SNAPSHOT yet
     is_sealed: bool = False  # by all ranks
 
+    @property
+    def is_whole(self) -> bool:
+        return self.is_sealed and not self.missing
+
 
 class Arriving:
-    """Of one generation. `elsewhere`: the ranks on other hosts."""
+    """Of one generation. `elsewhere`: the ranks on other hosts; a site of one host has none, and nothing arrives."""
 
-    def __init__(self, elsewhere: range) -> None:
+    def __init__(self, generation: int, elsewhere: range) -> None:
+        self._generation = generation
         self._elsewhere = elsewhere
         self._snapshots: dict[tuple[int, int], _Snapshot] = {}  # by step and seq
 
     def begin(self, step: int, seq: int, fragment: int) -> None:
         """Ranks are told to write it."""
-        self._snapshots[step, seq] = _Snapshot(fragment, set(self._elsewhere))
+        if self._elsewhere:
+            self._snapshots[step, seq] = _Snapshot(fragment, set(self._elsewhere))
 
-    def seal(self, step: int, seq: int) -> bool:
-        """All ranks have reported on it; whether slices are still on their way."""
-        snapshot = self._snapshots[step, seq]
+    def is_expected(self, step: int, seq: int) -> bool:
+        """Whether a host lacks some of it."""
+        return (step, seq) in self._snapshots
+
+    def seal(self, step: int, seq: int) -> list[ShareSnapshot]:
+        """All ranks have reported on it."""
+        snapshot = self._snapshots.get((step, seq))
+        if snapshot is None:
+            return []
         snapshot.is_sealed = True
-        if not snapshot.missing:
-            del self._snapshots[step, seq]
-        return bool(snapshot.missing)
+        return self._if_whole(snapshot, step, seq)
 
-    def came(self, rank: int, step: int, seq: int) -> tuple[int, ...]:
-        """The slices of that rank. The fragment of the snapshot, if it is sealed and this makes it whole."""
+    def came(self, rank: int, step: int, seq: int) -> list[ShareSnapshot]:
+        """The slices of that rank."""
         snapshot = self._snapshots.get((step, seq))
         if snapshot is None or rank not in snapshot.missing:
-            return ()
+            return []
         snapshot.missing.remove(rank)
-        if snapshot.missing or not snapshot.is_sealed:
-            return ()
+        return self._if_whole(snapshot, step, seq)
+
+    def _if_whole(self, snapshot: _Snapshot, step: int, seq: int) -> list[ShareSnapshot]:
+        fragment, generation = snapshot.fragment, self._generation
+        return (
+            [ShareSnapshot(generation=generation, fragment=fragment, step=step, seq=seq)] if snapshot.is_whole else []
+        )
+
+    def shared(self, step: int, seq: int) -> list[SnapshotArrived]:
+        """Every host has what it is to send, as it was asked to."""
+        snapshot = self._snapshots.get((step, seq))
+        if snapshot is None or not snapshot.is_whole:
+            return []
         del self._snapshots[step, seq]
-        return (snapshot.fragment,)
+        return [SnapshotArrived(generation=self._generation, fragment=snapshot.fragment, step=step, seq=seq)]

@@ -14,8 +14,8 @@ from atoll.node.core.events import (
     PiecesMerged,
     RankEvent,
     RankLost,
-    SlicesArrived,
 )
+from atoll.node.core.host_events import SlicesArrived, SnapshotShared
 from atoll.node.core.outputs import AnswerDraw, AnswerWorkers, RefuseRank, SendLayout
 from atoll.node.core.ranks.group import Outcome, WorkerGroup
 from atoll.node.core.ranks.liveness import StepTimes, Watch
@@ -82,11 +82,13 @@ class Generations:
                     self._lost = now + EXIT_GRACE_S, text
                 return ()
             case PiecesMerged():
-                return group.put_together(event.pieces, event.max_retained_bytes)
+                return group.put_together(event)
             case LayoutSent():
                 return group.layout_sent(now)
             case SlicesArrived():
-                return group.arrived(event.rank, event.step, event.seq)
+                return [] if group.failed else group.arriving.came(event.rank, event.step, event.seq)
+            case SnapshotShared():
+                return [] if group.failed else group.arriving.shared(event.step, event.seq)
         try:
             return HEARS[type(event.said)](group, event.rank, event.said, now)
         except InvalidMessage as error:

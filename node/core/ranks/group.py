@@ -14,7 +14,7 @@ from dataclasses import replace
 from atoll.node import local_protocol as local
 from atoll.node.core import events
 from atoll.node.core.events import Answer, AnswerKind, OfSite
-from atoll.node.core.outputs import AnswerWorkers, MergePieces, RefuseRank, ToRanks
+from atoll.node.core.outputs import AnswerWorkers, MergePieces, RefuseRank, ShareSnapshot, ToRanks
 from atoll.node.core.ranks.arriving import Arriving
 from atoll.node.core.ranks.liveness import StepTimes, Watch, first_to_hang
 from atoll.node.core.ranks.pieces import SitePieces
@@ -33,7 +33,7 @@ MAX_STEPS = 1 << 48
 MAX_DRAWN = 1 << 36
 """Samples of one question; what is answered are intervals."""
 
-Outcome = Sequence[OfSite | ToRanks | MergePieces]
+Outcome = Sequence[OfSite | ToRanks | MergePieces | ShareSnapshot]
 """What follows from what ranks say: events of the site, and what is to be done."""
 
 
@@ -57,7 +57,7 @@ class WorkerGroup:
         self._joined: dict[int, LocalJoin] = {}
         self._points = [Point(0, 0)]
         self._first_point = 0  # index of _points[0]; earlier ones are over for every rank
-        self._arriving = Arriving(range(world_size - num_elsewhere, world_size))
+        self.arriving = Arriving(generation, range(world_size - num_elsewhere, world_size))
         self._syncs_to_check: int | None = None  # first values may differ: they are overwritten
         self._reasons: dict[int, str] = {}
         self._data: dict[int, DataSet] = {}
@@ -96,8 +96,9 @@ class WorkerGroup:
             return self.fail(f"ranks 0 and {other} of this site see different data; give all ranks the same files")
         return [MergePieces(self.generation, in_order)]
 
-    def put_together(self, pieces: SitePieces | str, max_retained_bytes: int = 0) -> Outcome:
+    def put_together(self, merged: events.PiecesMerged) -> Outcome:
         """What the ranks of MergePieces hold together."""
+        pieces = merged.pieces
         if self.failed:
             return []
         if isinstance(pieces, str):
@@ -107,7 +108,8 @@ class WorkerGroup:
             generation=self.generation,
             manifest=pieces.manifest,
             data_fingerprint=self._joined[0].data_fingerprint,
-            max_retained_bytes=max_retained_bytes,
+            max_retained_bytes=merged.max_retained_bytes,
+            endpoints=merged.endpoints,
         )
         return [joined]
 
@@ -175,12 +177,8 @@ class WorkerGroup:
         done = sealed_by_all(self.generation, reports, self._data)
         if isinstance(done, str):
             return self.fail(done)
-        return [replace(done, is_arriving=self._arriving.seal(point.step, point.seq)), *self._ask()]
-
-    def arrived(self, rank: int, step: int, seq: int) -> Outcome:
-        """Its slices are in the site's SNAPSHOT, though it is on another host. They may be there before its report."""
-        whole = () if self.failed else self._arriving.came(rank, step, seq)
-        return [events.SnapshotArrived(generation=self.generation, fragment=f, step=step, seq=seq) for f in whole]
+        done = replace(done, is_arriving=self.arriving.is_expected(point.step, point.seq))
+        return [done, *self.arriving.seal(point.step, point.seq), *self._ask()]
 
     def merged(self, rank: int, report: local.MergedReport, now: float) -> Outcome:
         """It has taken the version that it was told to. When all have, the site is on it."""
@@ -338,7 +336,7 @@ class WorkerGroup:
             self._syncs_to_check = 0
         point.answer = answer
         if answer.kind is AnswerKind.SNAPSHOT:
-            self._arriving.begin(step, seq, answer.fragment)
+            self.arriving.begin(step, seq, answer.fragment)
         next_step = step if answer.kind is AnswerKind.SNAPSHOT else answer.next_step
         if answer.kind is not AnswerKind.STOP:
             self._points.append(Point(next_step, seq + 1) if next_step == step else Point(next_step, 0))

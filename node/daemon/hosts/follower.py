@@ -1,5 +1,5 @@
-"""A host of a site that does not lead: it has ranks and the buffers that they share with it, and nothing else. What the
-site is in the run, host 0 alone knows."""
+"""A host of a site that does not lead: it has ranks, and follows host 0, which alone knows what the site is in the
+run."""
 
 from __future__ import annotations
 
@@ -18,17 +18,26 @@ from atoll.node import host_protocol as hosts
 from atoll.node.core.events import WorkersExited
 from atoll.node.daemon.config import NodeConfig, default_home
 from atoll.node.daemon.home import Home
-from atoll.node.daemon.hosts.link import Outbox, heard, receive_slices, send_slices, while_heard
-from atoll.node.daemon.hosts.relay import Relay, Sealed
+from atoll.node.daemon.hosts.endpoint import Endpoint
+from atoll.node.daemon.hosts.link import Outbox, heard, send_slices, while_heard
+from atoll.node.daemon.hosts.relay import Relay, Sealed, Shared
 from atoll.node.daemon.launcher import WORKERS_END_LIMIT_S, Launcher
+from atoll.node.daemon.peers import meet_peers, prepare_kernels
 from atoll.node.daemon.rank_commands import Meeting
 from atoll.node.daemon.rank_connection import FLUSH_S
 from atoll.node.daemon.site_log import log_to
-from atoll.node.dataplane.slices import Wanted
 from atoll.node.local_protocol import MAX_TEXT_CHARACTERS
 from atoll.node.tasks import together
 from atoll.protocol import PROTOCOL_VERSION, transport, wire
-from atoll.protocol.errors import AtollError, HostError, InvalidMessage, PeerError, RefusedError, StaleError
+from atoll.protocol.errors import (
+    AtollError,
+    ConfigError,
+    HostError,
+    NonFiniteError,
+    PeerError,
+    RefusedError,
+    StaleError,
+)
 from atoll.protocol.exit_codes import ENDED_AT_ONCE, exit_code_of
 from atoll.protocol.machine import Machine
 from atoll.protocol.settings import settings_from_json
@@ -78,6 +87,7 @@ class Follower:
         self._limits: TimeLimits = PRESETS["wan"]  # until the leader has said those of the run
         self._outbox: Outbox[hosts_pb2.AttachRequest] = Outbox(hosts.said, SHORTEST_LEASE_S)
         self._session = 0
+        self._incarnation = 0  # of the site
         self._welcome_said: hosts.HostWelcome | None = None  # the first
         self._is_welcome = False  # on this stream
         self._process = Machine().token_bytes(16)
@@ -87,7 +97,8 @@ class Follower:
         self._relay = Relay(config, self._say, self._put_later, self._fail)
         self._launcher = Launcher(config, self._exited, self._fail)
         self._puts: asyncio.Queue[Sealed] = asyncio.Queue()
-        self._takes: asyncio.Queue[int] = asyncio.Queue()
+        self._endpoint: Endpoint | None = None
+        self._welcome_heard = asyncio.Event()  # on this stream
         self._launches: asyncio.Queue[hosts.StartRanks | hosts.StopRanks] = asyncio.Queue()
 
     async def run(self) -> tuple[int, str]:
@@ -117,10 +128,10 @@ class Follower:
         """As long as the leader hears this host; its end if the site has ended."""
         config, ended = self._config, asyncio.get_running_loop().create_future()
         self._outbox = outbox = Outbox(hosts.said, SHORTEST_LEASE_S)
-        self._puts, self._takes, self._launches = asyncio.Queue(), asyncio.Queue(), asyncio.Queue()
+        self._puts, self._launches, self._welcome_heard = asyncio.Queue(), asyncio.Queue(), asyncio.Event()
         async with AsyncExitStack() as stack:
-            words, slices = (self._channel() for _ in range(2))  # a beat waits for no slices
-            for channel in (words, slices):
+            words, slices, payloads = (self._channel() for _ in range(3))  # a beat waits for no slices
+            for channel in (words, slices, payloads):
                 stack.push_async_callback(channel.close)
             attach: Attach = words.stream_stream(
                 hosts.ATTACH_METHOD,
@@ -141,8 +152,8 @@ class Follower:
                 )
             )
             try:
-                slices_move = [self._put_all(slices), self._take_all(slices)]
-                beside = [outbox.write_all(call.write), self._launch_all(), *slices_move, self._failure()]
+                beside = [outbox.write_all(call.write), self._launch_all(), self._put_all(slices), self._failure()]
+                beside.append(self._follow(payloads))
                 await while_heard(self._hear_all(call, ended), together(beside))
             except grpc.RpcError as error:
                 raise from_rpc_error(error, self._where) from None
@@ -197,12 +208,16 @@ class Follower:
                     await self._guarded(self._generation, self._relay.tell(number, data))
                 case hosts.RankClosed(connection=number):
                     self._relay.hang_up(number)
-                case hosts.SlicesPublished(generation=generation, number=number):
-                    if generation == self._generation:
-                        self._takes.put_nowait(number)
+                case hosts.SiteLaidOut(generation=generation):
+                    await self._guarded(generation, self._lay_out(told))
                 case hosts.SiteEnded(exit_code=code, text=text):
                     ended.set_result((code, text))
                     return
+                case hosts.HostBeat():
+                    pass
+                case _:
+                    assert self._endpoint is not None, "it has said that it is ready"
+                    self._endpoint.tell(told)
 
     def _welcome(self, welcome: hosts.HostWelcome) -> None:
         """Raises InvalidMessage for settings that this version does not know, RefusedError for another run."""
@@ -214,6 +229,7 @@ class Follower:
                 f"{first.run_id!r}: start this host again"
             )
         self._is_welcome, self._session = True, welcome.session
+        self._incarnation = welcome.incarnation
         self._limits = time_limits(settings.time_limits)
         self._outbox.lease_s = self._limits.lease_s
         if self._home is None:
@@ -224,7 +240,57 @@ class Follower:
             log_to(home.folder, self._stack, debug=config.debug)
             home.note_socket_folder(Path(self._relay.socket.path).parent)
             log.info("run %s, host %d of site %s, home %s", welcome.run_id, config.site_rank, config.name, home.folder)
-        self._relay.serve(settings, self._home.optimizer_folder)
+        self._relay.keep_checkpoints(self._home.optimizer_folder)
+        self._welcome_heard.set()
+
+    # --- the state of the site
+
+    async def _follow(self, channel: grpc.aio.Channel) -> None:
+        """As an endpoint, from the Welcome on. Raises PeerError where attaching anew may help."""
+        await self._welcome_heard.wait()
+        generation = self._generation
+        try:
+            if self._endpoint is None:
+                self._endpoint = await self._make_endpoint()
+            await self._endpoint.serve(channel, self._session, self._incarnation)
+        except (HostError, ConfigError, NonFiniteError) as error:
+            self._say(_failed(max(generation, self._generation), error))
+            await asyncio.get_running_loop().create_future()  # the site ends
+        except PeerError:
+            raise
+        except (AtollError, OSError) as error:
+            raise PeerError(f"this host could not follow {self._where}: {error}") from None
+
+    async def _make_endpoint(self) -> Endpoint:
+        assert self._home is not None
+        assert self._welcome_said is not None
+        config, settings = self._config, settings_from_json(self._welcome_said.settings_json)
+        await asyncio.to_thread(prepare_kernels)
+        towards = config.coordinator or config.site_address
+        hub, address = await meet_peers(config, settings.run_id, self._home, Machine(), self._stack, towards=towards)
+        log.info("listening for peers on %s", address)
+        endpoint = Endpoint(config, settings, self._limits, home=self._home, hub=hub, address=address, say=self._say)
+        self._stack.callback(endpoint.close)
+        return endpoint
+
+    async def _lay_out(self, told: hosts.SiteLaidOut) -> None:
+        endpoint = self._endpoint
+        assert endpoint is not None
+        await endpoint.lay_out(told)
+        plane = endpoint.plane
+        assert plane is not None
+        assert plane.snapshot is not None
+        assert plane.publish_buffer is not None
+        self._relay.share(
+            Shared(
+                layout=plane.layout,
+                snapshot=plane.snapshot,
+                publish=plane.publish_buffer,
+                own_tensors=endpoint.own_tensors,
+            )
+        )
+
+    # --- ranks
 
     async def _launch_all(self) -> None:
         """In their order, beside what is heard: ranks may take seconds to end."""
@@ -257,8 +323,7 @@ class Follower:
         try:
             await work
         except (AtollError, OSError) as error:
-            text = str(error)[:MAX_TEXT_CHARACTERS]
-            self._say(hosts.HostFailed(generation=generation, text=text, exit_code=exit_code_of(error)))
+            self._say(_failed(generation, error))
 
     def _exited(self, event: WorkersExited) -> None:
         self._say(hosts.RanksExited(generation=event.generation, code=event.code, text=event.text[: 1 << 16]))
@@ -301,38 +366,12 @@ class Follower:
             finally:
                 call.cancel()
 
-    async def _take_all(self, channel: grpc.aio.Channel) -> None:
-        take = channel.unary_stream(
-            hosts.TAKE_METHOD,
-            request_serializer=hosts_pb2.TakeSlicesRequest.SerializeToString,
-            response_deserializer=hosts_pb2.TakeSlicesResponse.FromString,
-        )
-        while True:
-            number, generation = await self._takes.get(), self._generation
-            call = take(hosts_pb2.TakeSlicesRequest(session=self._session, number=number))
-            try:
-                first = await heard(call.read, self._limits.stall_s, self._where)
-                if first.WhichOneof("body") != "open":
-                    raise InvalidMessage(f"{self._where} does not say which slices follow")
-                opened = wire.from_proto(hosts.SlicesOpen, first.open)
-                wanted = Wanted(
-                    fragment=opened.fragment, with_frozen=opened.with_frozen, num_moments=opened.num_moments
-                )
-                into = self._relay.published_views(wanted)
-                await receive_slices(into, call.read, self._limits.stall_s, self._where)
-            except grpc.RpcError as error:
-                self._unless_stale(from_rpc_error(error, self._where))
-                continue
-            except StaleError:
-                continue  # ranks are gone: all begin anew
-            except InvalidMessage as error:
-                raise PeerError(str(error)) from None
-            finally:
-                call.cancel()
-            if generation == self._generation:
-                self._say(hosts.SlicesTaken(number=number))
-
     def _unless_stale(self, error: AtollError) -> None:
         """Raises PeerError: the leader is attached to anew. What it does not want any more is no error."""
         if not isinstance(error, StaleError):
             raise PeerError(str(error)) from None
+
+
+def _failed(generation: int, error: AtollError | OSError) -> hosts.HostFailed:
+    text = str(error)[:MAX_TEXT_CHARACTERS]
+    return hosts.HostFailed(generation=generation, text=text, exit_code=exit_code_of(error))

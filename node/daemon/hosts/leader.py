@@ -11,8 +11,6 @@ import itertools
 import logging
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
-from functools import wraps
 from typing import Any
 
 import grpc
@@ -20,122 +18,45 @@ import grpc.aio
 
 from atoll.node import host_protocol as hosts
 from atoll.node.core import events as e
+from atoll.node.core.host_events import HostErrors, HostsChanged, SnapshotShared
+from atoll.node.core.outputs import ShareSnapshot
 from atoll.node.core.ranks.pieces import SitePieces
 from atoll.node.daemon.config import NodeConfig
-from atoll.node.daemon.hosts.link import Outbox, heard, receive_slices, send_slices, while_heard
+from atoll.node.daemon.home import Home
+from atoll.node.daemon.hosts.attached import AttachedHost, Hosts
+from atoll.node.daemon.hosts.leading_exchanges import LeadingExchanges
+from atoll.node.daemon.hosts.link import Outbox, heard, while_heard
+from atoll.node.daemon.hosts.moving import Context, LaidOut, Moving, refusing
+from atoll.node.daemon.hosts.ranks_elsewhere import RankElsewhere
+from atoll.node.daemon.hosts.replicas import Replicas
 from atoll.node.daemon.rank_commands import Meeting
-from atoll.node.daemon.rank_connection import FLUSH_S, Connection
+from atoll.node.daemon.rank_connection import Connection
 from atoll.node.daemon.shared_memory import SharedBuffer
-from atoll.node.dataplane.slices import Wanted, views
-from atoll.node.local_protocol import LENGTH_BYTES
-from atoll.node.tasks import end
-from atoll.protocol import PROTOCOL_VERSION, addresses, transport, wire
-from atoll.protocol.errors import AtollError, InvalidMessage, PeerError, RefusedError, StaleError
-from atoll.protocol.layout import Layout
+from atoll.node.exchange.hub import Hub
+from atoll.node.exchange.peers.rpc import SERVICE
+from atoll.node.exchange.service import PeerService
+from atoll.node.tasks import Tasks, end
+from atoll.protocol import PROTOCOL_VERSION, addresses, transport
+from atoll.protocol import messages as m
+from atoll.protocol.endpoints import first_chunks, owned_by
+from atoll.protocol.errors import AtollError, InvalidMessage, PeerError, RefusedError
+from atoll.protocol.layout import Layout, Manifest, num_chunks
 from atoll.protocol.machine import Network
 from atoll.protocol.settings import RunSettings, settings_to_json
-from atoll.protocol.status import abort
 from atoll.protocol.time_limits import TimeLimits
 from atoll.protocol.v1 import hosts_pb2
 
 log = logging.getLogger("atoll.node")
 
-Context = grpc.aio.ServicerContext[Any, Any]
 STOP_S = 0.5
 CLOSE_LIMIT_S = 5.0
 """For the hosts to hear that the site has ended."""
 IDLE_LIMIT_S = 86_400.0
 """Of connections for slices, between two windows."""
-MAX_FRAMES = 1024
-"""Of one rank, that wait to be read."""
-
 IS_OPEN = (
     "%s is open to the network without credentials, and so is the store in which the ranks of the site's hosts meet: "
     "let nobody but these hosts reach them"
 )
-
-
-Ranks = dict[int, "RankElsewhere"]
-"""Of a host, by the number of the connection."""
-
-
-class RankElsewhere(Connection):
-    """A rank of another host."""
-
-    def __init__(self, number: int, may_be: range, outbox: Outbox[hosts_pb2.AttachResponse], of: Ranks) -> None:
-        """`of`: those of its host, by their numbers, of which it is one until it is closed."""
-        super().__init__(may_be)
-        self._number, self._of = number, of
-        self._outbox = outbox
-        self._frames: asyncio.Queue[bytes | None] = asyncio.Queue()
-
-    def came(self, frame: bytes) -> None:
-        """From the rank. Raises InvalidMessage where it says more than this node can read."""
-        if self._frames.qsize() >= MAX_FRAMES:
-            raise InvalidMessage(f"{MAX_FRAMES} messages of a rank wait to be read")
-        self._frames.put_nowait(frame)
-
-    def ended(self) -> None:
-        """At the rank's end."""
-        self._frames.put_nowait(None)
-
-    def send_frame(self, frame: bytes, fds: tuple[int, ...] = ()) -> None:
-        """Its host has buffers of its own to pass on."""
-        self._outbox.say(hosts.RankFrame(connection=self._number, data=frame[LENGTH_BYTES:]))
-
-    async def read_frame(self) -> bytes | None:
-        return await self._frames.get()
-
-    async def write_all(self) -> None:
-        await asyncio.get_running_loop().create_future()  # the host's stream does
-
-    async def flush(self) -> None:
-        await self._outbox.flush(FLUSH_S)
-
-    def shut(self) -> None:
-        self._outbox.say(hosts.RankClosed(connection=self._number))
-        self.ended()
-
-    def close(self) -> None:
-        self._of.pop(self._number, None)
-        self._outbox.say(hosts.RankClosed(connection=self._number))
-
-
-@dataclass(slots=True, kw_only=True)
-class _Host:
-    number: int
-    process: bytes
-    session: int
-    words: str  # for people
-    outbox: Outbox[hosts_pb2.AttachResponse]
-    lost: asyncio.Future[str]  # why, if the leader gives it up
-    ranks: Ranks
-    has_frozen: bool = False  # of this generation's ranks
-    taken: int = 0  # the last number that is in its PUBLISH
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LaidOut:
-    """What a generation of ranks holds, and the buffers of the site."""
-
-    generation: int
-    layout: Layout
-    pieces: SitePieces
-    snapshot: SharedBuffer
-    publish: SharedBuffer
-
-
-def _refusing(answer: Callable[..., Any]) -> Callable[..., Any]:
-    """What an answer raises is the host's answer."""
-
-    @wraps(answer)
-    async def refusing(leader: Leader, asked: Any, context: Context) -> Any:
-        try:
-            return await answer(leader, asked, context)
-        except AtollError as error:
-            await abort(context, error)
-
-    return refusing
 
 
 class Leader:
@@ -147,22 +68,40 @@ class Leader:
         settings: RunSettings,
         limits: TimeLimits,
         handle: Callable[[e.Event], None],
+        *,
+        hub: Hub,
+        home: Home,
+        donor: Callable[[], m.Donor],
+        tasks: Tasks,
         network: Network = transport,
     ) -> None:
+        """`donor`: the site, as its other hosts fetch its state from it."""
         self._config = config
         self._settings = settings
         self._limits = limits
+        self._home = home
+        self._donor = donor
+        self._peers = PeerService(hub)
         self._connected: Callable[[Connection], None] = Connection.close
         self._handle = handle
         self._network = network
         self._server: grpc.aio.Server | None = None
-        self._hosts: dict[int, _Host] = {}
+        self._hosts = attached = Hosts(config.site_hosts)
+        self.replicas = Replicas(attached=attached, donor=donor, tasks=tasks)
+        self.exchanges = LeadingExchanges(
+            attached=attached, hub=hub, own_of=self._own_of, site_id=lambda: donor().site_id
+        )
+        self._moving = Moving(
+            attached=attached,
+            exchanges=self.exchanges,
+            limits=limits,
+            ranks_of=self._ranks_of,
+            handle=handle,
+            give_up=self._leave,
+        )
         self._sessions = itertools.count(1)
-        self.ranks: LaidOut | None = None
-        """Of all hosts, once they know where their slices lie, and until they are stopped."""
-        self._published: tuple[int, Wanted] | None = None
-        self._numbers = itertools.count(1)
-        self._changed = asyncio.Event()  # a host has taken what was published, or is lost
+        self._firsts: tuple[int, ...] = (0,) * config.site_hosts  # until the model is known
+        self._num_chunks = 0
         self._generation = 0
         self._exited: dict[int, e.WorkersExited] = {}  # by host, how the ranks of this generation ended
 
@@ -180,14 +119,10 @@ class Leader:
             "Attach": grpc.stream_stream_rpc_method_handler(
                 self.attach, hosts_pb2.AttachRequest.FromString, hosts_pb2.AttachResponse.SerializeToString
             ),
-            "PutSlices": grpc.stream_unary_rpc_method_handler(
-                self.put_slices, hosts_pb2.PutSlicesRequest.FromString, hosts_pb2.PutSlicesResponse.SerializeToString
-            ),
-            "TakeSlices": grpc.unary_stream_rpc_method_handler(
-                self.take_slices, hosts_pb2.TakeSlicesRequest.FromString, hosts_pb2.TakeSlicesResponse.SerializeToString
-            ),
+            **self._moving.handlers,
         }
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(hosts.SERVICE, handlers),))
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, self._peers.handlers),))
         transport.bind(server, config.site_address, None)
         await server.start()
         log.info("waiting for %d other hosts of this site at %s", config.site_hosts - 1, config.site_address)
@@ -204,20 +139,22 @@ class Leader:
             host.outbox.say(hosts.SiteEnded(exit_code=exit_code, text=text[:4096]))
         with suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_LIMIT_S):
-                while self._hosts:  # until each has heard it, and ended its stream
-                    self._changed.clear()
-                    await self._changed.wait()
+                await self._hosts.until(lambda: not self._hosts)  # each has heard it, and ended its stream
         await server.stop(STOP_S)
 
     # --- what the node says
 
+    @property
+    def ranks(self) -> LaidOut | None:
+        """Of all hosts, once they know where their slices lie, and until they are stopped."""
+        return self._moving.laid_out
+
     def start(self, generation: int, meeting: Meeting | None) -> None:
         """Ranks on the other hosts, too."""
-        self._generation, self._published, self._exited = generation, None, {}
+        self._generation, self._exited = generation, {}
         self._end_ranks()
-        for host in self._hosts.values():
+        for host in self._hosts.ready:
             assert meeting is not None
-            host.has_frozen = False
             host.outbox.say(
                 hosts.StartRanks(generation=generation, store_address=meeting.address, group_name=meeting.group_name)
             )
@@ -225,39 +162,59 @@ class Leader:
     def stop(self) -> None:
         """All ranks of the last start."""
         self._end_ranks()
-        for host in self._hosts.values():
+        for host in self._hosts.ready:
             host.outbox.say(hosts.StopRanks(generation=self._generation))
 
-    def laid_out(self, pieces: SitePieces, layout: Layout, snapshot: SharedBuffer, publish: SharedBuffer) -> None:
+    def laid_out(self, pieces: SitePieces, layout: Layout, snapshot: SharedBuffer) -> None:
         """The ranks that were started last are about to be told where their slices lie."""
-        self.ranks = LaidOut(
-            generation=self._generation, layout=layout, pieces=pieces, snapshot=snapshot, publish=publish
+        own = [self._own_of(number) for number in range(self._config.site_hosts)]
+        self._moving.laid_out = ranks = LaidOut(
+            generation=self._generation,
+            layout=layout,
+            pieces=pieces,
+            snapshot=snapshot,
+            tensors_of=tuple(frozenset(map(layout.name_of, chunks)) for chunks in own),
         )
+        for host in self._hosts.ready:
+            word = hosts.SiteLaidOut(
+                generation=self._generation,
+                site_id=self._donor().site_id,
+                manifest=layout.manifest,
+                chunk_elements=layout.chunk_elements,
+                dtypes=tuple(pieces.dtypes.get(spec.name, spec.dtype) for spec in layout.manifest.tensors),
+                pieces=tuple(ranks.pieces_for(host.number, self._ranks_of(host.number))),
+            )
+            host.say(word)
 
-    async def publish(self, ranks: LaidOut | None, fragment: int, num_moments: int) -> None:
-        """Returns when all hosts have what PUBLISH holds of the fragment. Hosts that are lost meanwhile are not waited
-        for, and none is once these ranks are stopped: new ones take everything anew."""
-        told = list(self._hosts.values())
-        if ranks is None or ranks is not self.ranks or not told:
+    def endpoints(self, manifest: Manifest) -> tuple[m.Endpoint, ...]:
+        """Where the run finds the chunks of the other hosts. Hosts without chunks are nowhere."""
+        self._firsts = first_chunks(manifest, self._settings.sync.chunk_elements, self._config.site_hosts)
+        self._num_chunks = num_chunks(manifest, self._settings.sync.chunk_elements)
+        at = {host.number: host.address for host in self._hosts.ready}
+        owners = [number for number in range(1, self._config.site_hosts) if self._own_of(number)]
+        return tuple(m.Endpoint(address=at.get(n, ""), first_chunk=self._firsts[n]) for n in owners if n in at)
+
+    def _own_of(self, number: int) -> range:
+        return owned_by(number, self._firsts, self._num_chunks)
+
+    async def publish(self, ranks: LaidOut | None, content: e.Content) -> None:
+        """Returns when PUBLISH of all hosts holds it. None is waited for once these ranks are stopped: new ones take
+        everything anew."""
+        if ranks is not None:
+            await self.replicas.publish(content, lambda: ranks is self.ranks)
+
+    async def share(self, output: ShareSnapshot) -> None:
+        """SNAPSHOT is whole here: each host takes what it is to send of it."""
+        ranks = self.ranks
+        if ranks is None or ranks.generation != output.generation:
             return
-        number = next(self._numbers)
-        with_frozen = not all(host.has_frozen for host in told)
-        self._published = number, Wanted(fragment=fragment, with_frozen=with_frozen, num_moments=num_moments)
-        for host in told:
-            host.outbox.say(hosts.SlicesPublished(generation=ranks.generation, number=number))
-        while ranks is self.ranks and any(host.taken < number and self._is_here(host) for host in told):
-            self._changed.clear()
-            await self._changed.wait()
-        for host in told:
-            host.has_frozen |= ranks is self.ranks
+        await self.replicas.share_snapshot(output, lambda: ranks is self.ranks)
+        if ranks is self.ranks:
+            self._handle(SnapshotShared(generation=output.generation, step=output.step, seq=output.seq))
 
     def _end_ranks(self) -> None:
-        self.ranks = None
-        self._changed.set()
-
-    def _is_here(self, host: _Host) -> bool:
-        """Not lost, and not attached anew since."""
-        return self._hosts.get(host.number) is host
+        self._moving.laid_out = None
+        self._hosts.changed()
 
     def exited(self, event: e.WorkersExited, host: int = 0) -> None:
         """The ranks of one host. Where they ended well, those of other hosts may still be at what follows the run."""
@@ -269,7 +226,7 @@ class Leader:
 
     # --- what hosts ask for
 
-    @_refusing
+    @refusing
     async def attach(self, _requests: Any, context: Context) -> None:
         """Until either end is gone."""
         lease_s = self._limits.lease_s
@@ -280,7 +237,7 @@ class Leader:
         outbox = Outbox(hosts.told, lease_s)
         words = f"host {first.host} of this site" + (f" ({first.machine})" if first.machine else "")
         lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        host = _Host(
+        host = AttachedHost(
             number=first.host,
             process=first.process,
             session=next(self._sessions),
@@ -296,11 +253,12 @@ class Leader:
         self._hosts[host.number] = host
         outbox.say(
             hosts.HostWelcome(
-                run_id=self._settings.run_id, settings_json=settings_to_json(self._settings), session=host.session
+                run_id=self._settings.run_id,
+                settings_json=settings_to_json(self._settings),
+                session=host.session,
+                incarnation=self._home.incarnation,
             )
         )
-        log.info("%s is here", words)
-        self._tell_core("")
         why = f"{words} is lost"
         try:
             await while_heard(self._hear_all(host, context), outbox.write_all(context.write))
@@ -308,7 +266,7 @@ class Leader:
         except (AtollError, grpc.RpcError) as error:
             why = f"{words} is lost: {error}"
         finally:
-            if self._is_here(host):
+            if self._hosts.is_here(host):
                 self._leave(host, why)
 
     def _check(self, hello: hosts.HostHello) -> None:
@@ -325,7 +283,7 @@ class Leader:
         if not 0 < hello.host < config.site_hosts:
             raise RefusedError(f"--site-rank {hello.host}: others than host 0 are 1 to {config.site_hosts - 1}")
 
-    async def _hear_all(self, host: _Host, context: Context) -> None:
+    async def _hear_all(self, host: AttachedHost, context: Context) -> None:
         """Until it is given up. Raises PeerError when it is gone, InvalidMessage for what makes no sense."""
         reading = asyncio.create_task(self._read_all(host, context))
         given_up = asyncio.create_task(asyncio.wait({host.lost}))
@@ -336,7 +294,7 @@ class Leader:
         finally:
             await end([reading, given_up])
 
-    async def _read_all(self, host: _Host, context: Context) -> None:
+    async def _read_all(self, host: AttachedHost, context: Context) -> None:
         while True:
             said = hosts.heard_of_host(await heard(context.read, self._limits.lease_s, host.words))
             match said:
@@ -356,76 +314,57 @@ class Leader:
                 case hosts.HostFailed(generation=generation, text=text, exit_code=code):
                     kind, text = e.FailureKind.FATAL, f"{host.words}: {text}"
                     self._handle(e.WorkersFailed(generation=generation, kind=kind, text=text, exit_code=code))
-                case hosts.SlicesTaken(number=number):
-                    host.taken = number
-                    self._changed.set()
+                case hosts.HostReady():
+                    self._is_ready(host, said)
                 case hosts.HostHello():
                     raise InvalidMessage(f"{host.words} says who it is a second time")
+                case _:
+                    self._hear_of_state(host, said)
+
+    def _is_ready(self, host: AttachedHost, ready: hosts.HostReady) -> None:
+        if host.address or not addresses.is_plain(ready.address):
+            raise InvalidMessage(f"{host.words} says again where it is, or at no address: {ready.address!r}")
+        host.address = ready.address
+        log.info("%s is here", host.words)
+        if self._settings.sync.error_feedback:
+            self._handle(HostErrors(tuple(None if at < 0 else at for at in ready.error_commits)))
+        self.replicas.came(host, ready, self._home.branch)
+        self._tell_core("")
+
+    def _hear_of_state(self, host: AttachedHost, said: hosts.HostSaid) -> None:
+        if not host.address:
+            raise InvalidMessage(f"{host.words} says {type(said).__name__} before it is ready")
+        match said:
+            case hosts.StateHeld():
+                self.replicas.holds(host, said)
+            case hosts.SourcesWanted():
+                self.replicas.more_wanted(host)
+            case hosts.StatePublished(number=number):
+                host.published = number
+            case hosts.SnapshotTaken(generation=generation, fragment=fragment, step=step, seq=seq):
+                host.snapshots[fragment] = (generation, step, seq)
+            case hosts.HostErrorsAdvanced(commit=commit, fragment=fragment):
+                host.advanced[commit, fragment] = said
+            case m.Done():
+                self.exchanges.heard_done(host, said)
+            case m.ExchangeFailed():
+                self.exchanges.heard_failed(host, said)
+        self._hosts.changed()
 
     def _ranks_of(self, number: int) -> range:
         return range(number * self._config.num_ranks, (number + 1) * self._config.num_ranks)
 
-    def _leave(self, host: _Host, why: str) -> None:
+    def _leave(self, host: AttachedHost, why: str) -> None:
         """It is here no more. The core hears of that first: what its ranks do not say any more is no crash of them."""
         del self._hosts[host.number]
         if not host.lost.done():
             host.lost.set_result(why)
-        self._changed.set()
+        self._hosts.changed()
+        self.exchanges.lost(host)
         if self._server is not None:
             self._tell_core(why)
         for rank in host.ranks.values():
             rank.ended()
 
     def _tell_core(self, text: str) -> None:
-        missing = tuple(number for number in range(1, self._config.site_hosts) if number not in self._hosts)
-        self._handle(e.HostsChanged(missing, text))
-
-    def _of_session(self, session: int) -> tuple[_Host, LaidOut]:
-        """Raises StaleError."""
-        host = next((host for host in self._hosts.values() if host.session == session), None)
-        if host is None or self.ranks is None:
-            raise StaleError("the slices of this host are not wanted any more")
-        return host, self.ranks
-
-    @_refusing
-    async def put_slices(self, _requests: Any, context: Context) -> hosts_pb2.PutSlicesResponse:
-        """Into SNAPSHOT. A host whose slices do not come whole is given up: the snapshot would never be."""
-        first = await heard(context.read, self._limits.stall_s, "a host of this site")
-        opened = wire.from_proto(hosts.SlicesPut, first.open)
-        host, laid_out = self._of_session(opened.session)
-        if opened.generation != laid_out.generation:
-            raise StaleError(f"slices of generation {opened.generation}; generation {laid_out.generation} is running")
-        if opened.rank not in self._ranks_of(host.number):
-            raise InvalidMessage(f"{host.words} has no rank {opened.rank}")
-        wanted = Wanted(fragment=opened.fragment, with_frozen=opened.with_frozen)
-        into = views(laid_out.layout, laid_out.snapshot.view, laid_out.pieces.owned_by(opened.rank), wanted)
-
-        async def read() -> Any:
-            part = await context.read()
-            if laid_out is not self.ranks or not self._is_here(host):
-                raise StaleError("these slices are not wanted any more")  # others may be on their way to their place
-            return part
-
-        try:
-            await receive_slices(into, read, self._limits.stall_s, host.words)
-        except (InvalidMessage, PeerError) as error:
-            if self._is_here(host):
-                self._leave(host, f"{host.words} is lost: {error}")
-            raise
-        self._handle(e.SlicesArrived(generation=opened.generation, rank=opened.rank, step=opened.step, seq=opened.seq))
-        return hosts_pb2.PutSlicesResponse()
-
-    @_refusing
-    async def take_slices(self, asked: hosts_pb2.TakeSlicesRequest, context: Context) -> None:
-        """From PUBLISH, which does not change until this host says that it has them."""
-        host, laid_out = self._of_session(asked.session)
-        if self._published is None or self._published[0] != asked.number:
-            raise StaleError("PUBLISH holds something else by now")
-        wanted, ranks = self._published[1], self._ranks_of(host.number)
-        opened = hosts.SlicesOpen(
-            fragment=wanted.fragment, with_frozen=wanted.with_frozen, num_moments=wanted.num_moments
-        )
-        await context.write(hosts_pb2.TakeSlicesResponse(open=wire.to_proto(opened)))
-        pieces = [piece for rank in ranks for piece in laid_out.pieces.offered[rank]]
-        found = views(laid_out.layout, laid_out.publish.view, pieces, wanted)
-        await send_slices(found, hosts_pb2.TakeSlicesResponse, context.write, self._limits.stall_s, host.words)
+        self._handle(HostsChanged(self._hosts.missing, text))

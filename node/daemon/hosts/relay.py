@@ -22,9 +22,8 @@ from atoll.node.local_protocol import Greeting, LocalJoin, LocalLayout, Piece, S
 from atoll.node.tasks import Tasks, end
 from atoll.node.threads import run_to_its_end
 from atoll.protocol import wire
-from atoll.protocol.errors import ConfigError, InvalidMessage, StaleError
-from atoll.protocol.layout import Layout, Manifest
-from atoll.protocol.settings import RunSettings
+from atoll.protocol.errors import ConfigError, InvalidMessage
+from atoll.protocol.layout import Layout
 from atoll.protocol.v1 import local_pb2
 
 LARGE_FRAME_BYTES = 1 << 20
@@ -53,6 +52,17 @@ class Sealed:
     with_frozen: bool
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shared:
+    """What the ranks of this host share with it."""
+
+    layout: Layout
+    snapshot: SharedBuffer
+    publish: SharedBuffer
+    own_tensors: frozenset[str]
+    """Whose chunks this host has."""
+
+
 class Relay:
     """`say` and `sealed` are called in the event loop, in the order of what ranks say."""
 
@@ -70,14 +80,16 @@ class Relay:
         self._tasks = Tasks(on_failure)
         self._ranks: dict[int, _Rank] = {}
         self._num_connected = 0
-        self._settings: RunSettings | None = None
         self._checkpoint_folder = Path()
-        self._layout: Layout | None = None
-        self._buffers: tuple[SharedBuffer, SharedBuffer] | None = None
+        self._shared: Shared | None = None
 
-    def serve(self, settings: RunSettings, checkpoint_folder: Path) -> None:
-        """Ranks of this run."""
-        self._settings, self._checkpoint_folder = settings, checkpoint_folder
+    def keep_checkpoints(self, folder: Path) -> None:
+        """Of ranks of this host."""
+        self._checkpoint_folder = folder
+
+    def share(self, shared: Shared) -> None:
+        """What the ranks of this host are given next."""
+        self._shared = shared
 
     def drop(self) -> None:
         """The leader does not hear these ranks any more: they end."""
@@ -93,8 +105,6 @@ class Relay:
         for rank in left:
             rank.connection.close()  # its task had not begun
         self.socket.close()
-        for buffer in self._buffers or ():
-            buffer.close()
 
     # --- from ranks
 
@@ -159,12 +169,12 @@ class Relay:
                 data = response.SerializeToString()
             case "layout":
                 told = wire.from_proto(LocalLayout, response.layout)
-                manifest = await run_to_its_end(partial(wire.from_proto, Manifest, response.layout.manifest))
                 if any(index >= len(rank.pieces) for index in told.owned_pieces):
                     raise InvalidMessage("the leader names a piece that the rank does not have")
-                await run_to_its_end(partial(self._lay_out, manifest, told.chunk_elements))
+                if (shared := self._shared) is None:
+                    raise InvalidMessage("the leader lets ranks map buffers that it has not laid out")
                 rank.owned = told.owned_pieces
-                fds = tuple(buffer.fd for buffer in self._buffers or ())
+                fds = shared.snapshot.fd, shared.publish.fd
             case "answer":
                 rank.has_applied |= response.answer.kind == APPLY
         rank.connection.send_frame(len(data).to_bytes(local_protocol.LENGTH_BYTES, "little") + data, fds)
@@ -186,35 +196,15 @@ class Relay:
             checkpoint_folder=folder,
         )
 
-    def _lay_out(self, manifest: Manifest, chunk_elements: int) -> None:
-        """In a thread. Raises HostError for the memory, ConfigError for another model than before."""
-        assert self._settings is not None
-        if self._layout is not None and self._layout.manifest.digest == manifest.digest:
-            return
-        if self._layout is not None:
-            raise ConfigError("the restarted workers built another model than before")
-        sync = self._settings.sync
-        layout = Layout(manifest, chunk_elements, sync.fragments)
-        size, moments = layout.buffer_bytes, sync.num_shared_moments * layout.moment_bytes
-        self._buffers = SharedBuffer(size, "snapshot"), SharedBuffer(size + moments, "publish")
-        self._layout = layout
-
     # --- slices
 
     def sealed_views(self, sealed: Sealed) -> list[Items]:
-        """Of this host's SNAPSHOT."""
-        assert self._layout is not None
-        assert self._buffers is not None
+        """Of this host's SNAPSHOT, what host 0 needs: where it makes the state of it, all tensors."""
+        shared = self._shared
+        assert shared is not None
         wanted = Wanted(fragment=sealed.report.fragment, with_frozen=sealed.with_frozen)
-        return list(views(self._layout, self._buffers[0].view, sealed.pieces, wanted))
-
-    def published_views(self, wanted: Wanted) -> list[Items]:
-        """Of this host's PUBLISH: all that its ranks hold, in their order. Raises StaleError if not all are here."""
-        ranks = sorted((rank for rank in self._ranks.values() if rank.pieces), key=lambda rank: rank.rank)
-        if self._layout is None or self._buffers is None or len(ranks) != self._config.num_ranks:
-            raise StaleError("not all ranks of this host have a layout")
-        pieces = [piece for rank in ranks for piece in rank.pieces]
-        return list(views(self._layout, self._buffers[1].view, pieces, wanted))
+        pieces = [p for p in sealed.pieces if sealed.with_frozen or p.name not in shared.own_tensors]
+        return list(views(shared.layout, shared.snapshot.view, pieces, wanted))
 
 
 async def _in_thread_if_large(frame: bytes, read: Callable[[], _M]) -> _M:

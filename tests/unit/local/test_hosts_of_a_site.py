@@ -15,6 +15,7 @@ from atoll.node import host_protocol as hosts
 from atoll.node import local_protocol as local
 from atoll.node.core import events as e
 from atoll.node.core.events import Answer, AnswerKind, FailureKind
+from atoll.node.core.host_events import SlicesArrived
 from atoll.node.daemon.hosts import follower as follower_module
 from atoll.node.daemon.hosts import leader as leader_module
 from atoll.node.daemon.hosts import relay as relay_module
@@ -151,7 +152,7 @@ def test_a_host_that_starts_again_takes_its_place_and_the_one_before_is_nobody()
             with pytest.raises(StaleError):
                 await first.put(first.put_of(1), bytes(LAYOUT.buffer_bytes))
             await second.put(second.put_of(1), bytes(LAYOUT.buffer_bytes))
-            assert (await site.event(e.SlicesArrived)).rank == 1, "and no word of the first host's end"
+            assert (await site.event(SlicesArrived)).rank == 1, "and no word of the first host's end"
 
     in_loop(main)
 
@@ -182,7 +183,7 @@ def test_ranks_of_a_host_that_ended_well_end_nothing_of_the_others() -> None:
             await host.says(hosts.RanksExited(generation=1, code=0, text="at once"))
             await host.says(hosts.RanksExited(generation=0, code=1, text="of ranks that nobody knows any more"))
             await host.put(host.put_of(1), bytes(LAYOUT.buffer_bytes))
-            await site.event(e.SlicesArrived)
+            await site.event(SlicesArrived)
             site.leader.exited(e.WorkersExited(generation=1, code=0, text="after an evaluation"))
             assert (await site.event(e.WorkersExited)).text == "after an evaluation"
 
@@ -356,12 +357,12 @@ def test_what_a_rank_owns_comes_into_the_sites_snapshot_and_nothing_else() -> No
             await site.runs(1, host)
             source, before = random_bytes(LAYOUT.buffer_bytes), bytes(site.snapshot.view)
             await host.put(host.put_of(1, with_frozen=False), source)
-            assert await site.event(e.SlicesArrived) == e.SlicesArrived(generation=1, rank=1, step=10, seq=2)
+            assert await site.event(SlicesArrived) == SlicesArrived(generation=1, rank=1, step=10, seq=2)
             without_frozen = replace(EVERYTHING, with_frozen=False)
             then = copied(memoryview(source), before, OWNED_BY_RANK_1, without_frozen)
             assert bytes(site.snapshot.view) == then
             await host.put(host.put_of(1, step=20, seq=0), source)
-            assert await site.event(e.SlicesArrived) == e.SlicesArrived(generation=1, rank=1, step=20, seq=0)
+            assert await site.event(SlicesArrived) == SlicesArrived(generation=1, rank=1, step=20, seq=0)
             assert bytes(site.snapshot.view) == copied(memoryview(source), before, OWNED_BY_RANK_1, EVERYTHING) != then
 
     in_loop(main)
@@ -389,7 +390,7 @@ def test_slices_that_are_not_wanted_are_refused_and_the_host_stays(
                 await host.put(replace(host.put_of(2), **wrong), random_bytes(LAYOUT.buffer_bytes))
             assert bytes(site.snapshot.view) == before
             await host.put(host.put_of(2), random_bytes(LAYOUT.buffer_bytes))
-            assert (await site.event(e.SlicesArrived)).generation == 2
+            assert (await site.event(SlicesArrived)).generation == 2
 
     in_loop(main)
 
@@ -451,7 +452,7 @@ def test_slices_that_arrive_when_their_generation_is_over_are_not_said(monkeypat
             with pytest.raises(StaleError, match="these slices are not wanted any more"):
                 await host.put(host.put_of(1), random_bytes(LAYOUT.buffer_bytes), after_opening=until_new_ranks_run)
             await host.put(host.put_of(2), random_bytes(LAYOUT.buffer_bytes))
-            assert (await site.event(e.SlicesArrived)).generation == 2
+            assert (await site.event(SlicesArrived)).generation == 2
 
     in_loop(main)
 
@@ -621,7 +622,7 @@ def test_ranks_of_two_hosts_from_hello_to_a_commit(tmp_path: Path) -> None:
                 for rank, client in enumerate(clients):
                     client.sealed(report(rank, number))
                 kinds = {type(await site.events.get()) for _ in range(2)}
-                assert kinds == {e.SnapshotSealed, e.SlicesArrived}
+                assert kinds == {e.SnapshotSealed, SlicesArrived}
                 wanted = replace(EVERYTHING, with_frozen=with_frozen)
                 assert bytes(site.snapshot.view) == copied(joined[1].snapshot, before, OWNED_BY_RANK_1, wanted)
 

@@ -11,6 +11,7 @@ from atoll.node.core import events as e
 from atoll.node.core import outputs as out
 from atoll.node.core.disk import Outer
 from atoll.node.core.events import AnswerKind, MergeMode
+from atoll.node.core.host_events import HostsChanged
 from atoll.node.core.ranks.pieces import site_pieces
 from atoll.node.local_protocol import Boundary, LocalHello, MergedReport, Piece, Said
 from atoll.protocol import PROTOCOL_VERSION
@@ -70,7 +71,7 @@ def ready(drive: Driver) -> list[int]:
 
 
 def changed(drive: Driver, *missing: int, text: str = "") -> None:
-    drive(e.HostsChanged(missing, text or (LOST if missing else "")))
+    drive(HostsChanged(missing, text or (LOST if missing else "")))
 
 
 # --- slices on their way
@@ -501,7 +502,7 @@ class Node:
         self.generation = 0
         self(e.SessionOpened())
         self(e.Received(1, m.Welcome(settings_json=settings_to_json(SETTINGS))))
-        self(e.HostsChanged(()))
+        self(HostsChanged(()))
 
     def __call__(self, event: e.Event) -> list[out.Output]:
         return wanted(self.core, event, self.now)

@@ -1,0 +1,80 @@
+"""The other hosts of a site, as its leader knows them: those that are attached now."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from atoll.node import host_protocol as hosts
+from atoll.node.daemon.hosts.link import Outbox
+from atoll.node.daemon.hosts.ranks_elsewhere import Ranks
+from atoll.protocol import messages as m
+from atoll.protocol.v1 import hosts_pb2
+
+AttemptKey = tuple[int, int, int]  # sync, term, attempt
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class AttachedHost:
+    """From its first word until its stream ends, or the leader gives it up."""
+
+    number: int
+    process: bytes
+    session: int
+    words: str  # for people
+    outbox: Outbox[hosts_pb2.AttachResponse]
+    lost: asyncio.Future[str]  # why, if the leader gives it up
+    ranks: Ranks
+    address: str = ""  # where peers reach it; empty until it is ready
+    commit: int | None = None  # that it was told to be at, while it follows the leader, else that it says it holds
+    follows: bool = False  # it does as the leader does, commit by commit
+    published: int = 0  # the last number that is in its PUBLISH
+    snapshots: dict[int, tuple[int, int, int]] = field(default_factory=dict)
+    """By fragment: generation, step and seq of what it has taken of SNAPSHOT."""
+    advanced: dict[tuple[int, int], hosts.HostErrorsAdvanced] = field(default_factory=dict)
+    """By commit and fragment, of those that the leader waits for."""
+    done: dict[AttemptKey, m.Done] = field(default_factory=dict)
+    """Of the exchanges that are not over."""
+
+    def say(self, message: hosts.HostTold) -> None:
+        self.outbox.say(message)
+
+
+class Hosts(dict[int, AttachedHost]):
+    """By number. `until` wakes when any of them has changed."""
+
+    def __init__(self, num_hosts: int) -> None:
+        super().__init__()
+        self._num_hosts = num_hosts
+        self._changed = asyncio.Event()
+
+    @property
+    def ready(self) -> list[AttachedHost]:
+        """Those that may be told what to do."""
+        return [host for _, host in sorted(self.items()) if host.address]
+
+    @property
+    def missing(self) -> tuple[int, ...]:
+        """Hosts of the site that are not ready."""
+        here = {host.number for host in self.ready}
+        return tuple(number for number in range(1, self._num_hosts) if number not in here)
+
+    def is_here(self, host: AttachedHost) -> bool:
+        """Not lost, and not attached anew since."""
+        return self.get(host.number) is host
+
+    def changed(self) -> None:
+        self._changed.set()
+
+    async def until(self, is_so: Callable[[], bool]) -> None:
+        while not is_so():
+            self._changed.clear()
+            await self._changed.wait()
+
+    async def each(self, told: Iterable[AttachedHost], has_done: Callable[[AttachedHost], Any]) -> list[AttachedHost]:
+        """Waits until each of them has, or is lost; those that are."""
+        listed = list(told)
+        await self.until(lambda: all(has_done(host) or not self.is_here(host) for host in listed))
+        return [host for host in listed if not has_done(host)]

@@ -1,0 +1,299 @@
+"""What a host does for its site beside running ranks: it holds the state of the site, and exchanges its own chunks.
+
+Words of the leader are followed one after the other, as host 0 does its own jobs: so a commit is applied before what is
+published of it, and an exchange begins on the base that it needs. One that cannot be followed leaves the host behind;
+it is told then what the leader holds, and what was said before that does not count.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from atoll.node import host_protocol as hosts
+from atoll.node.core.events import Difference, Values
+from atoll.node.daemon.config import NodeConfig
+from atoll.node.daemon.home import Home
+from atoll.node.daemon.hosts.host_exchanges import HostExchanges
+from atoll.node.daemon.hosts.link import receive_slices
+from atoll.node.daemon.plane import DataPlane
+from atoll.node.daemon.room import room_of
+from atoll.node.dataplane.slices import Wanted, views
+from atoll.node.exchange.hub import Hub
+from atoll.node.exchange.peers.progress import Pace
+from atoll.node.local_protocol import MAX_TEXT_CHARACTERS, Piece
+from atoll.node.tasks import together
+from atoll.node.threads import run_to_its_end
+from atoll.protocol import messages as m
+from atoll.protocol.errors import AtollError, ConfigError, HostError, PeerError, StaleError, StateError
+from atoll.protocol.settings import RunSettings
+from atoll.protocol.status import error_of
+from atoll.protocol.time_limits import TimeLimits
+from atoll.protocol.v1 import hosts_pb2
+
+log = logging.getLogger("atoll.node")
+
+Job = hosts.OfState | hosts.OfExchange
+
+
+class Endpoint:
+    """`serve` runs while the host is attached to its leader; `plane` outlives that."""
+
+    def __init__(
+        self,
+        config: NodeConfig,
+        settings: RunSettings,
+        limits: TimeLimits,
+        *,
+        home: Home,
+        hub: Hub,
+        address: str,
+        say: Callable[[hosts.HostSaid], None],
+    ) -> None:
+        self._config = config
+        self._settings = settings
+        self._limits = limits
+        self._home = home
+        self._hub = hub
+        self._address = address
+        self._say = say
+        self.plane: DataPlane | None = None
+        self._pieces: tuple[Piece, ...] = ()  # that other hosts have of this one's tensors
+        self._jobs: asyncio.Queue[Job] = asyncio.Queue()
+        self._is_behind = False
+        self._has_plane = asyncio.Event()
+        self._sources: asyncio.Future[m.Sources] | None = None  # wanted by the fetch
+
+    def close(self) -> None:
+        if self.plane is not None:
+            self.plane.close()
+
+    # --- life
+
+    async def serve(self, channel: grpc.aio.Channel, session: int, incarnation: int) -> None:
+        """Until it is cancelled. `channel`: to the leader, beside the words. Raises atoll's errors for what this host
+        cannot go on from."""
+        self._hub.incarnation = incarnation
+        self._jobs, self._is_behind, self._sources = asyncio.Queue(), False, None
+        if self.plane is None:
+            load = partial(DataPlane.load, self._home, self._settings, self._config.num_kernel_threads)
+            if (plane := await run_to_its_end(load)) is not None:
+                self._have(plane)
+        failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def fail(error: BaseException) -> None:
+            if not failed.done():
+                failed.set_exception(error)
+
+        exchanges = HostExchanges(hub=self._hub, channel=channel, session=session, say=self._say, failed=fail)
+        self._say(await self._ready())
+
+        async def follow() -> None:
+            while True:
+                await self._do(await self._jobs.get(), exchanges, channel, session)
+
+        async def failure() -> None:
+            await failed
+
+        try:
+            await together([follow(), failure()])
+        finally:
+            await exchanges.close()
+
+    async def _ready(self) -> hosts.HostReady:
+        held, errors = await self._held(), self.plane.errors if self.plane is not None else None
+        commits: tuple[int | None, ...] = ()
+        if self.plane is not None and errors is not None:
+            commits = await run_to_its_end(partial(errors.commits, self.plane.own))
+        return hosts.HostReady(
+            address=self._address,
+            has_state=held.has_state,
+            commit=held.commit,
+            state_hash=held.state_hash,
+            branch=self._home.branch,
+            error_commits=tuple(-1 if at is None else at for at in commits),
+        )
+
+    def _have(self, plane: DataPlane) -> None:
+        plane.divide(self._config.site_rank, self._config.site_hosts)
+        self.plane = plane
+        self._has_plane.set()
+        pace = Pace(stall_s=self._limits.stall_s, slowest_bytes_per_s=self._limits.slowest_bytes_per_s)
+        self._hub.serve(plane.layout, lambda: plane.outer, plane.log, pace)
+
+    @property
+    def own_tensors(self) -> frozenset[str]:
+        """Those whose chunks this host has."""
+        plane = self._present
+        return frozenset(map(plane.layout.name_of, plane.own or ()))
+
+    @property
+    def _present(self) -> DataPlane:
+        assert self.plane is not None, "the leader says what the model is before it says what to do with it"
+        return self.plane
+
+    def tell(self, job: Job) -> None:
+        """What the leader says, after what was said before."""
+        if isinstance(job, hosts.HoldState) and self._sources is not None and not self._sources.done():
+            self._sources.set_result(job.sources)  # a fetch runs, and asked
+        else:
+            self._jobs.put_nowait(job)
+
+    async def lay_out(self, told: hosts.SiteLaidOut) -> None:
+        """What the site's ranks hold: there is room for the state, and there are buffers, when this returns.
+
+        Raises HostError for the memory or the disk, ConfigError for another model than before.
+        """
+        self._hub.site_id, self._pieces = told.site_id, told.pieces
+        if self.plane is not None and self.plane.layout.manifest.digest != told.manifest.digest:
+            raise ConfigError(
+                f"{self._home.folder} holds the state of another model than host 0 has; choose another with --home"
+            )
+        has_buffers = self.plane is not None and self.plane.snapshot is not None
+        config, settings, home = self._config, self._settings, self._home
+        room = await asyncio.to_thread(
+            room_of, config, settings, told.manifest, home.folder, home.disk, has_buffers=has_buffers
+        )
+        keeps_errors = settings.sync.error_feedback_down > 0
+        self._hub.allow(room.max_retained_bytes, room.reduce_buffer_bytes, keeps_errors=keeps_errors)
+        if self.plane is None:
+            make = partial(DataPlane, home, settings, told.manifest, config.num_kernel_threads)
+            self._have(await run_to_its_end(make))
+        names = (spec.name for spec in told.manifest.tensors)
+        dtypes = dict(zip(names, told.dtypes, strict=True))
+        await run_to_its_end(partial(self._present.attach_workers, dtypes))
+
+    # --- what the leader wants
+
+    async def _do(self, job: Job, exchanges: HostExchanges, channel: grpc.aio.Channel, session: int) -> None:
+        match job:
+            case hosts.HoldState():
+                await self._hold(job)
+            case hosts.RollBackHost():
+                await self._roll_back(job)
+            case m.Weights() | hosts.HurryAtHost() | hosts.CancelAtHost():
+                exchanges.tell(job)
+            case hosts.DropAtHost(sync=sync):
+                self._hub.drop_sync(sync)
+                if self.plane is not None:
+                    await run_to_its_end(partial(self.plane.log.drop, sync))
+            case hosts.BeginAtHost() if self._is_behind:
+                exchanges.refuse(job.plan, StateError("this host lacks the state of the site"))
+            case hosts.BeginAtHost():
+                self._hub.site_id = job.site_id
+                await exchanges.begin(job, self._present)
+            case hosts.AdvanceAtHost():
+                await self._advance_errors(job)
+            case _ if self._is_behind:
+                pass  # it is said again
+            case hosts.ApplyAtHost(commit=commit):
+                await self._apply(commit)
+            case hosts.PublishAtHost():
+                await self._publish(job)
+            case hosts.TakeSnapshot():
+                await self._take_snapshot(job, channel, session)
+
+    async def _held(self, lacks: str = "") -> hosts.StateHeld:
+        held = await run_to_its_end(self.plane.held) if self.plane is not None else None
+        commit, state_hash = held or (None, b"")
+        return hosts.StateHeld(
+            has_state=commit is not None,
+            commit=commit or 0,
+            state_hash=state_hash,
+            lacks=lacks[:MAX_TEXT_CHARACTERS],
+        )
+
+    async def _apply(self, commit: m.Commit) -> None:
+        try:
+            await self._present.apply(commit)
+        except StateError as error:
+            self._is_behind = True
+            self._say(await self._held(str(error)))
+        else:
+            self._say(await self._held())
+
+    async def _hold(self, job: hosts.HoldState) -> None:
+        """What the leader holds: by its payloads, or its chunks."""
+        await self._has_plane.wait()  # a host without any learns of the model from its ranks' layout
+        plane = self._present
+        self._hub.site_id, self._is_behind = job.site_id, False
+        async with plane.fetching() as outer:
+            fetched = await self._hub.fetch_state(
+                sources=job.sources,
+                refresh=self._ask_for_sources,
+                undialable=lambda: (),
+                outer=outer,
+                log=plane.log,
+                optimizer=plane.optimizer,
+                pace=Pace(stall_s=self._limits.stall_s, slowest_bytes_per_s=self._limits.slowest_bytes_per_s),
+            )
+        log.info("at commit %d, as host 0 of this site", fetched.commit)
+        self._say(await self._held())
+
+    async def _ask_for_sources(self, _: tuple[int, ...]) -> m.Sources:
+        self._sources = asyncio.get_running_loop().create_future()
+        self._say(hosts.SourcesWanted())
+        try:
+            async with asyncio.timeout(self._limits.lease_s):
+                return await self._sources
+        except TimeoutError:
+            raise PeerError("host 0 of this site does not say what it holds") from None
+        finally:
+            self._sources = None
+
+    async def _roll_back(self, job: hosts.RollBackHost) -> None:
+        if self.plane is not None:
+            await self.plane.roll_back(job.last_commit)
+        await run_to_its_end(partial(self._home.keep_branch, job.branch))
+        self._say(await self._held())
+
+    async def _publish(self, job: hosts.PublishAtHost) -> None:
+        version, fragment = job.version, job.fragment
+        content = Difference(job.base, version, fragment) if job.is_difference else Values(version, fragment)
+        await self._present.publish(content)
+        self._say(hosts.StatePublished(number=job.number))
+
+    async def _advance_errors(self, job: hosts.AdvanceAtHost) -> None:
+        problem, share = "", 0.0
+        try:
+            plane = self._present
+            data = plane.sync_data(job.base_commit, job.fragment, job.error_commits, plane.own)
+            share = await plane.advance_errors(job.commit, data)
+        except HostError:
+            raise
+        except AtollError as error:
+            problem = str(error)[:MAX_TEXT_CHARACTERS] or repr(error)
+        self._say(hosts.HostErrorsAdvanced(commit=job.commit, fragment=job.fragment, problem=problem, share=share))
+
+    async def _take_snapshot(self, job: hosts.TakeSnapshot, channel: grpc.aio.Channel, session: int) -> None:
+        """What other hosts wrote of this one's tensors, into its own SNAPSHOT."""
+        plane = self._present
+        assert plane.snapshot is not None
+        method: grpc.aio.UnaryStreamMultiCallable[Any, Any] = channel.unary_stream(
+            hosts.TAKE_METHOD,
+            request_serializer=hosts_pb2.TakeSlicesRequest.SerializeToString,
+            response_deserializer=hosts_pb2.TakeSlicesResponse.FromString,
+        )
+        call = method(
+            hosts_pb2.TakeSlicesRequest(
+                session=session, generation=job.generation, fragment=job.fragment, step=job.step, seq=job.seq
+            )
+        )
+        wanted = Wanted(fragment=job.fragment, with_frozen=False)
+        into = views(plane.layout, plane.snapshot.view, self._pieces, wanted)
+        try:
+            await receive_slices(into, call.read, self._limits.stall_s, "host 0 of this site")
+        except grpc.RpcError:
+            error = error_of(await call.code(), await call.details() or "", "host 0 of this site")
+            if isinstance(error, StaleError):
+                return  # those ranks are gone
+            raise error from None
+        finally:
+            call.cancel()
+        self._say(hosts.SnapshotTaken(generation=job.generation, fragment=job.fragment, step=job.step, seq=job.seq))

@@ -1,0 +1,216 @@
+"""The state of the site on its other hosts, as the leader keeps it: each holds what host 0 holds, commit by commit.
+
+A host that follows is told of each commit, and applies it from payloads that are in its own log. One that cannot, or
+that has come just now, is told what the leader holds, and fetches that from the leader as a site does from another. So
+whatever befalls a host, it ends at the state of the leader, and the hash of each commit shows that it is the same.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+
+from atoll.node import host_protocol as hosts
+from atoll.node.core import outputs as out
+from atoll.node.core.events import Content, Difference
+from atoll.node.daemon.hosts.attached import AttachedHost, Hosts
+from atoll.node.daemon.plane import DataPlane
+from atoll.node.tasks import Tasks
+from atoll.node.threads import run_to_its_end
+from atoll.protocol import messages as m
+
+log = logging.getLogger("atoll.node")
+
+KEPT_HASHES = 64
+"""Of so many commits the leader's own state hash is remembered, until slower hosts have said theirs."""
+
+
+@dataclass(eq=False, kw_only=True)
+class Replicas:
+    """`plane` is None until the leader has one."""
+
+    attached: Hosts
+    donor: Callable[[], m.Donor]
+    """The leader, but for the commit that it holds."""
+    tasks: Tasks
+    plane: DataPlane | None = None
+    _holds: tuple[int, bytes] | None = field(default=None, init=False)  # commit and state hash of the leader
+    _latest: m.Commit | None = field(default=None, init=False)  # that the leader began to apply last
+    _hashes: OrderedDict[int, bytes] = field(default_factory=OrderedDict, init=False)  # of the leader, by commit
+    _numbers: int = field(default=0, init=False)
+    _num_moves: int = field(default=0, init=False)  # of the leader's state, but for those by commits
+
+    def serve(self, plane: DataPlane, holds: tuple[int, bytes] | None) -> None:
+        """From now on this is the leader's, with a state of this commit and hash."""
+        if self.plane is not plane:
+            self.plane = plane
+            self.moved(holds)
+
+    # --- what the leader does
+
+    def applying(self, commit: m.Commit) -> None:
+        """The leader begins to, and so do the hosts that follow."""
+        self._latest = commit
+        for host in self.attached.ready:
+            if host.follows:
+                self._tell(host, commit)
+
+    def _tell(self, host: AttachedHost, commit: m.Commit) -> None:
+        host.commit = commit.commit
+        host.say(hosts.ApplyAtHost(commit=commit))
+
+    def applied(self, commit: int, state_hash: bytes) -> None:
+        """The leader has, with that result."""
+        self._holds = commit, state_hash
+        self._hashes[commit] = state_hash
+        while len(self._hashes) > KEPT_HASHES:
+            self._hashes.popitem(last=False)
+
+    def moved(self, holds: tuple[int, bytes] | None) -> None:
+        """The leader's state has come to a commit otherwise: it was made, or fetched."""
+        self._holds_instead(holds)
+        for host in self.attached.ready:
+            self._bring(host)
+
+    def roll_back(self, last_commit: int, branch: int, holds: tuple[int, bytes] | None) -> None:
+        """The leader has, and so do the hosts."""
+        self._holds_instead(holds)
+        for host in self.attached.ready:
+            host.follows = False
+            host.say(hosts.RollBackHost(last_commit=last_commit, branch=branch))
+
+    def _holds_instead(self, holds: tuple[int, bytes] | None) -> None:
+        self._latest, self._holds = None, None
+        self._num_moves += 1
+        self._hashes.clear()
+        if holds is not None:
+            self.applied(*holds)
+
+    def _bring(self, host: AttachedHost) -> None:
+        """To what the leader holds, from whatever the host holds."""
+        host.follows = False
+        if self._holds is None:
+            return  # it is told when there is a state
+        host.commit = self._holds[0]
+        self.tasks.spawn(self._say_sources(host, *self._holds))
+
+    async def _say_sources(self, host: AttachedHost, commit: int, state_hash: bytes) -> None:
+        num_moves = self._num_moves
+        sources = await run_to_its_end(partial(self._sources, commit, state_hash))
+        if num_moves == self._num_moves and self.attached.is_here(host):  # else these are void
+            host.say(hosts.HoldState(site_id=self.donor().site_id, sources=sources))
+
+    def _sources(self, commit: int, state_hash: bytes) -> m.Sources:
+        assert self.plane is not None
+        payloads, donor = self.plane.log, self.donor()
+        records = [record for record in payloads.commits() if record.commit <= commit][-m.MAX_LOG_COMMITS :]
+        first = records[0].commit if records and records[-1].commit == commit else commit + 1
+        return m.Sources(
+            attested=(m.Attestation(commit=commit, state_hash=state_hash),),
+            donors=(
+                m.Donor(site_id=donor.site_id, incarnation=donor.incarnation, address=donor.address, commit=commit),
+            ),
+            commits=tuple(record for record in records if record.commit >= first),
+            touched=payloads.history.touched(first - 1) or (),
+        )
+
+    # --- what hosts say
+
+    def came(self, host: AttachedHost, ready: hosts.HostReady, branch: int) -> None:
+        """A host has said what its disk holds."""
+        if ready.branch != branch:  # numbers of its commits may be those of others by now
+            host.say(hosts.RollBackHost(last_commit=-1, branch=branch))
+            return
+        held = hosts.StateHeld(has_state=ready.has_state, commit=ready.commit, state_hash=ready.state_hash)
+        self.holds(host, held)
+
+    def holds(self, host: AttachedHost, said: hosts.StateHeld) -> None:
+        """It follows from now on, goes on following, or is brought to what the leader holds."""
+        held, latest = self._holds, self._latest
+        if held is None:
+            return
+        at = said.commit if said.has_state else None
+        if at is not None and (own := self._hashes.get(at)) is not None and own != said.state_hash:
+            log.error(
+                "%s holds another state of commit %d than host 0 (%s, not %s): its memory or disk is damaged, or this "
+                "host's; it fetches what differs",
+                host.words, at, said.state_hash.hex()[:12], own.hex()[:12],
+            )  # fmt: skip
+            self._bring(host)
+        elif said.lacks:
+            log.warning("%s: %s; it fetches that from host 0", host.words, said.lacks)
+            self._bring(host)
+        elif host.follows:
+            pass  # what it was told next is on its way
+        elif latest is not None and latest.commit > held[0] and at == latest.commit - 1:
+            host.follows = True
+            self._tell(host, latest)
+        elif at == max(held[0], latest.commit if latest is not None else 0) and at in self._hashes:
+            host.follows, host.commit = True, at
+        else:
+            self._bring(host)
+        self.attached.changed()
+
+    def more_wanted(self, host: AttachedHost) -> None:
+        """What a fetch was told does not lead on: the leader may be further by now."""
+        self._bring(host)
+
+    # --- jobs that end when all hosts have done them
+
+    async def publish(self, content: Content, is_wanted: Callable[[], bool]) -> None:
+        """Returns when PUBLISH of each host holds this, or it is not wanted any more. Hosts that are lost meanwhile are
+        not waited for."""
+        self._numbers += 1
+        number = self._numbers
+        is_difference = isinstance(content, Difference)
+        word = hosts.PublishAtHost(
+            number=number,
+            version=content.version,
+            fragment=content.fragment,
+            is_difference=is_difference,
+            base=content.base if isinstance(content, Difference) else 0,
+        )
+        await self._done_by_all(word, lambda host: host.published >= number, is_wanted)
+
+    async def share_snapshot(self, output: out.ShareSnapshot, is_wanted: Callable[[], bool]) -> None:
+        """Returns when each host has what it is to send of it. Where there is no state yet, host 0 alone needs it: it
+        makes the state of it."""
+        if self._holds is None:
+            return
+        of, fragment = (output.generation, output.step, output.seq), output.fragment
+        word = hosts.TakeSnapshot(generation=of[0], fragment=fragment, step=of[1], seq=of[2])
+        await self._done_by_all(word, lambda host: host.snapshots.get(fragment) == of, is_wanted)
+
+    async def _done_by_all(
+        self, word: hosts.OfState, has_done: Callable[[AttachedHost], bool], is_wanted: Callable[[], bool]
+    ) -> None:
+        """Each is told once it follows, and again where it had to be brought to the state meanwhile."""
+        listed, told = self.attached.ready, set[AttachedHost]()
+
+        def is_over() -> bool:
+            left = [host for host in listed if self.attached.is_here(host) and not has_done(host)]
+            for host in left:
+                if not host.follows:
+                    told.discard(host)
+                elif host not in told:
+                    told.add(host)
+                    host.say(word)
+            return not left or not is_wanted()
+
+        await self.attached.until(is_over)
+
+    async def advance_errors(self, job: out.AdvanceErrors) -> list[str]:
+        """What hinders each host; empty for one that has done it."""
+        listed, key = self.attached.ready, (job.commit, job.fragment)
+        for host in listed:
+            word = hosts.AdvanceAtHost(
+                commit=job.commit, fragment=job.fragment, base_commit=job.base_commit, error_commits=job.error_commits
+            )
+            host.say(word)
+        await self.attached.each(listed, lambda host: key in host.advanced)
+        lost = [f"host {number} of this site is not here" for number in self.attached.missing]
+        said = [(host, host.advanced.pop(key, None)) for host in listed]
+        return lost + [f"{host.words} was lost before that" if of is None else of.problem for host, of in said]

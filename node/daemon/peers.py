@@ -1,0 +1,68 @@
+"""How a host of a site meets hosts of other sites: what it listens with, and what must be compiled before."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import AsyncExitStack
+
+from atoll.node.daemon.config import NodeConfig
+from atoll.node.daemon.discover import address_for_peers, local_address_towards
+from atoll.node.daemon.home import Home
+from atoll.node.dataplane import kernels as outer_kernels
+from atoll.node.exchange.hub import Hub
+from atoll.node.exchange.peers.dialer import Dialer
+from atoll.node.exchange.peers.listener import listen
+from atoll.node.exchange.service import PeerService
+from atoll.node.exchange.sync.spill import Spill
+from atoll.node.threads import giving_way
+from atoll.protocol import addresses, descriptors
+from atoll.protocol.codecs import kernels
+from atoll.protocol.machine import Machine
+
+log = logging.getLogger("atoll.node")
+
+MAX_PEER_CONNECTIONS = 4096
+"""Or half of the descriptors: the node's own connections and files need the others."""
+PEER_IDLE_LIMIT_S = 300.0
+
+
+async def meet_peers(
+    config: NodeConfig, run_id: str, home: Home, machine: Machine, stack: AsyncExitStack, *, towards: str
+) -> tuple[Hub, str]:
+    """What talks to them, and the address at which they reach this host: without --listen, the local one of a
+    connection to `towards`."""
+    hub = Hub(
+        run_id=run_id,
+        incarnation=home.incarnation,
+        dialer=Dialer(None, machine.network),
+        pool=giving_way(config.num_kernel_threads, "exchange", config.nice),
+        spill=await asyncio.to_thread(Spill, home.spill_folder, disk=home.disk),
+        error_spill=await asyncio.to_thread(Spill, home.average_error_folder, disk=home.disk),
+    )
+    limit = descriptors.raise_limit()
+    listen_on = config.listen or addresses.join_address(local_address_towards(towards), 0)
+    server, port = await listen(
+        listen_on,
+        PeerService(hub).handlers,
+        machine.network,
+        max_connections=descriptors.for_connections(limit, min(MAX_PEER_CONNECTIONS, limit // 2), "peers"),
+        idle_limit_s=PEER_IDLE_LIMIT_S,
+    )
+    address = config.advertise or address_for_peers(listen_on, port, towards)
+    if not addresses.is_loopback(listen_on):
+        log.warning(
+            "%s is open to the network without credentials: anybody who reaches it can read the model",
+            addresses.join_address(addresses.parse_address(listen_on)[0], port),
+        )
+    stack.push_async_callback(server.stop, 0.5)
+    stack.push_async_callback(hub.close)
+    return hub, address
+
+
+def prepare_kernels() -> None:
+    """Compile and check everything that replicated state depends on, before the site says that it is ready."""
+    kernels.warm_up()
+    kernels.self_test()
+    outer_kernels.warm_up()
+    outer_kernels.self_test()
