@@ -28,6 +28,7 @@ class AttachedHost:
     lost: asyncio.Future[str]  # why, if the leader gives it up
     ranks: Ranks
     address: str = ""  # where peers reach it; empty until it is ready
+    is_laid_out: bool = False  # its ranks have buffers
     commit: int | None = None  # that it was told to be at, while it follows the leader, else that it says it holds
     follows: bool = False  # it does as the leader does, commit by commit
     published: int = 0  # the last number that is in its PUBLISH

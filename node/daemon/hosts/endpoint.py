@@ -138,6 +138,10 @@ class Endpoint:
         assert self.plane is not None, "the leader says what the model is before it says what to do with it"
         return self.plane
 
+    @property
+    def _has_buffers(self) -> bool:
+        return self.plane is not None and self.plane.snapshot is not None
+
     def tell(self, job: Job) -> None:
         """What the leader says, after what was said before."""
         if isinstance(job, hosts.HoldState) and self._sources is not None and not self._sources.done():
@@ -155,10 +159,9 @@ class Endpoint:
             raise ConfigError(
                 f"{self._home.folder} holds the state of another model than host 0 has; choose another with --home"
             )
-        has_buffers = self.plane is not None and self.plane.snapshot is not None
         config, settings, home = self._config, self._settings, self._home
         room = await asyncio.to_thread(
-            room_of, config, settings, told.manifest, home.folder, home.disk, has_buffers=has_buffers
+            room_of, config, settings, told.manifest, home.folder, home.disk, has_buffers=self._has_buffers
         )
         keeps_errors = settings.sync.error_feedback_down > 0
         self._hub.allow(room.max_retained_bytes, room.reduce_buffer_bytes, keeps_errors=keeps_errors)
@@ -183,8 +186,8 @@ class Endpoint:
                 self._hub.drop_sync(sync)
                 if self.plane is not None:
                     await run_to_its_end(partial(self.plane.log.drop, sync))
-            case hosts.BeginAtHost() if self._is_behind:
-                exchanges.refuse(job.plan, StateError("this host lacks the state of the site"))
+            case hosts.BeginAtHost() if self._is_behind or not self._has_buffers:
+                exchanges.refuse(job.plan, StateError("this host lacks what the site trained, or its state"))
             case hosts.BeginAtHost():
                 self._hub.site_id = job.site_id
                 await exchanges.begin(job, self._present)
@@ -262,6 +265,8 @@ class Endpoint:
     async def _advance_errors(self, job: hosts.AdvanceAtHost) -> None:
         problem, share = "", 0.0
         try:
+            if not self._has_buffers:
+                raise StateError("this host came back without what the site trained")
             plane = self._present
             data = plane.sync_data(job.base_commit, job.fragment, job.error_commits, plane.own)
             share = await plane.advance_errors(job.commit, data)

@@ -185,6 +185,7 @@ class Leader:
                 pieces=tuple(ranks.pieces_for(host.number, self._ranks_of(host.number))),
             )
             host.say(word)
+            host.is_laid_out = True
 
     def endpoints(self, manifest: Manifest) -> tuple[m.Endpoint, ...]:
         """Where the run finds the chunks of the other hosts. Hosts without chunks are nowhere."""

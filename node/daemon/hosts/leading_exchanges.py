@@ -53,7 +53,7 @@ class LeadingExchanges:
         if begun.tokens:
             lacking += [host.words for host in ready if plan.fragment not in host.snapshots]
         else:
-            lacking += [host.words for host in ready if not host.follows or host.commit != plan.base_commit]
+            lacking += [host.words for host in ready if not host.is_laid_out or not host.follows]
         if lacking and begun.tokens:
             raise StateError(f"what this site contributes is not on all of its hosts: {', '.join(lacking)}")
         if lacking or not ready:
