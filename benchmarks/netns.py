@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Self
 
 PREFIX = "atoll"
-SUBNET = "10.77.0"
+SUBNET, LAN_SUBNET = "10.77.0", "10.78.0"
 WIRE_QUEUE_FRAMES = 16_384
 """Before each end of a wire with a delay: small frames that come faster than its process wakes must not be lost."""
 NOBODY = "02:00:00:00:00:99"
@@ -48,16 +48,20 @@ class Hosts:
         rtt_s: float = 0.0,
         *,
         forgets: bool = False,
+        has_lan: bool = False,
     ) -> None:
-        """`rtt_s`: the round trip time between two hosts; half of that to the bridge, which is in the middle. With it
-        the hosts are set up as deploy/sysctl.d says, but where `forgets` is given."""
+        """`has_lan`: hosts reach each other over a second network, too, at addresses 10.78.0.11, .12, ..., which has no
+        limit: the hosts of one site are near each other. `rtt_s`: the round trip time between two hosts; half of that
+        to the bridge, which is in the middle. With it the hosts are set up as deploy/sysctl.d says, but where `forgets`
+        is given."""
         self.num_hosts = num_hosts
         self.bits_per_s = bits_per_s
         self.congestion = congestion
         self.rtt_s = rtt_s
         self.forgets = forgets
+        self.has_lan = has_lan
         self._wires: subprocess.Popen[bytes] | None = None
-        self.bridge = f"{PREFIX}-br"
+        self.bridge, self.lan = f"{PREFIX}-br", f"{PREFIX}-lan"
         self.bridge_address = f"{SUBNET}.1"
 
     def namespace(self, host: int) -> str:
@@ -65,6 +69,9 @@ class Hosts:
 
     def address(self, host: int) -> str:
         return f"{SUBNET}.{11 + host}"
+
+    def lan_address(self, host: int) -> str:
+        return f"{LAN_SUBNET}.{11 + host}"
 
     def prefix(self, host: int) -> list[str]:
         """In front of a command that is to run on that host."""
@@ -123,7 +130,21 @@ class Hosts:
             self.set_rate(host, self.bits_per_s)
             if self.rtt_s and not self.forgets:
                 _run([*self.prefix(host), "sysctl", "--quiet", "--load", str(SYSCTL)])
+        if self.has_lan:
+            self._add_lan()
         return self
+
+    def _add_lan(self) -> None:
+        _ip("link", "add", self.lan, "type", "bridge")
+        _ip("link", "set", self.lan, "up")
+        for host in range(self.num_hosts):
+            name, outer, inner = self.namespace(host), f"{PREFIX}-l{host}", f"{PREFIX}-m{host}"
+            _ip("link", "add", outer, "type", "veth", "peer", "name", inner)
+            _ip("link", "set", inner, "netns", name)
+            _ip("link", "set", outer, "master", self.lan)
+            _ip("link", "set", outer, "up")
+            _ip("-n", name, "addr", "add", f"{self.lan_address(host)}/24", "dev", inner)
+            _ip("-n", name, "link", "set", inner, "up")
 
     def set_rate(self, host: int, bits_per_s: int) -> None:
         """Of that host's link, in both directions, from now on."""
@@ -158,7 +179,8 @@ class Hosts:
         for host in range(self.num_hosts):
             subprocess.run(["ip", "netns", "del", self.namespace(host)], check=False, capture_output=True)
             subprocess.run(["ip", "link", "del", f"{PREFIX}-v{host}"], check=False, capture_output=True)
-        subprocess.run(["ip", "link", "del", self.bridge], check=False, capture_output=True)
+        for bridge in (self.bridge, self.lan):
+            subprocess.run(["ip", "link", "del", bridge], check=False, capture_output=True)
 
 
 def _ip(*args: str) -> None:

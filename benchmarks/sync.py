@@ -4,6 +4,9 @@ On loopback, and as root between network namespaces with limited links; there th
 that the link takes for the bytes that went through the interface, and with `--rtt` the trips that no sync can do
 without (contributions, payloads, and Done and Commit with the coordinator in the middle: one round trip and a half).
 Beside it what `atoll plan` says of a sync over such a link, and measured over planned.
+
+With `--hosts-per-site` each site is so many hosts, too, each with a link of its own, and a network without a limit
+between them; then how much faster that is than one host a site.
 """
 
 from __future__ import annotations
@@ -45,6 +48,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--rtt", type=int, default=0, help="round trip time between two sites in ms (root)")
     parser.add_argument("--forgets", action="store_true", help="hosts without deploy/sysctl.d (with --rtt)")
     parser.add_argument("--congestion", default="cubic", help="TCP congestion control of the hosts")
+    parser.add_argument("--hosts-per-site", type=int, default=1, help="beside sites of one host (root)")
     args = parser.parse_args(argv)
     print(f"{args.parameters} parameters ({args.parameters * 4 / 2**20:.0f} MiB in fp32), {args.codec}, 3 sites")
     print(
@@ -58,9 +62,17 @@ def main(argv: list[str]) -> int:
         return 0
     for mbit in args.mbit:
         measured = _measure(args, mbit)
-        limit_s = measured.interface_bytes * 8 / mbit / 1e6 + TRIPS * args.rtt / 1e3
-        _print_row(f"{mbit} Mbit/s", measured, limit_s, _planned_s(args, mbit))
+        _print_row(f"{mbit} Mbit/s", measured, _limit_s(args, measured, mbit), _planned_s(args, mbit))
+        if args.hosts_per_site > 1:
+            shared = _measure(args, mbit, args.hosts_per_site)
+            _print_row(f"{mbit} x {args.hosts_per_site}", shared, _limit_s(args, shared, mbit, args.hosts_per_site))
+            times = measured.commit_s / shared.commit_s
+            print(f"{args.hosts_per_site} hosts a site: {times:.2f} times as fast as one, to Commit")
     return 0
+
+
+def _limit_s(args: argparse.Namespace, measured: Measured, mbit: int, num_hosts: int = 1) -> float:
+    return measured.interface_bytes / num_hosts * 8 / mbit / 1e6 + TRIPS * args.rtt / 1e3
 
 
 def _planned_s(args: argparse.Namespace, mbit: int) -> float:
@@ -92,7 +104,7 @@ def _print_row(link: str, measured: Measured, limit_s: float = 0.0, planned_s: f
         counted = (through_bytes - measured.header_bytes) / sent_bytes - 1
         through = f"{through_bytes / 1e6:8.2f} ({through_bytes / sent_bytes - 1:+6.1%}) {counted:+12.1%}"
         limit = f"{limit_s:8.3f} {measured.commit_s / limit_s:6.2f}"
-        limit += f" {planned_s:10.3f} {measured.commit_s / planned_s:6.2f}"
+        limit += f" {planned_s:10.3f} {measured.commit_s / planned_s:6.2f}" if planned_s else ""
     times = f"{measured.commit_s:12.3f} {measured.published_s:15.3f}"
     print(f"{link:>12} {times} {measured.sent_bytes / 1e6:15.2f} {through:>30} {limit}", flush=True)
 
@@ -108,7 +120,7 @@ def _sync_settings(args: argparse.Namespace) -> SyncSettings:
     )
 
 
-def _measure(args: argparse.Namespace, mbit: int | None) -> Measured:
+def _measure(args: argparse.Namespace, mbit: int | None, num_hosts: int = 1) -> Measured:
     num_syncs = WARM_UP_SYNCS + args.syncs
     settings = RunSettings(
         run_id="bench",
@@ -118,17 +130,25 @@ def _measure(args: argparse.Namespace, mbit: int | None) -> Measured:
         time_limits="lan",
         sync=_sync_settings(args),
     )
-    worker = [sys.executable, str(WORKER), "--tensors", f"w={args.parameters}", "--step-delay-s", str(STEP_S)]
+    tensors = ",".join(f"w{part}={args.parameters // num_hosts}" for part in range(num_hosts))
+    worker = [sys.executable, str(WORKER), "--tensors", tensors, "--step-delay-s", str(STEP_S), "--shard"]
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="atoll-bench-")))
         hosts = None
         if mbit:
-            links = (len(NAMES), mbit * 1_000_000, args.congestion, args.rtt / 1e3)
-            hosts = stack.enter_context(netns.Hosts(*links, forgets=args.forgets))
+            links = (num_hosts * len(NAMES), mbit * 1_000_000, args.congestion, args.rtt / 1e3)
+            hosts = stack.enter_context(netns.Hosts(*links, forgets=args.forgets, has_lan=num_hosts > 1))
         run = stack.enter_context(LocalRun(folder, settings, PLAIN))
         run.start_coordinator(f"{hosts.bridge_address}:17700" if hosts else "")
         for i, name in enumerate(NAMES):
-            run.start_node(name, worker, prefix=hosts.prefix(i) if hosts else ())
+            for k in range(num_hosts):
+                first, extra = num_hosts * i, list[str]()
+                if hosts is not None and num_hosts > 1:
+                    address = f"{hosts.lan_address(first)}:17800"
+                    extra = ["--site-hosts", str(num_hosts), "--site-rank", str(k), "--site-address", address]
+                    extra += ["--name", name]
+                called = f"{name}-host{k}" if k else name
+                run.start_node(called, worker, prefix=hosts.prefix(first + k) if hosts else (), extra=extra)
         run.wait(lambda s: s["last_commit"] >= WARM_UP_SYNCS, 300)
         before = _through(hosts)
         run.wait(lambda s: s["last_commit"] >= num_syncs - 1, 300)
@@ -144,8 +164,8 @@ def _through(hosts: netns.Hosts | None) -> tuple[int, int]:
     """Bytes and frames of all interfaces."""
     if hosts is None:
         return 0, 0
-    sites = range(len(NAMES))
-    return sum(map(hosts.sent_bytes, sites)), sum(map(hosts.sent_frames, sites))
+    every = range(hosts.num_hosts)
+    return sum(map(hosts.sent_bytes, every)), sum(map(hosts.sent_frames, every))
 
 
 def _medians(run: LocalRun, num_syncs: int, interface_bytes: float, header_bytes: float) -> Measured:
