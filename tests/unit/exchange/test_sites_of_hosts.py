@@ -16,7 +16,7 @@ from atoll.node.exchange.sync import sharing
 from atoll.node.exchange.sync.exchange import Exchange
 from atoll.protocol.errors import HostError, InvalidMessage, NotYetError, StaleError
 from atoll.protocol.layout import Layout
-from atoll.protocol.messages import Endpoint, Plan, Tree
+from atoll.protocol.messages import Plan, Tree
 from tests.harness.sites import Site, expected_payloads, small_layout, star_plan
 from tests.harness.sites_of_hosts import SiteOfHosts, has
 
@@ -129,7 +129,6 @@ def test_a_second_sync_and_a_second_attempt_go_over_the_same_places(tmp_path: Pa
             await exchange(star_plan(LAYOUT, sites), sites)
             await exchange(star_plan(LAYOUT, sites, attempt=2), sites)
             await exchange(star_plan(LAYOUT, sites, sync=2), sites)
-            assert all(host.hub.counters.reconnects == 0 for site in sites for host in site.hosts)
 
     asyncio.run(main())
 
@@ -346,7 +345,6 @@ def test_a_site_whose_hosts_are_cut_otherwise_is_told_so(tmp_path: Path) -> None
             plan = star_plan(LAYOUT, [site, other])
             first, second = plan.contributors
             moved = tuple(replace(e, first_chunk=e.first_chunk + 1) for e in first.endpoints)
-            assert all(isinstance(e, Endpoint) for e in moved)
             unlike = replace(plan, contributors=(replace(first, endpoints=moved), second))
             here: Site = other.hosts[0]
             begun = [here.begin(unlike), site.hosts[0].begin(plan)]
