@@ -291,6 +291,19 @@ def test_an_exchange_that_is_complete_goes_on_giving(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
+def test_a_host_gives_what_an_earlier_run_of_the_attempt_left_in_its_log(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with started(tmp_path, [CUT], [CUT_ELSEWHERE]) as sites:
+            plan = star_plan(LAYOUT, sites)
+            await exchange(plan, sites)
+            hosts = [host for site in sites for host in site.hosts]
+            before = [host.hub.counters.moved_bytes for host in hosts]
+            await exchange(plan, sites)
+            assert [host.hub.counters.moved_bytes for host in hosts] == before, "all of it was there"
+
+    asyncio.run(main())
+
+
 # --- a host that fails, and the hub's answers to the others
 
 
