@@ -171,7 +171,7 @@ MUTATIONS = (
         where="node.exchange.service:PeerService.exchange",
         old="MAX_STREAMS * (1 + len(member.endpoints))",
         new="MAX_STREAMS",
-        tests=(f"{EXCHANGE}::test_all_hosts_may_stream_to_a_peer_at_once",),
+        tests=(f"{EXCHANGE}::test_a_site_has_so_many_streams_at_a_reducer_for_each_of_its_hosts",),
     ),
     Mutation(
         name="one place that was sent everything counts as all",

@@ -237,14 +237,15 @@ def test_endpoints_that_begin_at_frozen_chunks_cut_no_sync() -> None:
 
 
 def test_parts_whose_reducers_may_retain_too_little_of_them_are_not_cut_by_hosts() -> None:
-    """Whole chunks of both parts do not fit into half of what a site retains; those of the whole model do."""
-    sizes = [10] * 6
-    contributors = with_hosts(sites(0, 0, retain=2 * 30), [3], [3])
+    """No whole chunk of either part fits into half of what the third site retains; one of the whole model does."""
+    sizes = [10] * 8
+    alone = [replace(c, max_retained_bytes=3 * num) for c, num in zip(sites(0, 0, 0), (70, 30, 10), strict=True)]
+    contributors = with_hosts(alone, [4], [4], [4])
     trees = direct(sizes_of(sizes), contributors)
-    assert trees == direct(sizes_of(sizes), sites(0, 0, retain=2 * 30))
-    assert work(trees, sizes, contributors) == {1: 30, 2: 30}
-    roomy = with_hosts(sites(0, 0), [3], [3])
-    assert len(direct(sizes_of(sizes), roomy)) == 4
+    assert trees == direct(sizes_of(sizes), alone)
+    assert work(trees, sizes, contributors) == {1: 40, 2: 30, 3: 10}
+    roomy = with_hosts(sites(0, 0, 0), [4], [4], [4])
+    assert len(direct(sizes_of(sizes), roomy)) == 6
 
 
 def test_what_a_site_retains_is_kept_to_in_all_its_parts_together() -> None:

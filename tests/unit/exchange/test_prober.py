@@ -57,6 +57,10 @@ class World:
 
         await self._on(self._sites[0][1], watching())
 
+    async def news(self) -> tuple[int, ...]:
+        async with asyncio.timeout(50 * LIMITS.lease_s):
+            return await self.found.get()
+
     async def stop(self) -> None:
         for site, context in self._sites:
             await self._on(context, site.stop())
@@ -99,9 +103,9 @@ def test_a_site_of_which_one_place_cannot_be_dialled_is_reported_until_it_can(tm
         await world.start(3, "10.0.0.4")
         whole = site_at(3, "10.0.0.4")
         await world.watch(prober, site_at(2, THERE, GONE, ALSO_THERE), whole)
-        assert await world.found.get() == (2,)
+        assert await world.news() == (2,)
         await world.start(2, GONE)
-        assert await world.found.get() == ()
+        assert await world.news() == ()
         assert world.found.empty()
 
     run(tmp_path, test)
@@ -111,12 +115,12 @@ def test_one_of_two_places_that_comes_back_is_not_enough(tmp_path: Path) -> None
     async def test(world: World, prober: Prober) -> None:
         await world.start(2, THERE)
         await world.watch(prober, site_at(2, THERE, GONE, ALSO_GONE))
-        assert await world.found.get() == (2,)
+        assert await world.news() == (2,)
         await world.start(2, GONE)
         await asyncio.sleep(20 * LIMITS.lease_s)
         assert world.found.empty(), "it is reported once, and not taken back"
         await world.start(2, ALSO_GONE)
-        assert await world.found.get() == ()
+        assert await world.news() == ()
 
     run(tmp_path, test)
 
@@ -126,7 +130,7 @@ def test_a_place_at_which_another_site_answers_cannot_be_dialled(tmp_path: Path)
         await world.start(2, THERE)
         await world.start(3, ALSO_THERE)
         await world.watch(prober, site_at(2, THERE, ALSO_THERE))
-        assert await world.found.get() == (2,)
+        assert await world.news() == (2,)
 
     run(tmp_path, test)
 
@@ -136,9 +140,9 @@ def test_a_place_that_a_site_has_no_more_is_forgotten(tmp_path: Path) -> None:
         await world.start(2, THERE)
         member = site_at(2, THERE, GONE)
         await world.watch(prober, member)
-        assert await world.found.get() == (2,)
+        assert await world.news() == (2,)
         await world.watch(prober, replace(member, endpoints=()))
-        assert await world.found.get() == ()
+        assert await world.news() == ()
         await asyncio.sleep(20 * LIMITS.lease_s)
         assert world.found.empty(), "nobody looks there any more"
 
@@ -149,7 +153,7 @@ def test_places_that_stay_are_not_looked_at_anew(tmp_path: Path) -> None:
     async def test(world: World, prober: Prober) -> None:
         await world.start(2, THERE)
         await world.watch(prober, site_at(2, THERE, GONE))
-        assert await world.found.get() == (2,)
+        assert await world.news() == (2,)
         await world.watch(prober, site_at(2, THERE, GONE, ALSO_GONE))
         await asyncio.sleep(20 * LIMITS.lease_s)
         assert world.found.empty(), "it cannot be dialled before and after"

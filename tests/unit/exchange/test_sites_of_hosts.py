@@ -8,16 +8,23 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
 from atoll.node.exchange.peers.frames import Encoded, pack_frames
+from atoll.node.exchange.service import PeerService
 from atoll.node.exchange.sync import sharing
 from atoll.node.exchange.sync.exchange import Exchange
+from atoll.node.tasks import end
 from atoll.protocol.errors import HostError, InvalidMessage, NotYetError, StaleError
 from atoll.protocol.layout import Layout
-from atoll.protocol.messages import Plan, Tree
-from tests.harness.sites import Site, expected_payloads, small_layout, star_plan
+from atoll.protocol.messages import Endpoint, Plan, Tree
+from atoll.protocol.plans import plan_digest
+from atoll.protocol.v1 import peer_pb2
+from tests.harness.peer_streams import MEMBERS, Aborted, Disk, FakeContext, begin, opening, serving
+from tests.harness.peer_streams import plan as a_plan
+from tests.harness.sites import Site, expected_payloads, small_layout, star_plan, until
 from tests.harness.sites_of_hosts import SiteOfHosts, has
 
 LAYOUT = small_layout()
@@ -110,15 +117,38 @@ def test_a_receiver_of_several_hosts_gets_all_payloads_on_each(tmp_path: Path) -
     asyncio.run(main())
 
 
-def test_all_hosts_may_stream_to_a_peer_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each waits for payloads that take the contributions of all of them: that a site may have so many streams at a
-    reducer is said of each of its places."""
+class OpenStream(FakeContext):
+    """Of a peer that has opened it, and says nothing more."""
+
+    async def read(self) -> bytes:
+        if not self.received:
+            await asyncio.Event().wait()
+        return self.received.popleft()
+
+
+def test_a_site_has_so_many_streams_at_a_reducer_for_each_of_its_hosts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("atoll.node.exchange.service.MAX_STREAMS", 1)
+    of_two_hosts = replace(MEMBERS[1], endpoints=(Endpoint(address="127.0.0.1:3", first_chunk=2),))
+    plan = a_plan(contributors=(MEMBERS[0], of_two_hosts))
 
     async def main() -> None:
-        async with started(tmp_path, [CUT_ELSEWHERE, CUT], []) as sites:
-            tree = Tree(first_chunk=0, num_chunks=LAYOUT.num_sync_chunks, top=1)
-            await exchange(replace(star_plan(LAYOUT, sites), trees=(tree,)), sites)
+        disk = Disk(tmp_path)
+        async with serving(disk) as hub:
+            begin(hub, plan, disk.data)
+            service, contexts = PeerService(hub), []
+            for first in range(3):
+                message = opening(first_chunk=first, num_chunks=1, plan_digest=plan_digest(plan))
+                contexts.append(OpenStream([peer_pb2.ExchangeRequest(open=message).SerializeToString()]))
+            streams = [asyncio.ensure_future(service.exchange(None, cast(Any, context))) for context in contexts]
+            with pytest.raises(Aborted, match="site 2 has 2 streams of sync 1 here"):
+                await streams[2]
+            await until(lambda: all(context.sent for context in contexts[:2]))
+            assert not streams[0].done()
+            assert not streams[1].done()
+            await end(streams)
+        disk.log.close()
 
     asyncio.run(main())
 
@@ -159,6 +189,12 @@ async def running_alone(site: SiteOfHosts, plan: Plan) -> tuple[Exchange, asynci
     task: asyncio.Task[object] = asyncio.ensure_future(begun.run())
     await begun.collection.arrived(0, or_open=True)
     return begun, task
+
+
+async def some_turns() -> None:
+    """Of the event loop: what waits for nothing else has ended then."""
+    for _ in range(10):
+        await asyncio.sleep(0)
 
 
 async def ended(begun: Exchange, task: asyncio.Task[object]) -> None:
@@ -213,8 +249,9 @@ def test_what_is_taken_before_the_log_is_open_waits(tmp_path: Path) -> None:
         async with started(tmp_path, [CUT], []) as (site, other):
             begun = site.hosts[0].begin(star_plan(LAYOUT, [site, other]))
             taking = asyncio.ensure_future(given(begun, [payload_of(begun, CUT)], range(CUT, LAYOUT.num_sync_chunks)))
-            done, _ = await asyncio.wait({taking}, timeout=0)
-            assert not done
+            for _ in range(10):  # whatever it gives to the threads ends
+                await begun.attempt.in_pool(int)
+            assert not taking.done()
             task: asyncio.Task[object] = asyncio.ensure_future(begun.run())
             await taking
             assert begun.collection.has(CUT)
@@ -236,18 +273,20 @@ def test_giving_and_taking_end_when_the_attempt_is_over(tmp_path: Path, how: str
                 written.append(frame)
 
             giving = asyncio.ensure_future(sharing.give(begun, has(site.hosts[0].own), write))
-            done, _ = await asyncio.wait({giving}, timeout=0)
-            assert not done
+            await some_turns()
+            assert not giving.done()
             if how == "cancelled":
                 hub.cancel(plan.sync, plan.attempt)
             elif how == "failed":
                 hub.fail(plan, HostError("the other host is gone"))
             else:
                 hub.drop_sync(plan.sync)
-            with pytest.raises(StaleError, match="sync 1, attempt 1 is over here"):
-                await giving
             with pytest.raises(HostError if how == "failed" else asyncio.CancelledError):
                 await task
+            await some_turns()
+            assert giving.done()
+            with pytest.raises(StaleError, match="sync 1, attempt 1 is over here"):
+                await giving
             with pytest.raises(StaleError, match="is over here"):
                 await sharing.give(begun, has(site.hosts[0].own), write)
             assert not written
@@ -260,8 +299,10 @@ def test_taking_ends_when_the_attempt_ends_before_its_log_is_open(tmp_path: Path
         async with started(tmp_path, [CUT], []) as (site, other):
             begun = site.hosts[0].begin(star_plan(LAYOUT, [site, other]))
             taking = asyncio.ensure_future(given(begun, [], range(CUT, LAYOUT.num_sync_chunks)))
-            await asyncio.wait({taking}, timeout=0)
+            await some_turns()
             begun.cancel()
+            await some_turns()
+            assert taking.done()
             with pytest.raises(StaleError, match="is over here"):
                 await taking
 
@@ -296,10 +337,9 @@ def test_a_host_gives_what_an_earlier_run_of_the_attempt_left_in_its_log(tmp_pat
         async with started(tmp_path, [CUT], [CUT_ELSEWHERE]) as sites:
             plan = star_plan(LAYOUT, sites)
             await exchange(plan, sites)
-            hosts = [host for site in sites for host in site.hosts]
-            before = [host.hub.counters.moved_bytes for host in hosts]
-            await exchange(plan, sites)
-            assert [host.hub.counters.moved_bytes for host in hosts] == before, "all of it was there"
+            begun = sites[0].hosts[0].begin(plan)
+            await begun.run()
+            assert sorted(await begun.collection.arrived(0, or_open=True)) == list(LAYOUT.sync_chunks)
 
     asyncio.run(main())
 
