@@ -182,6 +182,10 @@ class CoordinatorQuestions:
         """new, seeding, joining, member or out."""
         return self._site(name).standing.value
 
+    def endpoints_of(self, name: str) -> tuple[m.Endpoint, ...]:
+        """Where it has chunks beside its address."""
+        return self._site(name).endpoints
+
     def is_live(self, name: str) -> bool:
         return self._site(name).live
 

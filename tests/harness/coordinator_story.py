@@ -370,13 +370,23 @@ class Story(CoordinatorQuestions):
         assert site.stream is not None
         self.happens(e.Received(site.stream, header, hello, site.received.get(site.stream, 0)))
 
-    def offer(self, name: str, *, width: int = 6, data: str = "data", retain: int = 1 << 30, speed: int = 0) -> None:
+    def offer(
+        self,
+        name: str,
+        *,
+        width: int = 6,
+        data: str = "data",
+        retain: int = 1 << 30,
+        speed: int = 0,
+        endpoints: Iterable[m.Endpoint] = (),
+    ) -> None:
         self.sites[name].manifest = self.manifest or a_manifest(width)
         message = m.Offer(
             manifest_digest=self.sites[name].manifest.digest,
             data_fingerprint=a_hash(data),
             max_retained_bytes=retain,
             bandwidth_bytes_per_s=speed,
+            endpoints=tuple(endpoints),
         )
         self.says(name, message)
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Protocol
 
 import grpc.aio
 import numpy as np
@@ -83,6 +84,8 @@ class Site:
     server: grpc.aio.Server
     address: str
     incarnation: int = 1
+    own: range | None = None
+    """Of one of several hosts of a site: the chunks whose exchange is this host's."""
 
     @classmethod
     async def start(
@@ -96,13 +99,14 @@ class Site:
         host: str = "127.0.0.1",
         network: Network = transport,
         pool: Executor | None = None,
+        home: str = "",
     ) -> Site:
-        home = folder / f"site-{site_id}"
-        log = PayloadLog(home / "log", layout, RunSettings(run_id=RUN_ID, sync=SyncSettings()))
-        if OuterState.exists(home / "state"):
-            outer = OuterState.open(home / "state", layout, OPTIMIZER.slots, RUN_ID, history=lambda: log.history)
+        home_folder = folder / (home or f"site-{site_id}")
+        log = PayloadLog(home_folder / "log", layout, RunSettings(run_id=RUN_ID, sync=SyncSettings()))
+        if OuterState.exists(home_folder / "state"):
+            outer = OuterState.open(home_folder / "state", layout, OPTIMIZER.slots, RUN_ID, history=lambda: log.history)
         else:
-            outer = OuterState.create(home / "state", layout, OPTIMIZER.slots, RUN_ID)
+            outer = OuterState.create(home_folder / "state", layout, OPTIMIZER.slots, RUN_ID)
             outer.history = lambda: log.history
         dialer = Dialer(None, network)
         pool = pool or ThreadPoolExecutor(2)
@@ -138,7 +142,7 @@ class Site:
         return self.data_of(0)
 
     def data_of(self, fragment: int) -> SyncData:
-        return SyncData(self.layout, TRAVELS, self.outer, self.snapshot, DTYPES, fragment=fragment)
+        return SyncData(self.layout, TRAVELS, self.outer, self.snapshot, DTYPES, fragment=fragment, own=self.own)
 
     def member(self, tokens: int) -> Member:
         return Member(site_id=self.site_id, incarnation=self.incarnation, address=self.address, tokens=tokens)
@@ -167,10 +171,18 @@ class Site:
         return [file.read(chunk) for chunk in self.data.chunks]
 
 
+class Party(Protocol):
+    """A site as plans know it, of one host or of several."""
+
+    site_id: int
+
+    def member(self, tokens: int) -> Member: ...
+
+
 def star_plan(
     layout: Layout,
-    contributors: Sequence[Site],
-    receivers: Sequence[Site] = (),
+    contributors: Sequence[Party],
+    receivers: Sequence[Party] = (),
     *,
     sync: int = 1,
     attempt: int = 1,

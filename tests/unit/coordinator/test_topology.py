@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
+from atoll.coordinator.core.sync import topology
 from atoll.coordinator.core.sync.chunk_sizes import ChunkSizes
 from atoll.coordinator.core.sync.topology import Reducer, direct
+from atoll.protocol.endpoints import owned_by
 from atoll.protocol.errors import ConfigError
 from atoll.protocol.messages import Member, Plan, Tree
 from atoll.protocol.plans import reducers
@@ -157,3 +161,124 @@ def test_rotation_gives_other_reducers() -> None:
     sizes = [10] * 30
     found = {direct(sizes_of(sizes), sites(0, 0, 0), rotation=k) for k in range(3)}
     assert len(found) == 3
+
+
+# --- sites of several hosts
+
+
+def with_hosts(contributors: list[Reducer], *firsts: Sequence[int]) -> list[Reducer]:
+    """`firsts`: of each site, where its hosts beside the first begin."""
+    return [replace(c, first_chunks=tuple(chunks)) for c, chunks in zip(contributors, firsts, strict=True)]
+
+
+def work_of_hosts(trees: tuple[Tree, ...], sizes: list[int], contributors: list[Reducer]) -> dict[int, list[int]]:
+    """Of each site, the bytes that each of its hosts reduces."""
+    assert work(trees, sizes, contributors)
+    found = {}
+    for place, site in enumerate(contributors):
+        firsts = (0, *site.first_chunks)
+        parts = [owned_by(host, firsts, len(sizes)) for host in range(len(firsts))]
+        own = [c for t in trees if t.top == place for c in range(t.first_chunk, t.first_chunk + t.num_chunks)]
+        found[site.site_id] = [sum(sizes[chunk] for chunk in own if chunk in part) for part in parts]
+    return found
+
+
+def test_hosts_of_a_site_reduce_as_much_as_each_other() -> None:
+    sizes = [10] * 1000
+    contributors = with_hosts(sites(0, 0, 0), [500], [500], [500])
+    found = work_of_hosts(direct(sizes_of(sizes), contributors), sizes, contributors)
+    assert all(abs(first - second) <= 10 for first, second in found.values())
+    assert sum(map(sum, found.values())) == 10_000
+    assert max(max(hosts) for hosts in found.values()) <= 10_000 / 6 + 10
+
+
+def test_hosts_of_sites_that_are_cut_elsewhere_reduce_what_their_parts_are_of_the_model() -> None:
+    """One site has three hosts, one has two, one has one: four parts, with every reducer in each."""
+    sizes = [10] * 1200
+    contributors = with_hosts(sites(100, 0, 110), [400, 800], [600], [])
+    trees = direct(sizes_of(sizes), contributors)
+    assert [tree.top for tree in trees] == 4 * [0, 1, 2]
+    assert {0, 400, 600, 800} <= {tree.first_chunk for tree in trees}
+    found = work_of_hosts(trees, sizes, contributors)
+    for hosts in found.values():
+        assert max(hosts) - min(hosts) <= 2 * 10, "of two parts, a chunk each"
+
+
+def test_parts_are_shared_by_the_bandwidths_of_sites_as_the_whole_model_is() -> None:
+    sizes, bandwidths = [1] * 10_000, [100, 100, 90, 80, 85]
+    contributors = with_hosts(sites(*bandwidths), [5000], [3000], [], [2000, 7000], [])
+    alone = work(direct(sizes_of(sizes), sites(*bandwidths)), sizes, contributors)
+    reduced = work(direct(sizes_of(sizes), contributors), sizes, contributors)
+    assert all(abs(reduced[site_id] - alone[site_id]) <= 6 for site_id in alone)
+
+
+def test_trees_cover_all_chunks_in_their_order_wherever_hosts_begin() -> None:
+    generator = random.Random(11)
+    for _ in range(300):
+        sizes = [generator.choice([0, 16, 20, 1000, 4096]) for _ in range(generator.randrange(2, 60))]
+        sizes[generator.randrange(len(sizes))] = 16
+        contributors = sites(*(generator.choice([0, 1, 1000]) for _ in range(generator.randrange(1, 7))))
+        hosts = [
+            sorted(generator.sample(range(1, 2 * len(sizes)), generator.randrange(min(5, len(sizes)))))
+            for _ in contributors
+        ]
+        contributors = with_hosts(contributors, *hosts)
+        trees = direct(sizes_of(sizes), contributors, rotation=generator.randrange(9))
+        assert sum(work(trees, sizes, contributors).values()) == sum(sizes)
+        assert all(tree.num_chunks for tree in trees)
+        for tree in trees:
+            assert any(sizes[tree.first_chunk : tree.first_chunk + tree.num_chunks]), "a reducer of nothing"
+
+
+def test_endpoints_that_begin_at_frozen_chunks_cut_no_sync() -> None:
+    sizes = [10] * 30
+    beyond = with_hosts(sites(0, 0), [30, 40], [31])
+    assert direct(sizes_of(sizes), beyond) == direct(sizes_of(sizes), sites(0, 0))
+
+
+def test_parts_whose_reducers_may_retain_too_little_of_them_are_not_cut_by_hosts() -> None:
+    """No whole chunk of either part fits into half of what the third site retains; one of the whole model does."""
+    sizes = [10] * 8
+    alone = [replace(c, max_retained_bytes=3 * num) for c, num in zip(sites(0, 0, 0), (70, 30, 10), strict=True)]
+    contributors = with_hosts(alone, [4], [4], [4])
+    trees = direct(sizes_of(sizes), contributors)
+    assert trees == direct(sizes_of(sizes), alone)
+    assert work(trees, sizes, contributors) == {1: 40, 2: 30, 3: 10}
+    roomy = with_hosts(sites(0, 0, 0), [4], [4], [4])
+    assert len(direct(sizes_of(sizes), roomy)) == 6
+
+
+def test_what_a_site_retains_is_kept_to_in_all_its_parts_together() -> None:
+    sizes = [10] * 1000
+    contributors = with_hosts(sites(0, 0, 0), [500], [250, 750], [])
+    contributors[2] = replace(contributors[2], max_retained_bytes=3 * 1000)
+    reduced = work(direct(sizes_of(sizes), contributors), sizes, contributors)
+    assert 960 <= reduced[3] <= 1000
+    with pytest.raises(ConfigError, match="may retain"):
+        direct(sizes_of(sizes), [replace(c, max_retained_bytes=3 * 3000) for c in contributors])
+
+
+def test_a_plan_of_too_many_trees_is_not_cut_by_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = [10] * 100
+    contributors = with_hosts(sites(0, 0, 0), [50], [25, 75], [])
+    monkeypatch.setattr(topology, "MOST_TREES", 12)
+    assert len(direct(sizes_of(sizes), contributors)) == 12
+    monkeypatch.setattr(topology, "MOST_TREES", 11)
+    assert direct(sizes_of(sizes), contributors) == direct(sizes_of(sizes), sites(0, 0, 0))
+    assert len(direct(sizes_of(sizes), contributors, avoid=frozenset({1}))) == 8, "who reduces nothing has no trees"
+
+
+TREES_BEFORE = {
+    0: [(0, 30, 0)],
+    1: [(0, 9, 1), (9, 10, 2), (19, 3, 3), (22, 8, 0)],
+    2: [(0, 7, 2), (7, 6, 3), (13, 9, 0), (22, 8, 1)],
+}
+"""First chunk, number of chunks and place of the reducer, by rotation, in versions that knew of no endpoints."""
+
+
+def test_sites_of_one_host_have_the_ranges_that_they_had() -> None:
+    sizes = [10] * 10 + [0] * 3 + [11] * 17
+    contributors = [*sites(100, 105, 95), Reducer(site_id=4, bandwidth_bytes_per_s=0, max_retained_bytes=4 * 40)]
+    for rotation, expected in TREES_BEFORE.items():
+        trees = direct(sizes_of(sizes), contributors, rotation=rotation)
+        assert [(tree.first_chunk, tree.num_chunks, tree.top) for tree in trees] == expected

@@ -8,7 +8,7 @@ import pytest
 
 from atoll.protocol.digest import Digest
 from atoll.protocol.errors import InvalidMessage
-from atoll.protocol.messages import Member, Plan, Tree
+from atoll.protocol.messages import Endpoint, Member, Plan, Tree
 from atoll.protocol.plans import payload_digest, plan_digest, reducers
 
 MEMBERS = tuple(Member(site_id=i, incarnation=1, address=f"h:{i}", tokens=10 * i) for i in (1, 2, 5))
@@ -73,6 +73,31 @@ def test_the_plan_digest_notices_what_sites_must_agree_on() -> None:
     assert plan_digest(moved) == plan_digest(PLAN), "addresses may differ"
     unweighed = replace(PLAN, contributors=tuple(replace(m, tokens=0) for m in MEMBERS))
     assert plan_digest(unweighed) == plan_digest(PLAN), "weights may come later"
+
+
+BEFORE_ENDPOINTS = "4a620a4ded46cfa0d0f0e5384b496401766a8cffe1058375020fbbbf8bd8a187"
+"""The digest of PLAN in versions that knew of no endpoints."""
+
+
+def at(*firsts: tuple[int, ...], host: str = "h") -> Plan:
+    """PLAN, with endpoints of its contributors that begin at these chunks."""
+    return replace(
+        PLAN,
+        contributors=tuple(
+            replace(m, endpoints=tuple(Endpoint(address=f"{host}:{first}", first_chunk=first) for first in chunks))
+            for m, chunks in zip(MEMBERS, firsts, strict=True)
+        ),
+    )
+
+
+def test_the_plan_digest_notices_which_place_of_a_site_has_which_chunks() -> None:
+    variants = [PLAN, at((1,), (), ()), at((2,), (), ()), at((), (1,), ()), at((1,), (1,), ()), at((1, 2), (), ())]
+    assert len({plan_digest(p) for p in variants}) == len(variants)
+    assert plan_digest(at((1, 2), (3,), (), host="x")) == plan_digest(at((1, 2), (3,), ())), "addresses may differ"
+
+
+def test_a_plan_of_sites_of_one_host_has_the_digest_that_it_had() -> None:
+    assert plan_digest(at((), (), ())).hex() == plan_digest(PLAN).hex() == BEFORE_ENDPOINTS
 
 
 def test_the_payload_digest_covers_run_attempt_weights_and_payloads() -> None:
