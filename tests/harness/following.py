@@ -132,7 +132,11 @@ class TwoHosts:
 
     async def rank(self, rank: int = 1, generation: int = 1) -> Rank:
         """One that has connected."""
-        found = await Rank.connect(self.path if rank else self.site.server.path, rank, generation)
+        return await self.connects(self.path if rank else self.site.server.path, rank, generation)
+
+    async def connects(self, path: str, rank: int, generation: int = 1) -> Rank:
+        """At that socket, whichever rank it is."""
+        found = await Rank.connect(path, rank, generation)
         self.site.ranks.append(found)
         return found
 

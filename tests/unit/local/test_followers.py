@@ -13,10 +13,11 @@ import pytest
 from atoll.node import host_protocol as hosts
 from atoll.node import local_protocol as local
 from atoll.node.core import events as e
-from atoll.node.core.events import Answer, AnswerKind, FailureKind
+from atoll.node.core.events import Answer, AnswerKind, FailureKind, Values
 from atoll.node.core.host_events import SlicesArrived
+from atoll.node.core.ranks.pieces import SitePieces, site_pieces
+from atoll.node.daemon import plane as plane_module
 from atoll.node.daemon.hosts import leader as leader_module
-from atoll.node.daemon.hosts.leader import Leader
 from atoll.node.daemon.hosts.link import Outbox
 from atoll.node.dataplane.slices import Wanted
 from atoll.node.local_protocol import LocalJoin, Piece, SealedReport
@@ -25,19 +26,19 @@ from atoll.protocol import transport
 from atoll.protocol.errors import ConfigError, HostError
 from atoll.protocol.layout import Layout, Manifest, Role, TensorSpec
 from tests.harness.following import GREETING, Rank, TwoHosts, attached, following, hosts_meet_at_once
-from tests.harness.hosts import LIMITS, Led, led
+from tests.harness.hosts import Led, led
 from tests.harness.model_on_hosts import (
+    FOR_HOST_0,
     LAYOUT,
     OWNED_BY_RANK_1,
     SETTINGS,
     copied,
     offer_of,
-    pieces_of,
-    pieces_of_site,
     random_bytes,
 )
+from tests.unit.node_core.test_gradients import LOCAL
 
-SNAPSHOT = Answer(kind=AnswerKind.SNAPSHOT)
+WITH_MOMENTS = replace(LOCAL, run_id=SETTINGS.run_id, time_limits=SETTINGS.time_limits)
 EVERYTHING = Wanted(fragment=0, with_frozen=True)
 
 
@@ -65,36 +66,43 @@ def test_ranks_of_two_hosts_from_hello_to_a_commit(tmp_path: Path) -> None:
                 for rank, client in enumerate(clients)
             ]
             await site.event(e.WorkersJoined)
-            site.leader.laid_out(pieces_of_site(), LAYOUT, site.snapshot, site.publish)
+            site.lays_out()
             await site.server.admit(LAYOUT, site.snapshot, site.publish)
             joined = await asyncio.gather(*joins)
-            # What is published comes into the memory of the other host, and what is not its own does not.
-            site.publish.view[:] = random_bytes(len(site.publish.view))
-            await site.leader.publish(site.leader.ranks, 0, 2)
-            wanted, size = replace(EVERYTHING, num_moments=2), len(site.publish.view)
-            expected = copied(site.publish.view, bytes(size), pieces_of(1), wanted)
-            assert b"".join((joined[1].publish, *joined[1].moments)) == expected
-            # What a rank has sealed comes back the same way.
-            size = LAYOUT.buffer_bytes
-            joined[1].snapshot[:] = random_bytes(size, seed=8)
-            for seq, with_frozen in enumerate((True, True, False)):
-                if seq == 2:  # after values of the run
-                    apply = Answer(kind=AnswerKind.APPLY, next_step=0, version=4)
-                    await answered(site, clients, seq, apply)
-                    for client in clients:
-                        client.merged(version=4, step=0, wait_s=0.0)
-                    await site.event(e.Merged)
-                site.snapshot.view[:] = before = random_bytes(size, seed=seq)
-                number = seq + (seq == 2)
-                await answered(site, clients, number, SNAPSHOT)
-                for rank, client in enumerate(clients):
-                    client.sealed(report(rank, number))
-                kinds = {type(await site.events.get()) for _ in range(2)}
-                assert kinds == {e.SnapshotSealed, SlicesArrived}
-                wanted = replace(EVERYTHING, with_frozen=with_frozen)
-                assert bytes(site.snapshot.view) == copied(joined[1].snapshot, before, OWNED_BY_RANK_1, wanted)
+            # What a rank has sealed comes into the memory of host 0: all of it, until there is a state.
+            source = random_bytes(LAYOUT.buffer_bytes, seed=8)
+            joined[1].snapshot[:] = source
+            for seq in range(2):
+                before = await sealed(site, clients, seq)
+                assert bytes(site.snapshot.view) == copied(memoryview(source), before, OWNED_BY_RANK_1, EVERYTHING)
+            # What is published is made of the state of the other host, which it has of host 0.
+            await site.has_state()
+            await site.plane.publish(Values(0))
+            await site.leader.publish(site.leader.ranks, Values(0))
+            assert b"".join((joined[1].publish, *joined[1].moments)) == bytes(site.publish.view)
+            assert any(site.publish.view)
+            # From the first values of the run on, of what is sealed what host 0 exchanges comes.
+            await answered(site, clients, 2, Answer(kind=AnswerKind.APPLY, next_step=0, version=4))
+            for client in clients:
+                client.merged(version=4, step=0, wait_s=0.0)
+            await site.event(e.Merged)
+            before = await sealed(site, clients, 3)
+            changing = replace(EVERYTHING, with_frozen=False)
+            assert bytes(site.snapshot.view) == copied(memoryview(source), before, FOR_HOST_0, changing)
+            assert bytes(joined[1].snapshot) == source
 
     transport.run(main())
+
+
+async def sealed(site: Led, clients: list[LocalClient], seq: int) -> bytes:
+    """When all slices are here; what SNAPSHOT held before that."""
+    site.snapshot.view[:] = before = random_bytes(LAYOUT.buffer_bytes, seed=seq)
+    await answered(site, clients, seq, Answer(kind=AnswerKind.SNAPSHOT))
+    for rank, client in enumerate(clients):
+        client.sealed(report(rank, seq))
+    kinds = {type(await site.events.get()) for _ in range(2)}
+    assert kinds == {e.SnapshotSealed, SlicesArrived}
+    return before
 
 
 async def answered(site: Led, clients: list[LocalClient], seq: int, answer: Answer) -> None:
@@ -112,7 +120,7 @@ def report(rank: int, seq: int) -> SealedReport:
 def test_a_site_that_has_ended_says_so_and_the_follower_ends_with_its_exit_code(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(leader_module, "FLUSH_S", 60.0)
+    monkeypatch.setattr(leader_module, "CLOSE_LIMIT_S", 60.0)
 
     async def main() -> None:
         async with led(tmp_path) as site, following(site.address, tmp_path) as host:
@@ -179,12 +187,11 @@ def test_memory_that_is_not_there_ends_the_site_with_the_reason(
     def no_memory(num_bytes: int, name: str) -> None:
         raise HostError(f"{name} needs {num_bytes} bytes of shared memory")
 
-    monkeypatch.setattr(relay_module, "SharedBuffer", no_memory)
-
     async def main() -> None:
         async with led(tmp_path) as site, following(site.address, tmp_path) as host:
             await joined(site, await attached(site, host))
-            await site.server.admit(LAYOUT, site.snapshot, site.publish)
+            monkeypatch.setattr(plane_module, "SharedBuffer", no_memory)
+            site.lays_out()
             failed = await site.event(e.WorkersFailed)
             assert (failed.kind, failed.exit_code) == (FailureKind.FATAL, HostError.exit_code)
             assert f"snapshot needs {LAYOUT.buffer_bytes} bytes of shared memory" in failed.text
@@ -197,14 +204,18 @@ def test_frames_of_more_than_a_mebibyte_pass_both_ways(tmp_path: Path) -> None:
     specs = [TensorSpec(name=name, shape=(1,), dtype="F32", role=Role.TRAINABLE) for name in names]
     manifest = Manifest.canonical(specs)
     layout = Layout(manifest)
-    pieces = tuple(Piece(name=spec.name, offsets=(0,), sizes=(1,), dtype="F32") for spec in manifest.tensors)
-    offers = [LocalJoin(manifest=manifest, pieces=pieces, data_fingerprint=b"", data_rank=rank) for rank in range(2)]
+    held = tuple(Piece(name=spec.name, offsets=(0,), sizes=(1,), dtype="F32") for spec in manifest.tensors)
+    offers = [LocalJoin(manifest=manifest, pieces=held, data_fingerprint=b"", data_rank=rank) for rank in range(2)]
     assert local.pack(1, 0, offers[1]).ByteSize() > 1 << 20
 
     async def main() -> None:
         async with led(tmp_path) as site, following(site.address, tmp_path) as host:
             both = await attached(site, host)
             ranks = await joined(site, both, (offers[0], offers[1]))
+            pieces = site_pieces(offers, 1)
+            assert isinstance(pieces, SitePieces)
+            site.leader.endpoints(manifest)
+            site.leader.laid_out(pieces, layout, site.snapshot)
             await site.server.admit(layout, site.snapshot, site.publish)
             told = await ranks[1].hears()
             assert told is not None
@@ -218,7 +229,7 @@ def test_a_rank_that_is_refused_hears_why_and_one_that_goes_is_lost(tmp_path: Pa
     async def main() -> None:
         async with led(tmp_path) as site, following(site.address, tmp_path) as host:
             both = await attached(site, host)
-            stranger = await site.rank(both.path, 0)
+            stranger = await both.connects(both.path, 0)
             await stranger.says_hello()
             refused = await stranger.hears()
             assert refused is not None
@@ -277,12 +288,12 @@ def test_a_host_that_loses_its_leader_stops_its_ranks_and_comes_back(
             assert await rank.hears() is None
             await host.launcher.stopped.get()
             assert (await site.event(e.RankLost)).rank == 1
-            site.leader = Leader(site.config, SETTINGS, LIMITS, site.events.put_nowait)
+            site.leader = site.a_leader()
             await site.leader.open(site.server.connected)
             await site.hosts_changed()
             site.server.serve(2, 2, GREETING)
             site.starts(2)
-            again = await site.rank(await host.starts_ranks(2), 1, 2)
+            again = await both.connects(await host.starts_ranks(2), 1, 2)
             await again.is_greeted()
 
     transport.run(main())
