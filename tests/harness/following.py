@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from atoll.node import local_protocol as local
+from atoll.node.daemon.home import Home
 from atoll.node.daemon.hosts import follower as follower_module
 from atoll.node.daemon.hosts import leader as leader_module
 from atoll.node.daemon.hosts.follower import Follower
@@ -20,10 +21,12 @@ from atoll.node.local_protocol import Greeting
 from atoll.node.tasks import end
 from atoll.protocol import PROTOCOL_VERSION, wire
 from atoll.protocol.errors import AtollError
+from atoll.protocol.layout import Manifest
 from atoll.protocol.time_limits import PRESETS
 from atoll.protocol.v1 import local_pb2
+from tests.harness.data_plane import filled
 from tests.harness.hosts import LIMITS, MEETING, Led, config_of
-from tests.harness.model_on_hosts import SETTINGS
+from tests.harness.model_on_hosts import MANIFEST, SETTINGS, pieces_of_site
 
 GREETING = Greeting(settings_json="{}", data_paths=("/of/host/0",), checkpoint_folder="/home/of/host/0")
 
@@ -147,6 +150,23 @@ async def attached(site: Led, host: Following, *, generation: int = 1, greeting:
     site.server.serve(generation, 2, greeting)
     site.starts(generation)
     return TwoHosts(site, await host.starts_ranks(generation))
+
+
+def an_older_state(folder: Path, *, seed: int, branch: int = 0, manifest: Manifest = MANIFEST) -> None:
+    """On the disk of host 1, of an earlier start."""
+
+    async def make(plane: DataPlane) -> None:
+        assert plane.snapshot is not None
+        plane.snapshot.view[:] = filled(plane.layout, seed)
+        await plane.seed(None)
+
+    home = Home(folder / "host1")
+    home.keep_branch(branch)
+    plane = DataPlane(home, SETTINGS, manifest, 1)
+    plane.attach_workers(pieces_of_site().dtypes)
+    asyncio.run(make(plane))
+    plane.close()
+    home.close()
 
 
 def hosts_meet_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,7 +29,7 @@ from atoll.protocol.settings import RunSettings
 from atoll.protocol.time_limits import PRESETS, TimeLimits
 from tests.harness.data_plane import filled
 from tests.harness.failures import unexpected
-from tests.harness.hand_host import HandHost
+from tests.harness.hand_host import HAND_ADDRESS, HandHost
 from tests.harness.model_on_hosts import LAYOUT, MANIFEST, SETTINGS, logged, payloads_of, pieces_of_site
 from tests.harness.ranks import Happened, ServedRanks
 from tests.harness.sockets import free_address
@@ -135,6 +135,25 @@ class Led:
         await host.says(ready or host.ready())
         return host
 
+    async def host_at_commit_0(self, *, has_state: bool = True) -> tuple[HandHost, bytes]:
+        """One that a test speaks for, and the hash of commit 0, which it says that it holds."""
+        state_hash = await self.has_state()
+        ready = hosts.HostReady(
+            address=HAND_ADDRESS,
+            has_state=has_state,
+            commit=0,
+            state_hash=state_hash if has_state else b"",
+            branch=0,
+        )
+        host = await self.host(ready=ready)
+        await self.hosts_changed()
+        return host, state_hash
+
+    async def says_no_more(self, host: HandHost) -> None:
+        """What it was told before that has all been heard."""
+        self.leader.stop()
+        await host.hears(hosts.StopRanks)
+
     # --- what the node does
 
     def starts(self, generation: int) -> None:
@@ -175,6 +194,21 @@ class Led:
         held = await self.plane.roll_back(commit)
         self.home.keep_branch(branch)
         self.leader.replicas.roll_back(commit, branch, held)
+
+    async def follows(self, commit: int, number: int = 1) -> None:
+        """When that host does as host 0 does, and was told of that commit."""
+        attached = self.leader._hosts
+
+        def is_so() -> bool:
+            host = attached.get(number)
+            return host is not None and host.follows and host.commit == commit
+
+        await attached.until(is_so)
+
+    async def publishes(self, commit: int) -> None:
+        """On all hosts, for the ranks that run."""
+        await self.plane.publish(e.Values(commit))
+        await self.leader.publish(self.leader.ranks, e.Values(commit))
 
     async def close(self) -> None:
         for host in self._made:  # the leader waits for those that are here
