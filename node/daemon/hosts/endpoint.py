@@ -76,15 +76,25 @@ class Endpoint:
 
     # --- life
 
+    async def load(self) -> None:
+        """What an earlier start left on this host's disk, if anything. Raises StateError if it is another run's."""
+        load = partial(DataPlane.load, self._home, self._settings, self._config.num_kernel_threads)
+        if (plane := await run_to_its_end(load)) is not None:
+            self._have(plane)
+
+    def beat(self) -> hosts.HostBeat:
+        counters = self._hub.counters
+        return hosts.HostBeat(
+            sent_bytes=counters.sent_bytes,
+            received_bytes=counters.received_bytes,
+            moved_bytes=counters.moved_bytes,
+        )
+
     async def serve(self, channel: grpc.aio.Channel, session: int, incarnation: int) -> None:
         """Until it is cancelled. `channel`: to the leader, beside the words. Raises atoll's errors for what this host
         cannot go on from."""
         self._hub.incarnation = incarnation
         self._jobs, self._is_behind, self._sources = asyncio.Queue(), False, None
-        if self.plane is None:
-            load = partial(DataPlane.load, self._home, self._settings, self._config.num_kernel_threads)
-            if (plane := await run_to_its_end(load)) is not None:
-                self._have(plane)
         failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
         def fail(error: BaseException) -> None:

@@ -44,8 +44,7 @@ class HostExchanges:
     async def close(self) -> None:
         """Nothing runs any more, and nothing is held for it."""
         await end(self._tasks.values())
-        for sync in list(self._plans):
-            self.hub.drop_sync(sync)
+        self.hub.abandon()
 
     async def begin(self, begun: hosts.BeginAtHost, plane: DataPlane) -> None:
         """In place of an older attempt."""
