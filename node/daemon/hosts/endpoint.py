@@ -66,6 +66,7 @@ class Endpoint:
         self.plane: DataPlane | None = None
         self._pieces: tuple[Piece, ...] = ()  # that other hosts have of this one's tensors
         self._jobs: asyncio.Queue[Job] = asyncio.Queue()
+        self._level = logging.DEBUG if settings.sync.steps_at_nodes else logging.INFO  # of what comes with each commit
         self._is_behind = False
         self._has_plane = asyncio.Event()
         self._sources: asyncio.Future[m.Sources] | None = None  # wanted by the fetch
@@ -101,7 +102,9 @@ class Endpoint:
             if not failed.done():
                 failed.set_exception(error)
 
-        exchanges = HostExchanges(hub=self._hub, channel=channel, session=session, say=self._say, failed=fail)
+        exchanges = HostExchanges(
+            hub=self._hub, channel=channel, session=session, say=self._say, level=self._level, failed=fail
+        )
         self._say(await self._ready())
 
         async def follow() -> None:
@@ -229,7 +232,9 @@ class Endpoint:
             self._is_behind = True
             self._say(await self._held(str(error)))
         else:
-            self._say(await self._held())
+            held = await self._held()
+            log.log(self._level, "commit %d: the state has hash %s", held.commit, held.state_hash.hex()[:12])
+            self._say(held)
 
     async def _hold(self, job: hosts.HoldState) -> None:
         """What the leader holds: by its payloads, or its chunks."""
