@@ -30,9 +30,14 @@ MAX_DATA_BYTES = 512 << 10
 """Of slices, in one message."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HostBeat:
-    """Said every quarter of a lease; a host or leader that is silent for a lease is lost."""
+    """Said every quarter of a lease; a host or leader that is silent for a lease is lost. The bytes are of a host that
+    does not lead, since its start: of exchanges, and what got them on."""
+
+    sent_bytes: int = 0
+    received_bytes: int = 0
+    moved_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

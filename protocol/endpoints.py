@@ -63,8 +63,10 @@ def first_chunks(manifest: Manifest, chunk_elements: int, num_hosts: int) -> tup
         starts[-1] += count
         ends[-1] += count * elements * spec.carried_itemsize
     total = ends[-1]
-    nearest = [min(range(len(ends)), key=lambda t: abs(ends[t] * num_hosts - total * h)) for h in range(num_hosts)]
-    return tuple(starts[place] for place in nearest)
+    # Host 0 has some: the address of the site is its own.
+    places = range(min(1, len(ends) - 1), len(ends))
+    later = [min(places, key=lambda t: abs(ends[t] * num_hosts - total * h)) for h in range(1, num_hosts)]
+    return (0, *(starts[place] for place in later))
 
 
 def owned_by(host: int, firsts: Sequence[int], num_chunks: int) -> range:

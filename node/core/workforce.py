@@ -68,11 +68,12 @@ def joined(ctx: Context, event: events.WorkersJoined) -> None:
         endings.give_up(ctx, "the restarted workers built another model than before", ConfigError.exit_code)
         return
     ctx.site.workers.joined = True
-    first, ctx.joined = ctx.joined is None, event
-    if not first and ctx.site.admitted:
+    before, ctx.joined = ctx.joined, event
+    goes_on = before is not None and ctx.site.admitted
+    if goes_on:
         send_layout(ctx)
-    elif ctx.site.welcomed:
-        offer(ctx)
+    if ctx.site.welcomed and not (goes_on and before is not None and before.endpoints == event.endpoints):
+        offer(ctx)  # also where a host has come back at another address
 
 
 def offer(ctx: Context) -> None:

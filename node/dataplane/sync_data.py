@@ -4,7 +4,6 @@ arrives. Called by the exchange from several threads at once."""
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
@@ -84,8 +83,7 @@ class SyncData:
     @property
     def own_chunks(self) -> tuple[int, ...]:
         """Those of `chunks` whose exchange is this host's."""
-        own, chunks = self.own, self.chunks
-        return chunks if own is None else chunks[bisect_left(chunks, own.start) : bisect_left(chunks, own.stop)]
+        return self.chunks if self.own is None else tuple(chunk for chunk in self.chunks if chunk in self.own)
 
     def contribution(self, chunk: int) -> bytes:
         """The encoded contribution of this site: base minus local, a gradient, the value of a buffer, or that it is

@@ -230,6 +230,16 @@ class Hub:
         if sync not in self._dropped:
             self._dropped.append(sync)
 
+    def abandon(self) -> None:
+        """All exchanges, of which none need be over: this host has lost the one that leads it. What is held for them
+        goes, too."""
+        for exchange in self._exchanges.values():
+            exchange.cancel()
+            exchange.close(NotYetError("this host has lost host 0 of its site"))
+            exchange.reducer.forget_payloads()
+            exchange.retained.drop()
+        self._exchanges.clear()
+
     def waits_for(self) -> tuple[list[int], list[int]]:
         """Of the exchanges under way: whose contributions are missing here, and whose payloads; see `Exchange`."""
         found = [exchange.waits_for() for exchange in self._exchanges.values()]

@@ -281,12 +281,23 @@ Global___HostWelcome: _TypeAlias = HostWelcome  # noqa: Y015
 class HostBeat(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    SENT_BYTES_FIELD_NUMBER: _builtins.int
+    RECEIVED_BYTES_FIELD_NUMBER: _builtins.int
+    MOVED_BYTES_FIELD_NUMBER: _builtins.int
+    sent_bytes: _builtins.int
+    """Of a host that does not lead, since its start: bytes of exchanges, and what got them on."""
+    received_bytes: _builtins.int
+    moved_bytes: _builtins.int
     def __init__(
         self,
+        *,
+        sent_bytes: _builtins.int = ...,
+        received_bytes: _builtins.int = ...,
+        moved_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["moved_bytes", b"moved_bytes", "received_bytes", b"received_bytes", "sent_bytes", b"sent_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

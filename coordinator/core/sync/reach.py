@@ -114,13 +114,13 @@ class Roster:
 
     def __init__(self) -> None:
         self._members: dict[int, m.Member] = {}
-        self._seen: list[tuple[int, int, str, int | None]] = []
+        self._seen: list[tuple[int, int, str, tuple[m.Endpoint, ...], int | None]] = []
         self._told: dict[int, tuple[m.Member, ...]] = {}  # by stream
 
     def tell(self, run: Run) -> None:
         """Peers to those for whom they have changed, or whose stream is new."""
         sites = run.members.live()
-        seen = [(s.site_id, s.incarnation, s.address, s.stream) for s in sites]
+        seen = [(s.site_id, s.incarnation, s.address, s.endpoints, s.stream) for s in sites]
         if seen == self._seen:
             return
         self._seen = seen
@@ -140,6 +140,7 @@ class Roster:
     def _member(self, site: Site) -> m.Member:
         """The same object while nothing about it has changed: comparing a thousand lists takes no time then."""
         known = self._members.get(site.site_id)
-        if known is not None and (known.incarnation, known.address) == (site.incarnation, site.address):
+        now = site.incarnation, site.address, site.endpoints
+        if known is not None and (known.incarnation, known.address, known.endpoints) == now:
             return known
         return site.member()

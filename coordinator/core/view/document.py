@@ -14,6 +14,8 @@ class SiteView(Figures):
     site_id: int
     name: str
     address: str
+    endpoints: tuple[str, ...] = ()
+    """Addresses of the site's other hosts."""
     incarnation: int
     state: str
     """In words: its kind, and of a site that has gone the reason."""

@@ -124,6 +124,7 @@ def _site_view(run: Run, site: Site, now: float, not_dialled_by: tuple[str, ...]
         utilization=heartbeat.train_s / total_s if total_s > 0 else None,
         last_commit=applied,
         state_hash=state_hash.hex(),
+        endpoints=tuple(endpoint.address for endpoint in site.endpoints),
         silent_s=round(max(0.0, now - site.heard_at), 3),
         doing=last_line(heartbeat.doing),
         not_dialled_by=not_dialled_by if site.live else (),

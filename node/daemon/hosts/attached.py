@@ -31,6 +31,7 @@ class AttachedHost:
     is_laid_out: bool = False  # its ranks have buffers
     commit: int | None = None  # that it was told to be at, while it follows the leader, else that it says it holds
     follows: bool = False  # it does as the leader does, commit by commit
+    beat: hosts.HostBeat | None = None  # the last
     published: int = 0  # the last number that is in its PUBLISH
     snapshots: dict[int, tuple[int, int, int]] = field(default_factory=dict)
     """By fragment: generation, step and seq of what it has taken of SNAPSHOT."""

@@ -66,6 +66,7 @@ class Endpoint:
         self.plane: DataPlane | None = None
         self._pieces: tuple[Piece, ...] = ()  # that other hosts have of this one's tensors
         self._jobs: asyncio.Queue[Job] = asyncio.Queue()
+        self._level = logging.DEBUG if settings.sync.steps_at_nodes else logging.INFO  # of what comes with each commit
         self._is_behind = False
         self._has_plane = asyncio.Event()
         self._sources: asyncio.Future[m.Sources] | None = None  # wanted by the fetch
@@ -76,22 +77,34 @@ class Endpoint:
 
     # --- life
 
+    async def load(self) -> None:
+        """What an earlier start left on this host's disk, if anything. Raises StateError if it is another run's."""
+        load = partial(DataPlane.load, self._home, self._settings, self._config.num_kernel_threads)
+        if (plane := await run_to_its_end(load)) is not None:
+            self._have(plane)
+
+    def beat(self) -> hosts.HostBeat:
+        counters = self._hub.counters
+        return hosts.HostBeat(
+            sent_bytes=counters.sent_bytes,
+            received_bytes=counters.received_bytes,
+            moved_bytes=counters.moved_bytes,
+        )
+
     async def serve(self, channel: grpc.aio.Channel, session: int, incarnation: int) -> None:
         """Until it is cancelled. `channel`: to the leader, beside the words. Raises atoll's errors for what this host
         cannot go on from."""
         self._hub.incarnation = incarnation
         self._jobs, self._is_behind, self._sources = asyncio.Queue(), False, None
-        if self.plane is None:
-            load = partial(DataPlane.load, self._home, self._settings, self._config.num_kernel_threads)
-            if (plane := await run_to_its_end(load)) is not None:
-                self._have(plane)
         failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
         def fail(error: BaseException) -> None:
             if not failed.done():
                 failed.set_exception(error)
 
-        exchanges = HostExchanges(hub=self._hub, channel=channel, session=session, say=self._say, failed=fail)
+        exchanges = HostExchanges(
+            hub=self._hub, channel=channel, session=session, say=self._say, level=self._level, failed=fail
+        )
         self._say(await self._ready())
 
         async def follow() -> None:
@@ -219,7 +232,9 @@ class Endpoint:
             self._is_behind = True
             self._say(await self._held(str(error)))
         else:
-            self._say(await self._held())
+            held = await self._held()
+            log.log(self._level, "commit %d: the state has hash %s", held.commit, held.state_hash.hex()[:12])
+            self._say(held)
 
     async def _hold(self, job: hosts.HoldState) -> None:
         """What the leader holds: by its payloads, or its chunks."""

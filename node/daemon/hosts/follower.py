@@ -127,7 +127,7 @@ class Follower:
     async def _attached(self) -> tuple[int, str]:
         """As long as the leader hears this host; its end if the site has ended."""
         config, ended = self._config, asyncio.get_running_loop().create_future()
-        self._outbox = outbox = Outbox(hosts.said, SHORTEST_LEASE_S)
+        self._outbox = outbox = Outbox(hosts.said, SHORTEST_LEASE_S, self._beat)
         self._puts, self._launches, self._welcome_heard = asyncio.Queue(), asyncio.Queue(), asyncio.Event()
         async with AsyncExitStack() as stack:
             words, slices, payloads = (self._channel() for _ in range(3))  # a beat waits for no slices
@@ -178,6 +178,9 @@ class Follower:
         return transport.open_channel(
             self._config.site_address, credentials=None, max_message_bytes=hosts.MAX_MESSAGE_BYTES
         )
+
+    def _beat(self) -> hosts.HostBeat:
+        return self._endpoint.beat() if self._endpoint is not None else hosts.HostBeat()
 
     def _say(self, message: hosts.HostSaid) -> None:
         self._outbox.say(message)
@@ -246,15 +249,15 @@ class Follower:
     # --- the state of the site
 
     async def _follow(self, channel: grpc.aio.Channel) -> None:
-        """As an endpoint, from the Welcome on. Raises PeerError where attaching anew may help."""
+        """As an endpoint, from the Welcome on. Raises PeerError where attaching anew may help; anything else as it
+        begins ends this host."""
         await self._welcome_heard.wait()
-        generation = self._generation
+        if self._endpoint is None:
+            self._endpoint = await self._make_endpoint()
         try:
-            if self._endpoint is None:
-                self._endpoint = await self._make_endpoint()
             await self._endpoint.serve(channel, self._session, self._incarnation)
         except (HostError, ConfigError, NonFiniteError) as error:
-            self._say(_failed(max(generation, self._generation), error))
+            self._say(_failed(self._generation, error))
             await asyncio.get_running_loop().create_future()  # the site ends
         except PeerError:
             raise

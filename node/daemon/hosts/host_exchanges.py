@@ -4,6 +4,7 @@ its leader, and gives the leader those of its own."""
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,6 +26,8 @@ from atoll.protocol.errors import AtollError, HostError, NonFiniteError
 from atoll.protocol.status import error_of, was_cancelled
 from atoll.protocol.v1 import hosts_pb2
 
+log = logging.getLogger("atoll.node")
+
 LEADER = "host 0 of this site"
 
 
@@ -36,6 +39,8 @@ class HostExchanges:
     channel: grpc.aio.Channel
     session: int
     say: Callable[[hosts.HostSaid], None]
+    level: int
+    """At which an exchange that is done is logged."""
     failed: Callable[[BaseException], None]
     """Hears of what this host cannot go on from."""
     _plans: dict[int, m.Plan] = field(default_factory=dict, init=False)  # by sync, those that run
@@ -44,8 +49,7 @@ class HostExchanges:
     async def close(self) -> None:
         """Nothing runs any more, and nothing is held for it."""
         await end(self._tasks.values())
-        for sync in list(self._plans):
-            self.hub.drop_sync(sync)
+        self.hub.abandon()
 
     async def begin(self, begun: hosts.BeginAtHost, plane: DataPlane) -> None:
         """In place of an older attempt."""
@@ -86,8 +90,9 @@ class HostExchanges:
                 self.hub.cancel(sync, attempt)
 
     async def _run(self, exchange: Exchange) -> None:
-        plan = exchange.plan
+        plan, data, loop = exchange.plan, exchange.attempt.data, asyncio.get_running_loop()
         found: list[ExchangeResult] = []
+        started = loop.time()
 
         async def run() -> None:
             found.append(await exchange.run())
@@ -104,6 +109,11 @@ class HostExchanges:
                 self.refuse(plan, error)
         else:
             self.say(_done(plan, found[0]))
+            log.log(
+                self.level,
+                "sync %d: exchanged %d of the %d chunks, in %.2f s",
+                plan.sync, len(data.own_chunks), len(data.chunks), loop.time() - started,
+            )  # fmt: skip
 
     def _of(self, plan: m.Plan) -> Any:
         of = hosts.PayloadsOf(session=self.session, sync=plan.sync, term=plan.term, attempt=plan.attempt)

@@ -315,6 +315,8 @@ class Leader:
                 case hosts.HostFailed(generation=generation, text=text, exit_code=code):
                     kind, text = e.FailureKind.FATAL, f"{host.words}: {text}"
                     self._handle(e.WorkersFailed(generation=generation, kind=kind, text=text, exit_code=code))
+                case hosts.HostBeat():
+                    self.exchanges.heard_beat(host, said)
                 case hosts.HostReady():
                     self._is_ready(host, said)
                 case hosts.HostHello():

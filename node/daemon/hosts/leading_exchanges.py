@@ -123,6 +123,15 @@ class LeadingExchanges:
 
     # --- what hosts say
 
+    def heard_beat(self, host: AttachedHost, beat: hosts.HostBeat) -> None:
+        """What it has moved is the site's: the coordinator sees the site get on by that."""
+        counters, before = self.hub.counters, host.beat
+        if before is not None:  # its first one counts from its start, which may be long ago
+            counters.sent_bytes += max(0, beat.sent_bytes - before.sent_bytes)
+            counters.received_bytes += max(0, beat.received_bytes - before.received_bytes)
+            counters.moved_bytes += max(0, beat.moved_bytes - before.moved_bytes)
+        host.beat = beat
+
     def heard_done(self, host: AttachedHost, done: m.Done) -> None:
         host.done[key_of(done)] = done
         self.attached.changed()

@@ -23,8 +23,11 @@ BEATS_A_LEASE = 4
 class Outbox(Generic[Envelope]):
     """What is to be said waits here, so that hearing never waits for saying."""
 
-    def __init__(self, pack: Callable[[Any], Envelope], lease_s: float) -> None:
+    def __init__(
+        self, pack: Callable[[Any], Envelope], lease_s: float, beat: Callable[[], HostBeat] = HostBeat
+    ) -> None:
         self._pack: Callable[[Any], Envelope] = pack
+        self._beat = beat
         self.lease_s = lease_s
         """Of the end that hears it."""
         self._queue: asyncio.Queue[Envelope] = asyncio.Queue()
@@ -33,13 +36,16 @@ class Outbox(Generic[Envelope]):
         self._queue.put_nowait(self._pack(message))
 
     async def write_all(self, write: Callable[[Envelope], Awaitable[None]]) -> None:
-        """Until it is cancelled; a beat where nothing was said for a while."""
+        """Until it is cancelled; with a beat now and then, whatever else is said."""
+        loop = asyncio.get_running_loop()
+        beat_at = loop.time() + self.lease_s / BEATS_A_LEASE
         while True:
             try:
-                async with asyncio.timeout(self.lease_s / BEATS_A_LEASE):
+                async with asyncio.timeout_at(beat_at):
                     envelope = await self._queue.get()
             except TimeoutError:
-                await write(self._pack(HostBeat()))
+                await write(self._pack(self._beat()))
+                beat_at = loop.time() + self.lease_s / BEATS_A_LEASE
                 continue
             await write(envelope)
             self._queue.task_done()

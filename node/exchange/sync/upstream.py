@@ -384,6 +384,8 @@ class Upstream:
         window_s = PATIENCE_WINDOWS * attempt.pace.window_s
         if now - self._waits_since > self._patience_s or now - self._peer_moved_at > window_s:
             return False
-        if attempt.me.site_id in self.waits_for:  # it was sent everything, or its contributions are on their way here
+        # It was sent everything, or its contributions are on their way here. Of a site of several hosts it may wait for
+        # another one.
+        if attempt.me.site_id in self.waits_for and not attempt.me.endpoints:
             return self.reducer.takes_from(peer) and self.reducer.misses(peer)
         return any(attempt.is_contributor(site_id) and site_id != peer for site_id in self.waits_for)

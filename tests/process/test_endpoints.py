@@ -1,0 +1,139 @@
+"""Whole runs in which sites have one, two and three hosts, each with chunks of its own: what all of them hold is the
+same, bit by bit. Their workers have no torch."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from atoll.coordinator import admin
+from atoll.protocol.settings import RunSettings
+from atoll.protocol.sync_settings import SyncSettings
+from tests.harness.local_run import LocalRun, Process, Status
+from tests.harness.sockets import free_address
+
+PLAIN_WORKER = str(Path(__file__).parents[1] / "workers" / "plain_worker.py")
+TENSORS = "a=40x30,b=900,c=20x40,d=7,e=33x33,k=:lowest,n=12:mean,z=50:frozen"
+LIMIT_S = 90.0
+SETTINGS = RunSettings(run_id="hosts", steps=60, min_sites=3, data="some text", time_limits="local", seed=3)
+SIGN1 = SyncSettings(every=10, chunk_elements=500, codec="sign1", down="bf16", error_feedback=1.0)
+pytestmark = pytest.mark.timeout(200)
+
+
+class Sites:
+    """Of so many hosts each, by name; the daemon of a host is called by both."""
+
+    def __init__(self, run: LocalRun, num_hosts: dict[str, int], *worker: str) -> None:
+        self._run, self.num_hosts = run, num_hosts
+        self._addresses = {name: free_address() for name in num_hosts}
+        self._worker = [sys.executable, PLAIN_WORKER, "--tensors", TENSORS, "--shard", "--fingerprint", "x", *worker]
+
+    def daemons(self, name: str) -> list[str]:
+        return [name, *(f"{name}-host{host}" for host in range(1, self.num_hosts[name]))]
+
+    def start(self, name: str, host: int = 0) -> Process:
+        num_hosts, extra = self.num_hosts[name], list[str]()
+        if num_hosts > 1:
+            extra = ["--site-hosts", str(num_hosts), "--site-rank", str(host), "--name", name]
+            extra += ["--site-address", self._addresses[name]]
+        return self._run.start_node(self.daemons(name)[host], self._worker, extra=extra)
+
+    def start_all(self) -> None:
+        for name, num_hosts in self.num_hosts.items():
+            for host in range(num_hosts):
+                self.start(name, host)
+
+    def all_ended(self) -> dict[str, int]:
+        return {daemon: 0 for name in self.num_hosts for daemon in self.daemons(name)}
+
+    def log(self, daemon: str) -> str:
+        return (self._run.home(daemon) / "node.log").read_text()
+
+    def check_hosts(self, last_commit: int) -> None:
+        """Each has followed to the end, and did its part."""
+        for name, num_hosts in self.num_hosts.items():
+            assert "holds another state" not in self.log(name)
+            for daemon in self.daemons(name)[1:num_hosts]:
+                assert f"commit {last_commit}: " in self.log(daemon)
+                assert re.search(r"sync \d+: exchanged [1-9]\d* of the \d+ chunks", self.log(daemon))
+
+
+def committed(count: int) -> Callable[[Status], bool]:
+    return lambda status: bool(status["last_commit"] >= count)
+
+
+def addresses_of_hosts(status: Status, name: str) -> list[str]:
+    return next(list(site["endpoints"]) for site in status["sites"] if site["name"] == name)
+
+
+WAYS = {
+    "eight bits": SyncSettings(every=10, chunk_elements=500),
+    "one bit": SIGN1,
+    "one of 64 values": SyncSettings(every=10, chunk_elements=500, codec="topk2", error_feedback=0.95),
+    "both ways": SyncSettings(
+        every=10, chunk_elements=500, codec="sign1", up="int8", error_feedback_down=0.5, error_feedback=0.5
+    ),
+    "fragments in flight": SyncSettings(every=10, chunk_elements=500, fragments=2, overlap_steps=3),
+}
+
+
+@pytest.mark.parametrize(
+    "way",
+    [pytest.param(way, marks=[pytest.mark.slow] * (way not in ("one bit", "fragments in flight"))) for way in WAYS],
+)
+def test_sites_of_one_two_and_three_hosts_hold_the_same_bits(tmp_path: Path, way: str) -> None:
+    with LocalRun(tmp_path, replace(SETTINGS, sync=WAYS[way])) as run:
+        run.start_coordinator()
+        sites = Sites(run, {"one": 1, "two": 2, "three": 3})
+        sites.start_all()
+        assert run.wait_all(LIMIT_S) == sites.all_ended()
+        status = run.status()
+        last = status["last_commit"]
+        for number in range(1, last + 1):
+            assert len(set(run.hashes(number).values())) == 1
+        assert set(run.hashes(last)) == {"one", "two", "three"}
+        assert all(len(set(c["contributors"])) == 3 for c in status["commits"])
+        sites.check_hosts(last)
+        if WAYS[way].error_feedback and WAYS[way].fragments == 1:
+            for name in sites.num_hosts:
+                found = [(line["commit"], line["error_commits"]) for line in run.journal(name, "commit")]
+                assert found == [(n, [n]) for n in range(1, last + 1)]
+
+
+def test_a_host_that_comes_back_at_another_address_is_dialled_there_and_has_its_error(tmp_path: Path) -> None:
+    with LocalRun(tmp_path, replace(SETTINGS, steps=5000, min_sites=2, quorum=1, sync=SIGN1)) as run:
+        run.start_coordinator()
+        sites = Sites(run, {"one": 1, "two": 2}, "--step-delay-s", "0.01")
+        sites.start_all()
+        run.wait(committed(3), LIMIT_S)
+        before = addresses_of_hosts(run.status(), "two")
+        run.nodes["two-host1"].kill()
+        run.nodes["two"].wait_for_line("host 1 of this site.* is lost", LIMIT_S)
+        lost_at = run.status()["last_commit"]
+        run.wait(lambda status: status["commits"][-1]["contributors"] == ["one"], LIMIT_S, "the other site goes on")
+        sites.start("two", 1)
+        run.wait(
+            lambda status: "two" in status["commits"][-1]["contributors"] and status["last_commit"] > lost_at + 2,
+            LIMIT_S,
+            "the site contributes again",
+        )
+        after = addresses_of_hosts(run.status(), "two")
+        assert len(before) == len(after) == 1
+        assert before != after
+        again_at = run.status()["last_commit"]
+        run.wait(committed(again_at + 3), LIMIT_S)
+        admin.ask(run.toml.with_name("run.db"), "stop", reason="the test is over")
+        assert run.wait_all(LIMIT_S) == sites.all_ended() | {"two-host1": 0}
+        last = run.status()["last_commit"]
+        assert len(run.hashes(last)) == 2
+        assert len(set(run.hashes(last).values())) == 1
+        sites.check_hosts(last)
+        contributors = {c["commit"]: c["contributors"] for c in run.status()["commits"]}
+        for line in run.journal("two", "commit"):
+            if line["commit"] > again_at:
+                assert line["error_commits"] == [line["commit"]], (line, contributors[line["commit"]])
