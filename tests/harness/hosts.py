@@ -36,7 +36,7 @@ from tests.harness.sockets import free_address
 
 T = TypeVar("T")
 
-SITE_ID = 7
+SITE_ID = 1
 LIMITS = replace(PRESETS["wan"], lease_s=600.0)
 """Of a leader. No test waits for their end; a host that a test speaks for does not beat."""
 PACE = Pace(stall_s=LIMITS.stall_s, slowest_bytes_per_s=LIMITS.slowest_bytes_per_s)
@@ -153,6 +153,11 @@ class Led:
         """What it was told before that has all been heard."""
         self.leader.stop()
         await host.hears(hosts.StopRanks)
+
+    async def has_heard(self, host: HandHost) -> None:
+        """All that was said to host 0."""
+        await host.says(hosts.RanksExited(generation=self.leader._generation, code=1, text="that word is heard"))
+        await self.event(e.WorkersExited)
 
     # --- what the node does
 
