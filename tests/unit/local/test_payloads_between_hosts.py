@@ -21,9 +21,13 @@ from atoll.node.exchange.peers.frames import Encoded, pack_frames
 from atoll.node.tasks import end
 from atoll.protocol import transport
 from atoll.protocol.errors import (
+    AtollError,
+    AverageError,
     InvalidMessage,
     NonFiniteError,
+    NoRoomError,
     NotYetError,
+    PeerError,
     StaleError,
     StateError,
 )
@@ -170,10 +174,43 @@ def test_what_is_not_finite_on_another_host_ends_the_site_with_the_reason(tmp_pa
             wanted = begun(site, alone=True)
             site.leader.exchanges.begin(wanted)
             running = on_host_0(site, wanted)
-            failed = await site.event(e.WorkersFailed)
+            event = asyncio.create_task(site.event(e.WorkersFailed))
+            await asyncio.wait({event, running}, return_when=asyncio.FIRST_COMPLETED)
+            assert event.done(), running.exception()
+            failed = event.result()
             assert (failed.kind, failed.exit_code) == (FailureKind.FATAL, NonFiniteError.exit_code)
             assert "'w'" in failed.text
             await end([running])
+
+    transport.run(main())
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        PeerError("site 2 is silent", 2, sending=True, phase="contribute"),
+        AverageError("'w' has no average", "w", ((2, 3.5, 1.0),)),
+        NoRoomError("no room"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_why_another_host_failed_is_known_on_host_0(tmp_path: Path, error: AtollError) -> None:
+    """And no peer is spared because payloads between the hosts ended with it."""
+
+    async def main() -> None:
+        async with both(tmp_path) as (site, host):
+            wanted = begun(site)
+            site.leader.exchanges.begin(wanted)
+            running = on_host_0(site, wanted)
+            endpoint = host.follower._endpoint
+            assert endpoint is not None
+            there = await endpoint._hub.running(1, 1, 1)
+            await there.collection.arrived(0, or_open=True)
+            there.attempt.fail(error)
+            with pytest.raises(type(error)) as caught:
+                await running
+            for name in ("peer_site_id", "sending", "phase", "tensor", "outliers"):
+                assert getattr(caught.value, name, None) == getattr(error, name, None)
 
     transport.run(main())
 
