@@ -152,19 +152,20 @@ async def attached(site: Led, host: Following, *, generation: int = 1, greeting:
     return TwoHosts(site, await host.starts_ranks(generation))
 
 
+async def seeded(plane: DataPlane, *, seed: int) -> None:
+    """Commit 0, of what its SNAPSHOT is given."""
+    assert plane.snapshot is not None
+    plane.snapshot.view[:] = filled(plane.layout, seed)
+    await plane.seed(None)
+
+
 def an_older_state(folder: Path, *, seed: int, branch: int = 0, manifest: Manifest = MANIFEST) -> None:
     """On the disk of host 1, of an earlier start."""
-
-    async def make(plane: DataPlane) -> None:
-        assert plane.snapshot is not None
-        plane.snapshot.view[:] = filled(plane.layout, seed)
-        await plane.seed(None)
-
     home = Home(folder / "host1")
     home.keep_branch(branch)
     plane = DataPlane(home, SETTINGS, manifest, 1)
     plane.attach_workers(pieces_of_site().dtypes)
-    asyncio.run(make(plane))
+    asyncio.run(seeded(plane, seed=seed))
     plane.close()
     home.close()
 

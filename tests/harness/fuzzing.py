@@ -47,6 +47,7 @@ SMALL = st.integers(0, 4)
 UINT32 = st.one_of(SMALL, SMALL, st.sampled_from([(1 << 31) - 1, 1 << 31, (1 << 32) - 1]))
 UINT64 = st.one_of(SMALL, SMALL, st.sampled_from([1 << 32, 1 << 48, (1 << 63) - 1, 1 << 63, (1 << 64) - 1]))
 SINT32 = st.one_of(st.integers(-2, 4), st.sampled_from([-(1 << 31), (1 << 31) - 1]))
+SINT64 = st.one_of(st.integers(-2, 4), st.sampled_from([-(1 << 63), (1 << 63) - 1]))
 FLOATS = st.one_of(
     st.sampled_from([0.0, 1.0, 0.25, -1.0, 1e300, -1e300, 5e-324]),
     st.floats(width=32, allow_nan=False, allow_infinity=False),
@@ -64,8 +65,8 @@ MANIFESTS = st.sampled_from(
     ]
 )
 
-_TYPES = {13: "uint32", 7: "uint32", 4: "uint64", 17: "sint32", 5: "int32", 1: "double", 2: "float", 8: "bool",
-          9: "string", 12: "bytes", 14: "enum", 11: "message"}  # fmt: skip
+_TYPES = {13: "uint32", 7: "uint32", 4: "uint64", 17: "sint32", 5: "int32", 3: "int64", 18: "sint64",
+          1: "double", 2: "float", 8: "bool", 9: "string", 12: "bytes", 14: "enum", 11: "message"}  # fmt: skip
 
 
 def instances(cls: type[T], **fixed: st.SearchStrategy[Any]) -> st.SearchStrategy[T]:
@@ -89,7 +90,7 @@ def _field(hint: Any, kind: str) -> st.SearchStrategy[Any]:
     if hint is bool:
         return st.booleans()
     if hint is int:
-        return {"uint32": UINT32, "sint32": SINT32, "uint64": UINT64}[kind]
+        return {"uint32": UINT32, "sint32": SINT32, "uint64": UINT64, "int64": SINT64, "sint64": SINT64}[kind]
     if hint is float:
         return FLOATS
     if hint is str:
@@ -107,6 +108,8 @@ _SCALARS: dict[str, st.SearchStrategy[Any]] = {
     "uint64": UINT64,
     "sint32": SINT32,
     "int32": SINT32,
+    "int64": SINT64,
+    "sint64": SINT64,
     "double": ANY_FLOATS,
     "float": ANY_FLOATS,
     "bool": st.booleans(),

@@ -65,7 +65,8 @@ class Led:
         self.settings, self.limits = settings, limits
         self.events: asyncio.Queue[e.Event | Happened] = asyncio.Queue()
         self.server = ServedRanks(self.events.put_nowait, unexpected)
-        self.tasks = Tasks(unexpected)
+        self.failures: list[BaseException] = []
+        self.tasks = Tasks(self.failures.append)
         self.home = Home(folder / "host0")
         self.hub = Hub(
             run_id=settings.run_id,
@@ -225,6 +226,7 @@ class Led:
         await self.server.close()
         self.free()
         await self.hub.close()
+        assert not self.failures
 
     def free(self) -> None:
         """What is no socket."""

@@ -1,0 +1,258 @@
+"""What a host of a site hears of the one that leads: words and slices, in any order and damaged."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from atoll.node import host_protocol as hosts
+from atoll.node.daemon.hosts import follower as follower_module
+from atoll.node.daemon.hosts.endpoint import Endpoint
+from atoll.node.daemon.hosts.host_exchanges import HostExchanges
+from atoll.node.daemon.hosts.relay import _Rank
+from atoll.node.dataplane.slices import Wanted, messages, new_digest, views
+from atoll.protocol import wire
+from atoll.protocol.errors import AtollError, InvalidMessage
+from atoll.protocol.settings import settings_to_json
+from atoll.protocol.v1 import hosts_pb2, local_pb2
+from tests.harness.following import FakeLauncher, seeded
+from tests.harness.fuzzing import fuzz, protos
+from tests.harness.hostile_hosts import Stream, altered, frames_of, words
+from tests.harness.hosts import SITE_ID, config_of
+from tests.harness.model_on_hosts import (
+    FOR_HOST_1,
+    LAYOUT,
+    MANIFEST,
+    SETTINGS,
+    copied,
+    pieces_of,
+    pieces_of_site,
+    random_bytes,
+)
+
+ADDRESS = "127.0.0.1:1"
+WELCOME = hosts.HostWelcome(run_id="run", settings_json=settings_to_json(SETTINGS), session=1, incarnation=1)
+LAID_OUT = hosts.SiteLaidOut(
+    generation=1,
+    site_id=SITE_ID,
+    manifest=MANIFEST,
+    chunk_elements=SETTINGS.sync.chunk_elements,
+    dtypes=tuple(pieces_of_site().dtypes[spec.name] for spec in MANIFEST.tensors),
+    pieces=FOR_HOST_1,
+)
+SOURCE = random_bytes(LAYOUT.buffer_bytes)
+CHANGING = Wanted(fragment=0, with_frozen=False)
+TAKE = hosts.TakeSnapshot(generation=1, fragment=0, step=10, seq=2)
+NOT_HERE = SimpleNamespace(
+    unary_stream=lambda *_, **__: lambda _: Stream([]), stream_unary=lambda *_, **__: lambda: Stream([])
+)
+"""In the place of a channel to the leader, which ends each call at once."""
+
+
+class RankHere:
+    """The near end of a rank's socket."""
+
+    def __init__(self) -> None:
+        self.frames: list[bytes] = []
+
+    def send_frame(self, frame: bytes, fds: tuple[int, ...] = ()) -> None:
+        assert len(fds) in (0, 2)
+        self.frames.append(frame)
+
+    def shut(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class Here:
+    """A host that is welcome, and its endpoint with a state and buffers: in a loop that all examples share."""
+
+    def __init__(self, folder: Path) -> None:
+        self.run = asyncio.Runner().run
+        self.said: list[Any] = []
+        self.run(self._make(folder))
+
+    async def _make(self, folder: Path) -> None:
+        self.stack = AsyncExitStack()
+        self.follower: Any = follower_module.Follower(config_of(1, ADDRESS, home=folder / "host1"), self.stack)
+        self.follower._launcher = FakeLauncher()
+        self.follower._say = self.said.append
+        self.follower._welcome(WELCOME)
+        self.follower._relay.socket.open()
+        self.stack.push_async_callback(self.follower._relay.close)
+        self.endpoint: Endpoint = await self.follower._make_endpoint()
+        self.follower._endpoint = self.endpoint
+
+    @asynccontextmanager
+    async def example(self) -> AsyncIterator[Any]:
+        """With a rank that has connected as number 1."""
+        self.said.clear()
+        follower = self.follower
+        follower._relay._ranks.clear()
+        follower._relay._ranks[1] = _Rank(RankHere(), rank=1, pieces=pieces_of(1))  # type: ignore[arg-type]
+        follower._launches = asyncio.Queue()
+        self.endpoint._jobs, self.endpoint._sources, self.endpoint._is_behind = asyncio.Queue(), None, False
+        yield follower
+        follower._relay._ranks.clear()
+
+
+@pytest.fixture(scope="module", name="here")
+def _here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Here]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(follower_module, "prepare_kernels", lambda: None)
+        here = Here(tmp_path_factory.mktemp("followers"))
+        yield here
+        here.run(here.stack.aclose())
+
+
+@fuzz(300)
+@given(st.lists(words(hosts_pb2.AttachResponse, frames_of(local_pb2.LocalResponse)), max_size=12))
+def test_any_words_of_a_leader_are_followed_or_the_host_ends_its_stream(
+    here: Here, told: list[hosts_pb2.AttachResponse]
+) -> None:
+    async def main() -> None:
+        async with here.example() as follower:
+            ended = asyncio.get_running_loop().create_future()
+            try:
+                await follower._hear_all(Stream(told), ended)
+            except AtollError:
+                assert not ended.done()
+            else:
+                code, text = ended.result()
+                assert code >= 0
+                assert len(text) <= 4096
+
+    here.run(main())
+
+
+STATE_WORDS = ("apply", "publish", "take_snapshot", "advance_errors", "roll_back")
+EXCHANGE_WORDS = ("begin_exchange", "weights", "hurry_exchange", "cancel_exchange", "drop_sync")
+
+
+@st.composite
+def jobs(draw: st.DrawFn) -> Any:
+    """Any word that an endpoint follows, but those that let it fetch: these are fuzzed with what donors say."""
+    envelope = hosts_pb2.AttachResponse()
+    name = draw(st.sampled_from((*STATE_WORDS, *EXCHANGE_WORDS)))
+    part = getattr(envelope, name)
+    part.SetInParent()
+    part.CopyFrom(draw(protos(type(part))))
+    return envelope
+
+
+@fuzz(300)
+@given(st.booleans(), st.lists(jobs(), min_size=1, max_size=4))
+def test_any_job_is_done_or_refused(here: Here, has_buffers: bool, told: list[hosts_pb2.AttachResponse]) -> None:
+    """Before the host knows the model, too."""
+
+    async def main() -> None:
+        async with here.example():
+            failed: list[BaseException] = []
+            endpoint = here.endpoint
+            if has_buffers:
+                await endpoint.lay_out(LAID_OUT)
+                assert endpoint.plane is not None
+                if endpoint.plane.held() is None:
+                    await seeded(endpoint.plane, seed=0)
+            before, plane = endpoint.plane, None
+            if not has_buffers:
+                endpoint.plane, plane = None, before
+            exchanges = HostExchanges(
+                hub=endpoint._hub,
+                channel=NOT_HERE,
+                session=1,
+                say=here.said.append,
+                failed=failed.append,  # type: ignore[arg-type]
+            )
+            try:
+                for envelope in told:
+                    try:
+                        word: Any = hosts.heard_of_leader(envelope)
+                    except InvalidMessage:
+                        continue
+                    try:
+                        await endpoint._do(word, exchanges, NOT_HERE, 1)  # type: ignore[arg-type]
+                    except AtollError:
+                        break  # the stream ends
+            finally:
+                await exchanges.close()
+                if not has_buffers:
+                    endpoint.plane = plane
+            for said in here.said:
+                assert hosts.heard_of_host(hosts.said(said)) == said
+
+    here.run(main())
+
+
+@fuzz(200)
+@given(st.data())
+def test_slices_that_are_taken_are_whole_or_the_leader_is_given_up(here: Here, data: st.DataObject) -> None:
+    digest = new_digest()
+    parts = [
+        hosts_pb2.TakeSlicesResponse(data=part)
+        for part in messages(views(LAYOUT, memoryview(SOURCE), FOR_HOST_1, CHANGING), 24, digest)
+    ]
+    parts.append(hosts_pb2.TakeSlicesResponse(hash=digest.finish()))
+    parts = data.draw(altered(parts))
+    asked: list[hosts_pb2.TakeSlicesRequest] = []
+
+    def called(request: hosts_pb2.TakeSlicesRequest) -> Stream:
+        asked.append(request)
+        return Stream(parts)
+
+    async def main() -> None:
+        async with here.example():
+            await here.endpoint.lay_out(LAID_OUT)
+            plane = here.endpoint.plane
+            assert plane is not None
+            assert plane.snapshot is not None
+            plane.snapshot.view[:] = before = bytes(LAYOUT.buffer_bytes)
+            channel: Any = SimpleNamespace(unary_stream=lambda *_, **__: called)
+            try:
+                await here.endpoint._take_snapshot(TAKE, channel, 5)
+            except AtollError:
+                assert not here.said
+            else:
+                assert here.said == [hosts.SnapshotTaken(generation=1, fragment=0, step=10, seq=2)]
+                assert bytes(plane.snapshot.view) == copied(memoryview(SOURCE), before, FOR_HOST_1, CHANGING)
+            mask = copied(memoryview(b"\1" * LAYOUT.buffer_bytes), before, FOR_HOST_1, CHANGING)
+            assert all(mask[at] or not byte for at, byte in enumerate(plane.snapshot.view))
+            expected = hosts_pb2.TakeSlicesRequest(session=5, generation=1, fragment=0, step=10, seq=2)
+            assert asked == [expected]
+
+    here.run(main())
+
+
+@fuzz(100)
+@given(st.data())
+def test_any_layout_is_taken_or_refused(here: Here, data: st.DataObject) -> None:
+    """Of a site whose model is that of before, or another one."""
+    told = data.draw(protos(hosts_pb2.SiteLaidOut))
+    if data.draw(st.booleans()):
+        told.manifest.CopyFrom(wire.to_proto(MANIFEST))
+    try:
+        laid_out = wire.from_proto(hosts.SiteLaidOut, told)
+    except InvalidMessage:
+        return
+
+    async def main() -> None:
+        async with here.example():
+            await here.endpoint.lay_out(LAID_OUT)
+            try:
+                await here.endpoint.lay_out(replace(laid_out, generation=1))
+            except AtollError:
+                pass
+            await here.endpoint.lay_out(LAID_OUT)
+
+    here.run(main())
