@@ -88,11 +88,14 @@ class Here:
         self.follower: Any = follower_module.Follower(config_of(1, ADDRESS, home=folder / "host1"), self.stack)
         self.follower._launcher = FakeLauncher()
         self.follower._say = self.said.append
-        self.follower._welcome(WELCOME)
         self.follower._relay.socket.open()
+        self.follower._welcome(WELCOME)
         self.stack.push_async_callback(self.follower._relay.close)
         self.endpoint: Endpoint = await self.follower._make_endpoint()
         self.follower._endpoint = self.endpoint
+        await self.endpoint.lay_out(LAID_OUT)
+        assert self.endpoint.plane is not None
+        self.plane = self.endpoint.plane
 
     @asynccontextmanager
     async def example(self) -> AsyncIterator[Any]:
@@ -160,19 +163,15 @@ def test_any_job_is_done_or_refused(here: Here, has_buffers: bool, told: list[ho
         async with here.example():
             failed: list[BaseException] = []
             endpoint = here.endpoint
-            if has_buffers:
-                await endpoint.lay_out(LAID_OUT)
-                assert endpoint.plane is not None
-                if endpoint.plane.held() is None:
-                    await seeded(endpoint.plane, seed=0)
-            before, plane = endpoint.plane, None
-            if not has_buffers:
-                endpoint.plane, plane = None, before
+            if here.plane.held() is None:
+                await seeded(here.plane, seed=0)
+            endpoint.plane = here.plane if has_buffers else None
             exchanges = HostExchanges(
                 hub=endpoint._hub,
                 channel=NOT_HERE,
                 session=1,
                 say=here.said.append,
+                level=10,
                 failed=failed.append,  # type: ignore[arg-type]
             )
             try:
@@ -187,8 +186,7 @@ def test_any_job_is_done_or_refused(here: Here, has_buffers: bool, told: list[ho
                         break  # the stream ends
             finally:
                 await exchanges.close()
-                if not has_buffers:
-                    endpoint.plane = plane
+                endpoint.plane = here.plane
             for said in here.said:
                 assert hosts.heard_of_host(hosts.said(said)) == said
 
@@ -213,9 +211,7 @@ def test_slices_that_are_taken_are_whole_or_the_leader_is_given_up(here: Here, d
 
     async def main() -> None:
         async with here.example():
-            await here.endpoint.lay_out(LAID_OUT)
-            plane = here.endpoint.plane
-            assert plane is not None
+            plane = here.plane
             assert plane.snapshot is not None
             plane.snapshot.view[:] = before = bytes(LAYOUT.buffer_bytes)
             channel: Any = SimpleNamespace(unary_stream=lambda *_, **__: called)
@@ -248,11 +244,11 @@ def test_any_layout_is_taken_or_refused(here: Here, data: st.DataObject) -> None
 
     async def main() -> None:
         async with here.example():
-            await here.endpoint.lay_out(LAID_OUT)
             try:
                 await here.endpoint.lay_out(replace(laid_out, generation=1))
             except AtollError:
                 pass
             await here.endpoint.lay_out(LAID_OUT)
+            assert here.endpoint.plane is here.plane
 
     here.run(main())
