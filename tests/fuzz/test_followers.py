@@ -52,7 +52,7 @@ LAID_OUT = hosts.SiteLaidOut(
 SOURCE = random_bytes(LAYOUT.buffer_bytes)
 CHANGING = Wanted(fragment=0, with_frozen=False)
 TAKE = hosts.TakeSnapshot(generation=1, fragment=0, step=10, seq=2)
-NOT_HERE = SimpleNamespace(
+NOT_HERE: Any = SimpleNamespace(
     unary_stream=lambda *_, **__: lambda _: Stream([]), stream_unary=lambda *_, **__: lambda: Stream([])
 )
 """In the place of a channel to the leader, which ends each call at once."""
@@ -85,14 +85,15 @@ class Here:
 
     async def _make(self, folder: Path) -> None:
         self.stack = AsyncExitStack()
-        self.follower: Any = follower_module.Follower(config_of(1, ADDRESS, home=folder / "host1"), self.stack)
-        self.follower._launcher = FakeLauncher()
-        self.follower._say = self.said.append
-        self.follower._relay.socket.open()
-        self.follower._welcome(WELCOME)
-        self.stack.push_async_callback(self.follower._relay.close)
-        self.endpoint: Endpoint = await self.follower._make_endpoint()
-        self.follower._endpoint = self.endpoint
+        follower: Any = follower_module.Follower(config_of(1, ADDRESS, home=folder / "host1"), self.stack)
+        self.follower = follower
+        follower._launcher = FakeLauncher()
+        follower._say = self.said.append
+        follower._relay.socket.open()
+        follower._welcome(WELCOME)
+        self.stack.push_async_callback(follower._relay.close)
+        self.endpoint: Endpoint = await follower._make_endpoint()
+        follower._endpoint = self.endpoint
         await self.endpoint.lay_out(LAID_OUT)
         assert self.endpoint.plane is not None
         self.plane = self.endpoint.plane
@@ -172,7 +173,7 @@ def test_any_job_is_done_or_refused(here: Here, has_buffers: bool, told: list[ho
                 session=1,
                 say=here.said.append,
                 level=10,
-                failed=failed.append,  # type: ignore[arg-type]
+                failed=failed.append,
             )
             try:
                 for envelope in told:
@@ -181,7 +182,7 @@ def test_any_job_is_done_or_refused(here: Here, has_buffers: bool, told: list[ho
                     except InvalidMessage:
                         continue
                     try:
-                        await endpoint._do(word, exchanges, NOT_HERE, 1)  # type: ignore[arg-type]
+                        await endpoint._do(word, exchanges, NOT_HERE, 1)
                     except AtollError:
                         break  # the stream ends
             finally:
