@@ -392,7 +392,8 @@ class SyncData:
         self, chunk: int, data: bytes | bytearray | memoryview, num_contributors: int, place: int | None = None
     ) -> None:
         """The same of a payload where so many contribute: no average of differences may be so large that outer updates
-        of it overflow. `place`: of this site among the contributors; in a bundle there is what it sent."""
+        of it overflow. `place`: of this site among the contributors; in a bundle there is what it sent, which the host
+        that has the chunk knows."""
         spec = self._sync_chunk(chunk)
         way = self.travels.of(spec.role)
         below = math.inf if way.contribution is Contribution.VALUE else self._largest[1]
@@ -406,7 +407,8 @@ class SyncData:
                 f"chunk {chunk}: a bundle of codec {bundle.codec}, averaged {found.value}, clipped at {bundle.clip}; "
                 f"codec {way.up} is expected, {way.aggregation.value}, {way.clipped}"
             )
-        if place is not None and payload_hash(bundle.contributions[place]) != self._sent_hash(chunk):
+        is_own = self.own is None or chunk in self.own
+        if place is not None and is_own and payload_hash(bundle.contributions[place]) != self._sent_hash(chunk):
             raise InvalidMessage(f"chunk {chunk}: a bundle in which this site's contribution is another one")
         self._check(spec, data, way.down, below)
 
