@@ -198,7 +198,7 @@ def _become(output: int, *, arguments: list[str], environment: dict[str, str], f
 
 
 def _import_all() -> None:
-    from atoll.node.daemon.main import prepare_kernels
+    from atoll.node.daemon.peers import prepare_kernels
 
     for module in ("atoll.cli.main", "atoll.coordinator.main"):
         importlib.import_module(module)

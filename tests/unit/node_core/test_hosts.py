@@ -496,9 +496,9 @@ PIECES = (Piece(name="w", offsets=(0,), sizes=(8,), dtype="F32"),)
 class Node:
     """A core with a rank on each of its hosts."""
 
-    def __init__(self, num_hosts: int) -> None:
+    def __init__(self, num_hosts: int, held: Outer | None = HELD) -> None:
         self.now, self.num_ranks = 100.0, 2
-        self.core = a_node_core(SETTINGS, self.now, self.num_ranks, held=HELD, num_hosts=num_hosts)
+        self.core = a_node_core(SETTINGS, self.now, self.num_ranks, held=held, num_hosts=num_hosts)
         self.generation = 0
         self(e.SessionOpened())
         self(e.Received(1, m.Welcome(settings_json=settings_to_json(SETTINGS))))
