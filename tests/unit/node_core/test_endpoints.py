@@ -12,6 +12,7 @@ from atoll.node.core.ranks.pieces import site_pieces
 from atoll.node.local_protocol import Boundary, LocalHello, MergedReport, Piece, SealedReport
 from atoll.protocol import PROTOCOL_VERSION
 from atoll.protocol import messages as m
+from atoll.protocol.errors import StateError
 from atoll.protocol.plans import with_weights
 from atoll.protocol.settings import settings_to_json
 from tests.harness.ranks import offer
@@ -155,10 +156,11 @@ def ready(outputs: list[out.Output]) -> list[int]:
     return [said.sync for said in sent(outputs, m.Ready) if isinstance(said, m.Ready)]
 
 
-def planned(node: Node) -> list[out.Output]:
+def planned(node: Node, attempt: int = 1) -> list[out.Output]:
     """For an exchange of sync 1, which is weighed as usual."""
-    planned, tokens = with_weights(plan(1), (0, 0)), weights_of(plan(1), 100, 100)
-    return node(e.Received(1, planned)) + node(e.Received(1, tokens))
+    to_come = plan(1, attempt)
+    tokens = weights_of(to_come, 100, 100)
+    return node(e.Received(1, with_weights(to_come, (0, 0)))) + node(e.Received(1, tokens))
 
 
 @pytest.mark.parametrize("first", ["reports", "slices"])
@@ -262,3 +264,47 @@ def test_a_site_of_one_host_shares_nothing() -> None:
     assert not [o for o in outputs if isinstance(o, out.ShareSnapshot)]
     assert arrived(node) == []
     assert shared(node) == []
+
+
+# --- what a host that is lost was to send
+
+
+@pytest.mark.parametrize("is_planned", ["before it is back", "when it is back"])
+@pytest.mark.parametrize("comes", ["before the plan", "amid the exchange", "after it, and another attempt follows"])
+def test_what_a_lost_host_was_to_send_is_not_contributed(comes: str, is_planned: str) -> None:
+    """It has nothing of that any more, and would fail every attempt of every sync on this base. What others have of
+    it already may be in a commit."""
+    node = trains()
+    asks(node)
+    seals(node)
+    arrived(node)
+    assert ready(shared(node)) == [1]
+    if comes != "before the plan":
+        planned(node)
+    if comes == "after it, and another attempt follows":
+        node(e.ExchangeFinished(plan=plan(1), payload_digest=HASH))
+    outputs = node(HostsChanged((1,), LOST))
+    if comes == "amid the exchange":
+        error = StateError("host 1 of this site is lost, with its part of sync 1")
+        outputs += node(e.ExchangeBroken(plan(1), error))
+    if is_planned == "when it is back":
+        outputs += node(HostsChanged(()))
+        outputs += joins(node, ENDPOINTS)
+    outputs += planned(node, attempt=2)
+    assert not [o for o in outputs if isinstance(o, out.BeginExchange)]
+    following = m.Abandoned(sync=1, reason="too few", next=opened(2, 0))
+    assert not ready(node(e.Received(1, following))), "it is not promised again"
+
+
+def test_what_was_exchanged_before_a_host_was_lost_counts_when_a_commit_holds_it() -> None:
+    node = trains()
+    asks(node)
+    seals(node)
+    arrived(node)
+    shared(node)
+    planned(node)
+    node(e.ExchangeFinished(plan=plan(1), payload_digest=HASH))
+    node(HostsChanged((1,), LOST))
+    outputs = node(e.Received(1, commit(1, 1)))
+    assert [o for o in outputs if isinstance(o, out.ApplyCommit)]
+    assert not [o for o in outputs if isinstance(o, out.DistrustState | out.Report)]
