@@ -84,7 +84,7 @@ class Ranks:
         return self.say(rank, local.Goodbye(reason=reason, run_over=run_over), 0.0)
 
 
-Happened = e.OfSite | e.RankLost
+Happened = e.OfSite | e.RankLost | out.ShareSnapshot
 """What the ranks come to together, and that one is lost."""
 
 

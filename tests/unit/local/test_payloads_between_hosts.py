@@ -1,0 +1,234 @@
+"""Payloads of a site of several hosts: each host passes on those of its own chunks, and takes the others."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from atoll.node import host_protocol as hosts
+from atoll.node.core import events as e
+from atoll.node.core.events import FailureKind
+from atoll.node.core.host_events import SnapshotShared
+from atoll.node.core.outputs import ShareSnapshot
+from atoll.node.dataplane.slices import Wanted
+from atoll.node.exchange.peers.frames import Encoded, pack_frames
+from atoll.node.tasks import end
+from atoll.protocol import transport
+from atoll.protocol.errors import (
+    AtollError,
+    AverageError,
+    InvalidMessage,
+    NonFiniteError,
+    NoRoomError,
+    NotYetError,
+    PeerError,
+    StaleError,
+    StateError,
+)
+from tests.harness.data_plane import commit_record, filled, tensor
+from tests.harness.following import Following, an_older_state, following, hosts_meet_at_once
+from tests.harness.hand_host import HandHost
+from tests.harness.host_exchanges import begun, on_host_0, sharing
+from tests.harness.hosts import Led, led
+from tests.harness.model_on_hosts import COUNT, FOR_HOST_1, LAYOUT, MANIFEST, V, W, copied
+
+CHANGING = Wanted(fragment=0, with_frozen=False)
+SHARE = ShareSnapshot(generation=1, fragment=0, step=10, seq=2)
+
+
+@pytest.fixture(autouse=True)
+def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    hosts_meet_at_once(monkeypatch)
+
+
+def of(host: HandHost, **changes: int) -> hosts.PayloadsOf:
+    return replace(hosts.PayloadsOf(session=host.session, sync=1, term=1, attempt=1), **changes)
+
+
+def test_a_host_gives_payloads_of_its_own_chunks_alone(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with led(tmp_path) as site:
+            host, wanted = await sharing(site), begun(site, alone=True)
+            site.leader.exchanges.begin(wanted)
+            running = on_host_0(site, wanted)
+            data = site.plane.sync_data(0, 0, ())
+            found = {chunk: data.reduce(chunk, [(100, data.contribution(chunk))]) for chunk in data.chunks}
+
+            def frames(*chunks: int) -> list[bytes]:
+                items = [Encoded(chunk, found[chunk], data.payload_hash(found[chunk])) for chunk in chunks]
+                return list(pack_frames(items, 1 << 16, wrapped=False))
+
+            with pytest.raises(InvalidMessage, match="gives the payload of chunk 0, which is not its own"):
+                await host.put_payloads(of(host), *frames(V))
+            with pytest.raises(StaleError, match="not wanted any more"):
+                await host.put_payloads(of(host, session=77), *frames(W))
+            with pytest.raises(NotYetError):
+                await host.put_payloads(of(host, attempt=2), *frames(W))
+            assert not running.done()
+            await host.put_payloads(of(host), *frames(W, COUNT))
+            result = await running
+            assert [found[chunk] for chunk in data.chunks] == [
+                site.plane.log.begin(1, 1, 1).read(chunk) for chunk in data.chunks
+            ]
+            assert (await host.take_payloads(of(host))) == frames(V)
+            with pytest.raises(StaleError):
+                await host.take_payloads(of(host, session=77))
+            site.hub.drop_sync(1)
+            with pytest.raises(StaleError, match="over here"):
+                await host.take_payloads(of(host))
+            assert result.tokens == (100,)
+
+    transport.run(main())
+
+
+@asynccontextmanager
+async def both(folder: Path) -> AsyncIterator[tuple[Led, Following]]:
+    """Two hosts that run, and of which each has what it is to send of a snapshot."""
+    async with led(folder) as site:
+        await site.has_state()
+        async with following(site.address, folder) as host:
+            await site.hosts_changed()
+            site.starts(1)
+            site.lays_out()
+            await site.follows(0)
+            site.snapshot.view[:] = filled(LAYOUT, seed=3)
+            assert host.plane.snapshot is not None
+            mine = filled(LAYOUT, seed=4)
+            host.plane.snapshot.view[:] = mine
+            await site.leader.share(SHARE)
+            await site.event(SnapshotShared)
+            assert bytes(host.plane.snapshot.view) == copied(site.snapshot.view, bytes(mine), FOR_HOST_1, CHANGING)
+            yield site, host
+
+
+@pytest.mark.parametrize("are_weighed_later", [True, False])
+def test_two_hosts_exchange_their_own_chunks_and_end_at_the_same_commit(
+    tmp_path: Path, are_weighed_later: bool
+) -> None:
+    """From what ranks of either have sealed to what they merge."""
+
+    async def main() -> None:
+        async with both(tmp_path) as (site, host):
+            wanted = begun(site, alone=True)
+            wanted = replace(wanted, weights=() if are_weighed_later else (100,))
+            assert site.leader.exchanges.begin(wanted)
+            running = on_host_0(site, wanted)
+            site.leader.exchanges.hurry(1)
+            if are_weighed_later:
+                site.hub.weigh(wanted.plan, (100,))
+                site.leader.exchanges.weigh(wanted.plan, (100,))
+            result = await site.leader.exchanges.done(wanted.plan, await running)
+            assert result.tokens == (100,)
+            logs = [plane.log.begin(1, 1, 1) for plane in (site.plane, host.plane)]
+            for chunk in (V, W, COUNT):
+                assert logs[0].read(chunk) == logs[1].read(chunk)
+            data = host.plane.sync_data(0, 0, ())
+            assert logs[0].read(W) == data.reduce(W, [(100, data.contribution(W))]), "of the snapshot of host 1"
+            record = replace(
+                commit_record(1, attempt=1),
+                contributors=tuple(replace(c, tokens=100) for c in wanted.plan.contributors),
+                payload_digest=result.payload_digest,
+            )
+            site.leader.replicas.applying(record)
+            site.leader.replicas.applied(1, await site.plane.apply(record))
+            await site.publishes(1)
+            assert host.plane.held() == site.plane.held() != None  # noqa: E711 two pairs
+            site.leader.exchanges.drop(1)
+
+    transport.run(main())
+
+
+def test_an_attempt_takes_the_place_of_the_one_before_on_all_hosts(tmp_path: Path) -> None:
+    """The first waits for a site that never answers."""
+
+    async def main() -> None:
+        async with both(tmp_path) as (site, host):
+            first, second = begun(site), begun(site, alone=True, attempt=2)
+            site.leader.exchanges.begin(first)
+            running = on_host_0(site, first)
+            site.leader.exchanges.begin(second)
+            result = await site.leader.exchanges.done(second.plan, await on_host_0(site, second))
+            assert result.tokens == (100,)
+            with pytest.raises(asyncio.CancelledError):
+                await running
+            assert len(host.plane.log.hashes(1, 1, 2)) == 3 * 32
+            site.leader.exchanges.drop(1)  # it has become no commit
+            await site.publishes(0)
+            with pytest.raises(StateError):
+                host.plane.log.hashes(1, 1, 2)
+
+    transport.run(main())
+
+
+def test_what_is_not_finite_on_another_host_ends_the_site_with_the_reason(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with both(tmp_path) as (site, host):
+            assert host.plane.snapshot is not None
+            tensor(LAYOUT, host.plane.snapshot.view, "w")[0] = np.nan
+            wanted = begun(site, alone=True)
+            site.leader.exchanges.begin(wanted)
+            running = on_host_0(site, wanted)
+            event = asyncio.create_task(site.event(e.WorkersFailed))
+            await asyncio.wait({event, running}, return_when=asyncio.FIRST_COMPLETED)
+            assert event.done(), running.exception()
+            failed = event.result()
+            assert (failed.kind, failed.exit_code) == (FailureKind.FATAL, NonFiniteError.exit_code)
+            assert "'w'" in failed.text
+            await end([running])
+
+    transport.run(main())
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        PeerError("site 2 is silent", 2, sending=True, phase="contribute"),
+        AverageError("'w' has no average", "w", ((2, 3.5, 1.0),)),
+        NoRoomError("no room"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_why_another_host_failed_is_known_on_host_0(tmp_path: Path, error: AtollError) -> None:
+    """And no peer is spared because payloads between the hosts ended with it."""
+
+    async def main() -> None:
+        async with both(tmp_path) as (site, host):
+            wanted = begun(site)
+            site.leader.exchanges.begin(wanted)
+            running = on_host_0(site, wanted)
+            endpoint = host.follower._endpoint
+            assert endpoint is not None
+            there = await endpoint._hub.running(1, 1, 1)
+            await there.collection.arrived(0, or_open=True)
+            there.attempt.fail(error)
+            with pytest.raises(type(error)) as caught:
+                await running
+            for name in ("peer_site_id", "sending", "phase", "tensor", "outliers"):
+                assert getattr(caught.value, name, None) == getattr(error, name, None)
+
+    transport.run(main())
+
+
+def test_a_host_without_what_the_site_trained_refuses_its_part(tmp_path: Path) -> None:
+    """It was started again since."""
+    an_older_state(tmp_path, seed=0)
+
+    async def main() -> None:
+        async with led(tmp_path) as site:
+            await site.has_state()
+            async with following(site.address, tmp_path):
+                await site.hosts_changed()
+                wanted = begun(site, alone=True)
+                site.leader._hosts[1].snapshots[0] = (1, 10, 2)  # as if it were here since
+                site.leader.endpoints(MANIFEST)
+                site.leader.exchanges.begin(wanted)
+                with pytest.raises(StateError, match="this host lacks what the site trained, or its state"):
+                    await on_host_0(site, wanted)
+
+    transport.run(main())

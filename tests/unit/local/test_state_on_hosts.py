@@ -1,0 +1,364 @@
+"""Each host of a site holds the site's state: what another one does as host 0 does, and how it comes to that state."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from atoll.node import host_protocol as hosts
+from atoll.node.core import events as e
+from atoll.node.core.events import FailureKind
+from atoll.node.core.outputs import AdvanceErrors
+from atoll.protocol import messages as m
+from atoll.protocol import transport
+from atoll.protocol.errors import ConfigError
+from atoll.protocol.layout import Manifest
+from tests.harness.following import Following, an_older_state, following, hosts_meet_at_once
+from tests.harness.hosts import SITE_ID, Led, led
+from tests.harness.model_on_hosts import SETTINGS, SPECS, logged, payloads_of
+
+WITH_ERRORS = replace(SETTINGS, sync=replace(SETTINGS.sync, error_feedback=1.0))
+ADVANCE = AdvanceErrors(2, 0, 1, (1,))
+FETCHED = "at commit %d, as host 0 of this site"
+
+
+@pytest.fixture(autouse=True)
+def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    hosts_meet_at_once(monkeypatch)
+
+
+# --- a host that runs
+
+
+@asynccontextmanager
+async def both(folder: Path) -> AsyncIterator[tuple[Led, Following]]:
+    """Host 0 holds commit 0, and ranks run on both hosts."""
+    async with led(folder) as site:
+        await site.has_state()
+        async with following(site.address, folder) as host:
+            await site.hosts_changed()
+            site.starts(1)
+            site.lays_out()
+            yield site, host
+
+
+def test_a_host_without_a_state_fetches_that_of_host_0_and_follows_commit_by_commit(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+
+    async def main() -> None:
+        async with both(tmp_path) as (site, host):
+            await site.follows(0)
+            assert host.plane.held() == site.plane.held()
+            assert FETCHED % 0 in caplog.text
+            caplog.clear()
+            for commit in (1, 2, 3):
+                await site.commits(commit, host.plane)
+            await site.publishes(3)
+            assert host.plane.held() == site.plane.held()
+            assert host.plane.publish_buffer is not None
+            assert bytes(host.plane.publish_buffer.view) == bytes(site.publish.view)
+            assert "fetch" not in caplog.text
+
+    transport.run(main())
+
+
+def test_a_host_fetches_what_the_run_was_at_when_it_came(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with led(tmp_path) as site:
+            await site.has_state()
+            for commit in (1, 2):
+                await site.commits(commit)
+            async with following(site.address, tmp_path) as host:
+                await site.hosts_changed()
+                site.starts(1)
+                site.lays_out()
+                await site.follows(2)
+                assert host.plane.held() == site.plane.held()
+                await site.commits(3, host.plane)
+                await site.publishes(3)
+                assert host.plane.held() == site.plane.held()
+
+    transport.run(main())
+
+
+def test_a_host_without_the_payloads_of_a_commit_says_so_and_is_brought_to_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> None:
+        async with both(tmp_path) as (site, host):
+            await site.follows(0)
+            await site.commits(1)
+            await site.commits(2, host.plane)  # which it cannot apply by itself
+            await site.publishes(2)
+            assert host.plane.held() == site.plane.held()
+            await site.commits(3, host.plane)
+            await site.publishes(3)
+            assert host.plane.held() == site.plane.held()
+
+    transport.run(main())
+    assert "it fetches that from host 0" in caplog.text
+
+
+def test_another_state_of_the_same_commit_is_reported_and_mended(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    an_older_state(tmp_path, seed=5)
+
+    async def main() -> None:
+        async with both(tmp_path) as (site, host):
+            await site.follows(0)
+            assert host.plane.held() == site.plane.held()
+
+    transport.run(main())
+    assert "holds another state of commit 0 than host 0" in caplog.text
+
+
+def test_a_state_that_is_the_same_is_not_fetched(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    an_older_state(tmp_path, seed=0)
+
+    async def main() -> None:
+        async with both(tmp_path) as (site, host):
+            await site.publishes(0)
+            assert host.plane.held() == site.plane.held()
+
+    transport.run(main())
+    assert "fetch" not in caplog.text
+
+
+def test_a_state_of_another_branch_is_discarded(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The numbers of its commits are those of others by now."""
+    caplog.set_level("INFO")
+    an_older_state(tmp_path, seed=0)
+
+    async def main() -> None:
+        async with led(tmp_path) as site:
+            site.home.keep_branch(3)
+            await site.has_state()
+            async with following(site.address, tmp_path) as host:
+                await site.hosts_changed()
+                site.starts(1)
+                site.lays_out()
+                await site.follows(0)
+                assert host.plane.home.branch == 3
+                assert host.plane.held() == site.plane.held()
+
+    transport.run(main())
+    assert FETCHED % 0 in caplog.text, "though the same bytes were there"
+
+
+def test_a_host_goes_back_with_host_0(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with both(tmp_path) as (site, host):
+            await site.plane.write_snapshot()
+            state = site.plane.held()
+            await site.follows(0)
+            await site.commits(1, host.plane)
+            await site.rolls_back(0, 4)
+            assert site.plane.held() == state
+            await site.publishes(0)
+            assert (host.plane.held(), host.plane.home.branch) == (state, 4)
+            assert host.plane.log.commits() == []
+            await site.commits(1, host.plane)
+            await site.publishes(1)
+            assert host.plane.held() == site.plane.held()
+
+    transport.run(main())
+
+
+def test_a_host_that_attaches_again_goes_on_from_what_it_holds(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Host 0 was started again meanwhile, and is at a later commit."""
+    caplog.set_level("INFO")
+
+    async def main() -> None:
+        async with both(tmp_path) as (site, host):
+            await site.follows(0)
+            server, site.leader._server = site.leader._server, None
+            assert server is not None
+            await server.stop(0)
+            await site.commits(1)
+            site.leader = site.a_leader()
+            await site.leader.open(site.server.connected)
+            await site.hosts_changed()
+            site.starts(2)
+            site.lays_out()
+            await site.follows(1)
+            assert host.plane.held() == site.plane.held()
+
+    transport.run(main())
+    assert "at commit 1 after fetching 0 chunks" in caplog.text
+
+
+def test_a_host_with_the_state_of_another_model_ends_the_site_with_the_reason(tmp_path: Path) -> None:
+    an_older_state(tmp_path, seed=0, manifest=Manifest.canonical(SPECS[:-1]))
+
+    async def main() -> None:
+        async with both(tmp_path) as (site, _):
+            failed = await site.event(e.WorkersFailed)
+            assert (failed.kind, failed.exit_code) == (FailureKind.FATAL, ConfigError.exit_code)
+            assert "holds the state of another model than host 0 has; choose another with --home" in failed.text
+
+    transport.run(main())
+
+
+# --- what host 0 says
+
+
+def a_commit(site: Led) -> m.Commit:
+    return logged(site.plane, *payloads_of(site.plane, 1))
+
+
+def test_where_there_is_no_state_yet_a_host_hears_of_it_once_there_is_one(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with led(tmp_path) as site:
+            host = await site.host()
+            await site.hosts_changed()
+            await site.says_no_more(host)
+            state_hash = await site.has_state()
+            hold = await host.hears(hosts.HoldState)
+            assert hold.site_id == SITE_ID
+            assert hold.sources.attested == (m.Attestation(commit=0, state_hash=state_hash),)
+            donor = m.Donor(site_id=SITE_ID, incarnation=site.home.incarnation, address=site.address, commit=0)
+            assert hold.sources.donors == (donor,)
+            assert hold.sources.commits == ()
+
+    transport.run(main())
+
+
+def test_a_fetch_that_wants_more_is_told_what_host_0_holds_by_then(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with led(tmp_path) as site:
+            host, _ = await site.host_at_commit_0(has_state=False)
+            assert (await host.hears(hosts.HoldState)).sources.commits == ()
+            state_hash = await site.commits(1)
+            await site.says_no_more(host)
+            await host.says(hosts.SourcesWanted())
+            sources = (await host.hears(hosts.HoldState)).sources
+            assert sources.attested == (m.Attestation(commit=1, state_hash=state_hash),)
+            assert [commit.commit for commit in sources.commits] == [1]
+            assert [donor.commit for donor in sources.donors] == [1]
+
+    transport.run(main())
+
+
+def test_a_host_at_the_same_commit_follows_and_is_told_of_each(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with led(tmp_path) as site:
+            host, _ = await site.host_at_commit_0()
+            state_hash = await site.commits(1)
+            assert (await host.hears(hosts.ApplyAtHost)).commit.commit == 1
+            await host.holds(1, state_hash)
+            await site.commits(2)
+            assert (await host.hears(hosts.ApplyAtHost)).commit.commit == 2
+            # Which is slow: what it says of the one before comes late, and is right.
+            await host.holds(1, state_hash)
+            await site.commits(3)
+            assert (await host.hears(hosts.ApplyAtHost)).commit.commit == 3
+
+    transport.run(main())
+
+
+def test_a_host_that_comes_while_host_0_applies_a_commit_is_told_of_it(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with led(tmp_path) as site:
+            await site.has_state()
+            commit = a_commit(site)
+            site.leader.replicas.applying(commit)
+            host = await site.welcome_host()
+            held = site.plane.held()
+            assert held is not None
+            await host.says(host.ready(has_state=True, commit=0, state_hash=held[1]))
+            assert (await host.hears(hosts.ApplyAtHost)).commit == commit
+
+    transport.run(main())
+
+
+@pytest.mark.parametrize("at", [None, 0, 7])
+def test_a_host_at_another_commit_is_brought_to_that_of_host_0(tmp_path: Path, at: int | None) -> None:
+    async def main() -> None:
+        async with led(tmp_path) as site:
+            first = await site.has_state()
+            await site.commits(1)
+            await site.commits(2)
+            ready = hosts.HostReady(
+                address="127.0.0.1:9", has_state=at is not None, commit=at or 0, state_hash=first, branch=0
+            )
+            host = await site.host(ready=ready)
+            assert [donor.commit for donor in (await host.hears(hosts.HoldState)).sources.donors] == [2]
+            await site.commits(3)
+            await site.says_no_more(host)  # it is told of no commit before it is there
+
+    transport.run(main())
+
+
+def test_a_host_with_another_hash_is_brought_though_it_followed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> None:
+        async with led(tmp_path) as site:
+            host, _ = await site.host_at_commit_0()
+            await site.commits(1)
+            await host.hears(hosts.ApplyAtHost)
+            await host.holds(1, bytes(32))
+            assert [donor.commit for donor in (await host.hears(hosts.HoldState)).sources.donors] == [1]
+
+    transport.run(main())
+    assert "host 1 of this site (b) holds another state of commit 1 than host 0 (000000000000, not" in caplog.text
+
+
+def test_of_a_host_of_another_branch_all_is_discarded_before_it_is_told_more(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with led(tmp_path) as site:
+            site.home.keep_branch(3)
+            host, _ = await site.host_at_commit_0()
+            assert await host.hears(hosts.RollBackHost) == hosts.RollBackHost(last_commit=-1, branch=3)
+            await site.says_no_more(host)
+            await host.says(hosts.StateHeld(has_state=False, commit=0, state_hash=b""))
+            await host.hears(hosts.HoldState)
+
+    transport.run(main())
+
+
+def test_hosts_that_went_back_are_told_what_host_0_holds_once_they_have(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with led(tmp_path) as site:
+            host, state_hash = await site.host_at_commit_0()
+            await site.plane.write_snapshot()
+            await site.commits(1)
+            await host.hears(hosts.ApplyAtHost)
+            await site.rolls_back(0, 2)
+            assert await host.hears(hosts.RollBackHost) == hosts.RollBackHost(last_commit=0, branch=2)
+            other = await site.commits(1)  # of which it is not told: it may hold commit 1 of before
+            await site.says_no_more(host)
+            await host.holds(0, state_hash)
+            await host.hears(hosts.HoldState)
+            await host.holds(1, other)
+            await site.follows(1)
+            await site.commits(2)
+            assert (await host.hears(hosts.ApplyAtHost)).commit.commit == 2
+
+    transport.run(main())
+
+
+def test_what_was_held_before_the_run_went_back_is_not_said_any_more(tmp_path: Path) -> None:
+    """It is read in a thread."""
+
+    async def main() -> None:
+        async with led(tmp_path) as site:
+            host, state_hash = await site.host_at_commit_0()
+            site.leader.replicas.moved((0, state_hash))
+            site.leader.replicas.roll_back(-1, 1, None)
+            await host.hears(hosts.RollBackHost)
+            await asyncio.gather(*site.tasks)
+            await site.says_no_more(host)
+
+    transport.run(main())
