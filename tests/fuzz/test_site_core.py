@@ -14,7 +14,7 @@ from atoll.node.core import events as e
 from atoll.node.core import outputs as out
 from atoll.node.core.disk import Outer
 from atoll.node.core.events import AnswerKind, MergeMode
-from atoll.node.core.host_events import HostsChanged
+from atoll.node.core.host_events import HostErrors, HostsChanged
 from atoll.protocol import PROTOCOL_VERSION, wire
 from atoll.protocol import messages as m
 from atoll.protocol.errors import AverageError, InvalidMessage, NoRoomError, PeerError
@@ -37,18 +37,31 @@ FRAGMENTS = {1: [0] * 15 + [1], 2: [0] * 8 + [1] * 8 + [2] * 4 + [3]}
 
 
 RUNS = [
-    (1, 0, "keep"),
-    (1, 5, "keep"),
-    (1, 5, "mix"),
-    (2, 0, "keep"),
-    (2, 5, "mix"),
-    (2, 10, "keep"),
-    (2, 10, "mix"),
+    (1, 0, "keep", 0.0),
+    (1, 0, "keep", 0.5),
+    (1, 5, "keep", 0.0),
+    (1, 5, "mix", 0.0),
+    (2, 0, "keep", 0.0),
+    (2, 5, "mix", 0.0),
+    (2, 10, "keep", 0.0),
+    (2, 10, "mix", 0.0),
+    (2, 10, "mix", 0.5),
 ]
-"""Fragments, steps of overlap, and how an update is taken: with 2 and 10 two syncs are in flight."""
+"""Fragments, steps of overlap, how an update is taken, and error feedback: with 2 and 10 two syncs are in flight."""
+ENDPOINTS = st.lists(
+    st.sampled_from([m.Endpoint(address="a:2", first_chunk=1), m.Endpoint(address="a:3", first_chunk=2)]), max_size=2
+).map(tuple)
+"""Of the other hosts of the site."""
 
 
-def messages(num_fragments: int, overlap_steps: int, merge: str) -> st.SearchStrategy[m.CoordinatorMessage]:
+def errors_held(num_fragments: int) -> st.SearchStrategy[tuple[int | None, ...]]:
+    """On a disk, of each fragment or of none."""
+    return st.just(()) | st.tuples(*[st.sampled_from([0, 1, 2, None])] * num_fragments)
+
+
+def messages(
+    num_fragments: int, overlap_steps: int, merge: str, error_feedback: float
+) -> st.SearchStrategy[m.CoordinatorMessage]:
     fragment = st.sampled_from(FRAGMENTS[num_fragments])
     plans = {"fragment": fragment, "sync": SMALL, "attempt": SMALL, "term": SMALL, "base_commit": SMALL}
     opens = instances(m.Open, fragment=fragment, sync=SMALL, base_commit=SMALL)
@@ -81,7 +94,8 @@ def messages(num_fragments: int, overlap_steps: int, merge: str) -> st.SearchStr
             instances(m.Abandoned, sync=SMALL, next=st.none() | opens),
             instances(m.Sources, attested=attested, commits=st.lists(commits, max_size=2).map(tuple)),
             instances(
-                m.Welcome, settings_json=st.just(settings_to_json(settings(num_fragments, overlap_steps, merge)))
+                m.Welcome,
+                settings_json=st.just(settings_to_json(settings(num_fragments, overlap_steps, merge, error_feedback))),
             ),
             instances(m.Admitted, site_id=st.just(1)),
             instances(m.Finished, commit=SMALL),
@@ -92,9 +106,15 @@ def messages(num_fragments: int, overlap_steps: int, merge: str) -> st.SearchStr
     )
 
 
-def settings(num_fragments: int, overlap_steps: int, merge: str) -> RunSettings:
-    alpha = 0.5 if merge == "mix" else 0.0
-    sync = SyncSettings(every=10, fragments=num_fragments, overlap_steps=overlap_steps, merge=merge, alpha=alpha)
+def settings(num_fragments: int, overlap_steps: int, merge: str, error_feedback: float) -> RunSettings:
+    sync = SyncSettings(
+        every=10,
+        fragments=num_fragments,
+        overlap_steps=overlap_steps,
+        merge=merge,
+        alpha=0.5 if merge == "mix" else 0.0,
+        error_feedback=error_feedback,
+    )
     return RunSettings(run_id="run", steps=40, sync=sync, time_limits="local")
 
 
@@ -107,9 +127,15 @@ class Host(SiteQuestions):
     def __init__(self, data: st.DataObject) -> None:
         self.data = data
         self.now = 100.0
-        self.run = self.num_fragments, _, _ = data.draw(st.sampled_from(RUNS))
+        self.run = self.num_fragments, _, _, _ = data.draw(st.sampled_from(RUNS))
         held = data.draw(st.sampled_from([None, Outer(commit=1, state_hash=bytes(32), run_step=0, run_tokens=0)]))
-        self.core = a_core(settings(*self.run), held, self.now, from_saved_model=data.draw(st.booleans()))
+        self.core = a_core(
+            settings(*self.run),
+            held,
+            self.now,
+            from_saved_model=data.draw(st.booleans()),
+            held_errors=data.draw(errors_held(self.num_fragments)),
+        )
         self.due: list[e.Event] = []
         self.is_fetching = False
         self.disk_has_moved = False
@@ -140,7 +166,11 @@ class Host(SiteQuestions):
             case out.StartWorkers(generation, _):
                 self.due.append(
                     e.WorkersJoined(
-                        generation=generation, manifest=MANIFEST, data_fingerprint=b"", max_retained_bytes=1 << 20
+                        generation=generation,
+                        manifest=MANIFEST,
+                        data_fingerprint=b"",
+                        max_retained_bytes=1 << 20,
+                        endpoints=self.data.draw(ENDPOINTS),
                     )
                 )
             case out.SendLayout(generation=generation):
@@ -169,6 +199,8 @@ class Host(SiteQuestions):
                 broken = e.ExchangeBroken(plan, self.data.draw(st.sampled_from(errors)))
                 done = e.ExchangeFinished(plan=plan, payload_digest=bytes(32), stood_out=outlying[0])
                 self.due.append(broken if flip else done)
+            case out.AdvanceErrors():
+                self.due.append(e.ErrorsAdvanced("host 1 is not here" if flip else None, share=0.5))
             case out.ApplyCommit(commit):
                 applied = e.CommitApplied(commit=commit.commit, state_hash=bytes(32))
                 self.due.append(e.ApplyFailed(commit.commit, "no payloads", moved) if flip else applied)
@@ -233,7 +265,9 @@ class Host(SiteQuestions):
                 draw = e.DrawAsked(generation=self.generation, rank=0, epoch=epoch, first=first, num_samples=4)
                 self.happens(draw)
             case 4:
-                match self.data.draw(st.integers(0, 5)):
+                match self.data.draw(st.integers(0, 6)):
+                    case 3:
+                        self.happens(HostErrors(self.data.draw(errors_held(self.num_fragments))))
                     case 0:
                         self.happens(e.LeaveAsked("ctrl-c"))
                     case 1:

@@ -10,11 +10,11 @@ from atoll.node import local_protocol as local
 from atoll.node.core import events as e
 from atoll.node.core import outputs as out
 from atoll.node.core.events import Answer
-from atoll.node.core.outputs import AnswerDraw, MergePieces, RefuseRank, SendLayout
+from atoll.node.core.outputs import AnswerDraw, MergePieces, RefuseRank, SendLayout, ShareSnapshot
 from atoll.node.core.ranks.generations import HEARS, Generations, layout_of
 from atoll.node.core.ranks.group import Outcome, WorkerGroup
 from atoll.node.core.ranks.liveness import StepTimes
-from atoll.node.core.ranks.pieces import site_pieces
+from atoll.node.core.ranks.pieces import SitePieces, site_pieces
 from atoll.node.daemon.local_server import LocalServer
 from atoll.node.daemon.shared_memory import SharedBuffer
 from atoll.node.local_protocol import NO_CHECKPOINTS, CheckpointCounts, DataSet, Greeting, LocalJoin, Piece, Said
@@ -49,6 +49,10 @@ class Ranks:
 
     def join(self, rank: int, offered: LocalJoin, now: float) -> Outcome:
         return self.say(rank, offered, now)
+
+    def put_together(self, pieces: SitePieces | str) -> Outcome:
+        """As the node does it in a thread, where nobody asks what it offers beside."""
+        return self.group.put_together(e.PiecesMerged(generation=self.group.generation, pieces=pieces))
 
     def boundary(self, rank: int, step: int, seq: int, now: float) -> Outcome:
         return self.say(rank, local.Boundary(step=step, seq=seq), now)
@@ -121,6 +125,8 @@ class ServedRanks(LocalServer):
                     self.execute(item)
                 case MergePieces():
                     self._merge(item)
+                case ShareSnapshot():
+                    raise AssertionError("all of its ranks are here")
                 case _:
                     self._happened(item)
 

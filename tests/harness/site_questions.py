@@ -141,6 +141,10 @@ class SiteQuestions:
         """Of each fragment: the commit that advanced its error feedback; 0: none."""
         return self.core.site.error_commits
 
+    def errors_on_disk(self) -> tuple[int | None, ...]:
+        """The same as an earlier start has left it; None: of a part."""
+        return self.core.site.held_errors
+
     def had_errors(self, *commits: int) -> None:
         """As if these had advanced it."""
         self.core.site.error_commits = commits
@@ -202,6 +206,12 @@ class SiteQuestions:
         each was written."""
         found = {lane.fragment: lane.snapshot for lane in self.core.site.lanes if lane.snapshot.is_sealed}
         return {fragment: (snapshot.generation, snapshot.step) for fragment, snapshot in found.items()}
+
+    def snapshot_written(self, fragment: int) -> tuple[int, int, int]:
+        """Of which generation its snapshot of this fragment is, or of the number of all, and the step and seq at which
+        the ranks were told to write it."""
+        snapshot = self.core.site.lanes[fragment].snapshot
+        return snapshot.generation, snapshot.step, snapshot.seq
 
     def take_snapshot_steps(self, *steps: SnapshotStep) -> None:
         """Whatever the core would do."""

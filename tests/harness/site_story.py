@@ -281,6 +281,8 @@ class SiteStory(SiteQuestions):
             case out.AnswerWorkers(step=step, answer=answer):
                 of = self._of(answer.fragment) if answer.kind in (AnswerKind.SNAPSHOT, AnswerKind.APPLY) else ""
                 return f"tells the workers at step {step}{of}: {_answer_in_words(answer)}"
+            case out.ShareSnapshot(fragment=fragment, step=step):
+                return f"gives its other hosts what they send of the snapshot of step {step}{self._of(fragment)}"
             case out.SeedState():
                 return "makes the starting state from the snapshot"
             case out.FetchState(sources):

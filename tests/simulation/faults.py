@@ -11,7 +11,6 @@ from typing import Any
 
 from atoll.node.core import events as e
 from atoll.node.core import outputs as out
-from atoll.node.core.host_events import HostsChanged
 from atoll.node.exchange.sync.exchange import Exchange
 from tests.harness import hostile
 from tests.harness.coordinator_questions import of_server
@@ -64,19 +63,19 @@ def kill_several(world: World, fault: Fault, generator: random.Random) -> None:
 
 def lose_host(world: World, fault: Fault, generator: random.Random) -> None:
     """The other host of a site that has one, for a while or for good: until the site is started anew."""
-    names = sorted(name for name, node in world.nodes.items() if node.hands.arrives_s and node.node is not None)
+    names = sorted(name for name, node in world.nodes.items() if node.other_host is not None)
     if not names:
         return
     made = world.nodes[generator.choice(names)]
-    made.hands.num_lost += 1
+    other = made.other_host
+    assert other is not None
 
-    def changed(missing: tuple[int, ...], text: str = "") -> None:
-        node = made.node
-        if node is not None and world.nodes.get(made.process.machine) is made:
-            world.run_in(made.process, lambda: node.handle(HostsChanged(missing, text)))
+    def happens(what: Callable[[], None]) -> None:
+        if world.nodes.get(made.process.machine) is made:
+            world.run_in(made.process, what)
 
-    changed((1,), "host 1 of this site is lost")
-    world.later(fault.lasts_s, lambda: changed(()))
+    happens(other.lost)
+    world.later(fault.lasts_s, lambda: happens(other.back))
 
 
 def kill_all_and_the_coordinator(world: World, fault: Fault, generator: random.Random) -> None:

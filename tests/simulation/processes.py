@@ -54,6 +54,7 @@ from tests.harness.memory_store import MemoryStore
 from tests.harness.site_questions import watch_steps, without_fault
 from tests.simulation.loop import HERE, THREAD_S, InlineExecutor, Process, SimLoop
 from tests.simulation.machine import SimDisk, SimMachine
+from tests.simulation.other_hosts import OtherHost
 from tests.simulation.sites import Hands, SimBuffer, SimLauncher, SimLocalServer
 
 loop_guard.install()
@@ -310,6 +311,7 @@ class SimNode:
         self.result: tuple[int, str] | None = None
         self.failure: BaseException | None = None
         self.node: Node | None = None
+        self.other_host: OtherHost | None = None
         self._watch_before = watch_before
         self._watch = watch
         self._watch_output = watch_output
@@ -359,7 +361,8 @@ class SimNode:
                 machine=self._machine,
                 parts=Parts(local_server=SimLocalServer, launcher=self._launcher, data_plane=self._data_plane),
             )
-            node.core.ranks.num_elsewhere = int(self.hands.arrives_s > 0)
+            has_other_host = self.hands.arrives_s > 0
+            node.core.ranks.num_elsewhere = int(has_other_host)
             handle, execute = node.handle, node._execute
 
             def watched(event: e.Event) -> None:
@@ -369,11 +372,15 @@ class SimNode:
             def watched_output(output: out.Output) -> None:
                 without_fault([output])
                 self._watch_output(self, output)
+                if self.other_host is not None:
+                    self.other_host.check(output)
                 execute(output)
 
             watch_steps(node.core, lambda event: self._watch_before(self, event))
             node.handle = node.shell.handle = watched  # type: ignore[method-assign]
             node._execute = watched_output  # type: ignore[method-assign]
+            if has_other_host:
+                self.other_host = OtherHost(node, self.hands, self._seed)
             self.result = await node.run()
             if not isinstance(node.failure, HostError):  # the disk was full
                 self.failure = node.failure

@@ -176,6 +176,8 @@ class Hands:
     """That writing the model takes; syncs go on meanwhile."""
     arrives_s: float = 0.0
     """Not 0: the rank is on another host of its site, and so long its slices are on their way, at most."""
+    shares_s: float = 0.0
+    """So long it takes there, at most, to be given what that host sends of a snapshot."""
     num_lost: int = 0
     """Times that the other host was lost; what was on its way then is lost, too."""
     bf16: bool

@@ -73,6 +73,8 @@ class Shape:
     save_s: tuple[float, ...]
     arrives_s: tuple[float, ...] = ()
     """Of sites of several hosts: how long slices are on their way there."""
+    shares_s: tuple[float, ...] = ()
+    """Of the same sites: how long the other host takes until it has its part of what is whole."""
     reduce_buffer_bytes: int
     """Of each site; a contribution is some tens of bytes."""
     manifest: Manifest = MANIFEST
@@ -150,7 +152,10 @@ def _of_several_hosts(shape: Shape, seed: int) -> Shape:
     generator = random.Random(f"hosts {seed}")
     if generator.random() < 2 / 3:
         return shape
-    return replace(shape, arrives_s=tuple(generator.choice([0.0, 0.03, 0.5]) for _ in range(shape.num_sites)))
+    arrives_s, shares_s = (
+        tuple(generator.choice([0.0, 0.03, 0.5]) for _ in range(shape.num_sites)) for _ in ("there", "back")
+    )
+    return replace(shape, arrives_s=arrives_s, shares_s=shares_s)
 
 
 def _two_sided(shape: Shape, seed: int) -> Shape:
@@ -414,6 +419,7 @@ class World:
                 publish_s=self.shape.publish_s[index],
                 save_s=self.shape.save_s[index],
                 arrives_s=self.shape.arrives_s[index] if self.shape.arrives_s else 0.0,
+                shares_s=self.shape.shares_s[index] if self.shape.shares_s else 0.0,
                 bf16=self.shape.bf16[index],
                 data=self.shape.data,
                 true_tokens_a_step=TOKENS_A_STEP[index % len(TOKENS_A_STEP)],

@@ -31,6 +31,8 @@ class AttachedHost:
     is_laid_out: bool = False  # its ranks have buffers
     commit: int | None = None  # that it was told to be at, while it follows the leader, else that it says it holds
     follows: bool = False  # it does as the leader does, commit by commit
+    is_brought: bool = False  # to what the leader holds; it says when it is there
+    lacks: int = 0  # the commit that it could not apply last
     beat: hosts.HostBeat | None = None  # the last
     published: int = 0  # the last number that is in its PUBLISH
     snapshots: dict[int, tuple[int, int, int]] = field(default_factory=dict)

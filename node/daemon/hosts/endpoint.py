@@ -196,7 +196,7 @@ class Endpoint:
             case m.Weights() | hosts.HurryAtHost() | hosts.CancelAtHost():
                 exchanges.tell(job)
             case hosts.DropAtHost(sync=sync):
-                self._hub.drop_sync(sync)
+                exchanges.drop(sync)
                 if self.plane is not None:
                     await run_to_its_end(partial(self.plane.log.drop, sync))
             case hosts.BeginAtHost() if self._is_behind or not self._has_buffers:

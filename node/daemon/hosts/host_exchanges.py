@@ -43,7 +43,8 @@ class HostExchanges:
     """At which an exchange that is done is logged."""
     failed: Callable[[BaseException], None]
     """Hears of what this host cannot go on from."""
-    _plans: dict[int, m.Plan] = field(default_factory=dict, init=False)  # by sync, those that run
+    _plans: dict[int, m.Plan] = field(default_factory=dict, init=False)
+    """By sync, those that are wanted."""
     _tasks: dict[int, asyncio.Task[None]] = field(default_factory=dict, init=False)
 
     async def close(self) -> None:
@@ -54,6 +55,7 @@ class HostExchanges:
     async def begin(self, begun: hosts.BeginAtHost, plane: DataPlane) -> None:
         """In place of an older attempt."""
         plan = begun.plan
+        self._plans[plan.sync] = plan
         try:
             data = plane.sync_data(plan.base_commit, plan.fragment, begun.error_commits, plane.own)
             share = await run_to_its_end(self.hub.share(plan, data), self.hub.pool)
@@ -71,7 +73,6 @@ class HostExchanges:
             return
         if (old := self._tasks.get(plan.sync)) is not None:
             await end([old])
-        self._plans[plan.sync] = plan
         self._tasks[plan.sync] = asyncio.create_task(self._run(exchange))
         await exchange.reducer.make_room()
 
@@ -87,7 +88,16 @@ class HostExchanges:
             case hosts.HurryAtHost(sync=sync):
                 self.hub.hurry(sync)
             case hosts.CancelAtHost(sync=sync, attempt=attempt):
+                plan = self._plans.get(sync)
+                if plan is not None and plan.attempt == attempt:
+                    del self._plans[sync]
                 self.hub.cancel(sync, attempt)
+
+    def drop(self, sync: int) -> None:
+        """It is over."""
+        self._plans.pop(sync, None)
+        self._tasks.pop(sync, None)
+        self.hub.drop_sync(sync)
 
     async def _run(self, exchange: Exchange) -> None:
         plan, data, loop = exchange.plan, exchange.attempt.data, asyncio.get_running_loop()
@@ -105,14 +115,14 @@ class HostExchanges:
             if was_cancelled():
                 raise
         except (AtollError, OSError) as error:
-            if not exchange.attempt.finished.cancelled():  # else another attempt, or the end of the sync
+            if self._plans.get(plan.sync) is plan:  # else another attempt, or the end of the sync
                 self.refuse(plan, error)
         else:
             self.say(_done(plan, found[0]))
             log.log(
                 self.level,
                 "sync %d: exchanged %d of the %d chunks, in %.2f s",
-                plan.sync, len(data.own_chunks), len(data.chunks), loop.time() - started,
+                plan.sync, sum(map(data.is_own, data.chunks)), len(data.chunks), loop.time() - started,
             )  # fmt: skip
 
     def _of(self, plan: m.Plan) -> Any:

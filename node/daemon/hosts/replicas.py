@@ -68,12 +68,15 @@ class Replicas:
         self._hashes[commit] = state_hash
         while len(self._hashes) > KEPT_HASHES:
             self._hashes.popitem(last=False)
+        for host in self.attached.ready:
+            if not (host.follows or host.is_brought):  # it could not go on before
+                self._bring(host)
 
     def moved(self, holds: tuple[int, bytes] | None) -> None:
         """The leader's state has come to a commit otherwise: it was made, or fetched."""
         self._holds_instead(holds)
         for host in self.attached.ready:
-            self._bring(host)
+            self._bring(host)  # again, if it was told of what was before
 
     def roll_back(self, last_commit: int, branch: int, holds: tuple[int, bytes] | None) -> None:
         """The leader has, and so do the hosts."""
@@ -87,14 +90,15 @@ class Replicas:
         self._num_moves += 1
         self._hashes.clear()
         if holds is not None:
-            self.applied(*holds)
+            self._holds = holds
+            self._hashes[holds[0]] = holds[1]
 
     def _bring(self, host: AttachedHost) -> None:
         """To what the leader holds, from whatever the host holds."""
         host.follows = False
         if self._holds is None:
             return  # it is told when there is a state
-        host.commit = self._holds[0]
+        host.commit, host.is_brought = self._holds[0], True
         self.tasks.spawn(self._say_sources(host, *self._holds))
 
     async def _say_sources(self, host: AttachedHost, commit: int, state_hash: bytes) -> None:
@@ -129,9 +133,7 @@ class Replicas:
 
     def holds(self, host: AttachedHost, said: hosts.StateHeld) -> None:
         """It follows from now on, goes on following, or is brought to what the leader holds."""
-        held, latest = self._holds, self._latest
-        if held is None:
-            return
+        host.is_brought = False
         at = said.commit if said.has_state else None
         if at is not None and (own := self._hashes.get(at)) is not None and own != said.state_hash:
             log.error(
@@ -142,17 +144,24 @@ class Replicas:
             self._bring(host)
         elif said.lacks:
             log.warning("%s: %s; it fetches that from host 0", host.words, said.lacks)
+            host.follows, host.lacks = False, said.commit + 1
+            self._go_on_from(host, at)
+        elif not host.follows:  # else what it was told next is on its way
+            self._go_on_from(host, at)
+        self.attached.changed()
+
+    def _go_on_from(self, host: AttachedHost, at: int | None) -> None:
+        """From that commit. One whose payloads the host lacks it comes to when the leader has."""
+        held, latest = self._holds, self._latest
+        if held is None:
+            return
+        if at != held[0]:
             self._bring(host)
-        elif host.follows:
-            pass  # what it was told next is on its way
-        elif latest is not None and latest.commit > held[0] and at == latest.commit - 1:
+        elif latest is None or latest.commit <= held[0]:
+            host.follows, host.commit = True, at
+        elif host.lacks != latest.commit:
             host.follows = True
             self._tell(host, latest)
-        elif at == max(held[0], latest.commit if latest is not None else 0) and at in self._hashes:
-            host.follows, host.commit = True, at
-        else:
-            self._bring(host)
-        self.attached.changed()
 
     def more_wanted(self, host: AttachedHost) -> None:
         """What a fetch was told does not lead on: the leader may be further by now."""

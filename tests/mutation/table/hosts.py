@@ -103,7 +103,7 @@ MUTATIONS = (
         where="node.core.workforce:hosts_changed",
         old="        _free_what_they_had(ctx)\n",
         new="",
-        tests=(f"{CORE}::test_a_host_that_is_lost_frees_what_is_on_its_way_and_keeps_what_is_here",),
+        tests=(f"{CORE}::test_a_host_that_is_lost_frees_what_is_on_its_way_and_keeps_what_is_exchanged",),
     ),
     Mutation(
         name="samples are not drawn anew after a host was lost",

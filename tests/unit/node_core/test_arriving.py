@@ -1,161 +1,306 @@
-"""Slices that ranks of other hosts have sealed are on their way to the site's SNAPSHOT: when it is whole."""
+"""Snapshots of a site of several hosts: slices that ranks elsewhere have sealed come to host 0, and when all is there,
+each host is given what it sends of it."""
 
 from __future__ import annotations
 
 import itertools
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from atoll.node.core import events as e
 from atoll.node.core.events import Answer, AnswerKind
-from atoll.node.core.outputs import MergePieces
+from atoll.node.core.host_events import SlicesArrived, SnapshotShared
+from atoll.node.core.outputs import MergePieces, ShareSnapshot
+from atoll.node.core.ranks.generations import Generations
 from atoll.node.core.ranks.group import Outcome
 from atoll.node.core.ranks.pieces import site_pieces
-from atoll.node.local_protocol import Piece, SealedReport
+from atoll.node.local_protocol import Boundary, LocalHello, MergedReport, Piece, Said, SealedReport
+from atoll.protocol import PROTOCOL_VERSION
 from atoll.protocol.layout import Manifest, Role, TensorSpec
-from tests.harness.ranks import Ranks, offer
+from tests.harness.fuzzing import fuzz
+from tests.harness.ranks import offer
 
 MANIFEST = Manifest.canonical([TensorSpec(name="a", shape=(4,), dtype="F32", role=Role.TRAINABLE)])
 PIECES = (Piece(name="a", offsets=(0,), sizes=(4,), dtype="F32"),)
+GENERATION = 3
 HERE, ELSEWHERE = (0, 1), (2, 3)
 ORDERS = list(itertools.permutations(("report 2", "report 3", "slices 2", "slices 3")))
 
 
-def joined(num_elsewhere: int = len(ELSEWHERE)) -> Ranks:
+class Site:
     """Four ranks, which may ask at step 10; the last ones are on another host."""
-    group = Ranks(3, 4, 0.0, num_elsewhere=num_elsewhere)
-    for rank in range(4):
-        group.hello(rank, 100 + rank, 0.0)
-    (merges,) = [group.join(rank, offer(MANIFEST, PIECES, b"f", rank), 0.0) for rank in range(4)][-1]
-    assert isinstance(merges, MergePieces)
-    group.put_together(site_pieces(merges.ranks))
-    group.layout_sent(0.0)
-    train(group, 0, 0, until=10)
-    return group
+
+    def __init__(self, num_elsewhere: int = len(ELSEWHERE)) -> None:
+        self.ranks = Generations(4, 0.0, num_elsewhere)
+        self.ranks.begin(GENERATION, 0.0)
+        self.all_say(LocalHello(world_size=4, pid=100, protocol_version=PROTOCOL_VERSION))
+        (merges,) = [self.says(rank, offer(MANIFEST, PIECES, b"f", rank)) for rank in range(4)][-1]
+        assert isinstance(merges, MergePieces)
+        self.hears(e.PiecesMerged(generation=GENERATION, pieces=site_pieces(merges.ranks)))
+        self.hears(e.LayoutSent(GENERATION))
+        self.trains(0, 0, until=10)
+
+    def hears(self, event: e.RankEvent) -> Outcome:
+        return list(self.ranks.heard(event, 0.0))
+
+    def says(self, rank: int, said: Said) -> Outcome:
+        return self.hears(e.RankSaid(generation=GENERATION, rank=rank, said=said))
+
+    def all_say(self, said: Said) -> None:
+        for rank in range(4):
+            self.says(rank, said)
+
+    def answers(self, step: int, seq: int, answer: Answer) -> None:
+        self.all_say(Boundary(step=step, seq=seq))
+        self.ranks.answer(e.BoundaryAsked(generation=GENERATION, step=step, seq=seq), answer, 0.0)
+
+    def trains(self, step: int, seq: int, *, until: int) -> None:
+        self.answers(step, seq, Answer(kind=AnswerKind.CONTINUE, next_step=until))
+
+    def told(self, step: int, seq: int = 0, fragment: int = 0) -> None:
+        """To write a snapshot of that fragment."""
+        self.answers(step, seq, Answer(kind=AnswerKind.SNAPSHOT, fragment=fragment))
+
+    def moves_on(self, step: int, seq: int, version: int = 1) -> None:
+        """A commit that it is not in is applied: what was written before that is given up, and written again."""
+        self.answers(step, seq, Answer(kind=AnswerKind.APPLY, version=version, next_step=step))
+        self.all_say(MergedReport(version=version, step=step, wait_s=0.0))
+
+    def reports(self, rank: int, step: int, seq: int = 0, fragment: int = 0) -> Outcome:
+        report = SealedReport(
+            step=step, seq=seq, fragment=fragment, data_rank=rank, tokens=5, loss_sum=4.0, num_steps=2, train_s=1.0
+        )
+        return self.says(rank, report)
+
+    def all_report(self, step: int, seq: int = 0, fragment: int = 0) -> Outcome:
+        return [self.reports(rank, step, seq, fragment) for rank in range(4)][-1]
+
+    def arrived(self, rank: int, step: int, seq: int = 0, generation: int = GENERATION) -> Outcome:
+        """Slices of a rank elsewhere."""
+        return self.hears(SlicesArrived(generation=generation, rank=rank, step=step, seq=seq))
+
+    def all_arrived(self, step: int, seq: int = 0) -> Outcome:
+        return [self.arrived(rank, step, seq) for rank in ELSEWHERE][-1]
+
+    def shared(self, step: int, seq: int = 0, generation: int = GENERATION) -> Outcome:
+        return self.hears(SnapshotShared(generation=generation, step=step, seq=seq))
 
 
-def train(group: Ranks, step: int, seq: int, *, until: int) -> None:
-    for rank in range(4):
-        group.boundary(rank, step, seq, 0.0)
-    group.answer(step, seq, Answer(kind=AnswerKind.CONTINUE, next_step=until), 0.0)
-
-
-def told(group: Ranks, step: int, seq: int = 0, fragment: int = 0) -> None:
-    """To write a snapshot of that fragment."""
-    for rank in range(4):
-        group.boundary(rank, step, seq, 0.0)
-    group.answer(step, seq, Answer(kind=AnswerKind.SNAPSHOT, fragment=fragment), 0.0)
-
-
-def reports(group: Ranks, rank: int, step: int, seq: int = 0, fragment: int = 0) -> Outcome:
-    report = SealedReport(
-        step=step, seq=seq, fragment=fragment, data_rank=rank, tokens=5, loss_sum=4.0, num_steps=2, train_s=1.0
-    )
-    return group.sealed(rank, report, 0.0)
-
-
-def sealed(step: int, *, is_arriving: bool) -> e.SnapshotSealed:
+def sealed(step: int, *, is_arriving: bool = True) -> e.SnapshotSealed:
     return e.SnapshotSealed(
-        generation=3, step=step, tokens=20, num_steps=2, mean_loss=2.0, train_s=1.0, is_arriving=is_arriving
+        generation=GENERATION, step=step, tokens=20, num_steps=2, mean_loss=2.0, train_s=1.0, is_arriving=is_arriving
     )
 
 
-def whole(step: int, seq: int = 0, fragment: int = 0) -> e.SnapshotArrived:
-    return e.SnapshotArrived(generation=3, fragment=fragment, step=step, seq=seq)
+def share(step: int, seq: int = 0, fragment: int = 0) -> ShareSnapshot:
+    return ShareSnapshot(generation=GENERATION, fragment=fragment, step=step, seq=seq)
+
+
+def arrived(step: int, seq: int = 0, fragment: int = 0) -> e.SnapshotArrived:
+    return e.SnapshotArrived(generation=GENERATION, fragment=fragment, step=step, seq=seq)
 
 
 @pytest.mark.parametrize("order", ORDERS)
-def test_a_snapshot_is_whole_when_all_reports_and_all_slices_are_here(order: tuple[str, ...]) -> None:
-    """Whatever comes first: words and slices take different ways."""
-    group = joined()
-    told(group, 10)
+def test_a_snapshot_is_shared_when_all_reports_and_all_slices_are_here(order: tuple[str, ...]) -> None:
+    """Whatever comes first: words and slices take different ways. It has arrived when it is shared, however often
+    somebody says so before."""
+    site = Site()
+    site.told(10)
     for rank in HERE:
-        assert reports(group, rank, 10) == []
+        assert site.reports(rank, 10) == []
     outcomes = []
     for item in order:
         rank = int(item[-1])
-        outcomes.append(reports(group, rank, 10) if item.startswith("report") else group.arrived(rank, 10, 0))
+        assert site.shared(10) == [], "too early"
+        outcomes.append(site.reports(rank, 10) if item.startswith("report") else site.arrived(rank, 10))
     last_report = max(order.index("report 2"), order.index("report 3"))
-    all_arrived = max(order.index("slices 2"), order.index("slices 3")) < last_report
-    expected: list[Outcome] = [[] for _ in order]
-    expected[last_report] = [sealed(10, is_arriving=not all_arrived)]
-    if not all_arrived:
-        expected[-1] = [whole(10)]
+    expected: list[list[object]] = [[] for _ in order]
+    expected[last_report] = [sealed(10)]
+    expected[-1].append(share(10))
     assert outcomes == expected
+    assert site.shared(10) == [arrived(10)]
+    assert site.shared(10) == [], "once"
 
 
-def test_without_ranks_elsewhere_a_sealed_snapshot_is_whole() -> None:
-    group = joined(num_elsewhere=0)
-    told(group, 10)
-    outcome = [reports(group, rank, 10) for rank in range(4)][-1]
-    assert outcome == [sealed(10, is_arriving=False)]
-    assert group.arrived(3, 10, 0) == []
+def test_without_ranks_elsewhere_nothing_is_shared_or_arrives() -> None:
+    site = Site(num_elsewhere=0)
+    site.told(10)
+    assert site.all_report(10) == [sealed(10, is_arriving=False)]
+    assert site.arrived(3, 10) == []
+    assert site.shared(10) == []
 
 
 def test_slices_of_a_rank_of_this_host_and_those_that_came_before_are_nothing() -> None:
-    group = joined()
-    told(group, 10)
-    for rank in range(4):
-        reports(group, rank, 10)
-    assert group.arrived(2, 10, 0) == []
+    site = Site()
+    site.told(10)
+    assert site.all_report(10) == [sealed(10)]
+    assert site.arrived(2, 10) == []
     for rank in (*HERE, 2, 4):
-        assert group.arrived(rank, 10, 0) == [], f"rank {rank}"
-    assert group.arrived(3, 10, 0) == [whole(10)]
-    assert group.arrived(3, 10, 0) == [], "once"
+        assert site.arrived(rank, 10) == [], f"rank {rank}"
+    assert site.arrived(3, 10) == [share(10)]
+    assert site.arrived(3, 10) == [], "once"
 
 
 def test_slices_of_a_snapshot_that_nobody_was_told_to_write_are_nothing() -> None:
-    group = joined()
+    site = Site()
     for rank in ELSEWHERE:
-        assert group.arrived(rank, 10, 0) == []
-    told(group, 10)
+        assert site.arrived(rank, 10) == []
+    site.told(10)
     for step, seq in ((9, 0), (10, 1)):
         for rank in ELSEWHERE:
-            assert group.arrived(rank, step, seq) == []
-    outcome = [reports(group, rank, 10) for rank in range(4)][-1]
-    assert outcome == [sealed(10, is_arriving=True)]
+            assert site.arrived(rank, step, seq) == []
+        assert site.shared(step, seq) == []
+    assert site.all_report(10) == [sealed(10)]
+    assert site.all_arrived(10) == [share(10)]
+    assert site.shared(10, 1) == []
+    assert site.shared(9) == []
+    assert site.shared(10) == [arrived(10)]
 
 
-@pytest.mark.parametrize("is_sealed", [False, True])
-def test_after_a_failure_nothing_arrives(is_sealed: bool) -> None:
-    group = joined()
-    told(group, 10)
-    for rank in range(4 if is_sealed else 3):
-        reports(group, rank, 10)
-    assert group.arrived(2, 10, 0) == []
-    assert group.lost(0, "closed its connection")
-    assert group.arrived(3, 10, 0) == []
+def test_what_happens_to_snapshots_of_another_generation_is_nothing() -> None:
+    site = Site()
+    site.told(10)
+    site.all_report(10)
+    for generation in (GENERATION - 1, GENERATION + 1):
+        for rank in ELSEWHERE:
+            assert site.arrived(rank, 10, generation=generation) == []
+    assert site.all_arrived(10) == [share(10)]
+    for generation in (GENERATION - 1, GENERATION + 1):
+        assert site.shared(10, generation=generation) == []
+    assert site.shared(10) == [arrived(10)]
+
+
+@pytest.mark.parametrize("comes", ["before all reports", "before all slices", "before it is shared"])
+def test_after_a_failure_nothing_arrives(comes: str) -> None:
+    site = Site()
+    site.told(10)
+    for rank in range(3 if comes == "before all reports" else 4):
+        site.reports(rank, 10)
+    assert site.arrived(2, 10) == []
+    if comes == "before it is shared":
+        assert site.arrived(3, 10) == [share(10)]
+    site.hears(e.RankLost(generation=GENERATION, rank=0, text="closed its connection"))
+    assert site.arrived(3, 10) == []
+    assert site.shared(10) == []
+
+
+@pytest.mark.parametrize("comes", ["before all slices", "before it is shared"])
+def test_after_their_end_nothing_arrives_of_ranks_and_what_others_write_is_not_theirs(comes: str) -> None:
+    site = Site()
+    site.told(10)
+    site.all_report(10)
+    assert site.arrived(2, 10) == []
+    if comes == "before it is shared":
+        assert site.arrived(3, 10) == [share(10)]
+    site.ranks.end()
+    assert site.arrived(3, 10) == []
+    assert site.shared(10) == []
+    site.ranks.begin(GENERATION + 1, 0.0)
+    for generation in (GENERATION, GENERATION + 1):
+        assert site.arrived(3, 10, generation=generation) == []
+        assert site.shared(10, generation=generation) == []
 
 
 def test_snapshots_of_several_fragments_at_one_step_arrive_each_by_itself() -> None:
-    group = joined()
+    site = Site()
     for seq, fragment in enumerate((0, 1)):
-        told(group, 10, seq, fragment)
-        outcome = [reports(group, rank, 10, seq, fragment) for rank in range(4)][-1]
-        assert outcome == [sealed(10, is_arriving=True)]
-    assert group.arrived(2, 10, 0) == []
-    assert group.arrived(2, 10, 1) == []
-    assert group.arrived(3, 10, 1) == [whole(10, 1, fragment=1)]
-    assert group.arrived(3, 10, 0) == [whole(10, 0, fragment=0)]
+        site.told(10, seq, fragment)
+        assert site.all_report(10, seq, fragment) == [sealed(10)]
+    assert site.arrived(2, 10, 0) == []
+    assert site.arrived(2, 10, 1) == []
+    assert site.arrived(3, 10, 1) == [share(10, 1, fragment=1)]
+    assert site.shared(10, 0) == []
+    assert site.arrived(3, 10, 0) == [share(10, 0, fragment=0)]
+    assert site.shared(10, 1) == [arrived(10, 1, fragment=1)]
+    assert site.shared(10, 0) == [arrived(10, 0, fragment=0)]
 
 
-def test_what_is_written_again_at_the_same_step_is_another_snapshot() -> None:
-    group = joined()
-    for seq in range(2):
-        told(group, 10, seq)
-        for rank in range(4):
-            reports(group, rank, 10, seq)
-    assert [group.arrived(rank, 10, 0) for rank in ELSEWHERE] == [[], [whole(10, 0)]]
-    assert [group.arrived(rank, 10, 1) for rank in ELSEWHERE] == [[], [whole(10, 1)]]
+@pytest.mark.parametrize("given_up", ["before its slices came", "before it was shared", "after it was shared"])
+def test_what_is_given_up_and_written_again_at_the_same_step_is_another_snapshot(given_up: str) -> None:
+    """What of the first one comes late says nothing about the second, and it is no harm either."""
+    site = Site()
+    site.told(10)
+    site.all_report(10)
+    if given_up != "before its slices came":
+        assert site.all_arrived(10) == [share(10)]
+    if given_up == "after it was shared":
+        assert site.shared(10) == [arrived(10)]
+    site.moves_on(10, 1)
+    site.told(10, 2)
+    if given_up == "before its slices came":
+        assert site.all_arrived(10) == [share(10)]
+    assert site.all_report(10, 2) == [sealed(10)]
+    assert site.shared(10) == ([] if given_up == "after it was shared" else [arrived(10)])
+    assert site.shared(10, 2) == []
+    assert site.all_arrived(10, 2) == [share(10, 2)]
+    assert site.shared(10) == []
+    assert site.shared(10, 2) == [arrived(10, 2)]
 
 
-def test_nothing_of_snapshots_that_are_whole_is_kept() -> None:
-    group = joined()
+def test_nothing_of_snapshots_that_have_arrived_is_kept() -> None:
+    site = Site()
     for step in range(10, 60):
-        told(group, step, 0)
-        for rank in range(4):
-            reports(group, rank, step)
-        for rank in ELSEWHERE:
-            group.arrived(rank, step, 0)
-        train(group, step, 1, until=step + 1)
-    assert not group._arriving._snapshots
+        site.told(step, 0)
+        site.all_report(step)
+        site.all_arrived(step)
+        site.shared(step)
+        site.trains(step, 1, until=step + 1)
+    assert site.ranks.group is not None
+    assert not site.ranks.group.arriving._snapshots
+
+
+def test_of_a_site_of_one_host_nothing_is_kept() -> None:
+    site = Site(num_elsewhere=0)
+    for step in range(10, 15):
+        site.told(step, 0)
+        site.all_report(step)
+        site.trains(step, 1, until=step + 1)
+    assert site.ranks.group is not None
+    assert not site.ranks.group.arriving._snapshots
+
+
+NUM = 3
+WORDS = (
+    *[("report", 0, 0)] * 6,
+    *(("slices", rank, seq) for rank in ELSEWHERE for seq in range(NUM)),
+    *(("shared", 0, seq) for seq in range(NUM)),
+)
+"""What, of which rank, of which snapshot; of reports the next one comes."""
+
+
+@fuzz(100)
+@given(st.data())
+def test_whatever_comes_when_each_snapshot_is_shared_once_and_then_arrives_once(data: st.DataObject) -> None:
+    """Three at one step; reports of one precede those of the next, slices and words of sharing come as they like."""
+    site, num = Site(), NUM
+    asked: list[int] = []
+    come: list[int] = []
+    reported = [0] * num
+    has_slices: list[set[int]] = [set() for _ in range(num)]
+    site.told(10)
+    for _ in range(data.draw(st.integers(10, 60))):
+        what, rank, seq = data.draw(st.sampled_from(WORDS))
+        match what:
+            case "report":
+                writing = next((s for s in range(num) if reported[s] < 4), None)
+                if writing is None:
+                    continue
+                outcome = site.reports(reported[writing], 10, writing)
+                reported[writing] += 1
+                if reported[writing] == 4 and writing + 1 < num:
+                    site.told(10, writing + 1)
+            case "slices":
+                was_told = seq == 0 or reported[seq - 1] == 4
+                has_slices[seq] |= {rank} if was_told else set()
+                outcome = site.arrived(rank, 10, seq)
+            case _:
+                outcome = site.shared(10, seq)
+                assert bool(outcome) == (seq in asked and seq not in come)
+        asked += [item.seq for item in outcome if isinstance(item, ShareSnapshot)]
+        come += [item.seq for item in outcome if isinstance(item, e.SnapshotArrived)]
+        whole = [s for s in range(num) if reported[s] == 4 and has_slices[s] == set(ELSEWHERE)]
+        assert sorted(asked) == whole
+        assert set(come) <= set(asked)
+        assert len(set(come)) == len(come)

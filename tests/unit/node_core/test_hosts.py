@@ -359,18 +359,18 @@ def test_new_workers_begin_from_the_outer_state() -> None:
     assert (answer.version, answer.fresh) == (1, True)
 
 
-def test_a_host_that_is_lost_frees_what_is_on_its_way_and_keeps_what_is_here() -> None:
+def test_a_host_that_is_lost_frees_what_is_on_its_way_and_keeps_what_is_exchanged() -> None:
     drive = arriving(running())
     changed(drive, 1)
     assert drive.snapshot_phase() == "free"
 
     drive = running()
     at_boundary(drive)
-    changed(drive, 1)
-    assert drive.snapshot_phase() == "sealed"
     drive.receive(plan(1))
     drive.wants(out.BeginExchange)
     exchanged(drive, 1)
+    changed(drive, 1)
+    assert drive.snapshot_phase() == "sealed"
     drive.receive(commit(1, 1))
     drive(e.CommitApplied(commit=1, state_hash=HASH))
     assert drive.holds() == 1
@@ -447,13 +447,13 @@ def test_a_site_that_leaves_ends_without_its_host() -> None:
 def test_who_leaves_after_the_sync_starts_no_workers_for_a_host_that_is_back() -> None:
     drive = running()
     at_boundary(drive)
+    drive.receive(plan(1))
+    exchanged(drive, 1)
     drive(e.LeaveAsked("asked to leave"))
     changed(drive, 1)
     drive.wants(out.StopWorkers)
     changed(drive)
     assert not starts(drive)
-    drive.receive(plan(1))
-    exchanged(drive, 1)
     drive.receive(commit(1, 1))
     drive(e.CommitApplied(commit=1, state_hash=HASH))
     assert drive.wants(out.Exit) == out.Exit(0, "asked to leave")
@@ -496,9 +496,9 @@ PIECES = (Piece(name="w", offsets=(0,), sizes=(8,), dtype="F32"),)
 class Node:
     """A core with a rank on each of its hosts."""
 
-    def __init__(self, num_hosts: int) -> None:
+    def __init__(self, num_hosts: int, held: Outer | None = HELD) -> None:
         self.now, self.num_ranks = 100.0, 2
-        self.core = a_node_core(SETTINGS, self.now, self.num_ranks, held=HELD, num_hosts=num_hosts)
+        self.core = a_node_core(SETTINGS, self.now, self.num_ranks, held=held, num_hosts=num_hosts)
         self.generation = 0
         self(e.SessionOpened())
         self(e.Received(1, m.Welcome(settings_json=settings_to_json(SETTINGS))))
