@@ -151,7 +151,15 @@ MUTATIONS = (
         where="node.core.ranks.arriving:_Snapshot.is_whole",
         old="return self.is_sealed and not self.missing",
         new="return not self.missing",
-        tests=(f"{GROUP}::test_a_snapshot_is_whole_when_all_reports_and_all_slices_are_here",),
+        tests=(f"{GROUP}::test_a_snapshot_is_shared_when_all_reports_and_all_slices_are_here",),
+    ),
+    Mutation(
+        name="slices of other hosts count after a failure",
+        rule="after a failure nothing more comes of ranks",
+        where="node.core.ranks.generations:Generations.heard",
+        old="[] if group.failed else group.arriving.came",
+        new="[] if False else group.arriving.came",
+        tests=(f"{GROUP}::test_after_a_failure_nothing_arrives",),
     ),
     Mutation(
         name="another hash of slices is taken",
