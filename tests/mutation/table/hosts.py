@@ -151,7 +151,7 @@ MUTATIONS = (
         where="node.core.ranks.arriving:_Snapshot.is_whole",
         old="return self.is_sealed and not self.missing",
         new="return not self.missing",
-        tests=(f"{GROUP}::test_a_snapshot_is_whole_when_all_reports_and_all_slices_are_here",),
+        tests=(f"{GROUP}::test_a_snapshot_is_shared_when_all_reports_and_all_slices_are_here",),
     ),
     Mutation(
         name="another hash of slices is taken",
