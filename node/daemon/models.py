@@ -5,20 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Mapping
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 from atoll.node.core import events as e
 from atoll.node.core import outputs as out
 from atoll.node.daemon.disk_jobs import DiskJobs
-from atoll.node.daemon.plane import DataPlane
 from atoll.node.daemon.shell import Shell, fatal
 from atoll.node.dataplane import saved_model
-from atoll.node.dataplane.frozen_state import FrozenState
 from atoll.node.threads import run_to_its_end
-from atoll.protocol.errors import ConfigError, HostError
 from atoll.protocol.settings import settings_to_json
 
 log = logging.getLogger(__name__)
@@ -63,7 +57,7 @@ class Models:
         async with plane.frozen(output.commit) as frozen, self._lock:
             self._written_to, self._is_beside = folder or self._at_home, True
             # Rather in another place than nowhere: the run may be over, and the other sites gone.
-            why = await save_beside(plane, frozen, self._written_to, info, self._at_home if folder else None)
+            why = await plane.save(frozen, self._written_to, info, self._at_home if folder else None)
             if why is not None:
                 self._written_to = self._at_home
                 place = f"the model of commit {output.commit} is in {self._at_home}"
@@ -89,23 +83,3 @@ class Models:
             if void is not None and void == self._kept:
                 await run_to_its_end(partial(saved_model.take_back, self._written_to))
                 self._kept = None
-
-
-async def save_beside(
-    plane: DataPlane, frozen: FrozenState, folder: Path, info: Mapping[str, Any], instead: Path | None = None
-) -> Exception | None:
-    """Write the model beside `folder`. If it cannot be written there it is beside `instead`; then the reason is
-    returned."""
-    try:
-        await _write_beside(plane, frozen, folder, info)
-    except (HostError, ConfigError, OSError) as error:
-        if instead is None:
-            raise
-        await _write_beside(plane, frozen, instead, info)
-        return error
-    return None
-
-
-async def _write_beside(plane: DataPlane, frozen: FrozenState, folder: Path, info: Mapping[str, Any]) -> None:
-    slots, disk = plane.optimizer.slots, plane.home.disk
-    await run_to_its_end(partial(saved_model.write_aside, folder, frozen, plane.layout, slots, info, disk=disk))

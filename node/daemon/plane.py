@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from atoll.node.core.events import Content, Difference, Values
 from atoll.node.daemon.home import Home
@@ -27,7 +27,7 @@ from atoll.node.dataplane.store_files import TornState
 from atoll.node.dataplane.sync_data import SyncData
 from atoll.node.threads import each, run_to_its_end
 from atoll.protocol.endpoints import first_chunks, owned_by
-from atoll.protocol.errors import StateError
+from atoll.protocol.errors import ConfigError, HostError, StateError
 from atoll.protocol.layout import Layout, Manifest
 from atoll.protocol.messages import Commit, Evidence
 from atoll.protocol.plans import weights
@@ -303,7 +303,7 @@ class DataPlane:
         assert self.errors is not None
         async with self.lock:
             return await run_to_its_end(
-                partial(self.errors.advance, filter(data.is_own, data.chunks), commit, data.left_over, self._pool)
+                partial(self.errors.advance, data.own_chunks, commit, data.left_over, self._pool)
             )
 
     def _present_outer(self) -> OuterState:
@@ -438,6 +438,25 @@ class DataPlane:
             yield frozen
         finally:
             await run_to_its_end(frozen.close)
+
+    async def save(
+        self, frozen: FrozenState, folder: Path, info: Mapping[str, Any], instead: Path | None = None
+    ) -> Exception | None:
+        """Write the model beside `folder`. If it cannot be written there it is beside `instead`; then the reason is
+        returned."""
+        try:
+            await self._write_model(folder, frozen, info)
+        except (HostError, ConfigError, OSError) as error:
+            if instead is None:
+                raise
+            await self._write_model(instead, frozen, info)
+            return error
+        return None
+
+    async def _write_model(self, folder: Path, frozen: FrozenState, info: Mapping[str, Any]) -> None:
+        slots = self.optimizer.slots
+        write = partial(saved_model.write_aside, folder, frozen, self.layout, slots, info, disk=self.home.disk)
+        await run_to_its_end(write)
 
     def close(self) -> None:
         if self._pool is not None:

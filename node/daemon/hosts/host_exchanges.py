@@ -122,7 +122,7 @@ class HostExchanges:
             log.log(
                 self.level,
                 "sync %d: exchanged %d of the %d chunks, in %.2f s",
-                plan.sync, sum(map(data.is_own, data.chunks)), len(data.chunks), loop.time() - started,
+                plan.sync, len(data.own_chunks), len(data.chunks), loop.time() - started,
             )  # fmt: skip
 
     def _of(self, plan: m.Plan) -> Any:

@@ -14,7 +14,6 @@ import pytest
 
 from atoll.node.core.events import Difference, Values
 from atoll.node.daemon.home import Home
-from atoll.node.daemon.models import save_beside
 from atoll.node.daemon.plane import DataPlane
 from atoll.node.dataplane import publish, safetensors_file, saved_model
 from atoll.node.dataplane.outer_state import OuterState
@@ -284,7 +283,7 @@ SAVED = {"run_step": 20, "run_tokens": 100, "settings": {}}
 
 async def save_model(plane: DataPlane, commit: int, folder: Path, instead: Path | None = None) -> Exception | None:
     async with plane.frozen(commit) as frozen:
-        return await save_beside(plane, frozen, folder, SAVED, instead)
+        return await plane.save(frozen, folder, SAVED, instead)
 
 
 @pytest.mark.parametrize("work", ["publish", "frozen"])
