@@ -282,6 +282,23 @@ def test_a_host_that_comes_while_host_0_applies_a_commit_is_told_of_it(tmp_path:
     transport.run(main())
 
 
+def test_a_host_that_lacks_payloads_is_brought_once_host_0_has_applied_them(tmp_path: Path) -> None:
+    """Until then host 0 has no more than that host."""
+
+    async def main() -> None:
+        async with led(tmp_path) as site:
+            host, state_hash = await site.host_at_commit_0()
+            commit = a_commit(site)
+            site.leader.replicas.applying(commit)
+            await host.hears(hosts.ApplyAtHost)
+            await host.holds(0, state_hash, lacks="payloads of commit 1")
+            await site.says_no_more(host)
+            site.leader.replicas.applied(1, await site.plane.apply(commit))
+            assert [donor.commit for donor in (await host.hears(hosts.HoldState)).sources.donors] == [1]
+
+    transport.run(main())
+
+
 @pytest.mark.parametrize("at", [None, 0, 7])
 def test_a_host_at_another_commit_is_brought_to_that_of_host_0(tmp_path: Path, at: int | None) -> None:
     async def main() -> None:
@@ -337,10 +354,8 @@ def test_hosts_that_went_back_are_told_what_host_0_holds_once_they_have(tmp_path
             await host.hears(hosts.ApplyAtHost)
             await site.rolls_back(0, 2)
             assert await host.hears(hosts.RollBackHost) == hosts.RollBackHost(last_commit=0, branch=2)
-            other = await site.commits(1)  # of which it is not told: it may hold commit 1 of before
-            await site.says_no_more(host)
-            await host.holds(0, state_hash)
-            await host.hears(hosts.HoldState)
+            other = await site.commits(1)
+            await host.hears(hosts.HoldState)  # it is not to apply that: it may hold a commit 1 of before
             await host.holds(1, other)
             await site.follows(1)
             await site.commits(2)
