@@ -72,7 +72,8 @@ def main(argv: list[str]) -> int:
 
 
 def _limit_s(args: argparse.Namespace, measured: Measured, mbit: int, num_hosts: int = 1) -> float:
-    return measured.interface_bytes / num_hosts * 8 / mbit / 1e6 + TRIPS * args.rtt / 1e3
+    rtt_s: float = args.rtt / 1e3
+    return measured.interface_bytes / num_hosts * 8 / mbit / 1e6 + TRIPS * rtt_s
 
 
 def _planned_s(args: argparse.Namespace, mbit: int) -> float:

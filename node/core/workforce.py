@@ -228,6 +228,8 @@ def hosts_changed(ctx: Context, event: HostsChanged) -> None:
     no crash: new workers begin from the outer state when all hosts are here."""
     site, workers = ctx.site, ctx.site.workers
     site.missing_hosts = event.missing
+    for lane in site.lanes if event.missing else ():
+        exchanges.host_lost(ctx, lane, event.text)
     if not event.missing:
         if workers.waits and not (site.leaving or site.disk.final):
             start(ctx)

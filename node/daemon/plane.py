@@ -23,7 +23,6 @@ from atoll.node.dataplane.outer_state import OuterState
 from atoll.node.dataplane.payload_log import PayloadLog
 from atoll.node.dataplane.rebuild import Rebuilder
 from atoll.node.dataplane.snapshot import Snapshots
-from atoll.node.dataplane.store_files import TornState
 from atoll.node.dataplane.sync_data import SyncData
 from atoll.node.threads import each, run_to_its_end
 from atoll.protocol.endpoints import first_chunks, owned_by
@@ -41,19 +40,18 @@ class DataPlane:
     """Outer state, payload log and the two shared buffers of one site. `dtypes`: the workers' own, by tensor."""
 
     def __init__(self, home: Home, settings: RunSettings, manifest: Manifest, num_threads: int) -> None:
-        self._num_threads = num_threads
         self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix="apply") if num_threads > 1 else None
         self._published: dict[int, Content] = {}  # of each fragment, what PUBLISH holds
         self._published_frozen = False
-        self.own: range | None = None
-        """Chunks; None: all of them, at a site of one host."""
+        self.own: range | None = None  # chunks that this host exchanges; None: all of them
         self.home = home
         self.settings = settings
         self.layout = Layout(manifest, settings.sync.chunk_elements, settings.sync.fragments)
         self.optimizer = OuterOptimizer(settings)
         self._of_run = self.layout, self.optimizer.slots, settings.run_id
         self._history = lambda: self.log.history
-        self.outer = self._found_on_disk()  # refuses a folder of another run before anything is removed there
+        found = OuterState.found(home.state_folder, *self._of_run, num_threads=num_threads, history=self._history)
+        self.outer = found  # a folder of another run was refused before anything is removed there
         self.snapshots = Snapshots(home.snapshot_folder, *self._of_run, self.log.sync)
         self._snapshot: asyncio.Future[None] | None = None  # being written
         self._snapshot_began = 0  # at this commit
@@ -148,18 +146,6 @@ class DataPlane:
 
     def _rebuilder(self, outer: OuterState) -> Rebuilder:
         return Rebuilder(outer, self.log, self.snapshots, self.optimizer)
-
-    def _found_on_disk(self) -> OuterState | None:
-        """What an earlier start left; None if there is nothing, or only parts of files."""
-        folder = self.home.state_folder
-        if not OuterState.exists(folder):
-            return None
-        try:
-            return OuterState.open(folder, *self._of_run, num_threads=self._num_threads, history=self._history)
-        except TornState as error:
-            log.warning("%s; the outer state is put together from snapshots, or fetched", error)
-            OuterState.discard(folder)
-            return None
 
     async def roll_back(self, commit: int) -> tuple[int, bytes] | None:
         """Removes everything of later commits, whose numbers others have soon; what is held then, up to `commit`."""
@@ -279,9 +265,7 @@ class DataPlane:
     def sync_data(
         self, base_commit: int, fragment: int, error_commits: tuple[int, ...], own: range | None = None
     ) -> SyncData:
-        """`own`: see `SyncData`.
-
-        Raises StateError if a rollback has left no outer state, InvalidMessage if there is no such fragment."""
+        """Raises StateError if a rollback has left no outer state, InvalidMessage if there is no such fragment."""
         assert self.snapshot is not None
         return SyncData(
             self.layout,

@@ -7,6 +7,7 @@ them. Methods may be called from several threads.
 from __future__ import annotations
 
 import itertools
+import logging
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -29,6 +30,8 @@ from atoll.protocol.disk import REAL_DISK, Disk
 from atoll.protocol.errors import InvalidMessage, StateError
 from atoll.protocol.history import History
 from atoll.protocol.layout import FP32_ROLES, Layout, state_hash
+
+log = logging.getLogger("atoll.node")
 
 KEPT_HASH_LISTS = 2
 """Lists are kept of so many of the last commits, and of two more for each fragment. Donors serve them, and they settle
@@ -97,6 +100,28 @@ class OuterState:
         state = cls(ChunkStore.open(folder, _kind(layout, slots, run_id)), layout, slots, run_id, history)
         state._verify(num_threads)
         return state
+
+    @classmethod
+    def found(
+        cls,
+        folder: Path,
+        layout: Layout,
+        slots: tuple[str, ...],
+        run_id: str,
+        *,
+        num_threads: int = 1,
+        history: Callable[[], History] | None = None,
+    ) -> OuterState | None:
+        """What an earlier start left; None if there is nothing, or only parts of files, which are removed. Raises
+        StateError as `open` does for what belongs to others."""
+        if not cls.exists(folder):
+            return None
+        try:
+            return cls.open(folder, layout, slots, run_id, num_threads=num_threads, history=history)
+        except store_files.TornState as error:
+            log.warning("%s; the outer state is put together from snapshots, or fetched", error)
+            cls.discard(folder)
+            return None
 
     @staticmethod
     def discard(folder: Path) -> None:

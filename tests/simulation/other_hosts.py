@@ -55,7 +55,8 @@ class OtherHost:
                 taking.set_result(False)
         begun, self._begun = self._begun, {}
         for plan in begun.values():
-            self._node.hub.fail(plan, StateError(f"{WORDS} is lost, with its part of sync {plan.sync}"))
+            error = StateError(f"{WORDS} is lost, with its part of sync {plan.sync}")
+            self._node.shell.leader.exchanges._fail(plan, error)  # also if host 0 has not begun its own part yet
         self._node.handle(HostsChanged((1,), f"{WORDS} is lost"))
 
     def back(self) -> None:

@@ -64,6 +64,7 @@ def weighed(ctx: Context, message: m.Weights) -> None:
         if told:  # else it is a joiner that is not there yet, and fetches the commit later
             _send_failure(ctx, plan, f"planned on commit {plan.base_commit}, which this site has not applied")
         return
+    snapshots.free_lost(lane)  # another attempt is made
     if told and (not lane.snapshot.is_sealed or lane.snapshot.is_arriving):
         _send_failure(ctx, plan, "planned as a contributor without a sealed snapshot")
         return
@@ -257,6 +258,17 @@ def say_again(ctx: Context) -> None:
     for lane in ctx.site.lanes:
         if lane.exchange is not None and lane.exchange.said is not None:
             ctx.send(lane.exchange.said)
+
+
+def host_lost(ctx: Context, lane: Lane, text: str) -> None:
+    """What this site contributes it does not have any more, but for an attempt with which it is done."""
+    exchange = lane.exchange
+    is_done = exchange is not None and exchange.contributes and exchange.finished
+    if exchange is not None and exchange.contributes and exchange.is_under_way:
+        _say(ctx, exchange, _failed(exchange.plan, m.Direction.RECEIVING, "local", text))
+        discard(ctx, lane)
+    if lane.snapshot.is_sealed:
+        snapshots.host_lost(lane, is_done=is_done)
 
 
 def payloads_asked(ctx: Context, message: m.ListPayloads) -> None:

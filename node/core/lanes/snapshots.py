@@ -85,7 +85,8 @@ def ready_for(ctx: Context, lane: Lane) -> Open | None:
     """The open sync, if there is a snapshot for it, sealed and whole: of the fragment as it was when the sync was
     opened."""
     outer, open_ = ctx.site.disk.outer, lane.open
-    if not lane.snapshot.is_sealed or lane.snapshot.is_arriving or outer is None or open_ is None:
+    snapshot = lane.snapshot
+    if not snapshot.is_sealed or snapshot.is_arriving or snapshot.is_lost or outer is None or open_ is None:
         return None
     return open_ if outer.has_base(lane.fragment, open_.base_commit) else None
 
@@ -127,6 +128,21 @@ def is_to_be_merged(copies: Iterable[LocalCopy]) -> bool:
 def free(lane: Lane) -> None:
     """What it holds counts no longer, or the ranks have taken the commit that holds it."""
     lane.snapshot = Snapshot(phase=_step(lane, SnapshotStep.FREE))
+
+
+def host_lost(lane: Lane, *, is_done: bool) -> None:
+    """What it was to send of a sealed snapshot is gone. Where this site `is_done` with an attempt, a commit may hold
+    the snapshot all the same, until another attempt is made."""
+    if is_done:
+        lane.snapshot = replace(lane.snapshot, is_lost=True)
+    else:
+        free(lane)
+
+
+def free_lost(lane: Lane) -> None:
+    """No commit will hold it."""
+    if lane.snapshot.is_sealed and lane.snapshot.is_lost:
+        free(lane)
 
 
 def is_outdated(lane: Lane, outer: Outer) -> bool:

@@ -16,6 +16,9 @@ from atoll.protocol.v1 import hosts_pb2
 AttemptKey = tuple[int, int, int]  # sync, term, attempt
 
 
+NOTHING = hosts.StateHeld(has_state=False, commit=0, state_hash=b"")
+
+
 @dataclass(slots=True, kw_only=True, eq=False)
 class AttachedHost:
     """From its first word until its stream ends, or the leader gives it up."""
@@ -31,6 +34,7 @@ class AttachedHost:
     is_laid_out: bool = False  # its ranks have buffers
     commit: int | None = None  # that it was told to be at, while it follows the leader, else that it says it holds
     follows: bool = False  # it does as the leader does, commit by commit
+    said: hosts.StateHeld = NOTHING  # what its disk holds, as it said last
     is_brought: bool = False  # to what the leader holds; it says when it is there
     lacks: int = 0  # the commit that it could not apply last
     beat: hosts.HostBeat | None = None  # the last

@@ -274,6 +274,7 @@ class Follower:
         log.info("listening for peers on %s", address)
         endpoint = Endpoint(config, settings, self._limits, home=self._home, hub=hub, address=address, say=self._say)
         self._stack.callback(endpoint.close)
+        await endpoint.load()
         return endpoint
 
     async def _lay_out(self, told: hosts.SiteLaidOut) -> None:

@@ -101,14 +101,15 @@ class HostExchanges:
 
     async def _run(self, exchange: Exchange) -> None:
         plan, data, loop = exchange.plan, exchange.attempt.data, asyncio.get_running_loop()
-        found: list[ExchangeResult] = []
         started = loop.time()
-
-        async def run() -> None:
-            found.append(await exchange.run())
+        running = asyncio.create_task(exchange.run())
+        moving = asyncio.create_task(together([self._give(exchange), self._take(exchange)]))
 
         try:
-            await together([run(), self._give(exchange), self._take(exchange)])
+            await asyncio.wait({running, moving}, return_when=asyncio.FIRST_EXCEPTION)
+            if exchange.attempt.closed is None:  # else what moves has ended by that
+                await moving
+            result = await running
         except (NonFiniteError, HostError) as error:
             self.failed(error)
         except asyncio.CancelledError:
@@ -118,12 +119,14 @@ class HostExchanges:
             if self._plans.get(plan.sync) is plan:  # else another attempt, or the end of the sync
                 self.refuse(plan, error)
         else:
-            self.say(_done(plan, found[0]))
+            self.say(_done(plan, result))
             log.log(
                 self.level,
                 "sync %d: exchanged %d of the %d chunks, in %.2f s",
                 plan.sync, len(data.own_chunks), len(data.chunks), loop.time() - started,
             )  # fmt: skip
+        finally:
+            await end([running, moving])
 
     def _of(self, plan: m.Plan) -> Any:
         of = hosts.PayloadsOf(session=self.session, sync=plan.sync, term=plan.term, attempt=plan.attempt)

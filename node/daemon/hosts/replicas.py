@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from atoll.node import host_protocol as hosts
@@ -76,7 +76,8 @@ class Replicas:
         """The leader's state has come to a commit otherwise: it was made, or fetched."""
         self._holds_instead(holds)
         for host in self.attached.ready:
-            self._bring(host)  # again, if it was told of what was before
+            host.follows = False
+            self._judge(host)
 
     def roll_back(self, last_commit: int, branch: int, holds: tuple[int, bytes] | None) -> None:
         """The leader has, and so do the hosts."""
@@ -125,15 +126,21 @@ class Replicas:
 
     def came(self, host: AttachedHost, ready: hosts.HostReady, branch: int) -> None:
         """A host has said what its disk holds."""
-        if ready.branch != branch:  # numbers of its commits may be those of others by now
+        host.said = hosts.StateHeld(has_state=ready.has_state, commit=ready.commit, state_hash=ready.state_hash)
+        if ready.branch == branch:
+            self._judge(host)
+        else:  # numbers of its commits may be those of others by now
             host.say(hosts.RollBackHost(last_commit=-1, branch=branch))
-            return
-        held = hosts.StateHeld(has_state=ready.has_state, commit=ready.commit, state_hash=ready.state_hash)
-        self.holds(host, held)
 
     def holds(self, host: AttachedHost, said: hosts.StateHeld) -> None:
+        """What its disk holds has changed."""
+        host.said, host.is_brought = said, False
+        self._judge(host)
+        self.attached.changed()
+
+    def _judge(self, host: AttachedHost) -> None:
         """It follows from now on, goes on following, or is brought to what the leader holds."""
-        host.is_brought = False
+        said = host.said
         at = said.commit if said.has_state else None
         if at is not None and (own := self._hashes.get(at)) is not None and own != said.state_hash:
             log.error(
@@ -144,11 +151,10 @@ class Replicas:
             self._bring(host)
         elif said.lacks:
             log.warning("%s: %s; it fetches that from host 0", host.words, said.lacks)
-            host.follows, host.lacks = False, said.commit + 1
+            host.follows, host.lacks, host.said = False, said.commit + 1, replace(said, lacks="")
             self._go_on_from(host, at)
         elif not host.follows:  # else what it was told next is on its way
             self._go_on_from(host, at)
-        self.attached.changed()
 
     def _go_on_from(self, host: AttachedHost, at: int | None) -> None:
         """From that commit. One whose payloads the host lacks it comes to when the leader has."""

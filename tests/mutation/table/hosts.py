@@ -154,6 +154,14 @@ MUTATIONS = (
         tests=(f"{GROUP}::test_a_snapshot_is_shared_when_all_reports_and_all_slices_are_here",),
     ),
     Mutation(
+        name="slices of other hosts count after a failure",
+        rule="after a failure nothing more comes of ranks",
+        where="node.core.ranks.generations:Generations.heard",
+        old="[] if group.failed else group.arriving.came",
+        new="[] if False else group.arriving.came",
+        tests=(f"{GROUP}::test_after_a_failure_nothing_arrives",),
+    ),
+    Mutation(
         name="another hash of slices is taken",
         rule="slices that changed on their way end the host",
         where="node.dataplane.slices:Filling.finish",

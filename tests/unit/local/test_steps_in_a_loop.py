@@ -102,6 +102,9 @@ class Data:
         self.layout = layout
         self.chunks = layout.sync_chunks
 
+    def is_own(self, chunk: int) -> bool:
+        return True
+
     def max_bytes(self, chunk: int) -> int:
         return PAYLOAD_BYTES
 
