@@ -575,7 +575,7 @@ MUTATIONS = (
     Mutation(
         name="another state of the same commit goes unnoticed",
         rule="each host holds what host 0 holds",
-        where="node.daemon.hosts.replicas:Replicas.holds",
+        where="node.daemon.hosts.replicas:Replicas._judge",
         old=" and own != said.state_hash:",
         new=" and False:",
         tests=(f"{STATE}::test_another_state_of_the_same_commit_is_reported_and_mended",),
@@ -583,7 +583,7 @@ MUTATIONS = (
     Mutation(
         name="a host that lacks payloads is left behind",
         rule="a host that cannot go on is brought to the state of host 0",
-        where="node.daemon.hosts.replicas:Replicas.holds",
+        where="node.daemon.hosts.replicas:Replicas._judge",
         old="        elif said.lacks:",
         new="        elif False:",
         tests=(f"{STATE}::test_a_host_without_the_payloads_of_a_commit_says_so_and_is_brought_to_it",),
@@ -592,8 +592,8 @@ MUTATIONS = (
         name="a state of another branch is taken for this one's",
         rule="numbers of commits are those of a branch",
         where="node.daemon.hosts.replicas:Replicas.came",
-        old="if ready.branch != branch:",
-        new="if False:",
+        old="if ready.branch == branch:",
+        new="if True:",
         tests=(f"{STATE}::test_of_a_host_of_another_branch_all_is_discarded_before_it_is_told_more",),
     ),
     Mutation(
@@ -826,7 +826,7 @@ MUTATIONS = (
         where="node.daemon.hosts.host_exchanges:HostExchanges.tell",
         old="                    self.hub.weigh(plan, tokens)",
         new="                    pass",
-        tests=(f"{PAYLOADS}::test_two_hosts_exchange_their_own_chunks_and_end_at_the_same_commit",),
+        tests=(f"{PAYLOADS}::test_an_exchange_that_began_without_weights_hears_them_on_every_host",),
     ),
     Mutation(
         name="a host without what was trained does its part",

@@ -12,7 +12,6 @@ import pytest
 from atoll.node import host_protocol as hosts
 from atoll.node.daemon.hosts.leading_exchanges import failure_of
 from atoll.node.exchange.sync.exchange import ExchangeResult
-from atoll.node.tasks import end
 from atoll.protocol import messages as m
 from atoll.protocol import transport
 from atoll.protocol.errors import (
@@ -244,8 +243,9 @@ def test_a_host_that_is_lost_takes_what_it_has_not_done_along(tmp_path: Path, ha
             await host.close()
             await site.hosts_changed(1)
             if has_done:
-                assert not running.done()
-                await end([running])
+                site.hub.fail(wanted.plan, NoRoomError("what ends it"))
+                with pytest.raises(NoRoomError, match="what ends it"):
+                    await running
             else:
                 with pytest.raises(StateError, match="was lost before it had all payloads"):
                     await done
@@ -282,11 +282,10 @@ def test_what_another_host_cannot_do_fails_as_if_host_0_could_not(
             site.leader.exchanges.begin(wanted)
             said = failure_of(wanted.plan, error)
             running = None if is_first else on_host_0(site, wanted)
-            await host.says(replace(said, attempt=2))  # of which host 0 has not heard
-            await host.says(replace(said, sync=2))
+            await host.says(replace(said, attempt=2, text="of another attempt"))
+            await host.says(replace(said, sync=2, text="of another sync"))
             await host.hears(hosts.BeginAtHost)
             await site.has_heard(host)
-            assert running is None or not running.done()
             await host.says(said)
             await site.has_heard(host)
             with pytest.raises(expected) as caught:
@@ -314,7 +313,8 @@ def test_a_failure_of_an_older_attempt_does_not_fail_the_next_one(tmp_path: Path
             await host.hears(hosts.CancelAtHost)
             await host.hears(hosts.BeginAtHost)
             await site.has_heard(host)
-            assert not running.done()
-            await end([running])
+            await host.says(failure_of(later.plan, NoRoomError("no room")))
+            with pytest.raises(NoRoomError, match="no room"):  # the first that is said counts
+                await running
 
     transport.run(main())

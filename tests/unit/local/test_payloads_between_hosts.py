@@ -107,22 +107,15 @@ async def both(folder: Path) -> AsyncIterator[tuple[Led, Following]]:
             yield site, host
 
 
-@pytest.mark.parametrize("are_weighed_later", [True, False])
-def test_two_hosts_exchange_their_own_chunks_and_end_at_the_same_commit(
-    tmp_path: Path, are_weighed_later: bool
-) -> None:
+def test_two_hosts_exchange_their_own_chunks_and_end_at_the_same_commit(tmp_path: Path) -> None:
     """From what ranks of either have sealed to what they merge."""
 
     async def main() -> None:
         async with both(tmp_path) as (site, host):
             wanted = begun(site, alone=True)
-            wanted = replace(wanted, weights=() if are_weighed_later else (100,))
             assert site.leader.exchanges.begin(wanted)
             running = on_host_0(site, wanted)
             site.leader.exchanges.hurry(1)
-            if are_weighed_later:
-                site.hub.weigh(wanted.plan, (100,))
-                site.leader.exchanges.weigh(wanted.plan, (100,))
             result = await site.leader.exchanges.done(wanted.plan, await running)
             assert result.tokens == (100,)
             logs = [plane.log.begin(1, 1, 1) for plane in (site.plane, host.plane)]
@@ -140,6 +133,23 @@ def test_two_hosts_exchange_their_own_chunks_and_end_at_the_same_commit(
             await site.publishes(1)
             assert host.plane.held() == site.plane.held() != None  # noqa: E711 two pairs
             site.leader.exchanges.drop(1)
+
+    transport.run(main())
+
+
+def test_an_exchange_that_began_without_weights_hears_them_on_every_host(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with both(tmp_path) as (site, host):
+            wanted = begun(site)
+            site.leader.exchanges.begin(wanted)
+            endpoint = host.follower._endpoint
+            assert endpoint is not None
+            there = await endpoint._hub.running(1, 1, 1)
+            assert not there.weights.are_known
+            site.leader.exchanges.weigh(replace(wanted.plan, attempt=2), (1, 2))  # of which nothing has begun
+            site.leader.exchanges.weigh(wanted.plan, (100, 50))
+            await site.publishes(0)  # after it
+            assert there.weights.vector() == (100, 50)
 
     transport.run(main())
 

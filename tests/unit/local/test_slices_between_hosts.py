@@ -232,7 +232,9 @@ def test_where_host_0_has_no_state_nothing_is_asked_of_hosts(tmp_path: Path) -> 
             host = await site.host()
             await site.hosts_changed()
             await site.runs(1, host)
-            await site.leader.share(SHARE)
+            sharing = asyncio.create_task(site.leader.share(SHARE))
+            await asyncio.sleep(0)
+            assert sharing.done()
             assert await site.event(SnapshotShared) == SnapshotShared(generation=1, step=10, seq=2)
             site.leader.stop()
             await host.hears(hosts.StopRanks)  # and nothing before it
