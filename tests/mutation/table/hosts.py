@@ -98,12 +98,12 @@ MUTATIONS = (
         tests=(f"{CORE}::test_without_a_host_the_workers_stop_until_it_is_back_and_that_is_no_crash",),
     ),
     Mutation(
-        name="a host that is lost leaves a snapshot on its way",
-        rule="a snapshot whose slices never come is given up",
+        name="a host that is lost leaves a snapshot that was being written",
+        rule="what workers were writing goes with them",
         where="node.core.workforce:hosts_changed",
         old="        _free_what_they_had(ctx)\n",
         new="",
-        tests=(f"{CORE}::test_a_host_that_is_lost_frees_what_is_on_its_way_and_keeps_what_is_exchanged",),
+        tests=("tests/unit/node_core/test_endpoints.py::test_what_is_being_written_goes_with_the_workers",),
     ),
     Mutation(
         name="samples are not drawn anew after a host was lost",

@@ -240,6 +240,18 @@ def test_what_is_not_shared_goes_with_the_workers(why: str) -> None:
     assert ready(shared(node)) == [1]
 
 
+def test_what_is_being_written_goes_with_the_workers() -> None:
+    node = trains()
+    asks(node)
+    node(HostsChanged((1,), LOST))
+    node(HostsChanged(()))
+    joins(node, ENDPOINTS)
+    goes_on(node, 0)
+    asks(node)
+    assert seals(node) == []
+    assert arrived(node) == [share(generation=2)]
+
+
 def test_the_starting_state_is_made_when_its_snapshot_is_shared() -> None:
     """Which takes no time then: no other host has a use for it."""
     node = Node(2, held=None)

@@ -462,10 +462,12 @@ def test_who_leaves_after_the_sync_starts_no_workers_for_a_host_that_is_back() -
 def test_who_leaves_while_a_host_is_missing_starts_no_workers_when_it_is_back() -> None:
     drive = running()
     at_boundary(drive)
+    drive.receive(plan(1))
+    exchanged(drive, 1)
     changed(drive, 1)
     drive(e.LeaveAsked("asked to leave"))
     changed(drive)
-    assert not starts(drive)
+    assert not starts(drive), "it waits for the commit of what it has sent"
 
 
 @pytest.mark.parametrize("is_lost", ["before", "after"])
