@@ -79,8 +79,7 @@ class Site:
     async def with_host(self) -> AsyncIterator[Led]:
         async with self.example() as led:
             attached = asyncio.create_task(led.leader.attach(None, Waiting([hosts.said(HELLO), hosts.said(READY)])))
-            await led.leader._hosts.until(lambda: bool(led.leader._hosts.ready))
-            assert led.events.get_nowait() == HostsChanged(())
+            assert await led.events.get() == HostsChanged(())
             yield led
             await end([attached])
 

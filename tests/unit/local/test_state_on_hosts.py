@@ -348,7 +348,7 @@ def test_of_a_host_of_another_branch_all_is_discarded_before_it_is_told_more(tmp
 def test_hosts_that_went_back_are_told_what_host_0_holds_once_they_have(tmp_path: Path) -> None:
     async def main() -> None:
         async with led(tmp_path) as site:
-            host, state_hash = await site.host_at_commit_0()
+            host, _ = await site.host_at_commit_0()
             await site.plane.write_snapshot()
             await site.commits(1)
             await host.hears(hosts.ApplyAtHost)
