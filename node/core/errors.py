@@ -46,9 +46,10 @@ def _compare_with_hosts(ctx: Context) -> None:
     if not site.error_commits:
         return
     of_hosts, site.errors_of_hosts = site.errors_of_hosts, []
+    advancing = site.disk.running.commit if isinstance(site.disk.running, AdvanceErrors) else 0  # a host may have
     for commits in of_hosts:
-        held = commits or (0,) * len(site.error_commits)
-        if lost := [f for f, at in enumerate(site.error_commits) if at and held[f] != at]:
+        held = commits if len(commits) == len(site.error_commits) else (0,) * len(site.error_commits)
+        if lost := [f for f, at in enumerate(site.error_commits) if at and held[f] not in (at, advancing or at)]:
             _drop(ctx, lost, "what a host of this site holds of it is not of the same commit, or not whole")
 
 

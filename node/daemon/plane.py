@@ -287,7 +287,7 @@ class DataPlane:
         assert self.errors is not None
         async with self.lock:
             return await run_to_its_end(
-                partial(self.errors.advance, data.own_chunks, commit, data.left_over, self._pool)
+                partial(self.errors.advance, filter(data.is_own, data.chunks), commit, data.left_over, self._pool)
             )
 
     def _present_outer(self) -> OuterState:

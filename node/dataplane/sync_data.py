@@ -64,8 +64,7 @@ class SyncData:
     """Of each fragment of the run: the commit that advanced this site's error; 0: there is none."""
     beta1: float = 0.0
     """Of momenta, if these travel."""
-    own: range | None = None
-    """The chunks whose exchange is this host's; None: all of them."""
+    own: range | None = None  # the chunks that this host of the site exchanges; None: all of them
     chunks: tuple[int, ...] = field(init=False)
     """Those that travel."""
     _nearest: list[tuple[float, Outlier]] = field(default_factory=list, init=False)
@@ -80,10 +79,9 @@ class SyncData:
         """Raises InvalidMessage if there is no such fragment."""
         self.chunks = self.layout.chunks_of(self.fragment)
 
-    @property
-    def own_chunks(self) -> tuple[int, ...]:
-        """Those of `chunks` whose exchange is this host's."""
-        return self.chunks if self.own is None else tuple(chunk for chunk in self.chunks if chunk in self.own)
+    def is_own(self, chunk: int) -> bool:
+        """Whether this host of the site exchanges it."""
+        return self.own is None or chunk in self.own
 
     def contribution(self, chunk: int) -> bytes:
         """The encoded contribution of this site: base minus local, a gradient, the value of a buffer, or that it is
@@ -392,8 +390,7 @@ class SyncData:
         self, chunk: int, data: bytes | bytearray | memoryview, num_contributors: int, place: int | None = None
     ) -> None:
         """The same of a payload where so many contribute: no average of differences may be so large that outer updates
-        of it overflow. `place`: of this site among the contributors; in a bundle there is what it sent, which the host
-        that has the chunk knows."""
+        of it overflow. `place`: of this site among the contributors; in a bundle there is what it sent."""
         spec = self._sync_chunk(chunk)
         way = self.travels.of(spec.role)
         below = math.inf if way.contribution is Contribution.VALUE else self._largest[1]
@@ -407,8 +404,8 @@ class SyncData:
                 f"chunk {chunk}: a bundle of codec {bundle.codec}, averaged {found.value}, clipped at {bundle.clip}; "
                 f"codec {way.up} is expected, {way.aggregation.value}, {way.clipped}"
             )
-        is_own = self.own is None or chunk in self.own
-        if place is not None and is_own and payload_hash(bundle.contributions[place]) != self._sent_hash(chunk):
+        sent = bundle.contributions[place] if place is not None and self.is_own(chunk) else None
+        if sent is not None and payload_hash(sent) != self._sent_hash(chunk):
             raise InvalidMessage(f"chunk {chunk}: a bundle in which this site's contribution is another one")
         self._check(spec, data, way.down, below)
 

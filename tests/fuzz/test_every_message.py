@@ -26,15 +26,18 @@ FUZZED = {
     "ProbeRequest": "test_peers.py::test_whoever_probes_hears_who_is_here_or_is_refused",
     "ProbeResponse": "test_peers.py::test_only_the_site_itself_answers_a_probe",
     "AttachRequest": "test_hosts.py::test_any_words_of_a_host_are_followed_or_end_it",
-    "AttachResponse": "test_hosts.py::test_any_words_of_a_leader_are_followed_or_the_host_ends_its_stream",
+    "AttachResponse": "test_followers.py::test_any_words_of_a_leader_are_followed_or_the_host_ends_its_stream",
     "PutSlicesRequest": "test_hosts.py::test_slices_that_are_put_are_whole_or_the_host_is_given_up",
-    "TakeSlicesRequest": "test_hosts.py::test_whoever_takes_slices_gets_those_that_are_published_or_is_refused",
-    "TakeSlicesResponse": "test_hosts.py::test_slices_that_are_taken_are_whole_or_the_leader_is_given_up",
+    "TakeSlicesRequest": "test_hosts.py::test_whoever_takes_slices_gets_those_of_its_tensors_or_is_refused",
+    "TakeSlicesResponse": "test_followers.py::test_slices_that_are_taken_are_whole_or_the_leader_is_given_up",
+    "PutPayloadsRequest": "test_hosts.py::test_payloads_that_are_put_are_those_of_the_host_or_refused",
+    "TakePayloadsRequest": "test_hosts.py::test_payloads_that_are_put_are_those_of_the_host_or_refused",
+    "TakePayloadsResponse": "test_hosts.py::test_payloads_that_are_taken_are_those_of_other_hosts_or_refused",
     "LocalRequest": "test_local.py::test_any_reports_of_ranks_are_followed_or_refused",
     "LocalResponse": "test_local.py::test_any_frame_to_a_worker_is_understood_or_refused",
 }
 """What arrives as bytes, and who sends any of it. With it come the messages that are fields of it."""
-GRPC_READS = {"StatusRequest", "PutSlicesResponse"}
+GRPC_READS = {"StatusRequest", "PutSlicesResponse", "PutPayloadsResponse"}
 """At most one bool, of which all values are right; what is no such message grpc itself refuses."""
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import AsyncIterator, Coroutine, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,14 +17,16 @@ from hypothesis import strategies as st
 from atoll.node import host_protocol as hosts
 from atoll.node.core import events as e
 from atoll.node.core.host_events import HostErrors, HostsChanged, SlicesArrived
+from atoll.node.daemon.hosts.host_exchanges import HostExchanges
 from atoll.node.dataplane.slices import Wanted, messages, new_digest, views
 from atoll.node.exchange import hub as hub_module
 from atoll.node.exchange.peers.frames import Encoded, pack_frames
 from atoll.node.local_protocol import Greeting
 from atoll.node.tasks import end
 from atoll.protocol import PROTOCOL_VERSION, wire
-from atoll.protocol.errors import InvalidMessage
+from atoll.protocol.errors import AtollError, InvalidMessage
 from atoll.protocol.v1 import hosts_pb2, local_pb2
+from tests.harness.data_plane import filled
 from tests.harness.failures import unexpected
 from tests.harness.fuzzing import fuzz, protos
 from tests.harness.hand_host import HAND_ADDRESS
@@ -186,6 +189,7 @@ def test_payloads_that_are_put_are_those_of_the_host_or_refused(site: Site, data
             led.leader._hosts[1].snapshots[0] = (GENERATION, 10, 2)
             led.leader.exchanges.begin(wanted)
             running = on_host_0(led, wanted)
+            led.snapshot.view[:] = filled(LAYOUT, 0)  # other tests put anything there
             plane = led.plane.sync_data(0, 0, ())
             payloads = {chunk: plane.reduce(chunk, [(100, plane.contribution(chunk))]) for chunk in (W, COUNT)}
             items = [Encoded(chunk, found, plane.payload_hash(found)) for chunk, found in payloads.items()]
@@ -200,6 +204,40 @@ def test_payloads_that_are_put_are_those_of_the_host_or_refused(site: Site, data
             stream = Stream([])
             asked = data.draw(protos(hosts_pb2.TakePayloadsRequest))
             await is_refused(led.leader._moving.take_payloads(asked, stream))
+            led.leader.exchanges.drop(sync)
+            led.hub.drop_sync(sync)
+            await asyncio.gather(running, return_exceptions=True)
+
+    site.run(main())
+
+
+@fuzz(100)
+@given(st.data())
+def test_payloads_that_are_taken_are_those_of_other_hosts_or_refused(site: Site, data: st.DataObject) -> None:
+    """By a host: here it is the exchange of host 0 that takes them."""
+    sync = next(site.syncs)
+
+    async def main() -> None:
+        async with site.with_host() as led:
+            wanted = begun(led, alone=True, sync=sync)
+            led.leader._hosts[1].snapshots[0] = (GENERATION, 10, 2)
+            led.leader.exchanges.begin(wanted)
+            running = on_host_0(led, wanted)
+            exchange = await led.hub.running(sync, 1, 1)
+            led.snapshot.view[:] = filled(LAYOUT, 0)  # other tests put anything there
+            plane = led.plane.sync_data(0, 0, ())
+            payloads = {chunk: plane.reduce(chunk, [(100, plane.contribution(chunk))]) for chunk in (W, COUNT)}
+            items = [Encoded(chunk, found, plane.payload_hash(found)) for chunk, found in payloads.items()]
+            frames = pack_frames(items, data.draw(st.sampled_from([256, 1 << 16])), wrapped=False)
+            parts = data.draw(altered([hosts_pb2.TakePayloadsResponse(data=frame) for frame in frames]))
+            said: list[Any] = []
+            channel: Any = SimpleNamespace(unary_stream=lambda *_, **__: lambda _: Stream(parts))
+            taking = HostExchanges(hub=led.hub, channel=channel, session=1, say=said.append, level=0, failed=unexpected)
+            with suppress(AtollError):
+                await taking._take(exchange)
+            for chunk, found in payloads.items():
+                if exchange.collection.has(chunk):
+                    assert exchange.collection.file.read(chunk) == found
             led.leader.exchanges.drop(sync)
             led.hub.drop_sync(sync)
             await asyncio.gather(running, return_exceptions=True)

@@ -261,14 +261,14 @@ def say_again(ctx: Context) -> None:
 
 
 def host_lost(ctx: Context, lane: Lane, text: str) -> None:
-    """What this site contributes it does not have any more, but for an attempt with which it is done."""
+    """What this site contributes it does not have any more. Of an attempt that has begun the others may have all."""
     exchange = lane.exchange
-    is_done = exchange is not None and exchange.contributes and exchange.finished
+    has_begun = exchange is not None and exchange.contributes
     if exchange is not None and exchange.contributes and exchange.is_under_way:
         _say(ctx, exchange, _failed(exchange.plan, m.Direction.RECEIVING, "local", text))
         discard(ctx, lane)
     if lane.snapshot.is_sealed:
-        snapshots.host_lost(lane, is_done=is_done)
+        snapshots.host_lost(lane, is_sent=has_begun)
 
 
 def payloads_asked(ctx: Context, message: m.ListPayloads) -> None:

@@ -130,10 +130,10 @@ def free(lane: Lane) -> None:
     lane.snapshot = Snapshot(phase=_step(lane, SnapshotStep.FREE))
 
 
-def host_lost(lane: Lane, *, is_done: bool) -> None:
-    """What it was to send of a sealed snapshot is gone. Where this site `is_done` with an attempt, a commit may hold
-    the snapshot all the same, until another attempt is made."""
-    if is_done:
+def host_lost(lane: Lane, *, is_sent: bool) -> None:
+    """What it was to send of a sealed snapshot is gone. Where it may be sent, a commit may hold the snapshot all the
+    same, until another attempt is made."""
+    if is_sent:
         lane.snapshot = replace(lane.snapshot, is_lost=True)
     else:
         free(lane)

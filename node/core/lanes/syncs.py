@@ -93,6 +93,7 @@ def abandoned(ctx: Context, message: m.Abandoned) -> None:
     for lane in ctx.site.lanes:
         if lane.exchange is not None and lane.exchange.plan.sync == message.sync:
             exchanges.give_up(ctx, lane)
+        if lane.open is not None and lane.open.sync == message.sync:
             snapshots.free_lost(lane)
     following = message.next
     ended(ctx, message.sync)

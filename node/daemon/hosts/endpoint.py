@@ -20,7 +20,7 @@ from atoll.node import host_protocol as hosts
 from atoll.node.core.events import Difference, Values
 from atoll.node.daemon.config import NodeConfig
 from atoll.node.daemon.home import Home
-from atoll.node.daemon.hosts.host_exchanges import HostExchanges
+from atoll.node.daemon.hosts.host_exchanges import HostExchanges, sync_data
 from atoll.node.daemon.hosts.link import receive_slices
 from atoll.node.daemon.plane import DataPlane
 from atoll.node.daemon.room import room_of
@@ -31,7 +31,7 @@ from atoll.node.local_protocol import MAX_TEXT_CHARACTERS, Piece
 from atoll.node.tasks import together
 from atoll.node.threads import run_to_its_end
 from atoll.protocol import messages as m
-from atoll.protocol.errors import AtollError, ConfigError, HostError, PeerError, StaleError, StateError
+from atoll.protocol.errors import AtollError, ConfigError, HostError, InvalidMessage, PeerError, StaleError, StateError
 from atoll.protocol.settings import RunSettings
 from atoll.protocol.status import error_of
 from atoll.protocol.time_limits import TimeLimits
@@ -148,7 +148,9 @@ class Endpoint:
 
     @property
     def _present(self) -> DataPlane:
-        assert self.plane is not None, "the leader says what the model is before it says what to do with it"
+        """Raises InvalidMessage."""
+        if self.plane is None:
+            raise InvalidMessage("host 0 says what to do with a model before it says what that is")
         return self.plane
 
     @property
@@ -167,6 +169,8 @@ class Endpoint:
 
         Raises HostError for the memory or the disk, ConfigError for another model than before.
         """
+        if len(told.dtypes) != len(told.manifest.tensors):
+            raise InvalidMessage(f"{len(told.dtypes)} dtypes of {len(told.manifest.tensors)} tensors")
         self._hub.site_id, self._pieces = told.site_id, told.pieces
         if self.plane is not None and self.plane.layout.manifest.digest != told.manifest.digest:
             raise ConfigError(
@@ -272,7 +276,9 @@ class Endpoint:
         self._say(await self._held())
 
     async def _publish(self, job: hosts.PublishAtHost) -> None:
-        version, fragment = job.version, job.fragment
+        version, fragment, num_fragments = job.version, job.fragment, len(self._present.layout.fragments)
+        if fragment >= num_fragments:
+            raise InvalidMessage(f"fragment {fragment} is to be published, this run has {num_fragments}")
         content = Difference(job.base, version, fragment) if job.is_difference else Values(version, fragment)
         await self._present.publish(content)
         self._say(hosts.StatePublished(number=job.number))
@@ -283,7 +289,9 @@ class Endpoint:
             if not self._has_buffers:
                 raise StateError("this host came back without what the site trained")
             plane = self._present
-            data = plane.sync_data(job.base_commit, job.fragment, job.error_commits, plane.own)
+            if plane.errors is None:
+                raise InvalidMessage("errors are to be advanced in a run without error feedback")
+            data = sync_data(plane, job.base_commit, job.fragment, job.error_commits)
             share = await plane.advance_errors(job.commit, data)
         except HostError:
             raise

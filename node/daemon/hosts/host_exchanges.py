@@ -15,6 +15,7 @@ import grpc.aio
 from atoll.node import host_protocol as hosts
 from atoll.node.daemon.hosts.leading_exchanges import failure_of
 from atoll.node.daemon.plane import DataPlane
+from atoll.node.dataplane.sync_data import SyncData
 from atoll.node.exchange.hub import Hub
 from atoll.node.exchange.sync import sharing
 from atoll.node.exchange.sync.exchange import Exchange, ExchangeResult
@@ -22,7 +23,7 @@ from atoll.node.tasks import end, together
 from atoll.node.threads import run_to_its_end
 from atoll.protocol import messages as m
 from atoll.protocol import wire
-from atoll.protocol.errors import AtollError, HostError, NonFiniteError
+from atoll.protocol.errors import AtollError, HostError, InvalidMessage, NonFiniteError
 from atoll.protocol.status import error_of, was_cancelled
 from atoll.protocol.v1 import hosts_pb2
 
@@ -57,7 +58,7 @@ class HostExchanges:
         plan = begun.plan
         self._plans[plan.sync] = plan
         try:
-            data = plane.sync_data(plan.base_commit, plan.fragment, begun.error_commits, plane.own)
+            data = sync_data(plane, plan.base_commit, plan.fragment, begun.error_commits)
             share = await run_to_its_end(self.hub.share(plan, data), self.hub.pool)
             exchange = self.hub.begin(
                 plan,
@@ -123,7 +124,7 @@ class HostExchanges:
             log.log(
                 self.level,
                 "sync %d: exchanged %d of the %d chunks, in %.2f s",
-                plan.sync, len(data.own_chunks), len(data.chunks), loop.time() - started,
+                plan.sync, sum(map(data.is_own, data.chunks)), len(data.chunks), loop.time() - started,
             )  # fmt: skip
         finally:
             await end([running, moving])
@@ -171,6 +172,13 @@ class HostExchanges:
             raise error_of(await call.code(), await call.details() or "", LEADER) from None
         finally:
             call.cancel()
+
+
+def sync_data(plane: DataPlane, base_commit: int, fragment: int, error_commits: tuple[int, ...]) -> SyncData:
+    """Of the chunks of this host. Raises InvalidMessage if the run has no such fragment, or another number of them."""
+    if plane.errors is not None and len(error_commits) != len(plane.layout.fragments):
+        raise InvalidMessage(f"errors of {len(error_commits)} fragments, this run has {len(plane.layout.fragments)}")
+    return plane.sync_data(base_commit, fragment, error_commits, plane.own)
 
 
 def _done(plan: m.Plan, result: ExchangeResult) -> m.Done:

@@ -333,6 +333,7 @@ class Leader:
             self._handle(HostErrors(tuple(None if at < 0 else at for at in ready.error_commits)))
         self.replicas.came(host, ready, self._home.branch)
         self._tell_core("")
+        self._hosts.changed()
 
     def _hear_of_state(self, host: AttachedHost, said: hosts.HostSaid) -> None:
         if not host.address:

@@ -109,7 +109,7 @@ def share_of(
     tops = reducers(plan, num_chunks)
     own_chunks: list[int] = []
     by_top: dict[int, dict[Member, list[int]]] = {}  # by site, and by where it has them
-    for chunk in data.own_chunks:
+    for chunk in filter(data.is_own, data.chunks):
         if (top := tops[chunk]).site_id == site_id:
             own_chunks.append(chunk)
         else:

@@ -152,9 +152,9 @@ MUTATIONS = (
     Mutation(
         name="a host exchanges what another host of its site does",
         rule="a host exchanges its own chunks",
-        where="node.dataplane.sync_data:SyncData.own_chunks",
-        old="return chunks if own is None else",
-        new="return chunks if True else",
+        where="node.dataplane.sync_data:SyncData.is_own",
+        old="return self.own is None or chunk in self.own",
+        new="return True",
         tests=(f"{EXCHANGE}::test_each_chunk_goes_between_the_hosts_that_have_it",),
     ),
     Mutation(

@@ -21,8 +21,8 @@ MUTATIONS = (
         name="a snapshot is ready while slices of other hosts are on their way",
         rule="a site is ready when all slices are here",
         where="node.core.lanes.snapshots:ready_for",
-        old="not lane.snapshot.is_sealed or lane.snapshot.is_arriving or",
-        new="not lane.snapshot.is_sealed or",
+        old="not snapshot.is_sealed or snapshot.is_arriving or",
+        new="not snapshot.is_sealed or",
         tests=(f"{CORE}::test_a_new_stream_hears_no_ready_of_what_is_on_its_way",),
     ),
     Mutation(

@@ -383,7 +383,7 @@ MUTATIONS = (
     Mutation(
         name="exchanges compute at the event loop's priority",
         rule="threads that compute give way as they are told, and nothing else does",
-        where="node.daemon.main:_meet_peers",
+        where="node.daemon.peers:meet_peers",
         old='giving_way(config.num_kernel_threads, "exchange", config.nice)',
         new='giving_way(config.num_kernel_threads, "exchange", 0)',
         tests=(

@@ -484,8 +484,8 @@ MUTATIONS = (
         name="whoever a reducer names excuses it",
         rule="a reducer is excused by other contributors alone, and not if it has everything of the site that it names",
         where="node.exchange.sync.upstream:Upstream._is_excused",
-        old="        if attempt.me.site_id in self.waits_for:",
-        new="        if True:\n            return True\n        if attempt.me.site_id in self.waits_for:",
+        old="        if attempt.me.site_id in self.waits_for and",
+        new="        if True:\n            return True\n        if attempt.me.site_id in self.waits_for and",
         tests=("tests/process/test_trickles.py::test_whom_a_reducer_cannot_wait_for_is_no_excuse",),
     ),
     Mutation(

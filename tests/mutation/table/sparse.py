@@ -141,8 +141,8 @@ MUTATIONS = (
         name="a reducer alters a contribution",
         rule="in a bundle each site finds what it sent",
         where="node.dataplane.sync_data:SyncData.check_payload",
-        old="payload_hash(bundle.contributions[place]) != self._sent_hash(chunk)",
-        new="not bundle.contributions[place]",
+        old="payload_hash(sent) != self._sent_hash(chunk)",
+        new="not sent",
         tests=("tests/process/test_bundles.py::test_a_reducer_that_changes_a_bundle_is_named",),
     ),
     Mutation(

@@ -253,7 +253,7 @@ def test_a_fetch_that_wants_more_is_told_what_host_0_holds_by_then(tmp_path: Pat
 def test_a_host_at_the_same_commit_follows_and_is_told_of_each(tmp_path: Path) -> None:
     async def main() -> None:
         async with led(tmp_path) as site:
-            host, _ = await site.host_at_commit_0()
+            host, state_hash = await site.host_at_commit_0()
             state_hash = await site.commits(1)
             assert (await host.hears(hosts.ApplyAtHost)).commit.commit == 1
             await host.holds(1, state_hash)

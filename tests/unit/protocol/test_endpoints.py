@@ -144,8 +144,10 @@ def test_the_parts_of_hosts_are_whole_tensors_of_nearly_equal_bytes_and_all_chun
     assert len(of_tensor) == len({tensor for tensor, _ in of_tensor})
     num_bytes = [sum(layout.chunks[chunk].num_bytes for chunk in part) for part in parts]
     largest = max(chunk_bytes(manifest, chunk_elements).values())
+    of_first = sum(chunk.num_bytes for chunk in layout.chunks if chunk.tensor == layout.chunks[0].tensor)
     for host, end in enumerate(accumulate(num_bytes), 1):  # each cut is as near as half a tensor to where it should be
-        assert abs(end - sum(num_bytes) * host / num_hosts) <= largest / 2 or host == num_hosts
+        is_near = abs(end - sum(num_bytes) * host / num_hosts) <= largest / 2
+        assert is_near or host == num_hosts or end == of_first, "host 0 has one at least"
     firsts = first_chunks(manifest, chunk_elements, num_hosts)
     assert firsts[0] == 0
     assert all(first <= following for first, following in pairwise(firsts))
