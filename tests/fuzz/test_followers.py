@@ -212,6 +212,7 @@ def test_slices_that_are_taken_are_whole_or_the_leader_is_given_up(here: Here, d
 
     async def main() -> None:
         async with here.example():
+            await here.endpoint.lay_out(LAID_OUT)  # other tests leave any layout there
             plane = here.plane
             assert plane.snapshot is not None
             plane.snapshot.view[:] = before = bytes(LAYOUT.buffer_bytes)
