@@ -79,7 +79,8 @@ class Here:
     """A host that is welcome, and its endpoint with a state and buffers: in a loop that all examples share."""
 
     def __init__(self, folder: Path) -> None:
-        self.run = asyncio.Runner().run
+        self.runner = asyncio.Runner()
+        self.run = self.runner.run
         self.said: list[Any] = []
         self.run(self._make(folder))
 
@@ -118,6 +119,7 @@ def _here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Here]:
         here = Here(tmp_path_factory.mktemp("followers"))
         yield here
         here.run(here.stack.aclose())
+        here.runner.close()
 
 
 @fuzz(300)
@@ -212,6 +214,7 @@ def test_slices_that_are_taken_are_whole_or_the_leader_is_given_up(here: Here, d
 
     async def main() -> None:
         async with here.example():
+            await here.endpoint.lay_out(LAID_OUT)  # other tests leave any layout there
             plane = here.plane
             assert plane.snapshot is not None
             plane.snapshot.view[:] = before = bytes(LAYOUT.buffer_bytes)

@@ -52,7 +52,8 @@ class Site:
     """Host 0 of a site with a state, whose ranks have their layout: in a loop that all examples share."""
 
     def __init__(self, folder: Path) -> None:
-        self.run = asyncio.Runner().run
+        self.runner = asyncio.Runner()
+        self.run = self.runner.run
         self.run(self._make(folder))
         self.syncs = itertools.count(1)
 
@@ -82,8 +83,7 @@ class Site:
     async def with_host(self) -> AsyncIterator[Led]:
         async with self.example() as led:
             attached = asyncio.create_task(led.leader.attach(None, Waiting([hosts.said(HELLO), hosts.said(READY)])))
-            await led.leader._hosts.until(lambda: bool(led.leader._hosts.ready))
-            assert led.events.get_nowait() == HostsChanged(())
+            assert await led.events.get() == HostsChanged(())
             yield led
             await end([attached])
 
@@ -100,6 +100,7 @@ def _site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         site = Site(tmp_path_factory.mktemp("hosts"))
         yield site
         site.run(site.led.close())
+        site.runner.close()
 
 
 async def is_refused(answer: Coroutine[Any, Any, Any]) -> bool:
