@@ -84,8 +84,11 @@ class Site:
         async with self.example() as led:
             attached = asyncio.create_task(led.leader.attach(None, Waiting([hosts.said(HELLO), hosts.said(READY)])))
             assert await led.events.get() == HostsChanged(())
-            yield led
-            await end([attached])
+            try:
+                yield led
+            finally:  # an example may be given up in the middle
+                led.hub.abandon()
+                await end([attached, *led.server._tasks])
 
     @property
     def session(self) -> int:
