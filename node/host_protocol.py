@@ -117,6 +117,8 @@ class StateHeld:
     state_hash: bytes = bounded(DIGEST_BYTES)
     lacks: str = bounded(MAX_TEXT_CHARACTERS, "")
     """Why the host cannot go on from that by itself."""
+    number: int = 0
+    """Of the HoldState or RollBackHost that the host has done last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,6 +219,7 @@ class HoldState:
 
     site_id: int
     sources: m.Sources
+    number: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -260,6 +263,7 @@ class RollBackHost:
     last_commit: int
     """That stays; -1: none does."""
     branch: int
+    number: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -46,7 +46,10 @@ def _compare_with_hosts(ctx: Context) -> None:
     if not site.error_commits:
         return
     of_hosts, site.errors_of_hosts = site.errors_of_hosts, []
-    advancing = site.disk.running.commit if isinstance(site.disk.running, AdvanceErrors) else 0  # a host may have
+    running = site.disk.running
+    advancing = (
+        running.commit if isinstance(running, AdvanceErrors) else 0
+    )  # a host may be done with that before host 0
     for commits in of_hosts:
         held = commits if len(commits) == len(site.error_commits) else (0,) * len(site.error_commits)
         if lost := [f for f, at in enumerate(site.error_commits) if at and held[f] not in (at, advancing or at)]:

@@ -36,7 +36,7 @@ class NodeConfig:
     num_ranks: int = 1
     """Worker processes of this site, on each of its hosts."""
     site_hosts: int = 1
-    """Machines of this site. The same command is given on each of them, but for --site-rank; the run knows host 0
+    """Machines of this site. The same command is given on each of them, but for --site-rank; the run hears host 0
     alone, which leads, and needs --site-address."""
     site_rank: int = 0
     """Which of its machines this is, from 0."""

@@ -189,9 +189,7 @@ class DiskJobs:
     async def _apply(self, commit: m.Commit) -> e.Event:
         loop = asyncio.get_running_loop()
         started = loop.time()
-        self._replicas.applying(commit)
-        state_hash = await self.present.apply(commit)
-        self._replicas.applied(commit.commit, state_hash)
+        state_hash = await self._replicas.apply(commit)
         self._shell.observer.apply_s = loop.time() - started
         often = self._core.settings.sync.steps_at_nodes and started < self._said_at + SAY_EVERY_S
         if not often:

@@ -665,11 +665,14 @@ class StateHeld(_message.Message):
     COMMIT_FIELD_NUMBER: _builtins.int
     STATE_HASH_FIELD_NUMBER: _builtins.int
     LACKS_FIELD_NUMBER: _builtins.int
+    NUMBER_FIELD_NUMBER: _builtins.int
     has_state: _builtins.bool
     commit: _builtins.int
     state_hash: _builtins.bytes
     lacks: _builtins.str
     """why it cannot go on from that by itself; empty: it can"""
+    number: _builtins.int
+    """of the HoldState or RollBackHost that it has done last; 0: none"""
     def __init__(
         self,
         *,
@@ -677,10 +680,11 @@ class StateHeld(_message.Message):
         commit: _builtins.int = ...,
         state_hash: _builtins.bytes = ...,
         lacks: _builtins.str = ...,
+        number: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["commit", b"commit", "has_state", b"has_state", "lacks", b"lacks", "state_hash", b"state_hash"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["commit", b"commit", "has_state", b"has_state", "lacks", b"lacks", "number", b"number", "state_hash", b"state_hash"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -754,7 +758,9 @@ class HoldState(_message.Message):
 
     SITE_ID_FIELD_NUMBER: _builtins.int
     SOURCES_FIELD_NUMBER: _builtins.int
+    NUMBER_FIELD_NUMBER: _builtins.int
     site_id: _builtins.int
+    number: _builtins.int
     @_builtins.property
     def sources(self) -> _session_pb2.Sources: ...
     def __init__(
@@ -762,10 +768,11 @@ class HoldState(_message.Message):
         *,
         site_id: _builtins.int = ...,
         sources: _session_pb2.Sources | None = ...,
+        number: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sources", b"sources"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["site_id", b"site_id", "sources", b"sources"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["number", b"number", "site_id", b"site_id", "sources", b"sources"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -962,18 +969,21 @@ class RollBackHost(_message.Message):
 
     LAST_COMMIT_FIELD_NUMBER: _builtins.int
     BRANCH_FIELD_NUMBER: _builtins.int
+    NUMBER_FIELD_NUMBER: _builtins.int
     last_commit: _builtins.int
     """that stays; -1: none does"""
     branch: _builtins.int
+    number: _builtins.int
     def __init__(
         self,
         *,
         last_commit: _builtins.int = ...,
         branch: _builtins.int = ...,
+        number: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["branch", b"branch", "last_commit", b"last_commit"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["branch", b"branch", "last_commit", b"last_commit", "number", b"number"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

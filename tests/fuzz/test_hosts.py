@@ -6,6 +6,7 @@ import asyncio
 import itertools
 from collections.abc import AsyncIterator, Coroutine, Iterator
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,6 +26,7 @@ from atoll.node.local_protocol import Greeting
 from atoll.node.tasks import end
 from atoll.protocol import PROTOCOL_VERSION, wire
 from atoll.protocol.errors import AtollError, InvalidMessage
+from atoll.protocol.plans import payload_hash
 from atoll.protocol.v1 import hosts_pb2, local_pb2
 from tests.harness.data_plane import filled
 from tests.harness.failures import unexpected
@@ -183,35 +185,53 @@ def test_whoever_takes_slices_gets_those_of_its_tensors_or_is_refused(
     site.run(main())
 
 
+@dataclass(frozen=True)
+class Exchanging:
+    """An exchange of both hosts, and what its payloads are."""
+
+    led: Led
+    sync: int
+    running: asyncio.Task[Any]
+    payloads: dict[int, bytes]
+
+    def frames(self, bound: int) -> Iterator[bytes]:
+        items = [Encoded(chunk, found, payload_hash(found)) for chunk, found in self.payloads.items()]
+        return pack_frames(items, bound, wrapped=False)
+
+
+@asynccontextmanager
+async def exchanging(site: Site) -> AsyncIterator[Exchanging]:
+    sync = next(site.syncs)
+    async with site.with_host() as led:
+        wanted = begun(led, alone=True, sync=sync)
+        led.leader._hosts[1].snapshots[0] = (GENERATION, 10, 2)
+        led.leader.exchanges.begin(wanted)
+        running = on_host_0(led, wanted)
+        led.snapshot.view[:] = filled(LAYOUT, 0)  # other tests put anything there
+        data = led.plane.sync_data(0, 0, ())
+        payloads = {chunk: data.reduce(chunk, [(100, data.contribution(chunk))]) for chunk in (W, COUNT)}
+        yield Exchanging(led, sync, running, payloads)
+        led.leader.exchanges.drop(sync)
+        led.hub.drop_sync(sync)
+        await asyncio.gather(running, return_exceptions=True)
+
+
+BOUNDS = st.sampled_from([256, 1 << 16])
+
+
 @fuzz(150)
 @given(st.data())
 def test_payloads_that_are_put_are_those_of_the_host_or_refused(site: Site, data: st.DataObject) -> None:
-    sync = next(site.syncs)
-
     async def main() -> None:
-        async with site.with_host() as led:
-            wanted = begun(led, alone=True, sync=sync)
-            led.leader._hosts[1].snapshots[0] = (GENERATION, 10, 2)
-            led.leader.exchanges.begin(wanted)
-            running = on_host_0(led, wanted)
-            led.snapshot.view[:] = filled(LAYOUT, 0)  # other tests put anything there
-            plane = led.plane.sync_data(0, 0, ())
-            payloads = {chunk: plane.reduce(chunk, [(100, plane.contribution(chunk))]) for chunk in (W, COUNT)}
-            items = [Encoded(chunk, found, plane.payload_hash(found)) for chunk, found in payloads.items()]
-            bound = data.draw(st.sampled_from([256, 1 << 16]))
-            of = hosts.PayloadsOf(session=site.session, sync=sync, term=1, attempt=1)
+        async with exchanging(site) as found:
+            moving = found.led.leader._moving
+            of = hosts.PayloadsOf(session=site.session, sync=found.sync, term=1, attempt=1)
             parts = [hosts_pb2.PutPayloadsRequest(open=wire.to_proto(of))]
-            parts += [hosts_pb2.PutPayloadsRequest(data=part) for part in pack_frames(items, bound, wrapped=False)]
-            parts = data.draw(altered(parts))
-            is_bad = await is_refused(led.leader._moving.put_payloads(None, Stream(parts)))
-            if running.done() or not is_bad:
-                assert not running.done() or running.result().tokens == (100,)
-            stream = Stream([])
-            asked = data.draw(protos(hosts_pb2.TakePayloadsRequest))
-            await is_refused(led.leader._moving.take_payloads(asked, stream))
-            led.leader.exchanges.drop(sync)
-            led.hub.drop_sync(sync)
-            await asyncio.gather(running, return_exceptions=True)
+            parts += [hosts_pb2.PutPayloadsRequest(data=frame) for frame in found.frames(data.draw(BOUNDS))]
+            is_bad = await is_refused(moving.put_payloads(None, Stream(data.draw(altered(parts)))))
+            if found.running.done() or not is_bad:
+                assert not found.running.done() or found.running.result().tokens == (100,)
+            await is_refused(moving.take_payloads(data.draw(protos(hosts_pb2.TakePayloadsRequest)), Stream([])))
 
     site.run(main())
 
@@ -220,32 +240,22 @@ def test_payloads_that_are_put_are_those_of_the_host_or_refused(site: Site, data
 @given(st.data())
 def test_payloads_that_are_taken_are_those_of_other_hosts_or_refused(site: Site, data: st.DataObject) -> None:
     """By a host: here it is the exchange of host 0 that takes them."""
-    sync = next(site.syncs)
 
     async def main() -> None:
-        async with site.with_host() as led:
-            wanted = begun(led, alone=True, sync=sync)
-            led.leader._hosts[1].snapshots[0] = (GENERATION, 10, 2)
-            led.leader.exchanges.begin(wanted)
-            running = on_host_0(led, wanted)
-            exchange = await led.hub.running(sync, 1, 1)
-            led.snapshot.view[:] = filled(LAYOUT, 0)  # other tests put anything there
-            plane = led.plane.sync_data(0, 0, ())
-            payloads = {chunk: plane.reduce(chunk, [(100, plane.contribution(chunk))]) for chunk in (W, COUNT)}
-            items = [Encoded(chunk, found, plane.payload_hash(found)) for chunk, found in payloads.items()]
-            frames = pack_frames(items, data.draw(st.sampled_from([256, 1 << 16])), wrapped=False)
+        async with exchanging(site) as found:
+            exchange = await found.led.hub.running(found.sync, 1, 1)
+            frames = found.frames(data.draw(BOUNDS))
             parts = data.draw(altered([hosts_pb2.TakePayloadsResponse(data=frame) for frame in frames]))
             said: list[Any] = []
             channel: Any = SimpleNamespace(unary_stream=lambda *_, **__: lambda _: Stream(parts))
-            taking = HostExchanges(hub=led.hub, channel=channel, session=1, say=said.append, level=0, failed=unexpected)
+            taking = HostExchanges(
+                hub=found.led.hub, channel=channel, session=1, say=said.append, level=0, failed=unexpected
+            )
             with suppress(AtollError):
                 await taking._take(exchange)
-            for chunk, found in payloads.items():
+            for chunk, payload in found.payloads.items():
                 if exchange.collection.has(chunk):
-                    assert exchange.collection.file.read(chunk) == found
-            led.leader.exchanges.drop(sync)
-            led.hub.drop_sync(sync)
-            await asyncio.gather(running, return_exceptions=True)
+                    assert exchange.collection.file.read(chunk) == payload
 
     site.run(main())
 

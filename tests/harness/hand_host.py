@@ -36,6 +36,8 @@ class HandHost:
         self._call = attach()
         self.number = number
         self.session = 0
+        self.told = 0
+        """The number of what it was told to hold, or to go back to, last."""
 
     async def says(self, message: hosts.HostSaid) -> None:
         await self._call.write(hosts.said(message))
@@ -55,7 +57,9 @@ class HandHost:
         return replace(ready, **more)
 
     async def holds(self, commit: int, state_hash: bytes, lacks: str = "") -> None:
-        await self.says(hosts.StateHeld(has_state=True, commit=commit, state_hash=state_hash, lacks=lacks))
+        await self.says(
+            hosts.StateHeld(has_state=True, commit=commit, state_hash=state_hash, lacks=lacks, number=self.told)
+        )
 
     async def hears(self, kind: type[T]) -> T:
         """The next word but beats, which is of that kind. Raises what the leader ends the stream with."""
@@ -66,6 +70,8 @@ class HandHost:
                 raise from_rpc_error(error, "host 0") from None
             assert envelope is not grpc.aio.EOF, "the stream has ended"
             word = hosts.heard_of_leader(envelope)
+            if isinstance(word, hosts.HoldState | hosts.RollBackHost):
+                self.told = word.number
             if isinstance(word, kind) or not isinstance(word, hosts.HostBeat):
                 assert isinstance(word, kind), word
                 return word

@@ -191,10 +191,7 @@ class Led:
         commit, payloads = payloads_of(self.plane, number)
         for plane in (self.plane, *with_payloads):
             record = logged(plane, commit, payloads)
-        self.leader.replicas.applying(record)
-        state_hash = await self.plane.apply(record)
-        self.leader.replicas.applied(number, state_hash)
-        return state_hash
+        return await self.leader.replicas.apply(record)
 
     async def rolls_back(self, commit: int, branch: int) -> None:
         held = await self.plane.roll_back(commit)
@@ -207,7 +204,7 @@ class Led:
 
         def is_so() -> bool:
             host = attached.get(number)
-            return host is not None and host.follows and host.commit == commit
+            return host is not None and host.follows and host.said.commit == commit
 
         await attached.until(is_so)
 

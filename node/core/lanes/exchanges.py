@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import logging
-import sys
 from collections.abc import Sequence
-from dataclasses import replace
 
 from atoll.node.core import events
 from atoll.node.core import outputs as out
 from atoll.node.core.context import Context
+from atoll.node.core.exchange_failures import failure_of, outlier_of
 from atoll.node.core.lanes import own_word, snapshots
 from atoll.node.core.lanes.lane import Exchange, Lane
 from atoll.protocol import messages as m
-from atoll.protocol.errors import AverageError, NoRoomError, PeerError
+from atoll.protocol.errors import StateError
 
 SENDING = 0.75
 """Of the time that the ranks train on. What is left of it is for the last average, the commit and the update."""
@@ -23,8 +22,6 @@ LEAST_SENDING, MOST_SENDING = 0.5, 0.9
 DEADLINE_SPREADS = 4
 """The deadline of an exchange is at least so many times as far as the end of its sending: it is by what exchanges took
 before, and they may not have been spread."""
-MOST = sys.float_info.max
-"""The wire carries finite numbers alone."""
 OfAttempt = m.Plan | m.Weights | m.Done | m.ExchangeFailed | m.ListPayloads | m.Commit
 
 
@@ -167,7 +164,17 @@ def _order(said: OfAttempt) -> tuple[int, int, int]:
 def _send_failure(ctx: Context, plan: m.Plan | m.Weights, text: str) -> None:
     """Of this site, before the exchange."""
     ctx.report(logging.ERROR, f"sync {plan.sync}: {text}")
-    ctx.send(_failed(plan, m.Direction.UNSPECIFIED, "plan", text))
+    ctx.send(
+        m.ExchangeFailed(
+            sync=plan.sync,
+            attempt=plan.attempt,
+            term=plan.term,
+            peer_site_id=0,
+            direction=m.Direction.UNSPECIFIED,
+            phase="plan",
+            text=text[:1024],
+        )
+    )
 
 
 def current(ctx: Context, said: OfAttempt) -> Exchange | None:
@@ -192,7 +199,7 @@ def finished(ctx: Context, event: events.ExchangeFinished) -> None:
         last_commit=outer.commit,
         state_hash=outer.state_hash,
         tokens=event.tokens,
-        stood_out=_outlier(event.stood_out) if event.stood_out is not None else None,
+        stood_out=outlier_of(event.stood_out) if event.stood_out is not None else None,
         links=event.links,
         averaged=event.averaged,
     )
@@ -207,44 +214,10 @@ def broken(ctx: Context, event: events.ExchangeBroken) -> None:
     if exchange is None:
         return
     exchange.broken = True
-    failure = _failure(ctx, event.plan, event.error)
+    failure = failure_of(event.plan, event.error, ctx.site.site_id)
     peer = f" with site {failure.peer_site_id}" if failure.peer_site_id not in (0, ctx.site.site_id) else ""
     ctx.report(logging.WARNING, f"sync {failure.sync} attempt {failure.attempt}: {failure.phase}{peer}: {failure.text}")
     _say(ctx, exchange, failure)
-
-
-def _failure(ctx: Context, plan: m.Plan, error: Exception) -> m.ExchangeFailed:
-    """Whose failure it is: of a peer, of this site that has no room, of an average, or of this machine."""
-    direction, text = m.Direction.RECEIVING, str(error)
-    match error:
-        case PeerError(peer_site_id=peer, sending=sending, phase=phase):
-            direction = m.Direction.SENDING if sending else direction
-            return _failed(plan, direction, phase, text, peer_site_id=peer)
-        case NoRoomError():
-            return _failed(plan, direction, "holding contributions", text, peer_site_id=ctx.site.site_id)
-        case AverageError(tensor=tensor, outliers=found):
-            failed = _failed(plan, direction, "averaging", text)
-            return replace(failed, tensor=tensor[:1024], outliers=tuple(_outlier(outlying) for outlying in found))
-    return _failed(plan, direction, "local", text)
-
-
-def _failed(
-    of: m.Plan | m.Weights, direction: m.Direction, phase: str, text: str, *, peer_site_id: int = 0
-) -> m.ExchangeFailed:
-    return m.ExchangeFailed(
-        sync=of.sync,
-        attempt=of.attempt,
-        term=of.term,
-        peer_site_id=peer_site_id,
-        direction=direction,
-        phase=phase[:64],
-        text=text[:1024],
-    )
-
-
-def _outlier(found: events.Outlying) -> m.Outlier:
-    site_id, norm, limit = found
-    return m.Outlier(site_id=site_id, norm=min(norm, MOST), limit=min(limit, MOST))
 
 
 def _say(ctx: Context, exchange: Exchange, message: m.Done | m.ExchangeFailed) -> None:
@@ -261,14 +234,14 @@ def say_again(ctx: Context) -> None:
 
 
 def host_lost(ctx: Context, lane: Lane, text: str) -> None:
-    """What this site contributes it does not have any more. Of an attempt that has begun the others may have all."""
+    """A host of this site is gone, with its part of the sealed snapshot, which can begin no exchange any more. Where
+    one has begun, the others may have all of it, and a commit may hold it: it stays until another attempt is made."""
     exchange = lane.exchange
-    has_begun = exchange is not None and exchange.contributes
-    if exchange is not None and exchange.contributes and exchange.is_under_way:
-        _say(ctx, exchange, _failed(exchange.plan, m.Direction.RECEIVING, "local", text))
+    is_sent = exchange is not None and exchange.contributes
+    if exchange is not None and is_sent and exchange.is_under_way:
+        _say(ctx, exchange, failure_of(exchange.plan, StateError(text), ctx.site.site_id))
         discard(ctx, lane)
-    if lane.snapshot.is_sealed:
-        snapshots.host_lost(lane, is_sent=has_begun)
+    snapshots.lose(lane, is_sent=is_sent)
 
 
 def payloads_asked(ctx: Context, message: m.ListPayloads) -> None:

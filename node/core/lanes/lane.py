@@ -53,9 +53,7 @@ class Snapshot:
     overlap_steps: int = 0  # that the ranks may train beyond it before they take a commit that holds it
     sealed_at: float = 0.0
     is_arriving: bool = False  # sealed by all ranks; slices of other hosts are still on their way here
-    is_lost: bool = (
-        False  # a host has gone with what it was to send of it: it counts in an attempt that had begun alone
-    )
+    is_lost: bool = False  # a host is gone with its part: only an exchange that had begun may bring it into a commit
     error_commits: tuple[int, ...] = ()  # of each fragment: which commit left the error that its contribution has
 
     @property

@@ -130,17 +130,19 @@ def free(lane: Lane) -> None:
     lane.snapshot = Snapshot(phase=_step(lane, SnapshotStep.FREE))
 
 
-def host_lost(lane: Lane, *, is_sent: bool) -> None:
-    """What it was to send of a sealed snapshot is gone. Where it may be sent, a commit may hold the snapshot all the
-    same, until another attempt is made."""
-    if is_sent:
-        lane.snapshot = replace(lane.snapshot, is_lost=True)
+def lose(lane: Lane, *, is_sent: bool) -> None:
+    """A host is gone with its part. What may be sent, or is in a commit, stays until another attempt is made."""
+    snapshot = lane.snapshot
+    if not snapshot.is_sealed:
+        return
+    if is_sent or snapshot.is_lost or snapshot.committed_in is not None:
+        lane.snapshot = replace(snapshot, is_lost=True)
     else:
         free(lane)
 
 
 def free_lost(lane: Lane) -> None:
-    """No commit will hold it."""
+    """No commit will hold a snapshot of which a host had gone with its part."""
     if lane.snapshot.is_sealed and lane.snapshot.is_lost:
         free(lane)
 

@@ -32,11 +32,9 @@ class AttachedHost:
     ranks: Ranks
     address: str = ""  # where peers reach it; empty until it is ready
     is_laid_out: bool = False  # its ranks have buffers
-    commit: int | None = None  # that it was told to be at, while it follows the leader, else that it says it holds
     follows: bool = False  # it does as the leader does, commit by commit
     said: hosts.StateHeld = NOTHING  # what its disk holds, as it said last
-    is_brought: bool = False  # to what the leader holds; it says when it is there
-    lacks: int = 0  # the commit that it could not apply last
+    told: int = 0  # the number of the HoldState or RollBackHost that it was told last
     beat: hosts.HostBeat | None = None  # the last
     published: int = 0  # the last number that is in its PUBLISH
     snapshots: dict[int, tuple[int, int, int]] = field(default_factory=dict)
@@ -45,6 +43,11 @@ class AttachedHost:
     """By commit and fragment, of those that the leader waits for."""
     done: dict[AttemptKey, m.Done] = field(default_factory=dict)
     """Of the exchanges that are not over."""
+
+    @property
+    def is_brought(self) -> bool:
+        """To what the leader holds: what the host has said is of before."""
+        return self.said.number < self.told
 
     def say(self, message: hosts.HostTold) -> None:
         self.outbox.say(message)

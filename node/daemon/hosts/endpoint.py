@@ -40,6 +40,7 @@ from atoll.protocol.v1 import hosts_pb2
 log = logging.getLogger("atoll.node")
 
 Job = hosts.OfState | hosts.OfExchange
+GOES_BACK = "host 0 of this site goes back from what this host was to fetch"
 
 
 class Endpoint:
@@ -68,6 +69,8 @@ class Endpoint:
         self._jobs: asyncio.Queue[Job] = asyncio.Queue()
         self._level = logging.DEBUG if settings.sync.steps_at_nodes else logging.INFO  # of what comes with each commit
         self._is_behind = False
+        self._number = 0  # of what the leader told this host to hold, or to go back to, last
+        self._num_rollbacks = 0  # that wait
         self._has_plane = asyncio.Event()
         self._sources: asyncio.Future[m.Sources] | None = None  # wanted by the fetch
 
@@ -96,6 +99,7 @@ class Endpoint:
         cannot go on from."""
         self._hub.incarnation = incarnation
         self._jobs, self._is_behind, self._sources = asyncio.Queue(), False, None
+        self._number = self._num_rollbacks = 0
         failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
         def fail(error: BaseException) -> None:
@@ -137,8 +141,11 @@ class Endpoint:
         plane.divide(self._config.site_rank, self._config.site_hosts)
         self.plane = plane
         self._has_plane.set()
-        pace = Pace(stall_s=self._limits.stall_s, slowest_bytes_per_s=self._limits.slowest_bytes_per_s)
-        self._hub.serve(plane.layout, lambda: plane.outer, plane.log, pace)
+        self._hub.serve(plane.layout, lambda: plane.outer, plane.log, self._pace)
+
+    @property
+    def _pace(self) -> Pace:
+        return Pace(stall_s=self._limits.stall_s, slowest_bytes_per_s=self._limits.slowest_bytes_per_s)
 
     @property
     def own_tensors(self) -> frozenset[str]:
@@ -159,15 +166,22 @@ class Endpoint:
 
     def tell(self, job: Job) -> None:
         """What the leader says, after what was said before."""
-        if isinstance(job, hosts.HoldState) and self._sources is not None and not self._sources.done():
-            self._sources.set_result(job.sources)  # a fetch runs, and asked
-        else:
-            self._jobs.put_nowait(job)
+        asked = self._sources if self._sources is not None and not self._sources.done() else None  # by a fetch
+        match job:
+            case hosts.HoldState() if asked is not None:
+                asked.set_result(job.sources)
+                self._number = job.number
+                return
+            case hosts.RollBackHost():
+                self._num_rollbacks += 1
+                if asked is not None:
+                    asked.set_exception(StaleError(GOES_BACK))
+        self._jobs.put_nowait(job)
 
     async def lay_out(self, told: hosts.SiteLaidOut) -> None:
         """What the site's ranks hold: there is room for the state, and there are buffers, when this returns.
 
-        Raises HostError for the memory or the disk, ConfigError for another model than before.
+        Raises HostError for the memory or the disk, ConfigError for another model than before, InvalidMessage.
         """
         if len(told.dtypes) != len(told.manifest.tensors):
             raise InvalidMessage(f"{len(told.dtypes)} dtypes of {len(told.manifest.tensors)} tensors")
@@ -227,6 +241,7 @@ class Endpoint:
             commit=commit or 0,
             state_hash=state_hash,
             lacks=lacks[:MAX_TEXT_CHARACTERS],
+            number=self._number,
         )
 
     async def _apply(self, commit: m.Commit) -> None:
@@ -241,24 +256,33 @@ class Endpoint:
             self._say(held)
 
     async def _hold(self, job: hosts.HoldState) -> None:
-        """What the leader holds: by its payloads, or its chunks."""
+        """What the leader holds: by its payloads, or its chunks. Where the leader goes back meanwhile, that is void."""
+        if job.number < self._number:
+            return  # a fetch asked meanwhile, and was told of what came after it
         await self._has_plane.wait()  # a host without any learns of the model from its ranks' layout
         plane = self._present
-        self._hub.site_id, self._is_behind = job.site_id, False
-        async with plane.fetching() as outer:
-            fetched = await self._hub.fetch_state(
-                sources=job.sources,
-                refresh=self._ask_for_sources,
-                undialable=lambda: (),
-                outer=outer,
-                log=plane.log,
-                optimizer=plane.optimizer,
-                pace=Pace(stall_s=self._limits.stall_s, slowest_bytes_per_s=self._limits.slowest_bytes_per_s),
-            )
+        self._hub.site_id, self._is_behind, self._number = job.site_id, False, job.number
+        try:
+            async with plane.fetching() as outer:
+                fetched = await self._hub.fetch_state(
+                    sources=job.sources,
+                    refresh=self._ask_for_sources,
+                    undialable=lambda: (),
+                    outer=outer,
+                    log=plane.log,
+                    optimizer=plane.optimizer,
+                    pace=self._pace,
+                )
+        except StaleError:
+            if not self._num_rollbacks:
+                raise
+            return
         log.info("at commit %d, as host 0 of this site", fetched.commit)
         self._say(await self._held())
 
     async def _ask_for_sources(self, _: tuple[int, ...]) -> m.Sources:
+        if self._num_rollbacks:
+            raise StaleError(GOES_BACK)
         self._sources = asyncio.get_running_loop().create_future()
         self._say(hosts.SourcesWanted())
         try:
@@ -270,6 +294,8 @@ class Endpoint:
             self._sources = None
 
     async def _roll_back(self, job: hosts.RollBackHost) -> None:
+        self._is_behind, self._number = False, job.number
+        self._num_rollbacks -= 1
         if self.plane is not None:
             await self.plane.roll_back(job.last_commit)
         await run_to_its_end(partial(self._home.keep_branch, job.branch))

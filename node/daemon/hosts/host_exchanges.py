@@ -13,7 +13,7 @@ import grpc
 import grpc.aio
 
 from atoll.node import host_protocol as hosts
-from atoll.node.daemon.hosts.leading_exchanges import failure_of
+from atoll.node.core.exchange_failures import failure_of, outlier_of
 from atoll.node.daemon.plane import DataPlane
 from atoll.node.dataplane.sync_data import SyncData
 from atoll.node.exchange.hub import Hub
@@ -78,7 +78,7 @@ class HostExchanges:
         await exchange.reducer.make_room()
 
     def refuse(self, plan: m.Plan, error: Exception) -> None:
-        self.say(failure_of(plan, error))
+        self.say(failure_of(plan, error, self.hub.site_id))
 
     def tell(self, word: m.Weights | hosts.HurryAtHost | hosts.CancelAtHost) -> None:
         match word:
@@ -105,7 +105,6 @@ class HostExchanges:
         started = loop.time()
         running = asyncio.create_task(exchange.run())
         moving = asyncio.create_task(together([self._give(exchange), self._take(exchange)]))
-
         try:
             await asyncio.wait({running, moving}, return_when=asyncio.FIRST_EXCEPTION)
             if exchange.attempt.closed is None:  # else what moves has ended by that
@@ -192,7 +191,7 @@ def _done(plan: m.Plan, result: ExchangeResult) -> m.Done:
         last_commit=0,
         state_hash=bytes(32),
         tokens=result.tokens,
-        stood_out=None if stood_out is None else m.Outlier(site_id=stood_out[0], norm=stood_out[1], limit=stood_out[2]),
+        stood_out=None if stood_out is None else outlier_of(stood_out),
         links=result.links,
         averaged=result.averaged,
     )

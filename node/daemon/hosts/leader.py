@@ -1,7 +1,7 @@
 """Host 0 of a site of several hosts: serves the others, whose ranks are to the node as those of its own.
 
-The other hosts dial in. What their ranks say comes as frames of their local sockets; what ranks have sealed is put into
-the site's SNAPSHOT, and what is published is taken from its PUBLISH. The node's core hears which hosts are missing.
+The other hosts dial in. What their ranks say comes as frames of their local sockets. What hosts hold, exchange and move
+is the affair of the modules beside this one. The node's core hears which hosts are missing.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from atoll.node.exchange.hub import Hub
 from atoll.node.exchange.peers.rpc import SERVICE
 from atoll.node.exchange.service import PeerService
 from atoll.node.tasks import Tasks, end
-from atoll.protocol import PROTOCOL_VERSION, addresses, transport
+from atoll.protocol import PROTOCOL_VERSION, addresses, descriptors, transport
 from atoll.protocol import messages as m
 from atoll.protocol.endpoints import first_chunks, owned_by
 from atoll.protocol.errors import AtollError, InvalidMessage, PeerError, RefusedError
@@ -51,6 +51,9 @@ log = logging.getLogger("atoll.node")
 STOP_S = 0.5
 CLOSE_LIMIT_S = 5.0
 """For the hosts to hear that the site has ended."""
+CONNECTIONS_EACH = 64
+"""Of another host, which needs about six. Those that a cut link has left count until keepalive notices, up to 30 s
+later: a link that comes and goes leaves several of each."""
 IDLE_LIMIT_S = 86_400.0
 """Of connections for slices, between two windows."""
 IS_OPEN = (
@@ -112,7 +115,9 @@ class Leader:
             return
         self._server = server = self._network.create_server(
             max_message_bytes=hosts.MAX_MESSAGE_BYTES,
-            max_connections=4 * config.site_hosts,
+            max_connections=descriptors.for_connections(
+                descriptors.raise_limit(), CONNECTIONS_EACH * (config.site_hosts - 1), "hosts of this site"
+            ),
             idle_limit_s=IDLE_LIMIT_S,
         )
         handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
@@ -136,7 +141,7 @@ class Leader:
             return
         there = list(self._hosts.values())
         for host in there:
-            host.outbox.say(hosts.SiteEnded(exit_code=exit_code, text=text[:4096]))
+            host.say(hosts.SiteEnded(exit_code=exit_code, text=text[:4096]))
         with suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_LIMIT_S):
                 await self._hosts.until(lambda: not self._hosts)  # each has heard it, and ended its stream
@@ -155,7 +160,7 @@ class Leader:
         self._end_ranks()
         for host in self._hosts.ready:
             assert meeting is not None
-            host.outbox.say(
+            host.say(
                 hosts.StartRanks(generation=generation, store_address=meeting.address, group_name=meeting.group_name)
             )
 
@@ -163,7 +168,7 @@ class Leader:
         """All ranks of the last start."""
         self._end_ranks()
         for host in self._hosts.ready:
-            host.outbox.say(hosts.StopRanks(generation=self._generation))
+            host.say(hosts.StopRanks(generation=self._generation))
 
     def laid_out(self, pieces: SitePieces, layout: Layout, snapshot: SharedBuffer) -> None:
         """The ranks that were started last are about to be told where their slices lie."""
@@ -342,7 +347,7 @@ class Leader:
             case hosts.StateHeld():
                 self.replicas.holds(host, said)
             case hosts.SourcesWanted():
-                self.replicas.more_wanted(host)
+                self.replicas.bring(host)
             case hosts.StatePublished(number=number):
                 host.published = number
             case hosts.SnapshotTaken(generation=generation, fragment=fragment, step=step, seq=seq):

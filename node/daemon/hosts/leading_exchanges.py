@@ -10,15 +10,13 @@ from functools import reduce
 
 from atoll.node import host_protocol as hosts
 from atoll.node.core import outputs as out
+from atoll.node.core.exchange_failures import error_of
 from atoll.node.daemon.hosts.attached import AttachedHost, AttemptKey, Hosts
 from atoll.node.exchange.hub import Hub
 from atoll.node.exchange.sync import sharing
 from atoll.node.exchange.sync.exchange import Exchange, ExchangeResult
 from atoll.protocol import messages as m
-from atoll.protocol.errors import AtollError, AverageError, NoRoomError, PeerError, StateError
-
-LOCAL = "local"
-"""The phase of what is no peer's fault."""
+from atoll.protocol.errors import AtollError, StateError
 
 
 def key_of(said: m.Plan | m.Weights | m.Done | m.ExchangeFailed | hosts.PayloadsOf) -> AttemptKey:
@@ -91,6 +89,7 @@ class LeadingExchanges:
 
     def _forget(self, sync: int) -> None:
         self._shared.pop(sync, None)
+        self.attached.changed()
         for key in [key for key in self._failures if key[0] == sync]:
             del self._failures[key]
 
@@ -108,13 +107,23 @@ class LeadingExchanges:
         return [host for host in taking_part if self.attached.is_here(host)]
 
     async def done(self, plan: m.Plan, result: ExchangeResult) -> ExchangeResult:
-        """When all hosts that take part have all payloads, too. Raises StateError if they have others, or are lost."""
-        found = self._shared.get(plan.sync)
-        if found is None or key_of(found[0]) != key_of(plan):
+        """When all hosts that take part have all payloads, too. Raises what a host failed by; StateError if a host
+        has other payloads, or the attempt is over."""
+        found, key = self._shared.get(plan.sync), key_of(plan)
+        if found is None or key_of(found[0]) != key:
             return result
-        taking_part, key = found[1], key_of(plan)
-        for lost in await self.attached.each(taking_part, lambda host: key in host.done):
-            raise StateError(f"{lost.words} was lost before it had all payloads")
+        taking_part = found[1]
+        await self.attached.until(
+            lambda: (
+                key in self._failures
+                or self._shared.get(plan.sync) is not found
+                or all(key in host.done for host in taking_part)
+            )
+        )
+        if (error := self._failures.get(key)) is not None:
+            raise error
+        if self._shared.get(plan.sync) is not found:
+            raise StateError(f"sync {plan.sync} attempt {plan.attempt} is over")
         said = [host.done[key] for host in taking_part]
         for host, done in zip(taking_part, said, strict=True):
             if (done.payload_digest, done.tokens) != (result.payload_digest, result.tokens):
@@ -140,7 +149,7 @@ class LeadingExchanges:
         """What one of them cannot do, the site cannot."""
         plan, _ = self._shared.get(failed.sync, (None, ()))
         if plan is not None and key_of(plan) == key_of(failed):
-            self._fail(plan, _error(host, failed, self.site_id()))
+            self._fail(plan, error_of(failed, host.words, self.site_id()))
 
     def lost(self, host: AttachedHost) -> None:
         """What it takes part in cannot be done any more."""
@@ -151,6 +160,7 @@ class LeadingExchanges:
     def _fail(self, plan: m.Plan, error: AtollError) -> None:
         self._failures[key_of(plan)] = error
         self.hub.fail(plan, error)
+        self.attached.changed()
 
     # --- payloads
 
@@ -166,44 +176,6 @@ class LeadingExchanges:
         """Those of all other chunks."""
         own = self.own_of(host.number)
         await sharing.give(await self._running(of), lambda chunk: chunk not in own, write)
-
-
-def failure_of(plan: m.Plan, error: Exception) -> m.ExchangeFailed:
-    """As a host says it to its leader; `_error` is its inverse, as far as the run is told of it."""
-    direction, phase, peer, tensor = m.Direction.RECEIVING, LOCAL, 0, ""
-    outliers: tuple[m.Outlier, ...] = ()
-    match error:
-        case PeerError():
-            direction = m.Direction.SENDING if error.sending else direction
-            phase, peer = error.phase, error.peer_site_id
-        case NoRoomError():
-            phase = NoRoomError.__name__
-        case AverageError():
-            phase, tensor = AverageError.__name__, error.tensor[:1024]
-            outliers = tuple(m.Outlier(site_id=i, norm=norm, limit=limit) for i, norm, limit in error.outliers)
-    return m.ExchangeFailed(
-        sync=plan.sync,
-        attempt=plan.attempt,
-        term=plan.term,
-        peer_site_id=peer,
-        direction=direction,
-        phase=phase[:64],
-        text=str(error)[:1024],
-        tensor=tensor,
-        outliers=outliers,
-    )
-
-
-def _error(host: AttachedHost, failed: m.ExchangeFailed, site_id: int) -> AtollError:
-    text = f"{host.words}: {failed.text}"
-    if failed.peer_site_id and failed.peer_site_id != site_id:
-        sending = failed.direction is m.Direction.SENDING
-        return PeerError(text, failed.peer_site_id, sending=sending, phase=failed.phase)
-    if failed.phase == NoRoomError.__name__:
-        return NoRoomError(text)
-    if failed.phase == AverageError.__name__:
-        return AverageError(text, failed.tensor, tuple((o.site_id, o.norm, o.limit) for o in failed.outliers))
-    return StateError(text)
 
 
 def _together(own: ExchangeResult, others: list[m.Done]) -> ExchangeResult:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 
 from atoll.node import host_protocol as hosts
@@ -21,6 +21,7 @@ from atoll.node.daemon.plane import DataPlane
 from atoll.node.tasks import Tasks
 from atoll.node.threads import run_to_its_end
 from atoll.protocol import messages as m
+from atoll.protocol.errors import AtollError
 
 log = logging.getLogger("atoll.node")
 
@@ -41,7 +42,6 @@ class Replicas:
     _latest: m.Commit | None = field(default=None, init=False)  # that the leader began to apply last
     _hashes: OrderedDict[int, bytes] = field(default_factory=OrderedDict, init=False)  # of the leader, by commit
     _numbers: int = field(default=0, init=False)
-    _num_moves: int = field(default=0, init=False)  # of the leader's state, but for those by commits
 
     def serve(self, plane: DataPlane, holds: tuple[int, bytes] | None) -> None:
         """From now on this is the leader's, with a state of this commit and hash."""
@@ -51,62 +51,78 @@ class Replicas:
 
     # --- what the leader does
 
-    def applying(self, commit: m.Commit) -> None:
-        """The leader begins to, and so do the hosts that follow."""
+    async def apply(self, commit: m.Commit) -> bytes:
+        """On the leader, and on the hosts that follow. The leader's state hash then.
+
+        Raises what hinders the leader: hosts, which may have applied it, are brought to what the leader holds still.
+        """
+        assert self.plane is not None
+        self._applying(commit)
+        try:
+            state_hash = await self.plane.apply(commit)
+        except (AtollError, OSError):
+            self._holds_instead(await run_to_its_end(self.plane.held))
+            for host in self.attached.ready:
+                self.bring(host)
+            raise
+        self._applied(commit.commit, state_hash)
+        return state_hash
+
+    def _applying(self, commit: m.Commit) -> None:
         self._latest = commit
         for host in self.attached.ready:
             if host.follows:
-                self._tell(host, commit)
+                host.say(hosts.ApplyAtHost(commit=commit))
 
-    def _tell(self, host: AttachedHost, commit: m.Commit) -> None:
-        host.commit = commit.commit
-        host.say(hosts.ApplyAtHost(commit=commit))
-
-    def applied(self, commit: int, state_hash: bytes) -> None:
-        """The leader has, with that result."""
+    def _applied(self, commit: int, state_hash: bytes) -> None:
         self._holds = commit, state_hash
         self._hashes[commit] = state_hash
         while len(self._hashes) > KEPT_HASHES:
             self._hashes.popitem(last=False)
         for host in self.attached.ready:
             if not (host.follows or host.is_brought):  # it could not go on before
-                self._bring(host)
+                self.bring(host)
 
     def moved(self, holds: tuple[int, bytes] | None) -> None:
         """The leader's state has come to a commit otherwise: it was made, or fetched."""
         self._holds_instead(holds)
         for host in self.attached.ready:
             host.follows = False
-            self._judge(host)
+            if host.is_brought:
+                self.bring(host)
+            else:
+                self._judge(host)
 
     def roll_back(self, last_commit: int, branch: int, holds: tuple[int, bytes] | None) -> None:
         """The leader has, and so do the hosts."""
         self._holds_instead(holds)
         for host in self.attached.ready:
-            host.follows = False
-            host.say(hosts.RollBackHost(last_commit=last_commit, branch=branch))
+            self._roll_back(host, last_commit, branch)
 
     def _holds_instead(self, holds: tuple[int, bytes] | None) -> None:
         self._latest, self._holds = None, None
-        self._num_moves += 1
         self._hashes.clear()
         if holds is not None:
             self._holds = holds
             self._hashes[holds[0]] = holds[1]
 
-    def _bring(self, host: AttachedHost) -> None:
-        """To what the leader holds, from whatever the host holds."""
+    def bring(self, host: AttachedHost) -> None:
+        """To what the leader holds, from whatever the host holds. A host that is fetching that may ask for it again."""
         host.follows = False
         if self._holds is None:
             return  # it is told when there is a state
-        host.commit, host.is_brought = self._holds[0], True
-        self.tasks.spawn(self._say_sources(host, *self._holds))
+        host.told += 1
+        self.tasks.spawn(self._say_sources(host, host.told, *self._holds))
 
-    async def _say_sources(self, host: AttachedHost, commit: int, state_hash: bytes) -> None:
-        num_moves = self._num_moves
+    async def _say_sources(self, host: AttachedHost, number: int, commit: int, state_hash: bytes) -> None:
         sources = await run_to_its_end(partial(self._sources, commit, state_hash))
-        if num_moves == self._num_moves and self.attached.is_here(host):  # else these are void
-            host.say(hosts.HoldState(site_id=self.donor().site_id, sources=sources))
+        if number == host.told and self.attached.is_here(host):  # else these are void
+            host.say(hosts.HoldState(site_id=self.donor().site_id, sources=sources, number=number))
+
+    def _roll_back(self, host: AttachedHost, last_commit: int, branch: int) -> None:
+        host.follows = False
+        host.told += 1
+        host.say(hosts.RollBackHost(last_commit=last_commit, branch=branch, number=host.told))
 
     def _sources(self, commit: int, state_hash: bytes) -> m.Sources:
         assert self.plane is not None
@@ -130,12 +146,16 @@ class Replicas:
         if ready.branch == branch:
             self._judge(host)
         else:  # numbers of its commits may be those of others by now
-            host.say(hosts.RollBackHost(last_commit=-1, branch=branch))
+            self._roll_back(host, -1, branch)
 
     def holds(self, host: AttachedHost, said: hosts.StateHeld) -> None:
         """What its disk holds has changed."""
-        host.said, host.is_brought = said, False
-        self._judge(host)
+        host.said = said
+        if said.lacks:
+            log.warning("%s: %s; it fetches that from host 0", host.words, said.lacks)
+            host.follows = False
+        if not host.is_brought:
+            self._judge(host)
         self.attached.changed()
 
     def _judge(self, host: AttachedHost) -> None:
@@ -148,30 +168,22 @@ class Replicas:
                 "host's; it fetches what differs",
                 host.words, at, said.state_hash.hex()[:12], own.hex()[:12],
             )  # fmt: skip
-            self._bring(host)
-        elif said.lacks:
-            log.warning("%s: %s; it fetches that from host 0", host.words, said.lacks)
-            host.follows, host.lacks, host.said = False, said.commit + 1, replace(said, lacks="")
-            self._go_on_from(host, at)
+            self.bring(host)
         elif not host.follows:  # else what it was told next is on its way
             self._go_on_from(host, at)
 
     def _go_on_from(self, host: AttachedHost, at: int | None) -> None:
-        """From that commit. One whose payloads the host lacks it comes to when the leader has."""
+        """From that commit. A host that says that it cannot go on from what the leader holds does nothing before it is
+        told what to hold: the leader has applied that commit then, or could not."""
         held, latest = self._holds, self._latest
         if held is None:
             return
         if at != held[0]:
-            self._bring(host)
-        elif latest is None or latest.commit <= held[0]:
-            host.follows, host.commit = True, at
-        elif host.lacks != latest.commit:
+            self.bring(host)
+        elif not host.said.lacks:
             host.follows = True
-            self._tell(host, latest)
-
-    def more_wanted(self, host: AttachedHost) -> None:
-        """What a fetch was told does not lead on: the leader may be further by now."""
-        self._bring(host)
+            if latest is not None and latest.commit > held[0]:
+                host.say(hosts.ApplyAtHost(commit=latest))
 
     # --- jobs that end when all hosts have done them
 
@@ -180,12 +192,11 @@ class Replicas:
         not waited for."""
         self._numbers += 1
         number = self._numbers
-        is_difference = isinstance(content, Difference)
         word = hosts.PublishAtHost(
             number=number,
             version=content.version,
             fragment=content.fragment,
-            is_difference=is_difference,
+            is_difference=isinstance(content, Difference),
             base=content.base if isinstance(content, Difference) else 0,
         )
         await self._done_by_all(word, lambda host: host.published >= number, is_wanted)

@@ -105,8 +105,7 @@ def share_of(
 
     Raises InvalidMessage if the plan's trees are not right, HostError for the disk.
     """
-    num_chunks = data.layout.num_sync_chunks
-    tops = reducers(plan, num_chunks)
+    tops = reducers(plan, data.layout.num_sync_chunks)
     own_chunks: list[int] = []
     by_top: dict[int, dict[Member, list[int]]] = {}  # by site, and by where it has them
     for chunk in filter(data.is_own, data.chunks):

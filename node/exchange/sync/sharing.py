@@ -7,10 +7,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from atoll.node.exchange.peers.frames import FRAME_BYTES, Encoded, batches, pack_frames, parse
 from atoll.node.exchange.peers.jobs import take_chunks
 from atoll.node.exchange.sync.exchange import Exchange
+from atoll.node.exchange.sync.upstream import MAX_BATCH_CHUNKS
 from atoll.protocol.errors import InvalidMessage
 from atoll.protocol.v1 import peer_pb2
-
-MAX_BATCH_CHUNKS = 256
 
 Wanted = Callable[[int], bool]
 
@@ -22,17 +21,14 @@ async def give(exchange: Exchange, wanted: Wanted, write: Callable[[bytes], Awai
     Raises StaleError when the attempt is over.
     """
     attempt, collection = exchange.attempt, exchange.collection
-    data, frame_bytes = attempt.data, FRAME_BYTES
+    data = attempt.data
 
     def size(chunk: int) -> int:
         return data.payload_bytes(chunk, attempt.num_contributors)
 
     def frames(batch: list[int]) -> list[bytes]:
-        items = []
-        for chunk in batch:
-            payload = collection.file.read(chunk)
-            items.append(Encoded(chunk, payload, data.payload_hash(payload)))
-        return list(pack_frames(items, frame_bytes, wrapped=False))
+        items = [Encoded(chunk, collection.file.read(chunk), collection.file.hash_of(chunk) or b"") for chunk in batch]
+        return list(pack_frames(items, wrapped=False))
 
     num_left, num_seen = sum(map(wanted, data.chunks)), 0
     while num_left:
@@ -40,7 +36,7 @@ async def give(exchange: Exchange, wanted: Wanted, write: Callable[[bytes], Awai
         num_seen += len(fresh)
         due = [chunk for chunk in fresh if wanted(chunk)]
         num_left -= len(due)
-        for batch in batches(due, size, frame_bytes, MAX_BATCH_CHUNKS):
+        for batch in batches(due, size, FRAME_BYTES, MAX_BATCH_CHUNKS):
             for frame in await attempt.in_pool(lambda batch=batch: frames(batch)):  # type: ignore[misc]
                 await write(frame)
 

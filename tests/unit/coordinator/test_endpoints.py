@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 
-from atoll.coordinator.sqlite_store import SqliteStore
 from atoll.coordinator.store import Store
 from atoll.protocol import messages as m
 from atoll.protocol.messages import Endpoint, Member, RefusedKind
@@ -20,23 +18,6 @@ SECOND_HOST = (Endpoint(address="a.second:1", first_chunk=2),)
 TWO_MORE = (Endpoint(address="b.second:1", first_chunk=1), Endpoint(address="b.third:1", first_chunk=4))
 
 Reopen = Callable[[], Store]
-
-
-@pytest.fixture(params=["memory", "sqlite"])
-def reopen(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Reopen]:
-    """Each call is the store as the next coordinator finds it."""
-    memory = MemoryStore()
-    last: list[SqliteStore] = []
-
-    def sqlite() -> Store:
-        for old in last:
-            old.close()
-        last[:] = [SqliteStore(tmp_path / "run.db")]
-        return last[0]
-
-    yield (lambda: memory) if request.param == "memory" else sqlite
-    for store in last:
-        store.close()
 
 
 def a_story(store: Store | None = None, **changes: int) -> Story:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -37,23 +36,6 @@ from tests.harness.memory_store import MemoryStore, fold, newest
 
 SETTINGS = some_settings()
 Reopen = Callable[[], Store]
-
-
-@pytest.fixture(params=["memory", "sqlite"])
-def reopen(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Reopen]:
-    """Each call is the store as the next coordinator finds it."""
-    memory = MemoryStore()
-    last: list[SqliteStore] = []
-
-    def sqlite() -> Store:
-        for old in last:
-            old.close()
-        last[:] = [SqliteStore(tmp_path / "run.db")]
-        return last[0]
-
-    yield (lambda: memory) if request.param == "memory" else sqlite
-    for store in last:
-        store.close()
 
 
 def begun_with(reopen: Reopen, monkeypatch: pytest.MonkeyPatch, table: dict[str, Any]) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from atoll.node import host_protocol as hosts
-from atoll.node.daemon.hosts.leading_exchanges import failure_of
+from atoll.node.core.exchange_failures import failure_of
 from atoll.node.exchange.sync.exchange import ExchangeResult
 from atoll.protocol import messages as m
 from atoll.protocol import transport
@@ -229,6 +229,38 @@ def test_hosts_of_a_site_have_the_same_payloads_and_weights(tmp_path: Path, othe
     transport.run(main())
 
 
+def test_what_a_host_fails_by_ends_an_exchange_of_which_host_0_has_done_its_part(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with led(tmp_path) as site:
+            host, wanted = await sharing(site), begun(site)
+            site.leader.exchanges.begin(wanted)
+            done = asyncio.create_task(site.leader.exchanges.done(wanted.plan, RESULT))
+            await host.says(failure_of(wanted.plan, PeerError("silent", 2, phase="payloads"), SITE_ID))
+            with pytest.raises(PeerError, match="silent"):
+                await done
+
+    transport.run(main())
+
+
+@pytest.mark.parametrize("how", ["it is over", "another attempt begins"])
+def test_nobody_waits_for_hosts_in_an_attempt_that_is_over(tmp_path: Path, how: str) -> None:
+    async def main() -> None:
+        async with led(tmp_path) as site:
+            await sharing(site)
+            wanted = begun(site)
+            site.leader.exchanges.begin(wanted)
+            done = asyncio.create_task(site.leader.exchanges.done(wanted.plan, RESULT))
+            await asyncio.sleep(0)  # it waits
+            if how == "it is over":
+                site.leader.exchanges.drop(wanted.plan.sync)
+            else:
+                site.leader.exchanges.begin(replace(wanted, plan=replace(wanted.plan, attempt=2)))
+            with pytest.raises(StateError, match="sync 1 attempt 1 is over"):
+                await done
+
+    transport.run(main())
+
+
 @pytest.mark.parametrize("has_done", [True, False])
 def test_a_host_that_is_lost_takes_what_it_has_not_done_along(tmp_path: Path, has_done: bool) -> None:
     async def main() -> None:
@@ -247,7 +279,7 @@ def test_a_host_that_is_lost_takes_what_it_has_not_done_along(tmp_path: Path, ha
                 with pytest.raises(NoRoomError, match="what ends it"):
                     await running
             else:
-                with pytest.raises(StateError, match="was lost before it had all payloads"):
+                with pytest.raises(StateError, match="is lost, with its part of sync 1"):
                     await done
                 with pytest.raises(StateError, match="is lost, with its part of sync 1"):
                     await running
@@ -280,7 +312,7 @@ def test_what_another_host_cannot_do_fails_as_if_host_0_could_not(
         async with led(tmp_path) as site:
             host, wanted = await sharing(site), begun(site)
             site.leader.exchanges.begin(wanted)
-            said = failure_of(wanted.plan, error)
+            said = failure_of(wanted.plan, error, SITE_ID)
             running = None if is_first else on_host_0(site, wanted)
             await host.says(replace(said, attempt=2, text="of another attempt"))
             await host.says(replace(said, sync=2, text="of another sync"))
@@ -304,16 +336,16 @@ def test_a_failure_of_an_older_attempt_does_not_fail_the_next_one(tmp_path: Path
         async with led(tmp_path) as site:
             host, wanted, later = await sharing(site), begun(site), begun(site, attempt=2)
             site.leader.exchanges.begin(wanted)
-            await host.says(failure_of(wanted.plan, StateError("damaged")))
+            await host.says(failure_of(wanted.plan, StateError("damaged"), SITE_ID))
             await host.hears(hosts.BeginAtHost)
             await site.has_heard(host)
             site.leader.exchanges.begin(later)
             running = on_host_0(site, later)
-            await host.says(failure_of(wanted.plan, StateError("damaged")))
+            await host.says(failure_of(wanted.plan, StateError("damaged"), SITE_ID))
             await host.hears(hosts.CancelAtHost)
             await host.hears(hosts.BeginAtHost)
             await site.has_heard(host)
-            await host.says(failure_of(later.plan, NoRoomError("no room")))
+            await host.says(failure_of(later.plan, NoRoomError("no room"), SITE_ID))
             with pytest.raises(NoRoomError, match="no room"):  # the first that is said counts
                 await running
 

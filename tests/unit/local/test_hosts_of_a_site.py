@@ -17,6 +17,7 @@ from atoll.node.core.outputs import AdvanceErrors, ShareSnapshot
 from atoll.node.daemon.hosts.link import BEATS_A_LEASE
 from atoll.node.local_protocol import LocalHello
 from atoll.protocol import PROTOCOL_VERSION, transport
+from atoll.protocol.addresses import parse_address
 from atoll.protocol.errors import InvalidMessage, PeerError, RefusedError, StaleError
 from atoll.protocol.time_limits import PRESETS
 from atoll.protocol.v1 import hosts_pb2
@@ -266,6 +267,21 @@ def test_a_word_that_makes_no_sense_ends_the_host(tmp_path: Path) -> None:
             await site.hosts_changed()
             await host.says_bytes(hosts_pb2.AttachRequest())
             assert "a message of unknown kind" in await site.hosts_changed(1)
+
+    transport.run(main())
+
+
+def test_connections_that_cut_links_have_left_keep_no_host_out(tmp_path: Path) -> None:
+    """They look as these do, which say nothing."""
+
+    async def main() -> None:
+        async with led(tmp_path) as site:
+            host, port = parse_address(site.address)
+            left = [(await asyncio.open_connection(host, port))[1] for _ in range(40)]
+            await site.host()
+            await site.hosts_changed()
+            for writer in left:
+                writer.close()
 
     transport.run(main())
 

@@ -291,7 +291,7 @@ def test_a_model_is_of_its_commit_though_the_one_before_is_still_being_removed(
 
         plane = on_a_disk_that_fails(StateError("not asked for"))
         plane.save, plane.frozen, plane.apply, plane.snapshot_is_due = save, frozen, apply, False
-        node.disk.plane = plane
+        node.disk.plane = node.shell.leader.replicas.plane = plane
         node.models._is_beside = True
         before = set(node.shell.tasks)
         node._execute(out.DropModel(3))

@@ -128,8 +128,7 @@ def test_two_hosts_exchange_their_own_chunks_and_end_at_the_same_commit(tmp_path
                 contributors=tuple(replace(c, tokens=100) for c in wanted.plan.contributors),
                 payload_digest=result.payload_digest,
             )
-            site.leader.replicas.applying(record)
-            site.leader.replicas.applied(1, await site.plane.apply(record))
+            await site.leader.replicas.apply(record)
             await site.publishes(1)
             assert host.plane.held() == site.plane.held() != None  # noqa: E711 two pairs
             site.leader.exchanges.drop(1)

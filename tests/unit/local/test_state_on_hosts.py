@@ -16,14 +16,18 @@ from atoll.node.core.events import FailureKind
 from atoll.node.core.outputs import AdvanceErrors
 from atoll.protocol import messages as m
 from atoll.protocol import transport
-from atoll.protocol.errors import ConfigError
+from atoll.protocol.errors import ConfigError, StateError
 from atoll.protocol.layout import Manifest
+from tests.harness.data_plane import commit_record
 from tests.harness.following import Following, an_older_state, following, hosts_meet_at_once
 from tests.harness.hosts import SITE_ID, Led, led
 from tests.harness.model_on_hosts import SETTINGS, SPECS, logged, payloads_of
 
 WITH_ERRORS = replace(SETTINGS, sync=replace(SETTINGS.sync, error_feedback=1.0))
 ADVANCE = AdvanceErrors(2, 0, 1, (1,))
+OTHER_HASH = bytes(32)
+UNKNOWN = replace(commit_record(1), payload_digest=OTHER_HASH)
+"""Commit 1, whose payloads host 0 lacks."""
 FETCHED = "at commit %d, as host 0 of this site"
 
 
@@ -173,6 +177,22 @@ def test_a_host_goes_back_with_host_0(tmp_path: Path) -> None:
     transport.run(main())
 
 
+def test_a_host_that_lacked_payloads_goes_on_once_it_went_back_with_host_0(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with both(tmp_path) as (site, host):
+            await site.follows(0)
+            attached, held = site.leader._hosts[1], site.plane.held()
+            with pytest.raises(StateError, match="payloads"):
+                await site.leader.replicas.apply(UNKNOWN)
+            site.leader.replicas.roll_back(0, 4, held)  # before the host is told what to hold
+            await site.leader._hosts.until(lambda: attached.follows)
+            await site.commits(1, host.plane)
+            await site.publishes(1)
+            assert host.plane.held() == site.plane.held()
+
+    transport.run(main())
+
+
 def test_a_host_that_attaches_again_goes_on_from_what_it_holds(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -272,12 +292,14 @@ def test_a_host_that_comes_while_host_0_applies_a_commit_is_told_of_it(tmp_path:
         async with led(tmp_path) as site:
             await site.has_state()
             commit = a_commit(site)
-            site.leader.replicas.applying(commit)
-            host = await site.welcome_host()
-            held = site.plane.held()
-            assert held is not None
-            await host.says(host.ready(has_state=True, commit=0, state_hash=held[1]))
-            assert (await host.hears(hosts.ApplyAtHost)).commit == commit
+            async with site.plane.lock:
+                applying = asyncio.create_task(site.leader.replicas.apply(commit))
+                host = await site.welcome_host()
+                held = site.plane.held()
+                assert held is not None
+                await host.says(host.ready(has_state=True, commit=0, state_hash=held[1]))
+                assert (await host.hears(hosts.ApplyAtHost)).commit == commit
+            await applying
 
     transport.run(main())
 
@@ -289,12 +311,54 @@ def test_a_host_that_lacks_payloads_is_brought_once_host_0_has_applied_them(tmp_
         async with led(tmp_path) as site:
             host, state_hash = await site.host_at_commit_0()
             commit = a_commit(site)
-            site.leader.replicas.applying(commit)
-            await host.hears(hosts.ApplyAtHost)
-            await host.holds(0, state_hash, lacks="payloads of commit 1")
-            await site.says_no_more(host)
-            site.leader.replicas.applied(1, await site.plane.apply(commit))
+            async with site.plane.lock:
+                applying = asyncio.create_task(site.leader.replicas.apply(commit))
+                await host.hears(hosts.ApplyAtHost)
+                await host.holds(0, state_hash, lacks="payloads of commit 1")
+                await site.says_no_more(host)
+            await applying
             assert [donor.commit for donor in (await host.hears(hosts.HoldState)).sources.donors] == [1]
+
+    transport.run(main())
+
+
+@pytest.mark.parametrize("has_payloads", [True, False], ids=["the-other-has-them", "the-other-lacks-them-too"])
+def test_what_host_0_holds_is_published_though_it_lacks_the_payloads_of_the_next_commit(
+    tmp_path: Path, has_payloads: bool
+) -> None:
+    """Host 0 fetches that commit once it has published: the other host cannot be told to wait for it."""
+
+    async def main() -> None:
+        async with led(tmp_path) as site:
+            host, state_hash = await site.host_at_commit_0()
+            with pytest.raises(StateError, match="payloads"):
+                await site.leader.replicas.apply(UNKNOWN)
+            await host.hears(hosts.ApplyAtHost)
+            brought = await host.hears(hosts.HoldState)
+            assert [donor.commit for donor in brought.sources.donors] == [0]
+            word = hosts.StateHeld(has_state=True, commit=1, state_hash=OTHER_HASH)
+            await host.says(word if has_payloads else replace(word, commit=0, state_hash=state_hash, lacks="payloads"))
+            await host.holds(0, state_hash)
+            await site.follows(0)
+            publishing = asyncio.create_task(site.leader.replicas.publish(e.Values(0), lambda: True))
+            await host.hears(hosts.PublishAtHost)
+            await host.says(hosts.StatePublished(number=1))
+            await publishing
+
+    transport.run(main())
+
+
+def test_what_a_host_held_before_it_is_where_it_was_told_to_be_does_not_count(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with led(tmp_path) as site:
+            host, state_hash = await site.host_at_commit_0(has_state=False)
+            assert (await host.hears(hosts.HoldState)).number == 1
+            site.leader.replicas.roll_back(0, 0, (0, state_hash))
+            assert (await host.hears(hosts.RollBackHost)).number == 2
+            await host.says(hosts.StateHeld(has_state=True, commit=0, state_hash=state_hash, number=1))
+            await site.commits(1)
+            await host.holds(0, state_hash)
+            await host.hears(hosts.HoldState)  # and no commit before
 
     transport.run(main())
 
@@ -337,9 +401,9 @@ def test_of_a_host_of_another_branch_all_is_discarded_before_it_is_told_more(tmp
         async with led(tmp_path) as site:
             site.home.keep_branch(3)
             host, _ = await site.host_at_commit_0()
-            assert await host.hears(hosts.RollBackHost) == hosts.RollBackHost(last_commit=-1, branch=3)
+            assert await host.hears(hosts.RollBackHost) == hosts.RollBackHost(last_commit=-1, branch=3, number=1)
             await site.says_no_more(host)
-            await host.says(hosts.StateHeld(has_state=False, commit=0, state_hash=b""))
+            await host.says(hosts.StateHeld(has_state=False, commit=0, state_hash=b"", number=1))
             await host.hears(hosts.HoldState)
 
     transport.run(main())
@@ -348,14 +412,15 @@ def test_of_a_host_of_another_branch_all_is_discarded_before_it_is_told_more(tmp
 def test_hosts_that_went_back_are_told_what_host_0_holds_once_they_have(tmp_path: Path) -> None:
     async def main() -> None:
         async with led(tmp_path) as site:
-            host, _ = await site.host_at_commit_0()
+            host, state_hash = await site.host_at_commit_0()
             await site.plane.write_snapshot()
             await site.commits(1)
             await host.hears(hosts.ApplyAtHost)
             await site.rolls_back(0, 2)
-            assert await host.hears(hosts.RollBackHost) == hosts.RollBackHost(last_commit=0, branch=2)
-            other = await site.commits(1)
-            await host.hears(hosts.HoldState)  # it is not to apply that: it may hold a commit 1 of before
+            assert await host.hears(hosts.RollBackHost) == hosts.RollBackHost(last_commit=0, branch=2, number=1)
+            other = await site.commits(1)  # the host is not told to apply that: it may hold a commit 1 of before
+            await host.holds(0, state_hash)
+            await host.hears(hosts.HoldState)
             await host.holds(1, other)
             await site.follows(1)
             await site.commits(2)
@@ -369,8 +434,8 @@ def test_what_was_held_before_the_run_went_back_is_not_said_any_more(tmp_path: P
 
     async def main() -> None:
         async with led(tmp_path) as site:
-            host, state_hash = await site.host_at_commit_0()
-            site.leader.replicas.moved((0, state_hash))
+            host, _ = await site.host_at_commit_0()
+            site.leader.replicas.bring(site.leader._hosts[1])
             site.leader.replicas.roll_back(-1, 1, None)
             await host.hears(hosts.RollBackHost)
             await asyncio.gather(*site.tasks)

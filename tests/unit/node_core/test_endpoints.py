@@ -308,6 +308,27 @@ def test_what_a_lost_host_was_to_send_is_not_contributed(comes: str, is_planned:
     assert not ready(node(e.Received(1, following))), "it is not promised again"
 
 
+@pytest.mark.parametrize("is_done", [False, True])
+def test_what_was_exchanged_counts_though_a_host_is_missed_again_and_again(is_done: bool) -> None:
+    """Contributions that all others have may be in a commit, whatever this site said of the exchange."""
+    node = trains()
+    asks(node)
+    seals(node)
+    arrived(node)
+    shared(node)
+    planned(node)
+    if is_done:
+        node(e.ExchangeFinished(plan=plan(1), payload_digest=HASH))
+    node(HostsChanged((1,), LOST))
+    node(HostsChanged((1,), LOST))
+    outputs = node(e.Received(1, commit(1, 1)))
+    assert [o for o in outputs if isinstance(o, out.ApplyCommit)]
+    node(HostsChanged((1,), LOST))
+    snapshot = node.core.site.lanes[0].snapshot
+    assert snapshot.is_sealed
+    assert snapshot.committed_in == 1, "what it was trained on is not drawn again"
+
+
 def test_what_was_exchanged_before_a_host_was_lost_counts_when_a_commit_holds_it() -> None:
     node = trains()
     asks(node)
