@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -145,6 +146,43 @@ def test_hosts_that_lose_each_other_come_together_again(tmp_path: Path, text: Pa
         other.wait_for_line("host 0 of this site.*the workers of this host wait for it", LIMIT_S)
         run.wait(lambda status: contributors(status) == {"one"}, LIMIT_S, "the other site goes on")
         machines.set_link(1, "up")
+        run.wait(lambda status: contributors(status) == {"one", "two"}, LIMIT_S, "both contribute again")
+        assert run.status()["num_evicted"] == 0
+        at = newest(run.status())
+        run.wait(lambda status: newest(status) > at, LIMIT_S)
+        assert len(run.hashes(at)) == 2
+        assert len(set(run.hashes(at).values())) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.root
+@pytest.mark.timeout(1500)
+@pytest.mark.skipif(bool(netns.available()), reason=f"network namespaces: {netns.available()}")
+def test_a_cable_that_comes_and_goes_costs_a_site_nothing_but_the_time(tmp_path: Path, text: Path) -> None:
+    """It is pulled at any moment of a sync, for a moment or for many syncs: what each host holds then differs."""
+    draws = random.Random(1)
+
+    def moment(run: LocalRun, most: int) -> None:
+        at = newest(run.status()) + draws.randrange(most)
+        run.wait(lambda status: newest(status) >= at, LIMIT_S, f"commit {at}")
+
+    with netns.Hosts(3, 1_000_000_000) as machines, LocalRun(tmp_path, of_shapes(min_sites=2, steps=400_000)) as run:
+        run.start_coordinator(f"{machines.bridge_address}:17700")
+        hosts = TwoHosts(run, text, "dp_shard=2", machines)
+        for host in (0, 1):
+            hosts.start(host)
+        run.start_node("one", launcher="python", prefix=machines.prefix(2), extra=["--data", str(text)])
+        for cut in range(12):
+            run.wait(lambda status: contributors(status) == {"one", "two"}, LIMIT_S, f"both contribute, {cut} cuts")
+            moment(run, 40)
+            machines.set_link(1, "down")
+            run.wait(
+                lambda status: "waiting for host 1" in doing(status, "two") or contributors(status) == {"one"},
+                LIMIT_S,
+                f"the other site goes on, {cut} cuts",
+            )
+            moment(run, draws.choice([1, 200]))
+            machines.set_link(1, "up")
         run.wait(lambda status: contributors(status) == {"one", "two"}, LIMIT_S, "both contribute again")
         assert run.status()["num_evicted"] == 0
         at = newest(run.status())
