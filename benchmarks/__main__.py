@@ -6,13 +6,17 @@ Options behind one NAME go to it: `python -m benchmarks sync --help`. Each runs 
 from __future__ import annotations
 
 import ast
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 FOLDER = Path(__file__).parent
-_RUN = "import importlib, sys; sys.exit(importlib.import_module('benchmarks.' + sys.argv[1]).main(sys.argv[2:]))"
+_RUN = (
+    "import sys; from importlib import import_module as module; module('benchmarks.__main__').end_at_sigterm(); "
+    "sys.exit(module('benchmarks.' + sys.argv[1]).main(sys.argv[2:]))"
+)
 
 
 def find(folder: Path = FOLDER) -> dict[str, str]:
@@ -24,6 +28,29 @@ def find(folder: Path = FOLDER) -> dict[str, str]:
         if path.stem != "__main__" and mains and [a.arg for a in mains[0].args.args] == ["argv"]:
             found[path.stem] = (ast.get_docstring(module) or "").split("\n", maxsplit=1)[0]
     return found
+
+
+def end_at_sigterm() -> None:
+    """As by Ctrl-C: what was started is ended, and networks are taken away. `timeout` says it twice."""
+
+    def end(number: int, _: object) -> None:
+        signal.signal(number, signal.SIG_IGN)
+        sys.exit(128 + number)
+
+    signal.signal(signal.SIGTERM, end)
+
+
+def run(name: str, options: Sequence[str]) -> int:
+    """Its exit code. It ends before this does, however this ends."""
+    with subprocess.Popen([sys.executable, "-c", _RUN, name, *options]) as process:
+        try:
+            return process.wait()
+        except SystemExit:
+            process.terminate()
+            raise
+        except KeyboardInterrupt:  # which it hears too
+            process.wait()
+            raise
 
 
 def main(argv: Sequence[str]) -> int:
@@ -43,7 +70,7 @@ def main(argv: Sequence[str]) -> int:
     failed = []
     for name in names or known:
         print(f"\n# {name}: {known[name]}", flush=True)
-        if subprocess.run([sys.executable, "-c", _RUN, name, *options], check=False).returncode != 0:
+        if run(name, options) != 0:
             failed.append(name)
     if failed:
         print(f"benchmarks: failed: {', '.join(failed)}", file=sys.stderr)
@@ -51,4 +78,5 @@ def main(argv: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
+    end_at_sigterm()
     sys.exit(main(sys.argv[1:]))

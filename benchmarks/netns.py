@@ -110,6 +110,14 @@ class Hosts:
     def __enter__(self) -> Self:
         self._lock = os.open("/run/atoll-netns.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         fcntl.flock(self._lock, fcntl.LOCK_EX)  # the names and addresses are there once on a machine
+        try:
+            self._make()
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
+        return self
+
+    def _make(self) -> None:
         self._remove()
         _ip("link", "add", self.bridge, "type", "bridge")
         _ip("addr", "add", f"{self.bridge_address}/24", "dev", self.bridge)
@@ -132,7 +140,6 @@ class Hosts:
                 _run([*self.prefix(host), "sysctl", "--quiet", "--load", str(SYSCTL)])
         if self.has_lan:
             self._add_lan()
-        return self
 
     def _add_lan(self) -> None:
         _ip("link", "add", self.lan, "type", "bridge")

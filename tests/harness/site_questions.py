@@ -213,6 +213,12 @@ class SiteQuestions:
         snapshot = self.core.site.lanes[fragment].snapshot
         return snapshot.generation, snapshot.step, snapshot.seq
 
+    def snapshot_committed_in(self, fragment: int) -> int | None:
+        """The commit that holds what its sealed snapshot of this fragment was made of, which is not exchanged again."""
+        snapshot = self.core.site.lanes[fragment].snapshot
+        assert snapshot.is_sealed
+        return snapshot.committed_in
+
     def take_snapshot_steps(self, *steps: SnapshotStep) -> None:
         """Whatever the core would do."""
         lane = self._lane
@@ -263,8 +269,12 @@ def decisions(core: SiteCore) -> Any:
 
 def of_node(node: Node) -> SiteQuestions:
     """To the core of a node that runs."""
+    return of_core(node.core)
+
+
+def of_core(core: SiteCore) -> SiteQuestions:
     questions = SiteQuestions()
-    questions.core = node.core
+    questions.core = core
     return questions
 
 

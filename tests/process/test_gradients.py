@@ -10,7 +10,7 @@ import os
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -44,6 +44,9 @@ SETTINGS = RunSettings(
     sync=SyncSettings(strategy="gradient", every=1, codec="fp32"),
     outer=ADAMW,
 )
+ONE_BIT = SyncSettings(
+    strategy="momentum", every=1, warmup_commits=20, codec="int4", up="sign1", error_feedback=1.0, log_commits=64
+)
 MATRICES = ("0.weight", "2.weight")
 F32 = npt.NDArray[Any]
 
@@ -54,9 +57,15 @@ def committed(count: int) -> Callable[[Status], bool]:
     return lambda status: bool(status["last_commit"] >= count)
 
 
-def start(run: LocalRun, name: str, *arguments: str, ranks: int = 1) -> None:
-    extra = ["--ranks", str(ranks)] if ranks > 1 else []
+def start(run: LocalRun, name: str, *arguments: str, ranks: int = 1, extra: Sequence[str] = ()) -> None:
+    extra = ["--ranks", str(ranks), *extra] if ranks > 1 else extra
     run.start_node(name, [WORKER, str(trace(run, name)), *arguments], launcher="python", extra=extra)
+
+
+def start_host(run: LocalRun, name: str, host: int, address: str, *arguments: str) -> None:
+    """Of a site of two, each with a rank; the daemon of the second is called by both."""
+    extra = ["--site-hosts", "2", "--site-rank", str(host), "--site-address", address, "--name", name]
+    start(run, f"{name}-host1" if host else name, *arguments, extra=extra)
 
 
 def trace(run: LocalRun, name: str) -> Path:
@@ -125,7 +134,7 @@ def is_as_the_reference(run: LocalRun, log: Log, outer: OuterSettings) -> None:
     """To the bit."""
     expected, last = reference(run, log, outer), len(log)
     assert len(set(run.hashes(last).values())) == 1
-    for name in run.nodes:
+    for name in sorted({name for _, names in log for name in names}):
         saved = load_file(run.home(name) / "model" / "model.safetensors")
         assert sorted(saved) == sorted(expected)
         for tensor, values in expected.items():
@@ -142,6 +151,44 @@ def test_two_sites_of_different_shape_are_one_process_in_numpy(tmp_path: Path) -
         log = log_of(run)
         assert [sorted(names) for _, names in log] == [["one", "two"]] * 20
         is_as_the_reference(run, log, ADAMW)
+
+
+def test_a_site_of_two_hosts_hands_in_the_gradients_of_both(tmp_path: Path) -> None:
+    with LocalRun(tmp_path, SETTINGS) as run:
+        run.start_coordinator()
+        start(run, "one")
+        address = free_address()
+        for host in (0, 1):
+            start_host(run, "two", host, address, "--fsdp2")
+        assert run.wait_all(LIMIT_S) == {"one": 0, "two": 0, "two-host1": 0}
+        log = log_of(run)
+        assert [sorted(names) for _, names in log] == [["one", "two"]] * 20
+        is_as_the_reference(run, log, ADAMW)
+
+
+@pytest.mark.slow
+def test_1_bit_adam_where_a_site_has_two_hosts_and_loses_one(tmp_path: Path) -> None:
+    """All hold the same bits, of which each host of the site has exchanged a part; and they learn."""
+    with LocalRun(tmp_path, replace(SETTINGS, outer=ADAMW, steps=5000, sync=ONE_BIT, quorum=1)) as run:
+        run.start_coordinator()
+        address, worker = free_address(), ("--optimizer", "onebit", "--step-delay-s", "0.02")
+        start(run, "one", *worker)
+        for host in (0, 1):
+            start_host(run, "two", host, address, "--fsdp2", *worker)
+        run.wait(committed(25), LIMIT_S)
+        run.nodes["two-host1"].kill()
+        run.wait(lambda status: status["commits"][-1]["contributors"] == ["one"], LIMIT_S, "the other site goes on")
+        start_host(run, "two", 1, address, "--fsdp2", *worker)
+        run.wait(lambda status: len(status["commits"][-1]["contributors"]) == 2, LIMIT_S, "both contribute again")
+        run.wait(committed(run.status()["last_commit"] + 10), LIMIT_S)
+        admin.ask(run.toml.with_name("run.db"), "stop", reason="the test is over")
+        assert run.wait_all(LIMIT_S) == {"one": 0, "two": 0, "two-host1": 0}
+        last = run.status()["last_commit"]
+        assert len(run.hashes(last)) == 2
+        assert len(set(run.hashes(last).values())) == 1
+        assert "holds another state" not in (run.home("two") / "node.log").read_text()
+        losses = [line["loss"] for line in run.journal("one", "window") if line["loss"] is not None]
+        assert np.mean(losses[-10:]) < 0.8 * np.mean(losses[:5])
 
 
 @pytest.mark.gpu
@@ -196,10 +243,7 @@ def test_momentum_over_sites_that_die_and_come_back(tmp_path: Path) -> None:
 
 def test_1_bit_adam_over_the_switch_and_a_kill(tmp_path: Path) -> None:
     """What travels is not what sites hand in: the simulator computes that. Here all hold the same, and learn."""
-    sync = SyncSettings(
-        strategy="momentum", every=1, warmup_commits=20, codec="int4", up="sign1", error_feedback=1.0, log_commits=64
-    )
-    with LocalRun(tmp_path, replace(SETTINGS, outer=ADAMW, steps=5000, sync=sync)) as run:
+    with LocalRun(tmp_path, replace(SETTINGS, outer=ADAMW, steps=5000, sync=ONE_BIT)) as run:
         until_it_is_back(run, 15, 40, "--optimizer", "onebit", "--step-delay-s", "0.02")
         last = run.status()["last_commit"]
         for number in (20, 21, 22, last):
@@ -253,7 +297,7 @@ def is_nearly_the_reference(run: LocalRun, log: Log) -> None:
     assert steps[:23] == [1] * 15 + [2] * 4 + [4] * 4
     expected = reference_in_phases(run, log, IN_PHASES)
     assert len(set(run.hashes(len(log)).values())) == 1
-    for name in run.nodes:
+    for name in sorted({name for _, names in log for name in names}):
         saved = load_file(run.home(name) / "model" / "model.safetensors")
         for tensor, values in expected.items():
             np.testing.assert_allclose(saved[tensor], values, rtol=1e-4, atol=1e-5)

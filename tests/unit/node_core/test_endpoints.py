@@ -16,6 +16,7 @@ from atoll.protocol.errors import StateError
 from atoll.protocol.plans import with_weights
 from atoll.protocol.settings import settings_to_json
 from tests.harness.ranks import offer
+from tests.harness.site_questions import of_core
 from tests.unit.node_core.test_hosts import LOST, Node
 from tests.unit.node_core.test_site import HASH, MANIFEST, SETTINGS, commit, opened, plan, weights_of
 
@@ -324,9 +325,7 @@ def test_what_was_exchanged_counts_though_a_host_is_missed_again_and_again(is_do
     outputs = node(e.Received(1, commit(1, 1)))
     assert [o for o in outputs if isinstance(o, out.ApplyCommit)]
     node(HostsChanged((1,), LOST))
-    snapshot = node.core.site.lanes[0].snapshot
-    assert snapshot.is_sealed
-    assert snapshot.committed_in == 1, "what it was trained on is not drawn again"
+    assert of_core(node.core).snapshot_committed_in(0) == 1, "what it was trained on is not drawn again"
 
 
 def test_what_was_exchanged_before_a_host_was_lost_counts_when_a_commit_holds_it() -> None:
