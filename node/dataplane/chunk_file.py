@@ -36,7 +36,7 @@ class ChunkFile:
         self.path = path
         self.sealed = False
         self.num_seals = 0
-        self._chunks = chunks
+        self.chunks = chunks
         self._fsync = fsync
         self._head = _HEAD.pack(_MAGIC, key, len(chunks))
         self._end = _HEAD.size + _ENTRY.size * len(chunks) + DIGEST_BYTES
@@ -112,7 +112,7 @@ class ChunkFile:
 
     def missing(self) -> list[int]:
         with self._lock:
-            return [c for c in self._chunks if c not in self._entries]
+            return [c for c in self.chunks if c not in self._entries]
 
     def hash_of(self, chunk: int) -> bytes | None:
         """None if the chunk is missing."""
@@ -122,6 +122,10 @@ class ChunkFile:
     def all_hashes(self) -> list[bytes]:
         """In the order of the chunks. Raises StateError while some are missing."""
         return [entry[-DIGEST_BYTES:] for entry in self._all_entries()]
+
+    def size_of(self, chunk: int) -> int:
+        """In bytes. Raises StateError if the chunk is not here."""
+        return self._entry(chunk)[1]
 
     def read(self, chunk: int) -> bytes:
         """Raises StateError if the chunk is not here, or its bytes do not have its hash: it is missing from then on."""
@@ -148,8 +152,8 @@ class ChunkFile:
     def _all_entries(self) -> list[bytes]:
         with self._lock:
             if missing := self.missing():
-                raise StateError(f"{self.path.name}: {len(missing)} of {len(self._chunks)} chunks are missing")
-            return [self._entries[chunk] for chunk in self._chunks]
+                raise StateError(f"{self.path.name}: {len(missing)} of {len(self.chunks)} chunks are missing")
+            return [self._entries[chunk] for chunk in self.chunks]
 
     def _table(self) -> bytes:
         body = self._head + b"".join(self._all_entries())
@@ -159,7 +163,7 @@ class ChunkFile:
         with self._opened() as descriptor:
             table, size = os.pread(descriptor, self._end, 0), os.fstat(descriptor).st_size
         entries = table[_HEAD.size : -DIGEST_BYTES]
-        for place, chunk in enumerate(self._chunks):
+        for place, chunk in enumerate(self.chunks):
             self._entries[chunk] = entries[place * _ENTRY.size : (place + 1) * _ENTRY.size]
         if len(table) < self._end or table != self._table():
             raise StateError(f"{self.path}: not sealed, torn, or of another run")

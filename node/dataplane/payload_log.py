@@ -102,11 +102,15 @@ class PayloadLog:
 
     def hashes(self, sync: int, term: int, attempt: int) -> bytes:
         """Of each chunk's payload in this attempt, zeros where there is none. Raises StateError if it is not here."""
+        return self._hashes(self.held(sync, term, attempt))
+
+    def held(self, sync: int, term: int, attempt: int) -> PayloadFile:
+        """Raises StateError if nothing of that attempt is here."""
         with self._lock:
             held = self._files.get(AttemptKey(sync, term, attempt))
         if held is None:
             raise StateError(f"sync {sync} attempt {attempt}: its payloads are not in the log")
-        return self._hashes(held)
+        return held
 
     def hashes_of(self, commit: int) -> bytes:
         """As `hashes`, of a commit."""

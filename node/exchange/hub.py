@@ -103,6 +103,13 @@ class Hub:
             uplink=self.uplink,
         )
 
+    @property
+    def log(self) -> PayloadLog:
+        """Raises NotYetError before `serve`."""
+        if self._log is None:
+            raise NotYetError("this node has no log yet")
+        return self._log
+
     def allow(self, max_retained_bytes: int, reduce_buffer_bytes: int, *, keeps_errors: bool = False) -> None:
         """From the next exchange on this may be held as a reducer, and in memory of contributions: of these and of
         errors of averages, half each, where such errors are kept."""
@@ -159,7 +166,6 @@ class Hub:
         Raises StaleError for an old plan, RefusedError if the plan does not list this start of this site, NoRoomError
         if it asks it to hold more than `max_retained_bytes` or the disk has room for.
         """
-        assert self._log is not None, "serve() comes before begin()"
         if plan.sync in self._dropped:
             raise StaleError(f"sync {plan.sync} is over here")
         old = self._exchanges.get(plan.sync)
@@ -175,7 +181,7 @@ class Hub:
             attempt=attempt,
             share=share,
             said=weights,
-            log=self._log,
+            log=self.log,
             retained=retained,
             errors=self.average_errors,
             has_room=need + sum(e.retained.num_bytes for e in self._exchanges.values()) <= self.max_retained_bytes,

@@ -1166,16 +1166,20 @@ class TakePayloadsRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     OF_FIELD_NUMBER: _builtins.int
+    IS_COMMITTED_FIELD_NUMBER: _builtins.int
+    is_committed: _builtins.bool
+    """all payloads, of a commit; else those that others collect in an exchange"""
     @_builtins.property
     def of(self) -> Global___PayloadsOf: ...
     def __init__(
         self,
         *,
         of: Global___PayloadsOf | None = ...,
+        is_committed: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["of", b"of"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["of", b"of"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["is_committed", b"is_committed", "of", b"of"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -6,7 +6,7 @@ import asyncio
 import itertools
 from collections.abc import AsyncIterator, Coroutine, Iterator
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,7 +26,7 @@ from atoll.node.local_protocol import Greeting
 from atoll.node.tasks import end
 from atoll.protocol import PROTOCOL_VERSION, wire
 from atoll.protocol.errors import AtollError, InvalidMessage
-from atoll.protocol.plans import payload_hash
+from atoll.protocol.plans import payload_digest, payload_hash
 from atoll.protocol.v1 import hosts_pb2, local_pb2
 from tests.harness.data_plane import filled
 from tests.harness.failures import unexpected
@@ -35,7 +35,17 @@ from tests.harness.hand_host import HAND_ADDRESS
 from tests.harness.host_exchanges import begun, on_host_0
 from tests.harness.hostile_hosts import REFUSALS, Stream, Waiting, altered, frames_of, words
 from tests.harness.hosts import Led
-from tests.harness.model_on_hosts import COUNT, FOR_HOST_0, LAYOUT, OWNED_BY_RANK_1, W, copied, random_bytes
+from tests.harness.model_on_hosts import (
+    COUNT,
+    FOR_HOST_0,
+    LAYOUT,
+    OWNED_BY_RANK_1,
+    SETTINGS,
+    W,
+    copied,
+    payloads_of,
+    random_bytes,
+)
 from tests.harness.peer_streams import Aborted
 from tests.harness.ranks import ServedRanks
 
@@ -256,6 +266,37 @@ def test_payloads_that_are_taken_are_those_of_other_hosts_or_refused(site: Site,
             for chunk, payload in found.payloads.items():
                 if exchange.collection.has(chunk):
                     assert exchange.collection.file.read(chunk) == payload
+
+    site.run(main())
+
+
+@fuzz(100)
+@given(st.data())
+def test_payloads_of_a_commit_that_are_taken_are_its_own_or_refused(site: Site, data: st.DataObject) -> None:
+    async def main() -> None:
+        led = site.led
+        led.snapshot.view[:] = filled(LAYOUT, 0)  # other tests put anything there
+        made, payloads = payloads_of(led.plane, 1)
+        of, hashes = replace(made, sync=next(site.syncs)), [payload_hash(payload) for payload in payloads.values()]
+        commit = replace(of, payload_digest=payload_digest(SETTINGS.run_id, of, hashes))
+        items = [Encoded(chunk, payload, payload_hash(payload)) for chunk, payload in payloads.items()]
+        frames = pack_frames(items, data.draw(BOUNDS), wrapped=False)
+        parts = data.draw(altered([hosts_pb2.TakePayloadsResponse(data=frame) for frame in frames]))
+        channel: Any = SimpleNamespace(unary_stream=lambda *_, **__: lambda _: Stream(parts))
+        said: list[Any] = []
+        taking = HostExchanges(hub=led.hub, channel=channel, session=1, say=said.append, level=0, failed=unexpected)
+        log = led.plane.log
+        try:
+            await taking.take_committed(commit, led.plane)
+            held = log.held(commit.sync, commit.term, commit.attempt)
+            assert held.sealed
+            if held.digest(commit) == commit.payload_digest:
+                assert all(held.read(chunk) == payload for chunk, payload in payloads.items())
+        except AtollError:
+            assert not log.held(commit.sync, commit.term, commit.attempt).sealed
+        finally:
+            log.drop(commit.sync)
+        assert not said
 
     site.run(main())
 

@@ -16,6 +16,7 @@ from tests.harness.fuzzing import damaged, protos
 from tests.harness.peer_streams import Aborted
 
 REFUSALS = {
+    grpc.StatusCode.NOT_FOUND,
     grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.PERMISSION_DENIED,
     grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.ABORTED, grpc.StatusCode.DATA_LOSS,
 }  # fmt: skip

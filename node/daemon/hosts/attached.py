@@ -34,6 +34,7 @@ class AttachedHost:
     is_laid_out: bool = False  # its ranks have buffers
     follows: bool = False  # it does as the leader does, commit by commit
     said: hosts.StateHeld = NOTHING  # what its disk holds, as it said last
+    applies: int = 0  # the commit that it was told to apply last
     told: int = 0  # the number of the HoldState or RollBackHost that it was told last
     beat: hosts.HostBeat | None = None  # the last
     published: int = 0  # the last number that is in its PUBLISH
@@ -48,6 +49,12 @@ class AttachedHost:
     def is_brought(self) -> bool:
         """To what the leader holds: what the host has said is of before."""
         return self.said.number < self.told
+
+    @property
+    def is_in_step(self) -> bool:
+        """It has applied what it was told, but for the last commit. One that is further behind has no time for an
+        exchange yet."""
+        return self.follows and self.said.commit + 1 >= self.applies
 
     def say(self, message: hosts.HostTold) -> None:
         self.outbox.say(message)

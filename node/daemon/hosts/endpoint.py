@@ -31,7 +31,16 @@ from atoll.node.local_protocol import MAX_TEXT_CHARACTERS, Piece
 from atoll.node.tasks import together
 from atoll.node.threads import run_to_its_end
 from atoll.protocol import messages as m
-from atoll.protocol.errors import AtollError, ConfigError, HostError, InvalidMessage, PeerError, StaleError, StateError
+from atoll.protocol.errors import (
+    AtollError,
+    ConfigError,
+    DigestMismatch,
+    HostError,
+    InvalidMessage,
+    PeerError,
+    StaleError,
+    StateError,
+)
 from atoll.protocol.settings import RunSettings
 from atoll.protocol.status import error_of
 from atoll.protocol.time_limits import TimeLimits
@@ -227,7 +236,7 @@ class Endpoint:
             case _ if self._is_behind:
                 pass  # it is said again
             case hosts.ApplyAtHost(commit=commit):
-                await self._apply(commit)
+                await self._apply(commit, exchanges)
             case hosts.PublishAtHost():
                 await self._publish(job)
             case hosts.TakeSnapshot():
@@ -244,10 +253,16 @@ class Endpoint:
             number=self._number,
         )
 
-    async def _apply(self, commit: m.Commit) -> None:
+    async def _apply(self, commit: m.Commit, exchanges: HostExchanges) -> None:
+        """With payloads of host 0 where this host did not take part in the exchange, or not to its end."""
+        plane = self._present
         try:
-            await self._present.apply(commit)
-        except StateError as error:
+            try:
+                await plane.apply(commit)
+            except (StateError, DigestMismatch):
+                await exchanges.take_committed(commit, plane)
+                await plane.apply(commit)
+        except (StateError, DigestMismatch) as error:
             self._is_behind = True
             self._say(await self._held(str(error)))
         else:

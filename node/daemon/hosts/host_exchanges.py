@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import grpc
@@ -128,7 +130,7 @@ class HostExchanges:
         finally:
             await end([running, moving])
 
-    def _of(self, plan: m.Plan) -> Any:
+    def _of(self, plan: m.Plan | m.Commit) -> Any:
         of = hosts.PayloadsOf(session=self.session, sync=plan.sync, term=plan.term, attempt=plan.attempt)
         return wire.to_proto(of)
 
@@ -154,19 +156,33 @@ class HostExchanges:
 
     async def _take(self, exchange: Exchange) -> None:
         """Of all other chunks, from the leader."""
+        own = exchange.attempt.data.own
+        async with self._taking(exchange.plan) as read:
+            await sharing.take(exchange, lambda chunk: own is None or chunk not in own, read, LEADER)
+
+    async def take_committed(self, commit: m.Commit, plane: DataPlane) -> None:
+        """All payloads of a commit, into the log. Raises StateError if the leader lacks them too."""
+        file = await run_to_its_end(partial(plane.log.open_commit, commit))
+        async with self._taking(commit, is_committed=True) as read:
+            await sharing.take_file(file, commit, plane.layout, self.hub.pool, read)
+
+    @asynccontextmanager
+    async def _taking(
+        self, plan: m.Plan | m.Commit, *, is_committed: bool = False
+    ) -> AsyncIterator[Callable[[], Awaitable[bytes | None]]]:
         method: grpc.aio.UnaryStreamMultiCallable[Any, Any] = self.channel.unary_stream(
             hosts.TAKE_PAYLOADS_METHOD,
             request_serializer=hosts_pb2.TakePayloadsRequest.SerializeToString,
             response_deserializer=hosts_pb2.TakePayloadsResponse.FromString,
         )
-        call, own = method(hosts_pb2.TakePayloadsRequest(of=self._of(exchange.plan))), exchange.attempt.data.own
+        call = method(hosts_pb2.TakePayloadsRequest(of=self._of(plan), is_committed=is_committed))
 
         async def read() -> bytes | None:
             part = await call.read()
             return part.data if isinstance(part, hosts_pb2.TakePayloadsResponse) else None
 
         try:
-            await sharing.take(exchange, lambda chunk: own is None or chunk not in own, read, LEADER)
+            yield read
         except grpc.RpcError:
             raise error_of(await call.code(), await call.details() or "", LEADER) from None
         finally:

@@ -38,8 +38,8 @@ class LeadingExchanges:
     # --- what the core wants
 
     def begin(self, begun: out.BeginExchange) -> bool:
-        """Whether other hosts take part. As a receiver host 0 does without those that are not here, or lack the state;
-        what a site contributes is on all of its hosts.
+        """Whether other hosts take part. As a receiver host 0 does without those that are not here, or behind; what a
+        site contributes is on all of its hosts.
 
         Raises StateError where a contributor lacks one.
         """
@@ -51,7 +51,7 @@ class LeadingExchanges:
         if begun.tokens:
             lacking += [host.words for host in ready if plan.fragment not in host.snapshots]
         else:
-            lacking += [host.words for host in ready if not host.is_laid_out or not host.follows]
+            lacking += [host.words for host in ready if not host.is_laid_out or not host.is_in_step]
         if lacking and begun.tokens:
             raise StateError(f"what this site contributes is not on all of its hosts: {', '.join(lacking)}")
         if lacking or not ready:
@@ -176,6 +176,10 @@ class LeadingExchanges:
         """Those of all other chunks."""
         own = self.own_of(host.number)
         await sharing.give(await self._running(of), lambda chunk: chunk not in own, write)
+
+    async def give_committed(self, of: hosts.PayloadsOf, write: Callable[[bytes], Awaitable[None]]) -> None:
+        """All of them, from the log. Raises StateError if they are not here."""
+        await sharing.give_file(self.hub.log.held(of.sync, of.term, of.attempt), self.hub.pool, write)
 
 
 def _together(own: ExchangeResult, others: list[m.Done]) -> ExchangeResult:

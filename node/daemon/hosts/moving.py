@@ -173,4 +173,8 @@ class Moving:
         async def write(data: bytes) -> None:
             await context.write(hosts_pb2.TakePayloadsResponse(data=data))
 
-        await self.exchanges.give(self._of_session(of.session), of, write)
+        host = self._of_session(of.session)
+        if asked.is_committed:
+            await self.exchanges.give_committed(of, write)
+        else:
+            await self.exchanges.give(host, of, write)

@@ -25,8 +25,8 @@ from atoll.protocol.errors import AtollError
 
 log = logging.getLogger("atoll.node")
 
-KEPT_HASHES = 64
-"""Of so many commits the leader's own state hash is remembered, until slower hosts have said theirs."""
+KEPT_COMMITS = 64
+"""Of so many the leader remembers the record and its state hash, for hosts that are slower."""
 
 
 @dataclass(eq=False, kw_only=True)
@@ -39,8 +39,10 @@ class Replicas:
     tasks: Tasks
     plane: DataPlane | None = None
     _holds: tuple[int, bytes] | None = field(default=None, init=False)  # commit and state hash of the leader
-    _latest: m.Commit | None = field(default=None, init=False)  # that the leader began to apply last
-    _hashes: OrderedDict[int, bytes] = field(default_factory=OrderedDict, init=False)  # of the leader, by commit
+    _recent: OrderedDict[int, m.Commit] = field(default_factory=OrderedDict, init=False)
+    """What the leader has applied since its state came otherwise, without a gap; the last may be on its way."""
+    _hashes: OrderedDict[int, bytes] = field(default_factory=OrderedDict, init=False)
+    """Of the leader: those of its commits since then, and of that one."""
     _numbers: int = field(default=0, init=False)
 
     def serve(self, plane: DataPlane, holds: tuple[int, bytes] | None) -> None:
@@ -69,15 +71,21 @@ class Replicas:
         return state_hash
 
     def _applying(self, commit: m.Commit) -> None:
-        self._latest = commit
+        self._recent[commit.commit] = commit
+        while len(self._recent) > KEPT_COMMITS:
+            self._recent.popitem(last=False)
         for host in self.attached.ready:
             if host.follows:
-                host.say(hosts.ApplyAtHost(commit=commit))
+                self._say_commit(host, commit)
+
+    def _say_commit(self, host: AttachedHost, commit: m.Commit) -> None:
+        host.applies = commit.commit
+        host.say(hosts.ApplyAtHost(commit=commit))
 
     def _applied(self, commit: int, state_hash: bytes) -> None:
         self._holds = commit, state_hash
         self._hashes[commit] = state_hash
-        while len(self._hashes) > KEPT_HASHES:
+        while len(self._hashes) > KEPT_COMMITS:
             self._hashes.popitem(last=False)
         for host in self.attached.ready:
             if not (host.follows or host.is_brought):  # it could not go on before
@@ -100,7 +108,8 @@ class Replicas:
             self._roll_back(host, last_commit, branch)
 
     def _holds_instead(self, holds: tuple[int, bytes] | None) -> None:
-        self._latest, self._holds = None, None
+        self._holds = None
+        self._recent.clear()
         self._hashes.clear()
         if holds is not None:
             self._holds = holds
@@ -175,15 +184,15 @@ class Replicas:
     def _go_on_from(self, host: AttachedHost, at: int | None) -> None:
         """From that commit. A host that says that it cannot go on from what the leader holds does nothing before it is
         told what to hold: the leader has applied that commit then, or could not."""
-        held, latest = self._holds, self._latest
-        if held is None:
+        if self._holds is None:
             return
-        if at != held[0]:
+        if at is None or at not in self._hashes or (host.said.lacks and at != self._holds[0]):
             self.bring(host)
         elif not host.said.lacks:
-            host.follows = True
-            if latest is not None and latest.commit > held[0]:
-                host.say(hosts.ApplyAtHost(commit=latest))
+            host.follows, host.applies = True, at
+            for number, commit in self._recent.items():
+                if number > at:
+                    self._say_commit(host, commit)
 
     # --- jobs that end when all hosts have done them
 

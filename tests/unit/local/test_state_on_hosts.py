@@ -18,10 +18,10 @@ from atoll.protocol import messages as m
 from atoll.protocol import transport
 from atoll.protocol.errors import ConfigError, StateError
 from atoll.protocol.layout import Manifest
-from tests.harness.data_plane import commit_record
+from tests.harness.data_plane import commit_record, filled
 from tests.harness.following import Following, an_older_state, following, hosts_meet_at_once
 from tests.harness.hosts import SITE_ID, Led, led
-from tests.harness.model_on_hosts import SETTINGS, SPECS, logged, payloads_of
+from tests.harness.model_on_hosts import LAYOUT, SETTINGS, SPECS, logged, payloads_of
 
 WITH_ERRORS = replace(SETTINGS, sync=replace(SETTINGS.sync, error_feedback=1.0))
 ADVANCE = AdvanceErrors(2, 0, 1, (1,))
@@ -92,14 +92,14 @@ def test_a_host_fetches_what_the_run_was_at_when_it_came(tmp_path: Path) -> None
     transport.run(main())
 
 
-def test_a_host_without_the_payloads_of_a_commit_says_so_and_is_brought_to_it(
+def test_a_host_without_the_payloads_of_a_commit_takes_them_from_host_0(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def main() -> None:
         async with both(tmp_path) as (site, host):
             await site.follows(0)
             await site.commits(1)
-            await site.commits(2, host.plane)  # which it cannot apply by itself
+            await site.commits(2, host.plane)
             await site.publishes(2)
             assert host.plane.held() == site.plane.held()
             await site.commits(3, host.plane)
@@ -107,7 +107,23 @@ def test_a_host_without_the_payloads_of_a_commit_says_so_and_is_brought_to_it(
             assert host.plane.held() == site.plane.held()
 
     transport.run(main())
-    assert "it fetches that from host 0" in caplog.text
+    assert "it fetches that from host 0" not in caplog.text
+    assert caplog.text.count(FETCHED % 0) == caplog.text.count("as host 0 of this site") == 1
+
+
+def test_a_host_whose_payloads_are_others_takes_them_from_host_0(tmp_path: Path) -> None:
+    """They were damaged on its disk, say."""
+
+    async def main() -> None:
+        async with both(tmp_path) as (site, host):
+            await site.follows(0)
+            site.snapshot.view[:] = filled(LAYOUT, seed=5)
+            logged(host.plane, *payloads_of(site.plane, 1))
+            await site.commits(1)
+            await site.publishes(1)
+            assert host.plane.held() == site.plane.held()
+
+    transport.run(main())
 
 
 def test_another_state_of_the_same_commit_is_reported_and_mended(
@@ -357,13 +373,36 @@ def test_what_a_host_held_before_it_is_where_it_was_told_to_be_does_not_count(tm
             assert (await host.hears(hosts.RollBackHost)).number == 2
             await host.says(hosts.StateHeld(has_state=True, commit=0, state_hash=state_hash, number=1))
             await site.commits(1)
+            await site.has_heard(host)
+            assert not site.leader._hosts[1].follows
             await host.holds(0, state_hash)
-            await host.hears(hosts.HoldState)  # and no commit before
+            await host.hears(hosts.ApplyAtHost)
 
     transport.run(main())
 
 
-@pytest.mark.parametrize("at", [None, 0, 7])
+def test_a_host_that_is_a_few_commits_behind_is_told_of_each(tmp_path: Path) -> None:
+    """However often there is one, it does not have to be at the newest."""
+
+    async def main() -> None:
+        async with led(tmp_path) as site:
+            host, state_hash = await site.host_at_commit_0(has_state=False)
+            await host.hears(hosts.HoldState)
+            found = [await site.commits(number) for number in (1, 2, 3)]
+            await host.holds(0, state_hash)
+            for number in (1, 2, 3):
+                assert (await host.hears(hosts.ApplyAtHost)).commit.commit == number
+            attached = site.leader._hosts[1]
+            assert attached.follows
+            assert not attached.is_in_step, "it has no time for an exchange yet"
+            await host.holds(2, found[1])
+            await site.has_heard(host)
+            assert attached.is_in_step
+
+    transport.run(main())
+
+
+@pytest.mark.parametrize("at", [None, 7])
 def test_a_host_at_another_commit_is_brought_to_that_of_host_0(tmp_path: Path, at: int | None) -> None:
     async def main() -> None:
         async with led(tmp_path) as site:
@@ -420,7 +459,7 @@ def test_hosts_that_went_back_are_told_what_host_0_holds_once_they_have(tmp_path
             assert await host.hears(hosts.RollBackHost) == hosts.RollBackHost(last_commit=0, branch=2, number=1)
             other = await site.commits(1)  # the host is not told to apply that: it may hold a commit 1 of before
             await host.holds(0, state_hash)
-            await host.hears(hosts.HoldState)
+            assert (await host.hears(hosts.ApplyAtHost)).commit.commit == 1
             await host.holds(1, other)
             await site.follows(1)
             await site.commits(2)
