@@ -38,6 +38,7 @@ LIMIT_S = 180.0
 ALL_LIMIT_S = 900.0
 """Of all their tests once, without a mutation."""
 INLINED = ("blocks", "picking")
+HUNG = "+ Timeout +"
 TESTS_FAILED = 1  # pytest's exit code; 2 and above: no test was run
 MAX_TRIES = 3
 """Of tests that meet real clocks and threads, one may miss a mutation once. That is said, and named at the end."""
@@ -71,7 +72,8 @@ class Tree:
     def pytest(self, *arguments: str, limit_s: float = LIMIT_S) -> tuple[int, str]:
         options = ["-q", "-x", "--no-header", "--tb=line", *(f"-pno:{name}" for name in NOT_NEEDED)]
         options += ["--hypothesis-profile=mutation"]
-        options += ["-o", "timeout=30"]  # a mutation may let a test hang
+        # A mutation may let a test hang. A signal in the middle of grpc's polling may end the process without a word.
+        options += ["-o", "timeout=30", "-o", "timeout_method=thread"]
         options += [
             "-W",
             "ignore:Module already imported so cannot be rewritten",
@@ -107,8 +109,11 @@ def judge(tree: Tree, mutation: Mutation) -> Verdict:
                 file.write_text(text, encoding="utf-8")
                 os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns))
         failed = [line for line in output.splitlines() if line.startswith("FAILED ")]
+        hangs = code == TESTS_FAILED and not failed and HUNG in output
         if code == 0:
             problem = f"SURVIVED {' '.join(mutation.tests)}"
+        elif hangs:
+            caught_by = f"a hang of {' '.join(mutation.tests)}"
         elif code != TESTS_FAILED or not failed:
             problem = "no test could say anything:\n" + "\n".join(output.splitlines()[-8:])
         else:

@@ -337,8 +337,8 @@ MUTATIONS = (
         name="sealed without the last payload",
         rule="Done means that all payloads are in the log",
         where="node.dataplane.chunk_file:ChunkFile.missing",
-        old="return [c for c in self._chunks if c not in self._entries]",
-        new="return [c for c in self._chunks[:-1] if c not in self._entries]",
+        old="return [c for c in self.chunks if c not in self._entries]",
+        new="return [c for c in self.chunks[:-1] if c not in self._entries]",
         tests=("tests/unit/dataplane/test_payload_log.py",),
     ),
     Mutation(

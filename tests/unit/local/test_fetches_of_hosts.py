@@ -81,7 +81,8 @@ def test_a_fetch_of_what_host_0_goes_back_from_ends_before_it_asks(tmp_path: Pat
             assert host.plane.held() == site.plane.held()
             assert fetches.begun.empty()
             await site.commits(1)
-            await site.follows(1)  # what the host says of this counts
+            await site.follows(1)
+            assert not site.leader._hosts[1].is_brought, "what the host says counts"
 
     transport.run(main())
 

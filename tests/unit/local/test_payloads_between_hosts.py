@@ -18,11 +18,13 @@ from atoll.node.core.host_events import SnapshotShared
 from atoll.node.core.outputs import ShareSnapshot
 from atoll.node.dataplane.slices import Wanted
 from atoll.node.exchange.peers.frames import Encoded, pack_frames
+from atoll.node.exchange.sync.sharing import take_file
 from atoll.node.tasks import end
 from atoll.protocol import transport
 from atoll.protocol.errors import (
     AtollError,
     AverageError,
+    DigestMismatch,
     InvalidMessage,
     NonFiniteError,
     NoRoomError,
@@ -36,7 +38,7 @@ from tests.harness.following import Following, an_older_state, following, hosts_
 from tests.harness.hand_host import HandHost
 from tests.harness.host_exchanges import begun, on_host_0, sharing
 from tests.harness.hosts import Led, led
-from tests.harness.model_on_hosts import COUNT, FOR_HOST_1, LAYOUT, MANIFEST, V, W, copied
+from tests.harness.model_on_hosts import COUNT, FOR_HOST_1, LAYOUT, MANIFEST, V, W, copied, payloads_of
 
 CHANGING = Wanted(fragment=0, with_frozen=False)
 SHARE = ShareSnapshot(generation=1, fragment=0, step=10, seq=2)
@@ -83,6 +85,28 @@ def test_a_host_gives_payloads_of_its_own_chunks_alone(tmp_path: Path) -> None:
             with pytest.raises(StaleError, match="over here"):
                 await host.take_payloads(of(host))
             assert result.tokens == (100,)
+
+    transport.run(main())
+
+
+def test_payloads_of_a_commit_have_their_hashes(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with led(tmp_path) as site:
+            await site.has_state()
+            plane = site.plane
+            commit, payloads = payloads_of(plane, 1)
+            payload = payloads[V]
+            changed = payload[:-1] + bytes((payload[-1] ^ 1,))
+            item = Encoded(V, changed, plane.sync_data(0, 0, ()).payload_hash(payload))
+            frames = pack_frames([item], wrapped=False)
+
+            async def read() -> bytes | None:
+                return next(frames, None)
+
+            file = plane.log.open_commit(commit)
+            with pytest.raises(DigestMismatch, match="the payload of chunk 0 does not have its hash"):
+                await take_file(file, commit, plane.layout, site.hub.pool, read)
+            assert V in file.missing()
 
     transport.run(main())
 

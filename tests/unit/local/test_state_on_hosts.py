@@ -111,7 +111,9 @@ def test_a_host_without_the_payloads_of_a_commit_takes_them_from_host_0(
     assert caplog.text.count(FETCHED % 0) == caplog.text.count("as host 0 of this site") == 1
 
 
-def test_a_host_whose_payloads_are_others_takes_them_from_host_0(tmp_path: Path) -> None:
+def test_a_host_whose_payloads_are_others_takes_them_from_host_0(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """They were damaged on its disk, say."""
 
     async def main() -> None:
@@ -124,6 +126,7 @@ def test_a_host_whose_payloads_are_others_takes_them_from_host_0(tmp_path: Path)
             assert host.plane.held() == site.plane.held()
 
     transport.run(main())
+    assert caplog.text.count("as host 0 of this site") == 1, "no more than these"
 
 
 def test_another_state_of_the_same_commit_is_reported_and_mended(
@@ -381,6 +384,18 @@ def test_what_a_host_held_before_it_is_where_it_was_told_to_be_does_not_count(tm
     transport.run(main())
 
 
+def test_a_host_that_could_not_take_payloads_either_is_brought(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with led(tmp_path) as site:
+            host, state_hash = await site.host_at_commit_0()
+            await site.commits(1)
+            await host.hears(hosts.ApplyAtHost)
+            await host.holds(0, state_hash, lacks="payloads of commit 1")
+            assert [donor.commit for donor in (await host.hears(hosts.HoldState)).sources.donors] == [1]
+
+    transport.run(main())
+
+
 def test_a_host_that_is_a_few_commits_behind_is_told_of_each(tmp_path: Path) -> None:
     """However often there is one, it does not have to be at the newest."""
 
@@ -457,7 +472,8 @@ def test_hosts_that_went_back_are_told_what_host_0_holds_once_they_have(tmp_path
             await host.hears(hosts.ApplyAtHost)
             await site.rolls_back(0, 2)
             assert await host.hears(hosts.RollBackHost) == hosts.RollBackHost(last_commit=0, branch=2, number=1)
-            other = await site.commits(1)  # the host is not told to apply that: it may hold a commit 1 of before
+            other = await site.commits(1)
+            assert not site.leader._hosts[1].follows  # it may hold a commit 1 of before
             await host.holds(0, state_hash)
             assert (await host.hears(hosts.ApplyAtHost)).commit.commit == 1
             await host.holds(1, other)
