@@ -137,3 +137,23 @@ def test_a_host_that_comes_back_at_another_address_is_dialled_there_and_has_its_
         for line in run.journal("two", "commit"):
             if line["commit"] > again_at:
                 assert line["error_commits"] == [line["commit"]], (line, contributors[line["commit"]])
+
+
+def test_a_site_whose_host_0_is_killed_goes_on_once_it_is_back(tmp_path: Path) -> None:
+    with LocalRun(tmp_path, replace(SETTINGS, steps=5000, min_sites=2, quorum=1, sync=SIGN1)) as run:
+        run.start_coordinator()
+        sites = Sites(run, {"one": 1, "two": 2}, "--step-delay-s", "0.01")
+        sites.start_all()
+        run.wait(committed(3), LIMIT_S)
+        run.nodes["two"].kill()
+        run.nodes["two-host1"].wait_for_line("the workers of this host wait for it", LIMIT_S)
+        run.wait(lambda status: status["commits"][-1]["contributors"] == ["one"], LIMIT_S, "the other site goes on")
+        sites.start("two", 0)
+        run.wait(lambda status: "two" in status["commits"][-1]["contributors"], LIMIT_S, "the site contributes again")
+        run.wait(committed(run.status()["last_commit"] + 3), LIMIT_S)
+        admin.ask(run.toml.with_name("run.db"), "stop", reason="the test is over")
+        assert run.wait_all(LIMIT_S) == sites.all_ended()
+        last = run.status()["last_commit"]
+        assert len(run.hashes(last)) == 2
+        assert len(set(run.hashes(last).values())) == 1
+        sites.check_hosts(last)
