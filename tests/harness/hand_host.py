@@ -173,7 +173,7 @@ class HandHost:
         except grpc.RpcError as error:
             raise from_rpc_error(error, "host 0") from None
 
-    async def take_payloads(self, of: hosts.PayloadsOf) -> list[bytes]:
+    async def take_payloads(self, of: hosts.PayloadsOf, *, is_committed: bool = False) -> list[bytes]:
         """Raises what the leader says of it."""
         method: Any = self._channel.unary_stream(
             hosts.TAKE_PAYLOADS_METHOD,
@@ -181,7 +181,8 @@ class HandHost:
             response_deserializer=hosts_pb2.TakePayloadsResponse.FromString,
         )
         try:
-            return [part.data async for part in method(hosts_pb2.TakePayloadsRequest(of=wire.to_proto(of)))]
+            asked = hosts_pb2.TakePayloadsRequest(of=wire.to_proto(of), is_committed=is_committed)
+            return [part.data async for part in method(asked)]
         except grpc.RpcError as error:
             raise from_rpc_error(error, "host 0") from None
 

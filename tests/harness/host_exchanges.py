@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from atoll.node import host_protocol as hosts
-from atoll.node.core.outputs import BeginExchange
+from atoll.node.core.outputs import BeginExchange, ShareSnapshot
 from atoll.node.exchange.sync.exchange import ExchangeResult
 from atoll.protocol import messages as m
 from tests.harness.hand_host import HAND_ADDRESS, HandHost
@@ -15,6 +15,7 @@ from tests.harness.hosts import SITE_ID, Led
 from tests.harness.model_on_hosts import LAYOUT, W
 
 TAKEN = hosts.SnapshotTaken(generation=1, fragment=0, step=10, seq=2)
+SHARE = ShareSnapshot(generation=1, fragment=0, step=10, seq=2)
 OTHER = m.Member(site_id=2, incarnation=1, address="127.0.0.1:2")
 """A site that never answers."""
 
@@ -48,9 +49,17 @@ async def sharing(site: Led) -> HandHost:
     """A host that has what it is to send of a snapshot."""
     host, _ = await site.host_at_commit_0()
     await site.runs(1, host)
-    await host.says(TAKEN)
-    await site.has_heard(host)
+    await takes_snapshot(site, host)
     return host
+
+
+async def takes_snapshot(site: Led, *taking: HandHost) -> None:
+    """These have what they are to send of it."""
+    asked = asyncio.create_task(site.leader.replicas.share_snapshot(SHARE, lambda: True))
+    for host in taking:
+        await host.hears(hosts.TakeSnapshot)
+        await host.says(TAKEN)
+    await asked
 
 
 def on_host_0(site: Led, wanted: BeginExchange) -> asyncio.Task[ExchangeResult]:

@@ -43,6 +43,13 @@ class Stream:
         self.received.clear()
 
 
+class NotRead(Stream):
+    """Nobody takes what is said on it."""
+
+    async def write(self, _: Any) -> None:
+        await asyncio.get_running_loop().create_future()
+
+
 class Waiting(Stream):
     """It goes on in silence."""
 

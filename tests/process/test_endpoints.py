@@ -3,6 +3,7 @@ same, bit by bit. Their workers have no torch."""
 
 from __future__ import annotations
 
+import itertools
 import re
 import sys
 from collections.abc import Callable
@@ -14,6 +15,7 @@ import pytest
 from atoll.coordinator import admin
 from atoll.protocol.settings import RunSettings
 from atoll.protocol.sync_settings import SyncSettings
+from benchmarks import netns
 from tests.harness.local_run import LocalRun, Process, Status
 from tests.harness.sockets import free_address
 
@@ -28,9 +30,17 @@ pytestmark = pytest.mark.timeout(200)
 class Sites:
     """Of so many hosts each, by name; the daemon of a host is called by both."""
 
-    def __init__(self, run: LocalRun, num_hosts: dict[str, int], *worker: str) -> None:
-        self._run, self.num_hosts = run, num_hosts
-        self._addresses = {name: free_address() for name in num_hosts}
+    def __init__(
+        self, run: LocalRun, num_hosts: dict[str, int], *worker: str, machines: netns.Hosts | None = None
+    ) -> None:
+        """`machines`: one for each host, in the order of `num_hosts`."""
+        self._run, self.num_hosts, self._machines = run, num_hosts, machines
+        firsts = itertools.accumulate(num_hosts.values(), initial=0)
+        self._firsts = dict(zip(num_hosts, firsts, strict=False))
+        self._addresses = {
+            name: f"{machines.address(self._firsts[name])}:17800" if machines is not None else free_address()
+            for name in num_hosts
+        }
         self._worker = [sys.executable, PLAIN_WORKER, "--tensors", TENSORS, "--shard", "--fingerprint", "x", *worker]
 
     def daemons(self, name: str) -> list[str]:
@@ -41,7 +51,8 @@ class Sites:
         if num_hosts > 1:
             extra = ["--site-hosts", str(num_hosts), "--site-rank", str(host), "--name", name]
             extra += ["--site-address", self._addresses[name]]
-        return self._run.start_node(self.daemons(name)[host], self._worker, extra=extra)
+        prefix = [] if self._machines is None else self._machines.prefix(self._firsts[name] + host)
+        return self._run.start_node(self.daemons(name)[host], self._worker, prefix=prefix, extra=extra)
 
     def start_all(self) -> None:
         for name, num_hosts in self.num_hosts.items():
@@ -65,6 +76,11 @@ class Sites:
 
 def committed(count: int) -> Callable[[Status], bool]:
     return lambda status: bool(status["last_commit"] >= count)
+
+
+def contributes(*names: str) -> Callable[[Status], bool]:
+    """To the last commit."""
+    return lambda status: bool(status["commits"]) and sorted(status["commits"][-1]["contributors"]) == sorted(names)
 
 
 def addresses_of_hosts(status: Status, name: str) -> list[str]:
@@ -151,6 +167,31 @@ def test_a_site_whose_host_0_is_killed_goes_on_once_it_is_back(tmp_path: Path) -
         sites.start("two", 0)
         run.wait(lambda status: "two" in status["commits"][-1]["contributors"], LIMIT_S, "the site contributes again")
         run.wait(committed(run.status()["last_commit"] + 3), LIMIT_S)
+        admin.ask(run.toml.with_name("run.db"), "stop", reason="the test is over")
+        assert run.wait_all(LIMIT_S) == sites.all_ended()
+        last = run.status()["last_commit"]
+        assert len(run.hashes(last)) == 2
+        assert len(set(run.hashes(last).values())) == 1
+        sites.check_hosts(last)
+
+
+@pytest.mark.root
+@pytest.mark.skipif(bool(netns.available()), reason=f"network namespaces: {netns.available()}")
+def test_hosts_that_lose_each_other_come_together_again(tmp_path: Path) -> None:
+    """The cable of one host is pulled in the middle of training, which tells nobody; then it is put back."""
+    settings = replace(SETTINGS, steps=5000, min_sites=2, quorum=1, sync=SIGN1)
+    with netns.Hosts(3, 1_000_000_000) as machines, LocalRun(tmp_path, settings) as run:
+        run.start_coordinator(f"{machines.bridge_address}:17700")
+        sites = Sites(run, {"two": 2, "one": 1}, "--step-delay-s", "0.01", machines=machines)
+        sites.start_all()
+        run.wait(contributes("one", "two"), LIMIT_S, "both contribute")
+        machines.set_link(1, "down")
+        run.nodes["two"].wait_for_line("host 1 of this site.* is lost: .*stop until it is back", LIMIT_S)
+        run.nodes["two-host1"].wait_for_line("host 0 of this site.*the workers of this host wait for it", LIMIT_S)
+        run.wait(contributes("one"), LIMIT_S, "the other site goes on")
+        machines.set_link(1, "up")
+        run.wait(contributes("one", "two"), LIMIT_S, "both contribute again")
+        assert run.status()["num_evicted"] == 0
         admin.ask(run.toml.with_name("run.db"), "stop", reason="the test is over")
         assert run.wait_all(LIMIT_S) == sites.all_ended()
         last = run.status()["last_commit"]

@@ -131,29 +131,6 @@ def test_a_host_that_is_killed_stops_its_site_until_it_is_back(tmp_path: Path, t
         assert "the inner optimizer is restored from step" in (run.home("two") / "node.log").read_text()
 
 
-@pytest.mark.root
-@pytest.mark.skipif(bool(netns.available()), reason=f"network namespaces: {netns.available()}")
-def test_hosts_that_lose_each_other_come_together_again(tmp_path: Path, text: Path) -> None:
-    """The cable of one host is pulled in the middle of training, which tells nobody; then it is put back."""
-    with netns.Hosts(3, 1_000_000_000) as machines, LocalRun(tmp_path, of_shapes(min_sites=2, steps=4000)) as run:
-        run.start_coordinator(f"{machines.bridge_address}:17700")
-        hosts = TwoHosts(run, text, "dp_shard=2", machines)
-        leader, other = hosts.start(0), hosts.start(1)
-        run.start_node("one", launcher="python", prefix=machines.prefix(2), extra=["--data", str(text)])
-        run.wait(lambda status: contributors(status) == {"one", "two"}, LIMIT_S, "both contribute")
-        machines.set_link(1, "down")
-        leader.wait_for_line("host 1 of this site.* is lost: .*stop until it is back", LIMIT_S)
-        other.wait_for_line("host 0 of this site.*the workers of this host wait for it", LIMIT_S)
-        run.wait(lambda status: contributors(status) == {"one"}, LIMIT_S, "the other site goes on")
-        machines.set_link(1, "up")
-        run.wait(lambda status: contributors(status) == {"one", "two"}, LIMIT_S, "both contribute again")
-        assert run.status()["num_evicted"] == 0
-        at = newest(run.status())
-        run.wait(lambda status: newest(status) > at, LIMIT_S)
-        assert len(run.hashes(at)) == 2
-        assert len(set(run.hashes(at).values())) == 1
-
-
 @pytest.mark.slow
 @pytest.mark.root
 @pytest.mark.timeout(1500)

@@ -35,6 +35,8 @@ class AttachedHost:
     follows: bool = False  # it does as the leader does, commit by commit
     said: hosts.StateHeld = NOTHING  # what its disk holds, as it said last
     applies: int = 0  # the commit that it was told to apply last
+    brought: int = 0  # the number of the HoldState that it is to be told last
+    is_being_told: bool = False  # that HoldState is being made
     told: int = 0  # the number of the HoldState or RollBackHost that it was told last
     beat: hosts.HostBeat | None = None  # the last
     published: int = 0  # the last number that is in its PUBLISH
@@ -42,6 +44,8 @@ class AttachedHost:
     """By fragment: generation, step and seq of what it has taken of SNAPSHOT."""
     advanced: dict[tuple[int, int], hosts.HostErrorsAdvanced] = field(default_factory=dict)
     """By commit and fragment, of those that the leader waits for."""
+    giving: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Of payloads of a commit, one after the other."""
     done: dict[AttemptKey, m.Done] = field(default_factory=dict)
     """Of the exchanges that are not over."""
 

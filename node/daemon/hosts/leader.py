@@ -349,11 +349,12 @@ class Leader:
             case hosts.SourcesWanted():
                 self.replicas.bring(host)
             case hosts.StatePublished(number=number):
-                host.published = number
-            case hosts.SnapshotTaken(generation=generation, fragment=fragment, step=step, seq=seq):
-                host.snapshots[fragment] = (generation, step, seq)
-            case hosts.HostErrorsAdvanced(commit=commit, fragment=fragment):
-                host.advanced[commit, fragment] = said
+                if host.follows:  # else it was of another state, and is said again
+                    host.published = number
+            case hosts.SnapshotTaken():
+                self.replicas.took_snapshot(host, said)
+            case hosts.HostErrorsAdvanced():
+                self.replicas.has_advanced(host, said)
             case m.Done():
                 self.exchanges.heard_done(host, said)
             case m.ExchangeFailed():

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
-from functools import reduce
+from functools import partial, reduce
 
 from atoll.node import host_protocol as hosts
 from atoll.node.core import outputs as out
@@ -15,8 +15,12 @@ from atoll.node.daemon.hosts.attached import AttachedHost, AttemptKey, Hosts
 from atoll.node.exchange.hub import Hub
 from atoll.node.exchange.sync import sharing
 from atoll.node.exchange.sync.exchange import Exchange, ExchangeResult
+from atoll.node.threads import run_to_its_end
 from atoll.protocol import messages as m
-from atoll.protocol.errors import AtollError, StateError
+from atoll.protocol.errors import AtollError, InvalidMessage, StateError
+
+MOST_BYTES = 1 << 63
+"""Of what hosts say that they have moved."""
 
 
 def key_of(said: m.Plan | m.Weights | m.Done | m.ExchangeFailed | hosts.PayloadsOf) -> AttemptKey:
@@ -136,12 +140,17 @@ class LeadingExchanges:
         """What it has moved is the site's: the coordinator sees the site get on by that."""
         counters, before = self.hub.counters, host.beat
         if before is not None:  # its first one counts from its start, which may be long ago
-            counters.sent_bytes += max(0, beat.sent_bytes - before.sent_bytes)
-            counters.received_bytes += max(0, beat.received_bytes - before.received_bytes)
-            counters.moved_bytes += max(0, beat.moved_bytes - before.moved_bytes)
+            counters.sent_bytes = _more(counters.sent_bytes, before.sent_bytes, beat.sent_bytes)
+            counters.received_bytes = _more(counters.received_bytes, before.received_bytes, beat.received_bytes)
+            counters.moved_bytes = _more(counters.moved_bytes, before.moved_bytes, beat.moved_bytes)
         host.beat = beat
 
     def heard_done(self, host: AttachedHost, done: m.Done) -> None:
+        """Raises InvalidMessage for figures that no exchange of its chunks has."""
+        plan, taking_part = self._shared.get(done.sync, (None, []))
+        if plan is None or key_of(plan) != key_of(done) or host not in taking_part:
+            return  # it is over
+        _check(done.averaged, len(plan.contributors), len(self.own_of(host.number)), host.words)
         host.done[key_of(done)] = done
         self.attached.changed()
 
@@ -177,9 +186,30 @@ class LeadingExchanges:
         own = self.own_of(host.number)
         await sharing.give(await self._running(of), lambda chunk: chunk not in own, write)
 
-    async def give_committed(self, of: hosts.PayloadsOf, write: Callable[[bytes], Awaitable[None]]) -> None:
+    async def give_committed(
+        self, host: AttachedHost, of: hosts.PayloadsOf, write: Callable[[bytes], Awaitable[None]]
+    ) -> None:
         """All of them, from the log. Raises StateError if they are not here."""
-        await sharing.give_file(self.hub.log.held(of.sync, of.term, of.attempt), self.hub.pool, write)
+        async with host.giving:
+            # In a thread: a commit has the log's lock as it is written.
+            held = await run_to_its_end(partial(self.hub.log.held, of.sync, of.term, of.attempt))
+            await sharing.give_file(held, self.hub.pool, write)
+
+
+def _more(counter: int, before: int, now: int) -> int:
+    return min(counter + max(0, now - before), MOST_BYTES)
+
+
+def _check(averaged: m.Averaged | None, num_contributors: int, num_chunks: int, who: str) -> None:
+    """Raises InvalidMessage."""
+    if averaged is None:
+        return
+    lengths, highest = {len(averaged.norms), len(averaged.num_high)}, max(averaged.num_high, default=0)
+    if lengths != {num_contributors} or not highest <= averaged.num_chunks <= num_chunks:
+        raise InvalidMessage(
+            f"{who} averaged {averaged.num_chunks} chunks, and has figures of {sorted(lengths)} contributors; it has "
+            f"{num_chunks} chunks, of {num_contributors} contributors"
+        )
 
 
 def _together(own: ExchangeResult, others: list[m.Done]) -> ExchangeResult:
@@ -199,7 +229,7 @@ def _together(own: ExchangeResult, others: list[m.Done]) -> ExchangeResult:
         links=tuple(
             m.LinkUse(
                 site_id=site_id,
-                received_bytes=sum(use.received_bytes for use in uses),
+                received_bytes=min(sum(use.received_bytes for use in uses), MOST_BYTES),
                 seconds=max(use.seconds for use in uses),
             )
             for site_id, uses in sorted(links.items())

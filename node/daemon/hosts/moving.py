@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import wraps
@@ -170,11 +171,21 @@ class Moving:
     async def take_payloads(self, asked: hosts_pb2.TakePayloadsRequest, context: Context) -> None:
         of = wire.from_proto(hosts.PayloadsOf, asked.of)
 
+        host = self._of_session(of.session)
+
         async def write(data: bytes) -> None:
             await context.write(hosts_pb2.TakePayloadsResponse(data=data))
 
-        host = self._of_session(of.session)
+        async def write_soon(data: bytes) -> None:
+            if not self.attached.is_here(host):
+                raise StaleError(f"{host.words} is not here any more")
+            try:
+                async with asyncio.timeout(self.limits.stall_s):
+                    await write(data)
+            except TimeoutError:
+                raise PeerError(f"{host.words} does not take the payloads that it asked for") from None
+
         if asked.is_committed:
-            await self.exchanges.give_committed(of, write)
+            await self.exchanges.give_committed(host, of, write_soon)
         else:
             await self.exchanges.give(host, of, write)

@@ -22,6 +22,7 @@ from atoll.node.tasks import Tasks
 from atoll.node.threads import run_to_its_end
 from atoll.protocol import messages as m
 from atoll.protocol.errors import AtollError
+from atoll.protocol.sources_parts import most_bytes
 
 log = logging.getLogger("atoll.node")
 
@@ -44,6 +45,10 @@ class Replicas:
     _hashes: OrderedDict[int, bytes] = field(default_factory=OrderedDict, init=False)
     """Of the leader: those of its commits since then, and of that one."""
     _numbers: int = field(default=0, init=False)
+    _shared: dict[int, tuple[int, int, int]] = field(default_factory=dict, init=False)
+    """By fragment: generation, step and seq of the snapshot that hosts are to have."""
+    _advancing: set[tuple[int, int]] = field(default_factory=set, init=False)
+    """Commits and fragments of errors that hosts are to advance."""
 
     def serve(self, plane: DataPlane, holds: tuple[int, bytes] | None) -> None:
         """From now on this is the leader's, with a state of this commit and hash."""
@@ -88,8 +93,12 @@ class Replicas:
         while len(self._hashes) > KEPT_COMMITS:
             self._hashes.popitem(last=False)
         for host in self.attached.ready:
-            if not (host.follows or host.is_brought):  # it could not go on before
+            if host.is_brought:
+                continue
+            if not host.follows:  # it could not go on before
                 self.bring(host)
+            elif host.said.commit == commit:  # it was faster
+                self._judge(host)
 
     def moved(self, holds: tuple[int, bytes] | None) -> None:
         """The leader's state has come to a commit otherwise: it was made, or fetched."""
@@ -121,12 +130,23 @@ class Replicas:
         if self._holds is None:
             return  # it is told when there is a state
         host.told += 1
-        self.tasks.spawn(self._say_sources(host, host.told, *self._holds))
+        host.brought = host.told
+        if not host.is_being_told:
+            host.is_being_told = True
+            self.tasks.spawn(self._say_sources(host))
 
-    async def _say_sources(self, host: AttachedHost, number: int, commit: int, state_hash: bytes) -> None:
-        sources = await run_to_its_end(partial(self._sources, commit, state_hash))
-        if number == host.told and self.attached.is_here(host):  # else these are void
-            host.say(hosts.HoldState(site_id=self.donor().site_id, sources=sources, number=number))
+    async def _say_sources(self, host: AttachedHost) -> None:
+        """Once, however often it was to be brought meanwhile."""
+        try:
+            while host.brought == host.told and self._holds is not None:  # else it is to go back first
+                number = host.told
+                sources = await run_to_its_end(partial(self._sources, *self._holds))
+                if number == host.told:
+                    if self.attached.is_here(host):
+                        host.say(hosts.HoldState(site_id=self.donor().site_id, sources=sources, number=number))
+                    return
+        finally:
+            host.is_being_told = False
 
     def _roll_back(self, host: AttachedHost, last_commit: int, branch: int) -> None:
         host.follows = False
@@ -136,7 +156,7 @@ class Replicas:
     def _sources(self, commit: int, state_hash: bytes) -> m.Sources:
         assert self.plane is not None
         payloads, donor = self.plane.log, self.donor()
-        records = [record for record in payloads.commits() if record.commit <= commit][-m.MAX_LOG_COMMITS :]
+        records = _that_fit([record for record in payloads.commits() if record.commit <= commit])
         first = records[0].commit if records and records[-1].commit == commit else commit + 1
         return m.Sources(
             attested=(m.Attestation(commit=commit, state_hash=state_hash),),
@@ -213,11 +233,19 @@ class Replicas:
     async def share_snapshot(self, output: out.ShareSnapshot, is_wanted: Callable[[], bool]) -> None:
         """Returns when each host has what it is to send of it. Where there is no state yet, host 0 alone needs it: it
         makes the state of it."""
+        of, fragment = (output.generation, output.step, output.seq), output.fragment
+        self._shared[fragment] = of
+        for host in self.attached.ready:
+            host.snapshots.pop(fragment, None)  # of before
         if self._holds is None:
             return
-        of, fragment = (output.generation, output.step, output.seq), output.fragment
         word = hosts.TakeSnapshot(generation=of[0], fragment=fragment, step=of[1], seq=of[2])
         await self._done_by_all(word, lambda host: host.snapshots.get(fragment) == of, is_wanted)
+
+    def took_snapshot(self, host: AttachedHost, said: hosts.SnapshotTaken) -> None:
+        of = said.generation, said.step, said.seq
+        if self._shared.get(said.fragment) == of:  # else it is late
+            host.snapshots[said.fragment] = of
 
     async def _done_by_all(
         self, word: hosts.OfState, has_done: Callable[[AttachedHost], bool], is_wanted: Callable[[], bool]
@@ -240,12 +268,31 @@ class Replicas:
     async def advance_errors(self, job: out.AdvanceErrors) -> list[str]:
         """What hinders each host; empty for one that has done it."""
         listed, key = self.attached.ready, (job.commit, job.fragment)
+        self._advancing.add(key)
         for host in listed:
             word = hosts.AdvanceAtHost(
                 commit=job.commit, fragment=job.fragment, base_commit=job.base_commit, error_commits=job.error_commits
             )
             host.say(word)
-        await self.attached.each(listed, lambda host: key in host.advanced)
+        try:
+            await self.attached.each(listed, lambda host: key in host.advanced)
+        finally:
+            self._advancing.discard(key)
         lost = [f"host {number} of this site is not here" for number in self.attached.missing]
         said = [(host, host.advanced.pop(key, None)) for host in listed]
         return lost + [f"{host.words} was lost before that" if of is None else of.problem for host, of in said]
+
+    def has_advanced(self, host: AttachedHost, said: hosts.HostErrorsAdvanced) -> None:
+        if (key := (said.commit, said.fragment)) in self._advancing:
+            host.advanced[key] = said
+
+
+def _that_fit(records: list[m.Commit]) -> list[m.Commit]:
+    """The newest of them, as many as may be said at once."""
+    num_bytes, first = 0, len(records)
+    while first > max(0, len(records) - m.MAX_LOG_COMMITS):
+        num_bytes += most_bytes(records[first - 1])
+        if num_bytes > hosts.MAX_MESSAGE_BYTES // 2:
+            break
+        first -= 1
+    return records[first:]

@@ -23,7 +23,7 @@ from atoll.protocol.errors import (
     StateError,
 )
 from tests.harness.following import hosts_meet_at_once
-from tests.harness.host_exchanges import TAKEN, begun, on_host_0, sharing
+from tests.harness.host_exchanges import SHARE, TAKEN, begun, on_host_0, sharing, takes_snapshot
 from tests.harness.hosts import SITE_ID, led
 
 RESULT = ExchangeResult(payload_digest=b"d" * 32, tokens=(100, 50), links=())
@@ -75,8 +75,7 @@ def test_what_a_site_contributes_is_on_all_of_its_hosts(tmp_path: Path) -> None:
             await site.runs(1, host)
             with pytest.raises(StateError, match=r"is not on all of its hosts: host 1 of this site \(b\)"):
                 site.leader.exchanges.begin(begun(site))
-            await host.says(TAKEN)
-            await site.has_heard(host)
+            await takes_snapshot(site, host)
             with pytest.raises(StateError):
                 site.leader.exchanges.begin(begun(site, fragment=1))
             assert site.leader.exchanges.begin(begun(site))
@@ -154,7 +153,7 @@ def test_an_exchange_is_done_when_all_hosts_have_all_payloads(tmp_path: Path) ->
             m.LinkUse(site_id=3, received_bytes=1, seconds=1.0),
             m.LinkUse(site_id=2, received_bytes=5, seconds=7.0),
         ),
-        averaged=m.Averaged(num_chunks=2, norms=(4.0, 2.0), num_high=(1, 5), cosines=(0.5, 0.25), average_share=0.75),
+        averaged=m.Averaged(num_chunks=2, norms=(4.0, 2.0), num_high=(1, 2), cosines=(0.5, 0.25), average_share=0.75),
         stood_out=m.Outlier(site_id=3, norm=5.0, limit=1.0),
     )
 
@@ -180,12 +179,62 @@ def test_an_exchange_is_done_when_all_hosts_have_all_payloads(tmp_path: Path) ->
                 averaged=m.Averaged(
                     num_chunks=3,
                     norms=(5.0, 2.0),
-                    num_high=(2, 5),
+                    num_high=(2, 2),
                     cosines=(0.5, 0.25),
                     average_share=0.75,
                     codec_error=(0.5,),
                 ),
             )
+
+    transport.run(main())
+
+
+@pytest.mark.parametrize(
+    "averaged",
+    [
+        m.Averaged(num_chunks=2, norms=(4.0,), num_high=(1,)),
+        m.Averaged(num_chunks=2, norms=(4.0, 2.0), num_high=(1,)),
+        m.Averaged(num_chunks=99, norms=(4.0, 2.0), num_high=(1, 1)),
+        m.Averaged(num_chunks=2, norms=(4.0, 2.0), num_high=(1, 3)),
+    ],
+    ids=["of-one-site", "of-some", "of-chunks-that-it-has-not", "of-more-than-all"],
+)
+def test_figures_that_no_exchange_has_end_the_host(tmp_path: Path, averaged: m.Averaged) -> None:
+    async def main() -> None:
+        async with led(tmp_path) as site:
+            host, wanted = await sharing(site), begun(site)
+            site.leader.exchanges.begin(wanted)
+            await host.says(replace(DONE, averaged=averaged))
+            assert "averaged" in await site.hosts_changed(1)
+
+    transport.run(main())
+
+
+def test_what_a_host_says_that_it_has_moved_stays_within_bounds(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with led(tmp_path) as site:
+            host = await sharing(site)
+            for moved in (0, (1 << 64) - 1, 0, (1 << 64) - 1):
+                await host.says(hosts.HostBeat(sent_bytes=moved, received_bytes=moved, moved_bytes=moved))
+            await site.has_heard(host)
+            counters = site.hub.counters
+            assert {counters.sent_bytes, counters.received_bytes, counters.moved_bytes} == {1 << 63}
+
+    transport.run(main())
+
+
+def test_a_snapshot_of_before_is_not_contributed(tmp_path: Path) -> None:
+    """Not where a host says late that it has it, nor where host 0 has no state just now."""
+
+    async def main() -> None:
+        async with led(tmp_path) as site:
+            host = await sharing(site)
+            site.leader.replicas.moved(None)
+            await site.leader.replicas.share_snapshot(replace(SHARE, step=20), lambda: True)
+            await host.says(TAKEN)
+            await site.has_heard(host)
+            with pytest.raises(StateError, match=r"is not on all of its hosts: host 1 of this site \(b\)"):
+                site.leader.exchanges.begin(begun(site))
 
     transport.run(main())
 

@@ -20,7 +20,7 @@ from atoll.node.dataplane.slices import Wanted
 from atoll.node.exchange.peers.frames import Encoded, pack_frames
 from atoll.node.exchange.sync.sharing import take_file
 from atoll.node.tasks import end
-from atoll.protocol import transport
+from atoll.protocol import transport, wire
 from atoll.protocol.errors import (
     AtollError,
     AverageError,
@@ -33,12 +33,16 @@ from atoll.protocol.errors import (
     StaleError,
     StateError,
 )
+from atoll.protocol.plans import payload_hash
+from atoll.protocol.v1 import hosts_pb2
 from tests.harness.data_plane import commit_record, filled, tensor
 from tests.harness.following import Following, an_older_state, following, hosts_meet_at_once
 from tests.harness.hand_host import HandHost
 from tests.harness.host_exchanges import begun, on_host_0, sharing
-from tests.harness.hosts import Led, led
+from tests.harness.hostile_hosts import NotRead
+from tests.harness.hosts import LIMITS, Led, led
 from tests.harness.model_on_hosts import COUNT, FOR_HOST_1, LAYOUT, MANIFEST, V, W, copied, payloads_of
+from tests.harness.peer_streams import Aborted
 
 CHANGING = Wanted(fragment=0, with_frozen=False)
 SHARE = ShareSnapshot(generation=1, fragment=0, step=10, seq=2)
@@ -85,6 +89,45 @@ def test_a_host_gives_payloads_of_its_own_chunks_alone(tmp_path: Path) -> None:
             with pytest.raises(StaleError, match="over here"):
                 await host.take_payloads(of(host))
             assert result.tokens == (100,)
+
+    transport.run(main())
+
+
+def test_all_payloads_of_a_commit_are_given_to_a_host_that_is_here(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with led(tmp_path) as site:
+            host, _ = await site.host_at_commit_0()
+            await site.commits(1)
+            payloads, wanted = {chunk: site.plane.log.read(1, chunk) for chunk in (V, W, COUNT)}, of(host, attempt=0)
+            items = [Encoded(chunk, payload, payload_hash(payload)) for chunk, payload in payloads.items()]
+            assert await host.take_payloads(wanted, is_committed=True) == list(pack_frames(items, wrapped=False))
+            with pytest.raises(StateError, match="not in the log"):
+                await host.take_payloads(replace(wanted, sync=7), is_committed=True)
+            with pytest.raises(StaleError):
+                await host.take_payloads(replace(wanted, session=77), is_committed=True)
+
+    transport.run(main())
+
+
+@pytest.mark.parametrize("is_here", [True, False])
+def test_a_host_that_does_not_take_the_payloads_of_a_commit_is_not_waited_for(tmp_path: Path, is_here: bool) -> None:
+    async def main() -> None:
+        async with led(tmp_path, replace(LIMITS, lease_s=0.2 if is_here else 600.0)) as site:
+            host, _ = await site.host_at_commit_0()
+            await site.commits(1)
+            moving = site.leader._moving
+            asked = hosts_pb2.TakePayloadsRequest(of=wire.to_proto(of(host, attempt=0)), is_committed=True)
+            stream = NotRead([])
+            if is_here:
+                with pytest.raises(Aborted, match="does not take the payloads that it asked for"):
+                    await moving.take_payloads(asked, stream)
+                return
+            async with site.leader._hosts[1].giving:
+                giving = asyncio.create_task(moving.take_payloads(asked, stream))
+                await host.close()
+                await site.hosts_changed(1)
+            with pytest.raises(Aborted, match="is not here any more"):
+                await giving
 
     transport.run(main())
 

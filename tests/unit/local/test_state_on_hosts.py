@@ -14,10 +14,12 @@ from atoll.node import host_protocol as hosts
 from atoll.node.core import events as e
 from atoll.node.core.events import FailureKind
 from atoll.node.core.outputs import AdvanceErrors
+from atoll.node.daemon.hosts import replicas as replicas_module
 from atoll.protocol import messages as m
 from atoll.protocol import transport
 from atoll.protocol.errors import ConfigError, StateError
 from atoll.protocol.layout import Manifest
+from atoll.protocol.sources_parts import most_bytes
 from tests.harness.data_plane import commit_record, filled
 from tests.harness.following import Following, an_older_state, following, hosts_meet_at_once
 from tests.harness.hosts import SITE_ID, Led, led
@@ -448,6 +450,71 @@ def test_a_host_with_another_hash_is_brought_though_it_followed(
 
     transport.run(main())
     assert "host 1 of this site (b) holds another state of commit 1 than host 0 (000000000000, not" in caplog.text
+
+
+def test_another_state_of_a_host_that_is_faster_than_host_0_is_found_too(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with led(tmp_path) as site:
+            host, _ = await site.host_at_commit_0()
+            async with site.plane.lock:
+                applying = asyncio.create_task(site.leader.replicas.apply(a_commit(site)))
+                await host.hears(hosts.ApplyAtHost)
+                await host.holds(1, OTHER_HASH)
+                await site.has_heard(host)
+            await applying
+            assert [donor.commit for donor in (await host.hears(hosts.HoldState)).sources.donors] == [1]
+
+    transport.run(main())
+
+
+def test_what_is_published_of_another_state_does_not_count(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with led(tmp_path) as site:
+            host, state_hash = await site.host_at_commit_0()
+            publishing = asyncio.create_task(site.leader.replicas.publish(e.Values(0), lambda: True))
+            await host.hears(hosts.PublishAtHost)
+            await host.says(hosts.StateHeld(has_state=True, commit=0, state_hash=OTHER_HASH))
+            await host.says(hosts.StatePublished(number=1))
+            await host.hears(hosts.HoldState)
+            await site.has_heard(host)
+            assert not publishing.done()
+            await host.holds(0, state_hash)
+            await host.hears(hosts.PublishAtHost)
+            await host.says(hosts.StatePublished(number=1))
+            await publishing
+
+    transport.run(main())
+
+
+def test_however_often_a_host_asks_what_host_0_holds_it_is_read_once_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        async with led(tmp_path) as site:
+            host, _ = await site.host_at_commit_0()
+            replicas, num_read = site.leader.replicas, 0
+            sources = replicas._sources
+
+            def counted(commit: int, state_hash: bytes) -> m.Sources:
+                nonlocal num_read
+                num_read += 1
+                return sources(commit, state_hash)
+
+            monkeypatch.setattr(replicas, "_sources", counted)
+            for _ in range(50):
+                replicas.bring(site.leader._hosts[1])
+            assert (await host.hears(hosts.HoldState)).number == 50
+            assert num_read == 1
+            await site.says_no_more(host)
+
+    transport.run(main())
+
+
+def test_a_log_of_large_records_is_said_as_far_as_a_message_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    records = [replace(commit_record(number), payload_digest=OTHER_HASH) for number in range(1, 9)]
+    monkeypatch.setattr(hosts, "MAX_MESSAGE_BYTES", 2 * sum(map(most_bytes, records[5:])))
+    assert replicas_module._that_fit(records) == records[5:]
+    assert replicas_module._that_fit([]) == []
 
 
 def test_of_a_host_of_another_branch_all_is_discarded_before_it_is_told_more(tmp_path: Path) -> None:
