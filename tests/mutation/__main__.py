@@ -73,7 +73,7 @@ class Tree:
         options = ["-q", "-x", "--no-header", "--tb=line", *(f"-pno:{name}" for name in NOT_NEEDED)]
         options += ["--hypothesis-profile=mutation"]
         # A mutation may let a test hang. A signal in the middle of grpc's polling may end the process without a word.
-        options += ["-o", "timeout=30", "-o", "timeout_method=thread"]
+        options += ["-o", "timeout=20", "-o", "timeout_method=thread"]
         options += [
             "-W",
             "ignore:Module already imported so cannot be rewritten",

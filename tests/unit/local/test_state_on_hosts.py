@@ -556,9 +556,9 @@ def test_what_was_held_before_the_run_went_back_is_not_said_any_more(tmp_path: P
 
     async def main() -> None:
         async with led(tmp_path) as site:
-            host, _ = await site.host_at_commit_0()
+            host, state_hash = await site.host_at_commit_0()
             site.leader.replicas.bring(site.leader._hosts[1])
-            site.leader.replicas.roll_back(-1, 1, None)
+            site.leader.replicas.roll_back(0, 1, (0, state_hash))
             await host.hears(hosts.RollBackHost)
             await asyncio.gather(*site.tasks)
             await site.says_no_more(host)
