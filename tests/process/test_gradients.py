@@ -241,6 +241,7 @@ def test_momentum_over_sites_that_die_and_come_back(tmp_path: Path) -> None:
         is_as_the_reference(run, log_of(run), outer)
 
 
+@pytest.mark.slow
 def test_1_bit_adam_over_the_switch_and_a_kill(tmp_path: Path) -> None:
     """What travels is not what sites hand in: the simulator computes that. Here all hold the same, and learn."""
     with LocalRun(tmp_path, replace(SETTINGS, outer=ADAMW, steps=5000, sync=ONE_BIT)) as run:
