@@ -918,7 +918,7 @@ MUTATIONS = (
         where="node.daemon.hosts.replicas:Replicas.share_snapshot",
         old="host.snapshots.get(fragment) == of,",
         new="fragment in host.snapshots,",
-        tests=(f"{BETWEEN}::test_a_host_takes_what_others_wrote_of_its_tensors_and_then_the_snapshot_is_shared",),
+        tests=(f"{BETWEEN}::test_what_a_host_took_of_the_next_snapshot_is_not_this_one",),
     ),
     Mutation(
         name="errors that a missing host has are advanced",
