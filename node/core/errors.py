@@ -47,9 +47,8 @@ def _compare_with_hosts(ctx: Context) -> None:
         return
     of_hosts, site.errors_of_hosts = site.errors_of_hosts, []
     running = site.disk.running
-    advancing = (
-        running.commit if isinstance(running, AdvanceErrors) else 0
-    )  # a host may be done with that before host 0
+    # Another host may have advanced its errors before host 0.
+    advancing = running.commit if isinstance(running, AdvanceErrors) else 0
     for commits in of_hosts:
         held = commits if len(commits) == len(site.error_commits) else (0,) * len(site.error_commits)
         if lost := [f for f, at in enumerate(site.error_commits) if at and held[f] not in (at, advancing or at)]:

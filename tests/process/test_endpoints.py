@@ -65,6 +65,15 @@ class Sites:
     def log(self, daemon: str) -> str:
         return (self._run.home(daemon) / "node.log").read_text()
 
+    def stop(self) -> None:
+        """All of them end well, with one state."""
+        admin.ask(self._run.toml.with_name("run.db"), "stop", reason="the test is over")
+        assert self._run.wait_all(LIMIT_S) == self.all_ended()
+        last = self._run.status()["last_commit"]
+        assert len(self._run.hashes(last)) == len(self.num_hosts)
+        assert len(set(self._run.hashes(last).values())) == 1
+        self.check_hosts(last)
+
     def check_hosts(self, last_commit: int) -> None:
         """Each has followed to the end, and did its part."""
         for name, num_hosts in self.num_hosts.items():
@@ -131,7 +140,7 @@ def test_a_host_that_comes_back_at_another_address_is_dialled_there_and_has_its_
         run.nodes["two-host1"].kill()
         run.nodes["two"].wait_for_line("host 1 of this site.* is lost", LIMIT_S)
         lost_at = run.status()["last_commit"]
-        run.wait(lambda status: status["commits"][-1]["contributors"] == ["one"], LIMIT_S, "the other site goes on")
+        run.wait(contributes("one"), LIMIT_S, "the other site goes on")
         sites.start("two", 1)
         run.wait(
             lambda status: "two" in status["commits"][-1]["contributors"] and status["last_commit"] > lost_at + 2,
@@ -143,12 +152,7 @@ def test_a_host_that_comes_back_at_another_address_is_dialled_there_and_has_its_
         assert before != after
         again_at = run.status()["last_commit"]
         run.wait(committed(again_at + 3), LIMIT_S)
-        admin.ask(run.toml.with_name("run.db"), "stop", reason="the test is over")
-        assert run.wait_all(LIMIT_S) == sites.all_ended() | {"two-host1": 0}
-        last = run.status()["last_commit"]
-        assert len(run.hashes(last)) == 2
-        assert len(set(run.hashes(last).values())) == 1
-        sites.check_hosts(last)
+        sites.stop()
         contributors = {c["commit"]: c["contributors"] for c in run.status()["commits"]}
         for line in run.journal("two", "commit"):
             if line["commit"] > again_at:
@@ -163,16 +167,11 @@ def test_a_site_whose_host_0_is_killed_goes_on_once_it_is_back(tmp_path: Path) -
         run.wait(committed(3), LIMIT_S)
         run.nodes["two"].kill()
         run.nodes["two-host1"].wait_for_line("the workers of this host wait for it", LIMIT_S)
-        run.wait(lambda status: status["commits"][-1]["contributors"] == ["one"], LIMIT_S, "the other site goes on")
+        run.wait(contributes("one"), LIMIT_S, "the other site goes on")
         sites.start("two", 0)
-        run.wait(lambda status: "two" in status["commits"][-1]["contributors"], LIMIT_S, "the site contributes again")
+        run.wait(contributes("one", "two"), LIMIT_S, "both contribute again")
         run.wait(committed(run.status()["last_commit"] + 3), LIMIT_S)
-        admin.ask(run.toml.with_name("run.db"), "stop", reason="the test is over")
-        assert run.wait_all(LIMIT_S) == sites.all_ended()
-        last = run.status()["last_commit"]
-        assert len(run.hashes(last)) == 2
-        assert len(set(run.hashes(last).values())) == 1
-        sites.check_hosts(last)
+        sites.stop()
 
 
 @pytest.mark.root
@@ -192,9 +191,4 @@ def test_hosts_that_lose_each_other_come_together_again(tmp_path: Path) -> None:
         machines.set_link(1, "up")
         run.wait(contributes("one", "two"), LIMIT_S, "both contribute again")
         assert run.status()["num_evicted"] == 0
-        admin.ask(run.toml.with_name("run.db"), "stop", reason="the test is over")
-        assert run.wait_all(LIMIT_S) == sites.all_ended()
-        last = run.status()["last_commit"]
-        assert len(run.hashes(last)) == 2
-        assert len(set(run.hashes(last).values())) == 1
-        sites.check_hosts(last)
+        sites.stop()
