@@ -75,6 +75,8 @@ class HostHello:
     """What it is called, for people."""
     process: bytes = bounded(64, b"")
     """Of this start of the host alone."""
+    num_processes: int = 1
+    """That exchange, on this host."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,6 +108,8 @@ class HostReady:
     branch: int
     error_commits: tuple[int, ...] = bounded(MAX_FRAGMENTS, ())
     """Of each fragment: the commit that has advanced the error of this host's chunks; -1: of a part of them."""
+    process_addresses: tuple[str, ...] = bounded(m.MAX_ENDPOINTS, ())
+    """Of its exchange processes beside its daemon."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

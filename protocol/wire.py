@@ -20,7 +20,7 @@ from google.protobuf.message import DecodeError, Message
 from atoll.protocol import PROTOCOL_VERSION, layout, messages, text
 from atoll.protocol.differences import WHOLE, Same
 from atoll.protocol.errors import DigestMismatch, InvalidMessage
-from atoll.protocol.v1 import common_pb2, hosts_pb2, local_pb2, session_pb2
+from atoll.protocol.v1 import common_pb2, hosts_pb2, local_pb2, processes_pb2, session_pb2
 
 T = TypeVar("T")
 _Read = TypeVar("_Read", bound=Message)
@@ -30,7 +30,7 @@ DEFAULT_MAX_CHARACTERS = 4096
 
 @functools.cache
 def _proto_class(name: str) -> type[Message]:
-    module: Any = next((m for m in (common_pb2, local_pb2, hosts_pb2) if hasattr(m, name)), session_pb2)
+    module: Any = next((m for m in (common_pb2, local_pb2, hosts_pb2, processes_pb2) if hasattr(m, name)), session_pb2)
     found: type[Message] = getattr(module, name)
     return found
 

@@ -10,11 +10,14 @@ from pathlib import Path
 from atoll.node.daemon.interfaces import LOOPBACK
 from atoll.node.host_protocol import MAX_HOSTS
 from atoll.node.parallel.settings import parse
+from atoll.node.process_protocol import MAX_PROCESSES
+from atoll.protocol.addresses import parse_address
 from atoll.protocol.errors import ConfigError
 from atoll.protocol.settings import SITE_NAME
 
 LAUNCHERS = ("python", "exec", "torchrun")
 MAX_NICE = 19
+MAX_PORT = (1 << 16) - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +72,9 @@ class NodeConfig:
     """Of these, in memory; the rest is on the disk. Without it: at most a quarter of the free memory."""
     bandwidth_bytes_per_s: int = 0
     """Uplink; sites with more of it average more, until it is measured. Without it, all alike."""
+    exchange_processes: int = 1
+    """Processes of this host that exchange with other sites, for a link that one core cannot fill: each has an equal
+    part of the model, and a port: that of --listen and those after it."""
     http_listen: str = ""
     """Where /metrics is served; without it, nowhere."""
     save_dir: Path | None = None
@@ -99,6 +105,11 @@ class NodeConfig:
         """Of the node's own kernels."""
         return self.num_node_threads or self.num_threads or _num_cores()
 
+    @property
+    def num_exchange_threads(self) -> int:
+        """Of these, for each exchange process."""
+        return -(-self.num_kernel_threads // self.exchange_processes)
+
 
 def validate(config: NodeConfig) -> None:
     """Raises ConfigError, naming the flag, if a value is out of range."""
@@ -123,8 +134,26 @@ def validate(config: NodeConfig) -> None:
             f"--interface {config.interface}: only with --launcher torchrun or --site-hosts; otherwise ranks use "
             f"{LOOPBACK} alone"
         )
+    _validate_processes(config)
     if min(config.max_retained_bytes or 0, config.reduce_buffer_bytes or 0, config.bandwidth_bytes_per_s) < 0:
         raise ConfigError("--max-retained-mib, --reduce-buffer-mib and --bandwidth-mbit cannot be negative")
+
+
+def _validate_processes(config: NodeConfig) -> None:
+    num = config.exchange_processes
+    if not 1 <= num <= MAX_PROCESSES:
+        raise ConfigError(f"--exchange-processes {num}: must be 1 to {MAX_PROCESSES}")
+    port = parse_address(config.listen)[1] if config.listen else 0
+    if num > 1 and config.advertise and not port:
+        raise ConfigError(
+            f"--exchange-processes {num} with --advertise needs --listen with a port: other nodes reach the processes "
+            f"at the {num} ports from that of --advertise on, which lead to those from that of --listen on"
+        )
+    last = max(port, parse_address(config.advertise)[1] if config.advertise else 0) + num - 1
+    if last > MAX_PORT:
+        raise ConfigError(
+            f"--exchange-processes {num}: their ports, from that of --listen or --advertise on, go to {last}"
+        )
 
 
 def _validate_hosts(config: NodeConfig) -> None:

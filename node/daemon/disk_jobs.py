@@ -43,6 +43,7 @@ class DiskJobs:
         self.plane = plane = await run_to_its_end(partial(self._attached, self.plane, pieces))
         self._shell.hub.serve(plane.layout, lambda: plane.outer, plane.log, self._pace)
         self._replicas.serve(plane, None)
+        self._shell.processes.lay_out(plane)
         return plane
 
     @property
@@ -59,7 +60,7 @@ class DiskJobs:
             raise InvalidMessage(
                 f"{self._shell.home.folder} holds the state of another model; choose another folder with --home"
             )
-        plane.divide(0, shell.config.site_hosts)
+        plane.divide(0, shell.config.site_hosts, shell.config.exchange_processes)
         plane.attach_workers(pieces.dtypes)
         return plane
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 
+from atoll.node import host_protocol as hosts
 from atoll.node.core import events as e
 from atoll.node.core import outputs as out
 from atoll.node.daemon.disk_jobs import DiskJobs
+from atoll.node.daemon.exchange_processes.process_exchanges import ProcessExchanges
 from atoll.node.daemon.hosts.leading_exchanges import LeadingExchanges
 from atoll.node.daemon.shell import Shell
 from atoll.node.exchange.sync.exchange import Exchange
@@ -32,6 +34,11 @@ class Exchanges:
         """Of the other hosts of the site."""
         return self._shell.leader.exchanges
 
+    @property
+    def _of_processes(self) -> ProcessExchanges:
+        """Of the other exchange processes of this host."""
+        return self._shell.processes.exchanges
+
     def execute(self, output: out.Output) -> None:
         """After those before it."""
         self._waiting.append(output)
@@ -50,23 +57,41 @@ class Exchanges:
                 case out.WeighExchange(plan, weights):
                     self._hub.weigh(plan, weights)
                     self._of_hosts.weigh(plan, weights)
+                    self._of_processes.weigh(plan, weights)
                 case out.HurryExchange(sync):
                     self._hub.hurry(sync)
                     self._of_hosts.hurry(sync)
+                    self._of_processes.hurry(sync)
                 case out.CancelExchange(sync, attempt):
                     self._hub.cancel(sync, attempt)
                     self._of_hosts.cancel(sync, attempt)
+                    self._of_processes.cancel(sync, attempt)
                 case out.DropSync(sync):
                     self._hub.drop_sync(sync)
                     self._disk.drop_payloads(sync)
                     self._of_hosts.drop(sync)
+                    self._of_processes.drop(sync)
+
+    def _word(self, begun: out.BeginExchange) -> hosts.BeginAtHost:
+        """As the parts of this site hear it."""
+        return hosts.BeginAtHost(
+            plan=begun.plan,
+            tokens=begun.tokens,
+            weights=begun.weights,
+            spread_s=begun.spread_s,
+            in_flight=tuple(sorted(begun.in_flight)),
+            error_commits=begun.error_commits,
+            site_id=self._hub.site_id,
+        )
 
     async def _begin(self, begun: out.BeginExchange) -> None:
         plan = begun.plan
         try:
-            plane = self._disk.present
-            own = plane.own if self._of_hosts.begin(begun) else None
+            plane, word = self._disk.present, self._word(begun)
+            is_shared = self._of_hosts.begin(word) or self._shell.config.site_hosts == 1
+            own = plane.own_part if is_shared else None
             data = plane.sync_data(plan.base_commit, plan.fragment, begun.error_commits, own)
+            await self._of_processes.begin(word, plane, data)
             share = await run_to_its_end(self._hub.share(plan, data), self._hub.pool)
             exchange = self._hub.begin(
                 plan,
@@ -79,6 +104,7 @@ class Exchanges:
             )
             self._shell.tasks.spawn(self._run(exchange))
             self._of_hosts.has_begun(plan)
+            self._of_processes.has_begun(plan)
             await exchange.reducer.make_room()  # what is forgotten is not taken for held by the next one
         except AtollError as error:
             self._shell.handle(e.ExchangeBroken(plan, error))
@@ -89,7 +115,8 @@ class Exchanges:
         loop, plan = asyncio.get_running_loop(), exchange.plan
         started = loop.time()
         try:
-            result = await self._of_hosts.done(plan, await exchange.run())
+            result = await self._of_processes.done(plan, await exchange.run())
+            result = await self._of_hosts.done(plan, result)
         except asyncio.CancelledError:
             if self._shell.has_ended():
                 raise

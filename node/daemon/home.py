@@ -51,13 +51,11 @@ def _manifest_check(body: bytes) -> bytes:
     return Digest("atoll/manifest-file/v1").data(body).finish()
 
 
-class Home:
-    """Opens (and makes) the folder and locks it for the life of the process. Raises HostError."""
+class HomeFolders:
+    """Where what lies."""
 
-    def __init__(self, folder: Path, machine: Machine = REAL) -> None:
+    def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.disk = machine.disk
-        """Under all that lies in `folder`."""
         self.manifest_file = folder / "manifest.pb"
         self.state_folder = folder / "state"
         self.payload_folder = folder / "payloads"
@@ -67,6 +65,20 @@ class Home:
         self.snapshot_folder = folder / "snapshots"
         self.optimizer_folder = folder / "optimizer"
         """Workers write the checkpoints of their optimizers there."""
+
+    def spills_of(self, process: int) -> tuple[Path, Path]:
+        """Of an exchange process beside the node: of contributions, and of errors of averages."""
+        contributions, errors = self.spill_folder, self.average_error_folder
+        return contributions.with_name(f"{contributions.name}-{process}"), errors.with_name(f"{errors.name}-{process}")
+
+
+class Home(HomeFolders):
+    """Opens (and makes) the folder and locks it for the life of the process. Raises HostError."""
+
+    def __init__(self, folder: Path, machine: Machine = REAL) -> None:
+        super().__init__(folder)
+        self.disk = machine.disk
+        """Under all that lies in `folder`."""
         try:
             if not folder.exists():
                 make_folder(folder)

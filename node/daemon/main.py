@@ -64,14 +64,13 @@ async def run_node(config: NodeConfig) -> int:
         if settings.data == "local" and not config.data_paths and not config.command:
             log.warning("no --data: this site trains on the source of Python's standard library")
         plane = await asyncio.to_thread(DataPlane.load, home, settings, config.num_kernel_threads)
-        hub, address = await meet_peers(config, settings.run_id, home, machine, stack, towards=config.coordinator)
+        met = await meet_peers(config, settings.run_id, home, machine, stack, towards=config.coordinator)
         node = Node(
             config=config,
             settings=settings,
             home=home,
             plane=plane,
-            hub=hub,
-            address=address,
+            met=met,
             journal=journal,
             machine=machine,
         )
@@ -81,7 +80,7 @@ async def run_node(config: NodeConfig) -> int:
             await metrics.start(config.http_listen, "metrics")
             stack.push_async_callback(metrics.close)
             log.info("metrics on http://%s/metrics", metrics.address)
-        log.info("listening for peers on %s", address)
+        log.info("listening for peers on %s", met.address)
         _on_signals(node, signals)
         code, text = await node.run()
         log.log(logging.INFO if code == 0 else logging.ERROR, "%s", text)

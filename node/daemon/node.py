@@ -15,22 +15,23 @@ from atoll.node.core.disk import Outer
 from atoll.node.core.site import SiteCore
 from atoll.node.daemon.config import NodeConfig
 from atoll.node.daemon.disk_jobs import DiskJobs
+from atoll.node.daemon.exchange_processes.fleet import ExchangeProcesses
 from atoll.node.daemon.exchanges import Exchanges
 from atoll.node.daemon.home import Home
 from atoll.node.daemon.hosts.leader import Leader
 from atoll.node.daemon.journal import Journal
 from atoll.node.daemon.models import Models
 from atoll.node.daemon.observer import Observer
+from atoll.node.daemon.peers import Met
 from atoll.node.daemon.plane import DataPlane
 from atoll.node.daemon.session import Session
 from atoll.node.daemon.shell import Parts, Shell, fatal
 from atoll.node.daemon.worker_control import WorkerControl
-from atoll.node.exchange.hub import Hub
 from atoll.node.exchange.peers.prober import Prober
 from atoll.node.tasks import Tasks
 from atoll.protocol import messages as m
 from atoll.protocol import wire
-from atoll.protocol.errors import AtollError, HostError
+from atoll.protocol.errors import AtollError, HostError, NonFiniteError
 from atoll.protocol.machine import Machine
 from atoll.protocol.settings import RunSettings
 
@@ -52,8 +53,7 @@ class Node:
         settings: RunSettings,
         home: Home,
         plane: DataPlane | None,
-        hub: Hub,
-        address: str,
+        met: Met,
         journal: Journal,
         machine: Machine,
         parts: Parts = Parts(),  # noqa: B008 it is frozen
@@ -61,12 +61,12 @@ class Node:
         self._loop = asyncio.get_running_loop()
         self._run_id = settings.run_id
         self.home = home
-        self.hub = hub
+        self.hub = hub = met.hub
         self.journal = journal
         hello = m.Hello(
             name=config.name,
             key=home.key,
-            address=address,
+            address=met.address,
             atoll_version=__version__,
             from_saved_model=config.from_saved is not None,
             process_id=home.process_id,
@@ -81,7 +81,7 @@ class Node:
             outer = Outer(commit=held[0], state_hash=held[1], run_step=0, run_tokens=0, touched=touched)
         errors: tuple[int | None, ...] = ()
         if plane is not None:
-            plane.divide(0, config.site_hosts)
+            plane.divide(0, config.site_hosts, config.exchange_processes)
             errors = plane.errors.commits(plane.own) if plane.errors is not None else ()
         self.core = core = SiteCore(
             identity,
@@ -119,6 +119,9 @@ class Node:
         )
         observer = Observer(config=config, core=core, hub=hub, journal=journal, num_refused=self._num_refused)
         tasks = Tasks(self._fail)
+        processes = ExchangeProcesses(
+            config, settings, met, home=home.folder, lease_s=core.limits.lease_s, site_id=lambda: hub.site_id
+        )
         self.shell = shell = Shell(
             config=config,
             home=home,
@@ -134,8 +137,10 @@ class Node:
                 home=home,
                 donor=self._as_donor,
                 tasks=tasks,
+                process_addresses=lambda: processes.addresses,
                 network=machine.network,
             ),
+            processes=processes,
             observer=observer,
             handle=self.handle,
             fail=self._fail,
@@ -150,6 +155,9 @@ class Node:
     # --- life
 
     async def run(self) -> tuple[int, str]:
+        if self.shell.config.exchange_processes > 1:
+            await self.shell.processes.start()
+            self.shell.tasks.spawn(self._watch_processes())
         await self.workers.open()
         self._session = self.shell.tasks.spawn(self.session.run())
         try:
@@ -170,6 +178,14 @@ class Node:
             await self.prober.close()
             await self.shell.leader.close(*(self._result.result() if self._result.done() else (0, "it was stopped")))
             await self.workers.server.close()
+            await self.shell.processes.close()
+
+    async def _watch_processes(self) -> None:
+        """What no new exchange process helps with ends this node, as its own failure does."""
+        try:
+            await self.shell.processes.failed()
+        except (NonFiniteError, HostError) as error:
+            self.handle(e.NodeFailed(str(error), error.exit_code))
 
     async def end_workers(self) -> None:
         """After the last words to the coordinator. Nothing else that is under way is waited for."""

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from concurrent.futures import Executor
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
 
 from atoll.node.daemon.config import NodeConfig
 from atoll.node.daemon.discover import address_for_peers, local_address_towards
@@ -27,21 +30,49 @@ MAX_PEER_CONNECTIONS = 4096
 PEER_IDLE_LIMIT_S = 300.0
 
 
+@dataclass(frozen=True, slots=True)
+class Met:
+    """What talks to peers, where it listens, and at which address peers reach it."""
+
+    hub: Hub
+    listen_on: str
+    address: str
+
+
 async def meet_peers(
     config: NodeConfig, run_id: str, home: Home, machine: Machine, stack: AsyncExitStack, *, towards: str
-) -> tuple[Hub, str]:
-    """What talks to them, and the address at which they reach this host: without --listen, the local one of a
-    connection to `towards`."""
-    hub = Hub(
-        run_id=run_id,
-        incarnation=home.incarnation,
-        dialer=Dialer(None, machine.network),
-        pool=giving_way(config.num_kernel_threads, "exchange", config.nice),
-        spill=await asyncio.to_thread(Spill, home.spill_folder, disk=home.disk),
-        error_spill=await asyncio.to_thread(Spill, home.average_error_folder, disk=home.disk),
-    )
-    limit = descriptors.raise_limit()
+) -> Met:
+    """At --listen; without it, at the local address of a connection to `towards`."""
+    spills = home.spill_folder, home.average_error_folder
+    hub = await make_hub(run_id, spills, machine, pool=giving_way(config.num_exchange_threads, "exchange", config.nice))
+    hub.incarnation, hub.num_processes = home.incarnation, config.exchange_processes
     listen_on = config.listen or addresses.join_address(local_address_towards(towards), 0)
+    port = await listen_for_peers(hub, listen_on, machine, stack)
+    address = config.advertise or address_for_peers(listen_on, port, towards)
+    if not addresses.is_loopback(listen_on):
+        log.warning(
+            "%s is open to the network without credentials: anybody who reaches it can read the model",
+            addresses.join_address(addresses.parse_address(listen_on)[0], port),
+        )
+    return Met(hub, listen_on, address)
+
+
+async def make_hub(run_id: str, spills: tuple[Path, Path], machine: Machine, *, pool: Executor) -> Hub:
+    """`spills`: the folders of contributions, and of errors of averages. Which start of the site it is is to be set."""
+    spill, error_spill = [await asyncio.to_thread(Spill, folder, disk=machine.disk) for folder in spills]
+    return Hub(
+        run_id=run_id,
+        incarnation=0,
+        dialer=Dialer(None, machine.network),
+        pool=pool,
+        spill=spill,
+        error_spill=error_spill,
+    )
+
+
+async def listen_for_peers(hub: Hub, listen_on: str, machine: Machine, stack: AsyncExitStack) -> int:
+    """The port. `stack` ends both."""
+    limit = descriptors.raise_limit()
     server, port = await listen(
         listen_on,
         PeerService(hub).handlers,
@@ -49,15 +80,9 @@ async def meet_peers(
         max_connections=descriptors.for_connections(limit, min(MAX_PEER_CONNECTIONS, limit // 2), "peers"),
         idle_limit_s=PEER_IDLE_LIMIT_S,
     )
-    address = config.advertise or address_for_peers(listen_on, port, towards)
-    if not addresses.is_loopback(listen_on):
-        log.warning(
-            "%s is open to the network without credentials: anybody who reaches it can read the model",
-            addresses.join_address(addresses.parse_address(listen_on)[0], port),
-        )
     stack.push_async_callback(server.stop, 0.5)
     stack.push_async_callback(hub.close)
-    return hub, address
+    return port
 
 
 def prepare_kernels() -> None:

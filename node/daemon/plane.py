@@ -25,7 +25,7 @@ from atoll.node.dataplane.rebuild import Rebuilder
 from atoll.node.dataplane.snapshot import Snapshots
 from atoll.node.dataplane.sync_data import SyncData
 from atoll.node.threads import each, run_to_its_end
-from atoll.protocol.endpoints import first_chunks, owned_by
+from atoll.protocol.endpoints import Places
 from atoll.protocol.errors import ConfigError, HostError, StateError
 from atoll.protocol.layout import Layout, Manifest
 from atoll.protocol.messages import Commit, Evidence
@@ -44,6 +44,8 @@ class DataPlane:
         self._published: dict[int, Content] = {}  # of each fragment, what PUBLISH holds
         self._published_frozen = False
         self.own: range | None = None  # chunks that this host exchanges; None: all of them
+        self.own_part: range | None = None  # the same of this process
+        self.parts: list[range] = [range(0)]  # of each process of this host
         self.home = home
         self.settings = settings
         self.layout = Layout(manifest, settings.sync.chunk_elements, settings.sync.fragments)
@@ -70,11 +72,13 @@ class DataPlane:
         is kept apart here: the end of a fetch that was cancelled, and a state that is frozen for a model, put aside for
         a rollback, or mended after a snapshot."""
 
-    def divide(self, host: int, num_hosts: int) -> None:
-        """Among the hosts of the site: this one exchanges `own` alone, of which alone it has error feedback."""
-        if num_hosts > 1:
-            firsts = first_chunks(self.layout.manifest, self.layout.chunk_elements, num_hosts)
-            self.own = owned_by(host, firsts, len(self.layout.chunks))
+    def divide(self, host: int, num_hosts: int, num_processes: int = 1) -> None:
+        """Among the hosts of the site, each of which has error feedback of its `own` chunks alone; and among the
+        processes of this host, of which this one exchanges `own_part` where all take part."""
+        places = Places.of(self.layout.manifest, self.layout.chunk_elements, num_hosts, num_processes)
+        self.own = places.of_host(host) if num_hosts > 1 else None
+        self.parts = [places.of_process(host, process) for process in range(num_processes)]
+        self.own_part = self.own if num_processes == 1 else self.parts[0]
 
     @cached_property
     def log(self) -> PayloadLog:
@@ -93,9 +97,9 @@ class DataPlane:
         Raises ConfigError for a dtype that has no base, HostError for the memory.
         """
         check_base_dtypes(self.layout.manifest, dtypes)
-        self.dtypes = dict(dtypes)
+        self.dtypes, sync = dict(dtypes), self.settings.sync
         if self.snapshot is None:
-            sync, self.snapshot = self.settings.sync, self._shared_buffer("snapshot")
+            self.snapshot = self._shared_buffer("snapshot")
             self.publish_buffer = self._shared_buffer("publish", sync.num_shared_moments)
             if sync.error_feedback and self.errors is None:
                 self.errors = ErrorFeedback.create(self.home.error_folder, self.layout, self.settings, self.home.disk)
@@ -196,10 +200,7 @@ class DataPlane:
 
     async def show(self, evidence: Evidence, commit: int, chunk: int) -> bytes:
         """What settles a dispute over `commit` or the one after it. It is asked for in parts, so the last one is kept.
-        Without the lock: who asks checks what comes.
-
-        Raises StateError if it is not here.
-        """
+        Without the lock: who asks checks what comes. Raises StateError if it is not here."""
         asked = evidence, commit, chunk, self._num_changes
         if self._shown is not None and self._shown[0] == asked:
             return self._shown[1]
@@ -209,8 +210,7 @@ class DataPlane:
         return found
 
     def _evidence(self, evidence: Evidence, commit: int, chunk: int) -> bytes:
-        outer = self.outer
-        if outer is None:
+        if (outer := self.outer) is None:
             raise StateError("this site holds no state")
         match evidence:
             case Evidence.CHUNK_HASHES:
@@ -292,9 +292,9 @@ class DataPlane:
 
     def _present_outer(self) -> OuterState:
         """Under the lock it stays so. Raises StateError if a rollback has left none."""
-        if self.outer is None:
+        if (outer := self.outer) is None:
             raise StateError(f"{self.home.state_folder}: the outer state is gone, as the run has gone back")
-        return self.outer
+        return outer
 
     def _payload_of(self, base_commit: int, chunk: int) -> tuple[bytes, tuple[int, ...]] | None:
         """That led to the base."""
@@ -355,8 +355,7 @@ class DataPlane:
 
     async def _mend(self) -> None:
         """Damaged chunks anew, from an older snapshot and the log."""
-        outer = self.outer
-        if outer is None:
+        if (outer := self.outer) is None:
             return  # discarded, or rolled back, since the snapshot was begun
 
         def work() -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from atoll.node.core import events as e
 from atoll.node.core.site import SiteCore
 from atoll.node.daemon.config import NodeConfig
+from atoll.node.daemon.exchange_processes.fleet import ExchangeProcesses
 from atoll.node.daemon.home import Home
 from atoll.node.daemon.hosts.leader import Leader
 from atoll.node.daemon.launcher import Launcher
@@ -52,6 +53,7 @@ class Shell:
     core: SiteCore
     hub: Hub
     leader: Leader
+    processes: ExchangeProcesses
     observer: Observer
     handle: Callable[[e.Event], None]
     """It raises nothing."""

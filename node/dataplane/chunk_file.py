@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import struct
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -15,11 +16,12 @@ from pathlib import Path
 
 from atoll.protocol.digest import DIGEST_BYTES, Digest
 from atoll.protocol.disk import disk_error, open_new, sync_folder, write_at
-from atoll.protocol.errors import DigestMismatch, StateError
+from atoll.protocol.errors import DigestMismatch, InvalidMessage, StateError
 
 _MAGIC = b"ATOLLCF1"
 _HEAD = struct.Struct("<8s32sQ")  # magic, key, number of chunks
 _ENTRY = struct.Struct("<QIQ32s")  # offset, length, version, hash
+ENTRY_BYTES = _ENTRY.size
 
 
 class ChunkFile:
@@ -28,8 +30,9 @@ class ChunkFile:
     hashed: Callable[[bytes], bytes]
     """The hash of a chunk."""
 
-    def __init__(self, path: Path, key: bytes, chunks: Sequence[int], *, is_new: bool, fsync: bool) -> None:
-        """`key` says what the file is of. With `fsync` what is sealed is found again after a crash of the machine too.
+    def __init__(self, path: Path, key: bytes, chunks: Sequence[int], *, is_new: bool | None, fsync: bool) -> None:
+        """`key` says what the file is of. `is_new`: None if another process makes and seals it. With `fsync` what is
+        sealed is found again after a crash of the machine too.
 
         Raises HostError if a new file cannot be made, StateError unless another one is whole, sealed and of this key.
         """
@@ -40,6 +43,7 @@ class ChunkFile:
         self._fsync = fsync
         self._head = _HEAD.pack(_MAGIC, key, len(chunks))
         self._end = _HEAD.size + _ENTRY.size * len(chunks) + DIGEST_BYTES
+        self._limit = sys.maxsize  # what is put ends before it
         self._entries: dict[int, bytes] = {}
         self._lock = threading.RLock()
         self._is_closed = False
@@ -48,7 +52,7 @@ class ChunkFile:
                 open_new(path).close()
             except OSError as error:
                 raise disk_error(error, path) from error
-        else:
+        elif is_new is False:
             self._load()
 
     def close(self) -> None:
@@ -74,12 +78,48 @@ class ChunkFile:
             if self.sealed:
                 raise StateError(f"{self.path.name}: sealed, chunk {chunk} comes too late")
             offset = self._end
+            if offset + len(data) > self._limit:
+                raise StateError(f"{self.path.name}: no room for chunk {chunk} in what was set aside for this process")
             self._end += len(data)
         with self._opened() as descriptor:
             write_at(descriptor, data, offset)
         with self._lock:
             if not self._is_held(chunk, hash):  # another thread may have been faster
                 self._entries[chunk] = _ENTRY.pack(offset, len(data), version, hash)
+
+    # --- parts that other processes write
+
+    def set_aside(self, num_bytes: int) -> range:
+        """Where another process may put chunks; what is not used of it is a hole in the file."""
+        with self._lock:
+            start, self._end = self._end, self._end + num_bytes
+        return range(start, start + num_bytes)
+
+    def put_within(self, region: range) -> None:
+        """What is put from now on goes to what another process has set aside for this one."""
+        with self._lock:
+            self._end, self._limit = region.start, region.stop
+
+    def entry_of(self, chunk: int) -> bytes | None:
+        """Where it lies, of which length, version and hash; None if it is not here."""
+        return self._entries.get(chunk)
+
+    def take_over(self, chunk: int, entry: bytes) -> None:
+        """A chunk that the process that makes the file has put there."""
+        with self._lock:
+            self._entries[chunk] = entry
+
+    def adopt(self, chunk: int, entry: bytes, region: range, max_bytes: int) -> None:
+        """A chunk that another process has put within `region`, of at most so many bytes. Again is no error.
+
+        Raises InvalidMessage if it does not lie there, DigestMismatch as `put` does.
+        """
+        offset, length, _, hash = _ENTRY.unpack(entry)
+        if not (region.start <= offset and offset + length <= region.stop and length <= max_bytes):
+            raise InvalidMessage(f"{self.path.name}: chunk {chunk} is not within what was set aside for it")
+        with self._lock:
+            if not self._is_held(chunk, hash):
+                self._entries[chunk] = entry
 
     def _is_held(self, chunk: int, hash: bytes) -> bool:
         held = self.hash_of(chunk)

@@ -53,5 +53,10 @@ class ChunkIndex:
         body = _BODY.pack(entry.version, entry.place, entry.serial, entry.hash)
         self._buffer[start : start + ENTRY_BYTES] = body + self._check(chunk, body)
 
+    def clear(self, chunk: int) -> None:
+        """The chunk has no valid entry from now on."""
+        start = 2 * chunk * ENTRY_BYTES
+        self._buffer[start : start + 2 * ENTRY_BYTES] = bytes(2 * ENTRY_BYTES)
+
     def _check(self, chunk: int, body: bytes) -> bytes:
         return Digest("atoll/chunk-index/v1").data(self._key).uint(chunk).data(body).finish()[:_CHECK_BYTES]

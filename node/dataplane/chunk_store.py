@@ -12,9 +12,10 @@ import logging
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Protocol
 
 from atoll.node.dataplane import store_files
 from atoll.node.dataplane.chunk_index import Entry
@@ -49,6 +50,16 @@ class Pin:
 
     entry: Entry
     data: Bytes
+
+
+class Records(Protocol):
+    """Of chunks, to read."""
+
+    folder: Path
+
+    def pinned(self, chunk: int) -> AbstractContextManager[Pin]:
+        """See `ChunkStore.pinned`."""
+        ...
 
 
 class ChunkStore:
@@ -194,7 +205,8 @@ class ChunkStore:
             old = self._entries[chunk]
             if old is None or not self._sizes[chunk]:
                 return
-            self._entries[chunk] = None
+            self._index.clear(chunk)  # first: another process may be reading there
+            self._entries[chunk], self._serials[chunk] = None, 0
             self.num_missing += 1
             self.noted(chunk, old, None)
             self._retire(chunk, old.place)

@@ -13,14 +13,15 @@ import logging
 import math
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 
 from atoll.node.dataplane import store_files
-from atoll.node.dataplane.chunk_store import ChunkStore
+from atoll.node.dataplane.chunk_store import ChunkStore, Records
 from atoll.node.dataplane.places import error_sizes
 from atoll.node.dataplane.store_files import Bytes, StoreKind
 from atoll.node.threads import each
@@ -49,7 +50,7 @@ def leave_over(codec: str, sent: bytes, error: Floats, beta: np.float32, out: Fl
     return found
 
 
-def _kind(layout: Layout, settings: RunSettings) -> StoreKind:
+def kind_of(layout: Layout, settings: RunSettings) -> StoreKind:
     digest = Digest("atoll/error-feedback/v1").text(settings.run_id).data(layout.manifest.digest)
     return StoreKind(
         name=_NAME,
@@ -59,6 +60,32 @@ def _kind(layout: Layout, settings: RunSettings) -> StoreKind:
         record_bytes=error_sizes(layout),
         name_of=layout.name_of,
     )
+
+
+class Errors(Protocol):
+    """As they are added to what is sent."""
+
+    @property
+    def beta(self) -> np.float32: ...
+
+    def of(self, chunk: int, commit: int) -> AbstractContextManager[Floats]:
+        """See `ErrorFeedback.of`."""
+        ...
+
+
+@contextmanager
+def error_in(store: Records, layout: Layout, chunk: int, commit: int) -> Iterator[Floats]:
+    """See `ErrorFeedback.of`."""
+    if not commit or not layout.chunks[chunk].num_elements:
+        yield NOTHING
+        return
+    with store.pinned(chunk) as pin:
+        if pin.entry.version != commit:
+            raise StateError(
+                f"{store.folder}: the error feedback of chunk {chunk} is of commit {pin.entry.version}, that of commit "
+                f"{commit} is needed"
+            )
+        yield pin.data.view(np.float32)
 
 
 @dataclass(eq=False)
@@ -73,7 +100,7 @@ class ErrorFeedback:
     @classmethod
     def create(cls, folder: Path, layout: Layout, settings: RunSettings, disk: Disk) -> ErrorFeedback:
         """Without any error, in place of what is there. Raises HostError if the disk has no room."""
-        store = ChunkStore.create(folder, _kind(layout, settings), disk)
+        store = ChunkStore.create(folder, kind_of(layout, settings), disk)
         return cls(layout, np.float32(settings.sync.error_feedback), store, disk)
 
     @classmethod
@@ -84,7 +111,7 @@ class ErrorFeedback:
         if not settings.sync.error_feedback or not store_files.exists(folder, _NAME):
             return None
         try:
-            store = ChunkStore.open(folder, _kind(layout, settings))
+            store = ChunkStore.open(folder, kind_of(layout, settings))
         except StateError:
             log.warning("error feedback in %s is not whole, or of another run: it begins anew", folder)
             return None
@@ -110,19 +137,9 @@ class ErrorFeedback:
         if void:
             self.disk.sync(self.store.index_path)
 
-    @contextmanager
-    def of(self, chunk: int, commit: int) -> Iterator[Floats]:
+    def of(self, chunk: int, commit: int) -> AbstractContextManager[Floats]:
         """As that commit left it; empty if it is 0. Raises StateError if it is another one's."""
-        if not commit or not self.layout.chunks[chunk].num_elements:
-            yield NOTHING
-            return
-        with self.store.pinned(chunk) as pin:
-            if pin.entry.version != commit:
-                raise StateError(
-                    f"{self.store.folder}: the error feedback of chunk {chunk} is of commit {pin.entry.version}, that "
-                    f"of commit {commit} is needed"
-                )
-            yield pin.data.view(np.float32)
+        return error_in(self.store, self.layout, chunk, commit)
 
     def advance(
         self, chunks: Iterable[int], commit: int, left_over: Callable[[int, Floats], float], pool: Executor | None

@@ -10,17 +10,17 @@ import itertools
 import logging
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from atoll.node.dataplane import outer_update, store_files
 from atoll.node.dataplane.chunk_index import Entry
-from atoll.node.dataplane.chunk_store import EMPTY, ChunkRecord, ChunkStore
+from atoll.node.dataplane.chunk_store import EMPTY, ChunkRecord, ChunkStore, Pin
 from atoll.node.dataplane.frozen_state import FrozenState
 from atoll.node.dataplane.optim import OuterUpdate
 from atoll.node.dataplane.outer_update import Encoded, record_bytes
@@ -29,7 +29,7 @@ from atoll.protocol.digest import Digest
 from atoll.protocol.disk import REAL_DISK, Disk
 from atoll.protocol.errors import InvalidMessage, StateError
 from atoll.protocol.history import History
-from atoll.protocol.layout import FP32_ROLES, Layout, state_hash
+from atoll.protocol.layout import FP32_ROLES, Chunk, Layout, state_hash
 
 log = logging.getLogger("atoll.node")
 
@@ -48,6 +48,21 @@ class PinnedChunk:
     hash: bytes
     values: npt.NDArray[Any]
     data: Bytes
+
+
+class OuterRecords(Protocol):
+    """Of an outer state, to read."""
+
+    def pinned(self, chunk: int) -> AbstractContextManager[PinnedChunk]:
+        """See `OuterState.pinned`."""
+        ...
+
+
+def pinned_chunk(chunk: Chunk, pin: Pin) -> PinnedChunk:
+    values: npt.NDArray[Any] = pin.data[: chunk.num_bytes]
+    if chunk.role in FP32_ROLES:
+        values = values.view(np.float32)
+    return PinnedChunk(pin.entry.version, pin.entry.hash, values, pin.data)
 
 
 @dataclass(eq=False)
@@ -79,7 +94,7 @@ class OuterState:
         cls, folder: Path, layout: Layout, slots: tuple[str, ...], run_id: str, disk: Disk = REAL_DISK
     ) -> OuterState:
         """An empty state in `folder`, instead of what was there. Raises HostError if the disk has no room for it."""
-        return cls(ChunkStore.create(folder, _kind(layout, slots, run_id), disk), layout, slots, run_id)
+        return cls(ChunkStore.create(folder, kind_of(layout, slots, run_id), disk), layout, slots, run_id)
 
     @classmethod
     def open(
@@ -97,7 +112,7 @@ class OuterState:
         Raises StateError if it belongs to another run, manifest or outer optimizer; TornState if the files are not
         whole.
         """
-        state = cls(ChunkStore.open(folder, _kind(layout, slots, run_id)), layout, slots, run_id, history)
+        state = cls(ChunkStore.open(folder, kind_of(layout, slots, run_id)), layout, slots, run_id, history)
         state._verify(num_threads)
         return state
 
@@ -181,11 +196,7 @@ class OuterState:
         Raises StateError if there is no valid record.
         """
         with self.store.pinned(chunk) as pin:
-            spec = self.layout.chunks[chunk]
-            values = pin.data[: spec.num_bytes]
-            if spec.role in FP32_ROLES:
-                values = values.view(np.float32)
-            yield PinnedChunk(pin.entry.version, pin.entry.hash, values, pin.data)
+            yield pinned_chunk(self.layout.chunks[chunk], pin)
 
     def freeze(self) -> FrozenState:
         """The state as it is now, whatever is applied until the frozen one is closed.
@@ -330,7 +341,7 @@ class OuterState:
                 self._hash_lists[commit] = at
 
 
-def _kind(layout: Layout, slots: tuple[str, ...], run_id: str) -> StoreKind:
+def kind_of(layout: Layout, slots: tuple[str, ...], run_id: str) -> StoreKind:
     return StoreKind(
         name=_NAME,
         what="outer state",

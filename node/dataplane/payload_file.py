@@ -34,7 +34,7 @@ class PayloadFile(ChunkFile):
     hashed = staticmethod(payload_hash)
 
     def __init__(
-        self, folder: Path, layout: Layout, run_id: str, attempt: AttemptKey, *, is_new: bool, fsync: bool
+        self, folder: Path, layout: Layout, run_id: str, attempt: AttemptKey, *, is_new: bool | None, fsync: bool
     ) -> None:
         key = Digest("atoll/payload-log/v3").text(run_id).data(layout.manifest.digest).uint(layout.chunk_elements)
         key.uint(attempt.sync).uint(attempt.term).uint(attempt.attempt)

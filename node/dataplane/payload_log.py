@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
+from typing import Protocol
 
 from atoll.node.dataplane.payload_file import AttemptKey, PayloadFile
 from atoll.protocol import wire
@@ -32,6 +33,20 @@ _MAX_RECORD_BYTES = 1 << 22
 _ATTEMPT = re.compile(r"attempt-(\d{1,20})-(\d{1,20})-(\d{1,10})(?:-(\d{1,10}))?\.payloads")
 _RECORD = re.compile(r"commit-(\d{1,20})\.record")
 _TOUCHED = "touched"
+
+
+class AttemptLog(Protocol):
+    """Where an exchange keeps payloads."""
+
+    def begin(
+        self, sync: int, term: int, attempt: int, fragment: int = 0, *, is_over: Callable[[], bool] = lambda: False
+    ) -> PayloadFile:
+        """See `PayloadLog`, as for the others."""
+        ...
+
+    def attempt_of(self, fragment: int, commit: int) -> AttemptKey | None: ...
+
+    def attempts_in_force(self) -> set[AttemptKey]: ...
 
 
 @dataclass(eq=False)

@@ -45,10 +45,11 @@ class StoreKind:
     """The tensor of a chunk, for messages."""
 
 
-def opened(folder: Path, kind: StoreKind, places: PlaceMap) -> tuple[ChunkIndex, Bytes]:
-    """Index and records, for this process alone: the node holds its home. Raises TornState if they are not whole."""
-    index = _mapped(path_of(folder, kind.name, "index"), ChunkIndex.size_bytes(len(kind.record_bytes)))
-    records = _mapped(path_of(folder, kind.name, "chunks"), places.file_bytes)
+def opened(folder: Path, kind: StoreKind, places: PlaceMap, *, to_write: bool = True) -> tuple[ChunkIndex, Bytes]:
+    """Index and records. One process alone writes there: the node holds its home. Raises TornState if they are not
+    whole."""
+    index = _mapped(path_of(folder, kind.name, "index"), ChunkIndex.size_bytes(len(kind.record_bytes)), to_write)
+    records = _mapped(path_of(folder, kind.name, "chunks"), places.file_bytes, to_write)
     return ChunkIndex(memoryview(index), kind.key), np.frombuffer(records, np.uint8)
 
 
@@ -95,13 +96,13 @@ def path_of(folder: Path, name: str, suffix: str) -> Path:
     return folder / f"{name}.{suffix}"
 
 
-def _mapped(path: Path, size_bytes: int) -> mmap.mmap:
+def _mapped(path: Path, size_bytes: int, to_write: bool) -> mmap.mmap:
     """Raises TornState if the file is not there, or smaller."""
     try:
-        with path.open("r+b", buffering=0) as file:
+        with path.open("r+b" if to_write else "rb", buffering=0) as file:
             if os.fstat(file.fileno()).st_size < size_bytes:
                 raise TornState(f"{path}: truncated")
-            return mmap.mmap(file.fileno(), 0)
+            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_WRITE if to_write else mmap.ACCESS_READ)
     except FileNotFoundError as error:
         raise TornState(f"{path}: {error.strerror}") from None
     except OSError as error:

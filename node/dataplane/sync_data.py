@@ -4,6 +4,7 @@ arrives. Called by the exchange from several threads at once."""
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
@@ -16,8 +17,8 @@ from atoll.node.dataplane import outliers
 from atoll.node.dataplane.averaged import Figures, Sample
 from atoll.node.dataplane.bases import base_of
 from atoll.node.dataplane.blocks import gathered
-from atoll.node.dataplane.error_feedback import ErrorFeedback, leave_over
-from atoll.node.dataplane.outer_state import OuterState, PinnedChunk
+from atoll.node.dataplane.error_feedback import Errors, leave_over
+from atoll.node.dataplane.outer_state import OuterRecords, PinnedChunk
 from atoll.node.dataplane.outliers import Outlier, above, limits
 from atoll.node.dataplane.store_files import Bytes
 from atoll.node.dataplane.trimming import trimmed_mean
@@ -50,23 +51,22 @@ class SyncData:
 
     layout: Layout
     travels: Spec
-    outer: OuterState
-    snapshot: memoryview
-    """The shared buffer, of `layout.buffer_bytes`."""
+    outer: OuterRecords
+    snapshot: memoryview  # the shared buffer, of `layout.buffer_bytes`
     dtypes: Mapping[str, str]
     """The worker's own, by the name of the trainable tensor; each has a base (`bases.check_base_dtypes`)."""
     last_payload: Callable[[int], tuple[bytes, tuple[int, ...]] | None] = lambda chunk: None
     """Of a chunk in the commit that the base is, and the weights of that; None if it is not here."""
     fragment: int = 0
     base_commit: int = 0
-    errors: ErrorFeedback | None = None
+    errors: Errors | None = None
     error_commits: tuple[int, ...] = ()
     """Of each fragment of the run: the commit that advanced this site's error; 0: there is none."""
     beta1: float = 0.0
     """Of momenta, if these travel."""
-    own: range | None = None  # the chunks that this host of the site exchanges; None: all of them
-    chunks: tuple[int, ...] = field(init=False)
-    """Those that travel."""
+    own: range | None = None  # the chunks that this process of the site exchanges; None: all of them
+    keeps_own_alone: bool = False  # payloads of other chunks are another process's affair
+    chunks: tuple[int, ...] = field(init=False)  # those that travel
     _nearest: list[tuple[float, Outlier]] = field(default_factory=list, init=False)
     """Of each chunk that was averaged, by share of the limit."""
     _figures: Figures = field(default_factory=Figures, init=False)
@@ -77,18 +77,17 @@ class SyncData:
 
     def __post_init__(self) -> None:
         """Raises InvalidMessage if there is no such fragment."""
-        self.chunks = self.layout.chunks_of(self.fragment)
+        self.chunks = chunks = self.layout.chunks_of(self.fragment)
+        if self.keeps_own_alone and self.own is not None:
+            self.chunks = chunks[bisect_left(chunks, self.own.start) : bisect_left(chunks, self.own.stop)]
 
     def is_own(self, chunk: int) -> bool:
-        """Whether this host of the site exchanges it."""
+        """Whether this process exchanges it."""
         return self.own is None or chunk in self.own
 
     def contribution(self, chunk: int) -> bytes:
         """The encoded contribution of this site: base minus local, a gradient, the value of a buffer, or that it is
-        unchanged.
-
-        Raises NonFiniteError naming the tensor.
-        """
+        unchanged. Raises NonFiniteError naming the tensor."""
         spec = self._sync_chunk(chunk)
         data = self._contribution(spec)
         if self.travels.of(spec.role).aggregation.is_bundle:

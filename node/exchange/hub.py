@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from atoll.node.dataplane.optim import OuterOptimizer
 from atoll.node.dataplane.outer_state import OuterState
-from atoll.node.dataplane.payload_log import PayloadLog
+from atoll.node.dataplane.payload_log import AttemptLog, PayloadLog
 from atoll.node.dataplane.sync_data import SyncData
 from atoll.node.exchange.catchup.donations import Donations
 from atoll.node.exchange.catchup.donor_server import DonorServer
@@ -65,16 +65,18 @@ class Hub:
     """The same for errors of averages."""
     site_id: int = 0
     """Given by the coordinator; 0 until then."""
+    num_processes: int = 1
+    """Of this host, which share what it may hold."""
 
     def __post_init__(self) -> None:
-        self.max_retained_bytes = 0
+        self.max_retained_bytes = self.reduce_buffer_bytes = 0
         self.counters = Counters()
         self.uplink = Uplink()
         self.average_errors = AverageErrors(self.pool, self.error_spill)
         self.donor: DonorServer | None = None
         self.expected_donors = ExpectedDonors()
         self.donations = Donations(identity=self.identity, dialer=self.dialer, donor=self.served_donor)
-        self._log: PayloadLog | None = None
+        self._log: AttemptLog | None = None
         self._exchanges: dict[int, Exchange] = {}  # by sync: the newest attempt
         self._dropped: deque[int] = deque(maxlen=DROPPED_REMEMBERED)
         self._num_early = 0
@@ -91,7 +93,7 @@ class Hub:
     def serve(self, layout: Layout, outer: Callable[[], OuterState | None], log: PayloadLog, pace: Pace) -> None:
         """From now on exchanges write to `log`, and peers that catch up are served from it and the outer state, if they
         take what they ask for at `pace`."""
-        self._log = log
+        self.keep_payloads_in(log)
         self.donor = DonorServer(
             run_id=self.run_id,
             layout=layout,
@@ -103,17 +105,22 @@ class Hub:
             uplink=self.uplink,
         )
 
+    def keep_payloads_in(self, log: AttemptLog) -> None:
+        """From now on exchanges do."""
+        self._log = log
+
     @property
-    def log(self) -> PayloadLog:
-        """Raises NotYetError before `serve`."""
+    def log(self) -> AttemptLog:
+        """Raises NotYetError before that."""
         if self._log is None:
             raise NotYetError("this node has no log yet")
         return self._log
 
     def allow(self, max_retained_bytes: int, reduce_buffer_bytes: int, *, keeps_errors: bool = False) -> None:
-        """From the next exchange on this may be held as a reducer, and in memory of contributions: of these and of
-        errors of averages, half each, where such errors are kept."""
-        self.max_retained_bytes = max_retained_bytes
+        """From the next exchange on this host may hold this as a reducer, and in memory of contributions: of these and
+        of errors of averages, half each, where such errors are kept. Each of its processes has an equal share."""
+        self.max_retained_bytes, self.reduce_buffer_bytes = max_retained_bytes, reduce_buffer_bytes
+        reduce_buffer_bytes //= self.num_processes
         of_errors = reduce_buffer_bytes // 2 if keeps_errors else 0
         if self.spill is not None:
             self.spill.memory_limit_bytes = reduce_buffer_bytes - of_errors
@@ -164,7 +171,7 @@ class Hub:
         `in_flight`: the other syncs that are not over. A site that was evicted may never have heard how one ended.
 
         Raises StaleError for an old plan, RefusedError if the plan does not list this start of this site, NoRoomError
-        if it asks it to hold more than `max_retained_bytes` or the disk has room for.
+        if it asks it to hold more than its share of `max_retained_bytes` or the disk has room for.
         """
         if plan.sync in self._dropped:
             raise StaleError(f"sync {plan.sync} is over here")
@@ -176,7 +183,8 @@ class Hub:
         retained = old.retained if old is not None else Retained(self.pool, self.spill)
         header = self.identity(plan.term)
         attempt = Attempt(plan, data, header, tokens, self.pool, self.counters, self.uplink, share, spread_s)
-        need = share.bytes_to_retain(attempt.where, self.max_retained_bytes, self.spill)
+        max_retained_bytes = self.max_retained_bytes // self.num_processes
+        need = share.bytes_to_retain(attempt.where, max_retained_bytes, self.spill)
         exchange = Exchange(
             attempt=attempt,
             share=share,
@@ -184,7 +192,7 @@ class Hub:
             log=self.log,
             retained=retained,
             errors=self.average_errors,
-            has_room=need + sum(e.retained.num_bytes for e in self._exchanges.values()) <= self.max_retained_bytes,
+            has_room=need + sum(e.retained.num_bytes for e in self._exchanges.values()) <= max_retained_bytes,
             dialer=self.dialer,
         )
         if old is not None:
@@ -205,6 +213,12 @@ class Hub:
         exchange = self._exchanges.get(plan.sync)
         if exchange is not None and _order(exchange.plan) == _order(plan):
             exchange.weigh(weights)
+
+    def have_payloads(self, plan: Plan, chunks: list[int]) -> None:
+        """Another process of this host has put their payloads into the file of that attempt."""
+        exchange = self._exchanges.get(plan.sync)
+        if exchange is not None and _order(exchange.plan) == _order(plan):
+            exchange.collection.note(chunks)
 
     def hurry(self, sync: int) -> None:
         """What the exchange sends goes as fast as it can from now on."""

@@ -217,6 +217,7 @@ class HostHello(_message.Message):
     NUM_RANKS_FIELD_NUMBER: _builtins.int
     MACHINE_FIELD_NUMBER: _builtins.int
     PROCESS_FIELD_NUMBER: _builtins.int
+    NUM_PROCESSES_FIELD_NUMBER: _builtins.int
     protocol_version: _builtins.int
     site_name: _builtins.str
     host: _builtins.int
@@ -228,6 +229,8 @@ class HostHello(_message.Message):
     """what this host is called, for people"""
     process: _builtins.bytes
     """of this start of the host alone"""
+    num_processes: _builtins.int
+    """that exchange, on this host"""
     def __init__(
         self,
         *,
@@ -238,10 +241,11 @@ class HostHello(_message.Message):
         num_ranks: _builtins.int = ...,
         machine: _builtins.str = ...,
         process: _builtins.bytes = ...,
+        num_processes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["host", b"host", "machine", b"machine", "num_hosts", b"num_hosts", "num_ranks", b"num_ranks", "process", b"process", "protocol_version", b"protocol_version", "site_name", b"site_name"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["host", b"host", "machine", b"machine", "num_hosts", b"num_hosts", "num_processes", b"num_processes", "num_ranks", b"num_ranks", "process", b"process", "protocol_version", b"protocol_version", "site_name", b"site_name"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -627,6 +631,7 @@ class HostReady(_message.Message):
     STATE_HASH_FIELD_NUMBER: _builtins.int
     BRANCH_FIELD_NUMBER: _builtins.int
     ERROR_COMMITS_FIELD_NUMBER: _builtins.int
+    PROCESS_ADDRESSES_FIELD_NUMBER: _builtins.int
     address: _builtins.str
     """HOST:PORT, for peers"""
     has_state: _builtins.bool
@@ -637,6 +642,10 @@ class HostReady(_message.Message):
     def error_commits(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """of each fragment: what has advanced the chunks of this host; -1: a part of them"""
 
+    @_builtins.property
+    def process_addresses(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """of the exchange processes beside the host's daemon"""
+
     def __init__(
         self,
         *,
@@ -646,10 +655,11 @@ class HostReady(_message.Message):
         state_hash: _builtins.bytes = ...,
         branch: _builtins.int = ...,
         error_commits: _abc.Iterable[_builtins.int] | None = ...,
+        process_addresses: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "branch", b"branch", "commit", b"commit", "error_commits", b"error_commits", "has_state", b"has_state", "state_hash", b"state_hash"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "branch", b"branch", "commit", b"commit", "error_commits", b"error_commits", "has_state", b"has_state", "process_addresses", b"process_addresses", "state_hash", b"state_hash"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

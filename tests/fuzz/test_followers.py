@@ -26,6 +26,7 @@ from atoll.protocol.settings import settings_to_json
 from atoll.protocol.v1 import hosts_pb2, local_pb2
 from tests.harness.following import FakeLauncher, seeded
 from tests.harness.fuzzing import fuzz, protos
+from tests.harness.host_exchanges import no_processes
 from tests.harness.hostile_hosts import Stream, altered, frames_of, words
 from tests.harness.hosts import SITE_ID, config_of
 from tests.harness.model_on_hosts import (
@@ -176,6 +177,7 @@ def test_any_job_is_done_or_refused(here: Here, has_buffers: bool, told: list[ho
                 say=here.said.append,
                 level=10,
                 failed=failed.append,
+                processes=no_processes(endpoint._hub),
             )
             try:
                 for envelope in told:

@@ -21,6 +21,7 @@ from atoll.node.core.host_events import HostErrors, HostsChanged, SlicesArrived
 from atoll.node.daemon.hosts.host_exchanges import HostExchanges
 from atoll.node.dataplane.slices import Wanted, messages, new_digest, views
 from atoll.node.exchange import hub as hub_module
+from atoll.node.exchange.hub import Hub
 from atoll.node.exchange.peers.frames import Encoded, pack_frames
 from atoll.node.local_protocol import Greeting
 from atoll.node.tasks import end
@@ -32,7 +33,7 @@ from tests.harness.data_plane import filled
 from tests.harness.failures import unexpected
 from tests.harness.fuzzing import fuzz, protos
 from tests.harness.hand_host import HAND_ADDRESS
-from tests.harness.host_exchanges import begun, on_host_0
+from tests.harness.host_exchanges import begun, no_processes, on_host_0
 from tests.harness.hostile_hosts import REFUSALS, Stream, Waiting, altered, frames_of, words
 from tests.harness.hosts import Led
 from tests.harness.model_on_hosts import (
@@ -246,6 +247,18 @@ def test_payloads_that_are_put_are_those_of_the_host_or_refused(site: Site, data
     site.run(main())
 
 
+def following(hub: Hub, channel: Any, said: list[Any]) -> HostExchanges:
+    return HostExchanges(
+        hub=hub,
+        channel=channel,
+        session=1,
+        say=said.append,
+        level=0,
+        failed=unexpected,
+        processes=no_processes(hub),
+    )
+
+
 @fuzz(100)
 @given(st.data())
 def test_payloads_that_are_taken_are_those_of_other_hosts_or_refused(site: Site, data: st.DataObject) -> None:
@@ -258,9 +271,8 @@ def test_payloads_that_are_taken_are_those_of_other_hosts_or_refused(site: Site,
             parts = data.draw(altered([hosts_pb2.TakePayloadsResponse(data=frame) for frame in frames]))
             said: list[Any] = []
             channel: Any = SimpleNamespace(unary_stream=lambda *_, **__: lambda _: Stream(parts))
-            taking = HostExchanges(
-                hub=found.led.hub, channel=channel, session=1, say=said.append, level=0, failed=unexpected
-            )
+            taking = following(found.led.hub, channel, said)
+            taking._own = exchange.attempt.data.own or range(0)
             with suppress(AtollError):
                 await taking._take(exchange)
             for chunk, payload in found.payloads.items():
@@ -284,7 +296,7 @@ def test_payloads_of_a_commit_that_are_taken_are_its_own_or_refused(site: Site, 
         parts = data.draw(altered([hosts_pb2.TakePayloadsResponse(data=frame) for frame in frames]))
         channel: Any = SimpleNamespace(unary_stream=lambda *_, **__: lambda _: Stream(parts))
         said: list[Any] = []
-        taking = HostExchanges(hub=led.hub, channel=channel, session=1, say=said.append, level=0, failed=unexpected)
+        taking = following(led.hub, channel, said)
         log = led.plane.log
         try:
             await taking.take_committed(commit, led.plane)

@@ -7,9 +7,14 @@ from dataclasses import replace
 from typing import Any
 
 from atoll.node import host_protocol as hosts
-from atoll.node.core.outputs import BeginExchange, ShareSnapshot
+from atoll.node.core.outputs import ShareSnapshot
+from atoll.node.daemon.exchange_processes.attached import Processes
+from atoll.node.daemon.exchange_processes.process_exchanges import ProcessExchanges
+from atoll.node.exchange.hub import Hub
 from atoll.node.exchange.sync.exchange import ExchangeResult
+from atoll.node.tasks import Tasks
 from atoll.protocol import messages as m
+from tests.harness.failures import unexpected
 from tests.harness.hand_host import HAND_ADDRESS, HandHost
 from tests.harness.hosts import SITE_ID, Led
 from tests.harness.model_on_hosts import LAYOUT, W
@@ -20,7 +25,7 @@ OTHER = m.Member(site_id=2, incarnation=1, address="127.0.0.1:2")
 """A site that never answers."""
 
 
-def begun(site: Led, *, tokens: int = 100, alone: bool = False, **changes: Any) -> BeginExchange:
+def begun(site: Led, *, tokens: int = 100, alone: bool = False, **changes: Any) -> hosts.BeginAtHost:
     """What the core of host 0 wants; its site reduces all."""
     here = m.Endpoint(address=HAND_ADDRESS, first_chunk=W)
     me = m.Member(site_id=SITE_ID, incarnation=site.home.incarnation, address=site.address, endpoints=(here,))
@@ -42,7 +47,16 @@ def begun(site: Led, *, tokens: int = 100, alone: bool = False, **changes: Any) 
         plan = replace(plan, trees=(m.Tree(first_chunk=0, num_chunks=LAYOUT.num_sync_chunks, parents=(-1,)),))
     weights = (tokens,) if alone else ()
     plan = replace(plan, **changes)
-    return BeginExchange(plan, tokens, weights, error_commits=(4,), spread_s=2.5, in_flight=frozenset({3, 1}))
+    return hosts.BeginAtHost(
+        plan=plan, tokens=tokens, weights=weights, error_commits=(4,), spread_s=2.5, in_flight=(1, 3), site_id=SITE_ID
+    )
+
+
+def no_processes(hub: Hub) -> ProcessExchanges:
+    """Of a host that has none beside its daemon."""
+    return ProcessExchanges(
+        attached=Processes(0), hub=hub, own_of=lambda _: range(0), site_id=lambda: SITE_ID, tasks=Tasks(unexpected)
+    )
 
 
 async def sharing(site: Led) -> HandHost:
@@ -62,7 +76,7 @@ async def takes_snapshot(site: Led, *taking: HandHost) -> None:
     await asked
 
 
-def on_host_0(site: Led, wanted: BeginExchange) -> asyncio.Task[ExchangeResult]:
+def on_host_0(site: Led, wanted: hosts.BeginAtHost) -> asyncio.Task[ExchangeResult]:
     """Its part of that exchange, which hosts were told of."""
     plane, hub, plan = site.plane, site.hub, wanted.plan
     data = plane.sync_data(plan.base_commit, plan.fragment, (), plane.own)

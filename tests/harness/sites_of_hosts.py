@@ -11,7 +11,7 @@ from pathlib import Path
 from atoll.node.exchange.sync import sharing
 from atoll.node.exchange.sync.exchange import Exchange, ExchangeResult
 from atoll.protocol import transport
-from atoll.protocol.endpoints import owned_by
+from atoll.protocol.endpoints import Places
 from atoll.protocol.layout import Layout
 from atoll.protocol.machine import Network
 from atoll.protocol.messages import Endpoint, Member, Plan
@@ -53,7 +53,7 @@ class SiteOfHosts:
                 network=network,
                 pool=pool(),
             )
-            host.own = owned_by(place, (0, *firsts), len(layout.chunks))
+            host.own = Places((0, *firsts), 1, len(layout.chunks)).of_host(place)
             host.seed()
             hosts.append(host)
         return cls(site_id, hosts)

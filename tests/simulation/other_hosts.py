@@ -11,6 +11,7 @@ from collections.abc import Callable
 from atoll.node.core import outputs as out
 from atoll.node.core.host_events import HostErrors, HostsChanged
 from atoll.node.daemon.node import Node
+from atoll.node.host_protocol import BeginAtHost
 from atoll.protocol.errors import StateError
 from atoll.protocol.messages import Plan
 from tests.harness.site_questions import of_node
@@ -93,13 +94,13 @@ class OtherHost:
         if await taking and is_wanted():
             self._taken[output.fragment] = output.generation, output.step, output.seq
 
-    def _begin(self, begun: out.BeginExchange) -> bool:
-        plan = begun.plan
-        if begun.tokens and plan.fragment not in self._taken:
+    def _begin(self, word: BeginAtHost) -> bool:
+        plan = word.plan
+        if word.tokens and plan.fragment not in self._taken:
             raise StateError(f"what this site contributes is not on all of its hosts: {WORDS}")
         if self._is_here:
             self._begun[plan.sync] = plan
-        return self._begin_alone(begun)
+        return self._begin_alone(word)
 
     async def _advance(self, job: out.AdvanceErrors) -> list[str]:
         return [""] if self._is_here else [f"{WORDS} is not here"]

@@ -29,6 +29,7 @@ from atoll.node.daemon.home import Home
 from atoll.node.daemon.journal import Journal
 from atoll.node.daemon.launcher import Launcher
 from atoll.node.daemon.node import Node
+from atoll.node.daemon.peers import Met
 from atoll.node.daemon.plane import DataPlane
 from atoll.node.daemon.shared_memory import SharedBuffer
 from atoll.node.daemon.shell import OnFailure, Parts
@@ -355,8 +356,7 @@ class SimNode:
                 settings=self.settings,
                 home=home,
                 plane=plane,
-                hub=hub,
-                address=f"{self.process.machine}:{port}",
+                met=Met(hub, f"{self.process.machine}:0", f"{self.process.machine}:{port}"),
                 journal=SimJournal(self._machine.disk, home.folder / "journal.jsonl"),
                 machine=self._machine,
                 parts=Parts(local_server=SimLocalServer, launcher=self._launcher, data_plane=self._data_plane),

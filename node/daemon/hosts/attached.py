@@ -10,11 +10,9 @@ from typing import Any
 from atoll.node import host_protocol as hosts
 from atoll.node.daemon.hosts.link import Outbox
 from atoll.node.daemon.hosts.ranks_elsewhere import Ranks
+from atoll.node.daemon.shared_exchanges import AttemptKey, Changes
 from atoll.protocol import messages as m
 from atoll.protocol.v1 import hosts_pb2
-
-AttemptKey = tuple[int, int, int]  # sync, term, attempt
-
 
 NOTHING = hosts.StateHeld(has_state=False, commit=0, state_hash=b"")
 
@@ -30,7 +28,7 @@ class AttachedHost:
     outbox: Outbox[hosts_pb2.AttachResponse]
     lost: asyncio.Future[str]  # why, if the leader gives it up
     ranks: Ranks
-    address: str = ""  # where peers reach it; empty until it is ready
+    addresses: tuple[str, ...] = ()  # where peers reach it, and its processes; empty until it is ready
     is_laid_out: bool = False  # its ranks have buffers
     follows: bool = False  # it does as the leader does, commit by commit
     said: hosts.StateHeld = NOTHING  # what its disk holds, as it said last
@@ -64,18 +62,17 @@ class AttachedHost:
         self.outbox.say(message)
 
 
-class Hosts(dict[int, AttachedHost]):
+class Hosts(Changes, dict[int, AttachedHost]):
     """By number. `until` wakes when any of them has changed."""
 
     def __init__(self, num_hosts: int) -> None:
         super().__init__()
         self._num_hosts = num_hosts
-        self._changed = asyncio.Event()
 
     @property
     def ready(self) -> list[AttachedHost]:
         """Those that may be told what to do."""
-        return [host for _, host in sorted(self.items()) if host.address]
+        return [host for _, host in sorted(self.items()) if host.addresses]
 
     @property
     def missing(self) -> tuple[int, ...]:
@@ -86,14 +83,6 @@ class Hosts(dict[int, AttachedHost]):
     def is_here(self, host: AttachedHost) -> bool:
         """Not lost, and not attached anew since."""
         return self.get(host.number) is host
-
-    def changed(self) -> None:
-        self._changed.set()
-
-    async def until(self, is_so: Callable[[], bool]) -> None:
-        while not is_so():
-            self._changed.clear()
-            await self._changed.wait()
 
     async def each(self, told: Iterable[AttachedHost], has_done: Callable[[AttachedHost], Any]) -> list[AttachedHost]:
         """Waits until each of them has, or is lost; those that are."""

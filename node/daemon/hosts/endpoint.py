@@ -19,13 +19,14 @@ import grpc.aio
 from atoll.node import host_protocol as hosts
 from atoll.node.core.events import Difference, Values
 from atoll.node.daemon.config import NodeConfig
+from atoll.node.daemon.exchange_processes.fleet import ExchangeProcesses
 from atoll.node.daemon.home import Home
 from atoll.node.daemon.hosts.host_exchanges import HostExchanges, sync_data
 from atoll.node.daemon.hosts.link import receive_slices
+from atoll.node.daemon.peers import Met
 from atoll.node.daemon.plane import DataPlane
 from atoll.node.daemon.room import room_of
 from atoll.node.dataplane.slices import Wanted, views
-from atoll.node.exchange.hub import Hub
 from atoll.node.exchange.peers.progress import Pace
 from atoll.node.local_protocol import MAX_TEXT_CHARACTERS, Piece
 from atoll.node.tasks import together
@@ -62,16 +63,17 @@ class Endpoint:
         limits: TimeLimits,
         *,
         home: Home,
-        hub: Hub,
-        address: str,
+        met: Met,
+        processes: ExchangeProcesses,
         say: Callable[[hosts.HostSaid], None],
     ) -> None:
         self._config = config
         self._settings = settings
         self._limits = limits
         self._home = home
-        self._hub = hub
-        self._address = address
+        self._hub = met.hub
+        self._address = met.address
+        self._processes = processes
         self._say = say
         self.plane: DataPlane | None = None
         self._pieces: tuple[Piece, ...] = ()  # that other hosts have of this one's tensors
@@ -116,7 +118,13 @@ class Endpoint:
                 failed.set_exception(error)
 
         exchanges = HostExchanges(
-            hub=self._hub, channel=channel, session=session, say=self._say, level=self._level, failed=fail
+            hub=self._hub,
+            channel=channel,
+            session=session,
+            say=self._say,
+            level=self._level,
+            failed=fail,
+            processes=self._processes.exchanges,
         )
         self._say(await self._ready())
 
@@ -128,7 +136,7 @@ class Endpoint:
             await failed
 
         try:
-            await together([follow(), failure()])
+            await together([follow(), failure(), self._processes.failed()])
         finally:
             await exchanges.close()
 
@@ -144,10 +152,12 @@ class Endpoint:
             state_hash=held.state_hash,
             branch=self._home.branch,
             error_commits=tuple(-1 if at is None else at for at in commits),
+            process_addresses=self._processes.addresses,
         )
 
     def _have(self, plane: DataPlane) -> None:
-        plane.divide(self._config.site_rank, self._config.site_hosts)
+        config = self._config
+        plane.divide(config.site_rank, config.site_hosts, config.exchange_processes)
         self.plane = plane
         self._has_plane.set()
         self._hub.serve(plane.layout, lambda: plane.outer, plane.log, self._pace)
@@ -211,6 +221,7 @@ class Endpoint:
         names = (spec.name for spec in told.manifest.tensors)
         dtypes = dict(zip(names, told.dtypes, strict=True))
         await run_to_its_end(partial(self._present.attach_workers, dtypes))
+        self._processes.lay_out(self._present)
 
     # --- what the leader wants
 
@@ -332,7 +343,7 @@ class Endpoint:
             plane = self._present
             if plane.errors is None:
                 raise InvalidMessage("errors are to be advanced in a run without error feedback")
-            data = sync_data(plane, job.base_commit, job.fragment, job.error_commits)
+            data = sync_data(plane, job.base_commit, job.fragment, job.error_commits, plane.own)
             share = await plane.advance_errors(job.commit, data)
         except HostError:
             raise

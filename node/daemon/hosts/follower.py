@@ -17,6 +17,7 @@ import grpc.aio
 from atoll.node import host_protocol as hosts
 from atoll.node.core.events import WorkersExited
 from atoll.node.daemon.config import NodeConfig, default_home
+from atoll.node.daemon.exchange_processes.fleet import ExchangeProcesses
 from atoll.node.daemon.home import Home
 from atoll.node.daemon.hosts.endpoint import Endpoint
 from atoll.node.daemon.hosts.link import Outbox, heard, send_slices, while_heard
@@ -149,6 +150,7 @@ class Follower:
                     num_ranks=config.num_ranks,
                     machine=socket.gethostname()[:256],
                     process=self._process,
+                    num_processes=config.exchange_processes,
                 )
             )
             try:
@@ -270,9 +272,17 @@ class Follower:
         config, settings = self._config, settings_from_json(self._welcome_said.settings_json)
         await asyncio.to_thread(prepare_kernels)
         towards = config.coordinator or config.site_address
-        hub, address = await meet_peers(config, settings.run_id, self._home, Machine(), self._stack, towards=towards)
-        log.info("listening for peers on %s", address)
-        endpoint = Endpoint(config, settings, self._limits, home=self._home, hub=hub, address=address, say=self._say)
+        met = await meet_peers(config, settings.run_id, self._home, Machine(), self._stack, towards=towards)
+        log.info("listening for peers on %s", met.address)
+        folder, lease_s = self._home.folder, self._limits.lease_s
+        processes = ExchangeProcesses(
+            config, settings, met, home=folder, lease_s=lease_s, site_id=lambda: met.hub.site_id
+        )
+        self._stack.push_async_callback(processes.close)
+        await processes.start()
+        endpoint = Endpoint(
+            config, settings, self._limits, home=self._home, met=met, processes=processes, say=self._say
+        )
         self._stack.callback(endpoint.close)
         await endpoint.load()
         return endpoint

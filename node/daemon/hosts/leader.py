@@ -38,9 +38,9 @@ from atoll.node.exchange.service import PeerService
 from atoll.node.tasks import Tasks, end
 from atoll.protocol import PROTOCOL_VERSION, addresses, descriptors, transport
 from atoll.protocol import messages as m
-from atoll.protocol.endpoints import first_chunks, owned_by
+from atoll.protocol.endpoints import Places
 from atoll.protocol.errors import AtollError, InvalidMessage, PeerError, RefusedError
-from atoll.protocol.layout import Layout, Manifest, num_chunks
+from atoll.protocol.layout import Layout, Manifest
 from atoll.protocol.machine import Network
 from atoll.protocol.settings import RunSettings, settings_to_json
 from atoll.protocol.time_limits import TimeLimits
@@ -76,14 +76,17 @@ class Leader:
         home: Home,
         donor: Callable[[], m.Donor],
         tasks: Tasks,
+        process_addresses: Callable[[], tuple[str, ...]] = tuple,
         network: Network = transport,
     ) -> None:
-        """`donor`: the site, as its other hosts fetch its state from it."""
+        """`donor`: the site, as its other hosts fetch its state from it. `process_addresses`: of the exchange processes
+        of host 0."""
         self._config = config
         self._settings = settings
         self._limits = limits
         self._home = home
         self._donor = donor
+        self._process_addresses = process_addresses
         self._peers = PeerService(hub)
         self._connected: Callable[[Connection], None] = Connection.close
         self._handle = handle
@@ -92,7 +95,11 @@ class Leader:
         self._hosts = attached = Hosts(config.site_hosts)
         self.replicas = Replicas(attached=attached, donor=donor, tasks=tasks)
         self.exchanges = LeadingExchanges(
-            attached=attached, hub=hub, own_of=self._own_of, site_id=lambda: donor().site_id
+            attached=attached,
+            hub=hub,
+            own_of=self._own_of,
+            site_id=lambda: donor().site_id,
+            log=lambda: self.replicas.present.log,
         )
         self._moving = Moving(
             attached=attached,
@@ -103,8 +110,8 @@ class Leader:
             give_up=self._leave,
         )
         self._sessions = itertools.count(1)
-        self._firsts: tuple[int, ...] = (0,) * config.site_hosts  # until the model is known
-        self._num_chunks = 0
+        num_places = config.site_hosts * config.exchange_processes
+        self._places = Places((0,) * num_places, config.exchange_processes, 0)  # until the model is known
         self._generation = 0
         self._exited: dict[int, e.WorkersExited] = {}  # by host, how the ranks of this generation ended
 
@@ -193,15 +200,20 @@ class Leader:
             host.is_laid_out = True
 
     def endpoints(self, manifest: Manifest) -> tuple[m.Endpoint, ...]:
-        """Where the run finds the chunks of the other hosts. Hosts without chunks are nowhere."""
-        self._firsts = first_chunks(manifest, self._settings.sync.chunk_elements, self._config.site_hosts)
-        self._num_chunks = num_chunks(manifest, self._settings.sync.chunk_elements)
-        at = {host.number: host.address for host in self._hosts.ready}
-        owners = [number for number in range(1, self._config.site_hosts) if self._own_of(number)]
-        return tuple(m.Endpoint(address=at.get(n, ""), first_chunk=self._firsts[n]) for n in owners if n in at)
+        """Where the run finds the chunks of other processes than this one, and of the other hosts. What is without
+        chunks is nowhere."""
+        num_hosts, num_processes = self._config.site_hosts, self._config.exchange_processes
+        self._places = places = Places.of(manifest, self._settings.sync.chunk_elements, num_hosts, num_processes)
+        at = {(host.number, number): a for host in self._hosts.ready for number, a in enumerate(host.addresses)}
+        at |= {(0, number): address for number, address in enumerate(self._process_addresses(), 1)}
+        return tuple(
+            m.Endpoint(address=at[place], first_chunk=places.of_process(*place).start)
+            for place in itertools.product(range(num_hosts), range(num_processes))
+            if place in at and places.of_process(*place)
+        )
 
     def _own_of(self, number: int) -> range:
-        return owned_by(number, self._firsts, self._num_chunks)
+        return self._places.of_host(number)
 
     async def publish(self, ranks: LaidOut | None, content: e.Content) -> None:
         """Returns when PUBLISH of all hosts holds it. None is waited for once these ranks are stopped: new ones take
@@ -283,6 +295,7 @@ class Leader:
             (config.name, hello.site_name, "--name"),
             (config.site_hosts, hello.num_hosts, "--site-hosts"),
             (config.num_ranks, hello.num_ranks, "number of ranks on each host (--ranks)"),
+            (config.exchange_processes, hello.num_processes, "--exchange-processes"),
         ):
             if ours != theirs:
                 raise RefusedError(f"host 0 of this site has {ours!r}, this host {theirs!r}: {what}")
@@ -330,9 +343,13 @@ class Leader:
                     self._hear_of_state(host, said)
 
     def _is_ready(self, host: AttachedHost, ready: hosts.HostReady) -> None:
-        if host.address or not addresses.is_plain(ready.address):
-            raise InvalidMessage(f"{host.words} says again where it is, or at no address: {ready.address!r}")
-        host.address = ready.address
+        found = (ready.address, *ready.process_addresses)
+        if host.addresses or not all(map(addresses.is_plain, found)):
+            where = ", ".join(map(repr, found))
+            raise InvalidMessage(f"{host.words} says again where it is, or at no address: {where}")
+        if len(found) != self._config.exchange_processes:
+            raise InvalidMessage(f"{host.words} is at {len(found)} addresses, one for each process is expected")
+        host.addresses = found
         log.info("%s is here", host.words)
         if self._settings.sync.error_feedback:
             self._handle(HostErrors(tuple(None if at < 0 else at for at in ready.error_commits)))
@@ -341,7 +358,7 @@ class Leader:
         self._hosts.changed()
 
     def _hear_of_state(self, host: AttachedHost, said: hosts.HostSaid) -> None:
-        if not host.address:
+        if not host.addresses:
             raise InvalidMessage(f"{host.words} says {type(said).__name__} before it is ready")
         match said:
             case hosts.StateHeld():

@@ -21,7 +21,7 @@ from atoll.node.daemon.plane import DataPlane
 from atoll.node.tasks import Tasks
 from atoll.node.threads import run_to_its_end
 from atoll.protocol import messages as m
-from atoll.protocol.errors import AtollError
+from atoll.protocol.errors import AtollError, StateError
 from atoll.protocol.sources_parts import most_bytes
 
 log = logging.getLogger("atoll.node")
@@ -55,6 +55,13 @@ class Replicas:
         if self.plane is not plane:
             self.plane = plane
             self.moved(holds)
+
+    @property
+    def present(self) -> DataPlane:
+        """Raises StateError before there is one."""
+        if self.plane is None:
+            raise StateError("host 0 of this site has no state yet")
+        return self.plane
 
     # --- what the leader does
 

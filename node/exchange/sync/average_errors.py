@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from atoll.node.dataplane.payload_file import AttemptKey
-from atoll.node.dataplane.payload_log import PayloadLog
+from atoll.node.dataplane.payload_log import AttemptLog
 from atoll.node.exchange.peers.frames import Encoded
 from atoll.node.exchange.sync.retained import free
 from atoll.node.exchange.sync.spill import Spill, Spilled
@@ -77,14 +77,14 @@ class AverageErrors:
             self.num_bytes += item.num_bytes - sum(old.num_bytes for old in void)
         self._free(void)
 
-    def forget_void(self, payloads: PayloadLog, in_flight: Collection[int]) -> None:
+    def forget_void(self, payloads: AttemptLog, in_flight: Collection[int]) -> None:
         """A thread forgets what is neither the last commit of some fragment nor of a sync in flight: `in_flight` is
         looked at there."""
         if self._kept:
             with suppress(RuntimeError):  # the pool is closed, and all of the spill's folder goes
                 self.pool.submit(self._forget_void, payloads, in_flight)
 
-    def _forget_void(self, payloads: PayloadLog, in_flight: Collection[int]) -> None:
+    def _forget_void(self, payloads: AttemptLog, in_flight: Collection[int]) -> None:
         with self._lock:
             under_way = set(in_flight)  # first: what is over by now and was committed is in force below
             in_force = payloads.attempts_in_force()

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from atoll.node.dataplane.payload_file import PayloadFile
-from atoll.node.dataplane.payload_log import PayloadLog
+from atoll.node.dataplane.payload_log import AttemptLog
 from atoll.node.exchange.peers.frames import Encoded
 from atoll.node.exchange.sync.attempt import Attempt
 from atoll.protocol.errors import StaleError
@@ -17,7 +17,7 @@ from atoll.protocol.messages import Plan
 @dataclass(eq=False)
 class Collection:
     attempt: Attempt
-    log: PayloadLog
+    log: AttemptLog
     changed: Callable[[], None]
     """Called in the event loop when more are there."""
     file: PayloadFile = field(init=False)
@@ -25,6 +25,7 @@ class Collection:
     _stored: set[int] = field(default_factory=set, init=False)
     _order: list[int] = field(default_factory=list, init=False)  # in which they were stored, once it is open
     _is_open: bool = field(default=False, init=False)
+    _early: list[int] = field(default_factory=list, init=False)  # noted before it was open
     _arrived: asyncio.Event = field(default_factory=asyncio.Event, init=False)
 
     def begin(self) -> None:
@@ -39,6 +40,7 @@ class Collection:
 
     def open(self) -> None:
         """It has begun."""
+        self._stored.update(self._early)
         self._order, self._is_open = sorted(self._stored), True
         self._arrived.set()
 
@@ -83,6 +85,9 @@ class Collection:
 
     def note(self, chunks: list[int]) -> int:
         """Their payloads are in the file; how many were missing."""
+        if not self._is_open:
+            self._early += chunks  # what `begin` finds in its thread may be of before
+            return 0
         fresh = [chunk for chunk in dict.fromkeys(chunks) if chunk not in self._stored]
         self._stored.update(fresh)
         self._order += fresh

@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import InitVar, dataclass
 
-from atoll.node.dataplane.payload_log import PayloadLog
+from atoll.node.dataplane.payload_log import AttemptLog
 from atoll.node.exchange.peers.dialer import Dialer
 from atoll.node.exchange.peers.frames import Encoded
 from atoll.node.exchange.sync.attempt import Attempt
@@ -45,7 +45,7 @@ class Exchange:
     share: InitVar[Share]
     said: InitVar[Sequence[int]]
     """The weights of the contributors; nothing before they are said."""
-    log: PayloadLog
+    log: AttemptLog
     retained: Retained
     errors: AverageErrors
     has_room: InitVar[bool]

@@ -67,6 +67,7 @@ FLAGS = {
     "max_retained_bytes": Flag("MIB", "--max-retained-mib", mebibytes),
     "reduce_buffer_bytes": Flag("MIB", "--reduce-buffer-mib", mebibytes),
     "bandwidth_bytes_per_s": Flag("MBIT/S", "--bandwidth-mbit", megabits),
+    "exchange_processes": Flag("N"),
     "http_listen": Flag("HOST:PORT"),
     "save_dir": Flag("DIR", "--save"),
 }

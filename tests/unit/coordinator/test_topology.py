@@ -11,7 +11,7 @@ import pytest
 from atoll.coordinator.core.sync import topology
 from atoll.coordinator.core.sync.chunk_sizes import ChunkSizes
 from atoll.coordinator.core.sync.topology import Reducer, direct
-from atoll.protocol.endpoints import owned_by
+from atoll.protocol.endpoints import Places
 from atoll.protocol.errors import ConfigError
 from atoll.protocol.messages import Member, Plan, Tree
 from atoll.protocol.plans import reducers
@@ -177,7 +177,8 @@ def work_of_hosts(trees: tuple[Tree, ...], sizes: list[int], contributors: list[
     found = {}
     for place, site in enumerate(contributors):
         firsts = (0, *site.first_chunks)
-        parts = [owned_by(host, firsts, len(sizes)) for host in range(len(firsts))]
+        places = Places(firsts, 1, len(sizes))
+        parts = [places.of_host(host) for host in range(len(firsts))]
         own = [c for t in trees if t.top == place for c in range(t.first_chunk, t.first_chunk + t.num_chunks)]
         found[site.site_id] = [sum(sizes[chunk] for chunk in own if chunk in part) for part in parts]
     return found

@@ -100,7 +100,7 @@ def test_the_owner_hears_of_each_change_in_order(tmp_path: Path) -> None:
     again = ChunkStore.open(tmp_path, kind())
     again.noted = noted
     again.verify(1)
-    assert heard[3:] == [(0, None, 2)], "it is forgotten until then"
+    assert not heard[3:], "it is forgotten for good: another process may have read the index meanwhile"
 
 
 def test_all_are_pinned_at_one_moment(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from atoll.node.dataplane.bases import cast_base
 from atoll.node.dataplane.error_feedback import ErrorFeedback
+from atoll.node.dataplane.outer_state import OuterState
 from atoll.node.dataplane.sync_data import SyncData
 from atoll.protocol.codecs import kernels
 from atoll.protocol.codecs.arithmetic import Floats
@@ -232,6 +233,7 @@ def test_over_many_syncs_nothing_is_lost(tmp_path: Path) -> None:
 def test_nothing_is_left_over_of_a_base_that_is_gone(tmp_path: Path) -> None:
     used = layout()
     data, errors = site(tmp_path, used, "int4", filled(used, 1))
+    assert isinstance(data.outer, OuterState)
     apply_all(data.outer, payloads(data.outer), 1)
     with pytest.raises(StateError, match="at commit 1 already, and its base is gone"):
         errors.advance(data.chunks, 1, data.left_over, None)

@@ -29,6 +29,7 @@ from atoll.node.daemon.config import NodeConfig
 from atoll.node.daemon.home import Home
 from atoll.node.daemon.journal import Journal
 from atoll.node.daemon.node import Node
+from atoll.node.daemon.peers import Met
 from atoll.node.daemon.plane import DataPlane
 from atoll.node.daemon.room import Room
 from atoll.node.dataplane import publish, saved_model
@@ -97,8 +98,7 @@ def ended_by(
             settings=SETTINGS,
             home=home,
             plane=data_plane(home) if data_plane is not None else None,
-            hub=hub,
-            address="127.0.0.1:2",
+            met=Met(hub, "127.0.0.1:0", "127.0.0.1:2"),
             journal=journal,
             machine=Machine(),
         )
@@ -658,7 +658,13 @@ def test_an_exchange_that_begins_before_there_are_buffers_waits_for_them(tmp_pat
         assert list(node.exchanges._waiting) == outputs
         have_joined(node, 0)
         plane: Any = SimpleNamespace(
-            snapshot=b"", publish_buffer=b"", layout=layout(), log=None, close=lambda: None, sync_data=lambda *_: None
+            snapshot=b"",
+            publish_buffer=b"",
+            layout=layout(),
+            log=None,
+            own_part=None,
+            close=lambda: None,
+            sync_data=lambda *_: None,
         )
 
         def share() -> str:

@@ -183,7 +183,7 @@ def test_a_host_hears_what_the_site_holds_and_what_ranks_elsewhere_write_of_its_
                 await site.event(HostsChanged)
             site.starts(1)
             site.lays_out()
-            for host, of in zip(both, (("w",), ("count",)), strict=True):
+            for host, of in zip(both, ((), ("w", "count")), strict=True):  # of two tensors and a count
                 await host.hears(hosts.StartRanks)
                 told = await host.hears(hosts.SiteLaidOut)
                 assert (told.generation, told.site_id, told.manifest) == (1, SITE_ID, MANIFEST)

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from atoll.protocol.endpoints import first_chunks, owned_by, place_of, places_of, problem_with
-from atoll.protocol.layout import Layout, Manifest, Role, TensorSpec, chunk_runs
+from atoll.protocol.endpoints import Places, place_of, places_of, problem_with
+from atoll.protocol.layout import SYNC_ROLES, Chunk, Layout, Manifest, Role, TensorSpec, chunk_runs
 from atoll.protocol.messages import Endpoint, Member
 
 ALONE = Member(site_id=3, incarnation=2, address="a:1", tokens=7)
@@ -87,9 +87,10 @@ def of_sizes(*sizes: int) -> Manifest:
 
 
 def cut(manifest: Manifest, num_hosts: int, chunk_elements: int = 4) -> list[range]:
-    firsts = first_chunks(manifest, chunk_elements, num_hosts)
-    num_chunks = len(Layout(manifest, chunk_elements).chunks)
-    return [owned_by(host, firsts, num_chunks) for host in range(num_hosts)]
+    places = Places.of(manifest, chunk_elements, num_hosts)
+    assert places.num_chunks == len(Layout(manifest, chunk_elements).chunks)
+    assert all(places.of_process(host, 0) == places.of_host(host) for host in range(num_hosts))
+    return [places.of_host(host) for host in range(num_hosts)]
 
 
 def test_equal_tensors_are_shared_equally() -> None:
@@ -116,10 +117,10 @@ def test_a_giant_tensor_stays_whole() -> None:
     assert [part for part in found if part] == [range(1000)]
 
 
-def test_a_frozen_tensor_is_some_hosts_too() -> None:
-    """It travels when a state is fetched, and not in syncs."""
-    manifest = Manifest.canonical([spec("w", 8), spec("v", 8), spec("f", 32, Role.FROZEN, "F16")])
-    assert cut(manifest, 2) == [range(4), range(4, 12)]
+def test_a_frozen_tensor_is_some_hosts_too_and_leaves_none_without_what_travels() -> None:
+    """It travels when a state is fetched, and not in syncs: adapters of a large frozen model are shared out."""
+    manifest = Manifest.canonical([spec("w", 8), spec("v", 8), spec("f", 3200, Role.FROZEN, "F16")])
+    assert cut(manifest, 2) == [range(2), range(2, 804)]
 
 
 def test_a_model_without_bytes_is_of_the_hosts_all_the_same() -> None:
@@ -142,20 +143,59 @@ def test_the_parts_of_hosts_are_whole_tensors_of_nearly_equal_bytes_and_all_chun
     host_of = {chunk: host for host, part in enumerate(parts) for chunk in part}
     of_tensor = {(chunk.tensor, host_of[chunk.index]) for chunk in layout.chunks}
     assert len(of_tensor) == len({tensor for tensor, _ in of_tensor})
-    num_bytes = [sum(layout.chunks[chunk].num_bytes for chunk in part) for part in parts]
-    largest = max(chunk_bytes(manifest, chunk_elements).values())
-    of_first = sum(chunk.num_bytes for chunk in layout.chunks if chunk.tensor == layout.chunks[0].tensor)
+    num_bytes = [sum(travelling_bytes(layout.chunks[chunk]) for chunk in part) for part in parts]
+    largest = max(chunk_bytes(manifest, chunk_elements).values(), default=0)
+    of_first = sum(travelling_bytes(chunk) for chunk in layout.chunks if chunk.tensor == layout.chunks[0].tensor)
     for host, end in enumerate(accumulate(num_bytes), 1):  # each cut is as near as half a tensor to where it should be
         is_near = abs(end - sum(num_bytes) * host / num_hosts) <= largest / 2
         assert is_near or host == num_hosts or end == of_first, "host 0 has one at least"
-    firsts = first_chunks(manifest, chunk_elements, num_hosts)
+    firsts = Places.of(manifest, chunk_elements, num_hosts).firsts
     assert firsts[0] == 0
     assert all(first <= following for first, following in pairwise(firsts))
 
 
+@given(tensors, st.integers(1, 3), st.integers(1, 5), st.integers(1, 9))
+@example([(40, ROLES[0])], 1, 4, 3)
+@example([(0, ROLES[0]), (1, ROLES[1])], 3, 5, 1)
+def test_the_parts_of_processes_are_chunks_of_their_host_of_nearly_equal_bytes(
+    sizes: list[tuple[int, tuple[Role, str]]], num_hosts: int, num_processes: int, chunk_elements: int
+) -> None:
+    manifest = Manifest.canonical([spec(f"t{i:02}", size, *kind) for i, (size, kind) in enumerate(sizes)])
+    chunks, alone = Layout(manifest, chunk_elements).chunks, Places.of(manifest, chunk_elements, num_hosts)
+    places = Places.of(manifest, chunk_elements, num_hosts, num_processes)
+    largest = max(map(travelling_bytes, chunks))
+    for host in range(num_hosts):
+        own, parts = places.of_host(host), [places.of_process(host, process) for process in range(num_processes)]
+        assert own == alone.of_host(host), "processes change nothing between hosts"
+        assert [chunk for part in parts for chunk in part] == list(own)
+        assert not own or parts[0], "the address of the host is that of its first process"
+        of_parts = [sum(travelling_bytes(chunks[chunk]) for chunk in part) for part in parts]
+        for process, end in enumerate(accumulate(of_parts), 1):
+            is_near = abs(end - sum(of_parts) * process / num_processes) <= largest / 2 + 1
+            of_first = travelling_bytes(chunks[own[0]]) if own else 0
+            assert is_near or process == num_processes or end == of_first
+
+
+def test_a_giant_tensor_is_shared_out_among_the_processes_of_its_host() -> None:
+    places = Places.of(of_sizes(4000), 4, 2, 4)
+    assert [places.of_process(0, process) for process in range(4)] == [
+        range(250),
+        range(250, 500),
+        range(500, 750),
+        range(750, 1000),
+    ]
+    assert not any(places.of_process(1, process) for process in range(4))
+
+
+def travelling_bytes(chunk: Chunk) -> int:
+    return chunk.num_bytes if chunk.role in SYNC_ROLES else 0
+
+
 def chunk_bytes(manifest: Manifest, chunk_elements: int) -> dict[str, int]:
-    """Of all chunks of each tensor."""
+    """Of all chunks of each tensor that travels in syncs."""
     found: dict[str, int] = {}
     for tensor, count, elements in chunk_runs(manifest, chunk_elements):
+        if tensor.role not in SYNC_ROLES:
+            continue
         found[tensor.name] = found.get(tensor.name, 0) + count * elements * tensor.carried_itemsize
     return found

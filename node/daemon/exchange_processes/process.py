@@ -1,0 +1,162 @@
+"""`python -m atoll.node.daemon.exchange_processes.process FD`: one exchange process, which its node starts.
+
+FD is its end of a socket pair. It ends with its node: by the end of that connection, or by the kernel.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import logging
+import signal
+import socket
+import sys
+from contextlib import AsyncExitStack
+from functools import partial
+from pathlib import Path
+
+from atoll.node import process_protocol as processes
+from atoll.node.daemon.exchange_processes.node_connection import LinesToNode, NodeConnection
+from atoll.node.daemon.exchange_processes.part_of_model import PartExchanges, PartOfModel
+from atoll.node.daemon.home import HomeFolders
+from atoll.node.daemon.peers import listen_for_peers, make_hub, prepare_kernels
+from atoll.node.exchange.hub import Hub
+from atoll.node.host_protocol import CancelAtHost, HostBeat, HurryAtHost
+from atoll.node.local_protocol import MAX_TEXT_CHARACTERS
+from atoll.node.tasks import together
+from atoll.node.threads import giving_way, run_to_its_end
+from atoll.protocol import messages as m
+from atoll.protocol import transport
+from atoll.protocol.errors import AtollError, InvalidMessage
+from atoll.protocol.exit_codes import exit_code_of
+from atoll.protocol.machine import Machine
+from atoll.protocol.settings import settings_from_json
+
+_PR_SET_PDEATHSIG = 1
+
+
+class ExchangeProcess:
+    """Follows its node, word by word."""
+
+    def __init__(self, connection: NodeConnection, start: processes.ProcessStart, hub: Hub) -> None:
+        self._connection = connection
+        self._start = start
+        self._hub = hub
+        self._folders = HomeFolders(Path(start.home))
+        self._settings = settings = settings_from_json(start.settings_json)
+        self._model: PartOfModel | None = None
+        self._exchanges = PartExchanges(
+            hub=hub,
+            say=self._say,
+            say_stored=self._say,
+            level=logging.DEBUG if settings.sync.steps_at_nodes else logging.INFO,
+            failed=self._failed,
+        )
+
+    def _say(self, message: processes.ProcessSaid) -> None:
+        self._connection.send_frame(processes.said(message))
+
+    def _failed(self, error: BaseException) -> None:
+        text = str(error)[:MAX_TEXT_CHARACTERS]
+        self._say(processes.ProcessFailed(text=text, exit_code=exit_code_of(error)))
+
+    async def run(self) -> None:
+        """Until the node closes the connection."""
+        await together([self._beat(), self._follow()])
+
+    async def _beat(self) -> None:
+        counters = self._hub.counters
+        while True:
+            self._say(
+                HostBeat(
+                    sent_bytes=counters.sent_bytes,
+                    received_bytes=counters.received_bytes,
+                    moved_bytes=counters.moved_bytes,
+                )
+            )
+            await asyncio.sleep(self._start.beat_s)
+
+    async def _follow(self) -> None:
+        while (frame := await self._connection.read_frame()) is not None:
+            await self._do(processes.heard_of_node(frame))
+        raise asyncio.CancelledError  # the node has ended
+
+    async def _do(self, told: processes.ProcessTold) -> None:
+        match told:
+            case processes.ProcessLayout():
+                await self._lay_out(told)
+            case processes.BeginInProcess():
+                await self._begin(told)
+            case m.Weights() | HurryAtHost() | CancelAtHost():
+                self._exchanges.tell(told)
+            case processes.DropInProcess(sync=sync, in_force=in_force):
+                if self._model is not None:
+                    self._model.log.in_force = frozenset(attempt.key for attempt in in_force)
+                    self._model.log.drop(sync)
+                self._exchanges.drop(sync)
+            case processes.AbandonAll():
+                await self._exchanges.close()
+
+    async def _lay_out(self, told: processes.ProcessLayout) -> None:
+        fd = self._connection.descriptors.popleft()
+        self._model = await run_to_its_end(partial(PartOfModel, self._folders, self._settings, told, fd))
+        self._hub.keep_payloads_in(self._model.log)
+        keeps_errors = self._settings.sync.error_feedback_down > 0
+        self._hub.allow(told.max_retained_bytes, told.reduce_buffer_bytes, keeps_errors=keeps_errors)
+
+    async def _begin(self, told: processes.BeginInProcess) -> None:
+        model, begun = self._model, told.begun
+        if model is None:
+            raise InvalidMessage("an exchange begins before it is known what of")
+        plan = begun.plan
+        self._hub.site_id, self._hub.incarnation = begun.site_id, told.incarnation
+        try:
+            data = await run_to_its_end(partial(model.data_of, told))
+            attempt = processes.AttemptInLog(
+                sync=plan.sync, term=plan.term, attempt=plan.attempt, fragment=plan.fragment
+            )
+            model.log.expect(attempt.key, data.chunks, range(told.region_start, told.region_end), told.held)
+        except AtollError as error:
+            self._exchanges.refuse(plan, error)
+            return
+        model.log.in_force = frozenset(attempt.key for attempt in told.in_force)
+        model.log.led_to_base({attempt.of_fragment: attempt.key for attempt in told.left_errors})
+        await self._exchanges.begin_on(begun, data)
+
+
+async def serve(fd: int) -> None:
+    """Until the node ends."""
+    sock = socket.socket(fileno=fd)
+    sock.setblocking(False)
+    connection = NodeConnection(sock)
+    frame = await connection.read_frame()
+    start = processes.heard_of_node(frame) if frame is not None else None
+    if not isinstance(start, processes.ProcessStart):
+        return  # the node has ended meanwhile
+    root = logging.getLogger()
+    root.setLevel(logging.DEBUG if start.is_debug else logging.INFO)
+    root.addHandler(LinesToNode(connection))
+    async with AsyncExitStack() as stack:
+        await asyncio.to_thread(prepare_kernels)
+        run_id, folders = settings_from_json(start.settings_json).run_id, HomeFolders(Path(start.home))
+        pool = giving_way(start.num_threads, "exchange", start.nice)
+        hub = await make_hub(run_id, folders.spills_of(start.number), Machine(), pool=pool)
+        hub.num_processes = start.num_processes
+        port = await listen_for_peers(hub, start.listen_on, Machine(), stack)
+        process = ExchangeProcess(connection, start, hub)
+        connection.send_frame(processes.said(processes.ProcessReady(port=port)))
+        await together([connection.write_all(), process.run()])
+
+
+def main(arguments: list[str]) -> None:
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # the node gets these too, and ends this process when it has left
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    try:
+        transport.run(serve(int(arguments[0])))
+    except (asyncio.CancelledError, ConnectionError):
+        pass  # the node has ended
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,238 @@
+"""Exchanges that are shared out among parts, which are hosts of a site or processes of a host, as their leader sees
+them: each does what concerns its chunks, and an exchange is done when all parts have done that."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import reduce
+from typing import Generic, Protocol, TypeVar
+
+from atoll.node import host_protocol as hosts
+from atoll.node.core.exchange_failures import error_of
+from atoll.node.exchange.hub import Hub
+from atoll.node.exchange.sync.exchange import ExchangeResult
+from atoll.protocol import messages as m
+from atoll.protocol.errors import AtollError, InvalidMessage, StateError
+
+MOST_BYTES = 1 << 63
+"""Of what parts say that they have moved."""
+
+AttemptKey = tuple[int, int, int]  # sync, term, attempt
+
+
+def key_of(said: m.Plan | m.Weights | m.Done | m.ExchangeFailed | hosts.PayloadsOf) -> AttemptKey:
+    return said.sync, said.term, said.attempt
+
+
+class Part(Protocol):
+    """From its first word until it is lost."""
+
+    number: int
+    words: str
+    """For people."""
+    beat: hosts.HostBeat | None
+    """The last."""
+    done: dict[AttemptKey, m.Done]
+    """Of the exchanges that are not over."""
+
+    def say(self, message: m.Weights | hosts.HurryAtHost | hosts.CancelAtHost) -> None: ...
+
+
+P = TypeVar("P", bound=Part)
+P_contra = TypeVar("P_contra", bound=Part, contravariant=True)
+
+
+class Parts(Protocol[P_contra]):
+    """Those that are here. `until` wakes when any of them has changed."""
+
+    def is_here(self, part: P_contra) -> bool: ...
+
+    def changed(self) -> None: ...
+
+    async def until(self, is_so: Callable[[], bool]) -> None: ...
+
+
+class Changes:
+    """Of what `until` waits for."""
+
+    def __init__(self) -> None:
+        self._changed = asyncio.Event()
+
+    def changed(self) -> None:
+        self._changed.set()
+
+    async def until(self, is_so: Callable[[], bool]) -> None:
+        while not is_so():
+            self._changed.clear()
+            await self._changed.wait()
+
+
+@dataclass(eq=False, kw_only=True)
+class SharedExchanges(Generic[P]):
+    attached: Parts[P]
+    hub: Hub
+    own_of: Callable[[int], range]
+    """The chunks of a part, by its number."""
+    site_id: Callable[[], int]
+    _shared: dict[int, tuple[m.Plan, list[P]]] = field(default_factory=dict, init=False)
+    """By sync: the newest attempt that parts take part in, and which."""
+    _failures: dict[AttemptKey, AtollError] = field(default_factory=dict, init=False)
+    """Of these attempts."""
+
+    # --- what the one that leads wants
+
+    def replace(self, plan: m.Plan) -> None:
+        """An older attempt at the sync is over."""
+        if (before := self._shared.get(plan.sync)) is not None:
+            self.cancel(plan.sync, before[0].attempt)
+            self._forget(plan.sync)
+
+    def weigh(self, plan: m.Plan, weights: tuple[int, ...]) -> None:
+        self.tell(m.Weights(sync=plan.sync, attempt=plan.attempt, term=plan.term, tokens=weights))
+
+    def hurry(self, sync: int) -> None:
+        self.tell(hosts.HurryAtHost(sync=sync))
+
+    def cancel(self, sync: int, attempt: int) -> None:
+        self.tell(hosts.CancelAtHost(sync=sync, attempt=attempt))
+
+    def _forget(self, sync: int) -> None:
+        self._shared.pop(sync, None)
+        self.attached.changed()
+        for key in [key for key in self._failures if key[0] == sync]:
+            del self._failures[key]
+
+    def has_begun(self, plan: m.Plan) -> None:
+        """The one that leads does its part by now: another one may have failed before that."""
+        if (error := self._failures.get(key_of(plan))) is not None:
+            self.hub.fail(plan, error)
+
+    def tell(self, word: m.Weights | hosts.HurryAtHost | hosts.CancelAtHost) -> None:
+        """Those that take part in that sync."""
+        _, taking_part = self._shared.get(word.sync, (None, ()))
+        for part in filter(self.attached.is_here, taking_part):
+            part.say(word)
+
+    async def done(self, plan: m.Plan, result: ExchangeResult) -> ExchangeResult:
+        """When all that take part have done theirs, too. Raises what one failed by; StateError if the attempt is over,
+        or a part does not agree."""
+        found, key = self._shared.get(plan.sync), key_of(plan)
+        if found is None or key_of(found[0]) != key:
+            return result
+        taking_part = found[1]
+        await self.attached.until(
+            lambda: (
+                key in self._failures
+                or self._shared.get(plan.sync) is not found
+                or all(key in part.done for part in taking_part)
+            )
+        )
+        if (error := self._failures.get(key)) is not None:
+            raise error
+        if self._shared.get(plan.sync) is not found:
+            raise StateError(f"sync {plan.sync} attempt {plan.attempt} is over")
+        said = [part.done[key] for part in taking_part]
+        for part, done in zip(taking_part, said, strict=True):
+            self._check_agrees(part, done, result)
+        return together(result, said)
+
+    def _check_agrees(self, part: P, done: m.Done, result: ExchangeResult) -> None:
+        if done.tokens != result.tokens:
+            raise StateError(f"{part.words} has other weights of sync {done.sync}")
+
+    # --- what parts say
+
+    def heard_beat(self, part: P, beat: hosts.HostBeat) -> None:
+        """What it has moved is the site's: the coordinator sees the site get on by that."""
+        counters, before = self.hub.counters, part.beat
+        if before is not None:  # its first one counts from its start, which may be long ago
+            counters.sent_bytes = _more(counters.sent_bytes, before.sent_bytes, beat.sent_bytes)
+            counters.received_bytes = _more(counters.received_bytes, before.received_bytes, beat.received_bytes)
+            counters.moved_bytes = _more(counters.moved_bytes, before.moved_bytes, beat.moved_bytes)
+        part.beat = beat
+
+    def heard_done(self, part: P, done: m.Done) -> None:
+        """Raises InvalidMessage for figures that no exchange of its chunks has."""
+        plan, taking_part = self._shared.get(done.sync, (None, []))
+        if plan is None or key_of(plan) != key_of(done) or part not in taking_part:
+            return  # it is over
+        _check(done.averaged, len(plan.contributors), len(self.own_of(part.number)), part.words)
+        part.done[key_of(done)] = done
+        self.attached.changed()
+
+    def heard_failed(self, part: P, failed: m.ExchangeFailed) -> None:
+        """What one of them cannot do, the site cannot."""
+        plan, _ = self._shared.get(failed.sync, (None, ()))
+        if plan is not None and key_of(plan) == key_of(failed):
+            self._fail(plan, error_of(failed, part.words, self.site_id()))
+
+    def lost(self, part: P) -> None:
+        """What it takes part in cannot be done any more."""
+        for plan, taking_part in list(self._shared.values()):
+            if part in taking_part and key_of(plan) not in part.done:
+                self._fail(plan, StateError(f"{part.words} is lost, with its part of sync {plan.sync}"))
+
+    def _fail(self, plan: m.Plan, error: AtollError) -> None:
+        self._failures[key_of(plan)] = error
+        self.hub.fail(plan, error)
+        self.attached.changed()
+
+
+def _more(counter: int, before: int, now: int) -> int:
+    return min(counter + max(0, now - before), MOST_BYTES)
+
+
+def _check(averaged: m.Averaged | None, num_contributors: int, num_chunks: int, who: str) -> None:
+    """Raises InvalidMessage."""
+    if averaged is None:
+        return
+    lengths, highest = {len(averaged.norms), len(averaged.num_high)}, max(averaged.num_high, default=0)
+    if lengths != {num_contributors} or not highest <= averaged.num_chunks <= num_chunks:
+        raise InvalidMessage(
+            f"{who} averaged {averaged.num_chunks} chunks, and has figures of {sorted(lengths)} contributors; it has "
+            f"{num_chunks} chunks, of {num_contributors} contributors"
+        )
+
+
+def together(own: ExchangeResult, others: list[m.Done]) -> ExchangeResult:
+    """What all parts have seen of links and averages."""
+    links: dict[int, list[m.LinkUse]] = {}
+    for use in (*own.links, *(use for done in others for use in done.links)):
+        links.setdefault(use.site_id, []).append(use)
+    stood_out = [(o.site_id, o.norm, o.limit) for done in others if (o := done.stood_out) is not None]
+    nearest = max(
+        [*([own.stood_out] if own.stood_out is not None else []), *stood_out],
+        key=lambda outlying: outlying[1] / outlying[2] if outlying[2] else 0.0,
+        default=None,
+    )
+    averaged = [a for a in (own.averaged, *(done.averaged for done in others)) if a is not None]
+    return replace(
+        own,
+        links=tuple(
+            m.LinkUse(
+                site_id=site_id,
+                received_bytes=min(sum(use.received_bytes for use in uses), MOST_BYTES),
+                seconds=max(use.seconds for use in uses),
+            )
+            for site_id, uses in sorted(links.items())
+        )[: m.MAX_LINKS],
+        stood_out=nearest,
+        averaged=reduce(_both, averaged) if averaged else None,
+    )
+
+
+def _both(one: m.Averaged, other: m.Averaged) -> m.Averaged:
+    """Of the chunks of both; what is sampled, of either."""
+    sampled = one if one.cosines else other
+    return m.Averaged(
+        num_chunks=one.num_chunks + other.num_chunks,
+        norms=tuple(map(math.hypot, one.norms, other.norms)),
+        num_high=tuple(map(sum, zip(one.num_high, other.num_high, strict=True))),
+        cosines=sampled.cosines,
+        average_share=sampled.average_share,
+        last_cosine=sampled.last_cosine,
+        codec_error=one.codec_error or other.codec_error,
+    )
