@@ -6,12 +6,14 @@ without (contributions, payloads, and Done and Commit with the coordinator in th
 Beside it what `atoll plan` says of a sync over such a link, and measured over planned.
 
 With `--hosts-per-site` each site is so many hosts, too, each with a link of its own, and a network without a limit
-between them; then how much faster that is than one host a site.
+between them; then how much faster that is than one host a site. With `--exchange-processes` the host of each site
+exchanges by so many processes, too, on loopback, beside one: where there are cores for all of them.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
 import sys
 import tempfile
@@ -49,13 +51,21 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--forgets", action="store_true", help="hosts without deploy/sysctl.d (with --rtt)")
     parser.add_argument("--congestion", default="cubic", help="TCP congestion control of the hosts")
     parser.add_argument("--hosts-per-site", type=int, default=1, help="beside sites of one host (root)")
+    parser.add_argument("--exchange-processes", type=int, default=1, help="beside one of each host, on loopback")
     args = parser.parse_args(argv)
     print(f"{args.parameters} parameters ({args.parameters * 4 / 2**20:.0f} MiB in fp32), {args.codec}, 3 sites")
     print(
         f"{'link':>12} {'to Commit s':>12} {'to published s':>15} {'MB sent a site':>15} {'at the interface':>17} "
         f"{'less headers':>12} {'limit s':>8} {'ratio':>6} {'planned s':>10} {'ratio':>6}"
     )
-    _print_row("loopback", _measure(args, None))
+    alone = _measure(args, None)
+    _print_row("loopback", alone)
+    if (num := args.exchange_processes) > 1:
+        shared = _measure(args, None, num_processes=num)
+        _print_row(f"{num} processes", shared)
+        print(f"{num} exchange processes: {alone.commit_s / shared.commit_s:.2f} times as fast as one, to Commit")
+        if (cores := len(os.sched_getaffinity(0))) < (needed := num * len(NAMES)):
+            print(f"not a measure of them: they need {needed} cores to run side by side, this machine has {cores}")
     reason = netns.available() if args.mbit else ""
     if reason:
         print(f"links with a limit: not measured ({reason})")
@@ -121,7 +131,7 @@ def _sync_settings(args: argparse.Namespace) -> SyncSettings:
     )
 
 
-def _measure(args: argparse.Namespace, mbit: int | None, num_hosts: int = 1) -> Measured:
+def _measure(args: argparse.Namespace, mbit: int | None, num_hosts: int = 1, num_processes: int = 1) -> Measured:
     num_syncs = WARM_UP_SYNCS + args.syncs
     settings = RunSettings(
         run_id="bench",
@@ -143,10 +153,10 @@ def _measure(args: argparse.Namespace, mbit: int | None, num_hosts: int = 1) -> 
         run.start_coordinator(f"{hosts.bridge_address}:17700" if hosts else "")
         for i, name in enumerate(NAMES):
             for k in range(num_hosts):
-                first, extra = num_hosts * i, list[str]()
+                first, extra = num_hosts * i, ["--exchange-processes", str(num_processes)]
                 if hosts is not None and num_hosts > 1:
                     address = f"{hosts.lan_address(first)}:17800"
-                    extra = ["--site-hosts", str(num_hosts), "--site-rank", str(k), "--site-address", address]
+                    extra += ["--site-hosts", str(num_hosts), "--site-rank", str(k), "--site-address", address]
                     extra += ["--name", name]
                 called = f"{name}-host{k}" if k else name
                 run.start_node(called, worker, prefix=hosts.prefix(first + k) if hosts else (), extra=extra)

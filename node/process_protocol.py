@@ -84,6 +84,14 @@ class ProcessStart:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessIdentity:
+    """Whose word the process's is, to peers that ask: of a site, and its start."""
+
+    site_id: int
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessLayout:
     """What the site holds; the descriptor of SNAPSHOT comes beside it."""
 
@@ -127,8 +135,6 @@ class BeginInProcess:
     """The part of an exchange that concerns the chunks of the process."""
 
     begun: BeginAtHost
-    incarnation: int
-    """Of the site."""
     region_start: int
     region_end: int
     """Of the file of payloads: what is set aside for this process."""
@@ -157,6 +163,7 @@ class AbandonAll:
 
 ProcessTold = (
     ProcessStart | ProcessLayout | BeginInProcess | m.Weights | HurryAtHost | CancelAtHost | DropInProcess | AbandonAll
+    | ProcessIdentity
 )  # fmt: skip
 
 _REQUESTS = wire.bodies_of(processes_pb2.ProcessRequest, {cls.__name__: cls for cls in get_args(ProcessSaid)})

@@ -230,7 +230,9 @@ class Node:
 
     def _handle(self, event: e.Event) -> None:
         outputs = self.core.handle(event, self._loop.time())
-        self.hub.site_id = self.core.site.site_id
+        if self.hub.site_id != self.core.site.site_id:
+            self.hub.site_id = self.core.site.site_id
+            self.shell.processes.identify()
         for happened in self.core.handled:
             self.shell.observer.observe(happened)
         for output in outputs:

@@ -7,6 +7,7 @@ is torn at any byte leaves the chunk's former entry in force.
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from atoll.protocol.digest import Digest
@@ -53,10 +54,11 @@ class ChunkIndex:
         body = _BODY.pack(entry.version, entry.place, entry.serial, entry.hash)
         self._buffer[start : start + ENTRY_BYTES] = body + self._check(chunk, body)
 
-    def clear(self, chunk: int) -> None:
-        """The chunk has no valid entry from now on."""
-        start = 2 * chunk * ENTRY_BYTES
-        self._buffer[start : start + 2 * ENTRY_BYTES] = bytes(2 * ENTRY_BYTES)
+    def clear(self, chunk: int, but: Sequence[Entry] = ()) -> None:
+        """The chunk has no other valid entries than these from now on."""
+        for side in {0, 1}.difference(entry.serial % 2 for entry in but):
+            start = (2 * chunk + side) * ENTRY_BYTES
+            self._buffer[start : start + ENTRY_BYTES] = bytes(ENTRY_BYTES)
 
     def _check(self, chunk: int, body: bytes) -> bytes:
         return Digest("atoll/chunk-index/v1").data(self._key).uint(chunk).data(body).finish()[:_CHECK_BYTES]

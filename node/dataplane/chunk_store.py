@@ -206,7 +206,7 @@ class ChunkStore:
             if old is None or not self._sizes[chunk]:
                 return
             self._index.clear(chunk)  # first: another process may be reading there
-            self._entries[chunk], self._serials[chunk] = None, 0
+            self._entries[chunk] = None
             self.num_missing += 1
             self.noted(chunk, old, None)
             self._retire(chunk, old.place)
@@ -275,10 +275,12 @@ class ChunkStore:
         return found
 
     def _take(self, chunk: int, newest: Entry, chosen: Entry | None) -> None:
+        if chosen is not newest:  # what does not count here does not count for another process either
+            self._index.clear(chunk, [] if chosen is None else [chosen])
         if chosen is not None:
             self._put_in_force(chunk, chosen)
         else:
-            self._serials[chunk] = newest.serial  # the next entry goes over a damaged one
+            self._serials[chunk] = newest.serial
         if chosen is not newest:
             log.warning(
                 "%s: chunk %d of %r is damaged at commit %d; %s",

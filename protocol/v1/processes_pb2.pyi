@@ -90,6 +90,7 @@ class ProcessResponse(_message.Message):
     CANCEL_EXCHANGE_FIELD_NUMBER: _builtins.int
     DROP_SYNC_FIELD_NUMBER: _builtins.int
     ABANDON_ALL_FIELD_NUMBER: _builtins.int
+    IDENTITY_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def start(self) -> Global___ProcessStart:
         """first"""
@@ -110,6 +111,8 @@ class ProcessResponse(_message.Message):
     def drop_sync(self) -> Global___DropInProcess: ...
     @_builtins.property
     def abandon_all(self) -> Global___AbandonAll: ...
+    @_builtins.property
+    def identity(self) -> Global___ProcessIdentity: ...
     def __init__(
         self,
         *,
@@ -121,12 +124,13 @@ class ProcessResponse(_message.Message):
         cancel_exchange: _hosts_pb2.CancelAtHost | None = ...,
         drop_sync: Global___DropInProcess | None = ...,
         abandon_all: Global___AbandonAll | None = ...,
+        identity: Global___ProcessIdentity | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["abandon_all", b"abandon_all", "begin_exchange", b"begin_exchange", "body", b"body", "cancel_exchange", b"cancel_exchange", "drop_sync", b"drop_sync", "hurry_exchange", b"hurry_exchange", "laid_out", b"laid_out", "start", b"start", "weights", b"weights"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["abandon_all", b"abandon_all", "begin_exchange", b"begin_exchange", "body", b"body", "cancel_exchange", b"cancel_exchange", "drop_sync", b"drop_sync", "hurry_exchange", b"hurry_exchange", "identity", b"identity", "laid_out", b"laid_out", "start", b"start", "weights", b"weights"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["abandon_all", b"abandon_all", "begin_exchange", b"begin_exchange", "body", b"body", "cancel_exchange", b"cancel_exchange", "drop_sync", b"drop_sync", "hurry_exchange", b"hurry_exchange", "laid_out", b"laid_out", "start", b"start", "weights", b"weights"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abandon_all", b"abandon_all", "begin_exchange", b"begin_exchange", "body", b"body", "cancel_exchange", b"cancel_exchange", "drop_sync", b"drop_sync", "hurry_exchange", b"hurry_exchange", "identity", b"identity", "laid_out", b"laid_out", "start", b"start", "weights", b"weights"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["start", "laid_out", "begin_exchange", "weights", "hurry_exchange", "cancel_exchange", "drop_sync", "abandon_all"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["start", "laid_out", "begin_exchange", "weights", "hurry_exchange", "cancel_exchange", "drop_sync", "abandon_all", "identity"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 
@@ -179,6 +183,30 @@ class ProcessStart(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ProcessStart: _TypeAlias = ProcessStart  # noqa: Y015
+
+@_typing.final
+class ProcessIdentity(_message.Message):
+    """Whose word the process's is, to peers that ask."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SITE_ID_FIELD_NUMBER: _builtins.int
+    INCARNATION_FIELD_NUMBER: _builtins.int
+    site_id: _builtins.int
+    incarnation: _builtins.int
+    def __init__(
+        self,
+        *,
+        site_id: _builtins.int = ...,
+        incarnation: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "site_id", b"site_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ProcessIdentity: _TypeAlias = ProcessIdentity  # noqa: Y015
 
 @_typing.final
 class ProcessReady(_message.Message):
@@ -305,15 +333,12 @@ class BeginInProcess(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     BEGUN_FIELD_NUMBER: _builtins.int
-    INCARNATION_FIELD_NUMBER: _builtins.int
     REGION_START_FIELD_NUMBER: _builtins.int
     REGION_END_FIELD_NUMBER: _builtins.int
     HELD_FIELD_NUMBER: _builtins.int
     LAST_FIELD_NUMBER: _builtins.int
     LEFT_ERRORS_FIELD_NUMBER: _builtins.int
     IN_FORCE_FIELD_NUMBER: _builtins.int
-    incarnation: _builtins.int
-    """of the site"""
     region_start: _builtins.int
     """of the file of payloads, set aside for this process"""
     region_end: _builtins.int
@@ -335,7 +360,6 @@ class BeginInProcess(_message.Message):
         self,
         *,
         begun: _hosts_pb2.BeginAtHost | None = ...,
-        incarnation: _builtins.int = ...,
         region_start: _builtins.int = ...,
         region_end: _builtins.int = ...,
         held: _builtins.bytes = ...,
@@ -345,7 +369,7 @@ class BeginInProcess(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["begun", b"begun"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["begun", b"begun", "held", b"held", "in_force", b"in_force", "incarnation", b"incarnation", "last", b"last", "left_errors", b"left_errors", "region_end", b"region_end", "region_start", b"region_start"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["begun", b"begun", "held", b"held", "in_force", b"in_force", "last", b"last", "left_errors", b"left_errors", "region_end", b"region_end", "region_start", b"region_start"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import itertools
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -31,10 +31,15 @@ class Sites:
     """Of so many hosts each, by name; the daemon of a host is called by both."""
 
     def __init__(
-        self, run: LocalRun, num_hosts: dict[str, int], *worker: str, machines: netns.Hosts | None = None
+        self,
+        run: LocalRun,
+        num_hosts: dict[str, int],
+        *worker: str,
+        machines: netns.Hosts | None = None,
+        extra: Sequence[str] = (),
     ) -> None:
-        """`machines`: one for each host, in the order of `num_hosts`."""
-        self._run, self.num_hosts, self._machines = run, num_hosts, machines
+        """`machines`: one for each host, in the order of `num_hosts`. `extra`: flags of each daemon."""
+        self._run, self.num_hosts, self._machines, self._extra = run, num_hosts, machines, extra
         firsts = itertools.accumulate(num_hosts.values(), initial=0)
         self._firsts = dict(zip(num_hosts, firsts, strict=False))
         self._addresses = {
@@ -47,9 +52,9 @@ class Sites:
         return [name, *(f"{name}-host{host}" for host in range(1, self.num_hosts[name]))]
 
     def start(self, name: str, host: int = 0) -> Process:
-        num_hosts, extra = self.num_hosts[name], list[str]()
+        num_hosts, extra = self.num_hosts[name], [*self._extra]
         if num_hosts > 1:
-            extra = ["--site-hosts", str(num_hosts), "--site-rank", str(host), "--name", name]
+            extra += ["--site-hosts", str(num_hosts), "--site-rank", str(host), "--name", name]
             extra += ["--site-address", self._addresses[name]]
         prefix = [] if self._machines is None else self._machines.prefix(self._firsts[name] + host)
         return self._run.start_node(self.daemons(name)[host], self._worker, prefix=prefix, extra=extra)

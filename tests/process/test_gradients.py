@@ -166,6 +166,17 @@ def test_a_site_of_two_hosts_hands_in_the_gradients_of_both(tmp_path: Path) -> N
         is_as_the_reference(run, log, ADAMW)
 
 
+def test_a_site_of_two_exchange_processes_hands_in_the_same_gradients(tmp_path: Path) -> None:
+    with LocalRun(tmp_path, SETTINGS) as run:
+        run.start_coordinator()
+        start(run, "one")
+        start(run, "two", extra=["--exchange-processes", "2"])
+        assert run.wait_all(LIMIT_S) == {"one": 0, "two": 0}
+        log = log_of(run)
+        assert [sorted(names) for _, names in log] == [["one", "two"]] * 20
+        is_as_the_reference(run, log, ADAMW)
+
+
 @pytest.mark.slow
 def test_1_bit_adam_where_a_site_has_two_hosts_and_loses_one(tmp_path: Path) -> None:
     """All hold the same bits, of which each host of the site has exchanged a part; and they learn."""

@@ -197,6 +197,7 @@ class ExchangeProcesses:
             case processes.ProcessReady(port=port):
                 self._ports[process.number] = port
                 self._attached[process.number] = process
+                process.say(self._identity())
                 self._lay_out(process)
                 self._attached.changed()
             case hosts.HostBeat():
@@ -215,6 +216,15 @@ class ExchangeProcesses:
                 self.exchanges.heard_failed(process, said)
 
     # --- what they are told
+
+    def _identity(self) -> processes.ProcessIdentity:
+        hub = self._met.hub
+        return processes.ProcessIdentity(site_id=hub.site_id, incarnation=hub.incarnation)
+
+    def identify(self) -> None:
+        """Who the site is has changed."""
+        for process in self._attached.values():
+            process.say(self._identity())
 
     def lay_out(self, plane: DataPlane) -> None:
         """What the ranks of the site hold: from now on processes take part in exchanges."""
@@ -236,6 +246,7 @@ class ExchangeProcesses:
             for number in self._attached.numbers
         }
         self._laid_out = _LaidOut(words, plane.snapshot.fd)
+        self.identify()
         for process in self._attached.values():
             self._lay_out(process)
         self._attached.changed()

@@ -60,9 +60,16 @@ class ExchangeProcess:
         text = str(error)[:MAX_TEXT_CHARACTERS]
         self._say(processes.ProcessFailed(text=text, exit_code=exit_code_of(error)))
 
-    async def run(self) -> None:
-        """Until the node closes the connection."""
-        await together([self._beat(), self._follow()])
+    async def run(self, stack: AsyncExitStack) -> None:
+        """Until the node closes the connection, which ends it. `stack` ends what talks to peers."""
+        try:
+            port = await listen_for_peers(self._hub, self._start.listen_on, Machine(), stack)
+            self._say(processes.ProcessReady(port=port))
+            await together([self._beat(), self._follow()])
+        except (AtollError, OSError) as error:
+            self._failed(error)
+            await self._connection.flush()
+            raise
 
     async def _beat(self) -> None:
         counters = self._hub.counters
@@ -83,6 +90,8 @@ class ExchangeProcess:
 
     async def _do(self, told: processes.ProcessTold) -> None:
         match told:
+            case processes.ProcessIdentity(site_id=site_id, incarnation=incarnation):
+                self._hub.site_id, self._hub.incarnation = site_id, incarnation
             case processes.ProcessLayout():
                 await self._lay_out(told)
             case processes.BeginInProcess():
@@ -109,7 +118,6 @@ class ExchangeProcess:
         if model is None:
             raise InvalidMessage("an exchange begins before it is known what of")
         plan = begun.plan
-        self._hub.site_id, self._hub.incarnation = begun.site_id, told.incarnation
         try:
             data = await run_to_its_end(partial(model.data_of, told))
             attempt = processes.AttemptInLog(
@@ -142,10 +150,8 @@ async def serve(fd: int) -> None:
         pool = giving_way(start.num_threads, "exchange", start.nice)
         hub = await make_hub(run_id, folders.spills_of(start.number), Machine(), pool=pool)
         hub.num_processes = start.num_processes
-        port = await listen_for_peers(hub, start.listen_on, Machine(), stack)
         process = ExchangeProcess(connection, start, hub)
-        connection.send_frame(processes.said(processes.ProcessReady(port=port)))
-        await together([connection.write_all(), process.run()])
+        await together([connection.write_all(), process.run(stack)])
 
 
 def main(arguments: list[str]) -> None:
@@ -156,6 +162,8 @@ def main(arguments: list[str]) -> None:
         transport.run(serve(int(arguments[0])))
     except (asyncio.CancelledError, ConnectionError):
         pass  # the node has ended
+    except (AtollError, OSError) as error:
+        sys.exit(f"exchange process: {error}")
 
 
 if __name__ == "__main__":

@@ -77,7 +77,6 @@ class ProcessExchanges(SharedExchanges[AttachedProcess]):
             held = payload_part.stored(file, chunks)
             said[number] = processes.BeginInProcess(
                 begun=word,
-                incarnation=self.hub.incarnation,
                 region_start=region.start,
                 region_end=region.stop,
                 held=held if len(held) <= processes.MAX_ENTRIES_BYTES else b"",

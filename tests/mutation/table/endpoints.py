@@ -48,17 +48,17 @@ MUTATIONS = (
     Mutation(
         name="hosts have as many tensors each",
         rule="hosts of a site have whole tensors of nearly equal bytes",
-        where="protocol.endpoints:first_chunks",
-        old="ends[-1] += count * elements * spec.carried_itemsize",
-        new="ends[-1] += 1",
+        where="protocol.endpoints:_Cut.__init__",
+        old="self._bytes.append(before)",
+        new="self._bytes.append(len(self._bytes))",
         tests=(f"{PLACES}::test_the_cut_is_by_bytes_not_by_chunks_or_tensors",),
     ),
     Mutation(
         name="a tensor is of two hosts",
         rule="hosts of a site have whole tensors of nearly equal bytes",
-        where="protocol.endpoints:first_chunks",
-        old="        if spec is not previous:",
-        new="        if True:",
+        where="protocol.endpoints:_Cut.__init__",
+        old="key=lambda run: run[0]",
+        new="key=lambda run: object()",
         tests=(f"{PLACES}::test_the_parts_of_hosts_are_whole_tensors_of_nearly_equal_bytes_and_all_chunks",),
     ),
     Mutation(

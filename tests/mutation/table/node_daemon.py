@@ -384,8 +384,8 @@ MUTATIONS = (
         name="exchanges compute at the event loop's priority",
         rule="threads that compute give way as they are told, and nothing else does",
         where="node.daemon.peers:meet_peers",
-        old='giving_way(config.num_kernel_threads, "exchange", config.nice)',
-        new='giving_way(config.num_kernel_threads, "exchange", 0)',
+        old='giving_way(config.num_exchange_threads, "exchange", config.nice)',
+        new='giving_way(config.num_exchange_threads, "exchange", 0)',
         tests=(
             "tests/process/test_giving_way.py::test_all_threads_of_a_node_that_compute_give_way_and_its_workers_do_not",
         ),

@@ -80,7 +80,7 @@ MUTATIONS = (
     Mutation(
         name="the error of any commit will do",
         rule="the error of a chunk counts only with the commit that the core names",
-        where="node.dataplane.error_feedback:ErrorFeedback.of",
+        where="node.dataplane.error_feedback:error_in",
         old="if pin.entry.version != commit:",
         new="if False:",
         tests=("tests/unit/dataplane/test_error_feedback.py::test_the_error_of_another_commit_is_refused",),
