@@ -8,7 +8,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from atoll.node import host_protocol as hosts
@@ -35,6 +35,7 @@ END_LIMIT_S = 5.0
 MAX_STARTS_IN_A_ROW = 3
 """Of a process that takes part in no exchange between them."""
 BEATS_A_LEASE = 4
+PROGRAM = (sys.executable, "-m", "atoll.node.daemon.exchange_processes.process")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +56,10 @@ class ExchangeProcesses:
         home: os.PathLike[str],
         lease_s: float,
         site_id: Callable[[], int],
+        program: Sequence[str] = PROGRAM,
     ) -> None:
-        """`lease_s`: a process that says nothing for so long is killed."""
+        """`lease_s`: a process that says nothing for so long is killed. `program`: of each, before its descriptor."""
+        self._program = program
         self._config = config
         self._settings = settings
         self._met = met
@@ -127,7 +130,7 @@ class ExchangeProcesses:
         ours.setblocking(False)
         with theirs:
             child = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "atoll.node.daemon.exchange_processes.process", str(theirs.fileno())),
+                *(*self._program, str(theirs.fileno())),
                 pass_fds=(theirs.fileno(),),
                 stdin=asyncio.subprocess.DEVNULL,
                 start_new_session=True,  # Ctrl-C is for the node, which ends them
@@ -138,23 +141,25 @@ class ExchangeProcesses:
         try:
             process.say(self._first_word(number))
             await while_heard(self._hear_all(process), connection.write_all())
+        except ConnectionError:
+            pass  # it has ended with something unread
         except (AtollError, OSError) as error:
             problem = str(error)
         finally:
             connection.close()
-            code = await self._ended(child)
             if self._attached.is_here(process):
                 del self._attached[number]
             self._attached.changed()
             self.exchanges.lost(process)
+            code = await self._ended(child, 0.0 if problem else END_LIMIT_S)
         how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
         return f"{problem} ({how})" if problem else how, process.has_worked
 
-    async def _ended(self, child: asyncio.subprocess.Process) -> int:
+    async def _ended(self, child: asyncio.subprocess.Process, limit_s: float) -> int:
         """Its exit code: it ends by the end of its connection, or is killed."""
         waiting = asyncio.ensure_future(child.wait())
         try:
-            await asyncio.wait({waiting}, timeout=END_LIMIT_S)
+            await asyncio.wait({waiting}, timeout=limit_s)
         finally:
             if not waiting.done():
                 child.kill()

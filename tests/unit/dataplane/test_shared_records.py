@@ -372,7 +372,7 @@ def test_what_the_writer_does_not_count_after_a_start_does_not_count_for_the_rea
     reader = SharedRecords(tmp_path, kind())
     reader.look_anew()
     assert read(reader, 0) == (8, {80})
-    with pytest.raises(StateError, match="chunk 2 .* is missing"), reader.pinned(2):
+    with pytest.raises(StateError, match=r"chunk 2 .* is missing"), reader.pinned(2):
         pass
     put(again, 0, 9, 91)
     assert read(reader, 0) == (9, {91})
@@ -386,6 +386,9 @@ def test_a_chunk_that_is_forgotten_and_put_again_as_before_is_another_record(tmp
     put(store, 0, 1, 7)
     reader = SharedRecords(tmp_path, kind())
     reader.look_anew()
-    with pytest.raises(StateError, match="was replaced while it was read"), reader.pinned(0):
+    with ExitStack() as stack:
+        stack.enter_context(reader.pinned(0))
         store.forget(0)
         put(store, 0, 1, 7)
+        with pytest.raises(StateError, match="was replaced while it was read"):
+            stack.close()
