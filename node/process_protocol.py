@@ -72,7 +72,8 @@ class ProcessStart:
 
     number: int
     """From 1; the node itself is the first process of its host."""
-    home: str = bounded(4096)
+    home: bytes = bounded(4096)
+    """The folder, as the file system has its name."""
     settings_json: str = bounded(1 << 20)
     listen_on: str = bounded(256)
     num_threads: int

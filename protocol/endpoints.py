@@ -113,6 +113,8 @@ class _Cut:
         return [0, *(self._tensors[place] for place in nearest)]
 
     def of_chunks(self, chunks: range, num: int) -> list[int]:
+        if not chunks:
+            return [chunks.start] * num
         first, end = self._before(chunks.start), self._before(chunks.stop)
         later = (self._nearest(first + (end - first) * n // num) for n in range(1, num))
         least = min(chunks.start + 1, chunks.stop)

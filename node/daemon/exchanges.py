@@ -14,6 +14,7 @@ from atoll.node.daemon.hosts.leading_exchanges import LeadingExchanges
 from atoll.node.daemon.shell import Shell
 from atoll.node.exchange.sync.exchange import Exchange
 from atoll.node.threads import run_to_its_end
+from atoll.protocol import messages as m
 from atoll.protocol.errors import AtollError, HostError, NonFiniteError
 
 
@@ -72,6 +73,11 @@ class Exchanges:
                     self._of_hosts.drop(sync)
                     self._of_processes.drop(sync)
 
+    def _is_over(self, plan: m.Plan) -> bool:
+        """What waits behind its beginning says so."""
+        ends = out.CancelExchange(plan.sync, plan.attempt), out.DropSync(plan.sync)
+        return any(output in ends for output in self._waiting)
+
     def _word(self, begun: out.BeginExchange) -> hosts.BeginAtHost:
         """As the parts of this site hear it."""
         return hosts.BeginAtHost(
@@ -87,6 +93,10 @@ class Exchanges:
     async def _begin(self, begun: out.BeginExchange) -> None:
         plan = begun.plan
         try:
+            if await self._of_processes.wait_for(plan) and self._is_over(plan):
+                self._beginning = None
+                self._go_on()
+                return
             plane, word = self._disk.present, self._word(begun)
             is_shared = self._of_hosts.begin(word) or self._shell.config.site_hosts == 1
             own = plane.own_part if is_shared else None
@@ -107,6 +117,7 @@ class Exchanges:
             self._of_processes.has_begun(plan)
             await exchange.reducer.make_room()  # what is forgotten is not taken for held by the next one
         except AtollError as error:
+            self._of_processes.cancel(plan.sync, plan.attempt)
             self._shell.handle(e.ExchangeBroken(plan, error))
         self._beginning = None
         self._go_on()
@@ -125,6 +136,7 @@ class Exchanges:
             self._shell.handle(e.NodeFailed(str(error), error.exit_code))
             return
         except (AtollError, OSError) as error:
+            self._of_processes.cancel(plan.sync, plan.attempt)
             self._shell.handle(e.ExchangeBroken(plan, error))
             return
         self._shell.observer.exchange_s = loop.time() - started

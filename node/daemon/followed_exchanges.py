@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 from atoll.node import host_protocol as hosts
@@ -87,6 +87,11 @@ class FollowedExchanges(ABC):
                 if plan is not None and plan.attempt == attempt:
                     del self._plans[sync]
                 self.hub.cancel(sync, attempt)
+
+    def keep(self, in_flight: Collection[int]) -> None:
+        """All other syncs are over."""
+        for sync in self._plans.keys() - in_flight:
+            self.drop(sync)
 
     def drop(self, sync: int) -> None:
         """It is over."""

@@ -119,6 +119,9 @@ class Home(HomeFolders):
         os.close(self._lock_fd)
 
     def _remove_left_over(self) -> None:
+        for of_processes in (self.spill_folder, self.average_error_folder):
+            for folder in self.folder.glob(f"{of_processes.name}-*"):
+                shutil.rmtree(folder, ignore_errors=True)  # there may be fewer of them now
         note = self.folder / "socket_folder"
         if note.exists():
             folder = Path(os.fsdecode(note.read_bytes()))

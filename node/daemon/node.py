@@ -155,12 +155,12 @@ class Node:
     # --- life
 
     async def run(self) -> tuple[int, str]:
-        if self.shell.config.exchange_processes > 1:
-            await self.shell.processes.start()
-            self.shell.tasks.spawn(self._watch_processes())
-        await self.workers.open()
-        self._session = self.shell.tasks.spawn(self.session.run())
         try:
+            if self.shell.config.exchange_processes > 1:
+                await self.shell.processes.start()
+                self.shell.tasks.spawn(self._watch_processes())
+            await self.workers.open()
+            self._session = self.shell.tasks.spawn(self.session.run())
             code, text = await self._result
             await self.session.close()
             await asyncio.wait({self._session}, timeout=FLUSH_S)

@@ -90,6 +90,12 @@ class SharedExchanges(Generic[P]):
             self.cancel(plan.sync, before[0].attempt)
             self._forget(plan.sync)
 
+    def take_part(self, plan: m.Plan, parts: list[P]) -> None:
+        """From now on these do, in that attempt, which may be begun again."""
+        self._shared[plan.sync] = plan, parts
+        for part in parts:
+            part.done.pop(key_of(plan), None)
+
     def weigh(self, plan: m.Plan, weights: tuple[int, ...]) -> None:
         self.tell(m.Weights(sync=plan.sync, attempt=plan.attempt, term=plan.term, tokens=weights))
 
@@ -117,8 +123,8 @@ class SharedExchanges(Generic[P]):
             part.say(word)
 
     async def done(self, plan: m.Plan, result: ExchangeResult) -> ExchangeResult:
-        """When all that take part have done theirs, too. Raises what one failed by; StateError if the attempt is over,
-        or a part does not agree."""
+        """When all that take part have done theirs, too. Raises what one failed by; StateError if a part does not
+        agree; CancelledError if the attempt is over, or begun again."""
         found, key = self._shared.get(plan.sync), key_of(plan)
         if found is None or key_of(found[0]) != key:
             return result
@@ -133,7 +139,7 @@ class SharedExchanges(Generic[P]):
         if (error := self._failures.get(key)) is not None:
             raise error
         if self._shared.get(plan.sync) is not found:
-            raise StateError(f"sync {plan.sync} attempt {plan.attempt} is over")
+            raise asyncio.CancelledError
         said = [part.done[key] for part in taking_part]
         for part, done in zip(taking_part, said, strict=True):
             self._check_agrees(part, done, result)

@@ -109,17 +109,20 @@ class ChunkFile:
         with self._lock:
             self._entries[chunk] = entry
 
-    def adopt(self, chunk: int, entry: bytes, region: range, max_bytes: int) -> None:
-        """A chunk that another process has put within `region`, of at most so many bytes. Again is no error.
+    def adopt(self, chunk: int, entry: bytes, regions: Sequence[range], max_bytes: int) -> None:
+        """A chunk that another process has put within one of these regions, of at most so many bytes. Again is no
+        error, wherever it lies.
 
         Raises InvalidMessage if it does not lie there, DigestMismatch as `put` does.
         """
         offset, length, _, hash = _ENTRY.unpack(entry)
-        if not (region.start <= offset and offset + length <= region.stop and length <= max_bytes):
-            raise InvalidMessage(f"{self.path.name}: chunk {chunk} is not within what was set aside for it")
         with self._lock:
-            if not self._is_held(chunk, hash):
-                self._entries[chunk] = entry
+            if self._is_held(chunk, hash):
+                return
+            is_within = any(region.start <= offset and offset + length <= region.stop for region in regions)
+            if not is_within or length > max_bytes:
+                raise InvalidMessage(f"{self.path.name}: chunk {chunk} is not within what was set aside for it")
+            self._entries[chunk] = entry
 
     def _is_held(self, chunk: int, hash: bytes) -> bool:
         held = self.hash_of(chunk)

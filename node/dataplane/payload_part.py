@@ -7,7 +7,7 @@ says where they lie; the node alone has the table, seals the file and makes it a
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -39,12 +39,12 @@ def heard(data: bytes) -> Iterator[tuple[int, bytes]]:
         yield _CHUNK.unpack_from(data, start)[0], data[start + _CHUNK.size : start + STORED_BYTES]
 
 
-def adopt(file: PayloadFile, data: bytes, region: range, max_bytes: Callable[[int], int]) -> list[int]:
-    """Payloads that a process has put within its region are in the file from now on; their chunks. `max_bytes` raises
+def adopt(file: PayloadFile, data: bytes, regions: Sequence[range], max_bytes: Callable[[int], int]) -> list[int]:
+    """Payloads that a process has put within its regions are in the file from now on; their chunks. `max_bytes` raises
     InvalidMessage for a chunk that is not one of the process. Raises InvalidMessage, DigestMismatch."""
     chunks = []
     for chunk, entry in heard(data):
-        file.adopt(chunk, entry, region, max_bytes(chunk))
+        file.adopt(chunk, entry, regions, max_bytes(chunk))
         chunks.append(chunk)
     return chunks
 
@@ -116,9 +116,12 @@ class PartLog:
             file.take_over(chunk, entry)
         self._files[attempt] = file
 
+    def keep(self, in_flight: Collection[int]) -> None:
+        """All other syncs are over."""
+        self._files = {key: file for key, file in self._files.items() if key.sync in in_flight}
+
     def drop(self, sync: int) -> None:
-        for key in [key for key in self._files if key.sync == sync]:
-            del self._files[key]
+        self._files = {key: file for key, file in self._files.items() if key.sync != sync}
 
     def begin(
         self, sync: int, term: int, attempt: int, fragment: int = 0, *, is_over: Callable[[], bool] = lambda: False
@@ -129,10 +132,12 @@ class PartLog:
             raise StaleError(f"sync {sync} attempt {attempt} was over before it began")
         return file
 
-    def led_to_base(self, attempts: Mapping[int, AttemptKey]) -> None:
-        """Of each fragment of a sync that begins: the attempt that has left errors of averages, if the node's log has
-        it."""
-        self._attempts.update(attempts)
+    def led_to_base(self, fragment: int, attempts: Mapping[int, AttemptKey]) -> None:
+        """Of each fragment that travels in a sync of this one: the attempt that has left errors of averages, if the
+        node's log has it."""
+        num = len(self.layout.fragments)
+        for travelling in (fragment,) if fragment < num else range(num):
+            self._attempts[travelling] = attempts.get(travelling)
 
     def attempt_of(self, fragment: int, commit: int) -> AttemptKey | None:
         """Of the base that was named last."""

@@ -38,14 +38,17 @@ class SharedRecords:
 
     def look_anew(self) -> None:
         """In a thread. Raises StateError if there is no whole store of this kind."""
+        while self._file != (found := self._found()):  # also if it was made anew just now
+            store_files.check(self.folder, self._kind)
+            self._mapped = store_files.opened(self.folder, self._kind, self._places, to_write=False)
+            self._file = found
+
+    def _found(self) -> tuple[int, int]:
         try:
             found = store_files.path_of(self.folder, self._kind.name, "index").stat()
         except OSError as error:
             raise StateError(f"{self.folder}: no {self._kind.what} is there: {error.strerror}") from None
-        if self._file != (found.st_dev, found.st_ino):
-            store_files.check(self.folder, self._kind)
-            self._mapped = store_files.opened(self.folder, self._kind, self._places, to_write=False)
-            self._file = found.st_dev, found.st_ino
+        return found.st_dev, found.st_ino
 
     @contextmanager
     def pinned(self, chunk: int) -> Iterator[Pin]:

@@ -152,7 +152,8 @@ class Hub:
     def share(self, plan: Plan, data: SyncData) -> Callable[[], Share]:
         """What the plan asks of this site, to be made in a thread: see `share_of`."""
         before = self._exchanges.get(plan.sync)
-        return partial(share_of, plan, data, self.site_id, before.retained.arrived() if before else [], self.spill)
+        arrived = before.retained.arrived() if before else []
+        return partial(share_of, plan, data, self.site_id, arrived, self.spill, num_processes=self.num_processes)
 
     def begin(
         self,

@@ -151,7 +151,7 @@ class ProcessStart(_message.Message):
     NUM_PROCESSES_FIELD_NUMBER: _builtins.int
     number: _builtins.int
     """from 1; the node itself is the first"""
-    home: _builtins.str
+    home: _builtins.bytes
     """the node's folder"""
     settings_json: _builtins.str
     listen_on: _builtins.str
@@ -167,7 +167,7 @@ class ProcessStart(_message.Message):
         self,
         *,
         number: _builtins.int = ...,
-        home: _builtins.str = ...,
+        home: _builtins.bytes = ...,
         settings_json: _builtins.str = ...,
         listen_on: _builtins.str = ...,
         num_threads: _builtins.int = ...,

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from google.protobuf.descriptor import Descriptor
 
-from atoll.protocol.v1 import common_pb2, hosts_pb2, local_pb2, peer_pb2, session_pb2
+from atoll.protocol.v1 import common_pb2, hosts_pb2, local_pb2, peer_pb2, processes_pb2, session_pb2
 
-FILES = (common_pb2, hosts_pb2, local_pb2, peer_pb2, session_pb2)
+FILES = (common_pb2, hosts_pb2, local_pb2, peer_pb2, processes_pb2, session_pb2)
 FUZZED = {
     "SessionRequest": "test_wire.py::test_any_content_is_a_message_or_refused",
     "SessionResponse": "test_wire.py::test_any_content_is_a_message_or_refused",
@@ -35,6 +35,8 @@ FUZZED = {
     "TakePayloadsResponse": "test_hosts.py::test_payloads_that_are_taken_are_those_of_other_hosts_or_refused",
     "LocalRequest": "test_local.py::test_any_reports_of_ranks_are_followed_or_refused",
     "LocalResponse": "test_local.py::test_any_frame_to_a_worker_is_understood_or_refused",
+    "ProcessRequest": "test_exchange_processes.py::test_any_words_of_a_process_are_followed_or_end_it",
+    "ProcessResponse": "test_exchange_processes.py::test_any_words_of_a_node_are_followed_or_end_the_process",
 }
 """What arrives as bytes, and who sends any of it. With it come the messages that are fields of it."""
 GRPC_READS = {"StatusRequest", "PutSlicesResponse", "PutPayloadsResponse"}
@@ -42,13 +44,13 @@ GRPC_READS = {"StatusRequest", "PutSlicesResponse", "PutPayloadsResponse"}
 
 
 def roots() -> Iterator[str]:
-    """What a method of a service takes and gives, and what goes over the local socket."""
+    """What a method of a service takes and gives, and what goes over sockets of this host."""
     for file in FILES:
         for service in file.DESCRIPTOR.services_by_name.values():
             for method in service.methods:
                 yield method.input_type.name
                 yield method.output_type.name
-    yield from ("LocalRequest", "LocalResponse")
+    yield from ("LocalRequest", "LocalResponse", "ProcessRequest", "ProcessResponse")
 
 
 def within(message: Descriptor, found: set[str]) -> set[str]:

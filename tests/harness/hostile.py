@@ -72,7 +72,7 @@ def pulls_again(exchange: Exchange, *, hangs_up: bool, claims_to_move: bool) -> 
         return 0
 
     exchange.collection.store = store  # type: ignore[method-assign]
-    exchange._overdue = lambda *, is_last: None  # type: ignore[method-assign]
+    exchange._overdue = lambda *, num_stalls: None  # type: ignore[method-assign]
     for upstream in exchange.upstreams:
         upstream.check = lambda now: None  # type: ignore[method-assign]
         if claims_to_move:

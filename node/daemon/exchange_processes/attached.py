@@ -36,8 +36,9 @@ class Processes(Changes, dict[int, AttachedProcess]):
         self.numbers = range(1, num + 1)
 
     @property
-    def are_all_laid_out(self) -> bool:
-        return all(number in self and self[number].is_laid_out for number in self.numbers)
+    def not_ready(self) -> list[int]:
+        """Those that cannot take part in an exchange now."""
+        return [number for number in self.numbers if number not in self or not self[number].is_laid_out]
 
     def is_here(self, part: AttachedProcess) -> bool:
         """Not lost, and not started anew since."""

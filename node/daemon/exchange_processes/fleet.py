@@ -20,7 +20,7 @@ from atoll.node.daemon.hosts.link import while_heard
 from atoll.node.daemon.peers import Met
 from atoll.node.daemon.plane import DataPlane
 from atoll.node.daemon.rank_connection import RankConnection
-from atoll.node.tasks import Tasks
+from atoll.node.tasks import Tasks, end
 from atoll.protocol import messages as m
 from atoll.protocol.addresses import join_address, parse_address
 from atoll.protocol.errors import AtollError, HostError, NonFiniteError, PeerError
@@ -33,9 +33,11 @@ START_LIMIT_S = 120.0
 END_LIMIT_S = 5.0
 """For a process that is told to end."""
 MAX_STARTS_IN_A_ROW = 3
-"""Of a process that takes part in no exchange between them."""
+"""Of a process that does its part of no exchange between them."""
+LONG_LIFE_S = 60.0
+"""After which its end is no sign that the next one ends, too."""
 BEATS_A_LEASE = 4
-PROGRAM = (sys.executable, "-m", "atoll.node.daemon.exchange_processes.process")
+PROGRAM = (sys.executable, "-P", "-m", "atoll.node.daemon.exchange_processes.process")
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,11 +116,11 @@ class ExchangeProcesses:
 
     async def _keep(self, number: int) -> None:
         """Running, whatever ends it. Raises HostError where that does not help."""
-        num_starts = 0
+        num_starts, loop = 0, asyncio.get_running_loop()
         while True:
-            num_starts += 1
+            started = loop.time()
             how, has_worked = await self._run(number)
-            num_starts = 0 if has_worked else num_starts
+            num_starts = 0 if has_worked or loop.time() - started > LONG_LIFE_S else num_starts + 1
             text = f"exchange process {number} of this host has ended: {how}"
             if num_starts == MAX_STARTS_IN_A_ROW or number not in self._ports:
                 raise HostError(f"{text}; see the log for what it said")
@@ -170,7 +172,7 @@ class ExchangeProcesses:
         port = port + number if port else self._ports.get(number, 0)
         return processes.ProcessStart(
             number=number,
-            home=os.fspath(self._home),
+            home=os.fsencode(self._home),
             settings_json=settings_to_json(self._settings),
             listen_on=join_address(host, port),
             num_threads=config.num_exchange_threads,
@@ -186,16 +188,25 @@ class ExchangeProcesses:
         """Until it is gone. Raises PeerError for silence, InvalidMessage."""
         limit_s = START_LIMIT_S
         while True:
-            try:
-                async with asyncio.timeout(limit_s):
-                    frame = await process.connection.read_frame()
-            except TimeoutError:
-                raise PeerError(f"it has said nothing for {limit_s:g} s") from None
+            frame = await self._frame(process.connection, limit_s)
             if frame is None:
                 return
             self._hear(process, processes.heard_of_process(frame))
             if self._attached.is_here(process):
                 limit_s = self._lease_s
+
+    async def _frame(self, connection: RankConnection, limit_s: float) -> bytearray | None:
+        """Raises PeerError for silence. Where it was this process that stood still, what was said meanwhile is there,
+        and is read within one more beat."""
+        reading = asyncio.ensure_future(connection.read_frame())
+        try:
+            for wait_s in (limit_s, self._lease_s / BEATS_A_LEASE):
+                await asyncio.wait({reading}, timeout=wait_s)
+                if reading.done():
+                    return reading.result()
+        finally:
+            await end([reading])
+        raise PeerError(f"it has said nothing for {limit_s:g} s")
 
     def _hear(self, process: AttachedProcess, said: processes.ProcessSaid) -> None:
         match said:

@@ -49,8 +49,7 @@ class LinesToNode(logging.Handler):
         self._loop = asyncio.get_running_loop()
 
     def emit(self, record: logging.LogRecord) -> None:
-        line = processes.said(
-            processes.ProcessLog(level=record.levelno, text=self.format(record)[:MAX_LINE_CHARACTERS])
-        )
+        text = self.format(record)[:MAX_LINE_CHARACTERS].encode(errors="backslashreplace").decode()
+        line = processes.said(processes.ProcessLog(level=record.levelno, text=text))
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._connection.send_frame, line)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import logging
+import os
 import signal
 import socket
 import sys
@@ -42,7 +43,7 @@ class ExchangeProcess:
         self._connection = connection
         self._start = start
         self._hub = hub
-        self._folders = HomeFolders(Path(start.home))
+        self._folders = HomeFolders(Path(os.fsdecode(start.home)))
         self._settings = settings = settings_from_json(start.settings_json)
         self._model: PartOfModel | None = None
         self._exchanges = PartExchanges(
@@ -105,6 +106,8 @@ class ExchangeProcess:
                 self._exchanges.drop(sync)
             case processes.AbandonAll():
                 await self._exchanges.close()
+                if self._model is not None:
+                    self._model.log.keep(())
 
     async def _lay_out(self, told: processes.ProcessLayout) -> None:
         fd = self._connection.descriptors.popleft()
@@ -118,6 +121,9 @@ class ExchangeProcess:
         if model is None:
             raise InvalidMessage("an exchange begins before it is known what of")
         plan = begun.plan
+        in_flight = {plan.sync, *begun.in_flight}
+        model.log.keep(in_flight)
+        self._exchanges.keep(in_flight)
         try:
             data = await run_to_its_end(partial(model.data_of, told))
             attempt = processes.AttemptInLog(
@@ -128,7 +134,7 @@ class ExchangeProcess:
             self._exchanges.refuse(plan, error)
             return
         model.log.in_force = frozenset(attempt.key for attempt in told.in_force)
-        model.log.led_to_base({attempt.of_fragment: attempt.key for attempt in told.left_errors})
+        model.log.led_to_base(plan.fragment, {attempt.of_fragment: attempt.key for attempt in told.left_errors})
         await self._exchanges.begin_on(begun, data)
 
 
@@ -146,7 +152,7 @@ async def serve(fd: int) -> None:
     root.addHandler(LinesToNode(connection))
     async with AsyncExitStack() as stack:
         await asyncio.to_thread(prepare_kernels)
-        run_id, folders = settings_from_json(start.settings_json).run_id, HomeFolders(Path(start.home))
+        run_id, folders = settings_from_json(start.settings_json).run_id, HomeFolders(Path(os.fsdecode(start.home)))
         pool = giving_way(start.num_threads, "exchange", start.nice)
         hub = await make_hub(run_id, folders.spills_of(start.number), Machine(), pool=pool)
         hub.num_processes = start.num_processes

@@ -3,6 +3,7 @@ into the node's file, and says where; the exchange of the node is complete when 
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass, field
 
 from atoll.node import host_protocol as hosts
@@ -17,7 +18,7 @@ from atoll.node.dataplane.sync_data import SyncData
 from atoll.node.tasks import Tasks
 from atoll.node.threads import run_to_its_end
 from atoll.protocol import messages as m
-from atoll.protocol.errors import InvalidMessage, StateError
+from atoll.protocol.errors import AtollError, InvalidMessage, StateError
 
 REGION_FACTOR = 2
 """A payload that comes twice at once may be put twice. What is not used is a hole in the file."""
@@ -31,8 +32,8 @@ class _Collected:
     plan: m.Plan
     data: SyncData
     file: PayloadFile
-    regions: dict[int, range]
-    """By process."""
+    regions: dict[int, list[range]]
+    """By process, of each time that this attempt was begun."""
 
 
 @dataclass(eq=False, kw_only=True)
@@ -43,23 +44,38 @@ class ProcessExchanges(SharedExchanges[AttachedProcess]):
     """By sync."""
     _log: PayloadLog | None = field(default=None, init=False)
 
+    async def wait_for(self, plan: m.Plan) -> bool:
+        """A process that is started anew; whether there was one. Raises StateError naming it, if it takes a stall's
+        time."""
+        if not self.attached.not_ready:
+            return False
+        try:
+            async with asyncio.timeout(plan.stall_limit_s):
+                await self.attached.until(lambda: not self.attached.not_ready)
+        except TimeoutError:
+            numbers = ", ".join(map(str, self.attached.not_ready))
+            raise StateError(f"exchange process {numbers} of this host is not ready: see the log for why") from None
+        return True
+
     async def begin(self, word: hosts.BeginAtHost, plane: DataPlane, data: SyncData) -> None:
-        """Before the node begins: if `data` is of a part of its chunks, processes have the others. One that was started
-        anew is waited for."""
+        """Before the node begins: if `data` is of a part of its chunks, processes have the others. They are ready."""
         plan = word.plan
+        for sync in self._collected.keys() - {plan.sync, *word.in_flight}:
+            self.drop(sync)  # of a site that was evicted, and never heard how it ended
         self.replace(plan)
         if not self.attached.numbers or data.own is None:
             return
-        await self.attached.until(lambda: self.attached.are_all_laid_out)
-        taking_part = [self.attached[number] for number in self.attached.numbers]
-        self._log = plane.log
+        self._log, taking_part = plane.log, list(self.attached.values())
         collected, said = await run_to_its_end(lambda: self._prepared(word, plane, data))
-        self._collected[plan.sync], self._shared[plan.sync] = collected, (plan, taking_part)
+        self._collected[plan.sync] = collected
+        self.take_part(plan, taking_part)
         for process in taking_part:
             if self.attached.is_here(process):
                 process.say(said[process.number])
             else:
                 self.lost(process)
+        if lacking := self.attached.not_ready:
+            raise StateError(f"exchange process {', '.join(map(str, lacking))} of this host has ended just now")
 
     def _prepared(
         self, word: hosts.BeginAtHost, plane: DataPlane, data: SyncData
@@ -67,13 +83,16 @@ class ProcessExchanges(SharedExchanges[AttachedProcess]):
         """In a thread."""
         plan, own_of = word.plan, plane.parts
         file = plane.log.begin(plan.sync, plan.term, plan.attempt, plan.fragment)
-        collected = _Collected(plan=plan, data=data, file=file, regions={})
+        before = self._collected.get(plan.sync)
+        regions = before.regions if before is not None and key_of(before.plan) == key_of(plan) else {}
+        collected = _Collected(plan=plan, data=data, file=file, regions=regions)
         last, left_errors, in_force = _of_base(plane, data), _left_errors(plane, data), _in_force(plane.log)
         said = {}
         for number in self.attached.numbers:
             chunks = [chunk for chunk in data.chunks if chunk in own_of[number]]
             num_bytes = sum(data.payload_bytes(chunk, len(plan.contributors)) for chunk in chunks)
-            collected.regions[number] = region = file.set_aside(REGION_FACTOR * num_bytes)
+            region = file.set_aside(REGION_FACTOR * num_bytes)
+            regions.setdefault(number, []).append(region)
             held = payload_part.stored(file, chunks)
             said[number] = processes.BeginInProcess(
                 begun=word,
@@ -85,6 +104,10 @@ class ProcessExchanges(SharedExchanges[AttachedProcess]):
                 in_force=in_force,
             )
         return collected, said
+
+    def _fail(self, plan: m.Plan, error: AtollError) -> None:
+        super()._fail(plan, error)
+        self.cancel(plan.sync, plan.attempt)
 
     def drop(self, sync: int) -> None:
         """It is over. A process drops errors of averages that are not in force then."""
@@ -123,8 +146,8 @@ class ProcessExchanges(SharedExchanges[AttachedProcess]):
                 raise InvalidMessage(f"{process.words} has the payload of chunk {chunk}, which is not its own")
             return data.payload_bytes(chunk, num)
 
-        region = found.regions[process.number]
-        self.hub.have_payloads(found.plan, payload_part.adopt(found.file, said.entries, region, max_bytes))
+        regions = found.regions[process.number]
+        self.hub.have_payloads(found.plan, payload_part.adopt(found.file, said.entries, regions, max_bytes))
 
 
 def _of_base(plane: DataPlane, data: SyncData) -> tuple[processes.LastCommit, ...]:

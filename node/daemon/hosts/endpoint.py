@@ -109,6 +109,7 @@ class Endpoint:
         """Until it is cancelled. `channel`: to the leader, beside the words. Raises atoll's errors for what this host
         cannot go on from."""
         self._hub.incarnation = incarnation
+        self._processes.identify()
         self._jobs, self._is_behind, self._sources = asyncio.Queue(), False, None
         self._number = self._num_rollbacks = 0
         failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()

@@ -272,19 +272,22 @@ class Follower:
         config, settings = self._config, settings_from_json(self._welcome_said.settings_json)
         await asyncio.to_thread(prepare_kernels)
         towards = config.coordinator or config.site_address
-        met = await meet_peers(config, settings.run_id, self._home, Machine(), self._stack, towards=towards)
-        log.info("listening for peers on %s", met.address)
-        folder, lease_s = self._home.folder, self._limits.lease_s
-        processes = ExchangeProcesses(
-            config, settings, met, home=folder, lease_s=lease_s, site_id=lambda: met.hub.site_id
-        )
-        self._stack.push_async_callback(processes.close)
-        await processes.start()
-        endpoint = Endpoint(
-            config, settings, self._limits, home=self._home, met=met, processes=processes, say=self._say
-        )
-        self._stack.callback(endpoint.close)
-        await endpoint.load()
+        async with AsyncExitStack() as stack:  # host 0 may be lost meanwhile: then all of it is made anew
+            met = await meet_peers(config, settings.run_id, self._home, Machine(), stack, towards=towards)
+            log.info("listening for peers on %s", met.address)
+            folder, lease_s = self._home.folder, self._limits.lease_s
+            processes = ExchangeProcesses(
+                config, settings, met, home=folder, lease_s=lease_s, site_id=lambda: met.hub.site_id
+            )
+            stack.push_async_callback(processes.close)
+            if config.exchange_processes > 1:
+                await processes.start()
+            endpoint = Endpoint(
+                config, settings, self._limits, home=self._home, met=met, processes=processes, say=self._say
+            )
+            stack.callback(endpoint.close)
+            await endpoint.load()
+            self._stack.push_async_callback(stack.pop_all().aclose)
         return endpoint
 
     async def _lay_out(self, told: hosts.SiteLaidOut) -> None:

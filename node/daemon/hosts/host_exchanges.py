@@ -44,6 +44,7 @@ class HostExchanges(FollowedExchanges):
         """In place of an older attempt."""
         plan, self._own = begun.plan, plane.own or range(0)
         try:
+            await self.processes.wait_for(plan)
             data = sync_data(plane, plan.base_commit, plan.fragment, begun.error_commits, plane.own_part)
             await self.processes.begin(begun, plane, data)
         except AtollError as error:
@@ -51,6 +52,10 @@ class HostExchanges(FollowedExchanges):
             return
         await self.begin_on(begun, data)
         self.processes.has_begun(plan)
+
+    def refuse(self, plan: m.Plan, error: Exception) -> None:
+        super().refuse(plan, error)
+        self.processes.cancel(plan.sync, plan.attempt)
 
     async def close(self) -> None:
         await super().close()

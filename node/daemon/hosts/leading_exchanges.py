@@ -43,7 +43,7 @@ class LeadingExchanges(SharedExchanges[AttachedHost]):
             raise StateError(f"what this site contributes is not on all of its hosts: {', '.join(lacking)}")
         if lacking or not ready:
             return False
-        self._shared[plan.sync] = plan, ready
+        self.take_part(plan, ready)
         for host in ready:
             host.say(word)
         return True

@@ -24,6 +24,9 @@ from atoll.protocol.errors import NotYetError, PeerError, RefusedError
 from atoll.protocol.messages import Averaged, LinkUse, Plan
 from atoll.protocol.plans import heard, with_weights
 
+STALLS_OF_PARTS = 2
+"""After the deadline, for other hosts and processes of a site to say whom they wait for."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExchangeResult:
@@ -156,7 +159,7 @@ class Exchange:
             self.reducer.check(now)
             for upstream in self.upstreams:
                 upstream.check(now)
-            if now >= deadline and (error := self._overdue(is_last=now >= deadline + stall_s)) is not None:
+            if now >= deadline and (error := self._overdue(num_stalls=int((now - deadline) / stall_s))) is not None:
                 raise error
 
     def _restart_clocks(self) -> None:
@@ -165,19 +168,22 @@ class Exchange:
         for upstream in self.upstreams:
             upstream.restart_clocks(now)
 
-    def _overdue(self, *, is_last: bool) -> PeerError | None:
-        """Names whom this site waits for in the end. None before `is_last` if that is a reducer that says that it waits
-        itself: it has one more stall to name the others, which ends the attempt. Its word alone blames nobody else."""
+    def _overdue(self, *, num_stalls: int) -> PeerError | None:
+        """Names whom this site waits for in the end. None in the first stall if that is a reducer that says that it
+        waits itself: it has one more stall to name the others, which ends the attempt. Its word alone blames nobody
+        else. None for one more where only other parts of this site wait: each of them names whom it waits for."""
         attempt = self.attempt
         text = f"the attempt is not complete after {attempt.plan.deadline_s:.0f} s"
         if (error := self.reducer.overdue(text)) is not None:
             return error
         late = [upstream for upstream in self.upstreams if not upstream.is_done]
         if not late:
+            if attempt.data.own is not None and num_stalls < STALLS_OF_PARTS:
+                return None
             return PeerError(f"{attempt.where}: {text}; this site lacks nothing of others", phase="local")
         blamed = next((upstream for upstream in late if not upstream.waits_for), None)
         if blamed is None:
-            if not is_last:
+            if not num_stalls:
                 return None
             blamed = late[0]
             text += f"; it says that it waits for sites {', '.join(map(str, blamed.waits_for))}, and names none of them"

@@ -60,7 +60,7 @@ class Share:
     log_bytes: int
     """The most that all payloads can have."""
     free_bytes: int
-    """On the disk to which contributions go; 0 without one."""
+    """On the disk to which contributions go, for this process; 0 without one."""
 
     def bytes_to_retain(self, where: str, max_retained_bytes: int, spill: Spill | None) -> int:
         """The most that this site retains for it. Raises NoRoomError if that is too much."""
@@ -98,10 +98,16 @@ def split(chunks: list[int], sizes: list[int], num: int) -> tuple[range, ...]:
 
 
 def share_of(
-    plan: Plan, data: SyncData, site_id: int, retained: Iterable[tuple[Site, list[int]]], spill: Spill | None
+    plan: Plan,
+    data: SyncData,
+    site_id: int,
+    retained: Iterable[tuple[Site, list[int]]],
+    spill: Spill | None,
+    *,
+    num_processes: int = 1,
 ) -> Share:
-    """`retained`: chunks of each site whose contributions are here already. One that arrives meanwhile is noted when
-    its site opens a stream.
+    """`num_processes`: that share the free disk. `retained`: chunks of each site whose contributions are here already.
+    One that arrives meanwhile is noted when its site opens a stream.
 
     Raises InvalidMessage if the plan's trees are not right, HostError for the disk.
     """
@@ -152,5 +158,5 @@ def share_of(
         num_missing=num_missing,
         sent_bytes=sum(other.num_bytes for other in of_others),
         log_bytes=sum(data.payload_bytes(chunk, len(plan.contributors)) for chunk in data.chunks),
-        free_bytes=0 if spill is None else spill.free_bytes(),
+        free_bytes=0 if spill is None else spill.free_bytes() // num_processes,
     )

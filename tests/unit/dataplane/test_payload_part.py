@@ -88,7 +88,7 @@ def test_what_processes_put_into_their_regions_is_found_again(
     with pytest.raises(StateError, match="chunks are missing"):
         node.seal()
     for number, own in ((1, first), (2, second)):
-        assert adopt(node, stored(parts[number], own), regions[number], any_size) == own
+        assert adopt(node, stored(parts[number], own), [regions[number]], any_size) == own
     assert {chunk: node.read(chunk) for chunk in found} == found
     node.seal()
     put(alone, found, *found)
@@ -112,7 +112,7 @@ def test_a_region_is_apart_from_what_is_put_before_and_after_it_and_from_other_r
         assert len(region) == num_bytes(found, chunk)
         part = part_of(node, used, region, chunk)
         put(part, found, chunk)
-        adopt(node, stored(part, [chunk]), region, any_size)
+        adopt(node, stored(part, [chunk]), [region], any_size)
     assert {chunk: node.read(chunk) for chunk in sorted(found)[:4]} == {c: found[c] for c in sorted(found)[:4]}
 
 
@@ -132,7 +132,7 @@ def test_what_does_not_fit_into_a_region_is_refused_and_nothing_is_written_over(
     assert part.missing() == [too_large, smaller]
     assert node.path.read_bytes() == whole[: region.start] + found[fits] + whole[region.start + len(found[fits]) :]
     put(part, found, smaller)
-    assert adopt(node, stored(part, [fits, too_large, smaller]), region, any_size) == [fits, smaller]
+    assert adopt(node, stored(part, [fits, too_large, smaller]), [region], any_size) == [fits, smaller]
     assert [node.read(chunk) for chunk in (fits, after, smaller)] == [found[c] for c in (fits, after, smaller)]
 
 
@@ -175,7 +175,7 @@ def test_malformed_words_are_refused(used: Layout, found: dict[int, bytes], node
     part = part_of(node, used, region, 0)
     put(part, found, 0)
     with pytest.raises(InvalidMessage, match="no multiple of"):
-        adopt(node, stored(part, [0]) + change, region, any_size)
+        adopt(node, stored(part, [0]) + change, [region], any_size)
     assert node.missing() == sorted(found)
     with pytest.raises(InvalidMessage, match="no multiple of"):
         PartLog(node.path.parent, used, RUN).expect(ATTEMPT, [0], region, change)
@@ -195,20 +195,20 @@ def test_what_does_not_lie_in_the_region_of_the_process_is_refused(
         "at the end of all": 2**64 - 1,
     }[where]
     with pytest.raises(InvalidMessage, match="chunk 0 is not within what was set aside for it"):
-        adopt(node, said(0, offset, data), region, any_size)
+        adopt(node, said(0, offset, data), [region], any_size)
     assert node.missing() == sorted(found)
     for inside in (region.start, region.stop - len(data)):
         node.lose(0)
-        assert adopt(node, said(0, inside, data), region, any_size) == [0]
+        assert adopt(node, said(0, inside, data), [region], any_size) == [0]
 
 
 def test_what_is_longer_than_any_payload_of_the_chunk_is_refused(found: dict[int, bytes], node: PayloadFile) -> None:
     region = node.set_aside(1 << 16)
     word = said(0, region.start, found[0])
     with pytest.raises(InvalidMessage, match="chunk 0 is not within"):
-        adopt(node, word, region, lambda chunk: len(found[chunk]) - 1)
+        adopt(node, word, [region], lambda chunk: len(found[chunk]) - 1)
     assert node.missing() == sorted(found)
-    assert adopt(node, word, region, lambda chunk: len(found[chunk])) == [0]
+    assert adopt(node, word, [region], lambda chunk: len(found[chunk])) == [0]
 
 
 def test_a_chunk_that_another_process_has_is_refused(found: dict[int, bytes], node: PayloadFile) -> None:
@@ -220,7 +220,7 @@ def test_a_chunk_that_another_process_has_is_refused(found: dict[int, bytes], no
     region = node.set_aside(1 << 16)
     for foreign in (1, 2**64 - 1):
         with pytest.raises(InvalidMessage, match=f"chunk {foreign} is not its own"):
-            adopt(node, said(foreign, region.start, found[1]), region, own_bytes)
+            adopt(node, said(foreign, region.start, found[1]), [region], own_bytes)
     assert node.missing() == sorted(found)
 
 
@@ -232,26 +232,40 @@ def test_what_is_said_twice_is_no_error_unless_it_is_of_other_bytes(
     part, again = (part_of(node, used, region, 0, 1) for _ in range(2))
     put(part, found, 0)
     for _ in range(2):
-        assert adopt(node, stored(part, [0]), region, any_size) == [0]
+        assert adopt(node, stored(part, [0]), [region], any_size) == [0]
     again.put_within(range(region.start + len(found[0]), region.stop))
     put(again, found, 0, 1)  # a process that was started anew puts it to another place
-    assert adopt(node, stored(again, [0, 1]), region, any_size) == [0, 1]
+    assert adopt(node, stored(again, [0, 1]), [region], any_size) == [0, 1]
     for chunk in (0, 1):
         with pytest.raises(DigestMismatch, match=f"chunk {chunk} comes twice, with different bytes"):
-            adopt(node, said(chunk, region.start, other(found[chunk])), region, any_size)
+            adopt(node, said(chunk, region.start, other(found[chunk])), [region], any_size)
         assert node.read(chunk) == found[chunk]
     node.lose(0)
     put(node, found, *found)
     node.seal()
-    assert adopt(node, stored(part, [0]), region, any_size) == [0], "what comes late is there already"
+    assert adopt(node, stored(part, [0]), [region], any_size) == [0], "what comes late is there already"
     assert node.sealed
+
+
+def test_what_is_held_may_be_said_again_from_a_region_of_before(
+    used: Layout, found: dict[int, bytes], node: PayloadFile
+) -> None:
+    first, later = node.set_aside(1 << 16), node.set_aside(1 << 16)
+    part = part_of(node, used, first, 0, 1)
+    put(part, found, 0)
+    assert adopt(node, stored(part, [0]), [first], any_size) == [0]
+    put(part, found, 1)  # and says so when the attempt was begun again
+    assert adopt(node, stored(part, [0]), [later], any_size) == [0]
+    with pytest.raises(InvalidMessage, match="is not within what was set aside for it"):
+        adopt(node, stored(part, [1]), [later], any_size)
+    assert adopt(node, stored(part, [1]), [first, later], any_size) == [1]
 
 
 def test_words_of_bytes_that_are_not_there_are_found_out_by_who_reads(
     found: dict[int, bytes], node: PayloadFile
 ) -> None:
     region = node.set_aside(1 << 16)
-    adopt(node, said(0, region.start, found[0]), region, any_size)
+    adopt(node, said(0, region.start, found[0]), [region], any_size)
     with pytest.raises(StateError, match="chunk 0 is damaged; fetch it again"):
         node.read(0)
     put(node, found, 0)
@@ -347,15 +361,30 @@ def test_dropped_are_all_attempts_at_that_sync(used: Layout, node: PayloadFile) 
     assert log.begin(2, 1, 0).missing() == [0, 1]
 
 
-def test_attempts_that_left_errors_are_those_that_the_node_named_last(used: Layout, node: PayloadFile) -> None:
-    log = expecting(node, used)
+def test_attempts_that_left_errors_are_those_that_the_node_named_last(node: PayloadFile) -> None:
+    log = expecting(node, layout(num_fragments=3))
     assert log.attempt_of(0, 5) is None
-    log.led_to_base({0: AttemptKey(4, 1, 0), 1: AttemptKey(3, 1, 2)})
-    log.led_to_base({1: AttemptKey(5, 1, 0)})
-    assert [log.attempt_of(fragment, 5) for fragment in range(3)] == [AttemptKey(4, 1, 0), AttemptKey(5, 1, 0), None]
+    first, later = AttemptKey(4, 1, 0), AttemptKey(5, 1, 0)
+    log.led_to_base(0, {0: first})
+    log.led_to_base(1, {1: AttemptKey(3, 1, 2)})
+    log.led_to_base(1, {1: later})
+    assert [log.attempt_of(fragment, 5) for fragment in range(3)] == [first, later, None]
+    log.led_to_base(0, {})
+    assert log.attempt_of(0, 50) is None, "the node's log does not have it any more: what was named is of before"
+    log.led_to_base(3, {2: first})
+    assert [log.attempt_of(fragment, 5) for fragment in range(3)] == [None, None, first], "a sync of all fragments"
     assert log.attempts_in_force() == {ATTEMPT}
     log.attempts_in_force().clear()
     assert log.attempts_in_force() == {ATTEMPT}
+
+
+def test_a_log_keeps_what_is_in_flight(used: Layout, node: PayloadFile) -> None:
+    log = expecting(node, used, ATTEMPT, AttemptKey(2, 1, 0), AttemptKey(3, 1, 0))
+    log.keep({ATTEMPT.sync, 3})
+    assert log.begin(ATTEMPT.sync, ATTEMPT.term, ATTEMPT.attempt).missing() == [0, 1]
+    assert log.begin(3, 1, 0).missing() == [0, 1]
+    with pytest.raises(StaleError):
+        log.begin(2, 1, 0)
 
 
 # --- payloads of the commits before

@@ -304,8 +304,8 @@ def test_nobody_waits_for_hosts_in_an_attempt_that_is_over(tmp_path: Path, how: 
                 site.leader.exchanges.drop(wanted.plan.sync)
             else:
                 site.leader.exchanges.begin(replace(wanted, plan=replace(wanted.plan, attempt=2)))
-            with pytest.raises(StateError, match="sync 1 attempt 1 is over"):
-                await done
+            await asyncio.wait({done})
+            assert done.cancelled(), "it is no failure of what comes next"
 
     transport.run(main())
 

@@ -72,6 +72,7 @@ class Beside:
 
     async def begins(self, word: hosts.BeginAtHost | None = None) -> SyncData:
         word = word or self.word
+        await self.exchanges.wait_for(word.plan)
         data = self.plane.sync_data(word.plan.base_commit, word.plan.fragment, (), self.plane.own_part)
         await self.exchanges.begin(word, self.plane, data)
         return data
@@ -197,6 +198,81 @@ def test_an_exchange_waits_for_a_process_that_is_started_anew(tmp_path: Path) ->
             node.comes(2)
             await beginning
             assert node.begin_at(1).begun == node.begin_at(2).begun == node.word
+
+    transport.run(main())
+
+
+def test_a_process_that_does_not_come_back_is_named(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with beside(tmp_path) as node:
+            node.comes(1)
+            plan = replace(node.word.plan, stall_limit_s=0.0)
+            with pytest.raises(StateError, match="exchange process 2 of this host is not ready"):
+                await node.exchanges.wait_for(plan)
+            node.comes(2)
+            assert not await node.exchanges.wait_for(plan)
+
+    transport.run(main())
+
+
+def test_a_node_that_lacks_payloads_of_its_processes_alone_lets_them_say_first_who_is_late(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with beside(tmp_path) as node:
+            for number in (1, 2):
+                node.comes(number)
+            exchange, running = await node.own_part(await node.begins())
+            await exchange.collection.arrived(0)
+            assert [exchange._overdue(num_stalls=number) for number in (0, 1)] == [None, None]
+            error = exchange._overdue(num_stalls=2)
+            assert error is not None
+            assert (error.peer_site_id, error.phase) == (0, "local")
+            running.cancel()
+
+    transport.run(main())
+
+
+def test_what_is_over_meanwhile_does_not_fail_what_is_begun_again(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with beside(tmp_path) as node:
+            both = [node.comes(number) for number in (1, 2)]
+            await node.begins()
+            for process in both:
+                node.exchanges.heard_done(process, DONE)
+            result: Any = object()
+            await node.begins()  # the same attempt, as after a new session
+            assert not any(process.done for process in both)
+            finished = asyncio.create_task(node.exchanges.done(node.word.plan, result))
+            await asyncio.sleep(0)
+            await node.begins()
+            await asyncio.wait({finished})
+            assert finished.cancelled(), "it is not the failure of the next one"
+
+    transport.run(main())
+
+
+def test_a_process_stops_when_another_one_has_failed(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with beside(tmp_path) as node:
+            both = [node.comes(number) for number in (1, 2)]
+            await node.begins()
+            node.exchanges.lost(both[0])
+            assert node.told(2)[-1] == hosts.CancelAtHost(sync=1, attempt=1)
+
+    transport.run(main())
+
+
+def test_syncs_of_which_the_node_never_hears_an_end_are_dropped_with_the_next_one(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with beside(tmp_path) as node:
+            for number in (1, 2):
+                node.comes(number)
+            await node.begins()
+            await node.begins(replace(node.word, plan=replace(node.word.plan, sync=3), in_flight=(1,)))
+            assert set(node.exchanges._collected) == {1, 3}
+            await node.begins(replace(node.word, plan=replace(node.word.plan, sync=5), in_flight=(3,)))
+            assert set(node.exchanges._collected) == {3, 5}
+            await asyncio.gather(*node.site.tasks)
+            assert processes.DropInProcess(sync=1) in node.told(1)
 
     transport.run(main())
 
