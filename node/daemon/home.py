@@ -66,6 +66,12 @@ class HomeFolders:
         self.optimizer_folder = folder / "optimizer"
         """Workers write the checkpoints of their optimizers there."""
 
+    def remove_spills(self) -> None:
+        """In a thread: of exchange processes of an earlier start, of which there may have been more."""
+        for of_processes in (self.spill_folder, self.average_error_folder):
+            for folder in self.folder.glob(f"{of_processes.name}-*"):
+                shutil.rmtree(folder, ignore_errors=True)
+
     def spills_of(self, process: int) -> tuple[Path, Path]:
         """Of an exchange process beside the node: of contributions, and of errors of averages."""
         contributions, errors = self.spill_folder, self.average_error_folder
@@ -119,9 +125,6 @@ class Home(HomeFolders):
         os.close(self._lock_fd)
 
     def _remove_left_over(self) -> None:
-        for of_processes in (self.spill_folder, self.average_error_folder):
-            for folder in self.folder.glob(f"{of_processes.name}-*"):
-                shutil.rmtree(folder, ignore_errors=True)  # there may be fewer of them now
         note = self.folder / "socket_folder"
         if note.exists():
             folder = Path(os.fsdecode(note.read_bytes()))

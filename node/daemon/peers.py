@@ -43,6 +43,7 @@ async def meet_peers(
     config: NodeConfig, run_id: str, home: Home, machine: Machine, stack: AsyncExitStack, *, towards: str
 ) -> Met:
     """At --listen; without it, at the local address of a connection to `towards`."""
+    await asyncio.to_thread(home.remove_spills)
     spills = home.spill_folder, home.average_error_folder
     hub = await make_hub(run_id, spills, machine, pool=giving_way(config.num_exchange_threads, "exchange", config.nice))
     hub.incarnation, hub.num_processes = home.incarnation, config.exchange_processes

@@ -5,6 +5,8 @@ from __future__ import annotations
 from tests.mutation.mutation import Mutation
 
 RECORDS = "tests/unit/dataplane/test_shared_records.py"
+EXCHANGES = "tests/unit/local/test_process_exchanges.py"
+FLEET = "tests/unit/local/test_exchange_processes.py"
 PART = "tests/unit/dataplane/test_payload_part.py"
 COLLECTION = "tests/unit/exchange/test_collection.py"
 
@@ -37,8 +39,8 @@ MUTATIONS = (
         name="files that were made anew are not looked at",
         rule="another process reads the files that are there when its exchange begins",
         where="node.dataplane.shared_records:SharedRecords.look_anew",
-        old="if self._file != (found.st_dev, found.st_ino):",
-        new="if self._file is None:",
+        old="while self._file != (found := self._found()):",
+        new="while self._file is None and (found := self._found()):",
         tests=(f"{RECORDS}::test_files_that_were_made_anew_are_read_from_the_next_look_on",),
     ),
     Mutation(
@@ -125,7 +127,7 @@ MUTATIONS = (
         name="a payload that a process has put may have any length",
         rule="what a process says that it has put is no longer than a payload of the chunk",
         where="node.dataplane.chunk_file:ChunkFile.adopt",
-        old=" and length <= max_bytes",
+        old=" or length > max_bytes",
         new="",
         tests=(f"{PART}::test_what_is_longer_than_any_payload_of_the_chunk_is_refused",),
     ),
@@ -133,8 +135,8 @@ MUTATIONS = (
         name="a process may replace a payload",
         rule="a payload is made once: another one for the same chunk is refused",
         where="node.dataplane.chunk_file:ChunkFile.adopt",
-        old="            if not self._is_held(chunk, hash):\n",
-        new="            if True:\n",
+        old="            if self._is_held(chunk, hash):\n",
+        new="            if self.hash_of(chunk) == hash:\n",
         tests=(f"{PART}::test_what_is_said_twice_is_no_error_unless_it_is_of_other_bytes",),
     ),
     Mutation(
@@ -200,5 +202,113 @@ MUTATIONS = (
         old="if not self._is_open:",
         new="if False:",
         tests=(f"{COLLECTION}::test_what_another_process_stores_while_an_exchange_begins_is_there_once_it_has_begun",),
+    ),
+    Mutation(
+        name="a payload that is held is refused from a region of before",
+        rule="an attempt may be begun again",
+        where="node.dataplane.chunk_file:ChunkFile.adopt",
+        old="            if self._is_held(chunk, hash):\n                return\n",
+        new="",
+        tests=(f"{PART}::test_what_is_held_may_be_said_again_from_a_region_of_before",),
+    ),
+    Mutation(
+        name="errors of averages of before count for a base that has none",
+        rule="an error of an average counts in the next sync of the chunk alone",
+        where="node.dataplane.payload_part:PartLog.led_to_base",
+        old="            self._attempts[travelling] = attempts.get(travelling)",
+        new="            self._attempts |= attempts",
+        tests=(f"{PART}::test_attempts_that_left_errors_are_those_that_the_node_named_last",),
+    ),
+    Mutation(
+        name="a node that its processes hold up accuses itself at once",
+        rule="the part that waits says for whom",
+        where="node.exchange.sync.exchange:Exchange._overdue",
+        old="attempt.data.own is not None and num_stalls < STALLS_OF_PARTS",
+        new="False",
+        tests=(f"{EXCHANGES}::test_a_node_that_lacks_payloads_of_its_processes_alone_lets_them_say_first_who_is_late",),
+    ),
+    Mutation(
+        name="payloads of any chunk are those of a process",
+        rule="a process has payloads of its own chunks alone",
+        where="node.daemon.exchange_processes.process_exchanges:ProcessExchanges.stored.max_bytes",
+        old="if chunk not in own or not",
+        new="if not",
+        tests=(
+            f"{EXCHANGES}::test_payloads_of_chunks_of_others_are_refused_and_those_of_another_attempt_count_for_nothing",
+        ),
+    ),
+    Mutation(
+        name="payloads of another attempt count",
+        rule="what is said of an attempt counts for that one alone",
+        where="node.daemon.exchange_processes.process_exchanges:ProcessExchanges.stored",
+        old="if found is None or key_of(found.plan) != (said.sync, said.term, said.attempt):",
+        new="if found is None:",
+        tests=(
+            f"{EXCHANGES}::test_payloads_of_chunks_of_others_are_refused_and_those_of_another_attempt_count_for_nothing",
+        ),
+    ),
+    Mutation(
+        name="an exchange begins without a process",
+        rule="all processes do their part",
+        where="node.daemon.exchange_processes.process_exchanges:ProcessExchanges.wait_for",
+        old="        if not self.attached.not_ready:",
+        new="        if True:",
+        tests=(f"{EXCHANGES}::test_an_exchange_waits_for_a_process_that_is_started_anew",),
+    ),
+    Mutation(
+        name="other processes go on with what one has failed",
+        rule="what one part cannot do is over for all",
+        where="node.daemon.exchange_processes.process_exchanges:ProcessExchanges._fail",
+        old="        self.cancel(plan.sync, plan.attempt)",
+        new="        pass",
+        tests=(f"{EXCHANGES}::test_a_process_stops_when_another_one_has_failed",),
+    ),
+    Mutation(
+        name="syncs without an end are kept",
+        rule="nothing is held of a sync that is over",
+        where="node.daemon.exchange_processes.process_exchanges:ProcessExchanges.begin",
+        old="            self.drop(sync)",
+        new="            pass",
+        tests=(f"{EXCHANGES}::test_syncs_of_which_the_node_never_hears_an_end_are_dropped_with_the_next_one",),
+    ),
+    Mutation(
+        name="what was done before an attempt was begun again counts",
+        rule="an attempt may be begun again",
+        where="node.daemon.shared_exchanges:SharedExchanges.take_part",
+        old="            part.done.pop(key_of(plan), None)",
+        new="            pass",
+        tests=(f"{EXCHANGES}::test_what_is_over_meanwhile_does_not_fail_what_is_begun_again",),
+    ),
+    Mutation(
+        name="what a host without leader has of its processes counts",
+        rule="a host that has lost its leader holds nothing of exchanges",
+        where="node.daemon.exchange_processes.process_exchanges:ProcessExchanges.abandon",
+        old="        self._collected.clear()",
+        new="        pass",
+        tests=(f"{EXCHANGES}::test_a_host_that_has_lost_its_leader_abandons_what_processes_do",),
+    ),
+    Mutation(
+        name="a process that ends is started for ever",
+        rule="no crash loop without an end",
+        where="node.daemon.exchange_processes.fleet:ExchangeProcesses._keep",
+        old="num_starts == MAX_STARTS_IN_A_ROW or",
+        new="",
+        tests=(f"{FLEET}::test_a_process_that_ends_again_and_again_ends_the_node",),
+    ),
+    Mutation(
+        name="a process that never listened is started again",
+        rule="a node that cannot begin says why",
+        where="node.daemon.exchange_processes.fleet:ExchangeProcesses._keep",
+        old=" or number not in self._ports:",
+        new=":",
+        tests=(f"{FLEET}::test_a_process_that_never_listens_ends_the_node",),
+    ),
+    Mutation(
+        name="processes are all at the port of the node",
+        rule="each process has a port of its own",
+        where="node.daemon.exchange_processes.fleet:ExchangeProcesses.addresses",
+        old="port + number if is_mapped",
+        new="port if is_mapped",
+        tests=(f"{FLEET}::test_peers_reach_each_at_a_port_of_its_own",),
     ),
 )

@@ -43,13 +43,14 @@ async def of(
             await found.close()
 
 
-def test_a_process_that_never_listens_ends_the_node(tmp_path: Path) -> None:
+def test_a_process_that_never_listens_ends_the_node(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         async with of(tmp_path, "ends") as found:
             with pytest.raises(HostError, match=r"exchange process \d of this host has ended: exit code 4"):
                 await found.start()
 
     transport.run(main())
+    assert not any("started again" in line for line in caplog.messages)
 
 
 def test_the_node_says_why_a_process_cannot_go_on(tmp_path: Path) -> None:
