@@ -17,7 +17,7 @@ from atoll.node.exchange.sync.exchange import Exchange, ExchangeResult
 from atoll.node.tasks import end
 from atoll.node.threads import run_to_its_end
 from atoll.protocol import messages as m
-from atoll.protocol.errors import AtollError, HostError, NonFiniteError
+from atoll.protocol.errors import AtollError, HostError, InvalidMessage, NonFiniteError
 from atoll.protocol.status import was_cancelled
 
 log = logging.getLogger("atoll.node")
@@ -53,6 +53,8 @@ class FollowedExchanges(ABC):
         plan = begun.plan
         self._plans[plan.sync] = plan
         try:
+            if begun.weights and len(begun.weights) != len(plan.contributors):
+                raise InvalidMessage(f"{len(begun.weights)} weights of {len(plan.contributors)} contributors")
             share = await run_to_its_end(self.hub.share(plan, data), self.hub.pool)
             exchange = self.hub.begin(
                 plan,
@@ -117,6 +119,9 @@ class FollowedExchanges(ABC):
         except (AtollError, OSError) as error:
             if self._plans.get(plan.sync) is plan:  # else another attempt, or the end of the sync
                 self.refuse(plan, error)
+        except Exception as error:
+            log.error("a failure that nothing was prepared for", exc_info=error)
+            self.failed(error)
         else:
             self.say(_done(plan, result))
             log.log(

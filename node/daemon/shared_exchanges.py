@@ -19,6 +19,8 @@ from atoll.protocol.errors import AtollError, InvalidMessage, StateError
 
 MOST_BYTES = 1 << 63
 """Of what parts say that they have moved."""
+LARGEST_NORM = float.fromhex("0x1.fffffep+127")
+"""That the wire carries."""
 
 AttemptKey = tuple[int, int, int]  # sync, term, attempt
 
@@ -235,7 +237,7 @@ def _both(one: m.Averaged, other: m.Averaged) -> m.Averaged:
     sampled = one if one.cosines else other
     return m.Averaged(
         num_chunks=one.num_chunks + other.num_chunks,
-        norms=tuple(map(math.hypot, one.norms, other.norms)),
+        norms=tuple(min(math.hypot(*both), LARGEST_NORM) for both in zip(one.norms, other.norms, strict=True)),
         num_high=tuple(map(sum, zip(one.num_high, other.num_high, strict=True))),
         cosines=sampled.cosines,
         average_share=sampled.average_share,

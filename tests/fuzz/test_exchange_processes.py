@@ -384,17 +384,13 @@ def close_if_open(descriptor: int, snapshot: int) -> None:
 
 
 def is_never_said(told: processes.ProcessTold) -> bool:
-    """A node has seen to that itself: a model that its SNAPSHOT holds, a plan that an exchange can have, weights of its
-    contributors alone, and places that are in a file."""
+    """A node has seen to that itself: a plan that an exchange can have, and places that are in a file."""
     match told:
-        case processes.ProcessLayout(manifest=manifest):
-            return manifest.buffer_bytes > LAYOUT.buffer_bytes
-        case processes.BeginInProcess(begun=hosts.BeginAtHost(plan=plan, weights=weights)):
+        case processes.BeginInProcess(begun=hosts.BeginAtHost(plan=plan)):
             ends = [told.region_end]
             with suppress(InvalidMessage):
                 ends += [sum(struct.unpack_from("<QI", entry)) for _, entry in payload_part.heard(told.held)]
-            is_of_others = bool(weights) and len(weights) != len(plan.contributors)
-            return is_of_others or plan.stall_limit_s < LEAST_STALL_S or max(ends) > LARGEST_FILE
+            return plan.stall_limit_s < LEAST_STALL_S or max(ends) > LARGEST_FILE
     return False
 
 

@@ -51,7 +51,11 @@ class PartOfModel:
 
     def __init__(self, folders: HomeFolders, settings: RunSettings, told: processes.ProcessLayout, fd: int) -> None:
         """In a thread. `fd`: of SNAPSHOT, which it takes. Raises InvalidMessage, OSError."""
-        self.layout = layout = Layout(told.manifest, told.chunk_elements, settings.sync.fragments)
+        with os.fdopen(fd, "r+b", buffering=0) as shared:
+            self.layout = layout = Layout(told.manifest, told.chunk_elements, settings.sync.fragments)
+            if (size := os.fstat(fd).st_size) < layout.buffer_bytes:
+                raise InvalidMessage(f"SNAPSHOT has {size} bytes, the model {layout.buffer_bytes}")
+            self._snapshot = memoryview(mmap.mmap(shared.fileno(), layout.buffer_bytes))
         if len(told.dtypes) != len(told.manifest.tensors):
             raise InvalidMessage(f"{len(told.dtypes)} dtypes of {len(told.manifest.tensors)} tensors")
         names = (spec.name for spec in told.manifest.tensors)
@@ -59,10 +63,6 @@ class PartOfModel:
         self._settings = settings
         self._folders = folders
         self._own = range(told.first_chunk, told.end_chunk)
-        try:
-            self._snapshot = memoryview(mmap.mmap(fd, layout.buffer_bytes))
-        finally:
-            os.close(fd)
         slots = OuterOptimizer(settings).slots
         self._outer = SharedRecords(folders.state_folder, outer_state.kind_of(layout, slots, settings.run_id))
         self._errors: SharedRecords | None = None

@@ -110,6 +110,8 @@ class ExchangeProcess:
                     self._model.log.keep(())
 
     async def _lay_out(self, told: processes.ProcessLayout) -> None:
+        if not self._connection.descriptors:
+            raise InvalidMessage("a layout comes without the descriptor of SNAPSHOT")
         fd = self._connection.descriptors.popleft()
         self._model = await run_to_its_end(partial(PartOfModel, self._folders, self._settings, told, fd))
         self._hub.keep_payloads_in(self._model.log)

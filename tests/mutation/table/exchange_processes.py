@@ -288,6 +288,14 @@ MUTATIONS = (
         tests=(f"{EXCHANGES}::test_a_host_that_has_lost_its_leader_abandons_what_processes_do",),
     ),
     Mutation(
+        name="a failure that nothing was prepared for is not heard",
+        rule="what goes wrong in a part is said",
+        where="node.daemon.followed_exchanges:FollowedExchanges._run",
+        old='            log.error("a failure that nothing was prepared for", exc_info=error)\n            self.failed(error)',
+        new="            pass",
+        tests=(f"{EXCHANGES}::test_a_failure_that_nothing_was_prepared_for_is_heard",),
+    ),
+    Mutation(
         name="a process that ends is started for ever",
         rule="no crash loop without an end",
         where="node.daemon.exchange_processes.fleet:ExchangeProcesses._keep",

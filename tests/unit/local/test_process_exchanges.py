@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -15,13 +16,15 @@ from atoll.node import host_protocol as hosts
 from atoll.node import process_protocol as processes
 from atoll.node.daemon.exchange_processes.attached import AttachedProcess, Processes
 from atoll.node.daemon.exchange_processes.process_exchanges import ProcessExchanges
+from atoll.node.daemon.followed_exchanges import FollowedExchanges
+from atoll.node.daemon.shared_exchanges import LARGEST_NORM, together
 from atoll.node.dataplane import payload_part
 from atoll.node.dataplane.payload_file import AttemptKey
 from atoll.node.dataplane.payload_part import PartFile
 from atoll.node.dataplane.sync_data import SyncData
-from atoll.node.exchange.sync.exchange import Exchange
+from atoll.node.exchange.sync.exchange import Exchange, ExchangeResult
 from atoll.protocol import messages as m
-from atoll.protocol import transport
+from atoll.protocol import transport, wire
 from atoll.protocol.errors import AtollError, InvalidMessage, StateError
 from atoll.protocol.plans import payload_hash
 from tests.harness.host_exchanges import begun
@@ -367,6 +370,38 @@ def test_a_host_that_has_lost_its_leader_abandons_what_processes_do(tmp_path: Pa
             assert node.plane.log.held(1, 1, 1).missing() == [V, W, COUNT]
 
     transport.run(main())
+
+
+class Odd(FollowedExchanges):
+    """Of a part in which something goes wrong that nothing was prepared for."""
+
+    async def move(self, exchange: Exchange) -> None:
+        raise LookupError("an odd one")
+
+
+def test_a_failure_that_nothing_was_prepared_for_is_heard(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with beside(tmp_path) as node:
+            said: list[Any] = []
+            failed: list[BaseException] = []
+            odd = Odd(hub=node.site.hub, say=said.append, level=logging.DEBUG, failed=failed.append)
+            data = node.plane.sync_data(0, 0, (), None)
+            await odd.begin_on(node.word, data)
+            await asyncio.gather(*odd._tasks.values())
+            assert [str(error) for error in failed] == ["an odd one"]
+            await odd.begin_on(replace(node.word, plan=replace(node.word.plan, attempt=2), weights=(1, 2)), data)
+            (refused,) = said
+            assert refused.text == "2 weights of 1 contributors"
+
+    transport.run(main())
+
+
+def test_norms_of_parts_are_what_the_wire_can_carry_together() -> None:
+    half = m.Averaged(num_chunks=1, norms=(3e38,), num_high=(0,))
+    result = ExchangeResult(payload_digest=bytes(32), tokens=(100,), links=(), averaged=half)
+    both = together(result, [replace(DONE, averaged=half)]).averaged
+    assert both is not None
+    assert wire.decode(m.Averaged, wire.encode(both)).norms == both.norms == (LARGEST_NORM,)
 
 
 def test_processes_hear_what_led_to_the_base(tmp_path: Path) -> None:
