@@ -317,7 +317,7 @@ def check_result(result: ExchangeResult) -> None:
             wire.from_proto(type(part), wire.to_proto(part))
 
 
-@fuzz(300)
+@fuzz(100)
 @given(st.data())
 def test_any_words_of_a_process_are_followed_or_end_it(node: Node, data: st.DataObject) -> None:
     """While the node exchanges its own part, or before."""
@@ -554,7 +554,7 @@ async def started(node: Node, *, is_laid_out: bool) -> AsyncIterator[Process]:
             assert come_out is None, "it has said how it has come out"
 
 
-@fuzz(300)
+@fuzz(100)
 @given(st.booleans(), st.data())
 def test_any_words_of_a_node_are_followed_or_end_the_process(
     node: Node, is_laid_out: bool, data: st.DataObject

@@ -101,7 +101,8 @@ def test_a_script_on_two_hosts_has_its_last_word(tmp_path: Path) -> None:
         assert float(found[1]) > 80, "an untrained model has 10"
 
 
-@pytest.mark.parametrize("host", [pytest.param(0, marks=pytest.mark.slow), 1])
+@pytest.mark.slow  # without torch: test_endpoints.py
+@pytest.mark.parametrize("host", [0, 1])
 def test_a_host_that_is_killed_stops_its_site_until_it_is_back(tmp_path: Path, text: Path, host: int) -> None:
     """The other site trains on; the one that lost a host catches up, and contributes again."""
     with LocalRun(
