@@ -54,6 +54,22 @@ MUTATIONS = (
         tests=(f"{PLACES}::test_the_cut_is_by_bytes_not_by_chunks_or_tensors",),
     ),
     Mutation(
+        name="a site of many hosts offers more endpoints than there may be",
+        rule="an Offer is within its bounds",
+        where="protocol.endpoints:Places.of",
+        old="min(num_hosts, MAX_PLACES // num_processes)",
+        new="num_hosts",
+        tests=(f"{PLACES}::test_a_site_has_no_more_places_with_chunks_than_an_offer_can_name",),
+    ),
+    Mutation(
+        name="what is frozen counts where a model is cut",
+        rule="what travels is shared out",
+        where="protocol.endpoints:_Cut.__init__",
+        old=" if spec.role in SYNC_ROLES else 0",
+        new="",
+        tests=(f"{PLACES}::test_a_frozen_tensor_is_some_hosts_too_and_leaves_none_without_what_travels",),
+    ),
+    Mutation(
         name="a tensor is of two hosts",
         rule="hosts of a site have whole tensors of nearly equal bytes",
         where="protocol.endpoints:_Cut.__init__",

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from atoll.protocol.endpoints import Places, place_of, places_of, problem_with
+from atoll.protocol.endpoints import MAX_PLACES, Places, place_of, places_of, problem_with
 from atoll.protocol.layout import SYNC_ROLES, Chunk, Layout, Manifest, Role, TensorSpec, chunk_runs
 from atoll.protocol.messages import Endpoint, Member
 
@@ -174,6 +174,17 @@ def test_the_parts_of_processes_are_chunks_of_their_host_of_nearly_equal_bytes(
             is_near = abs(end - sum(of_parts) * process / num_processes) <= largest / 2 + 1
             of_first = travelling_bytes(chunks[own[0]]) if own else 0
             assert is_near or process == num_processes or end == of_first
+
+
+@pytest.mark.parametrize(("num_hosts", "num_processes", "most"), [(100, 1, 64), (64, 1, 64), (40, 3, 21), (5, 16, 4)])
+def test_a_site_has_no_more_places_with_chunks_than_an_offer_can_name(
+    num_hosts: int, num_processes: int, most: int
+) -> None:
+    places = Places.of(of_sizes(*[96] * 128), 4, num_hosts, num_processes)
+    sharing = [host for host in range(num_hosts) if places.of_host(host)]
+    assert sharing == list(range(most))
+    assert sum(bool(places.of_process(h, p)) for h in range(num_hosts) for p in range(num_processes)) <= MAX_PLACES
+    assert [chunk for host in range(num_hosts) for chunk in places.of_host(host)] == list(range(places.num_chunks))
 
 
 def test_a_giant_tensor_is_shared_out_among_the_processes_of_its_host() -> None:
