@@ -8,13 +8,14 @@ import re
 import signal
 import socket
 import sys
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from atoll.coordinator import admin
-from atoll.protocol.addresses import join_address, parse_address
+from atoll.protocol.addresses import parse_address
 from atoll.protocol.errors import HostError
 from tests.harness.local_run import LocalRun, Process
 from tests.harness.pidfd import still_there
@@ -139,13 +140,16 @@ def test_processes_end_with_their_node_however_it_ends(tmp_path: Path) -> None:
 def test_a_node_whose_process_cannot_have_its_port_ends_and_says_so(tmp_path: Path) -> None:
     with LocalRun(tmp_path, LONG) as run, socket.socket() as taken:
         run.start_coordinator()
-        host, port = parse_address(free_address())
-        taken.bind((host, port))
+        while True:
+            listen = free_address()
+            host, port = parse_address(listen)
+            with suppress(OSError):
+                taken.bind((host, port + 1))
+                break
         taken.listen()
-        listen = join_address(host, port - 1)
         node = run.start_node("one", WORKER, extra=["--exchange-processes", "2", "--listen", listen])
         assert node.wait(LIMIT_S) == HostError.exit_code
-        node.wait_for_line(f"exchange process 1 of this host: cannot listen on {host}:{port}", LIMIT_S)
+        node.wait_for_line(f"exchange process 1 of this host: cannot listen on {host}:{port + 1}", LIMIT_S)
 
 
 def test_two_hosts_of_two_processes_each_lose_a_process_and_a_host(tmp_path: Path) -> None:
