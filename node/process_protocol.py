@@ -71,7 +71,7 @@ class ProcessStart:
     """The first word."""
 
     number: int
-    """From 1; the node itself is the first process of its host."""
+    """From 1: number 0 is the node itself."""
     home: bytes = bounded(4096)
     """The folder, as the file system has its name."""
     settings_json: str = bounded(1 << 20)

@@ -13,6 +13,7 @@ from atoll.node import host_protocol as hosts
 from atoll.node.core.exchange_failures import failure_of, outlier_of
 from atoll.node.dataplane.sync_data import SyncData
 from atoll.node.exchange.hub import Hub
+from atoll.node.exchange.peers.counters import Counters
 from atoll.node.exchange.sync.exchange import Exchange, ExchangeResult
 from atoll.node.tasks import end
 from atoll.node.threads import run_to_its_end
@@ -21,6 +22,13 @@ from atoll.protocol.errors import AtollError, HostError, InvalidMessage, NonFini
 from atoll.protocol.status import was_cancelled
 
 log = logging.getLogger("atoll.node")
+
+
+def beat_of(counters: Counters) -> hosts.HostBeat:
+    """What a part has moved, as the one that leads hears it."""
+    return hosts.HostBeat(
+        sent_bytes=counters.sent_bytes, received_bytes=counters.received_bytes, moved_bytes=counters.moved_bytes
+    )
 
 
 @dataclass(eq=False, kw_only=True)

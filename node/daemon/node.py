@@ -119,9 +119,7 @@ class Node:
         )
         observer = Observer(config=config, core=core, hub=hub, journal=journal, num_refused=self._num_refused)
         tasks = Tasks(self._fail)
-        processes = ExchangeProcesses(
-            config, settings, met, home=home.folder, lease_s=core.limits.lease_s, site_id=lambda: hub.site_id
-        )
+        processes = ExchangeProcesses(config, settings, met, home=home.folder, lease_s=core.limits.lease_s)
         self.shell = shell = Shell(
             config=config,
             home=home,

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from atoll.protocol.errors import HostError
 
+_PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 KILL_ROUNDS = 20
 KILL_ROUND_S = 0.5
@@ -19,8 +20,18 @@ KILL_ROUND_S = 0.5
 
 def become_subreaper() -> None:
     """Orphans below this process become its children, instead of init's."""
-    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
-        raise HostError(f"prctl(PR_SET_CHILD_SUBREAPER): {os.strerror(ctypes.get_errno())}")
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def die_with_parent() -> None:
+    """The kernel kills this process when the thread that started it ends."""
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _prctl(option: int, value: int) -> None:
+    """Raises HostError."""
+    if ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0) != 0:
+        raise HostError(f"prctl({option}): {os.strerror(ctypes.get_errno())}")
 
 
 @dataclass(frozen=True, slots=True)

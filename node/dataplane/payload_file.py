@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Self
 
 from atoll.node.dataplane.chunk_file import ChunkFile
 from atoll.protocol.digest import Digest
@@ -21,6 +22,11 @@ class AttemptKey:
     attempt: int
     fragment: int = field(default=0, compare=False)
     """Of the sync."""
+
+    @classmethod
+    def of(cls, said: Plan | Commit) -> Self:
+        """The attempt of a plan, or that became this commit."""
+        return cls(said.sync, said.term, said.attempt, said.fragment)
 
     @property
     def file_name(self) -> str:

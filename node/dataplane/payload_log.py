@@ -105,13 +105,13 @@ class PayloadLog:
     def open_commit(self, commit: Commit, *, anew: bool = False) -> PayloadFile:
         """The file for payloads of a commit that are fetched from peers. One that is whole but has another digest
         than the commit is thrown away first; `anew`: one that is not whole, too."""
-        key = _key(commit)
+        key = AttemptKey.of(commit)
         with self._lock:
             held = self._files.get(key)
             if held is not None and (anew if held.missing() else held.digest(commit) != commit.payload_digest):
                 self._remove_file(key)
             file = self.begin(commit.sync, commit.term, commit.attempt, commit.fragment)
-            if (known := self._commits.get(commit.commit)) is not None and _key(known) == key:
+            if (known := self._commits.get(commit.commit)) is not None and AttemptKey.of(known) == key:
                 self._uncommitted.discard(key)
             return file
 
@@ -156,7 +156,7 @@ class PayloadLog:
         Raises StateError if the attempt is not here and sealed, DigestMismatch if its payloads are not the commit's:
         in both cases fetch them through `open_commit`.
         """
-        key = _key(commit)
+        key = AttemptKey.of(commit)
         with self._lock:
             held = self._files.get(key)
             if held is None or not held.sealed:
@@ -167,7 +167,7 @@ class PayloadLog:
                 path = self._record_path(commit.commit)
                 self._on_disk.pop(path, None)
                 self.disk.write_whole(path, self._record(commit), fsync=self.settings.sync.fsync)
-            if known is not None and (other := _key(known)) != key and other in self._files:
+            if known is not None and (other := AttemptKey.of(known)) != key and other in self._files:
                 self._uncommitted.add(other)
             self._add(commit)
             self._prune(commit)
@@ -215,7 +215,8 @@ class PayloadLog:
         """The attempt of the last commit, up to this one, that touched the fragment, of those that leave errors over;
         None if it is not here."""
         try:
-            return _key(self.record(self.history.touch(fragment, self.settings.sync.phases.last_of_momenta(commit))))
+            last = self.settings.sync.phases.last_of_momenta(commit)
+            return AttemptKey.of(self.record(self.history.touch(fragment, last)))
         except StateError:
             return None
 
@@ -239,7 +240,7 @@ class PayloadLog:
 
     def _file_of(self, commit: int) -> PayloadFile:
         with self._lock:
-            return self._files[_key(self.record(commit))]
+            return self._files[AttemptKey.of(self.record(commit))]
 
     def close(self) -> None:
         with self._lock:
@@ -259,7 +260,7 @@ class PayloadLog:
     def _add(self, commit: Commit) -> None:
         self._commits[commit.commit] = commit
         self._num_bytes[commit.commit] = self.length.bytes_of(commit)
-        self._uncommitted.discard(_key(commit))
+        self._uncommitted.discard(AttemptKey.of(commit))
 
     def _prune(self, latest: Commit) -> None:
         def is_void(number: int) -> bool:
@@ -294,7 +295,7 @@ class PayloadLog:
 
     def _remove_commits(self, numbers: Sequence[int]) -> None:
         for number in numbers:
-            if (key := _key(self._commits.pop(number))) in self._files:
+            if (key := AttemptKey.of(self._commits.pop(number))) in self._files:
                 self._uncommitted.add(key)
             del self._num_bytes[number]
             path = self._record_path(number)
@@ -359,7 +360,7 @@ class PayloadLog:
         if len(data) > _MAX_RECORD_BYTES or data[:DIGEST_BYTES] != self._check(body):
             raise StateError("torn, or of another run")
         commit = wire.decode(Commit, body)
-        held = self._files.get(_key(commit))
+        held = self._files.get(AttemptKey.of(commit))
         if path != self._record_path(commit.commit) or held is None:
             raise StateError("its payloads are not whole")
         if held.digest(commit) != commit.payload_digest:
@@ -369,7 +370,3 @@ class PayloadLog:
 
 _Whole = tuple[PayloadFile, int] | Commit
 """A file and how many times it was sealed, or a record."""
-
-
-def _key(commit: Commit) -> AttemptKey:
-    return AttemptKey(commit.sync, commit.term, commit.attempt, commit.fragment)

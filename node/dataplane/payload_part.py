@@ -80,9 +80,8 @@ class LastPayloads:
         self._layout = layout
         self._files: dict[int, tuple[PayloadFile, tuple[int, ...]]] = {}
         for fragment, commit in commits.items():
-            key = AttemptKey(commit.sync, commit.term, commit.attempt, commit.fragment)
             with suppress(StateError):  # the log has dropped it meanwhile
-                file = PayloadFile(folder, layout, run_id, key, is_new=False, fsync=False)
+                file = PayloadFile(folder, layout, run_id, AttemptKey.of(commit), is_new=False, fsync=False)
                 self._files[fragment] = file, weights(commit)
 
     def __call__(self, chunk: int) -> tuple[bytes, tuple[int, ...]] | None:

@@ -150,7 +150,7 @@ class ProcessStart(_message.Message):
     BEAT_S_FIELD_NUMBER: _builtins.int
     NUM_PROCESSES_FIELD_NUMBER: _builtins.int
     number: _builtins.int
-    """from 1; the node itself is the first"""
+    """from 1: number 0 is the node itself"""
     home: _builtins.bytes
     """the node's folder"""
     settings_json: _builtins.str

@@ -195,7 +195,6 @@ class Beside:
             Met(led.hub, ADDRESS, ADDRESS),
             home=led.home.folder,
             lease_s=600.0,
-            site_id=lambda: SITE_ID,
         )
         self.fleet.lay_out(node.plane)
         self.processes = {number: self._comes(number) for number in OWN}

@@ -8,7 +8,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from atoll.node import host_protocol as hosts
@@ -16,7 +16,7 @@ from atoll.node import process_protocol as processes
 from atoll.node.daemon.config import NodeConfig
 from atoll.node.daemon.exchange_processes.attached import AttachedProcess, Processes
 from atoll.node.daemon.exchange_processes.process_exchanges import ProcessExchanges
-from atoll.node.daemon.hosts.link import while_heard
+from atoll.node.daemon.hosts.link import BEATS_A_LEASE, while_heard
 from atoll.node.daemon.peers import Met
 from atoll.node.daemon.plane import DataPlane
 from atoll.node.daemon.rank_connection import RankConnection
@@ -36,7 +36,6 @@ MAX_STARTS_IN_A_ROW = 3
 """Of a process that does its part of no exchange between them."""
 LONG_LIFE_S = 60.0
 """After which its end is no sign that the next one ends, too."""
-BEATS_A_LEASE = 4
 PROGRAM = (sys.executable, "-P", "-m", "atoll.node.daemon.exchange_processes.process")
 
 
@@ -57,7 +56,6 @@ class ExchangeProcesses:
         *,
         home: os.PathLike[str],
         lease_s: float,
-        site_id: Callable[[], int],
         program: Sequence[str] = PROGRAM,
     ) -> None:
         """`lease_s`: a process that says nothing for so long is killed. `program`: of each, before its descriptor."""
@@ -76,7 +74,7 @@ class ExchangeProcesses:
             attached=attached,
             hub=met.hub,
             own_of=lambda n: self._parts[n],
-            site_id=site_id,
+            site_id=lambda: met.hub.site_id,
             tasks=self._tasks,
         )
         self._ports: dict[int, int] = {}  # of each, from its first start on

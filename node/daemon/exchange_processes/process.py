@@ -6,7 +6,6 @@ FD is its end of a socket pair. It ends with its node: by the end of that connec
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import logging
 import os
 import signal
@@ -19,10 +18,13 @@ from pathlib import Path
 from atoll.node import process_protocol as processes
 from atoll.node.daemon.exchange_processes.node_connection import LinesToNode, NodeConnection
 from atoll.node.daemon.exchange_processes.part_of_model import PartExchanges, PartOfModel
+from atoll.node.daemon.followed_exchanges import beat_of
 from atoll.node.daemon.home import HomeFolders
 from atoll.node.daemon.peers import listen_for_peers, make_hub, prepare_kernels
+from atoll.node.daemon.processes import die_with_parent
+from atoll.node.dataplane.payload_file import AttemptKey
 from atoll.node.exchange.hub import Hub
-from atoll.node.host_protocol import CancelAtHost, HostBeat, HurryAtHost
+from atoll.node.host_protocol import CancelAtHost, HurryAtHost
 from atoll.node.local_protocol import MAX_TEXT_CHARACTERS
 from atoll.node.tasks import together
 from atoll.node.threads import giving_way, run_to_its_end
@@ -32,8 +34,6 @@ from atoll.protocol.errors import AtollError, InvalidMessage
 from atoll.protocol.exit_codes import exit_code_of
 from atoll.protocol.machine import Machine
 from atoll.protocol.settings import settings_from_json
-
-_PR_SET_PDEATHSIG = 1
 
 
 class ExchangeProcess:
@@ -73,15 +73,8 @@ class ExchangeProcess:
             raise
 
     async def _beat(self) -> None:
-        counters = self._hub.counters
         while True:
-            self._say(
-                HostBeat(
-                    sent_bytes=counters.sent_bytes,
-                    received_bytes=counters.received_bytes,
-                    moved_bytes=counters.moved_bytes,
-                )
-            )
+            self._say(beat_of(self._hub.counters))
             await asyncio.sleep(self._start.beat_s)
 
     async def _follow(self) -> None:
@@ -128,10 +121,8 @@ class ExchangeProcess:
         self._exchanges.keep(in_flight)
         try:
             data = await run_to_its_end(partial(model.data_of, told))
-            attempt = processes.AttemptInLog(
-                sync=plan.sync, term=plan.term, attempt=plan.attempt, fragment=plan.fragment
-            )
-            model.log.expect(attempt.key, data.chunks, range(told.region_start, told.region_end), told.held)
+            region = range(told.region_start, told.region_end)
+            model.log.expect(AttemptKey.of(plan), data.chunks, region, told.held)
         except AtollError as error:
             self._exchanges.refuse(plan, error)
             return
@@ -165,8 +156,8 @@ async def serve(fd: int) -> None:
 def main(arguments: list[str]) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # the node gets these too, and ends this process when it has left
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     try:
+        die_with_parent()
         transport.run(serve(int(arguments[0])))
     except (asyncio.CancelledError, ConnectionError):
         pass  # the node has ended

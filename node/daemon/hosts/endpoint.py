@@ -20,6 +20,7 @@ from atoll.node import host_protocol as hosts
 from atoll.node.core.events import Difference, Values
 from atoll.node.daemon.config import NodeConfig
 from atoll.node.daemon.exchange_processes.fleet import ExchangeProcesses
+from atoll.node.daemon.followed_exchanges import beat_of
 from atoll.node.daemon.home import Home
 from atoll.node.daemon.hosts.host_exchanges import HostExchanges, sync_data
 from atoll.node.daemon.hosts.link import receive_slices
@@ -98,12 +99,7 @@ class Endpoint:
             self._have(plane)
 
     def beat(self) -> hosts.HostBeat:
-        counters = self._hub.counters
-        return hosts.HostBeat(
-            sent_bytes=counters.sent_bytes,
-            received_bytes=counters.received_bytes,
-            moved_bytes=counters.moved_bytes,
-        )
+        return beat_of(self._hub.counters)
 
     async def serve(self, channel: grpc.aio.Channel, session: int, incarnation: int) -> None:
         """Until it is cancelled. `channel`: to the leader, beside the words. Raises atoll's errors for what this host

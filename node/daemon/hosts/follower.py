@@ -276,9 +276,7 @@ class Follower:
             met = await meet_peers(config, settings.run_id, self._home, Machine(), stack, towards=towards)
             log.info("listening for peers on %s", met.address)
             folder, lease_s = self._home.folder, self._limits.lease_s
-            processes = ExchangeProcesses(
-                config, settings, met, home=folder, lease_s=lease_s, site_id=lambda: met.hub.site_id
-            )
+            processes = ExchangeProcesses(config, settings, met, home=folder, lease_s=lease_s)
             stack.push_async_callback(processes.close)
             if config.exchange_processes > 1:
                 await processes.start()

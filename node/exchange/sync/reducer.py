@@ -239,7 +239,7 @@ class Reducer:
         error = self.errors.of(chunk, self.collection.log.attempt_of(fragment, plan.base_commit))
         left = np.empty(data.layout.chunks[chunk].num_elements, np.float32)
         payload = data.reduce(chunk, contributions, error, left)
-        self.errors.keep(AttemptKey(plan.sync, plan.term, plan.attempt, plan.fragment), chunk, left)
+        self.errors.keep(AttemptKey.of(plan), chunk, left)
         return payload
 
     def _contribution(self, member: Member, chunk: int) -> bytes | Callable[[], bytes]:

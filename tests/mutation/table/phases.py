@@ -110,8 +110,8 @@ MUTATIONS = (
         name="errors of averages are of the last commit, whatever it is of",
         rule="errors of averages last over commits of gradients",
         where="node.dataplane.payload_log:PayloadLog.attempt_of",
-        old="self.history.touch(fragment, self.settings.sync.phases.last_of_momenta(commit))",
-        new="self.history.touch(fragment, commit)",
+        old="self.settings.sync.phases.last_of_momenta(commit)",
+        new="commit",
         tests=(
             "tests/unit/dataplane/test_payload_log.py::test_the_attempt_whose_errors_count_is_of_the_last_commit_that_leaves_any",
         ),

@@ -39,7 +39,7 @@ MUTATIONS = (
         name="what is left of an average is not kept",
         rule="what the codec loses of an average comes with the next one of the same reducer",
         where="node.exchange.sync.reducer:Reducer._average",
-        old="        self.errors.keep(AttemptKey(plan.sync, plan.term, plan.attempt, plan.fragment), chunk, left)\n",
+        old="        self.errors.keep(AttemptKey.of(plan), chunk, left)\n",
         new="",
         tests=SITES,
     ),

@@ -34,7 +34,6 @@ async def of(
             Met(site.hub, listen_on, advertise or "127.0.0.1:7000"),
             home=site.home.folder,
             lease_s=lease_s,
-            site_id=lambda: 1,
             program=(sys.executable, ODD, how),
         )
         try:
