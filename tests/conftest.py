@@ -16,6 +16,10 @@ from tests.harness.warm_start import lasting
 for name in ("CI", "BUILD_NUMBER"):
     os.environ.pop(name, None)
 
+# Threads that compute wait for each other in loops: where others use the cores too, a step of a small model that takes
+# a millisecond takes a second.
+os.environ["OMP_NUM_THREADS"] = "1"
+
 loop_guard.install()
 if not int(os.environ.get("ATOLL_FUZZ_TIMES", "0")):  # else others are wanted: tests/harness/fuzzing.py
     same_draws.install()
@@ -35,8 +39,16 @@ settings.load_profile("atoll")
 
 ENVIRONMENT = pytest.StashKey[dict[str, str]]()
 """Of a test: as it began."""
+GARBAGE_THRESHOLDS = 50_000, 20, 50
 MANY_FILES = 256
 """Of the 1,024 that a process may have open on many machines."""
+
+
+def pytest_collection_finish() -> None:
+    """What is loaded now is no garbage, and is not looked through again and again: an eighth of a simulation's time."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*GARBAGE_THRESHOLDS)
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -20,7 +20,7 @@ from atoll.node.daemon.interfaces import address_of
 from atoll.protocol.addresses import parse_address
 from atoll.protocol.errors import ConfigError
 
-TRAINER_MODULE = "atoll.node.worker.trainer"
+TRAINER_MODULE = "atoll.node.worker"
 STORE_MODULE = "atoll.node.worker.group_store"
 LOOPBACK_ADDRESS = "127.0.0.1"
 STOP_LIMIT_S = 5.0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import gc
 import os
 import sys
 from dataclasses import dataclass
@@ -56,6 +58,7 @@ def connect() -> Connection | None:
         client.fatal("refused", str(error))  # another version of atoll: a restart would not cure it
         raise
     _connection = Connection(client, greeting, settings, rank, world)
+    atexit.register(gc.freeze)  # Python looks for garbage as it ends: with torch loaded that takes a second
     show_errors_in_one_line()
     return _connection
 

@@ -10,7 +10,10 @@ import signal
 import socket
 import sys
 
-from torch.distributed import TCPStore  # type: ignore[attr-defined]
+from atoll.protocol.loading import nothing_is_garbage
+
+with nothing_is_garbage():
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 
 def main(fd: int) -> None:

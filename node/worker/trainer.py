@@ -83,7 +83,3 @@ def train_step(
     optimizer.step()
     balance(passes.parts, mesh)
     return loss
-
-
-if __name__ == "__main__":
-    main()

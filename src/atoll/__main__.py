@@ -8,9 +8,12 @@ import sys
 
 def run() -> int:
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C while modules load ends the process without a traceback
-    from atoll.cli.main import main
-    from atoll.protocol.exit_codes import ENDED_AT_ONCE
-    from atoll.protocol.signals import end_process
+    from atoll.protocol.loading import nothing_is_garbage
+
+    with nothing_is_garbage():
+        from atoll.cli.main import main
+        from atoll.protocol.exit_codes import ENDED_AT_ONCE
+        from atoll.protocol.signals import end_process
 
     signal.signal(signal.SIGINT, signal.default_int_handler)
     code = main()

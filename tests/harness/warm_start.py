@@ -198,10 +198,12 @@ def _become(output: int, *, arguments: list[str], environment: dict[str, str], f
 
 
 def _import_all() -> None:
+    from atoll.cli.main import make_parser
     from atoll.node.daemon.peers import prepare_kernels
 
-    for module in ("atoll.cli.main", "atoll.coordinator.main"):
+    for module in ("atoll.coordinator.main", "atoll.node.daemon.main"):
         importlib.import_module(module)
+    make_parser()  # which reads the help from the sources
     prepare_kernels()
     assert len(os.listdir("/proc/self/task")) == 1, "a thread would not be in the forks"
     gc.freeze()  # a fork that ends would look through all of it: three quarters of what a short one costs

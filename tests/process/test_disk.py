@@ -17,7 +17,7 @@ from atoll.protocol.layout import Layout, Manifest, Role, TensorSpec
 from atoll.protocol.outer_settings import OuterSettings
 from atoll.protocol.settings import RunSettings
 from atoll.protocol.sync_settings import SyncSettings
-from tests.harness.local_run import LocalRun, Status
+from tests.harness.local_run import GUARDED, LocalRun, Status
 from tests.harness.small_disk import small_disk
 
 WORKER = [sys.executable, str(Path(__file__).parents[1] / "workers" / "plain_worker.py"), "--tensors", "a=300x40,b=10"]
@@ -169,7 +169,7 @@ def assert_all_end_equal(run: LocalRun, names: str, commit: int) -> None:
 def end_once_in(run: LocalRun, name: str) -> int:
     """Stops a run that is long enough for a late site, once it contributes; the last commit."""
     run.wait(lambda s: bool(s["commits"]) and name in s["commits"][-1]["contributors"], LIMIT_S, f"{name} contributes")
-    stop = run.start("stop", [sys.executable, "-m", "atoll", "stop", str(run.toml)])
+    stop = run.start("stop", [sys.executable, *GUARDED, "stop", str(run.toml)])
     assert stop.wait(LIMIT_S) == 0, stop.lines
     return int(run.wait(lambda s: bool(s["finished"]), LIMIT_S)["last_commit"])
 
@@ -233,12 +233,12 @@ def test_a_site_that_may_hold_the_lost_commits_is_waited_for_until_they_are_give
         waiting = run.wait(lambda s: "here. c (site" in s["unreachable"], LIMIT_S, "c alone is waited for")
         assert "may have them: start what is missing" in waiting["state"]
         assert waiting["branch"] == 0
-        command = run.start("rollback", [sys.executable, "-m", "atoll", "rollback", str(run.toml)])
+        command = run.start("rollback", [sys.executable, *GUARDED, "rollback", str(run.toml)])
         assert command.wait(LIMIT_S) == 0, command.lines
         coordinator.wait_for_line(r"rolled back from commit \d+ to commit \d+, branch 1: atoll rollback", LIMIT_S)
         run.wait(lambda s: s["commits"][-1]["commit"] >= lost + 4, LIMIT_S, "the run goes on without c")
         run.start_node("c", SLOW)
         assert_all_end_equal(run, "abc", end_once_in(run, "c"))
         assert any("the run went back to commit" in text for text in run.nodes["c"].lines), run.nodes["c"].lines
-        again = run.start("again", [sys.executable, "-m", "atoll", "rollback", str(run.toml)])
+        again = run.start("again", [sys.executable, *GUARDED, "rollback", str(run.toml)])
         assert again.wait(LIMIT_S) == HostError.exit_code

@@ -13,7 +13,7 @@ from atoll.protocol.errors import HostError
 from atoll.protocol.outer_settings import OuterSettings
 from atoll.protocol.settings import RunSettings
 from atoll.protocol.sync_settings import SyncSettings
-from tests.harness.local_run import LocalRun, Process
+from tests.harness.local_run import GUARDED, LocalRun, Process
 
 WORKER = [sys.executable, str(Path(__file__).parents[1] / "workers" / "plain_worker.py"), "--tensors", "a=300x40,b=10"]
 SLOW = [*WORKER, "--step-delay-s", "0.02"]
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.timeout(150)
 
 
 def atoll(run: LocalRun, *arguments: str) -> Process:
-    process = run.start(arguments[0], [sys.executable, "-m", "atoll", *arguments])
+    process = run.start(arguments[0], [sys.executable, *GUARDED, *arguments])
     process.wait(LIMIT_S)
     return process
 
@@ -93,7 +93,7 @@ def test_a_coordinator_that_is_killed_on_the_way_leaves_the_run_at_one_end_or_th
         run.start_node("a", SLOW)
         run.start_node("b", SLOW)
         run.wait(lambda s: s["last_commit"] >= 6, LIMIT_S)
-        asked = run.start("rollback", [sys.executable, "-m", "atoll", "rollback", str(run.toml), "--to", "2"])
+        asked = run.start("rollback", [sys.executable, *GUARDED, "rollback", str(run.toml), "--to", "2"])
         coordinator.wait_for_line("going back from commit", LIMIT_S)
         coordinator.kill()
         asked.wait(LIMIT_S)

@@ -10,7 +10,7 @@ import pytest
 from atoll.protocol.errors import HostError, RefusedError
 from atoll.protocol.settings import RunSettings
 from atoll.protocol.sync_settings import SyncSettings
-from tests.harness.local_run import LocalRun, Process
+from tests.harness.local_run import GUARDED, LocalRun, Process
 
 WORKER = [sys.executable, str(Path(__file__).parents[1] / "workers" / "plain_worker.py"), "--step-delay-s", "0.02"]
 MODEL = [*WORKER, "--tensors", "a=30x40,b=10"]
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.timeout(150)
 
 
 def atoll(run: LocalRun, *arguments: str) -> Process:
-    process = run.start(arguments[0], [sys.executable, "-m", "atoll", *arguments])
+    process = run.start(arguments[0], [sys.executable, *GUARDED, *arguments])
     process.wait(LIMIT_S)
     return process
 

@@ -13,7 +13,7 @@ import pytest
 from atoll.protocol.outer_settings import OuterSettings
 from atoll.protocol.settings import RunSettings
 from atoll.protocol.sync_settings import SyncSettings
-from tests.harness.local_run import LocalRun, Status
+from tests.harness.local_run import GUARDED, LocalRun, Status
 
 WORKER = [sys.executable, str(Path(__file__).parents[1] / "workers" / "plain_worker.py"), "--tensors", "a=300x40,b=10"]
 SLOW = [*WORKER, "--step-delay-s", "0.02"]
@@ -57,7 +57,7 @@ def assert_all_equal(run: LocalRun, names: str, commit: int) -> None:
 def end_once_in(run: LocalRun, name: str) -> int:
     """Stops a run that is long enough for a late site, once it contributes; the last commit."""
     run.wait(lambda s: bool(s["commits"]) and name in s["commits"][-1]["contributors"], LIMIT_S, f"{name} contributes")
-    stop = run.start("stop", [sys.executable, "-m", "atoll", "stop", str(run.toml)])
+    stop = run.start("stop", [sys.executable, *GUARDED, "stop", str(run.toml)])
     assert stop.wait(LIMIT_S) == 0, stop.lines
     return int(run.wait(lambda s: bool(s["finished"]), LIMIT_S)["last_commit"])
 

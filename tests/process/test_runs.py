@@ -23,7 +23,7 @@ from atoll.protocol.errors import HostError, NonFiniteError, WorkerError
 from atoll.protocol.outer_settings import OuterSettings
 from atoll.protocol.settings import RunSettings
 from atoll.protocol.sync_settings import SyncSettings
-from tests.harness.local_run import LocalRun, Status
+from tests.harness.local_run import GUARDED, LocalRun, Status
 from tests.harness.sockets import free_address
 
 WORKER = [sys.executable, str(Path(__file__).parents[1] / "workers" / "plain_worker.py"), "--tensors", "a=300x40,b=10"]
@@ -264,14 +264,14 @@ def test_stop_makes_the_sync_under_way_the_last(tmp_path: Path) -> None:
         for name in "abc":
             run.start_node(name, SLOW)
         run.wait(committed(2), LIMIT_S)
-        stop = run.start("stop", [sys.executable, "-m", "atoll", "stop", str(run.toml)])
+        stop = run.start("stop", [sys.executable, *GUARDED, "stop", str(run.toml)])
         assert stop.wait(LIMIT_S) == 0, stop.lines
         assert run.wait_all(LIMIT_S) == {"a": 0, "b": 0, "c": 0}
         status = run.status()
         assert_equal_at_the_end(run, ["a", "b", "c"], status["last_commit"])
         held = {(site["last_commit"], site["state_hash"]) for site in status["sites"]}
         assert held == {(status["last_commit"], status["state_hash"])}, "also of those that have left"
-        again = run.start("again", [sys.executable, "-m", "atoll", "stop", str(run.toml)])
+        again = run.start("again", [sys.executable, *GUARDED, "stop", str(run.toml)])
         assert again.wait(LIMIT_S) == 0
         assert again.lines == ["nothing to stop: the run is finished: atoll stop"]
 

@@ -45,7 +45,7 @@ pytestmark = pytest.mark.timeout(360)
 
 NUM_SCHEDULES = 200
 PARTS = 10
-PARTS_IN_TEST = 3
+PARTS_IN_TEST = 2
 """In `make test`; the others are slow."""
 SEEDS_OVERTAKEN = 12
 OF_EACH_SORT = (0, 2, 6, 7, 10, 14, 16, 19, 23, 26)
@@ -403,6 +403,7 @@ def test_a_run_goes_back_by_itself_from_a_commit_after_which_most_sites_have_no_
     assert num_back > len(seeds) // 3
 
 
+@pytest.mark.slow
 def test_many_sites_that_all_reduce() -> None:
     """As `make sim` plays with a hundred."""
     outcome = large(LEAST_SITES)

@@ -36,7 +36,7 @@ MAX_STARTS_IN_A_ROW = 3
 """Of a process that does its part of no exchange between them."""
 LONG_LIFE_S = 60.0
 """After which its end is no sign that the next one ends, too."""
-PROGRAM = (sys.executable, "-P", "-m", "atoll.node.daemon.exchange_processes.process")
+PROGRAM = (sys.executable, "-P", "-m", "atoll.node.daemon.exchange_processes")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
-"""`python -m atoll.node.daemon.exchange_processes.process FD`: one exchange process, which its node starts.
+"""One exchange process. Its one argument is a descriptor, its end of a socket pair with its node.
 
-FD is its end of a socket pair. It ends with its node: by the end of that connection, or by the kernel.
+It ends with its node: by the end of that connection, or by the kernel.
 """
 
 from __future__ import annotations
@@ -163,7 +163,3 @@ def main(arguments: list[str]) -> None:
         pass  # the node has ended
     except (AtollError, OSError) as error:
         sys.exit(f"exchange process: {error}")
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

@@ -96,9 +96,12 @@ def run(args: argparse.Namespace) -> int:
         return dry_run(config)
     import asyncio
 
-    from atoll.node.daemon.main import run_node
-    from atoll.protocol import transport
-    from atoll.protocol.exit_codes import ENDED_AT_ONCE
+    from atoll.protocol.loading import nothing_is_garbage
+
+    with nothing_is_garbage():
+        from atoll.node.daemon.main import run_node
+        from atoll.protocol import transport
+        from atoll.protocol.exit_codes import ENDED_AT_ONCE
 
     try:
         return transport.run(run_node(config))
