@@ -93,7 +93,7 @@ async def _site(args: argparse.Namespace) -> None:
         hub = Hub(
             run_id=RUN_ID,
             incarnation=1,
-            dialer=Dialer(None),
+            dialer=Dialer(),
             pool=ThreadPoolExecutor(args.threads),
             site_id=args.site,
         )

@@ -52,6 +52,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--congestion", default="cubic", help="TCP congestion control of the hosts")
     parser.add_argument("--hosts-per-site", type=int, default=1, help="beside sites of one host (root)")
     parser.add_argument("--exchange-processes", type=int, default=1, help="beside one of each host, on loopback")
+    parser.add_argument("--secured", action="store_true", help="each row again over TLS")
     args = parser.parse_args(argv)
     print(f"{args.parameters} parameters ({args.parameters * 4 / 2**20:.0f} MiB in fp32), {args.codec}, 3 sites")
     print(
@@ -60,6 +61,10 @@ def main(argv: list[str]) -> int:
     )
     alone = _measure(args, None)
     _print_row("loopback", alone)
+    if args.secured:
+        secured = _measure(args, None, secured=True)
+        _print_row("over TLS", secured)
+        print(f"TLS on loopback: {secured.commit_s / alone.commit_s:.2f} times as long, to Commit")
     if (num := args.exchange_processes) > 1:
         shared = _measure(args, None, num_processes=num)
         _print_row(f"{num} processes", shared)
@@ -73,6 +78,10 @@ def main(argv: list[str]) -> int:
     for mbit in args.mbit:
         measured = _measure(args, mbit)
         _print_row(f"{mbit} Mbit/s", measured, _limit_s(args, measured, mbit), _planned_s(args, mbit))
+        if args.secured:
+            secured = _measure(args, mbit, secured=True)
+            _print_row("over TLS", secured, _limit_s(args, secured, mbit), _planned_s(args, mbit))
+            print(f"TLS at {mbit} Mbit/s: {secured.commit_s / measured.commit_s:.2f} times as long, to Commit")
         if args.hosts_per_site > 1:
             shared = _measure(args, mbit, args.hosts_per_site)
             _print_row(f"{mbit} x {args.hosts_per_site}", shared, _limit_s(args, shared, mbit, args.hosts_per_site))
@@ -131,7 +140,9 @@ def _sync_settings(args: argparse.Namespace) -> SyncSettings:
     )
 
 
-def _measure(args: argparse.Namespace, mbit: int | None, num_hosts: int = 1, num_processes: int = 1) -> Measured:
+def _measure(
+    args: argparse.Namespace, mbit: int | None, num_hosts: int = 1, num_processes: int = 1, *, secured: bool = False
+) -> Measured:
     num_syncs = WARM_UP_SYNCS + args.syncs
     settings = RunSettings(
         run_id="bench",
@@ -149,7 +160,7 @@ def _measure(args: argparse.Namespace, mbit: int | None, num_hosts: int = 1, num
         if mbit:
             links = (num_hosts * len(NAMES), mbit * 1_000_000, args.congestion, args.rtt / 1e3)
             hosts = stack.enter_context(netns.Hosts(*links, forgets=args.forgets, has_lan=num_hosts > 1))
-        run = stack.enter_context(LocalRun(folder, settings, PLAIN))
+        run = stack.enter_context(LocalRun(folder, settings, PLAIN, secured=secured))
         run.start_coordinator(f"{hosts.bridge_address}:17700" if hosts else "")
         for i, name in enumerate(NAMES):
             for k in range(num_hosts):

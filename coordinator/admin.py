@@ -12,19 +12,40 @@ import os
 import socket
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
-from atoll.coordinator.core.events import Answer, Asked, EvictAsked, LetInAsked, ResetAsked, RollbackAsked, StopAsked
+from atoll.coordinator.core.events import (
+    Answer,
+    Asked,
+    EvictAsked,
+    InviteAsked,
+    LetInAsked,
+    ResetAsked,
+    RollbackAsked,
+    StopAsked,
+)
 from atoll.protocol import strict
 from atoll.protocol.errors import ConfigError, HostError
 from atoll.protocol.text import clean
 
-COMMANDS: dict[str, type[Asked]] = {
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StatusAsked:
+    """The run, as on /status.json."""
+
+    data_ranges: bool = False
+    request: int = 0
+
+
+COMMANDS: dict[str, type[Asked] | type[StatusAsked]] = {
     "stop": StopAsked,
     "rollback": RollbackAsked,
     "evict": EvictAsked,
     "let-in": LetInAsked,
     "reset": ResetAsked,
+    "invite": InviteAsked,
+    "status": StatusAsked,
 }
 
 MAX_LINE_BYTES = 4096
@@ -57,7 +78,7 @@ def _short(path: Path) -> Iterator[str]:
 class AdminServer:
     """Answers on the socket beside the store, whose lock the caller holds: a socket that is there is a leftover."""
 
-    def __init__(self, store_path: Path, ask: Callable[[Asked], Awaitable[Answer]]) -> None:
+    def __init__(self, store_path: Path, ask: Callable[[Asked | StatusAsked], Awaitable[Answer]]) -> None:
         self.path = socket_path(store_path)
         self._ask = ask
         self._server: asyncio.Server | None = None
@@ -101,7 +122,7 @@ class AdminServer:
             writer.close()
 
 
-def read(line: bytes) -> Asked:
+def read(line: bytes) -> Asked | StatusAsked:
     """What is asked for, with texts as they can be kept and sent: a terminal of another encoding types what is none.
     Raises ConfigError or ValueError for what is no request."""
     request = json.loads(line)

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-import grpc
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoordinatorConfig:
@@ -18,5 +16,8 @@ class CoordinatorConfig:
     """HOST:PORT where nodes connect; port 0 takes any free one. Nodes of other machines need an address of this one."""
     http_listen: str = "127.0.0.1:7701"
     """HOST:PORT of the status page and /metrics (read-only); empty turns them off."""
-    credentials: grpc.ServerCredentials | None = None
-    """For the nodes' port; without them it is plain text."""
+    advertise: str = ""
+    """HOST:PORT where nodes reach the coordinator, for invites; without it, that of --listen."""
+    insecure: bool = False
+    """Plain text: whoever reaches the port can join the run or disturb it, and whoever is between can read. For this
+    machine alone, or a network in which everybody is trusted."""

@@ -9,8 +9,10 @@ import sys
 from contextlib import AsyncExitStack
 from typing import Any
 
-from atoll.coordinator.admin import AdminServer
+from atoll.coordinator.admin import AdminServer, StatusAsked
+from atoll.coordinator.authority import Authority, folder_of
 from atoll.coordinator.config import CoordinatorConfig
+from atoll.coordinator.core.events import Answer, Asked
 from atoll.coordinator.loop_lag import LoopLag
 from atoll.coordinator.service import CoordinatorServer
 from atoll.coordinator.sqlite_store import SqliteStore
@@ -21,11 +23,31 @@ from atoll.protocol.machine import Machine
 from atoll.protocol.outer_settings import AUTO
 from atoll.protocol.settings import RunSettings
 from atoll.protocol.signals import Signals, end_process
+from atoll.protocol.trust.renewing import keep_in_force
+from atoll.protocol.trust.security import PLAIN, MutualTls, Security, Shown
 
 log = logging.getLogger("atoll.coordinator")
 
 END_LIMIT_S = 2.0
 """From a second SIGINT or SIGTERM to the end of this process, at most."""
+
+
+async def secured(
+    config: CoordinatorConfig, run_id: str, machine: Machine, stack: AsyncExitStack
+) -> tuple[Authority | None, Security]:
+    """The run's root, and what this process shows, which is renewed until `stack` ends; neither in plain text. Raises
+    HostError or ConfigError."""
+    if config.insecure:
+        return None, PLAIN
+    authority = await asyncio.to_thread(Authority.opened, folder_of(config.store_path), run_id, machine)
+    tls = MutualTls(run_id, authority.shown())
+
+    async def renew() -> Shown:
+        return authority.shown()
+
+    renewing = asyncio.create_task(keep_in_force(tls, renew, machine.wall_time))
+    stack.callback(renewing.cancel)
+    return authority, tls
 
 
 async def serve(
@@ -49,7 +71,11 @@ async def serve(
         stack.callback(Signals(first, lambda _: end_process(ENDED_AT_ONCE), END_LIMIT_S).close)
         store = SqliteStore(config.store_path)
         stack.callback(store.close)
-        server = CoordinatorServer(config, settings, store, parent_json, Machine())
+        machine = Machine()
+        authority, security = await secured(config, settings.run_id, machine, stack)
+        server = CoordinatorServer(
+            config, settings, store, parent_json, machine, authority=authority, security=security
+        )
         if settings.outer.optimizer == AUTO:
             log.info("outer.optimizer = auto: %s", outer.in_words(settings, server.settings.outer))
         server.loop_lag = LoopLag()
@@ -57,7 +83,14 @@ async def serve(
         stack.callback(ticking.cancel)
         await server.start()
         stack.push_async_callback(server.stop)
-        admin = AdminServer(config.store_path, server.ask)
+
+        async def ask(asked: Asked | StatusAsked) -> Answer:
+            if not isinstance(asked, StatusAsked):
+                return await server.ask(asked)
+            document = await server.document(data_ranges=asked.data_ranges)
+            return Answer(asked.request, "", json.dumps(document))
+
+        admin = AdminServer(config.store_path, ask)
         await admin.start()
         stack.push_async_callback(admin.close)
         where = ""

@@ -13,12 +13,14 @@ from typing import Any, TypeVar
 import grpc
 
 import atoll
+from atoll.coordinator.authority import Authority
 from atoll.coordinator.config import CoordinatorConfig
 from atoll.coordinator.core import events as e
 from atoll.coordinator.core.core import Core
 from atoll.coordinator.core.log import evidence
 from atoll.coordinator.core.sites import manifests
 from atoll.coordinator.core.view.document import RunView
+from atoll.coordinator.enrolment import Enrolment
 from atoll.coordinator.loop_lag import LoopLag
 from atoll.coordinator.store import RESTORE, Store
 from atoll.coordinator.streams import MAX_MESSAGE_BYTES, Bodies, Stream
@@ -26,6 +28,8 @@ from atoll.protocol import PROTOCOL_VERSION, addresses, descriptors, messages, t
 from atoll.protocol.errors import StateError
 from atoll.protocol.machine import REAL, Machine
 from atoll.protocol.settings import RunSettings, settings_from_json, settings_to_json
+from atoll.protocol.trust.access import guarded
+from atoll.protocol.trust.security import PLAIN, Caller, Security
 from atoll.protocol.v1 import session_pb2
 
 T = TypeVar("T")
@@ -55,7 +59,11 @@ class CoordinatorServer:
         store: Store,
         parent_json: str = "",
         machine: Machine = REAL,
+        *,
+        authority: Authority | None = None,
+        security: Security = PLAIN,
     ) -> None:
+        """`authority`: of a run that is not in plain text, with what this process shows as `security`."""
         self._loop = asyncio.get_running_loop()
         self._machine = machine
         self.config = config
@@ -71,6 +79,8 @@ class CoordinatorServer:
             self._core = Core(settings, persisted, self._loop.time())
         except StateError as error:
             raise StateError(f"the store {config.store_path} is damaged ({error}): {RESTORE}") from error
+        self._security = security
+        self._enrolment = Enrolment(authority, security, self._core, self._decide) if authority is not None else None
         self._viewed_at = self._loop.time()
         self._kept_view = self._core.view(self._viewed_at)
         self._keeping_since: float | None = None
@@ -107,13 +117,16 @@ class CoordinatorServer:
                 response_serializer=session_pb2.StatusResponse.SerializeToString,
             ),
         }
-        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
-        port = transport.bind(server, self.config.listen, self.config.credentials)
+        if self._enrolment is not None:
+            handlers |= self._enrolment.handlers
+        allowed = guarded(SERVICE, handlers, self._security, self._refusal)
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, allowed),))
+        port = transport.bind(server, self.config.listen, self._security.of_server())
         host, _ = addresses.parse_address(self.config.listen)
         self.address = addresses.join_address(host, port)
-        if self.config.credentials is None and not addresses.is_loopback(self.config.listen):
+        if self._enrolment is None and not addresses.is_loopback(self.config.listen):
             log.warning(
-                "%s can be reached from other machines and has no credentials: anybody who reaches it can join or "
+                "%s can be reached from other machines and is in plain text: anybody who reaches it can join or "
                 "disturb the run; use it in a trusted network only",
                 self.address,
             )
@@ -163,6 +176,14 @@ class CoordinatorServer:
 
     async def ask(self, asked: e.Asked) -> e.Answer:
         """What a person wants, and what comes of it, once that is kept."""
+        if not isinstance(asked, e.InviteAsked):
+            return await self._decide(asked)
+        if self._enrolment is None:
+            return e.Answer(0, "it is in plain text (--insecure): whoever reaches it joins without an invite")
+        return await self._enrolment.invite(asked, self.config.advertise or self.address)
+
+    async def _decide(self, asked: e.Asked) -> e.Answer:
+        """By the core."""
         request = next(self._numbers)
         answer: asyncio.Future[e.Answer] = self._loop.create_future()
         self._asked[request] = answer
@@ -255,7 +276,7 @@ class CoordinatorServer:
     async def _session(self, requests: AsyncIterator[bytes], context: Any) -> None:
         stream = Stream(next(self._numbers))
         self._streams[stream.number] = stream
-        self._events.put_nowait((e.StreamOpened(stream.number), None))
+        self._events.put_nowait((e.StreamOpened(stream.number, self._certified(context)), None))
         header = messages.Header(protocol_version=PROTOCOL_VERSION, run_id=self.settings.run_id, term=self._term)
         reader = asyncio.create_task(stream.read(requests, lambda event: self._events.put_nowait((event, stream))))
         writer = asyncio.create_task(stream.write(context, header))
@@ -278,6 +299,14 @@ class CoordinatorServer:
                 log.warning("stream %d is cut off: %s", stream.number, reason)
                 # A write may be blocked for good; only a cancelled call gets rid of it.
                 raise asyncio.CancelledError(reason)
+
+    def _refusal(self, caller: Caller) -> str:
+        return self._enrolment.refusal(caller) if self._enrolment is not None else ""
+
+    def _certified(self, context: Any) -> e.Certified | None:
+        """Whom a session is of."""
+        caller = self._security.caller(context)
+        return e.Certified(caller.subject.name, caller.key_digest) if caller is not None else None
 
     async def _status(self, request: session_pb2.StatusRequest, context: Any) -> session_pb2.StatusResponse:
         return session_pb2.StatusResponse(json=json.dumps(await self.document(data_ranges=request.data_ranges)))

@@ -1,8 +1,8 @@
 """Handwritten digits with BatchNorm, on scikit-learn's bundled data: an ordinary training loop as a site of a run.
 
 python examples/digits.py                                                           # alone
-atoll node --coordinator HOST:PORT --name berlin -- examples/digits.py              # as a site
-atoll node --coordinator HOST:PORT --name berlin --ranks 2 -- examples/digits.py    # as a site of two processes
+atoll node --run RUN --name berlin -- examples/digits.py              # as a site
+atoll node --run RUN --name berlin --ranks 2 -- examples/digits.py    # as a site of two processes
 
 Needs scikit-learn.
 """

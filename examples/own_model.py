@@ -1,8 +1,8 @@
 """A language model of one's own, whose ranks share it as the node is told: shards, matrices, stages of a pipeline.
 
 python examples/own_model.py                                                                       # alone
-atoll node --coordinator HOST:PORT --name berlin -- examples/own_model.py                          # as a site
-atoll node --coordinator HOST:PORT --name oslo --parallel dp_shard=2,tp=2 -- examples/own_model.py   # of four ranks
+atoll node --run RUN --name berlin -- examples/own_model.py                          # as a site
+atoll node --run RUN --name oslo --parallel dp_shard=2,tp=2 -- examples/own_model.py   # of four ranks
 
 It learns the source of Python's argparse, byte by byte.
 """

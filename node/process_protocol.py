@@ -6,7 +6,7 @@ A frame is one of the local socket (`local_protocol.py`): a length, then one Pro
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 from google.protobuf.message import DecodeError
 
@@ -19,6 +19,9 @@ from atoll.protocol.errors import InvalidMessage
 from atoll.protocol.fields import bounded
 from atoll.protocol.layout import Manifest
 from atoll.protocol.v1 import processes_pb2
+
+if TYPE_CHECKING:
+    from atoll.protocol.trust.security import Shown
 
 MAX_PROCESSES = 16
 """Of one host, its node among them."""
@@ -67,6 +70,19 @@ ProcessSaid = ProcessReady | HostBeat | PayloadsStored | m.Done | m.ExchangeFail
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessShown:
+    """What it shows to other sites from now on, as PEM."""
+
+    roots: bytes = bounded(1 << 16)
+    certificate: bytes = bounded(1 << 14)
+    key: bytes = bounded(1 << 14)
+
+    @classmethod
+    def of(cls, shown: Shown) -> ProcessShown:
+        return cls(roots=shown.roots, certificate=shown.certificate, key=shown.key)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessStart:
     """The first word."""
 
@@ -82,6 +98,8 @@ class ProcessStart:
     beat_s: float
     num_processes: int
     """Of the host, the node among them."""
+    shown: ProcessShown | None = None
+    """None in plain text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,7 +182,7 @@ class AbandonAll:
 
 ProcessTold = (
     ProcessStart | ProcessLayout | BeginInProcess | m.Weights | HurryAtHost | CancelAtHost | DropInProcess | AbandonAll
-    | ProcessIdentity
+    | ProcessIdentity | ProcessShown
 )  # fmt: skip
 
 _REQUESTS = wire.bodies_of(processes_pb2.ProcessRequest, {cls.__name__: cls for cls in get_args(ProcessSaid)})

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Protocol
 
-import grpc
 import grpc.aio
 
 from atoll.protocol import transport
@@ -24,7 +23,7 @@ class Network(Protocol):
     """Channels and servers, as the module `transport` makes them."""
 
     def open_channel(
-        self, address: str, *, credentials: grpc.ChannelCredentials | None, max_message_bytes: int
+        self, address: str, *, handshake: transport.Handshake | None, max_message_bytes: int
     ) -> grpc.aio.Channel: ...
 
     def create_server(

@@ -64,6 +64,7 @@ class Member:
     address: str = bounded(256)
     tokens: int = 0
     endpoints: tuple[Endpoint, ...] = bounded(MAX_ENDPOINTS, ())
+    name: str = bounded(64, "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -358,6 +359,7 @@ class Donor:
     incarnation: int
     address: str = bounded(256)
     commit: int
+    name: str = bounded(64, "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

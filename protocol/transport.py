@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import grpc
@@ -48,6 +49,15 @@ def _without_traceback(record: logging.LogRecord) -> bool:
 
 # It logs what a peer or a broken link sent in place of text with the traceback of decoding it, which is no bug of ours.
 logging.getLogger("grpc._cython.cygrpc").addFilter(_without_traceback)
+
+
+@dataclass(frozen=True, slots=True)
+class Handshake:
+    """How a client begins a connection that is encrypted."""
+
+    credentials: grpc.ChannelCredentials
+    expected: str
+    """The DNS name that the server's certificate must have."""
 
 
 def _common_options(max_sent_bytes: int, max_received_bytes: int) -> list[tuple[str, int | str]]:
@@ -154,12 +164,16 @@ def bind(server: grpc.aio.Server, address: str, credentials: grpc.ServerCredenti
     return port
 
 
-def open_channel(
-    address: str, *, credentials: grpc.ChannelCredentials | None, max_message_bytes: int
-) -> grpc.aio.Channel:
-    """A channel to "HOST:PORT"; it connects at the first call. Raises ConfigError."""
+def open_channel(address: str, *, handshake: Handshake | None, max_message_bytes: int) -> grpc.aio.Channel:
+    """A channel to "HOST:PORT", which connects at the first call. Without a handshake it is in plain text. Raises
+    ConfigError."""
     parse_address(address)
     options = channel_options(max_message_bytes)
-    if credentials is None:
+    if handshake is None:
         return grpc.aio.insecure_channel(address, options=options)
-    return grpc.aio.secure_channel(address, credentials, options=options)
+    return grpc.aio.secure_channel(address, handshake.credentials, options=[*options, expects(handshake)])
+
+
+def expects(handshake: Handshake) -> tuple[str, str]:
+    """The option of a channel."""
+    return "grpc.ssl_target_name_override", handshake.expected

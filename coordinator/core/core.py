@@ -12,7 +12,7 @@ from atoll.coordinator.core.data import leases
 from atoll.coordinator.core.log import evidence, going_back, rollback, sources, states
 from atoll.coordinator.core.persisted import Persisted
 from atoll.coordinator.core.run import Run
-from atoll.coordinator.core.sites import admission, forgetting, keeping_out, liveness, manifests
+from atoll.coordinator.core.sites import admission, forgetting, invites, keeping_out, liveness, manifests
 from atoll.coordinator.core.sites.membership import Site
 from atoll.coordinator.core.suspend_clock import OwnTime
 from atoll.coordinator.core.sync import driver, outcomes, payload_lists, reach, standstill, unusable
@@ -114,6 +114,15 @@ class Core:
         """The account of samples, range by range."""
         return range_views(self.run)
 
+    def refusal(self, role: str, name: str, key_digest: bytes) -> str:
+        """Why somebody who is certified as that is not let in any more; empty if it is."""
+        return invites.refusal(self.run, role, name, key_digest)
+
+    def last_start(self, name: str) -> int:
+        """Of the site of that name, from which a home that is new to it counts on; 0 if there is none."""
+        site = self.run.members.sites.get(name)
+        return site.incarnation if site is not None else 0
+
     # --- events
 
     def _dispatch(self, event: e.Event) -> None:
@@ -123,8 +132,8 @@ class Core:
             return
         self._due = run.now
         match event:
-            case e.StreamOpened(stream):
-                run.members.opened(stream, run.now)
+            case e.StreamOpened(stream, certified):
+                run.members.opened(stream, run.now, certified)
             case e.StreamClosed(stream, reason):
                 _, site = run.members.closed(stream, reason)
                 if site is not None and site.live:
@@ -158,6 +167,10 @@ class Core:
                 run.answer(request, keeping_out.let_in(run, name))
             case e.ResetAsked(reason=reason, request=request):
                 run.answer(request, keeping_out.reset(run, reason))
+            case e.InviteAsked():
+                run.answer(event.request, invites.invite(run, event))
+            case e.JoinAsked():
+                run.answer(event.request, *invites.use(run, event))
             case e.CommitsRead():
                 rollback.commits_read(run, event)
             case e.ManifestRead():

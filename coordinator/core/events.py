@@ -4,6 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from atoll.coordinator.core.asked import (
+    Asked,
+    EvictAsked,
+    InviteAsked,
+    JoinAsked,
+    LetInAsked,
+    ResetAsked,
+    RollbackAsked,
+    StopAsked,
+)
 from atoll.coordinator.core.sync.chunk_sizes import ChunkSizes
 from atoll.protocol.layout import Manifest, Role
 from atoll.protocol.log_length import LogLength
@@ -25,10 +35,19 @@ from atoll.protocol.settings import RunSettings
 
 
 @dataclass(frozen=True, slots=True)
+class Certified:
+    """Whom a stream is of, by its certificate."""
+
+    name: str
+    key_digest: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class StreamOpened:
-    """`stream` is a number that the shell never uses again."""
+    """`stream` is a number that the shell never uses again. In plain text nobody knows whom it is of."""
 
     stream: int
+    certified: Certified | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,55 +88,6 @@ class Tick:
     """Time has passed `next_deadline()`."""
 
 
-# --- what a person asks for. A `request` that is not 0 is answered; no other one has the number.
-
-
-@dataclass(frozen=True, slots=True)
-class StopAsked:
-    """End the run with the sync that is open now."""
-
-    reason: str
-    request: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class RollbackAsked:
-    """An operator gives up the commits that nobody who is here can reach; or, with `to`, all commits after that one."""
-
-    reason: str
-    to: int | None = None
-    request: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EvictAsked:
-    """A person does not want this site in the run; with `keep_out` never again."""
-
-    name: str
-    reason: str
-    keep_out: bool
-    request: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LetInAsked:
-    """A site that is kept out may come back."""
-
-    name: str
-    request: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ResetAsked:
-    """Before training: the model and the starting state are taken back."""
-
-    reason: str
-    request: int = 0
-
-
-Asked = StopAsked | RollbackAsked | EvictAsked | LetInAsked | ResetAsked
-
-
 # --- records
 
 
@@ -148,6 +118,8 @@ class SiteRecord:
     has_contributed: bool = False
     """Since it was admitted."""
     endpoints: tuple[Endpoint, ...] = ()  # beside the address
+    is_certified: bool = False
+    """Its key is that of a certificate."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -296,6 +268,26 @@ class KeptOutRecord:
     reason: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InviteRecord:
+    """A later one of the same id says that it was used."""
+
+    invite_id: str
+    number: int
+    """Invites count from 1."""
+    role: str
+    name: str
+    expires_s: float
+    used_s: float = 0.0
+    key_digest: bytes = b""
+    """Of the key that used it; empty until then."""
+
+
+@dataclass(frozen=True, slots=True)
+class InviteForgottenRecord:
+    invite_id: str
+
+
 @dataclass(frozen=True, slots=True)
 class LetInRecord:
     name: str
@@ -325,7 +317,7 @@ class FinishedRecord:
 Record = (
     SiteRecord | ForgetRecord | ManifestRecord | OpenRecord | PlanRecord | WeightsRecord | CommitRecord | AbandonRecord
     | AttestationRecord | LineRecord | DoneRecord | LeaseRecord | RollbackRecord | ExclusionRecord | KeptOutRecord
-    | LetInRecord | ResetRecord | StopRecord | FinishedRecord
+    | InviteRecord | InviteForgottenRecord | LetInRecord | ResetRecord | StopRecord | FinishedRecord
 )  # fmt: skip
 
 

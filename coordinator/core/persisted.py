@@ -97,6 +97,8 @@ def key_of(record: Row) -> Key:
             return Key(kind, record.sync, record.site_id)
         case e.KeptOutRecord() | e.LetInRecord():
             return Key(kind_of(e.KeptOutRecord), name=record.name)
+        case e.InviteRecord() | e.InviteForgottenRecord():
+            return Key(kind_of(e.InviteRecord), name=record.invite_id)
         case _:
             return Key(kind)
 
@@ -142,7 +144,7 @@ def changes(record: Row, keys: Keys) -> dict[Key, Row | None]:
             ended = [key for key in newest[:-KEPT_EXCLUSIONS] if key.number < record.sync]
         case e.ResetRecord():
             ended = all_of(*_OF_ONE_START)
-        case e.LetInRecord() | e.LeaseRecord(ranges=()):
+        case e.LetInRecord() | e.InviteForgottenRecord() | e.LeaseRecord(ranges=()):
             made[own] = None
     return made | dict.fromkeys(ended)
 

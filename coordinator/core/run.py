@@ -83,6 +83,7 @@ class Run:
         for name, kept_out in self.kept_out.items():
             if (unwanted := self.members.sites.get(name)) is not None:
                 unwanted.is_gone(f"kept out: {kept_out.reason}")
+        self.invites = {r.invite_id: r for r in persisted.all(e.InviteRecord)}
         reset = persisted.one(e.ResetRecord)
         self.void_starts = set(reset.void_starts) if reset is not None else set()
         self.last_state = b""  # hash of the last commit, when all who are to report it have
@@ -205,6 +206,16 @@ class Run:
         """A site that was kept out may come in again."""
         del self.kept_out[name]
         self.persist(e.LetInRecord(name))
+
+    def keep_invite(self, record: e.InviteRecord) -> None:
+        """As it is from now on."""
+        self.invites[record.invite_id] = record
+        self.persist(record)
+
+    def forget_invite(self, invite_id: str) -> None:
+        """Nobody is known by it, and nobody can use it any more."""
+        del self.invites[invite_id]
+        self.persist(e.InviteForgottenRecord(invite_id))
 
     def set_manifest(self, record: e.ManifestRecord, chunk_sizes: ChunkSizes, length: LogLength) -> None:
         """The run's model, from now on."""

@@ -23,9 +23,12 @@ MAX_PORT = (1 << 16) - 1
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeConfig:
     coordinator: str = ""
-    """Where the coordinator listens."""
-    name: str
-    """Of this site, unique within the run."""
+    """Where the coordinator listens; without it, where the invite says."""
+    name: str = ""
+    """Of this site, unique within the run; without it, that of the invite by which --home joined."""
+    insecure: bool = False
+    """Plain text, to a coordinator that says so too: whoever is between can read and change all of it. It needs
+    --coordinator and --name."""
     data_paths: tuple[Path, ...] = ()
     """Text files and folders, or a folder of `atoll tokenize`; without it, what the run's `data` names."""
     advertise: str = ""

@@ -12,6 +12,7 @@ import grpc
 from atoll.protocol import addresses, transport
 from atoll.protocol.errors import HostError, InvalidMessage, PeerError
 from atoll.protocol.settings import RunSettings, settings_from_json
+from atoll.protocol.status import from_rpc_error
 from atoll.protocol.v1 import session_pb2, session_pb2_grpc
 
 log = logging.getLogger(__name__)
@@ -19,11 +20,12 @@ log = logging.getLogger(__name__)
 RETRY_S = 0.5
 
 
-async def discover(address: str, credentials: grpc.ChannelCredentials | None, wait_s: float) -> RunSettings:
-    """The run of the coordinator at `address`, which may still be starting. Raises PeerError after `wait_s`."""
+async def discover(address: str, handshake: transport.Handshake | None, wait_s: float) -> RunSettings:
+    """The run of the coordinator at `address`, which may still be starting. Raises PeerError after `wait_s`,
+    RefusedError at once."""
     addresses.parse_address(address)
     channel = transport.open_channel(
-        address, credentials=credentials, max_message_bytes=transport.MAX_SESSION_MESSAGE_BYTES
+        address, handshake=handshake, max_message_bytes=transport.MAX_SESSION_MESSAGE_BYTES
     )
     deadline = asyncio.get_running_loop().time() + wait_s
     told = False
@@ -36,10 +38,13 @@ async def discover(address: str, credentials: grpc.ChannelCredentials | None, wa
                 )
                 return settings_in(reply.json, address)
             except grpc.aio.AioRpcError as error:
+                if error.code() is grpc.StatusCode.PERMISSION_DENIED:
+                    raise from_rpc_error(error, f"the coordinator at {address}") from None
                 if left_s <= RETRY_S:
                     raise PeerError(
                         f"no coordinator at {address} ({error.details() or error.code().name}); "
-                        "start it with `atoll coordinator run.toml`, or check --coordinator HOST:PORT"
+                        "start it with `atoll coordinator run.toml`, or check --coordinator HOST:PORT; one that is in plain text, "
+                        "or is not, is not heard by the other kind (--insecure)"
                     ) from None
             if not told:
                 log.warning("no coordinator at %s yet; waiting up to %.0f s", address, wait_s)

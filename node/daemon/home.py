@@ -10,7 +10,7 @@ from pathlib import Path
 
 from atoll.protocol import wire
 from atoll.protocol.digest import DIGEST_BYTES, Digest
-from atoll.protocol.disk import make_folder, sync_folder
+from atoll.protocol.disk import Disk, make_folder, sync_folder
 from atoll.protocol.errors import HostError, StateError
 from atoll.protocol.layout import Manifest
 from atoll.protocol.machine import REAL, Machine
@@ -49,6 +49,24 @@ def _refuse_if_others_can_reach(folder: Path) -> None:
 
 def _manifest_check(body: bytes) -> bytes:
     return Digest("atoll/manifest-file/v1").data(body).finish()
+
+
+def count_on(folder: Path, last_start: int, disk: Disk) -> None:
+    """A home that is new to a site counts its starts on from the last one that the run knows of. Raises HostError."""
+    if _number_in(folder, "incarnation") < last_start:
+        disk.write_whole(folder / "incarnation", b"%d" % last_start, fsync=True)
+
+
+def _number_in(folder: Path, name: str) -> int:
+    """0 if there is none yet. Raises HostError."""
+    path = folder / name
+    try:
+        number = int(path.read_text()) if path.exists() else 0
+        if not 0 <= number < MAX_INCARNATION:
+            raise ValueError(number)
+    except ValueError:
+        raise HostError(f"{path} is not a count; restore it, or remove {folder}") from None
+    return number
 
 
 class HomeFolders:
@@ -104,7 +122,7 @@ class Home(HomeFolders):
             self.incarnation = self._next_incarnation()
             self.process_id = machine.token_bytes(PROCESS_ID_BYTES)
             """Of this start alone: a copy of the folder has the same key, and counts its starts on from the same."""
-            self.branch = self._number("branch")
+            self.branch = _number_in(folder, "branch")
             """In which the commits on this disk are numbered; see `keep_branch`."""
         except BaseException:
             self.close()
@@ -161,17 +179,6 @@ class Home(HomeFolders):
         self.branch = branch
 
     def _next_incarnation(self) -> int:
-        number = self._number("incarnation") + 1
+        number = _number_in(self.folder, "incarnation") + 1
         self.write("incarnation", b"%d" % number)
-        return number
-
-    def _number(self, name: str) -> int:
-        """0 if there is none yet."""
-        path = self.folder / name
-        try:
-            number = int(path.read_text()) if path.exists() else 0
-            if not 0 <= number < MAX_INCARNATION:
-                raise ValueError(number)
-        except ValueError:
-            raise HostError(f"{path} is not a count; restore it, or remove {self.folder}") from None
         return number

@@ -16,11 +16,13 @@ from atoll.node.daemon.launcher import WORKERS_END_LIMIT_S
 from atoll.node.daemon.node import FLUSH_S, Node
 from atoll.node.daemon.peers import meet_peers, prepare_kernels
 from atoll.node.daemon.plane import DataPlane
+from atoll.node.daemon.security import Identity, NodeSecurity
 from atoll.node.daemon.site_log import log_to
 from atoll.node.threads import giving_way
 from atoll.protocol.exit_codes import ENDED_AT_ONCE
 from atoll.protocol.machine import Machine
 from atoll.protocol.signals import Signals, end_process
+from atoll.protocol.trust.names import Kind
 
 log = logging.getLogger("atoll.node")
 
@@ -52,7 +54,9 @@ async def run_node(config: NodeConfig) -> int:
         stack.callback(signals.close)  # at the very end: what is closed before may wait for a disk
         asyncio.get_running_loop().set_default_executor(giving_way(MAX_DISK_THREADS, "disk", config.nice))
         prepared = asyncio.create_task(asyncio.to_thread(prepare_kernels))
-        settings = await discover(config.coordinator, None, FIRST_CONTACT_S)
+        identity = Identity.of(config)
+        handshake = identity.before_coordinator.towards(Kind.COORDINATOR) if identity is not None else None
+        settings = await discover(config.coordinator, handshake, FIRST_CONTACT_S)
         machine = Machine()
         home = Home(config.home or default_home(settings.run_id, config.name, os.environ), machine)
         stack.callback(home.close)
@@ -64,7 +68,10 @@ async def run_node(config: NodeConfig) -> int:
         if settings.data == "local" and not config.data_paths and not config.command:
             log.warning("no --data: this site trains on the source of Python's standard library")
         plane = await asyncio.to_thread(DataPlane.load, home, settings, config.num_kernel_threads)
-        met = await meet_peers(config, settings.run_id, home, machine, stack, towards=config.coordinator)
+        security = await identity.secured(machine, stack) if identity is not None else NodeSecurity()
+        met = await meet_peers(
+            config, settings.run_id, home, machine, stack, security=security.among_sites, towards=config.coordinator
+        )
         node = Node(
             config=config,
             settings=settings,
@@ -73,6 +80,7 @@ async def run_node(config: NodeConfig) -> int:
             met=met,
             journal=journal,
             machine=machine,
+            security=security,
         )
         stack.callback(node.close)
         if config.http_listen:

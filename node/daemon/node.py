@@ -24,6 +24,7 @@ from atoll.node.daemon.models import Models
 from atoll.node.daemon.observer import Observer
 from atoll.node.daemon.peers import Met
 from atoll.node.daemon.plane import DataPlane
+from atoll.node.daemon.security import NodeSecurity
 from atoll.node.daemon.session import Session
 from atoll.node.daemon.shell import Parts, Shell, fatal
 from atoll.node.daemon.worker_control import WorkerControl
@@ -34,6 +35,7 @@ from atoll.protocol import wire
 from atoll.protocol.errors import AtollError, HostError, NonFiniteError
 from atoll.protocol.machine import Machine
 from atoll.protocol.settings import RunSettings
+from atoll.protocol.trust.names import Kind
 
 log = logging.getLogger(__name__)
 
@@ -56,6 +58,7 @@ class Node:
         met: Met,
         journal: Journal,
         machine: Machine,
+        security: NodeSecurity = NodeSecurity(),  # noqa: B008 it is frozen
         parts: Parts = Parts(),  # noqa: B008 it is frozen
     ) -> None:
         self._loop = asyncio.get_running_loop()
@@ -102,6 +105,7 @@ class Node:
         """What ended this node where nothing was prepared for it; see `_fail`."""
         self.session = Session(
             address=config.coordinator,
+            handshake=lambda: security.before_coordinator.towards(Kind.COORDINATOR),
             limits=core.limits,
             machine=machine,
             opened=lambda: self.handle(e.SessionOpened()),

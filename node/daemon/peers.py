@@ -14,6 +14,7 @@ from atoll.node.daemon.discover import address_for_peers, local_address_towards
 from atoll.node.daemon.home import Home
 from atoll.node.dataplane import kernels as outer_kernels
 from atoll.node.exchange.hub import Hub
+from atoll.node.exchange.peers.claims import Claims
 from atoll.node.exchange.peers.dialer import Dialer
 from atoll.node.exchange.peers.listener import listen
 from atoll.node.exchange.service import PeerService
@@ -22,6 +23,7 @@ from atoll.node.threads import giving_way
 from atoll.protocol import addresses, descriptors
 from atoll.protocol.codecs import kernels
 from atoll.protocol.machine import Machine
+from atoll.protocol.trust.security import PLAIN, Security
 
 log = logging.getLogger("atoll.node")
 
@@ -37,47 +39,62 @@ class Met:
     hub: Hub
     listen_on: str
     address: str
+    security: Security = PLAIN
 
 
 async def meet_peers(
-    config: NodeConfig, run_id: str, home: Home, machine: Machine, stack: AsyncExitStack, *, towards: str
+    config: NodeConfig,
+    run_id: str,
+    home: Home,
+    machine: Machine,
+    stack: AsyncExitStack,
+    *,
+    security: Security = PLAIN,
+    towards: str,
 ) -> Met:
     """At --listen; without it, at the local address of a connection to `towards`."""
     await asyncio.to_thread(home.remove_spills)
     spills = home.spill_folder, home.average_error_folder
-    hub = await make_hub(run_id, spills, machine, pool=giving_way(config.num_exchange_threads, "exchange", config.nice))
+    pool = giving_way(config.num_exchange_threads, "exchange", config.nice)
+    hub = await make_hub(run_id, spills, machine, security, pool=pool)
     hub.incarnation, hub.num_processes = home.incarnation, config.exchange_processes
     listen_on = config.listen or addresses.join_address(local_address_towards(towards), 0)
-    port = await listen_for_peers(hub, listen_on, machine, stack)
+    port = await listen_for_peers(hub, listen_on, machine, security, stack)
     address = config.advertise or address_for_peers(listen_on, port, towards)
-    if not addresses.is_loopback(listen_on):
+    if security is PLAIN and not addresses.is_loopback(listen_on):
         log.warning(
-            "%s is open to the network without credentials: anybody who reaches it can read the model",
+            "%s is open to the network in plain text: anybody who reaches it can read the model",
             addresses.join_address(addresses.parse_address(listen_on)[0], port),
         )
-    return Met(hub, listen_on, address)
+    return Met(hub, listen_on, address, security)
 
 
-async def make_hub(run_id: str, spills: tuple[Path, Path], machine: Machine, *, pool: Executor) -> Hub:
+async def make_hub(
+    run_id: str, spills: tuple[Path, Path], machine: Machine, security: Security, *, pool: Executor
+) -> Hub:
     """`spills`: the folders of contributions, and of errors of averages. Which start of the site it is is to be set."""
     spill, error_spill = [await asyncio.to_thread(Spill, folder, disk=machine.disk) for folder in spills]
     return Hub(
         run_id=run_id,
         incarnation=0,
-        dialer=Dialer(None, machine.network),
+        dialer=Dialer(machine.network, security),
+        claims=Claims(security),
         pool=pool,
         spill=spill,
         error_spill=error_spill,
     )
 
 
-async def listen_for_peers(hub: Hub, listen_on: str, machine: Machine, stack: AsyncExitStack) -> int:
+async def listen_for_peers(
+    hub: Hub, listen_on: str, machine: Machine, security: Security, stack: AsyncExitStack
+) -> int:
     """The port. `stack` ends both."""
     limit = descriptors.raise_limit()
     server, port = await listen(
         listen_on,
         PeerService(hub).handlers,
         machine.network,
+        security=security,
         max_connections=descriptors.for_connections(limit, min(MAX_PEER_CONNECTIONS, limit // 2), "peers"),
         idle_limit_s=PEER_IDLE_LIMIT_S,
     )

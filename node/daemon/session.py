@@ -26,7 +26,8 @@ class Session:
     """Runs until `close`. What it calls is called on the event loop."""
 
     address: str
-    credentials: grpc.ChannelCredentials | None = None
+    handshake: Callable[[], transport.Handshake | None] = lambda: None
+    """Of the next connection; None for plain text."""
     limits: TimeLimits
     machine: Machine
     opened: Callable[[], None]
@@ -76,7 +77,7 @@ class Session:
         self._outgoing = asyncio.Queue()
         self._seq = self._received_seq = 0
         channel = self.machine.network.open_channel(
-            self.address, credentials=self.credentials, max_message_bytes=transport.MAX_SESSION_MESSAGE_BYTES
+            self.address, handshake=self.handshake(), max_message_bytes=transport.MAX_SESSION_MESSAGE_BYTES
         )
         reading: asyncio.Task[str] | None = None
         try:

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from concurrent.futures import Executor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
 
@@ -21,6 +21,7 @@ from atoll.node.exchange.catchup.donors import Donors
 from atoll.node.exchange.catchup.expected_donors import ExpectedDonors
 from atoll.node.exchange.catchup.fetch import Fetch, Fetched
 from atoll.node.exchange.catchup.index import Index
+from atoll.node.exchange.peers.claims import Claims
 from atoll.node.exchange.peers.counters import Counters
 from atoll.node.exchange.peers.dialer import Dialer, Purpose
 from atoll.node.exchange.peers.progress import Pace
@@ -67,6 +68,8 @@ class Hub:
     """Given by the coordinator; 0 until then."""
     num_processes: int = 1
     """Of this host, which share what it may hold."""
+    claims: Claims = field(default_factory=Claims)
+    """Of whoever calls."""
 
     def __post_init__(self) -> None:
         self.max_retained_bytes = self.reduce_buffer_bytes = 0
@@ -176,6 +179,7 @@ class Hub:
         """
         if plan.sync in self._dropped:
             raise StaleError(f"sync {plan.sync} is over here")
+        self.claims.learn((*plan.contributors, *plan.receivers))
         old = self._exchanges.get(plan.sync)
         if old is not None and _order(old.plan) > _order(plan):
             raise StaleError(f"plan {_name(plan)} comes after {_name(old.plan)}")
@@ -287,6 +291,7 @@ class Hub:
         """
         index = Index(outer.layout.manifest, outer.slots, len(outer.layout.fragments))
         index.learn(sources)
+        self.claims.learn(sources.donors)
         donors = Donors(
             index=index,
             header=self.identity(),

@@ -69,6 +69,7 @@ class PeerService:
     @_refusing
     async def exchange(self, _requests: Any, context: Context) -> None:
         request = await _first_message(peer_pb2.ExchangeRequest, context)
+        self.hub.claims.check(context, request.open.header.site_id)
         if len(request.open.has_payloads) > MAX_HAS_PAYLOADS:
             raise InvalidMessage(f"{len(request.open.has_payloads)} payloads listed, at most {MAX_HAS_PAYLOADS} may be")
         exchange, member = await self.hub.find(request.open)
@@ -110,6 +111,7 @@ class PeerService:
         expected = self.hub.expected_donors
         request = await _first_message(peer_pb2.DonateRequest, context)
         check_header(request.open.header, self.hub.run_id)
+        self.hub.claims.check(context, request.open.header.site_id)
         stream = expected.accept(request.open, self.hub.identity(), context)
         try:
             await stream.over
@@ -118,10 +120,13 @@ class PeerService:
 
     @_refusing
     async def probe(self, data: bytes, context: Context) -> bytes:
-        check_header(parse(peer_pb2.ProbeRequest, data).header, self.hub.run_id)
+        header = parse(peer_pb2.ProbeRequest, data).header
+        check_header(header, self.hub.run_id)
+        self.hub.claims.check(context, header.site_id)
         return peer_pb2.ProbeResponse(header=wire.to_proto(self.hub.identity())).SerializeToString()
 
     async def _give(self, request: Request, context: Context) -> None:
+        self.hub.claims.check(context, request.header.site_id)
         who = f"site {request.header.site_id} ({context.peer()})"
         await self.hub.served_donor().give(request, context.write, who)
 

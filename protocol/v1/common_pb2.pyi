@@ -173,12 +173,15 @@ class Member(_message.Message):
     ADDRESS_FIELD_NUMBER: _builtins.int
     TOKENS_FIELD_NUMBER: _builtins.int
     ENDPOINTS_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
     site_id: _builtins.int
     incarnation: _builtins.int
     address: _builtins.str
     """HOST:PORT where its peer service listens, for the chunks before those of its first endpoint"""
     tokens: _builtins.int
     """its weight in a commit; a plan says none"""
+    name: _builtins.str
+    """that its certificate must have; empty where the run is in plain text"""
     @_builtins.property
     def endpoints(self) -> _containers.RepeatedCompositeFieldContainer[Global___Endpoint]:
         """of a site of several hosts, those beside `address`"""
@@ -191,10 +194,11 @@ class Member(_message.Message):
         address: _builtins.str = ...,
         tokens: _builtins.int = ...,
         endpoints: _abc.Iterable[Global___Endpoint] | None = ...,
+        name: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "endpoints", b"endpoints", "incarnation", b"incarnation", "site_id", b"site_id", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "endpoints", b"endpoints", "incarnation", b"incarnation", "name", b"name", "site_id", b"site_id", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

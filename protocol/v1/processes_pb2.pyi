@@ -91,6 +91,7 @@ class ProcessResponse(_message.Message):
     DROP_SYNC_FIELD_NUMBER: _builtins.int
     ABANDON_ALL_FIELD_NUMBER: _builtins.int
     IDENTITY_FIELD_NUMBER: _builtins.int
+    SHOWN_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def start(self) -> Global___ProcessStart:
         """first"""
@@ -113,6 +114,8 @@ class ProcessResponse(_message.Message):
     def abandon_all(self) -> Global___AbandonAll: ...
     @_builtins.property
     def identity(self) -> Global___ProcessIdentity: ...
+    @_builtins.property
+    def shown(self) -> Global___ProcessShown: ...
     def __init__(
         self,
         *,
@@ -125,12 +128,13 @@ class ProcessResponse(_message.Message):
         drop_sync: Global___DropInProcess | None = ...,
         abandon_all: Global___AbandonAll | None = ...,
         identity: Global___ProcessIdentity | None = ...,
+        shown: Global___ProcessShown | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["abandon_all", b"abandon_all", "begin_exchange", b"begin_exchange", "body", b"body", "cancel_exchange", b"cancel_exchange", "drop_sync", b"drop_sync", "hurry_exchange", b"hurry_exchange", "identity", b"identity", "laid_out", b"laid_out", "start", b"start", "weights", b"weights"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["abandon_all", b"abandon_all", "begin_exchange", b"begin_exchange", "body", b"body", "cancel_exchange", b"cancel_exchange", "drop_sync", b"drop_sync", "hurry_exchange", b"hurry_exchange", "identity", b"identity", "laid_out", b"laid_out", "shown", b"shown", "start", b"start", "weights", b"weights"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["abandon_all", b"abandon_all", "begin_exchange", b"begin_exchange", "body", b"body", "cancel_exchange", b"cancel_exchange", "drop_sync", b"drop_sync", "hurry_exchange", b"hurry_exchange", "identity", b"identity", "laid_out", b"laid_out", "start", b"start", "weights", b"weights"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abandon_all", b"abandon_all", "begin_exchange", b"begin_exchange", "body", b"body", "cancel_exchange", b"cancel_exchange", "drop_sync", b"drop_sync", "hurry_exchange", b"hurry_exchange", "identity", b"identity", "laid_out", b"laid_out", "shown", b"shown", "start", b"start", "weights", b"weights"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["start", "laid_out", "begin_exchange", "weights", "hurry_exchange", "cancel_exchange", "drop_sync", "abandon_all", "identity"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["start", "laid_out", "begin_exchange", "weights", "hurry_exchange", "cancel_exchange", "drop_sync", "abandon_all", "identity", "shown"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 
@@ -149,6 +153,7 @@ class ProcessStart(_message.Message):
     IS_DEBUG_FIELD_NUMBER: _builtins.int
     BEAT_S_FIELD_NUMBER: _builtins.int
     NUM_PROCESSES_FIELD_NUMBER: _builtins.int
+    SHOWN_FIELD_NUMBER: _builtins.int
     number: _builtins.int
     """from 1: number 0 is the node itself"""
     home: _builtins.bytes
@@ -163,6 +168,10 @@ class ProcessStart(_message.Message):
     """between two beats"""
     num_processes: _builtins.int
     """of the host, the node among them"""
+    @_builtins.property
+    def shown(self) -> Global___ProcessShown:
+        """not there in plain text"""
+
     def __init__(
         self,
         *,
@@ -175,14 +184,42 @@ class ProcessStart(_message.Message):
         is_debug: _builtins.bool = ...,
         beat_s: _builtins.float = ...,
         num_processes: _builtins.int = ...,
+        shown: Global___ProcessShown | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["shown", b"shown"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["beat_s", b"beat_s", "home", b"home", "is_debug", b"is_debug", "listen_on", b"listen_on", "nice", b"nice", "num_processes", b"num_processes", "num_threads", b"num_threads", "number", b"number", "settings_json", b"settings_json"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["beat_s", b"beat_s", "home", b"home", "is_debug", b"is_debug", "listen_on", b"listen_on", "nice", b"nice", "num_processes", b"num_processes", "num_threads", b"num_threads", "number", b"number", "settings_json", b"settings_json", "shown", b"shown"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ProcessStart: _TypeAlias = ProcessStart  # noqa: Y015
+
+@_typing.final
+class ProcessShown(_message.Message):
+    """What the process shows to other sites from now on, as PEM."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROOTS_FIELD_NUMBER: _builtins.int
+    CERTIFICATE_FIELD_NUMBER: _builtins.int
+    KEY_FIELD_NUMBER: _builtins.int
+    roots: _builtins.bytes
+    certificate: _builtins.bytes
+    key: _builtins.bytes
+    def __init__(
+        self,
+        *,
+        roots: _builtins.bytes = ...,
+        certificate: _builtins.bytes = ...,
+        key: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["certificate", b"certificate", "key", b"key", "roots", b"roots"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ProcessShown: _TypeAlias = ProcessShown  # noqa: Y015
 
 @_typing.final
 class ProcessIdentity(_message.Message):

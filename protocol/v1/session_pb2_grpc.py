@@ -39,6 +39,16 @@ class CoordinatorServiceStub:
                 request_serializer=atoll_dot_protocol_dot_v1_dot_session__pb2.SessionRequest.SerializeToString,
                 response_deserializer=atoll_dot_protocol_dot_v1_dot_session__pb2.SessionResponse.FromString,
                 _registered_method=True)
+        self.Join = channel.unary_unary(
+                '/atoll.protocol.v1.CoordinatorService/Join',
+                request_serializer=atoll_dot_protocol_dot_v1_dot_session__pb2.JoinRequest.SerializeToString,
+                response_deserializer=atoll_dot_protocol_dot_v1_dot_session__pb2.JoinResponse.FromString,
+                _registered_method=True)
+        self.Renew = channel.unary_unary(
+                '/atoll.protocol.v1.CoordinatorService/Renew',
+                request_serializer=atoll_dot_protocol_dot_v1_dot_session__pb2.RenewRequest.SerializeToString,
+                response_deserializer=atoll_dot_protocol_dot_v1_dot_session__pb2.RenewResponse.FromString,
+                _registered_method=True)
         self.Status = channel.unary_unary(
                 '/atoll.protocol.v1.CoordinatorService/Status',
                 request_serializer=atoll_dot_protocol_dot_v1_dot_session__pb2.StatusRequest.SerializeToString,
@@ -51,6 +61,20 @@ class CoordinatorServiceServicer:
 
     def Session(self, request_iterator, context):
         """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Join(self, request, context):
+        """Once for each invite, by whoever has it: the identity of a site, a viewer or an operator.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Renew(self, request, context):
+        """A certificate that other sites accept, for a day.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -69,6 +93,16 @@ def add_CoordinatorServiceServicer_to_server(servicer, server):
                     servicer.Session,
                     request_deserializer=atoll_dot_protocol_dot_v1_dot_session__pb2.SessionRequest.FromString,
                     response_serializer=atoll_dot_protocol_dot_v1_dot_session__pb2.SessionResponse.SerializeToString,
+            ),
+            'Join': grpc.unary_unary_rpc_method_handler(
+                    servicer.Join,
+                    request_deserializer=atoll_dot_protocol_dot_v1_dot_session__pb2.JoinRequest.FromString,
+                    response_serializer=atoll_dot_protocol_dot_v1_dot_session__pb2.JoinResponse.SerializeToString,
+            ),
+            'Renew': grpc.unary_unary_rpc_method_handler(
+                    servicer.Renew,
+                    request_deserializer=atoll_dot_protocol_dot_v1_dot_session__pb2.RenewRequest.FromString,
+                    response_serializer=atoll_dot_protocol_dot_v1_dot_session__pb2.RenewResponse.SerializeToString,
             ),
             'Status': grpc.unary_unary_rpc_method_handler(
                     servicer.Status,
@@ -103,6 +137,60 @@ class CoordinatorService:
             '/atoll.protocol.v1.CoordinatorService/Session',
             atoll_dot_protocol_dot_v1_dot_session__pb2.SessionRequest.SerializeToString,
             atoll_dot_protocol_dot_v1_dot_session__pb2.SessionResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Join(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/atoll.protocol.v1.CoordinatorService/Join',
+            atoll_dot_protocol_dot_v1_dot_session__pb2.JoinRequest.SerializeToString,
+            atoll_dot_protocol_dot_v1_dot_session__pb2.JoinResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Renew(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/atoll.protocol.v1.CoordinatorService/Renew',
+            atoll_dot_protocol_dot_v1_dot_session__pb2.RenewRequest.SerializeToString,
+            atoll_dot_protocol_dot_v1_dot_session__pb2.RenewResponse.FromString,
             options,
             channel_credentials,
             insecure,

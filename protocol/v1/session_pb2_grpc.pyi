@@ -32,6 +32,10 @@ class CoordinatorServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> CoordinatorServiceAsyncStub: ...
     Session: _grpc.StreamStreamMultiCallable[_session_pb2.SessionRequest, _session_pb2.SessionResponse]
+    Join: _grpc.UnaryUnaryMultiCallable[_session_pb2.JoinRequest, _session_pb2.JoinResponse]
+    """Once for each invite, by whoever has it: the identity of a site, a viewer or an operator."""
+    Renew: _grpc.UnaryUnaryMultiCallable[_session_pb2.RenewRequest, _session_pb2.RenewResponse]
+    """A certificate that other sites accept, for a day."""
     Status: _grpc.UnaryUnaryMultiCallable[_session_pb2.StatusRequest, _session_pb2.StatusResponse]
     """The run as JSON, the same document as the status page's /status.json."""
 
@@ -39,6 +43,10 @@ class CoordinatorServiceStub:
 class CoordinatorServiceAsyncStub(CoordinatorServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Session: _aio.StreamStreamMultiCallable[_session_pb2.SessionRequest, _session_pb2.SessionResponse]  # type: ignore[assignment]
+    Join: _aio.UnaryUnaryMultiCallable[_session_pb2.JoinRequest, _session_pb2.JoinResponse]  # type: ignore[assignment]
+    """Once for each invite, by whoever has it: the identity of a site, a viewer or an operator."""
+    Renew: _aio.UnaryUnaryMultiCallable[_session_pb2.RenewRequest, _session_pb2.RenewResponse]  # type: ignore[assignment]
+    """A certificate that other sites accept, for a day."""
     Status: _aio.UnaryUnaryMultiCallable[_session_pb2.StatusRequest, _session_pb2.StatusResponse]  # type: ignore[assignment]
     """The run as JSON, the same document as the status page's /status.json."""
 
@@ -49,6 +57,22 @@ class CoordinatorServiceServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_session_pb2.SessionRequest],
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_session_pb2.SessionResponse], _abc.AsyncIterator[_session_pb2.SessionResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def Join(
+        self,
+        request: _session_pb2.JoinRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_session_pb2.JoinResponse, _abc.Awaitable[_session_pb2.JoinResponse]]:
+        """Once for each invite, by whoever has it: the identity of a site, a viewer or an operator."""
+
+    @_abc_1.abstractmethod
+    def Renew(
+        self,
+        request: _session_pb2.RenewRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_session_pb2.RenewResponse, _abc.Awaitable[_session_pb2.RenewResponse]]:
+        """A certificate that other sites accept, for a day."""
 
     @_abc_1.abstractmethod
     def Status(

@@ -14,6 +14,10 @@ FILES = (common_pb2, hosts_pb2, local_pb2, peer_pb2, processes_pb2, session_pb2)
 FUZZED = {
     "SessionRequest": "test_wire.py::test_any_content_is_a_message_or_refused",
     "SessionResponse": "test_wire.py::test_any_content_is_a_message_or_refused",
+    "JoinRequest": "test_trust.py::test_any_request_for_a_certificate_is_signed_for_whom_it_is_or_refused",
+    "JoinResponse": "test_trust.py::test_any_answer_is_the_certificate_that_was_asked_for_or_refused",
+    "RenewRequest": "test_trust.py::test_any_request_for_a_certificate_is_signed_for_whom_it_is_or_refused",
+    "RenewResponse": "test_trust.py::test_any_answer_is_the_certificate_that_was_asked_for_or_refused",
     "StatusResponse": "test_wire.py::test_any_status_of_a_coordinator_is_shown_or_refused",
     "ExchangeRequest": "test_peers.py::test_what_a_stream_brings_is_held_whole_or_refused",
     "ExchangeResponse": "test_reducers.py::test_an_exchange_with_any_reducer_ends_with_its_payloads_or_names_it",

@@ -35,7 +35,7 @@ from atoll.node.exchange.peers.dialer import Dialer
 from atoll.node.exchange.sync.exchange import ExchangeResult
 from atoll.node.local_protocol import LENGTH_BYTES
 from atoll.protocol import messages as m
-from atoll.protocol import transport, wire
+from atoll.protocol import wire
 from atoll.protocol.errors import AtollError, InvalidMessage
 from atoll.protocol.plans import payload_hash
 from atoll.protocol.settings import settings_to_json
@@ -434,7 +434,7 @@ class Process:
         self.hub = Hub(
             run_id=SETTINGS.run_id,
             incarnation=0,
-            dialer=Dialer(None, transport),
+            dialer=Dialer(),
             pool=node.pool,
         )
         self.hub.num_processes = len(PARTS)

@@ -394,7 +394,7 @@ def test_only_the_site_itself_answers_a_probe(message: peer_pb2.ProbeResponse, d
 
     async def main() -> None:
         network: Any = Answering(answer)
-        dialer = Dialer(None, network)
+        dialer = Dialer(network)
         prober = Prober(
             header=lambda: HEADER, dialer=dialer, limits=lambda: PRESETS["local"], found=found.append, failed=unexpected
         )
@@ -432,7 +432,7 @@ class LyingDonor(DonorClient):
 async def lying(frames: Sequence[bytes]) -> AsyncIterator[LyingDonor]:
     client = LyingDonor(
         donor=LIAR,
-        ask=dialled(Dialer(None)),
+        ask=dialled(Dialer()),
         header=HEADER,
         counters=Counters(),
         pace=PACE,

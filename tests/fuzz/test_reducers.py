@@ -207,7 +207,7 @@ def test_an_exchange_with_any_reducer_ends_with_its_payloads_or_names_it(disk: D
     liar: Any = LyingReducer(data.draw(st.lists(scripts(frames), min_size=1, max_size=3)), payloads)
 
     async def main() -> None:
-        async with serving(disk, dialer=Dialer(None, liar)) as hub:
+        async with serving(disk, dialer=Dialer(liar)) as hub:
             exchange = begin(hub, found, disk.data, spread_s=spread_s)
             spare_ms = exchange.attempt.spare_ms
             is_whole = await run(exchange)
@@ -229,7 +229,7 @@ def test_no_status_with_which_a_reducer_ends_its_streams_is_taken_for_this_sites
     liar: Any = LyingReducer([Script((response(held=peer_pb2.Held()),), code, reads_first=False)], [])
 
     async def main() -> None:
-        async with serving(disk, dialer=Dialer(None, liar)) as hub:
+        async with serving(disk, dialer=Dialer(liar)) as hub:
             assert not await run(begin(hub, plan(trees=(OF_ALL,)), disk.data))
 
     with asyncio.Runner(loop_factory=lambda: SimLoop(0)) as runner:

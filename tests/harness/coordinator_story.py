@@ -323,12 +323,12 @@ class Story(CoordinatorQuestions):
 
     # --- what sites do
 
-    def open_stream(self, name: str) -> int:
+    def open_stream(self, name: str, certified: e.Certified | None = None) -> int:
         site = self.sites.setdefault(name, FakeSite(name))
         self._num_streams += 1
         site.stream = self._num_streams
         self._owners[self._num_streams] = site
-        self.happens(e.StreamOpened(self._num_streams))
+        self.happens(e.StreamOpened(self._num_streams, certified))
         return self._num_streams
 
     def connect(
@@ -345,13 +345,14 @@ class Story(CoordinatorQuestions):
         again: bool = False,
         branch: int = 0,
         process: str = "",
+        certified: e.Certified | None = None,
     ) -> None:
         """Opens a stream (unless `again`, on the one there is) and says Hello."""
         site = self.sites.setdefault(name, FakeSite(name))
         if incarnation:
             site.incarnation = incarnation
         if not again:
-            self.open_stream(name)
+            self.open_stream(name, certified)
         site.held = state or (0, "")
         if state is not None:
             site.was_at[state[0]] = state[1]
@@ -778,6 +779,11 @@ def _identity(record: e.Record) -> tuple[str, int, int]:
             return f"that {record.name} is kept out", 0, 0
         case e.LetInRecord():
             return f"that {record.name} may come in", 0, 0
+        case e.InviteRecord():
+            used = "invited" if not record.key_digest else "in by its invite"
+            return f"that {record.role} {record.name} is {used}", 0, 0
+        case e.InviteForgottenRecord():
+            return f"that invite {record.invite_id} is forgotten", 0, 0
         case e.ResetRecord():
             return "taking back of model and starting state", 0, 0
         case e.LineRecord():
@@ -814,7 +820,7 @@ def _record_in_words(record: e.Record) -> str:
         case e.LeaseRecord():
             whose = f"site {first}, start {second}" if second else f"the contribution of site {first}, which is gone"
             return f"the lease of {whose}: {ranges_in_words(record.ranges)}"
-        case e.KeptOutRecord() | e.LetInRecord():
+        case e.KeptOutRecord() | e.LetInRecord() | e.InviteRecord() | e.InviteForgottenRecord():
             return kind
         case e.RollbackRecord():
             return f"that commits {', '.join(map(str, record.voided))} are void, branch {first}"

@@ -24,7 +24,6 @@ from atoll.node.exchange.peers.dialer import Dialer
 from atoll.node.exchange.peers.progress import Pace
 from atoll.node.tasks import Tasks, end
 from atoll.protocol import messages as m
-from atoll.protocol import transport
 from atoll.protocol.settings import RunSettings
 from atoll.protocol.time_limits import PRESETS, TimeLimits
 from tests.harness.data_plane import filled
@@ -71,7 +70,7 @@ class Led:
         self.hub = Hub(
             run_id=settings.run_id,
             incarnation=self.home.incarnation,
-            dialer=Dialer(None, transport),
+            dialer=Dialer(),
             pool=ThreadPoolExecutor(1),
             site_id=SITE_ID,
         )

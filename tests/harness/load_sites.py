@@ -95,7 +95,7 @@ class SimulatedSite:
 
     async def run(self) -> None:
         channel = transport.open_channel(
-            self.fleet.address, credentials=None, max_message_bytes=transport.MAX_SESSION_MESSAGE_BYTES
+            self.fleet.address, handshake=None, max_message_bytes=transport.MAX_SESSION_MESSAGE_BYTES
         )
         async with self.fleet.connecting:
             await channel.channel_ready()

@@ -27,8 +27,12 @@ from typing import Any, Self
 
 import grpc
 
+from atoll.cli.client import local_status
+from atoll.cli.config import default_store
 from atoll.cli.template import render
+from atoll.coordinator import admin
 from atoll.protocol.settings import RunSettings
+from atoll.protocol.trust import enrolled
 from atoll.protocol.v1 import session_pb2, session_pb2_grpc
 from tests.harness.loop_guard import BlockingInLoop
 from tests.harness.sockets import free_address
@@ -130,11 +134,15 @@ class Process:
 class LocalRun:
     """The coordinator and the nodes of one run, each a process; leaving the context ends those that are left.
 
-    `prefix` of a process: a command in front of it (`ip netns exec NAME`).
+    `prefix` of a process: a command in front of it (`ip netns exec NAME`). `secured`: not in plain text; each site is
+    invited, and joins.
     """
 
-    def __init__(self, folder: Path, settings: RunSettings, program: Sequence[str] = GUARDED) -> None:
+    def __init__(
+        self, folder: Path, settings: RunSettings, program: Sequence[str] = GUARDED, *, secured: bool = False
+    ) -> None:
         self.folder = folder
+        self.secured = secured
         self.program = program
         self.settings = settings
         self.address = ""
@@ -176,6 +184,7 @@ class LocalRun:
         """Again after it was killed: on the same port and store. On loopback if `listen` does not say where."""
         listen = self.address or listen or free_address()
         command = [*prefix, sys.executable, *self.program, "coordinator", str(self.toml), "--listen", listen]
+        command += [] if self.secured else ["--insecure"]
         process = self.start("coordinator", [*command, *extra])
         self.address = process.wait_for_line(r"listening on (\S+)", 30).group(1)
         self.coordinator = process
@@ -194,12 +203,28 @@ class LocalRun:
     ) -> Process:
         """`worker`: the command of the site's workers; empty for the built-in trainer. `program`: of a node that is
         another one than the run's."""
-        command = [*prefix, sys.executable, *(program or self.program), "node", "--coordinator", self.address]
-        command += ["--name", name, "--home", str(self.home(name)), "--launcher", launcher, "--threads", "1", *extra]
+        command = [*prefix, sys.executable, *(program or self.program)]
+        if not self.secured:
+            command += ["node", "--insecure", "--coordinator", self.address, "--name", name]
+        elif (self.home(name) / enrolled.FOLDER / enrolled.CERTIFICATE).exists():
+            command += ["node"]
+        else:
+            command += ["join", str(self.invite(name))]
+        command += ["--home", str(self.home(name)), "--launcher", launcher, "--threads", "1", *extra]
         if worker:
             command += ["--", *worker]
         self.nodes[name] = self.start(name, command, environment)
         return self.nodes[name]
+
+    @property
+    def store_path(self) -> Path:
+        return default_store(self.toml)
+
+    def invite(self, name: str, **asked: Any) -> Path:
+        """The file of an invite for this site, or for another role."""
+        file = self.folder / f"{name}.invite"
+        file.write_text(admin.ask(self.store_path, "invite", name=name, **{"role": "site"} | asked))
+        return file
 
     def home(self, name: str) -> Path:
         return self.folder / "homes" / name
@@ -212,6 +237,8 @@ class LocalRun:
         return [line for line in lines if not kind or line["kind"] == kind]
 
     def status(self) -> Status:
+        if self.secured:
+            return local_status(self.store_path)
         if self._channel is None:
             self._channel = grpc.insecure_channel(self.address, options=CHANNEL_OPTIONS)
         stub = session_pb2_grpc.CoordinatorServiceStub(self._channel)

@@ -107,7 +107,7 @@ class Disk:
 @asynccontextmanager
 async def serving(disk: Disk, max_retained_bytes: int = 1 << 20, *, dialer: Dialer | None = None) -> AsyncIterator[Hub]:
     """A node that is the reducer of all chunks of sync 1; `dialer`: of what it dials itself."""
-    hub = Hub(run_id=dp.RUN, incarnation=1, dialer=dialer or Dialer(None), pool=ThreadPoolExecutor(1), site_id=1)
+    hub = Hub(run_id=dp.RUN, incarnation=1, dialer=dialer or Dialer(), pool=ThreadPoolExecutor(1), site_id=1)
     hub.max_retained_bytes = max_retained_bytes
     hub.serve(LAYOUT, lambda: disk.outer, disk.log, PACE)
     try:

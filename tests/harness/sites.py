@@ -108,7 +108,7 @@ class Site:
         else:
             outer = OuterState.create(home_folder / "state", layout, OPTIMIZER.slots, RUN_ID)
             outer.history = lambda: log.history
-        dialer = Dialer(None, network)
+        dialer = Dialer(network)
         pool = pool or ThreadPoolExecutor(2)
         hub = Hub(run_id=RUN_ID, incarnation=incarnation, dialer=dialer, pool=pool, site_id=site_id)
         hub.max_retained_bytes = 1 << 30

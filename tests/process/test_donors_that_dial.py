@@ -190,9 +190,7 @@ def test_who_is_not_expected_is_refused_and_nothing_is_held_for_it(tmp_path: Pat
             (site,) = await run.add(1)
             hub = site.hub
             hub.site_id = 1
-            channel = transport.open_channel(
-                site.address, credentials=None, max_message_bytes=transport.MAX_FRAME_BYTES
-            )
+            channel = transport.open_channel(site.address, handshake=None, max_message_bytes=transport.MAX_FRAME_BYTES)
             method: grpc.aio.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(DONATE_METHOD)
 
             def opened(who: Header, to: tuple[int, int] = (1, 1)) -> bytes:

@@ -92,7 +92,7 @@ def test_a_second_signal_ends_a_coordinator_whose_store_is_stuck(number: int, tm
     stuck = tmp_path / "disk.stuck"
     with LocalRun(tmp_path, SETTINGS) as run:
         command = [sys.executable, "-c", STUCK_STORE, str(stuck), "coordinator", str(run.toml)]
-        coordinator = run.start("coordinator", [*command, "--listen", "127.0.0.1:0"])
+        coordinator = run.start("coordinator", [*command, "--listen", "127.0.0.1:0", "--insecure"])
         run.address = coordinator.wait_for_line(r"listening on (\S+)", LIMIT_S).group(1)
         run.start_node("a", SLOW)
         run.wait(lambda status: status["last_commit"] >= 1, LIMIT_S)

@@ -655,7 +655,7 @@ class Door:
 
     async def send(self, *messages: bytes) -> Exception:
         """The error that the site answers with."""
-        channel = open_channel(self.site.address, credentials=None, max_message_bytes=2 * MAX_FRAME_BYTES)
+        channel = open_channel(self.site.address, handshake=None, max_message_bytes=2 * MAX_FRAME_BYTES)
         method: grpc.aio.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(EXCHANGE_METHOD)
         try:
             call = method()

@@ -71,7 +71,7 @@ async def stream_to(site: Site, plan: Any, member: Site) -> AsyncIterator[grpc.a
         reducer_incarnation=site.incarnation,
         num_chunks=site.layout.num_sync_chunks,
     )
-    channel = transport.open_channel(site.address, credentials=None, max_message_bytes=transport.MAX_FRAME_BYTES)
+    channel = transport.open_channel(site.address, handshake=None, max_message_bytes=transport.MAX_FRAME_BYTES)
     method: grpc.aio.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(EXCHANGE_METHOD)
     call = method()
     try:
@@ -555,9 +555,7 @@ def test_a_client_that_stops_reading_loses_its_place(tmp_path: Path) -> None:
             request = peer_pb2.FetchStateRequest(
                 header=wire.to_proto(replace(site.hub.identity(), site_id=7)), chunks=range(len(site.layout.chunks))
             ).SerializeToString()
-            channel = transport.open_channel(
-                site.address, credentials=None, max_message_bytes=transport.MAX_FRAME_BYTES
-            )
+            channel = transport.open_channel(site.address, handshake=None, max_message_bytes=transport.MAX_FRAME_BYTES)
             method: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = channel.unary_stream(FETCH_STATE_METHOD)
             calls = [method(request) for _ in range(donor_server.MAX_REQUESTS_OF_SITE)]
             for call in calls:
@@ -588,9 +586,7 @@ def test_slow_readers_with_many_names_do_not_keep_the_places_of_a_donor(tmp_path
         async with Run(tmp_path, big_layout()) as run:
             (site,) = await run.add(1)
             site.hub.serve(site.layout, lambda: site.outer, site.log, Pace(stall_s=0.5, slowest_bytes_per_s=1 << 10))
-            channel = transport.open_channel(
-                site.address, credentials=None, max_message_bytes=transport.MAX_FRAME_BYTES
-            )
+            channel = transport.open_channel(site.address, handshake=None, max_message_bytes=transport.MAX_FRAME_BYTES)
             method: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = channel.unary_stream(FETCH_STATE_METHOD)
             served = site.hub.donor
             assert served is not None

@@ -148,7 +148,7 @@ class Network:
 
     # --- in place of protocol/transport.py
 
-    def open_channel(self, address: str, *, credentials: Any, max_message_bytes: int) -> Any:
+    def open_channel(self, address: str, *, handshake: Any, max_message_bytes: int) -> Any:
         return SimChannel(self, address, max_message_bytes)
 
     def create_server(self, **_: Any) -> Any:

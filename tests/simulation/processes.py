@@ -332,7 +332,7 @@ class SimNode:
             hub = Hub(
                 run_id=self.settings.run_id,
                 incarnation=home.incarnation,
-                dialer=Dialer(None, self._machine.network),
+                dialer=Dialer(self._machine.network),
                 pool=InlineExecutor(),
                 spill=await asyncio.to_thread(Spill, home.spill_folder, disk=home.disk),
                 error_spill=await asyncio.to_thread(Spill, home.average_error_folder, disk=home.disk),

@@ -17,6 +17,8 @@ CONTRACT = {
     "next_deadline",
     "view",
     "data_ranges",
+    "refusal",
+    "last_start",
     "phase",
     "limits",
     "settings",

@@ -57,7 +57,13 @@ def sources_for(run: Run, site: Site, request: m.FindSources) -> m.Sources:
         and known.get(s.applied, s.state_hash) == s.state_hash
     ]
     donors = tuple(
-        m.Donor(site_id=s.site_id, incarnation=s.incarnation, address=s.address, commit=s.applied or 0)
+        m.Donor(
+            site_id=s.site_id,
+            incarnation=s.incarnation,
+            address=s.address,
+            commit=s.applied or 0,
+            name=s.certified_name,
+        )
         for s in listed.chosen(holders, site, request.undialled_site_ids)
     )
     if run.log.attested:

@@ -6,9 +6,10 @@ import hmac
 import logging
 from dataclasses import replace
 
+from atoll.coordinator.core.events import Certified
 from atoll.coordinator.core.log import rollback, states
 from atoll.coordinator.core.run import Refusal, Run
-from atoll.coordinator.core.sites import keeping_out, manifests
+from atoll.coordinator.core.sites import invites, keeping_out, manifests
 from atoll.coordinator.core.sites.membership import Site, Standing, key_digest
 from atoll.protocol import PROTOCOL_VERSION, addresses, endpoints
 from atoll.protocol import messages as m
@@ -91,8 +92,14 @@ def _refusal(run: Run, stream: int, header: m.Header, message: m.Hello) -> Refus
         )
     if problem := _invalid(header, message):
         return RefusedKind.INVALID, f"Hello of {name!r}: {problem}"
-    if (refusal := keeping_out.refusal(run, message)) is not None:
+    certified = run.members.streams[stream].certified
+    if certified is not None and certified.name != name:
+        return RefusedKind.INVALID, f"the certificate of {certified.name} says Hello as {name}: each is itself alone"
+    digest = _digest(run, stream, message)
+    if (refusal := keeping_out.refusal(run, message, digest)) is not None:
         return refusal
+    if certified is not None and (problem := invites.refusal(run, "site", name, digest)):
+        return RefusedKind.NAME_TAKEN, problem
     if on_stream is not None and on_stream.name != name:
         text = f"{name!r} says Hello on a stream of {on_stream.label}; each site has a stream of its own"
         return RefusedKind.INVALID, text
@@ -100,7 +107,7 @@ def _refusal(run: Run, stream: int, header: m.Header, message: m.Hello) -> Refus
         return RefusedKind.STALE, (
             f"site {header.site_id} ({name}) is forgotten: it was gone and had never contributed; start the node again"
         )
-    if site is not None and (refusal := _refusal_by_name(run, site, header, message)) is not None:
+    if site is not None and (refusal := _refusal_by_name(run, site, header, message, certified)) is not None:
         return refusal
     has_more = message.has_state and message.last_commit > run.log.last
     if message.branch > run.branch or (has_more and not _has_void_commits(run, message)):
@@ -127,10 +134,20 @@ def _invalid(header: m.Header, message: m.Hello) -> str:
     return ""
 
 
-def _refusal_by_name(run: Run, site: Site, header: m.Header, message: m.Hello) -> Refusal | None:
+def _digest(run: Run, stream: int, message: m.Hello) -> bytes:
+    """Of the key by which the site is known: that of its certificate, where it has one."""
+    certified = run.members.streams[stream].certified
+    return certified.key_digest if certified is not None else key_digest(message.key)
+
+
+def _refusal_by_name(
+    run: Run, site: Site, header: m.Header, message: m.Hello, certified: Certified | None
+) -> Refusal | None:
     """Why this start of the node does not have the name: it is another site's, the start is over, or another process is
-    that start, and both would contribute under one key. None if it has."""
-    if not hmac.compare_digest(site.key_digest, key_digest(message.key)):  # takes as long for any key
+    that start, and both would contribute under one key. None if it has. A certificate that counts has the name."""
+    # Takes as long for any key. Of a certificate it was asked already which one counts.
+    is_its_key = certified is not None or hmac.compare_digest(site.key_digest, key_digest(message.key))
+    if not is_its_key:
         return RefusedKind.NAME_TAKEN, (
             f"the name {site.name!r} is taken in run {run.run_id!r} by a site with another key: choose another --name, "
             "or start the node with the --home that holds its key"
@@ -152,11 +169,13 @@ def _refusal_by_name(run: Run, site: Site, header: m.Header, message: m.Hello) -
 def _identify(run: Run, stream: int, header: m.Header, message: m.Hello) -> Site:
     """The site of this name, on this stream from now on."""
     site = run.members.sites.get(message.name)
+    digest, is_certified = _digest(run, stream, message), run.members.streams[stream].certified is not None
     if site is None:
-        site = Site(name=message.name, key_digest=key_digest(message.key), incarnation=header.incarnation)
+        site = Site(name=message.name, key_digest=digest, incarnation=header.incarnation)
         run.members.came(site)
     elif header.incarnation > site.incarnation:
         _supersede(run, site, header.incarnation, stream)
+    site.has_key(digest, is_certified=is_certified)
     if site.stream is not None and site.stream != stream:
         run.close(run.members.release(site), "the site has opened another stream")
     run.members.attach(site, stream)

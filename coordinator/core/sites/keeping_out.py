@@ -13,7 +13,7 @@ from atoll.coordinator.core.events import KeptOutRecord, ResetRecord
 from atoll.coordinator.core.log import states
 from atoll.coordinator.core.run import Refusal, Run
 from atoll.coordinator.core.sites.conduct import Conduct
-from atoll.coordinator.core.sites.membership import Membership, key_digest
+from atoll.coordinator.core.sites.membership import Membership
 from atoll.coordinator.core.sites.offers import Offers
 from atoll.protocol import messages as m
 from atoll.protocol.messages import RefusedKind
@@ -78,10 +78,10 @@ def reset(run: Run, reason: str) -> str:
     return ""
 
 
-def refusal(run: Run, message: m.Hello) -> Refusal | None:
+def refusal(run: Run, message: m.Hello, digest: bytes) -> Refusal | None:
     """Of a site that says Hello and is kept out, by its name or under another one; or that comes with a starting state
-    that was taken back, which would be the run's again."""
-    name, digest = message.name, key_digest(message.key)
+    that was taken back, which would be the run's again. `digest`: of its key."""
+    name = message.name
     for record in run.kept_out.values():
         if record.name == name or record.key_digest == digest:
             return _kept_out(run, name, record.reason)

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 
-from atoll.coordinator.core.events import SiteRecord
+from atoll.coordinator.core.events import Certified, SiteRecord
 from atoll.coordinator.core.sites.conduct import Conduct
 from atoll.coordinator.core.sync.exclusions import Start
 from atoll.coordinator.core.sync.topology import Reducer
@@ -62,6 +62,7 @@ class Site:
     fetches: bool = False  # asked for sources, and has not said since what it holds
     heartbeat: Heartbeat = field(default_factory=lambda: Heartbeat(phase=""))
     conduct: Conduct = field(default_factory=Conduct)
+    is_certified: bool = False  # its key is that of a certificate
     num_heard: int = 0  # times in a row that it got no further and was taken at its word
     waits_with: Offer | None = None  # it has offered, and is not admitted yet
 
@@ -86,6 +87,10 @@ class Site:
         """It is here again, on the stream that it has."""
         self.hello, self.waits_with, self.away_until = hello, None, None
         self.heard_at = self.progress_at = now
+
+    def has_key(self, digest: bytes, *, is_certified: bool) -> None:
+        """By which it is known from now on."""
+        self.key_digest, self.is_certified = digest, is_certified
 
     def starts_again(self, incarnation: int) -> None:
         """Its start before is over, with all that was known of that."""
@@ -225,8 +230,17 @@ class Site:
     def member(self) -> Member:
         """As plans and peers know it."""
         return Member(
-            site_id=self.site_id, incarnation=self.incarnation, address=self.address, endpoints=self.endpoints
+            site_id=self.site_id,
+            incarnation=self.incarnation,
+            address=self.address,
+            endpoints=self.endpoints,
+            name=self.certified_name,
         )
+
+    @property
+    def certified_name(self) -> str:
+        """That its peers find in its certificate."""
+        return self.name if self.is_certified else ""
 
     def reducer(self) -> Reducer:
         """What it offers as a reducer."""
@@ -245,6 +259,7 @@ _KEPT = {item.name for item in fields(SiteRecord)} & {item.name for item in fiel
 @dataclass(slots=True, kw_only=True)
 class Stream:
     waiting_since: float  # for a Hello, while it has no site or an evicted one
+    certified: Certified | None = None  # whom it is of; None in plain text
     site: Site | None = None
     num_sent: int = 0
     num_acked: int = 0
@@ -315,9 +330,9 @@ class Membership:
         self.streams[old].site = None
         return old
 
-    def opened(self, stream: int, now: float) -> None:
+    def opened(self, stream: int, now: float, certified: Certified | None = None) -> None:
         """A stream, before its Hello."""
-        self.streams[stream] = Stream(waiting_since=now)
+        self.streams[stream] = Stream(waiting_since=now, certified=certified)
 
     def closed(self, stream: int, reason: str) -> tuple[Stream | None, Site | None]:
         """The stream ended: what was known of it, and its site, which has none now. A site that was never admitted

@@ -25,6 +25,7 @@ from atoll.protocol import messages as m
 from atoll.protocol.addresses import join_address, parse_address
 from atoll.protocol.errors import AtollError, HostError, NonFiniteError, PeerError
 from atoll.protocol.settings import RunSettings, settings_to_json
+from atoll.protocol.trust.security import MutualTls, Shown
 
 log = logging.getLogger("atoll.node")
 
@@ -84,6 +85,8 @@ class ExchangeProcesses:
 
     async def start(self) -> None:
         """Returns when all of them listen. Raises HostError."""
+        if isinstance(self._met.security, MutualTls):
+            self._met.security.told.append(self._show)
         for number in self._attached.numbers:
             self._tasks.spawn(self._keep(number))
         ready = self._attached.until(lambda: len(self._ports) == len(self._attached.numbers))
@@ -166,7 +169,7 @@ class ExchangeProcesses:
         return await waiting
 
     def _first_word(self, number: int) -> processes.ProcessStart:
-        config, (host, port) = self._config, parse_address(self._met.listen_on)
+        config, security, (host, port) = self._config, self._met.security, parse_address(self._met.listen_on)
         port = port + number if port else self._ports.get(number, 0)
         return processes.ProcessStart(
             number=number,
@@ -178,6 +181,7 @@ class ExchangeProcesses:
             is_debug=config.debug,
             beat_s=self._lease_s / BEATS_A_LEASE,
             num_processes=config.exchange_processes,
+            shown=processes.ProcessShown.of(security.shown) if isinstance(security, MutualTls) else None,
         )
 
     # --- what they say
@@ -239,6 +243,10 @@ class ExchangeProcesses:
         """Who the site is has changed."""
         for process in self._attached.values():
             process.say(self._identity())
+
+    def _show(self, shown: Shown) -> None:
+        for process in self._attached.values():
+            process.say(processes.ProcessShown.of(shown))
 
     def lay_out(self, plane: DataPlane) -> None:
         """What the ranks of the site hold: from now on processes take part in exchanges."""

@@ -34,15 +34,19 @@ from atoll.protocol.errors import AtollError, InvalidMessage
 from atoll.protocol.exit_codes import exit_code_of
 from atoll.protocol.machine import Machine
 from atoll.protocol.settings import settings_from_json
+from atoll.protocol.trust.security import PLAIN, MutualTls, Security, Shown
 
 
 class ExchangeProcess:
     """Follows its node, word by word."""
 
-    def __init__(self, connection: NodeConnection, start: processes.ProcessStart, hub: Hub) -> None:
+    def __init__(
+        self, connection: NodeConnection, start: processes.ProcessStart, hub: Hub, security: Security = PLAIN
+    ) -> None:
         self._connection = connection
         self._start = start
         self._hub = hub
+        self._security = security
         self._folders = HomeFolders(Path(os.fsdecode(start.home)))
         self._settings = settings = settings_from_json(start.settings_json)
         self._model: PartOfModel | None = None
@@ -64,7 +68,7 @@ class ExchangeProcess:
     async def run(self, stack: AsyncExitStack) -> None:
         """Until the node closes the connection, which ends it. `stack` ends what talks to peers."""
         try:
-            port = await listen_for_peers(self._hub, self._start.listen_on, Machine(), stack)
+            port = await listen_for_peers(self._hub, self._start.listen_on, Machine(), self._security, stack)
             self._say(processes.ProcessReady(port=port))
             await together([self._beat(), self._follow()])
         except (AtollError, OSError) as error:
@@ -86,6 +90,10 @@ class ExchangeProcess:
         match told:
             case processes.ProcessIdentity(site_id=site_id, incarnation=incarnation):
                 self._hub.site_id, self._hub.incarnation = site_id, incarnation
+            case processes.ProcessShown():
+                if not isinstance(self._security, MutualTls):
+                    raise InvalidMessage("a certificate to be shown in plain text")
+                self._security.show(_shown(told))
             case processes.ProcessLayout():
                 await self._lay_out(told)
             case processes.BeginInProcess():
@@ -131,6 +139,10 @@ class ExchangeProcess:
         await self._exchanges.begin_on(begun, data)
 
 
+def _shown(word: processes.ProcessShown) -> Shown:
+    return Shown(word.roots, word.certificate, word.key)
+
+
 async def serve(fd: int) -> None:
     """Until the node ends."""
     sock = socket.socket(fileno=fd)
@@ -147,9 +159,10 @@ async def serve(fd: int) -> None:
         await asyncio.to_thread(prepare_kernels)
         run_id, folders = settings_from_json(start.settings_json).run_id, HomeFolders(Path(os.fsdecode(start.home)))
         pool = giving_way(start.num_threads, "exchange", start.nice)
-        hub = await make_hub(run_id, folders.spills_of(start.number), Machine(), pool=pool)
+        security = MutualTls(run_id, _shown(start.shown)) if start.shown is not None else PLAIN
+        hub = await make_hub(run_id, folders.spills_of(start.number), Machine(), security, pool=pool)
         hub.num_processes = start.num_processes
-        process = ExchangeProcess(connection, start, hub)
+        process = ExchangeProcess(connection, start, hub, security)
         await together([connection.write_all(), process.run(stack)])
 
 

@@ -178,7 +178,7 @@ class Follower:
 
     def _channel(self) -> grpc.aio.Channel:
         return transport.open_channel(
-            self._config.site_address, credentials=None, max_message_bytes=hosts.MAX_MESSAGE_BYTES
+            self._config.site_address, handshake=None, max_message_bytes=hosts.MAX_MESSAGE_BYTES
         )
 
     def _beat(self) -> hosts.HostBeat:

@@ -1,5 +1,5 @@
-"""Every connection that this node opens to another: in turn, with growing waits. What they are encrypted by is known
-here and by the listener; the session with the coordinator has credentials of its own.
+"""Every connection that this node opens to another: in turn, with growing waits. Whom it expects at the other end is
+known here.
 
 A member's address is its own word, and may be that of somebody who has nothing to do with the run. So a peer that does
 not answer as itself is dialled less and less often, and an address is dialled at a bounded pace, however many members
@@ -15,13 +15,14 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from weakref import WeakValueDictionary
 
-import grpc
 import grpc.aio
 
 from atoll.protocol import transport
 from atoll.protocol.errors import PeerError
 from atoll.protocol.machine import Network
 from atoll.protocol.messages import Donor, Member
+from atoll.protocol.trust.names import Kind
+from atoll.protocol.trust.security import PLAIN, Security
 
 FIRST_WAIT_S = 0.05
 MOST_WAIT_S = 2.0
@@ -67,9 +68,9 @@ Place = tuple[Purpose, Key, int]  # the last: of a peer's connections for that p
 class Dialer:
     """Lives in one event loop. Ask for a `channel`, and then say how it went: `reached` or `failed`."""
 
-    def __init__(self, credentials: grpc.ChannelCredentials | None, network: Network = transport) -> None:
+    def __init__(self, network: Network = transport, security: Security = PLAIN) -> None:
         self._network = network
-        self._credentials = credentials
+        self._security = security
         self._peers: OrderedDict[Key, _Peer] = OrderedDict()
         self._full_at: OrderedDict[str, float] = OrderedDict()  # by address: when the queue before it is empty
         self._channels: dict[Place, grpc.aio.Channel] = {}
@@ -90,7 +91,9 @@ class Dialer:
             if place not in self._channels:
                 await self._turn(callee)
                 self._channels[place] = self._network.open_channel(
-                    callee.address, credentials=self._credentials, max_message_bytes=transport.MAX_FRAME_BYTES
+                    callee.address,
+                    handshake=self._security.towards(Kind.SITE, callee.name),
+                    max_message_bytes=transport.MAX_FRAME_BYTES,
                 )
             return self._channels[place]
 

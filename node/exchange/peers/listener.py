@@ -1,4 +1,4 @@
-"""Where peers reach this node. Of connections between nodes the dialer alone knows credentials beside it."""
+"""Where peers reach this node."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import grpc.aio
 from atoll.node.exchange.peers.rpc import SERVICE
 from atoll.protocol import transport
 from atoll.protocol.machine import Network
+from atoll.protocol.trust.access import guarded
+from atoll.protocol.trust.security import PLAIN, Security
 
 
 async def listen(
@@ -17,7 +19,7 @@ async def listen(
     handlers: dict[str, grpc.RpcMethodHandler[Any, Any]],
     network: Network = transport,
     *,
-    credentials: grpc.ServerCredentials | None = None,
+    security: Security = PLAIN,
     max_connections: int = transport.MAX_CONNECTIONS,
     idle_limit_s: float = transport.IDLE_LIMIT_S,
 ) -> tuple[grpc.aio.Server, int]:
@@ -28,7 +30,8 @@ async def listen(
     server = network.create_server(
         max_message_bytes=transport.MAX_FRAME_BYTES, max_connections=max_connections, idle_limit_s=idle_limit_s
     )
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
-    port = transport.bind(server, address, credentials)
+    allowed = guarded(SERVICE, handlers, security)
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, allowed),))
+    port = transport.bind(server, address, security.of_server())
     await server.start()
     return server, port

@@ -4,29 +4,51 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from atoll.coordinator.core.view.document import RunView
 from atoll.protocol.errors import ConfigError, InvalidMessage, PeerError
 from atoll.protocol.strict import build, field_types
 from atoll.protocol.text import clean, last_line
 
+if TYPE_CHECKING:
+    from atoll.protocol.trust.enrolled import Enrolled
+
 ANSWER_LIMIT_S = 10.0
 
 
-def fetch_status(address: str, limit_s: float = ANSWER_LIMIT_S, *, data_ranges: bool = False) -> dict[str, Any]:
-    """The document of /status.json; `data_ranges` adds every range of samples.
+def local_status(store_path: Path, *, data_ranges: bool = False) -> dict[str, Any]:
+    """The document of /status.json, of the coordinator on this machine that has the store; `data_ranges` adds every
+    range of samples. Raises HostError if there is none."""
+    from atoll.coordinator.admin import ask
+
+    return read_document(ask(store_path, "status", data_ranges=data_ranges), str(store_path))
+
+
+def fetch_status(
+    address: str, enrolled: Enrolled | None = None, limit_s: float = ANSWER_LIMIT_S, *, data_ranges: bool = False
+) -> dict[str, Any]:
+    """The same from another machine, by whoever has joined the run; in plain text without.
 
     Raises ConfigError for what is no address, PeerError if nobody answers.
     """
     import grpc
 
     from atoll.protocol.addresses import parse_address
-    from atoll.protocol.transport import MAX_SESSION_MESSAGE_BYTES, channel_options
+    from atoll.protocol.transport import MAX_SESSION_MESSAGE_BYTES, channel_options, expects
+    from atoll.protocol.trust.names import Kind
+    from atoll.protocol.trust.security import MutualTls
     from atoll.protocol.v1 import session_pb2, session_pb2_grpc
 
     parse_address(address)
-    with grpc.insecure_channel(address, options=channel_options(MAX_SESSION_MESSAGE_BYTES)) as channel:
+    options = channel_options(MAX_SESSION_MESSAGE_BYTES)
+    if enrolled is None:
+        opened = grpc.insecure_channel(address, options=options)
+    else:
+        handshake = MutualTls(enrolled.subject.run_id, enrolled.shown).towards(Kind.COORDINATOR)
+        opened = grpc.secure_channel(address, handshake.credentials, options=[*options, expects(handshake)])
+    with opened as channel:
         stub = session_pb2_grpc.CoordinatorServiceStub(channel)
         try:
             response = stub.Status(session_pb2.StatusRequest(data_ranges=data_ranges), timeout=limit_s)

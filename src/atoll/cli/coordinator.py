@@ -1,13 +1,14 @@
 """Serve a run: membership, plans, commits.
 
-Needs neither torch nor a GPU. Its store (run.db beside the file) lets it go on after a crash: start it again.
+Needs neither torch nor a GPU. Whoever is to come in needs an invite (`atoll invite`). Its store (run.db beside the
+file) lets it go on after a crash: start it again.
 
 examples:
   atoll coordinator run.toml
   atoll coordinator run.toml --listen 0.0.0.0:7700
   atoll coordinator more.toml --resume saved/manifest.json
       a new run (another run_id, more steps) from a saved model; its first site brings the model:
-      atoll node --coordinator HOST:PORT --name berlin --from saved
+      atoll join berlin.invite --from saved
       The same with a folder of Hugging Face's (Llama); see `atoll init --from-hf`.
 """
 
@@ -32,6 +33,13 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("path", type=Path, help="the run's file, see `atoll init`")
     parser.add_argument("--listen", metavar="HOST:PORT", help="where nodes connect (port 0: any free one)")
+    parser.add_argument("--advertise", metavar="HOST:PORT", help="where nodes reach it, for invites")
+    parser.add_argument(
+        "--insecure",
+        action="store_true",
+        default=None,
+        help="plain text, and no invites: whoever reaches the port can join",
+    )
     parser.add_argument("--http-listen", metavar="HOST:PORT", help="status page and metrics")
     parser.add_argument(
         "--store", type=Path, metavar="PATH", help="the run's database (default: run.db beside the file)"
@@ -65,7 +73,7 @@ def prepare(args: argparse.Namespace) -> tuple[RunSettings, CoordinatorConfig, d
     from atoll.node.dataplane import hugging_face
     from atoll.node.dataplane.saved_manifest import load_manifest
 
-    flags = given(args, ("listen", "http_listen"))
+    flags = given(args, ("listen", "advertise", "insecure", "http_listen"))
     store_path = args.store or default_store(args.path)
     settings, config = load_run(args.path, coordinator_flags=flags, store_path=store_path)
     if args.resume is None:

@@ -14,7 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from atoll.cli import demo_report, demo_setup
-from atoll.cli.client import fetch_status, parse_status
+from atoll.cli.client import local_status, parse_status
 from atoll.cli.demo import DemoOptions
 from atoll.cli.demo_processes import Child, Processes
 from atoll.cli.demo_report import Report, SiteReport
@@ -30,7 +30,7 @@ POLL_S = 0.5
 START_LIMIT_S = 60.0
 QUIET_LIMIT_S = 300.0  # without a step or a commit anywhere
 EXIT_LIMIT_S = 60.0  # of the nodes, once the run is over
-LISTENING = re.compile(r"listening on \S+:(\d+)(?: \(status page (\S+)\))?")
+LISTENING = re.compile(r"listening on \S+(?: \(status page (\S+)\))?")
 
 
 class Demo:
@@ -42,7 +42,6 @@ class Demo:
         self._watch = Watch()
         self._num_commits = demo_setup.expected_commits(self.settings)
         self._kill = KillPlan(self.names[-1], self._num_commits, time.monotonic()) if options.kill else None
-        self._port = 0
 
     def run(self) -> int:
         """0, or 1 if something that was promised did not happen. Raises AtollError, KeyboardInterrupt."""
@@ -68,14 +67,15 @@ class Demo:
     def _train(self, processes: Processes, folder: Path, view: View) -> RunView:
         """Until all nodes have ended. Raises WorkerError if something stops on the way."""
         coordinator = processes.start("coordinator", demo_setup.coordinator_command(folder))
-        self._port, page = wait_until_listening(coordinator)
+        page = wait_until_listening(coordinator)
         if page:
             view.say(f"status page: {page}")
         for name in self.names:
+            demo_setup.let_in(folder, name)
             self._start_node(processes, folder, name)
         last_news_s, last_seen, over_since_s = time.monotonic(), (0, 0), 0.0
         while True:
-            status = self._look(coordinator)
+            status = self._look(coordinator, folder)
             now_s = time.monotonic()
             for line in self._watch.observe(status):
                 view.say(line)
@@ -91,7 +91,7 @@ class Demo:
                 if node.exit_code not in (None, 0) and not node.killed:
                     raise WorkerError(f"site {node.name} ended with exit code {node.exit_code}; see {node.log_path}")
             if all(node.exit_code == 0 for node in nodes):
-                return self._look(coordinator)  # the last state is attested before they end
+                return self._look(coordinator, folder)  # the last state is attested before they end
             seen = (status.last_commit, sum(site.inner_step for site in status.sites))
             if seen != last_seen:
                 last_news_s, last_seen = now_s, seen
@@ -103,15 +103,15 @@ class Demo:
                 raise WorkerError(f"no step and no commit for {QUIET_LIMIT_S:.0f} s; the run says: {status.state}")
             _wait_for_any(nodes, POLL_S)
 
-    def _look(self, coordinator: Child) -> RunView:
+    def _look(self, coordinator: Child, folder: Path) -> RunView:
         if coordinator.exit_code is not None:
             raise WorkerError(
                 f"the coordinator ended with exit code {coordinator.exit_code}; see {coordinator.log_path}"
             )
-        return parse_status(fetch_status(f"127.0.0.1:{self._port}"))
+        return parse_status(local_status(demo_setup.store_path(folder)))
 
     def _start_node(self, processes: Processes, folder: Path, name: str) -> None:
-        processes.start(name, demo_setup.node_command(self.options, folder, name, self._port))
+        processes.start(name, demo_setup.node_command(self.options, folder, name))
 
     def _notes(self) -> dict[str, str]:
         return {self._kill.victim: self._kill.in_words()} if self._kill is not None else {}
@@ -166,13 +166,13 @@ class Demo:
             return {}
 
 
-def wait_until_listening(coordinator: Child, limit_s: float = START_LIMIT_S) -> tuple[int, str]:
-    """Its port and the address of its status page, from the line that it prints. Raises WorkerError, PeerError."""
+def wait_until_listening(coordinator: Child, limit_s: float = START_LIMIT_S) -> str:
+    """The address of its status page, from the line that it prints. Raises WorkerError, PeerError."""
     deadline = time.monotonic() + limit_s
     while time.monotonic() < deadline:
         found = LISTENING.search("\n".join(coordinator.tail()))
         if found:
-            return int(found[1]), found[2] or ""
+            return found[1] or ""
         if coordinator.exit_code is not None:
             raise WorkerError(f"the coordinator ended with exit code {coordinator.exit_code} before it listened")
         _wait_for_any([coordinator], 0.05)

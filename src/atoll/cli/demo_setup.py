@@ -10,15 +10,18 @@ import sys
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from atoll.cli.config import run_settings
+from atoll.cli.config import default_store, run_settings
 from atoll.cli.demo import DemoOptions
+from atoll.cli.join import enrol
 from atoll.cli.template import render
+from atoll.coordinator.admin import ask
 from atoll.node.parallel.settings import ALONE, ParallelSettings, check_batch, check_model, parse
 from atoll.node.worker.token_index import packed_among
 from atoll.protocol.errors import ConfigError
 from atoll.protocol.model_settings import MODELS, ON_ONE_MACHINE
 from atoll.protocol.settings import RunSettings
 from atoll.protocol.strict import nearest
+from atoll.protocol.trust.invites import from_text
 
 DEFAULT_FOLDER = Path("atoll-demo")
 MARKER = "demo.lock"
@@ -140,8 +143,18 @@ def coordinator_command(folder: Path) -> list[str]:
     return _atoll("coordinator", str(folder / "run.toml"))
 
 
-def node_command(options: DemoOptions, folder: Path, name: str, port: int) -> list[str]:
-    command = _atoll("node", "--coordinator", f"127.0.0.1:{port}", "--name", name, "--threads", "1")
+def store_path(folder: Path) -> Path:
+    return default_store(folder / "run.toml")
+
+
+def let_in(folder: Path, name: str) -> None:
+    """The site gets an invite, and joins by it. Raises HostError, PeerError or RefusedError."""
+    invite = from_text(ask(store_path(folder), "invite", role="site", name=name))
+    enrol(invite, folder / "sites" / name)
+
+
+def node_command(options: DemoOptions, folder: Path, name: str) -> list[str]:
+    command = _atoll("node", "--threads", "1")
     layout = layouts(options)[site_names(options.num_sites).index(name)]
     if layout != ALONE:
         command += ["--parallel", str(layout)]

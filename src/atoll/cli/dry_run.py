@@ -23,6 +23,7 @@ from atoll.protocol.errors import AtollError, HostError, InvalidMessage, PeerErr
 from atoll.protocol.layout import Layout, Manifest
 from atoll.protocol.settings import RunSettings, settings_from_json
 from atoll.protocol.text import byte_count
+from atoll.protocol.trust import enrolled
 
 SCRIPT_LIMIT_S = 600.0
 """From the start of a script to its atoll.join."""
@@ -32,10 +33,11 @@ def dry_run(config: NodeConfig) -> int:
     """Prints one fact a line; the exit code says whether the coordinator answered."""
     from atoll.cli.client import fetch_status
 
+    joined = None if config.insecure or config.home is None else enrolled.load(config.home / enrolled.FOLDER)
     failed: AtollError | None = None
     settings = RunSettings(run_id="unknown")
     try:
-        document = fetch_status(config.coordinator)
+        document = fetch_status(config.coordinator, joined)
         if "settings" not in document:
             raise InvalidMessage(f"the status of {config.coordinator} has no settings; is it of another version?")
         settings = settings_from_json(json.dumps(document["settings"]))

@@ -3,8 +3,9 @@
 examples:
   atoll demo                                             three sites on this machine, in a few minutes
   atoll init && atoll coordinator run.toml               start a run of your own
-  atoll node --coordinator 10.0.0.1:7700 --name berlin   join it, on each machine
-  atoll status --coordinator 10.0.0.1:7700 --watch       look at it
+  atoll invite --site berlin --file berlin.invite        let a machine into it
+  atoll join berlin.invite                               come into it, on that machine
+  atoll status --watch                                   look at it, on the coordinator's machine
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from atoll.cli import (
     evict,
     export,
     init,
+    invite,
+    join,
     node,
     plan,
     reset,
@@ -53,7 +56,7 @@ class Verb(Protocol):
 
 
 _MODULES: tuple[Verb, ...] = (
-    plan, init, coordinator, node, status, stop, rollback, evict, reset, demo, tokenize, sample,
+    plan, init, coordinator, invite, join, node, status, stop, rollback, evict, reset, demo, tokenize, sample,
     export,
 )  # fmt: skip
 VERBS = {verb.__name__.rpartition(".")[2]: verb for verb in _MODULES}
@@ -83,7 +86,7 @@ def make_parser() -> argparse.ArgumentParser:
 def split_command(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     """The arguments of `atoll node`, and the user's command behind `--`; argparse would mix up the two."""
     verb = next((a for a in argv if not a.startswith("-")), "")
-    if verb != "node" or "--" not in argv:
+    if verb not in ("node", "join") or "--" not in argv:
         return list(argv), []
     cut = list(argv).index("--")
     if cut == len(argv) - 1:

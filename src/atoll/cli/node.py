@@ -1,17 +1,18 @@
-"""Join a run with this machine.
+"""Train in a run that this machine has joined (`atoll join`).
 
 Without a command it runs the built-in trainer; behind -- it runs your own script, which calls atoll.join.
 Ctrl-C finishes the sync under way and leaves; a second one leaves at once.
 
 examples:
-  atoll node --coordinator 10.0.0.1:7700 --name berlin --data ~/texts
-  atoll node --coordinator 10.0.0.1:7700 --name berlin --dry-run
-  atoll node --coordinator 10.0.0.1:7700 --name berlin --parallel dp_shard=4,tp=2
-  atoll node --coordinator 10.0.0.1:7700 --name berlin --ranks 8 -- train.py --lr 3e-4
-  atoll node --coordinator 10.0.0.1:7700 --name berlin --parallel dp_shard=8 -- train.py   # with atoll.share
+  atoll node --run mine --name berlin --data ~/texts
+  atoll node --run mine --name berlin --dry-run
+  atoll node --run mine --name berlin --parallel dp_shard=4,tp=2
+  atoll node --run mine --name berlin --ranks 8 -- train.py --lr 3e-4
+  atoll node --run mine --name berlin --parallel dp_shard=8 -- train.py   # with atoll.share
+  atoll node --insecure --coordinator 127.0.0.1:7700 --name berlin        # in plain text, without an invite
 
 a site of two machines with eight GPUs each, on both (the second one with --site-rank 1):
-  atoll node --coordinator 10.0.0.1:7700 --name berlin --parallel dp_shard=16 \\
+  atoll node --insecure --coordinator 10.0.0.1:7700 --name berlin --parallel dp_shard=16 \\
     --site-hosts 2 --site-address 192.168.0.1:7800 --site-rank 0
 """
 
@@ -47,8 +48,6 @@ def megabits(text: str) -> int:
 
 
 FLAGS = {
-    "coordinator": Flag("HOST:PORT"),
-    "name": Flag(),
     "data_paths": Flag("PATH", "--data"),
     "advertise": Flag("HOST:PORT"),
     "listen": Flag("HOST:PORT"),
@@ -72,12 +71,17 @@ FLAGS = {
     "save_dir": Flag("DIR", "--save"),
 }
 """Of fields of NodeConfig."""
+OF_THE_RUN = {"coordinator": Flag("HOST:PORT"), "name": Flag(), "insecure": Flag()}
+"""The same, of fields that an invite says."""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser, *, asks_for_run: bool = True) -> None:
     from atoll.node.daemon.config import NodeConfig
 
-    parser.usage = "atoll node --coordinator HOST:PORT --name NAME [options] [-- SCRIPT ARGS]"
+    if asks_for_run:
+        parser.usage = "atoll node --run RUN --name NAME [options] [-- SCRIPT ARGS]"
+        parser.add_argument("--run", default="", metavar="RUN", help="which run, with --name; or --home says both")
+        add_flags(parser, NodeConfig, OF_THE_RUN)
     add_flags(parser, NodeConfig, FLAGS)
     parser.add_argument("--dry-run", action="store_true", help="print model, memory, ports and device; do not join")
 
@@ -129,12 +133,46 @@ def node_config(args: argparse.Namespace) -> NodeConfig:
             raise ConfigError(f"{script}: no such script; the first word behind -- is the script to run")
     if args.save_dir is not None:
         place_for(args.save_dir)
-    given = {name: getattr(args, name) for name in FLAGS}
+    complete(args)
+    given = {name: getattr(args, name) for name in (*FLAGS, *OF_THE_RUN)}
     given["num_ranks"] = _num_ranks(args)
     data_paths = tuple(Path(os.path.abspath(path.expanduser())) for path in args.data_paths)
     config = NodeConfig(**given | {"data_paths": data_paths}, command=tuple(args.command), debug=args.debug)
     validate(config)
     return config
+
+
+def complete(args: argparse.Namespace) -> None:
+    """What is known by the home of a site that has joined: its name, and the coordinator's address. Raises ConfigError
+    where nobody has."""
+    from atoll.node.daemon.config import default_home
+    from atoll.protocol.trust import enrolled
+
+    if args.insecure:
+        if not args.name:
+            raise ConfigError("--insecure needs --name NAME, of this site, and --coordinator HOST:PORT")
+        return
+    if args.site_hosts > 1:
+        raise ConfigError(
+            "a site of several hosts has no certificates for them yet: it runs in plain text alone (--insecure), in a "
+            "network that nobody else reaches"
+        )
+    if args.home is None:
+        if not (args.run and args.name):
+            raise ConfigError(
+                "which run? --run RUN --name NAME, or --home DIR, of one that was joined with `atoll join`; or "
+                "--insecure --coordinator HOST:PORT --name NAME, in plain text"
+            )
+        args.home = default_home(args.run, args.name, os.environ)
+    found = enrolled.load(args.home / enrolled.FOLDER)
+    if found is None:
+        raise ConfigError(
+            f"no site has joined a run with {args.home}: `atoll join` does, with an invite (`atoll invite --site NAME` "
+            "on the coordinator's machine)"
+        )
+    if args.name not in ("", found.subject.name) or args.run not in ("", found.subject.run_id):
+        raise ConfigError(f"{args.home} is of {found.subject}, not of site {args.name} of run {args.run}")
+    args.name, args.coordinator = found.subject.name, args.coordinator or found.addresses[0]
 
 
 def _num_ranks(args: argparse.Namespace) -> int:

@@ -1,8 +1,9 @@
 """Show a run: sites, loss, commits.
 
 examples:
-  atoll status                                    a coordinator on this machine, at the default port
-  atoll status --coordinator 10.0.0.1:7700 --watch
+  atoll status                                    of the run of ./run.toml, on the coordinator's machine
+  atoll status --home DIR --watch                 elsewhere, by whoever has joined there (`atoll join`)
+  atoll status --coordinator 10.0.0.1:7700        of a run in plain text (--insecure)
   atoll status --data                             the account of samples: done, in flight, open
   atoll status --format json | python -m json.tool
 """
@@ -14,9 +15,12 @@ import json
 import sys
 import time
 from contextlib import nullcontext
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from atoll.cli import stop
 from atoll.cli.words import share
+from atoll.protocol.errors import ConfigError
 from atoll.protocol.text import CONTINUED, byte_count, clean, last_line
 
 if TYPE_CHECKING:
@@ -33,7 +37,9 @@ COLUMNS = ("site", "state", "step", "steps/s", "loss", "commit", "sent", "receiv
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--coordinator", metavar="HOST:PORT", default="127.0.0.1:7700", help="default: 127.0.0.1:7700")
+    stop.add_arguments(parser)
+    parser.add_argument("--home", type=Path, metavar="DIR", help="of a site, a viewer or an operator that has joined")
+    parser.add_argument("--coordinator", metavar="HOST:PORT", help="its address, in plain text unless --home is given")
     parser.add_argument("--watch", action="store_true", help="show it again and again, until Ctrl-C or the run's end")
     parser.add_argument("--data", action="store_true", help="account for every sample; with json: every range of them")
     parser.add_argument("--format", choices=("text", "json"), default="text", help="default: text")
@@ -42,12 +48,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from rich.live import Live
 
-    from atoll.cli.client import fetch_status, parse_status
+    from atoll.cli.client import parse_status
 
     in_place = args.watch and args.format == "text" and not args.data and sys.stdout.isatty()
     with Live(refresh_per_second=4) if in_place else nullcontext() as live:
         while True:
-            document = fetch_status(args.coordinator, data_ranges=args.data)
+            document = _document(args)
             status = parse_status(document)
             if live is not None:
                 live.update(table(status, live.console.width))
@@ -57,6 +63,20 @@ def run(args: argparse.Namespace) -> int:
             if not args.watch or status.finished:
                 return 0
             time.sleep(WATCH_EVERY_S)
+
+
+def _document(args: argparse.Namespace) -> dict[str, Any]:
+    """Raises ConfigError, HostError or PeerError."""
+    from atoll.cli.client import fetch_status, local_status
+    from atoll.protocol.trust import enrolled
+
+    if args.home is None and args.coordinator is None:
+        return local_status(stop.store_path(args), data_ranges=args.data)
+    found = None
+    if args.home is not None and (found := enrolled.load(args.home / enrolled.FOLDER)) is None:
+        raise ConfigError(f"nobody has joined a run with {args.home}: `atoll join`, with an invite, does")
+    address = args.coordinator or (found.addresses[0] if found is not None else "")
+    return fetch_status(address, found, data_ranges=args.data)
 
 
 def headline(status: RunView) -> str:

@@ -59,7 +59,7 @@ MUTATIONS = (
         name="another key takes the name",
         rule="a name belongs to the key that took it first",
         where="coordinator.core.sites.admission:_refusal_by_name",
-        old="if not hmac.compare_digest(site.key_digest, key_digest(message.key)):",
+        old="if not is_its_key:",
         new="if False:",
         tests=("tests/golden/test_coordinator_stories.py::test_story[coordinator_refused_at_the_door]",),
     ),

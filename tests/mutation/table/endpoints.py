@@ -129,7 +129,7 @@ MUTATIONS = (
         name="members have their addresses alone",
         rule="plans and those who probe a site know its endpoints",
         where="coordinator.core.sites.membership:Site.member",
-        old=", endpoints=self.endpoints",
+        old="            endpoints=self.endpoints,\n",
         new="",
         tests=(f"{COORDINATOR}::test_receivers_have_their_endpoints_too",),
     ),

@@ -169,7 +169,7 @@ def test_errors_are_one_line_and_an_exit_code(capsys: pytest.CaptureFixture[str]
 def test_a_node_refuses_wrong_flags_before_it_does_anything(
     capsys: pytest.CaptureFixture[str], words: list[str], message: str
 ) -> None:
-    code, line = failure(capsys, "node", "--coordinator", "127.0.0.1:1", *words)
+    code, line = failure(capsys, "node", "--insecure", "--coordinator", "127.0.0.1:1", *words)
     assert code == 2
     assert message in line
 
@@ -304,5 +304,5 @@ def test_a_flag_whose_value_is_no_such_thing_is_named(words: list[str], capsys: 
 
 
 def test_nothing_behind_the_two_dashes_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["node", "--coordinator", "127.0.0.1:1", "--name", "a", "--"]) == 2
+    assert main(["node", "--insecure", "--coordinator", "127.0.0.1:1", "--name", "a", "--"]) == 2
     assert "leave it out for the built-in trainer" in capsys.readouterr().err

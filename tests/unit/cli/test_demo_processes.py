@@ -100,11 +100,11 @@ def test_a_process_that_was_killed_can_be_started_again(tmp_path: Path) -> None:
         assert second.tail() == ["ready", "again"]  # one log for both
 
 
-def test_the_port_is_found_in_what_the_coordinator_prints(tmp_path: Path) -> None:
+def test_the_page_is_found_in_what_the_coordinator_prints(tmp_path: Path) -> None:
     line = "run x: listening on 127.0.0.1:4711 (status page http://127.0.0.1:4712/)"
     with Processes(tmp_path, os.environ) as processes:
         child = processes.start("coordinator", script(f"import time; print({line!r}, flush=True); time.sleep(60)"))
-        assert wait_until_listening(child) == (4711, "http://127.0.0.1:4712/")
+        assert wait_until_listening(child) == "http://127.0.0.1:4712/"
 
 
 def test_a_coordinator_that_ends_at_once_is_an_error(tmp_path: Path) -> None:
@@ -123,7 +123,8 @@ def test_the_last_lines_of_the_guilty_one_are_shown(
     monkeypatch.setattr(demo_setup, "coordinator_command", lambda folder: coordinator)
     monkeypatch.setattr(demo_setup, "node_command", lambda *args: node)
     status = json.loads(json.dumps(asdict(Story(some_settings()).view)))
-    monkeypatch.setattr(demo_run, "fetch_status", lambda address: status)
+    monkeypatch.setattr(demo_setup, "let_in", lambda folder, name: None)
+    monkeypatch.setattr(demo_run, "local_status", lambda store_path: status)
     folder = tmp_path / "demo"
     with pytest.raises(WorkerError, match="site amsterdam ended with exit code 1"):
         Demo(DemoOptions(num_sites=1, keep=folder)).run()

@@ -30,7 +30,7 @@ def test_there_is_a_unit_for_each_service() -> None:
 )
 def test_the_command_of_a_unit_is_understood(unit: Path, options: str) -> None:
     (line,) = values(unit, "ExecStart")
-    line = line.replace("${COORDINATOR}", "10.0.0.1:7700").replace("%i", "berlin").replace("$OPTIONS", options)
+    line = line.replace("%i", "berlin").replace("$OPTIONS", options)
     program, *words = shlex.split(line)
     assert program == "/opt/atoll/bin/atoll"
     own, command = split_command(words)

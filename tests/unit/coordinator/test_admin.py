@@ -20,11 +20,11 @@ from atoll.protocol.errors import HostError
 T = TypeVar("T")
 
 
-def served(tmp_path: Path, act: Callable[[Path], T], answer: e.Answer) -> tuple[T, list[e.Asked]]:
+def served(tmp_path: Path, act: Callable[[Path], T], answer: e.Answer) -> tuple[T, list[e.Asked | admin.StatusAsked]]:
     """What `act` returns with the store's path, and what the coordinator heard meanwhile."""
-    heard: list[e.Asked] = []
+    heard: list[e.Asked | admin.StatusAsked] = []
 
-    async def ask(asked: e.Asked) -> e.Answer:
+    async def ask(asked: e.Asked | admin.StatusAsked) -> e.Answer:
         heard.append(asked)
         return answer
 

@@ -62,6 +62,7 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Story:
     for name in "ab":
         story.ready(name, data=[DataRange(first=story.wants(name, 100)[0].first, num_samples=10)])
     story.failed("a", tensor="weight", outliers="b")
+    story.happens(e.InviteAsked(role="site", name="y", invite_id="0123", now_s=1e9))
     assert story.contributor_ids() == [2]
     store.close()
     return story
@@ -102,7 +103,7 @@ def start(path: Path) -> None:
 def test_the_store_is_sound(path: Path) -> None:
     with closing(sqlite3.connect(path)) as db:
         kinds = {kind for (kind,) in db.execute("SELECT kind FROM records")}
-    assert kinds == set(KINDS) - {"forget", "letin", "finished", "stop"}
+    assert kinds == set(KINDS) - {"forget", "letin", "inviteforgotten", "finished", "stop"}
     start(path)
     start(path)
 

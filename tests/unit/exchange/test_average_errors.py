@@ -173,7 +173,7 @@ def test_errors_have_half_of_the_memory_where_they_are_kept(
     keeps_errors: bool, limits: tuple[int, int], tmp_path: Path
 ) -> None:
     spills = Spill(tmp_path / "contributions"), Spill(tmp_path / "errors")
-    hub = Hub(run_id="run", incarnation=1, dialer=Dialer(None), pool=POOL, spill=spills[0], error_spill=spills[1])
+    hub = Hub(run_id="run", incarnation=1, dialer=Dialer(), pool=POOL, spill=spills[0], error_spill=spills[1])
     hub.allow(5000, 1000, keeps_errors=keeps_errors)
     assert tuple(spill.memory_limit_bytes for spill in spills) == limits
     assert hub.retained_bytes == 0

@@ -13,6 +13,7 @@ import pytest
 from atoll.node.exchange.peers.dialer import DIALS_AT_ONCE, LONGEST_QUEUE_S, MOST_WAIT_S, Dialer, Purpose
 from atoll.protocol.errors import PeerError
 from atoll.protocol.messages import Member
+from atoll.protocol.trust.names import Kind
 from tests.simulation.loop import SimLoop
 
 VICTIM = "198.51.100.7:22"
@@ -30,7 +31,32 @@ def a_dialer() -> Dialer:
         pass
 
     network: Any = SimpleNamespace(open_channel=lambda address, **_: SimpleNamespace(address=address, close=close))
-    return Dialer(None, network)
+    return Dialer(network)
+
+
+def test_the_name_of_the_site_is_expected_at_the_other_end() -> None:
+    expected: list[tuple[Kind, str]] = []
+
+    async def close() -> None:
+        pass
+
+    def towards(kind: Kind, name: str) -> str:
+        expected.append((kind, name))
+        return f"handshake with {name}"
+
+    network: Any = SimpleNamespace(
+        open_channel=lambda address, handshake, **_: SimpleNamespace(close=close, handshake=handshake)
+    )
+    security: Any = SimpleNamespace(towards=towards)
+
+    async def main() -> None:
+        dialer = Dialer(network, security)
+        callee = Member(site_id=3, incarnation=1, address="a:1", name="berlin")
+        channel: Any = await dialer.channel(callee, Purpose.EXCHANGE)
+        assert channel.handshake == "handshake with berlin"
+
+    run(main())
+    assert expected == [(Kind.SITE, "berlin")]
 
 
 async def dial(dialer: Dialer, callee: Member) -> None:

@@ -110,7 +110,7 @@ class Node:
     """Whatever of a node dials peers."""
 
     def __init__(self, folder: Path) -> None:
-        self.hub = Hub(run_id=dp.RUN, incarnation=1, dialer=Dialer(None), pool=ThreadPoolExecutor(1), site_id=1)
+        self.hub = Hub(run_id=dp.RUN, incarnation=1, dialer=Dialer(), pool=ThreadPoolExecutor(1), site_id=1)
         self.hub.max_retained_bytes = 1 << 20
         self._outer = dp.seeded(folder / "state", LAYOUT)
         self._log = PayloadLog(folder / "log", LAYOUT, RunSettings(run_id=dp.RUN, sync=SyncSettings(log_commits=4)))

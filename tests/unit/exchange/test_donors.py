@@ -50,7 +50,7 @@ def donors_of(
     return Donors(
         index=known,
         header=header,
-        dialer=Dialer(None),
+        dialer=Dialer(),
         counters=Counters(),
         refresh=(asked or Asked(offered)).refresh,
         undialable=undialable,

@@ -34,13 +34,13 @@ class WatchedNetwork(Network):
         self.opened: dict[tuple[str, str], list[SimChannel]] = {}
         self.accepted = NUM_STREAMS
 
-    def open_channel(self, address: str, *, credentials: Any, max_message_bytes: int) -> Any:
+    def open_channel(self, address: str, *, handshake: Any, max_message_bytes: int) -> Any:
         process = HERE.get()
         assert process is not None
         channels = self.opened.setdefault((process.machine, address), [])
         is_refused = len([channel for channel in channels if not channel.closed]) >= self.accepted
         where = address.partition(":")[0] + ":1" if is_refused else address  # nobody listens there
-        channels.append(super().open_channel(where, credentials=credentials, max_message_bytes=max_message_bytes))
+        channels.append(super().open_channel(where, handshake=handshake, max_message_bytes=max_message_bytes))
         return channels[-1]
 
 

@@ -243,7 +243,7 @@ class Channel:
 
 class Peers(Dialer):
     def __init__(self) -> None:
-        super().__init__(None)
+        super().__init__()
         self.services: dict[int, PeerService] = {}
 
     async def channel(self, callee: Any, purpose: Any, number: int = 0) -> Any:

@@ -69,7 +69,7 @@ async def echo(data: bytes, error: AtollError | None = None, limit: int = 1 << 1
     port = transport.bind(server, "127.0.0.1:0", None)
     await server.start()
     target = f"127.0.0.1:{port}"
-    channel = transport.open_channel(target, credentials=None, max_message_bytes=1 << 20)
+    channel = transport.open_channel(target, handshake=None, max_message_bytes=1 << 20)
     try:
         method: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary("/test.Echo/Call")
         try:
@@ -178,7 +178,7 @@ def test_details_are_bounded() -> None:
 
 def test_a_server_that_is_not_there_is_a_peer_error() -> None:
     async def main() -> None:
-        channel = transport.open_channel("127.0.0.1:1", credentials=None, max_message_bytes=1000)
+        channel = transport.open_channel("127.0.0.1:1", handshake=None, max_message_bytes=1000)
         method: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary("/test.Echo/Call")
         try:
             await method(b"")
@@ -320,7 +320,7 @@ def test_a_connection_has_a_bound_of_calls_at_once() -> None:
         port = transport.bind(server, "127.0.0.1:0", None)
         await server.start()
         channel, another = (
-            transport.open_channel(f"127.0.0.1:{port}", credentials=None, max_message_bytes=1000) for _ in range(2)
+            transport.open_channel(f"127.0.0.1:{port}", handshake=None, max_message_bytes=1000) for _ in range(2)
         )
         method: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary("/test.Echo/Hold")
         after: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = another.unary_unary("/test.Echo/Call")

@@ -385,7 +385,7 @@ def test_from_the_folder_to_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[
         assert parent == {"run_id": "model-hf", "commit": 0, "run_step": 0, "run_tokens": 0}
     (found / "config.json").write_text(json.dumps(to_config(PLAIN)))
     assert "num_kv_heads is 4" in failure(capsys, *words, str(found))
-    node = ["node", "--coordinator", "127.0.0.1:1", "--name", "a", "--from", str(found)]
+    node = ["node", "--insecure", "--coordinator", "127.0.0.1:1", "--name", "a", "--from", str(found)]
     assert "only the built-in trainer" in failure(capsys, *node, "--", __file__)
     (found / "config.json").write_text(json.dumps(to_config(PLAIN) | {"model_type": "gpt2"}))
     assert 'model_type is "gpt2"' in failure(capsys, *node)

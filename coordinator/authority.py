@@ -1,0 +1,102 @@
+"""The run's root: made at the first start, kept beside the store, and what it signs."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+
+from atoll.coordinator.core.events import InviteAsked
+from atoll.protocol.dates import date_of
+from atoll.protocol.disk import make_folder, sync_folder
+from atoll.protocol.errors import ConfigError, HostError, InvalidMessage
+from atoll.protocol.machine import Machine
+from atoll.protocol.trust import certificates
+from atoll.protocol.trust.certificates import SALT_BYTES, PublicKey, Root
+from atoll.protocol.trust.invites import Invite, to_text
+from atoll.protocol.trust.names import Kind, Subject
+from atoll.protocol.trust.security import Shown
+
+ROOT_LIFE = timedelta(days=3650)
+IDENTITY_LIFE = timedelta(days=365)
+SESSION_LIFE = timedelta(hours=24)
+"""Of what the coordinator shows itself, too."""
+INVITE_ID_BYTES = 8
+PRIVATE = 0o077
+
+
+def folder_of(store_path: Path) -> Path:
+    return store_path.with_name(store_path.name + ".trust")
+
+
+@dataclass(frozen=True, slots=True)
+class Authority:
+    run_id: str
+    root: Root
+    machine: Machine
+
+    @classmethod
+    def opened(cls, folder: Path, run_id: str, machine: Machine) -> Authority:
+        """What lies in `folder`, which is made if nothing is there. Raises HostError, and ConfigError for what is no
+        root."""
+        key_file, root_file = folder / "root.key", folder / "root.pem"
+        try:
+            if not root_file.exists():
+                _make(folder, key_file, root_file, machine)
+            if not key_file.exists():
+                raise HostError(f"{root_file} is there without {key_file.name}: restore it from a copy")
+            if folder.stat().st_mode & PRIVATE or key_file.stat().st_mode & PRIVATE:
+                raise HostError(
+                    f"{key_file} can be read by other users, who could let anybody into the run: "
+                    f"run `chmod -R go= {folder}`"
+                )
+            key = certificates.key_from_pem(key_file.read_bytes())
+            (certificate,) = certificates.from_pem(root_file.read_bytes())
+            certificates.salt_of(certificate)
+        except OSError as error:
+            raise HostError(f"{folder}: {error.strerror}") from None
+        except (InvalidMessage, ValueError) as error:
+            raise ConfigError(f"{folder}: {error}; restore it from a copy") from None
+        if certificates.digest_of(certificate) != certificates.key_digest(key.public_key()):
+            raise ConfigError(f"{key_file} is not the key of {root_file.name}; restore both from a copy")
+        return cls(run_id, Root(key, certificate), machine)
+
+    def invite(self, asked: InviteAsked, addresses: tuple[str, ...]) -> str:
+        """The text of an invite that the run knows."""
+        key, subject = certificates.new_key(), Subject(self.run_id, Kind.INVITE, asked.invite_id)
+        life, now = timedelta(seconds=asked.life_s), date_of(asked.now_s)
+        certificate = self.root.sign(key.public_key(), subject, life, now)
+        return to_text(Invite(self.run_id, asked.role, asked.name, addresses, self.root.certificate, certificate, key))
+
+    def certify(self, key: PublicKey, kind: Kind, name: str) -> bytes:
+        """A certificate of an identity, or of a site before other sites; DER."""
+        life = SESSION_LIFE if kind is Kind.SITE else IDENTITY_LIFE
+        now = date_of(self.machine.wall_time())
+        return certificates.to_der(self.root.sign(key, Subject(self.run_id, kind, name), life, now))
+
+    def shown(self) -> Shown:
+        """What the coordinator shows for the next while, with a key of its own."""
+        key, now = certificates.new_key(), date_of(self.machine.wall_time())
+        certificate = self.root.sign(key.public_key(), Subject(self.run_id, Kind.COORDINATOR), SESSION_LIFE, now)
+        return Shown(
+            roots=certificates.to_pem(self.root.certificate),
+            certificate=certificates.to_pem(certificate),
+            key=certificates.key_to_pem(key),
+        )
+
+    @property
+    def roots(self) -> list[bytes]:
+        return [certificates.to_der(self.root.certificate)]
+
+    def new_invite_id(self) -> str:
+        return self.machine.token_bytes(INVITE_ID_BYTES).hex()
+
+
+def _make(folder: Path, key_file: Path, root_file: Path, machine: Machine) -> None:
+    make_folder(folder)
+    os.chmod(folder, 0o700)
+    root = Root.made(machine.token_bytes(SALT_BYTES), ROOT_LIFE, date_of(machine.wall_time()))
+    machine.disk.write_whole(key_file, certificates.key_to_pem(root.key), fsync=True)
+    machine.disk.write_whole(root_file, certificates.to_pem(root.certificate), fsync=True)
+    sync_folder(folder.parent)

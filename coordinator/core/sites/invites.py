@@ -1,0 +1,91 @@
+"""Who was invited, who has used the invite, and which key of a name counts: the one that used its newest invite."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+
+from atoll.coordinator.core.events import InviteAsked, InviteRecord, JoinAsked
+from atoll.coordinator.core.run import Run
+from atoll.protocol.dates import utc
+from atoll.protocol.settings import SITE_NAME
+from atoll.protocol.trust.names import ROLES
+
+DAY_S = 86_400
+MAX_LIFE_S = 90 * DAY_S
+MAX_INVITES = 4096
+"""Of which a run knows. Those that were used and replaced, and those that have expired, are forgotten first."""
+
+
+def invite(run: Run, asked: InviteAsked) -> str:
+    """Why that cannot be done; empty if it is."""
+    if asked.role not in ROLES:
+        return f"there is no role {asked.role!r}: {', '.join(ROLES)}"
+    if not SITE_NAME.fullmatch(asked.name):
+        return f"{asked.name!r} is no name: 1 to 64 letters, digits, ., _ or -, the first a letter or digit"
+    if asked.role == "site" and (kept_out := run.kept_out.get(asked.name)) is not None:
+        return f"{asked.name} is kept out ({kept_out.reason}): let it in before it is invited"
+    if len(run.invites) >= MAX_INVITES and not _forget(run, asked.now_s):
+        return f"{MAX_INVITES} invites are open or in use: this run keeps no more"
+    if not 0 < asked.life_s <= MAX_LIFE_S:
+        return f"an invite holds for at most {MAX_LIFE_S / DAY_S:g} days, not {asked.life_s / DAY_S:g}"
+    expires_s = asked.now_s + asked.life_s
+    number = max((known.number for known in run.invites.values()), default=0) + 1
+    run.keep_invite(
+        InviteRecord(invite_id=asked.invite_id, number=number, role=asked.role, name=asked.name, expires_s=expires_s)
+    )
+    run.report(logging.INFO, f"{asked.role} {asked.name} is invited until {utc(expires_s)}")
+    return ""
+
+
+def _forget(run: Run, now_s: float) -> bool:
+    """One invite that nothing depends on; whether there was one."""
+    for known in sorted(run.invites.values(), key=lambda known: known.number):
+        is_over = known.expires_s < now_s if not known.key_digest else newest(run, known.role, known.name) != known
+        if is_over:
+            run.forget_invite(known.invite_id)
+            return True
+    return False
+
+
+def newest(run: Run, role: str, name: str) -> InviteRecord | None:
+    """The last invite of that name that was used; None if there is none."""
+    used = [i for i in run.invites.values() if (i.role, i.name) == (role, name) and i.key_digest]
+    return max(used, key=lambda used: used.number, default=None)
+
+
+def use(run: Run, asked: JoinAsked) -> tuple[str, str]:
+    """Why this key cannot have what the invite is for, or the role and the name that it has: `site/berlin`."""
+    known = run.invites.get(asked.invite_id)
+    if known is None:
+        return f"run {run.run_id!r} knows no invite {asked.invite_id}: it was taken back, or the store is another", ""
+    who = f"the invite for {known.role} {known.name}"
+    if known.key_digest and known.key_digest != asked.key_digest:
+        run.report(logging.WARNING, f"{who}, used at {utc(known.used_s)}, was shown by somebody with another key")
+        return f"{who} was used at {utc(known.used_s)} by another key: ask for a new one", ""
+    if not known.key_digest and asked.now_s > known.expires_s:
+        return f"{who} has expired at {utc(known.expires_s)}: ask for a new one", ""
+    if problem := refusal(run, known.role, known.name, asked.key_digest, is_new=True):
+        return problem, ""
+    if (later := newest(run, known.role, known.name)) is not None and later.number > known.number:
+        return f"{who} is older than one that was used at {utc(later.used_s)}: ask for a new one", ""
+    if not known.key_digest:
+        run.keep_invite(replace(known, key_digest=asked.key_digest, used_s=asked.now_s))
+        run.report(logging.INFO, f"{known.role} {known.name} has used its invite")
+    return "", f"{known.role}/{known.name}"
+
+
+def refusal(run: Run, role: str, name: str, key_digest: bytes, *, is_new: bool = False) -> str:
+    """Why a key, certified for that role and name, is not let in any more; empty if it is."""
+    if role == "site":
+        for kept_out in run.kept_out.values():
+            if kept_out.name == name or kept_out.key_digest == key_digest:
+                return f"{name} is kept out of run {run.run_id!r}: {kept_out.reason}"
+    if is_new:
+        return ""
+    known = newest(run, role, name)
+    if known is None:
+        return f"run {run.run_id!r} has invited no {role} {name}: its store is another one, or was restored; ask anew"
+    if known.key_digest != key_digest:
+        return f"another key has been {role} {name} since {utc(known.used_s)}, by a newer invite"
+    return ""

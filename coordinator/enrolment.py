@@ -1,0 +1,112 @@
+"""The calls by which somebody comes to a certificate: Join by an invite, once, and Renew by an identity."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import Any
+
+import grpc
+
+from atoll.coordinator.authority import Authority
+from atoll.coordinator.core.core import Core
+from atoll.coordinator.core.events import Answer, Asked, InviteAsked, JoinAsked
+from atoll.protocol.addresses import parse_address
+from atoll.protocol.errors import AtollError, ConfigError, RefusedError
+from atoll.protocol.status import abort
+from atoll.protocol.trust import certificates
+from atoll.protocol.trust.names import ROLES, Kind
+from atoll.protocol.trust.security import Caller, Security
+from atoll.protocol.v1 import session_pb2
+
+KINDS = {kind: role for role, kind in ROLES.items()}
+ANY_ADDRESS = ("0.0.0.0", "::")
+
+
+class Enrolment:
+    """Beside a core, which decides; `ask` brings it what a person or an invite asks for, and its answer once that is
+    kept."""
+
+    def __init__(
+        self, authority: Authority, security: Security, core: Core, ask: Callable[[Asked], Awaitable[Answer]]
+    ) -> None:
+        self._authority = authority
+        self._security = security
+        self._core = core
+        self._ask = ask
+
+    @property
+    def handlers(self) -> dict[str, Any]:
+        """By the method's name."""
+        return {
+            "Join": grpc.unary_unary_rpc_method_handler(
+                self.join,
+                request_deserializer=session_pb2.JoinRequest.FromString,
+                response_serializer=session_pb2.JoinResponse.SerializeToString,
+            ),
+            "Renew": grpc.unary_unary_rpc_method_handler(
+                self.renew,
+                request_deserializer=session_pb2.RenewRequest.FromString,
+                response_serializer=session_pb2.RenewResponse.SerializeToString,
+            ),
+        }
+
+    def refusal(self, caller: Caller) -> str:
+        """Why somebody whose certificate is in order may call nothing any more; empty if it may."""
+        subject = caller.subject
+        role = KINDS.get(subject.kind)
+        return self._core.refusal(role, subject.name, caller.key_digest) if role is not None else ""
+
+    async def invite(self, asked: InviteAsked, own_address: str) -> Answer:
+        """With the invite as what was found, once the run knows it."""
+        authority = self._authority
+        try:
+            addresses = asked.addresses or (own_address,)
+            for address in addresses:
+                if parse_address(address)[0] in ANY_ADDRESS:
+                    raise ConfigError(
+                        f"{address} is every address of this machine: say where sites reach it, with `atoll invite "
+                        "--address HOST:PORT` or `atoll coordinator --advertise HOST:PORT`"
+                    )
+        except ConfigError as error:
+            return Answer(asked.request, str(error))
+        asked = replace(asked, invite_id=authority.new_invite_id(), now_s=authority.machine.wall_time())
+        answer = await self._ask(asked)
+        if answer.problem:
+            return answer
+        return replace(answer, found=authority.invite(asked, addresses))
+
+    async def join(self, request: session_pb2.JoinRequest, context: Any) -> session_pb2.JoinResponse:
+        try:
+            key = certificates.requested_key(request.signing_request)
+            invite = self._caller(context).subject
+            asked = JoinAsked(
+                invite_id=invite.name,
+                key_digest=certificates.key_digest(key),
+                now_s=self._authority.machine.wall_time(),
+            )
+            answer = await self._ask(asked)
+            if answer.problem:
+                raise RefusedError(answer.problem)
+        except AtollError as error:
+            await abort(context, error)
+        role, _, name = answer.found.partition("/")
+        last_start = self._core.last_start(name) if role == "site" else 0
+        certificate = self._authority.certify(key, ROLES[role], name)
+        return session_pb2.JoinResponse(certificate=certificate, roots=self._authority.roots, incarnation=last_start)
+
+    async def renew(self, request: session_pb2.RenewRequest, context: Any) -> session_pb2.RenewResponse:
+        try:
+            key = certificates.requested_key(request.signing_request)
+            site = self._caller(context).subject
+        except AtollError as error:
+            await abort(context, error)
+        certificate = self._authority.certify(key, Kind.SITE, site.name)
+        return session_pb2.RenewResponse(certificate=certificate, roots=self._authority.roots)
+
+    def _caller(self, context: Any) -> Caller:
+        """Raises RefusedError."""
+        caller = self._security.caller(context)
+        if caller is None:
+            raise RefusedError("this coordinator is in plain text, where nobody is certified")
+        return caller

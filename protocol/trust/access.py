@@ -1,0 +1,79 @@
+"""Who may call what: one table, and one helper through which the handlers of every service go. What is not in the table
+may be called by nobody."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import wraps
+from typing import Any
+
+from atoll.protocol.errors import RefusedError
+from atoll.protocol.status import abort
+from atoll.protocol.trust.names import Kind
+from atoll.protocol.trust.security import Caller, Security
+
+COORDINATOR = "atoll.protocol.v1.CoordinatorService"
+PEER = "atoll.protocol.v1.PeerService"
+HOST = "atoll.protocol.v1.HostService"
+_SITES = frozenset({Kind.SITE})
+
+MAY_CALL: Mapping[str, frozenset[Kind]] = {
+    f"{COORDINATOR}/Join": frozenset({Kind.INVITE}),
+    f"{COORDINATOR}/Renew": frozenset({Kind.SITE_IDENTITY}),
+    f"{COORDINATOR}/Session": frozenset({Kind.SITE_IDENTITY}),
+    f"{COORDINATOR}/Status": frozenset({Kind.SITE_IDENTITY, Kind.VIEWER, Kind.OPERATOR}),
+    f"{PEER}/Exchange": _SITES,
+    f"{PEER}/FetchState": _SITES,
+    f"{PEER}/FetchPayloads": _SITES,
+    f"{PEER}/Donate": _SITES,
+    f"{PEER}/Probe": _SITES,
+    # Of the hosts of one site, on its own network, in plain text.
+    f"{HOST}/Attach": frozenset(),
+    f"{HOST}/PutSlices": frozenset(),
+    f"{HOST}/TakeSlices": frozenset(),
+    f"{HOST}/PutPayloads": frozenset(),
+    f"{HOST}/TakePayloads": frozenset(),
+}
+
+Refusal = Callable[[Caller], str]
+
+
+def _nobody_else(caller: Caller) -> str:
+    return ""
+
+
+def guarded(
+    service: str, handlers: Mapping[str, Any], security: Security, refusal: Refusal = _nobody_else
+) -> dict[str, Any]:
+    """The handlers of that service, each for those alone that may call it. `refusal`: why this caller may not, whatever
+    the table says; empty if it may. In plain text nobody knows who calls, and everybody may."""
+    return {
+        name: handler._replace(**_guarded_behaviour(f"{service}/{name}", handler, security, refusal))
+        for name, handler in handlers.items()
+    }
+
+
+def _guarded_behaviour(method: str, handler: Any, security: Security, refusal: Refusal) -> dict[str, Any]:
+    kinds = {"unary_unary", "unary_stream", "stream_unary", "stream_stream"}
+    ((field, behaviour),) = [(kind, found) for kind in kinds if (found := getattr(handler, kind)) is not None]
+
+    @wraps(behaviour)
+    async def checked(asked: Any, context: Any) -> Any:
+        try:
+            check(method, security.caller(context), refusal)
+        except RefusedError as error:
+            await abort(context, error)
+        return await behaviour(asked, context)
+
+    return {field: checked}
+
+
+def check(method: str, caller: Caller | None, refusal: Refusal = _nobody_else) -> None:
+    """Raises RefusedError."""
+    if caller is None:
+        return
+    allowed = MAY_CALL.get(method, frozenset())
+    if caller.subject.kind not in allowed:
+        raise RefusedError(f"{caller.subject} may not call {method.rpartition('/')[2]}")
+    if reason := refusal(caller):
+        raise RefusedError(reason)

@@ -1,0 +1,214 @@
+"""Keys, signing requests and certificates. Of P-256: grpc 1.85 takes no Ed25519 (NO_COMMON_SIGNATURE_ALGORITHMS)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from atoll.protocol.digest import Digest
+from atoll.protocol.errors import InvalidMessage
+from atoll.protocol.trust.names import Kind, Subject, parse_uri
+
+MAX_DER_BYTES = 4096
+"""Of a request, a certificate or a key of ours; the largest has some 700."""
+CLOCKS_DIFFER_BY = timedelta(hours=1)
+"""At most: a certificate is valid from so long before it was made."""
+KEY_BYTES = 32
+SALT_BYTES = 16
+DIALLED = frozenset({Kind.COORDINATOR, Kind.SITE})
+"""Whose certificates serve, too."""
+
+PrivateKey = ec.EllipticCurvePrivateKey
+PublicKey = ec.EllipticCurvePublicKey
+Certificate = x509.Certificate
+
+
+def new_key() -> PrivateKey:
+    return ec.generate_private_key(ec.SECP256R1())
+
+
+def key_to_bytes(key: PrivateKey) -> bytes:
+    """Its number alone, which is the shortest form."""
+    return key.private_numbers().private_value.to_bytes(KEY_BYTES, "big")
+
+
+def key_from_bytes(data: bytes) -> PrivateKey:
+    """Raises InvalidMessage."""
+    try:
+        if len(data) != KEY_BYTES:
+            raise ValueError(f"{len(data)} bytes, not {KEY_BYTES}")
+        return ec.derive_private_key(int.from_bytes(data, "big"), ec.SECP256R1())
+    except ValueError as error:
+        raise InvalidMessage(f"not a key: {error}") from None
+
+
+def key_to_pem(key: PrivateKey) -> bytes:
+    return key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+
+
+def key_from_pem(data: bytes) -> PrivateKey:
+    """Raises InvalidMessage."""
+    try:
+        key = serialization.load_pem_private_key(data, None)
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+        raise InvalidMessage(f"not a key: {error}") from None
+    if not isinstance(key, ec.EllipticCurvePrivateKey) or not isinstance(key.curve, ec.SECP256R1):
+        raise InvalidMessage("a key that is not of the curve P-256")
+    return key
+
+
+def key_digest(key: PublicKey) -> bytes:
+    """32 bytes that stand for the key in what a coordinator keeps."""
+    der = key.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
+    return Digest("atoll/identity-key/v1").data(der).finish()
+
+
+# --- requests
+
+
+def request(key: PrivateKey) -> bytes:
+    """Asks for a certificate of this key; who it is for is the coordinator's to say."""
+    return (
+        x509.CertificateSigningRequestBuilder()
+        .subject_name(x509.Name([]))
+        .sign(key, hashes.SHA256())
+        .public_bytes(serialization.Encoding.DER)
+    )
+
+
+def requested_key(data: bytes) -> PublicKey:
+    """The key of a request whose sender has it. Raises InvalidMessage."""
+    if len(data) > MAX_DER_BYTES:
+        raise InvalidMessage(f"a signing request of {len(data)} bytes, at most {MAX_DER_BYTES} may be")
+    try:
+        found = x509.load_der_x509_csr(data)
+        key, is_signed = found.public_key(), found.is_signature_valid
+    except (ValueError, TypeError, UnsupportedAlgorithm, InvalidSignature) as error:
+        raise InvalidMessage(f"not a signing request: {error}") from None
+    if not is_signed:
+        raise InvalidMessage("a signing request that is not signed by its own key")
+    if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
+        raise InvalidMessage("a signing request for a key that is not of the curve P-256")
+    return key
+
+
+# --- certificates
+
+
+def to_der(certificate: Certificate) -> bytes:
+    return certificate.public_bytes(serialization.Encoding.DER)
+
+
+def to_pem(*certificates: Certificate) -> bytes:
+    return b"".join(certificate.public_bytes(serialization.Encoding.PEM) for certificate in certificates)
+
+
+def from_der(data: bytes) -> Certificate:
+    """Raises InvalidMessage."""
+    if len(data) > MAX_DER_BYTES:
+        raise InvalidMessage(f"a certificate of {len(data)} bytes, at most {MAX_DER_BYTES} may be")
+    try:
+        return x509.load_der_x509_certificate(data)
+    except ValueError as error:
+        raise InvalidMessage(f"not a certificate: {error}") from None
+
+
+def from_pem(data: bytes) -> list[Certificate]:
+    """One or more. Raises InvalidMessage."""
+    try:
+        return x509.load_pem_x509_certificates(data)
+    except ValueError as error:
+        raise InvalidMessage(f"not a certificate: {error}") from None
+
+
+def subject_of(certificate: Certificate) -> Subject:
+    """Raises InvalidMessage."""
+    try:
+        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except (x509.ExtensionNotFound, ValueError):
+        raise InvalidMessage("a certificate without a subject alternative name") from None
+    uris = names.get_values_for_type(x509.UniformResourceIdentifier)
+    if len(uris) != 1:
+        raise InvalidMessage(f"a certificate of {len(uris)} URIs, one says whom it is of")
+    return parse_uri(uris[0])
+
+
+def digest_of(certificate: Certificate) -> bytes:
+    """Of its key. Raises InvalidMessage."""
+    key = certificate.public_key()
+    if not isinstance(key, ec.EllipticCurvePublicKey):
+        raise InvalidMessage("a certificate of a key that is not of an elliptic curve")
+    return key_digest(key)
+
+
+def salt_of(root: Certificate) -> bytes:
+    """The run's, which all its roots carry as their name; see `Subject.dns_name`. Raises InvalidMessage."""
+    names = root.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
+    try:
+        salt = bytes.fromhex(str(names[0].value)) if len(names) == 1 else b""
+    except ValueError:
+        salt = b""
+    if len(salt) != SALT_BYTES:
+        raise InvalidMessage("a root that is none of atoll's: its name is not the salt of a run")
+    return salt
+
+
+@dataclass(frozen=True, slots=True)
+class Root:
+    """The run's authority, for the coordinator alone."""
+
+    key: PrivateKey
+    certificate: Certificate
+
+    @classmethod
+    def made(cls, salt: bytes, life: timedelta, now: datetime) -> Root:
+        key, name = new_key(), x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, salt.hex())])
+        usage = x509.KeyUsage(
+            digital_signature=False, content_commitment=False, key_encipherment=False, data_encipherment=False,
+            key_agreement=False, key_cert_sign=True, crl_sign=True, encipher_only=False, decipher_only=False,
+        )  # fmt: skip
+        certificate = (
+            _builder(name, name, key.public_key(), now, life)
+            .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+            .add_extension(usage, critical=True)
+            .sign(key, hashes.SHA256())
+        )
+        return cls(key, certificate)
+
+    def sign(self, key: PublicKey, subject: Subject, life: timedelta, now: datetime) -> Certificate:
+        """Who it is of alone is said in it: a URI, and where others dial it the DNS name of the handshake."""
+        names: list[x509.GeneralName] = [x509.UniformResourceIdentifier(subject.uri)]
+        usages = [ExtendedKeyUsageOID.CLIENT_AUTH]
+        if subject.kind in DIALLED:
+            names.append(x509.DNSName(subject.dns_name(salt_of(self.certificate))))
+            usages.append(ExtendedKeyUsageOID.SERVER_AUTH)
+        life = min(life, self.certificate.not_valid_after_utc - now)
+        return (
+            _builder(x509.Name([]), self.certificate.subject, key, now, life)
+            .add_extension(x509.SubjectAlternativeName(names), critical=True)
+            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+            .add_extension(x509.ExtendedKeyUsage(usages), critical=False)
+            .sign(self.key, hashes.SHA256())
+        )
+
+
+def _builder(
+    subject: x509.Name, issuer: x509.Name, key: PublicKey, now: datetime, life: timedelta
+) -> x509.CertificateBuilder:
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - CLOCKS_DIFFER_BY)
+        .not_valid_after(now + life)
+    )

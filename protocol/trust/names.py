@@ -1,0 +1,78 @@
+"""Whom a certificate is of, as a URI and as the DNS name of a handshake. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from atoll.protocol.digest import Digest
+from atoll.protocol.errors import InvalidMessage
+from atoll.protocol.settings import RUN_ID, SITE_NAME
+
+SCHEME = "spiffe://"
+MAX_URI_CHARACTERS = 256
+DNS_NAME_BYTES = 16
+
+
+class Kind(Enum):
+    """The path of the URI, before the name."""
+
+    COORDINATOR = "coordinator"
+    INVITE = "join"
+    """Whoever has the invite; its name is the invite's id."""
+    SITE_IDENTITY = "identity/site"
+    """A site, before the coordinator; other sites take it for nothing."""
+    VIEWER = "identity/viewer"
+    OPERATOR = "identity/operator"
+    SITE = "site"
+    """A site, before other sites: for a day."""
+
+
+ROLES = {"site": Kind.SITE_IDENTITY, "viewer": Kind.VIEWER, "operator": Kind.OPERATOR}
+"""What an invite can be for, and the kind of certificate that comes of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """Whom a certificate is of."""
+
+    run_id: str
+    kind: Kind
+    name: str = ""
+    """Empty for the coordinator."""
+
+    @property
+    def uri(self) -> str:
+        path = f"{self.kind.value}/{self.name}" if self.name else self.kind.value
+        return f"{SCHEME}{self.run_id}/{path}"
+
+    def dns_name(self, salt: bytes) -> str:
+        """What a client expects in the handshake. It travels in clear, so it says nothing to somebody who does not know
+        the run's `salt`."""
+        digest = Digest("atoll/dns-name/v1").data(salt).text(self.uri).finish()
+        return f"{digest[:DNS_NAME_BYTES].hex()}.atoll"
+
+    def __str__(self) -> str:
+        who = {
+            Kind.COORDINATOR: "the coordinator",
+            Kind.INVITE: "the bearer of invite",
+            Kind.SITE_IDENTITY: "site",
+            Kind.VIEWER: "viewer",
+            Kind.OPERATOR: "operator",
+            Kind.SITE: "site",
+        }[self.kind]
+        return f"{who} {self.name}".rstrip() + f" of run {self.run_id}"
+
+
+def parse_uri(text: str) -> Subject:
+    """The inverse of `Subject.uri`. Raises InvalidMessage."""
+    run_id, slash, path = text.removeprefix(SCHEME).partition("/")
+    if text.startswith(SCHEME) and len(text) <= MAX_URI_CHARACTERS and slash and RUN_ID.fullmatch(run_id):
+        for kind in Kind:
+            rest = path.removeprefix(kind.value)
+            if kind is Kind.COORDINATOR:
+                if path == kind.value:
+                    return Subject(run_id, kind)
+            elif path != rest and rest.startswith("/") and SITE_NAME.fullmatch(rest[1:]):
+                return Subject(run_id, kind, rest[1:])
+    raise InvalidMessage(f"{text[:MAX_URI_CHARACTERS]!r} names nobody of a run")

@@ -1,0 +1,50 @@
+"""What a process shows is replaced in time, while all goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+from atoll.protocol.dates import utc
+from atoll.protocol.errors import AtollError
+from atoll.protocol.trust import certificates
+from atoll.protocol.trust.security import MutualTls, Shown
+
+log = logging.getLogger(__name__)
+
+RENEWED_AFTER = 2 / 3
+"""Of its life."""
+LOOK_EVERY_S = 30.0
+"""By the wall clock: a machine that was suspended finds out when it is back."""
+
+
+def due_s(shown: Shown) -> float:
+    """When it is to be replaced, in seconds since 1970."""
+    certificate = certificates.from_pem(shown.certificate)[0]
+    made = certificate.not_valid_before_utc + certificates.CLOCKS_DIFFER_BY
+    return made.timestamp() + RENEWED_AFTER * (certificate.not_valid_after_utc - made).total_seconds()
+
+
+async def keep_in_force(
+    tls: MutualTls,
+    renew: Callable[[], Awaitable[Shown]],
+    wall_time: Callable[[], float],
+) -> None:
+    """Until it is cancelled. A renewal that fails is said, and tried again."""
+    due, problem = due_s(tls.shown), ""
+    while True:
+        await asyncio.sleep(LOOK_EVERY_S)
+        if wall_time() < due:
+            continue
+        try:
+            shown = await renew()
+        except AtollError as error:
+            if str(error) != problem:
+                problem = str(error)
+                until = certificates.from_pem(tls.shown.certificate)[0].not_valid_after_utc.timestamp()
+                log.warning("the certificate, which holds until %s, is not renewed yet: %s", utc(until), error)
+            continue
+        tls.show(shown)
+        due, problem = due_s(shown), ""
+        log.info("the certificate is renewed")

@@ -1,0 +1,70 @@
+"""Let somebody into the run (on the coordinator's machine): prints an invite, one line, for one use.
+
+Whoever has the invite comes in as what it says, once: send it by a way that nobody else reads. With it nothing else has
+to be copied: it has the run's addresses, its root, and a certificate to ask for another one.
+
+examples:
+  atoll invite --site berlin                                  from the run of ./run.toml, for a day
+  atoll invite --site berlin --expires 2h --file berlin.invite
+  atoll invite --viewer anna --store /data/run.db
+On the other machine:
+  atoll join berlin.invite --data ~/texts                     joins, and starts the node
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from pathlib import Path
+
+from atoll.cli import stop
+from atoll.protocol.errors import ConfigError
+
+UNITS_S = {"m": 60, "h": 3600, "d": 86_400}
+
+
+def duration_s(text: str) -> int:
+    """Of `90m`, `24h` or `7d`. Raises ValueError."""
+    found = re.fullmatch(r"([1-9][0-9]{0,5})([mhd])", text)
+    if found is None:
+        raise ValueError(text)
+    return int(found[1]) * UNITS_S[found[2]]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    stop.add_arguments(parser)
+    who = parser.add_mutually_exclusive_group(required=True)
+    who.add_argument("--site", metavar="NAME", help="a machine or a cluster that trains")
+    who.add_argument("--viewer", metavar="NAME", help="may look at the run")
+    who.add_argument("--operator", metavar="NAME", help="may change the run")
+    parser.add_argument(
+        "--expires", type=duration_s, default="24h", metavar="TIME", help="as 90m, 24h or 7d (default: 24h)"
+    )
+    parser.add_argument(
+        "--address", action="append", default=[], metavar="HOST:PORT", help="where the coordinator is reached"
+    )
+    parser.add_argument("--file", type=Path, metavar="PATH", help="write it there, for you alone, and print nothing")
+
+
+def run(args: argparse.Namespace) -> int:
+    from atoll.coordinator.admin import ask
+    from atoll.protocol.disk import Disk
+
+    role = next(role for role in ("site", "viewer", "operator") if getattr(args, role) is not None)
+    if args.file is not None and args.file.exists():
+        raise ConfigError(f"{args.file} is there already; name another file, or remove it")
+    text = ask(
+        stop.store_path(args),
+        "invite",
+        role=role,
+        name=getattr(args, role),
+        life_s=float(args.expires),
+        addresses=args.address,
+    )
+    if args.file is None:
+        print(text)
+        return 0
+    Disk().write_whole(args.file, text.encode() + b"\n")
+    print(f"the invite for {role} {getattr(args, role)} is in {args.file}", file=sys.stderr)
+    return 0

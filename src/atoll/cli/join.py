@@ -1,0 +1,97 @@
+"""Join a run by an invite, and start the node.
+
+The invite comes from a file, from standard input, or is asked for; it is never a word of the command, which other users
+of this machine could read. This machine makes a key of its own, which it keeps, and which the run certifies. From then
+on `atoll node --home DIR`, or `atoll node --run RUN --name NAME`, starts the node again.
+
+examples:
+  atoll join berlin.invite --data ~/texts
+  atoll join --enrol-only < berlin.invite
+  atoll join berlin.invite --ranks 8 -- train.py --lr 3e-4
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from atoll.cli import node
+from atoll.protocol.errors import ConfigError, HostError
+
+if TYPE_CHECKING:
+    from atoll.protocol.trust.invites import Invite
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.usage = "atoll join [INVITE] [options of `atoll node`] [-- SCRIPT ARGS]"
+    parser.add_argument(
+        "invite", type=Path, nargs="?", default=Path("-"), metavar="INVITE", help="its file (default: standard input)"
+    )
+    parser.add_argument("--enrol-only", action="store_true", help="do not start the node")
+    node.add_arguments(parser, asks_for_run=False)
+
+
+def run(args: argparse.Namespace) -> int:
+    import os
+
+    from atoll.node.daemon.config import default_home
+    from atoll.protocol.dates import utc
+
+    invite = read_invite(args.invite)
+    now_s, until_s = _now_s(), invite.expires_s
+    if now_s > until_s:
+        raise ConfigError(
+            f"the invite for {invite.role} {invite.name} has expired at {utc(until_s)}, and this machine's clock says "
+            f"{utc(now_s)}: ask for another one"
+        )
+    home = args.home or default_home(invite.run_id, invite.name, os.environ)
+    enrol(invite, home)
+    print(f"joined run {invite.run_id} as {invite.role} {invite.name}; its key is in {home}", flush=True)
+    if args.enrol_only or invite.role != "site":
+        return 0
+    args.home, args.name, args.coordinator, args.run, args.insecure = home, "", "", "", False
+    return node.run(args)
+
+
+def read_invite(path: Path) -> Invite:
+    """Raises ConfigError or HostError."""
+    from getpass import getpass
+
+    from atoll.protocol.trust.invites import MAX_CHARACTERS, from_text
+
+    if str(path) != "-":
+        try:
+            with path.open(encoding="ascii", errors="replace") as file:
+                return from_text(file.read(MAX_CHARACTERS + 1))
+        except OSError as error:
+            raise HostError(f"{path}: {error.strerror}") from None
+    if sys.stdin.isatty():
+        return from_text(getpass("invite (it is not shown): "))
+    return from_text(sys.stdin.read(MAX_CHARACTERS + 1))
+
+
+def _now_s() -> float:
+    import time
+
+    return time.time()
+
+
+def enrol(invite: Invite, home: Path) -> None:
+    """This machine's key is certified as what the invite is for. Whatever breaks off, the same invite goes on from
+    there. Raises as `joining.join` does, ConfigError or HostError."""
+    import asyncio
+
+    from atoll.node.daemon.home import count_on
+    from atoll.protocol.disk import Disk
+    from atoll.protocol.trust import enrolled
+    from atoll.protocol.trust.joining import join
+
+    disk, folder = Disk(), home / enrolled.FOLDER
+    known = enrolled.load(folder)
+    if known is not None and known.subject != invite.subject:
+        raise ConfigError(f"{home} is of {known.subject}: join as {invite.subject} with another --home")
+    signed = asyncio.run(join(invite, enrolled.key_in(folder, disk), invite.subject))
+    count_on(home, signed.incarnation, disk)
+    enrolled.keep(folder, signed.certificate, list(signed.roots), invite.addresses, disk)

@@ -1,0 +1,294 @@
+"""A run that is not in plain text: invites, certificates, and what of it can be seen or used by others."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from atoll.protocol import transport
+from atoll.protocol.dates import date_of
+from atoll.protocol.errors import ConfigError, PeerError, RefusedError
+from atoll.protocol.settings import RunSettings
+from atoll.protocol.sync_settings import SyncSettings
+from atoll.protocol.trust import certificates, enrolled
+from atoll.protocol.trust.names import Kind
+from atoll.protocol.trust.security import MutualTls, Shown
+from atoll.protocol.v1 import session_pb2, session_pb2_grpc
+from tests.harness.local_run import LocalRun, Process
+from tests.harness.relay import Relay
+
+WORKER = [sys.executable, str(Path(__file__).parents[1] / "workers" / "plain_worker.py"), "--step-delay-s", "0.02"]
+MODEL = [*WORKER, "--tensors", "secret_tensor=30x40,b=10"]
+SETTINGS = RunSettings(
+    run_id="secret-run",
+    steps=60,
+    min_sites=2,
+    data="local",
+    time_limits="local",
+    sync=SyncSettings(every=15, chunk_elements=1000, codec="fp32"),
+)
+FOREVER = replace(SETTINGS, steps=100_000)
+LIMIT_S = 60.0
+
+pytestmark = pytest.mark.timeout(150)
+
+
+def atoll(run: LocalRun, *arguments: str) -> Process:
+    process = run.start(arguments[0], [sys.executable, "-m", "tests.harness.guarded", *arguments])
+    process.wait(LIMIT_S)
+    return process
+
+
+def count_contributors(status: dict[str, Any], num: int) -> bool:
+    return bool(status["commits"]) and len(status["commits"][-1]["contributors"]) == num
+
+
+def test_sites_join_by_invites_train_and_come_back_without_one(tmp_path: Path) -> None:
+    with LocalRun(tmp_path, replace(SETTINGS, steps=300), secured=True) as run:
+        run.start_coordinator()
+        for name in "ab":
+            run.start_node(name, MODEL)
+        run.wait(lambda s: s["last_commit"] > 1, LIMIT_S)
+        run.nodes["b"].kill()
+        again = run.start_node("b", MODEL)
+        assert run.wait_all(LIMIT_S) == {"a": 0, "b": 0}
+        assert not any("joined run" in line for line in again.lines), "its certificate is enough"
+        assert any("start 2" in line for line in again.lines)
+        last = run.status()["last_commit"]
+        assert last == 20
+        assert len(set(run.hashes(last).values())) == 1
+        assert set(run.hashes(last)) == {"a", "b"}
+
+
+def test_a_stranger_gets_no_answer_and_members_are_themselves_alone(tmp_path: Path) -> None:
+    with LocalRun(tmp_path, FOREVER, secured=True) as run:
+        run.start_coordinator()
+        for name in "ab":
+            run.start_node(name, MODEL)
+        run.wait(lambda s: count_contributors(s, 2), LIMIT_S)
+        peer = next(site["address"] for site in run.status()["sites"] if site["name"] == "b")
+
+        async def call(address: str, handshake: transport.Handshake | None, method: str) -> grpc.StatusCode:
+            """How a call with an empty message ends."""
+            channel = transport.open_channel(address, handshake=handshake, max_message_bytes=1 << 20)
+            try:
+                kind = "stream_stream" if method.endswith("Session") else "unary_unary"
+                made = getattr(channel, kind)(method)
+                if kind == "unary_unary":
+                    await made(b"", timeout=5)
+                else:
+                    stream = made(timeout=5)
+                    await stream.write(b"")
+                    await stream.read()
+            except grpc.aio.AioRpcError as error:
+                return error.code()
+            finally:
+                await channel.close()
+            return grpc.StatusCode.OK
+
+        found = enrolled.load(run.home("a") / enrolled.FOLDER)
+        assert found is not None
+        identity = MutualTls("secret-run", found.shown)
+        nobody = transport.Handshake(
+            grpc.ssl_channel_credentials(found.shown.roots), identity.towards(Kind.SITE).expected
+        )
+        own = certificates.Root.made(bytes(16), certificates.CLOCKS_DIFFER_BY, date_of(2e9))
+        forged_key = certificates.new_key()
+        forged = grpc.ssl_channel_credentials(
+            found.shown.roots,
+            certificates.key_to_pem(forged_key),
+            certificates.to_pem(
+                own.sign(forged_key.public_key(), found.subject, certificates.CLOCKS_DIFFER_BY, date_of(2e9))
+            ),
+        )
+        coordinator = "/atoll.protocol.v1.CoordinatorService"
+        to_run, to_peer = identity.towards(Kind.COORDINATOR), identity.towards(Kind.SITE, "b")
+
+        async def all_calls() -> list[grpc.StatusCode]:
+            return [
+                await call(run.address, None, f"{coordinator}/Status"),  # in plain text
+                await call(run.address, replace(to_run, credentials=nobody.credentials), f"{coordinator}/Status"),
+                await call(run.address, replace(to_run, credentials=forged), f"{coordinator}/Status"),
+                await call(run.address, identity.towards(Kind.SITE, "b"), f"{coordinator}/Status"),  # another's name
+                await call(peer, identity.towards(Kind.SITE, "a"), "/atoll.protocol.v1.PeerService/Probe"),
+                await call(peer, to_peer, "/atoll.protocol.v1.PeerService/Probe"),  # an identity is none among sites
+                await call(run.address, to_run, f"{coordinator}/Join"),  # an identity is no invite
+                await call(run.address, to_run, f"{coordinator}/Status"),
+            ]
+
+        unavailable, denied = grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.PERMISSION_DENIED
+        assert asyncio.run(all_calls()) == [unavailable] * 5 + [denied] * 2 + [grpc.StatusCode.OK]
+        run.wait(lambda s: s["last_commit"] > 2, LIMIT_S, "the run goes on")
+        assert run.status()["num_refused"] == 0
+
+
+def test_an_invite_that_was_used_has_expired_or_is_for_another_home_is_refused_in_words(tmp_path: Path) -> None:
+    with LocalRun(tmp_path, FOREVER, secured=True) as run:
+        coordinator = run.start_coordinator()
+        used = run.invite("a")
+        assert atoll(run, "join", str(used), "--home", str(run.home("a")), "--enrol-only").popen.returncode == 0
+        key = (run.home("a") / enrolled.FOLDER / enrolled.KEY).read_bytes()
+        again = atoll(run, "join", str(used), "--home", str(run.home("a")), "--enrol-only")
+        assert again.popen.returncode == 0, "the same home may ask again"
+        assert (run.home("a") / enrolled.FOLDER / enrolled.KEY).read_bytes() == key
+        thief = atoll(run, "join", str(used), "--home", str(run.home("thief")), "--enrol-only")
+        assert thief.popen.returncode == RefusedError.exit_code
+        assert any("the invite for site a was used at" in line for line in thief.lines), thief.lines
+        assert not (run.home("thief") / enrolled.FOLDER / enrolled.CERTIFICATE).exists()
+        assert any("was shown by somebody with another key" in line for line in coordinator.lines)
+        other = atoll(run, "join", str(run.invite("b")), "--home", str(run.home("a")), "--enrol-only")
+        assert other.popen.returncode == ConfigError.exit_code
+        assert any("is of site a of run secret-run" in line for line in other.lines), other.lines
+        late = run.invite("c", life_s=1e-3)
+        expired = atoll(run, "join", str(late), "--home", str(run.home("c")), "--enrol-only")
+        assert expired.popen.returncode == ConfigError.exit_code
+        assert any("the invite for site c has expired at" in line for line in expired.lines), expired.lines
+        nobody = atoll(run, "node", "--home", str(run.home("nobody")))
+        assert nobody.popen.returncode == ConfigError.exit_code
+        assert any("no site has joined a run with" in line for line in nobody.lines), nobody.lines
+        assert atoll(run, "status", str(run.toml)).popen.returncode == 0
+        coordinator.kill()
+        gone = atoll(run, "join", str(run.folder / "b.invite"), "--home", str(run.home("b")), "--enrol-only")
+        assert gone.popen.returncode == PeerError.exit_code
+        run.start_coordinator()
+        back = atoll(run, "join", str(run.folder / "b.invite"), "--home", str(run.home("b")), "--enrol-only")
+        assert back.popen.returncode == 0, "the invite, and the key that was made before, go on from there"
+
+
+def test_who_is_kept_out_is_refused_with_its_certificate_and_another_invite(tmp_path: Path) -> None:
+    with LocalRun(tmp_path, FOREVER, secured=True) as run:
+        coordinator = run.start_coordinator()
+        for name in "abc":
+            run.start_node(name, MODEL)
+        run.wait(lambda s: count_contributors(s, 3), LIMIT_S)
+        spare = run.invite("c")
+        assert atoll(run, "evict", str(run.toml), "c", "--keep-out", "--reason", "it lies").popen.returncode == 0
+        assert run.wait_all(LIMIT_S, ["c"]) == {"c": RefusedError.exit_code}
+        coordinator.kill()
+        run.start_coordinator()
+        again = run.start_node("c", MODEL)
+        assert run.wait_all(LIMIT_S, ["c"]) == {"c": RefusedError.exit_code}
+        assert any("c is kept out of run 'secret-run': it lies" in line for line in again.lines), again.lines
+        other = atoll(run, "join", str(spare), "--home", str(run.home("c2")), "--enrol-only")
+        assert other.popen.returncode == RefusedError.exit_code
+        assert any("c is kept out of run 'secret-run': it lies" in line for line in other.lines), other.lines
+
+
+def test_a_viewer_looks_at_the_run_from_elsewhere_and_can_do_no_more(tmp_path: Path) -> None:
+    with LocalRun(tmp_path, FOREVER, secured=True) as run:
+        run.start_coordinator()
+        home = run.folder / "anna"
+        joined = atoll(run, "join", str(run.invite("anna", role="viewer")), "--home", str(home))
+        assert joined.popen.returncode == 0, joined.lines
+        looked = atoll(run, "status", "--home", str(home))
+        assert any("run secret-run: waiting for sites 0 of 2" in line for line in looked.lines), looked.lines
+        found = enrolled.load(home / enrolled.FOLDER)
+        assert found is not None
+        handshake = MutualTls("secret-run", found.shown).towards(Kind.COORDINATOR)
+        with grpc.secure_channel(run.address, handshake.credentials, options=[transport.expects(handshake)]) as channel:
+            stub = session_pb2_grpc.CoordinatorServiceStub(channel)
+            for call in (
+                lambda: stub.Join(session_pb2.JoinRequest(), timeout=5),
+                lambda: stub.Renew(session_pb2.RenewRequest(), timeout=5),
+            ):
+                with pytest.raises(grpc.RpcError) as refused:
+                    call()
+                assert refused.value.code() is grpc.StatusCode.PERMISSION_DENIED
+        node = atoll(run, "node", "--home", str(home))
+        assert node.popen.returncode == ConfigError.exit_code
+        assert any("is of viewer anna of run secret-run" in line for line in node.lines), node.lines
+
+
+def test_nothing_of_a_run_is_on_the_wire_in_clear(tmp_path: Path) -> None:
+    """All that goes through two relays: one before the coordinator, one before a site."""
+    seen: list[bytes] = []
+
+    def keep(data: bytes) -> bytes:
+        seen.append(data)
+        return data
+
+    async def whole() -> None:
+        with LocalRun(tmp_path, SETTINGS, secured=True) as run:
+            run.start_coordinator()
+            before_run = await Relay(run.address).start()
+            before_run.change = keep
+            invite = run.invite("berlin", addresses=[before_run.address])
+            listen = "127.0.0.1:0"
+            await asyncio.to_thread(atoll, run, "join", str(invite), "--home", str(run.home("berlin")), "--enrol-only")
+            from tests.harness.sockets import free_address
+
+            listen = free_address()
+            before_site = await Relay(listen).start()
+            before_site.change = keep
+            extra = ["--listen", listen, "--advertise", before_site.address]
+            await asyncio.to_thread(run.start_node, "berlin", MODEL, extra=extra)
+            await asyncio.to_thread(run.start_node, "paris", MODEL)
+            assert await asyncio.to_thread(run.wait_all, LIMIT_S) == {"berlin": 0, "paris": 0}
+            key = (run.home("berlin") / "key").read_bytes()
+            await before_run.stop()
+            await before_site.stop()
+            wire = b"".join(seen)
+            assert len(wire) > 10_000
+            for secret in (
+                b"secret-run",
+                b"secret_tensor",
+                b"berlin",
+                b"paris",
+                b"coordinator",
+                b"fp32",
+                key,
+                key.hex().encode(),
+            ):
+                assert secret not in wire, secret
+            assert before_site.num_connections > 0
+            assert before_run.num_connections > 0
+
+    asyncio.run(whole())
+
+
+def test_what_a_site_shows_is_renewed_without_a_sync_that_fails(tmp_path: Path) -> None:
+    """Certificates of 12 seconds, looked at every second: a run that lasts longer than several of them."""
+    program = [sys.executable, str(Path(__file__).parents[1] / "workers" / "short_certificates.py")]
+    with LocalRun(tmp_path, FOREVER, secured=True, program=program[1:]) as run:
+        coordinator = run.start_coordinator()
+        for name in "ab":
+            run.start_node(name, MODEL)
+        for process in (coordinator, run.nodes["a"], run.nodes["b"]):
+            for _ in range(2):
+                process.wait_for_line(r"the certificate is renewed", LIMIT_S)
+        run.wait(lambda s: sum("renewed" in line for line in run.nodes["a"].lines) > 2, LIMIT_S)
+        before = run.status()["last_commit"]
+        run.start_node("c", MODEL)
+        status = run.wait(lambda s: s["last_commit"] > before + 2 and count_contributors(s, 3), LIMIT_S)
+        assert status["num_evicted"] == 0
+        assert status["num_attempts"] - status["last_commit"] <= 1, "no sync was begun again"
+
+
+def test_a_certificate_that_is_shown_by_nobody_who_may(tmp_path: Path) -> None:
+    """The key of a site, with a certificate of its own making: TLS refuses it before any of it is read."""
+    with LocalRun(tmp_path, FOREVER, secured=True) as run:
+        run.start_coordinator()
+        assert (
+            atoll(run, "join", str(run.invite("a")), "--home", str(run.home("a")), "--enrol-only").popen.returncode == 0
+        )
+        folder = run.home("a") / enrolled.FOLDER
+        found = enrolled.load(folder)
+        assert found is not None
+        key = certificates.key_from_pem(found.shown.key)
+        root = certificates.Root.made(
+            certificates.salt_of(certificates.from_pem(found.shown.roots)[0]), certificates.CLOCKS_DIFFER_BY,
+            date_of(1.8e9),
+        )  # fmt: skip
+        own = root.sign(key.public_key(), found.subject, certificates.CLOCKS_DIFFER_BY, date_of(1.8e9))
+        shown = Shown(found.shown.roots, certificates.to_pem(own), found.shown.key)
+        handshake = MutualTls("secret-run", shown).towards(Kind.COORDINATOR)
+        with grpc.secure_channel(run.address, handshake.credentials, options=[transport.expects(handshake)]) as channel:
+            with pytest.raises(grpc.RpcError) as refused:
+                session_pb2_grpc.CoordinatorServiceStub(channel).Status(session_pb2.StatusRequest(), timeout=5)
+            assert refused.value.code() is grpc.StatusCode.UNAVAILABLE

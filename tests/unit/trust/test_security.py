@@ -1,0 +1,152 @@
+"""Mutual TLS on real sockets of one process."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from atoll.node.exchange.peers.listener import listen
+from atoll.node.exchange.peers.rpc import PROBE_METHOD
+from atoll.protocol import transport
+from atoll.protocol.dates import date_of
+from atoll.protocol.errors import InvalidMessage, PeerError
+from atoll.protocol.trust import certificates, renewing
+from atoll.protocol.trust.certificates import Root
+from atoll.protocol.trust.names import Kind, Subject
+from atoll.protocol.trust.security import MutualTls, Shown
+from tests.simulation.loop import SimLoop
+
+NOW_S = 1_764_000_000.0
+DAY = timedelta(days=1)
+SALT = bytes(range(16))
+ROOT = Root.made(SALT, 36500 * DAY, date_of(NOW_S))
+
+
+def shown(kind: Kind, name: str = "", *, root: Root = ROOT, life: timedelta = 3650 * DAY) -> Shown:
+    key = certificates.new_key()
+    certificate = root.sign(key.public_key(), Subject("run", kind, name), life, date_of(NOW_S))
+    return Shown(certificates.to_pem(root.certificate), certificates.to_pem(certificate), certificates.key_to_pem(key))
+
+
+def tls(kind: Kind, name: str = "", *, root: Root = ROOT) -> MutualTls:
+    return MutualTls("run", shown(kind, name, root=root))
+
+
+async def probed(port: int, handshake: transport.Handshake | None) -> grpc.StatusCode:
+    channel = transport.open_channel(f"127.0.0.1:{port}", handshake=handshake, max_message_bytes=1000)
+    try:
+        call: Any = channel.unary_unary(PROBE_METHOD)
+        assert await call(b"who", timeout=5) == b"b"
+    except grpc.aio.AioRpcError as error:
+        return error.code()
+    finally:
+        await channel.close()
+    return grpc.StatusCode.OK
+
+
+def test_only_sites_of_the_run_that_expect_this_one_are_answered() -> None:
+    async def answer(asked: bytes, context: Any) -> bytes:
+        return b"b"
+
+    async def main() -> list[grpc.StatusCode]:
+        handlers = {"Probe": grpc.unary_unary_rpc_method_handler(answer)}
+        server, port = await listen("127.0.0.1:0", handlers, security=tls(Kind.SITE, "b"))
+        a = tls(Kind.SITE, "a")
+        without = transport.Handshake(grpc.ssl_channel_credentials(a.shown.roots), a.towards(Kind.SITE, "b").expected)
+        try:
+            return [
+                await probed(port, a.towards(Kind.SITE, "b")),
+                await probed(port, tls(Kind.SITE_IDENTITY, "a").towards(Kind.SITE, "b")),
+                await probed(port, tls(Kind.COORDINATOR).towards(Kind.SITE, "b")),
+                await probed(port, a.towards(Kind.SITE, "c")),
+                await probed(port, without),
+                await probed(port, None),
+                await probed(
+                    port, tls(Kind.SITE, "a", root=Root.made(SALT, DAY, date_of(NOW_S))).towards(Kind.SITE, "b")
+                ),
+            ]
+        finally:
+            await server.stop(None)
+
+    unavailable, denied = grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.PERMISSION_DENIED
+    assert asyncio.run(main()) == [grpc.StatusCode.OK, denied, denied, *[unavailable] * 4]
+
+
+def test_a_server_shows_what_was_renewed_from_the_next_connection_on(tmp_path: Path) -> None:
+    client = shown(Kind.SITE, "a")
+    (tmp_path / "a.pem").write_bytes(client.certificate + client.key)
+
+    async def seen(port: int) -> bytes:
+        """The certificate that a new connection is shown, as PEM; and that it is TLS 1.3."""
+        context = ssl.create_default_context(cadata=client.roots.decode())
+        context.check_hostname = False
+        context.load_cert_chain(tmp_path / "a.pem")
+        context.set_alpn_protocols(["h2"])
+        _, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context)
+        connection = writer.get_extra_info("ssl_object")
+        writer.close()
+        assert connection.version() == "TLSv1.3"
+        return ssl.DER_cert_to_PEM_cert(connection.getpeercert(binary_form=True)).encode()
+
+    async def main() -> None:
+        security = tls(Kind.SITE, "b")
+        told: list[Shown] = []
+        security.told.append(told.append)
+        server, port = await listen("127.0.0.1:0", {}, security=security)
+        try:
+            first = security.shown
+            assert await seen(port) == first.certificate
+            assert await seen(port) == first.certificate
+            security.show(shown(Kind.SITE, "b"))
+            assert security.shown.certificate != first.certificate
+            assert await seen(port) == security.shown.certificate
+            assert told == [security.shown]
+        finally:
+            await server.stop(None)
+
+    asyncio.run(main())
+
+
+def test_what_is_shown_is_renewed_when_it_is_due_and_tried_again_where_that_fails(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    first, second = shown(Kind.SITE, "a", life=DAY), shown(Kind.SITE, "a", life=2 * DAY)
+    security = MutualTls("run", first)
+    tried: list[float] = []
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+
+        async def renew() -> Shown:
+            tried.append(loop.time())
+            if len(tried) < 3:
+                raise PeerError("no coordinator")
+            return second
+
+        task = loop.create_task(renewing.keep_in_force(security, renew, lambda: NOW_S + loop.time()))
+        await asyncio.sleep(24 * 3600)
+        task.cancel()
+
+    with asyncio.Runner(loop_factory=lambda: SimLoop(0)) as runner:
+        runner.run(main())
+    assert security.shown is second
+    due_s = 16 * 3600.0
+    assert [round((at_s - due_s) // renewing.LOOK_EVERY_S) for at_s in tried] == [0, 1, 2]
+    warnings = [record for record in caplog.records if "is not renewed yet" in record.message]
+    assert len(warnings) == 1, "the same problem is said once"
+    assert "holds until 2025-11-25 16:00:00 UTC" in warnings[0].message
+
+
+def test_a_key_that_is_not_of_the_certificate_is_refused() -> None:
+    mixed = Shown(ROOT_PEM, shown(Kind.SITE, "a").certificate, shown(Kind.SITE, "a").key)
+    with pytest.raises(InvalidMessage, match="do not belong together"):
+        MutualTls("run", mixed)
+
+
+ROOT_PEM = certificates.to_pem(ROOT.certificate)
