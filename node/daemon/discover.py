@@ -43,8 +43,8 @@ async def discover(address: str, handshake: transport.Handshake | None, wait_s: 
                 if left_s <= RETRY_S:
                     raise PeerError(
                         f"no coordinator at {address} ({error.details() or error.code().name}); "
-                        "start it with `atoll coordinator run.toml`, or check --coordinator HOST:PORT; one that is in plain text, "
-                        "or is not, is not heard by the other kind (--insecure)"
+                        "start it with `atoll coordinator run.toml`, or check --coordinator HOST:PORT; where "
+                        "one of the two is in plain text (--insecure), the other must be"
                     ) from None
             if not told:
                 log.warning("no coordinator at %s yet; waiting up to %.0f s", address, wait_s)

@@ -55,7 +55,7 @@ def test_only_sites_of_the_run_that_expect_this_one_are_answered() -> None:
         return b"b"
 
     async def main() -> list[grpc.StatusCode]:
-        handlers = {"Probe": grpc.unary_unary_rpc_method_handler(answer)}
+        handlers: dict[str, Any] = {"Probe": grpc.unary_unary_rpc_method_handler(answer)}
         server, port = await listen("127.0.0.1:0", handlers, security=tls(Kind.SITE, "b"))
         a = tls(Kind.SITE, "a")
         without = transport.Handshake(grpc.ssl_channel_credentials(a.shown.roots), a.towards(Kind.SITE, "b").expected)
