@@ -24,6 +24,7 @@ from atoll.coordinator.core.events import (
     ResetAsked,
     RollbackAsked,
     StopAsked,
+    TakeBackAsked,
 )
 from atoll.protocol import strict
 from atoll.protocol.errors import ConfigError, HostError
@@ -45,6 +46,7 @@ COMMANDS: dict[str, type[Asked] | type[StatusAsked]] = {
     "let-in": LetInAsked,
     "reset": ResetAsked,
     "invite": InviteAsked,
+    "take-back": TakeBackAsked,
     "status": StatusAsked,
 }
 

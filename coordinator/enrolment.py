@@ -11,16 +11,16 @@ import grpc
 from atoll.coordinator.authority import Authority
 from atoll.coordinator.core.core import Core
 from atoll.coordinator.core.events import Answer, Asked, InviteAsked, JoinAsked
-from atoll.protocol.addresses import parse_address
-from atoll.protocol.errors import AtollError, ConfigError, RefusedError
+from atoll.protocol.addresses import is_unspecified
+from atoll.protocol.errors import AtollError, ConfigError, InvalidMessage, RefusedError
 from atoll.protocol.status import abort
 from atoll.protocol.trust import certificates
+from atoll.protocol.trust.invites import check_addresses
 from atoll.protocol.trust.names import ROLES, Kind
 from atoll.protocol.trust.security import Caller, Security
 from atoll.protocol.v1 import session_pb2
 
 KINDS = {kind: role for role, kind in ROLES.items()}
-ANY_ADDRESS = ("0.0.0.0", "::")
 
 
 class Enrolment:
@@ -62,13 +62,14 @@ class Enrolment:
         authority = self._authority
         try:
             addresses = asked.addresses or (own_address,)
+            check_addresses(addresses)
             for address in addresses:
-                if parse_address(address)[0] in ANY_ADDRESS:
+                if is_unspecified(address):
                     raise ConfigError(
                         f"{address} is every address of this machine: say where sites reach it, with `atoll invite "
                         "--address HOST:PORT` or `atoll coordinator --advertise HOST:PORT`"
                     )
-        except ConfigError as error:
+        except (ConfigError, InvalidMessage) as error:
             return Answer(asked.request, str(error))
         asked = replace(asked, invite_id=authority.new_invite_id(), now_s=authority.machine.wall_time())
         answer = await self._ask(asked)

@@ -18,6 +18,7 @@ from atoll.coordinator.service import CoordinatorServer
 from atoll.coordinator.sqlite_store import SqliteStore
 from atoll.coordinator.web import status_pages
 from atoll.protocol import outer
+from atoll.protocol.errors import HostError
 from atoll.protocol.exit_codes import ENDED_AT_ONCE
 from atoll.protocol.machine import Machine
 from atoll.protocol.outer_settings import AUTO
@@ -33,13 +34,20 @@ END_LIMIT_S = 2.0
 
 
 async def secured(
-    config: CoordinatorConfig, run_id: str, machine: Machine, stack: AsyncExitStack
+    config: CoordinatorConfig, run_id: str, machine: Machine, stack: AsyncExitStack, *, is_new: bool
 ) -> tuple[Authority | None, Security]:
-    """The run's root, and what this process shows, which is renewed until `stack` ends; neither in plain text. Raises
-    HostError or ConfigError."""
+    """The run's root, and what this process shows, which is renewed until `stack` ends; neither in plain text.
+    `is_new`: there was no store. Raises HostError or ConfigError."""
     if config.insecure:
         return None, PLAIN
-    authority = await asyncio.to_thread(Authority.opened, folder_of(config.store_path), run_id, machine)
+    folder = folder_of(config.store_path)
+    if not is_new and not folder.exists():
+        raise HostError(
+            f"{config.store_path} is there and {folder.name} beside it is not, without which no site knows this "
+            f"coordinator: restore it from a copy. If this run has been in plain text so far, or nobody has joined it, "
+            f"`mkdir {folder}`: another root is made then, and every site needs a new invite"
+        )
+    authority = await asyncio.to_thread(Authority.opened, folder, run_id, machine)
     tls = MutualTls(run_id, authority.shown())
 
     async def renew() -> Shown:
@@ -69,10 +77,11 @@ async def serve(
 
         # Until all is closed: a store on a disk that is stuck keeps that waiting.
         stack.callback(Signals(first, lambda _: end_process(ENDED_AT_ONCE), END_LIMIT_S).close)
+        is_new = not config.store_path.exists()
         store = SqliteStore(config.store_path)
         stack.callback(store.close)
         machine = Machine()
-        authority, security = await secured(config, settings.run_id, machine, stack)
+        authority, security = await secured(config, settings.run_id, machine, stack, is_new=is_new)
         server = CoordinatorServer(
             config, settings, store, parent_json, machine, authority=authority, security=security
         )

@@ -33,6 +33,15 @@ def join_address(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
+def is_unspecified(address: str) -> bool:
+    """Whether "HOST:PORT" is every address of its machine, at which nobody is reached."""
+    host, _ = parse_address(address)
+    try:
+        return ipaddress.ip_address("0.0.0.0" if host == "0" else host).is_unspecified
+    except ValueError:
+        return False
+
+
 def is_loopback(address: str) -> bool:
     """Whether "HOST:PORT" can only be reached from this machine. Names are not looked up."""
     host, _ = parse_address(address)

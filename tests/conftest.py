@@ -39,7 +39,7 @@ settings.load_profile("atoll")
 
 ENVIRONMENT = pytest.StashKey[dict[str, str]]()
 """Of a test: as it began."""
-GARBAGE_THRESHOLDS = 50_000, 20, 50
+GARBAGE_THRESHOLDS = 5_000, 10, 10
 MANY_FILES = 256
 """Of the 1,024 that a process may have open on many machines."""
 

@@ -73,4 +73,13 @@ class JoinAsked:
     request: int = 0
 
 
-Asked = StopAsked | RollbackAsked | EvictAsked | LetInAsked | ResetAsked | InviteAsked | JoinAsked
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TakeBackAsked:
+    """Nobody is, or comes in as, that any more by the invites that there are."""
+
+    role: str
+    name: str
+    request: int = 0
+
+
+Asked = StopAsked | RollbackAsked | EvictAsked | LetInAsked | ResetAsked | InviteAsked | JoinAsked | TakeBackAsked

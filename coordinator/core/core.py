@@ -169,6 +169,8 @@ class Core:
                 run.answer(request, keeping_out.reset(run, reason))
             case e.InviteAsked():
                 run.answer(event.request, invites.invite(run, event))
+            case e.TakeBackAsked():
+                run.answer(event.request, invites.take_back(run, event))
             case e.JoinAsked():
                 run.answer(event.request, *invites.use(run, event))
             case e.CommitsRead():

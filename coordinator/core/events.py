@@ -13,6 +13,7 @@ from atoll.coordinator.core.asked import (
     ResetAsked,
     RollbackAsked,
     StopAsked,
+    TakeBackAsked,
 )
 from atoll.coordinator.core.sync.chunk_sizes import ChunkSizes
 from atoll.protocol.layout import Manifest, Role

@@ -83,6 +83,7 @@ class Run:
         for name, kept_out in self.kept_out.items():
             if (unwanted := self.members.sites.get(name)) is not None:
                 unwanted.is_gone(f"kept out: {kept_out.reason}")
+        self.misused_invites: set[str] = set()
         self.invites = {r.invite_id: r for r in persisted.all(e.InviteRecord)}
         reset = persisted.one(e.ResetRecord)
         self.void_starts = set(reset.void_starts) if reset is not None else set()
@@ -201,16 +202,32 @@ class Run:
         """Neither this name nor this key comes in any more."""
         self.kept_out[record.name] = record
         self.persist(record)
+        self._tell_kept_out(self.members.sites.values())
 
     def let_in(self, name: str) -> None:
         """A site that was kept out may come in again."""
         del self.kept_out[name]
         self.persist(e.LetInRecord(name))
+        self._tell_kept_out(self.members.sites.values())
+
+    def tell_kept_out(self, site: Site) -> None:
+        """A site that has come, also where nobody is: somebody may have been let in while it was away."""
+        self._tell_kept_out([site])
+
+    def _tell_kept_out(self, sites: Iterable[Site]) -> None:
+        word = m.KeptOut(names=tuple(sorted(self.kept_out))[: m.MAX_KEPT_OUT])
+        self.send_all((site for site in sites if site.is_certified), word)
 
     def keep_invite(self, record: e.InviteRecord) -> None:
         """As it is from now on."""
         self.invites[record.invite_id] = record
         self.persist(record)
+
+    def is_first_misuse(self, invite_id: str) -> bool:
+        """Of a used invite by another key, since this start: whoever has it may show it again and again."""
+        is_first = invite_id not in self.misused_invites
+        self.misused_invites.add(invite_id)
+        return is_first
 
     def forget_invite(self, invite_id: str) -> None:
         """Nobody is known by it, and nobody can use it any more."""

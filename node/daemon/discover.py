@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import socket
+from collections.abc import Sequence
 
 import grpc
 
@@ -20,36 +21,43 @@ log = logging.getLogger(__name__)
 RETRY_S = 0.5
 
 
-async def discover(address: str, handshake: transport.Handshake | None, wait_s: float) -> RunSettings:
-    """The run of the coordinator at `address`, which may still be starting. Raises PeerError after `wait_s`,
-    RefusedError at once."""
-    addresses.parse_address(address)
-    channel = transport.open_channel(
-        address, handshake=handshake, max_message_bytes=transport.MAX_SESSION_MESSAGE_BYTES
-    )
-    deadline = asyncio.get_running_loop().time() + wait_s
-    told = False
-    try:
-        while True:
+async def discover(
+    addresses_of_it: Sequence[str], handshake: transport.Handshake | None, wait_s: float
+) -> tuple[RunSettings, str]:
+    """The run of the coordinator, which may still be starting, and the first of its addresses that answers. Raises
+    PeerError after `wait_s`, RefusedError at once."""
+    for address in addresses_of_it:
+        addresses.parse_address(address)
+    deadline, told, problem = asyncio.get_running_loop().time() + wait_s, False, ""
+    while True:
+        for address in addresses_of_it:
             left_s = deadline - asyncio.get_running_loop().time()
             try:
-                reply = await session_pb2_grpc.CoordinatorServiceStub(channel).Status(
-                    session_pb2.StatusRequest(), timeout=max(min(left_s, 2.0), RETRY_S)
-                )
-                return settings_in(reply.json, address)
+                return await _asked(address, handshake, max(min(left_s, 2.0), RETRY_S)), address
             except grpc.aio.AioRpcError as error:
                 if error.code() is grpc.StatusCode.PERMISSION_DENIED:
                     raise from_rpc_error(error, f"the coordinator at {address}") from None
-                if left_s <= RETRY_S:
-                    raise PeerError(
-                        f"no coordinator at {address} ({error.details() or error.code().name}); "
-                        "start it with `atoll coordinator run.toml`, or check --coordinator HOST:PORT; where "
-                        "one of the two is in plain text (--insecure), the other must be"
-                    ) from None
-            if not told:
-                log.warning("no coordinator at %s yet; waiting up to %.0f s", address, wait_s)
-                told = True
-            await asyncio.sleep(RETRY_S)
+                problem = error.details() or error.code().name
+        where = " or ".join(addresses_of_it)
+        if deadline - asyncio.get_running_loop().time() <= RETRY_S:
+            raise PeerError(
+                f"no coordinator at {where} ({problem}); start it with `atoll coordinator run.toml`, or check "
+                "--coordinator HOST:PORT; where one of the two is in plain text (--insecure), the other must be"
+            )
+        if not told:
+            log.warning("no coordinator at %s yet; waiting up to %.0f s", where, wait_s)
+            told = True
+        await asyncio.sleep(RETRY_S)
+
+
+async def _asked(address: str, handshake: transport.Handshake | None, limit_s: float) -> RunSettings:
+    channel = transport.open_channel(
+        address, handshake=handshake, max_message_bytes=transport.MAX_SESSION_MESSAGE_BYTES
+    )
+    try:
+        stub = session_pb2_grpc.CoordinatorServiceStub(channel)
+        reply = await stub.Status(session_pb2.StatusRequest(), timeout=limit_s)
+        return settings_in(reply.json, address)
     finally:
         await channel.close()
 

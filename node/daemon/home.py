@@ -6,6 +6,8 @@ import fcntl
 import os
 import shutil
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from atoll.protocol import wire
@@ -49,6 +51,31 @@ def _refuse_if_others_can_reach(folder: Path) -> None:
 
 def _manifest_check(body: bytes) -> bytes:
     return Digest("atoll/manifest-file/v1").data(body).finish()
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """No node uses the home meanwhile, and nobody else joins with it. Raises HostError."""
+    try:
+        make_folder(folder)
+        descriptor = _lock(folder)
+    except OSError as error:
+        raise HostError(f"home folder {folder}: {error.strerror}; choose another with --home") from None
+    try:
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _lock(folder: Path) -> int:
+    """The descriptor that holds it. Raises HostError if another process has it, OSError."""
+    descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        raise HostError(f"home folder {folder} is in use by another node; stop it or choose --home") from None
+    return descriptor
 
 
 def count_on(folder: Path, last_start: int, disk: Disk) -> None:
@@ -108,14 +135,9 @@ class Home(HomeFolders):
                 make_folder(folder)
                 sync_folder(folder.parent)
             _refuse_if_others_can_reach(folder)
-            self._lock_fd = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            self._lock_fd = _lock(folder)
         except OSError as error:
             raise HostError(f"home folder {folder}: {error.strerror}; choose another with --home") from None
-        try:
-            fcntl.flock(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(self._lock_fd)
-            raise HostError(f"home folder {folder} is in use by another node; stop it or choose --home") from None
         try:
             self._remove_left_over()
             self.key = self._read_key(machine)

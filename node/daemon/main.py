@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 from contextlib import AsyncExitStack
+from dataclasses import replace
 
 from atoll.node.daemon.config import NodeConfig, default_home, validate
 from atoll.node.daemon.discover import discover
@@ -22,6 +23,7 @@ from atoll.node.threads import giving_way
 from atoll.protocol.exit_codes import ENDED_AT_ONCE
 from atoll.protocol.machine import Machine
 from atoll.protocol.signals import Signals, end_process
+from atoll.protocol.transport import Handshake
 from atoll.protocol.trust.names import Kind
 
 log = logging.getLogger("atoll.node")
@@ -54,10 +56,14 @@ async def run_node(config: NodeConfig) -> int:
         stack.callback(signals.close)  # at the very end: what is closed before may wait for a disk
         asyncio.get_running_loop().set_default_executor(giving_way(MAX_DISK_THREADS, "disk", config.nice))
         prepared = asyncio.create_task(asyncio.to_thread(prepare_kernels))
-        identity = Identity.of(config)
-        handshake = identity.before_coordinator.towards(Kind.COORDINATOR) if identity is not None else None
-        settings = await discover(config.coordinator, handshake, FIRST_CONTACT_S)
         machine = Machine()
+        identity = await asyncio.to_thread(Identity.of, config, machine.wall_time())
+        handshake: Handshake | None = None
+        coordinators: tuple[str, ...] = (config.coordinator,)
+        if identity is not None:
+            handshake, coordinators = identity.before_coordinator.towards(Kind.COORDINATOR), identity.addresses
+        settings, address = await discover(coordinators, handshake, FIRST_CONTACT_S)
+        config = replace(config, coordinator=address)
         home = Home(config.home or default_home(settings.run_id, config.name, os.environ), machine)
         stack.callback(home.close)
         log_to(home.folder, stack, debug=config.debug)
@@ -68,7 +74,7 @@ async def run_node(config: NodeConfig) -> int:
         if settings.data == "local" and not config.data_paths and not config.command:
             log.warning("no --data: this site trains on the source of Python's standard library")
         plane = await asyncio.to_thread(DataPlane.load, home, settings, config.num_kernel_threads)
-        security = await identity.secured(machine, stack) if identity is not None else NodeSecurity()
+        security = await identity.secured(machine, stack, FIRST_CONTACT_S) if identity is not None else NodeSecurity()
         met = await meet_peers(
             config, settings.run_id, home, machine, stack, security=security.among_sites, towards=config.coordinator
         )

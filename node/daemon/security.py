@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
 from atoll.node.daemon.config import NodeConfig
-from atoll.protocol.errors import ConfigError
+from atoll.protocol.errors import ConfigError, PeerError
 from atoll.protocol.machine import Machine
 from atoll.protocol.trust import enrolled
-from atoll.protocol.trust.enrolled import Enrolled
 from atoll.protocol.trust.joining import renew
 from atoll.protocol.trust.names import Kind, Subject
 from atoll.protocol.trust.renewing import keep_in_force
 from atoll.protocol.trust.security import PLAIN, MutualTls, Security, Shown
+
+log = logging.getLogger("atoll.node")
+
+RETRY_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,11 +34,13 @@ class NodeSecurity:
 class Identity:
     """A site that has joined its run."""
 
-    enrolled: Enrolled
+    subject: Subject
+    addresses: tuple[str, ...]
+    """Of the coordinator, the one that --coordinator says first."""
     before_coordinator: MutualTls
 
     @classmethod
-    def of(cls, config: NodeConfig) -> Identity | None:
+    def of(cls, config: NodeConfig, now_s: float) -> Identity | None:
         """Of what lies in the home; None in plain text. Raises ConfigError."""
         if config.insecure:
             return None
@@ -42,16 +49,33 @@ class Identity:
             raise ConfigError(f"no site has joined a run with {config.home}: `atoll join`, with an invite, does")
         if found.subject.kind is not Kind.SITE_IDENTITY or found.subject.name != config.name:
             raise ConfigError(f"{config.home} is of {found.subject}, not of site {config.name}")
-        return cls(found, MutualTls(found.subject.run_id, found.shown))
+        if warning := enrolled.check_dates(found, now_s):
+            log.warning("%s", warning)
+        addresses = tuple(dict.fromkeys(filter(None, (config.coordinator, *found.addresses))))
+        return cls(found.subject, addresses, MutualTls(found.subject.run_id, found.shown))
 
-    async def secured(self, machine: Machine, stack: AsyncExitStack) -> NodeSecurity:
-        """With a certificate for other sites, which is renewed until `stack` ends. Raises PeerError or RefusedError."""
-        subject = Subject(self.enrolled.subject.run_id, Kind.SITE, self.enrolled.subject.name)
+    async def secured(self, machine: Machine, stack: AsyncExitStack, wait_s: float) -> NodeSecurity:
+        """With a certificate for other sites, which is renewed until `stack` ends. Raises PeerError if no coordinator
+        answers within `wait_s`, or RefusedError."""
+        subject = Subject(self.subject.run_id, Kind.SITE, self.subject.name)
 
         async def another() -> Shown:
-            return await renew(self.before_coordinator, self.enrolled.addresses, subject)
+            return await renew(self.before_coordinator, self.addresses, subject)
 
-        among_sites = MutualTls(subject.run_id, await another())
+        among_sites = MutualTls(subject.run_id, await _within(wait_s, another))
         renewing = asyncio.create_task(keep_in_force(among_sites, another, machine.wall_time))
         stack.callback(renewing.cancel)
         return NodeSecurity(self.before_coordinator, among_sites)
+
+
+async def _within(wait_s: float, call: Callable[[], Awaitable[Shown]]) -> Shown:
+    """The coordinator may be starting again just now."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + wait_s
+    while True:
+        try:
+            return await call()
+        except PeerError:
+            if loop.time() + RETRY_S > deadline:
+                raise
+        await asyncio.sleep(RETRY_S)

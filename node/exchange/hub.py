@@ -150,6 +150,11 @@ class Hub:
             incarnation=self.incarnation,
         )
 
+    def keep_out(self, names: Collection[str]) -> None:
+        """Sites of these names, and of no others, are not dialled and not answered from now on."""
+        self.claims.keep_out(names)
+        self.dialer.keep_out(names)
+
     # --- exchanges
 
     def share(self, plan: Plan, data: SyncData) -> Callable[[], Share]:
@@ -292,12 +297,18 @@ class Hub:
         index = Index(outer.layout.manifest, outer.slots, len(outer.layout.fragments))
         index.learn(sources)
         self.claims.learn(sources.donors)
+
+        async def ask_again(absent: tuple[int, ...]) -> Sources:
+            found = await refresh(absent)
+            self.claims.learn(found.donors)
+            return found
+
         donors = Donors(
             index=index,
             header=self.identity(),
             dialer=self.dialer,
             counters=self.counters,
-            refresh=refresh,
+            refresh=ask_again,
             undialable=undialable,
             expected=self.expected_donors,
             pace=pace,

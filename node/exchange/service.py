@@ -73,6 +73,7 @@ class PeerService:
         if len(request.open.has_payloads) > MAX_HAS_PAYLOADS:
             raise InvalidMessage(f"{len(request.open.has_payloads)} payloads listed, at most {MAX_HAS_PAYLOADS} may be")
         exchange, member = await self.hub.find(request.open)
+        self.hub.claims.check(context, member.site_id)  # a stream that came before its plan has been named by it
         ids = range(request.open.first_chunk, request.open.first_chunk + request.open.num_chunks)
         key = exchange, member.site_id  # what hangs of another attempt has other ranges, and takes no place
         streams = self._streams.setdefault(key, {})

@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from atoll.protocol.digest import Digest
-from atoll.protocol.errors import InvalidMessage
+from atoll.protocol.errors import HostError, InvalidMessage
 from atoll.protocol.trust.names import Kind, Subject, parse_uri
 
 MAX_DER_BYTES = 4096
@@ -23,6 +23,16 @@ KEY_BYTES = 32
 SALT_BYTES = 16
 DIALLED = frozenset({Kind.COORDINATOR, Kind.SITE})
 """Whose certificates serve, too."""
+
+_UNREADABLE = (
+    ValueError,
+    TypeError,
+    UnsupportedAlgorithm,
+    InvalidSignature,
+    x509.DuplicateExtension,
+    x509.UnsupportedGeneralNameType,
+)
+"""What `cryptography` raises for what it cannot read."""
 
 PrivateKey = ec.EllipticCurvePrivateKey
 PublicKey = ec.EllipticCurvePublicKey
@@ -58,7 +68,7 @@ def key_from_pem(data: bytes) -> PrivateKey:
     """Raises InvalidMessage."""
     try:
         key = serialization.load_pem_private_key(data, None)
-    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+    except _UNREADABLE as error:
         raise InvalidMessage(f"not a key: {error}") from None
     if not isinstance(key, ec.EllipticCurvePrivateKey) or not isinstance(key.curve, ec.SECP256R1):
         raise InvalidMessage("a key that is not of the curve P-256")
@@ -91,7 +101,7 @@ def requested_key(data: bytes) -> PublicKey:
     try:
         found = x509.load_der_x509_csr(data)
         key, is_signed = found.public_key(), found.is_signature_valid
-    except (ValueError, TypeError, UnsupportedAlgorithm, InvalidSignature) as error:
+    except _UNREADABLE as error:
         raise InvalidMessage(f"not a signing request: {error}") from None
     if not is_signed:
         raise InvalidMessage("a signing request that is not signed by its own key")
@@ -117,7 +127,7 @@ def from_der(data: bytes) -> Certificate:
         raise InvalidMessage(f"a certificate of {len(data)} bytes, at most {MAX_DER_BYTES} may be")
     try:
         return x509.load_der_x509_certificate(data)
-    except ValueError as error:
+    except _UNREADABLE as error:
         raise InvalidMessage(f"not a certificate: {error}") from None
 
 
@@ -125,7 +135,7 @@ def from_pem(data: bytes) -> list[Certificate]:
     """One or more. Raises InvalidMessage."""
     try:
         return x509.load_pem_x509_certificates(data)
-    except ValueError as error:
+    except _UNREADABLE as error:
         raise InvalidMessage(f"not a certificate: {error}") from None
 
 
@@ -133,7 +143,7 @@ def subject_of(certificate: Certificate) -> Subject:
     """Raises InvalidMessage."""
     try:
         names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    except (x509.ExtensionNotFound, ValueError):
+    except (x509.ExtensionNotFound, *_UNREADABLE):
         raise InvalidMessage("a certificate without a subject alternative name") from None
     uris = names.get_values_for_type(x509.UniformResourceIdentifier)
     if len(uris) != 1:
@@ -143,9 +153,12 @@ def subject_of(certificate: Certificate) -> Subject:
 
 def digest_of(certificate: Certificate) -> bytes:
     """Of its key. Raises InvalidMessage."""
-    key = certificate.public_key()
-    if not isinstance(key, ec.EllipticCurvePublicKey):
-        raise InvalidMessage("a certificate of a key that is not of an elliptic curve")
+    try:
+        key = certificate.public_key()
+    except _UNREADABLE as error:
+        raise InvalidMessage(f"a certificate of a key that cannot be read: {error}") from None
+    if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
+        raise InvalidMessage("a certificate of a key that is not of the curve P-256")
     return key_digest(key)
 
 
@@ -191,6 +204,8 @@ class Root:
             names.append(x509.DNSName(subject.dns_name(salt_of(self.certificate))))
             usages.append(ExtendedKeyUsageOID.SERVER_AUTH)
         life = min(life, self.certificate.not_valid_after_utc - now)
+        if life <= timedelta(0):
+            raise HostError("the run's root has expired, or this machine's clock is wrong: nothing can be signed")
         return (
             _builder(x509.Name([]), self.certificate.subject, key, now, life)
             .add_extension(x509.SubjectAlternativeName(names), critical=True)

@@ -4,20 +4,26 @@ is."""
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from atoll.protocol.addresses import parse_address
+from atoll.protocol.dates import utc
 from atoll.protocol.disk import Disk, make_folder
 from atoll.protocol.errors import ConfigError, HostError, InvalidMessage
 from atoll.protocol.trust import certificates
 from atoll.protocol.trust.certificates import PrivateKey
+from atoll.protocol.trust.invites import Invite
 from atoll.protocol.trust.names import Subject
 from atoll.protocol.trust.security import Shown
 
 FOLDER = "trust"
 """In a node's home."""
-KEY, CERTIFICATE, ROOTS, COORDINATOR = "identity.key", "identity.pem", "roots.pem", "coordinator.json"
+IDENTITY, ROOTS, COORDINATOR = "identity.pem", "roots.pem", "coordinator.json"
+"""The first one has certificate and key, so that they are replaced together."""
+WARN_BEFORE_S = 30 * 86_400
+"""The end of an identity."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,12 +33,23 @@ class Enrolled:
     """To the coordinator."""
     addresses: tuple[str, ...]
     """Of the coordinator."""
+    invite_id: str
+    """By which it joined."""
+
+    @property
+    def expires_s(self) -> float:
+        """In seconds since 1970."""
+        return certificates.from_pem(self.shown.certificate)[0].not_valid_after_utc.timestamp()
 
 
-def key_in(folder: Path, disk: Disk) -> PrivateKey:
-    """The key of whoever joins with this folder, made and kept before it is shown to anybody: an answer that is lost
-    can be asked for again. Raises HostError, and ConfigError for what is no key."""
-    path = folder / KEY
+def key_for(folder: Path, invite_id: str, disk: Disk) -> PrivateKey:
+    """The key of whoever joins with this folder by that invite, made and kept before it is shown to anybody: an answer
+    that is lost can be asked for again. Another invite gets another key: the old one may be known to others. Raises
+    HostError, and ConfigError for what is no key."""
+    known = load(folder)
+    if known is not None and known.invite_id == invite_id:
+        return certificates.key_from_pem(known.shown.key)
+    path = _pending(folder, invite_id)
     try:
         make_folder(folder.parent)  # the parents that `make_folder` makes are open to others
         make_folder(folder)
@@ -45,33 +62,70 @@ def key_in(folder: Path, disk: Disk) -> PrivateKey:
         raise ConfigError(f"{path}: {error}; remove it, and join with a new invite") from None
 
 
-def keep(folder: Path, certificate: bytes, roots: list[bytes], addresses: tuple[str, ...], disk: Disk) -> None:
-    """Beside the key; the certificate last, by which all of it counts. `certificate` and `roots` are DER. Raises
+def _pending(folder: Path, invite_id: str) -> Path:
+    return folder / f"{invite_id}.key"
+
+
+def keep(
+    folder: Path,
+    invite: Invite,
+    key: PrivateKey,
+    *,
+    certificate: bytes,
+    roots: Sequence[bytes],
+    disk: Disk,
+) -> None:
+    """What came of the invite; the identity last, by which all of it counts. `certificate` and `roots` are DER. Raises
     InvalidMessage or HostError."""
     found = [certificates.from_der(root) for root in roots]
+    for root in found:
+        certificates.salt_of(root)
     disk.write_whole(folder / ROOTS, certificates.to_pem(*found), fsync=True)
-    disk.write_whole(folder / COORDINATOR, json.dumps({"addresses": addresses}).encode(), fsync=True)
-    disk.write_whole(folder / CERTIFICATE, certificates.to_pem(certificates.from_der(certificate)), fsync=True)
+    words = {"addresses": invite.addresses, "invite": invite.invite_id}
+    disk.write_whole(folder / COORDINATOR, json.dumps(words).encode(), fsync=True)
+    identity = certificates.to_pem(certificates.from_der(certificate)) + certificates.key_to_pem(key)
+    disk.write_whole(folder / IDENTITY, identity, fsync=True)
+    for pending in folder.glob("*.key"):
+        pending.unlink()
 
 
 def load(folder: Path) -> Enrolled | None:
     """None if nobody has joined with it. Raises HostError, and ConfigError for what is damaged."""
-    if not (folder / CERTIFICATE).exists():
+    if not (folder / IDENTITY).exists():
         return None
     try:
-        certificate, key = (folder / CERTIFICATE).read_bytes(), (folder / KEY).read_bytes()
-        roots, coordinator = (folder / ROOTS).read_bytes(), json.loads((folder / COORDINATOR).read_bytes())
-        found = certificates.from_pem(certificate)[0]
+        identity = (folder / IDENTITY).read_bytes()
+        roots, words = (folder / ROOTS).read_bytes(), json.loads((folder / COORDINATOR).read_bytes())
+        certificate, key = certificates.from_pem(identity)[0], certificates.key_from_pem(_key_in(identity))
         certificates.salt_of(certificates.from_pem(roots)[0])
-        if certificates.digest_of(found) != certificates.key_digest(certificates.key_from_pem(key).public_key()):
-            raise InvalidMessage(f"{KEY} is not the key of {CERTIFICATE}")
-        addresses = tuple(str(address) for address in coordinator["addresses"])
+        if certificates.digest_of(certificate) != certificates.key_digest(key.public_key()):
+            raise InvalidMessage(f"{IDENTITY} has a key that is not of its certificate")
+        addresses = tuple(str(address) for address in words["addresses"])
         for address in addresses:
             parse_address(address)
         if not addresses:
             raise InvalidMessage(f"{COORDINATOR} names no coordinator")
-        return Enrolled(certificates.subject_of(found), Shown(roots, certificate, key), addresses)
+        shown = Shown(roots, certificates.to_pem(certificate), certificates.key_to_pem(key))
+        return Enrolled(certificates.subject_of(certificate), shown, addresses, str(words["invite"]))
     except OSError as error:
         raise HostError(f"{error.filename}: {error.strerror}") from None
     except (InvalidMessage, ConfigError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{folder}: {error}; remove it, and join with a new invite") from None
+
+
+def _key_in(identity: bytes) -> bytes:
+    """Behind the certificate."""
+    _, begin, rest = identity.partition(b"-----BEGIN PRIVATE KEY-----")
+    return begin + rest
+
+
+def check_dates(found: Enrolled, now_s: float) -> str:
+    """What to warn of, if its end is near; else empty. Raises ConfigError after it."""
+    until_s = found.expires_s
+    if now_s > until_s:
+        raise ConfigError(
+            f"the certificate of {found.subject} has expired at {utc(until_s)}, and this machine's clock says "
+            f"{utc(now_s)}: join with a new invite"
+        )
+    near = f"the certificate of {found.subject} expires at {utc(until_s)}: join with a new invite before"
+    return near if now_s > until_s - WARN_BEFORE_S else ""

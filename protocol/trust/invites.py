@@ -12,6 +12,7 @@ import base64
 import binascii
 import re
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from atoll.protocol.addresses import is_plain, parse_address
@@ -115,12 +116,7 @@ def _read(fields: list[bytes]) -> Invite:
     addresses = tuple(fields[2].decode().split(","))
     if role not in ROLES or not SITE_NAME.fullmatch(name):
         raise InvalidMessage(f"{role!r} {name!r} is no role and name")
-    if not 1 <= len(addresses) <= MAX_ADDRESSES:
-        raise InvalidMessage(f"{len(addresses)} addresses")
-    for address in addresses:
-        parse_address(address)
-        if not is_plain(address):
-            raise InvalidMessage(f"{address!r} is no address")
+    check_addresses(addresses)
     root, certificate = certificates.from_der(fields[3]), certificates.from_der(fields[4])
     key = certificates.key_from_bytes(fields[5])
     certificates.salt_of(root)
@@ -130,3 +126,13 @@ def _read(fields: list[bytes]) -> Invite:
     if certificates.digest_of(certificate) != certificates.key_digest(key.public_key()):
         raise InvalidMessage("its key is not that of its certificate")
     return Invite(run_id, role, name, addresses, root, certificate, key)
+
+
+def check_addresses(addresses: Sequence[str]) -> None:
+    """Raises ConfigError or InvalidMessage for what an invite cannot have."""
+    if not 1 <= len(addresses) <= MAX_ADDRESSES:
+        raise InvalidMessage(f"{len(addresses)} addresses of a coordinator, an invite has 1 to {MAX_ADDRESSES}")
+    for address in addresses:
+        parse_address(address)
+        if not is_plain(address):
+            raise InvalidMessage(f"{address!r} is no address of a coordinator")

@@ -39,12 +39,17 @@ async def keep_in_force(
             continue
         try:
             shown = await renew()
-        except AtollError as error:
-            if str(error) != problem:
-                problem = str(error)
+            tls.show(shown)
+        except Exception as error:  # whatever it is: without a renewal nobody is reached any more
+            if (words := str(error) or type(error).__name__) != problem:
+                problem = words
                 until = certificates.from_pem(tls.shown.certificate)[0].not_valid_after_utc.timestamp()
-                log.warning("the certificate, which holds until %s, is not renewed yet: %s", utc(until), error)
+                is_fault = not isinstance(error, AtollError)
+                log.log(
+                    logging.ERROR if is_fault else logging.WARNING,
+                    "the certificate, which holds until %s, is not renewed yet: %s",
+                    utc(until), problem, exc_info=is_fault,
+                )  # fmt: skip
             continue
-        tls.show(shown)
         due, problem = due_s(shown), ""
         log.info("the certificate is renewed")

@@ -107,7 +107,7 @@ class MutualTls:
         try:
             (certificate,) = certificates.from_pem(shown[0] if shown else b"")
             caller = Caller(certificates.subject_of(certificate), certificates.digest_of(certificate))
-        except (InvalidMessage, ValueError) as error:
+        except (InvalidMessage, ValueError) as error:  # none, or several
             raise RefusedError(f"a certificate that says of nobody who it is: {error}") from None
         if caller.subject.run_id != self._run_id:
             raise RefusedError(f"a certificate of {caller.subject}, this is run {self._run_id}")

@@ -388,6 +388,7 @@ class SessionResponse(_message.Message):
     DIAL_BACK_FIELD_NUMBER: _builtins.int
     SEND_MANIFEST_FIELD_NUMBER: _builtins.int
     REBUILD_COMMIT_FIELD_NUMBER: _builtins.int
+    KEPT_OUT_FIELD_NUMBER: _builtins.int
     SAME_CONTRIBUTORS_FIELD_NUMBER: _builtins.int
     SAME_TREES_FIELD_NUMBER: _builtins.int
     seq: _builtins.int
@@ -440,6 +441,8 @@ class SessionResponse(_message.Message):
     def send_manifest(self) -> Global___SendManifest: ...
     @_builtins.property
     def rebuild_commit(self) -> Global___RebuildCommit: ...
+    @_builtins.property
+    def kept_out(self) -> Global___KeptOut: ...
     def __init__(
         self,
         *,
@@ -468,14 +471,15 @@ class SessionResponse(_message.Message):
         dial_back: Global___DialBack | None = ...,
         send_manifest: Global___SendManifest | None = ...,
         rebuild_commit: Global___RebuildCommit | None = ...,
+        kept_out: Global___KeptOut | None = ...,
         same_contributors: _builtins.bool = ...,
         same_trees: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["abandoned", b"abandoned", "admitted", b"admitted", "body", b"body", "commit", b"commit", "dial_back", b"dial_back", "disputed", b"disputed", "evicted", b"evicted", "finished", b"finished", "header", b"header", "leases", b"leases", "list_payloads", b"list_payloads", "open", b"open", "peers", b"peers", "plan", b"plan", "pulse", b"pulse", "rebuild_commit", b"rebuild_commit", "refused", b"refused", "rolled_back", b"rolled_back", "send_manifest", b"send_manifest", "show", b"show", "sources", b"sources", "weights", b"weights", "welcome", b"welcome"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["abandoned", b"abandoned", "admitted", b"admitted", "body", b"body", "commit", b"commit", "dial_back", b"dial_back", "disputed", b"disputed", "evicted", b"evicted", "finished", b"finished", "header", b"header", "kept_out", b"kept_out", "leases", b"leases", "list_payloads", b"list_payloads", "open", b"open", "peers", b"peers", "plan", b"plan", "pulse", b"pulse", "rebuild_commit", b"rebuild_commit", "refused", b"refused", "rolled_back", b"rolled_back", "send_manifest", b"send_manifest", "show", b"show", "sources", b"sources", "weights", b"weights", "welcome", b"welcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["abandoned", b"abandoned", "ack", b"ack", "admitted", b"admitted", "body", b"body", "checksum", b"checksum", "commit", b"commit", "dial_back", b"dial_back", "disputed", b"disputed", "evicted", b"evicted", "finished", b"finished", "header", b"header", "leases", b"leases", "list_payloads", b"list_payloads", "open", b"open", "peers", b"peers", "plan", b"plan", "pulse", b"pulse", "rebuild_commit", b"rebuild_commit", "refused", b"refused", "rolled_back", b"rolled_back", "same_contributors", b"same_contributors", "same_trees", b"same_trees", "send_manifest", b"send_manifest", "seq", b"seq", "show", b"show", "sources", b"sources", "weights", b"weights", "welcome", b"welcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abandoned", b"abandoned", "ack", b"ack", "admitted", b"admitted", "body", b"body", "checksum", b"checksum", "commit", b"commit", "dial_back", b"dial_back", "disputed", b"disputed", "evicted", b"evicted", "finished", b"finished", "header", b"header", "kept_out", b"kept_out", "leases", b"leases", "list_payloads", b"list_payloads", "open", b"open", "peers", b"peers", "plan", b"plan", "pulse", b"pulse", "rebuild_commit", b"rebuild_commit", "refused", b"refused", "rolled_back", b"rolled_back", "same_contributors", b"same_contributors", "same_trees", b"same_trees", "send_manifest", b"send_manifest", "seq", b"seq", "show", b"show", "sources", b"sources", "weights", b"weights", "welcome", b"welcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["welcome", "admitted", "refused", "open", "plan", "commit", "abandoned", "sources", "evicted", "finished", "pulse", "leases", "rolled_back", "show", "disputed", "list_payloads", "peers", "weights", "dial_back", "send_manifest", "rebuild_commit"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["welcome", "admitted", "refused", "open", "plan", "commit", "abandoned", "sources", "evicted", "finished", "pulse", "leases", "rolled_back", "show", "disputed", "list_payloads", "peers", "weights", "dial_back", "send_manifest", "rebuild_commit", "kept_out"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 
@@ -1719,6 +1723,30 @@ class Peers(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Peers: _TypeAlias = Peers  # noqa: Y015
+
+@_typing.final
+class KeptOut(_message.Message):
+    """All names that are kept out of the run, to sites that know others by certificates: they end what they have open with
+    them, and answer them no more. Said after Welcome if there are any, and when they change.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAMES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        names: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["names", b"names"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KeptOut: _TypeAlias = KeptOut  # noqa: Y015
 
 @_typing.final
 class DialBack(_message.Message):

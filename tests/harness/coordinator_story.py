@@ -713,6 +713,8 @@ class Story(CoordinatorQuestions):
                 return f"Finished at commit {message.commit}{state}"
             case m.Pulse():
                 return "Pulse"
+            case m.KeptOut():
+                return f"that {', '.join(message.names) or 'nobody'} is kept out"
             case m.Peers():
                 return f"Peers: {' '.join(self._name(p.site_id) for p in message.members)}"
             case m.DialBack(member=member):

@@ -206,7 +206,7 @@ class LocalRun:
         command = [*prefix, sys.executable, *(program or self.program)]
         if not self.secured:
             command += ["node", "--insecure", "--coordinator", self.address, "--name", name]
-        elif (self.home(name) / enrolled.FOLDER / enrolled.CERTIFICATE).exists():
+        elif (self.home(name) / enrolled.FOLDER / enrolled.IDENTITY).exists():
             command += ["node"]
         else:
             command += ["join", str(self.invite(name))]

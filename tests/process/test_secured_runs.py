@@ -11,15 +11,16 @@ from typing import Any
 import grpc
 import pytest
 
-from atoll.protocol import transport
+from atoll.protocol import PROTOCOL_VERSION, transport
 from atoll.protocol.dates import date_of
 from atoll.protocol.errors import ConfigError, PeerError, RefusedError
 from atoll.protocol.settings import RunSettings
 from atoll.protocol.sync_settings import SyncSettings
 from atoll.protocol.trust import certificates, enrolled
-from atoll.protocol.trust.names import Kind
+from atoll.protocol.trust.joining import renew
+from atoll.protocol.trust.names import Kind, Subject
 from atoll.protocol.trust.security import MutualTls, Shown
-from atoll.protocol.v1 import session_pb2, session_pb2_grpc
+from atoll.protocol.v1 import common_pb2, peer_pb2, peer_pb2_grpc, session_pb2, session_pb2_grpc
 from tests.harness.local_run import LocalRun, Process
 from tests.harness.relay import Relay
 
@@ -133,14 +134,28 @@ def test_an_invite_that_was_used_has_expired_or_is_for_another_home_is_refused_i
         coordinator = run.start_coordinator()
         used = run.invite("a")
         assert atoll(run, "join", str(used), "--home", str(run.home("a")), "--enrol-only").popen.returncode == 0
-        key = (run.home("a") / enrolled.FOLDER / enrolled.KEY).read_bytes()
+        folder = run.home("a") / enrolled.FOLDER
+        before = enrolled.load(folder)
         again = atoll(run, "join", str(used), "--home", str(run.home("a")), "--enrol-only")
         assert again.popen.returncode == 0, "the same home may ask again"
-        assert (run.home("a") / enrolled.FOLDER / enrolled.KEY).read_bytes() == key
+        after = enrolled.load(folder)
+        assert before is not None
+        assert after is not None
+        assert after.shown.key == before.shown.key
+        assert (
+            atoll(run, "join", str(run.invite("a")), "--home", str(run.home("a")), "--enrol-only").popen.returncode == 0
+        )
+        newer = enrolled.load(folder)
+        assert newer is not None
+        assert newer.shown.key != before.shown.key, "the old one may be known to others"
+        kept = {enrolled.IDENTITY, enrolled.ROOTS, enrolled.COORDINATOR}
+        assert {path.name for path in folder.iterdir()} == kept
+        used = run.invite("thief")
+        assert atoll(run, "join", str(used), "--home", str(run.home("first")), "--enrol-only").popen.returncode == 0
         thief = atoll(run, "join", str(used), "--home", str(run.home("thief")), "--enrol-only")
         assert thief.popen.returncode == RefusedError.exit_code
-        assert any("the invite for site a was used at" in line for line in thief.lines), thief.lines
-        assert not (run.home("thief") / enrolled.FOLDER / enrolled.CERTIFICATE).exists()
+        assert any("the invite for site thief was used at" in line for line in thief.lines), thief.lines
+        assert not (run.home("thief") / enrolled.FOLDER / enrolled.IDENTITY).exists()
         assert any("was shown by somebody with another key" in line for line in coordinator.lines)
         other = atoll(run, "join", str(run.invite("b")), "--home", str(run.home("a")), "--enrol-only")
         assert other.popen.returncode == ConfigError.exit_code
@@ -152,6 +167,11 @@ def test_an_invite_that_was_used_has_expired_or_is_for_another_home_is_refused_i
         nobody = atoll(run, "node", "--home", str(run.home("nobody")))
         assert nobody.popen.returncode == ConfigError.exit_code
         assert any("no site has joined a run with" in line for line in nobody.lines), nobody.lines
+        dry = atoll(run, "join", str(run.folder / "b.invite"), "--home", str(run.home("b")), "--dry-run")
+        assert dry.popen.returncode == ConfigError.exit_code
+        bad = atoll(run, "join", str(run.folder / "b.invite"), "--home", str(run.home("b")), "--ranks", "0")
+        assert bad.popen.returncode == ConfigError.exit_code
+        assert not run.home("b").exists(), "the invite is not used"
         assert atoll(run, "status", str(run.toml)).popen.returncode == 0
         coordinator.kill()
         gone = atoll(run, "join", str(run.folder / "b.invite"), "--home", str(run.home("b")), "--enrol-only")
@@ -161,6 +181,20 @@ def test_an_invite_that_was_used_has_expired_or_is_for_another_home_is_refused_i
         assert back.popen.returncode == 0, "the invite, and the key that was made before, go on from there"
 
 
+def answered(shown: Shown, name: str, address: str) -> bool:
+    """Whether that site answers a probe by whoever shows this."""
+    handshake = MutualTls("secret-run", shown).towards(Kind.SITE, name)
+    header = common_pb2.Header(protocol_version=PROTOCOL_VERSION, run_id="secret-run")
+    with grpc.secure_channel(address, handshake.credentials, options=[transport.expects(handshake)]) as channel:
+        try:
+            peer_pb2_grpc.PeerServiceStub(channel).Probe(peer_pb2.ProbeRequest(header=header), timeout=5)
+        except grpc.RpcError as error:
+            if error.code() is grpc.StatusCode.PERMISSION_DENIED:
+                return False
+            raise
+    return True
+
+
 def test_who_is_kept_out_is_refused_with_its_certificate_and_another_invite(tmp_path: Path) -> None:
     with LocalRun(tmp_path, FOREVER, secured=True) as run:
         coordinator = run.start_coordinator()
@@ -168,8 +202,19 @@ def test_who_is_kept_out_is_refused_with_its_certificate_and_another_invite(tmp_
             run.start_node(name, MODEL)
         run.wait(lambda s: count_contributors(s, 3), LIMIT_S)
         spare = run.invite("c")
+        found = enrolled.load(run.home("c") / enrolled.FOLDER)
+        assert found is not None
+        before = MutualTls("secret-run", found.shown)
+        shown = asyncio.run(renew(before, [run.address], Subject("secret-run", Kind.SITE, "c")))
+        peers = {site["name"]: site["address"] for site in run.status()["sites"]}
+        assert answered(shown, "b", peers["b"])
         assert atoll(run, "evict", str(run.toml), "c", "--keep-out", "--reason", "it lies").popen.returncode == 0
         assert run.wait_all(LIMIT_S, ["c"]) == {"c": RefusedError.exit_code}
+        last = run.status()["last_commit"]
+        run.wait(lambda s: s["last_commit"] > last, LIMIT_S, "the others have heard of it, and go on")
+        assert [answered(shown, name, peers[name]) for name in "ab"] == [False, False], (
+            "its certificate holds for a day"
+        )
         coordinator.kill()
         run.start_coordinator()
         again = run.start_node("c", MODEL)
@@ -200,6 +245,11 @@ def test_a_viewer_looks_at_the_run_from_elsewhere_and_can_do_no_more(tmp_path: P
                 with pytest.raises(grpc.RpcError) as refused:
                     call()
                 assert refused.value.code() is grpc.StatusCode.PERMISSION_DENIED
+        took = atoll(run, "invite", str(run.toml), "--viewer", "anna", "--take-back")
+        assert took.popen.returncode == 0, took.lines
+        refused_now = atoll(run, "status", "--home", str(home))
+        assert refused_now.popen.returncode == RefusedError.exit_code
+        assert any("has invited no viewer anna" in line for line in refused_now.lines), refused_now.lines
         node = atoll(run, "node", "--home", str(home))
         assert node.popen.returncode == ConfigError.exit_code
         assert any("is of viewer anna of run secret-run" in line for line in node.lines), node.lines

@@ -21,6 +21,8 @@ from atoll.protocol.settings import SITE_NAME
 KEY_BYTES = 32
 HASH_BYTES = 32
 MAX_INCARNATION = 1 << 63  # stores keep signed integers
+MAX_STARTS = 1 << 20
+"""Between two Hellos: nobody takes all the numbers that there are from whoever has the name next."""
 
 
 def hello(run: Run, stream: int, header: m.Header, message: m.Hello) -> None:
@@ -51,6 +53,7 @@ def hello(run: Run, stream: int, header: m.Header, message: m.Hello) -> None:
         error_commits=run.log.contributed(site.site_id) if run.settings.sync.error_feedback else (),
     )
     run.send(site, welcome)
+    run.tell_kept_out(site)
     if shared is not None:
         run.send(site, rollback.message(run, shared))
     if run.finished is not None:
@@ -90,7 +93,7 @@ def _refusal(run: Run, stream: int, header: m.Header, message: m.Hello) -> Refus
             f"{name} has seen term {header.term} of run {run.run_id!r}, this coordinator is in term {run.term}: "
             f"{states.WRONG_STORE}"
         )
-    if problem := _invalid(header, message):
+    if problem := _invalid(site, header, message):
         return RefusedKind.INVALID, f"Hello of {name!r}: {problem}"
     certified = run.members.streams[stream].certified
     if certified is not None and certified.name != name:
@@ -118,11 +121,12 @@ def _refusal(run: Run, stream: int, header: m.Header, message: m.Hello) -> Refus
     return None
 
 
-def _invalid(header: m.Header, message: m.Hello) -> str:
+def _invalid(site: Site | None, header: m.Header, message: m.Hello) -> str:
     if len(message.key) != KEY_BYTES:
         return f"the key has {len(message.key)} bytes, not {KEY_BYTES}"
-    if not 0 < header.incarnation < MAX_INCARNATION:
-        return f"the incarnation is {header.incarnation}; it counts the node's starts from 1"
+    before = site.incarnation if site is not None else 0
+    if not 0 < header.incarnation < MAX_INCARNATION or header.incarnation > before + MAX_STARTS:
+        return f"the incarnation is {header.incarnation}; it counts the node's starts from 1, and was {before} last"
     try:
         parse_address(message.address)
     except ConfigError as error:  # whoever is to dial it would fail, not the site

@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 
-from atoll.coordinator.core.events import InviteAsked, InviteRecord, JoinAsked
+from atoll.coordinator.core.events import InviteAsked, InviteRecord, JoinAsked, TakeBackAsked
 from atoll.coordinator.core.run import Run
 from atoll.protocol.dates import utc
+from atoll.protocol.messages import RefusedKind
 from atoll.protocol.settings import SITE_NAME
 from atoll.protocol.trust.names import ROLES
 
@@ -48,6 +49,29 @@ def _forget(run: Run, now_s: float) -> bool:
     return False
 
 
+def take_back(run: Run, asked: TakeBackAsked) -> str:
+    """Why that cannot be done; empty if it is."""
+    found = [i for i in run.invites.values() if (i.role, i.name) == (asked.role, asked.name)]
+    if not found:
+        return f"run {run.run_id!r} has invited no {asked.role} {asked.name}"
+    for known in found:
+        run.forget_invite(known.invite_id)
+    run.report(logging.WARNING, f"what was given to {asked.role} {asked.name} is taken back")
+    if asked.role == "site":
+        _send_away(run, asked.name, b"", "its invite was taken back")
+    return ""
+
+
+def _send_away(run: Run, name: str, key_digest: bytes, why: str) -> None:
+    """The certified site of that name, if it is here with another key."""
+    site = run.members.sites.get(name)
+    if site is None or not site.is_certified or site.key_digest == key_digest:
+        return
+    if site.live:
+        run.send_away(site, why)
+    run.refuse(site.stream, RefusedKind.NAME_TAKEN, f"{name} is sent away: {why}")
+
+
 def newest(run: Run, role: str, name: str) -> InviteRecord | None:
     """The last invite of that name that was used; None if there is none."""
     used = [i for i in run.invites.values() if (i.role, i.name) == (role, name) and i.key_digest]
@@ -61,7 +85,9 @@ def use(run: Run, asked: JoinAsked) -> tuple[str, str]:
         return f"run {run.run_id!r} knows no invite {asked.invite_id}: it was taken back, or the store is another", ""
     who = f"the invite for {known.role} {known.name}"
     if known.key_digest and known.key_digest != asked.key_digest:
-        run.report(logging.WARNING, f"{who}, used at {utc(known.used_s)}, was shown by somebody with another key")
+        if run.is_first_misuse(known.invite_id):
+            text = f"{who}, used at {utc(known.used_s)}, was shown by somebody with another key; it is said once"
+            run.report(logging.WARNING, text)
         return f"{who} was used at {utc(known.used_s)} by another key: ask for a new one", ""
     if not known.key_digest and asked.now_s > known.expires_s:
         return f"{who} has expired at {utc(known.expires_s)}: ask for a new one", ""
@@ -72,6 +98,8 @@ def use(run: Run, asked: JoinAsked) -> tuple[str, str]:
     if not known.key_digest:
         run.keep_invite(replace(known, key_digest=asked.key_digest, used_s=asked.now_s))
         run.report(logging.INFO, f"{known.role} {known.name} has used its invite")
+        if known.role == "site":
+            _send_away(run, known.name, asked.key_digest, "another key has used a newer invite for its name")
     return "", f"{known.role}/{known.name}"
 
 

@@ -80,6 +80,7 @@ class ExchangeProcesses:
         )
         self._ports: dict[int, int] = {}  # of each, from its first start on
         self._laid_out: _LaidOut | None = None
+        self._kept_out = m.KeptOut()
 
     # --- life
 
@@ -166,6 +167,7 @@ class ExchangeProcesses:
         finally:
             if not waiting.done():
                 child.kill()
+                await asyncio.wait({waiting}, timeout=END_LIMIT_S)  # it is gone at once, also where this is cancelled
         return await waiting
 
     def _first_word(self, number: int) -> processes.ProcessStart:
@@ -216,6 +218,9 @@ class ExchangeProcesses:
                 self._ports[process.number] = port
                 self._attached[process.number] = process
                 process.say(self._identity())
+                process.say(self._kept_out)
+                if isinstance(self._met.security, MutualTls):  # it may have been renewed meanwhile
+                    process.say(processes.ProcessShown.of(self._met.security.shown))
                 self._lay_out(process)
                 self._attached.changed()
             case hosts.HostBeat():
@@ -243,6 +248,12 @@ class ExchangeProcesses:
         """Who the site is has changed."""
         for process in self._attached.values():
             process.say(self._identity())
+
+    def keep_out(self, names: tuple[str, ...]) -> None:
+        """As the hub of the node does."""
+        self._kept_out = m.KeptOut(names=names)
+        for process in self._attached.values():
+            process.say(self._kept_out)
 
     def _show(self, shown: Shown) -> None:
         for process in self._attached.values():

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
+from weakref import WeakSet
 
 from atoll.protocol.errors import RefusedError
 from atoll.protocol.messages import Donor, Member
@@ -20,6 +22,15 @@ class Claims:
     def __init__(self, security: Security = PLAIN) -> None:
         self._security = security
         self._names: OrderedDict[int, str] = OrderedDict()
+        self._kept_out: frozenset[str] = frozenset()
+        self._calls: dict[str, WeakSet[asyncio.Task[Any]]] = {}  # by whom, those that were let in
+
+    def keep_out(self, names: Collection[str]) -> None:
+        """These, and no others: none of their calls is let in from now on, and those that were end."""
+        self._kept_out = frozenset(names)
+        for name in self._kept_out & self._calls.keys():
+            for call in self._calls.pop(name):
+                call.cancel()
 
     def learn(self, sites: Iterable[Member | Donor]) -> None:
         for site in sites:
@@ -30,10 +41,15 @@ class Claims:
             self._names.popitem(last=False)
 
     def check(self, context: Any, site_id: int) -> None:
-        """Raises RefusedError if the call of this context is by another than that site. One that the coordinator has
-        not named here yet is taken at its word: it is in the run by its certificate, and says so of itself alone."""
+        """In the task of a call: raises RefusedError if that is by another than that site, or by one that is kept out.
+        A site that the coordinator has not named here yet is taken at its word: it is in the run by its certificate."""
         caller = self._security.caller(context)
-        known = self._names.get(site_id)
-        if caller is None or known is None or known == caller.subject.name:
+        if caller is None:
             return
-        raise RefusedError(f"{caller.subject} says to be site {site_id}, which is {known}")
+        name, known = caller.subject.name, self._names.get(site_id)
+        if name in self._kept_out:
+            raise RefusedError(f"{caller.subject} is kept out")
+        if known is not None and known != name:
+            raise RefusedError(f"{caller.subject} says to be site {site_id}, which is {known}")
+        if (call := asyncio.current_task()) is not None:
+            self._calls.setdefault(name, WeakSet()).add(call)

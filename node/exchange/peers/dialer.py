@@ -61,7 +61,7 @@ class _Peer:
     several_from: float = 0.0  # when other connections than the first may be opened
 
 
-Key = tuple[int, int, str]  # site id, incarnation, address
+Key = tuple[int, int, str, str]  # site id, incarnation, address, name
 Place = tuple[Purpose, Key, int]  # the last: of a peer's connections for that purpose, from 0
 
 
@@ -76,6 +76,12 @@ class Dialer:
         self._channels: dict[Place, grpc.aio.Channel] = {}
         self._dialling: WeakValueDictionary[Place, asyncio.Lock] = WeakValueDictionary()
         self._closing: set[asyncio.Task[None]] = set()
+        self._kept_out: frozenset[str] = frozenset()
+
+    def keep_out(self, names: Collection[str]) -> None:
+        """Sites of these names, and of no others, are not dialled from now on; what is open to them ends."""
+        self._kept_out = frozenset(names)
+        self._close(lambda place: place[1][3] in self._kept_out)
 
     async def channel(self, callee: Callee, purpose: Purpose, number: int = 0) -> grpc.aio.Channel:
         """A connection to that peer for this purpose, opened once it is the peer's turn. It connects at its first call,
@@ -83,6 +89,8 @@ class Dialer:
 
         `number`: of several. A peer that has not answered as itself yet, or with which another than the first broke a
         while ago, has the first one alone. Raises PeerError where too many wait for the address."""
+        if callee.name in self._kept_out:
+            raise PeerError(f"site {callee.site_id} ({callee.name}) is kept out of the run", callee.site_id)
         peer = self._peer(callee)
         if not peer.has_answered or asyncio.get_running_loop().time() < peer.several_from:
             number = 0
@@ -158,7 +166,7 @@ class Dialer:
         wait_s = full_at + DIAL_EVERY_S - now - DIALS_AT_ONCE * DIAL_EVERY_S
         if wait_s > LONGEST_QUEUE_S:
             self._full_at[callee.address] = full_at
-            named_by = {site_id for site_id, _, named in self._peers if named == callee.address}
+            named_by = {site_id for site_id, _, named, _ in self._peers if named == callee.address}
             raise PeerError(
                 f"site {callee.site_id} at {callee.address}: that address is dialled too often; "
                 f"{len(named_by)} members name it",
@@ -179,4 +187,4 @@ class Dialer:
 
 
 def key_of(callee: Callee) -> Key:
-    return callee.site_id, callee.incarnation, callee.address
+    return callee.site_id, callee.incarnation, callee.address, callee.name

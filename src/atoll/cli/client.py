@@ -31,11 +31,12 @@ def fetch_status(
 ) -> dict[str, Any]:
     """The same from another machine, by whoever has joined the run; in plain text without.
 
-    Raises ConfigError for what is no address, PeerError if nobody answers.
+    Raises ConfigError for what is no address, PeerError if nobody answers, RefusedError if it may not look.
     """
     import grpc
 
     from atoll.protocol.addresses import parse_address
+    from atoll.protocol.status import error_of
     from atoll.protocol.transport import MAX_SESSION_MESSAGE_BYTES, channel_options, expects
     from atoll.protocol.trust.names import Kind
     from atoll.protocol.trust.security import MutualTls
@@ -53,11 +54,25 @@ def fetch_status(
         try:
             response = stub.Status(session_pb2.StatusRequest(data_ranges=data_ranges), timeout=limit_s)
         except grpc.RpcError as error:
+            code = error.code()
+            if code not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
+                raise error_of(code, _reason(error), f"the coordinator at {address}") from None
             raise PeerError(
                 f"no coordinator answers at {address} ({_reason(error)}); is `atoll coordinator` running there, "
                 "and is the port open from here?"
             ) from None
     return read_document(response.json, address)
+
+
+def status_by(found: Enrolled, address: str = "", *, data_ranges: bool = False) -> dict[str, Any]:
+    """The same, at that address, or at the first one of those of the invite that answers. Raises as `fetch_status`."""
+    *others, last = [address] if address else found.addresses
+    for other in others:
+        try:
+            return fetch_status(other, found, data_ranges=data_ranges)
+        except PeerError:
+            continue
+    return fetch_status(last, found, data_ranges=data_ranges)
 
 
 def read_document(text: str, address: str) -> dict[str, Any]:

@@ -7,6 +7,7 @@ examples:
   atoll invite --site berlin                                  from the run of ./run.toml, for a day
   atoll invite --site berlin --expires 2h --file berlin.invite
   atoll invite --viewer anna --store /data/run.db
+  atoll invite --site berlin --take-back                      its invite, or its key, was stolen: then invite it anew
 On the other machine:
   atoll join berlin.invite --data ~/texts                     joins, and starts the node
 """
@@ -44,16 +45,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--address", action="append", default=[], metavar="HOST:PORT", help="where the coordinator is reached"
     )
+    parser.add_argument(
+        "--take-back",
+        action="store_true",
+        help="instead: nobody is or becomes that by the invites that there are, used or not",
+    )
     parser.add_argument("--file", type=Path, metavar="PATH", help="write it there, for you alone, and print nothing")
 
 
 def run(args: argparse.Namespace) -> int:
     from atoll.coordinator.admin import ask
+    from atoll.protocol.addresses import is_loopback
     from atoll.protocol.disk import Disk
+    from atoll.protocol.trust.invites import from_text
 
+    if args.take_back and (args.file is not None or args.address):
+        raise ConfigError("--take-back makes no invite: leave out --file and --address")
     role = next(role for role in ("site", "viewer", "operator") if getattr(args, role) is not None)
     if args.file is not None and args.file.exists():
         raise ConfigError(f"{args.file} is there already; name another file, or remove it")
+    if args.take_back:
+        ask(stop.store_path(args), "take-back", role=role, name=getattr(args, role))
+        print(f"whatever was given to {role} {getattr(args, role)}, used or not, is of no use any more")
+        return 0
     text = ask(
         stop.store_path(args),
         "invite",
@@ -62,6 +76,12 @@ def run(args: argparse.Namespace) -> int:
         life_s=float(args.expires),
         addresses=args.address,
     )
+    if all(is_loopback(address) for address in from_text(text).addresses):
+        print(
+            "atoll invite: it is for this machine alone: the coordinator is at a loopback address; for others start it "
+            "with --listen, or say --address HOST:PORT",
+            file=sys.stderr,
+        )
     if args.file is None:
         print(text)
         return 0

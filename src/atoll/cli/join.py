@@ -46,13 +46,26 @@ def run(args: argparse.Namespace) -> int:
             f"the invite for {invite.role} {invite.name} has expired at {utc(until_s)}, and this machine's clock says "
             f"{utc(now_s)}: ask for another one"
         )
+    starts_node = invite.role == "site" and not args.enrol_only
+    if starts_node:
+        _check(args, invite)  # before the invite is used
     home = args.home or default_home(invite.run_id, invite.name, os.environ)
     enrol(invite, home)
     print(f"joined run {invite.run_id} as {invite.role} {invite.name}; its key is in {home}", flush=True)
-    if args.enrol_only or invite.role != "site":
+    if not starts_node:
         return 0
     args.home, args.name, args.coordinator, args.run, args.insecure = home, "", "", "", False
     return node.run(args)
+
+
+def _check(args: argparse.Namespace, invite: Invite) -> None:
+    """Raises ConfigError for options that the node would refuse."""
+    if args.dry_run:
+        raise ConfigError("--dry-run is for `atoll node`, once this machine has joined (`atoll join --enrol-only`)")
+    if args.site_hosts > 1:
+        raise ConfigError("a site of several hosts has no certificates for them yet: it runs with --insecure alone")
+    words = {"name": invite.name, "coordinator": invite.addresses[0], "run": "", "insecure": True}
+    node.node_config(argparse.Namespace(**vars(args) | words))
 
 
 def read_invite(path: Path) -> Invite:
@@ -83,15 +96,17 @@ def enrol(invite: Invite, home: Path) -> None:
     there. Raises as `joining.join` does, ConfigError or HostError."""
     import asyncio
 
-    from atoll.node.daemon.home import count_on
+    from atoll.node.daemon.home import count_on, locked
     from atoll.protocol.disk import Disk
     from atoll.protocol.trust import enrolled
     from atoll.protocol.trust.joining import join
 
     disk, folder = Disk(), home / enrolled.FOLDER
-    known = enrolled.load(folder)
-    if known is not None and known.subject != invite.subject:
-        raise ConfigError(f"{home} is of {known.subject}: join as {invite.subject} with another --home")
-    signed = asyncio.run(join(invite, enrolled.key_in(folder, disk), invite.subject))
-    count_on(home, signed.incarnation, disk)
-    enrolled.keep(folder, signed.certificate, list(signed.roots), invite.addresses, disk)
+    with locked(home):
+        known = enrolled.load(folder)
+        if known is not None and known.subject != invite.subject:
+            raise ConfigError(f"{home} is of {known.subject}: join as {invite.subject} with another --home")
+        key = enrolled.key_for(folder, invite.invite_id, disk)
+        signed = asyncio.run(join(invite, key, invite.subject))
+        count_on(home, signed.incarnation, disk)
+        enrolled.keep(folder, invite, key, certificate=signed.certificate, roots=signed.roots, disk=disk)

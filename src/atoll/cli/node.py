@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -172,6 +173,7 @@ def complete(args: argparse.Namespace) -> None:
         )
     if args.name not in ("", found.subject.name) or args.run not in ("", found.subject.run_id):
         raise ConfigError(f"{args.home} is of {found.subject}, not of site {args.name} of run {args.run}")
+    enrolled.check_dates(found, time.time())  # what it warns of, the node says
     args.name, args.coordinator = found.subject.name, args.coordinator or found.addresses[0]
 
 

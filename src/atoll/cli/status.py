@@ -67,16 +67,19 @@ def run(args: argparse.Namespace) -> int:
 
 def _document(args: argparse.Namespace) -> dict[str, Any]:
     """Raises ConfigError, HostError or PeerError."""
-    from atoll.cli.client import fetch_status, local_status
+    from atoll.cli.client import fetch_status, local_status, status_by
     from atoll.protocol.trust import enrolled
 
     if args.home is None and args.coordinator is None:
         return local_status(stop.store_path(args), data_ranges=args.data)
-    found = None
-    if args.home is not None and (found := enrolled.load(args.home / enrolled.FOLDER)) is None:
+    if args.home is None:
+        return fetch_status(args.coordinator, data_ranges=args.data)
+    found = enrolled.load(args.home / enrolled.FOLDER)
+    if found is None:
         raise ConfigError(f"nobody has joined a run with {args.home}: `atoll join`, with an invite, does")
-    address = args.coordinator or (found.addresses[0] if found is not None else "")
-    return fetch_status(address, found, data_ranges=args.data)
+    if warning := enrolled.check_dates(found, time.time()):
+        print(f"atoll status: {warning}", file=sys.stderr)
+    return status_by(found, args.coordinator or "", data_ranges=args.data)
 
 
 def headline(status: RunView) -> str:

@@ -21,7 +21,7 @@ class Invited:
         self.story = Story(some_settings(min_sites=2))
         self._num = 0
 
-    def _asked(self, event: e.InviteAsked | e.JoinAsked) -> e.Answer:
+    def _asked(self, event: e.InviteAsked | e.JoinAsked | e.TakeBackAsked) -> e.Answer:
         (answer,) = [output for output in self.story.happens(event) if isinstance(output, e.Answer)]
         return answer
 
@@ -39,6 +39,10 @@ class Invited:
             e.JoinAsked(invite_id=invite_id, key_digest=digest, now_s=NOW_S + after_s, request=1000 + self._num)
         )
         return answer.problem, answer.found
+
+    def take_back(self, name: str) -> str:
+        self._num += 1
+        return self._asked(e.TakeBackAsked(role="site", name=name, request=1000 + self._num)).problem
 
     def says_hello(self, name: str, key: str, *, certified_name: str = "", incarnation: int = 1) -> m.Refused | None:
         """As what the certificate is of."""
@@ -149,6 +153,113 @@ def test_who_is_kept_out_is_refused_with_the_same_key_a_new_key_and_an_old_invit
     assert "kept out" in run.use("i4", "key")[0], "the key under another name"
     run.story.let_in("a")
     assert run.says_hello("a", "key", incarnation=3) is None
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_certified_sites_hear_who_is_kept_out_as_they_come_and_when_it_changes(restarted: bool) -> None:
+    run = Invited()
+    for name in ("a", "b", "c"):
+        run.invite(name)
+        run.use(name, name)
+    assert run.says_hello("a", "a") is None
+    run.story.offer("a")
+    assert run.story.last("a", m.KeptOut).names == ()
+    run.story.evict("c", "it lies")
+    assert run.story.last("a", m.KeptOut).names == ("c",)
+    if restarted:
+        run.story.restart()
+    assert run.says_hello("b", "b") is None
+    assert run.story.last("b", m.KeptOut).names == ("c",)
+    run.says_hello("a", "a", incarnation=2)
+    run.story.offer("a")
+    run.story.let_in("c")
+    assert run.story.last("a", m.KeptOut).names == ()
+
+
+def test_in_plain_text_nobody_hears_of_it() -> None:
+    story = Story(some_settings(min_sites=2))
+    story.start("a", "b")
+    story.evict("b")
+    assert not story.num("a", m.KeptOut)
+
+
+def test_a_site_at_the_door_hears_of_it_too_and_who_was_away_of_who_is_let_in() -> None:
+    run = Invited()
+    for name in ("a", "c"):
+        run.invite(name)
+        run.use(name, name)
+    run.says_hello("a", "a")  # its workers start
+    run.story.evict("c", "it lies")
+    assert run.story.last("a", m.KeptOut).names == ("c",)
+    run.story.drop("a")
+    run.story.let_in("c")
+    run.says_hello("a", "a", incarnation=2)
+    assert run.story.last("a", m.KeptOut).names == ()
+
+
+@pytest.mark.parametrize("is_admitted", [False, True])
+def test_a_key_that_is_replaced_is_cut_off_at_once(is_admitted: bool) -> None:
+    run = Invited()
+    run.invite("a", "i1")
+    run.use("i1", "old")
+    run.says_hello("a", "old")
+    if is_admitted:
+        run.story.offer("a")
+    run.invite("a", "i2")
+    run.use("i2", "new")
+    refused = run.story.last("a", m.Refused)
+    assert refused.kind is RefusedKind.NAME_TAKEN
+    assert "another key has used a newer invite for its name" in refused.text
+    assert run.story.sites["a"].stream is None
+    run.use("i2", "new")  # once more, as the answer was lost
+    assert run.says_hello("a", "new", incarnation=2) is None
+    run.use("i2", "new")
+    assert run.story.sites["a"].stream is not None, "its own key cuts nobody off"
+
+
+def test_what_is_taken_back_is_of_no_use_and_a_stolen_name_comes_back_to_its_owner() -> None:
+    run = Invited()
+    run.invite("a", "i1")
+    run.invite("a", "i2")
+    run.use("i1", "thief")
+    run.says_hello("a", "thief")
+    run.story.evict("a", "stolen")
+    assert run.take_back("a") == ""
+    assert run.story.let_in("a") == ""
+    refused = run.says_hello("a", "thief", incarnation=2)
+    assert refused is not None
+    assert "has invited no site a" in refused.text
+    assert "knows no invite i2" in run.use("i2", "thief")[0]
+    run.invite("a", "i3")
+    assert run.use("i3", "owner") == ("", "site/a")
+    assert run.says_hello("a", "owner", incarnation=2) is None
+    assert run.take_back("a") == ""
+    assert run.story.last("a", m.Refused).kind is RefusedKind.NAME_TAKEN
+    assert "has invited no site a" in run.take_back("a")
+
+
+def test_nobody_takes_all_the_starts_that_there_are() -> None:
+    run = Invited()
+    run.invite("a", "i1")
+    run.use("i1", "key")
+    refused = run.says_hello("a", "key", incarnation=(1 << 63) - 1)
+    assert refused is not None
+    assert refused.kind is RefusedKind.INVALID
+    assert "counts the node's starts from 1, and was 0 last" in refused.text
+    assert run.says_hello("a", "key", incarnation=1 << 20) is None
+    run.story.offer("a")
+    refused = run.says_hello("a", "key", incarnation=(1 << 21) + 1)
+    assert refused is not None
+    assert run.says_hello("a", "key", incarnation=1 << 21) is None
+
+
+def test_that_a_used_invite_is_shown_again_is_said_once() -> None:
+    run = Invited()
+    run.invite("a", "i1")
+    run.use("i1", "key")
+    for _ in range(3):
+        run.use("i1", "another")
+    assert sum("was shown by somebody with another key" in line for line in run.story.log) == 1
 
 
 def test_a_viewer_is_no_site() -> None:

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
+from atoll.node.exchange import hub, service
+from atoll.node.exchange.hub import Hub
 from atoll.node.exchange.peers import claims
 from atoll.node.exchange.peers.claims import Claims
+from atoll.node.exchange.peers.dialer import Dialer
+from atoll.node.exchange.service import PeerService
 from atoll.protocol.errors import RefusedError
-from atoll.protocol.messages import Donor, Member
+from atoll.protocol.messages import Donor, Member, Sources
 from atoll.protocol.trust.names import Kind, Subject
 from atoll.protocol.trust.security import Caller
+from atoll.protocol.v1 import common_pb2, peer_pb2
 
 
 def called_by(name: str) -> Any:
@@ -23,34 +31,158 @@ def member(site_id: int, name: str) -> Member:
     return Member(site_id=site_id, incarnation=1, address="a:1", name=name)
 
 
+def check(found: Claims, site_id: int) -> None:
+    """In the task of a call."""
+
+    async def call() -> None:
+        found.check(None, site_id)
+
+    asyncio.run(call())
+
+
 def test_a_site_speaks_for_itself_alone() -> None:
     found = Claims(called_by("b"))
     donor = Donor(site_id=2, incarnation=1, address="b:1", commit=3, name="b")
     found.learn([member(1, "a"), donor])
-    found.check(None, 2)
+    check(found, 2)
     with pytest.raises(RefusedError, match="site b of run run says to be site 1, which is a"):
-        found.check(None, 1)
-    found.check(None, 3)  # nobody has named it here yet
+        check(found, 1)
+    check(found, 3)  # nobody has named it here yet
+
+
+def test_calls_of_whoever_is_kept_out_end_and_no_other_is_let_in() -> None:
+    caller = {"name": "b"}
+    security: Any = SimpleNamespace(caller=lambda context: Caller(Subject("run", Kind.SITE, caller["name"]), bytes(32)))
+    found = Claims(security)
+    ended: list[str] = []
+
+    async def call(name: str) -> None:
+        caller["name"] = name
+        found.check(None, 7)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append(name)
+
+    async def main() -> None:
+        calls = [asyncio.create_task(call(name)) for name in ("a", "b", "b")]
+        await asyncio.sleep(0)
+        found.keep_out(["b", "c"])
+        await asyncio.wait(calls[1:])
+        assert ended == ["b", "b"]
+        for name in ("b", "c"):
+            caller["name"] = name
+            with pytest.raises(RefusedError, match=f"site {name} of run run is kept out"):
+                found.check(None, 7)
+        found.keep_out([])
+        caller["name"] = "b"
+        found.check(None, 7)
+        calls[0].cancel()
+
+    asyncio.run(main())
+
+
+def test_whoever_comes_before_the_plan_is_compared_with_it_once_it_is_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a member would contribute in the name of another, of whom nobody had heard yet."""
+    served: list[str] = []
+
+    class Served:
+        def __init__(self, exchange: Any, context: Any, member: Member, ids: range, held: set[int]) -> None:
+            served.append(member.name)
+
+        async def run(self) -> None:
+            pass
+
+    class Refused(Exception):
+        pass
+
+    class Context:
+        async def read(self) -> bytes:
+            header = common_pb2.Header(site_id=2, incarnation=1)
+            opened = peer_pb2.ExchangeOpen(header=header, num_chunks=1)
+            return peer_pb2.ExchangeRequest(open=opened).SerializeToString()
+
+        async def abort(self, code: object, text: str) -> None:
+            raise Refused(text)
+
+    class Begun:
+        plan = SimpleNamespace(sync=1)
+
+    exchange: Any = Begun()
+
+    def ask(name: str) -> None:
+        found = Claims(called_by(name))
+
+        async def find(opened: object) -> tuple[Any, Member]:
+            """As the hub does, where the exchange begins meanwhile."""
+            berlin = member(2, "berlin")
+            found.learn([berlin])
+            return exchange, berlin
+
+        counters = SimpleNamespace(refuse=lambda error: None)
+        context: Any = Context()
+        stub: Any = SimpleNamespace(claims=found, find=find, counters=counters)
+        asyncio.run(PeerService(stub).exchange(None, context))
+
+    monkeypatch.setattr(service, "Downstream", Served)
+    with pytest.raises(Refused, match="site mallory of run run says to be site 2, which is berlin"):
+        ask("mallory")
+    assert served == []
+    ask("berlin")
+    assert served == ["berlin"]
+
+
+def test_donors_that_are_named_later_are_known_by_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that are to dial this site are asked for again and again."""
+    found = Claims(called_by("mallory"))
+    berlin = Donor(site_id=2, incarnation=1, address="b:1", commit=3, name="berlin")
+
+    class Fetching:
+        def __init__(self, donors: Any, **_: Any) -> None:
+            self.donors = donors
+
+        async def run(self) -> Any:
+            return await self.donors.refresh(())
+
+    async def refresh(absent: tuple[int, ...]) -> Sources:
+        return Sources(donors=(berlin,))
+
+    async def main() -> None:
+        here = Hub(run_id="run", incarnation=1, dialer=Dialer(), pool=ThreadPoolExecutor(1), claims=found)
+        nothing: Any = MagicMock()
+        asked: Any = here.fetch_state(
+            sources=Sources(), refresh=refresh, undialable=tuple, outer=nothing, log=nothing, optimizer=nothing,
+            pace=nothing,
+        )  # fmt: skip
+        found.check(None, 2)
+        assert await asked == Sources(donors=(berlin,))
+        with pytest.raises(RefusedError, match="says to be site 2, which is berlin"):
+            found.check(None, 2)
+        await here.close()
+
+    monkeypatch.setattr(hub, "Fetch", Fetching)
+    monkeypatch.setattr(hub, "Index", MagicMock())
+    asyncio.run(main())
 
 
 def test_in_plain_text_everybody_is_believed() -> None:
     found = Claims()
     found.learn([member(1, "a"), member(2, "")])
-    found.check(None, 1)
-    found.check(None, 2)
+    check(found, 1)
+    check(found, 2)
 
 
 def test_the_newest_names_count_and_only_so_many_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(claims, "MAX_REMEMBERED", 2)
     found = Claims(called_by("b"))
     found.learn([member(1, "a"), member(1, "b")])
-    found.check(None, 1)
+    check(found, 1)
     found.learn([member(2, "x"), member(3, "y")])
-    found.check(None, 1)
+    check(found, 1)
     for site_id in (2, 3):
         with pytest.raises(RefusedError):
-            found.check(None, site_id)
+            check(found, site_id)
     found.learn([member(2, "x"), member(4, "z")])
     with pytest.raises(RefusedError):
-        found.check(None, 2)
-    found.check(None, 3)
+        check(found, 2)
+    check(found, 3)

@@ -59,6 +59,33 @@ def test_the_name_of_the_site_is_expected_at_the_other_end() -> None:
     assert expected == [(Kind.SITE, "berlin")]
 
 
+def test_who_is_kept_out_is_not_dialled_and_what_is_open_to_it_ends() -> None:
+    closed: list[str] = []
+
+    def opened(address: str, **_: Any) -> Any:
+        async def close() -> None:
+            closed.append(address)
+
+        return SimpleNamespace(close=close)
+
+    async def main() -> None:
+        dialer = Dialer(SimpleNamespace(open_channel=opened))
+        berlin = Member(site_id=3, incarnation=1, address="a:1", name="berlin")
+        paris = Member(site_id=4, incarnation=1, address="b:1", name="paris")
+        for callee in (berlin, paris):
+            await dialer.channel(callee, Purpose.FETCH)
+        dialer.keep_out(["berlin"])
+        await asyncio.sleep(0.1)
+        assert closed == ["a:1"]
+        with pytest.raises(PeerError, match=r"site 3 \(berlin\) is kept out of the run"):
+            await dialer.channel(berlin, Purpose.FETCH)
+        await dialer.channel(paris, Purpose.FETCH)
+        dialer.keep_out([])
+        await dialer.channel(berlin, Purpose.FETCH)
+
+    run(main())
+
+
 async def dial(dialer: Dialer, callee: Member) -> None:
     """A new connection."""
     dialer.disconnect(callee, Purpose.PROBE)

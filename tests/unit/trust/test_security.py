@@ -143,6 +143,30 @@ def test_what_is_shown_is_renewed_when_it_is_due_and_tried_again_where_that_fail
     assert "holds until 2025-11-25 16:00:00 UTC" in warnings[0].message
 
 
+def test_a_fault_of_a_renewal_is_said_and_the_next_one_is_tried(caplog: pytest.LogCaptureFixture) -> None:
+    first, second = shown(Kind.SITE, "a", life=DAY), shown(Kind.SITE, "a", life=2 * DAY)
+    security = MutualTls("run", first)
+    answers: list[Shown | Exception] = [ValueError("a fault"), Shown(b"no root", b"", b""), second]
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+
+        async def renew() -> Shown:
+            answer = answers.pop(0)
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
+
+        task = loop.create_task(renewing.keep_in_force(security, renew, lambda: NOW_S + loop.time()))
+        await asyncio.sleep(24 * 3600)
+        task.cancel()
+
+    with asyncio.Runner(loop_factory=lambda: SimLoop(0)) as runner:
+        runner.run(main())
+    assert security.shown is second
+    assert [record.levelname for record in caplog.records if "not renewed" in record.message] == ["ERROR", "WARNING"]
+
+
 def test_a_key_that_is_not_of_the_certificate_is_refused() -> None:
     mixed = Shown(ROOT_PEM, shown(Kind.SITE, "a").certificate, shown(Kind.SITE, "a").key)
     with pytest.raises(InvalidMessage, match="do not belong together"):

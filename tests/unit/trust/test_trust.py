@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import atoll.protocol.v1
-from atoll.protocol.errors import ConfigError, InvalidMessage, RefusedError
+from atoll.protocol.errors import ConfigError, HostError, InvalidMessage, RefusedError
 from atoll.protocol.trust import access, certificates, invites, joining
 from atoll.protocol.trust.certificates import Root
 from atoll.protocol.trust.invites import Invite
@@ -132,6 +132,37 @@ def test_a_request_for_another_kind_of_key_is_refused(curve: str) -> None:
         certificates.requested_key(found.public_bytes(serialization.Encoding.DER))
 
 
+def test_a_certificate_of_a_curve_that_nobody_knows_is_refused() -> None:
+    from cryptography.hazmat.primitives import hashes
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    key = ec.generate_private_key(ec.SECP256K1())
+    der = certificates.to_der(signed(SITE))
+    own = certificates.from_der(der)
+    other = (
+        x509.CertificateBuilder()
+        .subject_name(own.subject)
+        .issuer_name(own.issuer)
+        .public_key(key.public_key())
+        .serial_number(1)
+        .not_valid_before(NOW)
+        .not_valid_after(NOW + DAY)
+        .sign(ROOT.key, hashes.SHA256())
+    )
+    with pytest.raises(InvalidMessage, match="P-256"):
+        certificates.digest_of(other)
+    # The same with a number of the curve that is of none.
+    known, unknown = bytes.fromhex("2b8104000a"), bytes.fromhex("2b8104007f")
+    damaged = certificates.to_der(other).replace(known, unknown)
+    with pytest.raises(InvalidMessage, match="cannot be read"):
+        certificates.digest_of(certificates.from_der(damaged))
+
+
+def test_nothing_is_signed_after_the_end_of_a_root() -> None:
+    with pytest.raises(HostError, match="root has expired, or this machine's clock is wrong"):
+        ROOT.sign(KEY.public_key(), SITE, DAY, NOW + 4000 * DAY)
+
+
 @given(st.binary(max_size=600))
 def test_any_bytes_are_a_request_and_a_certificate_or_refused(data: bytes) -> None:
     for read in (certificates.requested_key, certificates.from_der, certificates.from_pem, certificates.key_from_pem):
@@ -192,7 +223,7 @@ def test_an_invite_that_was_cut_or_changed_anywhere_is_refused() -> None:
     ("changed", "text"),
     [
         ({"addresses": ("no address",)}, "not an address"),
-        ({"addresses": ("a:1",) * 9}, "9 addresses"),
+        ({"addresses": ("a:1",) * 9}, "9 addresses of a coordinator"),
         ({"role": "king"}, "no role"),
         ({"name": "a/b"}, "no role and name"),
         ({"run_id": "another"}, "certificate is that of the bearer of invite 0123abcd of run run"),
