@@ -13,6 +13,7 @@ from atoll.protocol import differences, sources_parts, transport, wire
 from atoll.protocol import messages as m
 from atoll.protocol.errors import InvalidMessage
 from atoll.protocol.machine import Machine
+from atoll.protocol.text import clean
 from atoll.protocol.time_limits import TimeLimits
 from atoll.protocol.v1 import session_pb2
 
@@ -143,7 +144,12 @@ class Session:
                 self.num_refused_messages += 1
                 return f"a message that cannot be read: {error}"
             except grpc.aio.AioRpcError as error:
-                return error.details() or str(error.code())
+                if error.code() is not grpc.StatusCode.PERMISSION_DENIED:
+                    return error.details() or str(error.code())
+                # At the door, before anything is heard of a Hello: it was kept out, or its key replaced, meanwhile.
+                text = clean(error.details() or "the coordinator does not let this site in")
+                self.received(self.header(), m.Refused(kind=m.RefusedKind.KEPT_OUT, text=text))
+                return text
             # Outside: what a handler raises is not the stream's.
             if isinstance(message, m.Welcome) and header.run_id == self.header().run_id:
                 self._is_welcomed = True

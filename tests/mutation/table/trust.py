@@ -310,6 +310,14 @@ MUTATIONS = (
         tests=(f"{ENROLLED}::test_a_store_without_its_root_is_not_given_another",),
     ),
     Mutation(
+        name="who is not let in knocks for ever",
+        rule="a site that is not let in any more ends, with the reason",
+        where="node.daemon.session:Session._read",
+        old="if error.code() is not grpc.StatusCode.PERMISSION_DENIED:",
+        new="if True:",
+        tests=("tests/process/test_node_session.py::test_who_is_not_let_in_hears_why_and_does_not_knock_for_ever",),
+    ),
+    Mutation(
         name="others may read the run's key",
         rule="the root's key is for its owner alone",
         where="coordinator.authority:Authority.opened",
