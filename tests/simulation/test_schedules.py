@@ -526,6 +526,7 @@ def test_a_difference_that_is_made_of_a_difference_is_seen(monkeypatch: pytest.M
     assert "its base and its" in problem, problem
 
 
+@pytest.mark.slow
 def test_one_contribution_that_is_left_out_among_many_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     reduce = SyncData.reduce
 

@@ -23,7 +23,7 @@ LEARNT = 16
 MENDED = 33
 NUM_SCHEDULES = 24
 PARTS = 6
-PARTS_IN_TEST = 3
+PARTS_IN_TEST = 2
 """In `make test`; the others are slow."""
 NUM_SYNCS = 42
 MANIFEST = replace(SMALL, tensors=tuple(replace(t, shape=(128, 128)) if t.name == "w" else t for t in SMALL.tensors))
