@@ -15,7 +15,9 @@ MUTATIONS = (
         where="node.exchange.peers.rpc:call_errors",
         old="may_lack or not isinstance(ended, StateError)",
         new="True",
-        tests=("tests/fuzz/test_reducers.py::test_an_exchange_with_any_reducer_ends_with_its_payloads_or_names_it",),
+        tests=(
+            "tests/fuzz/test_reducers.py::test_no_status_with_which_a_reducer_ends_its_streams_is_taken_for_this_sites_failure",
+        ),
     ),
     Mutation(
         name="a reducer says how much of the contributions has arrived",
@@ -23,7 +25,7 @@ MUTATIONS = (
         where="node.exchange.sync.upstream:Upstream._peer_waits",
         old="min(waiting.received_bytes, self._num_written_bytes)",
         new="waiting.received_bytes",
-        tests=(LIES,),
+        tests=("tests/unit/exchange/test_upstream.py::test_no_more_of_a_sites_contributions_arrives_than_it_has_sent",),
     ),
     Mutation(
         name="payloads that come again are progress for ever",

@@ -337,7 +337,7 @@ MUTATIONS = (
         name="what is shown is never replaced",
         rule="what a process shows is renewed at two thirds of its life",
         where="protocol.trust.renewing:keep_in_force",
-        old="        tls.show(shown)\n",
+        old="            tls.show(shown)\n",
         new="",
         tests=(f"{SECURITY}::test_what_is_shown_is_renewed_when_it_is_due_and_tried_again_where_that_fails",),
     ),
