@@ -22,15 +22,13 @@ RETRY_S = 0.5
 
 
 async def discover(
-    addresses_of_it: Sequence[str], handshake: transport.Handshake | None, wait_s: float
+    coordinators: Sequence[str], handshake: transport.Handshake | None, wait_s: float
 ) -> tuple[RunSettings, str]:
-    """The run of the coordinator, which may still be starting, and the first of its addresses that answers. Raises
-    PeerError after `wait_s`, RefusedError at once."""
-    for address in addresses_of_it:
-        addresses.parse_address(address)
+    """The run of the coordinator, which may still be starting, and the first of its addresses, `coordinators`, that
+    answers. Raises PeerError after `wait_s`; ConfigError or RefusedError at once."""
     deadline, told, problem = asyncio.get_running_loop().time() + wait_s, False, ""
     while True:
-        for address in addresses_of_it:
+        for address in coordinators:
             left_s = deadline - asyncio.get_running_loop().time()
             try:
                 return await _asked(address, handshake, max(min(left_s, 2.0), RETRY_S)), address
@@ -38,7 +36,7 @@ async def discover(
                 if error.code() is grpc.StatusCode.PERMISSION_DENIED:
                     raise from_rpc_error(error, f"the coordinator at {address}") from None
                 problem = error.details() or error.code().name
-        where = " or ".join(addresses_of_it)
+        where = " or ".join(coordinators)
         if deadline - asyncio.get_running_loop().time() <= RETRY_S:
             raise PeerError(
                 f"no coordinator at {where} ({problem}); start it with `atoll coordinator run.toml`, or check "

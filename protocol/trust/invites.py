@@ -1,9 +1,8 @@
 """An invite: one line of text with all that a machine needs to come into a run. Pure.
 
-After a prefix, base64 (URL-safe, without padding) of a byte of version and of what zlib makes of the fields, each with
-its length in two bytes (big-endian): run id, role and name (as site/berlin), addresses
-(separated by commas), root, client certificate (both DER), and
-its private key, 32 bytes. zlib's own checksum tells a line that was cut or changed.
+After a prefix, base64 (URL-safe, without padding) of a byte of version, of what zlib makes of the fields, each with its
+length in two bytes (big-endian), and of the CRC-32 of all that. Fields: run id, role and name (as site/berlin),
+addresses (separated by commas), root, client certificate (both DER), and its private key, 32 bytes.
 """
 
 from __future__ import annotations
@@ -28,6 +27,7 @@ PREFIX = "atoll-invite-"
 MAX_CHARACTERS = 8192
 MAX_BYTES = 1 << 14
 MAX_ADDRESSES = 8
+CHECKSUM_BYTES = 4
 _NUM_FIELDS = 6
 
 
@@ -70,7 +70,11 @@ def to_text(invite: Invite) -> str:
     )
     joined = b"".join(len(field).to_bytes(2, "big") + field for field in fields)
     data = bytes([VERSION]) + zlib.compress(joined, 9)
-    return PREFIX + base64.urlsafe_b64encode(data).decode().rstrip("=")
+    return PREFIX + _coded(data + _checksum(data))
+
+
+def _coded(data: bytes) -> str:
+    return base64.urlsafe_b64encode(data).decode().rstrip("=")
 
 
 def from_text(text: str) -> Invite:
@@ -82,22 +86,23 @@ def from_text(text: str) -> Invite:
         raise ConfigError(f"that is no invite: one begins with {PREFIX} (`atoll invite` prints it)")
     body = line.removeprefix(PREFIX)
     try:
-        data = base64.b64decode(body + "=" * (-len(body) % 4), altchars=b"-_", validate=True)
+        whole = base64.b64decode(body + "=" * (-len(body) % 4), altchars=b"-_", validate=True)
     except (binascii.Error, ValueError):
-        data = b""
-    if data and data[0] != VERSION:
+        whole = b""
+    data, checksum = whole[:-CHECKSUM_BYTES], whole[-CHECKSUM_BYTES:]
+    # The last character has bits that no byte takes.
+    if not data or _coded(whole) != body or _checksum(data) != checksum:
+        raise ConfigError("the invite is not whole: characters are missing or changed; copy all of it")
+    if data[0] != VERSION:
         raise ConfigError(f"the invite is of version {data[0]}, this atoll reads {VERSION}: install the coordinator's")
-    unpacking = zlib.decompressobj()
     try:
-        joined = unpacking.decompress(data[1:], MAX_BYTES)
-        if not unpacking.eof or unpacking.unused_data:
-            raise zlib.error
-    except zlib.error:
-        raise ConfigError("the invite is not whole: characters are missing or changed; copy all of it") from None
-    try:
-        return _read(_fields(joined))
-    except (InvalidMessage, ConfigError, UnicodeDecodeError) as error:
+        return _read(_fields(zlib.decompressobj().decompress(data[1:], MAX_BYTES)))
+    except (zlib.error, InvalidMessage, ConfigError, UnicodeDecodeError) as error:
         raise ConfigError(f"the invite cannot be used ({error}): ask for another one") from None
+
+
+def _checksum(data: bytes) -> bytes:
+    return zlib.crc32(data).to_bytes(CHECKSUM_BYTES, "big")
 
 
 def _fields(data: bytes) -> list[bytes]:

@@ -42,8 +42,7 @@ def invite(run: Run, asked: InviteAsked) -> str:
 def _forget(run: Run, now_s: float) -> bool:
     """One invite that nothing depends on; whether there was one."""
     for known in sorted(run.invites.values(), key=lambda known: known.number):
-        is_over = known.expires_s < now_s if not known.key_digest else newest(run, known.role, known.name) != known
-        if is_over:
+        if known.expires_s < now_s if not known.key_digest else newest(run, known.role, known.name) != known:
             run.forget_invite(known.invite_id)
             return True
     return False

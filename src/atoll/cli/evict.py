@@ -2,8 +2,9 @@
 
 What the site has contributed to the sync under way is left out; its samples are drawn again. Without --keep-out its
 node may come back at once. With it neither its name nor its key comes in again, also after a restart of the
-coordinator, until it is let in; `atoll status` names who is kept out. Somebody who makes a new key and another name is
-another site: who may join at all is decided by who can reach the coordinator.
+coordinator, until it is let in, and other sites end what they have open with it; `atoll status` names who is kept out.
+Another name needs an invite of its own; in plain text (--insecure) whoever reaches the coordinator has one. If a key
+was stolen: --keep-out, `atoll invite --take-back`, --let-in, and a new invite.
 
 If sites hold different states of one commit and none of them finds damage, the run is paused and names them: keep out
 those that you do not trust, and the others go on. What a site has done before is undone with `atoll rollback --to`.

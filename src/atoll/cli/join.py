@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -40,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
     from atoll.protocol.dates import utc
 
     invite = read_invite(args.invite)
-    now_s, until_s = _now_s(), invite.expires_s
+    now_s, until_s = time.time(), invite.expires_s
     if now_s > until_s:
         raise ConfigError(
             f"the invite for {invite.role} {invite.name} has expired at {utc(until_s)}, and this machine's clock says "
@@ -62,8 +63,7 @@ def _check(args: argparse.Namespace, invite: Invite) -> None:
     """Raises ConfigError for options that the node would refuse."""
     if args.dry_run:
         raise ConfigError("--dry-run is for `atoll node`, once this machine has joined (`atoll join --enrol-only`)")
-    if args.site_hosts > 1:
-        raise ConfigError("a site of several hosts has no certificates for them yet: it runs with --insecure alone")
+    node.refuse_hosts(args)
     words = {"name": invite.name, "coordinator": invite.addresses[0], "run": "", "insecure": True}
     node.node_config(argparse.Namespace(**vars(args) | words))
 
@@ -83,12 +83,6 @@ def read_invite(path: Path) -> Invite:
     if sys.stdin.isatty():
         return from_text(getpass("invite (it is not shown): "))
     return from_text(sys.stdin.read(MAX_CHARACTERS + 1))
-
-
-def _now_s() -> float:
-    import time
-
-    return time.time()
 
 
 def enrol(invite: Invite, home: Path) -> None:

@@ -84,7 +84,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def split_command(argv: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The arguments of `atoll node`, and the user's command behind `--`; argparse would mix up the two."""
+    """The arguments of `atoll node` or `join`, and the user's command behind `--`; argparse would mix up the two."""
     verb = next((a for a in argv if not a.startswith("-")), "")
     if verb not in ("node", "join") or "--" not in argv:
         return list(argv), []

@@ -153,11 +153,7 @@ def complete(args: argparse.Namespace) -> None:
         if not args.name:
             raise ConfigError("--insecure needs --name NAME, of this site, and --coordinator HOST:PORT")
         return
-    if args.site_hosts > 1:
-        raise ConfigError(
-            "a site of several hosts has no certificates for them yet: it runs in plain text alone (--insecure), in a "
-            "network that nobody else reaches"
-        )
+    refuse_hosts(args)
     if args.home is None:
         if not (args.run and args.name):
             raise ConfigError(
@@ -175,6 +171,15 @@ def complete(args: argparse.Namespace) -> None:
         raise ConfigError(f"{args.home} is of {found.subject}, not of site {args.name} of run {args.run}")
     enrolled.check_dates(found, time.time())  # what it warns of, the node says
     args.name, args.coordinator = found.subject.name, args.coordinator or found.addresses[0]
+
+
+def refuse_hosts(args: argparse.Namespace) -> None:
+    """Raises ConfigError for a site of several hosts that is not in plain text."""
+    if args.site_hosts > 1:
+        raise ConfigError(
+            "a site of several hosts has no certificates for them yet: it runs in plain text alone (--insecure), in a "
+            "network that nobody else reaches"
+        )
 
 
 def _num_ranks(args: argparse.Namespace) -> int:

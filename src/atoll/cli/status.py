@@ -14,7 +14,9 @@ import argparse
 import json
 import sys
 import time
+from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -50,10 +52,11 @@ def run(args: argparse.Namespace) -> int:
 
     from atoll.cli.client import parse_status
 
+    look = _source(args)
     in_place = args.watch and args.format == "text" and not args.data and sys.stdout.isatty()
     with Live(refresh_per_second=4) if in_place else nullcontext() as live:
         while True:
-            document = _document(args)
+            document = look()
             status = parse_status(document)
             if live is not None:
                 live.update(table(status, live.console.width))
@@ -65,21 +68,21 @@ def run(args: argparse.Namespace) -> int:
             time.sleep(WATCH_EVERY_S)
 
 
-def _document(args: argparse.Namespace) -> dict[str, Any]:
-    """Raises ConfigError, HostError or PeerError."""
+def _source(args: argparse.Namespace) -> Callable[[], dict[str, Any]]:
+    """Brings the document. Raises ConfigError; what it returns raises HostError, PeerError or RefusedError."""
     from atoll.cli.client import fetch_status, local_status, status_by
     from atoll.protocol.trust import enrolled
 
-    if args.home is None and args.coordinator is None:
-        return local_status(stop.store_path(args), data_ranges=args.data)
     if args.home is None:
-        return fetch_status(args.coordinator, data_ranges=args.data)
+        if args.coordinator is not None:
+            return partial(fetch_status, args.coordinator, data_ranges=args.data)
+        return partial(local_status, stop.store_path(args), data_ranges=args.data)
     found = enrolled.load(args.home / enrolled.FOLDER)
     if found is None:
         raise ConfigError(f"nobody has joined a run with {args.home}: `atoll join`, with an invite, does")
     if warning := enrolled.check_dates(found, time.time()):
         print(f"atoll status: {warning}", file=sys.stderr)
-    return status_by(found, args.coordinator or "", data_ranges=args.data)
+    return partial(status_by, found, args.coordinator or "", data_ranges=args.data)
 
 
 def headline(status: RunView) -> str:
