@@ -1,7 +1,6 @@
 """Commands for the coordinator's own machine: a Unix socket beside the store, for its owner only.
 
-A request is one line of JSON: the command, and the fields of its event (core/events.py). `{"command": "stop", "reason":
-"..."}`. So is the answer.
+A request is one line (commands.py); so is the answer, in JSON.
 """
 
 from __future__ import annotations
@@ -9,48 +8,17 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import pwd
 import socket
+import struct
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
-from atoll.coordinator.core.events import (
-    Answer,
-    Asked,
-    EvictAsked,
-    InviteAsked,
-    LetInAsked,
-    ResetAsked,
-    RollbackAsked,
-    StopAsked,
-    TakeBackAsked,
-)
-from atoll.protocol import strict
-from atoll.protocol.errors import ConfigError, HostError
-from atoll.protocol.text import clean
+from atoll.coordinator.commands import MAX_LINE_BYTES, line_of
+from atoll.coordinator.core.events import Answer
+from atoll.protocol.errors import HostError
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StatusAsked:
-    """The run, as on /status.json."""
-
-    data_ranges: bool = False
-    request: int = 0
-
-
-COMMANDS: dict[str, type[Asked] | type[StatusAsked]] = {
-    "stop": StopAsked,
-    "rollback": RollbackAsked,
-    "evict": EvictAsked,
-    "let-in": LetInAsked,
-    "reset": ResetAsked,
-    "invite": InviteAsked,
-    "take-back": TakeBackAsked,
-    "status": StatusAsked,
-}
-
-MAX_LINE_BYTES = 4096
 MAX_SOCKET_PATH_BYTES = 107  # the kernel's bound
 ANSWER_LIMIT_S = 10.0
 GO_BACK_LIMIT_S = 3600.0
@@ -80,9 +48,10 @@ def _short(path: Path) -> Iterator[str]:
 class AdminServer:
     """Answers on the socket beside the store, whose lock the caller holds: a socket that is there is a leftover."""
 
-    def __init__(self, store_path: Path, ask: Callable[[Asked | StatusAsked], Awaitable[Answer]]) -> None:
+    def __init__(self, store_path: Path, command: Callable[[bytes, str], Awaitable[Answer]]) -> None:
+        """`command` does what a line says for the person that is named, and never raises for what it says."""
         self.path = socket_path(store_path)
-        self._ask = ask
+        self._command = command
         self._server: asyncio.Server | None = None
 
     async def start(self) -> None:
@@ -107,13 +76,13 @@ class AdminServer:
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            try:
-                async with asyncio.timeout(ANSWER_LIMIT_S):
-                    asked = read(await reader.readline())
-                async with asyncio.timeout(GO_BACK_LIMIT_S):  # who asks gives up before, unless it is for that
-                    answer = await self._ask(asked)
-            except (ValueError, ConfigError) as error:
-                answer = Answer(0, f"not a request: {error}")
+            async with asyncio.timeout(ANSWER_LIMIT_S):
+                try:
+                    line = await reader.readline()
+                except ValueError:
+                    line = b""  # longer than any command
+            async with asyncio.timeout(GO_BACK_LIMIT_S):  # who asks gives up before, unless it is for that
+                answer = await self._command(line, _user_of(writer))
             async with asyncio.timeout(ANSWER_LIMIT_S):
                 said = {"problem": answer.problem, "found": answer.found}
                 writer.write(json.dumps(said).encode() + b"\n")
@@ -124,15 +93,15 @@ class AdminServer:
             writer.close()
 
 
-def read(line: bytes) -> Asked | StatusAsked:
-    """What is asked for, with texts as they can be kept and sent: a terminal of another encoding types what is none.
-    Raises ConfigError or ValueError for what is no request."""
-    request = json.loads(line)
-    if not isinstance(request, dict) or request.get("command") not in list(COMMANDS):
-        raise ConfigError(f"commands are {', '.join(COMMANDS)}")
-    command = request.pop("command")
-    fields = {key: clean(value)[:1024] if isinstance(value, str) else value for key, value in request.items()}
-    return strict.build(COMMANDS[command], fields, command)
+def _user_of(writer: asyncio.StreamWriter) -> str:
+    """In words, by the kernel's knowledge of whom the socket is of."""
+    connection = writer.get_extra_info("socket")
+    _, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
+    try:
+        name = pwd.getpwuid(uid).pw_name
+    except KeyError:
+        name = f"user {uid}"
+    return f"{name} on the coordinator's machine"
 
 
 def ask(store_path: Path, command: str, *, limit_s: float = ANSWER_LIMIT_S, **fields: object) -> str:
@@ -146,7 +115,7 @@ def ask(store_path: Path, command: str, *, limit_s: float = ANSWER_LIMIT_S, **fi
         try:
             with _short(path) as name:
                 connection.connect(name)
-            connection.sendall(json.dumps({"command": command, **fields}).encode() + b"\n")
+            connection.sendall(line_of(command, **fields) + b"\n")
             connection.settimeout(limit_s)
             with connection.makefile("rb") as file:
                 answer: dict[str, str] = json.loads(file.readline())

@@ -65,7 +65,7 @@ class Authority:
     def invite(self, asked: InviteAsked, addresses: tuple[str, ...]) -> str:
         """The text of an invite that the run knows."""
         key, subject = certificates.new_key(), Subject(self.run_id, Kind.INVITE, asked.invite_id)
-        life, now = timedelta(seconds=asked.life_s), date_of(asked.now_s)
+        life, now = timedelta(seconds=asked.life_s), date_of(self.machine.wall_time())
         certificate = self.root.sign(key.public_key(), subject, life, now)
         return to_text(Invite(self.run_id, asked.role, asked.name, addresses, self.root.certificate, certificate, key))
 

@@ -71,7 +71,7 @@ class Enrolment:
                     )
         except (ConfigError, InvalidMessage) as error:
             return Answer(asked.request, str(error))
-        asked = replace(asked, invite_id=authority.new_invite_id(), now_s=authority.machine.wall_time())
+        asked = replace(asked, invite_id=authority.new_invite_id())
         answer = await self._ask(asked)
         if answer.problem:
             return answer
@@ -81,12 +81,7 @@ class Enrolment:
         try:
             key = certificates.requested_key(request.signing_request)
             invite = self._caller(context).subject
-            asked = JoinAsked(
-                invite_id=invite.name,
-                key_digest=certificates.key_digest(key),
-                now_s=self._authority.machine.wall_time(),
-            )
-            answer = await self._ask(asked)
+            answer = await self._ask(JoinAsked(invite_id=invite.name, key_digest=certificates.key_digest(key)))
             if answer.problem:
                 raise RefusedError(answer.problem)
         except AtollError as error:

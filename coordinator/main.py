@@ -9,10 +9,9 @@ import sys
 from contextlib import AsyncExitStack
 from typing import Any
 
-from atoll.coordinator.admin import AdminServer, StatusAsked
+from atoll.coordinator.admin import AdminServer
 from atoll.coordinator.authority import Authority, folder_of
 from atoll.coordinator.config import CoordinatorConfig
-from atoll.coordinator.core.events import Answer, Asked
 from atoll.coordinator.loop_lag import LoopLag
 from atoll.coordinator.service import CoordinatorServer
 from atoll.coordinator.sqlite_store import SqliteStore
@@ -93,13 +92,7 @@ async def serve(
         await server.start()
         stack.push_async_callback(server.stop)
 
-        async def ask(asked: Asked | StatusAsked) -> Answer:
-            if not isinstance(asked, StatusAsked):
-                return await server.ask(asked)
-            document = await server.document(data_ranges=asked.data_ranges)
-            return Answer(asked.request, "", json.dumps(document))
-
-        admin = AdminServer(config.store_path, ask)
+        admin = AdminServer(config.store_path, server.command)
         await admin.start()
         stack.push_async_callback(admin.close)
         where = ""

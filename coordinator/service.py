@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import grpc
 
 import atoll
+from atoll.coordinator import commands
 from atoll.coordinator.authority import Authority
 from atoll.coordinator.config import CoordinatorConfig
 from atoll.coordinator.core import events as e
@@ -25,9 +26,10 @@ from atoll.coordinator.loop_lag import LoopLag
 from atoll.coordinator.store import RESTORE, Store
 from atoll.coordinator.streams import MAX_MESSAGE_BYTES, Bodies, Stream
 from atoll.protocol import PROTOCOL_VERSION, addresses, descriptors, messages, transport
-from atoll.protocol.errors import StateError
+from atoll.protocol.errors import ConfigError, RefusedError, StateError
 from atoll.protocol.machine import REAL, Machine
 from atoll.protocol.settings import RunSettings, settings_from_json, settings_to_json
+from atoll.protocol.status import abort
 from atoll.protocol.trust.access import guarded
 from atoll.protocol.trust.security import PLAIN, Caller, Security
 from atoll.protocol.v1 import session_pb2
@@ -76,7 +78,7 @@ class CoordinatorServer:
         self._parent = json.loads(parent) if parent else None
         self._commit_times = store.commit_times()
         try:
-            self._core = Core(settings, persisted, self._loop.time())
+            self._core = Core(settings, persisted, self._loop.time(), machine.wall_time())
         except StateError as error:
             raise StateError(f"the store {config.store_path} is damaged ({error}): {RESTORE}") from error
         self._security = security
@@ -116,6 +118,11 @@ class CoordinatorServer:
                 request_deserializer=session_pb2.StatusRequest.FromString,
                 response_serializer=session_pb2.StatusResponse.SerializeToString,
             ),
+            "Operate": grpc.unary_unary_rpc_method_handler(
+                self._operate,
+                request_deserializer=session_pb2.OperateRequest.FromString,
+                response_serializer=session_pb2.OperateResponse.SerializeToString,
+            ),
         }
         if self._enrolment is not None:
             handlers |= self._enrolment.handlers
@@ -152,7 +159,8 @@ class CoordinatorServer:
             try:
                 async with self._deciding:
                     self._keep_view()
-                    await self._execute(self._core.handle([event for event, _ in batch], self._loop.time()))
+                    events = [event for event, _ in batch]
+                    await self._execute(self._core.handle(events, self._loop.time(), self._machine.wall_time()))
             finally:
                 for _, stream in batch:
                     if stream is not None:
@@ -173,6 +181,16 @@ class CoordinatorServer:
             stream.put(None)
         if self._server is not None:
             await self._server.stop(STOP_GRACE_S)
+
+    async def command(self, line: bytes, by: str) -> e.Answer:
+        """Does what a line says (commands.py), for that person."""
+        try:
+            asked = commands.read(line, by)
+        except ConfigError as error:
+            return e.Answer(0, f"not a request: {error}")
+        if isinstance(asked, commands.StatusAsked):
+            return e.Answer(0, "", json.dumps(await self.document(data_ranges=asked.data_ranges)))
+        return await self.ask(asked)
 
     async def ask(self, asked: e.Asked) -> e.Answer:
         """What a person wants, and what comes of it, once that is kept."""
@@ -307,6 +325,15 @@ class CoordinatorServer:
         """Whom a session is of."""
         caller = self._security.caller(context)
         return e.Certified(caller.subject.name, caller.key_digest) if caller is not None else None
+
+    async def _operate(self, request: session_pb2.OperateRequest, context: Any) -> session_pb2.OperateResponse:
+        caller = self._security.caller(context)
+        if caller is None:
+            text = "this coordinator is in plain text, where nobody is known: commands are for its own machine"
+            await abort(context, RefusedError(text))
+        by = f"operator {caller.subject.name} (key {caller.key_digest.hex()[:16]})"
+        answer = await self.command(request.line.encode(), by)
+        return session_pb2.OperateResponse(problem=answer.problem, found=answer.found)
 
     async def _status(self, request: session_pb2.StatusRequest, context: Any) -> session_pb2.StatusResponse:
         return session_pb2.StatusResponse(json=json.dumps(await self.document(data_ranges=request.data_ranges)))

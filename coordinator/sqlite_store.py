@@ -22,7 +22,7 @@ from atoll.protocol.settings import RunSettings, settings_to_json
 R = TypeVar("R")
 
 APPLICATION_ID = 0x61746F6C  # "atol", so that another program's database is told apart
-SCHEMA_VERSION = 8
+SCHEMA_VERSION = 9
 """Of tables and rows. What another version would read otherwise raises it, and is refused by this number."""
 LOCK_WAIT_S = 1.0  # a coordinator that was just told to end may still hold the file
 NETWORK_FILE_SYSTEMS = (

@@ -182,7 +182,7 @@ class AbandonAll:
 
 ProcessTold = (
     ProcessStart | ProcessLayout | BeginInProcess | m.Weights | HurryAtHost | CancelAtHost | DropInProcess | AbandonAll
-    | ProcessIdentity | ProcessShown | m.KeptOut
+    | ProcessIdentity | ProcessShown | m.Banned
 )  # fmt: skip
 
 _REQUESTS = wire.bodies_of(processes_pb2.ProcessRequest, {cls.__name__: cls for cls in get_args(ProcessSaid)})

@@ -32,7 +32,7 @@ MAX_ERROR_COMMITS = 1 << 18  # 64 fragments of 4,096 contributors
 MAX_RATES = 2 * MAX_GROUPS
 MAX_RANGES_OF_SITE = 1 << 12
 MAX_RANGES_OF_COMMIT = 1 << 18
-MAX_KEPT_OUT = 1 << 16  # names
+MAX_BANNED = 1 << 16  # names
 MAX_PROBED = 32  # peers that one site probes
 MAX_DONORS = 8  # that one site asks at once
 MAX_LISTED_DONORS = 64  # that it is told of at once; of others when it asks again
@@ -332,7 +332,7 @@ class RefusedKind(IntEnum):
     INVALID = 8
     STATE = 9
     FULL = 10
-    KEPT_OUT = 11
+    BANNED = 11
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -413,8 +413,8 @@ class Peers(CoordinatorMessage):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KeptOut(CoordinatorMessage):
-    names: tuple[str, ...] = bounded(MAX_KEPT_OUT, ())
+class Banned(CoordinatorMessage):
+    names: tuple[str, ...] = bounded(MAX_BANNED, ())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,57 +1,69 @@
-"""What people ask of a run, and those who come by an invite. A `request` that is not 0 is answered; no other one has
-the number."""
+"""What people ask of a run, and those who come by an invite."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 
-@dataclass(frozen=True, slots=True)
-class StopAsked:
-    """End the run with the sync that is open now."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """A `request` that is not 0 is answered; no other one has the number."""
 
-    reason: str
+    by: str = ""
+    """The person, for the audit log; what nobody asked for by name is not in it."""
     request: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class RollbackAsked:
+class StopAsked(Asked):
+    """End the run with the sync that is open now."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class RollbackAsked(Asked):
     """An operator gives up the commits that nobody who is here can reach; or, with `to`, all commits after that one."""
 
     reason: str
     to: int | None = None
-    request: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EvictAsked:
-    """A person does not want this site in the run; with `keep_out` never again."""
+class EvictAsked(Asked):
+    """A person does not want this site in the run now; it may come back."""
 
     name: str
     reason: str
-    keep_out: bool
-    request: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LetInAsked:
-    """A site that is kept out may come back."""
+class BanAsked(Asked):
+    """A person does not want this site in the run, by its name or its key."""
 
     name: str
-    request: int = 0
+    reason: str
+    until_s: float = 0.0
+    """Seconds since 1970; 0: until the ban is lifted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ResetAsked:
+class LiftBanAsked(Asked):
+    """A site that is banned may come back."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResetAsked(Asked):
     """Before training: the model and the starting state are taken back."""
 
     reason: str
-    request: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class InviteAsked:
-    """Somebody may come in once, by that invite. Times are seconds since 1970, by this machine's clock."""
+class InviteAsked(Asked):
+    """Somebody may come in once, by that invite."""
 
     role: str
     name: str
@@ -59,27 +71,26 @@ class InviteAsked:
     addresses: tuple[str, ...] = ()
     """Of the coordinator, for whoever is invited; without them, those that it knows itself."""
     invite_id: str = ""
-    now_s: float = 0.0
-    request: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JoinAsked:
+class JoinAsked(Asked):
     """Somebody shows an invite, and a key to be certified."""
 
     invite_id: str
     key_digest: bytes
-    now_s: float
-    request: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TakeBackAsked:
+class TakeBackAsked(Asked):
     """Nobody is, or comes in as, that any more by the invites that there are."""
 
     role: str
     name: str
-    request: int = 0
 
 
-Asked = StopAsked | RollbackAsked | EvictAsked | LetInAsked | ResetAsked | InviteAsked | JoinAsked | TakeBackAsked
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditAsked(Asked):
+    """The entries of the audit log after that one. Looking is not in the log."""
+
+    after: int = 0

@@ -1,9 +1,12 @@
-"""The coordinator's core: `handle(events, now) -> outputs`, `next_deadline()`; the shell executes outputs in order."""
+"""The coordinator's core: `handle(events, now, wall_s) -> outputs`, `next_deadline()`; its shell executes outputs in
+order."""
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from math import inf
 from typing import Any
 
@@ -12,7 +15,7 @@ from atoll.coordinator.core.data import leases
 from atoll.coordinator.core.log import evidence, going_back, rollback, sources, states
 from atoll.coordinator.core.persisted import Persisted
 from atoll.coordinator.core.run import Run
-from atoll.coordinator.core.sites import admission, forgetting, invites, keeping_out, liveness, manifests
+from atoll.coordinator.core.sites import admission, bans, forgetting, invites, liveness, manifests, resetting
 from atoll.coordinator.core.sites.membership import Site
 from atoll.coordinator.core.suspend_clock import OwnTime
 from atoll.coordinator.core.sync import driver, outcomes, payload_lists, reach, standstill, unusable
@@ -42,10 +45,10 @@ OF_MEMBERS: dict[type[m.SiteMessage], Callable[[Run, Site, Any], None]] = {
 
 class Core:
     """One run, from one start of the coordinator on. Times are seconds of one monotonic clock, given by the caller;
-    inside they are this process's own (suspend_clock.py)."""
+    inside they are this process's own (suspend_clock.py). `wall_s`: seconds since 1970, for dates that people said."""
 
-    def __init__(self, settings: RunSettings, persisted: Persisted, now: float) -> None:
-        self.run = Run(settings, persisted, now)
+    def __init__(self, settings: RunSettings, persisted: Persisted, now: float, wall_s: float) -> None:
+        self.run = Run(settings, persisted, now, wall_s)
         self._next_pulse_at = now + self.run.limits.heartbeat_s
         self._time = OwnTime(tolerance_s=self.run.limits.lease_s / 2)
         self._pardoned_until = now
@@ -54,10 +57,11 @@ class Core:
         self._due: float | None = now  # own time at which everything is looked at again
         self._limit_at = now  # and at which a site or a stream may be lost
 
-    def handle(self, events: Sequence[e.Event], now: float) -> list[e.Output]:
+    def handle(self, events: Sequence[e.Event], now: float, wall_s: float) -> list[e.Output]:
         """Events that have come together: what follows from them is decided once, so that a thousand sites that are
         ready at once do not cost a thousand looks at each of them. Outputs are to be executed in order."""
         run = self.run
+        run.wall_s = wall_s
         expected = bool(run.members.streams) or bool(run.members.live())
         run.now, stopped_s = self._time.advance(now, self._next_pulse_at if expected else None)
         if stopped_s:
@@ -76,6 +80,7 @@ class Core:
             self._expire()
         if run.now >= self._next_pulse_at:
             self._pulse()
+        bans.expire(run)
         admission.advance(run)
         try:
             driver.advance(run)
@@ -102,7 +107,7 @@ class Core:
         """Own time at which something becomes possible or impossible by itself."""
         run = self.run
         expected = run.members.streams or run.members.live()
-        times = [self._next_pulse_at if expected else None, self._limit_at, manifests.next_due(run)]
+        times = [self._next_pulse_at if expected else None, self._limit_at, manifests.next_due(run), bans.next_due(run)]
         times += [wait.until for wait in run.waits]
         return min((t for t in times if t is not None and t < inf), default=None)
 
@@ -131,6 +136,8 @@ class Core:
             self._heartbeat(event.stream, event.header, event.message, event.ack)
             return
         self._due = run.now
+        if isinstance(event, e.Asked):
+            run.audit.asks(event)
         match event:
             case e.StreamOpened(stream, certified):
                 run.members.opened(stream, run.now, certified)
@@ -150,29 +157,33 @@ class Core:
                     who = state.site.label if state.site else f"stream {stream}"
                     run.report(logging.WARNING, f"{who} sent {text}; its stream is ended")
                     run.close(stream, text)
-            case e.StopAsked(reason, request):
+            case e.StopAsked(reason, request=request):
                 if not run.stop_reason and run.finished is None:
                     run.stop_reason = reason or "stopped"
                     run.persist(e.StopRecord(run.stop_reason))
                     run.report(logging.INFO, f"asked to stop ({run.stop_reason}): {outcomes.last_in_words(run)}")
                 run.answer(request, "", state_in_words(run) if run.finished is not None else "")
-            case e.RollbackAsked(reason, None, request):
+            case e.RollbackAsked(reason, None, request=request):
                 run.answer(request, *rollback.asked(run, reason))
-            case e.RollbackAsked(reason, int(commit), request):
+            case e.RollbackAsked(reason, int(commit), request=request):
                 if problem := going_back.begin(run, commit, reason, request):
                     run.answer(request, problem)
-            case e.EvictAsked(name=name, reason=reason, keep_out=keep_out, request=request):
-                run.answer(request, keeping_out.evict(run, name, reason, keep_out=keep_out))
-            case e.LetInAsked(name=name, request=request):
-                run.answer(request, keeping_out.let_in(run, name))
+            case e.EvictAsked(name=name, reason=reason, request=request):
+                run.answer(request, bans.evict(run, name, reason))
+            case e.BanAsked():
+                run.answer(event.request, bans.ban(run, event))
+            case e.LiftBanAsked(name=name, request=request):
+                run.answer(request, bans.lift(run, name))
             case e.ResetAsked(reason=reason, request=request):
-                run.answer(request, keeping_out.reset(run, reason))
+                run.answer(request, resetting.reset(run, reason))
             case e.InviteAsked():
                 run.answer(event.request, invites.invite(run, event))
             case e.TakeBackAsked():
                 run.answer(event.request, invites.take_back(run, event))
             case e.JoinAsked():
                 run.answer(event.request, *invites.use(run, event))
+            case e.AuditAsked(after=after, request=request):
+                run.answer(request, "", json.dumps([asdict(entry) for entry in run.audit.after(after)]))
             case e.CommitsRead():
                 rollback.commits_read(run, event)
             case e.ManifestRead():

@@ -57,6 +57,8 @@ HISTORY = (e.CommitRecord, e.AttestationRecord)
 KEPT_COMMITS = 1 << 16
 """Of which the store has records: in a run that exchanges at every step there are millions. A rollback to an older
 commit would need payloads that no site has."""
+KEPT_AUDIT = 1 << 14
+"""Entries of the audit log."""
 _OF_ONE_SYNC = (e.OpenRecord, e.PlanRecord, e.WeightsRecord)
 _OF_ONE_START = (e.ManifestRecord, e.SiteRecord, e.AttestationRecord, e.LineRecord, e.DoneRecord, e.LeaseRecord)
 Keys = Callable[[str], Iterable[Key]]
@@ -95,8 +97,10 @@ def key_of(record: Row) -> Key:
             return Key(kind, record.branch)
         case e.ExclusionRecord():
             return Key(kind, record.sync, record.site_id)
-        case e.KeptOutRecord() | e.LetInRecord():
-            return Key(kind_of(e.KeptOutRecord), name=record.name)
+        case e.BanRecord() | e.BanLiftedRecord():
+            return Key(kind_of(e.BanRecord), name=record.name)
+        case e.AuditRecord():
+            return Key(kind, record.number)
         case e.InviteRecord() | e.InviteForgottenRecord():
             return Key(kind_of(e.InviteRecord), name=record.invite_id)
         case _:
@@ -142,9 +146,11 @@ def changes(record: Row, keys: Keys) -> dict[Key, Row | None]:
         case e.ExclusionRecord():
             newest = sorted({own, *all_of(e.ExclusionRecord)})
             ended = [key for key in newest[:-KEPT_EXCLUSIONS] if key.number < record.sync]
+        case e.AuditRecord():
+            ended = [key for key in (Key(own.kind, own.number - KEPT_AUDIT),) if key.number > 0]
         case e.ResetRecord():
             ended = all_of(*_OF_ONE_START)
-        case e.LetInRecord() | e.InviteForgottenRecord() | e.LeaseRecord(ranges=()):
+        case e.BanLiftedRecord() | e.InviteForgottenRecord() | e.LeaseRecord(ranges=()):
             made[own] = None
     return made | dict.fromkeys(ended)
 

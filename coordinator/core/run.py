@@ -9,6 +9,7 @@ from math import inf
 from typing import Any
 
 from atoll.coordinator.core import events as e
+from atoll.coordinator.core.audit import COORDINATOR, DONE, Audit, words_of
 from atoll.coordinator.core.data.ledger import Ledger
 from atoll.coordinator.core.log.commits import CommitLog
 from atoll.coordinator.core.log.disputes import Dispute
@@ -46,7 +47,7 @@ class Run:
     Raises StateError if what was kept does not fit together.
     """
 
-    def __init__(self, settings: RunSettings, persisted: Persisted, now: float) -> None:
+    def __init__(self, settings: RunSettings, persisted: Persisted, now: float, wall_s: float) -> None:
         self.settings = settings
         self.limits = time_limits(settings.time_limits)
         self.run_id = persisted.run.run_id
@@ -58,6 +59,7 @@ class Run:
         sites = persisted.all(e.SiteRecord)
         self.members = Membership(sites, persisted.last_site_id, now, self.limits.lease_s)
         self.now = now
+        self.wall_s = wall_s  # seconds since 1970, by this machine's clock
         self.manifest: e.ManifestRecord | None = None
         self.chunk_sizes = ChunkSizes()
         self.state_bytes = 0  # of the model's values at each site
@@ -79,10 +81,11 @@ class Run:
         self.num_abandoned = abandoned.num_abandoned if abandoned is not None else 0
         self.num_abandoned_in_a_row = 0
         self.stop_reason = stop.reason if stop is not None else ""
-        self.kept_out = {r.name: r for r in persisted.all(e.KeptOutRecord)}
-        for name, kept_out in self.kept_out.items():
+        self.banned = {r.name: r for r in persisted.all(e.BanRecord)}
+        for name, banned in self.banned.items():
             if (unwanted := self.members.sites.get(name)) is not None:
-                unwanted.is_gone(f"kept out: {kept_out.reason}")
+                unwanted.is_gone(f"banned: {banned.reason}")
+        self.audit = Audit(persisted.all(e.AuditRecord))
         self.misused_invites: set[str] = set()
         self.invites = {r.invite_id: r for r in persisted.all(e.InviteRecord)}
         reset = persisted.one(e.ResetRecord)
@@ -198,24 +201,24 @@ class Run:
         """The run goes back to before that commit by itself, or does not for good."""
         self.judged_divergence = self.branch, commit
 
-    def keep_out(self, record: e.KeptOutRecord) -> None:
+    def ban(self, record: e.BanRecord) -> None:
         """Neither this name nor this key comes in any more."""
-        self.kept_out[record.name] = record
+        self.banned[record.name] = record
         self.persist(record)
-        self._tell_kept_out(self.members.sites.values())
+        self._tell_banned(self.members.sites.values())
 
-    def let_in(self, name: str) -> None:
-        """A site that was kept out may come in again."""
-        del self.kept_out[name]
-        self.persist(e.LetInRecord(name))
-        self._tell_kept_out(self.members.sites.values())
+    def lift_ban(self, name: str) -> None:
+        """A site that was banned may come in again."""
+        del self.banned[name]
+        self.persist(e.BanLiftedRecord(name))
+        self._tell_banned(self.members.sites.values())
 
-    def tell_kept_out(self, site: Site) -> None:
+    def tell_banned(self, site: Site) -> None:
         """A site that has come, also where nobody is: somebody may have been let in while it was away."""
-        self._tell_kept_out([site])
+        self._tell_banned([site])
 
-    def _tell_kept_out(self, sites: Iterable[Site]) -> None:
-        word = m.KeptOut(names=tuple(sorted(self.kept_out))[: m.MAX_KEPT_OUT])
+    def _tell_banned(self, sites: Iterable[Site]) -> None:
+        word = m.Banned(names=tuple(sorted(self.banned))[: m.MAX_BANNED])
         self.send_all((site for site in sites if site.is_certified), word)
 
     def keep_invite(self, record: e.InviteRecord) -> None:
@@ -275,9 +278,17 @@ class Run:
             self.persist(*records)
 
     def answer(self, request: int, problem: str, found: str = "") -> None:
-        """To the person who asked, if one did."""
+        """To the person who asked, if one did; it is in the audit log before it is said."""
+        if (asked := self.audit.answered(request)) is not None:
+            self.note(asked.by, words_of(asked), f"refused: {problem}" if problem else found or DONE)
         if request:
             self.put_out(e.Answer(request, problem, found))
+
+    def note(self, by: str, what: str, outcome: str) -> None:
+        """In the audit log."""
+        entry = self.audit.add(self.wall_s, by, what, outcome)
+        self.persist(entry)
+        self.report(logging.INFO, f"audit {entry.number} ({entry.digest}): {by}: {what}: {entry.outcome}")
 
     def report(self, level: int, text: str) -> None:
         """A line for a person."""
@@ -394,7 +405,8 @@ class Run:
         conduct.strike(self.now, self.limits.lease_s, is_absence=is_absence)
         if conduct.is_enough:
             why = f"it was found out {conduct.strikes} times without contributing, the last time because {reason}"
-            self.keep_out(e.KeptOutRecord(name=site.name, key_digest=site.key_digest, reason=why[:1024]))
-            return f"{reason}; it is kept out, as this was the {conduct.strikes}th time"
+            self.ban(e.BanRecord(name=site.name, key_digest=site.key_digest, reason=why[:1024]))
+            self.note(COORDINATOR, f"ban name={site.name!r}", why)
+            return f"{reason}; it is banned, as this was the {conduct.strikes}th time"
         wait_s = conduct.admitted_again_at - self.now
         return f"{reason}; it is admitted again in {wait_s:.0f} s" if wait_s > 0 else reason

@@ -291,7 +291,7 @@ WORDS: dict[type[m.CoordinatorMessage], Handler] = {
     m.SendManifest: session.manifest_asked,
     m.Peers: lambda ctx, message: ctx.emit(Fulfil(message)),
     m.DialBack: lambda ctx, message: ctx.emit(Fulfil(message)),
-    m.KeptOut: lambda ctx, message: ctx.emit(Fulfil(message)),
+    m.Banned: lambda ctx, message: ctx.emit(Fulfil(message)),
     m.Show: lambda ctx, message: ctx.emit(Fulfil(message)),
     m.Pulse: lambda ctx, _: None,
     m.Open: syncs.opened,

@@ -331,9 +331,9 @@ class Node:
                 self.prober.watch(members)
             case m.DialBack(member=member):
                 self.hub.donations.dial(member)
-            case m.KeptOut(names=names):
-                self.hub.keep_out(names)
-                self.shell.processes.keep_out(names)
+            case m.Banned(names=names):
+                self.hub.ban(names)
+                self.shell.processes.ban(names)
             case m.Show():
                 self.shell.start(partial(self.disk.show, asked), fatal())
             case m.ListPayloads():

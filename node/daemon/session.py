@@ -146,9 +146,9 @@ class Session:
             except grpc.aio.AioRpcError as error:
                 if error.code() is not grpc.StatusCode.PERMISSION_DENIED:
                     return error.details() or str(error.code())
-                # At the door, before anything is heard of a Hello: it was kept out, or its key replaced, meanwhile.
+                # At the door, before anything is heard of a Hello: it was banned, or its key replaced, meanwhile.
                 text = clean(error.details() or "the coordinator does not let this site in")
-                self.received(self.header(), m.Refused(kind=m.RefusedKind.KEPT_OUT, text=text))
+                self.received(self.header(), m.Refused(kind=m.RefusedKind.BANNED, text=text))
                 return text
             # Outside: what a handler raises is not the stream's.
             if isinstance(message, m.Welcome) and header.run_id == self.header().run_id:

@@ -150,10 +150,10 @@ class Hub:
             incarnation=self.incarnation,
         )
 
-    def keep_out(self, names: Collection[str]) -> None:
+    def ban(self, names: Collection[str]) -> None:
         """Sites of these names, and of no others, are not dialled and not answered from now on."""
-        self.claims.keep_out(names)
-        self.dialer.keep_out(names)
+        self.claims.ban(names)
+        self.dialer.ban(names)
 
     # --- exchanges
 

@@ -22,6 +22,7 @@ MAY_CALL: Mapping[str, frozenset[Kind]] = {
     f"{COORDINATOR}/Renew": frozenset({Kind.SITE_IDENTITY}),
     f"{COORDINATOR}/Session": frozenset({Kind.SITE_IDENTITY}),
     f"{COORDINATOR}/Status": frozenset({Kind.SITE_IDENTITY, Kind.VIEWER, Kind.OPERATOR}),
+    f"{COORDINATOR}/Operate": frozenset({Kind.OPERATOR}),
     f"{PEER}/Exchange": _SITES,
     f"{PEER}/FetchState": _SITES,
     f"{PEER}/FetchPayloads": _SITES,

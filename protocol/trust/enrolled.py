@@ -113,6 +113,14 @@ def load(folder: Path) -> Enrolled | None:
         raise ConfigError(f"{folder}: {error}; remove it, and join with a new invite") from None
 
 
+def joined(home: Path) -> Enrolled:
+    """The same, of whoever has this folder for its home. Raises ConfigError if nobody has joined with it."""
+    found = load(home / FOLDER)
+    if found is None:
+        raise ConfigError(f"nobody has joined a run with {home}: `atoll join`, with an invite, does")
+    return found
+
+
 def _key_in(identity: bytes) -> bytes:
     """Behind the certificate."""
     _, begin, rest = identity.partition(b"-----BEGIN PRIVATE KEY-----")

@@ -92,7 +92,7 @@ class ProcessResponse(_message.Message):
     ABANDON_ALL_FIELD_NUMBER: _builtins.int
     IDENTITY_FIELD_NUMBER: _builtins.int
     SHOWN_FIELD_NUMBER: _builtins.int
-    KEPT_OUT_FIELD_NUMBER: _builtins.int
+    BANNED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def start(self) -> Global___ProcessStart:
         """first"""
@@ -118,7 +118,7 @@ class ProcessResponse(_message.Message):
     @_builtins.property
     def shown(self) -> Global___ProcessShown: ...
     @_builtins.property
-    def kept_out(self) -> _session_pb2.KeptOut: ...
+    def banned(self) -> _session_pb2.Banned: ...
     def __init__(
         self,
         *,
@@ -132,13 +132,13 @@ class ProcessResponse(_message.Message):
         abandon_all: Global___AbandonAll | None = ...,
         identity: Global___ProcessIdentity | None = ...,
         shown: Global___ProcessShown | None = ...,
-        kept_out: _session_pb2.KeptOut | None = ...,
+        banned: _session_pb2.Banned | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["abandon_all", b"abandon_all", "begin_exchange", b"begin_exchange", "body", b"body", "cancel_exchange", b"cancel_exchange", "drop_sync", b"drop_sync", "hurry_exchange", b"hurry_exchange", "identity", b"identity", "kept_out", b"kept_out", "laid_out", b"laid_out", "shown", b"shown", "start", b"start", "weights", b"weights"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["abandon_all", b"abandon_all", "banned", b"banned", "begin_exchange", b"begin_exchange", "body", b"body", "cancel_exchange", b"cancel_exchange", "drop_sync", b"drop_sync", "hurry_exchange", b"hurry_exchange", "identity", b"identity", "laid_out", b"laid_out", "shown", b"shown", "start", b"start", "weights", b"weights"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["abandon_all", b"abandon_all", "begin_exchange", b"begin_exchange", "body", b"body", "cancel_exchange", b"cancel_exchange", "drop_sync", b"drop_sync", "hurry_exchange", b"hurry_exchange", "identity", b"identity", "kept_out", b"kept_out", "laid_out", b"laid_out", "shown", b"shown", "start", b"start", "weights", b"weights"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abandon_all", b"abandon_all", "banned", b"banned", "begin_exchange", b"begin_exchange", "body", b"body", "cancel_exchange", b"cancel_exchange", "drop_sync", b"drop_sync", "hurry_exchange", b"hurry_exchange", "identity", b"identity", "laid_out", b"laid_out", "shown", b"shown", "start", b"start", "weights", b"weights"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["start", "laid_out", "begin_exchange", "weights", "hurry_exchange", "cancel_exchange", "drop_sync", "abandon_all", "identity", "shown", "kept_out"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["start", "laid_out", "begin_exchange", "weights", "hurry_exchange", "cancel_exchange", "drop_sync", "abandon_all", "identity", "shown", "banned"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 

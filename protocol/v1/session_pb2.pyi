@@ -64,7 +64,7 @@ class _RefusedKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_RefusedKi
     """a site ahead of the coordinator's log, or with another state hash"""
     REFUSED_KIND_FULL: _RefusedKind.ValueType  # 10
     """as many sites are in the run as it takes"""
-    REFUSED_KIND_KEPT_OUT: _RefusedKind.ValueType  # 11
+    REFUSED_KIND_BANNED: _RefusedKind.ValueType  # 11
     """by its operator, or because it cost the run too many attempts without contributing"""
 
 class RefusedKind(_RefusedKind, metaclass=_RefusedKindEnumTypeWrapper): ...
@@ -82,7 +82,7 @@ REFUSED_KIND_STATE: RefusedKind.ValueType  # 9
 """a site ahead of the coordinator's log, or with another state hash"""
 REFUSED_KIND_FULL: RefusedKind.ValueType  # 10
 """as many sites are in the run as it takes"""
-REFUSED_KIND_KEPT_OUT: RefusedKind.ValueType  # 11
+REFUSED_KIND_BANNED: RefusedKind.ValueType  # 11
 """by its operator, or because it cost the run too many attempts without contributing"""
 Global___RefusedKind: _TypeAlias = RefusedKind  # noqa: Y015
 
@@ -264,6 +264,50 @@ class StatusResponse(_message.Message):
 Global___StatusResponse: _TypeAlias = StatusResponse  # noqa: Y015
 
 @_typing.final
+class OperateRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LINE_FIELD_NUMBER: _builtins.int
+    line: _builtins.str
+    """JSON: a command and its fields (coordinator/commands.py)"""
+    def __init__(
+        self,
+        *,
+        line: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["line", b"line"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___OperateRequest: _TypeAlias = OperateRequest  # noqa: Y015
+
+@_typing.final
+class OperateResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PROBLEM_FIELD_NUMBER: _builtins.int
+    FOUND_FIELD_NUMBER: _builtins.int
+    problem: _builtins.str
+    """why it is not done; empty if it is"""
+    found: _builtins.str
+    """what was asked for, or how the run stood before"""
+    def __init__(
+        self,
+        *,
+        problem: _builtins.str = ...,
+        found: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["found", b"found", "problem", b"problem"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___OperateResponse: _TypeAlias = OperateResponse  # noqa: Y015
+
+@_typing.final
 class SessionRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -388,7 +432,7 @@ class SessionResponse(_message.Message):
     DIAL_BACK_FIELD_NUMBER: _builtins.int
     SEND_MANIFEST_FIELD_NUMBER: _builtins.int
     REBUILD_COMMIT_FIELD_NUMBER: _builtins.int
-    KEPT_OUT_FIELD_NUMBER: _builtins.int
+    BANNED_FIELD_NUMBER: _builtins.int
     SAME_CONTRIBUTORS_FIELD_NUMBER: _builtins.int
     SAME_TREES_FIELD_NUMBER: _builtins.int
     seq: _builtins.int
@@ -442,7 +486,7 @@ class SessionResponse(_message.Message):
     @_builtins.property
     def rebuild_commit(self) -> Global___RebuildCommit: ...
     @_builtins.property
-    def kept_out(self) -> Global___KeptOut: ...
+    def banned(self) -> Global___Banned: ...
     def __init__(
         self,
         *,
@@ -471,15 +515,15 @@ class SessionResponse(_message.Message):
         dial_back: Global___DialBack | None = ...,
         send_manifest: Global___SendManifest | None = ...,
         rebuild_commit: Global___RebuildCommit | None = ...,
-        kept_out: Global___KeptOut | None = ...,
+        banned: Global___Banned | None = ...,
         same_contributors: _builtins.bool = ...,
         same_trees: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["abandoned", b"abandoned", "admitted", b"admitted", "body", b"body", "commit", b"commit", "dial_back", b"dial_back", "disputed", b"disputed", "evicted", b"evicted", "finished", b"finished", "header", b"header", "kept_out", b"kept_out", "leases", b"leases", "list_payloads", b"list_payloads", "open", b"open", "peers", b"peers", "plan", b"plan", "pulse", b"pulse", "rebuild_commit", b"rebuild_commit", "refused", b"refused", "rolled_back", b"rolled_back", "send_manifest", b"send_manifest", "show", b"show", "sources", b"sources", "weights", b"weights", "welcome", b"welcome"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["abandoned", b"abandoned", "admitted", b"admitted", "banned", b"banned", "body", b"body", "commit", b"commit", "dial_back", b"dial_back", "disputed", b"disputed", "evicted", b"evicted", "finished", b"finished", "header", b"header", "leases", b"leases", "list_payloads", b"list_payloads", "open", b"open", "peers", b"peers", "plan", b"plan", "pulse", b"pulse", "rebuild_commit", b"rebuild_commit", "refused", b"refused", "rolled_back", b"rolled_back", "send_manifest", b"send_manifest", "show", b"show", "sources", b"sources", "weights", b"weights", "welcome", b"welcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["abandoned", b"abandoned", "ack", b"ack", "admitted", b"admitted", "body", b"body", "checksum", b"checksum", "commit", b"commit", "dial_back", b"dial_back", "disputed", b"disputed", "evicted", b"evicted", "finished", b"finished", "header", b"header", "kept_out", b"kept_out", "leases", b"leases", "list_payloads", b"list_payloads", "open", b"open", "peers", b"peers", "plan", b"plan", "pulse", b"pulse", "rebuild_commit", b"rebuild_commit", "refused", b"refused", "rolled_back", b"rolled_back", "same_contributors", b"same_contributors", "same_trees", b"same_trees", "send_manifest", b"send_manifest", "seq", b"seq", "show", b"show", "sources", b"sources", "weights", b"weights", "welcome", b"welcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abandoned", b"abandoned", "ack", b"ack", "admitted", b"admitted", "banned", b"banned", "body", b"body", "checksum", b"checksum", "commit", b"commit", "dial_back", b"dial_back", "disputed", b"disputed", "evicted", b"evicted", "finished", b"finished", "header", b"header", "leases", b"leases", "list_payloads", b"list_payloads", "open", b"open", "peers", b"peers", "plan", b"plan", "pulse", b"pulse", "rebuild_commit", b"rebuild_commit", "refused", b"refused", "rolled_back", b"rolled_back", "same_contributors", b"same_contributors", "same_trees", b"same_trees", "send_manifest", b"send_manifest", "seq", b"seq", "show", b"show", "sources", b"sources", "weights", b"weights", "welcome", b"welcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["welcome", "admitted", "refused", "open", "plan", "commit", "abandoned", "sources", "evicted", "finished", "pulse", "leases", "rolled_back", "show", "disputed", "list_payloads", "peers", "weights", "dial_back", "send_manifest", "rebuild_commit", "kept_out"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["welcome", "admitted", "refused", "open", "plan", "commit", "abandoned", "sources", "evicted", "finished", "pulse", "leases", "rolled_back", "show", "disputed", "list_payloads", "peers", "weights", "dial_back", "send_manifest", "rebuild_commit", "banned"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 
@@ -1725,8 +1769,8 @@ class Peers(_message.Message):
 Global___Peers: _TypeAlias = Peers  # noqa: Y015
 
 @_typing.final
-class KeptOut(_message.Message):
-    """All names that are kept out of the run, to sites that know others by certificates: they end what they have open with
+class Banned(_message.Message):
+    """All names that are banned from the run, to sites that know others by certificates: they end what they have open with
     them, and answer them no more. Said after Welcome if there are any, and when they change.
     """
 
@@ -1746,7 +1790,7 @@ class KeptOut(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___KeptOut: _TypeAlias = KeptOut  # noqa: Y015
+Global___Banned: _TypeAlias = Banned  # noqa: Y015
 
 @_typing.final
 class DialBack(_message.Message):

@@ -54,6 +54,11 @@ class CoordinatorServiceStub:
                 request_serializer=atoll_dot_protocol_dot_v1_dot_session__pb2.StatusRequest.SerializeToString,
                 response_deserializer=atoll_dot_protocol_dot_v1_dot_session__pb2.StatusResponse.FromString,
                 _registered_method=True)
+        self.Operate = channel.unary_unary(
+                '/atoll.protocol.v1.CoordinatorService/Operate',
+                request_serializer=atoll_dot_protocol_dot_v1_dot_session__pb2.OperateRequest.SerializeToString,
+                response_deserializer=atoll_dot_protocol_dot_v1_dot_session__pb2.OperateResponse.FromString,
+                _registered_method=True)
 
 
 class CoordinatorServiceServicer:
@@ -86,6 +91,13 @@ class CoordinatorServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Operate(self, request, context):
+        """What an operator wants done, as on the coordinator's own machine.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_CoordinatorServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -108,6 +120,11 @@ def add_CoordinatorServiceServicer_to_server(servicer, server):
                     servicer.Status,
                     request_deserializer=atoll_dot_protocol_dot_v1_dot_session__pb2.StatusRequest.FromString,
                     response_serializer=atoll_dot_protocol_dot_v1_dot_session__pb2.StatusResponse.SerializeToString,
+            ),
+            'Operate': grpc.unary_unary_rpc_method_handler(
+                    servicer.Operate,
+                    request_deserializer=atoll_dot_protocol_dot_v1_dot_session__pb2.OperateRequest.FromString,
+                    response_serializer=atoll_dot_protocol_dot_v1_dot_session__pb2.OperateResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -218,6 +235,33 @@ class CoordinatorService:
             '/atoll.protocol.v1.CoordinatorService/Status',
             atoll_dot_protocol_dot_v1_dot_session__pb2.StatusRequest.SerializeToString,
             atoll_dot_protocol_dot_v1_dot_session__pb2.StatusResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Operate(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/atoll.protocol.v1.CoordinatorService/Operate',
+            atoll_dot_protocol_dot_v1_dot_session__pb2.OperateRequest.SerializeToString,
+            atoll_dot_protocol_dot_v1_dot_session__pb2.OperateResponse.FromString,
             options,
             channel_credentials,
             insecure,

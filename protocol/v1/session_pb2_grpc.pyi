@@ -38,6 +38,8 @@ class CoordinatorServiceStub:
     """A certificate that other sites accept, for a day."""
     Status: _grpc.UnaryUnaryMultiCallable[_session_pb2.StatusRequest, _session_pb2.StatusResponse]
     """The run as JSON, the same document as the status page's /status.json."""
+    Operate: _grpc.UnaryUnaryMultiCallable[_session_pb2.OperateRequest, _session_pb2.OperateResponse]
+    """What an operator wants done, as on the coordinator's own machine."""
 
 @_typing.type_check_only
 class CoordinatorServiceAsyncStub(CoordinatorServiceStub):
@@ -49,6 +51,8 @@ class CoordinatorServiceAsyncStub(CoordinatorServiceStub):
     """A certificate that other sites accept, for a day."""
     Status: _aio.UnaryUnaryMultiCallable[_session_pb2.StatusRequest, _session_pb2.StatusResponse]  # type: ignore[assignment]
     """The run as JSON, the same document as the status page's /status.json."""
+    Operate: _aio.UnaryUnaryMultiCallable[_session_pb2.OperateRequest, _session_pb2.OperateResponse]  # type: ignore[assignment]
+    """What an operator wants done, as on the coordinator's own machine."""
 
 class CoordinatorServiceServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -81,5 +85,13 @@ class CoordinatorServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_session_pb2.StatusResponse, _abc.Awaitable[_session_pb2.StatusResponse]]:
         """The run as JSON, the same document as the status page's /status.json."""
+
+    @_abc_1.abstractmethod
+    def Operate(
+        self,
+        request: _session_pb2.OperateRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_session_pb2.OperateResponse, _abc.Awaitable[_session_pb2.OperateResponse]]:
+        """What an operator wants done, as on the coordinator's own machine."""
 
 def add_CoordinatorServiceServicer_to_server(servicer: CoordinatorServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

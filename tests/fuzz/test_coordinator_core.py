@@ -130,7 +130,7 @@ class World:
             isinstance(o, e.Send) and o.stream == stream and isinstance(o.message, m.Refused) for o in outputs
         )
         if refused or not existed:
-            without.handle([e.StreamClosed(stream, "refused")], self.story.now)
+            without.handle([e.StreamClosed(stream, "refused")], self.story.now, self.story.wall_s)
             assert decisions(self.story.core) == decisions(without)
 
     def ask(self) -> None:
@@ -142,9 +142,9 @@ class World:
             case 1:
                 story.happens(e.RollbackAsked("atoll rollback"))
             case 2:
-                story.evict(name, keep_out=self.draw(False, True))
+                (story.ban if self.draw(False, True) else story.evict)(name)
             case 3 | 4:
-                story.let_in(name)
+                story.lift_ban(name)
             case _:
                 problem = story.reset()
                 assert bool(problem) == story.view.started or story.view.finished

@@ -43,8 +43,9 @@ FUZZED = {
     "ProcessResponse": "test_exchange_processes.py::test_any_words_of_a_node_are_followed_or_end_the_process",
 }
 """What arrives as bytes, and who sends any of it. With it come the messages that are fields of it."""
-GRPC_READS = {"StatusRequest", "PutSlicesResponse", "PutPayloadsResponse"}
-"""At most one bool, of which all values are right; what is no such message grpc itself refuses."""
+GRPC_READS = {"StatusRequest", "PutSlicesResponse", "PutPayloadsResponse", "OperateRequest", "OperateResponse"}
+"""At most one bool, of which all values are right, or texts that are read elsewhere (tests/fuzz/test_commands.py); what
+is no such message grpc itself refuses."""
 
 
 def roots() -> Iterator[str]:

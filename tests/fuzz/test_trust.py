@@ -57,7 +57,7 @@ class Coordinator:
         self.caller = Caller(SITE, bytes(32))
         story = Story(some_settings(min_sites=2))
         self.core: Core = story.core
-        story.happens(e.InviteAsked(role="site", name="a", invite_id="i1", now_s=1e9, request=1))
+        story.happens(e.InviteAsked(role="site", name="a", invite_id="i1", request=1))
         self.signed: list[tuple[Kind, str]] = []
 
         async def ask(asked: e.Asked) -> e.Answer:

@@ -88,8 +88,8 @@ class CoordinatorQuestions:
         """A site was asked for it, and has not sent all of it."""
         return self.core.run.offers.incoming is not None
 
-    def is_kept_out(self, name: str) -> bool:
-        return name in self.core.run.kept_out
+    def is_banned(self, name: str) -> bool:
+        return name in self.core.run.banned
 
     def goes_back_to(self) -> int | None:
         """The commit that sites are to put together; None if the run is not going back."""

@@ -115,6 +115,7 @@ class Story(CoordinatorQuestions):
         self.manifest = manifest
         self.model = TinyModel(settings, manifest or a_manifest()) if real else None
         self.now = 100.0
+        self.wall_from_s = 1_764_000_000.0 - self.now
         self.store = store or MemoryStore()
         self.sites: dict[str, FakeSite] = {}
         self.log: list[str] = []
@@ -137,7 +138,7 @@ class Story(CoordinatorQuestions):
     def _begin(self) -> None:
         persisted = self.store.begin(self.settings, self._parent_json)
         self.term = persisted.term
-        self.core = Core(self.settings, persisted, self.now)
+        self.core = Core(self.settings, persisted, self.now, self.wall_s)
         self.core.view(self.now)  # as the server does before anything else
 
     # --- the world
@@ -170,6 +171,11 @@ class Story(CoordinatorQuestions):
             if self.now >= end:
                 return
 
+    @property
+    def wall_s(self) -> float:
+        """Seconds since 1970, by the coordinator's clock."""
+        return self.wall_from_s + self.now
+
     def pause(self, seconds: float) -> None:
         """The coordinator is stopped for so long, and goes on; what sites did meanwhile is not read yet."""
         self.now += seconds
@@ -183,13 +189,13 @@ class Story(CoordinatorQuestions):
             yield
         finally:
             events, self._waiting = self._waiting, None
-            self._execute(self.core.handle(events, self.now))
+            self._execute(self.core.handle(events, self.now, self.wall_s))
 
     def happens(self, event: e.Event) -> list[e.Output]:
         if self._waiting is not None:
             self._waiting.append(event)
             return []
-        return self._execute(self.core.handle([event], self.now))
+        return self._execute(self.core.handle([event], self.now, self.wall_s))
 
     def _execute(self, outputs: list[e.Output]) -> list[e.Output]:
         read: list[e.Event] = []
@@ -525,16 +531,20 @@ class Story(CoordinatorQuestions):
         self.happens(e.RollbackAsked(reason, to=commit, request=self._num_asked))
         return self._num_asked
 
-    def evict(self, name: str, reason: str = "atoll evict", *, keep_out: bool = True) -> str:
+    def evict(self, name: str, reason: str = "atoll evict") -> str:
         """What the person is told; empty if it is done."""
         self._num_asked += 1
-        asked = e.EvictAsked(name=name, reason=reason, keep_out=keep_out, request=self._num_asked)
-        self.happens(asked)
+        self.happens(e.EvictAsked(name=name, reason=reason, request=self._num_asked))
         return self.answers[self._num_asked]
 
-    def let_in(self, name: str) -> str:
+    def ban(self, name: str, reason: str = "atoll ban", *, until_s: float = 0.0, by: str = "") -> str:
         self._num_asked += 1
-        self.happens(e.LetInAsked(name=name, request=self._num_asked))
+        self.happens(e.BanAsked(name=name, reason=reason, until_s=until_s, by=by, request=self._num_asked))
+        return self.answers[self._num_asked]
+
+    def lift_ban(self, name: str) -> str:
+        self._num_asked += 1
+        self.happens(e.LiftBanAsked(name=name, request=self._num_asked))
         return self.answers[self._num_asked]
 
     def reset(self) -> str:
@@ -713,8 +723,8 @@ class Story(CoordinatorQuestions):
                 return f"Finished at commit {message.commit}{state}"
             case m.Pulse():
                 return "Pulse"
-            case m.KeptOut():
-                return f"that {', '.join(message.names) or 'nobody'} is kept out"
+            case m.Banned():
+                return f"that {', '.join(message.names) or 'nobody'} is banned"
             case m.Peers():
                 return f"Peers: {' '.join(self._name(p.site_id) for p in message.members)}"
             case m.DialBack(member=member):
@@ -777,13 +787,15 @@ def _identity(record: e.Record) -> tuple[str, int, int]:
             return "exclusion", record.site_id, record.sync
         case e.StopRecord():
             return "stop", 0, 0
-        case e.KeptOutRecord():
-            return f"that {record.name} is kept out", 0, 0
-        case e.LetInRecord():
+        case e.BanRecord():
+            return f"that {record.name} is banned", 0, 0
+        case e.BanLiftedRecord():
             return f"that {record.name} may come in", 0, 0
         case e.InviteRecord():
             used = "invited" if not record.key_digest else "in by its invite"
             return f"that {record.role} {record.name} is {used}", 0, 0
+        case e.AuditRecord():
+            return f"that {record.by} asked for {record.what}", 0, 0
         case e.InviteForgottenRecord():
             return f"that invite {record.invite_id} is forgotten", 0, 0
         case e.ResetRecord():
@@ -822,7 +834,7 @@ def _record_in_words(record: e.Record) -> str:
         case e.LeaseRecord():
             whose = f"site {first}, start {second}" if second else f"the contribution of site {first}, which is gone"
             return f"the lease of {whose}: {ranges_in_words(record.ranges)}"
-        case e.KeptOutRecord() | e.LetInRecord() | e.InviteRecord() | e.InviteForgottenRecord():
+        case e.BanRecord() | e.BanLiftedRecord() | e.AuditRecord() | e.InviteRecord() | e.InviteForgottenRecord():
             return kind
         case e.RollbackRecord():
             return f"that commits {', '.join(map(str, record.voided))} are void, branch {first}"
@@ -899,7 +911,9 @@ def _command(story: Story, words: list[str], arguments: dict[str, str]) -> None:
     elif words[0] == "rollback":
         story.happens(e.RollbackAsked("atoll rollback"))
     elif words[0] == "evict":
-        story.evict(words[1], keep_out="keep-out" in words)
+        story.evict(words[1])
+    elif words[0] == "ban":
+        story.ban(words[1])
     elif words[0] == "reset":
         story.reset()
     elif words[0] == "stop":

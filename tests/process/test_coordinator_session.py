@@ -17,7 +17,7 @@ import grpc
 import pytest
 
 from atoll.cli.client import local_status
-from atoll.coordinator import admin, service, streams
+from atoll.coordinator import admin, commands, service, streams
 from atoll.coordinator.config import CoordinatorConfig
 from atoll.coordinator.core import events as e
 from atoll.coordinator.core.events import Record, StopAsked
@@ -459,6 +459,20 @@ def test_streams_end_cleanly_when_the_coordinator_stops(tmp_path: Path) -> None:
         await client.close()
 
     asyncio.run(main())
+
+
+def test_in_plain_text_nobody_commands_from_elsewhere(tmp_path: Path) -> None:
+    async def test(server: CoordinatorServer) -> None:
+        async with grpc.aio.insecure_channel(server.address) as channel:
+            stub = session_pb2_grpc.CoordinatorServiceStub(channel)
+            line = commands.line_of("stop", reason="?").decode()
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await stub.Operate(session_pb2.OperateRequest(line=line), timeout=LIMIT_S)
+        assert refused.value.code() is grpc.StatusCode.PERMISSION_DENIED
+        assert "commands are for its own machine" in str(refused.value.details())
+        assert (await server.document())["state"] == "waiting for sites 0 of 2"
+
+    serving(test, tmp_path)
 
 
 def test_a_taken_port_is_an_error_that_says_so(tmp_path: Path) -> None:

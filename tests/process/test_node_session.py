@@ -79,11 +79,11 @@ def test_a_message_that_cannot_be_read_ends_the_stream_and_the_next_one_is_heard
 
 
 def test_who_is_not_let_in_hears_why_and_does_not_knock_for_ever() -> None:
-    """As of a site that was kept out while its link was cut: its stream is refused before its Hello is read."""
+    """As of a site that was banned while its link was cut: its stream is refused before its Hello is read."""
 
     async def scenario() -> None:
         async def serve(requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
-            await context.abort(grpc.StatusCode.PERMISSION_DENIED, "a is kept out: it lies")
+            await context.abort(grpc.StatusCode.PERMISSION_DENIED, "a is banned: it lies")
             yield b""
 
         server, address = await serving(serve)
@@ -91,8 +91,8 @@ def test_who_is_not_let_in_hears_why_and_does_not_knock_for_ever() -> None:
         session = a_session(address, heard)
         task = asyncio.create_task(session.run())
         refused = await heard.get()
-        assert (refused.kind, refused.text) == (m.RefusedKind.KEPT_OUT, "a is kept out: it lies")
-        assert await heard.get() == "a is kept out: it lies", "once, and the stream is over"
+        assert (refused.kind, refused.text) == (m.RefusedKind.BANNED, "a is banned: it lies")
+        assert await heard.get() == "a is banned: it lies", "once, and the stream is over"
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         await server.stop(0)

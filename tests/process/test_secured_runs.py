@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import getpass
+import json
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -13,10 +15,11 @@ import pytest
 
 from atoll.protocol import PROTOCOL_VERSION, transport
 from atoll.protocol.dates import date_of
-from atoll.protocol.errors import ConfigError, PeerError, RefusedError
+from atoll.protocol.errors import ConfigError, PeerError, RefusedError, StateError
 from atoll.protocol.settings import RunSettings
 from atoll.protocol.sync_settings import SyncSettings
 from atoll.protocol.trust import certificates, enrolled
+from atoll.protocol.trust.invites import from_text
 from atoll.protocol.trust.joining import renew
 from atoll.protocol.trust.names import Kind, Subject
 from atoll.protocol.trust.security import MutualTls, Shown
@@ -195,7 +198,7 @@ def answered(shown: Shown, name: str, address: str) -> bool:
     return True
 
 
-def test_who_is_kept_out_is_refused_with_its_certificate_and_another_invite(tmp_path: Path) -> None:
+def test_who_is_banned_is_refused_with_its_certificate_and_another_invite(tmp_path: Path) -> None:
     with LocalRun(tmp_path, FOREVER, secured=True) as run:
         coordinator = run.start_coordinator()
         for name in "abc":
@@ -208,7 +211,7 @@ def test_who_is_kept_out_is_refused_with_its_certificate_and_another_invite(tmp_
         shown = asyncio.run(renew(before, [run.address], Subject("secret-run", Kind.SITE, "c")))
         peers = {site["name"]: site["address"] for site in run.status()["sites"]}
         assert answered(shown, "b", peers["b"])
-        assert atoll(run, "evict", str(run.toml), "c", "--keep-out", "--reason", "it lies").popen.returncode == 0
+        assert atoll(run, "ban", str(run.toml), "c", "--reason", "it lies").popen.returncode == 0
         assert run.wait_all(LIMIT_S, ["c"]) == {"c": RefusedError.exit_code}
         last = run.status()["last_commit"]
         run.wait(lambda s: s["last_commit"] > last, LIMIT_S, "the others have heard of it, and go on")
@@ -219,10 +222,10 @@ def test_who_is_kept_out_is_refused_with_its_certificate_and_another_invite(tmp_
         run.start_coordinator()
         again = run.start_node("c", MODEL)
         assert run.wait_all(LIMIT_S, ["c"]) == {"c": RefusedError.exit_code}
-        assert any("c is kept out of run 'secret-run': it lies" in line for line in again.lines), again.lines
+        assert any("c is banned from run 'secret-run': it lies" in line for line in again.lines), again.lines
         other = atoll(run, "join", str(spare), "--home", str(run.home("c2")), "--enrol-only")
         assert other.popen.returncode == RefusedError.exit_code
-        assert any("c is kept out of run 'secret-run': it lies" in line for line in other.lines), other.lines
+        assert any("c is banned from run 'secret-run': it lies" in line for line in other.lines), other.lines
 
 
 def test_a_viewer_looks_at_the_run_from_elsewhere_and_can_do_no_more(tmp_path: Path) -> None:
@@ -253,6 +256,41 @@ def test_a_viewer_looks_at_the_run_from_elsewhere_and_can_do_no_more(tmp_path: P
         node = atoll(run, "node", "--home", str(home))
         assert node.popen.returncode == ConfigError.exit_code
         assert any("is of viewer anna of run secret-run" in line for line in node.lines), node.lines
+
+
+def test_an_operator_changes_the_run_from_elsewhere_and_the_log_says_who(tmp_path: Path) -> None:
+    with LocalRun(tmp_path, FOREVER, secured=True) as run:
+        coordinator = run.start_coordinator()
+        homes = {}
+        for role, name in (("viewer", "vera"), ("operator", "otto")):
+            homes[name] = str(run.folder / name)
+            joined = atoll(run, "join", str(run.invite(name, role=role)), "--home", homes[name])
+            assert joined.popen.returncode == 0, joined.lines
+        refused = atoll(run, "ban", "--home", homes["vera"], "c")
+        assert refused.popen.returncode == RefusedError.exit_code
+        assert any("viewer vera of run secret-run may not call Operate" in line for line in refused.lines)
+        assert atoll(run, "ban", "--home", homes["otto"], "c", "--reason", "it lies").popen.returncode == 0
+        assert run.status()["banned"] == ["c: it lies"]
+        again = atoll(run, "evict", "--home", homes["otto"], "x")
+        assert any("refused: no site of run 'secret-run' is called 'x'" in line for line in again.lines), again.lines
+        invite = run.folder / "d.invite"
+        invited = atoll(run, "invite", "--home", homes["otto"], "--site", "d", "--file", str(invite))
+        assert invited.popen.returncode == 0, invited.lines
+        assert from_text(invite.read_text()).addresses == (run.address,), "where the operator reaches it"
+        coordinator.kill()
+        run.start_coordinator()
+        log = atoll(run, "audit", "--home", homes["otto"], "--format", "json")
+        entries = [json.loads(line) for line in log.lines]
+        by_otto = [
+            (entry["what"], entry["outcome"]) for entry in entries if entry["by"].startswith("operator otto (key ")
+        ]
+        assert [what.partition(" ")[0] for what, _ in by_otto] == ["ban", "evict", "invite"]
+        assert [outcome.partition(":")[0] for _, outcome in by_otto] == ["done", "refused", "done"]
+        assert sum(entry["by"] == f"{getpass.getuser()} on the coordinator's machine" for entry in entries) == 2
+        here = atoll(run, "audit", str(run.toml), "--holds", entries[-1]["digest"])
+        assert here.popen.returncode == 0
+        assert len(here.lines) == len(entries)
+        assert atoll(run, "audit", str(run.toml), "--holds", "0" * 64).popen.returncode == StateError.exit_code
 
 
 def test_nothing_of_a_run_is_on_the_wire_in_clear(tmp_path: Path) -> None:

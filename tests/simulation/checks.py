@@ -12,8 +12,10 @@ from typing import Any, NoReturn
 import numpy as np
 import numpy.typing as npt
 
+from atoll.coordinator.core.audit import break_in
 from atoll.coordinator.core.events import (
     AttestationRecord,
+    AuditRecord,
     CommitRecord,
     FinishedRecord,
     OpenRecord,
@@ -70,6 +72,7 @@ class _Kept:
         self._log: list[m.Commit] = []
         self._rollbacks: list[RollbackRecord] = []
         self._finished: FinishedRecord | None = None
+        self._audit: list[AuditRecord] = []
 
     def _read(self) -> None:
         records = self._store.kept
@@ -92,6 +95,8 @@ class _Kept:
                 case RollbackRecord():
                     self._rollbacks.append(record)
                     self._log = [c for c in self._log if c.commit <= record.commit]
+                case AuditRecord():
+                    self._audit.append(record)
                 case FinishedRecord():
                     self._finished = self._finished or record
 
@@ -137,6 +142,11 @@ class _Kept:
     def rollbacks(self) -> list[RollbackRecord]:
         self._read()
         return self._rollbacks
+
+    @property
+    def audit(self) -> list[AuditRecord]:
+        self._read()
+        return self._audit
 
     @property
     def finished(self) -> FinishedRecord | None:
@@ -492,6 +502,8 @@ class Checks:
         self.require(
             self.finished is not None and self.finished.commit == len(commits), "the end is not the last commit"
         )
+        broken = break_in(self._kept.audit)
+        self.require(not broken, f"the audit log: {broken}")
         at_step = commits[-1].run_step if commits else 0  # it went back to commit 0, and was told to stop
         self.require(self.may_end_early or at_step == self._settings.steps, f"44: it ends at step {at_step}")
         overlaps = {r.open.sync: r.open.overlap_steps for r in self._store.kept if isinstance(r, OpenRecord)}

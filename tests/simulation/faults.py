@@ -600,11 +600,11 @@ def stop_run(world: World, fault: Fault, generator: random.Random) -> None:
     world.stop_run()
 
 
-def keep_out(world: World, fault: Fault, generator: random.Random) -> None:
+def ban(world: World, fault: Fault, generator: random.Random) -> None:
     """An operator sends a site away, and lets it in again later."""
     name = _site(world, generator)
     if name is not None and len(world.nodes) > 1:
-        world.keep_out(name, max(fault.lasts_s, 0.5))
+        world.ban(name, max(fault.lasts_s, 0.5))
 
 
 def thin_link(world: World, fault: Fault, generator: random.Random) -> None:
@@ -691,7 +691,7 @@ FAULTS: dict[str, tuple[Strike, int]] = {
     "power_cut": (power_cut, 3),
     "lose_site": (lose_site, 3),
     "go_back": (go_back, 4),
-    "keep_out": (keep_out, 2),
+    "ban": (ban, 2),
     "join": (join, 2),
     "spoil_messages": (spoil_messages, 1),
     "repeat_messages": (repeat_messages, 2),

@@ -190,9 +190,9 @@ class SimCoordinator:
             asked = of_server(server)
             handle = asked.core.handle
 
-            def watched(events: Sequence[Any], now: float) -> Any:
+            def watched(events: Sequence[Any], now: float, wall_s: float) -> Any:
                 self._abandon_if_due(asked)
-                outputs = handle(events, now)
+                outputs = handle(events, now, wall_s)
                 faults = [o.text for o in outputs if isinstance(o, Report) and "a fault of the coordinator" in o.text]
                 assert not faults, faults
                 for _ in events:

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from atoll.coordinator.core.events import EvictAsked, LetInAsked, RollbackAsked, StopAsked
+from atoll.coordinator.core.events import BanAsked, LiftBanAsked, RollbackAsked, StopAsked
 from atoll.coordinator.service import CoordinatorServer
 from atoll.node.core import events as e
 from atoll.node.core import outputs as out
@@ -602,25 +602,26 @@ class World:
         assert self.coordinator is not None
         self.run_in(self.coordinator.process, lambda: asyncio.ensure_future(request))
 
-    def keep_out(self, name: str, lasts_s: float) -> None:
-        """An operator says `atoll evict NAME --keep-out`, and `--let-in` later, until that is done."""
+    def ban(self, name: str, lasts_s: float) -> None:
+        """An operator says `atoll ban NAME`, half of the time with an end, else `--lift` later, until that is done."""
         server = self.server_that_answers()
         if server is None:
             return
+        until_s = self.loop.time() + lasts_s if round(lasts_s * 1000) % 2 else 0.0
 
         async def send_away() -> None:
-            answer = await server.ask(EvictAsked(name=name, reason="not wanted", keep_out=True))
-            self.story.tell("operator", answer.problem or f"{name} is kept out")
+            answer = await server.ask(BanAsked(name=name, reason="not wanted", until_s=until_s, by="operator"))
+            self.story.tell("operator", answer.problem or f"{name} is banned")
 
-        async def let_in(server: CoordinatorServer) -> None:
-            await server.ask(LetInAsked(name=name))
+        async def lift_ban(server: CoordinatorServer) -> None:
+            await server.ask(LiftBanAsked(name=name, by="operator"))
             self.story.tell("operator", f"{name} may come in")
 
         def back() -> None:
             server = self.server_that_answers()
-            if server is None or of_server(server).is_kept_out(name):
-                if server is not None:
-                    self._ask(let_in(server))
+            if server is None or of_server(server).is_banned(name):
+                if server is not None and not until_s:
+                    self._ask(lift_ban(server))
                 self.later(1.0, back)
             elif name in self.ended or name not in self.hands:
                 self.start_site(name)
@@ -642,11 +643,11 @@ class World:
                 return
             others = [other for other in self.hands if other != name and f"{other} (" in disputed]
             self.checks.require(bool(others), f"22: a dispute names one side alone: {disputed}")
-            self.checks.require("atoll evict NAME --keep-out" in disputed, f"22: no command is named: {disputed}")
+            self.checks.require("atoll ban NAME" in disputed, f"22: no command is named: {disputed}")
             could = disputes.who_could_settle(self)
             self.checks.require(not could, f"22: paused though {could}: {disputed}")
             self.story.tell("operator", f"does not trust {name}: {disputed}")
-            self.keep_out(name, max(lasts_s, 0.5))
+            self.ban(name, max(lasts_s, 0.5))
 
         look()
 

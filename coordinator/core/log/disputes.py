@@ -133,6 +133,6 @@ class Dispute:
         sides = {claim: " and ".join(site.label for site in sites) for claim, sites in holders.items()}
         hold = ", ".join(f"{names} {claim.hex()[:12]}" for claim, names in sides.items())
         text = f"sites hold different states of commit {self.commit} ({hold})"
-        todo = "keep those out that you do not trust (atoll evict NAME --keep-out)"
+        todo = "ban those that you do not trust (atoll ban NAME)"
         rest = f", and {self.undecided}: {todo}" if self.undecided else "; their states are being checked"
         self.words = text + rest

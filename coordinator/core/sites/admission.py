@@ -9,7 +9,7 @@ from dataclasses import replace
 from atoll.coordinator.core.events import Certified
 from atoll.coordinator.core.log import rollback, states
 from atoll.coordinator.core.run import Refusal, Run
-from atoll.coordinator.core.sites import invites, keeping_out, manifests
+from atoll.coordinator.core.sites import bans, invites, manifests, resetting
 from atoll.coordinator.core.sites.membership import Site, Standing, key_digest
 from atoll.protocol import PROTOCOL_VERSION, addresses, endpoints
 from atoll.protocol import messages as m
@@ -53,7 +53,7 @@ def hello(run: Run, stream: int, header: m.Header, message: m.Hello) -> None:
         error_commits=run.log.contributed(site.site_id) if run.settings.sync.error_feedback else (),
     )
     run.send(site, welcome)
-    run.tell_kept_out(site)
+    run.tell_banned(site)
     if shared is not None:
         run.send(site, rollback.message(run, shared))
     if run.finished is not None:
@@ -99,7 +99,7 @@ def _refusal(run: Run, stream: int, header: m.Header, message: m.Hello) -> Refus
     if certified is not None and certified.name != name:
         return RefusedKind.INVALID, f"the certificate of {certified.name} says Hello as {name}: each is itself alone"
     digest = _digest(run, stream, message)
-    if (refusal := keeping_out.refusal(run, message, digest)) is not None:
+    if (refusal := bans.refusal(run, message.name, digest) or resetting.refusal(run, message)) is not None:
         return refusal
     if certified is not None and (problem := invites.refusal(run, "site", name, digest)):
         return RefusedKind.NAME_TAKEN, problem

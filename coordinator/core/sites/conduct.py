@@ -14,7 +14,7 @@ from atoll.coordinator.core.events import SiteRecord
 
 WAIT_LEASES = (0, 0, 16, 64, 256)
 """Of each strike: so many leases until the site is admitted again. The first may be an accident of the network. With
-the one after the last it is kept out, unless it is found out for its absence alone."""
+the one after the last it is banned, unless it is found out for its absence alone."""
 FORGIVEN_LEASES = 64
 """A strike is forgiven when the site has contributed for so long since: time, because a commit may take hours."""
 
@@ -39,7 +39,7 @@ class Conduct:
 
     @property
     def is_enough(self) -> bool:
-        """It is to be kept out."""
+        """It is to be banned."""
         return self.strikes > len(WAIT_LEASES)
 
     def strike(self, now: float, lease_s: float, *, is_absence: bool = False) -> None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from atoll.coordinator.core.events import InviteAsked, InviteRecord, JoinAsked, TakeBackAsked
 from atoll.coordinator.core.run import Run
+from atoll.coordinator.core.sites import bans
 from atoll.protocol.dates import utc
 from atoll.protocol.messages import RefusedKind
 from atoll.protocol.settings import SITE_NAME
@@ -24,13 +25,13 @@ def invite(run: Run, asked: InviteAsked) -> str:
         return f"there is no role {asked.role!r}: {', '.join(ROLES)}"
     if not SITE_NAME.fullmatch(asked.name):
         return f"{asked.name!r} is no name: 1 to 64 letters, digits, ., _ or -, the first a letter or digit"
-    if asked.role == "site" and (kept_out := run.kept_out.get(asked.name)) is not None:
-        return f"{asked.name} is kept out ({kept_out.reason}): let it in before it is invited"
-    if len(run.invites) >= MAX_INVITES and not _forget(run, asked.now_s):
+    if asked.role == "site" and (banned := run.banned.get(asked.name)) is not None:
+        return f"{asked.name} is banned ({banned.reason}): lift the ban before it is invited"
+    if len(run.invites) >= MAX_INVITES and not _forget(run):
         return f"{MAX_INVITES} invites are open or in use: this run keeps no more"
     if not 0 < asked.life_s <= MAX_LIFE_S:
         return f"an invite holds for at most {MAX_LIFE_S / DAY_S:g} days, not {asked.life_s / DAY_S:g}"
-    expires_s = asked.now_s + asked.life_s
+    expires_s = run.wall_s + asked.life_s
     number = max((known.number for known in run.invites.values()), default=0) + 1
     run.keep_invite(
         InviteRecord(invite_id=asked.invite_id, number=number, role=asked.role, name=asked.name, expires_s=expires_s)
@@ -39,10 +40,10 @@ def invite(run: Run, asked: InviteAsked) -> str:
     return ""
 
 
-def _forget(run: Run, now_s: float) -> bool:
+def _forget(run: Run) -> bool:
     """One invite that nothing depends on; whether there was one."""
     for known in sorted(run.invites.values(), key=lambda known: known.number):
-        if known.expires_s < now_s if not known.key_digest else newest(run, known.role, known.name) != known:
+        if known.expires_s < run.wall_s if not known.key_digest else newest(run, known.role, known.name) != known:
             run.forget_invite(known.invite_id)
             return True
     return False
@@ -87,27 +88,31 @@ def use(run: Run, asked: JoinAsked) -> tuple[str, str]:
         if run.is_first_misuse(known.invite_id):
             text = f"{who}, used at {utc(known.used_s)}, was shown by somebody with another key; it is said once"
             run.report(logging.WARNING, text)
+            run.note(_holder(known), f"join {known.role} {known.name}", "refused: it was used by another key")
         return f"{who} was used at {utc(known.used_s)} by another key: ask for a new one", ""
-    if not known.key_digest and asked.now_s > known.expires_s:
+    if not known.key_digest and run.wall_s > known.expires_s:
         return f"{who} has expired at {utc(known.expires_s)}: ask for a new one", ""
     if problem := refusal(run, known.role, known.name, asked.key_digest, is_new=True):
         return problem, ""
     if (later := newest(run, known.role, known.name)) is not None and later.number > known.number:
         return f"{who} is older than one that was used at {utc(later.used_s)}: ask for a new one", ""
     if not known.key_digest:
-        run.keep_invite(replace(known, key_digest=asked.key_digest, used_s=asked.now_s))
+        run.keep_invite(replace(known, key_digest=asked.key_digest, used_s=run.wall_s))
         run.report(logging.INFO, f"{known.role} {known.name} has used its invite")
+        run.note(_holder(known), f"join {known.role} {known.name}", f"key {asked.key_digest.hex()}")
         if known.role == "site":
             _send_away(run, known.name, asked.key_digest, "another key has used a newer invite for its name")
     return "", f"{known.role}/{known.name}"
 
 
+def _holder(known: InviteRecord) -> str:
+    return f"whoever has invite {known.invite_id}"
+
+
 def refusal(run: Run, role: str, name: str, key_digest: bytes, *, is_new: bool = False) -> str:
     """Why a key, certified for that role and name, is not let in any more; empty if it is."""
-    if role == "site":
-        for kept_out in run.kept_out.values():
-            if kept_out.name == name or kept_out.key_digest == key_digest:
-                return f"{name} is kept out of run {run.run_id!r}: {kept_out.reason}"
+    if role == "site" and (banned := bans.refusal(run, name, key_digest)) is not None:
+        return banned[1]
     if is_new:
         return ""
     known = newest(run, role, name)

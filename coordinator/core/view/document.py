@@ -192,7 +192,7 @@ class RunView:
     """How often the run was rolled back."""
     unreachable: str
     """Why nobody who is here can reach the newest commit, and who may; empty if somebody can."""
-    kept_out: tuple[str, ...]
+    banned: tuple[str, ...]
     """Sites that a person does not want in the run: name and reason."""
     errors: tuple[str, ...]
     """Why sites left for good."""

@@ -60,7 +60,7 @@ def view_of(run: Run, now: float) -> RunView:
         num_parameters=run.manifest.manifest.num_trainable if run.manifest else 0,
         state_hash=run.log.attested[attested].hex() if attested is not None else "",
         attested_commit=attested,
-        kept_out=tuple(f"{name}: {record.reason}" for name, record in sorted(run.kept_out.items())),
+        banned=tuple(f"{name}: {record.reason}" for name, record in sorted(run.banned.items())),
         errors=tuple(run.fatal_texts),
         excluded=tuple(record.reason for record in run.left_out.recent),
         high=tuple(

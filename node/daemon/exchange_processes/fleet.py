@@ -80,7 +80,7 @@ class ExchangeProcesses:
         )
         self._ports: dict[int, int] = {}  # of each, from its first start on
         self._laid_out: _LaidOut | None = None
-        self._kept_out = m.KeptOut()
+        self._banned = m.Banned()
 
     # --- life
 
@@ -218,7 +218,7 @@ class ExchangeProcesses:
                 self._ports[process.number] = port
                 self._attached[process.number] = process
                 process.say(self._identity())
-                process.say(self._kept_out)
+                process.say(self._banned)
                 if isinstance(self._met.security, MutualTls):  # it may have been renewed meanwhile
                     process.say(processes.ProcessShown.of(self._met.security.shown))
                 self._lay_out(process)
@@ -249,11 +249,11 @@ class ExchangeProcesses:
         for process in self._attached.values():
             process.say(self._identity())
 
-    def keep_out(self, names: tuple[str, ...]) -> None:
+    def ban(self, names: tuple[str, ...]) -> None:
         """As the hub of the node does."""
-        self._kept_out = m.KeptOut(names=names)
+        self._banned = m.Banned(names=names)
         for process in self._attached.values():
-            process.say(self._kept_out)
+            process.say(self._banned)
 
     def _show(self, shown: Shown) -> None:
         for process in self._attached.values():

@@ -94,8 +94,8 @@ class ExchangeProcess:
                 if not isinstance(self._security, MutualTls):
                     raise InvalidMessage("a certificate to be shown in plain text")
                 self._security.show(_shown(told))
-            case m.KeptOut(names=names):
-                self._hub.keep_out(names)
+            case m.Banned(names=names):
+                self._hub.ban(names)
             case processes.ProcessLayout():
                 await self._lay_out(told)
             case processes.BeginInProcess():

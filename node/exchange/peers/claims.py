@@ -22,13 +22,13 @@ class Claims:
     def __init__(self, security: Security = PLAIN) -> None:
         self._security = security
         self._names: OrderedDict[int, str] = OrderedDict()
-        self._kept_out: frozenset[str] = frozenset()
+        self._banned: frozenset[str] = frozenset()
         self._calls: dict[str, WeakSet[asyncio.Task[Any]]] = {}  # by whom, those that were let in
 
-    def keep_out(self, names: Collection[str]) -> None:
+    def ban(self, names: Collection[str]) -> None:
         """These, and no others: none of their calls is let in from now on, and those that were end."""
-        self._kept_out = frozenset(names)
-        for name in self._kept_out & self._calls.keys():
+        self._banned = frozenset(names)
+        for name in self._banned & self._calls.keys():
             for call in self._calls.pop(name):
                 call.cancel()
 
@@ -41,14 +41,14 @@ class Claims:
             self._names.popitem(last=False)
 
     def check(self, context: Any, site_id: int) -> None:
-        """In the task of a call: raises RefusedError if that is by another than that site, or by one that is kept out.
+        """In the task of a call: raises RefusedError if that is by another than that site, or by one that is banned.
         A site that the coordinator has not named here yet is taken at its word: it is in the run by its certificate."""
         caller = self._security.caller(context)
         if caller is None:
             return
         name, known = caller.subject.name, self._names.get(site_id)
-        if name in self._kept_out:
-            raise RefusedError(f"{caller.subject} is kept out")
+        if name in self._banned:
+            raise RefusedError(f"{caller.subject} is banned")
         if known is not None and known != name:
             raise RefusedError(f"{caller.subject} says to be site {site_id}, which is {known}")
         if (call := asyncio.current_task()) is not None:

@@ -76,12 +76,12 @@ class Dialer:
         self._channels: dict[Place, grpc.aio.Channel] = {}
         self._dialling: WeakValueDictionary[Place, asyncio.Lock] = WeakValueDictionary()
         self._closing: set[asyncio.Task[None]] = set()
-        self._kept_out: frozenset[str] = frozenset()
+        self._banned: frozenset[str] = frozenset()
 
-    def keep_out(self, names: Collection[str]) -> None:
+    def ban(self, names: Collection[str]) -> None:
         """Sites of these names, and of no others, are not dialled from now on; what is open to them ends."""
-        self._kept_out = frozenset(names)
-        self._close(lambda place: place[1][3] in self._kept_out)
+        self._banned = frozenset(names)
+        self._close(lambda place: place[1][3] in self._banned)
 
     async def channel(self, callee: Callee, purpose: Purpose, number: int = 0) -> grpc.aio.Channel:
         """A connection to that peer for this purpose, opened once it is the peer's turn. It connects at its first call,
@@ -89,8 +89,8 @@ class Dialer:
 
         `number`: of several. A peer that has not answered as itself yet, or with which another than the first broke a
         while ago, has the first one alone. Raises PeerError where too many wait for the address."""
-        if callee.name in self._kept_out:
-            raise PeerError(f"site {callee.site_id} ({callee.name}) is kept out of the run", callee.site_id)
+        if callee.name in self._banned:
+            raise PeerError(f"site {callee.site_id} ({callee.name}) is banned from the run", callee.site_id)
         peer = self._peer(callee)
         if not peer.has_answered or asyncio.get_running_loop().time() < peer.several_from:
             number = 0

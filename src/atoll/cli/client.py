@@ -1,14 +1,15 @@
-"""Asks a coordinator how the run stands, and reads what it answers."""
+"""Calls of a coordinator: how the run stands, and what an operator wants."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from atoll.coordinator.core.view.document import RunView
-from atoll.protocol.errors import ConfigError, InvalidMessage, PeerError
+from atoll.protocol.errors import ConfigError, HostError, InvalidMessage, PeerError
 from atoll.protocol.strict import build, field_types
 from atoll.protocol.text import clean, last_line
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from atoll.protocol.trust.enrolled import Enrolled
 
 ANSWER_LIMIT_S = 10.0
+CONNECT_LIMIT_S = 10.0
 
 
 def local_status(store_path: Path, *, data_ranges: bool = False) -> dict[str, Any]:
@@ -33,14 +35,23 @@ def fetch_status(
 
     Raises ConfigError for what is no address, PeerError if nobody answers, RefusedError if it may not look.
     """
+    from atoll.protocol.v1 import session_pb2
+
+    with _opened(address, enrolled) as stub:
+        response = _answer(address, stub.Status, session_pb2.StatusRequest(data_ranges=data_ranges), limit_s)
+    return read_document(response.json, address)
+
+
+@contextmanager
+def _opened(address: str, enrolled: Enrolled | None, connect_limit_s: float = 0.0) -> Iterator[Any]:
+    """The stub of a channel; with `connect_limit_s` only once that has come to its coordinator. Raises PeerError."""
     import grpc
 
     from atoll.protocol.addresses import parse_address
-    from atoll.protocol.status import error_of
     from atoll.protocol.transport import MAX_SESSION_MESSAGE_BYTES, channel_options, expects
     from atoll.protocol.trust.names import Kind
     from atoll.protocol.trust.security import MutualTls
-    from atoll.protocol.v1 import session_pb2, session_pb2_grpc
+    from atoll.protocol.v1 import session_pb2_grpc
 
     parse_address(address)
     options = channel_options(MAX_SESSION_MESSAGE_BYTES)
@@ -50,18 +61,57 @@ def fetch_status(
         handshake = MutualTls(enrolled.subject.run_id, enrolled.shown).towards(Kind.COORDINATOR)
         opened = grpc.secure_channel(address, handshake.credentials, options=[*options, expects(handshake)])
     with opened as channel:
-        stub = session_pb2_grpc.CoordinatorServiceStub(channel)
-        try:
-            response = stub.Status(session_pb2.StatusRequest(data_ranges=data_ranges), timeout=limit_s)
-        except grpc.RpcError as error:
-            code = error.code()
-            if code not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
-                raise error_of(code, _reason(error), f"the coordinator at {address}") from None
-            raise PeerError(
-                f"no coordinator answers at {address} ({_reason(error)}); is `atoll coordinator` running there, "
-                "and is the port open from here?"
-            ) from None
-    return read_document(response.json, address)
+        if connect_limit_s:
+            try:
+                grpc.channel_ready_future(channel).result(connect_limit_s)
+            except grpc.FutureTimeoutError:
+                raise PeerError(_unanswered(address, f"no connection within {connect_limit_s:g} s")) from None
+        yield session_pb2_grpc.CoordinatorServiceStub(channel)
+
+
+def _answer(address: str, method: Callable[..., Any], request: object, limit_s: float) -> Any:
+    """Raises PeerError if nobody answers, RefusedError if it may not be called, and what the coordinator says else."""
+    import grpc
+
+    from atoll.protocol.status import error_of
+
+    try:
+        return method(request, timeout=limit_s)
+    except grpc.RpcError as error:
+        code = error.code()
+        if code not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
+            raise error_of(code, _reason(error), f"the coordinator at {address}") from None
+        raise PeerError(_unanswered(address, _reason(error))) from None
+
+
+def _unanswered(address: str, why: str) -> str:
+    return (
+        f"no coordinator answers at {address} ({why}); is `atoll coordinator` running there, and is the port open from "
+        "here?"
+    )
+
+
+def operate(found: Enrolled, command: str, *, limit_s: float = ANSWER_LIMIT_S, **fields: object) -> str:
+    """What an operator wants done (coordinator/commands.py), at the first address of its invite that can be reached: it
+    is said once. Raises PeerError, RefusedError if that is no operator, HostError if the coordinator will not: why."""
+    from atoll.coordinator.commands import line_of
+    from atoll.protocol.v1 import session_pb2
+
+    *others, last = found.addresses
+    request = session_pb2.OperateRequest(line=line_of(command, **fields).decode())
+    for address in (*others, last):
+        with ExitStack() as stack:
+            try:
+                stub = stack.enter_context(_opened(address, found, CONNECT_LIMIT_S))
+            except PeerError:
+                if address == last:
+                    raise
+                continue
+            answer = _answer(address, stub.Operate, request, limit_s)
+            if answer.problem:
+                raise HostError(f"the coordinator at {address} refused: {clean(answer.problem)}")
+            return str(answer.found)
+    raise AssertionError("an identity has an address")
 
 
 def status_by(found: Enrolled, address: str = "", *, data_ranges: bool = False) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Let somebody into the run (on the coordinator's machine): prints an invite, one line, for one use.
+"""Let somebody into the run: prints an invite, one line, for one use.
 
 Whoever has the invite comes in as what it says, once: send it by a way that nobody else reads. With it nothing else has
 to be copied: it has the run's addresses, its root, and a certificate to ask for another one.
@@ -15,26 +15,16 @@ On the other machine:
 from __future__ import annotations
 
 import argparse
-import re
 import sys
 from pathlib import Path
 
-from atoll.cli import stop
+from atoll.cli import operator
+from atoll.protocol.dates import duration_s
 from atoll.protocol.errors import ConfigError
-
-UNITS_S = {"m": 60, "h": 3600, "d": 86_400}
-
-
-def duration_s(text: str) -> int:
-    """Of `90m`, `24h` or `7d`. Raises ValueError."""
-    found = re.fullmatch(r"([1-9][0-9]{0,5})([mhd])", text)
-    if found is None:
-        raise ValueError(text)
-    return int(found[1]) * UNITS_S[found[2]]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    stop.add_arguments(parser)
+    operator.add_arguments(parser)
     who = parser.add_mutually_exclusive_group(required=True)
     who.add_argument("--site", metavar="NAME", help="a machine or a cluster that trains")
     who.add_argument("--viewer", metavar="NAME", help="may look at the run")
@@ -54,9 +44,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from atoll.coordinator.admin import ask
     from atoll.protocol.addresses import is_loopback
     from atoll.protocol.disk import Disk
+    from atoll.protocol.trust.enrolled import joined
     from atoll.protocol.trust.invites import from_text
 
     if args.take_back and (args.file is not None or args.address):
@@ -65,16 +55,16 @@ def run(args: argparse.Namespace) -> int:
     if args.file is not None and args.file.exists():
         raise ConfigError(f"{args.file} is there already; name another file, or remove it")
     if args.take_back:
-        ask(stop.store_path(args), "take-back", role=role, name=getattr(args, role))
+        operator.ask(args, "take-back", role=role, name=getattr(args, role))
         print(f"whatever was given to {role} {getattr(args, role)}, used or not, is of no use any more")
         return 0
-    text = ask(
-        stop.store_path(args),
+    text = operator.ask(
+        args,
         "invite",
         role=role,
         name=getattr(args, role),
         life_s=float(args.expires),
-        addresses=args.address,
+        addresses=args.address or (joined(args.home).addresses if args.home is not None else []),
     )
     if all(is_loopback(address) for address in from_text(text).addresses):
         print(

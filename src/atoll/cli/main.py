@@ -19,6 +19,8 @@ from typing import Any, Protocol
 
 from atoll import __version__
 from atoll.cli import (
+    audit,
+    ban,
     coordinator,
     demo,
     evict,
@@ -56,8 +58,8 @@ class Verb(Protocol):
 
 
 _MODULES: tuple[Verb, ...] = (
-    plan, init, coordinator, invite, join, node, status, stop, rollback, evict, reset, demo, tokenize, sample,
-    export,
+    plan, init, coordinator, invite, join, node, status, stop, rollback, evict, ban, reset, audit, demo,
+    tokenize, sample, export,
 )  # fmt: skip
 VERBS = {verb.__name__.rpartition(".")[2]: verb for verb in _MODULES}
 

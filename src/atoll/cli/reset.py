@@ -3,7 +3,7 @@
 The first site that offers a model fixes it for the run, and the first state that sites agree on is what training starts
 from. Until training has started both can be taken back: if the model was the wrong one, or strangers came first with a
 state that nobody can fetch. All sites are sent away (their nodes end with exit code 4) and may be started again; who
-holds the state that was taken back needs another --home. Keep strangers out first (`atoll evict NAME --keep-out`): that
+holds the state that was taken back needs another --home. Ban strangers first (`atoll ban NAME`): that
 stays.
 
 Once training has started this is refused: undo commits with `atoll rollback --to`, or start another run.
@@ -17,17 +17,15 @@ from __future__ import annotations
 
 import argparse
 
-from atoll.cli import stop
+from atoll.cli import operator
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    stop.add_arguments(parser)
+    operator.add_arguments(parser)
     parser.add_argument("--reason", default="atoll reset", metavar="TEXT", help="shown at every site")
 
 
 def run(args: argparse.Namespace) -> int:
-    from atoll.coordinator.admin import ask
-
-    ask(stop.store_path(args), "reset", reason=args.reason)
+    operator.ask(args, "reset", reason=args.reason)
     print("model and starting state are taken back; the next site that offers a model fixes it")
     return 0

@@ -1,4 +1,4 @@
-"""Go on from an older commit (on the coordinator's machine).
+"""Go on from an older commit
 
 Without --to: after a power cut it may be that no site that is back can reach the newest commit. If every site that may
 have it is back, the run goes back by itself. If one is not, the run is paused and `atoll status` names it: start that
@@ -24,29 +24,28 @@ from __future__ import annotations
 import argparse
 import sys
 
-from atoll.cli import stop
+from atoll.cli import operator
 from atoll.protocol.errors import ConfigError
 from atoll.protocol.text import clean
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    stop.add_arguments(parser)
+    operator.add_arguments(parser)
     parser.add_argument("--to", type=int, metavar="N", help="the commit to go on from; 0: the starting state")
     parser.add_argument("--reason", default="", metavar="TEXT", help="shown at every site, and kept in the store")
 
 
 def run(args: argparse.Namespace) -> int:
-    from atoll.coordinator.admin import GO_BACK_LIMIT_S, ask
+    from atoll.coordinator.admin import GO_BACK_LIMIT_S
 
-    store = stop.store_path(args)
     if args.to is None:
-        was = ask(store, "rollback", reason=args.reason or "atoll rollback")
+        was = operator.ask(args, "rollback", reason=args.reason or "atoll rollback")
         print(f"the run goes back; it was paused because {clean(was)}")
         return 0
     if args.to < 0:
         raise ConfigError(f"--to {args.to}: commits are numbered from 0, the starting state")
     print(f"sites put the state of commit {args.to} together; the run waits for one of them", file=sys.stderr)
     reason = args.reason or f"atoll rollback --to {args.to}"
-    ask(store, "rollback", limit_s=GO_BACK_LIMIT_S, to=args.to, reason=reason)
+    operator.ask(args, "rollback", limit_s=GO_BACK_LIMIT_S, to=args.to, reason=reason)
     print(f"the run goes on from commit {args.to}; what followed is void")
     return 0

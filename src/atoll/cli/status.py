@@ -17,12 +17,10 @@ import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from atoll.cli import stop
+from atoll.cli import operator
 from atoll.cli.words import share
-from atoll.protocol.errors import ConfigError
 from atoll.protocol.text import CONTINUED, byte_count, clean, last_line
 
 if TYPE_CHECKING:
@@ -39,8 +37,7 @@ COLUMNS = ("site", "state", "step", "steps/s", "loss", "commit", "sent", "receiv
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    stop.add_arguments(parser)
-    parser.add_argument("--home", type=Path, metavar="DIR", help="of a site, a viewer or an operator that has joined")
+    operator.add_arguments(parser, who="a site, a viewer or an operator")
     parser.add_argument("--coordinator", metavar="HOST:PORT", help="its address, in plain text unless --home is given")
     parser.add_argument("--watch", action="store_true", help="show it again and again, until Ctrl-C or the run's end")
     parser.add_argument("--data", action="store_true", help="account for every sample; with json: every range of them")
@@ -76,10 +73,8 @@ def _source(args: argparse.Namespace) -> Callable[[], dict[str, Any]]:
     if args.home is None:
         if args.coordinator is not None:
             return partial(fetch_status, args.coordinator, data_ranges=args.data)
-        return partial(local_status, stop.store_path(args), data_ranges=args.data)
-    found = enrolled.load(args.home / enrolled.FOLDER)
-    if found is None:
-        raise ConfigError(f"nobody has joined a run with {args.home}: `atoll join`, with an invite, does")
+        return partial(local_status, operator.store_path(args), data_ranges=args.data)
+    found = enrolled.joined(args.home)
     if warning := enrolled.check_dates(found, time.time()):
         print(f"atoll status: {warning}", file=sys.stderr)
     return partial(status_by, found, args.coordinator or "", data_ranges=args.data)
@@ -154,7 +149,7 @@ def notes(status: RunView) -> list[str]:
         *_newest_cut(status),
         *status.high,
         *(f"left out of a sync: {text}" for text in status.excluded),
-        *(f"kept out: {text}" for text in status.kept_out),
+        *(f"banned: {text}" for text in status.banned),
     ]
 
 

@@ -139,7 +139,7 @@ MUTATIONS = (
         where="coordinator.core.sync.driver:_look",
         old="        if run.stop_reason and dispute.is_over(run.now):",
         new="        if False:",
-        tests=("tests/unit/coordinator/test_keeping_out.py",),
+        tests=("tests/unit/coordinator/test_bans.py",),
     ),
     Mutation(
         name="committed without every Ready",
@@ -441,19 +441,17 @@ MUTATIONS = (
         where="coordinator.core.run:Run.lose",
         old="        is_strike = site.standing is Standing.MEMBER and not",
         new="        is_strike = not",
-        tests=(
-            "tests/unit/coordinator/test_hostile_members.py::test_25_a_joiner_on_a_link_that_flaps_is_not_kept_out",
-        ),
+        tests=("tests/unit/coordinator/test_hostile_members.py::test_25_a_joiner_on_a_link_that_flaps_is_not_banned",),
     ),
     Mutation(
-        name="never kept out",
+        name="never banned",
         rule="a site that was found out too often is not admitted again",
         where="coordinator.core.run:Run.strike",
         old="        if conduct.is_enough:",
         new="        if False:",
         tests=(
             "tests/unit/coordinator/test_hostile_members.py"
-            "::test_7_a_stranger_that_is_found_out_again_and_again_is_kept_out_with_the_reason",
+            "::test_7_a_stranger_that_is_found_out_again_and_again_is_banned_with_the_reason",
         ),
     ),
     Mutation(

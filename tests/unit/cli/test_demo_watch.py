@@ -46,7 +46,7 @@ def document(**changes: Any) -> dict[str, Any]:
         "losses": [[1, 20, 5, 2.5]], "started": True, "finished": False,
         "last_commit": commits[-1]["commit"] if commits else 0, "run_step": 20, "run_tokens": 5, "steps": 300,
         "tokens": 0, "codec": "int8", "num_parameters": 7, "state_hash": "", "attested_commit": None, "errors": [],
-        "store_stuck_s": 0.0, "kept_out": [], "excluded": [], "num_at_the_door": 0, "slow_links": [],
+        "store_stuck_s": 0.0, "banned": [], "excluded": [], "num_at_the_door": 0, "slow_links": [],
         "robust": "warn", "contribution_bytes": 0, "average_share": None, "last_cosine": None, "codec_error": None,
         "high": [],
         "syncs": [], "sites": [site("a"), site("b")], "commits": [], "data": [], "something_new": 1,
@@ -69,7 +69,7 @@ def test_the_coordinators_own_document_is_understood() -> None:
     from atoll.protocol.settings import RunSettings, settings_to_json
 
     settings = RunSettings(run_id="r", steps=40)
-    core = Core(settings, Persisted(run=RunRecord(run_id="r", settings_json=settings_to_json(settings))), 0.0)
+    core = Core(settings, Persisted(run=RunRecord(run_id="r", settings_json=settings_to_json(settings))), 0.0, 0.0)
     status = parse_status(json.loads(json.dumps(asdict(core.view(1.0)))))
     assert (status.run_id, status.steps, status.sites) == ("r", 40, ())
     assert status.state == "waiting for sites 0 of 1"
@@ -232,11 +232,11 @@ def test_a_long_reason_does_not_widen_the_table() -> None:
     assert reason.strip() in error
 
 
-def test_who_is_kept_out_is_named_below_the_table() -> None:
-    status = parse_status(document(kept_out=["c: sends garbage"], excluded=["b: 1e30 in sync 7"]))
+def test_who_is_banned_is_named_below_the_table() -> None:
+    status = parse_status(document(banned=["c: sends garbage"], excluded=["b: 1e30 in sync 7"]))
     assert text_lines(status).splitlines()[-2:] == [
         "left out of a sync: b: 1e30 in sync 7",
-        "kept out: c: sends garbage",
+        "banned: c: sends garbage",
     ]
 
 

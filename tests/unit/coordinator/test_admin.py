@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import getpass
 import json
 import socket
 from collections.abc import Callable
@@ -11,25 +12,31 @@ from typing import Any, TypeVar
 
 import pytest
 
-from atoll.coordinator import admin
+from atoll.coordinator import admin, commands
 from atoll.coordinator.core import events as e
 from atoll.protocol import messages as m
 from atoll.protocol import wire
-from atoll.protocol.errors import HostError
+from atoll.protocol.errors import ConfigError, HostError
 
 T = TypeVar("T")
 
 
-def served(tmp_path: Path, act: Callable[[Path], T], answer: e.Answer) -> tuple[T, list[e.Asked | admin.StatusAsked]]:
+def served(
+    tmp_path: Path, act: Callable[[Path], T], answer: e.Answer
+) -> tuple[T, list[e.Asked | commands.StatusAsked]]:
     """What `act` returns with the store's path, and what the coordinator heard meanwhile."""
-    heard: list[e.Asked | admin.StatusAsked] = []
+    heard: list[e.Asked | commands.StatusAsked] = []
 
-    async def ask(asked: e.Asked | admin.StatusAsked) -> e.Answer:
-        heard.append(asked)
+    async def command(line: bytes, by: str) -> e.Answer:
+        assert by == f"{getpass.getuser()} on the coordinator's machine"
+        try:
+            heard.append(commands.read(line, ""))
+        except ConfigError as error:
+            return e.Answer(0, f"not a request: {error}")
         return answer
 
     async def main() -> T:
-        server = admin.AdminServer(tmp_path / "run.db", ask)
+        server = admin.AdminServer(tmp_path / "run.db", command)
         await server.start()
         try:
             return await asyncio.to_thread(act, tmp_path / "run.db")
@@ -55,10 +62,11 @@ def line_of(store: Path, line: bytes) -> dict[str, str]:
         ("stop", {"reason": "enough"}, e.StopAsked("enough")),
         ("rollback", {"reason": "the disk is lost"}, e.RollbackAsked("the disk is lost")),
         ("rollback", {"reason": "wrong data", "to": 3}, e.RollbackAsked("wrong data", to=3)),
-        ("evict", {"name": "a", "reason": "?", "keep_out": True}, e.EvictAsked(name="a", reason="?", keep_out=True)),
-        ("let-in", {"name": "a"}, e.LetInAsked(name="a")),
+        ("evict", {"name": "a", "reason": "?"}, e.EvictAsked(name="a", reason="?")),
+        ("ban", {"name": "a", "reason": "?", "until_s": 1e9}, e.BanAsked(name="a", reason="?", until_s=1e9)),
+        ("lift-ban", {"name": "a"}, e.LiftBanAsked(name="a")),
         ("reset", {"reason": "the wrong model"}, e.ResetAsked(reason="the wrong model")),
-        ("let-in", {"name": "a\x1b[2J"}, e.LetInAsked(name="a\\x1b[2J")),
+        ("lift-ban", {"name": "a\x1b[2J"}, e.LiftBanAsked(name="a\\x1b[2J")),
     ],
 )
 def test_a_request_is_its_event(command: str, fields: dict[str, Any], event: e.Asked, tmp_path: Path) -> None:
@@ -74,21 +82,21 @@ def test_what_is_no_text_reaches_the_run_as_escapes(tmp_path: Path) -> None:
     typed = b"caf\xe9".decode(errors="surrogateescape")
 
     def ask(store: Path) -> None:
-        admin.ask(store, "evict", name=typed, reason=typed, keep_out=True)
+        admin.ask(store, "ban", name=typed, reason=typed)
         admin.ask(store, "rollback", reason=typed, to=3)
 
     words = "caf\\udce9"
-    asked = [e.EvictAsked(name=words, reason=words, keep_out=True), e.RollbackAsked(words, to=3)]
+    asked = [e.BanAsked(name=words, reason=words), e.RollbackAsked(words, to=3)]
     assert served(tmp_path, ask, e.Answer(1, ""))[1] == asked
-    wire.response_body(m.Refused(kind=m.RefusedKind.KEPT_OUT, text=words))
+    wire.response_body(m.Refused(kind=m.RefusedKind.BANNED, text=words))
 
 
 def test_why_it_cannot_be_done_is_said(tmp_path: Path) -> None:
     def ask(store: Path) -> None:
         with pytest.raises(HostError, match="refused: no site is called so"):
-            admin.ask(store, "let-in", name="x")
+            admin.ask(store, "lift-ban", name="x")
 
-    assert served(tmp_path, ask, e.Answer(1, "no site is called so"))[1] == [e.LetInAsked(name="x")]
+    assert served(tmp_path, ask, e.Answer(1, "no site is called so"))[1] == [e.LiftBanAsked(name="x")]
 
 
 @pytest.mark.parametrize(
@@ -102,8 +110,11 @@ def test_why_it_cannot_be_done_is_said(tmp_path: Path) -> None:
         (b'{"command": "stop"}\n', 'stop: "reason" is missing'),
         (b'{"command": "stop", "reason": 1}\n', "reason must be a string"),
         (b'{"command": "rollback", "reason": "?", "to": "3"}\n', "to must be an integer"),
-        (b'{"command": "let-in", "nam": "a"}\n', 'did you mean "name"?'),
-        (b'{"command": "stop", "reason": "' + b"x" * admin.MAX_LINE_BYTES + b'"}\n', "limit"),
+        (b'{"command": "lift-ban", "nam": "a"}\n', 'did you mean "name"?'),
+        (b'{"command": "stop", "reason": "' + b"x" * commands.MAX_LINE_BYTES + b'"}\n', "Expecting value"),
+        (b"[" * (commands.MAX_LINE_BYTES - 1) + b"\n", "recursion"),
+        (b'{"command": "stop", "reason": "?", "by": "root"}\n', "by cannot be said"),
+        (b'{"command": "invite", "role": "site", "name": "a", "invite_id": "1"}\n', "invite_id cannot be said"),
     ],
 )
 def test_what_is_no_request_changes_nothing(line: bytes, problem: str, tmp_path: Path) -> None:

@@ -75,7 +75,7 @@ def test_what_it_signs_is_of_whom_it_says_for_as_long_as_that_kind_lives(tmp_pat
 
 
 def test_an_invite_holds_as_long_as_was_asked(tmp_path: Path) -> None:
-    asked = InviteAsked(role="site", name="berlin", life_s=7200.0, invite_id="0123", now_s=NOW_S)
+    asked = InviteAsked(role="site", name="berlin", life_s=7200.0, invite_id="0123")
     invite = from_text(opened(tmp_path / "trust").invite(asked, ("10.0.0.1:7700",)))
     assert (invite.run_id, invite.role, invite.name) == ("run", "site", "berlin")
     assert (invite.invite_id, invite.expires_s) == ("0123", NOW_S + 7200.0)

@@ -311,7 +311,7 @@ def test_a_stream_without_hello_is_closed() -> None:
     end, outputs = story.now + LIMITS.lease_s, []
     while story.now < end:
         story.now = story.core.next_deadline() or end
-        outputs += story.core.handle([e.Tick()], story.now)
+        outputs += story.core.handle([e.Tick()], story.now, story.wall_s)
     assert [o for o in outputs if isinstance(o, e.CloseStream)]
 
 
@@ -443,9 +443,9 @@ def test_4_a_foreign_header_ends_the_stream_with_both_values(kind: str) -> None:
 
 def test_a_message_before_hello_is_refused() -> None:
     story = a_story()
-    outputs = [*story.core.handle([e.StreamOpened(5)], 100.0)]
+    outputs = [*story.core.handle([e.StreamOpened(5)], 100.0, story.wall_s)]
     header = m.Header(protocol_version=PROTOCOL_VERSION, run_id="run", incarnation=1)
-    outputs = story.core.handle([e.Received(5, header, m.Leave(reason="x"))], 100.0)
+    outputs = story.core.handle([e.Received(5, header, m.Leave(reason="x"))], 100.0, story.wall_s)
     assert [type(o) for o in outputs if not isinstance(o, e.Report)] == [e.Send, e.CloseStream]
 
 
@@ -473,7 +473,7 @@ def test_heartbeats_of_one_site_do_not_put_off_what_is_due_for_another() -> None
     before = story.core.next_deadline()
     for tenths in range(1, 40):
         beat = e.Received(stream, header, m.Heartbeat(phase="training"))
-        outputs = story.core.handle([beat], story.now + tenths / 10)
+        outputs = story.core.handle([beat], story.now + tenths / 10, story.wall_s)
         if tenths == 1:
             assert outputs == [], "nothing follows"
             assert story.core.next_deadline() == before
@@ -543,7 +543,7 @@ def test_a_resumed_run_that_is_at_its_end_says_so() -> None:
     assert "already at step 40" in story.view.state
 
 
-def test_a_state_beyond_the_log_is_kept_out() -> None:
+def test_a_state_beyond_the_log_is_refused() -> None:
     story = a_story(min_sites=1)
     story.start("a")
     story.connect("b", state=(5, "s5"))

@@ -160,7 +160,7 @@ def test_what_cannot_be_computed_at_the_coordinator_is_said(monkeypatch: pytest.
     story = differing()
     assert not evicted(story)
     assert "cannot be computed here (encoded chunk: zstd: a broken frame)" in story.view.state
-    assert "keep those out that you do not trust" in story.view.state
+    assert "ban those that you do not trust" in story.view.state
 
 
 @pytest.mark.parametrize("wrong", ["wrong", "made-up"])
@@ -273,7 +273,7 @@ def test_whoever_has_the_evidence_may_show_it() -> None:
         story.says(name, shown)
         story.sites[name].shows = False
     assert "nobody here can show the hashes of the chunks after commit 0" in story.view.state
-    assert "keep those out that you do not trust (atoll evict NAME --keep-out)" in story.view.state
+    assert "ban those that you do not trust (atoll ban NAME)" in story.view.state
     assert [story.last(name, m.Disputed) for name in "ab"] == [m.Disputed(commit=1, is_over=True)] * 2
     story.join("c")
     story.applied("c", 0, "s0")
@@ -417,7 +417,7 @@ def test_without_evidence_the_run_is_paused_and_names_both_until_one_is_gone() -
     story = differing(hides="ab")
     assert "a (site 1)" in story.view.state
     assert "b (site 2)" in story.view.state
-    assert "not every side shows what its hash is made of: keep those out" in story.view.state
+    assert "not every side shows what its hash is made of: ban those" in story.view.state
     for name in "ab":
         story.ready(name)
     story.wait(2 * story.limits.sync_wait_s)

@@ -145,7 +145,7 @@ def test_who_cannot_show_what_it_said_before_it_was_started_anew_is_not_found_ou
         story.says(name, story.shown(replace(site, shows=has_it), asked))
     assert not story.num("a", m.Evicted)
     assert story.attested(commit) == story.state(f"s{commit}", commit)
-    assert ("atoll evict NAME --keep-out" in story.view.state) == (num_after == 2)
+    assert ("atoll ban NAME" in story.view.state) == (num_after == 2)
     assert evicted(story) == ("c" if num_after == 1 else "")
 
 
@@ -196,8 +196,8 @@ def test_who_fetched_a_later_commit_does_not_let_a_late_liar_say_what_the_one_be
     story.sites["d"].was_at[1] = "unknown"
     story.applied("c", 1, "wrong")
     assert story.attested(1) == story.state("s1", 1)
-    assert "atoll evict NAME --keep-out" in story.view.state
-    story.evict("c")
+    assert "atoll ban NAME" in story.view.state
+    story.ban("c")
     assert not evicted(story)
     assert not story.disputed()
     assert story.attested(1) == story.state("s1", 1)

@@ -67,7 +67,7 @@ def test_a_ready_that_says_too_much_or_too_little_is_refused(beta: float, said: 
     refused = story.last("a", m.Refused)
     assert refused.kind is RefusedKind.INVALID
     assert "error feedback" in refused.text
-    without.handle([e.StreamClosed(stream, "refused")], story.now)
+    without.handle([e.StreamClosed(stream, "refused")], story.now, story.wall_s)
     assert decisions(story.core) == decisions(without), "nor is it believed whom it cannot dial"
 
 

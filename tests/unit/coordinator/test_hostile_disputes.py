@@ -358,8 +358,8 @@ def test_where_those_who_went_on_cannot_show_it_the_run_pauses_and_says_what_to_
     assert not evicted(story)
     assert story.attested(1) == story.state("s1", 1)
     assert "not every side shows what its hash is made of" in story.view.state
-    assert "atoll evict NAME --keep-out" in story.view.state
-    story.evict("c")
+    assert "atoll ban NAME" in story.view.state
+    story.ban("c")
     assert not story.disputed()
     assert story.attested(1) == story.state("s1", 1)
 

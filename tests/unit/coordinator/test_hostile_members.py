@@ -198,19 +198,19 @@ def test_7_three_honest_sites_keep_their_pace_beside_two_strangers(kind: str) ->
     assert beside >= 0.8 * commits_alone(), f"{beside} commits beside strangers, {commits_alone()} without"
 
 
-def test_7_a_stranger_that_is_found_out_again_and_again_is_kept_out_with_the_reason() -> None:
+def test_7_a_stranger_that_is_found_out_again_and_again_is_banned_with_the_reason() -> None:
     play = Play("ready", 1, window_s=5.0)
     play.run(3000.0)
-    assert play.story.is_kept_out("x0")
+    assert play.story.is_banned("x0")
     play.story.restart()
     play.story.connect("x0", state=(0, "s0"))
     refused = play.story.last("x0", m.Refused)
-    assert refused.kind is RefusedKind.KEPT_OUT
-    assert "x0 is kept out of run 'run': it was found out 6 times without contributing, the last time because" in (
+    assert refused.kind is RefusedKind.BANNED
+    assert "x0 is banned from run 'run': it was found out 6 times without contributing, the last time because" in (
         refused.text
     )
     assert "could not be exchanged" in refused.text
-    assert play.story.let_in("x0") == ""
+    assert play.story.lift_ban("x0") == ""
     play.story.sent.clear()
     play.story.connect("x0", state=(0, "s0"))
     assert play.story.num("x0", m.Refused) == 0
@@ -357,10 +357,10 @@ def test_25_what_is_held_against_a_site_survives_the_coordinator(kind: str, tmp_
     for name in "ab":
         story.join(name, state=(1, "s1"))
     found_out(story, "x", 1)
-    assert not story.is_kept_out("x")
+    assert not story.is_banned("x")
     found_out(story, "x", 1)
-    assert story.is_kept_out("x")
-    assert story.let_in("x") == ""
+    assert story.is_banned("x")
+    assert story.lift_ban("x") == ""
     story.restart()
     assert (story.strikes_of("x"), story.admitted_again_at("x")) == (0, story.now), "a person let it in"
     store.close()
@@ -384,7 +384,7 @@ def lost(story: Story, name: str) -> None:
     assert not story.is_live(name)
 
 
-def test_25_a_joiner_on_a_link_that_flaps_is_not_kept_out() -> None:
+def test_25_a_joiner_on_a_link_that_flaps_is_not_banned() -> None:
     """Nobody waits for it while it fetches its first state."""
     story = Story(some_settings(steps=1000))
     story.start("a", "b")
@@ -409,4 +409,4 @@ def test_25_absence_alone_keeps_no_member_out_for_good() -> None:
         lost(story, "c")
     assert story.strikes_of("c") == 5
     assert story.admitted_again_at("c") - story.now > 250 * story.limits.lease_s
-    assert not story.is_kept_out("c")
+    assert not story.is_banned("c")

@@ -421,7 +421,7 @@ def test_a_site_that_goes_is_void_in_all() -> None:
     story = a_story("a", "b", "c", quorum=2)
     ready(story, 0, "abc")
     ready(story, 1, "abc")
-    story.evict("c", keep_out=False)
+    story.evict("c")
     assert [story.contributor_ids(fragment) for fragment in (0, 1)] == [[1, 2], [1, 2]]
     story.connect("c", again=True, state=(0, "s0"))
     story.offer("c")

@@ -28,16 +28,15 @@ class Invited:
     def invite(self, name: str, invite_id: str = "", *, role: str = "site", life_s: float = DAY_S) -> str:
         self._num += 1
         asked = e.InviteAsked(
-            role=role, name=name, invite_id=invite_id or name, life_s=life_s, now_s=NOW_S, request=1000 + self._num
+            role=role, name=name, invite_id=invite_id or name, life_s=life_s, request=1000 + self._num
         )
         return self._asked(asked).problem
 
     def use(self, invite_id: str, key: str, *, after_s: float = 60.0) -> tuple[str, str]:
         self._num += 1
-        digest = a_hash(key)
-        answer = self._asked(
-            e.JoinAsked(invite_id=invite_id, key_digest=digest, now_s=NOW_S + after_s, request=1000 + self._num)
-        )
+        self.story.wall_from_s += after_s
+        answer = self._asked(e.JoinAsked(invite_id=invite_id, key_digest=a_hash(key), request=1000 + self._num))
+        self.story.wall_from_s -= after_s
         return answer.problem, answer.found
 
     def take_back(self, name: str) -> str:
@@ -134,53 +133,53 @@ def test_a_key_that_nobody_invited_is_refused() -> None:
 
 
 @pytest.mark.parametrize("restarted", [False, True])
-def test_who_is_kept_out_is_refused_with_the_same_key_a_new_key_and_an_old_invite(restarted: bool) -> None:
+def test_who_is_banned_is_refused_with_the_same_key_a_new_key_and_an_old_invite(restarted: bool) -> None:
     run = Invited()
     run.invite("a", "i1")
     run.invite("a", "i2")
     run.use("i1", "key")
     assert run.says_hello("a", "key") is None
-    run.story.evict("a", "it lies")
+    run.story.ban("a", "it lies")
     if restarted:
         run.story.restart()
     refused = run.says_hello("a", "key", incarnation=2)
     assert refused is not None
-    assert refused.kind is RefusedKind.KEPT_OUT
+    assert refused.kind is RefusedKind.BANNED
     for invite_id, key in (("i1", "key"), ("i2", "new")):
-        assert "a is kept out of run 'run': it lies" in run.use(invite_id, key)[0]
-    assert "a is kept out (it lies)" in run.invite("a", "i3")
+        assert "a is banned from run 'run': it lies" in run.use(invite_id, key)[0]
+    assert "a is banned (it lies)" in run.invite("a", "i3")
     assert run.invite("b", "i4") == ""
-    assert "kept out" in run.use("i4", "key")[0], "the key under another name"
-    run.story.let_in("a")
+    assert "banned" in run.use("i4", "key")[0], "the key under another name"
+    run.story.lift_ban("a")
     assert run.says_hello("a", "key", incarnation=3) is None
 
 
 @pytest.mark.parametrize("restarted", [False, True])
-def test_certified_sites_hear_who_is_kept_out_as_they_come_and_when_it_changes(restarted: bool) -> None:
+def test_certified_sites_hear_who_is_banned_as_they_come_and_when_it_changes(restarted: bool) -> None:
     run = Invited()
     for name in ("a", "b", "c"):
         run.invite(name)
         run.use(name, name)
     assert run.says_hello("a", "a") is None
     run.story.offer("a")
-    assert run.story.last("a", m.KeptOut).names == ()
-    run.story.evict("c", "it lies")
-    assert run.story.last("a", m.KeptOut).names == ("c",)
+    assert run.story.last("a", m.Banned).names == ()
+    run.story.ban("c", "it lies")
+    assert run.story.last("a", m.Banned).names == ("c",)
     if restarted:
         run.story.restart()
     assert run.says_hello("b", "b") is None
-    assert run.story.last("b", m.KeptOut).names == ("c",)
+    assert run.story.last("b", m.Banned).names == ("c",)
     run.says_hello("a", "a", incarnation=2)
     run.story.offer("a")
-    run.story.let_in("c")
-    assert run.story.last("a", m.KeptOut).names == ()
+    run.story.lift_ban("c")
+    assert run.story.last("a", m.Banned).names == ()
 
 
 def test_in_plain_text_nobody_hears_of_it() -> None:
     story = Story(some_settings(min_sites=2))
     story.start("a", "b")
-    story.evict("b")
-    assert not story.num("a", m.KeptOut)
+    story.ban("b")
+    assert not story.num("a", m.Banned)
 
 
 def test_a_site_at_the_door_hears_of_it_too_and_who_was_away_of_who_is_let_in() -> None:
@@ -189,12 +188,12 @@ def test_a_site_at_the_door_hears_of_it_too_and_who_was_away_of_who_is_let_in() 
         run.invite(name)
         run.use(name, name)
     run.says_hello("a", "a")  # its workers start
-    run.story.evict("c", "it lies")
-    assert run.story.last("a", m.KeptOut).names == ("c",)
+    run.story.ban("c", "it lies")
+    assert run.story.last("a", m.Banned).names == ("c",)
     run.story.drop("a")
-    run.story.let_in("c")
+    run.story.lift_ban("c")
     run.says_hello("a", "a", incarnation=2)
-    assert run.story.last("a", m.KeptOut).names == ()
+    assert run.story.last("a", m.Banned).names == ()
 
 
 @pytest.mark.parametrize("is_admitted", [False, True])
@@ -223,9 +222,9 @@ def test_what_is_taken_back_is_of_no_use_and_a_stolen_name_comes_back_to_its_own
     run.invite("a", "i2")
     run.use("i1", "thief")
     run.says_hello("a", "thief")
-    run.story.evict("a", "stolen")
+    run.story.ban("a", "stolen")
     assert run.take_back("a") == ""
-    assert run.story.let_in("a") == ""
+    assert run.story.lift_ban("a") == ""
     refused = run.says_hello("a", "thief", incarnation=2)
     assert refused is not None
     assert "has invited no site a" in refused.text

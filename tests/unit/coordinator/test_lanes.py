@@ -175,7 +175,7 @@ def test_both_go_on_after_a_restart_of_the_coordinator() -> None:
 def test_what_a_site_discarded_counts_in_no_sync_after_a_restart_of_the_coordinator() -> None:
     story = in_flight()
     story.drop("a")  # so that another attempt waits for what becomes of it
-    story.evict("c", keep_out=False)
+    story.evict("c")
     story.connect("c", again=True, state=(0, "s0"))
     story.offer("c")
     assert story.is_live("c")

@@ -283,7 +283,7 @@ def test_7_a_member_that_seems_to_train_for_ever_costs_the_others_one_wait() -> 
 @pytest.mark.parametrize("holds", [None, 0])
 def test_25_a_site_that_fetches_a_state_is_not_found_out_for_donors_that_it_cannot_reach(holds: int | None) -> None:
     """They serve others, or a link is cut, for an hour: its node tries, fails, waits and asks who has the state. It
-    was kept out for good after 20 minutes."""
+    was banned for good after 20 minutes."""
     story = a_run("a", "b", steps=10_000)
     story.commit_one("a", "b", state="s0", following="s1")
     story.join("c", state=None if holds is None else (0, "s0"))
@@ -313,7 +313,7 @@ def test_a_limit_that_passed_while_the_site_was_out_is_acted_on_at_its_hello() -
     story.applied("a", 0, "s0")
     story.sites["b"].hears = False
     story.wait(2.5)
-    assert story.evict("b", keep_out=False) == ""
+    assert story.evict("b") == ""
     story.wait(1.5)
     story.connect("b", again=True)
     assert not story.is_live("b")

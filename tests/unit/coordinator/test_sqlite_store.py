@@ -19,7 +19,7 @@ from tests.harness.coordinator_story import a_hash, some_settings
 SETTINGS = some_settings()
 
 
-SCHEMA = (8, "1dc45bc338898df0294ce633b7852993")
+SCHEMA = (9, "1dc45bc338898df0294ce633b7852993")
 """The format of the store, and the BLAKE2b-128 of schema.sql."""
 
 

@@ -466,15 +466,15 @@ def test_one_that_was_begun_with_momentum_goes_on_with_it(reopen: Reopen) -> Non
     assert resolved(asked) != SETTINGS
 
 
-def test_who_is_kept_out_and_what_was_taken_back_come_back(reopen: Reopen) -> None:
+def test_who_is_banned_and_what_was_taken_back_come_back(reopen: Reopen) -> None:
     store = reopen()
     store.begin(SETTINGS)
-    bad = e.KeptOutRecord(name="bad", key_digest=a_hash("key"), reason="garbage")
-    worse = e.KeptOutRecord(name="worse", key_digest=b"", reason="more of it")
+    bad = e.BanRecord(name="bad", key_digest=a_hash("key"), reason="garbage")
+    worse = e.BanRecord(name="worse", key_digest=b"", reason="more of it")
     manifest = e.ManifestRecord(manifest=a_manifest(), data_fingerprint=a_hash("data"))
     store.persist(1, (a_site(1), manifest, worse, bad, e.AttestationRecord(0, a_hash("s0"))), 1.0)
-    store.persist(1, (e.LineRecord(line=0, num_samples=10, frontier=5, returned=()), e.LetInRecord("worse")), 2.0)
-    assert reopen().begin(SETTINGS).all(e.KeptOutRecord) == (bad,)
+    store.persist(1, (e.LineRecord(line=0, num_samples=10, frontier=5, returned=()), e.BanLiftedRecord("worse")), 2.0)
+    assert reopen().begin(SETTINGS).all(e.BanRecord) == (bad,)
     store = reopen()
     store.begin(SETTINGS)
     store.persist(3, (e.ResetRecord((a_hash("s0"), a_hash("t0")), 7), replace(bad, reason="again")), 3.0)
@@ -527,7 +527,7 @@ def test_what_is_read_is_what_was_folded(reopen: Reopen) -> None:
                     sync=number, attempt=1, site_id=site, incarnation=1, by_site_id=1, reason="absurd"
                 )
             case 12:
-                rare = [e.KeptOutRecord(name="x", key_digest=b"", reason="?"), e.LetInRecord("x")]
+                rare = [e.BanRecord(name="x", key_digest=b"", reason="?"), e.BanLiftedRecord("x")]
             case _:
                 rare = [e.AbandonRecord(number + 1, "?", 1), e.DoneRecord(line=site, ranges=some)]
         return generator.choice(rare)

@@ -37,7 +37,7 @@ def columns() -> list[tuple[str, str]]:
 
 @pytest.fixture(scope="module")
 def story(tmp_path_factory: pytest.TempPathFactory) -> Story:
-    """A start that was taken back, a site that is kept out, three commits, of which a power cut voided the last; a plan
+    """A start that was taken back, a site that is banned, three commits, of which a power cut voided the last; a plan
     of the sync that is open, from which a site was left out; leases. It has ended."""
     path = tmp_path_factory.mktemp("store") / "run.db"
     store = SqliteStore(path)
@@ -45,7 +45,7 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Story:
     story.join("x")
     story.applied("x", 0, "strange")
     assert not story.reset()
-    assert not story.evict("x")
+    assert not story.ban("x", by="root")
     story.start("a", "b")
     for name in "ab":
         story.wants(name, 100)
@@ -62,7 +62,7 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Story:
     for name in "ab":
         story.ready(name, data=[DataRange(first=story.wants(name, 100)[0].first, num_samples=10)])
     story.failed("a", tensor="weight", outliers="b")
-    story.happens(e.InviteAsked(role="site", name="y", invite_id="0123", now_s=1e9))
+    story.happens(e.InviteAsked(role="site", name="y", invite_id="0123"))
     assert story.contributor_ids() == [2]
     store.close()
     return story
@@ -103,7 +103,7 @@ def start(path: Path) -> None:
 def test_the_store_is_sound(path: Path) -> None:
     with closing(sqlite3.connect(path)) as db:
         kinds = {kind for (kind,) in db.execute("SELECT kind FROM records")}
-    assert kinds == set(KINDS) - {"forget", "letin", "inviteforgotten", "finished", "stop"}
+    assert kinds == set(KINDS) - {"forget", "banlifted", "inviteforgotten", "finished", "stop"}
     start(path)
     start(path)
 
@@ -171,8 +171,8 @@ def test_changed_tables_are_refused(path: Path) -> None:
 def test_an_account_of_positions_that_does_not_add_up(path: Path) -> None:
     with closing(SqliteStore(path)) as store:
         persisted = store.begin(SETTINGS)
-    Core(SETTINGS, persisted, 0.0)
+    Core(SETTINGS, persisted, 0.0, 0.0)
     for cls, says in ((e.LineRecord, "there is no such line"), (e.LeaseRecord, "are neither done, leased nor open")):
         records = {key: record for key, record in persisted.records.items() if not isinstance(record, cls)}
         with pytest.raises(StateError, match=says):
-            Core(SETTINGS, replace(persisted, records=records), 0.0)
+            Core(SETTINGS, replace(persisted, records=records), 0.0, 0.0)

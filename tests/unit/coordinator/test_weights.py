@@ -160,7 +160,7 @@ def test_12_a_joiner_that_fetches_its_state_for_long_counts_from_when_it_holds_o
 def test_12_a_site_that_was_evicted_counts_from_its_next_admission() -> None:
     story = a_run("a", "b", steps=1000)
     commit(story, {"a": 100, "b": 100}, "s0", "s1")
-    story.evict("b", keep_out=False)
+    story.evict("b")
     for number in range(1, 20):
         commit(story, {"a": 100}, f"s{number}", f"s{number + 1}")
     story.join("b", incarnation=2, state=(20, "s20"))

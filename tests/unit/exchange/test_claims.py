@@ -50,7 +50,7 @@ def test_a_site_speaks_for_itself_alone() -> None:
     check(found, 3)  # nobody has named it here yet
 
 
-def test_calls_of_whoever_is_kept_out_end_and_no_other_is_let_in() -> None:
+def test_calls_of_whoever_is_banned_end_and_no_other_is_let_in() -> None:
     caller = {"name": "b"}
     security: Any = SimpleNamespace(caller=lambda context: Caller(Subject("run", Kind.SITE, caller["name"]), bytes(32)))
     found = Claims(security)
@@ -67,14 +67,14 @@ def test_calls_of_whoever_is_kept_out_end_and_no_other_is_let_in() -> None:
     async def main() -> None:
         calls = [asyncio.create_task(call(name)) for name in ("a", "b", "b")]
         await asyncio.sleep(0)
-        found.keep_out(["b", "c"])
+        found.ban(["b", "c"])
         await asyncio.wait(calls[1:])
         assert ended == ["b", "b"]
         for name in ("b", "c"):
             caller["name"] = name
-            with pytest.raises(RefusedError, match=f"site {name} of run run is kept out"):
+            with pytest.raises(RefusedError, match=f"site {name} of run run is banned"):
                 found.check(None, 7)
-        found.keep_out([])
+        found.ban([])
         caller["name"] = "b"
         found.check(None, 7)
         calls[0].cancel()

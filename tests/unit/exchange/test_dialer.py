@@ -59,7 +59,7 @@ def test_the_name_of_the_site_is_expected_at_the_other_end() -> None:
     assert expected == [(Kind.SITE, "berlin")]
 
 
-def test_who_is_kept_out_is_not_dialled_and_what_is_open_to_it_ends() -> None:
+def test_who_is_banned_is_not_dialled_and_what_is_open_to_it_ends() -> None:
     closed: list[str] = []
 
     def opened(address: str, **_: Any) -> Any:
@@ -74,13 +74,13 @@ def test_who_is_kept_out_is_not_dialled_and_what_is_open_to_it_ends() -> None:
         paris = Member(site_id=4, incarnation=1, address="b:1", name="paris")
         for callee in (berlin, paris):
             await dialer.channel(callee, Purpose.FETCH)
-        dialer.keep_out(["berlin"])
+        dialer.ban(["berlin"])
         await asyncio.sleep(0.1)
         assert closed == ["a:1"]
-        with pytest.raises(PeerError, match=r"site 3 \(berlin\) is kept out of the run"):
+        with pytest.raises(PeerError, match=r"site 3 \(berlin\) is banned from the run"):
             await dialer.channel(berlin, Purpose.FETCH)
         await dialer.channel(paris, Purpose.FETCH)
-        dialer.keep_out([])
+        dialer.ban([])
         await dialer.channel(berlin, Purpose.FETCH)
 
     run(main())

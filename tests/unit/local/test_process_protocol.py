@@ -112,7 +112,7 @@ SAID_WORDS: list[processes.ProcessSaid] = [
 TOLD_WORDS: list[processes.ProcessTold] = [
     START,
     processes.ProcessIdentity(site_id=3, incarnation=1 << 60),
-    m.KeptOut(names=("a", "b")),
+    m.Banned(names=("a", "b")),
     processes.ProcessShown(roots=b"roots", certificate=b"certificate", key=b"key"),
     processes.ProcessLayout(
         manifest=MANIFEST,

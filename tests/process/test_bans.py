@@ -34,24 +34,24 @@ def atoll(run: LocalRun, *arguments: str) -> Process:
     return process
 
 
-def test_a_site_that_is_kept_out_ends_and_cannot_come_back_until_it_is_let_in(tmp_path: Path) -> None:
+def test_a_site_that_is_banned_ends_and_cannot_come_back_until_it_is_let_in(tmp_path: Path) -> None:
     with LocalRun(tmp_path, SETTINGS) as run:
         coordinator = run.start_coordinator()
         for name in "abc":
             run.start_node(name, MODEL)
         run.wait(lambda s: bool(s["commits"]) and "c" in s["commits"][-1]["contributors"], LIMIT_S)
-        done = atoll(run, "evict", str(run.toml), "c", "--keep-out", "--reason", "sends garbage")
+        done = atoll(run, "ban", str(run.toml), "c", "--reason", "sends garbage")
         assert done.popen.returncode == 0, done.lines
         assert run.wait_all(LIMIT_S, ["c"]) == {"c": RefusedError.exit_code}
-        assert any("kept out of run 'run': sends garbage" in line for line in run.nodes["c"].lines)
+        assert any("banned from run 'run': sends garbage" in line for line in run.nodes["c"].lines)
         last = run.status()["last_commit"]
         run.wait(lambda s: s["last_commit"] > last, LIMIT_S, "the others go on")
         coordinator.kill()
         run.start_coordinator()
         again = run.start_node("c", MODEL)
         assert run.wait_all(LIMIT_S, ["c"]) == {"c": RefusedError.exit_code}, again.lines
-        assert run.status()["kept_out"] == ["c: sends garbage"]
-        assert atoll(run, "evict", str(run.toml), "c", "--let-in").popen.returncode == 0
+        assert run.status()["banned"] == ["c: sends garbage"]
+        assert atoll(run, "ban", str(run.toml), "c", "--lift").popen.returncode == 0
         run.start_node("c", MODEL)
         run.wait(lambda s: bool(s["commits"]) and "c" in s["commits"][-1]["contributors"], LIMIT_S, "c is back")
         unknown = atoll(run, "evict", str(run.toml), "nobody")

@@ -18,30 +18,90 @@ def training(*names: str) -> Story:
 
 
 @pytest.mark.parametrize("restarted", [False, True])
-def test_a_site_that_is_kept_out_is_refused_by_name_and_by_key_until_it_is_let_in(restarted: bool) -> None:
+def test_a_site_that_is_banned_is_refused_by_name_and_by_key_until_it_is_let_in(restarted: bool) -> None:
     story = training("a", "b", "c")
-    assert story.evict("c", "sends garbage") == ""
+    assert story.ban("c", "sends garbage") == ""
     refused = story.last("c", m.Refused)
-    assert refused.kind is RefusedKind.KEPT_OUT
-    assert "kept out of run 'run': sends garbage" in refused.text
+    assert refused.kind is RefusedKind.BANNED
+    assert "banned from run 'run': sends garbage" in refused.text
     assert story.sites["c"].stream is None
     if restarted:
         story.restart()
-    assert story.view.kept_out == ("c: sends garbage",)
-    assert [s.state for s in story.view.sites if s.name == "c"] == ["gone: kept out: sends garbage"]
+    assert story.view.banned == ("c: sends garbage",)
+    assert [s.state for s in story.view.sites if s.name == "c"] == ["gone: banned: sends garbage"]
     for name, key in (("c", "c"), ("c", "another"), ("d", "c")):
         before = story.num(name, m.Refused)
         story.connect(name, incarnation=2, key=key)
         assert story.num(name, m.Refused) == before + 1, (name, key)
-        assert story.last(name, m.Refused).kind is RefusedKind.KEPT_OUT
+        assert story.last(name, m.Refused).kind is RefusedKind.BANNED
     story.connect("e")
     assert not story.num("e", m.Refused)
-    assert story.let_in("c") == ""
+    assert story.lift_ban("c") == ""
     story.connect("c", incarnation=3)
     story.offer("c")
     assert story.last("c", m.Admitted).site_id == 3
     story.restart()
-    assert not story.view.kept_out
+    assert not story.view.banned
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_ban_is_lifted_by_itself_when_its_time_is_over(restarted: bool) -> None:
+    story = training("a", "b", "c")
+    assert story.ban("c", "sends garbage", until_s=story.wall_s + 100) == ""
+    assert "banned from run 'run': sends garbage until 20" in story.last("c", m.Refused).text
+    story.core.run.members.sites["c"].conduct.strikes = 3
+    if restarted:
+        story.restart()
+    story.wait(99)
+    assert story.view.banned == ("c: sends garbage",)
+    story.connect("c", incarnation=2)
+    assert story.last("c", m.Refused).kind is RefusedKind.BANNED
+    story.wait(2)
+    assert not story.view.banned
+    assert story.core.run.members.sites["c"].conduct.strikes == 0
+    story.connect("c", incarnation=3)
+    story.offer("c")
+    assert story.last("c", m.Admitted).site_id == 3
+    story.restart()
+    assert not story.view.banned
+
+
+def test_a_ban_that_was_over_while_there_was_no_coordinator_is_lifted_as_it_starts() -> None:
+    story = training("a", "b", "c")
+    story.ban("c", until_s=story.wall_s + 100)
+    story.wall_from_s += 1000
+    story.restart()
+    story.happens(e.Tick())
+    assert not story.view.banned
+
+
+def test_the_coordinator_wakes_up_when_a_ban_is_over() -> None:
+    story = Story(some_settings(min_sites=2))
+    story.happens(e.Tick())
+    assert story.core.next_deadline() is None, "nothing is waited for"
+    story.ban("c", until_s=story.wall_s + 100)
+    assert story.core.next_deadline() == story.now + 100
+
+
+def test_a_ban_of_a_name_that_is_forgotten_keeps_the_key() -> None:
+    story = training("a", "b", "c")
+    story.ban("c")
+    del story.core.run.members.sites["c"]
+    story.ban("c", "again")
+    story.connect("d", key="c")
+    assert story.last("d", m.Refused).kind is RefusedKind.BANNED
+
+
+def test_a_later_ban_takes_the_place_of_the_one_before_and_knows_the_key() -> None:
+    story = training("a", "b", "c")
+    story.ban("c", until_s=story.wall_s + 100)
+    story.restart()
+    story.ban("c")
+    story.wait(200)
+    story.connect("d", key="c")
+    assert story.last("d", m.Refused).kind is RefusedKind.BANNED
+    for until_s in (story.wall_s, 1.0, -1e300, 1e300):
+        assert "the end of the ban is" in story.ban("c", until_s=until_s)
 
 
 def test_what_it_contributed_is_left_out() -> None:
@@ -49,7 +109,7 @@ def test_what_it_contributed_is_left_out() -> None:
     for name in "abc":
         story.ready(name)
     story.done("a", "s0")
-    story.evict("c")
+    story.ban("c")
     story.wait(story.limits.heartbeat_s)
     assert story.contributor_ids() == [1, 2]
     for name in "ab":
@@ -59,7 +119,7 @@ def test_what_it_contributed_is_left_out() -> None:
 
 def test_a_site_that_is_only_evicted_may_come_back() -> None:
     story = training("a", "b")
-    assert story.evict("b", keep_out=False) == ""
+    assert story.evict("b") == ""
     assert story.num("b", m.Evicted) == 1
     assert not story.num("b", m.Refused)
     story.connect("b", again=True)
@@ -67,25 +127,25 @@ def test_a_site_that_is_only_evicted_may_come_back() -> None:
     assert story.last("b", m.Admitted).admitted_as is AdmittedAs.JOINER
 
 
-def test_names_that_are_not_known_are_said_and_may_be_kept_out_before_they_come() -> None:
+def test_names_that_are_not_known_are_said_and_may_be_banned_before_they_come() -> None:
     story = training("a", "b")
-    assert "no site of run 'run' is called 'x'" in story.evict("x", keep_out=False)
-    assert "'x' is not kept out" in story.let_in("x")
+    assert "no site of run 'run' is called 'x'" in story.evict("x")
+    assert "'x' is not banned" in story.lift_ban("x")
     story.leave("b")
-    assert "b (site 2) is not in the run" in story.evict("b", keep_out=False)
-    assert story.evict("x") == ""
+    assert "b (site 2) is not in the run" in story.evict("b")
+    assert story.ban("x") == ""
     story.connect("x")
-    assert story.last("x", m.Refused).kind is RefusedKind.KEPT_OUT
+    assert story.last("x", m.Refused).kind is RefusedKind.BANNED
     story.connect("y")
-    assert not story.num("y", m.Refused), "no key is kept out"
+    assert not story.num("y", m.Refused), "no key is banned"
 
 
-def test_a_dispute_that_nobody_can_settle_ends_when_one_side_is_kept_out() -> None:
+def test_a_dispute_that_nobody_can_settle_ends_when_one_side_is_banned() -> None:
     story = differing(hides="ab")
     assert "a (site 1)" in story.view.state
     assert "b (site 2)" in story.view.state
-    assert "keep those out that you do not trust (atoll evict NAME --keep-out)" in story.view.state
-    story.evict("b", "its disk is bad")
+    assert "ban those that you do not trust (atoll ban NAME)" in story.view.state
+    story.ban("b", "its disk is bad")
     assert story.view.state == "training"
     assert story.attested(1) == story.state("s1", 1)
 
@@ -138,7 +198,7 @@ def test_two_strangers_whose_start_nobody_has_can_be_sent_away_and_the_run_begin
     story.sources("a")
     assert "waiting for sites 2 of 3" in story.view.state
     for name in ("x", "y"):
-        story.evict(name, "nobody knows it")
+        story.ban(name, "nobody knows it")
     assert story.reset() == ""
     assert "start this node again" in story.last("a", m.Refused).text
     for restarted in (False, True):
@@ -146,9 +206,9 @@ def test_two_strangers_whose_start_nobody_has_can_be_sent_away_and_the_run_begin
             story.restart()
         assert (story.agreed_manifest(), story.attestations(), story.claimed_start()) == (None, {}, None)
         assert not story.view.sites
-        assert story.view.kept_out == ("x: nobody knows it", "y: nobody knows it")
+        assert story.view.banned == ("x: nobody knows it", "y: nobody knows it")
     story.connect("x", incarnation=2, state=(0, "strange"))
-    assert story.last("x", m.Refused).kind is RefusedKind.KEPT_OUT
+    assert story.last("x", m.Refused).kind is RefusedKind.BANNED
     for name in "abc":
         story.connect(name, incarnation=2)
         story.sites[name].site_id = 0

@@ -1,0 +1,70 @@
+"""Show what people asked of a run: the audit log, and whether its hashes hold.
+
+A line for each command of an operator, each use of an invite, and each ban that the coordinator made or lifted by
+itself: its number, time, who, what, what came of it, and its hash, which is over the hash of the line before. So no
+line can be changed, left out or put in without all that follow. The coordinator's own log says each hash: kept
+elsewhere, that shows whether the store was rewritten (`--holds`).
+
+examples:
+  atoll audit                               of the run of ./run.toml, on the coordinator's machine
+  atoll audit --home ~/operator             elsewhere, by an operator that has joined there
+  atoll audit --holds 9f3c...               fails if that hash is not in it
+  atoll audit --format json                 one JSON object a line
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import TYPE_CHECKING
+
+from atoll.cli import operator
+from atoll.protocol.errors import StateError
+
+if TYPE_CHECKING:
+    from atoll.coordinator.core.events import AuditRecord
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    operator.add_arguments(parser)
+    parser.add_argument("--holds", metavar="HASH", default="", help="of a line that was seen before")
+    parser.add_argument("--format", choices=("text", "json"), default="text", help="default: text")
+
+
+def run(args: argparse.Namespace) -> int:
+    from dataclasses import asdict
+
+    from atoll.coordinator.core.audit import break_in
+    from atoll.protocol.dates import utc
+    from atoll.protocol.text import last_line
+
+    entries = _entries(args)
+    for entry in entries:
+        if args.format == "json":
+            print(json.dumps(asdict(entry)))
+        else:
+            words = last_line(f"{entry.by}: {entry.what}: {entry.outcome}")
+            print(f"{entry.number}  {utc(entry.at_s)}  {entry.digest}  {words}")
+    if broken := break_in(entries):
+        raise StateError(f"the audit log was changed: {broken}")
+    if args.holds and all(entry.digest != args.holds for entry in entries):
+        raise StateError(f"the audit log has no line with the hash {args.holds}: it was rewritten, or is another run's")
+    return 0
+
+
+def _entries(args: argparse.Namespace) -> list[AuditRecord]:
+    """All of them. Raises InvalidMessage for what is no log, and what `operator.ask` raises."""
+    from atoll.coordinator.core.events import AuditRecord
+    from atoll.protocol.errors import ConfigError, InvalidMessage
+    from atoll.protocol.strict import build
+
+    found: list[AuditRecord] = []
+    while True:
+        text = operator.ask(args, "audit", after=found[-1].number if found else 0)
+        try:
+            more = [build(AuditRecord, entry, "entry") for entry in json.loads(text)]
+        except (ValueError, TypeError, AttributeError, ConfigError, RecursionError) as error:
+            raise InvalidMessage(f"the coordinator sent an audit log that cannot be read: {error}") from None
+        if not more or (found and more[0].number <= found[-1].number):
+            return found
+        found += more
