@@ -67,4 +67,4 @@ def test_a_line_is_a_command_or_refused(said: list[bytes]) -> None:
             if isinstance(output, e.Answer):
                 session_pb2.OperateResponse(problem=output.problem, found=output.found).SerializeToString()
     story.restart()
-    assert break_in(story.core.run.audit.after(0)) == ""
+    assert break_in(story.audit_log()) == ""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from atoll.coordinator.core.core import Core
 from atoll.coordinator.core.log import evidence, going_back
 from atoll.coordinator.core.log.disputes import Need
+from atoll.coordinator.core.records import AuditRecord
 from atoll.coordinator.core.sites import liveness, manifests
 from atoll.coordinator.core.sites.membership import Site, Standing
 from atoll.coordinator.core.sync import outcomes
@@ -90,6 +91,9 @@ class CoordinatorQuestions:
 
     def is_banned(self, name: str) -> bool:
         return name in self.core.run.banned
+
+    def audit_log(self, after: int = 0) -> list[AuditRecord]:
+        return self.core.run.audit.after(after)
 
     def goes_back_to(self) -> int | None:
         """The commit that sites are to put together; None if the run is not going back."""

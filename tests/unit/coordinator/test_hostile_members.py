@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from atoll.coordinator.core import events as e
+from atoll.coordinator.core.audit import COORDINATOR
 from atoll.coordinator.core.sites import conduct as conduct_module
 from atoll.coordinator.sqlite_store import SqliteStore
 from atoll.coordinator.store import Store
@@ -202,6 +203,9 @@ def test_7_a_stranger_that_is_found_out_again_and_again_is_banned_with_the_reaso
     play = Play("ready", 1, window_s=5.0)
     play.run(3000.0)
     assert play.story.is_banned("x0")
+    (banned,) = [entry for entry in play.story.audit_log() if entry.what == "ban name='x0'"]
+    assert banned.by == COORDINATOR
+    assert "it was found out 6 times" in banned.outcome
     play.story.restart()
     play.story.connect("x0", state=(0, "s0"))
     refused = play.story.last("x0", m.Refused)
