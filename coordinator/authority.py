@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -12,11 +13,12 @@ from atoll.protocol.dates import date_of
 from atoll.protocol.disk import make_folder, sync_folder
 from atoll.protocol.errors import ConfigError, HostError, InvalidMessage
 from atoll.protocol.machine import Machine
-from atoll.protocol.trust import certificates
+from atoll.protocol.trust import certificates, tokens
 from atoll.protocol.trust.certificates import SALT_BYTES, PublicKey, Root
 from atoll.protocol.trust.invites import Invite, to_text
 from atoll.protocol.trust.names import Kind, Subject
 from atoll.protocol.trust.security import Shown
+from atoll.protocol.trust.tokens import Token
 
 ROOT_LIFE = timedelta(days=3650)
 IDENTITY_LIFE = timedelta(days=365)
@@ -69,6 +71,20 @@ class Authority:
         certificate = self.root.sign(key.public_key(), subject, life, now)
         return to_text(Invite(self.run_id, asked.role, asked.name, addresses, self.root.certificate, certificate, key))
 
+    def token(self, asked: InviteAsked) -> str:
+        """The text of a viewer's token that the run knows."""
+        expires_s = int(self.machine.wall_time() + asked.life_s)
+        return tokens.to_text(Token(self.run_id, asked.name, asked.invite_id, expires_s), self.root.key)
+
+    def token_of(self, text: str) -> Token | None:
+        """One that was given out and has not expired."""
+        try:
+            token = tokens.from_text(text, [self.root.certificate])
+        except InvalidMessage:
+            return None
+        is_good = token.run_id == self.run_id and token.expires_s > self.machine.wall_time()
+        return token if is_good else None
+
     def certify(self, key: PublicKey, kind: Kind, name: str) -> bytes:
         """A certificate of an identity, or of a site before other sites; DER."""
         life = SESSION_LIFE if kind is Kind.SITE else IDENTITY_LIFE
@@ -77,8 +93,15 @@ class Authority:
 
     def shown(self) -> Shown:
         """What the coordinator shows for the next while, with a key of its own."""
+        return self._shown(Kind.COORDINATOR, ())
+
+    def shown_on_pages(self, hosts: Sequence[str]) -> Shown:
+        """The same, to browsers that come by these names."""
+        return self._shown(Kind.PAGE, hosts)
+
+    def _shown(self, kind: Kind, hosts: Sequence[str]) -> Shown:
         key, now = certificates.new_key(), date_of(self.machine.wall_time())
-        certificate = self.root.sign(key.public_key(), Subject(self.run_id, Kind.COORDINATOR), SESSION_LIFE, now)
+        certificate = self.root.sign(key.public_key(), Subject(self.run_id, kind), SESSION_LIFE, now, hosts)
         return Shown(
             roots=certificates.to_pem(self.root.certificate),
             certificate=certificates.to_pem(certificate),

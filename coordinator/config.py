@@ -15,7 +15,10 @@ class CoordinatorConfig:
     listen: str = "127.0.0.1:7700"
     """HOST:PORT where nodes connect; port 0 takes any free one. Nodes of other machines need an address of this one."""
     http_listen: str = "127.0.0.1:7701"
-    """HOST:PORT of the status page and /metrics (read-only); empty turns them off."""
+    """HOST:PORT of the status page and /metrics (read-only); empty turns them off. Other machines see them over TLS
+    alone, and with a viewer's token."""
+    http_name: str = ""
+    """By which name of this machine browsers come to the status page, beside the host of http_listen."""
     advertise: str = ""
     """HOST:PORT where nodes reach the coordinator, for invites; without it, that of --listen."""
     insecure: bool = False

@@ -58,24 +58,22 @@ class Enrolment:
         return self._core.refusal(role, subject.name, caller.key_digest) if role is not None else ""
 
     async def invite(self, asked: InviteAsked, own_address: str) -> Answer:
-        """With the invite as what was found, once the run knows it."""
+        """With the invite or the token as what was found, once the run knows it."""
         authority = self._authority
         try:
-            addresses = asked.addresses or (own_address,)
-            check_addresses(addresses)
-            for address in addresses:
-                if is_unspecified(address):
-                    raise ConfigError(
-                        f"{address} is every address of this machine: say where sites reach it, with `atoll invite "
-                        "--address HOST:PORT` or `atoll coordinator --advertise HOST:PORT`"
-                    )
+            addresses = () if asked.is_token else _reachable(asked.addresses or (own_address,))
         except (ConfigError, InvalidMessage) as error:
             return Answer(asked.request, str(error))
         asked = replace(asked, invite_id=authority.new_invite_id())
         answer = await self._ask(asked)
         if answer.problem:
             return answer
-        return replace(answer, found=authority.invite(asked, addresses))
+        return replace(answer, found=authority.token(asked) if asked.is_token else authority.invite(asked, addresses))
+
+    def may_look(self, token: str) -> bool:
+        """Whether whoever shows this is a viewer."""
+        found = self._authority.token_of(token)
+        return found is not None and self._core.knows_token(found.token_id)
 
     async def join(self, request: session_pb2.JoinRequest, context: Any) -> session_pb2.JoinResponse:
         try:
@@ -106,3 +104,15 @@ class Enrolment:
         if caller is None:
             raise RefusedError("this coordinator is in plain text, where nobody is certified")
         return caller
+
+
+def _reachable(addresses: tuple[str, ...]) -> tuple[str, ...]:
+    """Raises ConfigError or InvalidMessage for what nobody reaches."""
+    check_addresses(addresses)
+    for address in addresses:
+        if is_unspecified(address):
+            raise ConfigError(
+                f"{address} is every address of this machine: say where sites reach it, with `atoll invite "
+                "--address HOST:PORT` or `atoll coordinator --advertise HOST:PORT`"
+            )
+    return addresses

@@ -17,14 +17,17 @@ from atoll.coordinator.service import CoordinatorServer
 from atoll.coordinator.sqlite_store import SqliteStore
 from atoll.coordinator.web import status_pages
 from atoll.protocol import outer
-from atoll.protocol.errors import HostError
+from atoll.protocol.addresses import is_loopback, is_unspecified, parse_address
+from atoll.protocol.errors import ConfigError, HostError
 from atoll.protocol.exit_codes import ENDED_AT_ONCE
 from atoll.protocol.machine import Machine
 from atoll.protocol.outer_settings import AUTO
+from atoll.protocol.page_access import LOOPBACK_NAMES, Access, ByName, ByToken
 from atoll.protocol.settings import RunSettings
 from atoll.protocol.signals import Signals, end_process
 from atoll.protocol.trust.renewing import keep_in_force
 from atoll.protocol.trust.security import PLAIN, MutualTls, Security, Shown
+from atoll.protocol.trust.server_tls import ServerTls
 
 log = logging.getLogger("atoll.coordinator")
 
@@ -55,6 +58,37 @@ async def secured(
     renewing = asyncio.create_task(keep_in_force(tls, renew, machine.wall_time))
     stack.callback(renewing.cancel)
     return authority, tls
+
+
+def _page_access(
+    config: CoordinatorConfig,
+    authority: Authority | None,
+    server: CoordinatorServer,
+    machine: Machine,
+    stack: AsyncExitStack,
+) -> Access:
+    """Raises ConfigError if nobody could come to the page."""
+    host, _ = parse_address(config.http_listen)
+    own = {config.http_name.lower()} - {""}
+    if is_loopback(config.http_listen):
+        return ByName(LOOPBACK_NAMES | own)
+    if authority is None:
+        log.warning("the status page at %s is in plain text, for whoever reaches it", config.http_listen)
+        return ByName(())
+    names = sorted(own if is_unspecified(config.http_listen) else {host.lower()} | own)
+    if not names:
+        raise ConfigError(
+            f"--http-listen {config.http_listen} is every address of this machine: say by which name browsers come to "
+            "it, with --http-name NAME"
+        )
+    tls = ServerTls(authority.shown_on_pages(names))
+
+    async def renew() -> Shown:
+        return authority.shown_on_pages(names)
+
+    renewing = asyncio.create_task(keep_in_force(tls, renew, machine.wall_time))
+    stack.callback(renewing.cancel)
+    return ByToken(names, tls.context, server.may_look)
 
 
 async def serve(
@@ -97,10 +131,11 @@ async def serve(
         stack.push_async_callback(admin.close)
         where = ""
         if config.http_listen:
-            page = status_pages(server.document)
+            access = _page_access(config, authority, server, machine, stack)
+            page = status_pages(server.document, access)
             await page.start(config.http_listen, "the status page")
             stack.push_async_callback(page.close)
-            where = f" (status page http://{page.address}/)"
+            where = f" (status page http{'s' if access.tls else ''}://{page.address}/)"
         running = asyncio.create_task(server.run())
         sys.stdout.write(f"run {settings.run_id}: listening on {server.address}{where}\n")
         sys.stdout.flush()

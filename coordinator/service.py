@@ -216,6 +216,10 @@ class CoordinatorServer:
         if asked is not None and not asked.done():
             asked.set_result(answer)
 
+    def may_look(self, token: str) -> bool:
+        """Whether that is a viewer's token."""
+        return self._enrolment is not None and self._enrolment.may_look(token)
+
     async def document(self, *, data_ranges: bool = False) -> dict[str, Any]:
         """The run for people and programs, as on /status.json; of decisions only what is kept. While the store is
         stuck, what was known before."""

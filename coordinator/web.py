@@ -15,28 +15,30 @@ from typing import Any
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 
 from atoll.protocol import pages
+from atoll.protocol.http import Answer, plain_text
+from atoll.protocol.page_access import Access
 
 Document = dict[str, Any]
 
 
-def status_pages(document: Callable[[], Awaitable[Document]]) -> pages.Pages:
+def status_pages(document: Callable[[], Awaitable[Document]], access: Access = pages.OPEN) -> pages.Pages:
     """`document` says the run, within the limit of an answer."""
     page, policy = load_page()
     headers = {"Content-Security-Policy": policy}
 
-    async def answer(path: str) -> pages.Answer:
+    async def answer(path: str) -> Answer:
         if path == "/":
-            return pages.Answer(200, "text/html; charset=utf-8", page, headers)
+            return Answer(200, "text/html; charset=utf-8", page, headers)
         if path == "/healthz":  # this process lives, whatever its store does
-            return pages.text(200, "ok")
+            return plain_text(200, "ok")
         if path == "/status.json":
             body = (await asyncio.to_thread(json.dumps, await document())).encode()
-            return pages.Answer(200, "application/json", body, headers)
+            return Answer(200, "application/json", body, headers)
         if path == "/metrics":
             return await asyncio.to_thread(pages.metrics, metrics(await document()), headers)
-        return pages.text(404, "there are /, /status.json, /metrics and /healthz")
+        return plain_text(404, "there are /, /status.json, /metrics and /healthz")
 
-    return pages.Pages(answer)
+    return pages.Pages(answer, access)
 
 
 def load_page() -> tuple[bytes, str]:

@@ -1,4 +1,5 @@
-"""Pages for people and programs over HTTP, read-only, on the event loop: bounded connections, requests and waits.
+"""Pages for people and programs over HTTP or HTTPS, read-only, on the event loop: bounded connections, requests and
+waits.
 
 Whoever opens connections and says nothing takes no thread, no place for long, and no descriptor that others need: where
 all places are taken, the connection that has been silent for longest ends.
@@ -9,13 +10,15 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 
 from prometheus_client import generate_latest
 from prometheus_client.core import Metric
 
-from atoll.protocol import addresses
+from atoll.protocol import addresses, http
 from atoll.protocol.errors import HostError
+from atoll.protocol.http import Answer, Request, plain_text
+from atoll.protocol.page_access import Access, ByName
 
 MAX_CONNECTIONS = 64
 MAX_REQUEST_BYTES = 8 << 10
@@ -23,21 +26,8 @@ REQUEST_LIMIT_S = 5.0
 """For the whole request to come."""
 ANSWER_LIMIT_S = 10.0
 """For the answer to be made, and again for it to be read."""
-REASONS = {200: "OK", 400: "Bad Request", 404: "Not Found", 405: "Method Not Allowed", 503: "Service Unavailable"}
-PLAIN = "text/plain; charset=utf-8"
+OPEN = ByName(())
 PROMETHEUS_TEXT = "text/plain; version=0.0.4; charset=utf-8"
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    code: int
-    kind: str
-    body: bytes
-    headers: Mapping[str, str] = field(default_factory=dict)
-
-
-def text(code: int, line: str) -> Answer:
-    return Answer(code, PLAIN, line.encode() + b"\n")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +44,12 @@ def metrics(families: Iterable[Metric], headers: Mapping[str, str] | None = None
 
 
 class Pages:
-    """Serves what `answer(path)` gives, one request a connection, until `close`."""
+    """Serves what `answer(path)` gives to whom `access` lets in, one request a connection, until `close`."""
 
-    def __init__(self, answer: Callable[[str], Awaitable[Answer]]) -> None:
+    def __init__(self, answer: Callable[[str], Awaitable[Answer]], access: Access = OPEN) -> None:
         self.address = ""
         self._answer = answer
+        self._access = access
         self._server: asyncio.Server | None = None
         self._silent: dict[asyncio.StreamWriter, None] = {}  # no request yet; the oldest first
         self._busy: dict[asyncio.StreamWriter, None] = {}
@@ -102,12 +93,14 @@ class Pages:
             oldest.transport.abort()
         try:
             async with asyncio.timeout(REQUEST_LIMIT_S):
-                request = await reader.readuntil(b"\r\n\r\n")
+                if self._access.tls is not None:
+                    await writer.start_tls(self._access.tls)  # here, so that whoever does not finish it is counted
+                request = await _read(reader)
             if writer not in self._silent:
                 return  # it had to make room
             del self._silent[writer]
             self._busy[writer] = None
-            writer.write(_bytes_of(await self._answered(request)))
+            writer.write((await self._answered(request)).to_bytes())
             async with asyncio.timeout(ANSWER_LIMIT_S):
                 await writer.drain()
                 writer.close()
@@ -122,28 +115,21 @@ class Pages:
             self._busy.pop(writer, None)
             writer.transport.abort()
 
-    async def _answered(self, request: bytes) -> Answer:
-        words = request.split(b"\r\n", 1)[0].split(b" ")
-        if len(words) != 3 or not words[2].startswith(b"HTTP/1."):
-            return text(400, "not a request")
-        if words[0] != b"GET":
-            return text(405, "pages can be read only")
-        path = words[1].split(b"?", 1)[0].decode("ascii", "replace")
+    async def _answered(self, request: Request | None) -> Answer:
+        if request is None:
+            return plain_text(400, "not a request")
+        if (refusal := self._access.refusal(request)) is not None:
+            return refusal
         try:
             async with asyncio.timeout(ANSWER_LIMIT_S):
-                return await self._answer(path)
+                return await self._answer(request.path)
         except TimeoutError:
-            return text(503, f"no answer within {ANSWER_LIMIT_S:g} s")
+            return plain_text(503, f"no answer within {ANSWER_LIMIT_S:g} s")
 
 
-def _bytes_of(answer: Answer) -> bytes:
-    headers = {
-        "Content-Type": answer.kind,
-        "Content-Length": str(len(answer.body)),
-        "Cache-Control": "no-store",
-        "X-Content-Type-Options": "nosniff",
-        "Connection": "close",
-        **answer.headers,
-    }
-    lines = [f"HTTP/1.1 {answer.code} {REASONS[answer.code]}", *(f"{name}: {value}" for name, value in headers.items())]
-    return "\r\n".join(lines).encode() + b"\r\n\r\n" + answer.body
+async def _read(reader: asyncio.StreamReader) -> Request | None:
+    """None for what is no request, or has too long a body."""
+    request = http.read_head(await reader.readuntil(b"\r\n\r\n"))
+    if request is None or (num_bytes := http.body_bytes(request)) < 0:
+        return None
+    return replace(request, body=await reader.readexactly(num_bytes))

@@ -71,6 +71,8 @@ class InviteAsked(Asked):
     addresses: tuple[str, ...] = ()
     """Of the coordinator, for whoever is invited; without them, those that it knows itself."""
     invite_id: str = ""
+    is_token: bool = False
+    """For HTTP: it is shown as often as its owner likes, and nobody joins by it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -123,6 +123,11 @@ class Core:
         """Why somebody who is certified as that is not let in any more; empty if it is."""
         return invites.refusal(self.run, role, name, key_digest)
 
+    def knows_token(self, token_id: str) -> bool:
+        """It was given out, and not taken back."""
+        known = self.run.invites.get(token_id)
+        return known is not None and known.is_token
+
     def last_start(self, name: str) -> int:
         """Of the site of that name, from which a home that is new to it counts on; 0 if there is none."""
         site = self.run.members.sites.get(name)

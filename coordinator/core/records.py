@@ -208,6 +208,7 @@ class InviteRecord:
     used_s: float = 0.0
     key_digest: bytes = b""
     """Of the key that used it; empty until then."""
+    is_token: bool = False
 
 
 @dataclass(frozen=True, slots=True)

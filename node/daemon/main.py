@@ -17,7 +17,7 @@ from atoll.node.daemon.launcher import WORKERS_END_LIMIT_S
 from atoll.node.daemon.node import FLUSH_S, Node
 from atoll.node.daemon.peers import meet_peers, prepare_kernels
 from atoll.node.daemon.plane import DataPlane
-from atoll.node.daemon.security import Identity, NodeSecurity
+from atoll.node.daemon.security import Identity, NodeSecurity, page_access
 from atoll.node.daemon.site_log import log_to
 from atoll.node.threads import giving_way
 from atoll.protocol.exit_codes import ENDED_AT_ONCE
@@ -90,10 +90,11 @@ async def run_node(config: NodeConfig) -> int:
         )
         stack.callback(node.close)
         if config.http_listen:
-            metrics = node.shell.observer.pages()
+            access = page_access(config, settings.run_id, security.among_sites, machine)
+            metrics = node.shell.observer.pages(access)
             await metrics.start(config.http_listen, "metrics")
             stack.push_async_callback(metrics.close)
-            log.info("metrics on http://%s/metrics", metrics.address)
+            log.info("metrics on http%s://%s/metrics", "s" if access.tls else "", metrics.address)
         log.info("listening for peers on %s", met.address)
         _on_signals(node, signals)
         code, text = await node.run()

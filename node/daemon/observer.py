@@ -17,6 +17,8 @@ from atoll.node.daemon.journal import Journal
 from atoll.node.exchange.hub import Hub
 from atoll.protocol import messages as m
 from atoll.protocol import pages
+from atoll.protocol.http import Answer, plain_text
+from atoll.protocol.page_access import Access
 
 MAX_DOING_CHARACTERS = 64  # of a heartbeat
 
@@ -102,15 +104,15 @@ class Observer:
             waits_for_payloads=tuple(payloads[: m.MAX_WAITS]),
         )
 
-    def pages(self) -> pages.Pages:
+    def pages(self, access: Access = pages.OPEN) -> pages.Pages:
         """/metrics."""
 
-        async def answer(path: str) -> pages.Answer:
+        async def answer(path: str) -> Answer:
             if path != "/metrics":
-                return pages.text(404, "there is /metrics")
+                return plain_text(404, "there is /metrics")
             return pages.metrics(self.metrics())  # on the event loop, where what it reads changes
 
-        return pages.Pages(answer)
+        return pages.Pages(answer, access)
 
     def metrics(self) -> Iterator[Metric]:
         """One consistent look at the node, for Prometheus."""

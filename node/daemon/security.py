@@ -9,13 +9,16 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
 from atoll.node.daemon.config import NodeConfig
-from atoll.protocol.errors import ConfigError, PeerError
+from atoll.protocol.addresses import is_loopback
+from atoll.protocol.errors import ConfigError, InvalidMessage, PeerError
 from atoll.protocol.machine import Machine
-from atoll.protocol.trust import enrolled
+from atoll.protocol.page_access import LOOPBACK_NAMES, Access, ByName, ByToken
+from atoll.protocol.trust import certificates, enrolled, tokens
 from atoll.protocol.trust.joining import renew
 from atoll.protocol.trust.names import Kind, Subject
 from atoll.protocol.trust.renewing import keep_in_force
 from atoll.protocol.trust.security import PLAIN, MutualTls, Security, Shown
+from atoll.protocol.trust.server_tls import ServerTls
 
 log = logging.getLogger("atoll.node")
 
@@ -66,6 +69,27 @@ class Identity:
         renewing = asyncio.create_task(keep_in_force(among_sites, another, machine.wall_time))
         stack.callback(renewing.cancel)
         return NodeSecurity(self.before_coordinator, among_sites)
+
+
+def page_access(config: NodeConfig, run_id: str, among_sites: Security, machine: Machine) -> Access:
+    """To the node's metrics: on this machine for everybody, elsewhere by a viewer's token, which the run's root has
+    signed. A node does not hear which tokens were taken back: they are good here until they expire."""
+    if is_loopback(config.http_listen):
+        return ByName(LOOPBACK_NAMES)
+    if not isinstance(among_sites, MutualTls):
+        log.warning("the metrics at %s are in plain text, for whoever reaches them", config.http_listen)
+        return ByName(())
+    tls = ServerTls(among_sites.shown)
+    among_sites.told.append(tls.show)
+
+    def is_good(text: str) -> bool:
+        try:
+            token = tokens.from_text(text, certificates.from_pem(among_sites.shown.roots))
+        except InvalidMessage:
+            return False
+        return token.run_id == run_id and token.expires_s > machine.wall_time()
+
+    return ByToken((), tls.context, is_good)
 
 
 async def _within(wait_s: float, call: Callable[[], Awaitable[Shown]]) -> Shown:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ipaddress
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
@@ -21,7 +23,7 @@ CLOCKS_DIFFER_BY = timedelta(hours=1)
 """At most: a certificate is valid from so long before it was made."""
 KEY_BYTES = 32
 SALT_BYTES = 16
-DIALLED = frozenset({Kind.COORDINATOR, Kind.SITE})
+DIALLED = frozenset({Kind.COORDINATOR, Kind.SITE, Kind.PAGE})
 """Whose certificates serve, too."""
 
 _UNREADABLE = (
@@ -79,6 +81,23 @@ def key_digest(key: PublicKey) -> bytes:
     """32 bytes that stand for the key in what a coordinator keeps."""
     der = key.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
     return Digest("atoll/identity-key/v1").data(der).finish()
+
+
+def signature(key: PrivateKey, data: bytes) -> bytes:
+    """ECDSA with SHA-256, DER."""
+    return key.sign(data, ec.ECDSA(hashes.SHA256()))
+
+
+def is_signature(certificate: Certificate, data: bytes, signed: bytes) -> bool:
+    """Whether the key of that certificate has signed it."""
+    key = certificate.public_key()
+    try:
+        if isinstance(key, ec.EllipticCurvePublicKey):
+            key.verify(signed, data, ec.ECDSA(hashes.SHA256()))
+            return True
+    except InvalidSignature:
+        pass
+    return False
 
 
 # --- requests
@@ -196,13 +215,20 @@ class Root:
         )
         return cls(key, certificate)
 
-    def sign(self, key: PublicKey, subject: Subject, life: timedelta, now: datetime) -> Certificate:
-        """Who it is of alone is said in it: a URI, and where others dial it the DNS name of the handshake."""
+    def sign(
+        self, key: PublicKey, subject: Subject, life: timedelta, now: datetime, hosts: Sequence[str] = ()
+    ) -> Certificate:
+        """Who it is of alone is said in it: a URI, and where others dial it the DNS name of the handshake, and that of
+        pages where it serves some. `hosts`: by which names or numbers of a machine a browser may come to it."""
         names: list[x509.GeneralName] = [x509.UniformResourceIdentifier(subject.uri)]
-        usages = [ExtendedKeyUsageOID.CLIENT_AUTH]
+        usages = [ExtendedKeyUsageOID.CLIENT_AUTH] if subject.kind is not Kind.PAGE else []
+        salt = salt_of(self.certificate)
         if subject.kind in DIALLED:
-            names.append(x509.DNSName(subject.dns_name(salt_of(self.certificate))))
+            names.append(x509.DNSName(subject.dns_name(salt)))
             usages.append(ExtendedKeyUsageOID.SERVER_AUTH)
+        if subject.kind is Kind.SITE:
+            names.append(x509.DNSName(Subject(subject.run_id, Kind.PAGE).dns_name(salt)))
+        names += [_host_name(host) for host in hosts]
         life = min(life, self.certificate.not_valid_after_utc - now)
         if life <= timedelta(0):
             raise HostError("the run's root has expired, or this machine's clock is wrong: nothing can be signed")
@@ -213,6 +239,13 @@ class Root:
             .add_extension(x509.ExtendedKeyUsage(usages), critical=False)
             .sign(self.key, hashes.SHA256())
         )
+
+
+def _host_name(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        return x509.DNSName(host)
 
 
 def _builder(

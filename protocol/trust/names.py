@@ -26,6 +26,8 @@ class Kind(Enum):
     OPERATOR = "identity/operator"
     SITE = "site"
     """A site, before other sites: for a day."""
+    PAGE = "page"
+    """What serves pages, before whoever looks at them without a certificate."""
 
 
 ROLES = {"site": Kind.SITE_IDENTITY, "viewer": Kind.VIEWER, "operator": Kind.OPERATOR}
@@ -39,7 +41,7 @@ class Subject:
     run_id: str
     kind: Kind
     name: str = ""
-    """Empty for the coordinator."""
+    """Empty for those of which a run has one."""
 
     @property
     def uri(self) -> str:
@@ -60,6 +62,7 @@ class Subject:
             Kind.VIEWER: "viewer",
             Kind.OPERATOR: "operator",
             Kind.SITE: "site",
+            Kind.PAGE: "pages",
         }[self.kind]
         return f"{who} {self.name}".rstrip() + f" of run {self.run_id}"
 
@@ -70,7 +73,7 @@ def parse_uri(text: str) -> Subject:
     if text.startswith(SCHEME) and len(text) <= MAX_URI_CHARACTERS and slash and RUN_ID.fullmatch(run_id):
         for kind in Kind:
             rest = path.removeprefix(kind.value)
-            if kind is Kind.COORDINATOR:
+            if kind in (Kind.COORDINATOR, Kind.PAGE):
                 if path == kind.value:
                     return Subject(run_id, kind)
             elif path != rest and rest.startswith("/") and SITE_NAME.fullmatch(rest[1:]):

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from typing import Protocol
 
 from atoll.protocol.dates import utc
 from atoll.protocol.errors import AtollError
 from atoll.protocol.trust import certificates
-from atoll.protocol.trust.security import MutualTls, Shown
+from atoll.protocol.trust.security import Shown
 
 log = logging.getLogger(__name__)
 
@@ -26,8 +27,19 @@ def due_s(shown: Shown) -> float:
     return made.timestamp() + RENEWED_AFTER * (certificate.not_valid_after_utc - made).total_seconds()
 
 
+class Renewed(Protocol):
+    """What shows a certificate: MutualTls, ServerTls."""
+
+    @property
+    def shown(self) -> Shown:
+        """What it shows now."""
+
+    def show(self, shown: Shown) -> None:
+        """From now on."""
+
+
 async def keep_in_force(
-    tls: MutualTls,
+    tls: Renewed,
     renew: Callable[[], Awaitable[Shown]],
     wall_time: Callable[[], float],
 ) -> None:

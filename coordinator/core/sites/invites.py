@@ -15,6 +15,7 @@ from atoll.protocol.trust.names import ROLES
 
 DAY_S = 86_400
 MAX_LIFE_S = 90 * DAY_S
+MAX_TOKEN_LIFE_S = 366 * DAY_S
 MAX_INVITES = 4096
 """Of which a run knows. Those that were used and replaced, and those that have expired, are forgotten first."""
 
@@ -29,14 +30,26 @@ def invite(run: Run, asked: InviteAsked) -> str:
         return f"{asked.name} is banned ({banned.reason}): lift the ban before it is invited"
     if len(run.invites) >= MAX_INVITES and not _forget(run):
         return f"{MAX_INVITES} invites are open or in use: this run keeps no more"
-    if not 0 < asked.life_s <= MAX_LIFE_S:
-        return f"an invite holds for at most {MAX_LIFE_S / DAY_S:g} days, not {asked.life_s / DAY_S:g}"
+    if asked.is_token and asked.role != "viewer":
+        return f"a token is for viewers: a {asked.role} joins by an invite"
+    most_s = MAX_TOKEN_LIFE_S if asked.is_token else MAX_LIFE_S
+    if not 0 < asked.life_s <= most_s:
+        what = "a token" if asked.is_token else "an invite"
+        return f"{what} holds for at most {most_s / DAY_S:g} days, not {asked.life_s / DAY_S:g}"
     expires_s = run.wall_s + asked.life_s
     number = max((known.number for known in run.invites.values()), default=0) + 1
     run.keep_invite(
-        InviteRecord(invite_id=asked.invite_id, number=number, role=asked.role, name=asked.name, expires_s=expires_s)
+        InviteRecord(
+            invite_id=asked.invite_id,
+            number=number,
+            role=asked.role,
+            name=asked.name,
+            expires_s=expires_s,
+            is_token=asked.is_token,
+        )
     )
-    run.report(logging.INFO, f"{asked.role} {asked.name} is invited until {utc(expires_s)}")
+    may = "may look by a token" if asked.is_token else "is invited"
+    run.report(logging.INFO, f"{asked.role} {asked.name} {may} until {utc(expires_s)}")
     return ""
 
 
@@ -81,7 +94,7 @@ def newest(run: Run, role: str, name: str) -> InviteRecord | None:
 def use(run: Run, asked: JoinAsked) -> tuple[str, str]:
     """Why this key cannot have what the invite is for, or the role and the name that it has: `site/berlin`."""
     known = run.invites.get(asked.invite_id)
-    if known is None:
+    if known is None or known.is_token:
         return f"run {run.run_id!r} knows no invite {asked.invite_id}: it was taken back, or the store is another", ""
     who = f"the invite for {known.role} {known.name}"
     if known.key_digest and known.key_digest != asked.key_digest:

@@ -40,7 +40,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=None,
         help="plain text, and no invites: whoever reaches the port can join",
     )
-    parser.add_argument("--http-listen", metavar="HOST:PORT", help="status page and metrics")
+    parser.add_argument(
+        "--http-listen",
+        metavar="HOST:PORT",
+        help="status page and metrics (default: on this machine alone); elsewhere by https, for whoever has a token "
+        "(`atoll invite --viewer NAME --token`)",
+    )
+    parser.add_argument("--http-name", metavar="NAME", help="of this machine, by which browsers come to them")
     parser.add_argument(
         "--store", type=Path, metavar="PATH", help="the run's database (default: run.db beside the file)"
     )
@@ -73,7 +79,7 @@ def prepare(args: argparse.Namespace) -> tuple[RunSettings, CoordinatorConfig, d
     from atoll.node.dataplane import hugging_face
     from atoll.node.dataplane.saved_manifest import load_manifest
 
-    flags = given(args, ("listen", "advertise", "insecure", "http_listen"))
+    flags = given(args, ("listen", "advertise", "insecure", "http_listen", "http_name"))
     store_path = args.store or default_store(args.path)
     settings, config = load_run(args.path, coordinator_flags=flags, store_path=store_path)
     if args.resume is None:

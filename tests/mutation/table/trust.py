@@ -12,6 +12,8 @@ AUTHORITY = "tests/unit/coordinator/test_authority.py"
 CLAIMS = "tests/unit/exchange/test_claims.py"
 ENROLLED = "tests/unit/trust/test_enrolled.py"
 DIALER = "tests/unit/exchange/test_dialer.py"
+PAGES = "tests/unit/protocol/test_page_access.py"
+TOKENS = "tests/unit/trust/test_tokens.py"
 SECURITY = "tests/unit/trust/test_security.py"
 
 MUTATIONS = (
@@ -438,5 +440,109 @@ MUTATIONS = (
         old='/Operate": frozenset({Kind.OPERATOR}),',
         new='/Operate": frozenset({Kind.OPERATOR, Kind.VIEWER}),',
         tests=(f"{TRUST}::test_operators_alone_command_the_run",),
+    ),
+    Mutation(
+        name="whoever is on loopback by any name",
+        rule="pages on loopback are for names of loopback",
+        where="protocol.page_access:_foreign",
+        old="if not names or host is None or _name_of(host) in names:",
+        new="if True:",
+        tests=(f"{PAGES}::test_on_loopback_names_of_others_are_refused",),
+    ),
+    Mutation(
+        name="pages elsewhere without a token",
+        rule="pages for other machines are for whoever shows a token that is good",
+        where="protocol.page_access:ByToken.refusal",
+        old="if any(self._is_good(token) for token in _tokens(request)):",
+        new="if True:",
+        tests=(f"{PAGES}::test_a_token_is_shown_in_a_header_or_in_a_cookie",),
+    ),
+    Mutation(
+        name="a login without a token",
+        rule="a cookie is given for a token that is good",
+        where="protocol.page_access:ByToken._login",
+        old="if not self._is_good(token):",
+        new="if not token:",
+        tests=(f"{PAGES}::test_what_is_no_token_gets_the_form_again",),
+    ),
+    Mutation(
+        name="a script reads the cookie",
+        rule="no script and no plain connection has the cookie",
+        where="protocol.page_access:ByToken._login",
+        old="Secure; HttpOnly",
+        new="Secure",
+        tests=(f"{PAGES}::test_a_browser_is_asked_for_a_token_and_gets_a_cookie_that_no_script_reads",),
+    ),
+    Mutation(
+        name="a body without a bound",
+        rule="a body is bounded before it is read",
+        where="protocol.http:body_bytes",
+        old="return int(said) if int(said) <= MAX_BODY_BYTES else -1",
+        new="return int(said)",
+        tests=(f"{PAGES}::test_how_much_follows_a_head_is_bounded",),
+    ),
+    Mutation(
+        name="a token that nobody has signed",
+        rule="a token is what the run's root has signed",
+        where="protocol.trust.tokens:from_text",
+        old="if not any(certificates.is_signature(root, CONTEXT + data, signed) for root in roots):",
+        new="if not roots:",
+        tests=(f"{TOKENS}::test_a_token_is_what_the_root_has_signed",),
+    ),
+    Mutation(
+        name="a token is signed like anything else",
+        rule="what the root signs for something else is no token",
+        where="protocol.trust.tokens",
+        old='CONTEXT = b"atoll/viewer-token/v1\\0"',
+        new='CONTEXT = b""',
+        tests=(f"{TOKENS}::test_what_the_root_signs_for_something_else_is_no_token",),
+    ),
+    Mutation(
+        name="a token for ever",
+        rule="a token is good until it expires",
+        where="coordinator.authority:Authority.token_of",
+        old=" and token.expires_s > self.machine.wall_time()",
+        new="",
+        tests=(f"{TOKENS}::test_a_viewer_looks_until_the_token_expires",),
+    ),
+    Mutation(
+        name="a token that was taken back",
+        rule="a token that was taken back is good for nothing",
+        where="coordinator.enrolment:Enrolment.may_look",
+        old="return found is not None and self._core.knows_token(found.token_id)",
+        new="return found is not None",
+        tests=(f"{TOKENS}::test_a_token_that_is_taken_back_is_good_for_nothing",),
+    ),
+    Mutation(
+        name="a token is an invite",
+        rule="nobody joins by a token, and nobody looks by an invite",
+        where="coordinator.core.sites.invites:use",
+        old="if known is None or known.is_token:",
+        new="if known is None:",
+        tests=(f"{TOKENS}::test_an_invite_is_no_token_and_a_token_no_invite",),
+    ),
+    Mutation(
+        name="an invite is a token",
+        rule="nobody joins by a token, and nobody looks by an invite",
+        where="coordinator.core.core:Core.knows_token",
+        old="return known is not None and known.is_token",
+        new="return known is not None",
+        tests=(f"{TOKENS}::test_an_invite_is_no_token_and_a_token_no_invite",),
+    ),
+    Mutation(
+        name="operators by a token",
+        rule="a token is for viewers alone",
+        where="coordinator.core.sites.invites:invite",
+        old='if asked.is_token and asked.role != "viewer":',
+        new="if False:",
+        tests=(f"{TOKENS}::test_tokens_are_for_viewers_and_a_year",),
+    ),
+    Mutation(
+        name="a page's certificate is a caller's",
+        rule="what pages show calls nobody",
+        where="protocol.trust.certificates:Root.sign",
+        old=" if subject.kind is not Kind.PAGE else []",
+        new="",
+        tests=(f"{TOKENS}::test_pages_show_names_and_numbers_of_their_machine_and_are_no_caller",),
     ),
 )

@@ -9,6 +9,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 import pytest
 
 from atoll.protocol import pages
+from atoll.protocol.http import PLAIN, Answer, plain_text
 
 LIMIT_S = 20.0
 BODY = b"x" * 100_000
@@ -16,8 +17,8 @@ BODY = b"x" * 100_000
 
 @asynccontextmanager
 async def served() -> AsyncIterator[pages.Pages]:
-    async def answer(path: str) -> pages.Answer:
-        return pages.Answer(200, pages.PLAIN, BODY) if path == "/" else pages.text(404, "no")
+    async def answer(path: str) -> Answer:
+        return Answer(200, PLAIN, BODY) if path == "/" else plain_text(404, "no")
 
     server = pages.Pages(answer)
     await server.start("127.0.0.1:0", "a test")

@@ -57,7 +57,7 @@ CERTIFICATE = certificates.to_der(signed(SITE))
 
 @pytest.mark.parametrize("kind", Kind)
 def test_a_uri_says_whom_it_is_of_and_is_read_back(kind: Kind) -> None:
-    subject = Subject("my-run.2", kind, "" if kind is Kind.COORDINATOR else "berlin_1")
+    subject = Subject("my-run.2", kind, "" if kind in (Kind.COORDINATOR, Kind.PAGE) else "berlin_1")
     assert parse_uri(subject.uri) == subject
     assert subject.uri.startswith("spiffe://my-run.2/")
 
@@ -92,12 +92,12 @@ def test_the_name_in_a_handshake_says_nothing_and_differs_by_all_that_it_is_made
 
 @pytest.mark.parametrize("kind", Kind)
 def test_a_certificate_serves_only_where_others_dial(kind: Kind) -> None:
-    found = signed(Subject("run", kind, "" if kind is Kind.COORDINATOR else "a"))
+    found = signed(Subject("run", kind, "" if kind in (Kind.COORDINATOR, Kind.PAGE) else "a"))
     assert certificates.subject_of(found).kind is kind
     usages = found.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
     serves = ExtendedKeyUsageOID.SERVER_AUTH in usages
     names = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    assert serves == bool(names.get_values_for_type(x509.DNSName)) == (kind in (Kind.COORDINATOR, Kind.SITE))
+    assert serves == bool(names.get_values_for_type(x509.DNSName)) == (kind in (Kind.COORDINATOR, Kind.SITE, Kind.PAGE))
     assert (found.not_valid_before_utc, found.not_valid_after_utc) == (NOW - timedelta(hours=1), NOW + DAY)
 
 
@@ -299,7 +299,7 @@ def test_every_method_of_every_service_is_in_the_table() -> None:
 
 
 def caller(kind: Kind, name: str = "a") -> Caller:
-    return Caller(Subject("run", kind, "" if kind is Kind.COORDINATOR else name), bytes(32))
+    return Caller(Subject("run", kind, "" if kind in (Kind.COORDINATOR, Kind.PAGE) else name), bytes(32))
 
 
 @pytest.mark.parametrize("method", sorted(access.MAY_CALL))
