@@ -70,6 +70,11 @@ class Enrolment:
             return answer
         return replace(answer, found=authority.token(asked) if asked.is_token else authority.invite(asked, addresses))
 
+    @property
+    def root_until_s(self) -> float:
+        """When the run's root expires, in seconds since 1970."""
+        return self._authority.root.certificate.not_valid_after_utc.timestamp()
+
     def may_look(self, token: str) -> bool:
         """Whether whoever shows this is a viewer."""
         found = self._authority.token_of(token)

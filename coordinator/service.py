@@ -25,6 +25,7 @@ from atoll.coordinator.enrolment import Enrolment
 from atoll.coordinator.loop_lag import LoopLag
 from atoll.coordinator.store import RESTORE, Store
 from atoll.coordinator.streams import MAX_MESSAGE_BYTES, Bodies, Stream
+from atoll.coordinator.sync_times import SyncTimes
 from atoll.protocol import PROTOCOL_VERSION, addresses, descriptors, messages, transport
 from atoll.protocol.errors import ConfigError, RefusedError, StateError
 from atoll.protocol.machine import REAL, Machine
@@ -85,6 +86,7 @@ class CoordinatorServer:
         self._enrolment = Enrolment(authority, security, self._core, self._decide) if authority is not None else None
         self._viewed_at = self._loop.time()
         self._kept_view = self._core.view(self._viewed_at)
+        self._sync_times = SyncTimes()
         self._keeping_since: float | None = None
         self._streams: dict[int, Stream] = {}
         self._bodies = Bodies()
@@ -237,6 +239,8 @@ class CoordinatorServer:
             document["data_ranges"] = [asdict(view) for view in self._core.data_ranges()]
         since = self._keeping_since
         document["store_stuck_s"] = 0.0 if since is None else round(self._loop.time() - since, 1)
+        document["sync_times"] = self._sync_times.document()
+        document["root_until_s"] = self._enrolment.root_until_s if self._enrolment is not None else None
         document["time"] = self._machine.wall_time()
         document["settings"] = json.loads(settings_to_json(self.settings))
         document["parent"] = self._parent
@@ -262,6 +266,7 @@ class CoordinatorServer:
                     self._keeping_since = self._loop.time()
                     await asyncio.to_thread(self._store.persist, self._term, records, now)
                     self._keeping_since = None
+                    self._sync_times.kept(records, self._loop.time())
                     for record in records:
                         if isinstance(record, e.CommitRecord):
                             self._commit_times[record.commit.commit] = now

@@ -38,6 +38,9 @@ class HostBeat:
     sent_bytes: int = 0
     received_bytes: int = 0
     moved_bytes: int = 0
+    sent_contribution_bytes: int = 0
+    """Of `sent_bytes`; so is the next one."""
+    sent_average_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

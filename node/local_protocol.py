@@ -93,6 +93,24 @@ NO_CHECKPOINTS = CheckpointCounts()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RankReadings:
+    """What a rank measures of its machine, for people; 0 is said of what is not known."""
+
+    memory_bytes: int = 0
+    """Resident, of its process."""
+    gpu_used_bytes: int = 0
+    """Of its GPU, by whomever."""
+    gpu_total_bytes: int = 0
+    peak_flops_per_s: float = 0.0
+    """Of its GPU, in bfloat16, by the data sheet."""
+    trained_tokens: int = 0
+    """Of its batches, in this generation."""
+
+
+NO_READINGS = RankReadings()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Greeting:
     """What every rank hears first: enough to build the model."""
 
@@ -210,6 +228,7 @@ class Progress:
     step: int
     steps_per_s: float = field(metadata={"finite": False})
     checkpoints: CheckpointCounts = NO_CHECKPOINTS
+    readings: RankReadings = NO_READINGS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,3 +19,42 @@ class Figures:
     num_ranks: int = 0
     error_share: float = 0.0
     """Norm of the error feedback over that of what was to be sent, of the fragment with the largest."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Readings:
+    """What a node says of itself and its ranks now and then, for people alone. Counts are since the node started; 0 is
+    said of what is not known."""
+
+    trained_tokens: int = 0
+    sent_contribution_bytes: int = 0
+    """Of `sent_bytes`; the rest is state for others that fetch it."""
+    sent_average_bytes: int = 0
+    exchange_total_s: float = 0.0
+    num_applied: int = 0
+    """Commits, each exchanged or fetched before."""
+    apply_total_s: float = 0.0
+    num_crashes: int = 0
+    """Of its workers."""
+    num_reconnects: int = 0
+    """Streams to peers that broke and were opened again."""
+    num_failed_checkpoints: int = 0
+    model_flops: float = 0.0
+    """Floating-point operations of its training: 6 for each trainable parameter and token."""
+    peak_flops_per_s: float = 0.0
+    """Of its ranks' GPUs together, by their data sheets."""
+    node_memory_bytes: int = 0
+    """Resident, of the node's process."""
+    rank_memory_bytes: int = 0
+    """Resident, of its ranks' processes together."""
+    num_gpus: int = 0
+    gpu_used_bytes: int = 0
+    """Of its ranks' GPUs together, by whomever."""
+    gpu_total_bytes: int = 0
+    disk_free_bytes: int = 0
+    """Where its home is."""
+    disk_total_bytes: int = 0
+    certificate_until_s: float = 0.0
+    """When its identity expires, in seconds since 1970."""
+    metrics_address: str = field(default="", metadata={"max": 256})
+    """Where other machines find its metrics; empty if they do not."""

@@ -10,6 +10,7 @@ import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from random import Random
 from typing import Protocol
 
@@ -17,6 +18,7 @@ import grpc.aio
 
 from atoll.protocol import transport
 from atoll.protocol.disk import Disk
+from atoll.protocol.resources import Resources, measure
 
 
 class Network(Protocol):
@@ -47,6 +49,8 @@ class Machine:
     """For waits that many processes must not begin together; never for keys."""
     network: Network = transport
     disk: Disk = field(default_factory=Disk)
+    resources: Callable[[Path], Resources] = measure
+    """Of this process and of a folder's disk, for people."""
 
 
 REAL = Machine()

@@ -21,7 +21,7 @@ from atoll.protocol.dispute_messages import (
     Shown,
 )
 from atoll.protocol.fields import CoordinatorMessage, SiteMessage, bounded, digest
-from atoll.protocol.figures import Figures
+from atoll.protocol.figures import Figures, Readings
 from atoll.protocol.layout import MAX_GROUPS
 
 MAX_MEMBERS = 4096
@@ -263,6 +263,11 @@ class Heartbeat(Figures, SiteMessage):
     waits_for_contributions: tuple[int, ...] = bounded(MAX_WAITS, ())
     waits_for_payloads: tuple[int, ...] = bounded(MAX_WAITS, ())
     progress: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Telemetry(Readings, SiteMessage):
+    """Nothing is decided by it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,6 +16,7 @@ from atoll.coordinator.core.log import evidence, going_back, rollback, sources, 
 from atoll.coordinator.core.persisted import Persisted
 from atoll.coordinator.core.run import Run
 from atoll.coordinator.core.sites import admission, bans, forgetting, invites, liveness, manifests, resetting
+from atoll.coordinator.core.sites.conduct import Cause
 from atoll.coordinator.core.sites.membership import Site
 from atoll.coordinator.core.suspend_clock import OwnTime
 from atoll.coordinator.core.sync import driver, outcomes, payload_lists, reach, standstill, unusable
@@ -139,6 +140,9 @@ class Core:
         run = self.run
         if isinstance(event, e.Received) and isinstance(event.message, m.Heartbeat):
             self._heartbeat(event.stream, event.header, event.message, event.ack)
+            return
+        if isinstance(event, e.Received) and isinstance(event.message, m.Telemetry):
+            self._telemetry(event.stream, event.header, event.message, event.ack)
             return
         self._due = run.now
         if isinstance(event, e.Asked):
@@ -280,6 +284,14 @@ class Core:
             liveness.note_limit(self.run, site, message)
         site.beats(message)
 
+    def _telemetry(self, number: int, header: m.Header, message: m.Telemetry, ack: int) -> None:
+        """For people: nothing follows from it, but that the site was heard."""
+        site = self._site_of(number, header, message, ack)
+        if site is None:
+            self._due = self.run.now
+            return
+        site.tells(message)
+
     # --- time
 
     def _pardon(self, stopped_s: float) -> None:
@@ -312,7 +324,7 @@ class Core:
         """What follows from a limit that has passed."""
         run, why = self.run, liveness.in_words(self.run, site, missing)
         if missing in liveness.HANGS and site is not None:
-            run.evict(site, why)
+            run.evict(site, why, Cause.HANG)
         elif site is not None and site.live:
             run.lose(site, why)
         elif stream is not None:

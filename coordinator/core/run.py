@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections import Counter
 from collections.abc import Iterable
 from math import inf
 from typing import Any
@@ -15,6 +16,7 @@ from atoll.coordinator.core.log.commits import CommitLog
 from atoll.coordinator.core.log.disputes import Dispute
 from atoll.coordinator.core.log.rebuilding import GoingBack
 from atoll.coordinator.core.persisted import Persisted
+from atoll.coordinator.core.sites.conduct import Cause
 from atoll.coordinator.core.sites.membership import Membership, Site, Standing
 from atoll.coordinator.core.sites.offers import Offers
 from atoll.coordinator.core.sync.attempts import Attempt
@@ -110,7 +112,7 @@ class Run:
         self.num_wrong_states = 0
         self.num_refused = 0
         self.num_malformed = 0
-        self.num_evicted = 0
+        self.evictions: Counter[Cause] = Counter()
         self._said_at = -inf  # what a sync comes to
         self.num_attempts = 0
         self.fatal_texts: list[str] = []
@@ -373,7 +375,7 @@ class Run:
 
     def send_away(self, site: Site, reason: str) -> None:
         """A person keeps it out: nothing is held against it."""
-        self.num_evicted += site.live
+        self.evictions[Cause.OPERATOR] += site.live
         self.remove(site, reason, evicted=False)
         self.persist_site(site)
 
@@ -383,11 +385,11 @@ class Run:
         is_strike = site.standing is Standing.MEMBER and not site.conduct.has_contributed and self.started
         if is_strike:
             reason = self.strike(site, reason, is_absence=True)
-        self.evict(site, reason, is_strike=False)
+        self.evict(site, reason, Cause.ABSENCE, is_strike=False)
 
-    def evict(self, site: Site, reason: str, *, is_strike: bool = True) -> None:
+    def evict(self, site: Site, reason: str, cause: Cause, *, is_strike: bool = True) -> None:
         """Told on its stream, if it has one; it may say Hello again there. It is admitted when its time comes."""
-        self.num_evicted += 1
+        self.evictions[cause] += 1
         if is_strike:
             reason = self.strike(site, reason)
         self.report(logging.WARNING, f"evicted {site.label}: {reason}")

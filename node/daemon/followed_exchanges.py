@@ -27,7 +27,11 @@ log = logging.getLogger("atoll.node")
 def beat_of(counters: Counters) -> hosts.HostBeat:
     """What a part has moved, as the one that leads hears it."""
     return hosts.HostBeat(
-        sent_bytes=counters.sent_bytes, received_bytes=counters.received_bytes, moved_bytes=counters.moved_bytes
+        sent_bytes=counters.sent_bytes,
+        received_bytes=counters.received_bytes,
+        moved_bytes=counters.moved_bytes,
+        sent_contribution_bytes=counters.sent_contribution_bytes,
+        sent_average_bytes=counters.sent_average_bytes,
     )
 
 

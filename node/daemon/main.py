@@ -15,7 +15,7 @@ from atoll.node.daemon.hosts.follower import run_follower
 from atoll.node.daemon.journal import Journal
 from atoll.node.daemon.launcher import WORKERS_END_LIMIT_S
 from atoll.node.daemon.node import FLUSH_S, Node
-from atoll.node.daemon.peers import meet_peers, prepare_kernels
+from atoll.node.daemon.peers import address_of_metrics, meet_peers, prepare_kernels
 from atoll.node.daemon.plane import DataPlane
 from atoll.node.daemon.security import Identity, NodeSecurity, page_access
 from atoll.node.daemon.site_log import log_to
@@ -94,6 +94,7 @@ async def run_node(config: NodeConfig) -> int:
             metrics = node.shell.observer.pages(access)
             await metrics.start(config.http_listen, "metrics")
             stack.push_async_callback(metrics.close)
+            node.telemetry.metrics_address = address_of_metrics(metrics.address, met.address)
             log.info("metrics on http%s://%s/metrics", "s" if access.tls else "", metrics.address)
         log.info("listening for peers on %s", met.address)
         _on_signals(node, signals)

@@ -27,6 +27,7 @@ from atoll.node.daemon.plane import DataPlane
 from atoll.node.daemon.security import NodeSecurity
 from atoll.node.daemon.session import Session
 from atoll.node.daemon.shell import Parts, Shell, fatal
+from atoll.node.daemon.telemetry import Telemetry
 from atoll.node.daemon.worker_control import WorkerControl
 from atoll.node.exchange.peers.prober import Prober
 from atoll.node.tasks import Tasks
@@ -123,6 +124,16 @@ class Node:
         )
         observer = Observer(config=config, core=core, hub=hub, journal=journal, num_refused=self._num_refused)
         tasks = Tasks(self._fail)
+        self.telemetry = Telemetry(
+            core=core,
+            observer=observer,
+            machine=machine,
+            home=home.folder,
+            tasks=tasks,
+            say=self.session.send,
+            num_parameters=self._num_parameters,
+            certificate_until_s=security.identity_until_s,
+        )
         processes = ExchangeProcesses(config, settings, met, home=home.folder, lease_s=core.limits.lease_s)
         self.shell = shell = Shell(
             config=config,
@@ -283,6 +294,10 @@ class Node:
         site_id, address = self.core.site.site_id, self.shell.config.site_address
         return m.Donor(site_id=site_id, incarnation=self.home.incarnation, address=address, commit=0)
 
+    def _num_parameters(self) -> int:
+        plane = self.disk.plane
+        return plane.layout.manifest.num_trainable if plane is not None else 0
+
     def _num_refused(self) -> int:
         return self.session.num_refused_messages + self.workers.server.num_malformed
 
@@ -294,6 +309,7 @@ class Node:
                 self.session.send(message)
             case out.Beat():
                 self.session.send(self.shell.observer.heartbeat())
+                self.telemetry.beat()
             case out.Fulfil(asked):
                 self._fulfil(asked)
             case out.Report(level, text):

@@ -6,7 +6,8 @@ import asyncio
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
+from prometheus_client import ProcessCollector
+from prometheus_client.core import Metric
 
 from atoll.node.core import events as e
 from atoll.node.core.ranks.reports import in_words
@@ -14,12 +15,15 @@ from atoll.node.core.ranks.status import RankStatus
 from atoll.node.core.site import SiteCore
 from atoll.node.daemon.config import NodeConfig
 from atoll.node.daemon.journal import Journal
+from atoll.node.daemon.metrics import METRICS, Look
 from atoll.node.exchange.hub import Hub
 from atoll.protocol import messages as m
 from atoll.protocol import pages
 from atoll.protocol.http import Answer, plain_text
+from atoll.protocol.metrics import families
 from atoll.protocol.page_access import Access
 
+PROCESS = ProcessCollector(registry=None)
 MAX_DOING_CHARACTERS = 64  # of a heartbeat
 
 
@@ -41,7 +45,9 @@ class Observer:
         self.apply_s = 0.0
         self._loss = 0.0
         self._train_s = self._wait_s = 0.0
-        self._num_syncs = 0
+        self.num_applied = 0
+        """Commits; of them the next two, in all."""
+        self.exchange_total_s = self.apply_total_s = 0.0
         self._sealed_at = 0.0
         self._work: object = None
         self._progress = 0
@@ -116,63 +122,21 @@ class Observer:
 
     def metrics(self) -> Iterator[Metric]:
         """One consistent look at the node, for Prometheus."""
-        said, site, hub = self._said(), self.core.site, self.hub
-        outer, restart_at, checkpoints = site.disk.outer, site.workers.restart_at, self.core.ranks.checkpoints
-        info = {
-            "run_id": self.core.settings.run_id,
-            "site": self.config.name,
-            "site_id": str(site.site_id),
-            "incarnation": str(self.core.ctx.identity.incarnation),
-            "phase": said.phase,
-        }
-        yield InfoMetricFamily("atoll_node", "Who this node is and what it does", info)
+        restart_at = self.core.site.workers.restart_at
         restart_s = max(0.0, restart_at - self._loop.time()) if restart_at is not None else 0.0
-        restart_text = "Time until workers that crashed again and again are started anew; 0 while there are workers"
-        error_text = "Norm of the error feedback over that of what was to be sent, of the fragment with the largest"
-        for name, text, value in (
-            ("atoll_node_connected", "1 while the session with the coordinator is up", float(site.welcomed)),
-            ("atoll_node_commit", "Last commit applied; -1 before commit 0", outer.commit if outer else -1),
-            ("atoll_node_inner_step", "Inner steps of the run, as this site counts them", said.inner_step),
-            ("atoll_node_steps_per_second", "Inner steps per second in the last window", said.steps_per_s),
-            ("atoll_node_loss", "Mean training loss of the last window", said.loss),
-            ("atoll_node_error_share", error_text, said.error_share),
-            (
-                "atoll_node_retained_bytes",
-                "Contributions, payloads and errors of averages held as a reducer",
-                hub.retained_bytes,
-            ),
-            ("atoll_node_restart_wait_seconds", restart_text, restart_s),
-            ("atoll_node_last_exchange_seconds", "Time of the last exchange", self.exchange_s),
-            ("atoll_node_last_apply_seconds", "Time of applying and hashing the last commit", self.apply_s),
-        ):
-            yield GaugeMetricFamily(name, text, value)
-        refused = hub.counters.refused.total() + self.num_refused()
-        moved_text = "Bytes of chunks that were lacking and came, or that a site took which lacks them"
-        skipped_text = "Checkpoints left out because the one before was still being written"
-        failed_text = "Checkpoints that could not be written, as on a full disk"
-        for name, text, value in (
-            ("atoll_node_sent_bytes", "Bytes of chunks sent to peers", said.sent_bytes),
-            ("atoll_node_received_bytes", "Bytes of chunks received from peers", said.received_bytes),
-            ("atoll_node_moved_bytes", moved_text, said.moved_bytes),
-            ("atoll_node_reconnects", "Streams to peers that broke and were opened again", hub.counters.reconnects),
-            ("atoll_node_refused_messages", "Messages refused as malformed, stale or foreign", refused),
-            ("atoll_node_train_seconds", "Time the workers trained", said.train_s),
-            ("atoll_node_wait_seconds", "Time the workers waited for a sync", said.wait_s),
-            ("atoll_node_worker_starts", "Generations of workers launched", site.workers.generation),
-            ("atoll_node_worker_crashes", "Times that the workers crashed or hung", site.num_crashes),
-            ("atoll_node_checkpoints_written", "Checkpoints of inner optimizers that ranks wrote", checkpoints.written),
-            ("atoll_node_checkpoints_skipped", skipped_text, checkpoints.skipped),
-            ("atoll_node_checkpoints_failed", failed_text, checkpoints.failed),
-            ("atoll_node_wrong_states", "States that were not the run's and were repaired", site.num_wrong_states),
-            ("atoll_node_errors_dropped", "Times that error feedback was lost and began anew", site.num_errors_dropped),
-            (
-                "atoll_node_average_errors_dropped",
-                "Chunks whose average's error was lost",
-                hub.average_errors.num_dropped,
-            ),
-            ("atoll_node_syncs", "Commits applied by this process", self._num_syncs),
-        ):
-            yield CounterMetricFamily(name, text, value)
+        look = Look(
+            config=self.config,
+            core=self.core,
+            hub=self.hub,
+            said=self._said(),
+            num_refused=self.hub.counters.refused.total() + self.num_refused(),
+            restart_s=restart_s,
+            exchange_s=self.exchange_s,
+            apply_s=self.apply_s,
+            num_applied=self.num_applied,
+        )
+        yield from families(METRICS, look)
+        yield from PROCESS.collect()
 
     def observe(self, event: e.Event) -> None:
         """Losses and events for the journal and the metrics."""
@@ -195,7 +159,9 @@ class Observer:
                 self._wait_s += wait_s
                 self.journal.write("merged", commit=version, wait_s=round(wait_s, 4))
             case e.CommitApplied(commit=commit, state_hash=state_hash):
-                self._num_syncs += 1
+                self.num_applied += 1
+                self.exchange_total_s += self.exchange_s
+                self.apply_total_s += self.apply_s
                 self.journal.write(
                     "commit",
                     commit=commit,

@@ -69,6 +69,14 @@ async def meet_peers(
     return Met(hub, listen_on, address, security)
 
 
+def address_of_metrics(listens: str, address: str) -> str:
+    """Where others find them, if they find its peers' port at `address`; empty if they do not."""
+    if addresses.is_loopback(listens):
+        return ""
+    _, port = addresses.parse_address(listens)
+    return addresses.join_address(addresses.parse_address(address)[0], port)
+
+
 async def make_hub(
     run_id: str, spills: tuple[Path, Path], machine: Machine, security: Security, *, pool: Executor
 ) -> Hub:

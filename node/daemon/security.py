@@ -31,6 +31,8 @@ class NodeSecurity:
 
     before_coordinator: Security = PLAIN
     among_sites: Security = PLAIN
+    identity_until_s: float = 0.0
+    """When the identity expires, in seconds since 1970."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +43,7 @@ class Identity:
     addresses: tuple[str, ...]
     """Of the coordinator, the one that --coordinator says first."""
     before_coordinator: MutualTls
+    until_s: float
 
     @classmethod
     def of(cls, config: NodeConfig, now_s: float) -> Identity | None:
@@ -55,7 +58,7 @@ class Identity:
         if warning := enrolled.check_dates(found, now_s):
             log.warning("%s", warning)
         addresses = tuple(dict.fromkeys(filter(None, (config.coordinator, *found.addresses))))
-        return cls(found.subject, addresses, MutualTls(found.subject.run_id, found.shown))
+        return cls(found.subject, addresses, MutualTls(found.subject.run_id, found.shown), found.expires_s)
 
     async def secured(self, machine: Machine, stack: AsyncExitStack, wait_s: float) -> NodeSecurity:
         """With a certificate for other sites, which is renewed until `stack` ends. Raises PeerError if no coordinator
@@ -68,7 +71,7 @@ class Identity:
         among_sites = MutualTls(subject.run_id, await _within(wait_s, another))
         renewing = asyncio.create_task(keep_in_force(among_sites, another, machine.wall_time))
         stack.callback(renewing.cancel)
-        return NodeSecurity(self.before_coordinator, among_sites)
+        return NodeSecurity(self.before_coordinator, among_sites, self.until_s)
 
 
 def page_access(config: NodeConfig, run_id: str, among_sites: Security, machine: Machine) -> Access:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import reduce
 from typing import Generic, Protocol, TypeVar
 
@@ -157,9 +157,10 @@ class SharedExchanges(Generic[P]):
         """What it has moved is the site's: the coordinator sees the site get on by that."""
         counters, before = self.hub.counters, part.beat
         if before is not None:  # its first one counts from its start, which may be long ago
-            counters.sent_bytes = _more(counters.sent_bytes, before.sent_bytes, beat.sent_bytes)
-            counters.received_bytes = _more(counters.received_bytes, before.received_bytes, beat.received_bytes)
-            counters.moved_bytes = _more(counters.moved_bytes, before.moved_bytes, beat.moved_bytes)
+            for field in fields(beat):
+                name = field.name
+                more = _more(getattr(counters, name), getattr(before, name), getattr(beat, name))
+                setattr(counters, name, more)
         part.beat = beat
 
     def heard_done(self, part: P, done: m.Done) -> None:

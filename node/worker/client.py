@@ -16,7 +16,16 @@ from dataclasses import dataclass
 
 from atoll.node import local_protocol as local
 from atoll.node.core.events import Answer
-from atoll.node.local_protocol import NO_CHECKPOINTS, CheckpointCounts, DataSet, Greeting, LocalJoin, LocalLayout
+from atoll.node.local_protocol import (
+    NO_CHECKPOINTS,
+    NO_READINGS,
+    CheckpointCounts,
+    DataSet,
+    Greeting,
+    LocalJoin,
+    LocalLayout,
+    RankReadings,
+)
 from atoll.protocol import PROTOCOL_VERSION, wire
 from atoll.protocol.errors import InvalidMessage, RefusedError, StaleError, WorkerError
 from atoll.protocol.layout import Layout, Manifest
@@ -163,9 +172,15 @@ class LocalClient:
         """This rank makes no steps for a good reason, for at most `limit_s`; `what` = "" ends it."""
         self._send(local.Busy(what=what[: local.MAX_TEXT_CHARACTERS], limit_s=limit_s))
 
-    def progress(self, step: int, steps_per_s: float, checkpoints: CheckpointCounts = NO_CHECKPOINTS) -> None:
+    def progress(
+        self,
+        step: int,
+        steps_per_s: float,
+        checkpoints: CheckpointCounts = NO_CHECKPOINTS,
+        readings: RankReadings = NO_READINGS,
+    ) -> None:
         """From the training loop itself, about once a second: the node takes long silence for a hung worker."""
-        self._send(local.Progress(step=step, steps_per_s=steps_per_s, checkpoints=checkpoints))
+        self._send(local.Progress(step=step, steps_per_s=steps_per_s, checkpoints=checkpoints, readings=readings))
 
     def goodbye(self, reason: str, run_over: bool) -> None:
         """The loader ended, or (`run_over`) the node said STOP. The node's end still ends this process until close."""

@@ -18,6 +18,7 @@ from torch.distributed.tensor import DTensor
 
 from atoll.node.core.events import Answer, AnswerKind, MergeMode
 from atoll.node.local_protocol import NO_CHECKPOINTS, DataSet, LocalJoin, SealedReport
+from atoll.node.worker import readings
 from atoll.node.worker.checkpoint import LocalCheckpoints
 from atoll.node.worker.connection import Connection, disconnect, ranks_here
 from atoll.node.worker.draws import LeasedBatches
@@ -268,7 +269,7 @@ class JoinedSite(Site):
     def _report_progress(self, now_s: float) -> None:
         rate = (self._steps - self._reported_step) / (now_s - self._reported_at_s)
         checkpoints = self._checkpoints.counts if self._checkpoints is not None else NO_CHECKPOINTS
-        self._client.progress(self._steps, rate, checkpoints)
+        self._client.progress(self._steps, rate, checkpoints, readings.of_this_rank(self._tokens))
         self._reported_at_s, self._reported_step = now_s, self._steps
 
     # --- at a boundary

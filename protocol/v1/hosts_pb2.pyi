@@ -288,20 +288,27 @@ class HostBeat(_message.Message):
     SENT_BYTES_FIELD_NUMBER: _builtins.int
     RECEIVED_BYTES_FIELD_NUMBER: _builtins.int
     MOVED_BYTES_FIELD_NUMBER: _builtins.int
+    SENT_CONTRIBUTION_BYTES_FIELD_NUMBER: _builtins.int
+    SENT_AVERAGE_BYTES_FIELD_NUMBER: _builtins.int
     sent_bytes: _builtins.int
     """Of a host that does not lead, since its start: bytes of exchanges, and what got them on."""
     received_bytes: _builtins.int
     moved_bytes: _builtins.int
+    sent_contribution_bytes: _builtins.int
+    """of sent_bytes; so is the next"""
+    sent_average_bytes: _builtins.int
     def __init__(
         self,
         *,
         sent_bytes: _builtins.int = ...,
         received_bytes: _builtins.int = ...,
         moved_bytes: _builtins.int = ...,
+        sent_contribution_bytes: _builtins.int = ...,
+        sent_average_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["moved_bytes", b"moved_bytes", "received_bytes", b"received_bytes", "sent_bytes", b"sent_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["moved_bytes", b"moved_bytes", "received_bytes", b"received_bytes", "sent_average_bytes", b"sent_average_bytes", "sent_bytes", b"sent_bytes", "sent_contribution_bytes", b"sent_contribution_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -685,24 +685,65 @@ class Progress(_message.Message):
     STEP_FIELD_NUMBER: _builtins.int
     STEPS_PER_S_FIELD_NUMBER: _builtins.int
     CHECKPOINTS_FIELD_NUMBER: _builtins.int
+    READINGS_FIELD_NUMBER: _builtins.int
     step: _builtins.int
     steps_per_s: _builtins.float
     @_builtins.property
     def checkpoints(self) -> Global___CheckpointCounts: ...
+    @_builtins.property
+    def readings(self) -> Global___RankReadings: ...
     def __init__(
         self,
         *,
         step: _builtins.int = ...,
         steps_per_s: _builtins.float = ...,
         checkpoints: Global___CheckpointCounts | None = ...,
+        readings: Global___RankReadings | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["checkpoints", b"checkpoints"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["checkpoints", b"checkpoints", "readings", b"readings"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoints", b"checkpoints", "step", b"step", "steps_per_s", b"steps_per_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoints", b"checkpoints", "readings", b"readings", "step", b"step", "steps_per_s", b"steps_per_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Progress: _TypeAlias = Progress  # noqa: Y015
+
+@_typing.final
+class RankReadings(_message.Message):
+    """0 is said of what is not known."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MEMORY_BYTES_FIELD_NUMBER: _builtins.int
+    GPU_USED_BYTES_FIELD_NUMBER: _builtins.int
+    GPU_TOTAL_BYTES_FIELD_NUMBER: _builtins.int
+    PEAK_FLOPS_PER_S_FIELD_NUMBER: _builtins.int
+    TRAINED_TOKENS_FIELD_NUMBER: _builtins.int
+    memory_bytes: _builtins.int
+    """resident, of this process"""
+    gpu_used_bytes: _builtins.int
+    """of its GPU, by whomever"""
+    gpu_total_bytes: _builtins.int
+    peak_flops_per_s: _builtins.float
+    """of its GPU, in bfloat16, by the data sheet"""
+    trained_tokens: _builtins.int
+    """of its batches, in this generation"""
+    def __init__(
+        self,
+        *,
+        memory_bytes: _builtins.int = ...,
+        gpu_used_bytes: _builtins.int = ...,
+        gpu_total_bytes: _builtins.int = ...,
+        peak_flops_per_s: _builtins.float = ...,
+        trained_tokens: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["gpu_total_bytes", b"gpu_total_bytes", "gpu_used_bytes", b"gpu_used_bytes", "memory_bytes", b"memory_bytes", "peak_flops_per_s", b"peak_flops_per_s", "trained_tokens", b"trained_tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RankReadings: _TypeAlias = RankReadings  # noqa: Y015
 
 @_typing.final
 class CheckpointCounts(_message.Message):

@@ -330,6 +330,7 @@ class SessionRequest(_message.Message):
     MANIFEST_PART_FIELD_NUMBER: _builtins.int
     COMMIT_REBUILT_FIELD_NUMBER: _builtins.int
     DIVERGED_FIELD_NUMBER: _builtins.int
+    TELEMETRY_FIELD_NUMBER: _builtins.int
     seq: _builtins.int
     """1, 2, 3 ... on this stream"""
     ack: _builtins.int
@@ -370,6 +371,8 @@ class SessionRequest(_message.Message):
     def commit_rebuilt(self) -> Global___CommitRebuilt: ...
     @_builtins.property
     def diverged(self) -> Global___Diverged: ...
+    @_builtins.property
+    def telemetry(self) -> Global___Telemetry: ...
     def __init__(
         self,
         *,
@@ -392,12 +395,13 @@ class SessionRequest(_message.Message):
         manifest_part: Global___ManifestPart | None = ...,
         commit_rebuilt: Global___CommitRebuilt | None = ...,
         diverged: Global___Diverged | None = ...,
+        telemetry: Global___Telemetry | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["applied", b"applied", "body", b"body", "commit_rebuilt", b"commit_rebuilt", "diverged", b"diverged", "done", b"done", "exchange_failed", b"exchange_failed", "find_sources", b"find_sources", "header", b"header", "heartbeat", b"heartbeat", "hello", b"hello", "lease_request", b"lease_request", "leave", b"leave", "manifest_part", b"manifest_part", "offer", b"offer", "payload_list", b"payload_list", "ready", b"ready", "shown", b"shown"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["applied", b"applied", "body", b"body", "commit_rebuilt", b"commit_rebuilt", "diverged", b"diverged", "done", b"done", "exchange_failed", b"exchange_failed", "find_sources", b"find_sources", "header", b"header", "heartbeat", b"heartbeat", "hello", b"hello", "lease_request", b"lease_request", "leave", b"leave", "manifest_part", b"manifest_part", "offer", b"offer", "payload_list", b"payload_list", "ready", b"ready", "shown", b"shown", "telemetry", b"telemetry"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ack", b"ack", "applied", b"applied", "body", b"body", "checksum", b"checksum", "commit_rebuilt", b"commit_rebuilt", "diverged", b"diverged", "done", b"done", "exchange_failed", b"exchange_failed", "find_sources", b"find_sources", "header", b"header", "heartbeat", b"heartbeat", "hello", b"hello", "lease_request", b"lease_request", "leave", b"leave", "manifest_part", b"manifest_part", "offer", b"offer", "payload_list", b"payload_list", "ready", b"ready", "seq", b"seq", "shown", b"shown"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ack", b"ack", "applied", b"applied", "body", b"body", "checksum", b"checksum", "commit_rebuilt", b"commit_rebuilt", "diverged", b"diverged", "done", b"done", "exchange_failed", b"exchange_failed", "find_sources", b"find_sources", "header", b"header", "heartbeat", b"heartbeat", "hello", b"hello", "lease_request", b"lease_request", "leave", b"leave", "manifest_part", b"manifest_part", "offer", b"offer", "payload_list", b"payload_list", "ready", b"ready", "seq", b"seq", "shown", b"shown", "telemetry", b"telemetry"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["hello", "offer", "applied", "ready", "done", "exchange_failed", "heartbeat", "find_sources", "leave", "lease_request", "shown", "payload_list", "manifest_part", "commit_rebuilt", "diverged"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["hello", "offer", "applied", "ready", "done", "exchange_failed", "heartbeat", "find_sources", "leave", "lease_request", "shown", "payload_list", "manifest_part", "commit_rebuilt", "diverged", "telemetry"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 
@@ -1152,6 +1156,92 @@ class Heartbeat(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Heartbeat: _TypeAlias = Heartbeat  # noqa: Y015
+
+@_typing.final
+class Telemetry(_message.Message):
+    """What a node measures of itself and its ranks, for people alone: nothing is decided by it. Counts are since the node
+    started; 0 is said of what is not known.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TRAINED_TOKENS_FIELD_NUMBER: _builtins.int
+    SENT_CONTRIBUTION_BYTES_FIELD_NUMBER: _builtins.int
+    SENT_AVERAGE_BYTES_FIELD_NUMBER: _builtins.int
+    EXCHANGE_TOTAL_S_FIELD_NUMBER: _builtins.int
+    NUM_APPLIED_FIELD_NUMBER: _builtins.int
+    APPLY_TOTAL_S_FIELD_NUMBER: _builtins.int
+    NUM_CRASHES_FIELD_NUMBER: _builtins.int
+    NUM_RECONNECTS_FIELD_NUMBER: _builtins.int
+    NUM_FAILED_CHECKPOINTS_FIELD_NUMBER: _builtins.int
+    MODEL_FLOPS_FIELD_NUMBER: _builtins.int
+    PEAK_FLOPS_PER_S_FIELD_NUMBER: _builtins.int
+    NODE_MEMORY_BYTES_FIELD_NUMBER: _builtins.int
+    RANK_MEMORY_BYTES_FIELD_NUMBER: _builtins.int
+    NUM_GPUS_FIELD_NUMBER: _builtins.int
+    GPU_USED_BYTES_FIELD_NUMBER: _builtins.int
+    GPU_TOTAL_BYTES_FIELD_NUMBER: _builtins.int
+    DISK_FREE_BYTES_FIELD_NUMBER: _builtins.int
+    DISK_TOTAL_BYTES_FIELD_NUMBER: _builtins.int
+    CERTIFICATE_UNTIL_S_FIELD_NUMBER: _builtins.int
+    METRICS_ADDRESS_FIELD_NUMBER: _builtins.int
+    trained_tokens: _builtins.int
+    sent_contribution_bytes: _builtins.int
+    sent_average_bytes: _builtins.int
+    exchange_total_s: _builtins.float
+    num_applied: _builtins.int
+    """commits"""
+    apply_total_s: _builtins.float
+    num_crashes: _builtins.int
+    """of its workers"""
+    num_reconnects: _builtins.int
+    num_failed_checkpoints: _builtins.int
+    model_flops: _builtins.float
+    """operations of its training: 6 for each trainable parameter and token"""
+    peak_flops_per_s: _builtins.float
+    """of its ranks' GPUs together"""
+    node_memory_bytes: _builtins.int
+    rank_memory_bytes: _builtins.int
+    num_gpus: _builtins.int
+    gpu_used_bytes: _builtins.int
+    gpu_total_bytes: _builtins.int
+    disk_free_bytes: _builtins.int
+    disk_total_bytes: _builtins.int
+    certificate_until_s: _builtins.float
+    """since 1970"""
+    metrics_address: _builtins.str
+    """where other machines find its metrics; empty if they do not"""
+    def __init__(
+        self,
+        *,
+        trained_tokens: _builtins.int = ...,
+        sent_contribution_bytes: _builtins.int = ...,
+        sent_average_bytes: _builtins.int = ...,
+        exchange_total_s: _builtins.float = ...,
+        num_applied: _builtins.int = ...,
+        apply_total_s: _builtins.float = ...,
+        num_crashes: _builtins.int = ...,
+        num_reconnects: _builtins.int = ...,
+        num_failed_checkpoints: _builtins.int = ...,
+        model_flops: _builtins.float = ...,
+        peak_flops_per_s: _builtins.float = ...,
+        node_memory_bytes: _builtins.int = ...,
+        rank_memory_bytes: _builtins.int = ...,
+        num_gpus: _builtins.int = ...,
+        gpu_used_bytes: _builtins.int = ...,
+        gpu_total_bytes: _builtins.int = ...,
+        disk_free_bytes: _builtins.int = ...,
+        disk_total_bytes: _builtins.int = ...,
+        certificate_until_s: _builtins.float = ...,
+        metrics_address: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["apply_total_s", b"apply_total_s", "certificate_until_s", b"certificate_until_s", "disk_free_bytes", b"disk_free_bytes", "disk_total_bytes", b"disk_total_bytes", "exchange_total_s", b"exchange_total_s", "gpu_total_bytes", b"gpu_total_bytes", "gpu_used_bytes", b"gpu_used_bytes", "metrics_address", b"metrics_address", "model_flops", b"model_flops", "node_memory_bytes", b"node_memory_bytes", "num_applied", b"num_applied", "num_crashes", b"num_crashes", "num_failed_checkpoints", b"num_failed_checkpoints", "num_gpus", b"num_gpus", "num_reconnects", b"num_reconnects", "peak_flops_per_s", b"peak_flops_per_s", "rank_memory_bytes", b"rank_memory_bytes", "sent_average_bytes", b"sent_average_bytes", "sent_contribution_bytes", b"sent_contribution_bytes", "trained_tokens", b"trained_tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Telemetry: _TypeAlias = Telemetry  # noqa: Y015
 
 @_typing.final
 class Diverged(_message.Message):

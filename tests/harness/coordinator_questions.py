@@ -14,6 +14,7 @@ from atoll.coordinator.core.log import evidence, going_back
 from atoll.coordinator.core.log.disputes import Need
 from atoll.coordinator.core.records import AuditRecord
 from atoll.coordinator.core.sites import liveness, manifests
+from atoll.coordinator.core.sites.conduct import Cause
 from atoll.coordinator.core.sites.membership import Site, Standing
 from atoll.coordinator.core.sync import outcomes
 from atoll.coordinator.core.sync.attempts import Attempt
@@ -371,7 +372,7 @@ class CoordinatorQuestions:
 
     def evict_for(self, name: str, reason: str) -> None:
         """It was found out: a strike."""
-        self.core.run.evict(self._site(name), reason)
+        self.core.run.evict(self._site(name), reason, Cause.CONTRADICTION)
 
     def lose(self, name: str, reason: str) -> None:
         """Its grace is over."""

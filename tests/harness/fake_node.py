@@ -13,12 +13,14 @@ import numpy.typing as npt
 from atoll.node.core.events import Answer, AnswerKind, MergeMode
 from atoll.node.local_protocol import (
     NO_CHECKPOINTS,
+    NO_READINGS,
     CheckpointCounts,
     CheckpointId,
     DataSet,
     Greeting,
     LocalJoin,
     LocalLayout,
+    RankReadings,
     SealedReport,
 )
 from atoll.node.worker.client import JoinedLayout, LocalClient
@@ -122,7 +124,13 @@ class FakeNode:
     def busy(self, what: str, limit_s: float) -> None:
         self.told.append(("busy", {"what": what, "limit_s": limit_s}))
 
-    def progress(self, step: int, steps_per_s: float, checkpoints: CheckpointCounts = NO_CHECKPOINTS) -> None:
+    def progress(
+        self,
+        step: int,
+        steps_per_s: float,
+        checkpoints: CheckpointCounts = NO_CHECKPOINTS,
+        readings: RankReadings = NO_READINGS,
+    ) -> None:
         self.told.append(("progress", {"step": step, "checkpoints": checkpoints}))
 
     def goodbye(self, reason: str, run_over: bool) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from atoll.protocol.disk import PRIVATE_FILE, Disk
 from atoll.protocol.errors import HostError
 from atoll.protocol.machine import Machine
+from atoll.protocol.resources import Resources
 
 PLENTY_BYTES = 1 << 40
 
@@ -49,3 +51,4 @@ class SimMachine(Machine):
     """Of one site, or of the coordinator, whichever of its processes runs."""
 
     disk: SimDisk = field(default_factory=SimDisk)
+    resources: Callable[[Path], Resources] = lambda _: Resources()

@@ -9,6 +9,7 @@ from atoll.coordinator.core.events import AttestationRecord, Recompute
 from atoll.coordinator.core.log import evidence, sources
 from atoll.coordinator.core.log.disputes import Asked, Dispute
 from atoll.coordinator.core.run import Refusal, Run
+from atoll.coordinator.core.sites.conduct import Cause
 from atoll.coordinator.core.sites.membership import Site, Standing
 from atoll.coordinator.core.sync.syncs import Sync
 from atoll.protocol import messages as m
@@ -220,7 +221,7 @@ def _evict_who_contradicts_itself(run: Run) -> None:
         others = [s for s in run.members.live() if s.site_id != site_id and s.applied is not None]
         if site is not None and site.live and others:
             run.log.forget(site_id)
-            run.evict(site, why)
+            run.evict(site, why, Cause.STATE)
 
 
 def _dispute(run: Run, commit: int, claims: Mapping[bytes, tuple[int, ...]]) -> None:
@@ -237,7 +238,7 @@ def _dispute(run: Run, commit: int, claims: Mapping[bytes, tuple[int, ...]]) -> 
         if late is not None or site is None or not site.live or site.stream != asked.stream:
             dispute.in_vain(asked, run.now)
         if late is not None:
-            run.evict(late, f"it was asked for {asked.need.in_words()}, and has not answered")
+            run.evict(late, f"it was asked for {asked.need.in_words()}, and has not answered", Cause.STATE)
             judge(run, commit)
             return
     holders = {claim: [s for i in ids if (s := run.members.by_id(i)) is not None] for claim, ids in claims.items()}
@@ -308,7 +309,7 @@ def _evict_for_state(run: Run, site: Site, commit: int, known: bytes, why: str =
     for attempt in run.attempts:
         if site.site_id in attempt.ids():
             attempt.spoil(f"{site.label} took part from another state")
-    run.evict(site, reason)
+    run.evict(site, reason, Cause.STATE)
 
 
 # --- commit 0

@@ -11,7 +11,7 @@ from math import inf
 from atoll.coordinator.core.audit import COORDINATOR
 from atoll.coordinator.core.events import BanAsked, BanRecord
 from atoll.coordinator.core.run import Refusal, Run
-from atoll.coordinator.core.sites.conduct import Conduct
+from atoll.coordinator.core.sites.conduct import Cause, Conduct
 from atoll.protocol.dates import utc
 from atoll.protocol.messages import RefusedKind
 
@@ -26,7 +26,7 @@ def evict(run: Run, name: str, reason: str) -> str:
         return f"no site of run {run.run_id!r} is called {name!r}: `atoll status` names them"
     if not site.live:
         return f"{site.label} is not in the run; `atoll ban` keeps it from coming back"
-    run.evict(site, reason, is_strike=False)
+    run.evict(site, reason, Cause.OPERATOR, is_strike=False)
     return ""
 
 

@@ -9,6 +9,7 @@ and with the last one for good. An honest site that had a bad hour contributes a
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 
 from atoll.coordinator.core.events import SiteRecord
 
@@ -17,6 +18,20 @@ WAIT_LEASES = (0, 0, 16, 64, 256)
 the one after the last it is banned, unless it is found out for its absence alone."""
 FORGIVEN_LEASES = 64
 """A strike is forgiven when the site has contributed for so long since: time, because a commit may take hours."""
+
+
+class Cause(Enum):
+    """Why a site is sent out of the run; the value is for people and metrics."""
+
+    ABSENCE = "absence"
+    HANG = "hang"
+    """It gets no further, though it is here."""
+    STATE = "state"
+    """What it holds is not the run's, or it does not show it."""
+    CONTRIBUTION = "contribution"
+    CONTRADICTION = "contradiction"
+    """It says what cannot be."""
+    OPERATOR = "operator"
 
 
 @dataclass(slots=True)

@@ -11,7 +11,9 @@ from atoll.coordinator.core.sites.conduct import Conduct
 from atoll.coordinator.core.sync.exclusions import Start
 from atoll.coordinator.core.sync.topology import Reducer
 from atoll.protocol.digest import Digest
-from atoll.protocol.messages import Endpoint, FindSources, Heartbeat, Hello, LinkUse, Member, Offer
+from atoll.protocol.messages import Endpoint, FindSources, Heartbeat, Hello, LinkUse, Member, Offer, Telemetry
+
+NO_TELEMETRY = Telemetry()
 
 
 class Standing(Enum):
@@ -61,6 +63,7 @@ class Site:
     num_sources_asked: int = 0
     fetches: bool = False  # asked for sources, and has not said since what it holds
     heartbeat: Heartbeat = field(default_factory=lambda: Heartbeat(phase=""))
+    telemetry: Telemetry = NO_TELEMETRY
     conduct: Conduct = field(default_factory=Conduct)
     is_certified: bool = False  # its key is that of a certificate
     num_heard: int = 0  # times in a row that it got no further and was taken at its word
@@ -95,7 +98,7 @@ class Site:
     def starts_again(self, incarnation: int) -> None:
         """Its start before is over, with all that was known of that."""
         self.incarnation, self.evicted, self.voided_sync = incarnation, "", 0
-        self.heartbeat = Heartbeat(phase="")
+        self.heartbeat, self.telemetry = Heartbeat(phase=""), NO_TELEMETRY
 
     def heard(self, now: float) -> None:
         """It said something, or cannot be held to its silence."""
@@ -108,6 +111,10 @@ class Site:
     def note_owing(self, *, owes_progress: bool, now: float) -> None:
         """The time of a site counts from when the site can go on, not from when the site had to stop."""
         self.owes_since = (now if self.owes_since is None else self.owes_since) if owes_progress else None
+
+    def tells(self, telemetry: Telemetry) -> None:
+        """What it measures of itself, for people."""
+        self.telemetry = telemetry
 
     def beats(self, heartbeat: Heartbeat) -> None:
         """What it says of itself now."""

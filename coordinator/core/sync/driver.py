@@ -10,6 +10,7 @@ from atoll.coordinator.core.events import PlanRecord, WeightsRecord
 from atoll.coordinator.core.log import evidence, going_back, rollback, states
 from atoll.coordinator.core.run import Run
 from atoll.coordinator.core.sites import liveness
+from atoll.coordinator.core.sites.conduct import Cause
 from atoll.coordinator.core.sites.membership import Site, Standing
 from atoll.coordinator.core.sync import (
     deciding,
@@ -71,7 +72,8 @@ def ready(run: Run, site: Site, message: m.Ready) -> None:
     if not leases.may_list(run, site, message):
         text = f"the Ready of {site.label} is refused: it lists data that this start does not lease"
         run.report(logging.ERROR, text)
-        run.evict(site, "it trained on data that it does not lease; it discards that and takes leases of its own")
+        why = "it trained on data that it does not lease; it discards that and takes leases of its own"
+        run.evict(site, why, Cause.CONTRADICTION)
         return
     if known is None:
         run.stragglers.note_ready(site.site_id, message.num_steps, message.train_s)
@@ -91,7 +93,8 @@ def done(run: Run, site: Site, message: m.Done) -> None:
     base = attempt.plan.base_commit
     if not base <= message.last_commit <= run.log.last:
         attempt.spoil(f"{site.label} exchanged from commit {message.last_commit}, the plan is based on {base}")
-        run.evict(site, f"it exchanged from commit {message.last_commit}, and the plan is based on {base}")
+        why = f"it exchanged from commit {message.last_commit}, and the plan is based on {base}"
+        run.evict(site, why, Cause.CONTRADICTION)
         return
     attempt.note_done(site.site_id, message)
     states.exchanged_from(run, site, message.last_commit, message.state_hash)
@@ -214,7 +217,7 @@ def _carry_out(run: Run, sync: Sync, decision: d.OfSync | d.OfAttempt) -> None:
         case d.Refuse(sites=sites):
             for site, text in sites:
                 run.refuse(site.stream, m.RefusedKind.INVALID, f"{site.label}: {text}")
-                run.evict(site, text, is_strike=False)
+                run.evict(site, text, Cause.CONTRADICTION, is_strike=False)
         case _:
             assert attempt is not None, "what is decided of an attempt"
             _carry_out_in(run, sync, attempt, decision)
@@ -242,7 +245,7 @@ def _carry_out_in(run: Run, sync: Sync, attempt: Attempt, decision: d.OfAttempt)
         case d.Evict(sites=sites):
             for site, text, why in sites:
                 run.report(logging.ERROR, text)
-                run.evict(site, why)
+                run.evict(site, why, Cause.CONTRIBUTION)
         case d.JudgeStates(commit):
             states.judge(run, commit)
             attempt.spoil(attempt.spoiled or f"contributors hold different states of commit {commit}")
@@ -302,7 +305,7 @@ def _fail(run: Run, sync: Sync, attempt: Attempt, decision: d.Fail) -> None:
 def _hold_against(run: Run, site: Site, why: str) -> None:
     """A contributor with whom others could not exchange. A site that never contributes is evicted the second time."""
     if site.conduct.is_on_trial:
-        run.evict(site, f"it says that it is ready, but {why}")
+        run.evict(site, f"it says that it is ready, but {why}", Cause.CONTRADICTION)
     elif not site.conduct.has_contributed:
         run.strike(site, why)
         run.persist(site.record())

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from heapq import nlargest
 
 from atoll.coordinator.core.run import Run
+from atoll.coordinator.core.sites.conduct import Cause
 from atoll.coordinator.core.sites.membership import Site
 from atoll.coordinator.core.sync.attempts import Attempt
 from atoll.coordinator.core.sync.blame import Pair
@@ -103,7 +104,7 @@ def carry_out(run: Run, attempt: Attempt, found: Stuck) -> None:
             run.report(logging.WARNING, words)
         else:
             run.trouble.receive_only.note([site.site_id], attempt.plan.sync)
-            run.evict(site, words)
+            run.evict(site, words, Cause.HANG)
     attempt.note_heard(found.heard)
     attempt.note_failing(found.pairs, run.now)
 

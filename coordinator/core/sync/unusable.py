@@ -16,6 +16,7 @@ import logging
 
 from atoll.coordinator.core.events import ExclusionRecord
 from atoll.coordinator.core.run import Run
+from atoll.coordinator.core.sites.conduct import Cause
 from atoll.coordinator.core.sites.membership import Site, Standing
 from atoll.coordinator.core.sync.attempts import Attempt, NoAverage
 from atoll.coordinator.core.sync.decision import GoBack
@@ -60,7 +61,8 @@ def exclude(run: Run, sync: Sync, attempt: Attempt, found: NoAverage) -> str:
         if again:
             run.left_out.forget(site_id)
             run.trouble.receive_only.note([site_id], plan.sync)
-            run.evict(site, f"it was left out of two syncs in a row: {words}; it begins anew from the run's state")
+            why = f"it was left out of two syncs in a row: {words}; it begins anew from the run's state"
+            run.evict(site, why, Cause.CONTRIBUTION)
     return "; ".join(reasons) or found.reason
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from atoll.protocol.figures import Figures
+from atoll.protocol.figures import Figures, Readings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +52,8 @@ class SiteView(Figures):
     """Of its last contribution, as the reducers say; None if that is not known. So is the next one."""
     cosine: float | None
     """To the average, of its last contribution that was looked at closer, in a sample."""
+    telemetry: Readings
+    """What it measured last; zeros until it said so."""
     high_in_a_row: int
     """Contributions in a row whose norm was more than `sync.clip` times the median."""
 
@@ -183,6 +185,8 @@ class RunView:
     num_attempts: int
     """Plans since this start of the coordinator; so are the next four."""
     num_evicted: int
+    evictions: tuple[tuple[str, int], ...]
+    """The same by cause: absence, hang, state, contribution, contradiction or operator."""
     num_wrong_states: int
     num_refused: int
     num_malformed: int

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any, TypeVar
 
 from atoll.coordinator.core.run import Run
+from atoll.coordinator.core.sites.conduct import Cause
 from atoll.coordinator.core.sites.membership import Site, Standing
 from atoll.coordinator.core.sync import outcomes, reach
 from atoll.coordinator.core.sync.syncs import Sync
 from atoll.coordinator.core.view.data_ranges import data_view
 from atoll.coordinator.core.view.document import CommitView, LinkView, RunView, SiteView, SyncView
+from atoll.protocol.addresses import is_plain
+from atoll.protocol.figures import Readings
 from atoll.protocol.plans import weights
 from atoll.protocol.text import last_line
 
@@ -58,6 +61,8 @@ def view_of(run: Run, now: float) -> RunView:
         last_commit=run.log.last,
         sync_every=sync.window_steps(0, run.log.last) if sync.steps_at_nodes else sync.every,
         num_parameters=run.manifest.manifest.num_trainable if run.manifest else 0,
+        num_evicted=run.evictions.total(),
+        evictions=tuple((cause.value, run.evictions[cause]) for cause in Cause),
         state_hash=run.log.attested[attested].hex() if attested is not None else "",
         attested_commit=attested,
         banned=tuple(f"{name}: {record.reason}" for name, record in sorted(run.banned.items())),
@@ -120,6 +125,7 @@ def _site_view(run: Run, site: Site, now: float, not_dialled_by: tuple[str, ...]
         state_kind=kind,
         connected=site.stream is not None,
         phase=last_line(heartbeat.phase),
+        telemetry=_telemetry(site),
         loss=heartbeat.loss or None,  # the wire says 0 where there is none
         utilization=heartbeat.train_s / total_s if total_s > 0 else None,
         last_commit=applied,
@@ -136,6 +142,12 @@ def _site_view(run: Run, site: Site, now: float, not_dialled_by: tuple[str, ...]
         cosine=norm.cosine if norm else None,
         high_in_a_row=run.norms.high_in_a_row(site.site_id),
     )
+
+
+def _telemetry(site: Site) -> Readings:
+    """As it said it, but for an address that is none."""
+    said = site.telemetry
+    return said if is_plain(said.metrics_address) else replace(said, metrics_address="")
 
 
 def _site_state(site: Site) -> tuple[str, str]:

@@ -19,6 +19,7 @@ from atoll.node.core.host_events import SlicesArrived, SnapshotShared
 from atoll.node.core.outputs import AnswerDraw, AnswerWorkers, RefuseRank, SendLayout
 from atoll.node.core.ranks.group import Outcome, WorkerGroup
 from atoll.node.core.ranks.liveness import StepTimes, Watch
+from atoll.node.core.ranks.reports import tokens_once
 from atoll.node.local_protocol import MAX_CHECKPOINTS, NO_CHECKPOINTS, CheckpointCounts, CheckpointId, LocalLayout
 from atoll.protocol.errors import InvalidMessage
 from atoll.protocol.time_limits import TimeLimits
@@ -53,6 +54,7 @@ class Generations:
         self.num_elsewhere = num_elsewhere
         self._step_times = StepTimes()
         self._earlier_checkpoints: CheckpointCounts = NO_CHECKPOINTS
+        self._earlier_tokens = 0
         self._crashed_from: deque[CheckpointId] = deque(maxlen=MAX_CHECKPOINTS)
         self._lost: tuple[float, str] | None = None  # until when the exit may say more, and why
         self._seen_at = now
@@ -61,7 +63,7 @@ class Generations:
         """New ranks, in place of those before."""
         self._lost = None
         if self._num_ranks:
-            self._earlier_checkpoints = self.checkpoints
+            self._earlier_checkpoints, self._earlier_tokens = self.checkpoints, self.trained_tokens
             self.group = WorkerGroup(generation, self._num_ranks, now, self._step_times, self.num_elsewhere)
 
     def end(self) -> None:
@@ -158,6 +160,12 @@ class Generations:
         """Of all ranks of all generations."""
         ranks = () if self.group is None else self.group.ranks
         return sum((rank.checkpoints for rank in ranks), self._earlier_checkpoints)
+
+    @property
+    def trained_tokens(self) -> int:
+        """Of all generations, as far as their ranks have said."""
+        ranks = () if self.group is None else self.group.ranks
+        return self._earlier_tokens + tokens_once((rank.data_rank, rank.readings.trained_tokens) for rank in ranks)
 
     @property
     def crashed_from(self) -> tuple[CheckpointId, ...]:

@@ -84,7 +84,7 @@ class WorkerGroup:
         """It has built its model. When all have, their pieces are put together, which takes a thread."""
         status = self._enter(rank, "join", Due.JOIN)
         status.due, status.moved_at = Due.LAYOUT, now
-        self._joined[rank] = offered
+        self._joined[rank], self.ranks[rank].data_rank = offered, offered.data_rank
         if self._reasons:
             return self._unequal_end(list(self._reasons), rank)
         if len(self._joined) < self.world_size or self.failed:
@@ -273,7 +273,7 @@ class WorkerGroup:
                 self._step_times.note(1 / steps_per_s)
         if math.isfinite(steps_per_s):
             status.steps_per_s = steps_per_s
-        status.checkpoints = said.checkpoints
+        status.checkpoints, status.readings = said.checkpoints, said.readings
         return []
 
     def goodbye(self, rank: int, said: local.Goodbye, _: float) -> Outcome:

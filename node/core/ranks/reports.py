@@ -147,3 +147,11 @@ def in_words(ranks: Iterable[int], what: str = "rank") -> str:
     """`rank 3`, or `ranks 1, 2`."""
     listed = [str(r) for r in sorted(ranks)]
     return f"{what}{'' if len(listed) == 1 else 's'} {', '.join(listed)}"
+
+
+def tokens_once(said: Iterable[tuple[int, int]]) -> int:
+    """Of data ranks and what their ranks count: those that see the same batch count it once."""
+    by_data_rank: dict[int, int] = {}
+    for data_rank, tokens in said:
+        by_data_rank[data_rank] = max(tokens, by_data_rank.get(data_rank, 0))
+    return sum(by_data_rank.values())

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from atoll.node.core.events import Answer
-from atoll.node.local_protocol import NO_CHECKPOINTS, CheckpointCounts, SealedReport
+from atoll.node.local_protocol import NO_CHECKPOINTS, NO_READINGS, CheckpointCounts, RankReadings, SealedReport
 
 STORY = 12
 """Of a rank's last steps."""
@@ -49,6 +49,9 @@ class RankStatus:
     point: int = 0
     """Index of the point that it comes to next or is at."""
     checkpoints: CheckpointCounts = NO_CHECKPOINTS
+    readings: RankReadings = NO_READINGS
+    data_rank: int = 0
+    """The same on ranks that see the same batch."""
     draws_since: float | None = None
     """It waits for samples that are not leased yet."""
     data_epoch: int = 0

@@ -14,6 +14,9 @@ class Counters:
 
     sent_bytes: int = 0
     """Of messages between nodes, without the transport's own."""
+    sent_contribution_bytes: int = 0
+    """Of these, in exchanges: to reducers, and averages to all."""
+    sent_average_bytes: int = 0
     received_bytes: int = 0
     refused: Counter[type[RefusedError]] = field(default_factory=Counter)
     """Messages refused here, by their error."""

@@ -157,7 +157,17 @@ class Attempt:
 
     # --- what moved
 
-    def sent(self, num_bytes: int) -> None:
+    def sent_contribution(self, num_bytes: int) -> None:
+        """To a reducer."""
+        self.counters.sent_contribution_bytes += num_bytes
+        self._sent(num_bytes)
+
+    def sent_average(self, num_bytes: int) -> None:
+        """To anybody."""
+        self.counters.sent_average_bytes += num_bytes
+        self._sent(num_bytes)
+
+    def _sent(self, num_bytes: int) -> None:
         self.counters.sent_bytes += num_bytes
         self.uplink.sent(num_bytes)
 

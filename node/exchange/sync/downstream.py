@@ -62,7 +62,7 @@ class Downstream:
     async def _send(self, frame: bytes) -> None:
         who = f"site {self.member.site_id} ({self._attempt.where})"
         await write_within(self._attempt.pace.stall_s, self.context.write, frame, who)
-        self._attempt.sent(len(frame))
+        self._attempt.sent_average(len(frame))
 
     async def _send_held(self) -> None:
         held = await self._reducer.held_of(self.member) if self._contributes else []

@@ -186,7 +186,7 @@ class Upstream:
                 opening = (await self._open(strand)).SerializeToString()
                 with suppress(asyncio.InvalidStateError):  # the call has ended: reading says why
                     await call.write(opening)
-                self.attempt.sent(len(opening))
+                self.attempt.sent_contribution(len(opening))
                 if self.attempt.plan.attempt == 1 and not strand.was_open:
                     # Nothing can be held: the way there and back is saved.
                     sender = self._start_sending(call, strand, strand.chunks)
@@ -233,7 +233,7 @@ class Upstream:
         await call.write(frame)
         self._num_written_bytes += len(frame)
         self._moved(self._worth_up.of(len(frame)))
-        self.attempt.sent(len(frame))
+        self.attempt.sent_contribution(len(frame))
 
     async def _read(self, call: Stream) -> peer_pb2.ExchangeResponse | None:
         attempt, since = self.attempt, self.attempt.loop.time()

@@ -15,10 +15,12 @@ from unittest.mock import ANY
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from atoll.coordinator.web import load_page, metrics, status_pages
+from atoll.coordinator.metrics import METRICS
+from atoll.coordinator.web import load_page, status_pages
 from atoll.protocol import messages as m
 from atoll.protocol import pages
 from atoll.protocol.errors import HostError
+from atoll.protocol.metrics import families
 from tests.harness.coordinator_story import Story, some_settings
 
 
@@ -40,7 +42,7 @@ def a_document() -> dict[str, Any]:
 
 def shown(document: dict[str, Any]) -> bytes:
     """Its metrics, as they are scraped."""
-    return pages.metrics(metrics(document)).body
+    return pages.metrics(families(METRICS, document)).body
 
 
 def served(check: Callable[[str], None], document: dict[str, Any]) -> None:
@@ -124,7 +126,17 @@ def test_metrics_are_well_formed() -> None:
     assert state == {"waiting": 0, "training": 1, "syncing": 0, "paused": 0, "finished": 0}
     for family in families.values():
         for sample in family.samples:
-            assert set(sample.labels) <= {"site", "state", "run_id", "codec", "version"}
+            assert set(sample.labels) <= {
+                "site",
+                "state",
+                "run_id",
+                "codec",
+                "robust",
+                "version",
+                "cause",
+                "what",
+                "part",
+            }
 
 
 def test_the_loss_is_that_of_the_newest_commit_though_the_curve_of_a_long_run_is_thinned_out() -> None:

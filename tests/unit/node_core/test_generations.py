@@ -8,6 +8,7 @@ import pytest
 
 from atoll.node.core import events as e
 from atoll.node.core import outputs as out
+from atoll.node.core.ranks.generations import Generations
 from atoll.node.core.ranks.group import WorkerGroup
 from atoll.node.core.ranks.pieces import site_pieces
 from atoll.node.local_protocol import (
@@ -19,6 +20,7 @@ from atoll.node.local_protocol import (
     MergedReport,
     Piece,
     Progress,
+    RankReadings,
     Said,
 )
 from atoll.protocol import PROTOCOL_VERSION
@@ -161,6 +163,37 @@ def test_checkpoints_are_counted_over_generations() -> None:
     node.trains()
     node.progresses(0, CheckpointCounts(failed=2))
     assert node.core.ranks.checkpoints == CheckpointCounts(written=3, skipped=1, failed=2)
+
+
+def test_tokens_are_counted_over_generations() -> None:
+    node = Node()
+    node.trains()
+
+    def trained(tokens: int) -> int:
+        said = Progress(step=0, steps_per_s=10.0, readings=RankReadings(trained_tokens=tokens))
+        assert not node.says(said)
+        return node.core.ranks.trained_tokens
+
+    assert trained(100) == 100
+    assert trained(250) == 250
+    node.crashes()
+    node.now += 100
+    node(e.Tick())
+    assert node.core.ranks.trained_tokens == 250
+    node.trains()
+    assert trained(30) == 280
+
+
+def test_ranks_that_see_the_same_batch_count_its_tokens_once() -> None:
+    ranks = Generations(4, 0.0)
+    ranks.begin(1, 0.0)
+    assert ranks.group is not None
+    for rank, (data_rank, tokens) in enumerate([(0, 100), (0, 90), (1, 50), (1, 50)]):
+        hello = LocalHello(world_size=4, pid=5 + rank, protocol_version=PROTOCOL_VERSION)
+        ranks.heard(e.RankSaid(generation=1, rank=rank, said=hello), 1.0)
+        ranks.heard(e.RankSaid(generation=1, rank=rank, said=offer(MANIFEST, PIECES, data_rank=data_rank)), 1.0)
+        ranks.group.ranks[rank].readings = RankReadings(trained_tokens=tokens)
+    assert ranks.trained_tokens == 150
 
 
 def test_one_message_of_a_rank_is_one_event_and_what_all_agree_on_follows_from_it() -> None:
