@@ -159,7 +159,7 @@ MUTATIONS = (
     Mutation(
         name="sites that have gone are in the metrics",
         rule="metrics are without sites that have gone",
-        where="coordinator.web:metrics",
+        where="coordinator.metrics:_here",
         old="""if site["site_id"] and site["state_kind"] != "gone"]""",
         new="""if site["site_id"]]""",
         tests=("tests/unit/coordinator/test_status_page.py",),
@@ -167,7 +167,7 @@ MUTATIONS = (
     Mutation(
         name="strangers name labels of metrics",
         rule="metrics of single sites are of those that are in the run",
-        where="coordinator.web:metrics",
+        where="coordinator.metrics:_here",
         old="""if site["site_id"] and site["state_kind"]""",
         new="""if site["state_kind"]""",
         tests=("tests/unit/coordinator/test_status_page.py",),

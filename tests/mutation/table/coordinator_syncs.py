@@ -91,8 +91,8 @@ MUTATIONS = (
         name="a Done from elsewhere spoils each attempt",
         rule="a site whose Done names a commit before the plan's base, or one that is none, is evicted",
         where="coordinator.core.sync.driver:done",
-        old='        run.evict(site, f"it exchanged from',
-        new='        run.report(logging.ERROR, f"it exchanged from',
+        old="        run.evict(site, why, Cause.CONTRADICTION)\n        return\n",
+        new="        run.report(logging.ERROR, why)\n        return\n",
         tests=(
             "tests/unit/coordinator/test_hostile_contributors.py::test_7_a_member_that_contributes_cannot_cost_each_sync_an_attempt",
         ),

@@ -121,6 +121,17 @@ def test_nothing_follows_from_what_a_site_tells() -> None:
     assert story.core.next_deadline() == before
 
 
+def test_a_site_that_hangs_does_not_get_on_by_telling() -> None:
+    story = a_story()
+    story.sites["b"].trains = False
+    for i in range(60):
+        story.wait(1.0)
+        if story.view.num_evicted:
+            break
+        story.says("b", replace(TOLD, trained_tokens=1000 + i))
+    assert [name for name in ("a", "b") if story.num(name, m.Evicted)] == ["b"]
+
+
 def test_whoever_starts_again_has_told_nothing() -> None:
     story = a_story()
     story.connect("a", incarnation=2, state=(1, "s1"))
