@@ -17,7 +17,7 @@ LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 COOKIE = "atoll-viewer"
 BEARER = "bearer "
 _FORM = b"""<!doctype html><html lang="en"><meta charset="utf-8"><title>atoll</title>
-<form method="post" action="/login"><p><label>A viewer's token of this run (<code>atoll invite --viewer NAME --token
+<form method="post" action="/login"><p><label>A viewer's token of this run (<code>atoll token --viewer NAME
 </code>)<br><input name="token" type="password" autocomplete="off" autofocus required></label>
 <button>Look</button></form></html>
 """

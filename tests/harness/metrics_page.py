@@ -19,7 +19,7 @@ compares. How a figure gets here: [decisions/0060](decisions/0060-seen-from-one-
 
 The coordinator's `/metrics` shows the whole run, also of sites that nobody can reach: they say their figures in their
 session. On the coordinator's machine it is at http://127.0.0.1:7701/metrics; other machines see it over TLS, with a
-viewer's token (`atoll invite --viewer NAME --token`). `/sd` there is Prometheus' service discovery over HTTP of the
+viewer's token (`atoll token --viewer NAME`). `/sd` there is Prometheus' service discovery over HTTP of the
 nodes whose own `/metrics` other machines reach (`atoll node --http-listen`). Rules, alerts and a configuration to begin
 with are in [deploy/prometheus](../deploy/prometheus).
 

@@ -51,7 +51,7 @@ def test_other_machines_see_the_run_by_a_token_over_tls(tmp_path: Path) -> None:
         coordinator = run.start_coordinator(extra=extra)
         port = int(coordinator.wait_for_line(r"status page https://0\.0\.0\.0:(\d+)/", LIMIT_S).group(1))
         run.start_node("a", MODEL, extra=["--http-listen", "0.0.0.0:0"])
-        token = atoll(run, "invite", str(run.toml), "--viewer", "anna", "--token").lines[-1]
+        token = atoll(run, "token", str(run.toml), "--viewer", "anna").lines[-1]
         shows = {"Authorization": f"Bearer {token}"}
         browser = Browser(run, port, "run.example")
 

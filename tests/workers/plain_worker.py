@@ -33,12 +33,13 @@ import numpy as np
 import numpy.typing as npt
 
 from atoll.node.core.events import Answer, AnswerKind, MergeMode
-from atoll.node.local_protocol import DataSet, LocalJoin, Piece, PieceHash, SealedReport, piece_hash
+from atoll.node.local_protocol import DataSet, LocalJoin, Piece, PieceHash, RankReadings, SealedReport, piece_hash
 from atoll.node.worker.client import JoinedLayout, LocalClient
 from atoll.node.worker.draws import LeasedBatches
 from atoll.protocol.digest import Digest
 from atoll.protocol.errors import AtollError
 from atoll.protocol.layout import FP32_ROLES, Manifest, Role, TensorSpec, fragments_of
+from atoll.protocol.resources import resident_bytes
 from atoll.protocol.sample_order import GLOBAL_LINE, SampleOrder
 from atoll.protocol.settings import settings_from_json
 
@@ -273,7 +274,8 @@ class Worker:
             self.train()
             if time.monotonic() - said_at > PROGRESS_EVERY_S:
                 said_at = time.monotonic()
-                self.client.progress(self.step, self.num_steps / max(self.train_s, 1e-9))
+                trained = RankReadings(memory_bytes=resident_bytes(), trained_tokens=self.step * self.options.tokens)
+                self.client.progress(self.step, self.num_steps / max(self.train_s, 1e-9), readings=trained)
 
     def load(self) -> None:
         """The samples of the next step, with some fetched ahead of it as a loader does."""

@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--http-listen",
         metavar="HOST:PORT",
         help="status page and metrics (default: on this machine alone); elsewhere by https, for whoever has a token "
-        "(`atoll invite --viewer NAME --token`)",
+        "(`atoll token --viewer NAME`)",
     )
     parser.add_argument("--http-name", metavar="NAME", help="of this machine, by which browsers come to them")
     parser.add_argument(

@@ -7,7 +7,6 @@ examples:
   atoll invite --site berlin                                  from the run of ./run.toml, for a day
   atoll invite --site berlin --expires 2h --file berlin.invite
   atoll invite --viewer anna --store /data/run.db
-  atoll invite --viewer prometheus --token --file token       for the status page and the metrics, over https
   atoll invite --site berlin --take-back                      its invite, or its key, was stolen: then invite it anew
 On the other machine:
   atoll join berlin.invite --data ~/texts                     joins, and starts the node
@@ -23,9 +22,6 @@ from atoll.cli import operator
 from atoll.protocol.dates import duration_s
 from atoll.protocol.errors import ConfigError
 
-INVITE_LIFE_S = 86_400
-TOKEN_LIFE_S = 90 * 86_400
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     operator.add_arguments(parser)
@@ -33,7 +29,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     who.add_argument("--site", metavar="NAME", help="a machine or a cluster that trains")
     who.add_argument("--viewer", metavar="NAME", help="may look at the run")
     who.add_argument("--operator", metavar="NAME", help="may change the run")
-    parser.add_argument("--expires", type=duration_s, metavar="TIME", help="as 90m, 24h or 7d (default: 24h)")
+    parser.add_argument(
+        "--expires", type=duration_s, default="24h", metavar="TIME", help="as 90m, 24h or 7d (default: 24h)"
+    )
     parser.add_argument(
         "--address", action="append", default=[], metavar="HOST:PORT", help="where the coordinator is reached"
     )
@@ -41,11 +39,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--take-back",
         action="store_true",
         help="instead: nobody is or becomes that by the invites that there are, used or not",
-    )
-    parser.add_argument(
-        "--token",
-        action="store_true",
-        help="for a viewer: a token for the status page and for Prometheus, in place of an invite (default: for 90d)",
     )
     parser.add_argument("--file", type=Path, metavar="PATH", help="write it there, for you alone, and print nothing")
 
@@ -56,10 +49,8 @@ def run(args: argparse.Namespace) -> int:
     from atoll.protocol.trust.enrolled import joined
     from atoll.protocol.trust.invites import from_text
 
-    if args.take_back and (args.file is not None or args.address or args.token):
-        raise ConfigError("--take-back makes no invite: leave out --file, --address and --token")
-    if args.token and args.viewer is None:
-        raise ConfigError("--token is for a --viewer: sites and operators join by an invite")
+    if args.take_back and (args.file is not None or args.address):
+        raise ConfigError("--take-back makes no invite: leave out --file and --address")
     role = next(role for role in ("site", "viewer", "operator") if getattr(args, role) is not None)
     if args.file is not None and args.file.exists():
         raise ConfigError(f"{args.file} is there already; name another file, or remove it")
@@ -72,11 +63,10 @@ def run(args: argparse.Namespace) -> int:
         "invite",
         role=role,
         name=getattr(args, role),
-        life_s=float(args.expires or (TOKEN_LIFE_S if args.token else INVITE_LIFE_S)),
-        is_token=args.token,
+        life_s=float(args.expires),
         addresses=args.address or (joined(args.home).addresses if args.home is not None else []),
     )
-    if not args.token and all(is_loopback(address) for address in from_text(text).addresses):
+    if all(is_loopback(address) for address in from_text(text).addresses):
         print(
             "atoll invite: it is for this machine alone: the coordinator is at a loopback address; for others start it "
             "with --listen, or say --address HOST:PORT",
@@ -86,7 +76,5 @@ def run(args: argparse.Namespace) -> int:
         print(text)
         return 0
     Disk().write_whole(args.file, text.encode() + b"\n")
-    print(
-        f"the {'token' if args.token else 'invite'} for {role} {getattr(args, role)} is in {args.file}", file=sys.stderr
-    )
+    print(f"the invite for {role} {getattr(args, role)} is in {args.file}", file=sys.stderr)
     return 0

@@ -35,6 +35,7 @@ from atoll.cli import (
     sample,
     status,
     stop,
+    token,
     tokenize,
 )
 from atoll.protocol.errors import AtollError, ConfigError
@@ -58,7 +59,7 @@ class Verb(Protocol):
 
 
 _MODULES: tuple[Verb, ...] = (
-    plan, init, coordinator, invite, join, node, status, stop, rollback, evict, ban, reset, audit, demo,
+    plan, init, coordinator, invite, token, join, node, status, stop, rollback, evict, ban, reset, audit, demo,
     tokenize, sample, export,
 )  # fmt: skip
 VERBS = {verb.__name__.rpartition(".")[2]: verb for verb in _MODULES}

@@ -1,0 +1,75 @@
+"""Let a browser or a Prometheus look at the run over https: prints a viewer's token.
+
+The coordinator shows its page and its metrics to other machines if it listens there (`atoll coordinator --http-listen
+HOST:PORT --http-name NAME`), over TLS, and to whoever has a token: a browser is asked for it, a program shows it in a
+header (Authorization: Bearer TOKEN). A node with an --http-listen of its own takes it as well. `atoll invite --viewer
+NAME --take-back` ends it at the coordinator; nodes take it until it expires.
+
+With --prometheus a folder is written from which a Prometheus can be started: its configuration, the run's root by
+which it knows whom it asks, and the token. Rules and alerts are in deploy/prometheus.
+
+examples:
+  atoll token --viewer anna                                     from the run of ./run.toml, for 90 days
+  atoll token --viewer prometheus --prometheus /etc/prometheus/run --target run.example:7701
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from atoll.cli import operator
+from atoll.protocol.dates import duration_s
+from atoll.protocol.errors import ConfigError, HostError
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    operator.add_arguments(parser)
+    parser.add_argument("--viewer", metavar="NAME", required=True, help="whose it is")
+    parser.add_argument(
+        "--expires", type=duration_s, default="90d", metavar="TIME", help="as 90m, 24h or 7d (default: 90d)"
+    )
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument("--file", type=Path, metavar="PATH", help="write it there, for you alone, and print nothing")
+    where.add_argument(
+        "--prometheus", type=Path, metavar="DIR", help="write a folder for Prometheus, and print nothing"
+    )
+    parser.add_argument("--target", metavar="HOST:PORT", help="with --prometheus: where the coordinator's page is")
+
+
+def run(args: argparse.Namespace) -> int:
+    from atoll.cli import scrape
+    from atoll.protocol.addresses import parse_address
+    from atoll.protocol.disk import Disk
+
+    if (args.prometheus is None) != (args.target is None):
+        raise ConfigError("--prometheus DIR and --target HOST:PORT go together")
+    if args.target is not None:
+        parse_address(args.target)
+    if args.file is not None and args.file.exists():
+        raise ConfigError(f"{args.file} is there already; name another file, or remove it")
+    token = operator.ask(args, "invite", role="viewer", name=args.viewer, life_s=float(args.expires), is_token=True)
+    if args.prometheus is not None:
+        scrape.write(args.prometheus, token, _root(args), args.target)
+        print(f"{args.prometheus} is ready: prometheus --config.file {args.prometheus}/prometheus.yml", file=sys.stderr)
+    elif args.file is not None:
+        Disk().write_whole(args.file, token.encode() + b"\n")
+        print(f"the token of viewer {args.viewer} is in {args.file}", file=sys.stderr)
+    else:
+        print(token)
+    return 0
+
+
+def _root(args: argparse.Namespace) -> bytes:
+    """Of the run, as PEM. Raises HostError."""
+    from atoll.coordinator.authority import folder_of
+    from atoll.protocol.trust.enrolled import joined
+
+    if args.home is not None:
+        return joined(args.home).shown.roots
+    path = folder_of(operator.store_path(args)) / "root.pem"
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise HostError(f"{path}: {error.strerror}") from None

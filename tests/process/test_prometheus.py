@@ -1,0 +1,157 @@
+"""A real Prometheus (Debian's package) scrapes a real run over TLS by a viewer's token; rules, alerts and dashboards
+ask it for nothing that it does not have."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import urllib.parse
+import urllib.request
+from pathlib import Path
+from shutil import which
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.harness.dashboards import FOLDER as DASHBOARDS
+from tests.harness.dashboards import dashboards, text_of
+from tests.harness.local_run import LocalRun
+from tests.harness.sockets import free_address
+from tests.process.test_secured_runs import FOREVER, LIMIT_S, MODEL, atoll
+
+RULES = Path(__file__).parents[2] / "deploy" / "prometheus"
+needs_prometheus = pytest.mark.skipif(which("promtool") is None, reason="needs Debian's package prometheus")
+
+NOT_ON_CPU = {"atoll_site_gpu", "atoll_site_peak_flops", "atoll:site_flops_utilization"}
+"""Of these a machine without a GPU has none."""
+NOT_IN_A_FAST_RUN = {
+    "atoll_link_bytes_per_second",
+    "atoll_site_up_bytes_per_second",
+    "atoll_site_down_bytes_per_second",
+}
+"""Said where exchanges take long enough to be measured."""
+
+pytestmark = pytest.mark.timeout(180)
+
+
+def promtool(*arguments: str, folder: Path = RULES) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(["promtool", *arguments], check=False, cwd=folder, capture_output=True, text=True, timeout=60)
+
+
+def alerts() -> list[dict[str, Any]]:
+    groups = yaml.safe_load((RULES / "atoll.rules.yml").read_text())["groups"]
+    return [rule for group in groups for rule in group["rules"] if "alert" in rule]
+
+
+@needs_prometheus
+def test_rules_are_right_and_do_what_their_tests_say() -> None:
+    assert "SUCCESS" in promtool("check", "rules", "atoll.rules.yml").stdout
+    tested = promtool("test", "rules", "atoll.rules.test.yml")
+    assert "SUCCESS" in tested.stdout, tested.stdout + tested.stderr
+
+
+@needs_prometheus
+def test_an_alert_that_never_comes_or_always_does_is_noticed(tmp_path: Path) -> None:
+    shutil.copy(RULES / "atoll.rules.test.yml", tmp_path)
+    rules = yaml.safe_load((RULES / "atoll.rules.yml").read_text())
+    for wrong in ("vector(1) > 1", "vector(1)"):
+        for alert in rules["groups"][1]["rules"]:
+            alert["expr"] = wrong
+        (tmp_path / "atoll.rules.yml").write_text(yaml.safe_dump(rules))
+        said = promtool("test", "rules", "atoll.rules.test.yml", folder=tmp_path)
+        noticed = set(re.findall(r"alertname: (\w+)", said.stdout + said.stderr))
+        assert noticed == {alert["alert"] for alert in alerts()}, said.stdout + said.stderr
+
+
+def test_each_alert_has_an_entry_in_the_runbook() -> None:
+    page = (RULES.parents[1] / "docs" / "operations.md").read_text()
+    entries = re.findall(r"^### (Atoll\w+)$", page, re.MULTILINE)
+    assert entries == [alert["alert"] for alert in alerts()]
+    for alert in alerts():
+        assert alert["annotations"]["runbook"] == f"docs/operations.md#{alert['alert'].lower()}"
+
+
+def test_the_dashboards_are_what_the_code_says() -> None:
+    for name, dashboard in dashboards().items():
+        assert (DASHBOARDS / name).read_text() == text_of(dashboard), "run python -m tests.harness.dashboards"
+
+
+def queries() -> list[str]:
+    """Of recording rules and dashboards, and what alerts look at."""
+    groups = yaml.safe_load((RULES / "atoll.rules.yml").read_text())["groups"]
+    found = [rule["record"] for group in groups for rule in group["rules"] if "record" in rule]
+    for alert in alerts():
+        found += re.findall(r"\b(?:atoll[:_][a-z0-9_:]+|up)\b", alert["expr"])
+    for dashboard in dashboards().values():
+        for panel in dashboard["panels"]:
+            for target in panel["targets"]:
+                query = target["expr"].replace("$__rate_interval", "1m").replace("$run", ".+").replace("$site", ".+")
+                found.append(query)
+    return list(dict.fromkeys(found))
+
+
+@needs_prometheus
+def test_a_real_prometheus_finds_all_that_rules_and_dashboards_ask_for(tmp_path: Path) -> None:
+    folder = tmp_path / "prometheus"
+    with LocalRun(tmp_path, FOREVER, secured=True) as run:
+        page = free_address()
+        port = page.rpartition(":")[2]
+        run.start_coordinator(extra=["--http-listen", f"0.0.0.0:{port}", "--http-name", "localhost"])
+        for name in "ab":
+            extra = ["--http-listen", "0.0.0.0:0"] if name == "a" else []
+            run.start_node(name, MODEL, extra=extra)
+        written = atoll(
+            run, "token", str(run.toml), "--viewer", "prometheus", "--prometheus", str(folder),
+            "--target", f"localhost:{port}",
+        )  # fmt: skip
+        assert written.popen.returncode == 0, written.lines
+        assert (folder / "token").stat().st_mode & 0o77 == 0
+        shutil.copy(RULES / "atoll.rules.yml", folder)
+        configuration = folder / "prometheus.yml"
+        text = configuration.read_text().replace("interval: 15s", "interval: 1s")
+        configuration.write_text(text.replace("http_sd_configs:", "http_sd_configs:", 1).replace(
+            f"      - url: https://localhost:{port}/sd\n",
+            f"      - url: https://localhost:{port}/sd\n        refresh_interval: 1s\n",
+        ))  # fmt: skip
+        checked = promtool("check", "config", "prometheus.yml", folder=folder)
+        assert checked.returncode == 0, checked.stdout + checked.stderr
+        address = free_address()
+        run.start(
+            "prometheus",
+            ["prometheus", "--config.file", str(configuration), "--storage.tsdb.path", str(tmp_path / "data"),
+             "--web.listen-address", address, "--log.level", "warn"],
+        )  # fmt: skip
+
+        def asked(path: str, **parameters: str) -> Any:
+            url = f"http://{address}/api/v1/{path}?{urllib.parse.urlencode(parameters)}"
+            with urllib.request.urlopen(url, timeout=10) as answer:
+                return json.load(answer)["data"]
+
+        def unanswered() -> list[str]:
+            try:
+                return [query for query in queries() if not asked("query", query=query)["result"]]
+            except OSError as error:
+                return [str(error)]
+
+        known = NOT_ON_CPU | NOT_IN_A_FAST_RUN
+
+        def missing() -> list[str]:
+            return [query for query in unanswered() if not any(name in query for name in known)]
+
+        run.wait(
+            lambda found: not found["missing"],
+            LIMIT_S,
+            "Prometheus has an answer to all",
+            status=lambda: {"missing": missing()},
+        )
+        targets = {t["labels"]["job"]: t for t in asked("targets")["activeTargets"]}
+        assert {job: t["health"] for job, t in targets.items()} == {"atoll": "up", "atoll-nodes": "up"}, targets
+        assert targets["atoll-nodes"]["labels"]["site"] == "a", "that says where its metrics are"
+        both = asked("query", query="atoll_site_tokens_total")["result"]
+        assert {found["metric"]["site"] for found in both} == {"a", "b"}, "the coordinator alone shows the whole run"
+        wire = asked("query", query="atoll_site_wire_bytes_total{what='averages'} > 0")["result"]
+        assert {found["metric"]["site"] for found in wire} == {"a", "b"}
+        assert not [a for a in asked("rules", type="alert")["groups"][0]["rules"] if a["lastError"]]
