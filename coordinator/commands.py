@@ -1,5 +1,5 @@
 """What an operator says to a coordinator, on its own machine (admin.py) or from elsewhere: one line of JSON, which has
-the command and the fields of its event (core/asked.py). `{"command": "stop", "reason": "..."}`. Pure."""
+the command and the fields of its event (core/asked.py). `{"command": "stop", "reason": "..."}`."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from atoll.coordinator.core.events import (
 )
 from atoll.protocol import strict
 from atoll.protocol.errors import ConfigError
+from atoll.protocol.line_socket import MAX_LINE_BYTES
 from atoll.protocol.text import clean
 
-MAX_LINE_BYTES = 4096
 MAX_TEXT = 1024
 
 
@@ -33,7 +33,12 @@ class StatusAsked:
     data_ranges: bool = False
 
 
-COMMANDS: dict[str, type[Asked] | type[StatusAsked]] = {
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HealthAsked:
+    """Whether it can do its work."""
+
+
+COMMANDS: dict[str, type[Asked] | type[StatusAsked] | type[HealthAsked]] = {
     "stop": StopAsked,
     "rollback": RollbackAsked,
     "evict": EvictAsked,
@@ -44,12 +49,13 @@ COMMANDS: dict[str, type[Asked] | type[StatusAsked]] = {
     "take-back": TakeBackAsked,
     "audit": AuditAsked,
     "status": StatusAsked,
+    "health": HealthAsked,
 }
 NOT_ASKED_FOR = frozenset({"by", "request", "invite_id"})
 """Fields of events that the coordinator fills in."""
 
 
-def read(line: bytes, by: str) -> Asked | StatusAsked:
+def read(line: bytes, by: str) -> Asked | StatusAsked | HealthAsked:
     """What that person asks for, with texts as they can be kept and sent: a terminal of another encoding types what is
     none. Raises ConfigError for what is no command."""
     try:

@@ -21,6 +21,9 @@ class CoordinatorConfig:
     """By which name of this machine browsers come to the status page, beside the host of http_listen."""
     advertise: str = ""
     """HOST:PORT where nodes reach the coordinator, for invites; without it, that of --listen."""
+    trust: str = ""
+    """The folder of the run's root: root.pem and root.key. Without it, the one beside the store, where a root is made
+    at the first start."""
     insecure: bool = False
     """Plain text: whoever reaches the port can join the run or disturb it, and whoever is between can read. For this
     machine alone, or a network in which everybody is trusted."""

@@ -71,6 +71,11 @@ class Enrolment:
         return replace(answer, found=authority.token(asked) if asked.is_token else authority.invite(asked, addresses))
 
     @property
+    def root_pem(self) -> str:
+        """The run's root, by which everybody knows everybody; no secret."""
+        return certificates.to_pem(self._authority.root.certificate).decode()
+
+    @property
     def root_until_s(self) -> float:
         """When the run's root expires, in seconds since 1970."""
         return self._authority.root.certificate.not_valid_after_utc.timestamp()

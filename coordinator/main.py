@@ -7,16 +7,17 @@ import json
 import logging
 import sys
 from contextlib import AsyncExitStack
+from pathlib import Path
 from typing import Any
 
-from atoll.coordinator.admin import AdminServer
+from atoll.coordinator.admin import admin_server
 from atoll.coordinator.authority import Authority, folder_of
 from atoll.coordinator.config import CoordinatorConfig
 from atoll.coordinator.loop_lag import LoopLag
 from atoll.coordinator.service import CoordinatorServer
 from atoll.coordinator.sqlite_store import SqliteStore
 from atoll.coordinator.web import status_pages
-from atoll.protocol import outer
+from atoll.protocol import notify, outer
 from atoll.protocol.addresses import is_loopback, is_unspecified, parse_address
 from atoll.protocol.errors import ConfigError, HostError
 from atoll.protocol.exit_codes import ENDED_AT_ONCE
@@ -42,7 +43,7 @@ async def secured(
     `is_new`: there was no store. Raises HostError or ConfigError."""
     if config.insecure:
         return None, PLAIN
-    folder = folder_of(config.store_path)
+    folder = Path(config.trust) if config.trust else folder_of(config.store_path)
     if not is_new and not folder.exists():
         raise HostError(
             f"{config.store_path} is there and {folder.name} beside it is not, without which no site knows this "
@@ -106,6 +107,7 @@ async def serve(
 
         def first(name: str) -> None:
             log.info("%s: stopping; again to end at once", name)
+            notify.tell("STOPPING=1")
             asked.set()
 
         # Until all is closed: a store on a disk that is stuck keeps that waiting.
@@ -126,7 +128,7 @@ async def serve(
         await server.start()
         stack.push_async_callback(server.stop)
 
-        admin = AdminServer(config.store_path, server.command)
+        admin = admin_server(config.store_path, server.command)
         await admin.start()
         stack.push_async_callback(admin.close)
         where = ""
@@ -136,6 +138,9 @@ async def serve(
             await page.start(config.http_listen, "the status page")
             stack.push_async_callback(page.close)
             where = f" (status page http{'s' if access.tls else ''}://{page.address}/)"
+        watched = asyncio.create_task(notify.stay_watched())
+        stack.callback(watched.cancel)
+        notify.tell("READY=1", f"STATUS=run {settings.run_id} on {server.address}")
         running = asyncio.create_task(server.run())
         sys.stdout.write(f"run {settings.run_id}: listening on {server.address}{where}\n")
         sys.stdout.flush()

@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import json
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import asdict, replace
 from typing import Any, TypeVar
 
@@ -192,6 +192,8 @@ class CoordinatorServer:
             return e.Answer(0, f"not a request: {error}")
         if isinstance(asked, commands.StatusAsked):
             return e.Answer(0, "", json.dumps(await self.document(data_ranges=asked.data_ranges)))
+        if isinstance(asked, commands.HealthAsked):
+            return e.Answer(0, "", "; ".join(self._obstacles()))
         return await self.ask(asked)
 
     async def ask(self, asked: e.Asked) -> e.Answer:
@@ -218,6 +220,14 @@ class CoordinatorServer:
         if asked is not None and not asked.done():
             asked.set_result(answer)
 
+    def _obstacles(self) -> Iterator[str]:
+        """To its work; that it says so, shows that it lives."""
+        since = self._keeping_since
+        if since is not None and self._loop.time() - since > STORE_PATIENCE_S:
+            yield f"the store has kept a decision waiting for {self._loop.time() - since:.0f} s"
+        if (missing := self._core.missing_for_quorum()) > 0:
+            yield f"{missing} more sites are needed for a quorum"
+
     def may_look(self, token: str) -> bool:
         """Whether that is a viewer's token."""
         return self._enrolment is not None and self._enrolment.may_look(token)
@@ -240,6 +250,7 @@ class CoordinatorServer:
         since = self._keeping_since
         document["store_stuck_s"] = 0.0 if since is None else round(self._loop.time() - since, 1)
         document["sync_times"] = self._sync_times.document()
+        document["root"] = self._enrolment.root_pem if self._enrolment is not None else None
         document["root_until_s"] = self._enrolment.root_until_s if self._enrolment is not None else None
         document["time"] = self._machine.wall_time()
         document["settings"] = json.loads(settings_to_json(self.settings))

@@ -17,7 +17,7 @@ from atoll.coordinator.core.persisted import Persisted
 from atoll.coordinator.core.run import Run
 from atoll.coordinator.core.sites import admission, bans, forgetting, invites, liveness, manifests, resetting
 from atoll.coordinator.core.sites.conduct import Cause
-from atoll.coordinator.core.sites.membership import Site
+from atoll.coordinator.core.sites.membership import Site, Standing
 from atoll.coordinator.core.suspend_clock import OwnTime
 from atoll.coordinator.core.sync import driver, outcomes, payload_lists, reach, standstill, unusable
 from atoll.coordinator.core.sync.syncs import IllegalStep
@@ -123,6 +123,11 @@ class Core:
     def refusal(self, role: str, name: str, key_digest: bytes) -> str:
         """Why somebody who is certified as that is not let in any more; empty if it is."""
         return invites.refusal(self.run, role, name, key_digest)
+
+    def missing_for_quorum(self) -> int:
+        """Sites; nobody is missing once the run is over."""
+        here = sum(site.standing is Standing.MEMBER and site.stream is not None for site in self.run.members.live())
+        return 0 if self.run.finished is not None else max(0, self.run.settings.quorum - here)
 
     def knows_token(self, token_id: str) -> bool:
         """It was given out, and not taken back."""

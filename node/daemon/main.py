@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from atoll.node.daemon.config import NodeConfig, default_home, validate
 from atoll.node.daemon.discover import discover
+from atoll.node.daemon.health import health_server
 from atoll.node.daemon.home import Home
 from atoll.node.daemon.hosts.follower import run_follower
 from atoll.node.daemon.journal import Journal
@@ -20,6 +21,7 @@ from atoll.node.daemon.plane import DataPlane
 from atoll.node.daemon.security import Identity, NodeSecurity, page_access
 from atoll.node.daemon.site_log import log_to
 from atoll.node.threads import giving_way
+from atoll.protocol import notify
 from atoll.protocol.exit_codes import ENDED_AT_ONCE
 from atoll.protocol.machine import Machine
 from atoll.protocol.signals import Signals, end_process
@@ -96,6 +98,12 @@ async def run_node(config: NodeConfig) -> int:
             stack.push_async_callback(metrics.close)
             node.telemetry.metrics_address = address_of_metrics(metrics.address, met.address)
             log.info("metrics on http%s://%s/metrics", "s" if access.tls else "", metrics.address)
+        health = health_server(home.folder, node.core)
+        await health.start()
+        stack.push_async_callback(health.close)
+        watched = asyncio.create_task(notify.stay_watched())
+        stack.callback(watched.cancel)
+        notify.tell("READY=1", f"STATUS=site {config.name} of run {settings.run_id}")
         log.info("listening for peers on %s", met.address)
         _on_signals(node, signals)
         code, text = await node.run()

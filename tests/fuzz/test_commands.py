@@ -60,7 +60,7 @@ def test_a_line_is_a_command_or_refused(said: list[bytes]) -> None:
         except ConfigError as error:
             session_pb2.OperateResponse(problem=str(error)).SerializeToString()
             continue
-        if isinstance(asked, commands.StatusAsked):
+        if not isinstance(asked, e.Asked):
             continue
         assert asked.by == "operator o"
         for output in story.happens(dataclasses.replace(asked, request=number)):

@@ -96,6 +96,9 @@ class CoordinatorQuestions:
     def audit_log(self, after: int = 0) -> list[AuditRecord]:
         return self.core.run.audit.after(after)
 
+    def missing_for_quorum(self) -> int:
+        return self.core.missing_for_quorum()
+
     def goes_back_to(self) -> int | None:
         """The commit that sites are to put together; None if the run is not going back."""
         going = self.core.run.going_back

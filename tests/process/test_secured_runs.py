@@ -13,9 +13,10 @@ from typing import Any
 import grpc
 import pytest
 
+from atoll.coordinator.authority import folder_of
 from atoll.protocol import PROTOCOL_VERSION, transport
 from atoll.protocol.dates import date_of
-from atoll.protocol.errors import ConfigError, PeerError, RefusedError, StateError
+from atoll.protocol.errors import ConfigError, HostError, PeerError, RefusedError, StateError
 from atoll.protocol.settings import RunSettings
 from atoll.protocol.sync_settings import SyncSettings
 from atoll.protocol.trust import certificates, enrolled
@@ -291,6 +292,31 @@ def test_an_operator_changes_the_run_from_elsewhere_and_the_log_says_who(tmp_pat
         assert here.popen.returncode == 0
         assert len(here.lines) == len(entries)
         assert atoll(run, "audit", str(run.toml), "--holds", "0" * 64).popen.returncode == StateError.exit_code
+
+
+def test_the_root_may_lie_elsewhere_and_both_sides_say_whether_they_work(tmp_path: Path) -> None:
+    with LocalRun(tmp_path, replace(FOREVER, min_sites=1), secured=True) as run:
+        coordinator = run.start_coordinator()
+        coordinator.kill()
+        elsewhere = run.folder / "credentials"
+        folder_of(run.store_path).rename(elsewhere)
+        for path in (*elsewhere.iterdir(), elsewhere):
+            path.chmod(0o400 if path.is_file() else 0o500)
+        run.start_coordinator(extra=["--trust", str(elsewhere)])
+        lives = atoll(run, "health", str(run.toml))
+        assert (lives.popen.returncode, lives.lines[-1]) == (
+            0,
+            "the coordinator lives, and is not ready: 1 more sites are needed for a quorum",
+        )
+        assert atoll(run, "health", str(run.toml), "--ready").popen.returncode == HostError.exit_code
+        node = run.start_node("a", MODEL)
+        run.wait(lambda s: count_contributors(s, 1), LIMIT_S)
+        assert atoll(run, "health", str(run.toml), "--ready").lines[-1] == "the coordinator lives and is ready"
+        assert atoll(run, "health", "--node", str(run.home("a")), "--ready").lines[-1] == "the node lives and is ready"
+        node.kill()
+        gone = atoll(run, "health", "--node", str(run.home("a")))
+        assert gone.popen.returncode == HostError.exit_code
+        assert any("no node answers at" in line for line in gone.lines)
 
 
 def test_nothing_of_a_run_is_on_the_wire_in_clear(tmp_path: Path) -> None:

@@ -51,6 +51,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--store", type=Path, metavar="PATH", help="the run's database (default: run.db beside the file)"
     )
     parser.add_argument(
+        "--trust",
+        metavar="DIR",
+        help="the folder of the run's root (default: beside the database, made at its first start)",
+    )
+    parser.add_argument(
         "--resume",
         type=Path,
         metavar="DIR/manifest.json",
@@ -79,7 +84,7 @@ def prepare(args: argparse.Namespace) -> tuple[RunSettings, CoordinatorConfig, d
     from atoll.node.dataplane import hugging_face
     from atoll.node.dataplane.saved_manifest import load_manifest
 
-    flags = given(args, ("listen", "advertise", "insecure", "http_listen", "http_name"))
+    flags = given(args, ("listen", "advertise", "insecure", "http_listen", "http_name", "trust"))
     store_path = args.store or default_store(args.path)
     settings, config = load_run(args.path, coordinator_flags=flags, store_path=store_path)
     if args.resume is None:

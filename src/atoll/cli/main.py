@@ -25,6 +25,7 @@ from atoll.cli import (
     demo,
     evict,
     export,
+    health,
     init,
     invite,
     join,
@@ -59,7 +60,7 @@ class Verb(Protocol):
 
 
 _MODULES: tuple[Verb, ...] = (
-    plan, init, coordinator, invite, token, join, node, status, stop, rollback, evict, ban, reset, audit, demo,
+    plan, init, coordinator, invite, token, join, node, status, health, stop, rollback, evict, ban, reset, audit, demo,
     tokenize, sample, export,
 )  # fmt: skip
 VERBS = {verb.__name__.rpartition(".")[2]: verb for verb in _MODULES}

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from atoll.cli import operator
 from atoll.protocol.dates import duration_s
-from atoll.protocol.errors import ConfigError, HostError
+from atoll.protocol.errors import ConfigError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -62,14 +62,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _root(args: argparse.Namespace) -> bytes:
-    """Of the run, as PEM. Raises HostError."""
-    from atoll.coordinator.authority import folder_of
-    from atoll.protocol.trust.enrolled import joined
+    """Of the run, as PEM."""
+    import json
 
-    if args.home is not None:
-        return joined(args.home).shown.roots
-    path = folder_of(operator.store_path(args)) / "root.pem"
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise HostError(f"{path}: {error.strerror}") from None
+    root: str = json.loads(operator.ask(args, "status"))["root"]
+    return root.encode()

@@ -172,4 +172,30 @@ MUTATIONS = (
         new="""if site["state_kind"]""",
         tests=("tests/unit/coordinator/test_status_page.py",),
     ),
+    Mutation(
+        name="ready without a quorum",
+        rule="a coordinator is ready with a quorum of sites that are here",
+        where="coordinator.core.core:Core.missing_for_quorum",
+        old="site.standing is Standing.MEMBER and site.stream is not None",
+        new="site.standing is Standing.MEMBER",
+        tests=("tests/unit/test_health.py::test_sites_without_a_stream_and_runs_that_are_over_need_no_quorum",),
+    ),
+    Mutation(
+        name="ready with a store that is stuck",
+        rule="a coordinator is ready when its store takes decisions",
+        where="coordinator.service:CoordinatorServer._obstacles",
+        old="if since is not None and self._loop.time() - since > STORE_PATIENCE_S:",
+        new="if False:",
+        tests=(
+            "tests/unit/test_health.py::test_a_coordinator_is_ready_with_a_quorum_and_a_store_that_takes_decisions",
+        ),
+    ),
+    Mutation(
+        name="a node without a session is ready",
+        rule="a node is ready when it has a session and is in the run",
+        where="node.daemon.health:_obstacles",
+        old="if not site.welcomed:",
+        new="if False:",
+        tests=("tests/unit/test_health.py::test_a_node_is_ready_when_it_is_in_the_run",),
+    ),
 )

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 import shlex
+import subprocess
 from pathlib import Path
+from shutil import which
 
 import pytest
 
@@ -37,6 +39,23 @@ def test_the_command_of_a_unit_is_understood(unit: Path, options: str) -> None:
     args = make_parser().parse_args(own)
     assert args.verb in unit.name
     assert command == (["/srv/train.py", "--lr", "1"] if "--" in options.split() else [])
+
+
+@pytest.mark.parametrize(("name", "most"), [("atoll-coordinator", 2.5), ("atoll-node@", 4.0)])
+@pytest.mark.skipif(which("systemd-analyze") is None, reason="needs Debian's package systemd")
+def test_units_leave_little_open(name: str, most: float) -> None:
+    unit = next(unit for unit in UNITS if unit.stem == name)
+    command = ["systemd-analyze", "security", "--offline=yes", "--no-pager", str(unit)]
+    said = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
+    found = re.search(r"Overall exposure level for .*: ([0-9.]+)", said)
+    assert found is not None, said
+    assert float(found[1]) <= most, said
+
+
+def test_devices_of_a_node_stay_open_for_gpus() -> None:
+    """Each of these closes them: a DeviceAllow= is said or implied."""
+    for key in ("PrivateDevices", "ProtectClock", "DeviceAllow", "DevicePolicy", "MemoryDenyWriteExecute"):
+        assert not values(UNITS[1], key), key
 
 
 @pytest.mark.parametrize("unit", UNITS, ids=lambda u: u.name)

@@ -17,15 +17,17 @@ from atoll.coordinator.core import events as e
 from atoll.protocol import messages as m
 from atoll.protocol import wire
 from atoll.protocol.errors import ConfigError, HostError
+from atoll.protocol.line_socket import MAX_LINE_BYTES
 
 T = TypeVar("T")
 
 
-def served(
-    tmp_path: Path, act: Callable[[Path], T], answer: e.Answer
-) -> tuple[T, list[e.Asked | commands.StatusAsked]]:
+Heard = e.Asked | commands.StatusAsked | commands.HealthAsked
+
+
+def served(tmp_path: Path, act: Callable[[Path], T], answer: e.Answer) -> tuple[T, list[Heard]]:
     """What `act` returns with the store's path, and what the coordinator heard meanwhile."""
-    heard: list[e.Asked | commands.StatusAsked] = []
+    heard: list[Heard] = []
 
     async def command(line: bytes, by: str) -> e.Answer:
         assert by == f"{getpass.getuser()} on the coordinator's machine"
@@ -36,7 +38,7 @@ def served(
         return answer
 
     async def main() -> T:
-        server = admin.AdminServer(tmp_path / "run.db", command)
+        server = admin.admin_server(tmp_path / "run.db", command)
         await server.start()
         try:
             return await asyncio.to_thread(act, tmp_path / "run.db")
@@ -111,8 +113,8 @@ def test_why_it_cannot_be_done_is_said(tmp_path: Path) -> None:
         (b'{"command": "stop", "reason": 1}\n', "reason must be a string"),
         (b'{"command": "rollback", "reason": "?", "to": "3"}\n', "to must be an integer"),
         (b'{"command": "lift-ban", "nam": "a"}\n', 'did you mean "name"?'),
-        (b'{"command": "stop", "reason": "' + b"x" * commands.MAX_LINE_BYTES + b'"}\n', "Expecting value"),
-        (b"[" * (commands.MAX_LINE_BYTES - 1) + b"\n", "recursion"),
+        (b'{"command": "stop", "reason": "' + b"x" * MAX_LINE_BYTES + b'"}\n', "Expecting value"),
+        (b"[" * (MAX_LINE_BYTES - 1) + b"\n", "recursion"),
         (b'{"command": "stop", "reason": "?", "by": "root"}\n', "by cannot be said"),
         (b'{"command": "invite", "role": "site", "name": "a", "invite_id": "1"}\n', "invite_id cannot be said"),
     ],
