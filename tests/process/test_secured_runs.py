@@ -313,6 +313,11 @@ def test_the_root_may_lie_elsewhere_and_both_sides_say_whether_they_work(tmp_pat
         run.wait(lambda s: count_contributors(s, 1), LIMIT_S)
         assert atoll(run, "health", str(run.toml), "--ready").lines[-1] == "the coordinator lives and is ready"
         assert atoll(run, "health", "--node", str(run.home("a")), "--ready").lines[-1] == "the node lives and is ready"
+        assert any("   ok  coordinator  127.0.0.1" in line for line in node.lines), "a machine is looked at as it joins"
+        looked = atoll(run, "doctor", "--home", str(run.home("a")))
+        assert looked.popen.returncode == 0, looked.lines
+        verdicts = {line.split()[1]: line.split()[0] for line in looked.lines if not line.strip().startswith("->")}
+        assert verdicts.items() >= dict.fromkeys(("identity", "coordinator", "clock", "version", "disk"), "ok").items()
         node.kill()
         gone = atoll(run, "health", "--node", str(run.home("a")))
         assert gone.popen.returncode == HostError.exit_code

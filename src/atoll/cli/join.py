@@ -37,8 +37,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     import os
 
+    from atoll.cli import doctor
     from atoll.node.daemon.config import default_home
     from atoll.protocol.dates import utc
+    from atoll.protocol.trust.enrolled import joined
 
     invite = read_invite(args.invite)
     now_s, until_s = time.time(), invite.expires_s
@@ -55,6 +57,7 @@ def run(args: argparse.Namespace) -> int:
     print(f"joined run {invite.run_id} as {invite.role} {invite.name}; its key is in {home}", flush=True)
     if not starts_node:
         return 0
+    doctor.show(doctor.of_site(joined(home), home))  # a node that would surely fail is not started
     args.home, args.name, args.coordinator, args.run, args.insecure = home, "", "", "", False
     return node.run(args)
 

@@ -23,6 +23,7 @@ from atoll.cli import (
     ban,
     coordinator,
     demo,
+    doctor,
     evict,
     export,
     health,
@@ -60,8 +61,8 @@ class Verb(Protocol):
 
 
 _MODULES: tuple[Verb, ...] = (
-    plan, init, coordinator, invite, token, join, node, status, health, stop, rollback, evict, ban, reset, audit, demo,
-    tokenize, sample, export,
+    plan, init, coordinator, invite, token, join, doctor, node, status, health, stop, rollback, evict, ban, reset,
+    audit, demo, tokenize, sample, export,
 )  # fmt: skip
 VERBS = {verb.__name__.rpartition(".")[2]: verb for verb in _MODULES}
 

@@ -1,0 +1,228 @@
+"""Look at this machine before it trains: clock, disk, memory, ports, peers, GPUs, versions.
+
+One line for each, and what to do where something is wrong. It dials the coordinator and the sites that are in the run,
+writes and removes a file of 64 MiB in the home, and joins nothing. Exit code 3 if something would surely fail.
+
+examples:
+  atoll doctor --home ~/.local/state/atoll/RUN/berlin        of a site that has joined
+  atoll doctor --home DIR --listen 0.0.0.0:7800              and whether that port can be had
+  atoll doctor --insecure --coordinator 10.0.0.1:7700        of a run in plain text
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import socket
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from atoll.protocol.errors import AtollError, ConfigError, HostError
+
+if TYPE_CHECKING:
+    from atoll.node.daemon.doctor import Finding
+    from atoll.protocol.trust.enrolled import Enrolled
+
+WRITTEN_BYTES = 64 << 20
+DIAL_LIMIT_S = 5.0
+MOST_PEERS = 16
+ROUND_TRIPS = 3
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--home", type=Path, metavar="DIR", help="of the site that has joined")
+    parser.add_argument("--listen", default="", metavar="HOST:PORT", help="where the node is to listen")
+    parser.add_argument("--coordinator", default="", metavar="HOST:PORT", help="its address (default: of the invite)")
+    parser.add_argument("--insecure", action="store_true", help="of a run in plain text")
+
+
+def run(args: argparse.Namespace) -> int:
+    show(findings(args))
+    return 0
+
+
+def show(found: Iterable[Finding]) -> None:
+    """As they come. Raises HostError at the end if something would surely fail."""
+    from atoll.node.daemon.doctor import Verdict
+    from atoll.protocol.text import last_line
+
+    num_failed = 0
+    for finding in found:
+        line = f"{finding.verdict.value:>5}  {finding.what:<12} {last_line(finding.found)}"
+        print(line + (f"\n{'':<20} -> {finding.remedy}" if finding.remedy else ""), flush=True)
+        num_failed += finding.verdict is Verdict.FAIL
+    if num_failed:
+        raise HostError(f"{num_failed} of these would surely fail: see FAILS above")
+
+
+def findings(args: argparse.Namespace) -> Iterator[Finding]:
+    """As they are found. Raises ConfigError where it is not said whose machine this is."""
+    import resource
+
+    from atoll.node.daemon import doctor
+    from atoll.protocol.trust import enrolled
+
+    if args.insecure != (args.home is None) or (args.insecure and not args.coordinator):
+        raise ConfigError("whose machine? --home DIR of a site that has joined, or --insecure --coordinator HOST:PORT")
+    joined = None if args.insecure else enrolled.joined(args.home)
+    home = args.home or Path.cwd()
+    yield from of_site(joined, home, args.coordinator)
+    yield doctor.descriptors(resource.getrlimit(resource.RLIMIT_NOFILE)[1])
+    if args.listen:
+        yield doctor.listens(args.listen, _bound(args.listen))
+    yield _gpus()
+
+
+def of_site(joined: Enrolled | None, home: Path, coordinator: str = "") -> Iterator[Finding]:
+    """All that needs no torch."""
+    from atoll.node.daemon import doctor
+
+    if joined is not None:
+        yield doctor.certificate(joined.expires_s, time.time())
+    try:
+        answer = _asked(coordinator, joined)
+    except AtollError as error:
+        yield doctor.Finding(doctor.Verdict.FAIL, "coordinator", str(error), "no more of the run can be looked at")
+        return
+    yield from _of_run(answer, home)
+    yield from _of_peers(answer.document, joined.subject.name if joined is not None else "")
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """Of the coordinator."""
+
+    document: dict[str, Any]
+    address: str
+    round_trip_s: float
+    ahead_s: float
+    """This machine's clock."""
+
+
+def _asked(address: str, joined: Enrolled | None) -> _Answer:
+    """By the quickest of some calls, at the first address that answers."""
+    from atoll.cli.client import fetch_status
+
+    tried = [address] if address else list(joined.addresses if joined is not None else ())
+    for candidate in tried:
+        answers = []
+        try:
+            for _ in range(ROUND_TRIPS):
+                began, wall_s = time.monotonic(), time.time()
+                document = fetch_status(candidate, joined)
+                took_s = time.monotonic() - began
+                ahead_s = wall_s + took_s / 2 - float(document["time"])
+                answers.append(_Answer(document, candidate, took_s, ahead_s))
+        except AtollError:
+            if candidate == tried[-1]:
+                raise
+            continue
+        return min(answers, key=lambda answer: answer.round_trip_s)
+    raise ConfigError("there is no address of a coordinator")
+
+
+def _of_run(answer: _Answer, home: Path) -> Iterator[Finding]:
+    from atoll import __version__
+    from atoll.coordinator.sqlite_store import NETWORK_FILE_SYSTEMS, file_system_of
+    from atoll.node.daemon import doctor
+    from atoll.node.daemon.room import free_for
+    from atoll.node.daemon.shared_memory import RESERVE_BYTES
+    from atoll.node.dataplane.footprint import footprint
+    from atoll.protocol.disk import Disk
+    from atoll.protocol.layout import Layout, Manifest, Role, TensorSpec
+    from atoll.protocol.settings import settings_from_json
+
+    document = answer.document
+    yield doctor.coordinator(answer.address, answer.round_trip_s, _sysctl("net/ipv4/tcp_slow_start_after_idle"))
+    yield doctor.clock(answer.ahead_s, answer.round_trip_s / 2)
+    yield doctor.versions(__version__, str(document.get("atoll_version", "")))
+    settings = settings_from_json(json.dumps(document["settings"]))
+    size = max(1, int(document["num_parameters"]))
+    whole = Manifest.canonical([TensorSpec(name="model", shape=(size,), dtype="F32", role=Role.TRAINABLE)])
+    needs, free = footprint(Layout(whole, settings.sync.chunk_elements), settings), free_for(home, Disk())
+    if document["num_parameters"]:
+        yield doctor.memory(free.memory.available_bytes, needs.shared_bytes + RESERVE_BYTES, free.memory.source)
+        yield doctor.disk(free.disk_bytes + free.home_bytes, needs.disk_bytes, str(home))
+    else:
+        yield doctor.Finding(doctor.Verdict.UNKNOWN, "memory, disk", "the run has no model yet: atoll node --dry-run")
+    mounts = Path("/proc/mounts").read_text(errors="replace")
+    yield doctor.disk_kind(file_system_of(home.resolve(), mounts), NETWORK_FILE_SYSTEMS, str(home))
+    yield doctor.disk_speed(_written_bytes_per_s(home), needs.outer_bytes)
+
+
+def _of_peers(document: dict[str, Any], own: str) -> Iterator[Finding]:
+    from atoll.node.daemon import doctor
+
+    others = [s for s in document["sites"] if s["connected"] and s["site_id"] and s["name"] != own]
+    for site in others[:MOST_PEERS]:
+        yield doctor.peer(site["name"], site["address"], _dialled_s(site["address"]))
+    for site in document["sites"]:
+        if site["name"] == own and site["connected"] and others:
+            yield doctor.is_dialled(site["not_dialled_by"])
+
+
+def _gpus() -> Finding:
+    from atoll.node.daemon import doctor
+
+    try:
+        import torch
+    except ImportError:
+        remedy = 'pip install "atoll[node]"; a script of one\'s own may bring its torch'
+        return doctor.Finding(doctor.Verdict.WARN, "torch", "is not installed here", remedy)
+    names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    has_nccl = bool(names) and torch.distributed.is_nccl_available()
+    nccl = ".".join(map(str, torch.cuda.nccl.version())) if has_nccl else ""  # type: ignore[no-untyped-call]
+    return doctor.gpus(names, nccl)
+
+
+def _sysctl(name: str) -> str:
+    try:
+        return Path("/proc/sys", name).read_text().strip()
+    except OSError:
+        return ""
+
+
+def _written_bytes_per_s(home: Path) -> float:
+    """Raises HostError."""
+    path, block = home / f".doctor-{os.getpid()}", os.urandom(1 << 20)
+    try:
+        began = time.monotonic()
+        with path.open("wb") as file:
+            for _ in range(WRITTEN_BYTES >> 20):
+                file.write(block)
+            file.flush()
+            os.fsync(file.fileno())
+        return WRITTEN_BYTES / max(1e-6, time.monotonic() - began)
+    except OSError as error:
+        raise HostError(f"{home} cannot be written: {error.strerror}; choose another --home") from None
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def _dialled_s(address: str) -> float | None:
+    from atoll.protocol.addresses import parse_address
+
+    began = time.monotonic()
+    try:
+        with socket.create_connection(parse_address(address), timeout=DIAL_LIMIT_S):
+            return time.monotonic() - began
+    except (OSError, ConfigError):
+        return None
+
+
+def _bound(address: str) -> str:
+    """Why that cannot be listened on; empty if it can."""
+    from atoll.protocol.addresses import parse_address
+
+    host, port = parse_address(address)
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM) as listening:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listening.bind((host, port))
+        except OSError as error:
+            return error.strerror or str(error)
+    return ""

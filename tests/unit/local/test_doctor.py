@@ -1,0 +1,88 @@
+"""What is said of a machine: the figure, and what to do where it is wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from atoll.cli import doctor as command
+from atoll.node.daemon import doctor
+from atoll.node.daemon.doctor import Finding, Verdict
+from atoll.protocol.errors import HostError
+from tests.harness.sockets import free_address
+
+OK, WARN, FAIL = Verdict.OK, Verdict.WARN, Verdict.FAIL
+
+
+@pytest.mark.parametrize(
+    ("finding", "verdict", "says"),
+    [
+        (doctor.versions("1.2", "1.2"), OK, "as at the coordinator"),
+        (doctor.versions("1.2", "1.3"), WARN, "the coordinator has 1.3"),
+        (doctor.coordinator("c:1", 0.004, "1"), OK, "c:1 answers in 4 ms"),
+        (doctor.coordinator("c:1", 0.08, "1"), WARN, "c:1 answers in 80 ms"),
+        (doctor.coordinator("c:1", 0.08, "0"), OK, "c:1 answers in 80 ms"),
+        (doctor.clock(0.2, 0.3), OK, "as the coordinator's"),
+        (doctor.clock(-4.0, 0.3), OK, "4.0 s behind"),
+        (doctor.clock(9.0, 0.3), WARN, "9.0 s ahead of"),
+        (doctor.clock(-3601.0, 0.3), FAIL, "3601.0 s behind"),
+        (doctor.certificate(1.764e9, 1.765e9), FAIL, "has expired at 2025-11-24"),
+        (doctor.certificate(1.764e9, 1.763e9), WARN, "holds until 2025-11-24"),
+        (doctor.certificate(1.764e9, 1.7e9), OK, "holds until 2025-11-24"),
+        (doctor.disk(99, 100, "/h"), FAIL, "99 B free at /h; the run needs 100 B"),
+        (doctor.disk(110, 100, "/h"), WARN, "110 B free"),
+        (doctor.disk(121, 100, "/h"), OK, "121 B free"),
+        (doctor.disk_kind("nfs4", ("nfs4",), "/h"), WARN, "/h is on a network file system (nfs4)"),
+        (doctor.disk_kind("ext4", ("nfs4",), "/h"), OK, "ext4"),
+        (doctor.disk_speed(20e6, 200_000_000), WARN, "10.0 s a commit"),
+        (doctor.disk_speed(2e9, 200_000_000), OK, "0.1 s a commit"),
+        (doctor.memory(99, 100, "a cgroup"), FAIL, "99 B free (a cgroup)"),
+        (doctor.memory(100, 100, "a cgroup"), OK, "100 B free"),
+        (doctor.descriptors(1023), WARN, "1023 file descriptors"),
+        (doctor.descriptors(1024), OK, "1024 file descriptors"),
+        (doctor.listens("a:1", "in use"), FAIL, "a:1: in use"),
+        (doctor.listens("a:1", ""), OK, "a:1 can be listened on"),
+        (doctor.peer("b", "b:1", None), WARN, "cannot be dialled at b:1"),
+        (doctor.peer("b", "b:1", 0.05), OK, "b:1 answers in 50 ms"),
+        (doctor.is_dialled(["a", "c"]), WARN, "a, c cannot dial this site"),
+        (doctor.is_dialled([]), OK, "others reach this site"),
+        (doctor.gpus([], ""), WARN, "none"),
+        (doctor.gpus(["H100", "H100"], ""), FAIL, "2 x H100, torch without NCCL"),
+        (doctor.gpus(["H100"], ""), OK, "1 x H100"),
+        (doctor.gpus(["H100", "H100"], "2.27.3"), OK, "2 x H100, NCCL 2.27.3"),
+    ],
+)
+def test_a_finding_says_the_figure_and_a_remedy_where_it_is_wrong(
+    finding: Finding, verdict: Verdict, says: str
+) -> None:
+    assert (finding.verdict, bool(finding.remedy)) == (verdict, verdict is not OK)
+    assert says in finding.found
+
+
+def test_what_would_surely_fail_is_an_error_at_the_end(capsys: pytest.CaptureFixture[str]) -> None:
+    command.show([Finding(WARN, "GPU", "none", "get one"), Finding(OK, "clock", "right")])
+    assert capsys.readouterr().out == (
+        "    !  GPU          none\n                     -> get one\n   ok  clock        right\n"
+    )
+    with pytest.raises(HostError, match="2 of these would surely fail"):
+        command.show([Finding(FAIL, "a", "x", "y"), Finding(OK, "b", "x"), Finding(FAIL, "c", "x\n\x1b[2J", "y")])
+    assert "\x1b" not in capsys.readouterr().out
+
+
+def test_the_disk_is_measured_and_left_as_it_was(tmp_path: Path) -> None:
+    assert command._written_bytes_per_s(tmp_path) > 0
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(HostError, match="cannot be written"):
+        command._written_bytes_per_s(tmp_path / "nowhere")
+
+
+def test_ports_are_tried() -> None:
+    import socket
+
+    address = free_address()
+    assert command._bound(address) == ""
+    assert command._dialled_s(address) is None
+    with socket.create_server(("127.0.0.1", int(address.rpartition(":")[2]))):
+        assert "in use" in command._bound(address)
+        assert command._dialled_s(address) is not None
