@@ -10,10 +10,13 @@ from atoll.coordinator.core.events import (
     Asked,
     AuditAsked,
     BanAsked,
+    DrainAsked,
     EvictAsked,
     InviteAsked,
     LiftBanAsked,
+    PauseAsked,
     ResetAsked,
+    ResumeAsked,
     RollbackAsked,
     StopAsked,
     TakeBackAsked,
@@ -40,6 +43,9 @@ class HealthAsked:
 
 COMMANDS: dict[str, type[Asked] | type[StatusAsked] | type[HealthAsked]] = {
     "stop": StopAsked,
+    "pause": PauseAsked,
+    "resume": ResumeAsked,
+    "drain": DrainAsked,
     "rollback": RollbackAsked,
     "evict": EvictAsked,
     "ban": BanAsked,

@@ -423,6 +423,11 @@ class Banned(CoordinatorMessage):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Drain(CoordinatorMessage):
+    reason: str = bounded(1024, "")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DialBack(CoordinatorMessage):
     member: Member
 

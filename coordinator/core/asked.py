@@ -22,6 +22,26 @@ class StopAsked(Asked):
 
 
 @dataclass(frozen=True, slots=True)
+class PauseAsked(Asked):
+    """No more commits until the run is resumed; exchanges under way end in theirs."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeAsked(Asked):
+    """The run that is paused goes on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrainAsked(Asked):
+    """A site is to leave after the sync under way, as on SIGTERM to its node."""
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class RollbackAsked(Asked):
     """An operator gives up the commits that nobody who is here can reach; or, with `to`, all commits after that one."""
 

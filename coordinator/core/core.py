@@ -177,6 +177,12 @@ class Core:
                     run.persist(e.StopRecord(run.stop_reason))
                     run.report(logging.INFO, f"asked to stop ({run.stop_reason}): {outcomes.last_in_words(run)}")
                 run.answer(request, "", state_in_words(run) if run.finished is not None else "")
+            case e.PauseAsked(reason, request=request):
+                run.answer(request, run.pause(reason))
+            case e.ResumeAsked(request=request):
+                run.answer(request, run.resume())
+            case e.DrainAsked(name=name, reason=reason, request=request):
+                run.answer(request, bans.drain(run, name, reason))
             case e.RollbackAsked(reason, None, request=request):
                 run.answer(request, *rollback.asked(run, reason))
             case e.RollbackAsked(reason, int(commit), request=request):

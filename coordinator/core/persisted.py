@@ -101,6 +101,8 @@ def key_of(record: Row) -> Key:
             return Key(kind_of(e.BanRecord), name=record.name)
         case e.AuditRecord():
             return Key(kind, record.number)
+        case e.ResumedRecord():
+            return Key(kind_of(e.PausedRecord))
         case e.InviteRecord() | e.InviteForgottenRecord():
             return Key(kind_of(e.InviteRecord), name=record.invite_id)
         case _:
@@ -150,7 +152,7 @@ def changes(record: Row, keys: Keys) -> dict[Key, Row | None]:
             ended = [key for key in (Key(own.kind, own.number - KEPT_AUDIT),) if key.number > 0]
         case e.ResetRecord():
             ended = all_of(*_OF_ONE_START)
-        case e.BanLiftedRecord() | e.InviteForgottenRecord() | e.LeaseRecord(ranges=()):
+        case e.BanLiftedRecord() | e.InviteForgottenRecord() | e.ResumedRecord() | e.LeaseRecord(ranges=()):
             made[own] = None
     return made | dict.fromkeys(ended)
 

@@ -248,6 +248,18 @@ class ResetRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class PausedRecord:
+    """By a person, until a ResumedRecord."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ResumedRecord:
+    """Ends the pause."""
+
+
+@dataclass(frozen=True, slots=True)
 class StopRecord:
     reason: str
 
@@ -261,5 +273,6 @@ class FinishedRecord:
 Record = (
     SiteRecord | ForgetRecord | ManifestRecord | OpenRecord | PlanRecord | WeightsRecord | CommitRecord | AbandonRecord
     | AttestationRecord | LineRecord | DoneRecord | LeaseRecord | RollbackRecord | ExclusionRecord | BanRecord
-    | InviteRecord | InviteForgottenRecord | BanLiftedRecord | AuditRecord | ResetRecord | StopRecord | FinishedRecord
+    | InviteRecord | InviteForgottenRecord | BanLiftedRecord | AuditRecord | PausedRecord | ResumedRecord | ResetRecord
+    | StopRecord | FinishedRecord
 )  # fmt: skip

@@ -83,6 +83,8 @@ class Run:
         self.num_abandoned = abandoned.num_abandoned if abandoned is not None else 0
         self.num_abandoned_in_a_row = 0
         self.stop_reason = stop.reason if stop is not None else ""
+        paused = persisted.one(e.PausedRecord)
+        self.pause_reason = paused.reason if paused is not None else ""
         self.banned = {r.name: r for r in persisted.all(e.BanRecord)}
         for name, banned in self.banned.items():
             if (unwanted := self.members.sites.get(name)) is not None:
@@ -202,6 +204,24 @@ class Run:
     def judge_divergence(self, commit: int) -> None:
         """The run goes back to before that commit by itself, or does not for good."""
         self.judged_divergence = self.branch, commit
+
+    def pause(self, reason: str) -> str:
+        """Why that cannot be done; empty if it is."""
+        if self.finished is not None or self.stop_reason:
+            return "the run is over" if self.finished is not None else "the run is to stop, and takes its last sync"
+        self.pause_reason = reason or "paused"
+        self.persist(e.PausedRecord(self.pause_reason))
+        self.report(logging.WARNING, f"the run is paused: {self.pause_reason}")
+        return ""
+
+    def resume(self) -> str:
+        """Why that cannot be done; empty if it is."""
+        if not self.pause_reason:
+            return "no person has paused the run"
+        self.pause_reason = ""
+        self.persist(e.ResumedRecord())
+        self.report(logging.INFO, "the run is resumed")
+        return ""
 
     def ban(self, record: e.BanRecord) -> None:
         """Neither this name nor this key comes in any more."""

@@ -24,7 +24,7 @@ class Fulfil:
     """Do what the coordinator asks for, of which the core decides nothing. Fulfilled brings what is to be said of it,
     and PeersProbed who cannot be dialled."""
 
-    asked: m.SendManifest | m.Peers | m.DialBack | m.Banned | m.Show | m.ListPayloads | m.RebuildCommit
+    asked: m.SendManifest | m.Peers | m.DialBack | m.Banned | m.Drain | m.Show | m.ListPayloads | m.RebuildCommit
 
 
 @dataclass(frozen=True, slots=True)

@@ -292,6 +292,7 @@ WORDS: dict[type[m.CoordinatorMessage], Handler] = {
     m.Peers: lambda ctx, message: ctx.emit(Fulfil(message)),
     m.DialBack: lambda ctx, message: ctx.emit(Fulfil(message)),
     m.Banned: lambda ctx, message: ctx.emit(Fulfil(message)),
+    m.Drain: lambda ctx, message: ctx.emit(Fulfil(message)),
     m.Show: lambda ctx, message: ctx.emit(Fulfil(message)),
     m.Pulse: lambda ctx, _: None,
     m.Open: syncs.opened,

@@ -347,6 +347,8 @@ class Node:
                 self.prober.watch(members)
             case m.DialBack(member=member):
                 self.hub.donations.dial(member)
+            case m.Drain(reason=reason):
+                self.leave(f"asked to by an operator: {reason}")
             case m.Banned(names=names):
                 self.hub.ban(names)
                 self.shell.processes.ban(names)

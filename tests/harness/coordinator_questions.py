@@ -96,6 +96,10 @@ class CoordinatorQuestions:
     def audit_log(self, after: int = 0) -> list[AuditRecord]:
         return self.core.run.audit.after(after)
 
+    def is_paused(self) -> bool:
+        """By a person."""
+        return bool(self.core.run.pause_reason)
+
     def missing_for_quorum(self) -> int:
         return self.core.missing_for_quorum()
 

@@ -723,6 +723,8 @@ class Story(CoordinatorQuestions):
                 return f"Finished at commit {message.commit}{state}"
             case m.Pulse():
                 return "Pulse"
+            case m.Drain():
+                return "Drain"
             case m.Banned():
                 return f"that {', '.join(message.names) or 'nobody'} is banned"
             case m.Peers():
@@ -787,6 +789,10 @@ def _identity(record: e.Record) -> tuple[str, int, int]:
             return "exclusion", record.site_id, record.sync
         case e.StopRecord():
             return "stop", 0, 0
+        case e.PausedRecord():
+            return "pause", 0, 0
+        case e.ResumedRecord():
+            return "end of the pause", 0, 0
         case e.BanRecord():
             return f"that {record.name} is banned", 0, 0
         case e.BanLiftedRecord():

@@ -529,6 +529,18 @@ def leave(world: World, fault: Fault, generator: random.Random) -> None:
         world.later(fault.lasts_s, lambda: world.start_site(name))
 
 
+def pause(world: World, fault: Fault, _: random.Random) -> None:
+    """An operator pauses the run, and resumes it later."""
+    world.pause(fault.lasts_s)
+
+
+def drain(world: World, fault: Fault, generator: random.Random) -> None:
+    """An operator asks a site to leave; it is started again later."""
+    if (name := _site(world, generator)) is not None:
+        world.drain(name)
+        world.later(fault.lasts_s, lambda: world.start_site(name))
+
+
 def tear_apply(world: World, fault: Fault, generator: random.Random) -> None:
     name = _site(world, generator)
     if name is not None:
@@ -707,12 +719,15 @@ FAULTS: dict[str, tuple[Strike, int]] = {
     "stop_run": (stop_run, 0),
     "thin_link": (thin_link, 0),
     "lose_host": (lose_host, 0),
+    "pause": (pause, 0),
+    "drain": (drain, 0),
 }
 """With how often each is drawn; those of 0 come on top, see `draw_faults`."""
-OF_THEIR_OWN = ("stop_run", "thin_link", "lose_host")
+OF_THEIR_OWN = ("stop_run", "thin_link", "lose_host", "pause", "drain")
 ON_TOP = tuple(kind for kind, (_, weight) in FAULTS.items() if not weight and kind not in OF_THEIR_OWN)
 ON_TOP_OF = STOPPED = 0.08
 THIN = 0.15
+OPERATED = 0.1
 """Of the schedules."""
 
 
@@ -732,6 +747,10 @@ def draw_faults(seed: int) -> tuple[Fault, ...]:
     hosts = random.Random(f"other hosts {seed}")
     for _ in range(hosts.choice([0, 1, 2])):  # nothing, where no site has several
         drawn.insert(hosts.randrange(len(drawn) + 1), replace(_draw_fault(hosts), kind="lose_host"))
+    operator = random.Random(f"operator {seed}")
+    for kind in ("pause", "drain"):
+        if operator.random() < OPERATED:
+            drawn.insert(operator.randrange(len(drawn) + 1), replace(_draw_fault(operator), kind=kind))
     return tuple(drawn)
 
 

@@ -32,6 +32,8 @@ class OtherHost:
         self._taking: set[asyncio.Future[bool]] = set()
         self._taken: dict[int, tuple[int, int, int]] = {}
         """By fragment: generation, step and seq of the snapshot that it has its chunks of."""
+        self._asked: dict[int, tuple[int, int, int]] = {}
+        """The newest that it was asked to take: an older one that comes at the same moment is late."""
         self._lost: set[tuple[int, int, int]] = set()
         """What it had taken before it was lost."""
         self._begun: dict[int, Plan] = {}
@@ -80,6 +82,7 @@ class OtherHost:
         """One after the other. Returns when it has it, or is lost."""
         if not self._is_here:
             return
+        of = self._asked[output.fragment] = output.generation, output.step, output.seq
         loop = asyncio.get_running_loop()
         taking: asyncio.Future[bool] = loop.create_future()
         self._taking.add(taking)
@@ -91,8 +94,8 @@ class OtherHost:
                 taking.set_result(True)
 
         loop.call_at(self._free_at, take)
-        if await taking and is_wanted():
-            self._taken[output.fragment] = output.generation, output.step, output.seq
+        if await taking and is_wanted() and self._asked[output.fragment] == of:
+            self._taken[output.fragment] = of
 
     def _begin(self, word: BeginAtHost) -> bool:
         plan = word.plan

@@ -19,7 +19,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from atoll.coordinator.core.events import BanAsked, LiftBanAsked, RollbackAsked, StopAsked
+from atoll.coordinator.core.events import (
+    BanAsked,
+    DrainAsked,
+    LiftBanAsked,
+    PauseAsked,
+    ResumeAsked,
+    RollbackAsked,
+    StopAsked,
+)
 from atoll.coordinator.service import CoordinatorServer
 from atoll.node.core import events as e
 from atoll.node.core import outputs as out
@@ -628,6 +636,35 @@ class World:
 
         self._ask(send_away())
         self.later(lasts_s, back)
+
+    def pause(self, lasts_s: float) -> None:
+        """An operator says `atoll pause`, and `atoll resume` later, until that is done."""
+        server = self.server_that_answers()
+        if server is None:
+            return
+
+        async def ask() -> None:
+            answer = await server.ask(PauseAsked("to look at it", by="operator"))
+            self.story.tell("operator", answer.problem or "the run is paused")
+
+        async def resume(server: CoordinatorServer) -> None:
+            await server.ask(ResumeAsked(by="operator"))
+
+        def back() -> None:
+            server = self.server_that_answers()
+            if server is None or of_server(server).is_paused():
+                if server is not None:
+                    self._ask(resume(server))
+                self.later(1.0, back)
+
+        self._ask(ask())
+        self.later(lasts_s, back)
+
+    def drain(self, name: str) -> None:
+        """An operator says `atoll drain NAME`."""
+        if (server := self.server_that_answers()) is not None:
+            self.story.tell("operator", f"atoll drain {name}")
+            self._ask(server.ask(DrainAsked(name=name, reason="maintenance", by="operator")))
 
     def keep_out_in_dispute(self, liar: SimNode, lasts_s: float, looks_every_s: float) -> None:
         """An operator looks at the status now and then, and knows whom not to trust where the run cannot know it."""

@@ -1,4 +1,5 @@
-"""Sites that a person does not want in the run: sent away (`atoll evict`), or banned by name and key (`atoll ban`).
+"""Sites that a person does not want in the run: asked to leave (`atoll drain`), sent away (`atoll evict`), or banned by
+name and key (`atoll ban`).
 
 A ban holds until it is lifted, or until a time. Sites that were found out too often (`conduct`) are banned alike.
 """
@@ -12,6 +13,7 @@ from atoll.coordinator.core.audit import COORDINATOR
 from atoll.coordinator.core.events import BanAsked, BanRecord
 from atoll.coordinator.core.run import Refusal, Run
 from atoll.coordinator.core.sites.conduct import Cause, Conduct
+from atoll.protocol import messages as m
 from atoll.protocol.dates import utc
 from atoll.protocol.messages import RefusedKind
 
@@ -27,6 +29,18 @@ def evict(run: Run, name: str, reason: str) -> str:
     if not site.live:
         return f"{site.label} is not in the run; `atoll ban` keeps it from coming back"
     run.evict(site, reason, Cause.OPERATOR, is_strike=False)
+    return ""
+
+
+def drain(run: Run, name: str, reason: str) -> str:
+    """The site leaves by itself. Why it cannot be asked to; empty if it is."""
+    site = run.members.sites.get(name)
+    if site is None or not site.live:
+        return f"no site of run {run.run_id!r} that is here is called {name!r}: `atoll status` names them"
+    if site.stream is None:
+        return f"{site.label} is away: ask again when it is back, or send it away (atoll evict)"
+    run.report(logging.INFO, f"{site.label} is asked to leave: {reason}")
+    run.send(site, m.Drain(reason=reason[:1024]))
     return ""
 
 

@@ -67,6 +67,8 @@ def _able(run: Run, sync: Sync) -> list[Site]:
 
 def _collecting(run: Run, sync: Sync) -> d.Decision:
     quorum = run.settings.quorum
+    if run.pause_reason and not run.stop_reason:
+        return d.Wait(f"a person has paused the run: {run.pause_reason} (atoll resume)", is_pause=True)
     if not run.members.live():
         return d.Wait("no site is here", is_pause=True)
     waiting = waiting_for(run, sync)

@@ -103,7 +103,7 @@ def _open_after(run: Run, following: m.Open, at_base: Sequence[Site], before: At
     """Its contributors train for it. The plan of the sync, in the same transaction, if one can be made by now."""
     sync = _open(run, following, at_base)
     run.stragglers.note_opening(before.ids(), run.now)
-    plan = plans.make_ahead(run, sync, before)
+    plan = plans.make_ahead(run, sync, before) if not run.pause_reason else None
     if plan is not None:
         run.persist(PlanRecord(plan))
         sync.propose(plan, "with the opening", run.now)

@@ -24,6 +24,7 @@ from atoll.cli import (
     coordinator,
     demo,
     doctor,
+    drain,
     evict,
     export,
     health,
@@ -31,8 +32,10 @@ from atoll.cli import (
     invite,
     join,
     node,
+    pause,
     plan,
     reset,
+    resume,
     rollback,
     sample,
     status,
@@ -61,8 +64,8 @@ class Verb(Protocol):
 
 
 _MODULES: tuple[Verb, ...] = (
-    plan, init, coordinator, invite, token, join, doctor, node, status, health, stop, rollback, evict, ban, reset,
-    audit, demo, tokenize, sample, export,
+    plan, init, coordinator, invite, token, join, doctor, node, status, health, pause,
+    resume, stop, rollback, drain, evict, ban, reset, audit, demo, tokenize, sample, export,
 )  # fmt: skip
 VERBS = {verb.__name__.rpartition(".")[2]: verb for verb in _MODULES}
 
