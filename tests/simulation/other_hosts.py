@@ -18,6 +18,7 @@ from tests.harness.site_questions import of_node
 from tests.simulation.sites import Hands
 
 WORDS = "host 1 of this site"
+LEAST_S = 1e-6
 
 
 class OtherHost:
@@ -32,8 +33,6 @@ class OtherHost:
         self._taking: set[asyncio.Future[bool]] = set()
         self._taken: dict[int, tuple[int, int, int]] = {}
         """By fragment: generation, step and seq of the snapshot that it has its chunks of."""
-        self._asked: dict[int, tuple[int, int, int]] = {}
-        """The newest that it was asked to take: an older one that comes at the same moment is late."""
         self._lost: set[tuple[int, int, int]] = set()
         """What it had taken before it was lost."""
         self._begun: dict[int, Plan] = {}
@@ -82,20 +81,20 @@ class OtherHost:
         """One after the other. Returns when it has it, or is lost."""
         if not self._is_here:
             return
-        of = self._asked[output.fragment] = output.generation, output.step, output.seq
         loop = asyncio.get_running_loop()
         taking: asyncio.Future[bool] = loop.create_future()
         self._taking.add(taking)
         taking.add_done_callback(self._taking.discard)
-        self._free_at = max(self._free_at, loop.time() + self._random.uniform(0, self._hands.shares_s))
+        # Never at the same moment as the one before: the loop keeps no order among those.
+        self._free_at = max(self._free_at + LEAST_S, loop.time() + self._random.uniform(0, self._hands.shares_s))
 
         def take() -> None:
             if not taking.done():
                 taking.set_result(True)
 
         loop.call_at(self._free_at, take)
-        if await taking and is_wanted() and self._asked[output.fragment] == of:
-            self._taken[output.fragment] = of
+        if await taking and is_wanted():
+            self._taken[output.fragment] = output.generation, output.step, output.seq
 
     def _begin(self, word: BeginAtHost) -> bool:
         plan = word.plan

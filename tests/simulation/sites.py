@@ -617,7 +617,8 @@ class Worker:
     def _arrive_later(self, seq: int, values: dict[str, Array]) -> None:
         """In the order in which they were sealed, before or after the report."""
         loop, hands, step, num_lost = asyncio.get_running_loop(), self._hands, self._step, self._hands.num_lost
-        self._last_arrival = max(self._last_arrival, loop.time() + self._random.uniform(0, hands.arrives_s))
+        # One after the other, as a host sends them: the loop keeps no order among those of one moment.
+        self._last_arrival = max(self._last_arrival + 1e-6, loop.time() + self._random.uniform(0, hands.arrives_s))
 
         def arrive() -> None:
             if self._server.generation != self._generation or hands.num_lost != num_lost:
