@@ -74,15 +74,17 @@ class Authority:
     def token(self, asked: InviteAsked) -> str:
         """The text of a viewer's token that the run knows."""
         expires_s = int(self.machine.wall_time() + asked.life_s)
-        return tokens.to_text(Token(self.run_id, asked.name, asked.invite_id, expires_s), self.root.key)
+        return tokens.to_text(
+            Token(self.run_id, asked.name, asked.invite_id, expires_s, asked.is_of_nodes), self.root.key
+        )
 
     def token_of(self, text: str) -> Token | None:
-        """One that was given out and has not expired."""
+        """One for the coordinator's page that was given out and has not expired."""
         try:
             token = tokens.from_text(text, [self.root.certificate])
         except InvalidMessage:
             return None
-        is_good = token.run_id == self.run_id and token.expires_s > self.machine.wall_time()
+        is_good = token.run_id == self.run_id and not token.is_of_nodes and token.expires_s > self.machine.wall_time()
         return token if is_good else None
 
     def certify(self, key: PublicKey, kind: Kind, name: str) -> bytes:

@@ -55,7 +55,8 @@ class Enrolment:
         """Why somebody whose certificate is in order may call nothing any more; empty if it may."""
         subject = caller.subject
         role = KINDS.get(subject.kind)
-        return self._core.refusal(role, subject.name, caller.key_digest) if role is not None else ""
+        now_s = self._authority.machine.wall_time()
+        return self._core.refusal(role, subject.name, caller.key_digest, now_s) if role is not None else ""
 
     async def invite(self, asked: InviteAsked, own_address: str) -> Answer:
         """With the invite or the token as what was found, once the run knows it."""
@@ -68,7 +69,11 @@ class Enrolment:
         answer = await self._ask(asked)
         if answer.problem:
             return answer
-        return replace(answer, found=authority.token(asked) if asked.is_token else authority.invite(asked, addresses))
+        try:
+            made = authority.token(asked) if asked.is_token else authority.invite(asked, addresses)
+        except AtollError as error:  # the root has expired; what the run knows now is of no use to anybody
+            return Answer(asked.request, str(error))
+        return replace(answer, found=made)
 
     @property
     def root_pem(self) -> str:

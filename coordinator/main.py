@@ -18,7 +18,7 @@ from atoll.coordinator.service import CoordinatorServer
 from atoll.coordinator.sqlite_store import SqliteStore
 from atoll.coordinator.web import status_pages
 from atoll.protocol import notify, outer
-from atoll.protocol.addresses import is_loopback, is_unspecified, parse_address
+from atoll.protocol.addresses import is_host, is_loopback, is_unspecified, parse_address
 from atoll.protocol.errors import ConfigError, HostError
 from atoll.protocol.exit_codes import ENDED_AT_ONCE
 from atoll.protocol.machine import Machine
@@ -71,8 +71,10 @@ def _page_access(
     """Raises ConfigError if nobody could come to the page."""
     host, _ = parse_address(config.http_listen)
     own = {config.http_name.lower()} - {""}
+    if any(not is_host(name) for name in own):
+        raise ConfigError(f"--http-name {config.http_name} is no name or number of a machine, such as run.example")
     if is_loopback(config.http_listen):
-        return ByName(LOOPBACK_NAMES | own)
+        return ByName(LOOPBACK_NAMES | own | {host.lower()})
     if authority is None:
         log.warning("the status page at %s is in plain text, for whoever reaches it", config.http_listen)
         return ByName(())

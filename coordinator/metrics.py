@@ -46,7 +46,17 @@ def _told(key: str) -> Of:
 
 
 def _counted(key: str) -> Of:
-    return _of_sites(lambda site: site["telemetry"][key])
+    """The same, of what is counted. Not 0 until it is said: that would be a counter that has begun anew."""
+    return _of_sites(lambda site: site["telemetry"][key] if site["has_told"] else None)
+
+
+def _beaten(key: str) -> Of:
+    """Of heartbeats, and counted."""
+    return _of_sites(lambda site: site[key] if site["phase"] else None)
+
+
+def _disk_free(site: dict[str, Any]) -> float | None:
+    return site["telemetry"]["disk_free_bytes"] if site["telemetry"]["disk_total_bytes"] else None
 
 
 def _newest(key: str) -> Of:
@@ -99,14 +109,18 @@ def _links(d: Document) -> Values:
 
 
 def _wire(d: Document) -> Values:
-    """What is sent and neither contribution nor average is state that others fetch, and messages."""
     found: dict[tuple[str, ...], float] = {}
     for site in _here(d):
-        told = site["telemetry"]
-        parts = {"contributions": told["sent_contribution_bytes"], "averages": told["sent_average_bytes"]}
-        parts["state"] = max(0, site["sent_bytes"] - sum(parts.values()))
-        found |= {(site["name"], what): value for what, value in parts.items()}
+        if site["has_told"]:
+            parts = {what: site["telemetry"][f"sent_{what}_bytes"] for what in ("contribution", "average", "state")}
+            found |= {(site["name"], what): value for what, value in parts.items()}
     return found
+
+
+def _interval_s(d: Document) -> float | None:
+    """Between commits, over the newest."""
+    timed = [commit["time"] for commit in d["commits"] if commit.get("time") is not None][-RATE_COMMITS:]
+    return (timed[-1] - timed[0]) / (len(timed) - 1) if len(timed) > 1 else None
 
 
 def _behind(d: Document) -> Values:
@@ -130,6 +144,7 @@ METRICS: tuple[Row[Document], ...] = (
     Row(GAUGE, "atoll_commit", "Newest commit.", _field("last_commit")),
     Row(GAUGE, "atoll_commit_timestamp_seconds", "When it was made, since 1970.",
         lambda d: d["commits"][-1].get("time") if d["commits"] else None),
+    Row(GAUGE, "atoll_commit_interval_seconds", f"Between the newest {RATE_COMMITS} commits, the mean.", _interval_s),
     Row(GAUGE, "atoll_run_step", "Inner steps of the newest commit.", _field("run_step")),
     Row(GAUGE, "atoll_run_tokens", "Tokens in all commits.", _field("run_tokens")),
     Row(GAUGE, "atoll_run_tokens_per_second", f"Over the newest {RATE_COMMITS} commits.", _pace),
@@ -147,6 +162,10 @@ METRICS: tuple[Row[Document], ...] = (
     Row(GAUGE, "atoll_sites", "Sites by state.", _by_state, STATE),
     Row(COUNTER, "atoll_sites_evicted", "Evictions since this start, by cause.", lambda d: dict(d["evictions"]),
         ("cause",)),
+    Row(COUNTER, "atoll_losses_not_finite", "Times that a site's loss stopped being a number, since this start.",
+        _field("num_not_finite")),
+    Row(COUNTER, "atoll_sites_failed", "Sites that left because they cannot go on, since this start.",
+        _field("num_failed")),
     Row(COUNTER, "atoll_wrong_states", "States of sites that were not the run's, since this start.",
         _field("num_wrong_states")),
     Row(COUNTER, "atoll_refusals", "Refused messages since this start.", _field("num_refused")),
@@ -184,17 +203,17 @@ METRICS: tuple[Row[Document], ...] = (
     Row(GAUGE, "atoll_site_silent_seconds", "Since its last message.", _site("silent_s"), SITE),
     Row(GAUGE, "atoll_site_not_dialled_by", "Sites that cannot dial this one.",
         _of_sites(lambda site: len(site["not_dialled_by"])), SITE),
-    Row(COUNTER, "atoll_site_sent_bytes", "Sent to peers since the node started.", _site("sent_bytes"), SITE),
-    Row(COUNTER, "atoll_site_received_bytes", "Received from peers since the node started.", _site("received_bytes"),
+    Row(COUNTER, "atoll_site_sent_bytes", "Sent to peers since the node started.", _beaten("sent_bytes"), SITE),
+    Row(COUNTER, "atoll_site_received_bytes", "Received from peers since the node started.", _beaten("received_bytes"),
         SITE),
-    Row(COUNTER, "atoll_site_wire_bytes", "The same of what was sent, by what it is: contributions (in the codec of "
-        "sync.up), averages (sync.down), or state that others fetch.", _wire, ("site", "what")),
+    Row(COUNTER, "atoll_site_wire_bytes", "The same of what was sent, by what it is: contribution (in the codec of "
+        "sync.up), average (sync.down), or state that others fetch.", _wire, ("site", "what")),
     Row(GAUGE, "atoll_site_up_bytes_per_second", "To one of the others, in the middle of them.",
         _site("up_bytes_per_s"), SITE),
     Row(GAUGE, "atoll_site_down_bytes_per_second", "From one of the others, in the middle of them.",
         _site("down_bytes_per_s"), SITE),
-    Row(COUNTER, "atoll_site_train_seconds", "Spent training since the node started.", _site("train_s"), SITE),
-    Row(COUNTER, "atoll_site_wait_seconds", "Spent waiting for syncs since the node started.", _site("wait_s"), SITE),
+    Row(COUNTER, "atoll_site_train_seconds", "Spent training since the node started.", _beaten("train_s"), SITE),
+    Row(COUNTER, "atoll_site_wait_seconds", "Spent waiting for syncs since the node started.", _beaten("wait_s"), SITE),
     Row(GAUGE, "atoll_site_utilization", "Share of its time not spent waiting for syncs.", _site("utilization"), SITE),
     Row(COUNTER, "atoll_site_exchange_seconds", "Spent exchanging since the node started, beside training or not.",
         _counted("exchange_total_s"), SITE),
@@ -221,7 +240,7 @@ METRICS: tuple[Row[Document], ...] = (
     Row(GAUGE, "atoll_site_gpus", "GPUs of its ranks.", _told("num_gpus"), SITE),
     Row(GAUGE, "atoll_site_gpu_memory_used_bytes", "Of these together, by whomever.", _told("gpu_used_bytes"), SITE),
     Row(GAUGE, "atoll_site_gpu_memory_bytes", "That they have.", _told("gpu_total_bytes"), SITE),
-    Row(GAUGE, "atoll_site_disk_free_bytes", "Where its home is.", _told("disk_free_bytes"), SITE),
+    Row(GAUGE, "atoll_site_disk_free_bytes", "Where its home is.", _of_sites(_disk_free), SITE),
     Row(GAUGE, "atoll_site_disk_bytes", "The size of that disk.", _told("disk_total_bytes"), SITE),
     Row(GAUGE, "atoll_site_certificate_expiry_timestamp_seconds", "When its identity expires, since 1970.",
         _told("certificate_until_s"), SITE),

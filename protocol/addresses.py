@@ -8,6 +8,7 @@ import re
 from atoll.protocol.errors import ConfigError
 
 PLAIN = re.compile(r"[A-Za-z0-9._:%\[\]-]{1,256}")
+HOST = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?(\.[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?)*", re.IGNORECASE)
 
 
 def parse_address(address: str) -> tuple[str, int]:
@@ -26,6 +27,15 @@ def parse_address(address: str) -> tuple[str, int]:
 def is_plain(address: str) -> bool:
     """Whether it has only characters of names and numbers of hosts: it is shown in logs, on pages and in metrics."""
     return PLAIN.fullmatch(address) is not None
+
+
+def is_host(name: str) -> bool:
+    """Whether a machine can be called so: a name of DNS, or a number, without a port."""
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return HOST.fullmatch(name) is not None and len(name) < 254
+    return True
 
 
 def join_address(host: str, port: int) -> str:

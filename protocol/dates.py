@@ -28,13 +28,9 @@ def duration_s(text: str) -> int:
     return int(found[1]) * UNITS_S[found[2]]
 
 
-def time_s(text: str, now_s: float) -> float:
-    """Seconds since 1970 of a date (`2026-12-24`, `2026-12-24T18:00`; UTC unless it says otherwise), or of a duration
-    from now on. Raises ConfigError."""
-    try:
-        return now_s + duration_s(text)
-    except ValueError:
-        pass
+def date_s(text: str) -> float:
+    """Seconds since 1970 of a date (`2026-12-24`, `2026-12-24T18:00`; UTC unless it says otherwise). Raises
+    ConfigError."""
     try:
         date = datetime.fromisoformat(text)
     except ValueError:

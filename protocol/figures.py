@@ -28,8 +28,9 @@ class Readings:
 
     trained_tokens: int = 0
     sent_contribution_bytes: int = 0
-    """Of `sent_bytes`; the rest is state for others that fetch it."""
     sent_average_bytes: int = 0
+    sent_state_bytes: int = 0
+    """To others that fetch it; and the little that is none of these."""
     exchange_total_s: float = 0.0
     num_applied: int = 0
     """Commits, each exchanged or fetched before."""

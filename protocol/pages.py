@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
@@ -62,7 +63,7 @@ class Pages:
         try:
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listening.bind((host, port))
-            self._server = await asyncio.start_server(self._serve, sock=listening, limit=MAX_REQUEST_BYTES)
+            self._server = await asyncio.get_running_loop().create_server(self._protocol, sock=listening)
         except OSError as error:
             listening.close()
             raise HostError(
@@ -81,6 +82,11 @@ class Pages:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
+    def _protocol(self) -> asyncio.StreamReaderProtocol:
+        reader = asyncio.StreamReader(limit=MAX_REQUEST_BYTES)
+        kind = asyncio.StreamReaderProtocol if self._access.tls is None else _OverTls
+        return kind(reader, self._serve)
+
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
@@ -93,18 +99,18 @@ class Pages:
             oldest.transport.abort()
         try:
             async with asyncio.timeout(REQUEST_LIMIT_S):
-                if self._access.tls is not None:
-                    await writer.start_tls(self._access.tls)  # here, so that whoever does not finish it is counted
+                # Here, so that whoever does not finish the handshake is counted.
+                answering = writer if self._access.tls is None else await _encrypted(reader, writer, self._access.tls)
                 request = await _read(reader)
             if writer not in self._silent:
                 return  # it had to make room
             del self._silent[writer]
             self._busy[writer] = None
-            writer.write((await self._answered(request)).to_bytes())
+            answering.write((await self._answered(request)).to_bytes())
             async with asyncio.timeout(ANSWER_LIMIT_S):
-                await writer.drain()
-                writer.close()
-                await writer.wait_closed()
+                await answering.drain()
+                answering.close()
+                await answering.wait_closed()
         except (TimeoutError, OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
             pass  # a browser that went away, or somebody who says nothing: nobody's error
         except asyncio.CancelledError:
@@ -125,6 +131,26 @@ class Pages:
                 return await self._answer(request.path)
         except TimeoutError:
             return plain_text(503, f"no answer within {ANSWER_LIMIT_S:g} s")
+
+
+class _OverTls(asyncio.StreamReaderProtocol):
+    """TLS has no half of a connection that stays open."""
+
+    def eof_received(self) -> bool:
+        super().eof_received()
+        return False
+
+
+async def _encrypted(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, tls: ssl.SSLContext
+) -> asyncio.StreamWriter:
+    """What is written to from now on; `writer` stays the connection itself. (`StreamWriter.start_tls` of Python 3.11
+    leaves a writer without a transport where the other side goes away.) Raises OSError."""
+    loop, protocol = asyncio.get_running_loop(), writer.transport.get_protocol()
+    made = await loop.start_tls(writer.transport, protocol, tls, server_side=True)
+    if made is None:
+        raise ConnectionAbortedError("it went away in the handshake")
+    return asyncio.StreamWriter(made, protocol, reader, loop)
 
 
 async def _read(reader: asyncio.StreamReader) -> Request | None:

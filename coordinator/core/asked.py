@@ -65,6 +65,8 @@ class BanAsked(Asked):
     reason: str
     until_s: float = 0.0
     """Seconds since 1970; 0: until the ban is lifted."""
+    for_s: float = 0.0
+    """In place of it: from now on, by the coordinator's clock."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +95,8 @@ class InviteAsked(Asked):
     invite_id: str = ""
     is_token: bool = False
     """For HTTP: it is shown as often as its owner likes, and nobody joins by it."""
+    is_of_nodes: bool = False
+    """A token for the metrics of nodes, and not for the coordinator's page."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,11 +11,15 @@ from dataclasses import fields, replace
 
 from atoll.coordinator.core.asked import Asked, AuditAsked
 from atoll.coordinator.core.events import AuditRecord
+from atoll.coordinator.core.persisted import KEPT_AUDIT
+from atoll.protocol.text import clean
 
 COORDINATOR = "the coordinator"
 """Does by itself what nobody asked for."""
 DONE = "done"
-MAX_TEXT = 1024
+MAX_TEXT = 4096
+MAX_VALUE = 512
+"""Characters of one thing that was said."""
 MOST_ASKED = 256
 """Entries in one answer."""
 
@@ -28,11 +32,24 @@ def digest_of(entry: AuditRecord) -> str:
 
 
 def words_of(asked: Asked) -> str:
-    """`ban name="berlin" reason="it lies"`: what is not as it is without being said."""
-    said = {f.name: getattr(asked, f.name) for f in fields(asked) if f.name not in ("by", "request")}
+    """`ban name="berlin" until_s=1764000000.0 reason="it lies"`: all that is not as it is without being said, the
+    reason last, as it may be long."""
+    said = {f.name: (getattr(asked, f.name), f.default) for f in fields(asked) if f.name not in ("by", "request")}
     verb = "".join("-" + c.lower() if c.isupper() else c for c in type(asked).__name__.removesuffix("Asked"))
-    shown = (f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in said.items() if value)
-    return " ".join((verb[1:], *shown))[:MAX_TEXT]
+    in_order = sorted(said.items(), key=lambda item: item[0] == "reason")
+    shown = (f"{name}={_short(value)}" for name, (value, default) in in_order if value != default)
+    return " ".join((verb[1:], *shown))
+
+
+def _short(value: object) -> str:
+    if isinstance(value, str) and len(value) > MAX_VALUE:
+        value = value[:MAX_VALUE] + "..."
+    return json.dumps(value, ensure_ascii=False)
+
+
+def in_one_line(text: str) -> str:
+    """Nothing in it may look like another entry."""
+    return clean(text).replace("\n", "\\n").replace("\t", "\\t")[:MAX_TEXT]
 
 
 def break_in(records: Sequence[AuditRecord]) -> str:
@@ -65,10 +82,17 @@ class Audit:
         """The new entry, to be kept."""
         number, previous = (self._records[-1].number + 1, self._records[-1].digest) if self._records else (1, "")
         entry = AuditRecord(
-            number=number, at_s=at_s, by=by, what=what, outcome=outcome[:MAX_TEXT], previous=previous, digest=""
+            number=number,
+            at_s=at_s,
+            by=in_one_line(by),
+            what=in_one_line(what),
+            outcome=in_one_line(outcome),
+            previous=previous,
+            digest="",
         )
         record = replace(entry, digest=digest_of(entry))
         self._records.append(record)
+        del self._records[:-KEPT_AUDIT]
         return record
 
     def after(self, number: int) -> list[AuditRecord]:

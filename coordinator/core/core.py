@@ -120,8 +120,9 @@ class Core:
         """The account of samples, range by range."""
         return range_views(self.run)
 
-    def refusal(self, role: str, name: str, key_digest: bytes) -> str:
+    def refusal(self, role: str, name: str, key_digest: bytes, wall_s: float) -> str:
         """Why somebody who is certified as that is not let in any more; empty if it is."""
+        self.run.wall_s = wall_s
         return invites.refusal(self.run, role, name, key_digest)
 
     def missing_for_quorum(self) -> int:
@@ -275,8 +276,7 @@ class Core:
         run, reason = self.run, message.reason or "left"
         run.report(logging.ERROR if message.fatal else logging.INFO, f"{site.label} leaves: {reason}")
         if message.fatal:
-            run.fatal_texts.append(f"{site.label}: {reason}")
-            del run.fatal_texts[:-20]
+            run.note_failed(f"{site.label}: {reason}")
         run.remove(site, reason, evicted=False, after_done=True)
         if site.stream is not None:
             run.close(site.stream, "the site has left")

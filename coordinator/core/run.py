@@ -112,6 +112,8 @@ class Run:
         self.judged_divergence = (0, 0)  # branch and commit: the run went back to before it by itself, or did not
         self.dispute: Dispute | None = None
         self.num_wrong_states = 0
+        self.num_not_finite = 0  # times that a site's loss stopped being a number
+        self.num_failed = 0  # sites that left because they cannot go on
         self.num_refused = 0
         self.num_malformed = 0
         self.evictions: Counter[Cause] = Counter()
@@ -197,8 +199,15 @@ class Run:
         self.num_abandoned += 1
         self.persist(e.AbandonRecord(sync, reason, self.num_abandoned))
 
+    def note_failed(self, text: str) -> None:
+        """A site cannot go on, for a reason that another start does not cure."""
+        self.num_failed += 1
+        self.fatal_texts.append(text)
+        del self.fatal_texts[:-20]
+
     def note_divergence(self, site: Site, commit: int) -> None:
         """The site's loss is not finite since that commit, and was before."""
+        self.num_not_finite += 1
         self.diverged[site.site_id] = self.branch, commit
 
     def judge_divergence(self, commit: int) -> None:
@@ -240,7 +249,9 @@ class Run:
         self._tell_banned([site])
 
     def _tell_banned(self, sites: Iterable[Site]) -> None:
-        word = m.Banned(names=tuple(sorted(self.banned))[: m.MAX_BANNED])
+        digests = {record.key_digest for record in self.banned.values()} - {b""}
+        same_key = {site.name for site in self.members.sites.values() if site.key_digest in digests}
+        word = m.Banned(names=tuple(sorted({*self.banned, *same_key}))[: m.MAX_BANNED])
         self.send_all((site for site in sites if site.is_certified), word)
 
     def keep_invite(self, record: e.InviteRecord) -> None:

@@ -139,6 +139,6 @@ class Exchanges:
             self._of_processes.cancel(plan.sync, plan.attempt)
             self._shell.handle(e.ExchangeBroken(plan, error))
             return
-        self._shell.observer.exchange_s = loop.time() - started
+        self._shell.observer.exchanged(loop.time() - started)
         said = result.tokens, result.stood_out, result.links, result.averaged
         self._shell.handle(e.ExchangeFinished(plan, result.payload_digest, *said))

@@ -109,7 +109,7 @@ class Node:
             handshake=lambda: security.before_coordinator.towards(Kind.COORDINATOR),
             limits=core.limits,
             machine=machine,
-            opened=lambda: self.handle(e.SessionOpened()),
+            opened=self._opened,
             lost=lambda reason: self.handle(e.SessionLost(reason)),
             received=self._received,
             header=self._header,
@@ -293,6 +293,10 @@ class Node:
         """Of the other hosts of this site."""
         site_id, address = self.core.site.site_id, self.shell.config.site_address
         return m.Donor(site_id=site_id, incarnation=self.home.incarnation, address=address, commit=0)
+
+    def _opened(self) -> None:
+        self.telemetry.soon()
+        self.handle(e.SessionOpened())
 
     def _num_parameters(self) -> int:
         plane = self.disk.plane

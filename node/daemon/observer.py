@@ -41,16 +41,22 @@ class Observer:
     def __post_init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self.exchange_s = 0.0
-        """Of the last exchange; set by whoever ran it. So is `apply_s`."""
+        """Of the last one."""
         self.apply_s = 0.0
+        """The same; set by whoever applied it."""
         self._loss = 0.0
         self._train_s = self._wait_s = 0.0
         self.num_applied = 0
-        """Commits; of them the next two, in all."""
+        """Commits."""
         self.exchange_total_s = self.apply_total_s = 0.0
         self._sealed_at = 0.0
         self._work: object = None
         self._progress = 0
+
+    def exchanged(self, seconds: float) -> None:
+        """An exchange is over."""
+        self.exchange_s = seconds
+        self.exchange_total_s += seconds
 
     def last_sync(self) -> str:
         """In words."""
@@ -160,7 +166,6 @@ class Observer:
                 self.journal.write("merged", commit=version, wait_s=round(wait_s, 4))
             case e.CommitApplied(commit=commit, state_hash=state_hash):
                 self.num_applied += 1
-                self.exchange_total_s += self.exchange_s
                 self.apply_total_s += self.apply_s
                 self.journal.write(
                     "commit",

@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
 from atoll.node.daemon.config import NodeConfig
-from atoll.protocol.addresses import is_loopback
+from atoll.protocol.addresses import is_loopback, parse_address
 from atoll.protocol.errors import ConfigError, InvalidMessage, PeerError
 from atoll.protocol.machine import Machine
 from atoll.protocol.page_access import LOOPBACK_NAMES, Access, ByName, ByToken
@@ -75,10 +75,10 @@ class Identity:
 
 
 def page_access(config: NodeConfig, run_id: str, among_sites: Security, machine: Machine) -> Access:
-    """To the node's metrics: on this machine for everybody, elsewhere by a viewer's token, which the run's root has
-    signed. A node does not hear which tokens were taken back: they are good here until they expire."""
+    """To the node's metrics: on this machine for everybody, elsewhere by a viewer's token for nodes, which the
+    run's root has signed. A node does not hear which tokens were taken back: they are good here until they expire."""
     if is_loopback(config.http_listen):
-        return ByName(LOOPBACK_NAMES)
+        return ByName(LOOPBACK_NAMES | {parse_address(config.http_listen)[0].lower()})
     if not isinstance(among_sites, MutualTls):
         log.warning("the metrics at %s are in plain text, for whoever reaches them", config.http_listen)
         return ByName(())
@@ -90,7 +90,7 @@ def page_access(config: NodeConfig, run_id: str, among_sites: Security, machine:
             token = tokens.from_text(text, certificates.from_pem(among_sites.shown.roots))
         except InvalidMessage:
             return False
-        return token.run_id == run_id and token.expires_s > machine.wall_time()
+        return token.run_id == run_id and token.is_of_nodes and token.expires_s > machine.wall_time()
 
     return ByToken((), tls.context, is_good)
 

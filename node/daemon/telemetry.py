@@ -37,6 +37,10 @@ class Telemetry:
         self._due = 0.0
         self._is_measuring = False
 
+    def soon(self) -> None:
+        """With the next heartbeat: a session begins, whose other end knows nothing of this site yet."""
+        self._due = 0.0
+
     def beat(self) -> None:
         """Called with each heartbeat."""
         if self._loop.time() < self._due or self._is_measuring:
@@ -57,6 +61,7 @@ class Telemetry:
                 trained_tokens=ranks.trained_tokens,
                 sent_contribution_bytes=counters.sent_contribution_bytes,
                 sent_average_bytes=counters.sent_average_bytes,
+                sent_state_bytes=counters.sent_bytes - counters.sent_contribution_bytes - counters.sent_average_bytes,
                 exchange_total_s=self.observer.exchange_total_s,
                 num_applied=self.observer.num_applied,
                 apply_total_s=self.observer.apply_total_s,

@@ -218,8 +218,8 @@ class Root:
     def sign(
         self, key: PublicKey, subject: Subject, life: timedelta, now: datetime, hosts: Sequence[str] = ()
     ) -> Certificate:
-        """Who it is of alone is said in it: a URI, and where others dial it the DNS name of the handshake, and that of
-        pages where it serves some. `hosts`: by which names or numbers of a machine a browser may come to it."""
+        """Who it is of alone is said in it: a URI, and where others dial it the DNS name of the handshake, and of
+        a site that of its metrics. `hosts`: by which names or numbers of a machine a browser may come to it."""
         names: list[x509.GeneralName] = [x509.UniformResourceIdentifier(subject.uri)]
         usages = [ExtendedKeyUsageOID.CLIENT_AUTH] if subject.kind is not Kind.PAGE else []
         salt = salt_of(self.certificate)
@@ -227,7 +227,7 @@ class Root:
             names.append(x509.DNSName(subject.dns_name(salt)))
             usages.append(ExtendedKeyUsageOID.SERVER_AUTH)
         if subject.kind is Kind.SITE:
-            names.append(x509.DNSName(Subject(subject.run_id, Kind.PAGE).dns_name(salt)))
+            names.append(x509.DNSName(Subject(subject.run_id, Kind.METRICS).dns_name(salt)))
         names += [_host_name(host) for host in hosts]
         life = min(life, self.certificate.not_valid_after_utc - now)
         if life <= timedelta(0):

@@ -27,7 +27,9 @@ class Kind(Enum):
     SITE = "site"
     """A site, before other sites: for a day."""
     PAGE = "page"
-    """What serves pages, before whoever looks at them without a certificate."""
+    """The coordinator's page, before whoever looks at it without a certificate."""
+    METRICS = "metrics"
+    """A name alone, no certificate: of what sites show their metrics with. A site could stand in for another one."""
 
 
 ROLES = {"site": Kind.SITE_IDENTITY, "viewer": Kind.VIEWER, "operator": Kind.OPERATOR}
@@ -62,7 +64,8 @@ class Subject:
             Kind.VIEWER: "viewer",
             Kind.OPERATOR: "operator",
             Kind.SITE: "site",
-            Kind.PAGE: "pages",
+            Kind.PAGE: "the page",
+            Kind.METRICS: "metrics",
         }[self.kind]
         return f"{who} {self.name}".rstrip() + f" of run {self.run_id}"
 
@@ -73,7 +76,7 @@ def parse_uri(text: str) -> Subject:
     if text.startswith(SCHEME) and len(text) <= MAX_URI_CHARACTERS and slash and RUN_ID.fullmatch(run_id):
         for kind in Kind:
             rest = path.removeprefix(kind.value)
-            if kind in (Kind.COORDINATOR, Kind.PAGE):
+            if kind in (Kind.COORDINATOR, Kind.PAGE, Kind.METRICS):
                 if path == kind.value:
                     return Subject(run_id, kind)
             elif path != rest and rest.startswith("/") and SITE_NAME.fullmatch(rest[1:]):

@@ -26,10 +26,14 @@ class Token:
     token_id: str
     expires_s: int
     """In seconds since 1970."""
+    is_of_nodes: bool = False
+    """For the metrics of nodes, to which a Prometheus shows it: no member may look at the run by what it is shown."""
 
 
 def to_text(token: Token, root_key: PrivateKey) -> str:
-    said = json.dumps([token.run_id, token.name, token.token_id, token.expires_s], separators=(",", ":")).encode()
+    said = json.dumps(
+        [token.run_id, token.name, token.token_id, token.expires_s, token.is_of_nodes], separators=(",", ":")
+    ).encode()
     return f"{_text(said)}.{_text(certificates.signature(root_key, CONTEXT + said))}"
 
 
@@ -44,8 +48,7 @@ def from_text(text: str, roots: Sequence[Certificate]) -> Token:
         raise InvalidMessage("not a token") from None
     if not any(certificates.is_signature(root, CONTEXT + data, signed) for root in roots):
         raise InvalidMessage("a token that this run has not given out")
-    run_id, name, token_id, expires_s = json.loads(data)
-    return Token(run_id, name, token_id, expires_s)
+    return Token(*json.loads(data))
 
 
 def _text(data: bytes) -> str:

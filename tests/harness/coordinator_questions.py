@@ -96,6 +96,10 @@ class CoordinatorQuestions:
     def audit_log(self, after: int = 0) -> list[AuditRecord]:
         return self.core.run.audit.after(after)
 
+    def certified_refusal(self, name: str, key_digest: bytes, wall_s: float) -> str:
+        """Of a site that calls with that certificate at that time."""
+        return self.core.refusal("site", name, key_digest, wall_s)
+
     def is_paused(self) -> bool:
         """By a person."""
         return bool(self.core.run.pause_reason)

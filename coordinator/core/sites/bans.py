@@ -46,19 +46,29 @@ def drain(run: Run, name: str, reason: str) -> str:
 
 def ban(run: Run, asked: BanAsked) -> str:
     """Why that cannot be done; empty if it is. A new ban of a name takes the place of the one before."""
-    if asked.until_s and not 0 < asked.until_s - run.wall_s <= MAX_BAN_S:
-        ends = "is over" if asked.until_s <= run.wall_s else "is more than ten years from now: leave out the end"
+    until_s = run.wall_s + asked.for_s if asked.for_s else asked.until_s
+    if until_s and not 0 < until_s - run.wall_s <= MAX_BAN_S:
+        ends = "is over" if until_s <= run.wall_s else "is more than ten years from now: leave out the end"
         return f"the end of the ban {ends}; it is {utc(run.wall_s)} at the coordinator"
-    site = run.members.sites.get(asked.name)
-    before = run.banned.get(asked.name)
-    digest = site.key_digest if site is not None else before.key_digest if before is not None else b""
-    record = BanRecord(name=asked.name, key_digest=digest, reason=asked.reason[:1024], until_s=asked.until_s)
+    site, digest = run.members.sites.get(asked.name), _key_of(run, asked.name)
+    record = BanRecord(name=asked.name, key_digest=digest, reason=asked.reason[:1024], until_s=until_s)
     run.ban(record)
     run.report(logging.WARNING, f"{asked.name} is banned{_until(record)}: {asked.reason}")
-    if site is not None:
-        run.send_away(site, f"banned: {asked.reason}")
-        run.refuse(site.stream, *_banned(run, asked.name, record))
+    same_key = [s for s in run.members.sites.values() if digest and s.key_digest == digest and s.name != asked.name]
+    for one in ([site] if site is not None else []) + same_key:
+        run.send_away(one, f"banned: {asked.reason}")
+        run.refuse(one.stream, *_banned(run, one.name, record))
     return ""
+
+
+def _key_of(run: Run, name: str) -> bytes:
+    """As it was seen last: of the site, of the newest invite that it has used, or of the ban before; empty if it never
+    was."""
+    site, before = run.members.sites.get(name), run.banned.get(name)
+    used = [i for i in run.invites.values() if (i.role, i.name) == ("site", name) and i.key_digest]
+    newest = max(used, key=lambda invite: invite.number, default=None)
+    known = (found.key_digest for found in (site, newest, before) if found is not None)
+    return next((digest for digest in known if digest), b"")
 
 
 def lift(run: Run, name: str) -> str:
@@ -91,6 +101,8 @@ def next_due(run: Run) -> float:
 def refusal(run: Run, name: str, key_digest: bytes) -> Refusal | None:
     """Of whoever comes by a name that is banned, or under another one with a key that is."""
     for record in run.banned.values():
+        if 0 < record.until_s <= run.wall_s:
+            continue  # over, and not lifted yet
         if record.name == name or record.key_digest == key_digest:
             return _banned(run, name, record)
     return None

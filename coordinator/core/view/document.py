@@ -54,6 +54,8 @@ class SiteView(Figures):
     """To the average, of its last contribution that was looked at closer, in a sample."""
     telemetry: Readings
     """What it measured last; zeros until it said so."""
+    has_told: bool
+    """It said so, since this start of the coordinator."""
     high_in_a_row: int
     """Contributions in a row whose norm was more than `sync.clip` times the median."""
 
@@ -187,6 +189,10 @@ class RunView:
     num_evicted: int
     evictions: tuple[tuple[str, int], ...]
     """The same by cause: absence, hang, state, contribution, contradiction or operator."""
+    num_not_finite: int
+    """Times that a site's loss stopped being a number."""
+    num_failed: int
+    """Sites that left because they cannot go on."""
     num_wrong_states: int
     num_refused: int
     num_malformed: int

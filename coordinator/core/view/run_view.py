@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from atoll.coordinator.core.run import Run
 from atoll.coordinator.core.sites.conduct import Cause
-from atoll.coordinator.core.sites.membership import Site, Standing
+from atoll.coordinator.core.sites.membership import NO_TELEMETRY, Site, Standing
 from atoll.coordinator.core.sync import outcomes, reach
 from atoll.coordinator.core.sync.syncs import Sync
 from atoll.coordinator.core.view.data_ranges import data_view
@@ -126,6 +126,7 @@ def _site_view(run: Run, site: Site, now: float, not_dialled_by: tuple[str, ...]
         connected=site.stream is not None,
         phase=last_line(heartbeat.phase),
         telemetry=_telemetry(site),
+        has_told=site.telemetry != NO_TELEMETRY,
         loss=heartbeat.loss or None,  # the wire says 0 where there is none
         utilization=heartbeat.train_s / total_s if total_s > 0 else None,
         last_commit=applied,

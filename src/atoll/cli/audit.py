@@ -34,16 +34,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from dataclasses import asdict
 
-    from atoll.coordinator.core.audit import break_in
+    from atoll.coordinator.core.audit import break_in, in_one_line
     from atoll.protocol.dates import utc
-    from atoll.protocol.text import last_line
 
     entries = _entries(args)
     for entry in entries:
         if args.format == "json":
             print(json.dumps(asdict(entry)))
         else:
-            words = last_line(f"{entry.by}: {entry.what}: {entry.outcome}")
+            words = in_one_line(f"{entry.by}: {entry.what}: {entry.outcome}")
             print(f"{entry.number}  {utc(entry.at_s)}  {entry.digest}  {words}")
     if broken := break_in(entries):
         raise StateError(f"the audit log was changed: {broken}")

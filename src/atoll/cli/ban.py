@@ -19,10 +19,9 @@ examples:
 from __future__ import annotations
 
 import argparse
-import time
 
 from atoll.cli import operator
-from atoll.protocol.dates import time_s
+from atoll.protocol.dates import date_s, duration_s
 from atoll.protocol.errors import ConfigError
 
 
@@ -44,7 +43,16 @@ def run(args: argparse.Namespace) -> int:
         operator.ask(args, "lift-ban", name=args.name)
         print(f"{args.name} may come in again")
         return 0
-    until_s = time_s(args.until, time.time()) if args.until is not None else 0.0
-    operator.ask(args, "ban", name=args.name, reason=args.reason or "atoll ban", until_s=until_s)
+    operator.ask(args, "ban", name=args.name, reason=args.reason or "atoll ban", **_end(args.until))
     print(f"{args.name} is banned")
     return 0
+
+
+def _end(until: str | None) -> dict[str, float]:
+    """A duration counts by the coordinator's clock. Raises ConfigError."""
+    if until is None:
+        return {}
+    try:
+        return {"for_s": float(duration_s(until))}
+    except ValueError:
+        return {"until_s": date_s(until)}

@@ -25,7 +25,7 @@ def site(name: str, **changes: Any) -> dict[str, Any]:
         "wait_s": 1.0, "utilization": 0.9, "last_commit": 1, "state_hash": "ab" * 32, "incarnation": 1, "silent_s": 0.1,
         "state_kind": "member", "num_ranks": 1, "num_wrong_states": 0, "doing": "", "not_dialled_by": [],
         "up_bytes_per_s": None, "down_bytes_per_s": 1e6, "contributes_every": 1, "extra_s": 0.0,
-        "norm": None, "cosine": None, "high_in_a_row": 0, "telemetry": {},
+        "norm": None, "cosine": None, "high_in_a_row": 0, "telemetry": {}, "has_told": False,
     } | changes  # fmt: skip
 
 
@@ -48,7 +48,7 @@ def document(**changes: Any) -> dict[str, Any]:
         "tokens": 0, "codec": "int8", "num_parameters": 7, "state_hash": "", "attested_commit": None, "errors": [],
         "store_stuck_s": 0.0, "banned": [], "excluded": [], "num_at_the_door": 0, "slow_links": [],
         "robust": "warn", "contribution_bytes": 0, "average_share": None, "last_cosine": None, "codec_error": None,
-        "high": [], "evictions": [],
+        "high": [], "evictions": [], "num_not_finite": 0, "num_failed": 0,
         "syncs": [], "sites": [site("a"), site("b")], "commits": [], "data": [], "something_new": 1,
     } | changes  # fmt: skip
 

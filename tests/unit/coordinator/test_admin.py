@@ -106,9 +106,9 @@ def test_why_it_cannot_be_done_is_said(tmp_path: Path) -> None:
     [
         (b"", "Expecting value"),
         (b'{"command"\n', "Expecting"),
-        (b"[]\n", "commands are stop, rollback"),
-        (b'{"command": "dance"}\n', "commands are stop, rollback"),
-        (b'{"command": ["stop"]}\n', "commands are stop, rollback"),
+        (b"[]\n", "commands are stop, pause, resume, drain, rollback"),
+        (b'{"command": "dance"}\n', "commands are stop, pause, resume, drain, rollback"),
+        (b'{"command": ["stop"]}\n', "commands are stop, pause, resume, drain, rollback"),
         (b'{"command": "stop"}\n', 'stop: "reason" is missing'),
         (b'{"command": "stop", "reason": 1}\n', "reason must be a string"),
         (b'{"command": "rollback", "reason": "?", "to": "3"}\n', "to must be an integer"),

@@ -27,10 +27,10 @@ def test_an_entry_says_who_wanted_what_and_what_came_of_it() -> None:
     assert story.ban("c", "again", until_s=1.0, by=OPERATOR)
     story.happens(e.StopAsked("enough", by="root on the coordinator's machine", request=900))
     assert told(story) == [
-        (OPERATOR, f'ban name="c" reason="it lies" until_s={story.wall_s + 3600}', "done"),
+        (OPERATOR, f'ban name="c" until_s={story.wall_s + 3600} reason="it lies"', "done"),
         (
             OPERATOR,
-            'ban name="c" reason="again" until_s=1.0',
+            'ban name="c" until_s=1.0 reason="again"',
             "refused: the end of the ban is over; it is 2025-11-24 16:00:00 UTC at the coordinator",
         ),
         ("root on the coordinator's machine", 'stop reason="enough"', "done"),
@@ -52,7 +52,7 @@ def test_what_is_decided_later_is_told_then() -> None:
     story.happens(e.RollbackAsked("of no use", to=1, by=OPERATOR, request=7))
     assert told(story) == []
     story.rebuilt("b", "s1")
-    assert told(story) == [(OPERATOR, 'rollback reason="of no use" to=1', "done")]
+    assert told(story) == [(OPERATOR, 'rollback to=1 reason="of no use"', "done")]
     story.happens(e.RollbackAsked("of no use", to=0, by=OPERATOR, request=8))
     on_new_branch(story, "b", 1)
     on_new_branch(story, "a", 1)
@@ -137,3 +137,32 @@ def test_the_oldest_entries_go_where_there_are_very_many(monkeypatch: pytest.Mon
     assert [entry.number for entry in kept] == [3, 4, 5], "in pages"
     assert audit.break_in(kept) == ""
     assert audit.Audit(kept).add(0.0, "?", "?", "x" * 5000).outcome == "x" * audit.MAX_TEXT
+
+
+def test_memory_holds_as_many_as_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(audit, "KEPT_AUDIT", 3)
+    log = audit.Audit([])
+    for _ in range(10):
+        log.add(0.0, "?", "?", "done")
+    assert [entry.number for entry in log.after(0)] == [8, 9, 10]
+
+
+def test_what_is_said_is_there_whole_or_shortened_by_itself() -> None:
+    assert audit.words_of(e.RollbackAsked("r")) == 'rollback reason="r"'
+    assert audit.words_of(e.RollbackAsked("r", to=0)) == 'rollback to=0 reason="r"', "0 is another thing than nothing"
+    ban = audit.words_of(e.BanAsked(name="c", reason="x" * 5000, until_s=5.0))
+    assert ban.startswith('ban name="c" until_s=5.0 reason="xxx')
+    assert len(ban) < 600
+    invite = audit.words_of(e.InviteAsked(role="site", name="a", addresses=("h:1",), invite_id="01"))
+    assert invite == 'invite role="site" name="a" addresses=["h:1"] invite_id="01"'
+
+
+def test_nothing_that_is_said_looks_like_another_entry() -> None:
+    story = Story(some_settings(min_sites=2))
+    forged = 'x\noperator bob (key 99): stop reason="atoll stop": done'
+    story.ban(forged, by=OPERATOR + "\n")
+    story.happens(e.TakeBackAsked(role="site", name=forged, by=OPERATOR, request=8))
+    for entry in story.audit_log():
+        assert "\n" not in entry.by + entry.what + entry.outcome
+        assert entry.by.startswith("operator anna")
+    assert audit.in_one_line("a\nb\tc\x1b[2J") == "a\\nb\\tc\\x1b[2J"

@@ -7,7 +7,7 @@ import pytest
 from atoll.coordinator.core import events as e
 from atoll.protocol import messages as m
 from atoll.protocol.messages import AdmittedAs, RefusedKind
-from tests.harness.coordinator_story import Story, some_settings
+from tests.harness.coordinator_story import Story, a_hash, some_settings
 from tests.unit.coordinator.test_disputes import differing, show
 
 
@@ -71,6 +71,39 @@ def test_a_ban_that_was_over_while_there_was_no_coordinator_is_lifted_as_it_star
     story.restart()
     story.happens(e.Tick())
     assert not story.view.banned
+
+
+def test_all_names_of_a_key_are_sent_away_and_named_to_others() -> None:
+    story = Story(some_settings(min_sites=2))
+    for number, (name, key) in enumerate((("a", "a"), ("berlin", "k"), ("munich", "k"))):
+        story.happens(e.InviteAsked(role="site", name=name, invite_id=f"i{number}", request=10))
+        story.happens(e.JoinAsked(invite_id=f"i{number}", key_digest=a_hash(key), request=11))
+        story.connect(name, certified=e.Certified(name, a_hash(key)))
+        story.offer(name)
+    story.ban("berlin", "stolen")
+    for name in ("berlin", "munich"):
+        assert story.last(name, m.Refused).kind is RefusedKind.BANNED
+    assert story.sites["a"].stream is not None
+    assert story.last("a", m.Banned).names == ("berlin", "munich")
+
+
+def test_a_ban_of_a_site_that_joined_and_never_came_knows_its_key() -> None:
+    story = Story(some_settings(min_sites=2))
+    for number, key in ((1, "old"), (2, "k")):
+        story.happens(e.InviteAsked(role="site", name="berlin", invite_id=f"i{number}", request=number))
+        story.happens(e.JoinAsked(invite_id=f"i{number}", key_digest=a_hash(key), request=10 + number))
+    story.ban("berlin")
+    story.connect("munich", certified=e.Certified("munich", a_hash("k")))
+    assert story.last("munich", m.Refused).kind is RefusedKind.BANNED
+
+
+def test_a_duration_counts_by_the_coordinators_clock_and_a_ban_that_is_over_refuses_nobody() -> None:
+    story = training("a", "b", "c")
+    story.happens(e.BanAsked(name="c", reason="?", for_s=100.0, request=5))
+    assert "until 2025-11-24 16:01:40 UTC" in story.last("c", m.Refused).text
+    banned = "c is banned from run 'run': ?"
+    assert banned in story.certified_refusal("c", a_hash("c"), story.wall_s)
+    assert banned not in story.certified_refusal("c", a_hash("c"), story.wall_s + 101), "though nothing has lifted it"
 
 
 def test_the_coordinator_wakes_up_when_a_ban_is_over() -> None:

@@ -29,6 +29,7 @@ TOLD = m.Telemetry(
     trained_tokens=1000,
     sent_contribution_bytes=300,
     sent_average_bytes=200,
+    sent_state_bytes=500,
     exchange_total_s=4.0,
     num_applied=2,
     apply_total_s=1.0,
@@ -97,9 +98,8 @@ def test_what_a_site_tells_is_seen_at_the_coordinator() -> None:
     found = shown(document_of(a_story()))
     assert by_label(found["atoll_site_tokens"])["a",] == 1000
     assert by_label(found["atoll_site_wire_bytes"]) == {
-        ("a", "contributions"): 300, ("a", "averages"): 200, ("a", "state"): 500,
-        ("b", "contributions"): 0, ("b", "averages"): 0, ("b", "state"): 0,
-    }  # fmt: skip
+        ("a", "contribution"): 300, ("a", "average"): 200, ("a", "state"): 500,
+    }, "b has told nothing, and a counter that is 0 would have begun anew"  # fmt: skip
     assert by_label(found["atoll_site_flops_utilization"]) == {("a",): 6e15 / (2e15 * 9.0)}
     assert by_label(found["atoll_site_utilization"]) == {("a",): 0.9}
     for name, value in (
@@ -109,7 +109,35 @@ def test_what_a_site_tells_is_seen_at_the_coordinator() -> None:
     ):  # fmt: skip
         assert by_label(found[f"atoll_site_{name}"]) == {("a",): value}, "b has told nothing"
     for name, value in (("worker_crashes", 1), ("reconnects", 2), ("checkpoints_failed", 3), ("commits_applied", 2)):
-        assert by_label(found[f"atoll_site_{name}"]) == {("a",): value, ("b",): 0}
+        assert by_label(found[f"atoll_site_{name}"]) == {("a",): value}
+    assert by_label(found["atoll_site_train_seconds"]) == {("a",): 9.0}, "nor has b sent a heartbeat"
+
+
+def test_counters_do_not_begin_anew_with_the_coordinator() -> None:
+    story = a_story()
+    story.restart()
+    story.connect("a", state=(1, "s1"))
+    story.offer("a")
+    found = shown(document_of(story))
+    for name in ("site_tokens", "site_worker_crashes", "site_sent_bytes", "site_wire_bytes"):
+        assert not by_label(found[f"atoll_{name}"]), name
+    story.says("a", TOLD)
+    assert by_label(shown(document_of(story))["atoll_site_tokens"]) == {("a",): 1000}
+
+
+def test_a_disk_that_is_full_has_no_byte_free() -> None:
+    story = a_story()
+    story.says("a", replace(TOLD, disk_free_bytes=0))
+    assert by_label(shown(document_of(story))["atoll_site_disk_free_bytes"]) == {("a",): 0}
+
+
+def test_sites_that_cannot_go_on_and_losses_that_are_no_numbers_are_counted() -> None:
+    story = a_story()
+    story.says("b", m.Diverged(commit=1, text="the loss is nan"))
+    story.says("a", m.Leave(reason="no such data", fatal=True))
+    found = shown(document_of(story))
+    assert by_label(found["atoll_losses_not_finite"]) == {(): 1}
+    assert by_label(found["atoll_sites_failed"]) == {(): 1}
 
 
 def test_nothing_follows_from_what_a_site_tells() -> None:
@@ -269,8 +297,10 @@ def test_what_is_abandoned_or_was_begun_before_this_start_is_not_measured(monkey
 
 
 def test_kinds_of_values_are_those_of_prometheus() -> None:
-    kinds = {Kind.GAUGE: "gauge", Kind.COUNTER: "counter", Kind.INFO: "info", Kind.HISTOGRAM: "histogram"}
+    kinds = {Kind.GAUGE: "gauge", Kind.COUNTER: "counter", Kind.INFO: "gauge", Kind.HISTOGRAM: "histogram"}
     found = shown(document_of(a_story()))
     for row in METRICS:
-        if row.name in found:
-            assert found[row.name].type in {kinds[row.kind], "gauge"}, row.name
+        name = row.name + ("_info" if row.kind is Kind.INFO else "")
+        if name in found:
+            assert found[name].type == kinds[row.kind], row.name
+    assert len(found) > 0.8 * len(METRICS)

@@ -31,7 +31,7 @@ def a_node(said: list[m.SiteMessage], machine: Machine, failed: list[BaseExcepti
         checkpoints=CheckpointCounts(failed=4),
     )
     core: Any = SimpleNamespace(site=SimpleNamespace(num_crashes=2), ranks=ranks)
-    counters = Counters(sent_contribution_bytes=10, sent_average_bytes=20, reconnects=3)
+    counters = Counters(sent_bytes=35, sent_contribution_bytes=10, sent_average_bytes=20, reconnects=3)
     observer: Any = SimpleNamespace(
         hub=SimpleNamespace(counters=counters), exchange_total_s=1.5, apply_total_s=0.5, num_applied=7
     )
@@ -63,6 +63,7 @@ def test_it_says_what_ranks_node_and_machine_measure() -> None:
             trained_tokens=1000,
             sent_contribution_bytes=10,
             sent_average_bytes=20,
+            sent_state_bytes=5,
             exchange_total_s=1.5,
             num_applied=7,
             apply_total_s=0.5,
@@ -111,6 +112,9 @@ def test_it_says_so_now_and_then_and_never_twice_at_once(monkeypatch: pytest.Mon
         await asyncio.gather(*node.tasks)
         node.beat()
         assert not node.tasks, "not yet again"
+        node.soon()
+        node.beat()
+        assert node.tasks, "a session begins"
         await end(node.tasks)
 
     asyncio.run(main())

@@ -16,12 +16,15 @@ from hypothesis import strategies as st
 from atoll.coordinator.authority import Authority
 from atoll.coordinator.core import events as e
 from atoll.coordinator.enrolment import Enrolment
+from atoll.node.daemon.config import NodeConfig
+from atoll.node.daemon.security import page_access
 from atoll.protocol.dates import date_of
 from atoll.protocol.errors import InvalidMessage
+from atoll.protocol.http import Request
 from atoll.protocol.machine import Machine
 from atoll.protocol.trust import certificates, tokens
 from atoll.protocol.trust.names import Kind, Subject, parse_uri
-from atoll.protocol.trust.security import PLAIN
+from atoll.protocol.trust.security import PLAIN, MutualTls
 from atoll.protocol.trust.server_tls import ServerTls
 from tests.harness.coordinator_story import Story, some_settings
 from tests.harness.fuzzing import fuzz
@@ -82,8 +85,10 @@ class Run:
 
         self.enrolment = Enrolment(self.authority, PLAIN, self.story.core, ask)
 
-    def token(self, name: str = "anna", *, role: str = "viewer", life_s: float = 3600.0) -> e.Answer:
-        asked = e.InviteAsked(role=role, name=name, life_s=life_s, is_token=True)
+    def token(
+        self, name: str = "anna", *, role: str = "viewer", life_s: float = 3600.0, is_of_nodes: bool = False
+    ) -> e.Answer:
+        asked = e.InviteAsked(role=role, name=name, life_s=life_s, is_token=True, is_of_nodes=is_of_nodes)
         return asyncio.run(self.enrolment.invite(asked, "127.0.0.1:1"))
 
 
@@ -105,6 +110,28 @@ def test_a_token_that_is_taken_back_is_good_for_nothing(tmp_path: Path) -> None:
     run.story.happens(e.TakeBackAsked(role="viewer", name="anna", request=50))
     assert not run.enrolment.may_look(text)
     assert run.enrolment.may_look(other)
+
+
+def test_what_a_node_is_shown_is_no_token_for_the_coordinator(tmp_path: Path) -> None:
+    run = Run(tmp_path / "trust")
+    machine = replace(Machine(), wall_time=lambda: run.story.wall_s)
+    tls = MutualTls("run", run.authority.shown())
+    config = NodeConfig(coordinator="c:1", name="a", http_listen="0.0.0.0:0")
+    at_node = page_access(config, "run", tls, machine)
+    run_token, node_token = run.token().found, run.token(is_of_nodes=True).found
+
+    def seen(token: str) -> bool:
+        return at_node.refusal(Request("GET", "/metrics", {"authorization": f"Bearer {token}"})) is None
+
+    assert (seen(node_token), run.enrolment.may_look(node_token)) == (True, False)
+    assert (seen(run_token), run.enrolment.may_look(run_token)) == (False, True)
+    run.story.wall_from_s += 3601
+    assert not seen(node_token)
+    another = MutualTls("run", Authority.opened(tmp_path / "another", "run", machine).shown())
+    run.story.wall_from_s -= 3601
+    assert page_access(config, "run", another, machine).refusal(
+        Request("GET", "/metrics", {"authorization": f"Bearer {node_token}"})
+    ), "another run's root has not signed it"
 
 
 def test_an_invite_is_no_token_and_a_token_no_invite(tmp_path: Path) -> None:
@@ -142,7 +169,9 @@ def test_pages_show_names_and_numbers_of_their_machine_and_are_no_caller(tmp_pat
         parse_uri(page.uri + "/x")
     site = run.authority.certify(certificates.new_key().public_key(), Kind.SITE, "a")
     found_site = certificates.from_der(site).extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    assert page.dns_name(salt) in found_site.get_values_for_type(x509.DNSName), "sites serve their metrics"
+    of_site = found_site.get_values_for_type(x509.DNSName)
+    assert Subject("run", Kind.METRICS).dns_name(salt) in of_site, "sites serve their metrics"
+    assert page.dns_name(salt) not in of_site, "and never stand in for the coordinator's page"
 
 
 def test_no_older_tls_is_spoken_and_no_key_is_on_a_disk(tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ SALT = bytes(range(16))
 ROOT = Root.made(SALT, 3650 * DAY, NOW)
 KEY = certificates.new_key()
 SITE = Subject("run", Kind.SITE, "berlin")
+NAMELESS = (Kind.COORDINATOR, Kind.PAGE, Kind.METRICS)
 
 
 def an_invite(**changed: Any) -> Invite:
@@ -57,7 +58,7 @@ CERTIFICATE = certificates.to_der(signed(SITE))
 
 @pytest.mark.parametrize("kind", Kind)
 def test_a_uri_says_whom_it_is_of_and_is_read_back(kind: Kind) -> None:
-    subject = Subject("my-run.2", kind, "" if kind in (Kind.COORDINATOR, Kind.PAGE) else "berlin_1")
+    subject = Subject("my-run.2", kind, "" if kind in NAMELESS else "berlin_1")
     assert parse_uri(subject.uri) == subject
     assert subject.uri.startswith("spiffe://my-run.2/")
 
@@ -92,7 +93,7 @@ def test_the_name_in_a_handshake_says_nothing_and_differs_by_all_that_it_is_made
 
 @pytest.mark.parametrize("kind", Kind)
 def test_a_certificate_serves_only_where_others_dial(kind: Kind) -> None:
-    found = signed(Subject("run", kind, "" if kind in (Kind.COORDINATOR, Kind.PAGE) else "a"))
+    found = signed(Subject("run", kind, "" if kind in NAMELESS else "a"))
     assert certificates.subject_of(found).kind is kind
     usages = found.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
     serves = ExtendedKeyUsageOID.SERVER_AUTH in usages
@@ -299,7 +300,7 @@ def test_every_method_of_every_service_is_in_the_table() -> None:
 
 
 def caller(kind: Kind, name: str = "a") -> Caller:
-    return Caller(Subject("run", kind, "" if kind in (Kind.COORDINATOR, Kind.PAGE) else name), bytes(32))
+    return Caller(Subject("run", kind, "" if kind in NAMELESS else name), bytes(32))
 
 
 @pytest.mark.parametrize("method", sorted(access.MAY_CALL))
