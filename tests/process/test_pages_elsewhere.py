@@ -70,10 +70,17 @@ def test_other_machines_see_the_run_by_a_token_over_tls(tmp_path: Path) -> None:
         metrics = run.nodes["a"].wait_for_line(r"metrics on https://0\.0\.0\.0:(\d+)/metrics", LIMIT_S).group(1)
         root = certificates.from_pem((folder_of(run.store_path) / "root.pem").read_bytes())[0]
         page = Subject("secret-run", Kind.PAGE).dns_name(certificates.salt_of(root))
-        of_node = Browser(run, int(metrics), page)
-        assert of_node.asks("/metrics").status == 401
-        assert 'site="a"' in of_node.asks("/metrics", **shows).text  # type: ignore[attr-defined]
-        assert Browser(run, port, page).asks("/metrics", Host="run.example", **shows).status == 200, "one name for all"
+        of_nodes = Subject("secret-run", Kind.METRICS).dns_name(certificates.salt_of(root))
+        at_node = Browser(run, int(metrics), of_nodes)
+        node_token = atoll(run, "token", str(run.toml), "--viewer", "anna", "--nodes").lines[-1]
+        to_nodes = {"Authorization": f"Bearer {node_token}"}
+        assert at_node.asks("/metrics").status == 401
+        assert at_node.asks("/metrics", **shows).status == 401, "it is for the coordinator"
+        assert 'site="a"' in at_node.asks("/metrics", **to_nodes).text  # type: ignore[attr-defined]
+        assert browser.asks("/metrics", **to_nodes).status == 401, "sites are shown it"
+        assert Browser(run, port, page).asks("/metrics", Host="run.example", **shows).status == 200
+        with pytest.raises(ssl.SSLCertVerificationError):
+            Browser(run, int(metrics), page).asks("/metrics")  # no site stands in for the coordinator
 
         own = certificates.Root.made(bytes(16), certificates.CLOCKS_DIFFER_BY, root.not_valid_before_utc)
         (tmp_path / "own.pem").write_bytes(certificates.to_pem(own.certificate))
@@ -95,6 +102,13 @@ def test_every_address_needs_a_name_and_loopback_is_for_this_machine(tmp_path: P
         refused = atoll(run, "coordinator", str(run.toml), "--listen", "127.0.0.1:0", "--http-listen", "0.0.0.0:0")
         assert refused.popen.returncode == 2
         assert any("say by which name browsers come to it, with --http-name" in line for line in refused.lines)
+        for name in ("run.example:7701", "bücher.example", "a..b"):
+            wrong = atoll(
+                run, "coordinator", str(run.toml), "--listen", "127.0.0.1:0", "--http-listen", "0.0.0.0:0",
+                "--http-name", name,
+            )  # fmt: skip
+            assert wrong.popen.returncode == 2
+            assert any("is no name or number of a machine" in line for line in wrong.lines), wrong.lines
         coordinator = run.start_coordinator(extra=["--http-listen", "127.0.0.1:0"])
         port = int(coordinator.wait_for_line(r"status page http://127\.0\.0\.1:(\d+)/", LIMIT_S).group(1))
         for host, code in (("localhost", 200), (f"127.0.0.1:{port}", 200), ("evil.example", 421)):

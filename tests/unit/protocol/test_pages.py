@@ -3,24 +3,31 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
 
 import pytest
 
+from atoll.coordinator.authority import Authority
 from atoll.protocol import pages
 from atoll.protocol.http import PLAIN, Answer, plain_text
+from atoll.protocol.machine import Machine
+from atoll.protocol.page_access import Access, ByToken
+from atoll.protocol.trust import certificates
+from atoll.protocol.trust.server_tls import ServerTls
 
 LIMIT_S = 20.0
 BODY = b"x" * 100_000
 
 
 @asynccontextmanager
-async def served() -> AsyncIterator[pages.Pages]:
+async def served(access: Access = pages.OPEN) -> AsyncIterator[pages.Pages]:
     async def answer(path: str) -> Answer:
         return Answer(200, PLAIN, BODY) if path == "/" else plain_text(404, "no")
 
-    server = pages.Pages(answer)
+    server = pages.Pages(answer, access)
     await server.start("127.0.0.1:0", "a test")
     try:
         async with asyncio.timeout(LIMIT_S):
@@ -59,6 +66,41 @@ def test_silent_connections_make_room_the_oldest_first() -> None:
             assert len(server._silent) < pages.MAX_CONNECTIONS
 
     asyncio.run(main())
+
+
+def test_silent_connections_make_room_over_tls_and_nobody_fills_the_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Silent, gone in the handshake, or gone after it: none of it is an error of ours."""
+    machine = Machine()
+    authority = Authority.opened(tmp_path / "trust", "run", machine)
+    server_tls = ServerTls(authority.shown_on_pages(["localhost"]))
+    mine = ssl.create_default_context(cadata=certificates.to_pem(authority.root.certificate).decode())
+    unhandled: list[object] = []
+
+    async def main() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: unhandled.append(context))
+        async with served(ByToken((), server_tls.context, lambda token: True)) as server, AsyncExitStack() as stack:
+            host, _, port = server.address.rpartition(":")
+            for i in range(3 * pages.MAX_CONNECTIONS):
+                _, writer = await connect(server)
+                stack.callback(writer.close)
+                if i % 3 == 0:
+                    writer.close()
+                elif i % 3 == 1:
+                    writer.write(b"\x16\x03\x01\x02\x00half a hello")
+            for _ in range(2):
+                reader, writer = await asyncio.open_connection(host, int(port), ssl=mine, server_hostname="localhost")
+                writer.write(b"GET / HTTP/1.1\r\nAuthorization: Bearer t\r\n\r\n")
+                assert (await reader.read()).endswith(BODY)
+                writer.close()
+            _, writer = await asyncio.open_connection(host, int(port), ssl=mine, server_hostname="localhost")
+            writer.transport.abort()
+            assert len(server._silent) <= pages.MAX_CONNECTIONS
+
+    asyncio.run(main())
+    assert not unhandled
+    assert not caplog.records
 
 
 def test_a_request_has_so_long_to_come(monkeypatch: pytest.MonkeyPatch) -> None:
