@@ -6,6 +6,7 @@ in a cookie that no script reads."""
 
 from __future__ import annotations
 
+import ipaddress
 import ssl
 from collections.abc import Callable, Collection
 from typing import Protocol
@@ -99,9 +100,18 @@ def _tokens(request: Request) -> list[str]:
 def _foreign(request: Request, names: frozenset[str]) -> Answer | None:
     """Whoever calls this machine by a name that it does not have."""
     host = request.headers.get("host")
-    if not names or host is None or _name_of(host) in names:
+    if not names or host is None or (name := _name_of(host)) in names or _is_number(name):
         return None
     return plain_text(421, "this machine has not that name here: see --http-name")
+
+
+def _is_number(name: str) -> bool:
+    """A site in somebody's browser comes by its name: a number is nobody's."""
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
 
 
 def _name_of(host: str) -> str:

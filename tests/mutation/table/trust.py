@@ -445,7 +445,7 @@ MUTATIONS = (
         name="whoever is on loopback by any name",
         rule="pages on loopback are for names of loopback",
         where="protocol.page_access:_foreign",
-        old="if not names or host is None or _name_of(host) in names:",
+        old="if not names or host is None or (name := _name_of(host)) in names or _is_number(name):",
         new="if True:",
         tests=(f"{PAGES}::test_on_loopback_names_of_others_are_refused",),
     ),
