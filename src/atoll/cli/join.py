@@ -8,6 +8,7 @@ examples:
   atoll join berlin.invite --data ~/texts
   atoll join --enrol-only < berlin.invite
   atoll join berlin.invite --ranks 8 -- train.py --lr 3e-4
+  atoll join berlin.invite --install --data ~/texts      writes a unit for systemd in place of starting the node
 """
 
 from __future__ import annotations
@@ -30,14 +31,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "invite", type=Path, nargs="?", default=Path("-"), metavar="INVITE", help="its file (default: standard input)"
     )
-    parser.add_argument("--enrol-only", action="store_true", help="do not start the node")
+    then = parser.add_mutually_exclusive_group()
+    then.add_argument("--enrol-only", action="store_true", help="do not start the node")
+    then.add_argument(
+        "--install",
+        action="store_true",
+        help="do not start it, but write a unit for systemd that does, with these options",
+    )
     node.add_arguments(parser, asks_for_run=False)
 
 
 def run(args: argparse.Namespace) -> int:
     import os
 
-    from atoll.cli import doctor
+    from atoll.cli import doctor, unit
     from atoll.node.daemon.config import default_home
     from atoll.protocol.dates import utc
     from atoll.protocol.trust.enrolled import joined
@@ -58,6 +65,10 @@ def run(args: argparse.Namespace) -> int:
     if not starts_node:
         return 0
     doctor.show(doctor.of_site(joined(home), home))  # a node that would surely fail is not started
+    if args.install:
+        words = unit.node_command(home, unit.options(args.words, str(args.invite)), args.command)
+        print("it is started by systemd with:", *unit.install(invite.name, words), sep="\n    ")
+        return 0
     args.home, args.name, args.coordinator, args.run, args.insecure = home, "", "", "", False
     return node.run(args)
 

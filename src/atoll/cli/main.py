@@ -112,7 +112,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return error.exit_code
     args = make_parser().parse_args(own)
     args.debug = getattr(args, "debug", False)
-    args.command = command
+    args.command, args.words = command, own
     if not args.debug and argv is None:  # else the process, and its environment, is somebody else's
         # gRPC's C library writes lines of its own to stderr; what matters arrives as an error here.
         os.environ.setdefault("GRPC_VERBOSITY", "NONE")
