@@ -50,6 +50,8 @@ MORE_CONNECTIONS = 256
 STORE_PATIENCE_S = 2.0
 """Who asks for the run waits so long for what is being kept, then is told what was known before."""
 KEEP_VIEW_EVERY_S = 5.0
+STATUS_AGE_S = 0.5
+"""At most, of what people are told of a run in which nothing was decided meanwhile."""
 
 
 class CoordinatorServer:
@@ -87,6 +89,8 @@ class CoordinatorServer:
         self._viewed_at = self._loop.time()
         self._kept_view = self._core.view(self._viewed_at)
         self._sync_times = SyncTimes()
+        self._num_kept = 0
+        self._said: tuple[float, str] | None = None  # when it was made
         self._keeping_since: float | None = None
         self._streams: dict[int, Stream] = {}
         self._bodies = Bodies()
@@ -191,7 +195,7 @@ class CoordinatorServer:
         except ConfigError as error:
             return e.Answer(0, f"not a request: {error}")
         if isinstance(asked, commands.StatusAsked):
-            return e.Answer(0, "", json.dumps(await self.document(data_ranges=asked.data_ranges)))
+            return e.Answer(0, "", await self.status_json(data_ranges=asked.data_ranges))
         if isinstance(asked, commands.HealthAsked):
             return e.Answer(0, "", "; ".join(self._obstacles()))
         return await self.ask(asked)
@@ -241,6 +245,16 @@ class CoordinatorServer:
         except TimeoutError:
             return self._document(self._kept_view, data_ranges=False)
 
+    async def status_json(self, *, data_ranges: bool = False) -> str:
+        """The same as text. However many ask, it is made twice a second at most, and anew when anything is kept."""
+        now, num_kept = self._loop.time(), self._num_kept
+        if not data_ranges and self._said is not None and now - self._said[0] < STATUS_AGE_S:
+            return self._said[1]
+        text = await asyncio.to_thread(json.dumps, await self.document(data_ranges=data_ranges))
+        if not data_ranges and num_kept == self._num_kept:
+            self._said = now, text
+        return text
+
     def _document(self, view: RunView, *, data_ranges: bool) -> dict[str, Any]:
         document = asdict(view)
         for commit in document["commits"]:
@@ -277,6 +291,7 @@ class CoordinatorServer:
                     self._keeping_since = self._loop.time()
                     await asyncio.to_thread(self._store.persist, self._term, records, now)
                     self._keeping_since = None
+                    self._num_kept, self._said = self._num_kept + 1, None
                     self._sync_times.kept(records, self._loop.time())
                     for record in records:
                         if isinstance(record, e.CommitRecord):
@@ -356,4 +371,4 @@ class CoordinatorServer:
         return session_pb2.OperateResponse(problem=answer.problem, found=answer.found)
 
     async def _status(self, request: session_pb2.StatusRequest, context: Any) -> session_pb2.StatusResponse:
-        return session_pb2.StatusResponse(json=json.dumps(await self.document(data_ranges=request.data_ranges)))
+        return session_pb2.StatusResponse(json=await self.status_json(data_ranges=request.data_ranges))

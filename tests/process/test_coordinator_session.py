@@ -461,6 +461,39 @@ def test_streams_end_cleanly_when_the_coordinator_stops(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
+def test_many_who_ask_for_the_status_share_one_and_a_decision_makes_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "STATUS_AGE_S", 3600.0)
+
+    async def test(server: CoordinatorServer) -> None:
+        num_made, make = 0, server._document
+
+        def counted(*args: Any, **more: Any) -> dict[str, Any]:
+            nonlocal num_made
+            num_made += 1
+            return make(*args, **more)
+
+        monkeypatch.setattr(server, "_document", counted)
+        async with grpc.aio.insecure_channel(server.address) as channel:
+            stub = session_pb2_grpc.CoordinatorServiceStub(channel)
+
+            async def states(num: int, *, data_ranges: bool = False) -> set[str]:
+                request = session_pb2.StatusRequest(data_ranges=data_ranges)
+                said = [await stub.Status(request, timeout=LIMIT_S) for _ in range(num)]
+                return {json.loads(one.json)["state"] for one in said}
+
+            assert await states(50) == {"waiting for sites 0 of 2"}
+            assert num_made == 1
+            assert (await server.ask(StopAsked("enough"))).problem == ""
+            assert await states(50) == {"finished: enough"}
+            assert num_made == 2
+            await states(2, data_ranges=True)
+            assert num_made == 4, "the account of samples is asked for by few"
+
+    serving(test, tmp_path)
+
+
 def test_in_plain_text_nobody_commands_from_elsewhere(tmp_path: Path) -> None:
     async def test(server: CoordinatorServer) -> None:
         async with grpc.aio.insecure_channel(server.address) as channel:
@@ -572,7 +605,7 @@ def test_after_kill_9_the_store_is_free_and_the_term_is_higher(tmp_path: Path) -
 
 
 def test_stopping_where_nothing_runs_says_so(tmp_path: Path) -> None:
-    with pytest.raises(HostError, match="is it running on this machine, with this store"):
+    with pytest.raises(HostError, match=r"no coordinator answers at .*run.db.sock .*: is it running on this machine"):
         admin.ask(tmp_path / "run.db", "stop", reason="atoll stop")
 
 
