@@ -207,7 +207,7 @@ def test_a_node_that_hangs_while_its_heartbeats_go_on_does_not_hold_up_the_run(s
         assert not outcome.problem, f"seed {seed}: {outcome.problem}\n{outcome.story}"
 
 
-@seeds(28)
+@seeds(28, first=1)
 def test_no_weight_is_beyond_the_ratio_of_the_others_pace(seeds: Sequence[int]) -> None:
     """Nor beyond it times the windows that a late site covers, of which there are at most eight here."""
     num_cut = 0
@@ -240,7 +240,7 @@ def test_a_site_that_had_no_workers_for_many_windows_costs_the_other_no_weight(s
         assert not outcome.problem, f"seed {seed}: {outcome.problem}\n{outcome.story}"
 
 
-@seeds(28)
+@seeds(28, first=1)
 def test_a_cut_weight_is_recorded_though_the_coordinator_dies_between_plan_and_commit(seeds: Sequence[int]) -> None:
     num_cut = 0
     for seed in seeds:
@@ -251,7 +251,7 @@ def test_a_cut_weight_is_recorded_though_the_coordinator_dies_between_plan_and_c
     assert num_cut > 2
 
 
-@seeds(25)
+@seeds(25, first=2)
 def test_flipped_bits_on_sessions_are_seen_and_change_nothing(
     monkeypatch: pytest.MonkeyPatch, seeds: Sequence[int]
 ) -> None:

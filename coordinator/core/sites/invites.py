@@ -14,7 +14,6 @@ from atoll.protocol.settings import SITE_NAME
 from atoll.protocol.trust.names import ROLES
 
 DAY_S = 86_400
-LEAST_LIFE_S = 60
 MAX_LIFE_S = 90 * DAY_S
 MAX_TOKEN_LIFE_S = 366 * DAY_S
 MAX_INVITES = 4096
@@ -34,9 +33,9 @@ def invite(run: Run, asked: InviteAsked) -> str:
     if asked.is_token and asked.role != "viewer":
         return f"a token is for viewers: a {asked.role} joins by an invite"
     most_s = MAX_TOKEN_LIFE_S if asked.is_token else MAX_LIFE_S
-    if not LEAST_LIFE_S <= asked.life_s <= most_s:
+    if not 0 < asked.life_s <= most_s:
         what = "a token" if asked.is_token else "an invite"
-        return f"{what} holds for at most {most_s / DAY_S:g} days and a minute at least, not {asked.life_s:g} s"
+        return f"{what} holds for at most {most_s / DAY_S:g} days, not {asked.life_s / DAY_S:g}"
     expires_s = run.wall_s + asked.life_s
     number = max((known.number for known in run.invites.values()), default=0) + 1
     run.keep_invite(

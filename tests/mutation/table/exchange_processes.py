@@ -7,6 +7,7 @@ from tests.mutation.mutation import Mutation
 RECORDS = "tests/unit/dataplane/test_shared_records.py"
 EXCHANGES = "tests/unit/local/test_process_exchanges.py"
 FLEET = "tests/unit/local/test_exchange_processes.py"
+INDEX = "tests/unit/dataplane/test_chunk_index.py"
 PART = "tests/unit/dataplane/test_payload_part.py"
 COLLECTION = "tests/unit/exchange/test_collection.py"
 
@@ -63,9 +64,25 @@ MUTATIONS = (
         name="the entry before a forgotten one stays in the index",
         rule="no reader takes the place of a forgotten chunk for whole",
         where="node.dataplane.chunk_index:ChunkIndex.clear",
-        old="for side in {0, 1}.difference(",
-        new="for side in {1}.difference(",
+        old="for side in sorted({0, 1}.difference(",
+        new="for side in sorted({1}.difference(",
         tests=(f"{RECORDS}::test_a_chunk_that_is_forgotten_is_missing_at_once",),
+    ),
+    Mutation(
+        name="a reader looks at the two sides of an entry at two moments",
+        rule="a reader takes no entry for the one in force that was replaced before it looked",
+        where="node.dataplane.chunk_index:ChunkIndex.entries",
+        old="while (both := bytes(self._buffer[sides])) != bytes(self._buffer[sides]):",
+        new="while not (both := bytes(self._buffer[sides])):",
+        tests=(f"{INDEX}::test_what_a_reader_takes_for_in_force_was_so_at_one_moment_of_its_look",),
+    ),
+    Mutation(
+        name="what is in force is cleared first",
+        rule="no reader takes the record before a forgotten one for the one in force",
+        where="node.dataplane.chunk_index:ChunkIndex.clear",
+        old=", key=in_force.count):",
+        new="):",
+        tests=(f"{INDEX}::test_a_chunk_that_is_being_forgotten_never_has_the_record_before",),
     ),
     Mutation(
         name="a damaged record that its owner does not count stays in force for others",

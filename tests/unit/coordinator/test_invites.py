@@ -82,8 +82,8 @@ def test_an_invite_that_is_too_late_or_that_nobody_knows_is_refused() -> None:
         ("king", "a", DAY_S, "there is no role 'king'"),
         ("site", "a/b", DAY_S, "'a/b' is no name"),
         ("site", "", DAY_S, "'' is no name"),
-        ("site", "a", 0.0, "at most 90 days and a minute at least, not 0 s"),
-        ("site", "a", 91 * DAY_S, "at most 90 days and a minute at least, not 7.8624e+06 s"),
+        ("site", "a", 0.0, "at most 90 days, not 0"),
+        ("site", "a", 91 * DAY_S, "at most 90 days, not 91"),
         ("site", "a", float("nan"), "at most 90 days"),
     ],
 )

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.node.dataplane import publish
-from atoll.node.dataplane.chunk_index import ENTRY_BYTES, ChunkIndex, Entry
+from atoll.node.dataplane.chunk_index import ENTRY_BYTES, ChunkIndex
 from atoll.node.dataplane.outer_state import OuterState
 from atoll.node.dataplane.outer_update import record_bytes
 from atoll.node.dataplane.places import SPARES, PlaceMap, place_bytes
@@ -429,16 +429,3 @@ def test_places_do_not_overlap_and_waste_little(sizes: list[int]) -> None:
 def test_large_records_get_places_of_nearly_their_size() -> None:
     for size in (8 << 20, (8 << 20) + 1, 5_000_000):
         assert size <= place_bytes(size) <= size * 1.125 + 64
-
-
-@given(st.integers(0, ENTRY_BYTES - 1), st.integers(1, 255))
-def test_a_damaged_index_entry_is_not_valid(place: int, flip: int) -> None:
-    buffer = bytearray(ChunkIndex.size_bytes(2))
-    index = ChunkIndex(memoryview(buffer), b"key")
-    first, second = Entry(4, 1, 2, bytes(32)), Entry(5, 2, 3, bytes(range(32)))
-    index.write(1, first)
-    index.write(1, second)
-    assert index.entries(1) == [second, first]
-    assert index.entries(0) == []
-    buffer[2 * ENTRY_BYTES + place] ^= flip  # the even side of chunk 1
-    assert index.entries(1) == [first]

@@ -314,7 +314,7 @@ def test_another_process_contributes_what_the_node_itself_would(tmp_path: Path) 
 
 LARGE = [1 << 16, 1 << 16]
 LAST = 1500
-FORGOTTEN = 97
+FORGOTTEN = 7
 
 WRITER = """
 import sys
