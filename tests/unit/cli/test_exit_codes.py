@@ -27,6 +27,13 @@ def test_the_readme_has_a_row_for_each_code_and_for_no_other() -> None:
     assert rows().keys() == {CLEAN, ENDED_AT_ONCE, *(kind.exit_code for kind in KINDS)}
 
 
+def test_the_page_of_errors_says_of_each_code_what_to_do() -> None:
+    _, *sections = (ROOT / "docs" / "errors.md").read_text(encoding="utf-8").split("\n## ")
+    said = dict(section.split("\n", 1) for section in sections)
+    assert [int(code) for code in said] == sorted(rows())
+    assert all(len(text.split()) > 20 for text in said.values())
+
+
 def code_of(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> int:
     """Of a verb that raises it."""
 
