@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
+from datetime import UTC, datetime
 
 CONTINUED = "\n  | "
 """Before each further line of a log record: only what this process says begins a line."""
@@ -52,3 +53,23 @@ class CleanFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         return CONTINUED.join(clean(super().format(record)).split("\n"))
+
+
+class JsonFormatter(logging.Formatter):
+    """For programs that read logs: one JSON object a line, with `time` (UTC), `level`, `run`, `message`, and
+    `traceback` where there is one."""
+
+    def __init__(self, run_id: str) -> None:
+        super().__init__()
+        self._run_id = run_id
+
+    def format(self, record: logging.LogRecord) -> str:
+        line = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "run": self._run_id,
+            "message": clean(record.getMessage()),
+        }
+        if record.exc_info:
+            line["traceback"] = clean(self.formatException(record.exc_info))
+        return json.dumps(line)

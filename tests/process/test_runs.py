@@ -63,11 +63,16 @@ def assert_equal_at_the_end(run: LocalRun, names: list[str], commit: int = 6) ->
 
 def test_three_sites_end_with_the_same_bits_and_a_saved_model(tmp_path: Path) -> None:
     with LocalRun(tmp_path, SETTINGS) as run:
-        run.start_coordinator()
+        coordinator = run.start_coordinator(extra=["--log-json"])
         for name in "abc":
             run.start_node(name, WORKER)
         assert run.wait_all(LIMIT_S) == {"a": 0, "b": 0, "c": 0}
         assert_equal_at_the_end(run, ["a", "b", "c"])
+        listens, *logged = coordinator.lines
+        assert "listening on" in listens
+        entries = [json.loads(line) for line in logged]
+        assert {entry["run"] for entry in entries} == {SETTINGS.run_id}
+        assert any(entry["level"] == "info" and "commit 6" in entry["message"] for entry in entries)
         assert run.status()["run_step"] == 60
         for name in "abc":
             manifest = json.loads((run.home(name) / "model" / "manifest.json").read_text())
@@ -79,7 +84,7 @@ def test_a_model_whose_folder_is_gone_at_the_end_is_saved_below_the_home(tmp_pat
     parent = tmp_path / "mounted"
     parent.mkdir()
     with LocalRun(tmp_path, replace(SETTINGS, min_sites=1)) as run:
-        run.start_coordinator()
+        coordinator = run.start_coordinator()
         node = run.start_node("a", SLOW, extra=["--save", str(parent / "model")])
         run.wait(committed(1), LIMIT_S)
         parent.rmdir()
@@ -88,6 +93,8 @@ def test_a_model_whose_folder_is_gone_at_the_end_is_saved_below_the_home(tmp_pat
         assert json.loads((run.home("a") / "model" / "manifest.json").read_text())["commit"] == 6
         assert any(f"the model of commit 6 is in {run.home('a') / 'model'}" in line for line in node.lines), node.lines
         assert run.status()["finished"]
+        dated = re.compile(rf"[\d-]+ [\d:,]+ [IWE] {SETTINGS.run_id} .+")
+        assert all(dated.fullmatch(line) for line in coordinator.lines[1:]), coordinator.lines
 
 
 def test_a_site_joins_while_the_others_go_on(tmp_path: Path) -> None:

@@ -55,6 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="the folder of the run's root (default: beside the database, made at its first start)",
     )
+    parser.add_argument("--log-json", action="store_true", help="the log as JSON, an object a line")
     parser.add_argument(
         "--resume",
         type=Path,
@@ -68,12 +69,17 @@ def run(args: argparse.Namespace) -> int:
 
     from atoll.coordinator.main import serve
     from atoll.protocol import transport
-    from atoll.protocol.text import CleanFormatter
+    from atoll.protocol.text import CleanFormatter, JsonFormatter
+
+    def formatter(run_id: str) -> logging.Formatter:
+        in_words = CleanFormatter(f"%(asctime)s %(levelname).1s {run_id} %(message)s")
+        return JsonFormatter(run_id) if args.log_json else in_words
 
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(CleanFormatter("%(message)s"))
+    handler.setFormatter(formatter("-"))
     logging.basicConfig(level=logging.DEBUG if args.debug else logging.INFO, handlers=[handler], force=True)
     settings, config, parent = prepare(args)
+    handler.setFormatter(formatter(settings.run_id))
     transport.run(serve(config, settings, resume_parent=parent))
     return 0
 

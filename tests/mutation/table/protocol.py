@@ -229,6 +229,14 @@ MUTATIONS = (
         tests=("tests/unit/protocol/test_text.py",),
     ),
     Mutation(
+        name="what a site says drives the terminal of whoever reads the log as JSON",
+        rule="what others say has no control characters, in logs of either form",
+        where="protocol.text:JsonFormatter.format",
+        old='"message": clean(record.getMessage()),',
+        new='"message": record.getMessage(),',
+        tests=("tests/unit/protocol/test_text.py::test_a_log_for_programs_has_an_object_a_line",),
+    ),
+    Mutation(
         name="a crowd's calls are cancelled after half a minute",
         rule="a call waits for a busy server as long as its caller does",
         where="protocol.transport:server_options",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import sys
 
 import pytest
 from hypothesis import given
@@ -11,9 +13,9 @@ from hypothesis import strategies as st
 from atoll.node.daemon.worker_tree import _shown
 from atoll.protocol import messages as m
 from atoll.protocol import wire
-from atoll.protocol.errors import InvalidMessage
+from atoll.protocol.errors import InvalidMessage, StateError
 from atoll.protocol.layout import Manifest, Role, TensorSpec, TiedName
-from atoll.protocol.text import CleanFormatter, clean, last_line
+from atoll.protocol.text import CleanFormatter, JsonFormatter, clean, last_line
 from tests.harness.envelopes import response
 from tests.harness.fuzzing import fuzz
 
@@ -65,6 +67,26 @@ def test_only_this_process_begins_a_line_of_its_log() -> None:
     record = logging.LogRecord("atoll", logging.INFO, "", 0, "%s leaves: %s", ("b", FORGED), None)
     text = CleanFormatter("%(levelname).1s %(message)s").format(record)
     assert text == "I b leaves: left\n  | run run: finished\\r\\x1b[2J\\u202e\\x9b31m"
+
+
+def test_a_log_for_programs_has_an_object_a_line() -> None:
+    record = logging.LogRecord("atoll", logging.WARNING, "", 0, "%s leaves: %s", ("b", FORGED), None)
+    record.created = 1_800_000_000.25
+    line = JsonFormatter("run-1").format(record)
+    assert line.isprintable()
+    assert json.loads(line) == {
+        "time": "2027-01-15T08:00:00.250+00:00",
+        "level": "warning",
+        "run": "run-1",
+        "message": "b leaves: left\nrun run: finished\\r\\x1b[2J\\u202e\\x9b31m",
+    }
+    try:
+        raise StateError(FORGED)
+    except StateError:
+        record.exc_info = sys.exc_info()
+    line = JsonFormatter("run-1").format(record)
+    assert line.isprintable()
+    assert json.loads(line)["traceback"].startswith("Traceback (most recent call last):\n")
 
 
 @pytest.mark.parametrize(
