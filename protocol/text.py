@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 import logging
-from datetime import UTC, datetime
+
+from atoll.protocol.dates import date_of
 
 CONTINUED = "\n  | "
 """Before each further line of a log record: only what this process says begins a line."""
@@ -56,18 +57,18 @@ class CleanFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """For programs that read logs: one JSON object a line, with `time` (UTC), `level`, `run`, `message`, and
+    """For programs that read logs: one JSON object a line, with `time`, `level`, whose it is, `message`, and
     `traceback` where there is one."""
 
-    def __init__(self, run_id: str) -> None:
+    def __init__(self, **whose: str) -> None:
         super().__init__()
-        self._run_id = run_id
+        self._whose = whose
 
     def format(self, record: logging.LogRecord) -> str:
         line = {
-            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "time": date_of(record.created).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
-            "run": self._run_id,
+            **self._whose,
             "message": clean(record.getMessage()),
         }
         if record.exc_info:

@@ -82,6 +82,8 @@ class NodeConfig:
     """Where /metrics is served; without it, nowhere."""
     save_dir: Path | None = None
     """Where the model is saved, a folder of its own; without it, HOME/model."""
+    log_json: bool = False
+    """What the node says on the terminal as JSON, an object a line. The log in its home stays for people."""
     debug: bool = False
     """Tracebacks and debug lines in the log."""
 

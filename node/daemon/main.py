@@ -68,7 +68,7 @@ async def run_node(config: NodeConfig) -> int:
         config = replace(config, coordinator=address)
         home = Home(config.home or default_home(settings.run_id, config.name, os.environ), machine)
         stack.callback(home.close)
-        log_to(home.folder, stack, debug=config.debug)
+        log_to(home.folder, stack, config, settings.run_id)
         journal = Journal(home.folder / "journal.jsonl")
         stack.callback(journal.close)
         await prepared

@@ -10,9 +10,10 @@ from contextlib import AsyncExitStack
 from io import TextIOWrapper
 from pathlib import Path
 
+from atoll.node.daemon.config import NodeConfig
 from atoll.protocol.disk import PRIVATE_FILE, make_folder
 from atoll.protocol.errors import HostError
-from atoll.protocol.text import CleanFormatter
+from atoll.protocol.text import CleanFormatter, JsonFormatter
 
 MAX_LOG_BYTES = 16 << 20
 NUM_OLD_LOGS = 3
@@ -40,14 +41,15 @@ def site_log_handler(path: Path, max_bytes: int = MAX_LOG_BYTES) -> logging.Hand
     return handler
 
 
-def log_to(folder: Path, stack: AsyncExitStack, *, debug: bool) -> None:
+def log_to(folder: Path, stack: AsyncExitStack, config: NodeConfig, run_id: str) -> None:
     """Everything to the site's log file, and what the node itself says to the terminal too."""
     root = logging.getLogger()
     handlers = [site_log_handler(folder / "node.log"), logging.StreamHandler(sys.stderr)]
-    handlers[1].setFormatter(CleanFormatter("%(message)s"))
+    in_json = JsonFormatter(run=run_id, site=config.name)
+    handlers[1].setFormatter(in_json if config.log_json else CleanFormatter("%(message)s"))
     handlers[1].addFilter(lambda record: record.name != OUTPUT_LOGGER)
     stack.callback(root.setLevel, root.level)
-    root.setLevel(logging.DEBUG if debug else logging.INFO)
+    root.setLevel(logging.DEBUG if config.debug else logging.INFO)
     for handler in handlers:
         root.addHandler(handler)
         stack.callback(handler.close)

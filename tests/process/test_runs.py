@@ -65,14 +65,14 @@ def test_three_sites_end_with_the_same_bits_and_a_saved_model(tmp_path: Path) ->
     with LocalRun(tmp_path, SETTINGS) as run:
         coordinator = run.start_coordinator(extra=["--log-json"])
         for name in "abc":
-            run.start_node(name, WORKER)
+            run.start_node(name, WORKER, extra=["--log-json"])
         assert run.wait_all(LIMIT_S) == {"a": 0, "b": 0, "c": 0}
         assert_equal_at_the_end(run, ["a", "b", "c"])
-        listens, *logged = coordinator.lines
-        assert "listening on" in listens
-        entries = [json.loads(line) for line in logged]
-        assert {entry["run"] for entry in entries} == {SETTINGS.run_id}
-        assert any(entry["level"] == "info" and "commit 6" in entry["message"] for entry in entries)
+        assert "listening on" in coordinator.lines[0]
+        for logged, whose in ((coordinator.lines[1:], None), *((run.nodes[name].lines, name) for name in "abc")):
+            entries = [json.loads(line) for line in logged]
+            assert {(entry["run"], entry.get("site")) for entry in entries} == {(SETTINGS.run_id, whose)}
+            assert any(entry["level"] == "info" and "commit 6" in entry["message"] for entry in entries)
         assert run.status()["run_step"] == 60
         for name in "abc":
             manifest = json.loads((run.home(name) / "model" / "manifest.json").read_text())

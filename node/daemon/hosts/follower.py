@@ -242,7 +242,7 @@ class Follower:
             self._home = home = Home(folder, Machine())
             self._stack.callback(home.close)
             self._stack.push_async_callback(self._launcher.stop)  # before the home and its log are closed
-            log_to(home.folder, self._stack, debug=config.debug)
+            log_to(home.folder, self._stack, config, welcome.run_id)
             home.note_socket_folder(Path(self._relay.socket.path).parent)
             log.info("run %s, host %d of site %s, home %s", welcome.run_id, config.site_rank, config.name, home.folder)
         self._relay.keep_checkpoints(self._home.optimizer_folder)

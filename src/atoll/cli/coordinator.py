@@ -73,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
 
     def formatter(run_id: str) -> logging.Formatter:
         in_words = CleanFormatter(f"%(asctime)s %(levelname).1s {run_id} %(message)s")
-        return JsonFormatter(run_id) if args.log_json else in_words
+        return JsonFormatter(run=run_id) if args.log_json else in_words
 
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(formatter("-"))

@@ -70,6 +70,7 @@ FLAGS = {
     "exchange_processes": Flag("N"),
     "http_listen": Flag("HOST:PORT"),
     "save_dir": Flag("DIR", "--save"),
+    "log_json": Flag(),
 }
 """Of fields of NodeConfig."""
 OF_THE_RUN = {"coordinator": Flag("HOST:PORT"), "name": Flag(), "insecure": Flag()}

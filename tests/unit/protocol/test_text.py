@@ -72,19 +72,21 @@ def test_only_this_process_begins_a_line_of_its_log() -> None:
 def test_a_log_for_programs_has_an_object_a_line() -> None:
     record = logging.LogRecord("atoll", logging.WARNING, "", 0, "%s leaves: %s", ("b", FORGED), None)
     record.created = 1_800_000_000.25
-    line = JsonFormatter("run-1").format(record)
+    formatter = JsonFormatter(run="run-1", site="b")
+    line = formatter.format(record)
     assert line.isprintable()
     assert json.loads(line) == {
         "time": "2027-01-15T08:00:00.250+00:00",
         "level": "warning",
         "run": "run-1",
+        "site": "b",
         "message": "b leaves: left\nrun run: finished\\r\\x1b[2J\\u202e\\x9b31m",
     }
     try:
         raise StateError(FORGED)
     except StateError:
         record.exc_info = sys.exc_info()
-    line = JsonFormatter("run-1").format(record)
+    line = formatter.format(record)
     assert line.isprintable()
     assert json.loads(line)["traceback"].startswith("Traceback (most recent call last):\n")
 
