@@ -1,4 +1,4 @@
-"""`atoll evict` and `atoll reset` on real processes."""
+"""`atoll ban`, `evict` and `reset` on real processes."""
 
 from __future__ import annotations
 
