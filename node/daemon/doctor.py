@@ -77,7 +77,7 @@ def certificate(until_s: float, now_s: float) -> Finding:
 
 
 def disk(free_bytes: int, needed_bytes: int, home: str) -> Finding:
-    """Beside what the home has already."""
+    """`free_bytes`: with the room that the home has already."""
     found = f"{byte_count(free_bytes)} free at {home}; the run needs {byte_count(needed_bytes)} there"
     remedy = "make room, or choose another disk with --home"
     if free_bytes < needed_bytes:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import http.client
 import json
 import ssl
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
@@ -19,6 +22,28 @@ from tests.process.test_secured_runs import FOREVER, LIMIT_S, MODEL, atoll
 pytestmark = pytest.mark.timeout(150)
 
 
+@dataclass(frozen=True)
+class Shown:
+    """An answer, read whole."""
+
+    status: int
+    headers: Mapping[str, str]
+    text: str
+
+
+class NamedConnection(http.client.HTTPConnection):
+    """To a port of this machine, over TLS, as to a machine of that name."""
+
+    def __init__(self, port: int, name: str, tls: ssl.SSLContext) -> None:
+        super().__init__("127.0.0.1", port, timeout=LIMIT_S)
+        self._name = name
+        self._tls = tls
+
+    def connect(self) -> None:
+        super().connect()
+        self.sock = self._tls.wrap_socket(self.sock, server_hostname=self._name)
+
+
 class Browser:
     """Knows the run's root, and comes to that port by that name."""
 
@@ -27,22 +52,11 @@ class Browser:
         self._port = port
         self._name = name
 
-    def asks(self, path: str, method: str = "GET", body: str = "", **headers: str) -> http.client.HTTPResponse:
-        """Reads the answer whole."""
-        connection = http.client.HTTPSConnection("127.0.0.1", self._port, context=self._tls, timeout=LIMIT_S)
-        connection.connect = self._connected(connection)  # type: ignore[method-assign]
-        connection.request(method, path, body=body or None, headers={"Host": self._name} | headers)
-        answer = connection.getresponse()
-        answer.text = answer.read().decode()  # type: ignore[attr-defined]
-        connection.close()
-        return answer
-
-    def _connected(self, connection: http.client.HTTPSConnection):  # type: ignore[no-untyped-def]
-        def connect() -> None:
-            http.client.HTTPConnection.connect(connection)
-            connection.sock = self._tls.wrap_socket(connection.sock, server_hostname=self._name)
-
-        return connect
+    def asks(self, path: str, method: str = "GET", body: str = "", **headers: str) -> Shown:
+        with closing(NamedConnection(self._port, self._name, self._tls)) as connection:
+            connection.request(method, path, body=body or None, headers={"Host": self._name} | headers)
+            answer = connection.getresponse()
+            return Shown(answer.status, dict(answer.headers), answer.read().decode())
 
 
 def test_other_machines_see_the_run_by_a_token_over_tls(tmp_path: Path) -> None:
@@ -56,16 +70,16 @@ def test_other_machines_see_the_run_by_a_token_over_tls(tmp_path: Path) -> None:
         browser = Browser(run, port, "run.example")
 
         assert browser.asks("/status.json").status == 401
-        assert browser.asks("/metrics", **shows).text.count("atoll_run_info{") == 1  # type: ignore[attr-defined]
+        assert browser.asks("/metrics", **shows).text.count("atoll_run_info{") == 1
         assert browser.asks("/status.json", Host="evil.example", **shows).status == 421
 
         form = browser.asks("/", Accept="text/html")
-        assert (form.status, "<form" in form.text) == (401, True)  # type: ignore[attr-defined]
+        assert (form.status, "<form" in form.text) == (401, True)
         welcome = browser.asks("/login", "POST", f"token={quote(token)}")
         assert welcome.status == 303
         cookie = str(welcome.headers["Set-Cookie"]).partition(";")[0]
-        assert "<title>atoll</title>" in browser.asks("/", Cookie=cookie).text  # type: ignore[attr-defined]
-        assert json.loads(browser.asks("/status.json", Cookie=cookie).text)["run_id"] == "secret-run"  # type: ignore[attr-defined]
+        assert "<title>atoll</title>" in browser.asks("/", Cookie=cookie).text
+        assert json.loads(browser.asks("/status.json", Cookie=cookie).text)["run_id"] == "secret-run"
 
         metrics = run.nodes["a"].wait_for_line(r"metrics on https://0\.0\.0\.0:(\d+)/metrics", LIMIT_S).group(1)
         root = certificates.from_pem((folder_of(run.store_path) / "root.pem").read_bytes())[0]
@@ -76,7 +90,7 @@ def test_other_machines_see_the_run_by_a_token_over_tls(tmp_path: Path) -> None:
         to_nodes = {"Authorization": f"Bearer {node_token}"}
         assert at_node.asks("/metrics").status == 401
         assert at_node.asks("/metrics", **shows).status == 401, "it is for the coordinator"
-        assert 'site="a"' in at_node.asks("/metrics", **to_nodes).text  # type: ignore[attr-defined]
+        assert 'site="a"' in at_node.asks("/metrics", **to_nodes).text
         assert browser.asks("/metrics", **to_nodes).status == 401, "sites are shown it"
         assert Browser(run, port, page).asks("/metrics", Host="run.example", **shows).status == 200
         with pytest.raises(ssl.SSLCertVerificationError):
