@@ -71,13 +71,21 @@ def _info(d: Document) -> Mapping[str, str]:
     return {key: str(d[key]) for key in ("run_id", "codec", "robust")} | {"version": str(d["atoll_version"])}
 
 
+def _timed(d: Document) -> list[dict[str, Any]]:
+    """The newest commits of which the time is known."""
+    return [commit for commit in d["commits"] if commit.get("time") is not None][-RATE_COMMITS:]
+
+
+def _interval_s(d: Document) -> float | None:
+    """Between commits, over the newest."""
+    timed = _timed(d)
+    return (timed[-1]["time"] - timed[0]["time"]) / (len(timed) - 1) if len(timed) > 1 else None
+
+
 def _pace(d: Document) -> float | None:
-    """Tokens a second over the newest commits."""
-    timed = [commit for commit in d["commits"] if commit.get("time") is not None][-RATE_COMMITS:]
-    if len(timed) < 2 or timed[-1]["time"] <= timed[0]["time"]:
-        return None
-    took_s = timed[-1]["time"] - timed[0]["time"]
-    return float(sum(commit["tokens"] for commit in timed[1:]) / took_s)
+    """Tokens a second over the same commits; not known if the clock was set back."""
+    tokens, interval_s = [commit["tokens"] for commit in _timed(d)[1:]], _interval_s(d)
+    return float(sum(tokens) / (interval_s * len(tokens))) if interval_s is not None and interval_s > 0 else None
 
 
 def _by_state(d: Document) -> Mapping[str, float]:
@@ -115,12 +123,6 @@ def _wire(d: Document) -> Values:
             parts = {what: site["telemetry"][f"sent_{what}_bytes"] for what in ("contribution", "average", "state")}
             found |= {(site["name"], what): value for what, value in parts.items()}
     return found
-
-
-def _interval_s(d: Document) -> float | None:
-    """Between commits, over the newest."""
-    timed = [commit["time"] for commit in d["commits"] if commit.get("time") is not None][-RATE_COMMITS:]
-    return (timed[-1] - timed[0]) / (len(timed) - 1) if len(timed) > 1 else None
 
 
 def _behind(d: Document) -> Values:

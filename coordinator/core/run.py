@@ -245,7 +245,7 @@ class Run:
         self._tell_banned(self.members.sites.values())
 
     def tell_banned(self, site: Site) -> None:
-        """A site that has come, also where nobody is: somebody may have been let in while it was away."""
+        """A site that has come, also where nobody is: a ban may have been lifted while it was away."""
         self._tell_banned([site])
 
     def _tell_banned(self, sites: Iterable[Site]) -> None:
@@ -405,14 +405,14 @@ class Run:
                 sync.drop(site.start, f"{site.label}: {reason}", self.now, after_done=after_done)
 
     def send_away(self, site: Site, reason: str) -> None:
-        """A person keeps it out: nothing is held against it."""
+        """A person wants that: nothing is held against the site."""
         self.evictions[Cause.OPERATOR] += site.live
         self.remove(site, reason, evicted=False)
         self.persist_site(site)
 
     def lose(self, site: Site, reason: str) -> None:
         """It is evicted because it is not here. Nothing is held against it if it has contributed since it came, or
-        fetches its first state, for which nobody waits. Its absence alone never keeps it out for good."""
+        fetches its first state, for which nobody waits. Its absence alone never bans it."""
         is_strike = site.standing is Standing.MEMBER and not site.conduct.has_contributed and self.started
         if is_strike:
             reason = self.strike(site, reason, is_absence=True)
