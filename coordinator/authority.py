@@ -111,6 +111,11 @@ class Authority:
         )
 
     @property
+    def secret(self) -> bytes:
+        """What nobody has who has not the root's key."""
+        return certificates.key_to_bytes(self.root.key)
+
+    @property
     def roots(self) -> list[bytes]:
         return [certificates.to_der(self.root.certificate)]
 

@@ -10,11 +10,14 @@ from typing import Any, Union, cast, get_args, get_origin
 
 from blake3 import blake3
 
-from atoll.coordinator.core.persisted import KINDS, Row
+from atoll.coordinator.core.persisted import KINDS, Row, key_of, kind_of
 from atoll.protocol import wire
+from atoll.protocol.messages import Deposit
 from atoll.protocol.strict import field_types
 
 CHECKSUM_BYTES = 16
+TERM_BITS = 32
+"""A sequence number has the term in which it was given above these."""
 
 
 def checksum(*values: int | float | str | bytes) -> bytes:
@@ -34,6 +37,21 @@ def decode(kind: str, body: bytes) -> Row:
     values, kinds = json.loads(body), field_types(cls)
     made: Row = cls(**{name: _decoded(kinds[name], value) for name, value in values.items()})
     return made
+
+
+def deposit_of(record: Row, seq: int, kept_at: float) -> Deposit:
+    """Not sealed yet."""
+    key = key_of(record)
+    return Deposit(
+        seq=seq,
+        record=kind_of(type(record)),
+        kind=key.kind,
+        number=key.number,
+        part=key.part,
+        name=key.name,
+        body=encode(record),
+        kept_at=kept_at,
+    )
 
 
 def _coded(value: Any) -> str:

@@ -21,12 +21,14 @@ from atoll.coordinator.core.core import Core
 from atoll.coordinator.core.log import evidence
 from atoll.coordinator.core.sites import manifests
 from atoll.coordinator.core.view.document import RunView
+from atoll.coordinator.deposits import Depositing
 from atoll.coordinator.enrolment import Enrolment
 from atoll.coordinator.loop_lag import LoopLag
 from atoll.coordinator.store import RESTORE, Store
 from atoll.coordinator.streams import MAX_MESSAGE_BYTES, Bodies, Stream
 from atoll.coordinator.sync_times import SyncTimes
 from atoll.protocol import PROTOCOL_VERSION, addresses, descriptors, messages, transport
+from atoll.protocol.deposits import Seal
 from atoll.protocol.errors import ConfigError, RefusedError, StateError
 from atoll.protocol.machine import REAL, Machine
 from atoll.protocol.settings import RunSettings, settings_from_json, settings_to_json
@@ -93,12 +95,14 @@ class CoordinatorServer:
         self._said: tuple[float, str] | None = None  # when it was made
         self._keeping_since: float | None = None
         self._streams: dict[int, Stream] = {}
-        self._bodies = Bodies()
+        self._bodies = bodies = Bodies()
         self._asked: dict[int, asyncio.Future[e.Answer]] = {}  # requests of people, not answered yet
         self._numbers = itertools.count(1)  # of streams and requests
         self._stopping = False
         self.loop_lag: LoopLag | None = None
-        self._deciding = asyncio.Lock()  # from a decision until it is kept and sent
+        self._deciding = deciding = asyncio.Lock()  # from a decision until it is kept and sent
+        seal = Seal(authority.secret if authority is not None else b"", settings.run_id)
+        self._depositing = Depositing(store, seal, deciding, bodies)
         self._events: asyncio.Queue[tuple[e.Event, Stream | None] | None] = asyncio.Queue()
         self._server: grpc.aio.Server | None = None
 
@@ -289,8 +293,9 @@ class CoordinatorServer:
                 case e.Persist(records):
                     now = self._machine.wall_time()
                     self._keeping_since = self._loop.time()
-                    await asyncio.to_thread(self._store.persist, self._term, records, now)
+                    deposits = await asyncio.to_thread(self._store.persist, self._term, records, now)
                     self._keeping_since = None
+                    self._depositing.kept(deposits)
                     self._num_kept, self._said = self._num_kept + 1, None
                     self._sync_times.kept(records, self._loop.time())
                     for record in records:
@@ -301,8 +306,10 @@ class CoordinatorServer:
                     if number in self._streams:
                         await self._streams[number].say_sources(sources)
                 case e.Send(number, message):
-                    if number in self._streams:
-                        self._streams[number].say(message, self._bodies)
+                    if (stream := self._streams.get(number)) is not None:
+                        stream.say(message, self._bodies)
+                        if isinstance(message, messages.Welcome):
+                            self._depositing.welcomed(stream)
                 case e.CloseStream(number, _):
                     if number in self._streams:
                         self._streams[number].put(None)
@@ -331,7 +338,7 @@ class CoordinatorServer:
         self._streams[stream.number] = stream
         self._events.put_nowait((e.StreamOpened(stream.number, self._certified(context)), None))
         header = messages.Header(protocol_version=PROTOCOL_VERSION, run_id=self.settings.run_id, term=self._term)
-        reader = asyncio.create_task(stream.read(requests, lambda event: self._events.put_nowait((event, stream))))
+        reader = asyncio.create_task(stream.read(requests, lambda event: self._happened(event, stream)))
         writer = asyncio.create_task(stream.write(context, header))
         reason = "cancelled"
         try:
@@ -343,6 +350,7 @@ class CoordinatorServer:
                 await asyncio.wait((writer, stream.cut_off), timeout=STOP_GRACE_S, return_when=asyncio.FIRST_COMPLETED)
         finally:
             del self._streams[stream.number]
+            self._depositing.gone(stream)
             self._events.put_nowait((e.StreamClosed(stream.number, reason), None))
             stuck = not writer.done()
             for task in (reader, writer):
@@ -352,6 +360,11 @@ class CoordinatorServer:
                 log.warning("stream %d is cut off: %s", stream.number, reason)
                 # A write may be blocked for good; only a cancelled call gets rid of it.
                 raise asyncio.CancelledError(reason)
+
+    def _happened(self, event: e.Event, stream: Stream) -> None:
+        if isinstance(event, e.Received) and isinstance(event.message, messages.Hello):
+            stream.deposits_to = event.message.deposits_to
+        self._events.put_nowait((event, stream))
 
     def _refusal(self, caller: Caller) -> str:
         return self._enrolment.refusal(caller) if self._enrolment is not None else ""

@@ -5,19 +5,32 @@ from __future__ import annotations
 import importlib.resources
 import os
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar, cast
 
 from atoll.coordinator import rows
-from atoll.coordinator.core.events import AttestationRecord, CommitRecord, Record
-from atoll.coordinator.core.persisted import HISTORY, KINDS, Key, Persisted, Row, RunRecord, changes, key_of, kind_of
-from atoll.coordinator.store import RESTORE, run_of
+from atoll.coordinator.core.events import AttestationRecord, CommitRecord, LineRecord, Record
+from atoll.coordinator.core.persisted import (
+    DEPOSITED,
+    HISTORY,
+    KINDS,
+    Key,
+    Persisted,
+    Row,
+    RunRecord,
+    as_deposited,
+    changes,
+    is_deposited,
+    key_of,
+    kind_of,
+)
+from atoll.coordinator.store import KEPT_AT_JOIN, RESTORE, run_of
 from atoll.protocol.errors import ConfigError, HostError, InvalidMessage, StaleError, StateError
-from atoll.protocol.messages import MAX_LOG_COMMITS
-from atoll.protocol.settings import RunSettings, settings_to_json
+from atoll.protocol.messages import MAX_DEPOSITS_AT_ONCE, MAX_LOG_COMMITS, Deposit
+from atoll.protocol.settings import RunSettings, settings_from_json, settings_to_json
 
 R = TypeVar("R")
 
@@ -30,6 +43,7 @@ NETWORK_FILE_SYSTEMS = (
     "fuse.glusterfs", "fuse.ceph", "fuse.s3fs", "fuse.gcsfuse", "ncpfs", "ocfs2",
 )  # fmt: skip
 
+_DEPOSITED_KINDS = {kind for kind, cls in KINDS.items() if cls in DEPOSITED}
 _COLUMNS = "seq, kind, number, part, name, body, kept_at"
 _KEY = "kind = ? AND number = ? AND part = ? AND name = ?"
 
@@ -75,6 +89,8 @@ class SqliteStore:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._seq = 0
+        """The last one that was given."""
         if not path.parent.is_dir():
             raise ConfigError(f"the store {path}: there is no folder {path.parent}; make it, or choose another --store")
         _refuse_network_file_systems(path)
@@ -180,23 +196,78 @@ class SqliteStore:
             known = self._all(RunRecord)
             run, settings = run_of(f"the store {self.path}", known[0] if known else None, settings, parent_json)
             term, total = self._head()
+            self._begin_seqs(term + 1)
             if not known:
-                total = self._keep((run,), total, 0.0)
+                total, _ = self._keep((run,), total, 0.0)
             self._write_head(term + 1, total)
-            (last,) = self._db.execute("SELECT max(number) FROM records WHERE kind = 'commit'").fetchone()
-            oldest = (last or 0) - settings.sync.most_log_commits
-            kinds = [cls for cls in KINDS.values() if cls is not RunRecord]
-            found = [r for cls in kinds for r in self._all(cls, oldest if cls in HISTORY else -1)]
-            found += self._all(AttestationRecord, last=0)  # the run can always go back to its start
-            whole = replace(run, settings_json=settings_to_json(settings))  # what was stored may lack newer ones
-            return Persisted(run=whole, term=term + 1, records={key_of(r): r for r in found})
+            return self._persisted(run, settings, term + 1)
 
-    def persist(self, term: int, records: Sequence[Record], wall_time_s: float) -> None:
+    def _persisted(self, run: RunRecord, settings: RunSettings, term: int) -> Persisted:
+        oldest = self._last_commit() - settings.sync.most_log_commits
+        kinds = [cls for cls in KINDS.values() if cls is not RunRecord]
+        found = [r for cls in kinds for r in self._all(cls, oldest if cls in HISTORY else -1)]
+        found += self._all(AttestationRecord, last=0)  # the run can always go back to its start
+        whole = replace(run, settings_json=settings_to_json(settings))  # what was stored may lack newer ones
+        return Persisted(run=whole, term=term, records={key_of(r): r for r in found})
+
+    def _last_commit(self) -> int:
+        (last,) = self._db.execute("SELECT max(number) FROM records WHERE kind = 'commit'").fetchone()
+        return last or 0
+
+    def persist(self, term: int, records: Sequence[Record], wall_time_s: float) -> tuple[Deposit, ...]:
         with self._explained(), self._transaction():
             newest, total = self._head()
             if newest != term:
                 raise StaleError(f"the store {self.path}: term {term} is over, the newest is {newest}")
-            self._write_head(term, self._keep(records, total, wall_time_s))
+            total, deposits = self._keep(records, total, wall_time_s)
+            self._write_head(term, total)
+            return deposits
+
+    def last_seq(self) -> int:
+        with self._explained():
+            return self._last_seq()
+
+    def _last_seq(self) -> int:
+        (last,) = self._db.execute("SELECT max(seq) FROM records").fetchone()
+        return last or 0
+
+    def _begin_seqs(self, term: int) -> None:
+        """Above all that were given in earlier terms, also to what has left no row."""
+        self._seq = max(self._last_seq(), term << rows.TERM_BITS)
+
+    def deposits_after(self, seq: int, most_bytes: int) -> tuple[Deposit, ...]:
+        oldest = self._last_commit() - KEPT_AT_JOIN if seq == 0 else 0
+        asked = (
+            "SELECT seq, kind, body, kept_at FROM records WHERE seq > ? "
+            "AND (kind NOT IN ('commit', 'attestation') OR number > ? OR number = 0) ORDER BY seq"
+        )
+        found: list[Deposit] = []
+        with self._explained(), self._readable(), closing(self._db.execute(asked, (seq, oldest))) as kept:
+            for number, kind, body, kept_at in kept:
+                record = as_deposited(rows.decode(kind, body)) if kind in _DEPOSITED_KINDS else None
+                if record is None:
+                    continue
+                deposit = rows.deposit_of(record, number, kept_at)
+                most_bytes -= len(deposit.body)
+                if found and (most_bytes < 0 or len(found) == MAX_DEPOSITS_AT_ONCE):
+                    break
+                found.append(deposit)
+        return tuple(found)
+
+    def restore(self, term: int, deposits: Sequence[Deposit], settle: Callable[[Persisted], Sequence[Record]]) -> None:
+        with self._explained(), self._readable(), self._transaction():
+            (run,) = self._all(RunRecord)
+            _, total = self._head()
+            for deposit in deposits:
+                record = rows.decode(deposit.record, deposit.body)
+                if isinstance(record, LineRecord) and key_of(record) in self._keys("line"):
+                    continue  # its beginning, of which more is known
+                self._seq = deposit.seq - 1
+                total, _ = self._keep((record,), total, deposit.kept_at)
+            self._begin_seqs(term)
+            settings = settings_from_json(run.settings_json)
+            total, _ = self._keep(settle(self._persisted(run, settings, term)), total, 0.0)
+            self._write_head(term, total)
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
@@ -221,23 +292,26 @@ class SqliteStore:
             (term, data, rows.checksum(term, data)),
         )
 
-    def _keep(self, records: Sequence[Row], total: int, wall_time_s: float) -> int:
-        """Each with what it replaces and ends. The new sum of all checksums."""
-        (last,) = self._db.execute("SELECT max(seq) FROM records").fetchone()
-        seq = last or 0
+    def _keep(self, records: Sequence[Row], total: int, wall_time_s: float) -> tuple[int, tuple[Deposit, ...]]:
+        """Each with what it replaces and ends. The new sum of all checksums, and what is to be deposited."""
         drop = f"DELETE FROM records WHERE {_KEY} RETURNING checksum"
         write = f"INSERT INTO records ({_COLUMNS}, checksum) VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
+        deposits: list[Deposit] = []
         for record in records:
+            self._seq += 1  # also of what leaves no row: sites hear of it
+            if is_deposited(record):
+                deposits.append(rows.deposit_of(record, self._seq, float(wall_time_s)))
+            own = key_of(record)
             for key, newest in changes(record, self._keys).items():
                 for (old,) in self._db.execute(drop, key).fetchall():
                     total ^= int.from_bytes(old)
                 if newest is not None:
-                    seq += 1
-                    values = (seq, *key, rows.encode(newest), float(wall_time_s))
+                    self._seq += key != own
+                    values = (self._seq, *key, rows.encode(newest), float(wall_time_s))
                     checksum = rows.checksum(*values)
                     self._db.execute(write, (*values, checksum))
                     total ^= int.from_bytes(checksum)
-        return total
+        return total, tuple(deposits)
 
     def _keys(self, kind: str) -> list[Key]:
         found = self._db.execute("SELECT kind, number, part, name FROM records WHERE kind = ?", (kind,))

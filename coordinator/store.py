@@ -7,19 +7,22 @@ store keeps each `persist` whole or not at all, and only for the newest term.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from typing import Protocol
 
 from atoll.coordinator.core.events import AttestationRecord, CommitRecord, Record
 from atoll.coordinator.core.persisted import Persisted, RunRecord
 from atoll.protocol.errors import ConfigError, UnsupportedError
+from atoll.protocol.messages import Deposit
 from atoll.protocol.outer import resolved
 from atoll.protocol.settings import RunSettings, read_settings, settings_to_json
 from atoll.protocol.text import differences
 
 log = logging.getLogger("atoll.coordinator")
 
+KEPT_AT_JOIN = 1024
+"""Commits of which a site that comes gets the records. Of all later ones it gets them as well."""
 RESTORE = "restore it from a copy (deploy/README.md), or start a new run in another file"
 """What to do about a store that is damaged."""
 
@@ -33,8 +36,9 @@ class Store(Protocol):
         Raises ConfigError if the store has another run, other settings or another parent.
         """
 
-    def persist(self, term: int, records: Sequence[Record], wall_time_s: float) -> None:
-        """All records or none. `wall_time_s` (since 1970) is kept with commits, for people.
+    def persist(self, term: int, records: Sequence[Record], wall_time_s: float) -> tuple[Deposit, ...]:
+        """All records or none. `wall_time_s` (since 1970) is kept with them, for people. What of them is to be
+        deposited with sites.
 
         Raises StaleError if `term` is not the newest, HostError if the records cannot be kept: then the process ends,
         because nobody knows whether they were.
@@ -45,6 +49,17 @@ class Store(Protocol):
 
         Raises StateError if one of them is missing.
         """
+
+    def deposits_after(self, seq: int, most_bytes: int) -> tuple[Deposit, ...]:
+        """Of what is kept, by seq, for a site that has all up to `seq`: as many bytes as that, or one; nothing if there
+        is no more. For a site that has none (`seq` is 0), of commits the newest ones alone."""
+
+    def last_seq(self) -> int:
+        """Of all that was ever kept here; what is kept later has a higher one."""
+
+    def restore(self, term: int, deposits: Sequence[Deposit], settle: Callable[[Persisted], Sequence[Record]]) -> None:
+        """Keeps the deposits, which come after all that is kept here, with the seqs that they had; and, in the same
+        transaction, what `settle` makes of all that. `term`: no coordinator had a later one."""
 
     def commit_times(self) -> dict[int, float]:
         """Commit -> seconds since 1970."""

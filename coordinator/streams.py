@@ -40,6 +40,7 @@ class Stream:
         self.received_seq = 0
         self.sent_seq = 0
         self.told = differences.NOTHING
+        self.deposits_to = 0  # as its Hello says
         self.most_bytes = MAX_FIRST_MESSAGE_BYTES  # of a message: what was said to the site makes larger ones due
 
     def expects(self, said: messages.CoordinatorMessage) -> None:
@@ -101,6 +102,7 @@ class Stream:
         while (body := await self.outgoing.get()) is not None:
             self.sent_seq += 1
             await context.write(wire.response_around(body, header, self.sent_seq, self.received_seq))
+            self.outgoing.task_done()
         return "the coordinator ended it"
 
 

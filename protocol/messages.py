@@ -8,6 +8,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum
 
+from atoll.protocol.deposit_messages import (
+    DEPOSITS_PART_BYTES,
+    MAX_DEPOSITS_AT_ONCE,
+    Deposit,
+    Deposits,
+    DepositsReturned,
+    ReturnDeposits,
+)
 from atoll.protocol.dispute_messages import (
     EVIDENCE_PART_BYTES,
     MAX_LISTED_CHUNKS,
@@ -157,6 +165,7 @@ class Hello(SiteMessage):
     from_saved_model: bool = False
     branch: int = 0
     process_id: bytes = bounded(16, b"")
+    deposits_to: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ Commits and what is attested of them are a history that is read by number; all o
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeVar, cast, get_args
 
 from atoll.coordinator.core import events as e
@@ -61,6 +61,11 @@ KEPT_AUDIT = 1 << 14
 """Entries of the audit log."""
 _OF_ONE_SYNC = (e.OpenRecord, e.PlanRecord, e.WeightsRecord)
 _OF_ONE_START = (e.ManifestRecord, e.SiteRecord, e.AttestationRecord, e.LineRecord, e.DoneRecord, e.LeaseRecord)
+DEPOSITED = (
+    e.CommitRecord, e.AttestationRecord, e.RollbackRecord, e.AbandonRecord, e.SiteRecord, e.ForgetRecord, e.ResetRecord,
+    e.BanRecord, e.BanLiftedRecord, e.InviteRecord, e.InviteForgottenRecord, e.PausedRecord, e.ResumedRecord,
+    e.StopRecord, e.FinishedRecord, e.LineRecord,
+)  # fmt: skip
 Keys = Callable[[str], Iterable[Key]]
 """All keys of a kind that there are."""
 
@@ -71,6 +76,19 @@ def kind_of(cls: type[Any]) -> str:
 
 
 KINDS: dict[str, type[Row]] = {kind_of(cls): cls for cls in (*get_args(e.Record), RunRecord, LossRecord)}
+
+
+def is_deposited(record: Row) -> bool:
+    """With sites, which keep it for a coordinator that has lost its store: what a run cannot be without. What samples
+    commits list says what is done; a line of them is deposited as it begins, for its length."""
+    return isinstance(record, DEPOSITED) and not (isinstance(record, e.LineRecord) and record.frontier)
+
+
+def as_deposited(record: Row) -> Row | None:
+    """What of a record that is kept is deposited with a site that comes later; None if nothing is."""
+    if isinstance(record, e.LineRecord):
+        return replace(record, frontier=0, returned=())
+    return record if is_deposited(record) else None
 
 
 def key_of(record: Row) -> Key:

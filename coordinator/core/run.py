@@ -194,6 +194,10 @@ class Run:
         """The model is taken back, before training."""
         self.manifest, self.chunk_sizes, self.state_bytes = None, ChunkSizes(), 0
 
+    def pass_over_syncs(self, num: int) -> None:
+        """Their numbers may have been used."""
+        self.last_sync += num
+
     def note_abandoned(self, sync: int, reason: str) -> None:
         """The sync ends without a commit."""
         self.num_abandoned += 1

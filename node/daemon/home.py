@@ -102,6 +102,7 @@ class HomeFolders:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.manifest_file = folder / "manifest.pb"
+        self.deposit_file = folder / "deposits.db"
         self.state_folder = folder / "state"
         self.payload_folder = folder / "payloads"
         self.spill_folder = folder / "contributions"

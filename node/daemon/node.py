@@ -14,6 +14,7 @@ from atoll.node.core.context import SiteIdentity
 from atoll.node.core.disk import Outer
 from atoll.node.core.site import SiteCore
 from atoll.node.daemon.config import NodeConfig
+from atoll.node.daemon.deposits import Deposits
 from atoll.node.daemon.disk_jobs import DiskJobs
 from atoll.node.daemon.exchange_processes.fleet import ExchangeProcesses
 from atoll.node.daemon.exchanges import Exchanges
@@ -134,6 +135,7 @@ class Node:
             num_parameters=self._num_parameters,
             certificate_until_s=security.identity_until_s,
         )
+        self.deposits = Deposits(parts.deposit_box(home.deposit_file), tasks, self.session.send)
         processes = ExchangeProcesses(config, settings, met, home=home.folder, lease_s=core.limits.lease_s)
         self.shell = shell = Shell(
             config=config,
@@ -224,6 +226,7 @@ class Node:
 
     def close(self) -> None:
         self.disk.close()
+        self.deposits.close()
 
     # --- events
 
@@ -283,8 +286,12 @@ class Node:
     def _received(self, header: m.Header, message: m.CoordinatorMessage) -> None:
         if header.run_id != self._run_id and not isinstance(message, m.Refused):
             self.session.num_refused_messages += 1
-            return
-        self.handle(e.Received(header.term, message))
+        elif isinstance(message, m.Deposits):
+            self.deposits.take(message)
+        elif isinstance(message, m.ReturnDeposits):
+            self.deposits.give_back(message)
+        else:
+            self.handle(e.Received(header.term, message))
 
     def _header(self) -> m.Header:
         return self.hub.identity(self.core.site.term)
@@ -309,6 +316,8 @@ class Node:
 
     def _execute(self, output: out.Output) -> None:
         match output:
+            case out.Send(m.Hello() as hello):
+                self.session.send(self.deposits.in_hello(hello))
             case out.Send(message):
                 self.session.send(message)
             case out.Beat():

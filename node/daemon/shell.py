@@ -6,10 +6,12 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from atoll.node.core import events as e
 from atoll.node.core.site import SiteCore
 from atoll.node.daemon.config import NodeConfig
+from atoll.node.daemon.deposit_box import DepositBox
 from atoll.node.daemon.exchange_processes.fleet import ExchangeProcesses
 from atoll.node.daemon.home import Home
 from atoll.node.daemon.hosts.leader import Leader
@@ -42,6 +44,7 @@ class Parts:
 
     local_server: Callable[[Callable[[e.RankEvent], None], OnFailure], LocalServer] = LocalServer
     launcher: Callable[[NodeConfig, Callable[[e.WorkersExited], None], OnFailure], Launcher] = Launcher
+    deposit_box: Callable[[Path], DepositBox] = DepositBox
     data_plane: Callable[[Home, RunSettings, Manifest, int], DataPlane] = DataPlane
 
 

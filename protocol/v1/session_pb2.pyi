@@ -331,6 +331,7 @@ class SessionRequest(_message.Message):
     COMMIT_REBUILT_FIELD_NUMBER: _builtins.int
     DIVERGED_FIELD_NUMBER: _builtins.int
     TELEMETRY_FIELD_NUMBER: _builtins.int
+    DEPOSITS_RETURNED_FIELD_NUMBER: _builtins.int
     seq: _builtins.int
     """1, 2, 3 ... on this stream"""
     ack: _builtins.int
@@ -373,6 +374,8 @@ class SessionRequest(_message.Message):
     def diverged(self) -> Global___Diverged: ...
     @_builtins.property
     def telemetry(self) -> Global___Telemetry: ...
+    @_builtins.property
+    def deposits_returned(self) -> Global___DepositsReturned: ...
     def __init__(
         self,
         *,
@@ -396,12 +399,13 @@ class SessionRequest(_message.Message):
         commit_rebuilt: Global___CommitRebuilt | None = ...,
         diverged: Global___Diverged | None = ...,
         telemetry: Global___Telemetry | None = ...,
+        deposits_returned: Global___DepositsReturned | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["applied", b"applied", "body", b"body", "commit_rebuilt", b"commit_rebuilt", "diverged", b"diverged", "done", b"done", "exchange_failed", b"exchange_failed", "find_sources", b"find_sources", "header", b"header", "heartbeat", b"heartbeat", "hello", b"hello", "lease_request", b"lease_request", "leave", b"leave", "manifest_part", b"manifest_part", "offer", b"offer", "payload_list", b"payload_list", "ready", b"ready", "shown", b"shown", "telemetry", b"telemetry"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["applied", b"applied", "body", b"body", "commit_rebuilt", b"commit_rebuilt", "deposits_returned", b"deposits_returned", "diverged", b"diverged", "done", b"done", "exchange_failed", b"exchange_failed", "find_sources", b"find_sources", "header", b"header", "heartbeat", b"heartbeat", "hello", b"hello", "lease_request", b"lease_request", "leave", b"leave", "manifest_part", b"manifest_part", "offer", b"offer", "payload_list", b"payload_list", "ready", b"ready", "shown", b"shown", "telemetry", b"telemetry"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ack", b"ack", "applied", b"applied", "body", b"body", "checksum", b"checksum", "commit_rebuilt", b"commit_rebuilt", "diverged", b"diverged", "done", b"done", "exchange_failed", b"exchange_failed", "find_sources", b"find_sources", "header", b"header", "heartbeat", b"heartbeat", "hello", b"hello", "lease_request", b"lease_request", "leave", b"leave", "manifest_part", b"manifest_part", "offer", b"offer", "payload_list", b"payload_list", "ready", b"ready", "seq", b"seq", "shown", b"shown", "telemetry", b"telemetry"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ack", b"ack", "applied", b"applied", "body", b"body", "checksum", b"checksum", "commit_rebuilt", b"commit_rebuilt", "deposits_returned", b"deposits_returned", "diverged", b"diverged", "done", b"done", "exchange_failed", b"exchange_failed", "find_sources", b"find_sources", "header", b"header", "heartbeat", b"heartbeat", "hello", b"hello", "lease_request", b"lease_request", "leave", b"leave", "manifest_part", b"manifest_part", "offer", b"offer", "payload_list", b"payload_list", "ready", b"ready", "seq", b"seq", "shown", b"shown", "telemetry", b"telemetry"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["hello", "offer", "applied", "ready", "done", "exchange_failed", "heartbeat", "find_sources", "leave", "lease_request", "shown", "payload_list", "manifest_part", "commit_rebuilt", "diverged", "telemetry"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["hello", "offer", "applied", "ready", "done", "exchange_failed", "heartbeat", "find_sources", "leave", "lease_request", "shown", "payload_list", "manifest_part", "commit_rebuilt", "diverged", "telemetry", "deposits_returned"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 
@@ -438,6 +442,8 @@ class SessionResponse(_message.Message):
     REBUILD_COMMIT_FIELD_NUMBER: _builtins.int
     BANNED_FIELD_NUMBER: _builtins.int
     DRAIN_FIELD_NUMBER: _builtins.int
+    DEPOSITS_FIELD_NUMBER: _builtins.int
+    RETURN_DEPOSITS_FIELD_NUMBER: _builtins.int
     SAME_CONTRIBUTORS_FIELD_NUMBER: _builtins.int
     SAME_TREES_FIELD_NUMBER: _builtins.int
     seq: _builtins.int
@@ -494,6 +500,10 @@ class SessionResponse(_message.Message):
     def banned(self) -> Global___Banned: ...
     @_builtins.property
     def drain(self) -> Global___Drain: ...
+    @_builtins.property
+    def deposits(self) -> Global___Deposits: ...
+    @_builtins.property
+    def return_deposits(self) -> Global___ReturnDeposits: ...
     def __init__(
         self,
         *,
@@ -524,14 +534,16 @@ class SessionResponse(_message.Message):
         rebuild_commit: Global___RebuildCommit | None = ...,
         banned: Global___Banned | None = ...,
         drain: Global___Drain | None = ...,
+        deposits: Global___Deposits | None = ...,
+        return_deposits: Global___ReturnDeposits | None = ...,
         same_contributors: _builtins.bool = ...,
         same_trees: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["abandoned", b"abandoned", "admitted", b"admitted", "banned", b"banned", "body", b"body", "commit", b"commit", "dial_back", b"dial_back", "disputed", b"disputed", "drain", b"drain", "evicted", b"evicted", "finished", b"finished", "header", b"header", "leases", b"leases", "list_payloads", b"list_payloads", "open", b"open", "peers", b"peers", "plan", b"plan", "pulse", b"pulse", "rebuild_commit", b"rebuild_commit", "refused", b"refused", "rolled_back", b"rolled_back", "send_manifest", b"send_manifest", "show", b"show", "sources", b"sources", "weights", b"weights", "welcome", b"welcome"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["abandoned", b"abandoned", "admitted", b"admitted", "banned", b"banned", "body", b"body", "commit", b"commit", "deposits", b"deposits", "dial_back", b"dial_back", "disputed", b"disputed", "drain", b"drain", "evicted", b"evicted", "finished", b"finished", "header", b"header", "leases", b"leases", "list_payloads", b"list_payloads", "open", b"open", "peers", b"peers", "plan", b"plan", "pulse", b"pulse", "rebuild_commit", b"rebuild_commit", "refused", b"refused", "return_deposits", b"return_deposits", "rolled_back", b"rolled_back", "send_manifest", b"send_manifest", "show", b"show", "sources", b"sources", "weights", b"weights", "welcome", b"welcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["abandoned", b"abandoned", "ack", b"ack", "admitted", b"admitted", "banned", b"banned", "body", b"body", "checksum", b"checksum", "commit", b"commit", "dial_back", b"dial_back", "disputed", b"disputed", "drain", b"drain", "evicted", b"evicted", "finished", b"finished", "header", b"header", "leases", b"leases", "list_payloads", b"list_payloads", "open", b"open", "peers", b"peers", "plan", b"plan", "pulse", b"pulse", "rebuild_commit", b"rebuild_commit", "refused", b"refused", "rolled_back", b"rolled_back", "same_contributors", b"same_contributors", "same_trees", b"same_trees", "send_manifest", b"send_manifest", "seq", b"seq", "show", b"show", "sources", b"sources", "weights", b"weights", "welcome", b"welcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abandoned", b"abandoned", "ack", b"ack", "admitted", b"admitted", "banned", b"banned", "body", b"body", "checksum", b"checksum", "commit", b"commit", "deposits", b"deposits", "dial_back", b"dial_back", "disputed", b"disputed", "drain", b"drain", "evicted", b"evicted", "finished", b"finished", "header", b"header", "leases", b"leases", "list_payloads", b"list_payloads", "open", b"open", "peers", b"peers", "plan", b"plan", "pulse", b"pulse", "rebuild_commit", b"rebuild_commit", "refused", b"refused", "return_deposits", b"return_deposits", "rolled_back", b"rolled_back", "same_contributors", b"same_contributors", "same_trees", b"same_trees", "send_manifest", b"send_manifest", "seq", b"seq", "show", b"show", "sources", b"sources", "weights", b"weights", "welcome", b"welcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["welcome", "admitted", "refused", "open", "plan", "commit", "abandoned", "sources", "evicted", "finished", "pulse", "leases", "rolled_back", "show", "disputed", "list_payloads", "peers", "weights", "dial_back", "send_manifest", "rebuild_commit", "banned", "drain"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["welcome", "admitted", "refused", "open", "plan", "commit", "abandoned", "sources", "evicted", "finished", "pulse", "leases", "rolled_back", "show", "disputed", "list_payloads", "peers", "weights", "dial_back", "send_manifest", "rebuild_commit", "banned", "drain", "deposits", "return_deposits"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 
@@ -553,6 +565,7 @@ class Hello(_message.Message):
     FROM_SAVED_MODEL_FIELD_NUMBER: _builtins.int
     BRANCH_FIELD_NUMBER: _builtins.int
     PROCESS_ID_FIELD_NUMBER: _builtins.int
+    DEPOSITS_TO_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     key: _builtins.bytes
     """32 bytes from the node's key file; the coordinator keeps only its digest"""
@@ -569,6 +582,8 @@ class Hello(_message.Message):
     """of the commits that it knows; see RolledBack"""
     process_id: _builtins.bytes
     """random: two processes with one key and start count (a copied home) are told apart"""
+    deposits_to: _builtins.int
+    """the highest seq of the deposits that it has, plus 1; 0 from a node that takes none"""
     def __init__(
         self,
         *,
@@ -582,10 +597,11 @@ class Hello(_message.Message):
         from_saved_model: _builtins.bool = ...,
         branch: _builtins.int = ...,
         process_id: _builtins.bytes = ...,
+        deposits_to: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "atoll_version", b"atoll_version", "branch", b"branch", "from_saved_model", b"from_saved_model", "has_state", b"has_state", "key", b"key", "last_commit", b"last_commit", "name", b"name", "process_id", b"process_id", "state_hash", b"state_hash"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "atoll_version", b"atoll_version", "branch", b"branch", "deposits_to", b"deposits_to", "from_saved_model", b"from_saved_model", "has_state", b"has_state", "key", b"key", "last_commit", b"last_commit", "name", b"name", "process_id", b"process_id", "state_hash", b"state_hash"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1909,6 +1925,127 @@ class Banned(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Banned: _TypeAlias = Banned  # noqa: Y015
+
+@_typing.final
+class Deposit(_message.Message):
+    """A record of the coordinator's store, as it was kept."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SEQ_FIELD_NUMBER: _builtins.int
+    RECORD_FIELD_NUMBER: _builtins.int
+    KIND_FIELD_NUMBER: _builtins.int
+    NUMBER_FIELD_NUMBER: _builtins.int
+    PART_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    BODY_FIELD_NUMBER: _builtins.int
+    KEPT_AT_FIELD_NUMBER: _builtins.int
+    SEAL_FIELD_NUMBER: _builtins.int
+    seq: _builtins.int
+    """in the order in which records were kept, through all terms"""
+    record: _builtins.str
+    """which record it is, by its name in the store"""
+    kind: _builtins.str
+    """with the next three the key: a later record of the same key takes its place"""
+    number: _builtins.int
+    part: _builtins.int
+    name: _builtins.str
+    body: _builtins.bytes
+    """as in the store"""
+    kept_at: _builtins.float
+    """seconds since 1970"""
+    seal: _builtins.bytes
+    """by a key that the run's root is needed for"""
+    def __init__(
+        self,
+        *,
+        seq: _builtins.int = ...,
+        record: _builtins.str = ...,
+        kind: _builtins.str = ...,
+        number: _builtins.int = ...,
+        part: _builtins.int = ...,
+        name: _builtins.str = ...,
+        body: _builtins.bytes = ...,
+        kept_at: _builtins.float = ...,
+        seal: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "kept_at", b"kept_at", "kind", b"kind", "name", b"name", "number", b"number", "part", b"part", "record", b"record", "seal", b"seal", "seq", b"seq"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Deposit: _TypeAlias = Deposit  # noqa: Y015
+
+@_typing.final
+class Deposits(_message.Message):
+    """Keep these: after Welcome all that this site has not, then what is kept, before what comes of it is said. Only to a
+    site whose Hello says deposits_to.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DEPOSITS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def deposits(self) -> _containers.RepeatedCompositeFieldContainer[Global___Deposit]: ...
+    def __init__(
+        self,
+        *,
+        deposits: _abc.Iterable[Global___Deposit] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["deposits", b"deposits"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Deposits: _TypeAlias = Deposits  # noqa: Y015
+
+@_typing.final
+class ReturnDeposits(_message.Message):
+    """In answer to Hello, by a coordinator that is restored from an old copy of its store: say what you have after that."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    AFTER_SEQ_FIELD_NUMBER: _builtins.int
+    after_seq: _builtins.int
+    def __init__(
+        self,
+        *,
+        after_seq: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after_seq", b"after_seq"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReturnDeposits: _TypeAlias = ReturnDeposits  # noqa: Y015
+
+@_typing.final
+class DepositsReturned(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DEPOSITS_FIELD_NUMBER: _builtins.int
+    IS_LAST_FIELD_NUMBER: _builtins.int
+    is_last: _builtins.bool
+    @_builtins.property
+    def deposits(self) -> _containers.RepeatedCompositeFieldContainer[Global___Deposit]:
+        """by seq, ascending"""
+
+    def __init__(
+        self,
+        *,
+        deposits: _abc.Iterable[Global___Deposit] | None = ...,
+        is_last: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["deposits", b"deposits", "is_last", b"is_last"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DepositsReturned: _TypeAlias = DepositsReturned  # noqa: Y015
 
 @_typing.final
 class DialBack(_message.Message):

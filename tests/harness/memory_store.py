@@ -2,30 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from copy import deepcopy
 from dataclasses import replace
 
-from atoll.coordinator.core.events import AttestationRecord, CommitRecord, Record
-from atoll.coordinator.core.persisted import HISTORY, Key, Persisted, Row, changes, kind_of
-from atoll.coordinator.store import run_of
+from atoll.coordinator import rows
+from atoll.coordinator.core.events import AttestationRecord, CommitRecord, LineRecord, Record
+from atoll.coordinator.core.persisted import (
+    HISTORY,
+    Key,
+    Persisted,
+    Row,
+    RunRecord,
+    as_deposited,
+    changes,
+    is_deposited,
+    key_of,
+    kind_of,
+)
+from atoll.coordinator.store import KEPT_AT_JOIN, run_of
 from atoll.protocol.errors import StaleError
-from atoll.protocol.settings import RunSettings, settings_to_json
+from atoll.protocol.messages import Deposit
+from atoll.protocol.settings import RunSettings, settings_from_json, settings_to_json
 
 
 def fold(persisted: Persisted, *records: Row) -> Persisted:
     """What is kept once these records are, one after the other."""
     kept = dict(persisted.records)
+    for record in records:
+        keep(kept, record)
+    return replace(persisted, records=kept)
+
+
+def keep(kept: dict[Key, Row], record: Row) -> list[Key]:
+    """Of which keys there is something else now."""
 
     def keys(kind: str) -> list[Key]:
         return [key for key in kept if key.kind == kind]
 
-    for record in records:
-        for key, newest in changes(record, keys).items():
-            if newest is None:
-                kept.pop(key, None)
-            else:
-                kept[key] = newest
-    return replace(persisted, records=kept)
+    made = []
+    for key, newest in changes(record, keys).items():
+        if newest is None:
+            kept.pop(key, None)
+        else:
+            kept[key] = newest
+            made.append(key)
+    return made
 
 
 def newest(kept: Persisted, settings: RunSettings) -> Persisted:
@@ -39,25 +61,79 @@ def newest(kept: Persisted, settings: RunSettings) -> Persisted:
 
 class MemoryStore:
     def __init__(self) -> None:
-        self._kept: Persisted | None = None
+        self._run: RunRecord | None = None
+        self._term = 0
+        self._seq = 0
+        self._records: dict[Key, Row] = {}
+        self._kept: dict[Key, tuple[int, float]] = {}
+        """The seq of each, and when it was kept."""
         self._times: dict[int, float] = {}
 
-    def begin(self, settings: RunSettings, parent_json: str = "") -> Persisted:
-        run, settings = run_of("the store", self._kept.run if self._kept is not None else None, settings, parent_json)
-        kept = self._kept or Persisted(run=run, term=0)
-        self._kept = replace(kept, term=kept.term + 1)
-        return newest(self._kept, settings)
+    def copied(self) -> MemoryStore:
+        """A backup."""
+        return deepcopy(self)
 
-    def persist(self, term: int, records: Sequence[Record], wall_time_s: float) -> None:
-        assert self._kept is not None
-        if term != self._kept.term:
-            raise StaleError(f"the store: term {term} is over, the newest is {self._kept.term}")
-        self._kept = fold(self._kept, *records)
-        self._times.update((r.commit.commit, wall_time_s) for r in records if isinstance(r, CommitRecord))
+    def begin(self, settings: RunSettings, parent_json: str = "") -> Persisted:
+        self._run, settings = run_of("the store", self._run, settings, parent_json)
+        self._begin(self._term + 1)
+        return self._persisted(settings)
+
+    def _begin(self, term: int) -> None:
+        self._term, self._seq = term, max(self._seq, term << rows.TERM_BITS)
+
+    def _persisted(self, settings: RunSettings) -> Persisted:
+        assert self._run is not None
+        return newest(Persisted(run=self._run, term=self._term, records=self._records), settings)
+
+    def persist(self, term: int, records: Sequence[Record], wall_time_s: float) -> tuple[Deposit, ...]:
+        if term != self._term:
+            raise StaleError(f"the store: term {term} is over, the newest is {self._term}")
+        return tuple(d for record in records if (d := self._keep(record, wall_time_s)) is not None)
+
+    def _keep(self, record: Row, wall_time_s: float) -> Deposit | None:
+        self._seq += 1
+        seq = self._seq
+        for key in keep(self._records, record):
+            self._seq += key != key_of(record)
+            self._kept[key] = self._seq, wall_time_s
+        if isinstance(record, CommitRecord):
+            self._times[record.commit.commit] = wall_time_s
+        return rows.deposit_of(record, seq, wall_time_s) if is_deposited(record) else None
+
+    def deposits_after(self, seq: int, most_bytes: int) -> tuple[Deposit, ...]:
+        last = max((key.number for key in self._records if key.kind == kind_of(CommitRecord)), default=0)
+        oldest = last - KEPT_AT_JOIN if seq == 0 else 0
+        found: list[Deposit] = []
+        for key, record in sorted(self._records.items(), key=lambda item: self._kept[item[0]]):
+            (number, kept_at), deposited = self._kept[key], as_deposited(record)
+            is_old = isinstance(record, HISTORY) and 0 < key.number <= oldest
+            if number <= seq or is_old or deposited is None:
+                continue
+            deposit = rows.deposit_of(deposited, number, kept_at)
+            most_bytes -= len(deposit.body)
+            if found and most_bytes < 0:
+                break
+            found.append(deposit)
+        return tuple(found)
+
+    def last_seq(self) -> int:
+        return max((self._kept[key][0] for key in self._records), default=0)
+
+    def restore(self, term: int, deposits: Sequence[Deposit], settle: Callable[[Persisted], Sequence[Record]]) -> None:
+        assert self._run is not None
+        for deposit in deposits:
+            record = rows.decode(deposit.record, deposit.body)
+            if not (isinstance(record, LineRecord) and key_of(record) in self._records):
+                self._seq = deposit.seq - 1
+                self._keep(record, deposit.kept_at)
+        self._begin(term)
+        for settled in settle(self._persisted(settings_from_json(self._run.settings_json))):
+            self._keep(settled, 0.0)
 
     def read_commits(self, first: int, last: int) -> tuple[tuple[CommitRecord, ...], tuple[AttestationRecord, ...]]:
-        assert self._kept is not None
-        commits, attestations = self._kept.all(CommitRecord), self._kept.all(AttestationRecord)
+        assert self._run is not None
+        kept = Persisted(run=self._run, records=self._records)
+        commits, attestations = kept.all(CommitRecord), kept.all(AttestationRecord)
         return (
             tuple(r for r in commits if first <= r.commit.commit <= last),
             tuple(r for r in attestations if first <= r.commit <= last),

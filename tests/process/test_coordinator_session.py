@@ -27,6 +27,7 @@ from atoll.coordinator.service import SERVICE, CoordinatorServer
 from atoll.protocol import PROTOCOL_VERSION, differences, transport, wire
 from atoll.protocol import messages as m
 from atoll.protocol.errors import ConfigError, HostError
+from atoll.protocol.messages import Deposit
 from atoll.protocol.v1 import session_pb2, session_pb2_grpc
 from tests.harness.coordinator_story import a_hash, a_manifest, some_settings
 from tests.harness.memory_store import MemoryStore
@@ -236,10 +237,10 @@ class SlowStore(MemoryStore):
         super().__init__()
         self.writes, self.may_write = threading.Event(), threading.Event()
 
-    def persist(self, term: int, records: Sequence[Record], wall_time_s: float) -> None:
+    def persist(self, term: int, records: Sequence[Record], wall_time_s: float) -> tuple[Deposit, ...]:
         self.writes.set()
         assert self.may_write.wait(LIMIT_S)
-        super().persist(term, records, wall_time_s)
+        return super().persist(term, records, wall_time_s)
 
 
 def test_5_while_the_store_is_stuck_people_see_what_was_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

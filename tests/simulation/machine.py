@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from atoll.node.daemon.deposit_box import DepositBox
 from atoll.protocol.disk import PRIVATE_FILE, Disk
 from atoll.protocol.errors import HostError
 from atoll.protocol.machine import Machine
@@ -46,9 +47,20 @@ class SimDisk(Disk):
             raise HostError(f"{path}: no space is left")  # how much is, is of the real disk, and no story tells it
 
 
+class SimDepositBox(DepositBox):
+    """In memory, where it outlives its node: no power cut takes it."""
+
+    def __init__(self) -> None:
+        super().__init__(None)
+
+    def close(self) -> None:
+        pass
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimMachine(Machine):
     """Of one site, or of the coordinator, whichever of its processes runs."""
 
     disk: SimDisk = field(default_factory=SimDisk)
+    deposit_box: SimDepositBox = field(default_factory=SimDepositBox)
     resources: Callable[[Path], Resources] = lambda _: Resources()

@@ -48,6 +48,7 @@ from atoll.protocol.codecs.arithmetic import Floats
 from atoll.protocol.errors import HostError, PeerError
 from atoll.protocol.layout import Manifest
 from atoll.protocol.machine import Machine
+from atoll.protocol.messages import Deposit
 from atoll.protocol.settings import RunSettings
 from tests.harness import loop_guard
 from tests.harness.coordinator_questions import CoordinatorQuestions, of_server
@@ -138,14 +139,14 @@ class SimStore(MemoryStore):
         self.on_crash: Callable[[], None] = lambda: None
         self.kept: list[Record] = []
 
-    def persist(self, term: int, records: Sequence[Record], wall_time_s: float) -> None:
+    def persist(self, term: int, records: Sequence[Record], wall_time_s: float) -> tuple[Deposit, ...]:
         if self.full:
             raise OSError(errno.ENOSPC, "No space left on device")
         if self.crash_before:
             self.crash_before = False
             self.on_crash()
-            return
-        super().persist(term, records, wall_time_s)
+            return ()
+        deposits = super().persist(term, records, wall_time_s)
         self.kept += records
         commits = [r.commit.commit for r in records if isinstance(r, CommitRecord)]
         is_cut = any(isinstance(r, WeightsRecord) and r.said != r.tokens for r in records)
@@ -155,6 +156,7 @@ class SimStore(MemoryStore):
         elif self.crash_after or (self.crash_after_commit and self.crash_after_commit in commits):
             self.crash_after, self.crash_after_commit = False, 0
             self.on_crash()
+        return deposits
 
 
 class SimCoordinator:
@@ -359,7 +361,12 @@ class SimNode:
                 met=Met(hub, f"{self.process.machine}:0", f"{self.process.machine}:{port}"),
                 journal=SimJournal(self._machine.disk, home.folder / "journal.jsonl"),
                 machine=self._machine,
-                parts=Parts(local_server=SimLocalServer, launcher=self._launcher, data_plane=self._data_plane),
+                parts=Parts(
+                    local_server=SimLocalServer,
+                    launcher=self._launcher,
+                    deposit_box=lambda _: self._machine.deposit_box,
+                    data_plane=self._data_plane,
+                ),
             )
             has_other_host = self.hands.arrives_s > 0
             node.core.ranks.num_elsewhere = int(has_other_host)

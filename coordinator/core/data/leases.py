@@ -30,6 +30,7 @@ def request(run: Run, site: Site, message: m.LeaseRequest) -> None:
     line = run.ledger.lines.get(number)
     if line is None:
         run.ledger.begin_line(number, message.num_samples)
+        run.persist_ledger()  # as it begins, it is deposited with sites
     elif line.num_samples != message.num_samples:
         run.refuse(site.stream, RefusedKind.DATA, _other_data(run, site, message.num_samples, line.num_samples))
         return

@@ -165,6 +165,23 @@ class Ledger:
             for holder in list(line.leases):
                 self.give_back(number, holder)
 
+    def finish_unheard(self, number: int, ranges: Iterable[DataRange]) -> None:
+        """They are in a commit of which this account has not heard, while nobody leases anything. What was leased
+        beside them is open. Raises StateError if it has them otherwise."""
+        line, ranges = self.lines.get(number), tuple(ranges)
+        if line is None:
+            raise StateError(f"line {number} is not known")
+        end = max((r.end for r in ranges), default=0)
+        if end > line.frontier:
+            line.returned.add(line.frontier, end)
+            line.frontier = end
+        if not line.returned.holds_all(ranges):
+            raise StateError(f"positions of line {number} are done twice")
+        line.returned.difference_update(ranges)
+        line.done.update(ranges)
+        self._changed["done", number, (0, 0)] = None
+        self._note_line(number)
+
     def void(self, number: int, ranges: Iterable[DataRange]) -> None:
         """The commit that listed them counts no longer: they are open again."""
         line = self.lines[number]

@@ -159,9 +159,9 @@ def go_back(
     holders: Sequence[Site],
     returning: Sequence[Site] = (),
 ) -> None:
-    """Commits after `commit` are void, for good. `holders` have just that commit; `returning` sites will soon, and are
-    waited for. What is here of later commits is forgotten: those sites say what they hold once their disks are rolled
-    back."""
+    """Commits after `commit` are void, for good. `state_hash`: of its state, if that is known. `holders` have just that
+    commit; `returning` sites will soon, and are waited for. What is here of later commits is forgotten: those sites say
+    what they hold once their disks are rolled back."""
     last = run.log.last
     for sync in run.lanes.values():
         sync.abandon(reason)
@@ -179,7 +179,7 @@ def go_back(
         for line in old_record.commit.done:
             run.ledger.void(line.line, line.ranges)
     run.persist_ledger()
-    if commit not in run.log.attested:
+    if state_hash and commit not in run.log.attested:
         run.log.attest(commit, state_hash)
         run.persist(AttestationRecord(commit, state_hash))
     states.drop_dispute(run)

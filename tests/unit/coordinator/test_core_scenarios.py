@@ -14,7 +14,7 @@ from atoll.coordinator.core.suspend_clock import OwnTime
 from atoll.coordinator.core.sync.syncs import MAX_ATTEMPTS
 from atoll.protocol import PROTOCOL_VERSION
 from atoll.protocol import messages as m
-from atoll.protocol.messages import AdmittedAs, RefusedKind
+from atoll.protocol.messages import AdmittedAs, Deposit, RefusedKind
 from atoll.protocol.plans import top_of, with_weights
 from atoll.protocol.time_limits import time_limits
 from tests.harness.coordinator_story import Story, a_hash, some_settings
@@ -56,9 +56,9 @@ def transactions_of(story: Story) -> list[tuple[e.Record, ...]]:
     found: list[tuple[e.Record, ...]] = []
     keep = story.store.persist
 
-    def persist(term: int, records: Sequence[e.Record], wall_time_s: float) -> None:
+    def persist(term: int, records: Sequence[e.Record], wall_time_s: float) -> tuple[Deposit, ...]:
         found.append(tuple(records))
-        keep(term, records, wall_time_s)
+        return keep(term, records, wall_time_s)
 
     story.store.persist = persist  # type: ignore[method-assign]
     return found

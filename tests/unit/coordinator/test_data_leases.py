@@ -10,7 +10,7 @@ import pytest
 
 from atoll.coordinator.core import events as e
 from atoll.protocol import messages as m
-from atoll.protocol.messages import RefusedKind
+from atoll.protocol.messages import Deposit, RefusedKind
 from tests.harness.coordinator_story import Story, ranges_of, some_settings
 
 
@@ -119,9 +119,9 @@ def test_5_a_commit_and_its_data_are_one_transaction() -> None:
     transactions: list[Sequence[e.Record]] = []
     keep = story.store.persist
 
-    def persist(term: int, records: Sequence[e.Record], wall_time_s: float) -> None:
+    def persist(term: int, records: Sequence[e.Record], wall_time_s: float) -> tuple[Deposit, ...]:
         transactions.append(records)
-        keep(term, records, wall_time_s)
+        return keep(term, records, wall_time_s)
 
     story.store.persist = persist  # type: ignore[method-assign]
     story.done("a", "s0")

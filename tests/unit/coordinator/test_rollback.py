@@ -9,7 +9,7 @@ import pytest
 
 from atoll.coordinator.core import events as e
 from atoll.protocol import messages as m
-from atoll.protocol.messages import AdmittedAs
+from atoll.protocol.messages import AdmittedAs, Deposit
 from tests.harness.coordinator_story import Story, ranges_of, some_settings
 
 
@@ -65,9 +65,9 @@ def test_going_back_and_the_sync_that_follows_are_one_transaction() -> None:
     transactions: list[tuple[e.Record, ...]] = []
     keep = story.store.persist
 
-    def persist(term: int, records: Sequence[e.Record], wall_time_s: float) -> None:
+    def persist(term: int, records: Sequence[e.Record], wall_time_s: float) -> tuple[Deposit, ...]:
         transactions.append(tuple(records))
-        keep(term, records, wall_time_s)
+        return keep(term, records, wall_time_s)
 
     story.store.persist = persist  # type: ignore[method-assign]
     power_cut(story, "a")

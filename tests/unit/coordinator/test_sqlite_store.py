@@ -156,7 +156,8 @@ def test_a_store_whose_settings_are_none(tmp_path: Path) -> None:
     store.begin(SETTINGS)
     with store._transaction():
         _, total = store._head()
-        store._write_head(1, store._keep((RunRecord(run_id="run", settings_json="no JSON"),), total, 1.0))
+        whole, _ = store._keep((RunRecord(run_id="run", settings_json="no JSON"),), total, 1.0)
+        store._write_head(1, whole)
     store.close()
     with pytest.raises(StateError, match="damaged"):
         SqliteStore(path).begin(SETTINGS)

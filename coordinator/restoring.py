@@ -1,0 +1,229 @@
+"""Before a coordinator starts whose store is an old copy: sites say what they have kept of the time since, until enough
+of them have, and nothing is missing. Then the copy is brought up to that, in one transaction, and sites are let in."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncIterator
+from dataclasses import asdict, replace
+from typing import Any
+
+import grpc
+
+from atoll.coordinator import rows
+from atoll.coordinator.core import restored
+from atoll.coordinator.core.core import Core
+from atoll.coordinator.core.events import Answer, CommitRecord, Record
+from atoll.coordinator.core.persisted import Persisted, Row
+from atoll.coordinator.store import Store
+from atoll.coordinator.streams import parse
+from atoll.protocol import PROTOCOL_VERSION, transport, wire
+from atoll.protocol import messages as m
+from atoll.protocol.deposits import Seal
+from atoll.protocol.errors import DigestMismatch, InvalidMessage
+from atoll.protocol.machine import Machine
+from atoll.protocol.messages import Deposit
+from atoll.protocol.settings import RunSettings, settings_from_json, settings_to_json
+from atoll.protocol.trust.access import COORDINATOR, guarded
+from atoll.protocol.trust.security import Security
+from atoll.protocol.v1 import session_pb2
+
+log = logging.getLogger("atoll.coordinator")
+
+ANSWER_LIMIT_S = 60.0
+"""Of a site, for each part of what it has kept."""
+MAX_DEPOSITS = 1 << 20
+"""Of all sites together."""
+SAY_EVERY_S = 30.0
+
+
+class Restoring:
+    """`start`, wait for `restored`, `stop`; then the store is as if it had been here all the time.
+
+    `num_sites`: how many have to tell; 0: more than half of those that were in the run, as far as is known.
+    """
+
+    def __init__(
+        self,
+        settings: RunSettings,
+        store: Store,
+        machine: Machine,
+        *,
+        security: Security,
+        seal: Seal,
+        num_sites: int = 0,
+    ) -> None:
+        self._store = store
+        self._copy: Persisted = store.begin(settings)
+        self._last_seq = store.last_seq()
+        self._settings = settings_from_json(self._copy.run.settings_json)
+        self._machine = machine
+        self._security = security
+        self._seal = seal
+        self._num_sites = num_sites
+        self._deposits: dict[int, Deposit] = {}
+        self._rows: list[Row] = []  # of these, in order
+        self._told: set[str] = set()
+        self._server: grpc.aio.Server | None = None
+        self._is_enough = asyncio.Event()
+        self._is_stopping = False
+
+    async def start(self, listen: str) -> str:
+        """Listens; at which port. Raises HostError or ConfigError."""
+        server = self._machine.network.create_server(
+            max_message_bytes=transport.MAX_SESSION_MESSAGE_BYTES, max_calls_each=4
+        )
+        handlers = {
+            "Session": grpc.stream_stream_rpc_method_handler(self._session),
+            "Status": grpc.unary_unary_rpc_method_handler(
+                self._status,
+                request_deserializer=session_pb2.StatusRequest.FromString,
+                response_serializer=session_pb2.StatusResponse.SerializeToString,
+            ),
+        }
+        allowed = guarded(COORDINATOR, handlers, self._security)
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(COORDINATOR, allowed),))
+        port = transport.bind(server, listen, self._security.of_server())
+        await server.start()
+        self._server = server
+        return str(port)
+
+    async def stop(self) -> None:
+        if self._server is not None:
+            await self._server.stop(0.5)
+
+    async def restored(self) -> str:
+        """What came of it, once the store has everything. Raises StateError or HostError: then nothing was changed."""
+        log.warning("restoring from an old copy of the store, of commit %d: %s", self._last(), self._in_words())
+        while not self._is_enough.is_set():
+            try:
+                async with asyncio.timeout(SAY_EVERY_S):
+                    await self._is_enough.wait()
+            except TimeoutError:
+                log.warning("restoring: %s", self._in_words())
+        return await asyncio.to_thread(self._keep)
+
+    async def command(self, line: bytes, by: str) -> Answer:
+        """What is said on the admin socket."""
+        return Answer(0, f"it is being restored from an old copy of its store: {self._in_words()}")
+
+    def _keep(self) -> str:
+        """In a thread."""
+        deposits = [self._deposits[seq] for seq in sorted(self._deposits)]
+        voided = self._voided()
+        term = max([self._copy.term, *(d.seq >> rows.TERM_BITS for d in deposits)]) + restored.PASSED_OVER
+        wall_s = self._machine.wall_time()
+
+        def settle(folded: Persisted) -> tuple[Record, ...]:
+            return restored.settled(self._settings, folded, voided, self._rows, wall_s)
+
+        self._store.restore(term, deposits, settle)
+        last = max((r.commit.commit for r in restored.since(self._rows)), default=self._last())
+        return (
+            f"restored from what {len(self._told)} sites had kept ({', '.join(sorted(self._told))}): the copy was of "
+            f"commit {self._last()}, the run goes on from commit {last}"
+        )
+
+    def _voided(self) -> dict[int, CommitRecord]:
+        numbers = [n for n in restored.voided_of_copy(self._rows) if n <= self._last()]
+        if not numbers:
+            return {}
+        commits, _ = self._store.read_commits(min(numbers), max(numbers))
+        return {record.commit.commit: record for record in commits}
+
+    def _last(self) -> int:
+        """The newest commit of the copy."""
+        commits = self._copy.all(CommitRecord)
+        return commits[-1].commit.commit if commits else 0
+
+    def _missing(self) -> list[int]:
+        return restored.missing(self._last(), self._rows)
+
+    def _needed(self) -> tuple[int, frozenset[str]]:
+        """How many sites have to tell, and of which."""
+        known = restored.sites_in_the_run(self._copy, self._rows)
+        return self._num_sites or len(known) // 2 + 1, known
+
+    def _in_words(self) -> str:
+        needed, known = self._needed()
+        told = f"{', '.join(sorted(self._told))} told what they kept" if self._told else "no site has come yet"
+        if missing := self._missing():
+            told += f"; {restored.in_words(self._copy, missing, self._rows)}"
+        away = sorted(known - self._told)
+        return f"{told}; {needed} sites have to, and these were in the run: {', '.join(away) or 'none beside these'}"
+
+    def _look(self) -> None:
+        """Whether that is enough."""
+        self._rows = [rows.decode(d.record, d.body) for _, d in sorted(self._deposits.items())]
+        needed, known = self._needed()
+        has_told = len(self._told if self._num_sites else self._told & known or (self._told if not known else ()))
+        if has_told >= needed and not self._missing():
+            self._is_enough.set()
+
+    # --- what sites say
+
+    async def _session(self, requests: AsyncIterator[bytes], context: Any) -> None:
+        try:
+            hello, header = await self._hello(requests, context)
+            if hello.name not in self._told:
+                await self._ask(hello, header, requests, context)
+        except (InvalidMessage, DigestMismatch, LookupError, ValueError, TypeError) as error:
+            log.warning("restoring: what a site said does not count: %s", error)
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"this coordinator is being restored: {error}")
+        await context.abort(
+            grpc.StatusCode.UNAVAILABLE,
+            f"the coordinator is being restored from a copy of its store: {self._in_words()}",
+        )
+
+    async def _hello(self, requests: AsyncIterator[bytes], context: Any) -> tuple[m.Hello, m.Header]:
+        _, header, message = parse(await self._next(requests))
+        if not isinstance(message, m.Hello) or header.protocol_version != PROTOCOL_VERSION:
+            raise InvalidMessage(f"{type(message).__name__} of protocol version {header.protocol_version}")
+        if header.run_id != self._settings.run_id:
+            raise InvalidMessage(f"{message.name} is of run {header.run_id!r}")
+        caller = self._security.caller(context)
+        if caller is not None and caller.subject.name != message.name:
+            raise InvalidMessage(f"the certificate of {caller.subject.name} says Hello as {message.name}")
+        return message, header
+
+    async def _next(self, requests: AsyncIterator[bytes]) -> bytes:
+        """Raises InvalidMessage if the site says no more."""
+        try:
+            async with asyncio.timeout(ANSWER_LIMIT_S):
+                return await anext(requests)
+        except (TimeoutError, StopAsyncIteration):
+            raise InvalidMessage("it does not answer") from None
+
+    async def _ask(self, hello: m.Hello, header: m.Header, requests: AsyncIterator[bytes], context: Any) -> None:
+        """A site that keeps nothing has told, too. What one says counts as a whole, or not at all."""
+        found: dict[int, Deposit] = {}
+        is_last = not hello.deposits_to
+        if not is_last:
+            body = wire.response_body(m.ReturnDeposits(after_seq=self._last_seq))
+            own = m.Header(protocol_version=PROTOCOL_VERSION, run_id=header.run_id)
+            await context.write(wire.response_around(body, own, 1, 1))
+        while not is_last:
+            _, _, message = await asyncio.to_thread(parse, await self._next(requests))
+            if not isinstance(message, m.DepositsReturned):
+                continue  # said before it heard
+            for deposit in message.deposits:
+                if not self._seal.is_whole(deposit) or deposit.seq <= self._last_seq:
+                    raise InvalidMessage(f"{hello.name} shows a record that no coordinator of this run has made")
+                rows.decode(deposit.record, deposit.body)
+                found[deposit.seq] = deposit
+            if len(self._deposits | found) > MAX_DEPOSITS:
+                raise InvalidMessage(f"{hello.name} shows more than {MAX_DEPOSITS} records")
+            is_last = message.is_last
+        self._deposits |= found
+        self._told.add(hello.name)
+        log.info("restoring: %s has kept %d records of the time since the copy", hello.name, len(found))
+        self._look()
+
+    async def _status(self, request: session_pb2.StatusRequest, context: Any) -> session_pb2.StatusResponse:
+        """Enough for a node to start, and for people."""
+        view = Core(self._settings, self._copy, 0.0, self._machine.wall_time()).view(0.0)
+        shown = asdict(replace(view, state=f"being restored: {self._in_words()}"))
+        document = shown | {"settings": json.loads(settings_to_json(self._settings))}
+        return session_pb2.StatusResponse(json=json.dumps(document))

@@ -1,0 +1,118 @@
+"""What a site keeps for its coordinator: records of the run, sealed, for the day on which the coordinator's store is
+lost and only an old copy of it is left."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+from atoll.protocol.errors import HostError
+from atoll.protocol.messages import DEPOSITS_PART_BYTES, MAX_DEPOSITS_AT_ONCE, Deposit
+
+MAX_KEPT = 1 << 16
+"""Of each kind; the coordinator keeps as many commits."""
+MAX_KEPT_BYTES = 1 << 30
+"""Of all; then the oldest go."""
+_COLUMNS = "seq, record, kind, number, part, name, body, kept_at, seal"
+_TABLE = """CREATE TABLE IF NOT EXISTS deposits (
+    seq INTEGER PRIMARY KEY, record TEXT NOT NULL, kind TEXT NOT NULL, number INTEGER NOT NULL, part INTEGER NOT NULL,
+    name TEXT NOT NULL, body BLOB NOT NULL, kept_at REAL NOT NULL, seal BLOB NOT NULL,
+    UNIQUE (kind, number, part, name)) STRICT"""
+_NEWER = """INSERT INTO deposits VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (seq) DO NOTHING
+    ON CONFLICT (kind, number, part, name) DO UPDATE SET seq = excluded.seq, record = excluded.record,
+    body = excluded.body, kept_at = excluded.kept_at, seal = excluded.seal WHERE excluded.seq > seq"""
+
+
+class DepositBox:
+    """Opened for the life of the node; one call at a time, from any thread. Raises HostError.
+
+    A file that is no database any more is begun anew: the coordinator says everything again.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        """None: in memory."""
+        self._path = path
+        self._db = self._opened()
+        with self._explained():
+            (size,) = self._db.execute("SELECT total(length(body)) FROM deposits").fetchone()
+            (self.last_seq,) = self._db.execute("SELECT ifnull(max(seq), 0) FROM deposits").fetchone()
+        self._num_bytes = int(size)
+
+    def _opened(self) -> sqlite3.Connection:
+        try:
+            return self._connected()
+        except sqlite3.DatabaseError as error:
+            if self._path is None or isinstance(error, sqlite3.OperationalError):
+                raise HostError(f"{self._path}: {error}; check the disk") from error
+            self._path.unlink()
+            return self._connected()
+
+    def _connected(self) -> sqlite3.Connection:
+        db = sqlite3.connect(self._path or ":memory:", isolation_level=None, check_same_thread=False)
+        try:
+            db.execute("PRAGMA journal_mode = WAL")
+            db.execute("PRAGMA synchronous = NORMAL")  # what a power cut takes, other sites have, or it is said again
+            db.execute(_TABLE)
+        except BaseException:
+            db.close()
+            raise
+        return db
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.Error as error:
+            raise HostError(
+                f"{self._path} cannot be read or written ({error}): check the disk; with the node stopped, the file "
+                "may be removed, and the coordinator says again what it holds"
+            ) from error
+
+    def add(self, deposits: Sequence[Deposit]) -> None:
+        """What has come, by seq, each in the place of an older one of its key."""
+        with self._explained():
+            self._db.execute("BEGIN IMMEDIATE")
+            try:
+                for d in deposits:
+                    row = (d.seq, d.record, d.kind, d.number, d.part, d.name, d.body, d.kept_at, d.seal)
+                    self._db.execute(_NEWER, row)
+                    self._num_bytes += len(d.body)
+                for kind in {d.kind for d in deposits}:
+                    self._trim("kind = ?", (kind,), MAX_KEPT)
+                if self._num_bytes > MAX_KEPT_BYTES:
+                    (num,) = self._db.execute("SELECT count(*) FROM deposits").fetchone()
+                    self._trim("?", (True,), num // 2)
+                    (size,) = self._db.execute("SELECT total(length(body)) FROM deposits").fetchone()
+                    self._num_bytes = int(size)
+                self._db.execute("COMMIT")
+            except BaseException:
+                self._db.execute("ROLLBACK")
+                raise
+        self.last_seq = max([self.last_seq, *(d.seq for d in deposits)])
+
+    def _trim(self, which: str, values: tuple[object, ...], num: int) -> None:
+        """Only the newest of these stay."""
+        self._db.execute(
+            f"DELETE FROM deposits WHERE {which} AND seq <= (SELECT seq FROM deposits WHERE {which} "
+            "ORDER BY seq DESC LIMIT 1 OFFSET ?)",
+            (*values, *values, num),
+        )
+
+    def after(self, seq: int) -> tuple[Deposit, ...]:
+        """The next ones, for one message; nothing if there is no more."""
+        found: list[Deposit] = []
+        most_bytes = DEPOSITS_PART_BYTES
+        asked = f"SELECT {_COLUMNS} FROM deposits WHERE seq > ? ORDER BY seq LIMIT ?"
+        with self._explained(), closing(self._db.execute(asked, (seq, MAX_DEPOSITS_AT_ONCE))) as kept:
+            for values in kept:
+                deposit = Deposit(**dict(zip(_COLUMNS.split(", "), values, strict=True)))
+                most_bytes -= len(deposit.body)
+                if found and most_bytes < 0:
+                    break
+                found.append(deposit)
+        return tuple(found)
+
+    def close(self) -> None:
+        self._db.close()

@@ -1,0 +1,53 @@
+"""What the coordinator deposits with this site goes to the disk beside everything else, and back when it is asked for.
+Nothing at this site depends on it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+
+from atoll.node.daemon.deposit_box import DepositBox
+from atoll.node.tasks import Tasks
+from atoll.protocol import messages as m
+
+
+class Deposits:
+    """`say`: to the coordinator, on the stream that there is."""
+
+    def __init__(self, box: DepositBox, tasks: Tasks, say: Callable[[m.SiteMessage], None]) -> None:
+        self._box = box
+        self._tasks = tasks
+        self._say = say
+        self._waiting: list[m.Deposit] = []
+        self._writing: asyncio.Task[None] | None = None
+
+    def in_hello(self, message: m.Hello) -> m.Hello:
+        """With what is on the disk by now; what is not comes again."""
+        return replace(message, deposits_to=self._box.last_seq + 1)
+
+    def take(self, message: m.Deposits) -> None:
+        """All that has come while the disk was busy is written together."""
+        self._waiting += message.deposits
+        if self._writing is None or self._writing.done():
+            self._writing = self._tasks.spawn(self._write())
+
+    async def _write(self) -> None:
+        while self._waiting:
+            taken, self._waiting = self._waiting, []
+            await asyncio.to_thread(self._box.add, taken)
+
+    def give_back(self, asked: m.ReturnDeposits) -> None:
+        self._tasks.spawn(self._give_back(asked.after_seq))
+
+    async def _give_back(self, after: int) -> None:
+        if self._writing is not None:
+            await asyncio.wait({self._writing})
+        while found := await asyncio.to_thread(self._box.after, after):
+            self._say(m.DepositsReturned(deposits=found, is_last=False))
+            after = found[-1].seq
+        self._say(m.DepositsReturned(is_last=True))
+
+    def close(self) -> None:
+        """Once no task is left."""
+        self._box.close()
