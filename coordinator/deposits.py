@@ -29,7 +29,7 @@ class Depositing:
         for part in parts_of(map(self._seal.sealed, deposits)) if self._up_to_date else ():
             message = m.Deposits(deposits=part)
             for stream in self._up_to_date.values():
-                stream.say(message, self._bodies)
+                stream.deposit(message, self._bodies)
 
     def welcomed(self, stream: Stream) -> None:
         """It takes deposits, if its Hello said so."""
@@ -54,6 +54,6 @@ class Depositing:
                     self._up_to_date[stream.number] = stream
                     return
             for part in parts_of(map(self._seal.sealed, found)):
-                stream.say(m.Deposits(deposits=part), self._bodies)
+                stream.deposit(m.Deposits(deposits=part), self._bodies)
             after = found[-1].seq
             await stream.outgoing.join()

@@ -34,7 +34,7 @@ class Stream:
 
     def __init__(self, number: int) -> None:
         self.number = number
-        self.outgoing: asyncio.Queue[wire.Body | None] = asyncio.Queue(MAX_QUEUED_SENDS)
+        self.outgoing: asyncio.Queue[tuple[wire.Body, bool] | None] = asyncio.Queue(MAX_QUEUED_SENDS)
         self.cut_off: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.slots = asyncio.Semaphore(MAX_QUEUED_EVENTS)
         self.received_seq = 0
@@ -50,9 +50,11 @@ class Stream:
             case messages.Welcome() | messages.SendManifest() | messages.Admitted():
                 self.most_bytes = MAX_MESSAGE_BYTES
 
-    def put(self, body: wire.Body | None) -> None:
+    def put(self, body: wire.Body | None, *, is_counted: bool = True) -> None:
+        """None ends the stream. The core counts what it sends, and judges by that what a site has heard: of what it
+        sends in parts the last one alone is counted, and nothing of what it does not know of."""
         try:
-            self.outgoing.put_nowait(body)
+            self.outgoing.put_nowait(None if body is None else (body, is_counted))
         except asyncio.QueueFull:
             self.cut(f"{MAX_QUEUED_SENDS} messages wait for a site that does not read")
 
@@ -70,7 +72,12 @@ class Stream:
     async def say_sources(self, sources: messages.Sources) -> None:
         """In parts, encoded in a thread: a long log of many sites is tens of megabytes."""
         for part in sources_parts.split(sources):
-            self.put(await asyncio.to_thread(wire.response_body, part) if part.commits else wire.response_body(part))
+            body = await asyncio.to_thread(wire.response_body, part) if part.commits else wire.response_body(part)
+            self.put(body, is_counted=not part.more)
+
+    def deposit(self, deposits: messages.Deposits, bodies: Bodies) -> None:
+        """Queues it, as what the shell says by itself."""
+        self.put(bodies.of(deposits, self.told).encoded, is_counted=False)
 
     async def read(self, requests: AsyncIterator[bytes], happened: Callable[[Event], None]) -> str:
         """Until the site ends it: each message is an event. Why it ended."""
@@ -99,8 +106,9 @@ class Stream:
 
     async def write(self, context: Any, header: messages.Header) -> str:
         """What is queued, until the end of it. Why it ended."""
-        while (body := await self.outgoing.get()) is not None:
-            self.sent_seq += 1
+        while (item := await self.outgoing.get()) is not None:
+            body, is_counted = item
+            self.sent_seq += is_counted
             await context.write(wire.response_around(body, header, self.sent_seq, self.received_seq))
             self.outgoing.task_done()
         return "the coordinator ended it"
