@@ -37,11 +37,18 @@ class StatusAsked:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BackupAsked:
+    """A copy of the store, whole as of one moment; on the coordinator's own machine alone."""
+
+    path: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HealthAsked:
     """Whether it can do its work."""
 
 
-COMMANDS: dict[str, type[Asked] | type[StatusAsked] | type[HealthAsked]] = {
+COMMANDS: dict[str, type[Asked] | type[StatusAsked] | type[HealthAsked] | type[BackupAsked]] = {
     "stop": StopAsked,
     "pause": PauseAsked,
     "resume": ResumeAsked,
@@ -56,12 +63,13 @@ COMMANDS: dict[str, type[Asked] | type[StatusAsked] | type[HealthAsked]] = {
     "audit": AuditAsked,
     "status": StatusAsked,
     "health": HealthAsked,
+    "backup": BackupAsked,
 }
 NOT_ASKED_FOR = frozenset({"by", "request", "invite_id"})
 """Fields of events that the coordinator fills in."""
 
 
-def read(line: bytes, by: str) -> Asked | StatusAsked | HealthAsked:
+def read(line: bytes, by: str) -> Asked | StatusAsked | HealthAsked | BackupAsked:
     """What that person asks for, with texts as they can be kept and sent: a terminal of another encoding types what is
     none. Raises ConfigError for what is no command."""
     try:

@@ -14,11 +14,13 @@ from atoll.coordinator.admin import admin_server
 from atoll.coordinator.authority import Authority, folder_of
 from atoll.coordinator.config import CoordinatorConfig
 from atoll.coordinator.loop_lag import LoopLag
+from atoll.coordinator.restoring import Restoring
 from atoll.coordinator.service import CoordinatorServer
 from atoll.coordinator.sqlite_store import SqliteStore
 from atoll.coordinator.web import status_pages
 from atoll.protocol import notify, outer
 from atoll.protocol.addresses import is_host, is_loopback, is_unspecified, parse_address
+from atoll.protocol.deposits import Seal
 from atoll.protocol.errors import ConfigError, HostError
 from atoll.protocol.exit_codes import ENDED_AT_ONCE
 from atoll.protocol.machine import Machine
@@ -94,13 +96,42 @@ def _page_access(
     return ByToken(names, tls.context, server.may_look)
 
 
+async def _restored(restoring: Restoring, config: CoordinatorConfig, run_id: str, asked: asyncio.Event) -> bool:
+    """Brings an old copy of the store up to what sites have kept. False if this is to end before."""
+    admin = admin_server(config.store_path, restoring.command)
+    await admin.start()
+    try:
+        where = await restoring.start(config.listen)
+        sys.stdout.write(f"run {run_id}: restoring {config.store_path}; sites tell what they kept at {where}\n")
+        sys.stdout.flush()
+        notify.tell("READY=1", f"STATUS=run {run_id} is being restored")
+        work, ended = asyncio.create_task(restoring.restored()), asyncio.create_task(asked.wait())
+        await asyncio.wait((work, ended), return_when=asyncio.FIRST_COMPLETED)
+        ended.cancel()
+        if not work.done():
+            work.cancel()
+            sys.stdout.write(f"run {run_id}: ended before it was restored; {config.store_path} is as it was\n")
+            return False
+        sys.stdout.write(f"run {run_id}: {work.result()}\n")
+        return True
+    finally:
+        await restoring.stop()
+        await admin.close()
+
+
 async def serve(
-    config: CoordinatorConfig, settings: RunSettings, *, resume_parent: dict[str, Any] | None = None
+    config: CoordinatorConfig,
+    settings: RunSettings,
+    *,
+    resume_parent: dict[str, Any] | None = None,
+    restore_sites: int | None = None,
 ) -> None:
     """Serves one run; returns after SIGTERM or SIGINT, and a second one ends the process at once: what the store has
     kept is whole at any moment. Prints one line when it listens.
 
     `resume_parent`: run_id, commit, run_step and run_tokens of the saved model that commit 0 is made of.
+    `restore_sites`: the store is an old copy, and so many sites have to say first what they have kept of the time
+    since; 0: more than half of those that were in the run.
     Raises ConfigError, HostError or StateError: what, where, what to do.
     """
     parent_json = json.dumps(resume_parent, sort_keys=True) if resume_parent else ""
@@ -115,10 +146,17 @@ async def serve(
         # Until all is closed: a store on a disk that is stuck keeps that waiting.
         stack.callback(Signals(first, lambda _: end_process(ENDED_AT_ONCE), END_LIMIT_S).close)
         is_new = not config.store_path.exists()
+        if is_new and restore_sites is not None:
+            raise ConfigError(f"--restore: there is no {config.store_path}; put the copy there (atoll backup made it)")
         store = SqliteStore(config.store_path)
         stack.callback(store.close)
         machine = Machine()
         authority, security = await secured(config, settings.run_id, machine, stack, is_new=is_new)
+        if restore_sites is not None:
+            seal = Seal(authority.secret if authority is not None else b"", settings.run_id)
+            restoring = Restoring(settings, store, machine, security=security, seal=seal, num_sites=restore_sites)
+            if not await _restored(restoring, config, settings.run_id, asked):
+                return
         server = CoordinatorServer(
             config, settings, store, parent_json, machine, authority=authority, security=security
         )

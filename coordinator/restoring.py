@@ -19,7 +19,7 @@ from atoll.coordinator.core.events import Answer, CommitRecord, Record
 from atoll.coordinator.core.persisted import Persisted, Row
 from atoll.coordinator.store import Store
 from atoll.coordinator.streams import parse
-from atoll.protocol import PROTOCOL_VERSION, transport, wire
+from atoll.protocol import PROTOCOL_VERSION, addresses, transport, wire
 from atoll.protocol import messages as m
 from atoll.protocol.deposits import Seal
 from atoll.protocol.errors import DigestMismatch, InvalidMessage
@@ -68,10 +68,9 @@ class Restoring:
         self._told: set[str] = set()
         self._server: grpc.aio.Server | None = None
         self._is_enough = asyncio.Event()
-        self._is_stopping = False
 
     async def start(self, listen: str) -> str:
-        """Listens; at which port. Raises HostError or ConfigError."""
+        """Listens; at which address. Raises HostError or ConfigError."""
         server = self._machine.network.create_server(
             max_message_bytes=transport.MAX_SESSION_MESSAGE_BYTES, max_calls_each=4
         )
@@ -88,7 +87,7 @@ class Restoring:
         port = transport.bind(server, listen, self._security.of_server())
         await server.start()
         self._server = server
-        return str(port)
+        return addresses.join_address(addresses.parse_address(listen)[0], port)
 
     async def stop(self) -> None:
         if self._server is not None:

@@ -8,6 +8,7 @@ import json
 import logging
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any, TypeVar
 
 import grpc
@@ -29,7 +30,7 @@ from atoll.coordinator.streams import MAX_MESSAGE_BYTES, Bodies, Stream
 from atoll.coordinator.sync_times import SyncTimes
 from atoll.protocol import PROTOCOL_VERSION, addresses, descriptors, messages, transport
 from atoll.protocol.deposits import Seal
-from atoll.protocol.errors import ConfigError, RefusedError, StateError
+from atoll.protocol.errors import ConfigError, HostError, RefusedError, StateError
 from atoll.protocol.machine import REAL, Machine
 from atoll.protocol.settings import RunSettings, settings_from_json, settings_to_json
 from atoll.protocol.status import abort
@@ -192,8 +193,8 @@ class CoordinatorServer:
         if self._server is not None:
             await self._server.stop(STOP_GRACE_S)
 
-    async def command(self, line: bytes, by: str) -> e.Answer:
-        """Does what a line says (commands.py), for that person."""
+    async def command(self, line: bytes, by: str, *, is_here: bool = True) -> e.Answer:
+        """Does what a line says (commands.py), for that person, who is on this machine or elsewhere."""
         try:
             asked = commands.read(line, by)
         except ConfigError as error:
@@ -202,6 +203,8 @@ class CoordinatorServer:
             return e.Answer(0, "", await self.status_json(data_ranges=asked.data_ranges))
         if isinstance(asked, commands.HealthAsked):
             return e.Answer(0, "", "; ".join(self._obstacles()))
+        if isinstance(asked, commands.BackupAsked):
+            return await self._backup(Path(asked.path)) if is_here else e.Answer(0, "that is for its own machine alone")
         return await self.ask(asked)
 
     async def ask(self, asked: e.Asked) -> e.Answer:
@@ -211,6 +214,15 @@ class CoordinatorServer:
         if self._enrolment is None:
             return e.Answer(0, "it is in plain text (--insecure): whoever reaches it joins without an invite")
         return await self._enrolment.invite(asked, self.config.advertise or self.address)
+
+    async def _backup(self, path: Path) -> e.Answer:
+        """Decisions wait for it: what it has is what was said."""
+        try:
+            async with self._deciding:
+                await asyncio.to_thread(self._store.backup, path)
+        except (HostError, ConfigError) as error:
+            return e.Answer(0, str(error))
+        return e.Answer(0, "", f"commit {self._core.view(self._loop.time()).last_commit}")
 
     async def _decide(self, asked: e.Asked) -> e.Answer:
         """By the core."""
@@ -380,7 +392,7 @@ class CoordinatorServer:
             text = "this coordinator is in plain text, where nobody is known: commands are for its own machine"
             await abort(context, RefusedError(text))
         by = f"operator {caller.subject.name} (key {caller.key_digest.hex()[:16]})"
-        answer = await self.command(request.line.encode(), by)
+        answer = await self.command(request.line.encode(), by, is_here=False)
         return session_pb2.OperateResponse(problem=answer.problem, found=answer.found)
 
     async def _status(self, request: session_pb2.StatusRequest, context: Any) -> session_pb2.StatusResponse:

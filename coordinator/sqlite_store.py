@@ -28,6 +28,7 @@ from atoll.coordinator.core.persisted import (
     kind_of,
 )
 from atoll.coordinator.store import KEPT_AT_JOIN, RESTORE, run_of
+from atoll.protocol.disk import sync_folder
 from atoll.protocol.errors import ConfigError, HostError, InvalidMessage, StaleError, StateError
 from atoll.protocol.messages import MAX_DEPOSITS_AT_ONCE, MAX_LOG_COMMITS, Deposit
 from atoll.protocol.settings import RunSettings, settings_from_json, settings_to_json
@@ -332,6 +333,24 @@ class SqliteStore:
             if [r.commit.commit for r in commits] != list(range(first, last + 1)):
                 raise ValueError(f"of commits {first} to {last} only {len(commits)} are there")
             return commits, self._all(AttestationRecord, first - 1, last)
+
+    def backup(self, path: Path) -> None:
+        if not path.is_absolute() or path.exists():
+            raise ConfigError(f"{path} is there already, or is no full path: name a new file for the copy")
+        made = path.with_name(path.name + ".part")
+        try:
+            made.unlink(missing_ok=True)
+            os.close(os.open(made, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+            with closing(sqlite3.connect(made, isolation_level=None)) as copy:
+                self._db.backup(copy)
+                copy.execute("PRAGMA journal_mode = DELETE")  # one file
+            with made.open("rb") as copied:
+                os.fsync(copied.fileno())
+            made.rename(path)
+            sync_folder(path.parent)
+        except (OSError, sqlite3.Error) as error:
+            made.unlink(missing_ok=True)
+            raise HostError(f"no copy at {path}: {error}; the run goes on") from error
 
     def commit_times(self) -> dict[int, float]:
         newest = "SELECT number, kept_at FROM records WHERE kind = 'commit' ORDER BY number DESC LIMIT ?"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Protocol
 
 from atoll.coordinator.core.events import AttestationRecord, CommitRecord, Record
@@ -60,6 +61,10 @@ class Store(Protocol):
     def restore(self, term: int, deposits: Sequence[Deposit], settle: Callable[[Persisted], Sequence[Record]]) -> None:
         """Keeps the deposits, which come after all that is kept here, with the seqs that they had; and, in the same
         transaction, what `settle` makes of all that. `term`: no coordinator had a later one."""
+
+    def backup(self, path: Path) -> None:
+        """A copy of all that is kept, which takes the name `path` once it is whole and on the disk. Raises HostError or
+        ConfigError, and then nothing has that name that had not before."""
 
     def commit_times(self) -> dict[int, float]:
         """Commit -> seconds since 1970."""

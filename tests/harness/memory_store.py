@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import replace
+from pathlib import Path
 
 from atoll.coordinator import rows
 from atoll.coordinator.core.events import AttestationRecord, CommitRecord, LineRecord, Record
@@ -21,7 +22,7 @@ from atoll.coordinator.core.persisted import (
     kind_of,
 )
 from atoll.coordinator.store import KEPT_AT_JOIN, run_of
-from atoll.protocol.errors import StaleError
+from atoll.protocol.errors import HostError, StaleError
 from atoll.protocol.messages import Deposit
 from atoll.protocol.settings import RunSettings, settings_from_json, settings_to_json
 
@@ -138,6 +139,9 @@ class MemoryStore:
             tuple(r for r in commits if first <= r.commit.commit <= last),
             tuple(r for r in attestations if first <= r.commit <= last),
         )
+
+    def backup(self, path: Path) -> None:
+        raise HostError(f"no copy at {path}: this store is no file")
 
     def commit_times(self) -> dict[int, float]:
         return dict(self._times)

@@ -6,6 +6,8 @@ file) lets it go on after a crash: start it again.
 examples:
   atoll coordinator run.toml
   atoll coordinator run.toml --listen 0.0.0.0:7700
+  atoll coordinator run.toml --restore
+      the database was lost, and an old copy of it, with run.db.trust, was put in its place
   atoll coordinator more.toml --resume saved/manifest.json
       a new run (another run_id, more steps) from a saved model; its first site brings the model:
       atoll join berlin.invite --from saved
@@ -55,6 +57,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="the folder of the run's root (default: beside the database, made at its first start)",
     )
+    parser.add_argument(
+        "--restore",
+        type=int,
+        nargs="?",
+        const=0,
+        metavar="SITES",
+        help="the database is an old copy (`atoll backup`): sites say first what they have kept of the time since; so "
+        "many have to (default: more than half of those that were in the run)",
+    )
     parser.add_argument("--log-json", action="store_true", help="the log as JSON, an object a line")
     parser.add_argument(
         "--resume",
@@ -80,7 +91,7 @@ def run(args: argparse.Namespace) -> int:
     logging.basicConfig(level=logging.DEBUG if args.debug else logging.INFO, handlers=[handler], force=True)
     settings, config, parent = prepare(args)
     handler.setFormatter(formatter(settings.run_id))
-    transport.run(serve(config, settings, resume_parent=parent))
+    transport.run(serve(config, settings, resume_parent=parent, restore_sites=args.restore))
     return 0
 
 
@@ -91,6 +102,10 @@ def prepare(args: argparse.Namespace) -> tuple[RunSettings, CoordinatorConfig, d
     from atoll.node.dataplane.saved_manifest import load_manifest
 
     flags = given(args, ("listen", "advertise", "insecure", "http_listen", "http_name", "trust"))
+    if args.restore is not None and (args.restore < 0 or args.resume is not None):
+        raise ConfigError(
+            "--restore takes a number of sites, and is for a copy of the run's own database, not a new run"
+        )
     store_path = args.store or default_store(args.path)
     settings, config = load_run(args.path, coordinator_flags=flags, store_path=store_path)
     if args.resume is None:

@@ -20,6 +20,7 @@ from typing import Any, Protocol
 from atoll import __version__
 from atoll.cli import (
     audit,
+    backup,
     ban,
     coordinator,
     demo,
@@ -65,7 +66,7 @@ class Verb(Protocol):
 
 _MODULES: tuple[Verb, ...] = (
     plan, init, coordinator, invite, token, join, doctor, node, status, health, pause,
-    resume, stop, rollback, drain, evict, ban, reset, audit, demo, tokenize, sample, export,
+    resume, stop, rollback, drain, evict, ban, reset, audit, backup, demo, tokenize, sample, export,
 )  # fmt: skip
 VERBS = {verb.__name__.rpartition(".")[2]: verb for verb in _MODULES}
 

@@ -22,7 +22,7 @@ from atoll.protocol.line_socket import MAX_LINE_BYTES
 T = TypeVar("T")
 
 
-Heard = e.Asked | commands.StatusAsked | commands.HealthAsked
+Heard = e.Asked | commands.StatusAsked | commands.HealthAsked | commands.BackupAsked
 
 
 def served(tmp_path: Path, act: Callable[[Path], T], answer: e.Answer) -> tuple[T, list[Heard]]:

@@ -1,0 +1,127 @@
+"""The coordinator's store is lost, and an old copy of it is put in its place; real processes."""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+import sys
+from collections import Counter
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from atoll.cli.main import main
+from atoll.coordinator import rows
+from atoll.coordinator.core.events import CommitRecord
+from atoll.protocol.errors import RefusedError
+from atoll.protocol.settings import RunSettings
+from atoll.protocol.sync_settings import SyncSettings
+from tests.harness.local_run import LocalRun, Process
+
+WORKER = [sys.executable, str(Path(__file__).parents[1] / "workers" / "plain_worker.py"), "--step-delay-s", "0.02"]
+MODEL = [*WORKER, "--tensors", "w=30x40,b=10"]
+SETTINGS = RunSettings(
+    run_id="run",
+    steps=400,
+    min_sites=2,
+    data="local",
+    time_limits="local",
+    sync=SyncSettings(every=10, chunk_elements=1000, codec="fp32"),
+)
+LIMIT_S = 60.0
+
+pytestmark = pytest.mark.timeout(180)
+
+
+def committed(count: int) -> Callable[[dict[str, Any]], bool]:
+    return lambda status: bool(status["last_commit"] >= count)
+
+
+def commits_in(store: Path) -> list[CommitRecord]:
+    """Of a store that nobody has open."""
+    with closing(sqlite3.connect(store)) as db:
+        found = db.execute("SELECT body FROM records WHERE kind = 'commit' ORDER BY number").fetchall()
+    records = [rows.decode("commit", body) for (body,) in found]
+    return [record for record in records if isinstance(record, CommitRecord)]
+
+
+def assert_each_sample_counts_once(commits: list[CommitRecord]) -> None:
+    positions = Counter(
+        (line.line, n) for c in commits for line in c.commit.done for r in line.ranges for n in range(r.first, r.end)
+    )
+    assert positions
+    assert max(positions.values()) == 1
+
+
+def lost(run: LocalRun, coordinator: Process, copy: Path) -> None:
+    """The disk of the coordinator, and what is left is the copy."""
+    coordinator.kill()
+    for name in ("", "-wal", "-shm"):
+        run.store_path.with_name(run.store_path.name + name).unlink(missing_ok=True)
+    shutil.copyfile(copy, run.store_path)
+
+
+@pytest.mark.parametrize("secured", [True, False])
+def test_a_run_goes_on_from_its_newest_commit_with_an_old_copy_of_the_store(tmp_path: Path, secured: bool) -> None:
+    """Another site has joined since the copy, and one was banned: both are known."""
+    copy = tmp_path / "copy.db"
+    with LocalRun(tmp_path, SETTINGS, secured=secured) as run:
+        coordinator = run.start_coordinator()
+        for name in "abx":
+            run.start_node(name, MODEL)
+        run.wait(committed(2), LIMIT_S)
+        assert main(["backup", "--store", str(run.store_path), "--to", str(copy)]) == 0
+        at_copy = commits_in(copy)[-1].commit.commit
+        run.start_node("late", MODEL)
+        assert main(["ban", "--store", str(run.store_path), "x"]) == 0
+        run.wait(
+            lambda s: any("late" in c["contributors"] for c in s["commits"]) and committed(at_copy + 6)(s), LIMIT_S
+        )
+        before = run.status()
+        lost(run, coordinator, copy)
+        again = run.start_coordinator(extra=["--restore"])
+        last = int(again.wait_for_line(r"the run goes on from commit (\d+)", LIMIT_S).group(1))
+        assert last >= before["last_commit"] > at_copy + 5
+        run.wait(committed(last + 3), LIMIT_S)
+        assert {r["name"]: r["reason"] for r in run.status()["banned"]}.keys() == {"x"}
+        assert run.wait_all(LIMIT_S, ["a", "b", "late"]) == {"a": 0, "b": 0, "late": 0}
+        final = run.status()["last_commit"]
+        hashes = run.hashes(final)
+        assert set(hashes) == {"a", "b", "late"}
+        assert len(set(hashes.values())) == 1
+        again.popen.terminate()
+        assert again.wait(LIMIT_S) == 0
+        commits = commits_in(run.store_path)
+        assert [c.commit.commit for c in commits] == list(range(1, final + 1)), "none is missing"
+        assert [c.commit.run_step for c in commits][-1] == 400
+        assert_each_sample_counts_once(commits)
+        known = {c["commit"]: (c["run_step"], c["state_hash"]) for c in before["commits"] if c["state_hash"]}
+        kept = {c.commit.commit: c.commit.run_step for c in commits}
+        assert {n: step for n, (step, _) in known.items()}.items() <= kept.items(), "what was committed stays so"
+
+
+def test_an_old_copy_is_refused_without_that_and_a_coordinator_that_waits_says_for_whom(tmp_path: Path) -> None:
+    copy = tmp_path / "copy.db"
+    with LocalRun(tmp_path, replace(SETTINGS, steps=100_000), secured=True) as run:
+        coordinator = run.start_coordinator()
+        for name in "abc":
+            run.start_node(name, MODEL)
+        run.wait(lambda s: committed(2)(s) and len(s["commits"][-1]["contributors"]) == 3, LIMIT_S)
+        assert main(["backup", "--store", str(run.store_path), "--to", str(copy)]) == 0
+        assert main(["backup", "--store", str(run.store_path), "--to", str(copy)]) != 0, "a copy is not written over"
+        run.wait(committed(run.status()["last_commit"] + 3), LIMIT_S)
+        for name in "bc":
+            run.nodes[name].kill()
+        lost(run, coordinator, copy)
+        again = run.start_coordinator(extra=["--restore"], until="sites tell what they kept")
+        again.wait_for_line("a told what they kept; 2 sites have to, and these were in the run: b, c", LIMIT_S)
+        again.interrupt()
+        assert again.wait(LIMIT_S) == 0
+        assert commits_in(run.store_path) == commits_in(copy), "as it was"
+        refused = run.start_coordinator()
+        assert run.nodes["a"].wait(LIMIT_S) == RefusedError.exit_code, "it does not go on with an old copy"
+        refused.kill()
