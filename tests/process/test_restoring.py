@@ -20,15 +20,16 @@ from atoll.coordinator.core.events import CommitRecord
 from atoll.protocol.errors import RefusedError
 from atoll.protocol.settings import RunSettings
 from atoll.protocol.sync_settings import SyncSettings
+from tests.harness.data_account import DATA, LEASED, assert_account_balances
 from tests.harness.local_run import LocalRun, Process
 
 WORKER = [sys.executable, str(Path(__file__).parents[1] / "workers" / "plain_worker.py"), "--step-delay-s", "0.02"]
-MODEL = [*WORKER, "--tensors", "w=30x40,b=10"]
+MODEL = [*WORKER, "--tensors", "w=30x40,b=10", *LEASED]
 SETTINGS = RunSettings(
     run_id="run",
     steps=400,
     min_sites=2,
-    data="local",
+    data=DATA,
     time_limits="local",
     sync=SyncSettings(every=10, chunk_elements=1000, codec="fp32"),
 )
@@ -55,6 +56,7 @@ def assert_each_sample_counts_once(commits: list[CommitRecord]) -> None:
     )
     assert positions
     assert max(positions.values()) == 1
+    assert sum(positions.values()) == commits[-1].commit.run_tokens
 
 
 def lost(run: LocalRun, coordinator: Process, copy: Path) -> None:
@@ -65,11 +67,13 @@ def lost(run: LocalRun, coordinator: Process, copy: Path) -> None:
     shutil.copyfile(copy, run.store_path)
 
 
-@pytest.mark.parametrize("secured", [True, False])
-def test_a_run_goes_on_from_its_newest_commit_with_an_old_copy_of_the_store(tmp_path: Path, secured: bool) -> None:
+@pytest.mark.parametrize(("secured", "data"), [(True, DATA), (False, "local")], ids=["secured", "plain, own data"])
+def test_a_run_goes_on_from_its_newest_commit_with_an_old_copy_of_the_store(
+    tmp_path: Path, secured: bool, data: str
+) -> None:
     """Another site has joined since the copy, and one was banned: both are known."""
     copy = tmp_path / "copy.db"
-    with LocalRun(tmp_path, SETTINGS, secured=secured) as run:
+    with LocalRun(tmp_path, replace(SETTINGS, data=data), secured=secured) as run:
         coordinator = run.start_coordinator()
         for name in "abx":
             run.start_node(name, MODEL)
@@ -87,8 +91,9 @@ def test_a_run_goes_on_from_its_newest_commit_with_an_old_copy_of_the_store(tmp_
         last = int(again.wait_for_line(r"the run goes on from commit (\d+)", LIMIT_S).group(1))
         assert last >= before["last_commit"] > at_copy + 5
         run.wait(committed(last + 3), LIMIT_S)
-        assert {r["name"]: r["reason"] for r in run.status()["banned"]}.keys() == {"x"}
+        assert [text.partition(":")[0] for text in run.status()["banned"]] == ["x"]
         assert run.wait_all(LIMIT_S, ["a", "b", "late"]) == {"a": 0, "b": 0, "late": 0}
+        assert_account_balances(run.status())
         final = run.status()["last_commit"]
         hashes = run.hashes(final)
         assert set(hashes) == {"a", "b", "late"}

@@ -103,9 +103,7 @@ def prepare(args: argparse.Namespace) -> tuple[RunSettings, CoordinatorConfig, d
 
     flags = given(args, ("listen", "advertise", "insecure", "http_listen", "http_name", "trust"))
     if args.restore is not None and (args.restore < 0 or args.resume is not None):
-        raise ConfigError(
-            "--restore takes a number of sites, and is for a copy of the run's own database, not a new run"
-        )
+        raise ConfigError("--restore takes a number of sites, and is for a copy of the run's own database")
     store_path = args.store or default_store(args.path)
     settings, config = load_run(args.path, coordinator_flags=flags, store_path=store_path)
     if args.resume is None:
