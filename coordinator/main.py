@@ -112,7 +112,7 @@ async def _restored(restoring: Restoring, config: CoordinatorConfig, run_id: str
             work.cancel()
             sys.stdout.write(f"run {run_id}: ended before it was restored; {config.store_path} is as it was\n")
             return False
-        sys.stdout.write(f"run {run_id}: {work.result()}\n")
+        work.result()
         return True
     finally:
         await restoring.stop()

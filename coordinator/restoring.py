@@ -93,8 +93,8 @@ class Restoring:
         if self._server is not None:
             await self._server.stop(0.5)
 
-    async def restored(self) -> str:
-        """What came of it, once the store has everything. Raises StateError or HostError: then nothing was changed."""
+    async def restored(self) -> None:
+        """Once the store has everything. Raises StateError or HostError: then nothing was changed."""
         log.warning("restoring from an old copy of the store, of commit %d: %s", self._last(), self._in_words())
         while not self._is_enough.is_set():
             try:
@@ -102,14 +102,14 @@ class Restoring:
                     await self._is_enough.wait()
             except TimeoutError:
                 log.warning("restoring: %s", self._in_words())
-        return await asyncio.to_thread(self._keep)
+        log.warning("%s", await asyncio.to_thread(self._keep))
 
     async def command(self, line: bytes, by: str) -> Answer:
         """What is said on the admin socket."""
         return Answer(0, f"it is being restored from an old copy of its store: {self._in_words()}")
 
     def _keep(self) -> str:
-        """In a thread."""
+        """In a thread. What came of it, in words."""
         deposits = [self._deposits[seq] for seq in sorted(self._deposits)]
         voided = self._voided()
         term = max([self._copy.term, *(d.seq >> rows.TERM_BITS for d in deposits)]) + restored.PASSED_OVER

@@ -62,7 +62,7 @@ KEPT_AUDIT = 1 << 14
 _OF_ONE_SYNC = (e.OpenRecord, e.PlanRecord, e.WeightsRecord)
 _OF_ONE_START = (e.ManifestRecord, e.SiteRecord, e.AttestationRecord, e.LineRecord, e.DoneRecord, e.LeaseRecord)
 DEPOSITED = (
-    e.CommitRecord, e.AttestationRecord, e.RollbackRecord, e.AbandonRecord, e.SiteRecord, e.ForgetRecord, e.ResetRecord,
+    e.OpenRecord, e.CommitRecord, e.AttestationRecord, e.RollbackRecord, e.AbandonRecord, e.SiteRecord, e.ForgetRecord, e.ResetRecord,
     e.BanRecord, e.BanLiftedRecord, e.InviteRecord, e.InviteForgottenRecord, e.PausedRecord, e.ResumedRecord,
     e.StopRecord, e.FinishedRecord, e.LineRecord,
 )  # fmt: skip
@@ -203,10 +203,11 @@ class Persisted:
 
     @property
     def last_sync(self) -> int:
-        """The highest sync number ever used; 0 if none was."""
+        """The highest sync number that may have been used; 0 if none was."""
         used = [record.open.sync for record in self.all(e.OpenRecord)]
         used += [record.commit.sync for record in self.all(e.CommitRecord)]
         used += [record.sync for record in self.all(e.AbandonRecord)]
+        used += [record.last_sync for record in self.all(e.ForgetRecord)]
         return max(used, default=0)
 
     @property

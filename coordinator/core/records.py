@@ -54,6 +54,8 @@ class ForgetRecord:
     site_ids: tuple[int, ...]
     last_site_id: int
     """The highest ever given."""
+    last_sync: int = 0
+    """The highest number that may have been used for a sync."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

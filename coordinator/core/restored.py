@@ -93,9 +93,10 @@ def settled(
             except StateError as error:
                 raise StateError(f"commit {commit.commit.commit}: {error}") from None
     run.persist_ledger()
-    run.persist(e.ForgetRecord(site_ids=(), last_site_id=run.members.last_id + PASSED_OVER))
-    if run.started and run.finished is None:
-        run.pass_over_syncs(PASSED_OVER)
+    run.pass_over_syncs(PASSED_OVER)
+    last_id = run.members.last_id + PASSED_OVER
+    run.persist(e.ForgetRecord(site_ids=(), last_site_id=last_id, last_sync=run.last_sync))
+    if (run.started or run.log.last) and run.finished is None:
         newest = run.log.last
         rollback.go_back(run, newest, run.log.attested.get(newest, b""), REASON, holders=())
     run.note(COORDINATOR, "restore", f"from an old copy; the newest commit is {run.log.last}")

@@ -162,7 +162,7 @@ class Run:
     @property
     def started(self) -> bool:
         """A sync was ever opened."""
-        return self.last_sync > 0
+        return bool(self.lanes) or self.finished is not None
 
     @property
     def unreachable(self) -> str:

@@ -96,6 +96,8 @@ class _Kept:
                     self._rollbacks.append(record)
                     self._log = [c for c in self._log if c.commit <= record.commit]
                 case AuditRecord():
+                    if self._store.num_restored:
+                        del self._audit[record.number - 1 :]  # nobody keeps what was entered since the copy
                     self._audit.append(record)
                 case FinishedRecord():
                     self._finished = self._finished or record

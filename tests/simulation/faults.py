@@ -100,6 +100,21 @@ def kill_coordinator(world: World, fault: Fault, generator: random.Random) -> No
     world.later(fault.lasts_s, world.start_coordinator)
 
 
+def old_store(world: World, fault: Fault, generator: random.Random) -> None:
+    """A copy of the store is made; some time later the disk is lost, and the copy put in its place."""
+    copy = world.store.copied()
+
+    def lose() -> None:
+        if world.checks.finished is not None or not world.store.has_more_than(copy):
+            return
+        world.kill_coordinator("its disk is lost")
+        world.store.becomes(copy)
+        world.store.is_old = True
+        world.later(generator.uniform(0.0, 2.0), world.start_coordinator)
+
+    world.later(generator.uniform(0.0, min(fault.lasts_s, 5.0)), lose)
+
+
 def another_run(world: World, fault: Fault, generator: random.Random) -> None:
     """Its coordinator listens at the address of this run's. Whoever dials it meanwhile is refused, and ends."""
     world.replace_coordinator(fault.lasts_s, world.coordinator_of_another_run)
@@ -671,6 +686,7 @@ FAULTS: dict[str, tuple[Strike, int]] = {
     "stop_site": (stop_site, 3),
     "stop_coordinator": (stop_coordinator, 1),
     "kill_coordinator": (kill_coordinator, 3),
+    "old_store": (old_store, 0),
     "another_run": (another_run, 1),
     "mute_coordinator": (mute_coordinator, 1),
     "coordinator_dies_before_it_keeps": (coordinator_dies_before_it_keeps, 3),
@@ -723,7 +739,7 @@ FAULTS: dict[str, tuple[Strike, int]] = {
     "drain": (drain, 0),
 }
 """With how often each is drawn; those of 0 come on top, see `draw_faults`."""
-OF_THEIR_OWN = ("stop_run", "thin_link", "lose_host", "pause", "drain")
+OF_THEIR_OWN = ("stop_run", "thin_link", "lose_host", "pause", "drain", "old_store")
 ON_TOP = tuple(kind for kind, (_, weight) in FAULTS.items() if not weight and kind not in OF_THEIR_OWN)
 ON_TOP_OF = STOPPED = 0.08
 THIN = 0.15
@@ -748,7 +764,7 @@ def draw_faults(seed: int) -> tuple[Fault, ...]:
     for _ in range(hosts.choice([0, 1, 2])):  # nothing, where no site has several
         drawn.insert(hosts.randrange(len(drawn) + 1), replace(_draw_fault(hosts), kind="lose_host"))
     operator = random.Random(f"operator {seed}")
-    for kind in ("pause", "drain"):
+    for kind in ("pause", "drain", "old_store"):
         if operator.random() < OPERATED:
             drawn.insert(operator.randrange(len(drawn) + 1), replace(_draw_fault(operator), kind=kind))
     return tuple(drawn)

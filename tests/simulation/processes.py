@@ -20,6 +20,8 @@ from google.protobuf.message import Message
 
 from atoll.coordinator.config import CoordinatorConfig
 from atoll.coordinator.core.events import CommitRecord, Output, Record, Report, WeightsRecord
+from atoll.coordinator.core.persisted import Persisted
+from atoll.coordinator.restoring import Restoring
 from atoll.coordinator.service import SERVICE, CoordinatorServer
 from atoll.node.core import events as e
 from atoll.node.core import outputs as out
@@ -45,11 +47,13 @@ from atoll.node.exchange.sync.spill import Spill
 from atoll.protocol import log_length, sources_parts, transport, wire
 from atoll.protocol import messages as m
 from atoll.protocol.codecs.arithmetic import Floats
+from atoll.protocol.deposits import Seal
 from atoll.protocol.errors import HostError, PeerError
 from atoll.protocol.layout import Manifest
 from atoll.protocol.machine import Machine
 from atoll.protocol.messages import Deposit
 from atoll.protocol.settings import RunSettings
+from atoll.protocol.trust.security import PLAIN
 from tests.harness import loop_guard
 from tests.harness.coordinator_questions import CoordinatorQuestions, of_server
 from tests.harness.memory_store import MemoryStore
@@ -136,6 +140,9 @@ class SimStore(MemoryStore):
         self.crash_after_commit = 0
         self.crash_after_cut = False
         self.full = False
+        self.is_old = False
+        """It is a copy of what there was: the next coordinator is told so."""
+        self.num_restored = 0
         self.on_crash: Callable[[], None] = lambda: None
         self.kept: list[Record] = []
 
@@ -157,6 +164,17 @@ class SimStore(MemoryStore):
             self.crash_after, self.crash_after_commit = False, 0
             self.on_crash()
         return deposits
+
+
+    def restore(self, term: int, deposits: Sequence[Deposit], settle: Callable[[Persisted], Sequence[Record]]) -> None:
+        def noted(folded: Persisted) -> Sequence[Record]:
+            records = settle(folded)
+            self.kept += records
+            return records
+
+        super().restore(term, deposits, noted)
+        self.is_old = False
+        self.num_restored += 1
 
 
 class SimCoordinator:
@@ -188,6 +206,8 @@ class SimCoordinator:
     async def _run(self, settings: RunSettings, store: SimStore) -> None:
         try:
             config = CoordinatorConfig(listen=ADDRESS, store_path=Path("/simulated"))
+            if store.is_old:
+                await self._restore(settings, store)
             self.server = server = CoordinatorServer(config, settings, store, machine=self._machine)
             asked = of_server(server)
             handle = asked.core.handle
@@ -214,6 +234,13 @@ class SimCoordinator:
             await server.run()
         except Exception as error:
             self.failure = error
+
+    async def _restore(self, settings: RunSettings, store: SimStore) -> None:
+        seal = Seal(b"", settings.run_id)
+        restoring = Restoring(settings, store, self._machine, security=PLAIN, seal=seal)
+        await restoring.start(ADDRESS)
+        await restoring.restored()
+        await restoring.stop()
 
     @property
     def asked(self) -> CoordinatorQuestions | None:

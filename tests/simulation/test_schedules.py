@@ -329,6 +329,19 @@ def test_whatever_a_party_does_in_a_dispute_no_honest_site_is_evicted_and_the_ru
     assert set(num_asked) == set(SORTS) or seeds != OF_EACH_SORT, num_asked
 
 
+@seeds(48)
+def test_with_an_old_copy_of_the_store_the_run_goes_on_from_what_sites_keep(seeds: Sequence[int]) -> None:
+    """Among other faults. Invariants hold as if nothing had been lost: commits, samples, bans, states."""
+    num_restored = 0
+    for seed in seeds:
+        lost = Fault(kind="old_store", after_events=20 + 7 * seed, delay_s=0.01, lasts_s=4.0, draw=seed)
+        outcome = one(seed, [lost, *draw_faults(seed)[:2]], draw_shape_of(seed, num_sites=2 + seed % 3))
+        assert not outcome.problem, f"seed {seed}: {outcome.problem}\n{outcome.story}"
+        assert outcome.num_commits > 0
+        num_restored += "the run goes on from commit" in outcome.story
+    assert num_restored > len(seeds) // 2
+
+
 @seeds(24)
 def test_a_reducer_that_only_says_that_it_waits_does_not_hold_up_the_run(seeds: Sequence[int]) -> None:
     num_attempts = 0

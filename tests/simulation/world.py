@@ -361,7 +361,7 @@ class World:
         if self.coordinator is not None or self._stand_in is not None or self.store.full:
             return
         self.num_starts += 1
-        self.story.tell("world", "starts the coordinator")
+        self.story.tell("world", f"starts the coordinator{' with an old store' * self.store.is_old}")
         self.coordinator = SimCoordinator(
             self.loop,
             self.num_starts,
