@@ -37,6 +37,7 @@ ANSWER_LIMIT_S = 60.0
 MAX_DEPOSITS = 1 << 20
 """Of all sites together."""
 SAY_EVERY_S = 30.0
+MAX_REPORTED = 256
 
 
 class Restoring:
@@ -66,6 +67,7 @@ class Restoring:
         self._deposits: dict[int, Deposit] = {}
         self._rows: list[Row] = []  # of these, in order
         self._told: set[str] = set()
+        self._reported: set[str] = set()
         self._server: grpc.aio.Server | None = None
         self._is_enough = asyncio.Event()
 
@@ -169,12 +171,18 @@ class Restoring:
             if hello.name not in self._told:
                 await self._ask(hello, header, requests, context)
         except (InvalidMessage, DigestMismatch, LookupError, ValueError, TypeError) as error:
-            log.warning("restoring: what a site said does not count: %s", error)
+            self._report(f"restoring: what a site said does not count: {error}")
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"this coordinator is being restored: {error}")
         await context.abort(
             grpc.StatusCode.UNAVAILABLE,
             f"the coordinator is being restored from a copy of its store: {self._in_words()}",
         )
+
+    def _report(self, text: str) -> None:
+        """Once, however often it comes."""
+        if text not in self._reported and len(self._reported) < MAX_REPORTED:
+            self._reported.add(text)
+            log.warning("%s", text)
 
     async def _hello(self, requests: AsyncIterator[bytes], context: Any) -> tuple[m.Hello, m.Header]:
         _, header, message = parse(await self._next(requests))

@@ -205,16 +205,7 @@ class Story(CoordinatorQuestions):
             match output:
                 case e.Persist(records):
                     self.store.persist(self.term, records, self.now)
-                    self.kept.update(_identity(r) for r in records)
-                    for r in records:
-                        if isinstance(r, e.LeaseRecord):
-                            self.kept_ranges["lease", r.line, r.site_id, r.incarnation] = r.ranges
-                        elif isinstance(r, e.DoneRecord):
-                            self.kept_ranges["done", r.line, 0, 0] = r.ranges
-                        elif isinstance(r, e.WeightsRecord):
-                            self.kept_weights[r.sync, r.attempt] = r.tokens
-                        elif isinstance(r, e.RollbackRecord):
-                            self.rollbacks.append(r)
+                    self.note_kept(records)
                     self.log.extend(f"keeps {_record_in_words(r)}" for r in records if not isinstance(r, e.SiteRecord))
                 case e.Send(stream, message):
                     if isinstance(message, m.SendManifest):
@@ -254,6 +245,19 @@ class Story(CoordinatorQuestions):
                     if self.sites[name].stream is not None:  # else it was refused
                         self.says(name, part)
         return outputs
+
+    def note_kept(self, records: Iterable[e.Record]) -> None:
+        """By this coordinator, or before it."""
+        for r in records:
+            self.kept.add(_identity(r))
+            if isinstance(r, e.LeaseRecord):
+                self.kept_ranges["lease", r.line, r.site_id, r.incarnation] = r.ranges
+            elif isinstance(r, e.DoneRecord):
+                self.kept_ranges["done", r.line, 0, 0] = r.ranges
+            elif isinstance(r, e.WeightsRecord):
+                self.kept_weights[r.sync, r.attempt] = r.tokens
+            elif isinstance(r, e.RollbackRecord):
+                self.rollbacks.append(r)
 
     def shown(self, site: FakeSite, asked: m.Show) -> m.Shown:
         held = site.was_at.get(asked.commit, f"s{asked.commit}")

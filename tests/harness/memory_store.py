@@ -75,6 +75,9 @@ class MemoryStore:
         made.becomes(self)
         return made
 
+    def all_kept(self) -> Sequence[Row]:
+        return list(self._records.values())
+
     def has_more_than(self, other: MemoryStore) -> bool:
         """Training had begun when `other` was made, and something was kept since."""
         return Key("manifest") in other._records and self.last_seq() > other.last_seq()

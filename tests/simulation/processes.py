@@ -131,6 +131,9 @@ class SimJournal(Journal):
         pass
 
 
+RESTORED_WITHIN_S = 90.0
+
+
 class SimStore(MemoryStore):
     """May crash its coordinator before or after it keeps something, or refuse to keep anything."""
 
@@ -164,7 +167,6 @@ class SimStore(MemoryStore):
             self.crash_after, self.crash_after_commit = False, 0
             self.on_crash()
         return deposits
-
 
     def restore(self, term: int, deposits: Sequence[Deposit], settle: Callable[[Persisted], Sequence[Record]]) -> None:
         def noted(folded: Persisted) -> Sequence[Record]:
@@ -236,11 +238,17 @@ class SimCoordinator:
             self.failure = error
 
     async def _restore(self, settings: RunSettings, store: SimStore) -> None:
+        """An operator does not wait for ever for a site that hangs."""
         seal = Seal(b"", settings.run_id)
-        restoring = Restoring(settings, store, self._machine, security=PLAIN, seal=seal)
-        await restoring.start(ADDRESS)
-        await restoring.restored()
-        await restoring.stop()
+        for num_sites in (0, 1):
+            restoring = Restoring(settings, store, self._machine, security=PLAIN, seal=seal, num_sites=num_sites)
+            await restoring.start(ADDRESS)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(RESTORED_WITHIN_S if not num_sites else None):
+                    await restoring.restored()
+            await restoring.stop()
+            if not store.is_old:
+                return
 
     @property
     def asked(self) -> CoordinatorQuestions | None:

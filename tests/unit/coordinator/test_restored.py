@@ -1,0 +1,256 @@
+"""An old copy of the store, and what sites have kept of the time since."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from atoll.coordinator import rows
+from atoll.coordinator.core import events as e
+from atoll.coordinator.core import restored
+from atoll.coordinator.core.persisted import DEPOSITED, LossRecord, Persisted, Row, RunRecord
+from atoll.coordinator.sqlite_store import SqliteStore
+from atoll.coordinator.store import Store
+from atoll.node.daemon.deposit_box import DepositBox
+from atoll.protocol import messages as m
+from atoll.protocol.errors import ConfigError, StateError
+from atoll.protocol.messages import Deposit
+from tests.harness.coordinator_story import Story, ranges_of, some_settings
+from tests.harness.memory_store import MemoryStore
+from tests.unit.coordinator.test_store_contract import SETTINGS, random_records
+
+LARGE = 1 << 30
+
+
+def rows_of(deposits: Sequence[Deposit]) -> list[Row]:
+    return [rows.decode(d.record, d.body) for d in deposits]
+
+
+def nothing(_: Persisted) -> tuple[e.Record, ...]:
+    return ()
+
+
+def of_sites(kept: Persisted) -> list[Row]:
+    """What a copy is to have as well. Syncs that are open count no longer, and of lines there is another account."""
+    kinds = tuple(cls for cls in DEPOSITED if cls not in (e.OpenRecord, e.LineRecord))
+    return [row for _, row in sorted(kept.records.items()) if isinstance(row, kinds)]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_with_what_a_site_keeps_a_copy_is_as_the_store_was(reopen: Callable[[], Store], seed: int) -> None:
+    """A site that was there all the time, and one that came later and heard then what it had not."""
+    store, copies = reopen(), [MemoryStore(), MemoryStore()]
+    all_the_time, later = DepositBox(None), DepositBox(None)
+    term = store.begin(SETTINGS).term
+    for copy in copies:
+        copy.begin(SETTINGS)
+    for number, records in enumerate(random_records(seed, 40)):
+        if number < 10:
+            for copy in copies:
+                copy.persist(1, records, 1.0)
+        all_the_time.add(store.persist(term, records, 1.0))
+        if number == 20:
+            store = reopen()
+            term = store.begin(SETTINGS).term
+    while found := store.deposits_after(later.last_seq, 2000):
+        later.add(found)
+    store = reopen()
+    wanted = store.begin(SETTINGS)
+    for box, copy in zip((all_the_time, later), copies, strict=True):
+        deposits: list[Deposit] = []
+        after = copy.last_seq()
+        while part := box.after(after):
+            deposits += part
+            after = part[-1].seq
+        copy.restore(1000, deposits, nothing)
+        now = of_sites(copy.begin(SETTINGS))
+        assert [row for row in now if row in of_sites(wanted)] == of_sites(wanted)
+        assert all(isinstance(row, e.SiteRecord) for row in now if row not in of_sites(wanted)), (
+            "of sites that were forgotten some are known again, which are gone"
+        )
+        assert copy.last_seq() <= store.last_seq() or not deposits
+        (new,) = copy.persist(1001, [e.StopRecord("x")], 1.0)
+        assert new.seq > store.last_seq(), "later than all that was ever kept"
+
+
+# --- a run
+
+
+def a_run() -> tuple[Story, MemoryStore]:
+    """a and b have committed 0-9 and 50-59; then the copy was made."""
+    store = MemoryStore()
+    story = Story(some_settings(min_sites=2, quorum=1, steps=1000, data="the same"), store=store)
+    story.start("a", "b")
+    commit(story, "s0", "s1", a="0-9", b="50-59")
+    return story, store.copied()
+
+
+def commit(story: Story, state: str, following: str, **data: str) -> None:
+    for name, ranges in data.items():
+        story.wants(name, 50)
+        story.ready(name, data=ranges_of(ranges))
+    for name in data:
+        story.done(name, state)
+    for name in data:
+        story.applied(name, story.view.last_commit, following)
+
+
+def go_on(story: Story, copy: MemoryStore, deposits: Sequence[Deposit] | None = None) -> Story:
+    """With the copy, and what sites have kept; all of it, if nothing else is said."""
+    if deposits is None:
+        assert isinstance(story.store, MemoryStore)
+        deposits = story.store.deposits_after(copy.last_seq(), LARGE)
+    records = rows_of(deposits)
+    before = copy.begin(story.settings)
+    numbers = restored.voided_of_copy(records)
+    voided = {r.commit.commit: r for r in before.all(e.CommitRecord) if r.commit.commit in numbers}
+
+    def settle(folded: Persisted) -> tuple[e.Record, ...]:
+        return restored.settled(story.settings, folded, voided, records, 1.0)
+
+    copy.restore(before.term + restored.PASSED_OVER, deposits, settle)
+    again = Story(story.settings, store=copy)
+    again.note_kept(record for record in copy.all_kept() if not isinstance(record, LossRecord | RunRecord))
+    return again
+
+
+def test_the_run_goes_on_from_its_newest_commit_and_each_sample_counts_once() -> None:
+    story, copy = a_run()
+    commit(story, "s1", "s2", a="10-19", b="60-79")
+    story.wants("a", 90)  # what was leased when the disk was lost
+    again = go_on(story, copy)
+    assert (again.view.last_commit, again.view.run_tokens) == (2, story.view.run_tokens)
+    assert again.done_samples() == ranges_of("0-19,50-79")
+    assert again.term > story.term
+    again.sites = {}
+    for name in "ab":
+        again.connect(name, state=(2, "s2"))
+        assert again.last(name, m.RolledBack).commit == 2, "in a new branch"
+        assert again.last(name, m.Evicted).reason == restored.REASON, "what it trained since is on samples of others"
+        again.connect(name, state=(2, "s2"), branch=1)
+        again.offer(name)
+    assert again.wants("a", 50) == ranges_of("20-49,80-99"), "what was leased is open again"
+    commit(again, "s2", "s3", a="20-29", b="100-109")
+    assert again.view.last_commit == 3
+    assert again.view.commits[-1].sync > restored.PASSED_OVER, "no number of a sync is used twice"
+
+
+def test_who_came_since_the_copy_is_known_and_ids_are_not_given_again() -> None:
+    story, copy = a_run()
+    story.join("c")
+    story.ban("b")
+    again = go_on(story, copy)
+    sites = {site.name: site for site in again.view.sites}
+    assert sites["c"].site_id == 3
+    assert [text.partition(":")[0] for text in again.view.banned] == ["b"]
+    again.join("d")
+    assert again.sites["d"].site_id > restored.PASSED_OVER
+    again.connect("c", incarnation=1)
+    assert again.last("c", m.Welcome).site_id == 3
+
+
+def test_commits_that_went_back_since_the_copy_are_void_and_their_samples_open() -> None:
+    story, copy = a_run()
+    request = story.ask_to_go_back(0)
+    story.rebuilt("a", "s0")
+    assert story.answers[request] == ""
+    for name in "ab":
+        story.connect(name, state=(0, "s0"), branch=1)
+        story.offer(name)
+    commit(story, "s0", "t1", a="0-4", b="70-79")
+    again = go_on(story, copy)
+    assert again.view.last_commit == 1
+    assert again.done_samples() == story.done_samples()
+    assert again.view.branch == 2
+
+
+def test_what_was_decided_before_training_is_kept_and_training_begins_with_sites_enough() -> None:
+    store = MemoryStore()
+    story = Story(some_settings(min_sites=2, steps=1000), store=store)
+    copy = store.copied()
+    copy.begin(story.settings)
+    story.join("a")
+    story.ban("x")
+    again = go_on(story, copy)
+    assert [text.partition(":")[0] for text in again.view.banned] == ["x"]
+    assert not again.view.commits
+    again.start("b", "c")
+    assert again.last("b", m.Open).sync > restored.PASSED_OVER
+
+
+def test_a_run_that_is_over_stays_so() -> None:
+    story, copy = a_run()
+    story.happens(e.StopAsked("enough", request=7))
+    commit(story, "s1", "s2", a="10-19", b="60-79")
+    assert story.view.finished
+    again = go_on(story, copy)
+    assert again.view.finished
+    assert again.view.last_commit == 2
+
+
+def test_commits_that_nobody_has_kept_are_named_with_what_was_in_them() -> None:
+    story, copy = a_run()
+    for number in range(1, 4):
+        commit(
+            story,
+            f"s{number}",
+            f"s{number + 1}",
+            a=f"{10 * number}-{10 * number + 9}",
+            b=f"{60 + number}-{60 + number}",
+        )
+    assert isinstance(story.store, MemoryStore)
+    deposits = story.store.deposits_after(copy.last_seq(), LARGE)
+    records = [r for r in rows_of(deposits) if not (isinstance(r, e.CommitRecord) and r.commit.commit in (2, 3))]
+    assert restored.missing(1, records) == [2, 3]
+    words = restored.in_words(copy.begin(story.settings), [2, 3], records)
+    runs = {c.commit: c for c in story.view.commits}
+    assert words.startswith("commits 2 to 3 are missing")
+    assert f"steps {runs[1].run_step} to {runs[4].run_step} and tokens {runs[1].run_tokens} to" in words
+    assert not restored.missing(1, rows_of(deposits))
+    assert not restored.missing(1, []), "the copy is the newest"
+
+
+def test_samples_that_would_count_twice_leave_the_copy_as_it_is(tmp_path: Path) -> None:
+    story, _ = a_run()
+    with closing(SqliteStore(tmp_path / "run.db")) as store:
+        term = store.begin(story.settings).term
+        assert isinstance(story.store, MemoryStore)
+        deposits = story.store.deposits_after(0, LARGE)
+        (found,) = [r for r in rows_of(deposits) if isinstance(r, e.CommitRecord)]
+        line = e.LineRecord(line=0, num_samples=1000, frontier=10, returned=())
+        store.persist(term, (line, e.DoneRecord(line=0, ranges=ranges_of("0-9"))), 1.0)
+        last = store.last_seq()
+        later = [replace(d, seq=last + 10 * n) for n, d in enumerate(deposits, 1)]
+
+        def settle(folded: Persisted) -> tuple[e.Record, ...]:
+            return restored.settled(story.settings, folded, {}, [found], 1.0)
+
+        with pytest.raises(StateError, match="commit 1: positions of line 0 are done twice"):
+            store.restore(term + 1000, later, settle)
+        assert store.last_seq() == last
+        assert store.begin(story.settings).term == term + 1
+
+
+# --- a copy
+
+
+def test_a_copy_is_whole_and_takes_no_others_place(tmp_path: Path) -> None:
+    with closing(SqliteStore(tmp_path / "run.db")) as store:
+        term = store.begin(SETTINGS).term
+        store.persist(term, [e.StopRecord("x")], 1.0)
+        store.backup(tmp_path / "copy.db")
+        with pytest.raises(ConfigError, match="is there already"):
+            store.backup(tmp_path / "copy.db")
+        with pytest.raises(ConfigError, match="no full path"):
+            store.backup(Path("copy.db"))
+        store.persist(term, [e.PausedRecord("later")], 1.0)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["copy.db", "run.db"]
+    with closing(SqliteStore(tmp_path / "copy.db")) as copy:
+        kept = copy.begin(SETTINGS)
+        assert kept.one(e.StopRecord) == e.StopRecord("x")
+        assert kept.one(e.PausedRecord) is None
+        assert kept.term == term + 1
