@@ -131,7 +131,7 @@ def test_the_run_goes_on_from_its_newest_commit_and_each_sample_counts_once() ->
         again.connect(name, state=(2, "s2"))
         assert again.last(name, m.RolledBack).commit == 2, "in a new branch"
         assert again.last(name, m.Evicted).reason == restored.REASON, "what it trained since is on samples of others"
-        again.connect(name, state=(2, "s2"), branch=1)
+        again.connect(name, state=(2, "s2"), branch=1, again=True)
         again.offer(name)
     assert again.wants("a", 50) == ranges_of("20-49,80-99"), "what was leased is open again"
     commit(again, "s2", "s3", a="20-29", b="100-109")
