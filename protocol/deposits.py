@@ -9,8 +9,14 @@ from dataclasses import replace
 from atoll.protocol.digest import Digest
 from atoll.protocol.messages import DEPOSITS_PART_BYTES, MAX_DEPOSITS_AT_ONCE, Deposit
 
+MAX_NUMBER = (1 << 63) - 1
 OVERHEAD_BYTES = 128
 """Of a deposit beside its body, about."""
+
+
+def fits(deposit: Deposit) -> bool:
+    """A database takes its numbers."""
+    return max(deposit.seq, deposit.number, deposit.part) <= MAX_NUMBER
 
 
 class Seal:
@@ -24,7 +30,7 @@ class Seal:
 
     def is_whole(self, deposit: Deposit) -> bool:
         """This coordinator, or one before it, made it as it is."""
-        return hmac.compare_digest(self._of(deposit), deposit.seal)
+        return fits(deposit) and hmac.compare_digest(self._of(deposit), deposit.seal)
 
     def _of(self, d: Deposit) -> bytes:
         texts = (d.record, d.kind, d.name, d.kept_at.hex())

@@ -62,9 +62,9 @@ KEPT_AUDIT = 1 << 14
 _OF_ONE_SYNC = (e.OpenRecord, e.PlanRecord, e.WeightsRecord)
 _OF_ONE_START = (e.ManifestRecord, e.SiteRecord, e.AttestationRecord, e.LineRecord, e.DoneRecord, e.LeaseRecord)
 DEPOSITED = (
-    e.OpenRecord, e.CommitRecord, e.AttestationRecord, e.RollbackRecord, e.AbandonRecord, e.SiteRecord, e.ForgetRecord, e.ResetRecord,
-    e.BanRecord, e.BanLiftedRecord, e.InviteRecord, e.InviteForgottenRecord, e.PausedRecord, e.ResumedRecord,
-    e.StopRecord, e.FinishedRecord, e.LineRecord,
+    e.OpenRecord, e.CommitRecord, e.AttestationRecord, e.RollbackRecord, e.AbandonRecord, e.SiteRecord, e.ForgetRecord,
+    e.ResetRecord, e.BanRecord, e.BanLiftedRecord, e.InviteRecord, e.InviteForgottenRecord, e.PausedRecord,
+    e.ResumedRecord, e.StopRecord, e.FinishedRecord, e.LineRecord,
 )  # fmt: skip
 Keys = Callable[[str], Iterable[Key]]
 """All keys of a kind that there are."""

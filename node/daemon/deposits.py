@@ -10,6 +10,7 @@ from dataclasses import replace
 from atoll.node.daemon.deposit_box import DepositBox
 from atoll.node.tasks import Tasks
 from atoll.protocol import messages as m
+from atoll.protocol.deposits import fits
 
 
 class Deposits:
@@ -28,7 +29,7 @@ class Deposits:
 
     def take(self, message: m.Deposits) -> None:
         """All that has come while the disk was busy is written together."""
-        self._waiting += message.deposits
+        self._waiting += filter(fits, message.deposits)
         if self._writing is None or self._writing.done():
             self._writing = self._tasks.spawn(self._write())
 

@@ -83,7 +83,7 @@ def test_with_what_a_site_keeps_a_copy_is_as_the_store_was(reopen: Callable[[], 
 def a_run() -> tuple[Story, MemoryStore]:
     """a and b have committed 0-9 and 50-59; then the copy was made."""
     store = MemoryStore()
-    story = Story(some_settings(min_sites=2, quorum=1, steps=1000, data="the same"), store=store)
+    story = Story(some_settings(min_sites=2, quorum=2, steps=1000, data="the same"), store=store)
     story.start("a", "b")
     commit(story, "s0", "s1", a="0-9", b="50-59")
     return story, store.copied()

@@ -1,0 +1,112 @@
+"""What a site keeps for its coordinator."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import fields, replace
+from pathlib import Path
+
+import pytest
+
+from atoll.node.daemon import deposit_box
+from atoll.node.daemon.deposit_box import DepositBox
+from atoll.node.daemon.deposits import Deposits
+from atoll.node.tasks import Tasks
+from atoll.protocol import messages as m
+from atoll.protocol.deposits import Seal, parts_of
+from atoll.protocol.messages import DEPOSITS_PART_BYTES, MAX_DEPOSITS_AT_ONCE, Deposit
+
+SEAL = Seal(b"secret", "run")
+
+
+def a_deposit(seq: int, number: int = 0, body: bytes = b"{}", kind: str = "commit") -> Deposit:
+    made = Deposit(seq=seq, record=kind, kind=kind, number=number, part=0, name="", body=body, kept_at=1.5)
+    return SEAL.sealed(made)
+
+
+def all_of(box: DepositBox, after: int = 0) -> list[Deposit]:
+    found: list[Deposit] = []
+    while part := box.after(after):
+        found += part
+        after = part[-1].seq
+    return found
+
+
+def test_what_was_changed_is_told_whatever_of_it_was() -> None:
+    whole = a_deposit(7, 3)
+    assert SEAL.is_whole(whole)
+    other = {"seq": 8, "number": 4, "part": 1, "kept_at": 1.6, "body": b"{ }", "seal": bytes(32)}
+    for field in fields(Deposit):
+        assert not SEAL.is_whole(replace(whole, **{field.name: other.get(field.name, "x")})), field.name  # type: ignore[arg-type]
+    assert not Seal(b"another", "run").is_whole(whole)
+    assert not Seal(b"secret", "other run").is_whole(whole)
+    assert not SEAL.is_whole(SEAL.sealed(replace(whole, seq=1 << 63))), "no database takes that"
+
+
+def test_a_later_record_of_a_key_takes_the_place_of_an_earlier_one_and_no_other_does(tmp_path: Path) -> None:
+    path = tmp_path / "deposits.db"
+    first, later, other = a_deposit(5, 1, b"first"), a_deposit(9, 1, b"later"), a_deposit(7, 2, b"other")
+    with closing(DepositBox(path)) as box:
+        assert box.last_seq == 0
+        box.add([first, other])
+        box.add([later])
+        box.add([first, later])  # said again
+        assert all_of(box) == [other, later]
+    with closing(DepositBox(path)) as box:
+        assert (box.last_seq, all_of(box), all_of(box, 7)) == (9, [other, later], [later])
+
+
+def test_it_keeps_the_newest_within_its_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deposit_box, "MAX_KEPT", 3)
+    box = DepositBox(None)
+    box.add([a_deposit(1, kind="ban"), *(a_deposit(n, n) for n in range(2, 8))])
+    assert [d.seq for d in all_of(box)] == [1, 5, 6, 7], "of each kind"
+    monkeypatch.setattr(deposit_box, "MAX_KEPT_BYTES", 60)
+    box.add([a_deposit(8, 8, bytes(60))])
+    assert [d.seq for d in all_of(box)] == [7, 8]
+
+
+def test_a_file_that_is_no_database_is_begun_anew(tmp_path: Path) -> None:
+    path = tmp_path / "deposits.db"
+    path.write_bytes(b"not a database" * 100)
+    with closing(DepositBox(path)) as box:
+        box.add([a_deposit(1)])
+        assert all_of(box) == [a_deposit(1)]
+
+
+def test_messages_are_bounded_in_bytes_and_in_number() -> None:
+    large, small = [a_deposit(n, n, bytes(DEPOSITS_PART_BYTES)) for n in (1, 2)], [a_deposit(n, n) for n in range(9000)]
+    assert [len(part) for part in parts_of(large)] == [1, 1]
+    parts = list(parts_of(small))
+    assert [d for part in parts for d in part] == small
+    assert all(
+        len(part) <= MAX_DEPOSITS_AT_ONCE and sum(len(d.body) for d in part) < DEPOSITS_PART_BYTES for part in parts
+    )
+
+
+def test_a_site_says_what_it_has_and_gives_back_what_it_is_asked_for() -> None:
+    said: list[m.SiteMessage] = []
+
+    def failed(error: BaseException) -> None:
+        raise error
+
+    async def main() -> None:
+        box, tasks = DepositBox(None), Tasks(failed)
+        deposits = Deposits(box, tasks, said.append)
+        hello = m.Hello(name="a", key=bytes(32), address="h:1")
+        assert deposits.in_hello(hello).deposits_to == 1, "it takes them, and has none"
+        kept: Sequence[Deposit] = [a_deposit(n, n) for n in range(1, 6)]
+        deposits.take(m.Deposits(deposits=(*kept[:2], replace(kept[0], seq=1 << 63))))
+        deposits.take(m.Deposits(deposits=tuple(kept[2:])))
+        deposits.give_back(m.ReturnDeposits(after_seq=3))
+        while tasks:
+            await asyncio.wait(tasks)
+        assert deposits.in_hello(hello).deposits_to == 6
+        assert said == [
+            m.DepositsReturned(deposits=tuple(kept[3:]), is_last=False),
+            m.DepositsReturned(is_last=True),
+        ]
+
+    asyncio.run(main())
