@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 import sqlite3
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -16,12 +17,21 @@ import pytest
 
 from atoll.cli.main import main
 from atoll.coordinator import rows
-from atoll.coordinator.core.events import CommitRecord
+from atoll.coordinator.core.events import CommitRecord, PausedRecord, StopRecord
+from atoll.coordinator.core.restored import PASSED_OVER
+from atoll.coordinator.restoring import Restoring
+from atoll.protocol import messages as m
+from atoll.protocol.deposits import Seal
 from atoll.protocol.errors import RefusedError
+from atoll.protocol.machine import Machine
+from atoll.protocol.messages import Deposit
 from atoll.protocol.settings import RunSettings
 from atoll.protocol.sync_settings import SyncSettings
+from atoll.protocol.trust.security import PLAIN
 from tests.harness.data_account import DATA, LEASED, assert_account_balances
 from tests.harness.local_run import LocalRun, Process
+from tests.harness.memory_store import MemoryStore
+from tests.process.test_coordinator_session import Client
 
 WORKER = [sys.executable, str(Path(__file__).parents[1] / "workers" / "plain_worker.py"), "--step-delay-s", "0.02"]
 MODEL = [*WORKER, "--tensors", "w=30x40,b=10", *LEASED]
@@ -130,3 +140,62 @@ def test_an_old_copy_is_refused_without_that_and_a_coordinator_that_waits_says_f
         refused = run.start_coordinator()
         assert run.nodes["a"].wait(LIMIT_S) == RefusedError.exit_code, "it does not go on with an old copy"
         refused.kill()
+
+
+class Site(Client):
+    """One that says what it keeps."""
+
+    def keeps(self, deposits: Sequence[Deposit], *, answers: bool = True) -> None:
+        self.say(m.Hello(name=self.name, key=bytes(32), address="127.0.0.1:1", deposits_to=1))
+        if answers:
+            self.say(m.DepositsReturned(deposits=tuple(deposits), is_last=True))
+
+
+def test_what_no_coordinator_has_made_counts_for_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    """A record that was altered, one of another run, one of what the copy has, numbers that no store takes, and a site
+    that says nothing: the copy stays as it is until sites enough have told."""
+    seal, settings = Seal(b"secret", "run"), replace(SETTINGS, data="local")
+    copy = MemoryStore()
+    before = copy.begin(settings)
+    copy.persist(before.term, [StopRecord("known")], 1.0)
+    whole = seal.sealed(rows.deposit_of(PausedRecord("a rest"), copy.last_seq() + 5, 2.0))
+    bad = {
+        "altered": replace(whole, body=b'{"reason":"another"}'),
+        "of another run": Seal(b"secret", "another").sealed(whole),
+        "old": seal.sealed(replace(whole, seq=1)),
+        "no record": seal.sealed(replace(whole, record="nothing")),
+        "no number": seal.sealed(replace(whole, seq=1 << 63)),
+    }
+
+    async def main() -> None:
+        restoring = Restoring(settings, copy, Machine(), security=PLAIN, seal=seal, num_sites=2)
+        address = await restoring.start("127.0.0.1:0")
+        work = asyncio.create_task(restoring.restored())
+        last = copy.last_seq()
+        for name, deposit in bad.items():
+            site = Site(address, name.replace(" ", "-"))
+            site.keeps([whole, deposit])
+            assert await site.ended()
+            await site.close()
+        silent = Site(address, "silent")
+        silent.keeps([], answers=False)
+        for name in ("a", "a"):  # twice the same
+            site = Site(address, name)
+            site.keeps([whole])
+            assert await site.ended()
+            await site.close()
+        assert not work.done()
+        assert copy.last_seq() == last
+        site = Site(address, "b")
+        site.keeps([])
+        async with asyncio.timeout(LIMIT_S):
+            await work
+        await silent.close()
+        await site.close()
+        await restoring.stop()
+
+    asyncio.run(main())
+    kept = copy.begin(settings)
+    assert kept.one(PausedRecord) == PausedRecord("a rest")
+    assert kept.term > before.term + PASSED_OVER
+    assert sum("does not count" in record.message for record in caplog.records) >= len(bad)
