@@ -1,16 +1,21 @@
 """What is kept is deposited with sites as well: those that come hear what they have not, then all of them hear of each
-decision, before anything that comes of it is said."""
+decision: of a commit before it is said, of others within a second."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from atoll.coordinator.store import Store
 from atoll.coordinator.streams import Bodies, Stream
 from atoll.protocol import messages as m
 from atoll.protocol.deposits import Seal, parts_of
 from atoll.protocol.messages import DEPOSITS_PART_BYTES, Deposit
+
+AT_ONCE = frozenset({"commit", "rollback", "finished"})
+"""Records of what sites do to their disks."""
+EVERY_S = 1.0
+"""Of others: a thousand sites that come one by one would each be said to a thousand."""
 
 
 class Depositing:
@@ -23,10 +28,23 @@ class Depositing:
         self._bodies = bodies
         self._up_to_date: dict[int, Stream] = {}
         self._catching_up: dict[int, asyncio.Task[None]] = {}
+        self._waiting: list[Deposit] = []
+        self._due: asyncio.TimerHandle | None = None
 
-    def kept(self, deposits: Iterable[Deposit]) -> None:
-        """To all that have what came before."""
-        for part in parts_of(map(self._seal.sealed, deposits)) if self._up_to_date else ():
+    def kept(self, deposits: Sequence[Deposit]) -> None:
+        """To all that have what came before: with a commit at once, as sites apply it; else now and then."""
+        self._waiting += deposits
+        if any(deposit.record in AT_ONCE for deposit in deposits):
+            self._say()
+        elif self._waiting and self._due is None:
+            self._due = asyncio.get_running_loop().call_later(EVERY_S, self._say)
+
+    def _say(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        if self._due is not None:
+            self._due.cancel()
+            self._due = None
+        for part in parts_of(map(self._seal.sealed, waiting)) if self._up_to_date else ():
             message = m.Deposits(deposits=part)
             for stream in self._up_to_date.values():
                 stream.deposit(message, self._bodies)

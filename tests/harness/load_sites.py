@@ -100,7 +100,7 @@ class SimulatedSite:
         async with self.fleet.connecting:
             await channel.channel_ready()
         call: Any = channel.stream_stream(SESSION_METHOD)(self._requests())  # type: ignore[arg-type]
-        self._say(m.Hello(name=self.name, key=hash_of(self.name), address="127.0.0.1:1"))
+        self._say(m.Hello(name=self.name, key=hash_of(self.name), address="127.0.0.1:1", deposits_to=1))
         beat = asyncio.create_task(self._beat())
         try:
             async for data in call:
