@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from atoll.coordinator.store import Store
 from atoll.coordinator.streams import Bodies, Stream
 from atoll.protocol import messages as m
+from atoll.protocol.deposit_messages import DEPOSITS_PART_BYTES
 from atoll.protocol.deposits import Seal, parts_of
-from atoll.protocol.messages import DEPOSITS_PART_BYTES, Deposit
+from atoll.protocol.messages import Deposit
 
 AT_ONCE = frozenset({"commit", "rollback", "finished"})
 """Records of what sites do to their disks."""

@@ -28,9 +28,10 @@ from atoll.coordinator.core.persisted import (
     kind_of,
 )
 from atoll.coordinator.store import KEPT_AT_JOIN, RESTORE, run_of
+from atoll.protocol.deposit_messages import MAX_DEPOSITS_AT_ONCE
 from atoll.protocol.disk import sync_folder
 from atoll.protocol.errors import ConfigError, HostError, InvalidMessage, StaleError, StateError
-from atoll.protocol.messages import MAX_DEPOSITS_AT_ONCE, MAX_LOG_COMMITS, Deposit
+from atoll.protocol.messages import MAX_LOG_COMMITS, Deposit
 from atoll.protocol.settings import RunSettings, settings_from_json, settings_to_json
 
 R = TypeVar("R")

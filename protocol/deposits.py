@@ -6,8 +6,9 @@ import hmac
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
+from atoll.protocol.deposit_messages import DEPOSITS_PART_BYTES, MAX_DEPOSITS_AT_ONCE
 from atoll.protocol.digest import Digest
-from atoll.protocol.messages import DEPOSITS_PART_BYTES, MAX_DEPOSITS_AT_ONCE, Deposit
+from atoll.protocol.messages import Deposit
 
 MAX_NUMBER = (1 << 63) - 1
 OVERHEAD_BYTES = 128

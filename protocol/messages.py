@@ -8,14 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum
 
-from atoll.protocol.deposit_messages import (
-    DEPOSITS_PART_BYTES,
-    MAX_DEPOSITS_AT_ONCE,
-    Deposit,
-    Deposits,
-    DepositsReturned,
-    ReturnDeposits,
-)
+from atoll.protocol.deposit_messages import Deposit, Deposits, DepositsReturned, ReturnDeposits
 from atoll.protocol.dispute_messages import (
     EVIDENCE_PART_BYTES,
     MAX_LISTED_CHUNKS,

@@ -93,7 +93,7 @@ def settled(
             except StateError as error:
                 raise StateError(f"commit {commit.commit.commit}: {error}") from None
     run.persist_ledger()
-    run.pass_over_syncs(PASSED_OVER)
+    run.has_used(run.last_sync + PASSED_OVER)
     last_id = run.members.last_id + PASSED_OVER
     run.persist(e.ForgetRecord(site_ids=(), last_site_id=last_id, last_sync=run.last_sync))
     if (run.started or run.log.last) and run.finished is None:

@@ -194,9 +194,9 @@ class Run:
         """The model is taken back, before training."""
         self.manifest, self.chunk_sizes, self.state_bytes = None, ChunkSizes(), 0
 
-    def pass_over_syncs(self, num: int) -> None:
-        """Their numbers may have been used."""
-        self.last_sync += num
+    def has_used(self, sync: int) -> None:
+        """The highest number of a sync that may have been used."""
+        self.last_sync = sync
 
     def note_abandoned(self, sync: int, reason: str) -> None:
         """The sync ends without a commit."""

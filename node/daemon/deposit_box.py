@@ -8,8 +8,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 
+from atoll.protocol.deposit_messages import DEPOSITS_PART_BYTES, MAX_DEPOSITS_AT_ONCE
 from atoll.protocol.errors import HostError
-from atoll.protocol.messages import DEPOSITS_PART_BYTES, MAX_DEPOSITS_AT_ONCE, Deposit
+from atoll.protocol.messages import Deposit
 
 MAX_KEPT = 1 << 16
 """Of each kind; the coordinator keeps as many commits."""

@@ -115,7 +115,7 @@ def _open(run: Run, opened: m.Open, at_base: Sequence[Site], pause_s: float = 0.
     expected = {s.site_id for s in at_base}.union(turns).difference(opened.resting)
     record = OpenRecord(open=opened, expected=tuple(sorted(expected)))
     run.persist(record)
-    run.last_sync = opened.sync
+    run.has_used(opened.sync)
     sync = Sync(record, run.now, earlier=run.trouble.links(opened.sync), not_before=run.now + pause_s)
     run.lanes[opened.fragment] = sync
     return sync

@@ -47,7 +47,7 @@ MUTATIONS = (
         name="numbers of syncs are used again after a restore",
         rule="6, 11: a contribution is keyed by its sync, and never changes",
         where="coordinator.core.restored:settled",
-        old="    run.pass_over_syncs(PASSED_OVER)\n",
+        old="    run.has_used(run.last_sync + PASSED_OVER)\n",
         new="",
         tests=(GOES_ON,),
     ),

@@ -15,8 +15,9 @@ from atoll.node.daemon.deposit_box import DepositBox
 from atoll.node.daemon.deposits import Deposits
 from atoll.node.tasks import Tasks
 from atoll.protocol import messages as m
+from atoll.protocol.deposit_messages import DEPOSITS_PART_BYTES, MAX_DEPOSITS_AT_ONCE
 from atoll.protocol.deposits import Seal, parts_of
-from atoll.protocol.messages import DEPOSITS_PART_BYTES, MAX_DEPOSITS_AT_ONCE, Deposit
+from atoll.protocol.messages import Deposit
 
 SEAL = Seal(b"secret", "run")
 
