@@ -1,0 +1,89 @@
+"""What a site has to do with relays: it dials sites behind them, and may be attached to one itself.
+
+In a thread with an event loop of its own: what goes through a relay passes no loop that the node waits for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import OrderedDict
+from collections.abc import Coroutine
+from concurrent.futures import Future
+from random import Random
+from typing import Any
+
+from atoll.node.relay.attached import Attached
+from atoll.node.relay.forwarders import Forwarder
+from atoll.node.relay.outgoing import Route
+from atoll.protocol.addresses import Relayed
+from atoll.protocol.trust.security import MutualTls
+
+MAX_FORWARDERS = 4096
+MAX_KNOWN = 256
+"""Relays."""
+END_LIMIT_S = 5.0
+
+
+class RelayClient:
+    """Called from one thread; `close` ends all of it."""
+
+    def __init__(self, tls: MutualTls, proxy: str = "") -> None:
+        """`proxy`: HOST:PORT of an HTTP proxy, through which relays are reached."""
+        self._tls = tls
+        self._proxy = proxy
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._forwarders: OrderedDict[Relayed, tuple[Forwarder, Future[None]]] = OrderedDict()
+        self._known: OrderedDict[str, None] = OrderedDict()
+
+    def address_for(self, to: Relayed) -> str:
+        """What gRPC dials to come to that site. Raises OSError."""
+        found = self._forwarders.pop(to, None)
+        if found is None:
+            forwarder = Forwarder(self._tls, to, self._proxy, self._reached)
+            found = forwarder, self._begin(forwarder.run())
+        self._forwarders[to] = found  # the last used at the end
+        while len(self._forwarders) > MAX_FORWARDERS:
+            _, (_, running) = self._forwarders.popitem(last=False)
+            running.cancel()
+        return found[0].address
+
+    def knows(self, relay: str) -> bool:
+        """Whether a relay of the run has answered at this address, so that it is nobody else's."""
+        return relay in self._known
+
+    def attach(self, relay: str, start: int, to: str) -> Attached:
+        """From now on this site, in this `start` of its node, is reached by that relay, which leads `to` its port."""
+        attached = Attached(self._tls, Route(relay, self._proxy), start, to, Random())
+        self._begin(attached.run())
+        return attached
+
+    def close(self) -> None:
+        if self._loop is None or self._thread is None:
+            return
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(END_LIMIT_S)
+
+    def _reached(self, relay: str) -> None:
+        """In the other thread."""
+        self._known[relay] = None
+        while len(self._known) > MAX_KNOWN:
+            self._known.popitem(last=False)
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> Future[None]:
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+            self._thread = threading.Thread(target=self._run, args=(self._loop,), name="relay", daemon=True)
+            self._thread.start()
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def _run(self, loop: asyncio.AbstractEventLoop) -> None:
+        asyncio.set_event_loop(loop)
+        loop.run_forever()
+        tasks = asyncio.all_tasks(loop)
+        for task in tasks:
+            task.cancel()
+        loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+        loop.run_until_complete(loop.shutdown_default_executor())
+        loop.close()
