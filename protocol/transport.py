@@ -84,6 +84,8 @@ def _common_options(max_sent_bytes: int, max_received_bytes: int) -> list[tuple[
 def channel_options(max_message_bytes: int, proxy: str = "") -> _Options:
     """`proxy`: HOST:PORT of one that takes CONNECT."""
     proxied = [("grpc.http_proxy", f"http://{proxy}")] if proxy else []
+    if proxy:
+        os.environ[NO_PROXY] = ""  # else grpc reads no_proxy, and goes past the proxy without a word
     return [
         *_common_options(max_message_bytes, max_message_bytes),
         # An http_proxy in the environment must not capture the links between sites.
@@ -192,7 +194,6 @@ class Proxied:
     def __init__(self, proxy: str) -> None:
         """HOST:PORT."""
         self._proxy = proxy
-        os.environ[NO_PROXY] = ""  # else grpc reads no_proxy, and goes past the proxy without a word
 
     def open_channel(self, address: str, *, handshake: Handshake | None, max_message_bytes: int) -> grpc.aio.Channel:
         return open_channel(address, handshake=handshake, max_message_bytes=max_message_bytes, proxy=self._proxy)

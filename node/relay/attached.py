@@ -79,7 +79,7 @@ class Attached:
                 log.info("attached to the relay at %s", self._route.relay)
                 await self._listen(stream)
             finally:
-                stream[1].close()
+                stream[1].transport.abort()
         except (OSError, RefusedError) as error:
             return str(error) or "it does not answer"
         raise AssertionError("unreachable")

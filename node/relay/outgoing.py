@@ -84,7 +84,7 @@ async def speak(tls: MutualTls, route: Route, word: words.Word) -> tuple[Stream,
         if isinstance(answer, words.Refused):
             raise RefusedError(answer.text)
     except BaseException:
-        writer.close()
+        writer.transport.abort()
         raise
     return (reader, writer), answer
 
@@ -95,7 +95,7 @@ async def called(tls: MutualTls, route: Route, name: str) -> socket.socket:
     try:
         async with asyncio.timeout(CONNECT_LIMIT_S):
             (_, writer), answer = await speak(tls, route, words.Call(name))
-            writer.close()
+            writer.transport.abort()  # the relay has said all
             if not isinstance(answer, words.Ticket):
                 raise InvalidMessage(f"it answers a call with {type(answer).__name__}")
             return await with_ticket(route, answer)

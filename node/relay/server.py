@@ -156,6 +156,9 @@ class RelayServer:
                 await self._attached(name, word.start, reader, writer)
             elif not isinstance(word, words.Call):
                 raise InvalidMessage(f"site {name} begins with {type(word).__name__}")
+        except asyncio.CancelledError:
+            writer.transport.abort()
+            raise
         finally:
             writer.close()
 
