@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,19 +11,19 @@ import pytest
 
 from tests.harness.local_run import LocalRun, Process
 from tests.harness.sockets import free_address
-from tests.process.test_secured_runs import LIMIT_S, MODEL, SETTINGS, atoll
+from tests.process.test_secured_runs import LIMIT_S, MODEL, SETTINGS
 
 pytestmark = pytest.mark.timeout(150)
 
 
-def start_relay(run: LocalRun, listen: str = "", *extra: str) -> tuple[Process, str]:
+def start_relay(run: LocalRun, listen: str = "", *extra: str, prefix: Sequence[str] = ()) -> tuple[Process, str]:
     """The process, and its address; the relay has joined the run."""
     home = run.folder / "hub"
     if not home.exists():
-        joined = atoll(run, "join", str(run.invite("hub", role="relay")), "--home", str(home))
-        assert joined.popen.returncode == 0, joined.lines
+        joining = ["join", str(run.invite("hub", role="relay")), "--home", str(home)]
+        assert run.start("join", [*prefix, sys.executable, *run.program, *joining]).wait(LIMIT_S) == 0
     command = ["relay", "--home", str(home), "--listen", listen or free_address(), *extra]
-    process = run.start("relay", [sys.executable, *run.program, *command])
+    process = run.start("relay", [*prefix, sys.executable, *run.program, *command])
     return process, process.wait_for_line(r"listening on (\S+)", 30).group(1)
 
 
