@@ -6,6 +6,7 @@ In a thread with an event loop of its own: what goes through a relay passes no l
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Coroutine
@@ -19,10 +20,17 @@ from atoll.node.relay.outgoing import Route
 from atoll.protocol.addresses import Relayed
 from atoll.protocol.trust.security import MutualTls
 
+log = logging.getLogger("atoll.node")
+
 MAX_FORWARDERS = 4096
 MAX_KNOWN = 256
 """Relays."""
 END_LIMIT_S = 5.0
+
+
+def _over(running: Future[None]) -> None:
+    if not running.cancelled() and (error := running.exception()) is not None:
+        log.error("what leads through a relay has ended by a fault of its own", exc_info=error)
 
 
 class RelayClient:
@@ -76,7 +84,9 @@ class RelayClient:
             self._loop = asyncio.new_event_loop()
             self._thread = threading.Thread(target=self._run, args=(self._loop,), name="relay", daemon=True)
             self._thread.start()
-        return asyncio.run_coroutine_threadsafe(work, self._loop)
+        running = asyncio.run_coroutine_threadsafe(work, self._loop)
+        running.add_done_callback(_over)
+        return running
 
     def _run(self, loop: asyncio.AbstractEventLoop) -> None:
         asyncio.set_event_loop(loop)

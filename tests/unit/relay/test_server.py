@@ -19,12 +19,13 @@ from atoll.node.relay.client import RelayClient
 from atoll.node.relay.outgoing import Route
 from atoll.node.relay.server import RelayServer
 from atoll.protocol import transport
-from atoll.protocol.addresses import Relayed
+from atoll.protocol.addresses import Relayed, parse_proxy
 from atoll.protocol.dates import date_of
 from atoll.protocol.errors import PeerError, RefusedError
 from atoll.protocol.trust.certificates import Root
 from atoll.protocol.trust.names import Kind
 from atoll.protocol.trust.security import MutualTls, Shown
+from tests.harness.connect_proxy import ConnectProxy
 from tests.harness.relaying import (
     LIMIT_S,
     attached,
@@ -291,5 +292,41 @@ def test_grpc_comes_to_a_site_by_a_socket_of_its_own_process() -> None:
                 await wrong.close()
         await asyncio.to_thread(client.close)
         await server.stop(None)
+
+    asyncio.run(main())
+
+
+def test_a_relay_is_reached_through_an_http_proxy() -> None:
+    async def play(server: RelayServer, relay: str) -> None:
+        with ConnectProxy() as proxy:
+            through, port = parse_proxy(proxy.url), relay.rpartition(":")[2]
+            route = Route(f"relay.invalid:{port}", through)
+            with await outgoing.called(site("a"), route, "b") as connection:
+                assert await echoed(connection, b"x" * 100_000) == b"x" * 100_000
+            assert proxy.asked == [f"relay.invalid:{port}"] * 2
+            proxy.refuses = True
+            with pytest.raises(PeerError, match=r"proxy does not lead to relay.invalid:\d+: HTTP/1.1 403 Forb"):
+                await outgoing.called(site("a"), route, "b")
+        with pytest.raises(PeerError, match="Connect call failed"):
+            await outgoing.called(site("a"), route, "b")
+
+    played(play)
+
+
+@pytest.mark.parametrize(
+    "answer", [b"", b"HTTP/1.1 200 OK", b"HTTP/1.1 200 OK\r\n\r\nmore", b"SSH-2.0\r\n\r\n", b"HTTP/1.1 " + b"2" * 9000]
+)
+def test_what_is_no_answer_of_a_proxy_is_an_error(answer: bytes) -> None:
+    async def main() -> None:
+        async def say(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(answer)
+            writer.close()
+
+        server = await asyncio.start_server(say, "127.0.0.1", 0)
+        proxy = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        with pytest.raises(PeerError, match="the HTTP proxy does not lead to r:1"):
+            await outgoing.called(site("a"), Route("r:1", proxy), "b")
+        server.close()
 
     asyncio.run(main())
