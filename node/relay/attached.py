@@ -6,6 +6,7 @@ import asyncio
 import logging
 import socket
 from random import Random
+from typing import NoReturn
 
 from atoll.node.relay import greeting, outgoing, words
 from atoll.node.relay.greeting import Stream
@@ -82,9 +83,8 @@ class Attached:
                 stream[1].transport.abort()
         except (OSError, RefusedError) as error:
             return str(error) or "it does not answer"
-        raise AssertionError("unreachable")
 
-    async def _listen(self, stream: Stream) -> None:
+    async def _listen(self, stream: Stream) -> NoReturn:
         """Raises OSError, InvalidMessage; never ends otherwise."""
         pinging = asyncio.create_task(_ping(stream[1]))
         try:

@@ -56,13 +56,15 @@ async def accepted(connection: socket.socket, tls: MutualTls) -> Stream:
     return reader, asyncio.StreamWriter(transport, protocol, reader, loop)
 
 
-def site_of(writer: asyncio.StreamWriter, run_id: str) -> str:
-    """The name of the site at the other end, by its certificate. Raises InvalidMessage for whoever is none."""
+def site_of(writer: asyncio.StreamWriter, run_id: str) -> tuple[str, float]:
+    """The name of the site at the other end, by its certificate, and when that ends, in seconds since 1970. Raises
+    InvalidMessage for whoever is none."""
     shown = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
-    subject = certificates.subject_of(certificates.from_der(shown or b""))
+    certificate = certificates.from_der(shown or b"")
+    subject = certificates.subject_of(certificate)
     if subject != Subject(run_id, Kind.SITE, subject.name):
         raise InvalidMessage(f"{subject} is no site of run {run_id} that others know")
-    return subject.name
+    return subject.name, certificate.not_valid_after_utc.timestamp()
 
 
 async def read_word(reader: asyncio.StreamReader) -> words.Word:

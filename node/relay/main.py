@@ -69,8 +69,8 @@ async def serve(config: RelayConfig) -> None:
             run_id,
             tls,
             Quotas(round(config.quota_gb * GB)),
+            machine,
             max_pairs=max(1, room // DESCRIPTORS),
-            token_bytes=machine.token_bytes,
         )
         await server.start(config.listen)
         stack.push_async_callback(server.close)

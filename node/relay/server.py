@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from functools import partial
 from typing import Any
 
@@ -15,6 +15,7 @@ from atoll.node.relay.quota import Quotas
 from atoll.node.relay.splice import Splice
 from atoll.protocol import addresses
 from atoll.protocol.errors import HostError, InvalidMessage, RefusedError
+from atoll.protocol.machine import Machine
 from atoll.protocol.trust.security import MutualTls
 
 log = logging.getLogger("atoll.relay")
@@ -40,9 +41,9 @@ class RelayServer:
         run_id: str,
         tls: MutualTls,
         quotas: Quotas,
+        machine: Machine,
         *,
         max_pairs: int,
-        token_bytes: Callable[[int], bytes],
         idle_limit_s: float = IDLE_LIMIT_S,
     ) -> None:
         self.address = ""
@@ -52,7 +53,7 @@ class RelayServer:
         """Connections that came to nothing, since the start."""
         self._run_id = run_id
         self._tls = tls
-        self._token_bytes = token_bytes
+        self._machine = machine
         self._idle_limit_s = idle_limit_s
         self._controls: dict[int, asyncio.StreamWriter] = {}  # by the number of Control
         self._waiting: dict[Pair, socket.socket] = {}  # the side that came first
@@ -145,7 +146,7 @@ class RelayServer:
     ) -> None:
         """Raises InvalidMessage, OSError, TimeoutError."""
         try:
-            name = greeting.site_of(writer, self._run_id)
+            name, expires_s = greeting.site_of(writer, self._run_id)
             async with asyncio.timeout(greeting.HANDSHAKE_LIMIT_S):
                 word = await greeting.read_word(reader)
                 self._strangers.pop(task, None)
@@ -153,7 +154,8 @@ class RelayServer:
                     writer.write(words.to_line(self._called(name, word.name)))
                     await writer.drain()
             if isinstance(word, words.Attach):
-                await self._attached(name, word.start, reader, writer)
+                async with asyncio.timeout(expires_s - self._machine.wall_time()):  # it comes with a renewed one
+                    await self._attached(name, word.start, reader, writer)
             elif not isinstance(word, words.Call):
                 raise InvalidMessage(f"site {name} begins with {type(word).__name__}")
         except asyncio.CancelledError:
@@ -164,7 +166,7 @@ class RelayServer:
 
     def _called(self, caller: str, name: str) -> words.Word:
         """The answer to the site that calls."""
-        tickets = self._token_bytes(words.TICKET_BYTES), self._token_bytes(words.TICKET_BYTES)
+        tickets = self._machine.token_bytes(words.TICKET_BYTES), self._machine.token_bytes(words.TICKET_BYTES)
         try:
             control = self.pairing.call(caller, name, tickets, self._loop.time())
         except RefusedError as error:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -14,6 +13,7 @@ from atoll.node.relay.client import RelayClient
 from atoll.node.relay.outgoing import Route
 from atoll.node.relay.quota import Quotas
 from atoll.node.relay.server import RelayServer
+from atoll.protocol.machine import REAL, Machine
 from atoll.protocol.trust.names import Kind
 from atoll.protocol.trust.security import MutualTls
 from tests.unit.trust.test_security import tls
@@ -27,14 +27,14 @@ def site(name: str) -> MutualTls:
 
 @asynccontextmanager
 async def relaying(
-    bytes_a_day: int = 0, *, idle_limit_s: float = 60.0, max_pairs: int = 99
+    bytes_a_day: int = 0, *, idle_limit_s: float = 60.0, max_pairs: int = 99, machine: Machine = REAL
 ) -> AsyncIterator[RelayServer]:
     server = RelayServer(
         "run",
         tls(Kind.RELAY),
         Quotas(bytes_a_day),
+        machine,
         max_pairs=max_pairs,
-        token_bytes=secrets.token_bytes,
         idle_limit_s=idle_limit_s,
     )
     await server.start("127.0.0.1:0")

@@ -127,7 +127,7 @@ def test_a_model_that_does_not_fit_is_refused_with_the_figures(
 def test_with_and_without_a_coordinator(
     is_there: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def fetch(address: str, joined: None) -> dict[str, Any]:
+    def fetch(address: str, joined: None, proxy: str) -> dict[str, Any]:
         if not is_there:
             raise PeerError(f"no coordinator answers at {address}")
         return {"settings": json.loads(settings_to_json(SETTINGS)), "state": "waiting for sites 0 of 1"}

@@ -7,6 +7,7 @@ import logging
 import socket
 import ssl
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from datetime import timedelta
 
 import grpc
@@ -22,6 +23,8 @@ from atoll.protocol import transport
 from atoll.protocol.addresses import Relayed, parse_proxy
 from atoll.protocol.dates import date_of
 from atoll.protocol.errors import PeerError, RefusedError
+from atoll.protocol.machine import REAL, Machine
+from atoll.protocol.trust import certificates
 from atoll.protocol.trust.certificates import Root
 from atoll.protocol.trust.names import Kind
 from atoll.protocol.trust.security import MutualTls, Shown
@@ -223,7 +226,7 @@ def test_a_site_comes_back_to_a_relay_that_was_away() -> None:
                 await first.close()
                 await until(lambda: not at_b.is_attached)
                 assert at_b.problem
-                second = RelayServer("run", tls(Kind.RELAY), first.quotas, max_pairs=9, token_bytes=bytes)
+                second = RelayServer("run", tls(Kind.RELAY), first.quotas, REAL, max_pairs=9)
                 await second.start(first.address)
                 await until(lambda: at_b.is_attached)
                 assert second.pairing.attached == ["b"]
@@ -244,6 +247,21 @@ def test_a_site_that_says_nothing_is_gone(monkeypatch: pytest.MonkeyPatch) -> No
         writer.transport.abort()
 
     played(play)
+
+
+def test_a_site_is_attached_no_longer_than_its_certificate_holds() -> None:
+    """It comes again with a renewed one; one that is banned has none."""
+    until_s = certificates.from_pem(site("c").shown.certificate)[0].not_valid_after_utc.timestamp()
+
+    async def main() -> None:
+        async with relaying(machine=replace(Machine(), wall_time=lambda: until_s - 0.2)) as server:
+            (reader, writer), answer = await outgoing.speak(site("c"), Route(server.address), words.Attach(1))
+            assert answer == words.Attached()
+            assert await reader.read() == b""
+            assert server.pairing.attached == []
+            writer.transport.abort()
+
+    asyncio.run(main())
 
 
 def test_the_newest_start_of_a_site_is_the_one_that_is_called() -> None:
