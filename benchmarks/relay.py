@@ -131,7 +131,7 @@ async def _speed(args: argparse.Namespace, tls: MutualTls, address: str) -> floa
 
 def _cpu_s(process_id: int) -> float:
     fields = Path(f"/proc/{process_id}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / TICKS_PER_S
+    return float(int(fields[11]) + int(fields[12])) / TICKS_PER_S
 
 
 if __name__ == "__main__":

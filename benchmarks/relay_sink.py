@@ -32,7 +32,7 @@ async def serve() -> None:
     told = json.loads(sys.stdin.readline())
     security = MutualTls(told["run_id"], Shown(*(told["shown"][name].encode() for name in Shown.__annotations__)))
     server = transport.create_server(max_message_bytes=2 * transport.MAX_FRAME_BYTES)
-    handlers = {METHOD: grpc.stream_unary_rpc_method_handler(take)}
+    handlers: dict[str, Any] = {METHOD: grpc.stream_unary_rpc_method_handler(take)}
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
     port = transport.bind(server, "127.0.0.1:0", security.of_server())
     await server.start()

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from atoll.node.relay import greeting, outgoing, words
 from atoll.node.relay.outgoing import Route
-from atoll.node.relay.pairing import TICKET_LIMIT_S, Pairing
+from atoll.node.relay.pairing import TICKET_LIMIT_S, Control, Pairing
 from atoll.node.relay.quota import Quotas
 from atoll.protocol.errors import InvalidMessage, RefusedError
 from atoll.protocol.trust.names import Kind
@@ -90,7 +90,9 @@ STEPS = st.lists(
 @given(STEPS)
 def test_pairs_are_two_tickets_each_used_once_and_bounded(steps: list[tuple[str, str, str, int]]) -> None:
     relay, numbers, now = Pairing(Quotas(1000), 5, 3), count(1), 0.0
-    controls, given_out, used = {}, [], set()
+    controls: dict[str, Control] = {}
+    given_out: list[tuple[tuple[bytes, bytes], str, str, float]] = []
+    used: set[bytes] = set()
     for verb, one, other, number in steps:
         now += number / 10
         match verb:

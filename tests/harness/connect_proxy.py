@@ -15,7 +15,8 @@ class ConnectProxy:
         self.asked: list[str] = []
         """HOST:PORT of each request."""
         self.refuses = False
-        self._server = socketserver.ThreadingTCPServer(("127.0.0.1", 0), self._serve, bind_and_activate=True)
+        serve: Any = self._serve  # any callable will do
+        self._server = socketserver.ThreadingTCPServer(("127.0.0.1", 0), serve)
         self._server.daemon_threads = True
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}"

@@ -6,9 +6,12 @@ import asyncio
 import logging
 import socket
 import ssl
+import subprocess
+import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from datetime import timedelta
+from typing import Any
 
 import grpc
 import pytest
@@ -20,7 +23,7 @@ from atoll.node.relay.client import RelayClient
 from atoll.node.relay.outgoing import Route
 from atoll.node.relay.server import RelayServer
 from atoll.protocol import transport
-from atoll.protocol.addresses import Relayed, parse_proxy
+from atoll.protocol.addresses import HERE, Relayed, parse_proxy
 from atoll.protocol.dates import date_of
 from atoll.protocol.errors import PeerError, RefusedError
 from atoll.protocol.machine import REAL, Machine
@@ -283,7 +286,7 @@ def test_grpc_comes_to_a_site_by_a_socket_of_its_own_process() -> None:
 
     async def main() -> None:
         server = transport.create_server(max_message_bytes=8 << 20)
-        handlers = {"Echo": grpc.unary_unary_rpc_method_handler(answer)}
+        handlers: dict[str, Any] = {"Echo": grpc.unary_unary_rpc_method_handler(answer)}
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test", handlers),))
         security = site("b")
         port = transport.bind(server, "127.0.0.1:0", security.of_server())
@@ -299,14 +302,16 @@ def test_grpc_comes_to_a_site_by_a_socket_of_its_own_process() -> None:
                     address, handshake=site("a").towards(Kind.SITE, "b"), max_message_bytes=8 << 20
                 )
                 asked = bytes(4 << 20)
-                assert await channel.unary_unary("/test/Echo")(asked, timeout=LIMIT_S) == asked
+                echo: Any = channel.unary_unary("/test/Echo")
+                assert await echo(asked, timeout=LIMIT_S) == asked
                 assert client.knows(relay.address)
                 await channel.close()
                 wrong = transport.open_channel(
                     address, handshake=site("a").towards(Kind.SITE, "c"), max_message_bytes=8 << 20
                 )
+                echo = wrong.unary_unary("/test/Echo")
                 with pytest.raises(grpc.aio.AioRpcError):
-                    await wrong.unary_unary("/test/Echo")(b"", timeout=LIMIT_S)
+                    await echo(b"", timeout=LIMIT_S)
                 await wrong.close()
         await asyncio.to_thread(client.close)
         await server.stop(None)
@@ -346,5 +351,24 @@ def test_what_is_no_answer_of_a_proxy_is_an_error(answer: bytes) -> None:
         with pytest.raises(PeerError, match="the HTTP proxy does not lead to r:1"):
             await outgoing.called(site("a"), Route("r:1", proxy), "b")
         server.close()
+
+    asyncio.run(main())
+
+
+def test_a_socket_of_this_process_takes_no_other_one() -> None:
+    async def main() -> None:
+        client = RelayClient(site("a"))
+        async with relaying() as relay:
+            with attached("b", relay.address, "127.0.0.1:1"):
+                await until_attached(relay, "b")
+                name = client.address_for(Relayed("b", relay.address)).removeprefix(HERE)
+                code = (
+                    f"import socket; s = socket.socket(socket.AF_UNIX); s.connect({chr(0) + name!r}); print(s.recv(1))"
+                )
+                stranger = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE)
+                said, _ = await stranger.communicate()
+                assert said == b"b''\n"
+                assert relay.pairing.num_pairs == 0
+        await asyncio.to_thread(client.close)
 
     asyncio.run(main())
