@@ -8,6 +8,7 @@ import socket
 import ssl
 import subprocess
 import sys
+import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from datetime import timedelta
@@ -362,9 +363,8 @@ def test_a_socket_of_this_process_takes_no_other_one() -> None:
             with attached("b", relay.address, "127.0.0.1:1"):
                 await until_attached(relay, "b")
                 name = client.address_for(Relayed("b", relay.address)).removeprefix(HERE)
-                code = (
-                    f"import socket; s = socket.socket(socket.AF_UNIX); s.connect({chr(0) + name!r}); print(s.recv(1))"
-                )
+                code = f"import socket; s = socket.socket(1); s.connect({chr(0) + name!r}); print(s.recv(1))"
+                command = [sys.executable, "-c", code]
                 stranger = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE)
                 said, _ = await stranger.communicate()
                 assert said == b"b''\n"
