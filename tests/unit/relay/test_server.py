@@ -8,7 +8,6 @@ import socket
 import ssl
 import subprocess
 import sys
-import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from datetime import timedelta
