@@ -87,7 +87,7 @@ def relay_client(security: Security, machine: Machine, stack: AsyncExitStack) ->
     """Ended by `stack`. None in plain text."""
     if not isinstance(security, MutualTls):
         return None
-    relays = RelayClient(security, machine.proxy)
+    relays = RelayClient(security, machine)
     stack.callback(relays.close)
     return relays
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from random import Random
 from typing import NoReturn
 
 from atoll.node.relay import greeting, outgoing, words
@@ -14,6 +13,7 @@ from atoll.node.relay.outgoing import Route
 from atoll.node.relay.splice import Splice
 from atoll.protocol.addresses import parse_address
 from atoll.protocol.errors import InvalidMessage, RefusedError
+from atoll.protocol.machine import Machine
 from atoll.protocol.trust.security import MutualTls
 
 log = logging.getLogger("atoll.node")
@@ -32,7 +32,7 @@ MAX_SPLICES = 4096
 class Attached:
     """`run` until it is cancelled. Lives in one event loop; what it shows may be read from another."""
 
-    def __init__(self, tls: MutualTls, route: Route, start: int, to: str, random: Random) -> None:
+    def __init__(self, tls: MutualTls, route: Route, start: int, to: str, machine: Machine) -> None:
         """`start`: of this node. `to`: its own port."""
         self.is_attached = False
         self.problem = "it was not reached yet"
@@ -43,7 +43,7 @@ class Attached:
         self._route = route
         self._start = start
         self._to = parse_address(to)
-        self._random = random
+        self._machine = machine
         self._coming: set[asyncio.Task[None]] = set()
         self._splices: set[Splice] = set()
 
@@ -58,7 +58,7 @@ class Attached:
                 if problem != self.problem:
                     log.warning("not attached to the relay at %s: %s", self._route.relay, problem)
                 self.problem = problem
-                await asyncio.sleep(wait_s * self._random.uniform(0.5, 1.0))
+                await asyncio.sleep(wait_s * self._machine.random.uniform(0.5, 1.0))
                 wait_s = min(2.0 * wait_s, MOST_WAIT_S)
         finally:
             self.is_attached = False

@@ -11,13 +11,13 @@ import threading
 from collections import OrderedDict
 from collections.abc import Coroutine
 from concurrent.futures import Future
-from random import Random
 from typing import Any
 
 from atoll.node.relay.attached import Attached
 from atoll.node.relay.forwarders import Forwarder
 from atoll.node.relay.outgoing import Route
 from atoll.protocol.addresses import Relayed
+from atoll.protocol.machine import REAL, Machine
 from atoll.protocol.trust.security import MutualTls
 
 log = logging.getLogger("atoll.node")
@@ -36,10 +36,10 @@ def _over(running: Future[None]) -> None:
 class RelayClient:
     """Called from one thread; `close` ends all of it."""
 
-    def __init__(self, tls: MutualTls, proxy: str = "") -> None:
-        """`proxy`: HOST:PORT of an HTTP proxy, through which relays are reached."""
+    def __init__(self, tls: MutualTls, machine: Machine = REAL) -> None:
+        """Relays are reached as the machine reaches others: through its HTTP proxy, if it has one."""
         self._tls = tls
-        self._proxy = proxy
+        self._machine = machine
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._forwarders: OrderedDict[Relayed, tuple[Forwarder, Future[None]]] = OrderedDict()
@@ -49,7 +49,7 @@ class RelayClient:
         """What gRPC dials to come to that site. Raises OSError."""
         found = self._forwarders.pop(to, None)
         if found is None:
-            forwarder = Forwarder(self._tls, to, self._proxy, self._reached)
+            forwarder = Forwarder(self._tls, to, self._machine, self._reached)
             found = forwarder, self._begin(forwarder.run())
         self._forwarders[to] = found  # the last used at the end
         while len(self._forwarders) > MAX_FORWARDERS:
@@ -63,7 +63,7 @@ class RelayClient:
 
     def attach(self, relay: str, start: int, to: str) -> Attached:
         """From now on this site, in this `start` of its node, is reached by that relay, which leads `to` its port."""
-        attached = Attached(self._tls, Route(relay, self._proxy), start, to, Random())
+        attached = Attached(self._tls, Route(relay, self._machine.proxy), start, to, self._machine)
         self._begin(attached.run())
         return attached
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import secrets
 import socket
 import struct
 from collections.abc import Callable
@@ -16,6 +15,7 @@ from atoll.node.relay.outgoing import Route
 from atoll.node.relay.splice import Splice
 from atoll.protocol.addresses import HERE, Relayed
 from atoll.protocol.errors import PeerError, RefusedError
+from atoll.protocol.machine import Machine
 from atoll.protocol.trust.security import MutualTls
 
 log = logging.getLogger("atoll.node")
@@ -28,9 +28,9 @@ NAME_BYTES = 16
 class Forwarder:
     """To one site by one relay, until `close`."""
 
-    def __init__(self, tls: MutualTls, to: Relayed, proxy: str, reached: Callable[[str], None]) -> None:
+    def __init__(self, tls: MutualTls, to: Relayed, machine: Machine, reached: Callable[[str], None]) -> None:
         """Listens at once; `run` answers. `reached` hears of a relay that was one. Raises OSError."""
-        name = secrets.token_hex(NAME_BYTES)
+        name = machine.token_bytes(NAME_BYTES).hex()
         self.address = HERE + name
         self._listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listening.setblocking(False)
@@ -38,7 +38,7 @@ class Forwarder:
         self._listening.listen(MAX_CALLS)
         self._tls = tls
         self._to = to
-        self._route = Route(to.relay, proxy)
+        self._route = Route(to.relay, machine.proxy)
         self._reached = reached
         self._problem = ""
         self._calls: set[asyncio.Task[None]] = set()
