@@ -26,14 +26,13 @@ FIRST_WAIT_S, MOST_WAIT_S = 0.1, 5.0
 """Before it is tried again; doubled from one to the other."""
 MAX_COMING = 64
 """Calls at a time that are being led here; a relay that says more is not followed."""
-MAX_SPLICES = 4096
 
 
 class Attached:
     """`run` until it is cancelled. Lives in one event loop; what it shows may be read from another."""
 
-    def __init__(self, tls: MutualTls, route: Route, start: int, to: str, machine: Machine) -> None:
-        """`start`: of this node. `to`: its own port."""
+    def __init__(self, tls: MutualTls, route: Route, machine: Machine, *, start: int, to: str, max_calls: int) -> None:
+        """`start`: of this node. `to`: its own port, to which as many as `max_calls` are led at a time."""
         self.is_attached = False
         self.problem = "it was not reached yet"
         """Why it is not."""
@@ -44,6 +43,7 @@ class Attached:
         self._start = start
         self._to = parse_address(to)
         self._machine = machine
+        self._max_calls = max_calls
         self._coming: set[asyncio.Task[None]] = set()
         self._splices: set[Splice] = set()
 
@@ -106,7 +106,7 @@ class Attached:
             pinging.cancel()
 
     def _begin(self, ticket: words.Ticket) -> None:
-        if len(self._coming) >= MAX_COMING or len(self._splices) >= MAX_SPLICES:
+        if len(self._coming) >= MAX_COMING or len(self._splices) >= self._max_calls:
             log.warning("the relay at %s leads more calls here than are taken", self._route.relay)
             return
         task = asyncio.create_task(self._lead(ticket))

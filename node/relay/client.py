@@ -16,6 +16,7 @@ from typing import Any
 from atoll.node.relay.attached import Attached
 from atoll.node.relay.forwarders import Forwarder
 from atoll.node.relay.outgoing import Route
+from atoll.protocol import descriptors
 from atoll.protocol.addresses import Relayed
 from atoll.protocol.machine import REAL, Machine
 from atoll.protocol.trust.security import MutualTls
@@ -25,6 +26,10 @@ log = logging.getLogger("atoll.node")
 MAX_FORWARDERS = 4096
 MAX_KNOWN = 256
 """Relays."""
+CALLS_SHARE = 32
+FEWEST_CALLS, MOST_CALLS = 16, 4096
+"""That are led here at a time: one for so many descriptors as this process may have. Each takes six, and a relay, or
+who calls by it, must not take those that the node needs."""
 END_LIMIT_S = 5.0
 
 
@@ -63,7 +68,9 @@ class RelayClient:
 
     def attach(self, relay: str, start: int, to: str) -> Attached:
         """From now on this site, in this `start` of its node, is reached by that relay, which leads `to` its port."""
-        attached = Attached(self._tls, Route(relay, self._machine.proxy), start, to, self._machine)
+        max_calls = max(FEWEST_CALLS, min(descriptors.raise_limit() // CALLS_SHARE, MOST_CALLS))
+        route = Route(relay, self._machine.proxy)
+        attached = Attached(self._tls, route, self._machine, start=start, to=to, max_calls=max_calls)
         self._begin(attached.run())
         return attached
 

@@ -6,7 +6,6 @@ certificates: what a site says of itself is not asked.
 
 from __future__ import annotations
 
-import hmac
 from collections import Counter
 from dataclasses import dataclass, field
 from itertools import count
@@ -17,6 +16,8 @@ from atoll.protocol.errors import RefusedError
 TICKET_LIMIT_S = 10.0
 MAX_PAIRS_EACH = 1024
 """Of the site that called: a run of a hundred sites opens a few connections between each two."""
+MAX_PAIRS_BETWEEN = 64
+"""From one site to another: a site that calls without end leaves room at the other one."""
 MAX_SITES = 4096
 
 
@@ -56,7 +57,8 @@ class Pairing:
         self._controls: dict[str, Control] = {}
         self._by_ticket: dict[bytes, Pair] = {}
         self._pairs: dict[int, Pair] = {}
-        self._each: Counter[str] = Counter()
+        self._each: Counter[str] = Counter()  # by caller
+        self._between: Counter[tuple[str, str]] = Counter()
         self._numbers = count(1)
         self.num_pairs = 0
         """Since the relay's start."""
@@ -98,24 +100,25 @@ class Pairing:
             raise RefusedError(problem)
         if self._each[caller] >= self._max_pairs_each:
             raise RefusedError(f"site {caller} has {self._each[caller]} connections through this relay: no more")
+        if self._between[caller, called] >= MAX_PAIRS_BETWEEN:
+            raise RefusedError(f"site {caller} has {MAX_PAIRS_BETWEEN} connections to site {called}: no more")
         if len(self._pairs) >= self._max_pairs:
             raise RefusedError(f"this relay has {len(self._pairs)} connections, and room for no more")
         pair = Pair(next(self._numbers), caller, called, now + TICKET_LIMIT_S, list(tickets))
         self._pairs[pair.number] = pair
         self._each[caller] += 1
+        self._between[caller, called] += 1
         self._by_ticket.update(dict.fromkeys(tickets, pair))
         self.num_pairs += 1
         return control
 
     def come(self, ticket: bytes, now: float) -> Pair | None:
-        """Somebody has come with it: the pair, of which it is used up. None if it is no ticket."""
-        pair = self._by_ticket.pop(ticket, None)
-        if pair is None:
+        """Somebody has come with it: the pair, of which it is used up. None if it is no ticket, or is too late."""
+        pair = self._by_ticket.get(ticket)
+        if pair is None or now >= pair.until:
             return None
-        pair.tickets = [other for other in pair.tickets if not hmac.compare_digest(other, ticket)]
-        if now >= pair.until:
-            self.end(pair)
-            return None
+        del self._by_ticket[ticket]
+        pair.tickets.remove(ticket)
         return pair
 
     def late(self, now: float) -> list[Pair]:
@@ -129,9 +132,8 @@ class Pairing:
         for ticket in pair.tickets:
             del self._by_ticket[ticket]
         pair.tickets.clear()
-        self._each[pair.caller] -= 1
-        if not self._each[pair.caller]:
-            del self._each[pair.caller]
+        self._each -= Counter([pair.caller])  # without those that are at zero
+        self._between -= Counter([(pair.caller, pair.called)])
 
     def of_caller(self, name: str) -> list[Pair]:
         return [pair for pair in self._pairs.values() if pair.caller == name]

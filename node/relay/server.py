@@ -170,7 +170,7 @@ class RelayServer:
         try:
             control = self.pairing.call(caller, name, tickets, self._loop.time())
         except RefusedError as error:
-            log.info("%s calls %s: %s", caller, name, error)
+            log.debug("%s calls %s: %s", caller, name, error)  # whoever calls says it in its own log
             return words.Refused(str(error))
         self._say(control, words.Ticket(tickets[1]))
         return words.Ticket(tickets[0])
@@ -221,6 +221,10 @@ class RelayServer:
             self._waiting[pair] = connection
             return
         other = self._waiting.pop(pair)
+        if problem := self.quotas.refusal(pair.caller, self._loop.time()):
+            other.close()
+            self.pairing.end(pair)
+            raise InvalidMessage(problem)
         try:
             moved, ended = partial(self._moved, pair), partial(self._ended, pair)
             self._splices[pair] = Splice(other, connection, moved=moved, ended=ended)

@@ -60,12 +60,12 @@ def test_sites_behind_a_relay_finish_a_run_though_it_is_killed_meanwhile(tmp_pat
 
 
 def test_a_site_that_can_be_dialled_and_one_that_cannot(tmp_path: Path) -> None:
-    """And what the relay says of itself."""
+    """The first with two exchange processes. And what the relay says of itself."""
     with LocalRun(tmp_path, replace(SETTINGS, steps=300), secured=True) as run:
         run.start_coordinator()
         page = free_address()
         _, address = start_relay(run, "", "--http-listen", page)
-        run.start_node("a", MODEL)
+        run.start_node("a", MODEL, extra=["--exchange-processes", "2"])
         run.start_node("b", MODEL, extra=["--relay", address])
         run.wait(lambda s: s["last_commit"] > 2 and count_contributors(s, 2), LIMIT_S)
         with urllib.request.urlopen(f"http://{page}/metrics", timeout=10) as answer:

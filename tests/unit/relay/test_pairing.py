@@ -48,10 +48,11 @@ def test_a_ticket_is_good_for_a_while() -> None:
     relay.call("a", "b", both, 5.0)
     assert relay.late(4.9 + TICKET_LIMIT_S) == []
     (late,) = relay.late(5.0 + TICKET_LIMIT_S)
-    assert relay.come(both[0], 5.0 + TICKET_LIMIT_S) is None
-    assert relay.pairs == [], "it was too late for both"
-    assert relay.come(both[1], 5.0) is None
+    assert relay.come(both[0], 4.9 + TICKET_LIMIT_S) is late
+    assert relay.come(both[1], 5.0 + TICKET_LIMIT_S) is None
+    assert relay.late(5.0 + TICKET_LIMIT_S) == [late], "the one that came is still to be told"
     relay.end(late)
+    assert relay.come(both[1], 5.0) is None
     relay.call("a", "b", both, 0.0)
     relay.end(relay.pairs[0])
     assert relay.come(both[0], 0.0) is None, "ended before anybody came"
@@ -94,6 +95,12 @@ def test_connections_are_bounded_for_each_site_and_in_all(monkeypatch: pytest.Mo
         relay.call("d", "b", tickets(), 0.0)
     relay.end(relay.pairs[0])
     relay.call("a", "b", tickets(), 0.0)
+    monkeypatch.setattr(pairing, "MAX_PAIRS_BETWEEN", 1)
+    relay.end(relay.pairs[-1])
+    with pytest.raises(RefusedError, match="site a has 1 connections to site b: no more"):
+        relay.call("a", "b", tickets(), 0.0)
+    relay.attach("d", 1)
+    relay.call("a", "d", tickets(), 0.0)
     assert [pair.caller for pair in relay.of_caller("a")] == ["a", "a"]
     monkeypatch.setattr(pairing, "MAX_SITES", 1)
     with pytest.raises(RefusedError, match="1 sites are attached"):

@@ -191,6 +191,19 @@ def test_at_the_end_of_its_quota_a_site_is_cut_off_and_told_and_others_are_serve
     played(play, bytes_a_day=10_000)
 
 
+def test_what_was_called_before_the_end_of_a_quota_is_not_joined_after_it() -> None:
+    async def play(server: RelayServer, relay: str) -> None:
+        (_, writer), ticket = await outgoing.speak(site("a"), Route(relay), words.Call("b"))
+        writer.transport.abort()
+        assert isinstance(ticket, words.Ticket)
+        await until(lambda: bool(server._waiting))  # b has come
+        server.quotas.charge("a", 10_000, asyncio.get_running_loop().time())
+        await comes_to_nothing(await outgoing.with_ticket(Route(relay), ticket))
+        assert server.pairing.pairs == []
+
+    played(play, bytes_a_day=10_000)
+
+
 def test_what_says_nothing_for_long_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_module, "LOOK_EVERY_S", 0.05)
 
