@@ -27,7 +27,7 @@ pytestmark = [
     pytest.mark.skipif(bool(available()), reason=f"NAT in network namespaces: {available()}"),
 ]
 TENSORS = "secret_tensor=200x100:frozen,w=30x40"
-PIECE_BYTES, EVERY_BYTES = 32, 512
+PIECE_BYTES, EVERY_BYTES = 32, 8000
 SNIFFER = Path(__file__).parents[1] / "workers" / "sniffer.py"
 CONNECT = "import socket, sys; socket.create_connection((sys.argv[1], int(sys.argv[2])), timeout=2)"
 
