@@ -154,6 +154,7 @@ def test_a_site_that_expects_a_relay_takes_no_site_for_one() -> None:
 
 def test_silent_strangers_make_room_for_others_and_have_no_long_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_module, "MAX_STRANGERS", 3)
+    monkeypatch.setattr(greeting, "HANDSHAKE_LIMIT_S", 1000.0)
 
     async def play(server: RelayServer, relay: str) -> None:
         silent = [await outgoing.connect(Route(relay)) for _ in range(5)]
