@@ -17,6 +17,9 @@ from atoll.protocol.trust.server_tls import load_chain
 HANDSHAKE_LIMIT_S = 10.0
 SHUTDOWN_LIMIT_S = 1.0
 """For the other side to say that it has heard of the end."""
+RECORD_HEAD_BYTES = 5
+MAX_RECORD_BYTES = RECORD_HEAD_BYTES + (1 << 14)
+"""Of TLS; the length is in the last two bytes of the head."""
 Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
@@ -76,8 +79,26 @@ async def read_word(reader: asyncio.StreamReader) -> words.Word:
     return words.from_line(line)
 
 
-async def first_byte(connection: socket.socket) -> bytes:
-    """Of what comes; it stays there. Empty at the end. Raises OSError."""
+async def first_record(connection: socket.socket) -> bytes:
+    """What comes first, which stays there: of TLS the whole record in which a client says whom it expects. Less at the
+    end of the connection. Raises OSError."""
+    wanted = 1
+    while True:
+        await _readable(connection, wanted)
+        found = connection.recv(MAX_RECORD_BYTES, socket.MSG_PEEK)
+        needed = 1
+        if found.startswith(words.TLS_MARK):
+            head = found[:RECORD_HEAD_BYTES]
+            needed = RECORD_HEAD_BYTES + int.from_bytes(head[3:]) if len(head) == RECORD_HEAD_BYTES else len(head) + 1
+            needed = min(needed, MAX_RECORD_BYTES)
+        if len(found) >= needed or len(found) < wanted:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
+            return found
+        wanted = needed
+
+
+async def _readable(connection: socket.socket, num_bytes: int) -> None:
+    """Until as much is there, or all that comes."""
     loop = asyncio.get_running_loop()
     readable: asyncio.Future[None] = loop.create_future()
 
@@ -85,12 +106,12 @@ async def first_byte(connection: socket.socket) -> bytes:
         if not readable.done():
             readable.set_result(None)
 
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, num_bytes)
     loop.add_reader(connection, is_readable)
     try:
         await readable
     finally:
         loop.remove_reader(connection)
-    return connection.recv(1, socket.MSG_PEEK)
 
 
 async def read_ticket(connection: socket.socket) -> bytes:

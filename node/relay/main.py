@@ -15,7 +15,7 @@ from atoll.node.relay.config import RelayConfig, validate
 from atoll.node.relay.health import health_server
 from atoll.node.relay.metrics import METRICS
 from atoll.node.relay.quota import Quotas
-from atoll.node.relay.server import MAX_STRANGERS, RelayServer
+from atoll.node.relay.server import MAX_STRANGERS, MAX_TO_COORDINATOR, RelayServer
 from atoll.node.relay.splice import DESCRIPTORS
 from atoll.protocol import descriptors, notify, pages
 from atoll.protocol.errors import ConfigError, PeerError
@@ -63,13 +63,15 @@ async def serve(config: RelayConfig) -> None:
         run_id = known.subject.run_id
         tls = await _secured(known, machine, stack)
         limit = descriptors.raise_limit()
-        wanted = MAX_PAIRS * DESCRIPTORS + MAX_STRANGERS
-        room = descriptors.for_connections(limit, wanted, "relayed connections") - MAX_STRANGERS
+        others = MAX_STRANGERS + MAX_TO_COORDINATOR * DESCRIPTORS
+        wanted = MAX_PAIRS * DESCRIPTORS + others
+        room = descriptors.for_connections(limit, wanted, "relayed connections") - others
         server = RelayServer(
             run_id,
             tls,
             Quotas(round(config.quota_gb * GB)),
             machine,
+            coordinators=known.addresses,
             max_pairs=max(1, room // DESCRIPTORS),
         )
         await server.start(config.listen)

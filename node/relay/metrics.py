@@ -12,6 +12,8 @@ METRICS: tuple[Row[RelayServer], ...] = (
         lambda relay: float(len(relay.pairing.attached))),
     Row(GAUGE, "atoll_relay_connections", "Connections between two sites that are open, or being made.",
         lambda relay: float(len(relay.pairing.pairs))),
+    Row(GAUGE, "atoll_relay_coordinator_connections", "Connections to the coordinator by this relay that are open.",
+        lambda relay: float(len(relay.to_coordinator))),
     Row(COUNTER, "atoll_relay_calls", "Connections between two sites that were begun.",
         lambda relay: float(relay.pairing.num_pairs)),
     Row(COUNTER, "atoll_relay_strangers", "Connections of nobody whom this relay serves, or that broke off early.",

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from atoll.node.relay import greeting, words
@@ -37,6 +39,15 @@ async def connect(route: Route) -> socket.socket:
         connection.close()
         raise
     return connection
+
+
+async def connect_first(addresses: Sequence[str]) -> socket.socket:
+    """To the first that answers. Raises OSError of the last."""
+    *others, last = addresses
+    for address in others:
+        with suppress(OSError):
+            return await _connect(address)
+    return await _connect(last)
 
 
 async def _connect(address: str) -> socket.socket:

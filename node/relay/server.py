@@ -1,27 +1,30 @@
-"""A relay's port: sites that attach, sites that call others, and connections with tickets, which are joined."""
+"""A relay's port: sites that attach, sites that call others, connections with tickets, which are joined, and those that
+are for the coordinator."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import socket
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from functools import partial
 from typing import Any
 
-from atoll.node.relay import greeting, words
+from atoll.node.relay import greeting, outgoing, words
 from atoll.node.relay.pairing import Control, Pair, Pairing
 from atoll.node.relay.quota import Quotas
 from atoll.node.relay.splice import Splice
 from atoll.protocol import addresses
 from atoll.protocol.errors import HostError, InvalidMessage, RefusedError
 from atoll.protocol.machine import Machine
+from atoll.protocol.trust.names import Kind
 from atoll.protocol.trust.security import MutualTls
 
 log = logging.getLogger("atoll.relay")
 
 MAX_STRANGERS = 256
 """Connections that have not said yet what they are for; beyond that the oldest ends."""
+MAX_TO_COORDINATOR = 1024
 CONTROL_LIMIT_S = 60.0
 """An attached site says something in that time, or is gone."""
 MAX_UNREAD_BYTES = 1 << 16
@@ -43,9 +46,11 @@ class RelayServer:
         quotas: Quotas,
         machine: Machine,
         *,
+        coordinators: Sequence[str],
         max_pairs: int,
         idle_limit_s: float = IDLE_LIMIT_S,
     ) -> None:
+        """`coordinators`: the addresses of the one of this run, to which the port leads, too."""
         self.address = ""
         self.quotas = quotas
         self.pairing = Pairing(quotas, max_pairs)
@@ -54,6 +59,8 @@ class RelayServer:
         self._run_id = run_id
         self._tls = tls
         self._machine = machine
+        self._coordinators = coordinators
+        self.to_coordinator: set[Splice] = set()
         self._idle_limit_s = idle_limit_s
         self._controls: dict[int, asyncio.StreamWriter] = {}  # by the number of Control
         self._waiting: dict[Pair, socket.socket] = {}  # the side that came first
@@ -79,7 +86,7 @@ class RelayServer:
         self._begin(self._look())
 
     async def close(self) -> None:
-        for splice in list(self._splices.values()):
+        for splice in self._all_splices():
             splice.abort()
         for connection in self._waiting.values():
             connection.close()
@@ -121,13 +128,17 @@ class RelayServer:
         is_ours = True
         try:
             async with asyncio.timeout(greeting.HANDSHAKE_LIMIT_S):
-                first = await greeting.first_byte(connection)
-                if first == words.TICKET_MARK:
+                first = await greeting.first_record(connection)
+                if first.startswith(words.TICKET_MARK):
                     self._come(await greeting.read_ticket(connection), connection)
                     is_ours = False
                     return
-                if first != words.TLS_MARK:
+                if not first.startswith(words.TLS_MARK):
                     raise InvalidMessage("neither TLS nor a ticket")
+                if self._tls.towards(Kind.COORDINATOR).expected.encode() in first:
+                    await self._lead_to_coordinator(connection)
+                    is_ours = False
+                    return
                 is_ours = False  # asyncio closes it from here on
                 reader, writer = await greeting.accepted(connection, self._tls)
             await self._speak(reader, writer, task)
@@ -138,6 +149,15 @@ class RelayServer:
             self._strangers.pop(task, None)
             if is_ours:
                 connection.close()
+
+    async def _lead_to_coordinator(self, connection: socket.socket) -> None:
+        """Whoever expects the coordinator at the other end of TLS. Takes the connection. Raises OSError, and
+        InvalidMessage where there are too many."""
+        if len(self.to_coordinator) >= MAX_TO_COORDINATOR:
+            raise InvalidMessage(f"{MAX_TO_COORDINATOR} connections to the coordinator are open")
+        other = await outgoing.connect_first(self._coordinators)
+        splice = Splice(connection, other, ended=lambda: self.to_coordinator.discard(splice))
+        self.to_coordinator.add(splice)
 
     # --- over TLS
 
@@ -248,6 +268,9 @@ class RelayServer:
         self._splices.pop(pair, None)
         self.pairing.end(pair)
 
+    def _all_splices(self) -> list[Splice]:
+        return [*self._splices.values(), *self.to_coordinator]
+
     async def _look(self) -> None:
         """For pairs that nobody comes to, and those over which nothing goes."""
         while True:
@@ -258,6 +281,6 @@ class RelayServer:
                 self.pairing.end(pair)
                 if (waiting := self._waiting.pop(pair, None)) is not None:
                     waiting.close()
-            for splice in list(self._splices.values()):
+            for splice in self._all_splices():
                 if now - splice.moved_at > self._idle_limit_s:
                     splice.abort()

@@ -1,5 +1,5 @@
-"""Sites behind routers that translate addresses (nftables), each with the same private address, and one public host:
-network namespaces of one machine. Needs root."""
+"""Sites behind routers that translate addresses (nftables) and let connections out to one port alone, each with the
+same private address, and one public host: network namespaces of one machine. Needs root."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ table ip filter {
  chain passing {
   type filter hook forward priority 0; policy drop
   ct state established,related accept
-  iifname "in" oifname "out" accept
+  iifname "in" oifname "out" tcp dport PORT accept
  }
  chain arriving {
   type filter hook input priority 0; policy drop
@@ -47,8 +47,9 @@ def available() -> str:
 class Nat:
     """The public host has a bridge `wan`; each of `names` is a site, whose router is beside it."""
 
-    def __init__(self, names: str) -> None:
+    def __init__(self, names: str, port: int) -> None:
         self._names = names
+        self._rules = RULES.replace("PORT", str(port))
         self._mark = f"an{os.getpid() % 100_000}"
         self._stack = ExitStack()
 
@@ -97,7 +98,7 @@ class Nat:
                 self._run(host, f"ip link set {device} up")
             self._run(site, f"ip route add default via {ROUTER}")
             self._run(router, "sysctl -q -w net.ipv4.ip_forward=1")
-            self._run(router, "nft -f -", RULES)
+            self._run(router, "nft -f -", self._rules)
 
     def _host(self, stack: ExitStack, host: str) -> None:
         _call(["ip", "netns", "add", f"{self._mark}{host}"])

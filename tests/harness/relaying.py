@@ -27,13 +27,19 @@ def site(name: str) -> MutualTls:
 
 @asynccontextmanager
 async def relaying(
-    bytes_a_day: int = 0, *, idle_limit_s: float = 60.0, max_pairs: int = 99, machine: Machine = REAL
+    bytes_a_day: int = 0,
+    *,
+    idle_limit_s: float = 60.0,
+    max_pairs: int = 99,
+    machine: Machine = REAL,
+    coordinator: str = "127.0.0.1:9",
 ) -> AsyncIterator[RelayServer]:
     server = RelayServer(
         "run",
         tls(Kind.RELAY),
         Quotas(bytes_a_day),
         machine,
+        coordinators=[coordinator],
         max_pairs=max_pairs,
         idle_limit_s=idle_limit_s,
     )

@@ -1,10 +1,10 @@
-"""Two sites behind NAT, with one private address for both, and a public host: nobody can dial a site, and they train.
+"""Two sites behind NAT, with one private address for both, and a public host: nobody can dial a site, a site comes out
+to one port alone, that of the relay, and they train.
 What the public host could learn of it is searched for what the sites hold."""
 
 from __future__ import annotations
 
 import re
-import socket
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
@@ -27,6 +27,7 @@ pytestmark = [
     pytest.mark.skipif(bool(available()), reason=f"NAT in network namespaces: {available()}"),
 ]
 TENSORS = "secret_tensor=200x100:frozen,w=30x40"
+PORT, COORDINATOR_PORT = 443, 7700
 PIECE_BYTES, EVERY_BYTES = 32, 8000
 SNIFFER = Path(__file__).parents[1] / "workers" / "sniffer.py"
 CONNECT = "import socket, sys; socket.create_connection((sys.argv[1], int(sys.argv[2])), timeout=2)"
@@ -69,13 +70,13 @@ def can_dial(prefix: list[str], host: str, port: int) -> bool:
 def test_two_sites_behind_nat_train_and_the_public_host_learns_nothing(tmp_path: Path) -> None:
     settings = replace(SETTINGS, steps=100_000, min_sites=1)
     worker = [*WORKER, "--tensors", TENSORS]
-    with Nat("ab") as nat, LocalRun(tmp_path, settings, secured=True) as run:
-        run.start_coordinator(f"{PUBLIC}:7700", nat.public)
-        _, address = start_relay(run, f"{PUBLIC}:7800", prefix=nat.public)
+    with Nat("ab", PORT) as nat, LocalRun(tmp_path, settings, secured=True) as run:
+        run.start_coordinator(f"{PUBLIC}:{COORDINATOR_PORT}", nat.public)
+        _, address = start_relay(run, f"{PUBLIC}:{PORT}", prefix=nat.public)
         frames = tmp_path / "frames"
         sniffer = run.start("sniffer", [*nat.public, sys.executable, str(SNIFFER), "wan", str(frames)])
         sniffer.wait_for_line("listening", LIMIT_S)
-        extra = ["--relay", address]
+        extra, run.reached_at = ["--relay", address], [address]
         node = run.start_node("a", worker, prefix=nat.site("a"), extra=extra)
         run.wait(lambda s: s["last_commit"] > 0, LIMIT_S)
         run.start_node("b", worker, prefix=nat.site("b"), extra=extra)
@@ -84,18 +85,19 @@ def test_two_sites_behind_nat_train_and_the_public_host_learns_nothing(tmp_path:
         first = run.status()["last_commit"]
         run.wait(lambda s: s["last_commit"] > first + 3 and count_contributors(s, 2), LIMIT_S)
 
-        with socket.socket():
-            listens = [
-                *nat.site("a"),
-                sys.executable,
-                "-c",
-                "import socket,time; s=socket.create_server(('',7)); print('listening', flush=True); time.sleep(100)",
-            ]
-            run.start("listener", listens).wait_for_line("listening", LIMIT_S)
-            assert can_dial(nat.site("a"), "127.0.0.1", 7), "somebody listens at a"
-            assert can_dial(nat.site("b"), PUBLIC, 7800), "b comes out"
-            assert not can_dial(nat.site("b"), nat.router_address("a"), 7)
-            assert not can_dial(nat.public, nat.router_address("a"), 7)
+        listens = [
+            *nat.site("a"),
+            sys.executable,
+            "-c",
+            "import socket,time; s=socket.create_server(('',7)); print('listening', flush=True); time.sleep(100)",
+        ]
+        run.start("listener", listens).wait_for_line("listening", LIMIT_S)
+        assert can_dial(nat.site("a"), "127.0.0.1", 7), "somebody listens at a"
+        assert can_dial(nat.site("b"), PUBLIC, PORT), "b comes out"
+        assert can_dial(nat.public, PUBLIC, COORDINATOR_PORT)
+        assert not can_dial(nat.site("b"), PUBLIC, COORDINATOR_PORT), "by one port alone"
+        assert not can_dial(nat.site("b"), nat.router_address("a"), 7)
+        assert not can_dial(nat.public, nat.router_address("a"), 7)
 
         pieces = known_pieces()
         relay = next(process for process in run.processes if process.name == "relay")

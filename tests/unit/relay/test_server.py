@@ -61,6 +61,10 @@ def played(
     asyncio.run(main())
 
 
+HUGE = b"\x16\x03\x01\xff\xff" + bytes(1 << 16)
+"""A record longer than those of TLS."""
+
+
 async def comes_to_nothing(connection: socket.socket, data: bytes = b"") -> None:
     """The relay ends it, without a word that is no TLS alert."""
     loop = asyncio.get_running_loop()
@@ -125,13 +129,13 @@ def test_who_is_no_site_of_the_run_gets_no_answer(stranger: MutualTls) -> None:
 
 def test_who_shows_nothing_or_speaks_something_else_gets_nothing() -> None:
     async def play(server: RelayServer, relay: str) -> None:
-        for data in (b"GET / HTTP/1.1\r\n\r\n", b"\x16" + bytes(200), b"T" + bytes(32), b"\x00"):
+        for data in (b"GET / HTTP/1.1\r\n\r\n", b"\x16" + bytes(200), b"T" + bytes(32), b"\x00", HUGE):
             await comes_to_nothing(await outgoing.connect(Route(relay)), data)
         cut = await outgoing.connect(Route(relay))
         cut.send(b"Tabc")
         cut.shutdown(socket.SHUT_WR)
         await comes_to_nothing(cut)
-        await until(lambda: server.num_strangers >= 5)
+        await until(lambda: server.num_strangers >= 6)
         assert server.pairing.num_pairs == 0
 
     played(play)
@@ -243,7 +247,7 @@ def test_a_site_comes_back_to_a_relay_that_was_away() -> None:
                 await first.close()
                 await until(lambda: not at_b.is_attached)
                 assert at_b.problem
-                second = RelayServer("run", tls(Kind.RELAY), first.quotas, REAL, max_pairs=9)
+                second = RelayServer("run", tls(Kind.RELAY), first.quotas, REAL, coordinators=["c:1"], max_pairs=9)
                 await second.start(first.address)
                 await until(lambda: at_b.is_attached)
                 assert second.pairing.attached == ["b"]
@@ -367,6 +371,73 @@ def test_what_is_no_answer_of_a_proxy_is_an_error(answer: bytes) -> None:
         server.close()
 
     asyncio.run(main())
+
+
+def test_who_expects_the_coordinator_is_led_to_it() -> None:
+    """By the name in the handshake, which may come in pieces; TLS is between the two. Nobody else is."""
+
+    async def answer(asked: bytes, context: object) -> bytes:
+        return asked
+
+    async def main() -> None:
+        server = transport.create_server(max_message_bytes=1 << 20)
+        handlers: dict[str, Any] = {"Echo": grpc.unary_unary_rpc_method_handler(answer)}
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test", handlers),))
+        port = transport.bind(server, "127.0.0.1:0", tls(Kind.COORDINATOR).of_server())
+        await server.start()
+        async with relaying(coordinator=f"127.0.0.1:{port}") as relay:
+            before = tls(Kind.SITE_IDENTITY, "a")
+            channel = transport.open_channel(
+                relay.address, handshake=before.towards(Kind.COORDINATOR), max_message_bytes=1 << 20
+            )
+            echo: Any = channel.unary_unary("/test/Echo")
+            assert await echo(b"x", timeout=LIMIT_S) == b"x"
+            assert len(relay.to_coordinator) == 1
+            await channel.close()
+            await until(lambda: not relay.to_coordinator)
+            loop, name = asyncio.get_running_loop(), before.towards(Kind.COORDINATOR).expected.encode()
+            hello = b"\x16\x03\x01" + (len(name)).to_bytes(2, "big") + name
+            with await outgoing.connect(Route(relay.address)) as connection:
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                for at in range(len(hello)):
+                    assert not relay.to_coordinator
+                    await loop.sock_sendall(connection, hello[at : at + 1])
+                    await asyncio.sleep(0)
+                await until(lambda: len(relay.to_coordinator) == 1)
+            await comes_to_nothing(await outgoing.connect(Route(relay.address)), hello[:4] + b"\x05" + bytes(40))
+        await server.stop(None)
+
+    asyncio.run(main())
+
+
+def test_connections_to_the_coordinator_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_module, "MAX_TO_COORDINATOR", 1)
+
+    async def main() -> None:
+        name = site("a").towards(Kind.COORDINATOR).expected.encode()
+        hello = b"\x16\x03\x01" + (len(name)).to_bytes(2, "big") + name
+        async with echoing() as port, relaying(coordinator=port) as relay:
+            with await outgoing.connect(Route(relay.address)) as connection:
+                assert await echoed(connection, hello) == hello
+                await comes_to_nothing(await outgoing.connect(Route(relay.address)), hello)
+                assert await echoed(connection, hello) == hello
+
+    asyncio.run(main())
+
+
+def test_renewed_certificates_are_shown_in_the_next_handshake() -> None:
+    async def play(server: RelayServer, relay: str) -> None:
+        security = site("a")
+        for name in ("a", "c"):
+            with await outgoing.called(security, Route(relay), "b") as connection:
+                assert await echoed(connection, b"x") == b"x"
+            assert server.quotas.totals[name] == 2
+            security.show(site("c").shown)
+        server._tls.show(tls(Kind.SITE, "x").shown)
+        with pytest.raises(PeerError, match="ostname mismatch"):
+            await outgoing.called(security, Route(relay), "b")
+
+    played(play)
 
 
 def test_a_socket_of_this_process_takes_no_other_one() -> None:
