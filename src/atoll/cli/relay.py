@@ -2,8 +2,8 @@
 
 Sites dial out to it (`atoll node --relay HOST:PORT`), and it joins two of their connections where one calls the other.
 By the same port it leads to the coordinator: with `atoll invite --address HOST:PORT`, a site needs no other.
-What goes through is encrypted between the sites: the relay sees how much, and nothing else. It needs neither torch nor
-a GPU, and one port that is open.
+What goes through is encrypted between the sites: the relay sees who calls whom, and how much. It needs neither torch
+nor a GPU, and one port that is open.
 
 examples:
   atoll invite --relay hub --file hub.invite             on the coordinator's machine
