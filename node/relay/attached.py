@@ -23,7 +23,7 @@ PING_EVERY_S = 15.0
 SILENCE_LIMIT_S = 30.0
 """Of the relay, which answers each ping."""
 FIRST_WAIT_S, MOST_WAIT_S = 0.1, 5.0
-"""Before it is tried again; doubled from one to the other."""
+"""Before it is tried again; doubled from one to the other. A relay that leaves at once again is no reason to hurry."""
 MAX_COMING = 64
 """Calls at a time that are being led here; a relay that says more is not followed."""
 
@@ -36,23 +36,23 @@ class Attached:
         self.is_attached = False
         self.problem = "it was not reached yet"
         """Why it is not."""
-        self.num_times = 0
-        """That it was."""
         self._tls = tls
         self._route = route
         self._start = start
         self._to = parse_address(to)
         self._machine = machine
         self._max_calls = max_calls
+        self._warned = ""
         self._coming: set[asyncio.Task[None]] = set()
         self._splices: set[Splice] = set()
 
     async def run(self) -> None:
-        wait_s = FIRST_WAIT_S
+        wait_s, loop = FIRST_WAIT_S, asyncio.get_running_loop()
         try:
             while True:
+                began = loop.time()
                 problem = await self._once()
-                if self.is_attached:
+                if self.is_attached and loop.time() - began > MOST_WAIT_S:
                     wait_s = FIRST_WAIT_S
                 self.is_attached = False
                 if problem != self.problem:
@@ -76,7 +76,6 @@ class Attached:
                 if not isinstance(answer, words.Attached):
                     raise InvalidMessage(f"it answers with {type(answer).__name__}")
                 self.is_attached, self.problem = True, ""
-                self.num_times += 1
                 log.info("attached to the relay at %s", self._route.relay)
                 await self._listen(stream)
             finally:
@@ -95,7 +94,7 @@ class Attached:
                     case words.Ticket():
                         self._begin(word)
                     case words.Told(text=text):
-                        log.warning("the relay at %s says: %s", self._route.relay, text)
+                        self._warn(f"says: {text}")
                     case words.Refused(text=text):
                         raise RefusedError(text)
                     case words.Pong():
@@ -107,7 +106,7 @@ class Attached:
 
     def _begin(self, ticket: words.Ticket) -> None:
         if len(self._coming) >= MAX_COMING or len(self._splices) >= self._max_calls:
-            log.warning("the relay at %s leads more calls here than are taken", self._route.relay)
+            self._warn("leads more calls here than are taken")
             return
         task = asyncio.create_task(self._lead(ticket))
         self._coming.add(task)
@@ -126,7 +125,13 @@ class Attached:
             splice = Splice(outer, inner, ended=lambda: self._splices.discard(splice))
             self._splices.add(splice)
         except OSError as error:
-            log.warning("a call by the relay at %s came to nothing: %s", self._route.relay, error or "too slow")
+            self._warn(f"leads calls here that come to nothing: {error or 'too slow'}")
+
+    def _warn(self, text: str) -> None:
+        """Once, if it is said again and again."""
+        if text != self._warned:
+            log.warning("the relay at %s %s", self._route.relay, text)
+        self._warned = text
 
 
 async def _own_port(place: tuple[str, int]) -> socket.socket:

@@ -54,7 +54,11 @@ async def _connect(address: str) -> socket.socket:
     loop = asyncio.get_running_loop()
     host, port = parse_address(address)
     problem = OSError(f"{address} has no number")
-    for family, kind, protocol, _, place in await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+    try:
+        found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except UnicodeError:
+        raise OSError(f"{address} is no name of a machine") from None
+    for family, kind, protocol, _, place in found:
         connection = socket.socket(family, kind, protocol)
         connection.setblocking(False)
         try:

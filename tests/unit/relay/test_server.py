@@ -354,6 +354,11 @@ def test_a_relay_is_reached_through_an_http_proxy() -> None:
     played(play)
 
 
+def test_what_is_no_name_of_a_machine_is_an_error() -> None:
+    with pytest.raises(PeerError, match=r"the relay at a..b:1 does not lead to site b: a..b:1 is no name of a machine"):
+        asyncio.run(called("a", "a..b:1", "b"))
+
+
 @pytest.mark.parametrize(
     "answer", [b"", b"HTTP/1.1 200 OK", b"HTTP/1.1 200 OK\r\n\r\nmore", b"SSH-2.0\r\n\r\n", b"HTTP/1.1 " + b"2" * 9000]
 )
