@@ -16,7 +16,7 @@ from atoll.protocol.machine import Machine
 from atoll.protocol.trust import certificates, tokens
 from atoll.protocol.trust.certificates import SALT_BYTES, PublicKey, Root
 from atoll.protocol.trust.invites import Invite, to_text
-from atoll.protocol.trust.names import Kind, Subject
+from atoll.protocol.trust.names import NAMELESS, OF_A_DAY, Kind, Subject
 from atoll.protocol.trust.security import Shown
 from atoll.protocol.trust.tokens import Token
 
@@ -88,10 +88,10 @@ class Authority:
         return token if is_good else None
 
     def certify(self, key: PublicKey, kind: Kind, name: str) -> bytes:
-        """A certificate of an identity, or of a site before other sites; DER."""
-        life = SESSION_LIFE if kind is Kind.SITE else IDENTITY_LIFE
-        now = date_of(self.machine.wall_time())
-        return certificates.to_der(self.root.sign(key, Subject(self.run_id, kind, name), life, now))
+        """A certificate of an identity, or of what it shows to sites; DER."""
+        life = SESSION_LIFE if kind in OF_A_DAY.values() else IDENTITY_LIFE
+        subject = Subject(self.run_id, kind, "" if kind in NAMELESS else name)
+        return certificates.to_der(self.root.sign(key, subject, life, date_of(self.machine.wall_time())))
 
     def shown(self) -> Shown:
         """What the coordinator shows for the next while, with a key of its own."""

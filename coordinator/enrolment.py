@@ -16,7 +16,7 @@ from atoll.protocol.errors import AtollError, ConfigError, InvalidMessage, Refus
 from atoll.protocol.status import abort
 from atoll.protocol.trust import certificates
 from atoll.protocol.trust.invites import check_addresses
-from atoll.protocol.trust.names import ROLES, Kind
+from atoll.protocol.trust.names import OF_A_DAY, ROLES
 from atoll.protocol.trust.security import Caller, Security
 from atoll.protocol.v1 import session_pb2
 
@@ -107,10 +107,10 @@ class Enrolment:
     async def renew(self, request: session_pb2.RenewRequest, context: Any) -> session_pb2.RenewResponse:
         try:
             key = certificates.requested_key(request.signing_request)
-            site = self._caller(context).subject
+            subject = self._caller(context).subject
         except AtollError as error:
             await abort(context, error)
-        certificate = self._authority.certify(key, Kind.SITE, site.name)
+        certificate = self._authority.certify(key, OF_A_DAY[subject.kind], subject.name)
         return session_pb2.RenewResponse(certificate=certificate, roots=self._authority.roots)
 
     def _caller(self, context: Any) -> Caller:

@@ -100,6 +100,8 @@ class ProcessStart:
     """Of the host, the node among them."""
     shown: ProcessShown | None = None
     """None in plain text."""
+    proxy: str = bounded(256, default="")
+    """HOST:PORT of the HTTP proxy through which it dials; empty without one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,21 +1,72 @@
-"""Addresses as people write them: HOST:PORT or [IPv6]:PORT. Pure."""
+"""Addresses as people write them: HOST:PORT or [IPv6]:PORT; NAME@HOST:PORT of a site that a relay leads to. Pure."""
 
 from __future__ import annotations
 
 import ipaddress
 import re
+from dataclasses import dataclass
 
 from atoll.protocol.errors import ConfigError
 
-PLAIN = re.compile(r"[A-Za-z0-9._:%\[\]-]{1,256}")
+PLAIN = re.compile(r"[A-Za-z0-9._:%@\[\]-]{1,256}")
 HOST = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?(\.[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?)*", re.IGNORECASE)
+
+HERE = "unix-abstract:"
+"""Before the name of a socket of this process, through which gRPC comes to a relay."""
+
+
+@dataclass(frozen=True, slots=True)
+class Relayed:
+    """Where a site is reached that nobody can dial: the relay is asked for it."""
+
+    name: str
+    """The site's."""
+    relay: str
+    """HOST:PORT."""
+
+    def __str__(self) -> str:
+        return f"{self.name}@{self.relay}"
+
+
+def relayed(address: str) -> Relayed | None:
+    """None for an address that is dialled itself. Raises ConfigError for no address of a relay."""
+    name, at, relay = address.rpartition("@")
+    if not at:
+        return None
+    parse_address(relay)
+    return Relayed(name, relay)
+
+
+def problem_with(address: str, name: str) -> str:
+    """Why peers cannot be told this address of the site of that name; empty if they can."""
+    try:
+        found = relayed(address)
+        parse_address(found.relay if found is not None else address)
+    except ConfigError as error:
+        return str(error)
+    if not is_plain(address):
+        return f"{address!r} has characters that no address has"
+    if found is not None and found.name != name:
+        return f"{address!r} is of site {found.name!r}: a relay leads to {name} at {Relayed(name, found.relay)}"
+    return ""
+
+
+def parse_proxy(text: str) -> str:
+    """HOST:PORT of "http://HOST:PORT"; empty of nothing. Raises ConfigError."""
+    if not text:
+        return ""
+    address = text.removeprefix("http://").removesuffix("/")
+    if not text.startswith("http://") or not is_plain(address):
+        raise ConfigError(f"--proxy {text}: write http://HOST:PORT; a password is not taken here")
+    parse_address(address)
+    return address
 
 
 def parse_address(address: str) -> tuple[str, int]:
     """Host and port of "HOST:PORT"; an IPv6 host is written in brackets. Raises ConfigError."""
     host, colon, port = address.rpartition(":")
     bracketed = host.startswith("[") and host.endswith("]")
-    if not colon or not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
+    if not colon or not host or "@" in host or not port.isascii() or not port.isdigit() or int(port) > 65535:
         raise ConfigError(f"{address!r} is not an address; write HOST:PORT, for example 127.0.0.1:7700")
     if bracketed:
         host = host[1:-1]
@@ -50,6 +101,14 @@ def is_unspecified(address: str) -> bool:
         return ipaddress.ip_address("0.0.0.0" if host == "0" else host).is_unspecified
     except ValueError:
         return False
+
+
+def on_this_machine(listens: str, port: int) -> str:
+    """Where a process of this machine reaches one that listens on `listens`, which may be all addresses."""
+    host, _ = parse_address(listens)
+    if is_unspecified(listens):
+        host = "::1" if ":" in host else "127.0.0.1"
+    return join_address(host, port)
 
 
 def is_loopback(address: str) -> bool:

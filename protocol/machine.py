@@ -48,9 +48,16 @@ class Machine:
     random: Random = field(default_factory=Random)
     """For waits that many processes must not begin together; never for keys."""
     network: Network = transport
+    proxy: str = ""
+    """HOST:PORT of the HTTP proxy through which `network` dials; empty without one."""
     disk: Disk = field(default_factory=Disk)
     resources: Callable[[Path], Resources] = measure
     """Of this process and of a folder's disk, for people."""
+
+    @classmethod
+    def through(cls, proxy: str) -> Machine:
+        """This machine, which dials through that HTTP proxy (HOST:PORT), if one is named."""
+        return cls(network=transport.Proxied(proxy), proxy=proxy) if proxy else cls()
 
 
 REAL = Machine()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -11,7 +12,7 @@ from typing import Any, TypeVar
 import grpc
 import grpc.aio
 
-from atoll.protocol.addresses import parse_address
+from atoll.protocol.addresses import HERE, parse_address
 from atoll.protocol.errors import HostError
 
 MAX_FRAME_BYTES = 1 << 20
@@ -31,6 +32,8 @@ the caller or is refused."""
 IDLE_LIMIT_S = 60.0
 """For a connection without a call; who closes it early costs the next call a connection."""
 
+NO_PROXY = "no_grpc_proxy"
+"""grpc's own variable, before no_proxy."""
 LAST_CALLS_S = 1.0
 """For what a stopped server leaves behind, see `run`."""
 
@@ -78,10 +81,16 @@ def _common_options(max_sent_bytes: int, max_received_bytes: int) -> list[tuple[
     ]
 
 
-def channel_options(max_message_bytes: int) -> _Options:
+def channel_options(max_message_bytes: int, proxy: str = "") -> _Options:
+    """`proxy`: HOST:PORT of one that takes CONNECT."""
+    proxied = [("grpc.http_proxy", f"http://{proxy}")] if proxy else []
+    if proxy:
+        os.environ[NO_PROXY] = ""  # else grpc reads no_proxy, and goes past the proxy without a word
     return [
         *_common_options(max_message_bytes, max_message_bytes),
-        ("grpc.enable_http_proxy", 0),  # an http_proxy in the environment must not capture the links between sites
+        # An http_proxy in the environment must not capture the links between sites.
+        ("grpc.enable_http_proxy", int(bool(proxy))),
+        *proxied,
         ("grpc.use_local_subchannel_pool", 1),  # a connection of its own for each channel
         ("grpc.initial_reconnect_backoff_ms", 100),
         ("grpc.min_reconnect_backoff_ms", 5_000),  # of one attempt to connect
@@ -164,14 +173,32 @@ def bind(server: grpc.aio.Server, address: str, credentials: grpc.ServerCredenti
     return port
 
 
-def open_channel(address: str, *, handshake: Handshake | None, max_message_bytes: int) -> grpc.aio.Channel:
-    """A channel to "HOST:PORT", which connects at the first call. Without a handshake it is in plain text. Raises
-    ConfigError."""
-    parse_address(address)
-    options = channel_options(max_message_bytes)
+def open_channel(
+    address: str, *, handshake: Handshake | None, max_message_bytes: int, proxy: str = ""
+) -> grpc.aio.Channel:
+    """A channel to "HOST:PORT", or to a socket of this process, which connects at the first call. Without a handshake
+    it is in plain text. Raises ConfigError."""
+    if address.startswith(HERE):
+        proxy = ""  # grpc would ask the proxy for it
+    else:
+        parse_address(address)
+    options = channel_options(max_message_bytes, proxy)
     if handshake is None:
         return grpc.aio.insecure_channel(address, options=options)
     return grpc.aio.secure_channel(address, handshake.credentials, options=[*options, expects(handshake)])
+
+
+class Proxied:
+    """The network through an HTTP proxy, as far as this process dials."""
+
+    def __init__(self, proxy: str) -> None:
+        """HOST:PORT."""
+        self._proxy = proxy
+
+    def open_channel(self, address: str, *, handshake: Handshake | None, max_message_bytes: int) -> grpc.aio.Channel:
+        return open_channel(address, handshake=handshake, max_message_bytes=max_message_bytes, proxy=self._proxy)
+
+    create_server = staticmethod(create_server)
 
 
 def expects(handshake: Handshake) -> tuple[str, str]:

@@ -11,7 +11,7 @@ from atoll.node.daemon.interfaces import LOOPBACK
 from atoll.node.host_protocol import MAX_HOSTS
 from atoll.node.parallel.settings import parse
 from atoll.node.process_protocol import MAX_PROCESSES
-from atoll.protocol.addresses import parse_address
+from atoll.protocol.addresses import parse_address, parse_proxy
 from atoll.protocol.errors import ConfigError
 from atoll.protocol.settings import SITE_NAME
 
@@ -35,6 +35,12 @@ class NodeConfig:
     """Where other nodes reach this one, if it is not --listen."""
     listen: str = ""
     """For other nodes; without it, the local address of the connection to the coordinator, any free port."""
+    relay: str = ""
+    """Where an `atoll relay` of the run listens, by which other nodes reach this one, which nobody can dial. Without
+    --listen, this one then listens on loopback alone."""
+    proxy: str = ""
+    """An HTTP proxy, http://HOST:PORT, through which this machine dials the coordinator, other nodes and relays.
+    Without it none is used, whatever the environment says."""
     home: Path | None = None
     """The node's own folder: key, outer state, log; without it, ~/.local/state/atoll/RUN/NAME."""
     from_saved: Path | None = None
@@ -140,8 +146,21 @@ def validate(config: NodeConfig) -> None:
             f"{LOOPBACK} alone"
         )
     _validate_processes(config)
+    parse_proxy(config.proxy)
+    _validate_relay(config)
     if min(config.max_retained_bytes or 0, config.reduce_buffer_bytes or 0, config.bandwidth_bytes_per_s) < 0:
         raise ConfigError("--max-retained-mib, --reduce-buffer-mib and --bandwidth-mbit cannot be negative")
+
+
+def _validate_relay(config: NodeConfig) -> None:
+    if not config.relay:
+        return
+    if config.advertise:
+        raise ConfigError(f"--relay {config.relay} with --advertise {config.advertise}: peers are told one of them")
+    if config.exchange_processes > 1:
+        raise ConfigError(
+            f"--relay {config.relay}: a relay leads to one process of a site; leave out --exchange-processes"
+        )
 
 
 def _validate_processes(config: NodeConfig) -> None:

@@ -12,6 +12,7 @@ import grpc
 
 from atoll.protocol import addresses, transport
 from atoll.protocol.errors import HostError, InvalidMessage, PeerError
+from atoll.protocol.machine import Network
 from atoll.protocol.settings import RunSettings, settings_from_json
 from atoll.protocol.status import from_rpc_error
 from atoll.protocol.v1 import session_pb2, session_pb2_grpc
@@ -22,7 +23,10 @@ RETRY_S = 0.5
 
 
 async def discover(
-    coordinators: Sequence[str], handshake: transport.Handshake | None, wait_s: float
+    coordinators: Sequence[str],
+    handshake: transport.Handshake | None,
+    wait_s: float,
+    network: Network = transport,
 ) -> tuple[RunSettings, str]:
     """The run of the coordinator, which may still be starting, and the first of its addresses, `coordinators`, that
     answers. Raises PeerError after `wait_s`; ConfigError or RefusedError at once."""
@@ -31,7 +35,7 @@ async def discover(
         for address in coordinators:
             left_s = deadline - asyncio.get_running_loop().time()
             try:
-                return await _asked(address, handshake, max(min(left_s, 2.0), RETRY_S)), address
+                return await _asked(address, handshake, max(min(left_s, 2.0), RETRY_S), network), address
             except grpc.aio.AioRpcError as error:
                 if error.code() is grpc.StatusCode.PERMISSION_DENIED:
                     raise from_rpc_error(error, f"the coordinator at {address}") from None
@@ -48,10 +52,8 @@ async def discover(
         await asyncio.sleep(RETRY_S)
 
 
-async def _asked(address: str, handshake: transport.Handshake | None, limit_s: float) -> RunSettings:
-    channel = transport.open_channel(
-        address, handshake=handshake, max_message_bytes=transport.MAX_SESSION_MESSAGE_BYTES
-    )
+async def _asked(address: str, handshake: transport.Handshake | None, limit_s: float, network: Network) -> RunSettings:
+    channel = network.open_channel(address, handshake=handshake, max_message_bytes=transport.MAX_SESSION_MESSAGE_BYTES)
     try:
         stub = session_pb2_grpc.CoordinatorServiceStub(channel)
         reply = await stub.Status(session_pb2.StatusRequest(), timeout=limit_s)

@@ -22,6 +22,7 @@ from atoll.node.daemon.security import Identity, NodeSecurity, page_access
 from atoll.node.daemon.site_log import log_to
 from atoll.node.threads import giving_way
 from atoll.protocol import notify
+from atoll.protocol.addresses import parse_proxy
 from atoll.protocol.exit_codes import ENDED_AT_ONCE
 from atoll.protocol.machine import Machine
 from atoll.protocol.signals import Signals, end_process
@@ -58,13 +59,13 @@ async def run_node(config: NodeConfig) -> int:
         stack.callback(signals.close)  # at the very end: what is closed before may wait for a disk
         asyncio.get_running_loop().set_default_executor(giving_way(MAX_DISK_THREADS, "disk", config.nice))
         prepared = asyncio.create_task(asyncio.to_thread(prepare_kernels))
-        machine = Machine()
+        machine = Machine.through(parse_proxy(config.proxy))
         identity = await asyncio.to_thread(Identity.of, config, machine.wall_time())
         handshake: Handshake | None = None
         coordinators: tuple[str, ...] = (config.coordinator,)
         if identity is not None:
             handshake, coordinators = identity.before_coordinator.towards(Kind.COORDINATOR), identity.addresses
-        settings, address = await discover(coordinators, handshake, FIRST_CONTACT_S)
+        settings, address = await discover(coordinators, handshake, FIRST_CONTACT_S, machine.network)
         config = replace(config, coordinator=address)
         home = Home(config.home or default_home(settings.run_id, config.name, os.environ), machine)
         stack.callback(home.close)
@@ -92,13 +93,13 @@ async def run_node(config: NodeConfig) -> int:
         )
         stack.callback(node.close)
         if config.http_listen:
-            access = page_access(config, settings.run_id, security.among_sites, machine)
+            access = page_access(config.http_listen, settings.run_id, security.among_sites, machine)
             metrics = node.shell.observer.pages(access)
             await metrics.start(config.http_listen, "metrics")
             stack.push_async_callback(metrics.close)
             node.telemetry.metrics_address = address_of_metrics(metrics.address, met.address)
             log.info("metrics on http%s://%s/metrics", "s" if access.tls else "", metrics.address)
-        health = health_server(home.folder, node.core)
+        health = health_server(home.folder, node.core, met.attached)
         await health.start()
         stack.push_async_callback(health.close)
         watched = asyncio.create_task(notify.stay_watched())

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from atoll.node.core.site import SiteCore
 from atoll.node.daemon.config import NodeConfig
 from atoll.node.exchange.hub import Hub
+from atoll.node.relay.attached import Attached
 from atoll.protocol import messages as m
 from atoll.protocol.metrics import Kind, Row
 
@@ -27,6 +28,8 @@ class Look:
     exchange_s: float
     apply_s: float
     num_applied: int
+    attached: Attached | None = None
+    """To the relay of this site, if it has one."""
 
 
 def _info(look: Look) -> Mapping[str, str]:
@@ -49,6 +52,8 @@ METRICS: tuple[Row[Look], ...] = (
     Row(INFO, "atoll_node", "Who this node is and what it does.", _info),
     Row(GAUGE, "atoll_node_connected", "1 while the session with the coordinator is up.",
         lambda look: float(look.core.site.welcomed)),
+    Row(GAUGE, "atoll_node_relay_attached", "1 while the relay of this site leads peers here, 0 while it does not; not "
+        "there without --relay.", lambda look: None if look.attached is None else float(look.attached.is_attached)),
     Row(GAUGE, "atoll_node_commit", "Last commit applied; -1 before commit 0.", _commit),
     Row(GAUGE, "atoll_node_inner_step", "Inner steps of the run, as this site counts them.",
         lambda look: look.said.inner_step),

@@ -123,7 +123,9 @@ class Node:
             found=lambda site_ids: self.handle(e.PeersProbed(site_ids)),
             failed=self._fail,
         )
-        observer = Observer(config=config, core=core, hub=hub, journal=journal, num_refused=self._num_refused)
+        observer = Observer(
+            config=config, core=core, hub=hub, journal=journal, num_refused=self._num_refused, attached=met.attached
+        )
         tasks = Tasks(self._fail)
         self.telemetry = Telemetry(
             core=core,

@@ -17,6 +17,7 @@ from atoll.node.daemon.config import NodeConfig
 from atoll.node.daemon.journal import Journal
 from atoll.node.daemon.metrics import METRICS, Look
 from atoll.node.exchange.hub import Hub
+from atoll.node.relay.attached import Attached
 from atoll.protocol import messages as m
 from atoll.protocol import pages
 from atoll.protocol.http import Answer, plain_text
@@ -37,6 +38,8 @@ class Observer:
     journal: Journal
     num_refused: Callable[[], int]
     """Messages of the coordinator and of ranks that made no sense."""
+    attached: Attached | None = None
+    """To a relay."""
 
     def __post_init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -140,6 +143,7 @@ class Observer:
             exchange_s=self.exchange_s,
             apply_s=self.apply_s,
             num_applied=self.num_applied,
+            attached=self.attached,
         )
         yield from families(METRICS, look)
         yield from PROCESS.collect()

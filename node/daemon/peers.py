@@ -19,14 +19,18 @@ from atoll.node.exchange.peers.dialer import Dialer
 from atoll.node.exchange.peers.listener import listen
 from atoll.node.exchange.service import PeerService
 from atoll.node.exchange.sync.spill import Spill
+from atoll.node.relay.attached import Attached
+from atoll.node.relay.client import RelayClient
 from atoll.node.threads import giving_way
 from atoll.protocol import addresses, descriptors
+from atoll.protocol.addresses import Relayed
 from atoll.protocol.codecs import kernels
 from atoll.protocol.machine import Machine
-from atoll.protocol.trust.security import PLAIN, Security
+from atoll.protocol.trust.security import PLAIN, MutualTls, Security
 
 log = logging.getLogger("atoll.node")
 
+LOOPBACK = "127.0.0.1"
 MAX_PEER_CONNECTIONS = 4096
 """Or half of the descriptors: the node's own connections and files need the others."""
 PEER_IDLE_LIMIT_S = 300.0
@@ -40,6 +44,8 @@ class Met:
     listen_on: str
     address: str
     security: Security = PLAIN
+    attached: Attached | None = None
+    """To the relay by which alone peers reach it, if there is one."""
 
 
 async def meet_peers(
@@ -52,40 +58,63 @@ async def meet_peers(
     security: Security = PLAIN,
     towards: str,
 ) -> Met:
-    """At --listen; without it, at the local address of a connection to `towards`."""
+    """At --listen; without it, at the local address of a connection to `towards`, or for a relay on loopback alone."""
     await asyncio.to_thread(home.remove_spills)
     spills = home.spill_folder, home.average_error_folder
     pool = giving_way(config.num_exchange_threads, "exchange", config.nice)
-    hub = await make_hub(run_id, spills, machine, security, pool=pool)
+    relays = relay_client(security, machine, stack)
+    hub = await make_hub(run_id, spills, machine, security, pool=pool, relays=relays)
     hub.incarnation, hub.num_processes = home.incarnation, config.exchange_processes
-    listen_on = config.listen or addresses.join_address(local_address_towards(towards), 0)
+    towards_peers = LOOPBACK if config.relay else local_address_towards(towards)
+    listen_on = config.listen or addresses.join_address(towards_peers, 0)
     port = await listen_for_peers(hub, listen_on, machine, security, stack)
-    address = config.advertise or address_for_peers(listen_on, port, towards)
+    attached = None
+    if config.relay:
+        assert relays is not None  # in plain text it was refused
+        attached = relays.attach(config.relay, home.incarnation, addresses.on_this_machine(listen_on, port))
+        address = str(Relayed(config.name, config.relay))
+    else:
+        address = config.advertise or address_for_peers(listen_on, port, towards)
     if security is PLAIN and not addresses.is_loopback(listen_on):
         log.warning(
             "%s is open to the network in plain text: anybody who reaches it can read the model",
             addresses.join_address(addresses.parse_address(listen_on)[0], port),
         )
-    return Met(hub, listen_on, address, security)
+    return Met(hub, listen_on, address, security, attached)
+
+
+def relay_client(security: Security, machine: Machine, stack: AsyncExitStack) -> RelayClient | None:
+    """Ended by `stack`. None in plain text."""
+    if not isinstance(security, MutualTls):
+        return None
+    relays = RelayClient(security, machine)
+    stack.callback(relays.close)
+    return relays
 
 
 def address_of_metrics(listens: str, address: str) -> str:
     """Where others find them, if they find its peers' port at `address`; empty if they do not."""
-    if addresses.is_loopback(listens):
+    if addresses.is_loopback(listens) or addresses.relayed(address) is not None:
         return ""
     _, port = addresses.parse_address(listens)
     return addresses.join_address(addresses.parse_address(address)[0], port)
 
 
 async def make_hub(
-    run_id: str, spills: tuple[Path, Path], machine: Machine, security: Security, *, pool: Executor
+    run_id: str,
+    spills: tuple[Path, Path],
+    machine: Machine,
+    security: Security,
+    *,
+    pool: Executor,
+    relays: RelayClient | None = None,
 ) -> Hub:
     """`spills`: the folders of contributions, and of errors of averages. Which start of the site it is is to be set."""
     spill, error_spill = [await asyncio.to_thread(Spill, folder, disk=machine.disk) for folder in spills]
     return Hub(
         run_id=run_id,
         incarnation=0,
-        dialer=Dialer(machine.network, security),
+        dialer=Dialer(machine.network, security, relays),
         claims=Claims(security),
         pool=pool,
         spill=spill,

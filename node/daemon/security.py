@@ -49,6 +49,10 @@ class Identity:
     def of(cls, config: NodeConfig, now_s: float) -> Identity | None:
         """Of what lies in the home; None in plain text. Raises ConfigError."""
         if config.insecure:
+            if config.relay:
+                raise ConfigError(
+                    f"--relay {config.relay}: a run in plain text has no relays, which know sites by certificates"
+                )
             return None
         found = enrolled.load(config.home / enrolled.FOLDER) if config.home is not None else None
         if found is None:
@@ -66,7 +70,7 @@ class Identity:
         subject = Subject(self.subject.run_id, Kind.SITE, self.subject.name)
 
         async def another() -> Shown:
-            return await renew(self.before_coordinator, self.addresses, subject)
+            return await renew(self.before_coordinator, self.addresses, subject, machine.network)
 
         among_sites = MutualTls(subject.run_id, await _within(wait_s, another))
         renewing = asyncio.create_task(keep_in_force(among_sites, another, machine.wall_time))
@@ -74,13 +78,13 @@ class Identity:
         return NodeSecurity(self.before_coordinator, among_sites, self.until_s)
 
 
-def page_access(config: NodeConfig, run_id: str, among_sites: Security, machine: Machine) -> Access:
-    """To the node's metrics: on this machine for everybody, elsewhere by a viewer's token for nodes, which the
-    run's root has signed. A node does not hear which tokens were taken back: they are good here until they expire."""
-    if is_loopback(config.http_listen):
-        return ByName(LOOPBACK_NAMES | {parse_address(config.http_listen)[0].lower()})
+def page_access(http_listen: str, run_id: str, among_sites: Security, machine: Machine) -> Access:
+    """To the metrics of a node or relay: on this machine for all, elsewhere by a viewer's token for nodes, which
+    the run's root has signed. Neither hears which tokens were taken back: they are good here until they expire."""
+    if is_loopback(http_listen):
+        return ByName(LOOPBACK_NAMES | {parse_address(http_listen)[0].lower()})
     if not isinstance(among_sites, MutualTls):
-        log.warning("the metrics at %s are in plain text, for whoever reaches them", config.http_listen)
+        log.warning("the metrics at %s are in plain text, for whoever reaches them", http_listen)
         return ByName(())
     tls = ServerTls(among_sites.shown)
     among_sites.told.append(tls.show)

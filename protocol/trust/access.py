@@ -9,7 +9,7 @@ from typing import Any
 
 from atoll.protocol.errors import RefusedError
 from atoll.protocol.status import abort
-from atoll.protocol.trust.names import Kind
+from atoll.protocol.trust.names import OF_A_DAY, Kind
 from atoll.protocol.trust.security import Caller, Security
 
 COORDINATOR = "atoll.protocol.v1.CoordinatorService"
@@ -19,7 +19,7 @@ _SITES = frozenset({Kind.SITE})
 
 MAY_CALL: Mapping[str, frozenset[Kind]] = {
     f"{COORDINATOR}/Join": frozenset({Kind.INVITE}),
-    f"{COORDINATOR}/Renew": frozenset({Kind.SITE_IDENTITY}),
+    f"{COORDINATOR}/Renew": frozenset(OF_A_DAY),
     f"{COORDINATOR}/Session": frozenset({Kind.SITE_IDENTITY}),
     f"{COORDINATOR}/Status": frozenset({Kind.SITE_IDENTITY, Kind.VIEWER, Kind.OPERATOR}),
     f"{COORDINATOR}/Operate": frozenset({Kind.OPERATOR}),

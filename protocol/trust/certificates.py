@@ -23,7 +23,7 @@ CLOCKS_DIFFER_BY = timedelta(hours=1)
 """At most: a certificate is valid from so long before it was made."""
 KEY_BYTES = 32
 SALT_BYTES = 16
-DIALLED = frozenset({Kind.COORDINATOR, Kind.SITE, Kind.PAGE})
+DIALLED = frozenset({Kind.COORDINATOR, Kind.SITE, Kind.RELAY, Kind.PAGE})
 """Whose certificates serve, too."""
 
 _UNREADABLE = (
@@ -218,15 +218,16 @@ class Root:
     def sign(
         self, key: PublicKey, subject: Subject, life: timedelta, now: datetime, hosts: Sequence[str] = ()
     ) -> Certificate:
-        """Who it is of alone is said in it: a URI, and where others dial it the DNS name of the handshake, and of
-        a site that of its metrics. `hosts`: by which names or numbers of a machine a browser may come to it."""
+        """Who it is of alone is said in it: a URI, and where others dial it the DNS name of the handshake, and of a
+        site or a relay that of its metrics. `hosts`: by which names or numbers of a machine a browser may come to
+        it."""
         names: list[x509.GeneralName] = [x509.UniformResourceIdentifier(subject.uri)]
         usages = [ExtendedKeyUsageOID.CLIENT_AUTH] if subject.kind is not Kind.PAGE else []
         salt = salt_of(self.certificate)
         if subject.kind in DIALLED:
             names.append(x509.DNSName(subject.dns_name(salt)))
             usages.append(ExtendedKeyUsageOID.SERVER_AUTH)
-        if subject.kind is Kind.SITE:
+        if subject.kind in (Kind.SITE, Kind.RELAY):
             names.append(x509.DNSName(Subject(subject.run_id, Kind.METRICS).dns_name(salt)))
         names += [_host_name(host) for host in hosts]
         life = min(life, self.certificate.not_valid_after_utc - now)

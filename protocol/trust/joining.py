@@ -10,6 +10,7 @@ import grpc.aio
 
 from atoll.protocol import transport
 from atoll.protocol.errors import InvalidMessage, PeerError
+from atoll.protocol.machine import Network
 from atoll.protocol.status import from_rpc_error
 from atoll.protocol.trust import certificates
 from atoll.protocol.trust.certificates import PrivateKey, PublicKey
@@ -23,7 +24,9 @@ MAX_ANSWER_BYTES = 1 << 16
 MAX_ROOTS = 8
 
 
-async def join(invite: Invite, key: PrivateKey, subject: Subject) -> session_pb2.JoinResponse:
+async def join(
+    invite: Invite, key: PrivateKey, subject: Subject, network: Network = transport
+) -> session_pb2.JoinResponse:
     """What the run has signed: the certificate of `key` as that of `subject`. Raises PeerError if no coordinator
     answers, RefusedError if it refuses, InvalidMessage for what is not that."""
     shown = Shown(
@@ -33,16 +36,16 @@ async def join(invite: Invite, key: PrivateKey, subject: Subject) -> session_pb2
     )
     tls = MutualTls(invite.run_id, shown)
     request = session_pb2.JoinRequest(signing_request=certificates.request(key))
-    signed: session_pb2.JoinResponse = await _call(tls, invite.addresses, lambda stub: stub.Join, request)
+    signed: session_pb2.JoinResponse = await _call(tls, invite.addresses, lambda stub: stub.Join, request, network)
     check(signed, key.public_key(), subject)
     return signed
 
 
-async def renew(tls: MutualTls, addresses: Sequence[str], subject: Subject) -> Shown:
-    """What `subject`, a site, shows to other sites for the next day, with a new key. Raises as `join` does."""
+async def renew(tls: MutualTls, addresses: Sequence[str], subject: Subject, network: Network = transport) -> Shown:
+    """What `subject`, a site or a relay, shows to sites for the next day, with a new key. Raises as `join` does."""
     key = certificates.new_key()
     request = session_pb2.RenewRequest(signing_request=certificates.request(key))
-    signed: session_pb2.RenewResponse = await _call(tls, addresses, lambda stub: stub.Renew, request)
+    signed: session_pb2.RenewResponse = await _call(tls, addresses, lambda stub: stub.Renew, request, network)
     check(signed, key.public_key(), subject)
     return Shown(
         roots=certificates.to_pem(*(certificates.from_der(root) for root in signed.roots)),
@@ -51,11 +54,13 @@ async def renew(tls: MutualTls, addresses: Sequence[str], subject: Subject) -> S
     )
 
 
-async def _call(tls: MutualTls, addresses: Sequence[str], method: Callable[[Any], Any], request: Any) -> Any:
+async def _call(
+    tls: MutualTls, addresses: Sequence[str], method: Callable[[Any], Any], request: Any, network: Network
+) -> Any:
     """Of the first coordinator that answers."""
     problem = PeerError("no address of a coordinator")
     for address in addresses:
-        channel = transport.open_channel(
+        channel = network.open_channel(
             address, handshake=tls.towards(Kind.COORDINATOR), max_message_bytes=MAX_ANSWER_BYTES
         )
         try:

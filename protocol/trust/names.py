@@ -24,16 +24,29 @@ class Kind(Enum):
     """A site, before the coordinator; other sites take it for nothing."""
     VIEWER = "identity/viewer"
     OPERATOR = "identity/operator"
+    RELAY_IDENTITY = "identity/relay"
+    """A relay, before the coordinator; sites take it for nothing."""
     SITE = "site"
     """A site, before other sites: for a day."""
+    RELAY = "relay"
+    """Any relay of the run, before sites: for a day. An address says where it is, not which one it is."""
     PAGE = "page"
     """The coordinator's page, before whoever looks at it without a certificate."""
     METRICS = "metrics"
-    """A name alone, no certificate: of what sites show their metrics with. A site could stand in for another one."""
+    """A name alone, no certificate: of what sites and relays show their metrics with. A site could
+    stand in for another one."""
 
 
-ROLES = {"site": Kind.SITE_IDENTITY, "viewer": Kind.VIEWER, "operator": Kind.OPERATOR}
+ROLES = {
+    "site": Kind.SITE_IDENTITY,
+    "viewer": Kind.VIEWER,
+    "operator": Kind.OPERATOR,
+    "relay": Kind.RELAY_IDENTITY,
+}
 """What an invite can be for, and the kind of certificate that comes of it."""
+OF_A_DAY = {Kind.SITE_IDENTITY: Kind.SITE, Kind.RELAY_IDENTITY: Kind.RELAY}
+"""What these identities get certificates for by `Renew`."""
+NAMELESS = frozenset({Kind.COORDINATOR, Kind.RELAY, Kind.PAGE, Kind.METRICS})
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +76,8 @@ class Subject:
             Kind.SITE_IDENTITY: "site",
             Kind.VIEWER: "viewer",
             Kind.OPERATOR: "operator",
+            Kind.RELAY_IDENTITY: "relay",
+            Kind.RELAY: "a relay",
             Kind.SITE: "site",
             Kind.PAGE: "the page",
             Kind.METRICS: "metrics",
@@ -76,7 +91,7 @@ def parse_uri(text: str) -> Subject:
     if text.startswith(SCHEME) and len(text) <= MAX_URI_CHARACTERS and slash and RUN_ID.fullmatch(run_id):
         for kind in Kind:
             rest = path.removeprefix(kind.value)
-            if kind in (Kind.COORDINATOR, Kind.PAGE, Kind.METRICS):
+            if kind in NAMELESS:
                 if path == kind.value:
                     return Subject(run_id, kind)
             elif path != rest and rest.startswith("/") and SITE_NAME.fullmatch(rest[1:]):

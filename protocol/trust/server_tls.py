@@ -8,6 +8,17 @@ import ssl
 from atoll.protocol.trust.security import Shown
 
 
+def load_chain(context: ssl.SSLContext, shown: Shown) -> None:
+    """What is shown in handshakes from now on."""
+    memory = os.memfd_create("atoll-shown")  # the key of a day touches no disk; ssl reads files alone
+    try:
+        with open(memory, "wb", closefd=False) as file:
+            file.write(shown.certificate + shown.key)
+        context.load_cert_chain(f"/proc/self/fd/{memory}")
+    finally:
+        os.close(memory)
+
+
 class ServerTls:
     """What is shown can be replaced: it is from the next handshake on."""
 
@@ -21,11 +32,5 @@ class ServerTls:
         return self._shown
 
     def show(self, shown: Shown) -> None:
-        memory = os.memfd_create("atoll-page")  # the key of a day touches no disk; ssl reads files alone
-        try:
-            with open(memory, "wb", closefd=False) as file:
-                file.write(shown.certificate + shown.key)
-            self.context.load_cert_chain(f"/proc/self/fd/{memory}")
-        finally:
-            os.close(memory)
+        load_chain(self.context, shown)
         self._shown = shown

@@ -158,6 +158,7 @@ class ProcessStart(_message.Message):
     BEAT_S_FIELD_NUMBER: _builtins.int
     NUM_PROCESSES_FIELD_NUMBER: _builtins.int
     SHOWN_FIELD_NUMBER: _builtins.int
+    PROXY_FIELD_NUMBER: _builtins.int
     number: _builtins.int
     """from 1: number 0 is the node itself"""
     home: _builtins.bytes
@@ -172,6 +173,8 @@ class ProcessStart(_message.Message):
     """between two beats"""
     num_processes: _builtins.int
     """of the host, the node among them"""
+    proxy: _builtins.str
+    """HOST:PORT of the HTTP proxy through which it dials, or empty"""
     @_builtins.property
     def shown(self) -> Global___ProcessShown:
         """not there in plain text"""
@@ -189,10 +192,11 @@ class ProcessStart(_message.Message):
         beat_s: _builtins.float = ...,
         num_processes: _builtins.int = ...,
         shown: Global___ProcessShown | None = ...,
+        proxy: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["shown", b"shown"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["beat_s", b"beat_s", "home", b"home", "is_debug", b"is_debug", "listen_on", b"listen_on", "nice", b"nice", "num_processes", b"num_processes", "num_threads", b"num_threads", "number", b"number", "settings_json", b"settings_json", "shown", b"shown"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["beat_s", b"beat_s", "home", b"home", "is_debug", b"is_debug", "listen_on", b"listen_on", "nice", b"nice", "num_processes", b"num_processes", "num_threads", b"num_threads", "number", b"number", "proxy", b"proxy", "settings_json", b"settings_json", "shown", b"shown"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -18,7 +18,7 @@ from atoll.node import host_protocol as hosts
 from atoll.node.daemon.hosts import follower as follower_module
 from atoll.node.daemon.hosts.endpoint import Endpoint
 from atoll.node.daemon.hosts.host_exchanges import HostExchanges
-from atoll.node.daemon.hosts.relay import _Rank
+from atoll.node.daemon.hosts.rank_socket import _Rank
 from atoll.node.dataplane.slices import Wanted, messages, new_digest, views
 from atoll.protocol import wire
 from atoll.protocol.errors import AtollError, InvalidMessage
@@ -91,9 +91,9 @@ class Here:
         self.follower = follower
         follower._launcher = FakeLauncher()
         follower._say = self.said.append
-        follower._relay.socket.open()
+        follower._rank_socket.socket.open()
         follower._welcome(WELCOME)
-        self.stack.push_async_callback(follower._relay.close)
+        self.stack.push_async_callback(follower._rank_socket.close)
         self.endpoint: Endpoint = await follower._make_endpoint()
         follower._endpoint = self.endpoint
         await self.endpoint.lay_out(LAID_OUT)
@@ -105,12 +105,12 @@ class Here:
         """With a rank that has connected as number 1."""
         self.said.clear()
         follower = self.follower
-        follower._relay._ranks.clear()
-        follower._relay._ranks[1] = _Rank(RankHere(), rank=1, pieces=pieces_of(1))  # type: ignore[arg-type]
+        follower._rank_socket._ranks.clear()
+        follower._rank_socket._ranks[1] = _Rank(RankHere(), rank=1, pieces=pieces_of(1))  # type: ignore[arg-type]
         follower._launches = asyncio.Queue()
         self.endpoint._jobs, self.endpoint._sources, self.endpoint._is_behind = asyncio.Queue(), None, False
         yield follower
-        follower._relay._ranks.clear()
+        follower._rank_socket._ranks.clear()
 
 
 @pytest.fixture(scope="module", name="here")

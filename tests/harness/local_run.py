@@ -146,6 +146,8 @@ class LocalRun:
         self.program = program
         self.settings = settings
         self.address = ""
+        self.reached_at: list[str] = []
+        """Where sites that are invited reach the coordinator, if it is not at its address."""
         self.processes: list[Process] = []
         self.coordinator: Process | None = None
         self.nodes: dict[str, Process] = {}
@@ -229,7 +231,8 @@ class LocalRun:
     def invite(self, name: str, **asked: Any) -> Path:
         """The file of an invite for this site, or for another role."""
         file = self.folder / f"{name}.invite"
-        file.write_text(admin.ask(self.store_path, "invite", name=name, **{"role": "site"} | asked))
+        usual: dict[str, Any] = {"role": "site", "addresses": self.reached_at}
+        file.write_text(admin.ask(self.store_path, "invite", name=name, **usual | asked))
         return file
 
     def home(self, name: str) -> Path:

@@ -8,14 +8,16 @@ from typing import Any
 
 from atoll.coordinator.metrics import METRICS as OF_RUN
 from atoll.node.daemon.metrics import METRICS as OF_NODE
+from atoll.node.relay.metrics import METRICS as OF_RELAY
 from atoll.protocol.metrics import Kind, Row
 
 PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
 SUFFIX = {Kind.COUNTER: "_total", Kind.INFO: "_info"}
 HEAD = """# Metrics
 
-Made from `coordinator/metrics.py` and `node/daemon/metrics.py` by `python -m tests.harness.metrics_page`; a test
-compares. How a figure gets here: [decisions/0060](decisions/0060-seen-from-one-place.md).
+Made from `coordinator/metrics.py`, `node/daemon/metrics.py` and `node/relay/metrics.py` by
+`python -m tests.harness.metrics_page`; a test compares. How a figure gets here:
+[decisions/0060](decisions/0060-seen-from-one-place.md).
 
 The coordinator's `/metrics` shows the whole run, also of sites that nobody can reach: they say their figures in their
 session. On the coordinator's machine it is at http://127.0.0.1:7701/metrics; other machines see it over TLS, with a
@@ -38,7 +40,8 @@ def table(rows: Iterable[Row[Any]]) -> Iterable[str]:
 
 def page() -> str:
     lines = [HEAD, "## Of the run, at the coordinator", "", *table(OF_RUN), ""]
-    lines += ["## Of a node, beside these", "", *table(OF_NODE)]
+    lines += ["## Of a node, beside these", "", *table(OF_NODE), ""]
+    lines += ["## Of a relay (`atoll relay --http-listen`)", "", *table(OF_RELAY)]
     return "\n".join(lines) + "\n"
 
 

@@ -13,8 +13,6 @@ from atoll.coordinator.core.sites import bans, invites, manifests, resetting
 from atoll.coordinator.core.sites.membership import Site, Standing, key_digest
 from atoll.protocol import PROTOCOL_VERSION, addresses, endpoints
 from atoll.protocol import messages as m
-from atoll.protocol.addresses import parse_address
-from atoll.protocol.errors import ConfigError
 from atoll.protocol.messages import RefusedKind
 from atoll.protocol.settings import SITE_NAME
 
@@ -96,6 +94,8 @@ def _refusal(run: Run, stream: int, header: m.Header, message: m.Hello) -> Refus
     if problem := _invalid(site, header, message):
         return RefusedKind.INVALID, f"Hello of {name!r}: {problem}"
     certified = run.members.streams[stream].certified
+    if certified is None and addresses.relayed(message.address) is not None:
+        return RefusedKind.INVALID, f"{name} at {message.address}: a run in plain text has no relays, which know nobody"
     if certified is not None and certified.name != name:
         return RefusedKind.INVALID, f"the certificate of {certified.name} says Hello as {name}: each is itself alone"
     digest = _digest(run, stream, message)
@@ -127,14 +127,12 @@ def _invalid(site: Site | None, header: m.Header, message: m.Hello) -> str:
     before = site.incarnation if site is not None else 0
     if not 0 < header.incarnation < MAX_INCARNATION or header.incarnation > before + MAX_STARTS:
         return f"the incarnation is {header.incarnation}; it counts the node's starts from 1, and was {before} last"
-    try:
-        parse_address(message.address)
-    except ConfigError as error:  # whoever is to dial it would fail, not the site
-        return f"{error}, with --advertise"
+    if problem := addresses.problem_with(
+        message.address, message.name
+    ):  # whoever is to dial it would fail, not the site
+        return f"{problem}; use --advertise HOST:PORT"
     if message.has_state and len(message.state_hash) != HASH_BYTES:
         return f"the state hash has {len(message.state_hash)} bytes, not {HASH_BYTES}"
-    if not addresses.is_plain(message.address):
-        return f"{message.address!r} has characters that no address has; use --advertise HOST:PORT"
     return ""
 
 

@@ -22,7 +22,7 @@ from atoll.node.daemon.plane import DataPlane
 from atoll.node.daemon.rank_connection import RankConnection
 from atoll.node.tasks import Tasks, end
 from atoll.protocol import messages as m
-from atoll.protocol.addresses import join_address, parse_address
+from atoll.protocol.addresses import join_address, parse_address, parse_proxy
 from atoll.protocol.errors import AtollError, HostError, NonFiniteError, PeerError
 from atoll.protocol.settings import RunSettings, settings_to_json
 from atoll.protocol.trust.security import MutualTls, Shown
@@ -110,6 +110,8 @@ class ExchangeProcesses:
     @property
     def addresses(self) -> tuple[str, ...]:
         """Of each, for peers. Once they have started."""
+        if not self._attached.numbers:
+            return ()  # of a site behind a relay, which has no ports
         host, port = parse_address(self._met.address)
         is_mapped = bool(self._config.advertise)
         return tuple(
@@ -184,6 +186,7 @@ class ExchangeProcesses:
             beat_s=self._lease_s / BEATS_A_LEASE,
             num_processes=config.exchange_processes,
             shown=processes.ProcessShown.of(security.shown) if isinstance(security, MutualTls) else None,
+            proxy=parse_proxy(config.proxy),
         )
 
     # --- what they say

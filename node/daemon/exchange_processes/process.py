@@ -20,7 +20,7 @@ from atoll.node.daemon.exchange_processes.node_connection import LinesToNode, No
 from atoll.node.daemon.exchange_processes.part_of_model import PartExchanges, PartOfModel
 from atoll.node.daemon.followed_exchanges import beat_of
 from atoll.node.daemon.home import HomeFolders
-from atoll.node.daemon.peers import listen_for_peers, make_hub, prepare_kernels
+from atoll.node.daemon.peers import listen_for_peers, make_hub, prepare_kernels, relay_client
 from atoll.node.daemon.processes import die_with_parent
 from atoll.node.dataplane.payload_file import AttemptKey
 from atoll.node.exchange.hub import Hub
@@ -32,7 +32,7 @@ from atoll.protocol import messages as m
 from atoll.protocol import transport
 from atoll.protocol.errors import AtollError, InvalidMessage
 from atoll.protocol.exit_codes import exit_code_of
-from atoll.protocol.machine import Machine
+from atoll.protocol.machine import REAL, Machine
 from atoll.protocol.settings import settings_from_json
 from atoll.protocol.trust.security import PLAIN, MutualTls, Security, Shown
 
@@ -68,7 +68,7 @@ class ExchangeProcess:
     async def run(self, stack: AsyncExitStack) -> None:
         """Until the node closes the connection, which ends it. `stack` ends what talks to peers."""
         try:
-            port = await listen_for_peers(self._hub, self._start.listen_on, Machine(), self._security, stack)
+            port = await listen_for_peers(self._hub, self._start.listen_on, REAL, self._security, stack)
             self._say(processes.ProcessReady(port=port))
             await together([self._beat(), self._follow()])
         except (AtollError, OSError) as error:
@@ -162,7 +162,9 @@ async def serve(fd: int) -> None:
         run_id, folders = settings_from_json(start.settings_json).run_id, HomeFolders(Path(os.fsdecode(start.home)))
         pool = giving_way(start.num_threads, "exchange", start.nice)
         security = MutualTls(run_id, _shown(start.shown)) if start.shown is not None else PLAIN
-        hub = await make_hub(run_id, folders.spills_of(start.number), Machine(), security, pool=pool)
+        machine = Machine.through(start.proxy)
+        relays = relay_client(security, machine, stack)
+        hub = await make_hub(run_id, folders.spills_of(start.number), machine, security, pool=pool, relays=relays)
         hub.num_processes = start.num_processes
         process = ExchangeProcess(connection, start, hub, security)
         await together([connection.write_all(), process.run(stack)])

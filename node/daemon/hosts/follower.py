@@ -21,7 +21,7 @@ from atoll.node.daemon.exchange_processes.fleet import ExchangeProcesses
 from atoll.node.daemon.home import Home
 from atoll.node.daemon.hosts.endpoint import Endpoint
 from atoll.node.daemon.hosts.link import Outbox, heard, send_slices, while_heard
-from atoll.node.daemon.hosts.relay import Relay, Sealed, Shared
+from atoll.node.daemon.hosts.rank_socket import RankSocket, Sealed, Shared
 from atoll.node.daemon.launcher import WORKERS_END_LIMIT_S, Launcher
 from atoll.node.daemon.peers import meet_peers, prepare_kernels
 from atoll.node.daemon.rank_commands import Meeting
@@ -95,7 +95,7 @@ class Follower:
         self._generation = 0
         self._home: Home | None = None
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._relay = Relay(config, self._say, self._put_later, self._fail)
+        self._rank_socket = RankSocket(config, self._say, self._put_later, self._fail)
         self._launcher = Launcher(config, self._exited, self._fail)
         self._puts: asyncio.Queue[Sealed] = asyncio.Queue()
         self._endpoint: Endpoint | None = None
@@ -104,8 +104,8 @@ class Follower:
 
     async def run(self) -> tuple[int, str]:
         """Raises RefusedError if the leader does not want this host, PeerError if it is not there for too long."""
-        self._relay.socket.open()
-        self._stack.push_async_callback(self._relay.close)
+        self._rank_socket.socket.open()
+        self._stack.push_async_callback(self._rank_socket.close)
         self._stack.push_async_callback(self._launcher.stop)
         loop, told = asyncio.get_running_loop(), ""
         give_up_at = loop.time() + LEADER_WAIT_S
@@ -117,7 +117,7 @@ class Follower:
                 if self._is_welcome:
                     give_up_at, told = loop.time() + LEADER_WAIT_S, ""
                 await self._launcher.stop()
-                self._relay.drop()
+                self._rank_socket.drop()
                 if loop.time() >= give_up_at:
                     raise
                 if str(error) != told:
@@ -171,7 +171,7 @@ class Follower:
             if not ended.done():
                 raise PeerError(f"{self._where} closed the connection")
             code, text = ended.result()
-            self._relay.drop()  # scripts that have left the run go on
+            self._rank_socket.drop()  # scripts that have left the run go on
             if not await self._launcher.wait(SCRIPT_END_S):
                 log.warning("the scripts of this host did not end within %g s and are killed", SCRIPT_END_S)
             return code, text
@@ -210,9 +210,9 @@ class Follower:
                 case hosts.StartRanks() | hosts.StopRanks():
                     self._launches.put_nowait(told)
                 case hosts.RankFrame(connection=number, data=data):
-                    await self._guarded(self._generation, self._relay.tell(number, data))
+                    await self._guarded(self._generation, self._rank_socket.tell(number, data))
                 case hosts.RankClosed(connection=number):
-                    self._relay.hang_up(number)
+                    self._rank_socket.hang_up(number)
                 case hosts.SiteLaidOut(generation=generation):
                     await self._guarded(generation, self._lay_out(told))
                 case hosts.SiteEnded(exit_code=code, text=text):
@@ -243,9 +243,9 @@ class Follower:
             self._stack.callback(home.close)
             self._stack.push_async_callback(self._launcher.stop)  # before the home and its log are closed
             log_to(home.folder, self._stack, config, welcome.run_id)
-            home.note_socket_folder(Path(self._relay.socket.path).parent)
+            home.note_socket_folder(Path(self._rank_socket.socket.path).parent)
             log.info("run %s, host %d of site %s, home %s", welcome.run_id, config.site_rank, config.name, home.folder)
-        self._relay.keep_checkpoints(self._home.optimizer_folder)
+        self._rank_socket.keep_checkpoints(self._home.optimizer_folder)
         self._welcome_heard.set()
 
     # --- the state of the site
@@ -296,7 +296,7 @@ class Follower:
         assert plane is not None
         assert plane.snapshot is not None
         assert plane.publish_buffer is not None
-        self._relay.share(
+        self._rank_socket.share(
             Shared(
                 layout=plane.layout,
                 snapshot=plane.snapshot,
@@ -328,10 +328,10 @@ class Follower:
 
     async def _start(self, told: hosts.StartRanks) -> None:
         log.info("starting workers")
-        self._relay.drop()
+        self._rank_socket.drop()
         self._generation = told.generation
         meeting = Meeting(address=told.store_address, group_name=told.group_name)
-        await self._launcher.start(told.generation, self._relay.socket.path, meeting)
+        await self._launcher.start(told.generation, self._rank_socket.socket.path, meeting)
 
     async def _guarded(self, generation: int, work: Coroutine[None, None, None]) -> None:
         """What goes wrong on this host alone ends the site, which hears why."""
@@ -372,7 +372,7 @@ class Follower:
             call = put()
             try:
                 await call.write(hosts_pb2.PutSlicesRequest(open=wire.to_proto(opened)))
-                found = self._relay.sealed_views(sealed)
+                found = self._rank_socket.sealed_views(sealed)
                 await send_slices(found, hosts_pb2.PutSlicesRequest, call.write, self._limits.stall_s, self._where)
                 await call.done_writing()
                 await call

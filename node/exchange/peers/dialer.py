@@ -17,7 +17,9 @@ from weakref import WeakValueDictionary
 
 import grpc.aio
 
+from atoll.node.relay.client import RelayClient
 from atoll.protocol import transport
+from atoll.protocol.addresses import relayed
 from atoll.protocol.errors import PeerError
 from atoll.protocol.machine import Network
 from atoll.protocol.messages import Donor, Member
@@ -68,8 +70,12 @@ Place = tuple[Purpose, Key, int]  # the last: of a peer's connections for that p
 class Dialer:
     """Lives in one event loop. Ask for a `channel`, and then say how it went: `reached` or `failed`."""
 
-    def __init__(self, network: Network = transport, security: Security = PLAIN) -> None:
+    def __init__(
+        self, network: Network = transport, security: Security = PLAIN, relays: RelayClient | None = None
+    ) -> None:
+        """`relays`: by which sites are reached that nobody can dial."""
         self._network = network
+        self._relays = relays
         self._security = security
         self._peers: OrderedDict[Key, _Peer] = OrderedDict()
         self._full_at: OrderedDict[str, float] = OrderedDict()  # by address: when the queue before it is empty
@@ -99,11 +105,23 @@ class Dialer:
             if place not in self._channels:
                 await self._turn(callee)
                 self._channels[place] = self._network.open_channel(
-                    callee.address,
+                    self._dialled(callee),
                     handshake=self._security.towards(Kind.SITE, callee.name),
                     max_message_bytes=transport.MAX_FRAME_BYTES,
                 )
             return self._channels[place]
+
+    def _dialled(self, callee: Callee) -> str:
+        """By grpc. Raises PeerError."""
+        if (behind := relayed(callee.address)) is None:
+            return callee.address
+        where = f"site {callee.site_id} at {callee.address}"
+        if self._relays is None:
+            raise PeerError(f"{where}: without certificates no relay leads to it", callee.site_id)
+        try:
+            return self._relays.address_for(behind)
+        except OSError as error:
+            raise PeerError(f"{where}: {error.strerror}", callee.site_id) from None
 
     def disconnect(self, callee: Callee, purpose: Purpose) -> None:
         """None is needed any more, or a stream broke or hung: the next one gets a connection of its own.
@@ -162,20 +180,27 @@ class Dialer:
 
     def _queue(self, callee: Callee, now: float) -> float:
         """Takes a place in the queue for the address; how long it waits there."""
-        full_at = max(self._full_at.pop(callee.address, 0.0), now)
+        address = self._queued_for(callee.address)
+        full_at = max(self._full_at.pop(address, 0.0), now)
         wait_s = full_at + DIAL_EVERY_S - now - DIALS_AT_ONCE * DIAL_EVERY_S
         if wait_s > LONGEST_QUEUE_S:
-            self._full_at[callee.address] = full_at
-            named_by = {site_id for site_id, _, named, _ in self._peers if named == callee.address}
+            self._full_at[address] = full_at
+            named_by = {site_id for site_id, _, named, _ in self._peers if self._queued_for(named) == address}
             raise PeerError(
                 f"site {callee.site_id} at {callee.address}: that address is dialled too often; "
                 f"{len(named_by)} members name it",
                 callee.site_id,
             )
-        self._full_at[callee.address] = full_at + DIAL_EVERY_S
+        self._full_at[address] = full_at + DIAL_EVERY_S
         while len(self._full_at) > MAX_REMEMBERED:
             self._full_at.popitem(last=False)
         return max(0.0, wait_s)
+
+    def _queued_for(self, address: str) -> str:
+        """A relay that was not one yet may be anybody's machine, whichever sites are said to be behind it."""
+        behind = relayed(address)
+        is_known = behind is None or (self._relays is not None and self._relays.knows(behind.relay))
+        return address if behind is None or is_known else behind.relay
 
     def _peer(self, callee: Callee) -> _Peer:
         key = key_of(callee)

@@ -29,21 +29,27 @@ def local_status(store_path: Path, *, data_ranges: bool = False) -> dict[str, An
 
 
 def fetch_status(
-    address: str, enrolled: Enrolled | None = None, limit_s: float = ANSWER_LIMIT_S, *, data_ranges: bool = False
+    address: str,
+    enrolled: Enrolled | None = None,
+    limit_s: float = ANSWER_LIMIT_S,
+    *,
+    data_ranges: bool = False,
+    proxy: str = "",
 ) -> dict[str, Any]:
-    """The same from another machine, by whoever has joined the run; in plain text without.
+    """The same from another machine, by whoever has joined the run; in plain text without. `proxy`: HOST:PORT of an
+    HTTP proxy on the way.
 
     Raises ConfigError for what is no address, PeerError if nobody answers, RefusedError if it may not look.
     """
     from atoll.protocol.v1 import session_pb2
 
-    with _opened(address, enrolled) as stub:
+    with _opened(address, enrolled, proxy=proxy) as stub:
         response = _answer(address, stub.Status, session_pb2.StatusRequest(data_ranges=data_ranges), limit_s)
     return read_document(response.json, address)
 
 
 @contextmanager
-def _opened(address: str, enrolled: Enrolled | None, connect_limit_s: float = 0.0) -> Iterator[Any]:
+def _opened(address: str, enrolled: Enrolled | None, connect_limit_s: float = 0.0, proxy: str = "") -> Iterator[Any]:
     """The stub of a channel; with `connect_limit_s` only once that has come to its coordinator. Raises PeerError."""
     import grpc
 
@@ -54,7 +60,7 @@ def _opened(address: str, enrolled: Enrolled | None, connect_limit_s: float = 0.
     from atoll.protocol.v1 import session_pb2_grpc
 
     parse_address(address)
-    options = channel_options(MAX_SESSION_MESSAGE_BYTES)
+    options = channel_options(MAX_SESSION_MESSAGE_BYTES, proxy)
     if enrolled is None:
         opened = grpc.insecure_channel(address, options=options)
     else:

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from atoll.protocol.addresses import parse_proxy
 from atoll.protocol.errors import AtollError, ConfigError, HostError
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--home", type=Path, metavar="DIR", help="of the site that has joined")
     parser.add_argument("--listen", default="", metavar="HOST:PORT", help="where the node is to listen")
     parser.add_argument("--coordinator", default="", metavar="HOST:PORT", help="its address (default: of the invite)")
+    parser.add_argument("--proxy", default="", metavar="URL", help="as `atoll node` is given it")
     parser.add_argument("--insecure", action="store_true", help="of a run in plain text")
 
 
@@ -70,26 +72,27 @@ def findings(args: argparse.Namespace) -> Iterator[Finding]:
         raise ConfigError("whose machine? --home DIR of a site that has joined, or --insecure --coordinator HOST:PORT")
     joined = None if args.insecure else enrolled.joined(args.home)
     home = args.home or Path.cwd()
-    yield from of_site(joined, home, args.coordinator)
+    yield from of_site(joined, home, args.coordinator, parse_proxy(args.proxy))
     yield doctor.descriptors(resource.getrlimit(resource.RLIMIT_NOFILE)[1])
     if args.listen:
         yield doctor.listens(args.listen, _bound(args.listen))
     yield _gpus()
 
 
-def of_site(joined: Enrolled | None, home: Path, coordinator: str = "") -> Iterator[Finding]:
-    """All that needs no torch."""
+def of_site(joined: Enrolled | None, home: Path, coordinator: str = "", proxy: str = "") -> Iterator[Finding]:
+    """All that needs no torch. `proxy`: HOST:PORT of an HTTP proxy; what is behind it the node finds out."""
     from atoll.node.daemon import doctor
 
     if joined is not None:
         yield doctor.certificate(joined.expires_s, time.time())
     try:
-        answer = _asked(coordinator, joined)
+        answer = _asked(coordinator, joined, proxy)
     except AtollError as error:
         yield doctor.Finding(doctor.Verdict.FAIL, "coordinator", str(error), "no more of the run can be looked at")
         return
     yield from _of_run(answer, home)
-    yield from _of_peers(answer.document, joined.subject.name if joined is not None else "")
+    if not proxy:
+        yield from _of_peers(answer.document, joined.subject.name if joined is not None else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +106,7 @@ class _Answer:
     """This machine's clock."""
 
 
-def _asked(address: str, joined: Enrolled | None) -> _Answer:
+def _asked(address: str, joined: Enrolled | None, proxy: str) -> _Answer:
     """By the quickest of some calls, at the first address that answers."""
     from atoll.cli.client import fetch_status
 
@@ -113,7 +116,7 @@ def _asked(address: str, joined: Enrolled | None) -> _Answer:
         try:
             for _ in range(ROUND_TRIPS):
                 began, wall_s = time.monotonic(), time.time()
-                document = fetch_status(candidate, joined)
+                document = fetch_status(candidate, joined, proxy=proxy)
                 took_s = time.monotonic() - began
                 ahead_s = wall_s + took_s / 2 - float(document["time"])
                 answers.append(_Answer(document, candidate, took_s, ahead_s))
@@ -204,11 +207,15 @@ def _written_bytes_per_s(home: Path) -> float:
 
 
 def _dialled_s(address: str) -> float | None:
-    from atoll.protocol.addresses import parse_address
+    """To a site, or to the relay that leads to it."""
+    from atoll.protocol.addresses import parse_address, relayed
 
     began = time.monotonic()
     try:
-        with socket.create_connection(parse_address(address), timeout=DIAL_LIMIT_S):
+        behind = relayed(address)
+        with socket.create_connection(
+            parse_address(behind.relay if behind is not None else address), timeout=DIAL_LIMIT_S
+        ):
             return time.monotonic() - began
     except (OSError, ConfigError):
         return None

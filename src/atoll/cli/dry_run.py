@@ -17,6 +17,7 @@ from atoll.node.dataplane.footprint import NODE_CONSTANT_BYTES, footprint
 from atoll.node.parallel.settings import parse
 from atoll.node.plan.activations import ON_CPU, ON_GPU
 from atoll.node.plan.rank_memory import rank_memory
+from atoll.protocol.addresses import parse_proxy
 from atoll.protocol.codecs.table import SPARSE
 from atoll.protocol.disk import Disk
 from atoll.protocol.errors import AtollError, HostError, InvalidMessage, PeerError
@@ -37,7 +38,7 @@ def dry_run(config: NodeConfig) -> int:
     failed: AtollError | None = None
     settings = RunSettings(run_id="unknown")
     try:
-        document = fetch_status(config.coordinator, joined)
+        document = fetch_status(config.coordinator, joined, proxy=parse_proxy(config.proxy))
         if "settings" not in document:
             raise InvalidMessage(f"the status of {config.coordinator} has no settings; is it of another version?")
         settings = settings_from_json(json.dumps(document["settings"]))

@@ -7,6 +7,7 @@ examples:
   atoll invite --site berlin                                  from the run of ./run.toml, for a day
   atoll invite --site berlin --expires 2h --file berlin.invite
   atoll invite --viewer anna --store /data/run.db
+  atoll invite --relay hub
   atoll invite --site berlin --take-back                      its invite, or its key, was stolen: then invite it anew
 On the other machine:
   atoll join berlin.invite --data ~/texts                     joins, and starts the node
@@ -29,6 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     who.add_argument("--site", metavar="NAME", help="a machine or a cluster that trains")
     who.add_argument("--viewer", metavar="NAME", help="may look at the run")
     who.add_argument("--operator", metavar="NAME", help="may change the run")
+    who.add_argument("--relay", metavar="NAME", help="joins sites that nobody can dial (`atoll relay`)")
     parser.add_argument(
         "--expires", type=duration_s, default="24h", metavar="TIME", help="as 90m, 24h or 7d (default: 24h)"
     )
@@ -51,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
 
     if args.take_back and (args.file is not None or args.address):
         raise ConfigError("--take-back makes no invite: leave out --file and --address")
-    role = next(role for role in ("site", "viewer", "operator") if getattr(args, role) is not None)
+    role = next(role for role in ("site", "viewer", "operator", "relay") if getattr(args, role) is not None)
     if args.file is not None and args.file.exists():
         raise ConfigError(f"{args.file} is there already; name another file, or remove it")
     if args.take_back:

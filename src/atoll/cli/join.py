@@ -46,6 +46,7 @@ def run(args: argparse.Namespace) -> int:
 
     from atoll.cli import doctor, unit
     from atoll.node.daemon.config import default_home
+    from atoll.protocol.addresses import parse_proxy
     from atoll.protocol.dates import utc
     from atoll.protocol.trust.enrolled import joined
 
@@ -60,11 +61,12 @@ def run(args: argparse.Namespace) -> int:
     if starts_node:
         _check(args, invite)  # before the invite is used
     home = args.home or default_home(invite.run_id, invite.name, os.environ)
-    enrol(invite, home)
+    proxy = parse_proxy(args.proxy)
+    enrol(invite, home, proxy)
     print(f"joined run {invite.run_id} as {invite.role} {invite.name}; its key is in {home}", flush=True)
     if not starts_node:
         return 0
-    doctor.show(doctor.of_site(joined(home), home))  # a node that would surely fail is not started
+    doctor.show(doctor.of_site(joined(home), home, proxy=proxy))  # a node that would surely fail is not started
     if args.install:
         words = unit.node_command(home, unit.options(args.words, str(args.invite)), args.command)
         print("it is started by systemd with:", *unit.install(invite.name, words), sep="\n    ")
@@ -99,13 +101,14 @@ def read_invite(path: Path) -> Invite:
     return from_text(sys.stdin.read(MAX_CHARACTERS + 1))
 
 
-def enrol(invite: Invite, home: Path) -> None:
+def enrol(invite: Invite, home: Path, proxy: str = "") -> None:
     """This machine's key is certified as what the invite is for. Whatever breaks off, the same invite goes on from
     there. Raises as `joining.join` does, ConfigError or HostError."""
     import asyncio
 
     from atoll.node.daemon.home import count_on, locked
     from atoll.protocol.disk import Disk
+    from atoll.protocol.machine import Machine
     from atoll.protocol.trust import enrolled
     from atoll.protocol.trust.joining import join
 
@@ -115,6 +118,6 @@ def enrol(invite: Invite, home: Path) -> None:
         if known is not None and known.subject != invite.subject:
             raise ConfigError(f"{home} is of {known.subject}: join as {invite.subject} with another --home")
         key = enrolled.key_for(folder, invite.invite_id, disk)
-        signed = asyncio.run(join(invite, key, invite.subject))
+        signed = asyncio.run(join(invite, key, invite.subject, Machine.through(proxy).network))
         count_on(home, signed.incarnation, disk)
         enrolled.keep(folder, invite, key, certificate=signed.certificate, roots=signed.roots, disk=disk)

@@ -35,6 +35,7 @@ from atoll.cli import (
     node,
     pause,
     plan,
+    relay,
     reset,
     resume,
     rollback,
@@ -65,7 +66,7 @@ class Verb(Protocol):
 
 
 _MODULES: tuple[Verb, ...] = (
-    plan, init, coordinator, invite, token, join, doctor, node, status, health, pause,
+    plan, init, coordinator, invite, token, join, doctor, node, relay, status, health, pause,
     resume, stop, rollback, drain, evict, ban, reset, audit, backup, demo, tokenize, sample, export,
 )  # fmt: skip
 VERBS = {verb.__name__.rpartition(".")[2]: verb for verb in _MODULES}

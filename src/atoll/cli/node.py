@@ -52,6 +52,8 @@ FLAGS = {
     "data_paths": Flag("PATH", "--data"),
     "advertise": Flag("HOST:PORT"),
     "listen": Flag("HOST:PORT"),
+    "relay": Flag("HOST:PORT"),
+    "proxy": Flag("URL"),
     "home": Flag("DIR"),
     "from_saved": Flag("DIR", "--from"),
     "num_ranks": Flag("N", "--ranks"),
@@ -121,7 +123,7 @@ def node_config(args: argparse.Namespace) -> NodeConfig:
     from atoll.node.dataplane.saved_manifest import place_for
     from atoll.protocol.addresses import parse_address
 
-    for address in (args.coordinator, args.listen, args.advertise, args.http_listen, args.site_address):
+    for address in (args.coordinator, args.listen, args.advertise, args.relay, args.http_listen, args.site_address):
         if address:
             parse_address(address)
     for path in args.data_paths:

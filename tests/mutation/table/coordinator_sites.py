@@ -42,8 +42,8 @@ MUTATIONS = (
     Mutation(
         name="a site has any address",
         rule="addresses are of one alphabet, checked at the coordinator",
-        where="coordinator.core.sites.admission:_invalid",
-        old="if not addresses.is_plain(message.address):",
+        where="protocol.addresses:problem_with",
+        old="if not is_plain(address):",
         new="if False:",
         tests=("tests/unit/coordinator/test_refused_messages.py",),
     ),

@@ -325,7 +325,7 @@ MUTATIONS = (
         name="certificates among sites hold for a year",
         rule="what other sites accept ends within a day",
         where="coordinator.authority:Authority.certify",
-        old="SESSION_LIFE if kind is Kind.SITE else IDENTITY_LIFE",
+        old="SESSION_LIFE if kind in OF_A_DAY.values() else IDENTITY_LIFE",
         new="IDENTITY_LIFE",
         tests=(f"{AUTHORITY}::test_what_it_signs_is_of_whom_it_says_for_as_long_as_that_kind_lives",),
     ),

@@ -22,12 +22,16 @@ def values(unit: Path, key: str) -> list[str]:
 
 
 def test_there_is_a_unit_for_each_service() -> None:
-    assert [u.name for u in UNITS] == ["atoll-coordinator.service", "atoll-node@.service"]
+    assert [u.name for u in UNITS] == ["atoll-coordinator.service", "atoll-node@.service", "atoll-relay.service"]
 
 
 @pytest.mark.parametrize(
     ("unit", "options"),
-    [(UNITS[0], ""), *((UNITS[1], o) for o in ("", "--data /srv/texts", "--ranks 8 -- /srv/train.py --lr 1"))],
+    [
+        (UNITS[0], ""),
+        (UNITS[2], "--quota-gb 500"),
+        *((UNITS[1], o) for o in ("", "--data /srv/texts", "--ranks 8 -- /srv/train.py --lr 1")),
+    ],
     ids=str,
 )
 def test_the_command_of_a_unit_is_understood(unit: Path, options: str) -> None:
@@ -41,7 +45,7 @@ def test_the_command_of_a_unit_is_understood(unit: Path, options: str) -> None:
     assert command == (["/srv/train.py", "--lr", "1"] if "--" in options.split() else [])
 
 
-@pytest.mark.parametrize(("name", "most"), [("atoll-coordinator", 2.5), ("atoll-node@", 4.0)])
+@pytest.mark.parametrize(("name", "most"), [("atoll-coordinator", 2.5), ("atoll-node@", 4.0), ("atoll-relay", 2.5)])
 @pytest.mark.skipif(which("systemd-analyze") is None, reason="needs Debian's package systemd")
 def test_units_leave_little_open(name: str, most: float) -> None:
     unit = next(unit for unit in UNITS if unit.stem == name)

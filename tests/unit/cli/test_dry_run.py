@@ -101,7 +101,7 @@ def test_a_model_that_does_not_fit_is_refused_with_the_figures(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(
-        client, "fetch_status", lambda address, joined: {"settings": json.loads(settings_to_json(SETTINGS))}
+        client, "fetch_status", lambda address, joined, proxy: {"settings": json.loads(settings_to_json(SETTINGS))}
     )
     monkeypatch.setattr(dry_run, "described", fake_torch)
     monkeypatch.setattr(room, "memory_limit", lambda: MemoryLimit(7 << 20, "a test"))
@@ -127,7 +127,7 @@ def test_a_model_that_does_not_fit_is_refused_with_the_figures(
 def test_with_and_without_a_coordinator(
     is_there: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def fetch(address: str, joined: None) -> dict[str, Any]:
+    def fetch(address: str, joined: None, proxy: str) -> dict[str, Any]:
         if not is_there:
             raise PeerError(f"no coordinator answers at {address}")
         return {"settings": json.loads(settings_to_json(SETTINGS)), "state": "waiting for sites 0 of 1"}
@@ -157,7 +157,9 @@ def test_what_a_coordinator_says_does_not_steer_the_terminal(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings = json.loads(settings_to_json(SETTINGS)) | {"data": "\x1b]0;owned\x07\nmodel        a line of another's"}
-    monkeypatch.setattr(client, "fetch_status", lambda *_: {"settings": settings, "state": "training\x1b[2J\u202e"})
+    monkeypatch.setattr(
+        client, "fetch_status", lambda *_, proxy: {"settings": settings, "state": "training\x1b[2J\u202e"}
+    )
     monkeypatch.setattr(dry_run, "described", fake_torch)
     main(["node", "--insecure", "--coordinator", "127.0.0.1:7700", "--name", "a", "--dry-run"])
     out = capsys.readouterr().out

@@ -70,7 +70,9 @@ def test_a_name_has_one_alphabet(name: str) -> None:
     assert not story.known_sites()
 
 
-@pytest.mark.parametrize("address", ["", "a", "a b:1", "a\n:1", "\x1b[2J:1", "a:1/", "b\u00fcro:1", "a:99999"])
+@pytest.mark.parametrize(
+    "address", ["", "a", "a b:1", "a\n:1", "\x1b[2J:1", "a:1/", "b\u00fcro:1", "a:99999", "a@", "a@r", "@r:1"]
+)
 def test_an_address_has_one_alphabet(address: str) -> None:
     story = Story(some_settings())
     story.open_stream("a")
@@ -81,3 +83,17 @@ def test_an_address_has_one_alphabet(address: str) -> None:
     story.open_stream("a")
     story.says("a", replace(hello, address="[fe80::1%eth0]:7701"))
     assert story.last("a", m.Welcome).site_id == 0
+
+
+def test_a_site_is_behind_a_relay_by_its_own_name_and_its_certificate_alone() -> None:
+    for address, text in (
+        ("b@relay:7800", "'b@relay:7800' is of site 'b': a relay leads to a at a@relay:7800"),
+        ("a@relay:7800", "a at a@relay:7800: a run in plain text has no relays"),
+    ):
+        story = Story(some_settings())
+        story.open_stream("a")
+        story.says("a", m.Hello(name="a", key=bytes(32), address=address))
+        refused = story.last("a", m.Refused)
+        assert refused.kind is RefusedKind.INVALID
+        assert text in refused.text
+        assert not story.known_sites()

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from atoll.node.exchange.peers.dialer import DIALS_AT_ONCE, LONGEST_QUEUE_S, MOST_WAIT_S, Dialer, Purpose
+from atoll.protocol.addresses import Relayed
 from atoll.protocol.errors import PeerError
 from atoll.protocol.messages import Member
 from atoll.protocol.trust.names import Kind
@@ -24,14 +25,14 @@ def member(site_id: int, address: str = VICTIM, incarnation: int = 1) -> Member:
     return Member(site_id=site_id, incarnation=incarnation, address=address, tokens=0)
 
 
-def a_dialer() -> Dialer:
+def a_dialer(relays: Any = None) -> Dialer:
     """Nothing happens on its channels."""
 
     async def close() -> None:
         pass
 
     network: Any = SimpleNamespace(open_channel=lambda address, **_: SimpleNamespace(address=address, close=close))
-    return Dialer(network)
+    return Dialer(network, relays=relays)
 
 
 def test_the_name_of_the_site_is_expected_at_the_other_end() -> None:
@@ -186,5 +187,63 @@ def test_all_who_want_a_peer_for_one_purpose_share_a_connection_until_it_is_clos
         assert await dialer.channel(member(1), Purpose.PROBE) is probe
         await dialer.close()
         assert await dialer.channel(member(1), Purpose.PROBE) is not probe
+
+    run(main())
+
+
+class Relays:
+    """In place of a RelayClient."""
+
+    def __init__(self) -> None:
+        self.known: set[str] = set()
+
+    def knows(self, relay: str) -> bool:
+        return relay in self.known
+
+    def address_for(self, to: Relayed) -> str:
+        if to.name == "none":
+            raise OSError(24, "Too many open files")
+        return f"unix-abstract:{to.name}"
+
+
+def behind(site_id: int, relay: str = VICTIM) -> Member:
+    return member(site_id, f"s{site_id}@{relay}")
+
+
+def test_a_site_behind_a_relay_is_dialled_by_a_socket_of_this_process() -> None:
+    async def main() -> None:
+        relays: Any = Relays()
+        dialer = a_dialer(relays)
+        channel: Any = await dialer.channel(behind(3), Purpose.FETCH)
+        assert channel.address == "unix-abstract:s3"
+        with pytest.raises(PeerError, match="site 4 at none@r:1: Too many open files"):
+            await dialer.channel(member(4, "none@r:1"), Purpose.FETCH)
+        with pytest.raises(PeerError, match=f"site 3 at s3@{VICTIM}: without certificates no relay leads to it"):
+            await a_dialer().channel(behind(3), Purpose.FETCH)
+
+    run(main())
+
+
+def test_a_machine_that_was_never_a_relay_is_dialled_seldom_whichever_sites_are_said_to_be_behind_it() -> None:
+    """As an address that many members name. Once a relay has answered there, its sites do not wait for each other."""
+
+    async def main() -> None:
+        loop, relays = asyncio.get_running_loop(), Relays()
+        dialer = a_dialer(relays)
+        began = loop.time()
+        for number in range(DIALS_AT_ONCE):
+            await dialer.channel(behind(number), Purpose.PROBE)
+        assert loop.time() == began
+        dials = [dialer.channel(behind(number), Purpose.PROBE) for number in range(100, 120)]
+        ended = await asyncio.gather(*dials, return_exceptions=True)
+        assert loop.time() - began >= LONGEST_QUEUE_S - 1.0
+        refused = [error for error in ended if isinstance(error, PeerError)]
+        assert len(refused) > 10
+        assert "26 members name it" in str(refused[-1])
+        relays.known.add(VICTIM)
+        began = loop.time()
+        for number in range(200, 220):
+            await dialer.channel(behind(number), Purpose.PROBE)
+        assert loop.time() == began
 
     run(main())

@@ -14,6 +14,7 @@ import grpc.aio
 import pytest
 
 from atoll.protocol import addresses, errors, status, transport
+from atoll.protocol.addresses import Relayed
 from atoll.protocol.errors import AtollError, ConfigError, HostError, PeerError
 from atoll.protocol.time_limits import PRESETS, time_limits
 
@@ -39,6 +40,43 @@ def test_an_address_and_back(address: str, expected: tuple[str, int]) -> None:
 def test_what_is_no_address(address: str) -> None:
     with pytest.raises(ConfigError, match="address"):
         addresses.parse_address(address)
+
+
+def test_an_address_by_a_relay() -> None:
+    assert addresses.relayed("host:80") is None
+    assert addresses.relayed("a.b@[::1]:80") == Relayed("a.b", "[::1]:80")
+    assert str(Relayed("a", "r:1")) == "a@r:1"
+    with pytest.raises(ConfigError, match="address"):
+        addresses.relayed("a@host")
+    with pytest.raises(ConfigError, match="address"):
+        addresses.parse_address("a@host:80")
+    assert addresses.problem_with("a@r:1", "a") == addresses.problem_with("r:1", "a") == ""
+    for address in ("b@r:1", "@r:1", "a@r", "a@b@r:1", "a@r:1\n", "<a>@r:1"):
+        assert addresses.problem_with(address, "a"), address
+
+
+def test_an_http_proxy_is_a_machine_and_a_port() -> None:
+    assert addresses.parse_proxy("") == ""
+    assert addresses.parse_proxy("http://proxy.example:3128") == "proxy.example:3128"
+    assert addresses.parse_proxy("http://[::1]:3128/") == "[::1]:3128"
+    for url in (
+        "proxy:3128",
+        "https://proxy:3128",
+        "http://proxy",
+        "http://a:b@proxy:1",
+        "http://p:1/x",
+        "http://p:1 ",
+    ):
+        with pytest.raises(ConfigError):
+            addresses.parse_proxy(url)
+
+
+@pytest.mark.parametrize(
+    ("listens", "expected"),
+    [("0.0.0.0:0", "127.0.0.1:5"), ("[::]:0", "[::1]:5"), ("10.0.0.1:7", "10.0.0.1:5"), ("[fe80::1]:7", "[fe80::1]:5")],
+)
+def test_where_a_process_reaches_another_of_its_machine(listens: str, expected: str) -> None:
+    assert addresses.on_this_machine(listens, 5) == expected
 
 
 def test_loopback() -> None:

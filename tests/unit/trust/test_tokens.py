@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from atoll.coordinator.authority import Authority
 from atoll.coordinator.core import events as e
 from atoll.coordinator.enrolment import Enrolment
-from atoll.node.daemon.config import NodeConfig
 from atoll.node.daemon.security import page_access
 from atoll.protocol.dates import date_of
 from atoll.protocol.errors import InvalidMessage
@@ -116,8 +115,7 @@ def test_what_a_node_is_shown_is_no_token_for_the_coordinator(tmp_path: Path) ->
     run = Run(tmp_path / "trust")
     machine = replace(Machine(), wall_time=lambda: run.story.wall_s)
     tls = MutualTls("run", run.authority.shown())
-    config = NodeConfig(coordinator="c:1", name="a", http_listen="0.0.0.0:0")
-    at_node = page_access(config, "run", tls, machine)
+    at_node = page_access("0.0.0.0:0", "run", tls, machine)
     run_token, node_token = run.token().found, run.token(is_of_nodes=True).found
 
     def seen(token: str) -> bool:
@@ -129,7 +127,7 @@ def test_what_a_node_is_shown_is_no_token_for_the_coordinator(tmp_path: Path) ->
     assert not seen(node_token)
     another = MutualTls("run", Authority.opened(tmp_path / "another", "run", machine).shown())
     run.story.wall_from_s -= 3601
-    assert page_access(config, "run", another, machine).refusal(
+    assert page_access("0.0.0.0:0", "run", another, machine).refusal(
         Request("GET", "/metrics", {"authorization": f"Bearer {node_token}"})
     ), "another run's root has not signed it"
 

@@ -19,7 +19,7 @@ from atoll.protocol.errors import ConfigError, HostError, InvalidMessage, Refuse
 from atoll.protocol.trust import access, certificates, invites, joining
 from atoll.protocol.trust.certificates import Root
 from atoll.protocol.trust.invites import Invite
-from atoll.protocol.trust.names import ROLES, Kind, Subject, parse_uri
+from atoll.protocol.trust.names import NAMELESS, ROLES, Kind, Subject, parse_uri
 from atoll.protocol.trust.security import PLAIN, Caller, MutualTls, Security, Shown
 from atoll.protocol.v1 import session_pb2
 
@@ -29,7 +29,6 @@ SALT = bytes(range(16))
 ROOT = Root.made(SALT, 3650 * DAY, NOW)
 KEY = certificates.new_key()
 SITE = Subject("run", Kind.SITE, "berlin")
-NAMELESS = (Kind.COORDINATOR, Kind.PAGE, Kind.METRICS)
 
 
 def an_invite(**changed: Any) -> Invite:
@@ -98,7 +97,11 @@ def test_a_certificate_serves_only_where_others_dial(kind: Kind) -> None:
     usages = found.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
     serves = ExtendedKeyUsageOID.SERVER_AUTH in usages
     names = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    assert serves == bool(names.get_values_for_type(x509.DNSName)) == (kind in (Kind.COORDINATOR, Kind.SITE, Kind.PAGE))
+    assert (
+        serves
+        == bool(names.get_values_for_type(x509.DNSName))
+        == (kind in (Kind.COORDINATOR, Kind.SITE, Kind.RELAY, Kind.PAGE))
+    )
     assert (found.not_valid_before_utc, found.not_valid_after_utc) == (NOW - timedelta(hours=1), NOW + DAY)
 
 
@@ -346,4 +349,4 @@ def test_whoever_calls_is_whom_the_certificate_names_and_of_this_run() -> None:
 
 
 def test_roles_are_those_of_certificates() -> None:
-    assert set(ROLES.values()) == {Kind.SITE_IDENTITY, Kind.VIEWER, Kind.OPERATOR}
+    assert set(ROLES.values()) == {Kind.SITE_IDENTITY, Kind.VIEWER, Kind.OPERATOR, Kind.RELAY_IDENTITY}

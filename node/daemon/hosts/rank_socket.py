@@ -63,7 +63,7 @@ class Shared:
     """Whose chunks this host has."""
 
 
-class Relay:
+class RankSocket:
     """`say` and `sealed` are called in the event loop, in the order of what ranks say."""
 
     def __init__(
@@ -111,9 +111,9 @@ class Relay:
     def _connected(self, connection: RankConnection) -> None:
         self._num_connected += 1
         self._ranks[self._num_connected] = rank = _Rank(connection)
-        self._tasks.spawn(self._relay(self._num_connected, rank))
+        self._tasks.spawn(self._pass_on(self._num_connected, rank))
 
-    async def _relay(self, number: int, rank: _Rank) -> None:
+    async def _pass_on(self, number: int, rank: _Rank) -> None:
         writer = asyncio.get_running_loop().create_task(rank.connection.write_all())
         why = ""
         try:

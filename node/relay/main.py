@@ -1,0 +1,123 @@
+"""The relay process: its certificate, its port, its metrics, until a signal."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+from contextlib import AsyncExitStack
+
+from prometheus_client import ProcessCollector
+
+from atoll.node.daemon.home import locked
+from atoll.node.daemon.security import page_access
+from atoll.node.relay.config import RelayConfig, validate
+from atoll.node.relay.health import health_server
+from atoll.node.relay.metrics import METRICS
+from atoll.node.relay.quota import Quotas
+from atoll.node.relay.server import MAX_STRANGERS, MAX_TO_COORDINATOR, RelayServer
+from atoll.node.relay.splice import DESCRIPTORS
+from atoll.protocol import descriptors, notify, pages
+from atoll.protocol.errors import ConfigError, PeerError
+from atoll.protocol.exit_codes import ENDED_AT_ONCE
+from atoll.protocol.http import Answer, plain_text
+from atoll.protocol.machine import Machine
+from atoll.protocol.metrics import families
+from atoll.protocol.signals import Signals, end_process
+from atoll.protocol.trust import enrolled
+from atoll.protocol.trust.joining import renew
+from atoll.protocol.trust.names import Kind, Subject
+from atoll.protocol.trust.renewing import keep_in_force
+from atoll.protocol.trust.security import MutualTls, Shown
+
+log = logging.getLogger("atoll.relay")
+
+MAX_PAIRS = 2048
+GB = 10**9
+RETRY_S, FIRST_CONTACT_S = 1.0, 30.0
+"""A coordinator that is not there yet is asked again for so long."""
+END_LIMIT_S = 5.0
+PROCESS = ProcessCollector(registry=None)
+
+
+async def serve(config: RelayConfig) -> None:
+    """Until SIGINT or SIGTERM. Prints one line when it listens. Raises ConfigError, HostError, PeerError or
+    RefusedError."""
+    validate(config)
+    async with AsyncExitStack() as stack:
+        asked = asyncio.Event()
+
+        def first(name: str) -> None:
+            log.info("%s: stopping; again to end at once", name)
+            notify.tell("STOPPING=1")
+            asked.set()
+
+        stack.callback(Signals(first, lambda _: end_process(ENDED_AT_ONCE), END_LIMIT_S).close)
+        machine = Machine()
+        known = enrolled.joined(config.home)
+        if known.subject.kind is not Kind.RELAY_IDENTITY:
+            raise ConfigError(f"{config.home} is of {known.subject}: a relay joins by `atoll invite --relay NAME`")
+        if warning := enrolled.check_dates(known, machine.wall_time()):
+            log.warning("%s", warning)
+        stack.enter_context(locked(config.home))
+        run_id = known.subject.run_id
+        tls = await _secured(known, machine, stack)
+        limit = descriptors.raise_limit()
+        others = MAX_STRANGERS + MAX_TO_COORDINATOR * DESCRIPTORS
+        wanted = MAX_PAIRS * DESCRIPTORS + others
+        room = descriptors.for_connections(limit, wanted, "relayed connections") - others
+        server = RelayServer(
+            run_id,
+            tls,
+            Quotas(round(config.quota_gb * GB)),
+            machine,
+            coordinators=known.addresses,
+            max_pairs=max(1, room // DESCRIPTORS),
+        )
+        await server.start(config.listen)
+        stack.push_async_callback(server.close)
+        if config.http_listen:
+            metrics = _metrics(server, config, run_id, tls, machine)
+            await metrics.start(config.http_listen, "metrics")
+            stack.push_async_callback(metrics.close)
+            log.info("metrics on %s", metrics.address)
+        health = health_server(config.home)
+        await health.start()
+        stack.push_async_callback(health.close)
+        watched = asyncio.create_task(notify.stay_watched())
+        stack.callback(watched.cancel)
+        notify.tell("READY=1", f"STATUS=relay {known.subject.name} of run {run_id}")
+        sys.stdout.write(f"relay {known.subject.name} of run {run_id}: listening on {server.address}\n")
+        sys.stdout.flush()
+        await asked.wait()
+
+
+async def _secured(known: enrolled.Enrolled, machine: Machine, stack: AsyncExitStack) -> MutualTls:
+    """With a certificate for sites, which is renewed until `stack` ends."""
+    run_id, loop = known.subject.run_id, asyncio.get_running_loop()
+    before_coordinator = MutualTls(run_id, known.shown)
+
+    async def another() -> Shown:
+        return await renew(before_coordinator, known.addresses, Subject(run_id, Kind.RELAY))
+
+    deadline = loop.time() + FIRST_CONTACT_S
+    while True:
+        try:
+            tls = MutualTls(run_id, await another())
+            break
+        except PeerError:
+            if loop.time() + RETRY_S > deadline:
+                raise
+        await asyncio.sleep(RETRY_S)
+    renewing = asyncio.create_task(keep_in_force(tls, another, machine.wall_time))
+    stack.callback(renewing.cancel)
+    return tls
+
+
+def _metrics(server: RelayServer, config: RelayConfig, run_id: str, tls: MutualTls, machine: Machine) -> pages.Pages:
+    async def answer(path: str) -> Answer:
+        if path != "/metrics":
+            return plain_text(404, "only /metrics is here")
+        return pages.metrics((*families(METRICS, server), *PROCESS.collect()))
+
+    return pages.Pages(answer, page_access(config.http_listen, run_id, tls, machine))
