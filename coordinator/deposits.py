@@ -1,5 +1,5 @@
 """What is kept is deposited with sites as well: those that come hear what they have not, then all of them hear of each
-decision: of a commit before it is said, of others within a second."""
+decision: of a commit right behind it, of others within a second."""
 
 from __future__ import annotations
 

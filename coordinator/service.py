@@ -32,6 +32,7 @@ from atoll.protocol import PROTOCOL_VERSION, addresses, descriptors, messages, t
 from atoll.protocol.deposits import Seal
 from atoll.protocol.errors import ConfigError, HostError, RefusedError, StateError
 from atoll.protocol.machine import REAL, Machine
+from atoll.protocol.messages import Deposit
 from atoll.protocol.settings import RunSettings, settings_from_json, settings_to_json
 from atoll.protocol.status import abort
 from atoll.protocol.trust.access import guarded
@@ -300,6 +301,7 @@ class CoordinatorServer:
     # --- outputs
 
     async def _execute(self, outputs: list[e.Output]) -> None:
+        deposits: tuple[Deposit, ...] = ()
         for output in outputs:
             match output:
                 case e.Persist(records):
@@ -307,7 +309,6 @@ class CoordinatorServer:
                     self._keeping_since = self._loop.time()
                     deposits = await asyncio.to_thread(self._store.persist, self._term, records, now)
                     self._keeping_since = None
-                    self._depositing.kept(deposits)
                     self._num_kept, self._said = self._num_kept + 1, None
                     self._sync_times.kept(records, self._loop.time())
                     for record in records:
@@ -337,6 +338,7 @@ class CoordinatorServer:
                     self._compute(manifests.read, output)
                 case e.Recompute():  # another one is of a later dispute
                     self._compute(evidence.recompute, output)
+        self._depositing.kept(deposits)
 
     def _compute(self, event_of: Callable[[T], e.Event], asked: T) -> None:
         """In a thread, while other events are handled."""

@@ -1979,8 +1979,8 @@ Global___Deposit: _TypeAlias = Deposit  # noqa: Y015
 
 @_typing.final
 class Deposits(_message.Message):
-    """Keep these: after Welcome all that this site has not, then what is kept, before what comes of it is said. Only to a
-    site whose Hello says deposits_to.
+    """Keep these: after Welcome all that this site has not, then what is kept, right behind what comes of it. Only to a site
+    whose Hello says deposits_to.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
