@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from atoll.coordinator.limits import CONNECTIONS_PER_ADDRESS
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoordinatorConfig:
@@ -24,6 +26,10 @@ class CoordinatorConfig:
     trust: str = ""
     """The folder of the run's root: root.pem and root.key. Without it, the one beside the store, where a root is made
     at the first start."""
+    connections_per_address: int = CONNECTIONS_PER_ADDRESS
+    """Connections from one address on which nobody has shown a certificate yet, at once; as many new ones may come at
+    once, and then as many in ten seconds. Sites that are in do not count, so hundreds may share an address behind a
+    NAT; raise it if more than this start at the same moment behind one."""
     insecure: bool = False
     """Plain text: whoever reaches the port can join the run or disturb it, and whoever is between can read. For this
     machine alone, or a network in which everybody is trusted."""
