@@ -109,7 +109,7 @@ class FrontDoor:
         if isinstance(decided, Turned):
             self.turned_away[decided] += 1
             accepted.close()
-            if decided is Turned.PACE:
+            if decided is not Turned.FULL:
                 self._hurry(source_of(address))
             return
         self._end(decided, Turned.FULL)

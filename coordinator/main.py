@@ -136,7 +136,7 @@ async def serve(
         where = ""
         if config.http_listen:
             access = _page_access(config, authority, server, machine, stack)
-            page = status_pages(server.document, access)
+            page = status_pages(server.recent, access)
             await page.start(config.http_listen, "the status page")
             stack.push_async_callback(page.close)
             where = f" (status page http{'s' if access.tls else ''}://{page.address}/)"

@@ -87,7 +87,9 @@ class CoordinatorServer:
         self._kept_view = self._core.view(self._viewed_at)
         self._sync_times = SyncTimes()
         self._num_kept = 0
-        self._said: tuple[float, str] | None = None  # when it was made
+        self._shown: tuple[float, dict[str, Any]] | None = None  # when it was made
+        self._said: tuple[dict[str, Any], str] | None = None  # as text
+        self._asking = asyncio.Lock()
         self._keeping_since: float | None = None
         self._streams: dict[int, Stream] = {}
         self._delayed: Counter[str] = Counter()  # messages, by kind
@@ -257,15 +259,25 @@ class CoordinatorServer:
         except TimeoutError:
             return self._document(self._kept_view, data_ranges=False)
 
+    async def recent(self) -> dict[str, Any]:
+        """The same. However many ask, it is made twice a second at most, and anew when anything is kept."""
+        async with self._asking:
+            now, num_kept = self._loop.time(), self._num_kept
+            if self._shown is None or now - self._shown[0] >= limits.STATUS_AGE_S:
+                document = await self.document()
+                if num_kept != self._num_kept:
+                    return document
+                self._shown = now, document
+            return self._shown[1]
+
     async def status_json(self, *, data_ranges: bool = False) -> str:
-        """The same as text. However many ask, it is made twice a second at most, and anew when anything is kept."""
-        now, num_kept = self._loop.time(), self._num_kept
-        if not data_ranges and self._said is not None and now - self._said[0] < limits.STATUS_AGE_S:
-            return self._said[1]
-        text = await asyncio.to_thread(json.dumps, await self.document(data_ranges=data_ranges))
-        if not data_ranges and num_kept == self._num_kept:
-            self._said = now, text
-        return text
+        """As text."""
+        if data_ranges:
+            return await asyncio.to_thread(json.dumps, await self.document(data_ranges=True))
+        document = await self.recent()
+        if self._said is None or self._said[0] is not document:
+            self._said = document, await asyncio.to_thread(json.dumps, document)
+        return self._said[1]
 
     def _document(self, view: RunView, *, data_ranges: bool) -> dict[str, Any]:
         document = asdict(view)
@@ -305,7 +317,7 @@ class CoordinatorServer:
                     self._keeping_since = self._loop.time()
                     await asyncio.to_thread(self._store.persist, self._term, records, now)
                     self._keeping_since = None
-                    self._num_kept, self._said = self._num_kept + 1, None
+                    self._num_kept, self._shown = self._num_kept + 1, None
                     self._sync_times.kept(records, self._loop.time())
                     for record in records:
                         if isinstance(record, e.CommitRecord):
