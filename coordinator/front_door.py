@@ -139,7 +139,7 @@ class FrontDoor:
             log.warning("the kernel drops nobody's connections: %s", error.strerror)
 
     def _look(self) -> None:
-        """Each second: who has not shown a certificate in time, and who may come again."""
+        """Now and then: who has not shown a certificate in time, and who may come again."""
         now = self._loop.time()
         self._end(self._counts.late(now), Turned.SILENT)
         self._too_fast.clear()
@@ -148,7 +148,7 @@ class FrontDoor:
             del self._shut[source]
         if again:
             self._shut_out()
-        self._timer = self._loop.call_later(1.0, self._look)
+        self._timer = self._loop.call_later(limits.LOOK_EVERY_S, self._look)
 
     def _end(self, numbers: tuple[int, ...], why: Turned) -> None:
         for number in numbers:

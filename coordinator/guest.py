@@ -1,4 +1,7 @@
-"""One connection through the front door: from its first byte on, what either side says goes to the other."""
+"""One connection through the front door: from its first byte on, what either side says goes to the other.
+
+Plain sockets and one buffer for all, as every message of every site comes this way.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,8 @@ from atoll.coordinator.door_counts import Turned
 
 TLS_HANDSHAKE = b"\x16"
 """The first byte of whoever speaks TLS."""
+_BUFFER = memoryview(bytearray(limits.BUFFERED_BYTES))
+"""Of the one that reads just now."""
 
 
 class Guest:
@@ -21,12 +26,11 @@ class Guest:
     ) -> None:
         """`own_name`: of the connection to `behind`, both names of abstract Unix sockets."""
         self._loop = asyncio.get_running_loop()
-        self._accepted: socket.socket | None = accepted  # until it has a transport
         self._own_name, self._behind = own_name, behind
         self._gone = gone
         self._is_over = False
-        self._entering: asyncio.Task[None] | None = None
-        self._ways: tuple[_Way, ...] = ()
+        self._sockets = [accepted]
+        self._num_ended = 0  # of its two ways
         # Whoever says nothing has no buffer, and nothing behind the door.
         self._loop.add_reader(accepted, self._first_byte, accepted)
 
@@ -38,96 +42,85 @@ class Guest:
         except OSError:
             first = b""
         if first == TLS_HANDSHAKE:
-            self._loop.remove_reader(accepted)
-            self._entering = self._loop.create_task(self._enter(accepted))
+            self._enter(accepted)
         else:
             self.abort(Turned.NO_TLS if first else None)
 
-    async def _enter(self, accepted: socket.socket) -> None:
+    def _enter(self, accepted: socket.socket) -> None:
         inner = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        self._sockets.append(inner)
         try:
             inner.bind(f"\0{self._own_name}")
             inner.connect(f"\0{self._behind}")  # at once, or too many wait to be taken there
         except OSError:
-            inner.close()
             self.abort(Turned.FULL)
             return
-        inward, outward = self._ways = _Way(self), _Way(self)
-        inward.other, outward.other = outward, inward
-        await self._loop.connect_accepted_socket(lambda: inward, inner)
-        if not self._is_over:  # gRPC says nothing before the client does
-            self._accepted = None
-            await self._loop.connect_accepted_socket(lambda: outward, accepted)
+        self._loop.add_reader(accepted, _Way(self, accepted, inner).read)
+        self._loop.add_reader(inner, _Way(self, inner, accepted).read)
+
+    def way_ended(self) -> None:
+        """What the other side still says gets through, for a while."""
+        self._num_ended += 1
+        if self._num_ended == 2:
+            self.abort()
+        elif not self._is_over:
+            self._loop.call_later(limits.LAST_BYTES_S, self.abort)
 
     def abort(self, why: Turned | None = None) -> None:
         """A second call does nothing."""
         if self._is_over:
             return
         self._is_over = True
-        if self._accepted is not None:
-            self._loop.remove_reader(self._accepted)
-            self._accepted.close()
-        for way in self._ways:
-            way.abort()
+        for found in self._sockets:
+            self._loop.remove_reader(found)
+            self._loop.remove_writer(found)
+            found.close()
         self._gone(why)
 
-    def one_is_lost(self) -> None:
-        """What it said before still gets to the other side, which has a while to read it."""
-        if not self._is_over:
-            if all(way.is_lost for way in self._ways):
-                self.abort()
-            else:
-                for way in self._ways:
-                    way.close()
-                self._loop.call_later(limits.LAST_BYTES_S, self.abort)
 
-
-class _Way(asyncio.Protocol):
+class _Way:
     """What one of the two sockets says, written to the other one."""
 
-    other: _Way
-
-    def __init__(self, guest: Guest) -> None:
+    def __init__(self, guest: Guest, source: socket.socket, target: socket.socket) -> None:
+        self._loop = asyncio.get_running_loop()
         self._guest = guest
-        self._transport: asyncio.Transport | None = None
-        self._has_ended = False
-        self.is_lost = False
+        self._source, self._target = source, target
+        self._left = b""  # to be written before more is read
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
-        transport.set_write_buffer_limits(high=limits.BUFFERED_BYTES)
+    def read(self) -> None:
+        try:
+            num_bytes = self._source.recv_into(_BUFFER)
+        except BlockingIOError:
+            return
+        except OSError:
+            num_bytes = 0
+        if num_bytes:
+            self._write(_BUFFER[:num_bytes])
+            return
+        self._loop.remove_reader(self._source)
+        try:
+            self._target.shutdown(socket.SHUT_WR)
+        except OSError:
+            pass  # it has gone
+        self._guest.way_ended()
 
-    def data_received(self, data: bytes) -> None:
-        if (to := self.other._transport) is not None:
-            to.write(data)
+    def _write(self, data: memoryview) -> None:
+        try:
+            num_sent = self._target.send(data)
+        except BlockingIOError:
+            num_sent = 0
+        except OSError:
+            self._guest.abort()
+            return
+        if num_sent < len(data):
+            if not self._left:
+                self._loop.remove_reader(self._source)
+                self._loop.add_writer(self._target, self._go_on)
+            self._left = bytes(data[num_sent:])
+        elif self._left:
+            self._left = b""
+            self._loop.remove_writer(self._target)
+            self._loop.add_reader(self._source, self.read)
 
-    def pause_writing(self) -> None:
-        if (of := self.other._transport) is not None:
-            of.pause_reading()
-
-    def resume_writing(self) -> None:
-        if (of := self.other._transport) is not None:
-            of.resume_reading()
-
-    def eof_received(self) -> bool:
-        """The other direction stays open until it ends too."""
-        self._has_ended = True
-        if self.other._has_ended:
-            self._guest.one_is_lost()
-        elif (to := self.other._transport) is not None and not to.is_closing():
-            to.write_eof()
-        return True
-
-    def connection_lost(self, error: Exception | None) -> None:
-        self.is_lost = True
-        self._guest.one_is_lost()
-
-    def close(self) -> None:
-        """Once what was to be written is."""
-        if self._transport is not None:
-            self._transport.close()
-
-    def abort(self) -> None:
-        if self._transport is not None:
-            self._transport.abort()
+    def _go_on(self) -> None:
+        self._write(memoryview(self._left))

@@ -32,8 +32,10 @@ DESCRIPTORS_EACH = 3
 """Of a connection through the front door: its own, and both ends of the one behind it."""
 MAX_SOURCES = 4096
 """Addresses and identities of which the pace is remembered."""
+LOOK_EVERY_S = 1.0
+"""For connections that are late, and addresses that may come again."""
 MAX_TURNED_AWAY = 64
-"""Within SHUT_S by pace: after that the kernel is asked to drop what this address sends to open one."""
+"""Of one address, between two looks: after that the kernel is asked to drop what it sends to open another one."""
 SHUT_S = 5.0
 MAX_SHUT = 64
 """Addresses, of which the kernel is asked."""

@@ -1,5 +1,5 @@
-"""`python -m tests.harness.floods KIND HOST:PORT`: floods that port of this machine until it is killed, as somebody
-without a certificate, with what one core can do. Prints `flooding` when it begins.
+"""`python -m tests.harness.floods KIND HOST:PORT [SOURCE]`: floods that port of this machine until it is killed, as
+somebody without a certificate, with what one core can do, from the address SOURCE. Prints `flooding` when it begins.
 
 It never leaves loopback.
 """
@@ -23,6 +23,8 @@ HTTP2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\x04\0\0\0\0\0"
 STATUS = b"GET /status.json HTTP/1.1\r\nHost: localhost\r\n\r\n"
 RESETS = struct.pack("ii", 1, 0)
 Address = tuple[str, int]
+SOURCE: list[str] = []
+"""At most one."""
 
 
 def frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
@@ -58,6 +60,8 @@ def _connected(address: Address, num: int) -> Iterator[socket.socket]:
         client = socket.socket(socket.AF_INET6 if ":" in address[0] else socket.AF_INET)
         client.setblocking(False)
         try:
+            if SOURCE:
+                client.bind((SOURCE[0], 0))
             client.connect(address)
         except BlockingIOError:
             pass
@@ -166,7 +170,8 @@ KINDS: dict[str, Callable[[Address], None]] = {
 }
 
 
-def main(kind: str, address: str) -> None:
+def main(kind: str, address: str, *source: str) -> None:
+    SOURCE.extend(source)
     if not is_loopback(address):
         raise SystemExit(f"{address} is not of this machine alone")
     raise_limit()

@@ -1,0 +1,143 @@
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+
+from atoll.coordinator import limits
+from atoll.coordinator.door_counts import Counts, Turned, source_of
+
+HERE, THERE = "10.0.0.1", "10.0.0.2"
+
+
+def test_an_address_has_so_many_on_which_nobody_has_shown_a_certificate_and_another_has_its_own() -> None:
+    counts = Counts(per_address=2, in_all=100)
+    assert [counts.come(n, HERE, 0.0) for n in (1, 2, 3)] == [(), (), Turned.ADDRESS]
+    assert counts.come(4, THERE, 0.0) == ()
+    counts.gone(1)
+    assert counts.come(5, HERE, 10.0) == (), "a place is free again"
+
+
+def test_an_address_opens_so_many_after_a_rest_and_then_at_a_pace() -> None:
+    counts = Counts(per_address=2, in_all=100)
+
+    def passes(number: int, now: float) -> bool:
+        if counts.come(number, HERE, now) == ():
+            counts.gone(number)
+            return True
+        return False
+
+    assert [passes(n, 0.0) for n in range(4)] == [True, True, False, False]
+    assert counts.come(9, HERE, 0.0) is Turned.PACE
+    assert passes(5, limits.REFILL_S / 2)
+    assert counts.come(6, THERE, 0.0) == ()
+
+
+def test_sites_that_are_in_do_not_count_for_the_address_that_they_share() -> None:
+    """Hundreds behind one NAT, each of which takes a place for its handshake alone."""
+    counts = Counts(per_address=4, in_all=10_000)
+    for number in range(1000):
+        assert counts.come(number, HERE, 0.0) == ()
+        assert counts.is_of(number, f"site {number}", 0.0) == ()
+    assert counts.num_strangers == 0
+    assert [counts.come(n, HERE, 0.0) for n in range(1000, 1005)] == [(), (), (), (), Turned.ADDRESS]
+
+
+def test_a_certificate_that_opens_connections_too_fast_pays_with_its_address_pace() -> None:
+    counts = Counts(per_address=4, in_all=10_000)
+    for number in itertools.count():
+        if (found := counts.come(number, HERE, 0.0)) != ():
+            break
+        counts.is_of(number, "site", 0.0)
+        counts.gone(number)
+    assert (found, number) == (Turned.PACE, limits.CONNECTIONS_OF_ONE.at_once + 4)
+
+
+def test_the_newest_connections_of_a_certificate_stay() -> None:
+    """A node that starts again is not locked out by those that died with it."""
+    counts = Counts(per_address=100, in_all=100)
+    most = limits.MAX_CONNECTIONS_OF_ONE
+    ended = []
+    for number in range(most + 3):
+        counts.come(number, HERE, 0.0)
+        ended += counts.is_of(number, "site", 0.0)
+    assert ended == [0, 1, 2]
+    assert not counts.is_here(0)
+    assert counts.is_of(most, "site", 0.0) == (), "another call on one of them"
+    counts.come(99, HERE, 0.0)
+    assert counts.is_of(99, "another", 0.0) == ()
+
+
+def test_whoever_says_nothing_is_late_and_whoever_is_known_is_not() -> None:
+    counts = Counts(per_address=100, in_all=100)
+    counts.come(1, HERE, 0.0)
+    counts.come(2, HERE, 1.0)
+    counts.is_of(1, "site", 0.5)
+    assert counts.late(limits.HANDSHAKE_LIMIT_S + 0.9) == ()
+    assert counts.late(limits.HANDSHAKE_LIMIT_S + 1.0) == (2,)
+    assert len(counts) == 1
+
+
+def test_where_all_places_are_taken_the_address_with_the_most_makes_room() -> None:
+    counts = Counts(per_address=100, in_all=5)
+    for number in range(4):
+        counts.come(number, HERE, 0.0)
+    counts.come(4, THERE, 0.0)
+    assert counts.come(5, "10.0.0.3", 0.0) == (0,)
+    assert counts.come(6, "10.0.0.4", 0.0) == (1,)
+    for number in (2, 3, 4, 5, 6):
+        counts.is_of(number, f"site {number}", 0.0)
+    assert counts.come(7, "10.0.0.5", 0.0) is Turned.FULL, "nobody who is known makes room for a stranger"
+
+
+def test_strangers_have_a_bound_of_their_own() -> None:
+    counts = Counts(per_address=10, in_all=100_000)
+    made_room = 0
+    for number in range(2 * limits.MAX_STRANGERS):
+        room = counts.come(number, f"10.{number // 256 % 256}.{number % 256}.1", 0.0)
+        assert not isinstance(room, Turned)
+        made_room += len(room)
+    assert counts.num_strangers == limits.MAX_STRANGERS == made_room
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "is_same"),
+    [
+        ("10.0.0.1", "10.0.0.1", True),
+        ("10.0.0.1", "10.0.0.2", False),
+        ("::ffff:10.0.0.1", "10.0.0.1", True),
+        ("2001:db8:1:2::1", "2001:db8:1:2:ffff::7", True),
+        ("2001:db8:1:2::1", "2001:db8:1:3::1", False),
+        ("fe80::1%eth0", "fe80::2", True),
+    ],
+)
+def test_a_machine_has_one_address_or_a_network_of_64_bits(one: str, other: str, is_same: bool) -> None:
+    assert (source_of(one) == source_of(other)) is is_same
+
+
+def test_counts_stay_true_whatever_happens() -> None:
+    draw = random.Random(7)
+    counts = Counts(per_address=5, in_all=20)
+    here: set[int] = set()
+    for number in range(20_000):
+        now = number / 50
+        match draw.randrange(4):
+            case 0 | 1:
+                found = counts.come(number, f"10.0.0.{draw.randrange(12)}", now)
+                if not isinstance(found, Turned):
+                    here = here - set(found) | {number}
+            case 2 if here:
+                one = draw.choice(sorted(here))
+                here -= set(counts.is_of(one, f"site {draw.randrange(3)}", now))
+            case 3 if here:
+                one = draw.choice(sorted(here))
+                counts.gone(one)
+                here.remove(one)
+        here -= set(counts.late(now))
+        assert len(counts) == len(here) <= 20
+        assert all(counts.is_here(one) for one in here)
+    for one in here:
+        counts.gone(one)
+    assert len(counts) == 0
+    assert not counts._of_source and not counts._of_identity, "nothing stays behind"
