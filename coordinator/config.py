@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from atoll.coordinator.limits import CONNECTIONS_PER_ADDRESS
+from atoll.protocol.errors import ConfigError
+from atoll.protocol.trust import plain_text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,5 +33,19 @@ class CoordinatorConfig:
     once, and then as many in ten seconds. Sites that are in do not count, so hundreds may share an address behind a
     NAT; raise it if more than this start at the same moment behind one."""
     insecure: bool = False
-    """Plain text: whoever reaches the port can join the run or disturb it, and whoever is between can read. For this
-    machine alone, or a network in which everybody is trusted."""
+    """Plain text, on this machine alone: each of its users can join the run or disturb it."""
+    insecure_network: bool = False
+    """Plain text for other machines too: whoever reaches the port can join the run or disturb it, and whoever is
+    between can read. For a network in which everybody is trusted."""
+
+    @property
+    def is_plain_text(self) -> bool:
+        return self.insecure or self.insecure_network
+
+
+def validate(config: CoordinatorConfig) -> None:
+    """Raises ConfigError, naming the flag, if a value is out of range."""
+    if config.connections_per_address < 1:
+        raise ConfigError(f"--connections-per-address {config.connections_per_address}: must be at least 1")
+    if config.insecure and not config.insecure_network:
+        plain_text.check({"--listen": config.listen, "--http-listen": config.http_listen})

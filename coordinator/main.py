@@ -12,7 +12,7 @@ from typing import Any
 
 from atoll.coordinator.admin import admin_server
 from atoll.coordinator.authority import Authority, folder_of
-from atoll.coordinator.config import CoordinatorConfig
+from atoll.coordinator.config import CoordinatorConfig, validate
 from atoll.coordinator.loop_lag import LoopLag
 from atoll.coordinator.service import CoordinatorServer
 from atoll.coordinator.sqlite_store import SqliteStore
@@ -41,7 +41,7 @@ async def secured(
 ) -> tuple[Authority | None, Security]:
     """The run's root, and what this process shows, which is renewed until `stack` ends; neither in plain text.
     `is_new`: there was no store. Raises HostError or ConfigError."""
-    if config.insecure:
+    if config.is_plain_text:
         return None, PLAIN
     folder = Path(config.trust) if config.trust else folder_of(config.store_path)
     if not is_new and not folder.exists():
@@ -103,6 +103,7 @@ async def serve(
     `resume_parent`: run_id, commit, run_step and run_tokens of the saved model that commit 0 is made of.
     Raises ConfigError, HostError or StateError: what, where, what to do.
     """
+    validate(config)
     parent_json = json.dumps(resume_parent, sort_keys=True) if resume_parent else ""
     async with AsyncExitStack() as stack:
         asked = asyncio.Event()

@@ -151,12 +151,9 @@ class CoordinatorServer:
         self._server = server
         host, _ = addresses.parse_address(self.config.listen)
         self.address = addresses.join_address(host, port)
-        if self._enrolment is None and not addresses.is_loopback(self.config.listen):
-            log.warning(
-                "%s can be reached from other machines and is in plain text: anybody who reaches it can join or "
-                "disturb the run; use it in a trusted network only",
-                self.address,
-            )
+        if self._enrolment is None:
+            who = "each user of this machine" if addresses.is_loopback(self.config.listen) else "whoever reaches it"
+            log.warning("%s is in plain text: %s can join or disturb the run", self.address, who)
 
     async def run(self) -> None:
         """Handles events until `stop`. Raises what the store raises: then nothing more may be decided."""
@@ -219,7 +216,7 @@ class CoordinatorServer:
         if not isinstance(asked, e.InviteAsked):
             return await self._decide(asked)
         if self._enrolment is None:
-            return e.Answer(0, "it is in plain text (--insecure): whoever reaches it joins without an invite")
+            return e.Answer(0, "it is in plain text: whoever reaches it joins without an invite")
         return await self._enrolment.invite(asked, self.config.advertise or self.address)
 
     async def _decide(self, asked: e.Asked) -> e.Answer:

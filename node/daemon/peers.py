@@ -61,11 +61,10 @@ async def meet_peers(
     listen_on = config.listen or addresses.join_address(local_address_towards(towards), 0)
     port = await listen_for_peers(hub, listen_on, machine, security, stack)
     address = config.advertise or address_for_peers(listen_on, port, towards)
-    if security is PLAIN and not addresses.is_loopback(listen_on):
-        log.warning(
-            "%s is open to the network in plain text: anybody who reaches it can read the model",
-            addresses.join_address(addresses.parse_address(listen_on)[0], port),
-        )
+    if security is PLAIN:
+        who = "each user of this machine" if addresses.is_loopback(listen_on) else "whoever reaches it"
+        here = addresses.join_address(addresses.parse_address(listen_on)[0], port)
+        log.warning("%s is in plain text: %s can read the model", here, who)
     return Met(hub, listen_on, address, security)
 
 

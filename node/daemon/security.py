@@ -48,7 +48,7 @@ class Identity:
     @classmethod
     def of(cls, config: NodeConfig, now_s: float) -> Identity | None:
         """Of what lies in the home; None in plain text. Raises ConfigError."""
-        if config.insecure:
+        if config.is_plain_text:
             return None
         found = enrolled.load(config.home / enrolled.FOLDER) if config.home is not None else None
         if found is None:

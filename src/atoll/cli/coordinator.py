@@ -6,6 +6,8 @@ file) lets it go on after a crash: start it again.
 examples:
   atoll coordinator run.toml
   atoll coordinator run.toml --listen 0.0.0.0:7700
+  atoll coordinator run.toml --insecure                              # in plain text, on this machine alone
+  atoll coordinator run.toml --insecure-network --listen 10.0.0.1:7700     # and on a network that is trusted
   atoll coordinator more.toml --resume saved/manifest.json
       a new run (another run_id, more steps) from a saved model; its first site brings the model:
       atoll join berlin.invite --from saved
@@ -21,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from atoll.cli.flags import given
+from atoll.coordinator import limits
 from atoll.protocol.errors import ConfigError, InvalidMessage
 from atoll.protocol.outer_settings import AUTO
 
@@ -28,6 +31,19 @@ if TYPE_CHECKING:
     from atoll.coordinator.config import CoordinatorConfig
     from atoll.node.dataplane.saved_manifest import SavedManifest
     from atoll.protocol.settings import RunSettings
+
+
+FLAGS = (
+    "listen",
+    "advertise",
+    "insecure",
+    "insecure_network",
+    "connections_per_address",
+    "http_listen",
+    "http_name",
+    "trust",
+)
+"""Of fields of CoordinatorConfig."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,7 +54,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--insecure",
         action="store_true",
         default=None,
-        help="plain text, and no invites: whoever reaches the port can join",
+        help="plain text, and no invites, on this machine alone: each of its users can join",
+    )
+    parser.add_argument(
+        "--insecure-network",
+        action="store_true",
+        default=None,
+        help="the same for other machines too: for a network on which everybody is trusted",
+    )
+    parser.add_argument(
+        "--connections-per-address",
+        type=int,
+        metavar="N",
+        help="from one address, on which nobody has shown a certificate yet (default: "
+        f"{limits.CONNECTIONS_PER_ADDRESS}): as many at once, and then as many new ones in {limits.REFILL_S:g} s. Sites "
+        "that are in do not count, so hundreds may share an address behind a NAT; raise it if more than that start at "
+        "the same moment behind one",
     )
     parser.add_argument(
         "--http-listen",
@@ -90,7 +121,7 @@ def prepare(args: argparse.Namespace) -> tuple[RunSettings, CoordinatorConfig, d
     from atoll.node.dataplane import hugging_face
     from atoll.node.dataplane.saved_manifest import load_manifest
 
-    flags = given(args, ("listen", "advertise", "insecure", "http_listen", "http_name", "trust"))
+    flags = given(args, FLAGS)
     store_path = args.store or default_store(args.path)
     settings, config = load_run(args.path, coordinator_flags=flags, store_path=store_path)
     if args.resume is None:
