@@ -38,6 +38,8 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--sites", type=int, default=3)
     parser.add_argument("--window-s", type=float, default=0.05, help="of training between two syncs, at least")
     parser.add_argument("--of-node", action="store_true", help="at the port of a node, in place of the coordinator's")
+    parser.add_argument("--node-port", type=int, help="of that node, for a firewall's rule; else any free one")
+    parser.add_argument("--source", default="127.0.0.2", help="the attacker's address; that of the sites is 127.0.0.1")
     args = parser.parse_args(argv)
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) < 2:
@@ -50,21 +52,22 @@ def main(argv: list[str]) -> int:
         tempfile.TemporaryDirectory(prefix="atoll-bench-") as folder,
         LocalRun(Path(folder), run_settings, PLAIN, secured=True) as run,
     ):
-        page, peer = free_address(), free_address()
+        page, peer = free_address(), f"127.0.0.1:{args.node_port}" if args.node_port else free_address()
         coordinator = run.start_coordinator(extra=["--http-listen", page])
         for number in range(args.sites):
             run.start_node(f"site-{number}", worker, extra=["--listen", peer] if number == 0 else [])
         run.wait(lambda status: status["last_commit"] >= SETTLED, LIMIT_S)
-        victim = run.nodes["site-0"] if args.of_node else coordinator
+        process = run.nodes["site-0"] if args.of_node else coordinator
+        victim = cores[1], process.popen.pid, args.source
         where = peer if args.of_node else run.address
         print(f"{args.sites} sites and their coordinator on one core, the attacker on another; {args.measured_s:g} s each")
         print(f"{'flood':>14} {'commits/s':>10} {'burning':>8} {'remains':>8} {'memory, MB':>11}", flush=True)
-        before = _measure(run, "burn", where, args.measured_s, cores[1], victim.popen.pid)[0]
+        before = _measure(run, "burn", where, args.measured_s, *victim)[0]
         failed = False
         for kind in args.kinds:
             at = page if kind == OF_PAGE else where
-            found, grown = _measure(run, kind, at, args.measured_s, cores[1], victim.popen.pid)
-            after = _measure(run, "burn", where, args.measured_s, cores[1], victim.popen.pid)[0]
+            found, grown = _measure(run, kind, at, args.measured_s, *victim)
+            after = _measure(run, "burn", where, args.measured_s, *victim)[0]
             burning, before = (before + after) / 2, after
             failed |= found < 0.9 * burning or grown > 20e6
             row = f"{kind:>14} {found:>10.2f} {burning:>8.2f} {found / burning:>8.0%} {grown / 1e6:>11.1f}"
@@ -72,10 +75,10 @@ def main(argv: list[str]) -> int:
     return int(failed)
 
 
-def _measure(run: LocalRun, kind: str, where: str, seconds: float, core: int, pid: int) -> tuple[float, float]:
+def _measure(run: LocalRun, kind: str, where: str, seconds: float, core: int, pid: int, source: str) -> tuple[float, float]:
     """Commits a second beside it, and by how many bytes that process was larger at most than before."""
     with _grown(pid) as grown:
-        attacker = run.start(f"attacker-{len(run.processes)}", _attack(core, kind, where))
+        attacker = run.start(f"attacker-{len(run.processes)}", _attack(core, kind, where, source))
         attacker.wait_for_line("flooding", LIMIT_S)
         first, began = run.status()["last_commit"], time.monotonic()
         time.sleep(seconds)
@@ -84,8 +87,8 @@ def _measure(run: LocalRun, kind: str, where: str, seconds: float, core: int, pi
     return (last - first) / (ended - began), grown[0]
 
 
-def _attack(core: int, kind: str, where: str) -> list[str]:
-    return ["taskset", "-c", str(core), sys.executable, "-m", "tests.harness.floods", kind, where]
+def _attack(core: int, kind: str, where: str, source: str) -> list[str]:
+    return ["taskset", "-c", str(core), sys.executable, "-m", "tests.harness.floods", kind, where, source]
 
 
 @contextmanager

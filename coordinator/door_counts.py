@@ -22,6 +22,8 @@ class Turned(StrEnum):
     """Its address has as many that nobody has shown a certificate on."""
     PACE = "pace"
     """Its address opens them too fast."""
+    CROWD = "crowd"
+    """All addresses together open them too fast."""
     FULL = "full"
     """There are as many as there may be."""
     NO_TLS = "no TLS"
@@ -49,6 +51,7 @@ class Counts:
         self._known: dict[int, Hashable] = {}
         self._of_identity: dict[Hashable, dict[int, None]] = {}  # of these, the oldest first
         self._came = Buckets[str](Pace(per_address, per_address / limits.REFILL_S), limits.MAX_SOURCES)
+        self._came_in_all = Buckets[None](limits.STRANGERS, 1)
         self._known_again = Buckets[Hashable](limits.CONNECTIONS_OF_ONE, limits.MAX_SOURCES)
 
     def __len__(self) -> int:
@@ -65,6 +68,9 @@ class Counts:
             return Turned.ADDRESS
         if not self._came.take(source, now):
             return Turned.PACE
+        if not self._came_in_all.take(None, now):
+            self._came.give_back(source, now)
+            return Turned.CROWD
         room: tuple[int, ...] = ()
         if len(self) >= self._in_all or len(self._strangers) >= limits.MAX_STRANGERS:
             if not self._strangers:
@@ -85,6 +91,7 @@ class Counts:
         self.gone(number)
         if self._known_again.take(identity, now):
             self._came.give_back(guest.source, now)
+            self._came_in_all.give_back(None, now)
         self._known[number] = identity
         own = self._of_identity.setdefault(identity, {})
         own[number] = None

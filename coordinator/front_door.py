@@ -69,6 +69,10 @@ class FrontDoor:
         self._look()
         return int(listening.getsockname()[1])
 
+    def document(self) -> dict[str, int]:
+        """Turned away, by reason."""
+        return {why.value: self.turned_away[why] for why in Turned}
+
     def close(self) -> None:
         if self._listening is not None:
             self._loop.remove_reader(self._listening)
@@ -109,7 +113,7 @@ class FrontDoor:
         if isinstance(decided, Turned):
             self.turned_away[decided] += 1
             accepted.close()
-            if decided is not Turned.FULL:
+            if decided in (Turned.ADDRESS, Turned.PACE):
                 self._hurry(source_of(address))
             return
         self._end(decided, Turned.FULL)

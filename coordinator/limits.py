@@ -16,6 +16,8 @@ sites that come in do not count any more."""
 REFILL_S = 10.0
 MAX_STRANGERS = 512
 """Connections on which nobody has shown a certificate, of all addresses."""
+STRANGERS = Pace(at_once=1024, per_s=64.0)
+"""That come, of all addresses; those that show one do not count. A handshake costs some two milliseconds."""
 HANDSHAKE_LIMIT_S = 10.0
 """From a connection to the first call of somebody who may call."""
 MAX_CONNECTIONS_OF_ONE = 16

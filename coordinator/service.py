@@ -8,6 +8,7 @@ import json
 import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, replace
 from typing import Any, TypeVar
 
@@ -289,7 +290,7 @@ class CoordinatorServer:
         document["root_until_s"] = self._enrolment.root_until_s if self._enrolment is not None else None
         document["time"] = self._machine.wall_time()
         document["delayed_messages"] = dict(self._delayed)
-        document["turned_away"] = dict(self._door.turned_away) if self._door is not None else {}
+        document["turned_away"] = self._door.document() if self._door is not None else {}
         document["settings"] = json.loads(settings_to_json(self.settings))
         document["parent"] = self._parent
         document["atoll_version"] = atoll.__version__
@@ -379,13 +380,14 @@ class CoordinatorServer:
     def _refusal(self, caller: Caller) -> str:
         return self._enrolment.refusal(caller) if self._enrolment is not None else ""
 
-    def _let_in(self, caller: Caller, method: str, context: Any) -> None:
+    def _let_in(self, caller: Caller, method: str, context: Any) -> AbstractContextManager[None]:
         """Raises PeerError for somebody who calls too often: again later is in order."""
         if self._door is not None:
             self._door.is_of(context.peer(), caller.subject)
         if not self._calls.take((method, caller.subject), self._loop.time()):
             name, pace = method.rpartition("/")[2], limits.CALLS_OF_ONE
             raise PeerError(f"{caller.subject} calls {name} more than {pace.per_s:g} times a second: try again later")
+        return nullcontext()
 
     def _certified(self, context: Any) -> e.Certified | None:
         """Whom a session is of."""

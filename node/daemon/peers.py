@@ -9,6 +9,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+from atoll.node import limits
 from atoll.node.daemon.config import NodeConfig
 from atoll.node.daemon.discover import address_for_peers, local_address_towards
 from atoll.node.daemon.home import Home
@@ -26,10 +27,6 @@ from atoll.protocol.machine import Machine
 from atoll.protocol.trust.security import PLAIN, Security
 
 log = logging.getLogger("atoll.node")
-
-MAX_PEER_CONNECTIONS = 4096
-"""Or half of the descriptors: the node's own connections and files need the others."""
-PEER_IDLE_LIMIT_S = 300.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +99,8 @@ async def listen_for_peers(
         PeerService(hub).handlers,
         machine.network,
         security=security,
-        max_connections=descriptors.for_connections(limit, min(MAX_PEER_CONNECTIONS, limit // 2), "peers"),
-        idle_limit_s=PEER_IDLE_LIMIT_S,
+        max_connections=descriptors.for_connections(limit, min(limits.MAX_PEER_CONNECTIONS, limit // 2), "peers"),
+        idle_limit_s=limits.PEER_IDLE_LIMIT_S,
     )
     stack.push_async_callback(server.stop, 0.5)
     stack.push_async_callback(hub.close)

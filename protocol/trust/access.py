@@ -4,6 +4,7 @@ may be called by nobody."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from functools import wraps
 from typing import Any
 
@@ -37,15 +38,15 @@ MAY_CALL: Mapping[str, frozenset[Kind]] = {
 }
 
 Refusal = Callable[[Caller], str]
-LetIn = Callable[[Caller, str, Any], None]
+LetIn = Callable[[Caller, str, Any], AbstractContextManager[Any]]
 
 
 def _nobody_else(caller: Caller) -> str:
     return ""
 
 
-def _all(caller: Caller, method: str, context: Any) -> None:
-    pass
+def _all(caller: Caller, method: str, context: Any) -> AbstractContextManager[None]:
+    return nullcontext()
 
 
 def guarded(
@@ -56,9 +57,9 @@ def guarded(
     let_in: LetIn = _all,
 ) -> dict[str, Any]:
     """The handlers of that service, each for those alone that may call it. `refusal`: why this caller may not, whatever
-    the table says; empty if it may. `let_in` hears of each call of somebody who may, before its handler does, with the
-    method and the call's context; it may raise AtollError. In plain text nobody knows who calls, and everybody
-    may."""
+    the table says; empty if it may. `let_in` hears of each call of somebody who may, with the method and the
+    call's context, and gives what the call is inside of; it may raise AtollError. In plain text nobody knows who calls,
+    and everybody may."""
     return {
         name: handler._replace(**_guarded_behaviour(f"{service}/{name}", handler, security, refusal, let_in))
         for name, handler in handlers.items()
@@ -76,11 +77,11 @@ def _guarded_behaviour(
         try:
             caller = security.caller(context)
             check(method, caller, refusal)
-            if caller is not None:
-                let_in(caller, method, context)
+            lasts = let_in(caller, method, context) if caller is not None else nullcontext()
         except AtollError as error:
             await abort(context, error)
-        return await behaviour(asked, context)
+        with lasts:
+            return await behaviour(asked, context)
 
     return {field: checked}
 

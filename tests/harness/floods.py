@@ -1,11 +1,14 @@
 """`python -m tests.harness.floods KIND HOST:PORT [SOURCE]`: floods that port of this machine until it is killed, as
-somebody without a certificate, with what one core can do, from the address SOURCE. Prints `flooding` when it begins.
+somebody without a certificate, with what one core can do, from the address SOURCE (127.3.*.*: from thousands). Prints
+`flooding` when it begins.
 
 It never leaves loopback.
 """
 
 from __future__ import annotations
 
+import random
+import re
 import select
 import socket
 import ssl
@@ -61,7 +64,7 @@ def _connected(address: Address, num: int) -> Iterator[socket.socket]:
         client.setblocking(False)
         try:
             if SOURCE:
-                client.bind((SOURCE[0], 0))
+                client.bind((re.sub(r"\*", lambda _: str(random.randrange(1, 255)), SOURCE[0]), 0))
             client.connect(address)
         except BlockingIOError:
             pass

@@ -444,6 +444,33 @@ def test_a_site_that_does_not_read_is_cut_off(tmp_path: Path, monkeypatch: pytes
     serving(test, tmp_path)
 
 
+def test_a_site_that_floods_one_kind_of_message_waits_and_others_do_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is read no faster than a site has to say; nothing that it said is lost, and it is not cut off."""
+    monkeypatch.setattr(limits, "PACE_OF_MESSAGES", Pace(at_once=3, per_s=1e-6))
+
+    async def test(server: CoordinatorServer) -> None:
+        a, b = Client(server.address, "a"), Client(server.address, "b")
+        await a.join()
+        await b.join()
+        for _ in range(20):
+            a.say(m.FindSources(has_state=False, after_commit=0))
+        for _ in range(3):
+            await a.hear(m.Sources)
+        while not (await server.document())["delayed_messages"]:
+            await asyncio.sleep(0)
+        for _ in range(3):
+            b.say(m.FindSources(has_state=False, after_commit=0))
+            await b.hear(m.Sources)
+        assert (await server.document())["delayed_messages"] == {"FindSources": 1}, "the next one is not read yet"
+        assert all(site["connected"] for site in (await server.document())["sites"])
+        for client in (a, b):
+            await client.close()
+
+    serving(test, tmp_path)
+
+
 def test_streams_end_cleanly_when_the_coordinator_stops(tmp_path: Path) -> None:
     clients: list[Client] = []
 

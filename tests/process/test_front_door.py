@@ -11,16 +11,30 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import grpc
 import pytest
 
 from atoll.coordinator import limits
+from atoll.coordinator.authority import Authority
+from atoll.coordinator.config import CoordinatorConfig
+from atoll.coordinator.core.asked import InviteAsked
 from atoll.coordinator.door_counts import Turned
 from atoll.coordinator.front_door import FrontDoor
+from atoll.coordinator.service import CoordinatorServer
+from atoll.protocol import transport
 from atoll.protocol.addresses import parse_address
 from atoll.protocol.errors import HostError, PeerError
+from atoll.protocol.machine import Machine
+from atoll.protocol.pace import Pace
 from atoll.protocol.sync_settings import SyncSettings
+from atoll.protocol.trust.invites import from_text
+from atoll.protocol.trust.security import MutualTls
+from atoll.protocol.v1 import session_pb2, session_pb2_grpc
 from tests.harness.chaos import WORKER, settings
+from tests.harness.coordinator_story import some_settings
+from tests.harness.load_sites import joined
 from tests.harness.local_run import LocalRun
+from tests.harness.memory_store import MemoryStore
 
 LIMIT_S = 20.0
 RUN_LIMIT_S = 60.0
@@ -235,7 +249,54 @@ def test_a_port_that_is_taken_is_said(tmp_path: Path) -> None:
     through(test)
 
 
-@pytest.mark.parametrize("kind", ["handshakes", "big-messages", "resets"])
+async def calls(server: CoordinatorServer, handshake: transport.Handshake, num: int) -> list[grpc.StatusCode]:
+    """How so many calls for the status went, on one connection."""
+    found = []
+    channel = transport.open_channel(server.address, handshake=handshake, max_message_bytes=1 << 20)
+    try:
+        stub = session_pb2_grpc.CoordinatorServiceStub(channel)
+        for _ in range(num):
+            try:
+                await stub.Status(session_pb2.StatusRequest(), timeout=LIMIT_S)
+                found.append(grpc.StatusCode.OK)
+            except grpc.aio.AioRpcError as error:
+                found.append(error.code())
+    finally:
+        await channel.close()
+    return found
+
+
+def test_a_crowd_of_viewers_is_bounded_by_certificate_and_not_by_address(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Over TLS; all come from one address, which has one place for strangers."""
+    monkeypatch.setattr(limits, "CALLS_OF_ONE", Pace(at_once=3, per_s=1e-6))
+
+    async def main() -> None:
+        config = CoordinatorConfig(store_path=tmp_path / "run.db", listen=f"{HERE}:0", connections_per_address=1)
+        authority = Authority.opened(tmp_path / "trust", "run", Machine())
+        tls = MutualTls("run", authority.shown())
+        settings = some_settings(run_id="run", min_sites=2)
+        server = CoordinatorServer(config, settings, MemoryStore(), authority=authority, security=tls)
+        await server.start()
+        running = asyncio.create_task(server.run())
+        try:
+            viewers = []
+            for name in ("v", "w"):
+                answer = await server.ask(InviteAsked(role="viewer", name=name))
+                viewers.append(await joined(from_text(answer.found)))
+            ok, later = grpc.StatusCode.OK, grpc.StatusCode.UNAVAILABLE
+            assert await calls(server, viewers[0], 5) == [ok, ok, ok, later, later]
+            assert await calls(server, viewers[1], 3) == [ok, ok, ok]
+            assert sum((await server.document())["turned_away"].values()) == 0
+        finally:
+            await server.stop()
+            await running
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("kind", ["handshakes", "resets"])
 def test_beside_a_flood_commits_go_on_and_sites_come_in(kind: str, tmp_path: Path) -> None:
     """From an address of its own; it takes no place of others."""
     with LocalRun(tmp_path, replace(settings(min_sites=2), sync=SyncSettings(every=5)), secured=True) as run:

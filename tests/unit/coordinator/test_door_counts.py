@@ -58,7 +58,7 @@ def test_the_newest_connections_of_a_certificate_stay() -> None:
     """A node that starts again is not locked out by those that died with it."""
     counts = Counts(per_address=100, in_all=100)
     most = limits.MAX_CONNECTIONS_OF_ONE
-    ended = []
+    ended: list[int] = []
     for number in range(most + 3):
         counts.come(number, HERE, 0.0)
         ended += counts.is_of(number, "site", 0.0)
@@ -79,6 +79,19 @@ def test_whoever_says_nothing_is_late_and_whoever_is_known_is_not() -> None:
     assert len(counts) == 1
 
 
+def test_a_crowd_of_strangers_has_a_pace_and_sites_that_come_in_do_not() -> None:
+    """However many addresses they have."""
+    counts = Counts(per_address=2, in_all=100_000)
+    for number in range(2 * limits.STRANGERS.at_once):
+        assert counts.come(number, "10.0.0.1", 0.0) == ()
+        counts.is_of(number, f"site {number}", 0.0)
+    first, came = number + 1, 0
+    while not isinstance(found := counts.come(first + came, f"10.1.{came // 256}.{came % 256}", 0.0), Turned):
+        came += 1
+    assert (found, came) == (Turned.CROWD, limits.STRANGERS.at_once)
+    assert counts.come(-1, "10.0.0.1", 1 / limits.STRANGERS.per_s) == ()
+
+
 def test_where_all_places_are_taken_the_address_with_the_most_makes_room() -> None:
     counts = Counts(per_address=100, in_all=5)
     for number in range(4):
@@ -95,7 +108,7 @@ def test_strangers_have_a_bound_of_their_own() -> None:
     counts = Counts(per_address=10, in_all=100_000)
     made_room = 0
     for number in range(2 * limits.MAX_STRANGERS):
-        room = counts.come(number, f"10.{number // 256 % 256}.{number % 256}.1", 0.0)
+        room = counts.come(number, f"10.{number // 256 % 256}.{number % 256}.1", number / limits.STRANGERS.per_s / 100)
         assert not isinstance(room, Turned)
         made_room += len(room)
     assert counts.num_strangers == limits.MAX_STRANGERS == made_room
