@@ -4,9 +4,11 @@ from then on. Pure: time is passed in."""
 from __future__ import annotations
 
 import ipaddress
+from collections import Counter
 from collections.abc import Hashable
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import takewhile
 from typing import TypeVar
 
 from atoll.coordinator import limits
@@ -22,8 +24,6 @@ class Turned(StrEnum):
     """Its address has as many that nobody has shown a certificate on."""
     PACE = "pace"
     """Its address opens them too fast."""
-    CROWD = "crowd"
-    """All addresses together open them too fast."""
     FULL = "full"
     """There are as many as there may be."""
     NO_TLS = "no TLS"
@@ -41,7 +41,8 @@ class _Guest:
 
 
 class Counts:
-    """Numbers are those of connections."""
+    """Numbers are those of connections. A connection comes, waits for its handshake when it has said its first words,
+    enters, and is of somebody; and it may be gone at any time."""
 
     def __init__(self, *, per_address: int, in_all: int) -> None:
         self._per_address = per_address
@@ -51,15 +52,14 @@ class Counts:
         self._known: dict[int, Hashable] = {}
         self._of_identity: dict[Hashable, dict[int, None]] = {}  # of these, the oldest first
         self._came = Buckets[str](Pace(per_address, per_address / limits.REFILL_S), limits.MAX_SOURCES)
-        self._came_in_all = Buckets[None](limits.STRANGERS, 1)
+        self._waiting: dict[int, None] = {}  # of strangers, the oldest first
+        self._entered: dict[int, float] = {}  # of strangers, when; the oldest first
+        self._entered_of: Counter[str] = Counter()
+        self._handshakes = Buckets[None](limits.HANDSHAKES, 1)
         self._known_again = Buckets[Hashable](limits.CONNECTIONS_OF_ONE, limits.MAX_SOURCES)
 
     def __len__(self) -> int:
         return len(self._strangers) + len(self._known)
-
-    @property
-    def num_strangers(self) -> int:
-        return len(self._strangers)
 
     def come(self, number: int, address: str, now: float) -> Turned | tuple[int, ...]:
         """Why it may not stay; or those that make room for it."""
@@ -68,11 +68,8 @@ class Counts:
             return Turned.ADDRESS
         if not self._came.take(source, now):
             return Turned.PACE
-        if not self._came_in_all.take(None, now):
-            self._came.give_back(source, now)
-            return Turned.CROWD
         room: tuple[int, ...] = ()
-        if len(self) >= self._in_all or len(self._strangers) >= limits.MAX_STRANGERS:
+        if len(self) >= self._in_all:
             if not self._strangers:
                 return Turned.FULL
             crowd = max(self._of_source.values(), key=len)
@@ -81,6 +78,29 @@ class Counts:
         self._strangers[number] = _Guest(source, now + limits.HANDSHAKE_LIMIT_S)
         self._of_source.setdefault(source, {})[number] = None
         return room
+
+    def wait(self, number: int) -> None:
+        """For its handshake: it has said something."""
+        self._waiting[number] = None
+
+    def enter(self, now: float) -> tuple[int, ...]:
+        """Those that may begin their handshakes, the oldest first."""
+        found = []
+        for number in tuple(self._waiting):
+            guest = self._strangers[number]
+            if len(self._entered) >= limits.MAX_HANDSHAKES:
+                break
+            if self._entered_of[guest.source] >= limits.MAX_HANDSHAKES_OF_ADDRESS:
+                continue
+            if not self._handshakes.take(None, now):
+                break
+            del self._waiting[number], self._strangers[number]
+            guest.until_s = now + limits.HANDSHAKE_LIMIT_S
+            self._strangers[number] = guest  # in the order of their limits
+            self._entered[number] = now
+            self._entered_of[guest.source] += 1
+            found.append(number)
+        return tuple(found)
 
     def is_of(self, number: int, identity: Hashable, now: float) -> tuple[int, ...]:
         """Somebody has shown a certificate on it; those that make room for it. It no longer counts for its address, as
@@ -91,7 +111,7 @@ class Counts:
         self.gone(number)
         if self._known_again.take(identity, now):
             self._came.give_back(guest.source, now)
-            self._came_in_all.give_back(None, now)
+            self._handshakes.give_back(None, now)
         self._known[number] = identity
         own = self._of_identity.setdefault(identity, {})
         own[number] = None
@@ -106,22 +126,24 @@ class Counts:
     def gone(self, number: int) -> None:
         if (guest := self._strangers.pop(number, None)) is not None:
             _leave(self._of_source, guest.source, number)
+            self._waiting.pop(number, None)
+            if self._entered.pop(number, None) is not None:
+                self._entered_of[guest.source] -= 1
+                if not self._entered_of[guest.source]:
+                    del self._entered_of[guest.source]
         elif number in self._known:
             _leave(self._of_identity, self._known.pop(number), number)
 
     def late(self, now: float) -> tuple[int, ...]:
         """Those on which nobody has shown a certificate in time; they are gone."""
-        found = []
-        for number, guest in self._strangers.items():
-            if guest.until_s > now:
-                break
-            found.append(number)
+        found = list(takewhile(lambda number: self._strangers[number].until_s <= now, self._strangers))
+        if self._waiting:
+            slow_s = now - limits.CROWDED_HANDSHAKE_LIMIT_S
+            found += takewhile(lambda number: self._entered[number] <= slow_s, self._entered)
+        found = list(dict.fromkeys(found))
         for number in found:
             self.gone(number)
         return tuple(found)
-
-    def next_late(self) -> float | None:
-        return next((guest.until_s for guest in self._strangers.values()), None)
 
 
 def _leave(groups: dict[K, dict[int, None]], key: K, number: int) -> None:

@@ -90,6 +90,7 @@ class FrontDoor:
         if not self._counts.is_here(number):
             raise PeerError("this connection did not come by the coordinator's port, or was closed just now")
         self._end(self._counts.is_of(number, identity, self._loop.time()), Turned.IDENTITY)
+        self._let_enter()
 
     def _number_of(self, peer: str) -> int:
         number = peer.removeprefix(f"unix-abstract:{self._behind}-")
@@ -120,7 +121,17 @@ class FrontDoor:
         accepted.setblocking(False)
         accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         own_name = f"{self._behind}-{number}"
-        self._guests[number] = Guest(accepted, own_name, self._behind, partial(self._gone, number))
+        self._guests[number] = Guest(
+            accepted, own_name, self._behind, partial(self._waits, number), partial(self._gone, number)
+        )
+
+    def _waits(self, number: int) -> None:
+        self._counts.wait(number)
+        self._let_enter()
+
+    def _let_enter(self) -> None:
+        for number in self._counts.enter(self._loop.time()):
+            self._guests[number].enter()
 
     def _gone(self, number: int, why: Turned | None) -> None:
         del self._guests[number]
@@ -130,7 +141,8 @@ class FrontDoor:
 
     def _hurry(self, source: str) -> None:
         self._too_fast[source] += 1
-        if self._too_fast[source] > limits.MAX_TURNED_AWAY and len(self._shut) < limits.MAX_SHUT:
+        is_flood = self._too_fast[source] > limits.MAX_TURNED_AWAY and source not in self._shut
+        if is_flood and len(self._shut) < limits.MAX_SHUT:
             self._shut[source] = self._loop.time() + limits.SHUT_S
             log.warning("%s opens connections too fast: its next ones are dropped for %g s", source, limits.SHUT_S)
             self._shut_out()
@@ -143,9 +155,10 @@ class FrontDoor:
             log.warning("the kernel drops nobody's connections: %s", error.strerror)
 
     def _look(self) -> None:
-        """Now and then: who has not shown a certificate in time, and who may come again."""
+        """Now and then: who has not shown a certificate in time, who may enter, and who may come again."""
         now = self._loop.time()
         self._end(self._counts.late(now), Turned.SILENT)
+        self._let_enter()
         self._too_fast.clear()
         again = [source for source, until_s in self._shut.items() if until_s <= now]
         for source in again:

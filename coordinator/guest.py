@@ -19,15 +19,22 @@ _BUFFER = memoryview(bytearray(limits.BUFFERED_BYTES))
 
 
 class Guest:
-    """Until `abort`, or until both sides have ended; `gone` hears of that, with what was wrong with it."""
+    """Until `abort`, or until both sides have ended; `gone` hears of that, with what was wrong with it.
+
+    It `waits` once it has begun to speak TLS, and does not go on before `enter`. `own_name`: of the connection to
+    `behind`, both names of abstract Unix sockets."""
 
     def __init__(
-        self, accepted: socket.socket, own_name: str, behind: str, gone: Callable[[Turned | None], None]
+        self,
+        accepted: socket.socket,
+        own_name: str,
+        behind: str,
+        waits: Callable[[], None],
+        gone: Callable[[Turned | None], None],
     ) -> None:
-        """`own_name`: of the connection to `behind`, both names of abstract Unix sockets."""
         self._loop = asyncio.get_running_loop()
         self._own_name, self._behind = own_name, behind
-        self._gone = gone
+        self._waits, self._gone = waits, gone
         self._is_over = False
         self._sockets = [accepted]
         self._num_ended = 0  # of its two ways
@@ -42,11 +49,13 @@ class Guest:
         except OSError:
             first = b""
         if first == TLS_HANDSHAKE:
-            self._enter(accepted)
+            self._loop.remove_reader(accepted)
+            self._waits()
         else:
             self.abort(Turned.NO_TLS if first else None)
 
-    def _enter(self, accepted: socket.socket) -> None:
+    def enter(self) -> None:
+        accepted = self._sockets[0]
         inner = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         self._sockets.append(inner)
         try:

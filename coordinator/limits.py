@@ -14,12 +14,17 @@ CONNECTIONS_PER_ADDRESS = 128
 """On which nobody has shown a certificate, at once; as many may come at once, and then as many in REFILL_S. Those of
 sites that come in do not count any more."""
 REFILL_S = 10.0
-MAX_STRANGERS = 512
-"""Connections on which nobody has shown a certificate, of all addresses."""
-STRANGERS = Pace(at_once=1024, per_s=64.0)
-"""That come, of all addresses; those that show one do not count. A handshake costs some two milliseconds."""
+MAX_HANDSHAKES = 128
+"""Connections that speak TLS with gRPC and on which nobody has shown a certificate, each some 75 kB there; the others
+wait before the door, where they cost next to nothing."""
+MAX_HANDSHAKES_OF_ADDRESS = 64
+HANDSHAKES = Pace(at_once=256, per_s=64.0)
+"""That are begun, for all addresses; those that end with a certificate do not count. Each costs some two
+milliseconds."""
+CROWDED_HANDSHAKE_LIMIT_S = 2.0
+"""From its beginning, while others wait."""
 HANDSHAKE_LIMIT_S = 10.0
-"""From a connection to the first call of somebody who may call."""
+"""To the first call of somebody who may call: from the connection, and again from the beginning of its handshake."""
 MAX_CONNECTIONS_OF_ONE = 16
 """Of one certificate's name; the newest stay, so a node that starts again is not locked out by its own dead ones."""
 CONNECTIONS_OF_ONE = Pace(at_once=32, per_s=1.0)
@@ -34,8 +39,8 @@ DESCRIPTORS_EACH = 3
 """Of a connection through the front door: its own, and both ends of the one behind it."""
 MAX_SOURCES = 4096
 """Addresses and identities of which the pace is remembered."""
-LOOK_EVERY_S = 1.0
-"""For connections that are late, and addresses that may come again."""
+LOOK_EVERY_S = 0.25
+"""For connections that are late, those that wait, and addresses that may come again."""
 MAX_TURNED_AWAY = 64
 """Of one address, between two looks: after that the kernel is asked to drop what it sends to open another one."""
 SHUT_S = 5.0

@@ -40,7 +40,6 @@ def test_sites_that_are_in_do_not_count_for_the_address_that_they_share() -> Non
     for number in range(1000):
         assert counts.come(number, HERE, 0.0) == ()
         assert counts.is_of(number, f"site {number}", 0.0) == ()
-    assert counts.num_strangers == 0
     assert [counts.come(n, HERE, 0.0) for n in range(1000, 1005)] == [(), (), (), (), Turned.ADDRESS]
 
 
@@ -79,17 +78,77 @@ def test_whoever_says_nothing_is_late_and_whoever_is_known_is_not() -> None:
     assert len(counts) == 1
 
 
-def test_a_crowd_of_strangers_has_a_pace_and_sites_that_come_in_do_not() -> None:
-    """However many addresses they have."""
+def a_crowd(counts: Counts, num: int, now: float = 0.0, first: int = 0, per_address: int = 1) -> list[int]:
+    """Connections that have come and said their first words, from as many addresses as that takes."""
+    numbers = list(range(first, first + num))
+    for number in numbers:
+        network = number // per_address
+        assert counts.come(number, f"10.1.{network // 256}.{network % 256}", now) == ()
+        counts.wait(number)
+    return numbers
+
+
+def test_so_many_handshakes_are_under_way_and_the_others_wait_for_places() -> None:
+    counts = Counts(per_address=2, in_all=10_000)
+    most = limits.MAX_HANDSHAKES
+    numbers = a_crowd(counts, most + 5)
+    assert list(counts.enter(0.0)) == numbers[:most]
+    assert counts.enter(1.0) == ()
+    counts.is_of(0, "site", 1.0)
+    counts.gone(1)
+    assert list(counts.enter(1.0)) == numbers[most : most + 2]
+    for number in numbers:
+        counts.gone(number)
+    assert not counts.enter(2.0)
+
+
+def test_one_address_leaves_handshakes_to_others() -> None:
+    counts = Counts(per_address=1000, in_all=10_000)
+    most = limits.MAX_HANDSHAKES_OF_ADDRESS
+    numbers = a_crowd(counts, most + 1, per_address=1000)
+    assert list(counts.enter(0.0)) == numbers[:most]
+    counts.come(5000, HERE, 0.0)
+    counts.wait(5000)
+    assert counts.enter(0.0) == (5000,)
+    counts.gone(0)
+    assert counts.enter(0.0) == (most,)
+
+
+def test_handshakes_have_a_pace_and_those_of_sites_that_come_in_do_not_count() -> None:
+    """However many addresses there are."""
     counts = Counts(per_address=2, in_all=100_000)
-    for number in range(2 * limits.STRANGERS.at_once):
-        assert counts.come(number, "10.0.0.1", 0.0) == ()
+    for number in range(10 * limits.HANDSHAKES.at_once):
+        a_crowd(counts, 1, first=number)
+        assert counts.enter(0.0) == (number,)
         counts.is_of(number, f"site {number}", 0.0)
-    first, came = number + 1, 0
-    while not isinstance(found := counts.come(first + came, f"10.1.{came // 256}.{came % 256}", 0.0), Turned):
-        came += 1
-    assert (found, came) == (Turned.CROWD, limits.STRANGERS.at_once)
-    assert counts.come(-1, "10.0.0.1", 1 / limits.STRANGERS.per_s) == ()
+    a_crowd(counts, 2 * limits.HANDSHAKES.at_once, first=50_000)
+    num_begun = 0
+    while numbers := counts.enter(0.0):
+        num_begun += len(numbers)
+        for number in numbers:
+            counts.gone(number)
+    assert num_begun == limits.HANDSHAKES.at_once
+    assert len(counts.enter(1 / limits.HANDSHAKES.per_s)) == 1
+
+
+def test_whoever_takes_long_over_a_handshake_makes_room_where_others_wait() -> None:
+    counts = Counts(per_address=2, in_all=10_000)
+    numbers = a_crowd(counts, limits.MAX_HANDSHAKES)
+    counts.enter(0.0)
+    limit_s = limits.CROWDED_HANDSHAKE_LIMIT_S
+    assert counts.late(limit_s) == (), "nobody waits"
+    (waits,) = a_crowd(counts, 1, limit_s, first=1000)
+    assert counts.late(limit_s - 0.1) == ()
+    assert list(counts.late(limit_s)) == numbers
+    assert counts.enter(limit_s) == (waits,)
+
+
+def test_the_time_for_a_handshake_begins_when_it_does() -> None:
+    counts = Counts(per_address=2, in_all=10_000)
+    (number,) = a_crowd(counts, 1)
+    assert counts.enter(limits.HANDSHAKE_LIMIT_S - 0.1) == (number,)
+    assert counts.late(2 * limits.HANDSHAKE_LIMIT_S - 0.2) == ()
+    assert counts.late(2 * limits.HANDSHAKE_LIMIT_S - 0.1) == (number,)
 
 
 def test_where_all_places_are_taken_the_address_with_the_most_makes_room() -> None:
@@ -102,16 +161,6 @@ def test_where_all_places_are_taken_the_address_with_the_most_makes_room() -> No
     for number in (2, 3, 4, 5, 6):
         counts.is_of(number, f"site {number}", 0.0)
     assert counts.come(7, "10.0.0.5", 0.0) is Turned.FULL, "nobody who is known makes room for a stranger"
-
-
-def test_strangers_have_a_bound_of_their_own() -> None:
-    counts = Counts(per_address=10, in_all=100_000)
-    made_room = 0
-    for number in range(2 * limits.MAX_STRANGERS):
-        room = counts.come(number, f"10.{number // 256 % 256}.{number % 256}.1", number / limits.STRANGERS.per_s / 100)
-        assert not isinstance(room, Turned)
-        made_room += len(room)
-    assert counts.num_strangers == limits.MAX_STRANGERS == made_room
 
 
 @pytest.mark.parametrize(
@@ -135,11 +184,15 @@ def test_counts_stay_true_whatever_happens() -> None:
     here: set[int] = set()
     for number in range(20_000):
         now = number / 50
-        match draw.randrange(4):
+        match draw.randrange(5):
+            case 4:
+                for one in counts.enter(now):
+                    assert one in here
             case 0 | 1:
                 found = counts.come(number, f"10.0.0.{draw.randrange(12)}", now)
                 if not isinstance(found, Turned):
                     here = here - set(found) | {number}
+                    counts.wait(number)
             case 2 if here:
                 one = draw.choice(sorted(here))
                 here -= set(counts.is_of(one, f"site {draw.randrange(3)}", now))
@@ -153,4 +206,5 @@ def test_counts_stay_true_whatever_happens() -> None:
     for one in here:
         counts.gone(one)
     assert len(counts) == 0
-    assert not counts._of_source and not counts._of_identity, "nothing stays behind"
+    left = (counts._of_source, counts._of_identity, counts._waiting, counts._entered, counts._entered_of)
+    assert not any(left), "nothing stays behind"
