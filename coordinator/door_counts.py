@@ -56,10 +56,15 @@ class Counts:
         self._entered: dict[int, float] = {}  # of strangers, when; the oldest first
         self._entered_of: Counter[str] = Counter()
         self._handshakes = Buckets[None](limits.HANDSHAKES, 1)
+        self._accepted = Buckets[None](limits.ACCEPTED, 1)
         self._known_again = Buckets[Hashable](limits.CONNECTIONS_OF_ONE, limits.MAX_SOURCES)
 
     def __len__(self) -> int:
         return len(self._strangers) + len(self._known)
+
+    def may_come(self, now: float) -> bool:
+        """After one has been taken from the kernel, of whomever: whether others may be, now."""
+        return self._accepted.take(None, now)
 
     def come(self, number: int, address: str, now: float) -> Turned | tuple[int, ...]:
         """Why it may not stay; or those that make room for it."""
@@ -112,6 +117,7 @@ class Counts:
         if self._known_again.take(identity, now):
             self._came.give_back(guest.source, now)
             self._handshakes.give_back(None, now)
+            self._accepted.give_back(None, now)
         self._known[number] = identity
         own = self._of_identity.setdefault(identity, {})
         own[number] = None

@@ -65,7 +65,6 @@ class FrontDoor:
             raise cannot_listen(listen) from None
         listening.setblocking(False)
         self._listening = listening
-        self._loop.add_reader(listening, self._accept)
         self._look()
         return int(listening.getsockname()[1])
 
@@ -103,10 +102,15 @@ class FrontDoor:
                 accepted, address = self._listening.accept()
             except (BlockingIOError, ConnectionAbortedError, InterruptedError):
                 return
-            except OSError as error:  # no descriptor is free: those that wait are tried again when one is
-                log.warning("no connection is taken: %s", error.strerror)
-                return
+            except OSError as error:
+                log.warning("no connection is taken for a moment: %s", error.strerror)
+                break
             self._take(accepted, address[0])
+            if not self._counts.may_come(self._loop.time()):
+                break
+        else:
+            return  # others have their turn
+        self._loop.remove_reader(self._listening)  # until `_look`
 
     def _take(self, accepted: socket.socket, address: str) -> None:
         number = next(self._numbers)
@@ -159,6 +163,8 @@ class FrontDoor:
         now = self._loop.time()
         self._end(self._counts.late(now), Turned.SILENT)
         self._let_enter()
+        if self._listening is not None:
+            self._loop.add_reader(self._listening, self._accept)
         self._too_fast.clear()
         again = [source for source, until_s in self._shut.items() if until_s <= now]
         for source in again:

@@ -14,6 +14,9 @@ CONNECTIONS_PER_ADDRESS = 128
 """On which nobody has shown a certificate, at once; as many may come at once, and then as many in REFILL_S. Those of
 sites that come in do not count any more."""
 REFILL_S = 10.0
+ACCEPTED = Pace(at_once=4096, per_s=250.0)
+"""Connections that are taken from the kernel, of all addresses; those that show a certificate do not count. Each costs
+up to 0.1 ms, however short it is."""
 MAX_HANDSHAKES = 128
 """Connections that speak TLS with gRPC and on which nobody has shown a certificate, each some 75 kB there; the others
 wait before the door, where they cost next to nothing."""

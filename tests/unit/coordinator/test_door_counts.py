@@ -151,6 +151,16 @@ def test_the_time_for_a_handshake_begins_when_it_does() -> None:
     assert counts.late(2 * limits.HANDSHAKE_LIMIT_S - 0.1) == (number,)
 
 
+def test_strangers_are_taken_from_the_kernel_at_a_pace_and_sites_that_come_in_do_not_count() -> None:
+    counts = Counts(per_address=2, in_all=100_000)
+    for number in range(2 * limits.ACCEPTED.at_once):
+        assert counts.may_come(0.0)
+        a_crowd(counts, 1, first=number)
+        counts.is_of(number, f"site {number}", 0.0)
+    assert [counts.may_come(0.0) for _ in range(limits.ACCEPTED.at_once + 1)].count(True) == limits.ACCEPTED.at_once
+    assert counts.may_come(1 / limits.ACCEPTED.per_s)
+
+
 def test_where_all_places_are_taken_the_address_with_the_most_makes_room() -> None:
     counts = Counts(per_address=100, in_all=5)
     for number in range(4):
