@@ -29,6 +29,8 @@ LIMIT_S = 120.0
 SETTLED = 10
 """Commits before anything is measured."""
 OF_PAGE = "page"
+LEAST_SHARE, MOST_BYTES = 0.9, 20e6
+"""Of the pace, and of the memory; else the benchmark fails."""
 
 
 def main(argv: list[str]) -> int:
@@ -58,37 +60,37 @@ def main(argv: list[str]) -> int:
             run.start_node(f"site-{number}", worker, extra=["--listen", peer] if number == 0 else [])
         run.wait(lambda status: status["last_commit"] >= SETTLED, LIMIT_S)
         process = run.nodes["site-0"] if args.of_node else coordinator
-        victim = cores[1], process.popen.pid, args.source
         where = peer if args.of_node else run.address
-        print(f"{args.sites} sites and their coordinator on one core, the attacker on another; {args.measured_s:g} s each")
+
+        def measured(kind: str) -> tuple[float, float]:
+            attack = ["taskset", "-c", str(cores[1]), sys.executable, "-m", "tests.harness.floods"]
+            attack += [kind, page if kind == OF_PAGE else where, args.source]
+            return _measure(run, attack, args.measured_s, process.popen.pid)
+
+        print(f"{args.sites} sites and coordinator on one core, the attacker on another; {args.measured_s:g} s each")
         print(f"{'flood':>14} {'commits/s':>10} {'burning':>8} {'remains':>8} {'memory, MB':>11}", flush=True)
-        before = _measure(run, "burn", where, args.measured_s, *victim)[0]
+        before = measured("burn")[0]
         failed = False
         for kind in args.kinds:
-            at = page if kind == OF_PAGE else where
-            found, grown = _measure(run, kind, at, args.measured_s, *victim)
-            after = _measure(run, "burn", where, args.measured_s, *victim)[0]
+            found, grown = measured(kind)
+            after = measured("burn")[0]
             burning, before = (before + after) / 2, after
-            failed |= found < 0.9 * burning or grown > 20e6
+            failed |= found < LEAST_SHARE * burning or grown > MOST_BYTES
             row = f"{kind:>14} {found:>10.2f} {burning:>8.2f} {found / burning:>8.0%} {grown / 1e6:>11.1f}"
             print(row, flush=True)
     return int(failed)
 
 
-def _measure(run: LocalRun, kind: str, where: str, seconds: float, core: int, pid: int, source: str) -> tuple[float, float]:
+def _measure(run: LocalRun, attack: list[str], seconds: float, pid: int) -> tuple[float, float]:
     """Commits a second beside it, and by how many bytes that process was larger at most than before."""
     with _grown(pid) as grown:
-        attacker = run.start(f"attacker-{len(run.processes)}", _attack(core, kind, where, source))
+        attacker = run.start(f"attacker-{len(run.processes)}", attack)
         attacker.wait_for_line("flooding", LIMIT_S)
         first, began = run.status()["last_commit"], time.monotonic()
         time.sleep(seconds)
         last, ended = run.status()["last_commit"], time.monotonic()
         attacker.kill()
     return (last - first) / (ended - began), grown[0]
-
-
-def _attack(core: int, kind: str, where: str, source: str) -> list[str]:
-    return ["taskset", "-c", str(core), sys.executable, "-m", "tests.harness.floods", kind, where, source]
 
 
 @contextmanager

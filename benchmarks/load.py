@@ -85,9 +85,7 @@ def main(argv: list[str]) -> int:
 
 
 async def _invited(run: LocalRun, num_sites: int) -> dict[str, Handshake]:
-    return {
-        name: await joined(from_text(run.invite(name).read_text())) for name in map(name_of, range(num_sites))
-    }
+    return {name: await joined(from_text(run.invite(name).read_text())) for name in map(name_of, range(num_sites))}
 
 
 async def _measure(fleet: Fleet, num_sites: int, pid: int, started: float) -> tuple[float, float]:

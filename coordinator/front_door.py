@@ -83,8 +83,8 @@ class FrontDoor:
             guest.abort()
 
     def is_of(self, peer: str, identity: Hashable) -> None:
-        """The connection that gRPC knows as `peer`, once somebody who may call has called. Raises PeerError for one that
-        did not come through this door, or has gone."""
+        """The connection that gRPC knows as `peer`, once somebody who may call has called. Raises PeerError for one
+        that did not come through this door, or has gone."""
         number = self._number_of(peer)
         if not self._counts.is_here(number):
             raise PeerError("this connection did not come by the coordinator's port, or was closed just now")

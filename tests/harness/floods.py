@@ -178,7 +178,8 @@ def main(kind: str, address: str, *source: str) -> None:
     if not is_loopback(address):
         raise SystemExit(f"{address} is not of this machine alone")
     raise_limit()
-    print("flooding", flush=True)
+    sys.stdout.write("flooding\n")
+    sys.stdout.flush()
     KINDS[kind](parse_address(address))
 
 

@@ -458,7 +458,7 @@ def test_a_site_that_floods_one_kind_of_message_waits_and_others_do_not(
             a.say(m.FindSources(has_state=False, after_commit=0))
         for _ in range(3):
             await a.hear(m.Sources)
-        while not (await server.document())["delayed_messages"]:
+        while not (await server.document())["delayed_messages"]:  # noqa: ASYNC110
             await asyncio.sleep(0)
         for _ in range(3):
             b.say(m.FindSources(has_state=False, after_commit=0))

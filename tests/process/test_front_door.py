@@ -68,7 +68,9 @@ class Behind:
         writer.write(b"end")
         writer.close()
 
-    async def connect(self, source: str = HERE, say: bytes = HELLO) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    async def connect(
+        self, source: str = HERE, say: bytes = HELLO
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         reader, writer = await asyncio.open_connection(HERE, self.port, local_addr=(source, 0))
         self.writers.append(writer)
         writer.write(say)
@@ -94,7 +96,8 @@ async def a_door(per_address: int = 2, in_all: int = 100) -> AsyncIterator[Behin
     door = FrontDoor(per_address=per_address, in_all=in_all)
     behind = Behind(door)
     behind.may_read.set()
-    server = await asyncio.start_unix_server(behind.serve, path="\0" + door.address_behind.removeprefix("unix-abstract:"))
+    path = "\0" + door.address_behind.removeprefix("unix-abstract:")
+    server = await asyncio.start_unix_server(behind.serve, path=path)
     behind.port = door.start(f"{HERE}:0")
     try:
         async with asyncio.timeout(LIMIT_S):
@@ -229,7 +232,7 @@ def test_an_address_that_floods_is_dropped_by_the_kernel(monkeypatch: pytest.Mon
             return client.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1) == b"\x01"
 
     async def test(behind: Behind) -> None:
-        while is_taken(THERE, behind.port):
+        while is_taken(THERE, behind.port):  # noqa: ASYNC110
             await asyncio.sleep(0)
         assert behind.door.turned_away.total() == 6
         assert await behind.is_in(HERE)

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from atoll.cli.flags import given
-from atoll.coordinator import limits
+from atoll.coordinator.limits import CONNECTIONS_PER_ADDRESS, REFILL_S
 from atoll.protocol.errors import ConfigError, InvalidMessage
 from atoll.protocol.outer_settings import AUTO
 
@@ -66,10 +66,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--connections-per-address",
         type=int,
         metavar="N",
-        help="from one address, on which nobody has shown a certificate yet (default: "
-        f"{limits.CONNECTIONS_PER_ADDRESS}): as many at once, and then as many new ones in {limits.REFILL_S:g} s. Sites "
-        "that are in do not count, so hundreds may share an address behind a NAT; raise it if more than that start at "
-        "the same moment behind one",
+        help=f"from one address, on which nobody has shown a certificate yet (default: {CONNECTIONS_PER_ADDRESS}): as "
+        f"many at once, and then as many new ones in {REFILL_S:g} s. Sites that are in do not count, so hundreds may "
+        "share an address behind a NAT; raise it if more than that start at the same moment behind one",
     )
     parser.add_argument(
         "--http-listen",

@@ -79,8 +79,9 @@ def _check(args: argparse.Namespace, invite: Invite) -> None:
     if args.dry_run:
         raise ConfigError("--dry-run is for `atoll node`, once this machine has joined (`atoll join --enrol-only`)")
     node.refuse_hosts(args)
-    words = {"name": invite.name, "coordinator": invite.addresses[0], "run": "", "insecure": False, "insecure_network": True}
-    node.node_config(argparse.Namespace(**vars(args) | words))
+    words = {"name": invite.name, "coordinator": invite.addresses[0], "run": ""}
+    is_asked_no_more = {"insecure": False, "insecure_network": True}
+    node.node_config(argparse.Namespace(**vars(args) | words | is_asked_no_more))
 
 
 def read_invite(path: Path) -> Invite:

@@ -178,8 +178,8 @@ def refuse_hosts(args: argparse.Namespace) -> None:
     """Raises ConfigError for a site of several hosts that is not in plain text."""
     if args.site_hosts > 1:
         raise ConfigError(
-            "a site of several hosts has no certificates for them yet: it runs in plain text alone (--insecure-network), "
-            "in a network that nobody else reaches"
+            "a site of several hosts has no certificates for them yet: it runs in plain text alone "
+            "(--insecure-network), in a network that nobody else reaches"
         )
 
 

@@ -11,7 +11,7 @@ def test_after_a_rest_many_may_happen_at_once_and_then_as_many_as_the_pace_allow
     assert not buckets.take("a", 0.25)
     assert buckets.take("a", 0.5)
     assert not buckets.take("a", 0.75), "what was refused has cost nothing, what happened has"
-    assert [buckets.take("a", 100.0) for _ in range(4)] == [True, True, True, False], "a rest saves up no more than that"
+    assert [buckets.take("a", 100.0) for _ in range(4)] == [True, True, True, False], "no more is saved up"
 
 
 def test_one_key_does_not_slow_down_another_and_each_may_have_its_own_pace() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,12 +25,14 @@ NODE = NodeConfig(name="a", coordinator="127.0.0.1:7700", insecure=True)
 @pytest.mark.parametrize("field", ["coordinator", "listen", "advertise", "http_listen"])
 @pytest.mark.parametrize("address", [ELSEWHERE, "0.0.0.0:7700", "[::]:7700", "[2001:db8::1]:7700", "host.example:7700"])
 def test_a_node_is_in_plain_text_on_its_machine_alone_unless_it_is_forced(field: str, address: str) -> None:
-    config = replace(NODE, **{field: address})
+    changes: Any = {field: address}
+    config = replace(NODE, **changes)
     with pytest.raises(ConfigError, match=WHAT_TO_DO) as caught:
         node.validate(config)
     assert str(caught.value).startswith(f"--{field.replace('_', '-')} {address} with --insecure")
-    for forced in ({"insecure_network": True}, {"insecure": False, "insecure_network": True}, {"insecure": False}):
-        node.validate(replace(config, **forced))
+    node.validate(replace(config, insecure_network=True))
+    node.validate(replace(config, insecure=False, insecure_network=True))
+    node.validate(replace(config, insecure=False))
 
 
 def test_the_network_of_a_site_of_several_hosts_is_to_be_trusted_by_somebody() -> None:
@@ -48,7 +51,8 @@ def test_loopback_is_this_machine(address: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("field", ["listen", "http_listen"])
 def test_a_coordinator_that_would_be_in_plain_text_elsewhere_makes_nothing(field: str, tmp_path: Path) -> None:
-    config = replace(CoordinatorConfig(store_path=tmp_path / "run.db", insecure=True), **{field: "0.0.0.0:0"})
+    changes: Any = {field: "0.0.0.0:0"}
+    config = replace(CoordinatorConfig(store_path=tmp_path / "run.db", insecure=True), **changes)
     with pytest.raises(ConfigError, match=f"--{field.replace('_', '-')} 0.0.0.0:0 with --insecure.*{WHAT_TO_DO}"):
         asyncio.run(serve(config, RunSettings(run_id="run")))
     assert not list(tmp_path.iterdir())
