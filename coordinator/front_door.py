@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-import secrets
 import socket
 from collections import Counter
 from collections.abc import Hashable
@@ -32,10 +31,11 @@ ACCEPTED_AT_ONCE = 64
 class FrontDoor:
     """Listens from `start` to `close`."""
 
-    def __init__(self, *, per_address: int, in_all: int) -> None:
+    def __init__(self, name: str, *, per_address: int, in_all: int) -> None:
+        """`name`: nobody else on this machine has it."""
         self.turned_away: Counter[Turned] = Counter()
         self._counts = Counts(per_address=per_address, in_all=in_all)
-        self._behind = f"atoll-{secrets.token_hex(16)}"
+        self._behind = f"atoll-{name}"
         self._loop = asyncio.get_running_loop()
         self._numbers = itertools.count(1)
         self._listening: socket.socket | None = None

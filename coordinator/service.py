@@ -47,6 +47,8 @@ SERVICE = "atoll.protocol.v1.CoordinatorService"
 MAX_BATCH = 256
 """Events that are handled together."""
 STOP_GRACE_S = 2.0
+NAME_BYTES = 16
+"""Of the socket behind the front door."""
 STORE_PATIENCE_S = 2.0
 """Who asks for the run waits so long for what is being kept, then is told what was known before."""
 KEEP_VIEW_EVERY_S = 5.0
@@ -145,7 +147,8 @@ class CoordinatorServer:
             port = transport.bind(server, self.config.listen, None)
             await server.start()
         else:
-            self._door = FrontDoor(per_address=self.config.connections_per_address, in_all=most)
+            name = self._machine.token_bytes(NAME_BYTES).hex()
+            self._door = FrontDoor(name, per_address=self.config.connections_per_address, in_all=most)
             server.add_secure_port(self._door.address_behind, credentials)
             await server.start()
             port = self._door.start(self.config.listen)

@@ -93,7 +93,7 @@ async def heard(reader: asyncio.StreamReader, num_bytes: int) -> bytes:
 
 @contextlib.asynccontextmanager
 async def a_door(per_address: int = 2, in_all: int = 100) -> AsyncIterator[Behind]:
-    door = FrontDoor(per_address=per_address, in_all=in_all)
+    door = FrontDoor(os.urandom(8).hex(), per_address=per_address, in_all=in_all)
     behind = Behind(door)
     behind.may_read.set()
     path = "\0" + door.address_behind.removeprefix("unix-abstract:")
@@ -247,7 +247,7 @@ def test_an_address_that_floods_is_dropped_by_the_kernel(monkeypatch: pytest.Mon
 def test_a_port_that_is_taken_is_said(tmp_path: Path) -> None:
     async def test(behind: Behind) -> None:
         with pytest.raises(HostError, match=f"cannot listen on {HERE}:{behind.port}: another process has that port"):
-            FrontDoor(per_address=1, in_all=1).start(f"{HERE}:{behind.port}")
+            FrontDoor("another", per_address=1, in_all=1).start(f"{HERE}:{behind.port}")
 
     through(test)
 
