@@ -24,7 +24,7 @@ MAX_HANDSHAKES_OF_ADDRESS = 64
 HANDSHAKES = Pace(at_once=256, per_s=64.0)
 """That are begun, for all addresses; those that end with a certificate do not count. Each costs some two
 milliseconds."""
-CROWDED_HANDSHAKE_LIMIT_S = 2.0
+CROWDED_HANDSHAKE_LIMIT_S = 4.0
 """From its beginning, while others wait."""
 HANDSHAKE_LIMIT_S = 10.0
 """To the first call of somebody who may call: from the connection, and again from the beginning of its handshake."""
