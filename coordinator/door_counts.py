@@ -99,13 +99,29 @@ class Counts:
                 continue
             if not self._handshakes.take(None, now):
                 break
-            del self._waiting[number], self._strangers[number]
+            del self._waiting[number]
             guest.until_s = now + limits.HANDSHAKE_LIMIT_S
-            self._strangers[number] = guest  # in the order of their limits
             self._entered[number] = now
             self._entered_of[guest.source] += 1
             found.append(number)
         return tuple(found)
+
+    def through(self, number: int, now: float) -> None:
+        """Its handshake has ended well. It counts for its address until it is known whose it is."""
+        guest = self._strangers.get(number)
+        if guest is not None and self._left(number, guest):
+            self._handshakes.give_back(None, now)
+            self._accepted.give_back(None, now)
+            guest.until_s = now + limits.FIRST_CALL_LIMIT_S
+
+    def _left(self, number: int, guest: _Guest) -> bool:
+        """The handshake of this one is over; whether there was one."""
+        if self._entered.pop(number, None) is None:
+            return False
+        self._entered_of[guest.source] -= 1
+        if not self._entered_of[guest.source]:
+            del self._entered_of[guest.source]
+        return True
 
     def is_of(self, number: int, identity: Hashable, now: float) -> tuple[int, ...]:
         """Somebody has shown a certificate on it; those that make room for it. It no longer counts for its address, as
@@ -113,11 +129,10 @@ class Counts:
         guest = self._strangers.get(number)
         if guest is None:
             return ()  # another call on it, or it has gone
+        self.through(number, now)
         self.gone(number)
         if self._known_again.take(identity, now):
             self._came.give_back(guest.source, now)
-            self._handshakes.give_back(None, now)
-            self._accepted.give_back(None, now)
         self._known[number] = identity
         own = self._of_identity.setdefault(identity, {})
         own[number] = None
@@ -133,16 +148,13 @@ class Counts:
         if (guest := self._strangers.pop(number, None)) is not None:
             _leave(self._of_source, guest.source, number)
             self._waiting.pop(number, None)
-            if self._entered.pop(number, None) is not None:
-                self._entered_of[guest.source] -= 1
-                if not self._entered_of[guest.source]:
-                    del self._entered_of[guest.source]
+            self._left(number, guest)
         elif number in self._known:
             _leave(self._of_identity, self._known.pop(number), number)
 
     def late(self, now: float) -> tuple[int, ...]:
         """Those on which nobody has shown a certificate in time; they are gone."""
-        found = list(takewhile(lambda number: self._strangers[number].until_s <= now, self._strangers))
+        found = [number for number, guest in self._strangers.items() if guest.until_s <= now]
         if self._waiting:
             slow_s = now - limits.CROWDED_HANDSHAKE_LIMIT_S
             found += takewhile(lambda number: self._entered[number] <= slow_s, self._entered)

@@ -126,11 +126,20 @@ class FrontDoor:
         accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         own_name = f"{self._behind}-{number}"
         self._guests[number] = Guest(
-            accepted, own_name, self._behind, partial(self._waits, number), partial(self._gone, number)
+            accepted,
+            own_name,
+            self._behind,
+            partial(self._waits, number),
+            partial(self._through, number),
+            partial(self._gone, number),
         )
 
     def _waits(self, number: int) -> None:
         self._counts.wait(number)
+        self._let_enter()
+
+    def _through(self, number: int) -> None:
+        self._counts.through(number, self._loop.time())
         self._let_enter()
 
     def _let_enter(self) -> None:

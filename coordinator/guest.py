@@ -14,6 +14,11 @@ from atoll.coordinator.door_counts import Turned
 
 TLS_HANDSHAKE = b"\x16"
 """The first byte of whoever speaks TLS."""
+LEAST_FLIGHT_BYTES = 256
+"""Of what a server says in TLS 1.3 before the client shows a certificate; to ask for another ClientHello it says
+less."""
+MOST_ALERT_BYTES = 63
+"""Of what it says to a client that it does not know. To another one it says more: settings of HTTP/2."""
 _BUFFER = memoryview(bytearray(limits.BUFFERED_BYTES))
 """Of the one that reads just now."""
 
@@ -21,7 +26,8 @@ _BUFFER = memoryview(bytearray(limits.BUFFERED_BYTES))
 class Guest:
     """Until `abort`, or until both sides have ended; `gone` hears of that, with what was wrong with it.
 
-    It `waits` once it has begun to speak TLS, and does not go on before `enter`. `own_name`: of the connection to
+    It `waits` once it has begun to speak TLS, and does not go on before `enter`. When it gets `through` its handshake,
+    the run's root has signed its certificate; whose it is, is not known yet. `own_name`: of the connection to
     `behind`, both names of abstract Unix sockets."""
 
     def __init__(
@@ -30,11 +36,15 @@ class Guest:
         own_name: str,
         behind: str,
         waits: Callable[[], None],
+        through: Callable[[], None],
         gone: Callable[[Turned | None], None],
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._own_name, self._behind = own_name, behind
-        self._waits, self._gone = waits, gone
+        self._waits, self._through, self._gone = waits, through, gone
+        self._num_said_behind = 0  # bytes, since the client spoke last
+        self._has_answered = False  # to the server's first flight
+        self._is_through = False
         self._is_over = False
         self._sockets = [accepted]
         self._num_ended = 0  # of its two ways
@@ -64,8 +74,18 @@ class Guest:
         except OSError:
             self.abort(Turned.FULL)
             return
-        self._loop.add_reader(accepted, _Way(self, accepted, inner).read)
-        self._loop.add_reader(inner, _Way(self, inner, accepted).read)
+        self._loop.add_reader(accepted, _Way(self, accepted, inner, self._outside_says).read)
+        self._loop.add_reader(inner, _Way(self, inner, accepted, self._behind_says).read)
+
+    def _outside_says(self, num_bytes: int) -> None:
+        self._has_answered |= self._num_said_behind >= LEAST_FLIGHT_BYTES
+        self._num_said_behind = 0
+
+    def _behind_says(self, num_bytes: int) -> None:
+        self._num_said_behind += num_bytes
+        if self._has_answered and not self._is_through and self._num_said_behind > MOST_ALERT_BYTES:
+            self._is_through = True
+            self._through()
 
     def way_ended(self) -> None:
         """What the other side still says gets through, for a while."""
@@ -90,10 +110,13 @@ class Guest:
 class _Way:
     """What one of the two sockets says, written to the other one."""
 
-    def __init__(self, guest: Guest, source: socket.socket, target: socket.socket) -> None:
+    def __init__(
+        self, guest: Guest, source: socket.socket, target: socket.socket, says: Callable[[int], None]
+    ) -> None:
         self._loop = asyncio.get_running_loop()
         self._guest = guest
         self._source, self._target = source, target
+        self._says = says
         self._left = b""  # to be written before more is read
 
     def read(self) -> None:
@@ -104,6 +127,7 @@ class _Way:
         except OSError:
             num_bytes = 0
         if num_bytes:
+            self._says(num_bytes)
             self._write(_BUFFER[:num_bytes])
             return
         self._loop.remove_reader(self._source)

@@ -27,7 +27,9 @@ milliseconds."""
 CROWDED_HANDSHAKE_LIMIT_S = 4.0
 """From its beginning, while others wait."""
 HANDSHAKE_LIMIT_S = 10.0
-"""To the first call of somebody who may call: from the connection, and again from the beginning of its handshake."""
+"""From a connection to its handshake, and again to the end of that."""
+FIRST_CALL_LIMIT_S = 60.0
+"""From there to the first call of somebody who may call is taken: in a crowd calls wait for this process."""
 MAX_CONNECTIONS_OF_ONE = 16
 """Of one certificate's name; the newest stay, so a node that starts again is not locked out by its own dead ones."""
 CONNECTIONS_OF_ONE = Pace(at_once=32, per_s=1.0)

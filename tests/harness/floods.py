@@ -43,7 +43,7 @@ STREAMS = HTTP2 + b"".join(frame(1, 4, 2 * i + 1, b"\x82") + frame(3, 0, 2 * i +
 
 def client_hello() -> bytes:
     said = ssl.MemoryBIO()
-    connection = _no_certificate().wrap_bio(ssl.MemoryBIO(), said)
+    connection = no_certificate().wrap_bio(ssl.MemoryBIO(), said)
     try:
         connection.do_handshake()
     except ssl.SSLWantReadError:
@@ -51,7 +51,7 @@ def client_hello() -> bytes:
     return said.read()
 
 
-def _no_certificate() -> ssl.SSLContext:
+def no_certificate() -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     context.set_alpn_protocols(["h2"])
@@ -127,7 +127,7 @@ def resets(address: Address) -> None:
 
 def _over_tls(address: Address, said: bytes) -> None:
     """Handshakes without a certificate, and this behind them at once: a client is done before the server looks."""
-    context = _no_certificate()
+    context = no_certificate()
     while True:
         clients = list(_connected(address, BURST))
         for client in clients:

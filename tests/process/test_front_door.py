@@ -30,6 +30,7 @@ from atoll.protocol.sync_settings import SyncSettings
 from atoll.protocol.trust.invites import from_text
 from atoll.protocol.trust.security import MutualTls
 from atoll.protocol.v1 import session_pb2, session_pb2_grpc
+from tests.harness import floods
 from tests.harness.chaos import WORKER, settings
 from tests.harness.coordinator_story import some_settings
 from tests.harness.load_sites import joined
@@ -269,11 +270,29 @@ async def calls(server: CoordinatorServer, handshake: transport.Handshake, num: 
     return found
 
 
+def shows_no_certificate(address: str) -> None:
+    """As far as a client without one gets."""
+    context = floods.no_certificate()
+    with socket.create_connection(parse_address(address), LIMIT_S) as client, context.wrap_socket(client) as encrypted:
+        encrypted.sendall(floods.STREAMS)
+        with pytest.raises(OSError):  # an alert, or a reset behind it
+            assert encrypted.recv(1), "the server ends it"
+            raise ConnectionError
+
+
 def test_a_crowd_of_viewers_is_bounded_by_certificate_and_not_by_address(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Over TLS; all come from one address, which has one place for strangers."""
     monkeypatch.setattr(limits, "CALLS_OF_ONE", Pace(at_once=3, per_s=1e-6))
+    through: list[int] = []
+    note = FrontDoor._through
+
+    def noted(door: FrontDoor, number: int) -> None:
+        through.append(number)
+        note(door, number)
+
+    monkeypatch.setattr(FrontDoor, "_through", noted)
 
     async def main() -> None:
         config = CoordinatorConfig(store_path=tmp_path / "run.db", listen=f"{HERE}:0", connections_per_address=1)
@@ -292,6 +311,9 @@ def test_a_crowd_of_viewers_is_bounded_by_certificate_and_not_by_address(
             assert await calls(server, viewers[0], 5) == [ok, ok, ok, later, later]
             assert await calls(server, viewers[1], 3) == [ok, ok, ok]
             assert sum((await server.document())["turned_away"].values()) == 0
+            assert len(through) == len(set(through)) == 4, "two joined, and two looked"
+            await asyncio.to_thread(shows_no_certificate, server.address)
+            assert len(through) == 4
         finally:
             await server.stop()
             await running

@@ -143,6 +143,28 @@ def test_whoever_takes_long_over_a_handshake_makes_room_where_others_wait() -> N
     assert counts.enter(limit_s) == (waits,)
 
 
+def test_whoever_is_through_its_handshake_makes_room_and_has_time_to_be_heard() -> None:
+    """In a crowd calls wait for the coordinator; that is not the site's fault."""
+    counts = Counts(per_address=2, in_all=10_000)
+    numbers = a_crowd(counts, limits.MAX_HANDSHAKES + 1)
+    counts.enter(0.0)
+    counts.through(0, 1.0)
+    assert counts.enter(1.0) == (numbers[-1],)
+    counts.through(0, 2.0)
+    assert 0 not in counts.late(limits.FIRST_CALL_LIMIT_S + 0.9), "and a second time changes nothing"
+    assert counts.is_here(0)
+    assert counts.late(limits.FIRST_CALL_LIMIT_S + 1.0) == (0,)
+    assert not counts.is_here(0)
+
+
+def test_a_crowd_whose_calls_wait_uses_up_no_pace_of_handshakes() -> None:
+    counts = Counts(per_address=2, in_all=10_000)
+    for number in range(4 * limits.HANDSHAKES.at_once):
+        a_crowd(counts, 1, first=number)
+        assert counts.enter(0.0) == (number,)
+        counts.through(number, 0.0)
+
+
 def test_the_time_for_a_handshake_begins_when_it_does() -> None:
     counts = Counts(per_address=2, in_all=10_000)
     (number,) = a_crowd(counts, 1)
@@ -156,6 +178,7 @@ def test_strangers_are_taken_from_the_kernel_at_a_pace_and_sites_that_come_in_do
     for number in range(2 * limits.ACCEPTED.at_once):
         assert counts.may_come(0.0)
         a_crowd(counts, 1, first=number)
+        counts.enter(0.0)
         counts.is_of(number, f"site {number}", 0.0)
     assert [counts.may_come(0.0) for _ in range(limits.ACCEPTED.at_once + 1)].count(True) == limits.ACCEPTED.at_once
     assert counts.may_come(1 / limits.ACCEPTED.per_s)
@@ -198,6 +221,8 @@ def test_counts_stay_true_whatever_happens() -> None:
             case 4:
                 for one in counts.enter(now):
                     assert one in here
+                    if draw.random() < 0.5:
+                        counts.through(one, now)
             case 0 | 1:
                 found = counts.come(number, f"10.0.0.{draw.randrange(12)}", now)
                 if not isinstance(found, Turned):
