@@ -274,10 +274,9 @@ def shows_no_certificate(address: str) -> None:
     """As far as a client without one gets."""
     context = floods.no_certificate()
     with socket.create_connection(parse_address(address), LIMIT_S) as client, context.wrap_socket(client) as encrypted:
-        encrypted.sendall(floods.STREAMS)
-        with pytest.raises(OSError):  # an alert, or a reset behind it
-            assert encrypted.recv(1), "the server ends it"
-            raise ConnectionError
+        with contextlib.suppress(OSError):  # an alert, or a reset behind it
+            encrypted.sendall(floods.STREAMS)
+            assert encrypted.recv(1) == b""
 
 
 def test_a_crowd_of_viewers_is_bounded_by_certificate_and_not_by_address(
