@@ -51,7 +51,9 @@ def main(argv: list[str]) -> int:
         tempfile.TemporaryDirectory(prefix="atoll-bench-") as folder,
         LocalRun(Path(folder), settings, PLAIN, secured=args.secured) as run,
     ):
-        coordinator = run.start_coordinator(prefix=["taskset", "-c", str(cores[0])])
+        # All of them come from loopback.
+        extra = ["--connections-per-address", str(2 * args.sites)] if args.secured else []
+        coordinator = run.start_coordinator(prefix=["taskset", "-c", str(cores[0])], extra=extra)
         os.sched_setaffinity(0, set(cores[1:] or cores))
         fleet = Fleet(
             address=run.address,

@@ -124,14 +124,13 @@ class FrontDoor:
         self._end(decided, Turned.FULL)
         accepted.setblocking(False)
         accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        own_name = f"{self._behind}-{number}"
         self._guests[number] = Guest(
             accepted,
-            own_name,
-            self._behind,
-            partial(self._waits, number),
-            partial(self._through, number),
-            partial(self._gone, number),
+            own_name=f"{self._behind}-{number}",
+            behind=self._behind,
+            waits=partial(self._waits, number),
+            through=partial(self._through, number),
+            gone=partial(self._gone, number),
         )
 
     def _waits(self, number: int) -> None:

@@ -33,6 +33,7 @@ class Guest:
     def __init__(
         self,
         accepted: socket.socket,
+        *,
         own_name: str,
         behind: str,
         waits: Callable[[], None],
@@ -110,9 +111,7 @@ class Guest:
 class _Way:
     """What one of the two sockets says, written to the other one."""
 
-    def __init__(
-        self, guest: Guest, source: socket.socket, target: socket.socket, says: Callable[[int], None]
-    ) -> None:
+    def __init__(self, guest: Guest, source: socket.socket, target: socket.socket, says: Callable[[int], None]) -> None:
         self._loop = asyncio.get_running_loop()
         self._guest = guest
         self._source, self._target = source, target

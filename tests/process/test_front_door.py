@@ -273,10 +273,13 @@ async def calls(server: CoordinatorServer, handshake: transport.Handshake, num: 
 def shows_no_certificate(address: str) -> None:
     """As far as a client without one gets."""
     context = floods.no_certificate()
-    with socket.create_connection(parse_address(address), LIMIT_S) as client, context.wrap_socket(client) as encrypted:
-        with contextlib.suppress(OSError):  # an alert, or a reset behind it
-            encrypted.sendall(floods.STREAMS)
-            assert encrypted.recv(1) == b""
+    with (
+        socket.create_connection(parse_address(address), LIMIT_S) as client,
+        contextlib.suppress(OSError),  # an alert, or a reset behind it
+        context.wrap_socket(client) as encrypted,
+    ):
+        encrypted.sendall(floods.STREAMS)
+        assert encrypted.recv(1) == b""
 
 
 def test_a_crowd_of_viewers_is_bounded_by_certificate_and_not_by_address(
