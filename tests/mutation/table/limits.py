@@ -20,8 +20,8 @@ MUTATIONS = (
         name="sites that are in use up the pace of their address",
         rule="a connection with a certificate does not count for its address",
         where="coordinator.door_counts:Counts.is_of",
-        old="            self._came.give_back(guest.source, now)\n",
-        new="",
+        old="            self._came.give_back(guest.source, now)",
+        new="            pass",
         tests=(f"{COUNTS}::test_sites_that_are_in_do_not_count_for_the_address_that_they_share",),
     ),
     Mutation(
@@ -47,6 +47,22 @@ MUTATIONS = (
         old="if len(self._entered) >= limits.MAX_HANDSHAKES:",
         new="if False:",
         tests=(f"{COUNTS}::test_so_many_handshakes_are_under_way_and_the_others_wait_for_places",),
+    ),
+    Mutation(
+        name="a call that waits for the coordinator counts as a handshake",
+        rule="whoever is through its handshake leaves its place, and has time until its call is taken",
+        where="coordinator.door_counts:Counts.through",
+        old="            guest.until_s = now + limits.FIRST_CALL_LIMIT_S\n",
+        new="",
+        tests=(f"{COUNTS}::test_whoever_is_through_its_handshake_makes_room_and_has_time_to_be_heard",),
+    ),
+    Mutation(
+        name="an alert is taken for a handshake that ended well",
+        rule="nobody without a certificate gets through a handshake",
+        where="coordinator.guest:Guest._behind_says",
+        old="self._num_said_behind > MOST_ALERT_BYTES",
+        new="self._num_said_behind > 0",
+        tests=(f"{DOOR}::test_a_crowd_of_viewers_is_bounded_by_certificate_and_not_by_address",),
     ),
     Mutation(
         name="whoever says nothing stays",
