@@ -220,6 +220,23 @@ def test_whoever_is_not_read_has_to_wait_and_loses_nothing() -> None:
     through(test, per_address=10)
 
 
+def test_an_alert_is_no_handshake_that_ended_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behind the door as much is said as before it: a first flight, something short, and something longer."""
+    ended_well: list[int] = []
+    monkeypatch.setattr(FrontDoor, "_through", lambda door, number: ended_well.append(number))
+
+    async def test(behind: Behind) -> None:
+        reader, writer = await behind.connect()
+        found: list[int] = []
+        for num_bytes in (300 - len(HELLO), 24, 100, 100):
+            writer.write(b"\0" * num_bytes)
+            await reader.readexactly(num_bytes + (len(HELLO) if not found else 0))
+            found.append(len(ended_well))
+        assert found == [0, 0, 1, 1]
+
+    through(test)
+
+
 def test_an_address_that_floods_is_dropped_by_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "MAX_TURNED_AWAY", 5)
     monkeypatch.setattr(limits, "LOOK_EVERY_S", 3600.0)

@@ -62,7 +62,7 @@ MUTATIONS = (
         where="coordinator.guest:Guest._behind_says",
         old="self._num_said_behind > MOST_ALERT_BYTES",
         new="self._num_said_behind > 0",
-        tests=(f"{DOOR}::test_a_crowd_of_viewers_is_bounded_by_certificate_and_not_by_address",),
+        tests=(f"{DOOR}::test_an_alert_is_no_handshake_that_ended_well",),
     ),
     Mutation(
         name="whoever says nothing stays",
