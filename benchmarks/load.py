@@ -18,7 +18,9 @@ from pathlib import Path
 from atoll.protocol.settings import RunSettings
 from atoll.protocol.sync_settings import SyncSettings
 from atoll.protocol.time_limits import time_limits
-from tests.harness.load_sites import Fleet, manifest
+from atoll.protocol.transport import Handshake
+from atoll.protocol.trust.invites import from_text
+from tests.harness.load_sites import Fleet, joined, manifest, name_of
 from tests.harness.local_run import PLAIN, LocalRun
 
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
@@ -30,6 +32,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--syncs", type=int, default=10)
     parser.add_argument("--parameters", type=int, default=1 << 30, help="of the model, in chunks of 1 Mi")
     parser.add_argument("--train-s", type=float, default=5.0, help="from a commit to Ready")
+    parser.add_argument("--secured", action="store_true", help="with certificates: each site joins first")
     parser.add_argument("--time-limits", default="lan", help="preset: heartbeats come four times a lease")
     args = parser.parse_args(argv)
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -37,14 +40,20 @@ def main(argv: list[str]) -> int:
     cores = sorted(os.sched_getaffinity(0))
     settings = RunSettings(
         run_id="load",
+        max_sites=max(args.sites, RunSettings(run_id="load").max_sites),
         steps=args.syncs,
         min_sites=args.sites,
         data="local",
         time_limits=args.time_limits,
         sync=SyncSettings(every=1),
     )
-    with tempfile.TemporaryDirectory(prefix="atoll-bench-") as folder, LocalRun(Path(folder), settings, PLAIN) as run:
-        coordinator = run.start_coordinator(prefix=["taskset", "-c", str(cores[0])])
+    with (
+        tempfile.TemporaryDirectory(prefix="atoll-bench-") as folder,
+        LocalRun(Path(folder), settings, PLAIN, secured=args.secured) as run,
+    ):
+        # All of them come from loopback.
+        extra = ["--connections-per-address", str(2 * args.sites)] if args.secured else []
+        coordinator = run.start_coordinator(prefix=["taskset", "-c", str(cores[0])], extra=extra)
         os.sched_setaffinity(0, set(cores[1:] or cores))
         fleet = Fleet(
             address=run.address,
@@ -52,6 +61,7 @@ def main(argv: list[str]) -> int:
             manifest=manifest(args.parameters),
             heartbeat_s=time_limits(args.time_limits).heartbeat_s,
             train_s=args.train_s,
+            handshakes=asyncio.run(_invited(run, args.sites)) if args.secured else {},
         )
         started, before_s = time.monotonic(), cpu_s(coordinator.popen.pid)
         joined_s, joined_cpu_s = asyncio.run(_measure(fleet, args.sites, coordinator.popen.pid, started))
@@ -74,6 +84,10 @@ def main(argv: list[str]) -> int:
         print(f"commits: {status['last_commit']}, evicted: {status['num_evicted']}, attempts: {status['num_attempts']}")
         sound = status["finished"] and status["last_commit"] == args.syncs and status["num_evicted"] == 0
         return 0 if sound else 1
+
+
+async def _invited(run: LocalRun, num_sites: int) -> dict[str, Handshake]:
+    return {name: await joined(from_text(run.invite(name).read_text())) for name in map(name_of, range(num_sites))}
 
 
 async def _measure(fleet: Fleet, num_sites: int, pid: int, started: float) -> tuple[float, float]:

@@ -5,6 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from atoll.coordinator.limits import CONNECTIONS_PER_ADDRESS
+from atoll.protocol.errors import ConfigError
+from atoll.protocol.trust import plain_text
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoordinatorConfig:
@@ -24,6 +28,24 @@ class CoordinatorConfig:
     trust: str = ""
     """The folder of the run's root: root.pem and root.key. Without it, the one beside the store, where a root is made
     at the first start."""
+    connections_per_address: int = CONNECTIONS_PER_ADDRESS
+    """Connections from one address on which nobody has shown a certificate yet, at once; as many new ones may come at
+    once, and then as many in ten seconds. Sites that are in do not count, so hundreds may share an address behind a
+    NAT; raise it if more than this start at the same moment behind one."""
     insecure: bool = False
-    """Plain text: whoever reaches the port can join the run or disturb it, and whoever is between can read. For this
-    machine alone, or a network in which everybody is trusted."""
+    """Plain text, on this machine alone: each of its users can join the run or disturb it."""
+    insecure_network: bool = False
+    """Plain text for other machines too: whoever reaches the port can join the run or disturb it, and whoever is
+    between can read. For a network in which everybody is trusted."""
+
+    @property
+    def is_plain_text(self) -> bool:
+        return self.insecure or self.insecure_network
+
+
+def validate(config: CoordinatorConfig) -> None:
+    """Raises ConfigError, naming the flag, if a value is out of range."""
+    if config.connections_per_address < 1:
+        raise ConfigError(f"--connections-per-address {config.connections_per_address}: must be at least 1")
+    if config.insecure and not config.insecure_network:
+        plain_text.check({"--listen": config.listen, "--http-listen": config.http_listen})

@@ -12,7 +12,7 @@ from typing import Any
 
 from atoll.coordinator.admin import admin_server
 from atoll.coordinator.authority import Authority, folder_of
-from atoll.coordinator.config import CoordinatorConfig
+from atoll.coordinator.config import CoordinatorConfig, validate
 from atoll.coordinator.loop_lag import LoopLag
 from atoll.coordinator.restoring import Restoring
 from atoll.coordinator.service import CoordinatorServer
@@ -43,7 +43,7 @@ async def secured(
 ) -> tuple[Authority | None, Security]:
     """The run's root, and what this process shows, which is renewed until `stack` ends; neither in plain text.
     `is_new`: there was no store. Raises HostError or ConfigError."""
-    if config.insecure:
+    if config.is_plain_text:
         return None, PLAIN
     folder = Path(config.trust) if config.trust else folder_of(config.store_path)
     if not is_new and not folder.exists():
@@ -134,6 +134,7 @@ async def serve(
     since; 0: more than half of those that were in the run.
     Raises ConfigError, HostError or StateError: what, where, what to do.
     """
+    validate(config)
     parent_json = json.dumps(resume_parent, sort_keys=True) if resume_parent else ""
     async with AsyncExitStack() as stack:
         asked = asyncio.Event()
@@ -174,7 +175,7 @@ async def serve(
         where = ""
         if config.http_listen:
             access = _page_access(config, authority, server, machine, stack)
-            page = status_pages(server.document, access)
+            page = status_pages(server.recent, access)
             await page.start(config.http_listen, "the status page")
             stack.push_async_callback(page.close)
             where = f" (status page http{'s' if access.tls else ''}://{page.address}/)"

@@ -173,6 +173,10 @@ METRICS: tuple[Row[Document], ...] = (
     Row(COUNTER, "atoll_refusals", "Refused messages since this start.", _field("num_refused")),
     Row(COUNTER, "atoll_malformed_messages", "Messages that were no messages, since this start.",
         _field("num_malformed")),
+    Row(COUNTER, "atoll_connections_turned_away", "Connections that the coordinator did not take, or has closed, since "
+        "this start (docs/operations.md).", lambda d: d.get("turned_away"), ("cause",)),
+    Row(COUNTER, "atoll_messages_delayed", "Messages of sites that came faster than they are heard, since this start.",
+        lambda d: d.get("delayed_messages"), ("what",)),
     Row(GAUGE, "atoll_samples", "Samples of all passes that were begun.",
         lambda d: {state: sum(line[f"num_{state}"] for line in d["data"]) for state in ("done", "leased", "open")},
         STATE),

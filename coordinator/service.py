@@ -6,7 +6,9 @@ import asyncio
 import itertools
 import json
 import logging
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -14,7 +16,7 @@ from typing import Any, TypeVar
 import grpc
 
 import atoll
-from atoll.coordinator import commands
+from atoll.coordinator import commands, limits
 from atoll.coordinator.authority import Authority
 from atoll.coordinator.config import CoordinatorConfig
 from atoll.coordinator.core import events as e
@@ -24,18 +26,21 @@ from atoll.coordinator.core.sites import manifests
 from atoll.coordinator.core.view.document import RunView
 from atoll.coordinator.deposits import Depositing
 from atoll.coordinator.enrolment import Enrolment
+from atoll.coordinator.front_door import FrontDoor
 from atoll.coordinator.loop_lag import LoopLag
 from atoll.coordinator.store import RESTORE, Store
-from atoll.coordinator.streams import MAX_MESSAGE_BYTES, Bodies, Stream
+from atoll.coordinator.streams import Bodies, Stream
 from atoll.coordinator.sync_times import SyncTimes
 from atoll.protocol import PROTOCOL_VERSION, addresses, descriptors, messages, transport
 from atoll.protocol.deposits import Seal
-from atoll.protocol.errors import ConfigError, HostError, RefusedError, StateError
+from atoll.protocol.errors import ConfigError, HostError, PeerError, RefusedError, StateError
 from atoll.protocol.machine import REAL, Machine
 from atoll.protocol.messages import Deposit
+from atoll.protocol.pace import Buckets
 from atoll.protocol.settings import RunSettings, settings_from_json, settings_to_json
 from atoll.protocol.status import abort
 from atoll.protocol.trust.access import guarded
+from atoll.protocol.trust.names import Subject
 from atoll.protocol.trust.security import PLAIN, Caller, Security
 from atoll.protocol.v1 import session_pb2
 
@@ -45,17 +50,12 @@ log = logging.getLogger("atoll.coordinator")
 SERVICE = "atoll.protocol.v1.CoordinatorService"
 MAX_BATCH = 256
 """Events that are handled together."""
-MAX_CALLS_EACH = 4
-"""At once on one connection: a node has one, for its session or the status. Each may hold a message that
-gRPC reads, up to MAX_MESSAGE_BYTES, before anybody knows who sends it."""
 STOP_GRACE_S = 2.0
-MORE_CONNECTIONS = 256
-"""Beside two of each site, one of which may be broken: for whoever is not in the run, or looks at it."""
+NAME_BYTES = 16
+"""Of the socket behind the front door."""
 STORE_PATIENCE_S = 2.0
 """Who asks for the run waits so long for what is being kept, then is told what was known before."""
 KEEP_VIEW_EVERY_S = 5.0
-STATUS_AGE_S = 0.5
-"""At most, of what people are told of a run in which nothing was decided meanwhile."""
 
 
 class CoordinatorServer:
@@ -94,9 +94,12 @@ class CoordinatorServer:
         self._kept_view = self._core.view(self._viewed_at)
         self._sync_times = SyncTimes()
         self._num_kept = 0
-        self._said: tuple[float, str] | None = None  # when it was made
+        self._shown: tuple[float, dict[str, Any]] | None = None  # when it was made
+        self._said: tuple[dict[str, Any], str] | None = None  # as text
+        self._asking = asyncio.Lock()
         self._keeping_since: float | None = None
         self._streams: dict[int, Stream] = {}
+        self._delayed: Counter[str] = Counter()  # messages, by kind
         self._bodies = bodies = Bodies()
         self._asked: dict[int, asyncio.Future[e.Answer]] = {}  # requests of people, not answered yet
         self._numbers = itertools.count(1)  # of streams and requests
@@ -107,19 +110,25 @@ class CoordinatorServer:
         self._depositing = Depositing(store, seal, deciding, bodies)
         self._events: asyncio.Queue[tuple[e.Event, Stream | None] | None] = asyncio.Queue()
         self._server: grpc.aio.Server | None = None
+        self._door: FrontDoor | None = None
+        self._calls = Buckets[tuple[str, Subject]](limits.CALLS_OF_ONE, limits.MAX_SOURCES)
 
     # --- life
 
     async def start(self) -> None:
         """Listens. Raises HostError if the port cannot be had, ConfigError for what is not an address."""
-        wanted = 2 * self.settings.max_sites + MORE_CONNECTIONS
+        wanted = 2 * self.settings.max_sites + limits.MORE_CONNECTIONS
+        most = descriptors.for_connections(
+            descriptors.raise_limit(),
+            wanted,
+            f"run.max_sites = {self.settings.max_sites}",
+            limits.DESCRIPTORS_EACH if self._enrolment is not None else 1,
+        )
         server = self._machine.network.create_server(
             max_message_bytes=transport.MAX_SESSION_MESSAGE_BYTES,
-            max_received_bytes=MAX_MESSAGE_BYTES,
-            max_calls_each=MAX_CALLS_EACH,
-            max_connections=descriptors.for_connections(
-                descriptors.raise_limit(), wanted, f"run.max_sites = {self.settings.max_sites}"
-            ),
+            max_received_bytes=limits.MAX_MESSAGE_BYTES,
+            max_calls_each=limits.MAX_CALLS_EACH,
+            max_connections=most,
         )
         handlers = {
             # Bytes in: malformed ones are counted and answered here instead of vanishing inside gRPC. Bytes out: what
@@ -138,19 +147,23 @@ class CoordinatorServer:
         }
         if self._enrolment is not None:
             handlers |= self._enrolment.handlers
-        allowed = guarded(SERVICE, handlers, self._security, self._refusal)
+        allowed = guarded(SERVICE, handlers, self._security, self._refusal, self._let_in)
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, allowed),))
-        port = transport.bind(server, self.config.listen, self._security.of_server())
+        if (credentials := self._security.of_server()) is None:
+            port = transport.bind(server, self.config.listen, None)
+            await server.start()
+        else:
+            name = self._machine.token_bytes(NAME_BYTES).hex()
+            self._door = FrontDoor(name, per_address=self.config.connections_per_address, in_all=most)
+            server.add_secure_port(self._door.address_behind, credentials)
+            await server.start()
+            port = self._door.start(self.config.listen)
+        self._server = server
         host, _ = addresses.parse_address(self.config.listen)
         self.address = addresses.join_address(host, port)
-        if self._enrolment is None and not addresses.is_loopback(self.config.listen):
-            log.warning(
-                "%s can be reached from other machines and is in plain text: anybody who reaches it can join or "
-                "disturb the run; use it in a trusted network only",
-                self.address,
-            )
-        await server.start()
-        self._server = server
+        if self._enrolment is None:
+            who = "each user of this machine" if addresses.is_loopback(self.config.listen) else "whoever reaches it"
+            log.warning("%s is in plain text: %s can join or disturb the run", self.address, who)
 
     async def run(self) -> None:
         """Handles events until `stop`. Raises what the store raises: then nothing more may be decided."""
@@ -193,6 +206,8 @@ class CoordinatorServer:
             stream.put(None)
         if self._server is not None:
             await self._server.stop(STOP_GRACE_S)
+        if self._door is not None:
+            self._door.close()
 
     async def command(self, line: bytes, by: str, *, is_here: bool = True) -> e.Answer:
         """Does what a line says (commands.py), for that person, who is on this machine or elsewhere."""
@@ -213,7 +228,7 @@ class CoordinatorServer:
         if not isinstance(asked, e.InviteAsked):
             return await self._decide(asked)
         if self._enrolment is None:
-            return e.Answer(0, "it is in plain text (--insecure): whoever reaches it joins without an invite")
+            return e.Answer(0, "it is in plain text: whoever reaches it joins without an invite")
         return await self._enrolment.invite(asked, self.config.advertise or self.address)
 
     async def _backup(self, path: Path) -> e.Answer:
@@ -262,15 +277,25 @@ class CoordinatorServer:
         except TimeoutError:
             return self._document(self._kept_view, data_ranges=False)
 
+    async def recent(self) -> dict[str, Any]:
+        """The same. However many ask, it is made twice a second at most, and anew when anything is kept."""
+        async with self._asking:
+            now, num_kept = self._loop.time(), self._num_kept
+            if self._shown is None or now - self._shown[0] >= limits.STATUS_AGE_S:
+                document = await self.document()
+                if num_kept != self._num_kept:
+                    return document
+                self._shown = now, document
+            return self._shown[1]
+
     async def status_json(self, *, data_ranges: bool = False) -> str:
-        """The same as text. However many ask, it is made twice a second at most, and anew when anything is kept."""
-        now, num_kept = self._loop.time(), self._num_kept
-        if not data_ranges and self._said is not None and now - self._said[0] < STATUS_AGE_S:
-            return self._said[1]
-        text = await asyncio.to_thread(json.dumps, await self.document(data_ranges=data_ranges))
-        if not data_ranges and num_kept == self._num_kept:
-            self._said = now, text
-        return text
+        """As text."""
+        if data_ranges:
+            return await asyncio.to_thread(json.dumps, await self.document(data_ranges=True))
+        document = await self.recent()
+        if self._said is None or self._said[0] is not document:
+            self._said = document, await asyncio.to_thread(json.dumps, document)
+        return self._said[1]
 
     def _document(self, view: RunView, *, data_ranges: bool) -> dict[str, Any]:
         document = asdict(view)
@@ -284,6 +309,8 @@ class CoordinatorServer:
         document["root"] = self._enrolment.root_pem if self._enrolment is not None else None
         document["root_until_s"] = self._enrolment.root_until_s if self._enrolment is not None else None
         document["time"] = self._machine.wall_time()
+        document["delayed_messages"] = dict(self._delayed)
+        document["turned_away"] = self._door.document() if self._door is not None else {}
         document["settings"] = json.loads(settings_to_json(self.settings))
         document["parent"] = self._parent
         document["atoll_version"] = atoll.__version__
@@ -309,7 +336,7 @@ class CoordinatorServer:
                     self._keeping_since = self._loop.time()
                     deposits = await asyncio.to_thread(self._store.persist, self._term, records, now)
                     self._keeping_since = None
-                    self._num_kept, self._said = self._num_kept + 1, None
+                    self._num_kept, self._shown = self._num_kept + 1, None
                     self._sync_times.kept(records, self._loop.time())
                     for record in records:
                         if isinstance(record, e.CommitRecord):
@@ -348,7 +375,7 @@ class CoordinatorServer:
     # --- streams
 
     async def _session(self, requests: AsyncIterator[bytes], context: Any) -> None:
-        stream = Stream(next(self._numbers))
+        stream = Stream(next(self._numbers), self._delayed)
         self._streams[stream.number] = stream
         self._events.put_nowait((e.StreamOpened(stream.number, self._certified(context)), None))
         header = messages.Header(protocol_version=PROTOCOL_VERSION, run_id=self.settings.run_id, term=self._term)
@@ -382,6 +409,15 @@ class CoordinatorServer:
 
     def _refusal(self, caller: Caller) -> str:
         return self._enrolment.refusal(caller) if self._enrolment is not None else ""
+
+    def _let_in(self, caller: Caller, method: str, context: Any) -> AbstractContextManager[None]:
+        """Raises PeerError for somebody who calls too often: again later is in order."""
+        if self._door is not None:
+            self._door.is_of(context.peer(), caller.subject)
+        if not self._calls.take((method, caller.subject), self._loop.time()):
+            name, pace = method.rpartition("/")[2], limits.CALLS_OF_ONE
+            raise PeerError(f"{caller.subject} calls {name} more than {pace.per_s:g} times a second: try again later")
+        return nullcontext()
 
     def _certified(self, context: Any) -> e.Certified | None:
         """Whom a session is of."""

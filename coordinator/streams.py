@@ -4,27 +4,24 @@ for all sites that get them."""
 from __future__ import annotations
 
 import asyncio
+import logging
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Any
 
 import grpc
 
+from atoll.coordinator import limits
 from atoll.coordinator.core.events import Event, Garbled, Malformed, Received
 from atoll.protocol import differences, messages, sources_parts, wire
 from atoll.protocol.differences import Told
 from atoll.protocol.errors import DigestMismatch, InvalidMessage
+from atoll.protocol.pace import Buckets
 from atoll.protocol.v1 import session_pb2
 
-MAX_MESSAGE_BYTES = 1 << 20
-"""Of a site that is in the run, or was; PayloadList is the largest."""
-MAX_FIRST_MESSAGE_BYTES = 1 << 14
-"""Of Hello, and of whatever a stranger sends in its place."""
-MAX_OFFER_BYTES = 1 << 16
-"""Of a site that was welcomed for the first time."""
-LARGE_MESSAGE_BYTES = 1 << 17  # parsed off the event loop; parts of a manifest hold one field only
-MAX_QUEUED_SENDS = 8192  # a site that was away gets all commits of the longest log at once
-MAX_QUEUED_EVENTS = 16  # of one stream: after that it is not read until they are handled
+log = logging.getLogger("atoll.coordinator")
+
 BODIES_KEPT = 16
 """Of messages sent last."""
 
@@ -32,23 +29,27 @@ BODIES_KEPT = 16
 class Stream:
     """One session: its outgoing queue, and what ends it."""
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, delayed: Counter[str]) -> None:
+        """`delayed`: messages that came too fast, by their kind."""
         self.number = number
-        self.outgoing: asyncio.Queue[tuple[wire.Body, bool] | None] = asyncio.Queue(MAX_QUEUED_SENDS)
+        self._delayed = delayed
+        self._paces = Buckets[type](limits.PACE_OF_MESSAGES, limits.MAX_KINDS, limits.PACES_OF_MESSAGES)
+        self.outgoing: asyncio.Queue[tuple[wire.Body, bool] | None] = asyncio.Queue(limits.MAX_QUEUED_SENDS)
         self.cut_off: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self.slots = asyncio.Semaphore(MAX_QUEUED_EVENTS)
+        self.slots = asyncio.Semaphore(limits.MAX_QUEUED_EVENTS)
         self.received_seq = 0
         self.sent_seq = 0
         self.told = differences.NOTHING
         self.deposits_to = 0  # as its Hello says
-        self.most_bytes = MAX_FIRST_MESSAGE_BYTES  # of a message: what was said to the site makes larger ones due
+        # Of a message: what was said to the site makes larger ones due.
+        self.most_bytes = limits.MAX_FIRST_MESSAGE_BYTES
 
     def expects(self, said: messages.CoordinatorMessage) -> None:
         match said:
             case messages.Welcome(site_id=0):
-                self.most_bytes = max(self.most_bytes, MAX_OFFER_BYTES)
+                self.most_bytes = max(self.most_bytes, limits.MAX_OFFER_BYTES)
             case messages.Welcome() | messages.SendManifest() | messages.Admitted():
-                self.most_bytes = MAX_MESSAGE_BYTES
+                self.most_bytes = limits.MAX_MESSAGE_BYTES
 
     def put(self, body: wire.Body | None, *, is_counted: bool = True) -> None:
         """None ends the stream. The core counts what it sends, and judges by that what a site has heard: of what it
@@ -56,7 +57,7 @@ class Stream:
         try:
             self.outgoing.put_nowait(None if body is None else (body, is_counted))
         except asyncio.QueueFull:
-            self.cut(f"{MAX_QUEUED_SENDS} messages wait for a site that does not read")
+            self.cut(f"{limits.MAX_QUEUED_SENDS} messages wait for a site that does not read")
 
     def cut(self, reason: str) -> None:
         if not self.cut_off.done():
@@ -84,16 +85,28 @@ class Stream:
         try:
             async for data in requests:
                 await self.slots.acquire()
-                happened(await self._event_of(data))
+                event = await self._event_of(data)
+                await self._in_its_time(type(event.message if isinstance(event, Received) else event))
+                happened(event)
         except grpc.RpcError as error:
             return str(error) or type(error).__name__
         return "the site ended it"
+
+    async def _in_its_time(self, kind: type) -> None:
+        """Whoever sends too many of a kind waits, as the stream is not read. Nothing is lost: an honest site that was
+        held up for long says all that it has to say at once."""
+        loop = asyncio.get_running_loop()
+        if (wait_s := self._paces.spend(kind, loop.time())) > 0:
+            if not self._delayed[kind.__name__]:
+                log.warning("stream %d sends %s faster than is heard: it has to wait", self.number, kind.__name__)
+            self._delayed[kind.__name__] += 1
+            await asyncio.sleep(wait_s)
 
     async def _event_of(self, data: bytes) -> Event:
         try:
             if len(data) > self.most_bytes:
                 raise InvalidMessage(f"a message of {len(data)} bytes, at most {self.most_bytes} are due")
-            if len(data) > LARGE_MESSAGE_BYTES:
+            if len(data) > limits.LARGE_MESSAGE_BYTES:
                 envelope, header, message = await asyncio.to_thread(parse, data)
             else:
                 envelope, header, message = parse(data)

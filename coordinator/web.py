@@ -8,7 +8,7 @@ import hashlib
 import importlib.resources
 import json
 import re
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 
 from prometheus_client import ProcessCollector
 from prometheus_client.core import Metric
@@ -24,26 +24,32 @@ PROCESS = ProcessCollector(registry=None)
 
 
 def status_pages(document: Callable[[], Awaitable[Document]], access: Access = pages.OPEN) -> pages.Pages:
-    """`document` says the run, within the limit of an answer."""
+    """`document` says the run, within the limit of an answer; what is made of one is kept until it is another one."""
     page, policy = load_page()
     headers = {"Content-Security-Policy": policy}
+
+    made: dict[str, tuple[Document, Answer]] = {}  # of which document
 
     async def answer(path: str) -> Answer:
         if path == "/":
             return Answer(200, "text/html; charset=utf-8", page, headers)
         if path == "/healthz":  # this process lives, whatever its store does
             return plain_text(200, "ok")
-        if path == "/status.json":
-            body = (await asyncio.to_thread(json.dumps, await document())).encode()
-            return Answer(200, "application/json", body, headers)
-        if path == "/metrics":
-            return await asyncio.to_thread(pages.metrics, _collected(await document()), headers)
-        if path == "/sd":
-            body = json.dumps(nodes_to_scrape(await document())).encode()
-            return Answer(200, "application/json", body, headers)
-        return plain_text(404, "there are /, /status.json, /metrics, /sd and /healthz")
+        if path not in ("/status.json", "/metrics", "/sd"):
+            return plain_text(404, "there are /, /status.json, /metrics, /sd and /healthz")
+        found = await document()
+        if path not in made or made[path][0] is not found:
+            made[path] = found, await asyncio.to_thread(_answer, path, found, headers)
+        return made[path][1]
 
     return pages.Pages(answer, access)
+
+
+def _answer(path: str, document: Document, headers: Mapping[str, str]) -> Answer:
+    if path == "/metrics":
+        return pages.metrics(_collected(document), headers)
+    body = json.dumps(document if path == "/status.json" else nodes_to_scrape(document)).encode()
+    return Answer(200, "application/json", body, headers)
 
 
 def load_page() -> tuple[bytes, str]:

@@ -30,9 +30,10 @@ def raise_limit() -> int:
     return MOST if soft == resource.RLIM_INFINITY else soft
 
 
-def for_connections(limit: int, wanted: int, what: str) -> int:
-    """How many connections from outside a server takes: what it wants, if the limit leaves as many."""
-    room = max(limit - RESERVED, limit // 2)
+def for_connections(limit: int, wanted: int, what: str, each: int = 1) -> int:
+    """How many connections from outside a server takes: what it wants, if the limit leaves as many. `each`:
+    descriptors of a connection."""
+    room = max(limit - RESERVED, limit // 2) // each
     if room < wanted:
         log.warning(
             "%s: this process may have %d file descriptors, %d connections need %d; more are refused. Raise the hard "
@@ -40,6 +41,6 @@ def for_connections(limit: int, wanted: int, what: str) -> int:
             what,
             limit,
             wanted,
-            wanted + RESERVED,
+            each * wanted + RESERVED,
         )
     return min(wanted, room)

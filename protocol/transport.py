@@ -166,11 +166,15 @@ def bind(server: grpc.aio.Server, address: str, credentials: grpc.ServerCredenti
     except RuntimeError:
         port = 0
     if port == 0:
-        raise HostError(
-            f"cannot listen on {address}: another process has that port, or this machine does not have that address; "
-            "stop the other process or choose another address (port 0 takes any free one)"
-        )
+        raise cannot_listen(address)
     return port
+
+
+def cannot_listen(address: str) -> HostError:
+    return HostError(
+        f"cannot listen on {address}: another process has that port, or this machine does not have that address; "
+        "stop the other process or choose another address (port 0 takes any free one)"
+    )
 
 
 def open_channel(

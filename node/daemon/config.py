@@ -14,6 +14,7 @@ from atoll.node.process_protocol import MAX_PROCESSES
 from atoll.protocol.addresses import parse_address, parse_proxy
 from atoll.protocol.errors import ConfigError
 from atoll.protocol.settings import SITE_NAME
+from atoll.protocol.trust import plain_text
 
 LAUNCHERS = ("python", "exec", "torchrun")
 MAX_NICE = 19
@@ -27,8 +28,10 @@ class NodeConfig:
     name: str = ""
     """Of this site, unique within the run; without it, that of the invite by which --home joined."""
     insecure: bool = False
-    """Plain text, to a coordinator that says so too: whoever is between can read and change all of it. It needs
-    --coordinator and --name."""
+    """Plain text, to a coordinator of this machine that says so too. It needs --coordinator and --name."""
+    insecure_network: bool = False
+    """The same to other machines: whoever is between can read and change all of it. For a network on which everybody is
+    trusted."""
     data_paths: tuple[Path, ...] = ()
     """Text files and folders, or a folder of `atoll tokenize`; without it, what the run's `data` names."""
     advertise: str = ""
@@ -94,6 +97,10 @@ class NodeConfig:
     """Tracebacks and debug lines in the log."""
 
     @property
+    def is_plain_text(self) -> bool:
+        return self.insecure or self.insecure_network
+
+    @property
     def num_rank_threads(self) -> int:
         return self.num_threads or max(1, _num_cores() // self.num_ranks)
 
@@ -148,6 +155,16 @@ def validate(config: NodeConfig) -> None:
     _validate_processes(config)
     parse_proxy(config.proxy)
     _validate_relay(config)
+    if config.insecure and not config.insecure_network:
+        plain_text.check(
+            {
+                "--coordinator": config.coordinator,
+                "--listen": config.listen,
+                "--advertise": config.advertise,
+                "--http-listen": config.http_listen,
+                "--site-address": config.site_address,
+            }
+        )
     if min(config.max_retained_bytes or 0, config.reduce_buffer_bytes or 0, config.bandwidth_bytes_per_s) < 0:
         raise ConfigError("--max-retained-mib, --reduce-buffer-mib and --bandwidth-mbit cannot be negative")
 

@@ -9,6 +9,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+from atoll.node import limits
 from atoll.node.daemon.config import NodeConfig
 from atoll.node.daemon.discover import address_for_peers, local_address_towards
 from atoll.node.daemon.home import Home
@@ -31,9 +32,6 @@ from atoll.protocol.trust.security import PLAIN, MutualTls, Security
 log = logging.getLogger("atoll.node")
 
 LOOPBACK = "127.0.0.1"
-MAX_PEER_CONNECTIONS = 4096
-"""Or half of the descriptors: the node's own connections and files need the others."""
-PEER_IDLE_LIMIT_S = 300.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +73,10 @@ async def meet_peers(
         address = str(Relayed(config.name, config.relay))
     else:
         address = config.advertise or address_for_peers(listen_on, port, towards)
-    if security is PLAIN and not addresses.is_loopback(listen_on):
-        log.warning(
-            "%s is open to the network in plain text: anybody who reaches it can read the model",
-            addresses.join_address(addresses.parse_address(listen_on)[0], port),
-        )
+    if security is PLAIN:
+        who = "each user of this machine" if addresses.is_loopback(listen_on) else "whoever reaches it"
+        here = addresses.join_address(addresses.parse_address(listen_on)[0], port)
+        log.warning("%s is in plain text: %s can read the model", here, who)
     return Met(hub, listen_on, address, security, attached)
 
 
@@ -132,8 +129,8 @@ async def listen_for_peers(
         PeerService(hub).handlers,
         machine.network,
         security=security,
-        max_connections=descriptors.for_connections(limit, min(MAX_PEER_CONNECTIONS, limit // 2), "peers"),
-        idle_limit_s=PEER_IDLE_LIMIT_S,
+        max_connections=descriptors.for_connections(limit, min(limits.MAX_PEER_CONNECTIONS, limit // 2), "peers"),
+        idle_limit_s=limits.PEER_IDLE_LIMIT_S,
     )
     stack.push_async_callback(server.stop, 0.5)
     stack.push_async_callback(hub.close)

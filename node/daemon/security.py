@@ -48,7 +48,7 @@ class Identity:
     @classmethod
     def of(cls, config: NodeConfig, now_s: float) -> Identity | None:
         """Of what lies in the home; None in plain text. Raises ConfigError."""
-        if config.insecure:
+        if config.is_plain_text:
             if config.relay:
                 raise ConfigError(
                     f"--relay {config.relay}: a run in plain text has no relays, which know sites by certificates"

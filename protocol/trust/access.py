@@ -4,10 +4,11 @@ may be called by nobody."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from functools import wraps
 from typing import Any
 
-from atoll.protocol.errors import RefusedError
+from atoll.protocol.errors import AtollError, RefusedError
 from atoll.protocol.status import abort
 from atoll.protocol.trust.names import OF_A_DAY, Kind
 from atoll.protocol.trust.security import Caller, Security
@@ -37,34 +38,50 @@ MAY_CALL: Mapping[str, frozenset[Kind]] = {
 }
 
 Refusal = Callable[[Caller], str]
+LetIn = Callable[[Caller, str, Any], AbstractContextManager[Any]]
 
 
 def _nobody_else(caller: Caller) -> str:
     return ""
 
 
+def _all(caller: Caller, method: str, context: Any) -> AbstractContextManager[None]:
+    return nullcontext()
+
+
 def guarded(
-    service: str, handlers: Mapping[str, Any], security: Security, refusal: Refusal = _nobody_else
+    service: str,
+    handlers: Mapping[str, Any],
+    security: Security,
+    refusal: Refusal = _nobody_else,
+    let_in: LetIn = _all,
 ) -> dict[str, Any]:
     """The handlers of that service, each for those alone that may call it. `refusal`: why this caller may not, whatever
-    the table says; empty if it may. In plain text nobody knows who calls, and everybody may."""
+    the table says; empty if it may. `let_in` hears of each call of somebody who may, with the method and the
+    call's context, and gives what the call is inside of; it may raise AtollError. In plain text nobody knows who calls,
+    and everybody may."""
     return {
-        name: handler._replace(**_guarded_behaviour(f"{service}/{name}", handler, security, refusal))
+        name: handler._replace(**_guarded_behaviour(f"{service}/{name}", handler, security, refusal, let_in))
         for name, handler in handlers.items()
     }
 
 
-def _guarded_behaviour(method: str, handler: Any, security: Security, refusal: Refusal) -> dict[str, Any]:
+def _guarded_behaviour(
+    method: str, handler: Any, security: Security, refusal: Refusal, let_in: LetIn
+) -> dict[str, Any]:
     kinds = {"unary_unary", "unary_stream", "stream_unary", "stream_stream"}
     ((field, behaviour),) = [(kind, found) for kind in kinds if (found := getattr(handler, kind)) is not None]
 
     @wraps(behaviour)
     async def checked(asked: Any, context: Any) -> Any:
         try:
-            check(method, security.caller(context), refusal)
-        except RefusedError as error:
+            caller = security.caller(context)
+            check(method, caller, refusal)
+            lasts = let_in(caller, method, context) if caller is not None else nullcontext()
+        except AtollError as error:
             await abort(context, error)
-        return await behaviour(asked, context)
+        with lasts:
+            return await behaviour(asked, context)
 
     return {field: checked}
 

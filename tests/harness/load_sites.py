@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import defaultdict
-from collections.abc import AsyncIterator, Awaitable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +19,11 @@ from atoll.protocol import PROTOCOL_VERSION, transport, wire
 from atoll.protocol import messages as m
 from atoll.protocol.digest import Digest
 from atoll.protocol.layout import Manifest, Role, TensorSpec
+from atoll.protocol.trust import certificates
+from atoll.protocol.trust.invites import Invite
+from atoll.protocol.trust.joining import join
+from atoll.protocol.trust.names import Kind
+from atoll.protocol.trust.security import MutualTls, Shown
 from atoll.protocol.v1 import session_pb2
 
 SESSION_METHOD = "/atoll.protocol.v1.CoordinatorService/Session"
@@ -28,6 +33,22 @@ TOKENS = 100
 
 def hash_of(text: str) -> bytes:
     return Digest("load").text(text).finish()
+
+
+def name_of(number: int) -> str:
+    return f"site-{number:04}"
+
+
+async def joined(invite: Invite) -> transport.Handshake:
+    """Of a site, with the coordinator that has invited it."""
+    key = certificates.new_key()
+    signed = await join(invite, key, invite.subject)
+    shown = Shown(
+        roots=certificates.to_pem(invite.root),
+        certificate=certificates.to_pem(certificates.from_der(signed.certificate)),
+        key=certificates.key_to_pem(key),
+    )
+    return MutualTls(invite.run_id, shown).towards(Kind.COORDINATOR)
 
 
 def manifest(num_elements: int) -> Manifest:
@@ -44,6 +65,8 @@ class Fleet:
     heartbeat_s: float
     train_s: float
     """From a commit to Ready; each site takes up to a tenth less."""
+    handshakes: Mapping[str, transport.Handshake] = field(default_factory=dict)
+    """By the site's name; the others are in plain text."""
     last_ready: dict[int, float] = field(default_factory=dict)
     plans: dict[int, list[float]] = field(default_factory=lambda: defaultdict(list))
     last_done: dict[int, float] = field(default_factory=dict)
@@ -83,7 +106,7 @@ async def _run(item: Awaitable[None]) -> None:
 class SimulatedSite:
     def __init__(self, fleet: Fleet, number: int) -> None:
         self.fleet = fleet
-        self.name = f"site-{number:04}"
+        self.name = name_of(number)
         self.commits: list[int] = []
         self.finished = False
         self._random = random.Random(number)
@@ -95,7 +118,9 @@ class SimulatedSite:
 
     async def run(self) -> None:
         channel = transport.open_channel(
-            self.fleet.address, handshake=None, max_message_bytes=transport.MAX_SESSION_MESSAGE_BYTES
+            self.fleet.address,
+            handshake=self.fleet.handshakes.get(self.name),
+            max_message_bytes=transport.MAX_SESSION_MESSAGE_BYTES,
         )
         async with self.fleet.connecting:
             await channel.channel_ready()

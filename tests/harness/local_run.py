@@ -31,6 +31,7 @@ from atoll.cli.client import local_status
 from atoll.cli.config import default_store
 from atoll.cli.template import render
 from atoll.coordinator import admin
+from atoll.protocol.addresses import is_loopback
 from atoll.protocol.settings import RunSettings
 from atoll.protocol.trust import enrolled
 from atoll.protocol.v1 import session_pb2, session_pb2_grpc
@@ -50,6 +51,11 @@ GUARDED = ("-m", "tests.harness.guarded")
 """What Python runs: the `atoll` command, with event loops in which nothing may block."""
 PLAIN = ("-m", "atoll")
 """The same as it is, to be measured."""
+
+
+def in_plain_text(address: str) -> str:
+    """The flag."""
+    return "--insecure" if is_loopback(address) else "--insecure-network"
 
 
 def _begin(command: Sequence[str], environment: dict[str, str]) -> subprocess.Popen[bytes] | Forked:
@@ -192,7 +198,7 @@ class LocalRun:
         """Again after it was killed: on the same port and store. On loopback if `listen` does not say where."""
         listen = self.address or listen or free_address()
         command = [*prefix, sys.executable, *self.program, "coordinator", str(self.toml), "--listen", listen]
-        command += [] if self.secured else ["--insecure"]
+        command += [] if self.secured else [in_plain_text(listen)]
         process = self.start("coordinator", [*command, *extra])
         self.address = process.wait_for_line(until, 30).groupdict().get("address", listen)
         self.coordinator = process
@@ -213,7 +219,7 @@ class LocalRun:
         another one than the run's."""
         command = [*prefix, sys.executable, *(program or self.program)]
         if not self.secured:
-            command += ["node", "--insecure", "--coordinator", self.address, "--name", name]
+            command += ["node", in_plain_text(self.address), "--coordinator", self.address, "--name", name]
         elif (self.home(name) / enrolled.FOLDER / enrolled.IDENTITY).exists():
             command += ["node"]
         else:

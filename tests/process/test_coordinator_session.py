@@ -17,7 +17,7 @@ import grpc
 import pytest
 
 from atoll.cli.client import local_status
-from atoll.coordinator import admin, commands, service, streams
+from atoll.coordinator import admin, commands, limits, service
 from atoll.coordinator.config import CoordinatorConfig
 from atoll.coordinator.core import events as e
 from atoll.coordinator.core.events import Record, StopAsked
@@ -28,6 +28,7 @@ from atoll.protocol import PROTOCOL_VERSION, differences, transport, wire
 from atoll.protocol import messages as m
 from atoll.protocol.errors import ConfigError, HostError
 from atoll.protocol.messages import Deposit
+from atoll.protocol.pace import Pace
 from atoll.protocol.v1 import session_pb2, session_pb2_grpc
 from tests.harness.coordinator_story import a_hash, a_manifest, some_settings
 from tests.harness.memory_store import MemoryStore
@@ -421,7 +422,8 @@ def test_the_event_loop_answers_while_a_large_manifest_is_read(tmp_path: Path, m
 
 
 def test_a_site_that_does_not_read_is_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streams, "MAX_QUEUED_SENDS", 8)
+    monkeypatch.setattr(limits, "MAX_QUEUED_SENDS", 8)
+    monkeypatch.setattr(limits, "PACE_OF_MESSAGES", Pace(at_once=2_000_000, per_s=1.0))
 
     async def test(server: CoordinatorServer) -> None:
         a = Client(server.address, "a")
@@ -439,6 +441,33 @@ def test_a_site_that_does_not_read_is_cut_off(tmp_path: Path, monkeypatch: pytes
         await a.hear(m.Pulse)
         await a.close()
         await deaf.close()
+
+    serving(test, tmp_path)
+
+
+def test_a_site_that_floods_one_kind_of_message_waits_and_others_do_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is read no faster than a site has to say; nothing that it said is lost, and it is not cut off."""
+    monkeypatch.setattr(limits, "PACE_OF_MESSAGES", Pace(at_once=3, per_s=1e-6))
+
+    async def test(server: CoordinatorServer) -> None:
+        a, b = Client(server.address, "a"), Client(server.address, "b")
+        await a.join()
+        await b.join()
+        for _ in range(20):
+            a.say(m.FindSources(has_state=False, after_commit=0))
+        for _ in range(3):
+            await a.hear(m.Sources)
+        while not (await server.document())["delayed_messages"]:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        for _ in range(3):
+            b.say(m.FindSources(has_state=False, after_commit=0))
+            await b.hear(m.Sources)
+        assert (await server.document())["delayed_messages"] == {"FindSources": 1}, "the next one is not read yet"
+        assert all(site["connected"] for site in (await server.document())["sites"])
+        for client in (a, b):
+            await client.close()
 
     serving(test, tmp_path)
 
@@ -465,7 +494,7 @@ def test_streams_end_cleanly_when_the_coordinator_stops(tmp_path: Path) -> None:
 def test_many_who_ask_for_the_status_share_one_and_a_decision_makes_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(service, "STATUS_AGE_S", 3600.0)
+    monkeypatch.setattr(limits, "STATUS_AGE_S", 3600.0)
 
     async def test(server: CoordinatorServer) -> None:
         num_made, make = 0, server._document
@@ -540,6 +569,7 @@ from atoll.coordinator.core.sites import manifests
 from atoll.coordinator.core.events import Record
 from atoll.coordinator.main import serve
 from atoll.protocol.errors import AtollError
+from atoll.protocol.pace import Pace
 from atoll.protocol.settings import RunSettings
 config = CoordinatorConfig(store_path=Path(sys.argv[1]), listen="127.0.0.1:0", http_listen="127.0.0.1:0")
 try:

@@ -8,6 +8,7 @@ import grpc
 import grpc.aio
 
 from atoll.node.exchange.peers.rpc import SERVICE
+from atoll.node.limits import CallsOfSites
 from atoll.protocol import transport
 from atoll.protocol.machine import Network
 from atoll.protocol.trust.access import guarded
@@ -30,7 +31,7 @@ async def listen(
     server = network.create_server(
         max_message_bytes=transport.MAX_FRAME_BYTES, max_connections=max_connections, idle_limit_s=idle_limit_s
     )
-    allowed = guarded(SERVICE, handlers, security)
+    allowed = guarded(SERVICE, handlers, security, let_in=CallsOfSites().let_in)
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, allowed),))
     port = transport.bind(server, address, security.of_server())
     await server.start()

@@ -6,6 +6,8 @@ file) lets it go on after a crash: start it again.
 examples:
   atoll coordinator run.toml
   atoll coordinator run.toml --listen 0.0.0.0:7700
+  atoll coordinator run.toml --insecure                              # in plain text, on this machine alone
+  atoll coordinator run.toml --insecure-network --listen 10.0.0.1:7700     # and on a network that is trusted
   atoll coordinator run.toml --restore
       the database was lost, and an old copy of it, with run.db.trust, was put in its place
   atoll coordinator more.toml --resume saved/manifest.json
@@ -23,6 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from atoll.cli.flags import given
+from atoll.coordinator.limits import CONNECTIONS_PER_ADDRESS, REFILL_S
 from atoll.protocol.errors import ConfigError, InvalidMessage
 from atoll.protocol.outer_settings import AUTO
 
@@ -30,6 +33,19 @@ if TYPE_CHECKING:
     from atoll.coordinator.config import CoordinatorConfig
     from atoll.node.dataplane.saved_manifest import SavedManifest
     from atoll.protocol.settings import RunSettings
+
+
+FLAGS = (
+    "listen",
+    "advertise",
+    "insecure",
+    "insecure_network",
+    "connections_per_address",
+    "http_listen",
+    "http_name",
+    "trust",
+)
+"""Of fields of CoordinatorConfig."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,7 +56,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--insecure",
         action="store_true",
         default=None,
-        help="plain text, and no invites: whoever reaches the port can join",
+        help="plain text, and no invites, on this machine alone: each of its users can join",
+    )
+    parser.add_argument(
+        "--insecure-network",
+        action="store_true",
+        default=None,
+        help="the same for other machines too: for a network on which everybody is trusted",
+    )
+    parser.add_argument(
+        "--connections-per-address",
+        type=int,
+        metavar="N",
+        help=f"from one address, on which nobody has shown a certificate yet (default: {CONNECTIONS_PER_ADDRESS}): as "
+        f"many at once, and then as many new ones in {REFILL_S:g} s. Sites that are in do not count, so hundreds may "
+        "share an address behind a NAT; raise it if more than that start at the same moment behind one",
     )
     parser.add_argument(
         "--http-listen",
@@ -101,7 +131,7 @@ def prepare(args: argparse.Namespace) -> tuple[RunSettings, CoordinatorConfig, d
     from atoll.node.dataplane import hugging_face
     from atoll.node.dataplane.saved_manifest import load_manifest
 
-    flags = given(args, ("listen", "advertise", "insecure", "http_listen", "http_name", "trust"))
+    flags = given(args, FLAGS)
     if args.restore is not None and (args.restore < 0 or args.resume is not None):
         raise ConfigError("--restore takes a number of sites, and is for a copy of the run's own database")
     store_path = args.store or default_store(args.path)

@@ -6,7 +6,7 @@ writes and removes a file of 64 MiB in the home, and joins nothing. Exit code 3 
 examples:
   atoll doctor --home ~/.local/state/atoll/RUN/berlin        of a site that has joined
   atoll doctor --home DIR --listen 0.0.0.0:7800              and whether that port can be had
-  atoll doctor --insecure --coordinator 10.0.0.1:7700        of a run in plain text
+  atoll doctor --insecure-network --coordinator 10.0.0.1:7700        of a run in plain text
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--listen", default="", metavar="HOST:PORT", help="where the node is to listen")
     parser.add_argument("--coordinator", default="", metavar="HOST:PORT", help="its address (default: of the invite)")
     parser.add_argument("--proxy", default="", metavar="URL", help="as `atoll node` is given it")
-    parser.add_argument("--insecure", action="store_true", help="of a run in plain text")
+    parser.add_argument("--insecure", action="store_true", help="of a run in plain text on this machine")
+    parser.add_argument("--insecure-network", action="store_true", help="of a run in plain text elsewhere")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -66,11 +67,14 @@ def findings(args: argparse.Namespace) -> Iterator[Finding]:
     import resource
 
     from atoll.node.daemon import doctor
-    from atoll.protocol.trust import enrolled
+    from atoll.protocol.trust import enrolled, plain_text
 
-    if args.insecure != (args.home is None) or (args.insecure and not args.coordinator):
+    is_plain_text = args.insecure or args.insecure_network
+    if is_plain_text != (args.home is None) or (is_plain_text and not args.coordinator):
         raise ConfigError("whose machine? --home DIR of a site that has joined, or --insecure --coordinator HOST:PORT")
-    joined = None if args.insecure else enrolled.joined(args.home)
+    if args.insecure and not args.insecure_network:
+        plain_text.check({"--coordinator": args.coordinator, "--listen": args.listen})
+    joined = None if is_plain_text else enrolled.joined(args.home)
     home = args.home or Path.cwd()
     yield from of_site(joined, home, args.coordinator, parse_proxy(args.proxy))
     yield doctor.descriptors(resource.getrlimit(resource.RLIMIT_NOFILE)[1])

@@ -34,7 +34,7 @@ def dry_run(config: NodeConfig) -> int:
     """Prints one fact a line; the exit code says whether the coordinator answered."""
     from atoll.cli.client import fetch_status
 
-    joined = None if config.insecure or config.home is None else enrolled.load(config.home / enrolled.FOLDER)
+    joined = None if config.is_plain_text or config.home is None else enrolled.load(config.home / enrolled.FOLDER)
     failed: AtollError | None = None
     settings = RunSettings(run_id="unknown")
     try:

@@ -71,7 +71,8 @@ def run(args: argparse.Namespace) -> int:
         words = unit.node_command(home, unit.options(args.words, str(args.invite)), args.command)
         print("it is started by systemd with:", *unit.install(invite.name, words), sep="\n    ")
         return 0
-    args.home, args.name, args.coordinator, args.run, args.insecure = home, "", "", "", False
+    args.home, args.name, args.coordinator, args.run = home, "", "", ""
+    args.insecure = args.insecure_network = False
     return node.run(args)
 
 
@@ -80,8 +81,9 @@ def _check(args: argparse.Namespace, invite: Invite) -> None:
     if args.dry_run:
         raise ConfigError("--dry-run is for `atoll node`, once this machine has joined (`atoll join --enrol-only`)")
     node.refuse_hosts(args)
-    words = {"name": invite.name, "coordinator": invite.addresses[0], "run": "", "insecure": True}
-    node.node_config(argparse.Namespace(**vars(args) | words))
+    words = {"name": invite.name, "coordinator": invite.addresses[0], "run": ""}
+    is_asked_no_more = {"insecure": False, "insecure_network": True}
+    node.node_config(argparse.Namespace(**vars(args) | words | is_asked_no_more))
 
 
 def read_invite(path: Path) -> Invite:

@@ -12,7 +12,7 @@ examples:
   atoll node --insecure --coordinator 127.0.0.1:7700 --name berlin        # in plain text, without an invite
 
 a site of two machines with eight GPUs each, on both (the second one with --site-rank 1):
-  atoll node --insecure --coordinator 10.0.0.1:7700 --name berlin --parallel dp_shard=16 \\
+  atoll node --insecure-network --coordinator 10.0.0.1:7700 --name berlin --parallel dp_shard=16 \\
     --site-hosts 2 --site-address 192.168.0.1:7800 --site-rank 0
 """
 
@@ -75,7 +75,7 @@ FLAGS = {
     "log_json": Flag(),
 }
 """Of fields of NodeConfig."""
-OF_THE_RUN = {"coordinator": Flag("HOST:PORT"), "name": Flag(), "insecure": Flag()}
+OF_THE_RUN = {"coordinator": Flag("HOST:PORT"), "name": Flag(), "insecure": Flag(), "insecure_network": Flag()}
 """The same, of fields that an invite says."""
 
 
@@ -152,7 +152,7 @@ def complete(args: argparse.Namespace) -> None:
     from atoll.node.daemon.config import default_home
     from atoll.protocol.trust import enrolled
 
-    if args.insecure:
+    if args.insecure or args.insecure_network:
         if not args.name:
             raise ConfigError("--insecure needs --name NAME, of this site, and --coordinator HOST:PORT")
         return
@@ -161,7 +161,7 @@ def complete(args: argparse.Namespace) -> None:
         if not (args.run and args.name):
             raise ConfigError(
                 "which run? --run RUN --name NAME, or --home DIR, of one that was joined with `atoll join`; or "
-                "--insecure --coordinator HOST:PORT --name NAME, in plain text"
+                "--insecure --coordinator HOST:PORT --name NAME, in plain text on this machine"
             )
         args.home = default_home(args.run, args.name, os.environ)
     found = enrolled.load(args.home / enrolled.FOLDER)
@@ -180,8 +180,8 @@ def refuse_hosts(args: argparse.Namespace) -> None:
     """Raises ConfigError for a site of several hosts that is not in plain text."""
     if args.site_hosts > 1:
         raise ConfigError(
-            "a site of several hosts has no certificates for them yet: it runs in plain text alone (--insecure), in a "
-            "network that nobody else reaches"
+            "a site of several hosts has no certificates for them yet: it runs in plain text alone "
+            "(--insecure-network), in a network that nobody else reaches"
         )
 
 

@@ -3,7 +3,7 @@
 examples:
   atoll status                                    of the run of ./run.toml, on the coordinator's machine
   atoll status --home DIR --watch                 elsewhere, by whoever has joined there (`atoll join`)
-  atoll status --coordinator 10.0.0.1:7700        of a run in plain text (--insecure)
+  atoll status --coordinator 10.0.0.1:7700        of a run in plain text
   atoll status --data                             the account of samples: done, in flight, open
   atoll status --format json | python -m json.tool
 """

@@ -66,7 +66,7 @@ MUTATIONS = (
     Mutation(
         name="gRPC reads 32 MiB of anybody",
         rule="gRPC reads 1 MiB at most of a message to the coordinator",
-        where="coordinator.streams",
+        where="coordinator.limits",
         old="\nMAX_MESSAGE_BYTES = 1 << 20",
         new="\nMAX_MESSAGE_BYTES = 32 << 20",
         tests=(
@@ -77,7 +77,7 @@ MUTATIONS = (
     Mutation(
         name="a first message of 1 MiB",
         rule="Hello has 16 KiB",
-        where="coordinator.streams",
+        where="coordinator.limits",
         old="MAX_FIRST_MESSAGE_BYTES = 1 << 14",
         new="MAX_FIRST_MESSAGE_BYTES = 1 << 20",
         tests=("tests/process/test_coordinator_session.py",),
@@ -85,7 +85,7 @@ MUTATIONS = (
     Mutation(
         name="an offer of 1 MiB",
         rule="an offer has 64 KiB",
-        where="coordinator.streams",
+        where="coordinator.limits",
         old="MAX_OFFER_BYTES = 1 << 16",
         new="MAX_OFFER_BYTES = 1 << 20",
         tests=("tests/process/test_coordinator_session.py::test_a_stranger_may_say_little_until_more_is_due",),
@@ -94,15 +94,15 @@ MUTATIONS = (
         name="strangers may send as much as members",
         rule="session messages are small until a larger one is due",
         where="coordinator.streams:Stream.__init__",
-        old="self.most_bytes = MAX_FIRST_MESSAGE_BYTES",
-        new="self.most_bytes = MAX_MESSAGE_BYTES",
+        old="self.most_bytes = limits.MAX_FIRST_MESSAGE_BYTES",
+        new="self.most_bytes = limits.MAX_MESSAGE_BYTES",
         tests=("tests/process/test_coordinator_session.py",),
     ),
     Mutation(
         name="a stranger's connection has 64 calls",
         rule="calls at once on a connection to the coordinator are few: each may hold a message of a stranger",
         where="coordinator.service:CoordinatorServer.start",
-        old="            max_calls_each=MAX_CALLS_EACH,\n",
+        old="            max_calls_each=limits.MAX_CALLS_EACH,\n",
         new="",
         tests=(
             "tests/process/test_coordinator_session.py::test_a_connection_has_few_calls_at_once_and_the_next_when_one_ends",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import subprocess
@@ -66,3 +67,10 @@ def test_devices_of_a_node_stay_open_for_gpus() -> None:
 def test_codes_that_prevent_a_restart_are_atolls(unit: Path) -> None:
     (codes,) = values(unit, "RestartPreventExitStatus")
     assert {int(code) for code in codes.split()} <= EXIT_CODES
+
+
+@pytest.mark.skipif(which("nft") is None or os.geteuid() != 0, reason="needs root and Debian's package nftables")
+def test_rules_before_a_nodes_port_are_understood() -> None:
+    """They are only checked, not put in place."""
+    rules = UNITS[0].parents[1] / "nftables" / "atoll-node.nft"
+    subprocess.run(["nft", "--check", "--file", str(rules)], check=True, capture_output=True, timeout=60)

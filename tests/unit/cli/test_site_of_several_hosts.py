@@ -18,7 +18,7 @@ TWO = "--site-hosts 2 --site-address 10.0.0.1:7800"
 def config_of(words: str, coordinator: str = "--coordinator 127.0.0.1:1") -> NodeConfig:
     parser = argparse.ArgumentParser()
     add_arguments(parser)
-    args = parser.parse_args(["--insecure", "--name", "a", *coordinator.split(), *words.split()])
+    args = parser.parse_args(["--insecure-network", "--name", "a", *coordinator.split(), *words.split()])
     args.command, args.debug = [], False
     return node_config(args)
 

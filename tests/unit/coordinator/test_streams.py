@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 
 import pytest
 
@@ -30,7 +31,7 @@ def test_parts_of_a_message_count_as_one_and_deposits_as_none(monkeypatch: pytes
     sources = m.Sources(commits=commits(3, members(2), ()))
 
     async def main() -> list[tuple[str | None, int]]:
-        stream, bodies, context = Stream(1), Bodies(), Context()
+        stream, bodies, context = Stream(1, Counter()), Bodies(), Context()
         stream.say(m.Pulse(), bodies)
         await stream.say_sources(sources)
         stream.deposit(m.Deposits(), bodies)

@@ -175,7 +175,8 @@ def test_a_home_says_run_name_and_coordinator(tmp_path: Path, monkeypatch: pytes
 
     joined(tmp_path)
     monkeypatch.setattr("atoll.cli.node.time.time", lambda: NOW_S)
-    args = Namespace(insecure=False, site_hosts=1, home=tmp_path, name="", run="", coordinator="")
+    args = Namespace(site_hosts=1, home=tmp_path, name="", run="", coordinator="")
+    args.insecure = args.insecure_network = False
     complete(args)
     assert (args.name, args.coordinator) == ("berlin", ADDRESSES[0])
     for wrong in ({"name": "paris"}, {"run": "another"}):

@@ -11,6 +11,7 @@ from typing import Any
 import grpc
 import pytest
 
+from atoll.node import limits
 from atoll.node.exchange.peers.listener import listen
 from atoll.node.exchange.peers.rpc import PROBE_METHOD
 from atoll.protocol import transport
@@ -76,6 +77,41 @@ def test_only_sites_of_the_run_that_expect_this_one_are_answered() -> None:
 
     unavailable, denied = grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.PERMISSION_DENIED
     assert asyncio.run(main()) == [grpc.StatusCode.OK, denied, denied, *[unavailable] * 4]
+
+
+def test_one_site_has_so_many_calls_under_way_at_a_node_and_another_one_has_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(limits, "MAX_CALLS_OF_SITE", 2)
+
+    async def main() -> list[grpc.StatusCode]:
+        num_begun, may_end = 0, asyncio.Event()
+        begun = asyncio.Event()
+
+        async def answer(asked: bytes, context: Any) -> bytes:
+            nonlocal num_begun
+            num_begun += 1
+            if num_begun == 2:
+                begun.set()
+            if num_begun <= 2:
+                await may_end.wait()
+            return b"b"
+
+        handlers: dict[str, Any] = {"Probe": grpc.unary_unary_rpc_method_handler(answer)}
+        server, port = await listen("127.0.0.1:0", handlers, security=tls(Kind.SITE, "b"))
+        a, c = (tls(Kind.SITE, name).towards(Kind.SITE, "b") for name in "ac")
+        try:
+            waiting = [asyncio.create_task(probed(port, a)) for _ in range(2)]
+            await begun.wait()
+            found = [await probed(port, a), await probed(port, c)]
+            may_end.set()
+            found += await asyncio.gather(*waiting)
+            return [*found, await probed(port, a)]
+        finally:
+            await server.stop(None)
+
+    ok = grpc.StatusCode.OK
+    assert asyncio.run(main()) == [grpc.StatusCode.UNAVAILABLE, ok, ok, ok, ok]
 
 
 def test_a_server_shows_what_was_renewed_from_the_next_connection_on(tmp_path: Path) -> None:

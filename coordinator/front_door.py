@@ -1,0 +1,186 @@
+"""The coordinator's port: counts who connects, and passes the bytes of those that may on to gRPC, which cannot.
+
+Behind it gRPC listens on an abstract Unix socket of this process. Each connection there comes from a socket that is
+named by its number, which gRPC gives to the handlers as the peer: so they can say whose a connection is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import socket
+from collections import Counter
+from collections.abc import Hashable
+from functools import partial
+
+from atoll.coordinator import limits
+from atoll.coordinator.door_counts import Counts, Turned, source_of
+from atoll.coordinator.guest import Guest
+from atoll.coordinator.shut_out import shut_out
+from atoll.protocol import addresses
+from atoll.protocol.errors import PeerError
+from atoll.protocol.transport import cannot_listen
+
+log = logging.getLogger("atoll.coordinator")
+
+BACKLOG = 1024
+ACCEPTED_AT_ONCE = 64
+
+
+class FrontDoor:
+    """Listens from `start` to `close`."""
+
+    def __init__(self, name: str, *, per_address: int, in_all: int) -> None:
+        """`name`: nobody else on this machine has it."""
+        self.turned_away: Counter[Turned] = Counter()
+        self._counts = Counts(per_address=per_address, in_all=in_all)
+        self._behind = f"atoll-{name}"
+        self._loop = asyncio.get_running_loop()
+        self._numbers = itertools.count(1)
+        self._listening: socket.socket | None = None
+        self._guests: dict[int, Guest] = {}
+        self._too_fast: Counter[str] = Counter()  # by address, since the last look
+        self._shut: dict[str, float] = {}  # until when
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def address_behind(self) -> str:
+        """Where gRPC is to listen."""
+        return f"unix-abstract:{self._behind}"
+
+    @property
+    def num_open(self) -> int:
+        return len(self._counts)
+
+    def start(self, listen: str) -> int:
+        """The port. gRPC listens already. Raises ConfigError for what is not an address, HostError if it cannot be
+        had."""
+        host, port = addresses.parse_address(listen)
+        try:
+            family, _, _, _, found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+            both = host == "::" and socket.has_dualstack_ipv6()
+            listening = socket.create_server(found[:2], family=family, backlog=BACKLOG, dualstack_ipv6=both)
+        except OSError:
+            raise cannot_listen(listen) from None
+        listening.setblocking(False)
+        self._listening = listening
+        self._look()
+        return int(listening.getsockname()[1])
+
+    def document(self) -> dict[str, int]:
+        """Turned away, by reason."""
+        return {why.value: self.turned_away[why] for why in Turned}
+
+    def close(self) -> None:
+        if self._listening is not None:
+            self._loop.remove_reader(self._listening)
+            self._listening.close()
+            self._listening = None
+        if self._timer is not None:
+            self._timer.cancel()
+        for guest in tuple(self._guests.values()):
+            guest.abort()
+
+    def is_of(self, peer: str, identity: Hashable) -> None:
+        """The connection that gRPC knows as `peer`, once somebody who may call has called. Raises PeerError for one
+        that did not come through this door, or has gone."""
+        number = self._number_of(peer)
+        if not self._counts.is_here(number):
+            raise PeerError("this connection did not come by the coordinator's port, or was closed just now")
+        self._end(self._counts.is_of(number, identity, self._loop.time()), Turned.IDENTITY)
+        self._let_enter()
+
+    def _number_of(self, peer: str) -> int:
+        number = peer.removeprefix(f"unix-abstract:{self._behind}-")
+        return int(number) if number.isascii() and number.isdigit() else 0
+
+    def _accept(self) -> None:
+        assert self._listening is not None
+        for _ in range(ACCEPTED_AT_ONCE):
+            try:
+                accepted, address = self._listening.accept()
+            except (BlockingIOError, ConnectionAbortedError, InterruptedError):
+                return
+            except OSError as error:
+                log.warning("no connection is taken for a moment: %s", error.strerror)
+                break
+            self._take(accepted, address[0])
+            if not self._counts.may_come(self._loop.time()):
+                break
+        else:
+            return  # others have their turn
+        self._loop.remove_reader(self._listening)  # until `_look`
+
+    def _take(self, accepted: socket.socket, address: str) -> None:
+        number = next(self._numbers)
+        decided = self._counts.come(number, address, self._loop.time())
+        if isinstance(decided, Turned):
+            self.turned_away[decided] += 1
+            accepted.close()
+            if decided in (Turned.ADDRESS, Turned.PACE):
+                self._hurry(source_of(address))
+            return
+        self._end(decided, Turned.FULL)
+        accepted.setblocking(False)
+        accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._guests[number] = Guest(
+            accepted,
+            own_name=f"{self._behind}-{number}",
+            behind=self._behind,
+            waits=partial(self._waits, number),
+            through=partial(self._through, number),
+            gone=partial(self._gone, number),
+        )
+
+    def _waits(self, number: int) -> None:
+        self._counts.wait(number)
+        self._let_enter()
+
+    def _through(self, number: int) -> None:
+        self._counts.through(number, self._loop.time())
+        self._let_enter()
+
+    def _let_enter(self) -> None:
+        for number in self._counts.enter(self._loop.time()):
+            self._guests[number].enter()
+
+    def _gone(self, number: int, why: Turned | None) -> None:
+        del self._guests[number]
+        self._counts.gone(number)
+        if why is not None:
+            self.turned_away[why] += 1
+
+    def _hurry(self, source: str) -> None:
+        self._too_fast[source] += 1
+        is_flood = self._too_fast[source] > limits.MAX_TURNED_AWAY and source not in self._shut
+        if is_flood and len(self._shut) < limits.MAX_SHUT:
+            self._shut[source] = self._loop.time() + limits.SHUT_S
+            log.warning("%s opens connections too fast: its next ones are dropped for %g s", source, limits.SHUT_S)
+            self._shut_out()
+
+    def _shut_out(self) -> None:
+        assert self._listening is not None
+        try:
+            shut_out(self._listening, tuple(self._shut))
+        except OSError as error:
+            log.warning("the kernel drops nobody's connections: %s", error.strerror)
+
+    def _look(self) -> None:
+        """Now and then: who has not shown a certificate in time, who may enter, and who may come again."""
+        now = self._loop.time()
+        self._end(self._counts.late(now), Turned.SILENT)
+        self._let_enter()
+        if self._listening is not None:
+            self._loop.add_reader(self._listening, self._accept)
+        self._too_fast.clear()
+        again = [source for source, until_s in self._shut.items() if until_s <= now]
+        for source in again:
+            del self._shut[source]
+        if again:
+            self._shut_out()
+        self._timer = self._loop.call_later(limits.LOOK_EVERY_S, self._look)
+
+    def _end(self, numbers: tuple[int, ...], why: Turned) -> None:
+        for number in numbers:
+            self._guests[number].abort(why)

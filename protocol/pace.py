@@ -1,0 +1,70 @@
+"""How often something may happen: token buckets, by key. Pure: time is passed in."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Generic, TypeVar
+
+K = TypeVar("K", bound=Hashable)
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    at_once: int
+    """After a rest."""
+    per_s: float
+    """From then on."""
+
+
+class Buckets(Generic[K]):
+    """A bucket that is full again is forgotten, so there are no more of them than `at_once` / `per_s` lets fill.
+    Beyond `max_keys` the one that was used least recently is forgotten: whoever comes by many keys is not slowed down
+    by this, and needs another bound."""
+
+    def __init__(self, pace: Pace, max_keys: int, other: Mapping[K, Pace] = MappingProxyType({})) -> None:
+        """`other` paces, of some keys."""
+        self._pace = pace
+        self._other = other
+        self._max_keys = max_keys
+        self._left: dict[K, tuple[float, float]] = {}  # tokens, and when that was so; the last used at the end
+
+    def __len__(self) -> int:
+        return len(self._left)
+
+    def take(self, key: K, now: float) -> bool:
+        """Whether it may happen now; if so, it counts."""
+        left = self._now(key, now)
+        if left < 1:
+            return False
+        self._keep(key, left - 1, now)
+        return True
+
+    def give_back(self, key: K, now: float) -> None:
+        """It is not to count after all."""
+        if key in self._left:
+            self._keep(key, self._now(key, now) + 1, now)
+
+    def spend(self, key: K, now: float) -> float:
+        """It happens in any case; how many seconds it has to wait."""
+        left = self._now(key, now) - 1
+        self._keep(key, left, now)
+        return max(0.0, -left / self._pace_of(key).per_s)
+
+    def _pace_of(self, key: K) -> Pace:
+        return self._other.get(key, self._pace)
+
+    def _now(self, key: K, now: float) -> float:
+        pace = self._pace_of(key)
+        left, since = self._left.get(key, (float(pace.at_once), now))
+        return min(pace.at_once, left + max(0.0, now - since) * pace.per_s)
+
+    def _keep(self, key: K, left: float, now: float) -> None:
+        self._left.pop(key, None)
+        self._left[key] = left, now
+        while len(self._left) > self._max_keys or (self._left and self._is_full(next(iter(self._left)), now)):
+            del self._left[next(iter(self._left))]
+
+    def _is_full(self, key: K, now: float) -> bool:
+        return self._now(key, now) >= self._pace_of(key).at_once
