@@ -8,7 +8,7 @@ IN_PARALLEL = --tx $(JOBS)*popen --tx $(JOBS)*popen//nice=10 --dist load --maxsc
 export PYTHONDONTWRITEBYTECODE :=# hundreds of processes would each compile the same modules
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test pytest test-all lint type proto proto-check sim mutate structure bench bench-gpu soak clean
+.PHONY: help install demo test pytest test-all lint type proto proto-check released sim mutate structure bench bench-gpu soak clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 12
@@ -24,11 +24,12 @@ install: $(VENV)/.installed ## make .venv and install atoll with exact versions
 demo: install ## train a small language model on three sites on this machine (ARGS="--help")
 	$(BIN)/atoll demo $(ARGS)
 
-lint: install ## ruff, import contracts, proto lint
+lint: install ## ruff, import contracts, proto lint, and that no message breaks those of the last release
 	$(BIN)/ruff check node protocol coordinator src tests benchmarks examples
 	$(BIN)/ruff format --check node protocol coordinator src tests benchmarks examples
 	PYTHONPATH=src $(BIN)/lint-imports --no-cache
 	$(BIN)/buf lint
+	$(BIN)/buf breaking --against tests/released/protocol.binpb
 
 type: install ## mypy --strict
 	$(BIN)/mypy src tests
@@ -60,6 +61,9 @@ proto: install ## generate code from protocol/v1/*.proto
 
 proto-check: proto ## generated code is what the .proto files say
 	git diff --exit-code --stat -- protocol/v1 || (echo "protocol/v1 is not current: run 'make proto' and commit"; exit 1)
+
+released: install ## keep the protocol of COMMIT as that of the last release (COMMIT=v0.1.0)
+	$(BIN)/python -m tests.harness.released $(COMMIT)
 
 soak: MINUTES ?= 30
 soak: install ## six sites under random faults, and what they keep of their speed (MINUTES=30 ARGS="--seed 7")

@@ -180,12 +180,20 @@ class LocalRun:
         self.processes.append(process)
         return process
 
-    def start_coordinator(self, listen: str = "", prefix: Sequence[str] = (), extra: Sequence[str] = ()) -> Process:
+    def start_coordinator(
+        self,
+        listen: str = "",
+        prefix: Sequence[str] = (),
+        extra: Sequence[str] = (),
+        environment: dict[str, str] | None = None,
+        program: Sequence[str] = (),
+    ) -> Process:
         """Again after it was killed: on the same port and store. On loopback if `listen` does not say where."""
         listen = self.address or listen or free_address()
-        command = [*prefix, sys.executable, *self.program, "coordinator", str(self.toml), "--listen", listen]
+        program = program or self.program
+        command = [*prefix, sys.executable, *program, "coordinator", str(self.toml), "--listen", listen]
         command += [] if self.secured else ["--insecure"]
-        process = self.start("coordinator", [*command, *extra])
+        process = self.start("coordinator", [*command, *extra], environment)
         self.address = process.wait_for_line(r"listening on (\S+)", 30).group(1)
         self.coordinator = process
         return process
