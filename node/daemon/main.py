@@ -107,6 +107,8 @@ async def run_node(config: NodeConfig) -> int:
         log.info("listening for peers on %s", met.address)
         _on_signals(node, signals)
         code, text = await node.run()
+        if code == 0 and node.core.site.disk.final:
+            await asyncio.to_thread(home.note_end)
         log.log(logging.INFO if code == 0 else logging.ERROR, "%s", text)
         return code
 

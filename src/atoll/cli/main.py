@@ -27,6 +27,7 @@ from atoll.cli import (
     drain,
     evict,
     export,
+    gc,
     health,
     init,
     invite,
@@ -65,7 +66,7 @@ class Verb(Protocol):
 
 _MODULES: tuple[Verb, ...] = (
     plan, init, coordinator, invite, token, join, doctor, node, status, health, pause,
-    resume, stop, rollback, drain, evict, ban, reset, audit, demo, tokenize, sample, export,
+    resume, stop, rollback, drain, evict, ban, reset, audit, gc, demo, tokenize, sample, export,
 )  # fmt: skip
 VERBS = {verb.__name__.rpartition(".")[2]: verb for verb in _MODULES}
 
