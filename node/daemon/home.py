@@ -199,8 +199,9 @@ class Home(HomeFolders):
     def _remove_left_over(self) -> None:
         if (folder := socket_folder_of(self.folder)) is not None:
             shutil.rmtree(folder, ignore_errors=True)  # mostly gone already, and litter at worst
-        for name in (_SOCKET_NOTE, self._end_mark.name):
-            (self.folder / name).unlink(missing_ok=True)
+        for path in (self.folder / _SOCKET_NOTE, self._end_mark):
+            if path.exists():
+                path.unlink()
 
     def _read_key(self, machine: Machine) -> bytes:
         path = self.folder / "key"

@@ -17,12 +17,17 @@ from atoll.node.exchange.hub import Hub
 from atoll.node.exchange.peers.claims import Claims
 from atoll.node.exchange.peers.dialer import Dialer
 from atoll.node.exchange.peers.listener import listen
+from atoll.node.exchange.peers.upload_cap import UploadCap
 from atoll.node.exchange.service import PeerService
+from atoll.node.exchange.sync.attempt import FRAME_RATES
 from atoll.node.exchange.sync.spill import Spill
 from atoll.node.threads import giving_way
 from atoll.protocol import addresses, descriptors
 from atoll.protocol.codecs import kernels
+from atoll.protocol.errors import ConfigError
 from atoll.protocol.machine import Machine
+from atoll.protocol.settings import RunSettings
+from atoll.protocol.time_limits import time_limits
 from atoll.protocol.trust.security import PLAIN, Security
 
 log = logging.getLogger("atoll.node")
@@ -58,6 +63,8 @@ async def meet_peers(
     pool = giving_way(config.num_exchange_threads, "exchange", config.nice)
     hub = await make_hub(run_id, spills, machine, security, pool=pool)
     hub.incarnation, hub.num_processes = home.incarnation, config.exchange_processes
+    if config.max_upload_bytes_per_s:
+        hub.uplink.cap = UploadCap(config.max_upload_bytes_per_s, asyncio.get_running_loop().time())
     listen_on = config.listen or addresses.join_address(local_address_towards(towards), 0)
     port = await listen_for_peers(hub, listen_on, machine, security, stack)
     address = config.advertise or address_for_peers(listen_on, port, towards)
@@ -67,6 +74,16 @@ async def meet_peers(
             addresses.join_address(addresses.parse_address(listen_on)[0], port),
         )
     return Met(hub, listen_on, address, security)
+
+
+def check_cap(config: NodeConfig, settings: RunSettings) -> None:
+    """Raises ConfigError if others would take a link of that speed for one that hangs."""
+    least = FRAME_RATES * time_limits(settings.time_limits).slowest_bytes_per_s
+    if 0 < config.max_upload_bytes_per_s < least:
+        raise ConfigError(
+            f"--max-upload-mbit {config.max_upload_bytes_per_s * 8 / 1e6:g}: run {settings.run_id} "
+            f"(time_limits {settings.time_limits}) takes no link of less than {least * 8 / 1e6:.1f} Mbit/s"
+        )
 
 
 def address_of_metrics(listens: str, address: str) -> str:

@@ -1,0 +1,24 @@
+"""`python -m tests.harness.clocked FILE node ...`: the `atoll` command, whose node reads the wall clock in FILE, in
+seconds since 1970, where a test sets it."""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+from pathlib import Path
+
+from atoll.node.daemon import main
+from atoll.protocol.machine import Machine
+
+
+def run() -> int:
+    """The exit code."""
+    from atoll.__main__ import run as run_command
+
+    file = Path(sys.argv.pop(1))
+    setattr(main, Machine.__name__, partial(Machine, wall_time=lambda: float(file.read_text())))
+    return run_command()
+
+
+if __name__ == "__main__":
+    sys.exit(run())
