@@ -24,6 +24,7 @@ from atoll.node.daemon.site_log import log_to
 from atoll.node.daemon.time_off import Account, Watch, home_of, stay_off
 from atoll.node.threads import giving_way
 from atoll.protocol import notify
+from atoll.protocol.errors import PeerError
 from atoll.protocol.exit_codes import ENDED_AT_ONCE
 from atoll.protocol.machine import Machine
 from atoll.protocol.signals import Signals, end_process
@@ -40,6 +41,8 @@ MAX_DISK_THREADS = 32
 """One works at a time as a rule; others wait for a disk."""
 FIRST_CONTACT_S = 30.0
 """How long a node waits for a coordinator that is not there yet."""
+AGAIN_S, MAX_UNANSWERED = 60.0, 500
+"""A site that comes back from its time off asks for the coordinator again so often, half a day long."""
 
 
 async def run_node(config: NodeConfig, machine: Machine | None = None) -> int:
@@ -62,10 +65,17 @@ async def run_node(config: NodeConfig, machine: Machine | None = None) -> int:
         prepared = asyncio.create_task(asyncio.to_thread(prepare_kernels))
         watched = asyncio.create_task(notify.stay_watched())
         stack.callback(watched.cancel)
-        machine, again = machine or Machine(), signals.again
+        machine, again, run_id, num_unanswered = machine or Machine(), signals.again, "", 0
         while True:
             signals.first, signals.again = first, again
-            stay = await _stay(config, machine, prepared, signals)
+            try:
+                stay, num_unanswered = await _stay(config, machine, prepared, signals), 0
+            except PeerError as error:
+                num_unanswered += 1
+                if not run_id or num_unanswered > MAX_UNANSWERED:
+                    raise
+                stay = _Stay(run_id, error.exit_code, TimeOff(machine.wall_time() + AGAIN_S, str(error)))
+            run_id = stay.run_id
             woken = asyncio.Event()
             signals.first = partial(_wake, woken)
             if stay.time_off is None or signals.num_heard:
@@ -143,10 +153,11 @@ async def _stay(config: NodeConfig, machine: Machine, prepared: asyncio.Task[Non
         _on_signals(node, signals)
         watch = Watch(config.allowance, account, machine, lambda: met.hub.counters.sent_bytes)
         node.shell.observer.sent = lambda: account.sent
-        watching = node.shell.tasks.spawn(watch.run(node.leave))
+        if config.allowance:
+            node.shell.tasks.spawn(watch.run(node.leave))  # the node ends it
         code, text = await node.run()
-        watching.cancel()
-        await watch.count()
+        if config.allowance:
+            await watch.count()
         is_over = node.core.site.disk.final
         if code == 0 and is_over:
             await asyncio.to_thread(home.note_end)

@@ -70,7 +70,8 @@ METRICS: tuple[Row[Look], ...] = (
         lambda look: look.hub.uplink.cap.num_bytes if look.hub.uplink.cap else 0),
     Row(COUNTER, "atoll_node_capped_seconds", "Time that frames waited for --max-upload-mbit.",
         lambda look: look.hub.uplink.cap.waited_s if look.hub.uplink.cap else 0.0),
-    Row(GAUGE, "atoll_node_month_sent_bytes", "Bytes sent to peers in this calendar month, across starts.",
+    Row(GAUGE, "atoll_node_month_sent_bytes", "Bytes sent to peers in this calendar month, across starts; counted "
+        "with --monthly-upload-gb or --hours alone.",
         lambda look: look.month_sent_bytes),
     Row(GAUGE, "atoll_node_month_allowed_bytes", "What --monthly-upload-gb allows; 0 without it.",
         lambda look: look.config.monthly_upload_bytes),

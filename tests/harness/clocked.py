@@ -16,6 +16,7 @@ def run() -> int:
     from atoll.__main__ import run as run_command
 
     file = Path(sys.argv.pop(1))
+    main.FIRST_CONTACT_S = 1.0
     setattr(main, Machine.__name__, partial(Machine, wall_time=lambda: float(file.read_text())))
     return run_command()
 

@@ -100,8 +100,14 @@ def test_a_site_is_in_the_run_in_its_hours_and_until_its_share_of_the_month_is_s
         assert "not ready: the site is off: outside its hours" in capsys.readouterr().err
         assert main(["gc", str(run.home("b"))]) == HostError.exit_code, "the home is in use"
 
-        sent.write_text(f"2026-05 {10**9}\n")
+        coordinator.popen.terminate()
+        assert coordinator.wait(LIMIT_S) == 0
         set_clock("2026-05-31 22:00")
+        volunteer.wait_for_line(r"^off: no coordinator at .*; back at 2026-05-31 22:01 there", LIMIT_S)
+        run.start_coordinator()
+
+        sent.write_text(f"2026-05 {10**9}\n")
+        set_clock("2026-05-31 22:01")
         volunteer.wait_for_line(
             r"^off: it has sent its share of the month \(.* of .*\); back at 2026-06-01 00:00 there", LIMIT_S
         )
