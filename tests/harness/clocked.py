@@ -7,7 +7,7 @@ import sys
 from functools import partial
 from pathlib import Path
 
-from atoll.node.daemon import main
+from atoll.node.daemon import main, time_off
 from atoll.protocol.machine import Machine
 
 
@@ -16,7 +16,7 @@ def run() -> int:
     from atoll.__main__ import run as run_command
 
     file = Path(sys.argv.pop(1))
-    main.FIRST_CONTACT_S = 1.0
+    main.FIRST_CONTACT_S, time_off.LOOK_EVERY_S = 1.0, 0.2
     setattr(main, Machine.__name__, partial(Machine, wall_time=lambda: float(file.read_text())))
     return run_command()
 
