@@ -1,6 +1,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+RELEASE := .venv-release
 PIP_ARGS ?=
 ARGS ?=
 JOBS ?= 2
@@ -8,7 +9,7 @@ IN_PARALLEL = --tx $(JOBS)*popen --tx $(JOBS)*popen//nice=10 --dist load --maxsc
 export PYTHONDONTWRITEBYTECODE :=# hundreds of processes would each compile the same modules
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test pytest test-all lint type proto proto-check sim mutate structure bench bench-gpu soak clean
+.PHONY: help install demo test pytest test-all lint type proto proto-check hashes release released sim mutate structure bench bench-gpu soak clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 12
@@ -24,11 +25,12 @@ install: $(VENV)/.installed ## make .venv and install atoll with exact versions
 demo: install ## train a small language model on three sites on this machine (ARGS="--help")
 	$(BIN)/atoll demo $(ARGS)
 
-lint: install ## ruff, import contracts, proto lint
+lint: install ## ruff, import contracts, proto lint, and that no message breaks those of the last release
 	$(BIN)/ruff check node protocol coordinator src tests benchmarks examples
 	$(BIN)/ruff format --check node protocol coordinator src tests benchmarks examples
 	PYTHONPATH=src $(BIN)/lint-imports --no-cache
 	$(BIN)/buf lint
+	$(BIN)/buf breaking --against tests/released/protocol.binpb
 
 type: install ## mypy --strict
 	$(BIN)/mypy src tests
@@ -61,6 +63,20 @@ proto: install ## generate code from protocol/v1/*.proto
 proto-check: proto ## generated code is what the .proto files say
 	git diff --exit-code --stat -- protocol/v1 || (echo "protocol/v1 is not current: run 'make proto' and commit"; exit 1)
 
+$(RELEASE)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(RELEASE)
+	$(RELEASE)/bin/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) -c constraints.txt build cyclonedx-bom 'pip>=24' uv
+	touch $@
+
+hashes: $(RELEASE)/.installed ## hashes of what atoll needs, in the versions of constraints.txt
+	$(RELEASE)/bin/python -m tests.harness.hashes $(RELEASE)/bin/uv
+
+release: $(RELEASE)/.installed ## wheel, sdist, notes, bill of materials and sums of the version that is tagged, in dist (ARGS=--untagged)
+	$(RELEASE)/bin/python -m tests.harness.release $(ARGS)
+
+released: install ## keep the protocol of COMMIT as that of the last release (COMMIT=v0.1.0)
+	$(BIN)/python -m tests.harness.released $(COMMIT)
+
 soak: MINUTES ?= 30
 soak: install ## six sites under random faults, and what they keep of their speed (MINUTES=30 ARGS="--seed 7")
 	$(BIN)/python -m tests.harness.soak --minutes $(MINUTES) $(ARGS)
@@ -72,4 +88,4 @@ bench: install ## figures of the README and docs (ARGS="--help")
 	$(BIN)/python -m benchmarks $(ARGS)
 
 clean: ## remove .venv and caches
-	rm -rf $(VENV) build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(RELEASE) build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -36,7 +36,7 @@ class Signals:
         self.again = again
         self._limit_s = limit_s
         self._loop = asyncio.get_running_loop()
-        self._num_heard = 0
+        self.num_heard = 0
         self._before = {number: signal.signal(number, self._heard) for number in _NUMBERS}
 
     def close(self) -> None:
@@ -45,13 +45,13 @@ class Signals:
 
     def _heard(self, number: int, frame: FrameType | None) -> None:
         name = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
-        self._num_heard += 1
+        self.num_heard += 1
         if self._loop.is_closed():
             end_process(ENDED_AT_ONCE)
-        elif self._num_heard == 1:
+        elif self.num_heard == 1:
             self._loop.call_soon_threadsafe(self.first, name)
         else:
-            if self._num_heard == 2:
+            if self.num_heard == 2:
                 threading.Thread(target=self._end_in_time, daemon=True).start()
             self._loop.call_soon_threadsafe(self.again, f"{name} again")
 

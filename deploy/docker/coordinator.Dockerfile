@@ -2,10 +2,13 @@
 # PIP_ARGS: for an index of one's own.
 FROM python:3.11-slim AS build
 ARG PIP_ARGS=""
+# Of atoll; without it, what pyproject.toml has for copies without git.
+ARG VERSION=""
 WORKDIR /src
 COPY . .
 # hadolint ignore=SC2086
-RUN python -m venv /opt/atoll \
+RUN export SETUPTOOLS_SCM_PRETEND_VERSION_FOR_ATOLL="${VERSION}" \
+    && python -m venv /opt/atoll \
     && /opt/atoll/bin/python -m pip install --no-cache-dir ${PIP_ARGS} -c constraints.txt .
 
 FROM python:3.11-slim

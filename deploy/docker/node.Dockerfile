@@ -8,10 +8,13 @@ FROM ${BASE}
 ARG EXTRA="[node]"
 ARG SITE_PACKAGES=""
 ARG PIP_ARGS=""
+# Of atoll; without it, what pyproject.toml has for copies without git.
+ARG VERSION=""
 WORKDIR /src
 COPY . .
 # hadolint ignore=SC2086
-RUN python3 -m venv ${SITE_PACKAGES} /opt/atoll \
+RUN export SETUPTOOLS_SCM_PRETEND_VERSION_FOR_ATOLL="${VERSION}" \
+    && python3 -m venv ${SITE_PACKAGES} /opt/atoll \
     && /opt/atoll/bin/python -m pip install --no-cache-dir ${PIP_ARGS} -c constraints.txt ".${EXTRA}" numpy numba safetensors \
     && rm -rf /src
 ENV PATH=/opt/atoll/bin:$PATH PYTHONUNBUFFERED=1

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from atoll.node.daemon.allowance import Allowance, hours
 from atoll.node.daemon.interfaces import LOOPBACK
 from atoll.node.host_protocol import MAX_HOSTS
 from atoll.node.parallel.settings import parse
@@ -83,7 +84,20 @@ class NodeConfig:
     reduce_buffer_bytes: int | None = None
     """Of these, in memory; the rest is on the disk. Without it: at most a quarter of the free memory."""
     bandwidth_bytes_per_s: int = 0
-    """Uplink; sites with more of it average more, until it is measured. Without it, all alike."""
+    """Uplink; sites with more of it average more, until it is measured. Without it, as much as --max-upload-mbit says,
+    or all alike."""
+    max_upload_bytes_per_s: int = 0
+    """What this site may send to others, state for those that join included, without the transport's own few percent.
+    Without it, as fast as the link goes."""
+    monthly_upload_bytes: int = 0
+    """What it may send in a calendar month, counted on across starts. When it has, it leaves after its sync, which may
+    be a sync's traffic more, waits, and comes back on the first. Without it, no limit."""
+    hours: str = ""
+    """When it may be in the run, by this machine's clock, as 22-07. It leaves after the sync under way, waits, and
+    comes back by itself. Without it, always."""
+    max_disk_bytes: int = 0
+    """What --home may take of the disk, at the most: a run that needs more is not joined, and what it needs less is for
+    contributions that are averaged here. Without it, the free disk."""
     exchange_processes: int = 1
     """Processes of this host that exchange with other sites, for a link that one core cannot fill: each has an equal
     part of the model, and a port: that of --listen and those after it."""
@@ -99,6 +113,11 @@ class NodeConfig:
     @property
     def is_plain_text(self) -> bool:
         return self.insecure or self.insecure_network
+
+    @property
+    def allowance(self) -> Allowance:
+        """Raises ConfigError."""
+        return Allowance(hours(self.hours), self.monthly_upload_bytes)
 
     @property
     def num_rank_threads(self) -> int:
@@ -165,6 +184,7 @@ def validate(config: NodeConfig) -> None:
                 "--site-address": config.site_address,
             }
         )
+    _validate_limits(config)
     if min(config.max_retained_bytes or 0, config.reduce_buffer_bytes or 0, config.bandwidth_bytes_per_s) < 0:
         raise ConfigError("--max-retained-mib, --reduce-buffer-mib and --bandwidth-mbit cannot be negative")
 
@@ -177,6 +197,18 @@ def _validate_relay(config: NodeConfig) -> None:
     if config.exchange_processes > 1:
         raise ConfigError(
             f"--relay {config.relay}: a relay leads to one process of a site; leave out --exchange-processes"
+        )
+
+
+def _validate_limits(config: NodeConfig) -> None:
+    """Of what the owner gives."""
+    if min(config.max_upload_bytes_per_s, config.monthly_upload_bytes, config.max_disk_bytes) < 0:
+        raise ConfigError("--max-upload-mbit, --monthly-upload-gb and --max-disk-gb cannot be negative")
+    is_limited = config.max_upload_bytes_per_s or config.allowance
+    if is_limited and (config.site_hosts > 1 or config.exchange_processes > 1):
+        raise ConfigError(
+            "--max-upload-mbit, --monthly-upload-gb and --hours are for a site of one host with one exchange process: "
+            "leave out --site-hosts and --exchange-processes"
         )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from atoll.node.core.site import SiteCore
@@ -16,18 +16,18 @@ def socket_path(home: Path) -> Path:
     return home / "node.sock"
 
 
-def health_server(home: Path, core: SiteCore, attached: Attached | None = None) -> LineServer:
+def health_server(home: Path, obstacles: Callable[[], Iterator[str]]) -> LineServer:
     """In the home, whose lock the caller holds. That it answers shows that the node's event loop turns."""
 
     async def answer(line: bytes, _: str) -> dict[str, str]:
         if line.strip() != ASKED:
             return {"problem": f"a node answers {ASKED.decode()} alone", "found": ""}
-        return {"problem": "", "found": "; ".join(_obstacles(core, attached))}
+        return {"problem": "", "found": "; ".join(obstacles())}
 
     return LineServer(socket_path(home), answer)
 
 
-def _obstacles(core: SiteCore, attached: Attached | None) -> Iterator[str]:
+def obstacles_of(core: SiteCore, attached: Attached | None = None) -> Iterator[str]:
     site = core.site
     if not site.welcomed:
         yield "there is no session with the coordinator"

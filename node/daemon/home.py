@@ -20,8 +20,11 @@ from atoll.protocol.machine import REAL, Machine
 KEY_BYTES = 32
 PROCESS_ID_BYTES = 16
 MAX_INCARNATION = (1 << 63) - 1  # stores keep signed integers
+LOCK = "lock"
+"""A file of every home."""
 SOCKET_FOLDER_PREFIX = "atoll-"
 """Of the temporary folder with the socket and pipes of one start."""
+_SOCKET_NOTE = "socket_folder"
 
 
 def _refuse_if_others_can_reach(folder: Path) -> None:
@@ -49,6 +52,15 @@ def _refuse_if_others_can_reach(folder: Path) -> None:
             )
 
 
+def socket_folder_of(home: Path) -> Path | None:
+    """That of the last node there."""
+    note = home / _SOCKET_NOTE
+    if not note.exists():
+        return None
+    folder = Path(os.fsdecode(note.read_bytes()))
+    return folder if folder.name.startswith(SOCKET_FOLDER_PREFIX) and "\0" not in str(folder) else None
+
+
 def _manifest_check(body: bytes) -> bytes:
     return Digest("atoll/manifest-file/v1").data(body).finish()
 
@@ -69,7 +81,7 @@ def locked(folder: Path) -> Iterator[None]:
 
 def _lock(folder: Path) -> int:
     """The descriptor that holds it. Raises HostError if another process has it, OSError."""
-    descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
@@ -111,6 +123,23 @@ class HomeFolders:
         self.snapshot_folder = folder / "snapshots"
         self.optimizer_folder = folder / "optimizer"
         """Workers write the checkpoints of their optimizers there."""
+        self._end_mark = folder / "ended"
+
+    @property
+    def of_the_run(self) -> tuple[Path, ...]:
+        """What a site goes on with, and nobody needs once the run has ended."""
+        return (
+            self.manifest_file,
+            self.state_folder,
+            self.payload_folder,
+            self.error_folder,
+            self.snapshot_folder,
+            self.optimizer_folder,
+        )
+
+    def has_ended(self) -> bool:
+        """Whether the last node here was in the run to its end, and saved its model."""
+        return self._end_mark.exists()
 
     def remove_spills(self) -> None:
         """In a thread: of exchange processes of an earlier start, of which there may have been more."""
@@ -160,18 +189,20 @@ class Home(HomeFolders):
 
     def note_socket_folder(self, folder: Path) -> None:
         """`folder` lies outside of the home, where paths are short. A killed node's is removed by its next start."""
-        self.write("socket_folder", os.fsencode(folder))
+        self.write(_SOCKET_NOTE, os.fsencode(folder))
+
+    def note_end(self) -> None:
+        self.write(self._end_mark.name, b"")
 
     def close(self) -> None:
         os.close(self._lock_fd)
 
     def _remove_left_over(self) -> None:
-        note = self.folder / "socket_folder"
-        if note.exists():
-            folder = Path(os.fsdecode(note.read_bytes()))
-            if folder.name.startswith(SOCKET_FOLDER_PREFIX) and "\0" not in str(folder):
-                shutil.rmtree(folder, ignore_errors=True)  # mostly gone already, and litter at worst
-            note.unlink()
+        if (folder := socket_folder_of(self.folder)) is not None:
+            shutil.rmtree(folder, ignore_errors=True)  # mostly gone already, and litter at worst
+        for path in (self.folder / _SOCKET_NOTE, self._end_mark):
+            if path.exists():
+                path.unlink()
 
     def _read_key(self, machine: Machine) -> bytes:
         path = self.folder / "key"

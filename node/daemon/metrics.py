@@ -28,6 +28,7 @@ class Look:
     exchange_s: float
     apply_s: float
     num_applied: int
+    month_sent_bytes: int
     attached: Attached | None = None
     """To the relay of this site, if it has one."""
 
@@ -70,6 +71,15 @@ METRICS: tuple[Row[Look], ...] = (
     Row(GAUGE, "atoll_node_last_apply_seconds", "Time of applying and hashing the last commit.",
         lambda look: look.apply_s),
     Row(COUNTER, "atoll_node_sent_bytes", "Bytes sent to peers.", lambda look: look.said.sent_bytes),
+    Row(COUNTER, "atoll_node_capped_bytes", "Bytes of these that went through --max-upload-mbit.",
+        lambda look: look.hub.uplink.cap.num_bytes if look.hub.uplink.cap else 0),
+    Row(COUNTER, "atoll_node_capped_seconds", "Time that frames waited for --max-upload-mbit.",
+        lambda look: look.hub.uplink.cap.waited_s if look.hub.uplink.cap else 0.0),
+    Row(GAUGE, "atoll_node_month_sent_bytes", "Bytes sent to peers in this calendar month, across starts; counted "
+        "with --monthly-upload-gb or --hours alone.",
+        lambda look: look.month_sent_bytes),
+    Row(GAUGE, "atoll_node_month_allowed_bytes", "What --monthly-upload-gb allows; 0 without it.",
+        lambda look: look.config.monthly_upload_bytes),
     Row(COUNTER, "atoll_node_received_bytes", "Bytes received from peers.", lambda look: look.said.received_bytes),
     Row(COUNTER, "atoll_node_moved_bytes", "Bytes of chunks that were lacking and came, or that a site took which "
         "lacks them.", lambda look: look.said.moved_bytes),

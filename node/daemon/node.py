@@ -77,7 +77,9 @@ class Node:
             process_id=home.process_id,
         )
         identity = SiteIdentity(
-            hello=hello, incarnation=home.incarnation, bandwidth_bytes_per_s=config.bandwidth_bytes_per_s
+            hello=hello,
+            incarnation=home.incarnation,
+            bandwidth_bytes_per_s=config.bandwidth_bytes_per_s or config.max_upload_bytes_per_s,
         )
         held = plane.held() if plane else None
         outer: Outer | None = None

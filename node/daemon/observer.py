@@ -13,6 +13,7 @@ from atoll.node.core import events as e
 from atoll.node.core.ranks.reports import in_words
 from atoll.node.core.ranks.status import RankStatus
 from atoll.node.core.site import SiteCore
+from atoll.node.daemon.allowance import Sent
 from atoll.node.daemon.config import NodeConfig
 from atoll.node.daemon.journal import Journal
 from atoll.node.daemon.metrics import METRICS, Look
@@ -40,6 +41,8 @@ class Observer:
     """Messages of the coordinator and of ranks that made no sense."""
     attached: Attached | None = None
     """To a relay."""
+    sent: Callable[[], Sent] = Sent
+    """In this month, as far as it was looked at."""
 
     def __post_init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -144,6 +147,7 @@ class Observer:
             apply_s=self.apply_s,
             num_applied=self.num_applied,
             attached=self.attached,
+            month_sent_bytes=self.sent().num_bytes,
         )
         yield from families(METRICS, look)
         yield from PROCESS.collect()

@@ -18,7 +18,9 @@ from atoll.node.exchange.hub import Hub
 from atoll.node.exchange.peers.claims import Claims
 from atoll.node.exchange.peers.dialer import Dialer
 from atoll.node.exchange.peers.listener import listen
+from atoll.node.exchange.peers.upload_cap import UploadCap
 from atoll.node.exchange.service import PeerService
+from atoll.node.exchange.sync.attempt import FRAME_RATES
 from atoll.node.exchange.sync.spill import Spill
 from atoll.node.relay.attached import Attached
 from atoll.node.relay.client import RelayClient
@@ -26,7 +28,10 @@ from atoll.node.threads import giving_way
 from atoll.protocol import addresses, descriptors
 from atoll.protocol.addresses import Relayed
 from atoll.protocol.codecs import kernels
+from atoll.protocol.errors import ConfigError
 from atoll.protocol.machine import Machine
+from atoll.protocol.settings import RunSettings
+from atoll.protocol.time_limits import time_limits
 from atoll.protocol.trust.security import PLAIN, MutualTls, Security
 
 log = logging.getLogger("atoll.node")
@@ -63,6 +68,8 @@ async def meet_peers(
     relays = relay_client(security, machine, stack)
     hub = await make_hub(run_id, spills, machine, security, pool=pool, relays=relays)
     hub.incarnation, hub.num_processes = home.incarnation, config.exchange_processes
+    if config.max_upload_bytes_per_s:
+        hub.uplink.cap = UploadCap(config.max_upload_bytes_per_s, asyncio.get_running_loop().time())
     towards_peers = LOOPBACK if config.relay else local_address_towards(towards)
     listen_on = config.listen or addresses.join_address(towards_peers, 0)
     port = await listen_for_peers(hub, listen_on, machine, security, stack)
@@ -87,6 +94,16 @@ def relay_client(security: Security, machine: Machine, stack: AsyncExitStack) ->
     relays = RelayClient(security, machine)
     stack.callback(relays.close)
     return relays
+
+
+def check_cap(config: NodeConfig, settings: RunSettings) -> None:
+    """Raises ConfigError if others would take a link of that speed for one that hangs."""
+    least = FRAME_RATES * time_limits(settings.time_limits).slowest_bytes_per_s
+    if 0 < config.max_upload_bytes_per_s < least:
+        raise ConfigError(
+            f"--max-upload-mbit {config.max_upload_bytes_per_s * 8 / 1e6:g}: run {settings.run_id} "
+            f"(time_limits {settings.time_limits}) takes no link of less than {least * 8 / 1e6:.1f} Mbit/s"
+        )
 
 
 def address_of_metrics(listens: str, address: str) -> str:

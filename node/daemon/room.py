@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from atoll.node.daemon.config import NodeConfig
+from atoll.node.daemon.journal import MAX_JOURNAL_BYTES
 from atoll.node.daemon.shared_memory import RESERVE_BYTES, MemoryLimit, memory_limit
+from atoll.node.daemon.site_log import MAX_LOG_BYTES, NUM_OLD_LOGS
 from atoll.node.dataplane.footprint import Footprint, footprint
 from atoll.protocol.disk import Disk, disk_error
 from atoll.protocol.errors import HostError
@@ -23,6 +25,16 @@ MEMORY_SHARE = 4
 not there yet when it is asked for."""
 DISK_SHARE = 8
 """The part of the free disk (one in so many) that contributions leave to others."""
+
+
+MAX_CHECKPOINTS = 5
+"""Of a rank's inner optimizer: docs/memory.md."""
+BYTES_OF_ADAMW = 8
+"""For each parameter, in fp32."""
+LOG_BYTES = (NUM_OLD_LOGS + 1) * MAX_LOG_BYTES + 2 * MAX_JOURNAL_BYTES
+
+Parts = tuple[tuple[str, int], ...]
+"""Each in words, with its bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,9 +69,12 @@ def room_for(
     max_retained_bytes: int | None,
     reduce_buffer_bytes: int | None,
     has_buffers: bool,
+    max_disk_bytes: int = 0,
+    beside: Parts = (),
 ) -> Room:
     """`max_retained_bytes`, `reduce_buffer_bytes`: as a person set them; None: as much as the machine has room for.
-    `has_buffers`: SNAPSHOT and PUBLISH are allocated already.
+    `has_buffers`: SNAPSHOT and PUBLISH are allocated already. `max_disk_bytes`: that the home may have, with what is in
+    it `beside` the model's; 0: as much as there is.
 
     Raises HostError with the figures if the model does not fit.
     """
@@ -74,9 +89,8 @@ def room_for(
         )
     free_disk = free.disk_bytes + free.home_bytes - model.disk_bytes
     if free_disk < 0:
-        parts = ", ".join(f"{byte_count(num_bytes)} {what}" for what, num_bytes in model.disk_parts)
         raise HostError(
-            f"the model does not fit on the disk of {home}: {byte_count(model.disk_bytes)} are needed ({parts}), "
+            f"the model does not fit on the disk of {home}: {_in_words(model.disk_parts)}, "
             f"{byte_count(free.disk_bytes)} are free beside the {byte_count(free.home_bytes)} that it has; make room, "
             "choose another folder with --home, or begin the run with few sync.log_commits and sync.snapshots, or "
             "without save_every"
@@ -87,7 +101,34 @@ def room_for(
     retained = max_retained_bytes
     if retained is None:
         retained = buffer + model.sync_bytes + free_disk - free_disk // DISK_SHARE
+    if max_disk_bytes:
+        left = max_disk_bytes - sum(num_bytes for _, num_bytes in (*model.disk_parts, *beside))
+        if left < 0:
+            raise HostError(
+                f"--max-disk-gb {max_disk_bytes / 1e9:g}: {_in_words((*model.disk_parts, *beside))} at the most, in "
+                f"{home}; raise it, or begin the run with few sync.log_commits and sync.snapshots, or without "
+                "save_every"
+            )
+        if max_retained_bytes is not None and retained - buffer > left:
+            raise HostError(
+                f"--max-retained-mib {retained >> 20}: {byte_count(retained - buffer)} of it would be on the disk, and "
+                f"--max-disk-gb {max_disk_bytes / 1e9:g} leaves {byte_count(left)} for it; lower the one or raise the "
+                "other"
+            )
+        retained = min(retained, buffer + left)
     return Room(max_retained_bytes=retained, reduce_buffer_bytes=buffer)
+
+
+def _in_words(parts: Parts) -> str:
+    total = sum(num_bytes for _, num_bytes in parts)
+    listed = ", ".join(f"{byte_count(num_bytes)} {what}" for what, num_bytes in parts)
+    return f"{byte_count(total)} are needed ({listed})"
+
+
+def _beside(settings: RunSettings, manifest: Manifest) -> Parts:
+    """What a home has at the most beside the state; of checkpoints those of AdamW, which are the largest."""
+    num_bytes = MAX_CHECKPOINTS * BYTES_OF_ADAMW * manifest.num_trainable if settings.checkpoint_every else 0
+    return ("checkpoints of an AdamW", num_bytes), ("logs", LOG_BYTES)
 
 
 def room_of(
@@ -101,6 +142,8 @@ def room_of(
         max_retained_bytes=config.max_retained_bytes,
         reduce_buffer_bytes=config.reduce_buffer_bytes,
         has_buffers=has_buffers,
+        max_disk_bytes=config.max_disk_bytes,
+        beside=_beside(settings, manifest),
     )
 
 

@@ -79,6 +79,11 @@ def place_for(folder: Path) -> Path:
     return folder
 
 
+def aside_of(folder: Path) -> Path:
+    """Where a model is written before it is put in place."""
+    return folder.with_name(f".{folder.name}.new")
+
+
 def former_of(folder: Path) -> Path:
     """Where the model before is between the two renames of a save that cannot exchange names."""
     return folder.with_name(f".{folder.name}.old")

@@ -27,6 +27,7 @@ from atoll.node.dataplane.saved_manifest import (
     MODEL_NAME,
     OUTER_NAME,
     SavedManifest,
+    aside_of,
     former_of,
     load_manifest,
     place_for,
@@ -77,7 +78,7 @@ def write_aside(
         manifest=layout.manifest,
         info=info,
     )
-    aside = _aside(folder)
+    aside = aside_of(folder)
     try:
         shutil.rmtree(aside, ignore_errors=True)
         aside.mkdir(parents=True)
@@ -96,21 +97,17 @@ def write_aside(
 
 def discard(folder: Path) -> None:
     """What `write_aside` wrote."""
-    shutil.rmtree(_aside(place_for(folder)), ignore_errors=True)
+    shutil.rmtree(aside_of(place_for(folder)), ignore_errors=True)
 
 
 def take_back(folder: Path) -> None:
     """A saved model that turned out to be wrong."""
     folder = place_for(folder)
     try:
-        os.replace(folder, _aside(folder))
+        os.replace(folder, aside_of(folder))
     except OSError as error:
         raise disk_error(error, folder) from error
     discard(folder)
-
-
-def _aside(folder: Path) -> Path:
-    return folder.with_name(f".{folder.name}.new")
 
 
 def begin_from(folder: Path, model: ModelSettings, outer: OuterState) -> None:
@@ -272,7 +269,7 @@ def put_in_place(folder: Path) -> None:
     """What `write_aside` wrote, instead of what `folder` held: at any moment it is the one or the other. Where a file
     system cannot do that, see `where_saved`."""
     folder = place_for(folder)
-    aside = _aside(folder)
+    aside = aside_of(folder)
     try:
         sync_folder(aside)
         if not folder.exists():
@@ -292,6 +289,6 @@ def put_in_place(folder: Path) -> None:
         shutil.rmtree(aside, ignore_errors=True)
     except OSError as error:
         failed = disk_error(error, folder)
-        if (written := _aside(folder)).is_dir():
+        if (written := aside_of(folder)).is_dir():
             failed = HostError(f"{failed}; the model that was to be there is whole in {written}")
         raise failed from error

@@ -32,7 +32,10 @@ _MODULES = {
     **dict.fromkeys(("AdamW", "OneBitAdam", "SGD", "SignSGD", "ZeroOneAdam"), "optimizers"),
 }
 
-__version__ = "0.1.0"
+try:
+    from atoll._version import __version__
+except ModuleNotFoundError:  # it is written as atoll is built or installed
+    __version__ = "0+unknown"
 
 
 def __getattr__(name: str) -> Any:

@@ -194,12 +194,15 @@ class LocalRun:
         prefix: Sequence[str] = (),
         extra: Sequence[str] = (),
         until: str = r"listening on (?P<address>\S+)",
+        environment: dict[str, str] | None = None,
+        program: Sequence[str] = (),
     ) -> Process:
         """Again after it was killed: on the same port and store. On loopback if `listen` does not say where."""
         listen = self.address or listen or free_address()
-        command = [*prefix, sys.executable, *self.program, "coordinator", str(self.toml), "--listen", listen]
+        program = program or self.program
+        command = [*prefix, sys.executable, *program, "coordinator", str(self.toml), "--listen", listen]
         command += [] if self.secured else [in_plain_text(listen)]
-        process = self.start("coordinator", [*command, *extra])
+        process = self.start("coordinator", [*command, *extra], environment)
         self.address = process.wait_for_line(until, 30).groupdict().get("address", listen)
         self.coordinator = process
         return process

@@ -5,12 +5,9 @@ Each step of the worker counts as many tokens as samples, so the tokens of the r
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import sqlite3
 import sys
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -18,19 +15,11 @@ from pathlib import Path
 
 import pytest
 
-from atoll.cli.client import fetch_status
-from atoll.coordinator import rows
-from atoll.coordinator.core.events import CommitRecord
-from atoll.protocol.ranges import Ranges
-from atoll.protocol.sample_order import SampleOrder
 from tests.harness import chaos
 from tests.harness.chaos import LIMIT_S, WORKER, ChaosRun, command_line, descendants
-from tests.harness.data_account import assert_account_balances
-from tests.harness.local_run import LocalRun
+from tests.harness.data_account import NUM_SAMPLES, TRACE, assert_every_sample_counts_once
 
 SETTINGS = replace(chaos.SETTINGS, min_sites=2)
-TRACE = "loaded.jsonl"
-NUM_SAMPLES = 500
 
 pytestmark = pytest.mark.timeout(150)
 
@@ -40,50 +29,6 @@ def a_run(folder: Path) -> Iterator[ChaosRun]:
     """All workers note what they load in one file."""
     with ChaosRun(folder, SETTINGS, [*WORKER, "--trace", str(folder / TRACE)]) as run:
         yield run
-
-
-def loaded(folder: Path) -> Counter[int]:
-    """Samples that any worker was given."""
-    found: Counter[int] = Counter()
-    for line in (folder / TRACE).read_text().splitlines():
-        if (event := json.loads(line))["event"] == "loaded":
-            found.update(event["samples"])
-    return found
-
-
-def assert_every_sample_counts_once(run: LocalRun) -> int:
-    """The account of a run that has ended, against the commits in the store and what workers loaded; passes done."""
-    status = fetch_status(run.address, data_ranges=True)
-    assert status["finished"]
-    assert_account_balances(status)
-    (line,) = status["data"]
-    place = 0
-    for item in status["data_ranges"]:
-        assert item["first"] == place, "every position is in one range"
-        place += item["num_samples"]
-    assert place == line["num_passes_begun"] * NUM_SAMPLES
-    assert run.coordinator is not None
-    run.coordinator.interrupt()
-    assert run.coordinator.wait(10) == 0
-    done = Ranges()
-    with sqlite3.connect(run.folder / "run.db") as db:
-        for (body,) in db.execute("SELECT body FROM records WHERE kind = 'commit' ORDER BY number"):
-            record = rows.decode("commit", body)
-            assert isinstance(record, CommitRecord)
-            commit = record.commit
-            for part in commit.done:
-                before = done.num_samples
-                done.update(part.ranges)
-                assert done.num_samples == before + sum(r.num_samples for r in part.ranges), "done twice"
-            assert done.num_samples == commit.run_tokens
-    db.close()
-    assert [(r.first, r.num_samples) for r in done] == [
-        (item["first"], item["num_samples"]) for item in status["data_ranges"] if item["state"] == "done"
-    ]
-    order = SampleOrder(SETTINGS.seed, 0, NUM_SAMPLES)
-    wanted = Counter(order.sample(p) for r in done for p in range(r.first, r.end))
-    assert not wanted - loaded(run.folder), "a sample is done that no worker was given so often"
-    return int(line["num_passes_done"])
 
 
 def test_a_killed_sites_samples_are_done_once_by_others(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 FOLDERS = ("node", "protocol", "coordinator", "src")
 CORES = ("atoll.coordinator.core", "atoll.node.core")
-GENERATED = "protocol/v1/"
+GENERATED = "protocol/v1/", "src/atoll/_version.py"
 
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 

@@ -31,7 +31,7 @@ SETTINGS = RunSettings(run_id="run", steps=40, time_limits="local")
 
 def node_says(tmp_path: Path, core: Any, line: bytes = health.ASKED) -> dict[str, str]:
     async def main() -> dict[str, str]:
-        server = health.health_server(tmp_path, core)
+        server = health.health_server(tmp_path, lambda: health.obstacles_of(core))
         await server.start()
         try:
             return await asyncio.to_thread(line_socket.ask, health.socket_path(tmp_path), line, "node")

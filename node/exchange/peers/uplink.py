@@ -4,6 +4,8 @@ While an exchange is in flight, one frame at a time goes to those that catch up.
 until the exchange has sent `EXCHANGE_BYTES_PER_DONOR_BYTE` times as much as the frames before it. No frame waits for
 longer than its limit: whoever catches up takes a donor that gives nothing for a stalled one. A frame that takes long to
 write waits for its receiver and no longer has this site's link: others may go.
+
+Where the owner gives a part of the link alone, all frames wait for that too, in the order of asking.
 """
 
 from __future__ import annotations
@@ -12,6 +14,8 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+
+from atoll.node.exchange.peers.upload_cap import UploadCap
 
 EXCHANGE_BYTES_PER_DONOR_BYTE = 8
 """So catching up takes at most a ninth of the link from a sync that is sending."""
@@ -32,6 +36,24 @@ class Uplink:
         self._num_sending = 0
         self._credit_bytes = 0  # negative: the exchange has to send first
         self.waiting: deque[tuple[asyncio.Future[None], int]] = deque()
+        self.cap: UploadCap | None = None
+        self._cap_turn = asyncio.Lock()
+
+    async def within_cap(self, num_bytes: int) -> None:
+        """Returns when a frame of so many bytes may be sent, if it were alone on the link."""
+        if (cap := self.cap) is None:
+            return
+        loop = asyncio.get_running_loop()
+        asked_at = loop.time()
+        async with self._cap_turn:
+            await asyncio.sleep(cap.delay_s(loop.time()))
+            cap.send(num_bytes, loop.time())
+        cap.waited_s += loop.time() - asked_at
+
+    def charge(self, num_bytes: int) -> None:
+        """Of a small message that waits for nothing: frames do, until what is given has made up for it."""
+        if self.cap is not None:
+            self.cap.send(num_bytes, asyncio.get_running_loop().time())
 
     @contextmanager
     def exchange(self) -> Iterator[None]:

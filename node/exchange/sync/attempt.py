@@ -143,6 +143,7 @@ class Attempt:
                     async with asyncio.timeout(delay_s):
                         await self._hurried.wait()
             self.pacing.sent(len(frame), self.loop.time())
+        await self.uplink.within_cap(len(frame))  # whoever measures the link is to find what this site gives of it
         return frame + NOT_FOLLOWING if waits else frame
 
     @property

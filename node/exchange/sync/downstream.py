@@ -64,14 +64,18 @@ class Downstream:
         await write_within(self._attempt.pace.stall_s, self.context.write, frame, who)
         self._attempt.sent_average(len(frame))
 
+    async def _say(self, message: peer_pb2.ExchangeResponse) -> None:
+        """A word that waits for no turn."""
+        self._attempt.uplink.charge(message.ByteSize())
+        await self._send(message.SerializeToString())
+
     async def _send_held(self) -> None:
         held = await self._reducer.held_of(self.member) if self._contributes else []
         held = held[bisect_left(held, self.ids.start) : bisect_left(held, self.ids.stop)]
         for first in range(0, max(1, len(held)), HELD_PER_MESSAGE):
             chunks = held[first : first + HELD_PER_MESSAGE]
             more = first + HELD_PER_MESSAGE < len(held)
-            message = peer_pb2.ExchangeResponse(held=peer_pb2.Held(chunks=chunks, more=more))
-            await self._send(message.SerializeToString())
+            await self._say(peer_pb2.ExchangeResponse(held=peer_pb2.Held(chunks=chunks, more=more)))
 
     # --- contributions
 
@@ -150,4 +154,4 @@ class Downstream:
                 said_at = now()
                 waiting = reducer.waiting(site_id)
                 if waiting is not None:
-                    await self._send(peer_pb2.ExchangeResponse(waiting=waiting).SerializeToString())
+                    await self._say(peer_pb2.ExchangeResponse(waiting=waiting))

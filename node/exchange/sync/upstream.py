@@ -186,6 +186,7 @@ class Upstream:
                 opening = (await self._open(strand)).SerializeToString()
                 with suppress(asyncio.InvalidStateError):  # the call has ended: reading says why
                     await call.write(opening)
+                self.attempt.uplink.charge(len(opening))
                 self.attempt.sent_contribution(len(opening))
                 if self.attempt.plan.attempt == 1 and not strand.was_open:
                     # Nothing can be held: the way there and back is saved.

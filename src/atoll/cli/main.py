@@ -28,6 +28,7 @@ from atoll.cli import (
     drain,
     evict,
     export,
+    gc,
     health,
     init,
     invite,
@@ -67,7 +68,7 @@ class Verb(Protocol):
 
 _MODULES: tuple[Verb, ...] = (
     plan, init, coordinator, invite, token, join, doctor, node, relay, status, health, pause,
-    resume, stop, rollback, drain, evict, ban, reset, audit, backup, demo, tokenize, sample, export,
+    resume, stop, rollback, drain, evict, ban, reset, audit, backup, gc, demo, tokenize, sample, export,
 )  # fmt: skip
 VERBS = {verb.__name__.rpartition(".")[2]: verb for verb in _MODULES}
 

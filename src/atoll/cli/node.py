@@ -9,6 +9,7 @@ examples:
   atoll node --run mine --name berlin --parallel dp_shard=4,tp=2
   atoll node --run mine --name berlin --ranks 8 -- train.py --lr 3e-4
   atoll node --run mine --name berlin --parallel dp_shard=8 -- train.py   # with atoll.share
+  atoll node --run mine --name berlin --hours 22-07 --max-upload-mbit 20 --max-disk-gb 50
   atoll node --insecure --coordinator 127.0.0.1:7700 --name berlin        # in plain text, without an invite
 
 a site of two machines with eight GPUs each, on both (the second one with --site-rank 1):
@@ -42,7 +43,15 @@ def mebibytes(text: str) -> int:
 
 def megabits(text: str) -> int:
     """As bytes. Raises ValueError."""
-    num_bytes = float(text) * 1e6 / 8
+    return _bytes(float(text) * 1e6 / 8)
+
+
+def gigabytes(text: str) -> int:
+    """Raises ValueError."""
+    return _bytes(float(text) * 1e9)
+
+
+def _bytes(num_bytes: float) -> int:
     if not abs(num_bytes) < MOST_BYTES:
         raise ValueError
     return int(num_bytes)
@@ -69,6 +78,10 @@ FLAGS = {
     "max_retained_bytes": Flag("MIB", "--max-retained-mib", mebibytes),
     "reduce_buffer_bytes": Flag("MIB", "--reduce-buffer-mib", mebibytes),
     "bandwidth_bytes_per_s": Flag("MBIT/S", "--bandwidth-mbit", megabits),
+    "max_upload_bytes_per_s": Flag("MBIT/S", "--max-upload-mbit", megabits),
+    "monthly_upload_bytes": Flag("GB", "--monthly-upload-gb", gigabytes),
+    "hours": Flag("FROM-TO"),
+    "max_disk_bytes": Flag("GB", "--max-disk-gb", gigabytes),
     "exchange_processes": Flag("N"),
     "http_listen": Flag("HOST:PORT"),
     "save_dir": Flag("DIR", "--save"),

@@ -193,7 +193,7 @@ MUTATIONS = (
     Mutation(
         name="a node without a session is ready",
         rule="a node is ready when it has a session and is in the run",
-        where="node.daemon.health:_obstacles",
+        where="node.daemon.health:obstacles_of",
         old="if not site.welcomed:",
         new="if False:",
         tests=("tests/unit/test_health.py::test_a_node_is_ready_when_it_is_in_the_run",),

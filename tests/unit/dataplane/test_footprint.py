@@ -44,7 +44,15 @@ LAYOUT = Layout(MANIFEST, 4096)
 PLENTY = Free(memory=MemoryLimit(64 * GIB, "a test"), disk_bytes=1000 * GIB, home_bytes=0)
 
 
-def room(free: Free, layout: Layout = LAYOUT, *, retained: int | None = None, buffer: int | None = None) -> Room:
+def room(
+    free: Free,
+    layout: Layout = LAYOUT,
+    *,
+    retained: int | None = None,
+    buffer: int | None = None,
+    most_on_disk: int = 0,
+    beside: int = 0,
+) -> Room:
     return room_for(
         footprint(layout, SETTINGS),
         free,
@@ -52,6 +60,8 @@ def room(free: Free, layout: Layout = LAYOUT, *, retained: int | None = None, bu
         max_retained_bytes=retained,
         reduce_buffer_bytes=buffer,
         has_buffers=False,
+        max_disk_bytes=most_on_disk,
+        beside=(("logs", beside),) if beside else (),
     )
 
 
@@ -200,6 +210,20 @@ def test_what_cannot_fit_is_refused_with_the_figures() -> None:
     room(has_most)
     with pytest.raises(HostError, match=r"does not fit on the disk of /home/of/a.*sync.log_commits"):
         room(replace(has_most, disk_bytes=999))
+
+
+def test_a_home_takes_no_more_of_the_disk_than_its_owner_gives() -> None:
+    """With what is there of the model and beside it, and contributions that are spilled."""
+    needs = footprint(LAYOUT, SETTINGS)
+    most = needs.disk_bytes + 500
+    assert room(PLENTY, buffer=3000, most_on_disk=most, beside=500).max_retained_bytes == 3000
+    assert room(PLENTY, buffer=3000, most_on_disk=most + 70, beside=500).max_retained_bytes == 3070
+    assert room(PLENTY, most_on_disk=10_000 * GIB, beside=500) == room(PLENTY), "the free disk is less"
+    assert room(PLENTY, buffer=3000, retained=3070, most_on_disk=most + 70, beside=500).max_retained_bytes == 3070
+    with pytest.raises(HostError, match=r"--max-disk-gb 0\.\d+: .* are needed \(.*500 B logs\).*/home/of/a; raise it"):
+        room(PLENTY, most_on_disk=most - 1, beside=500)
+    with pytest.raises(HostError, match=r"--max-retained-mib 0: 71 B of it would be on the disk.* leaves 70 B for it"):
+        room(PLENTY, buffer=3000, retained=3071, most_on_disk=most + 70, beside=500)
 
 
 def test_what_the_home_has_already_is_counted(tmp_path: Path) -> None:

@@ -1,0 +1,25 @@
+"""`python -m tests.harness.clocked FILE node ...`: the `atoll` command, whose node reads the wall clock in FILE, in
+seconds since 1970, where a test sets it."""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+from pathlib import Path
+
+from atoll.node.daemon import main, time_off
+from atoll.protocol.machine import Machine
+
+
+def run() -> int:
+    """The exit code."""
+    from atoll.__main__ import run as run_command
+
+    file = Path(sys.argv.pop(1))
+    main.FIRST_CONTACT_S, time_off.LOOK_EVERY_S = 1.0, 0.2
+    setattr(main, Machine.__name__, partial(Machine, wall_time=lambda: float(file.read_text())))
+    return run_command()
+
+
+if __name__ == "__main__":
+    sys.exit(run())
