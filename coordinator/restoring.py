@@ -12,14 +12,14 @@ from typing import Any
 
 import grpc
 
-from atoll.coordinator import rows
+from atoll.coordinator import limits, rows
 from atoll.coordinator.core import restored
 from atoll.coordinator.core.core import Core
 from atoll.coordinator.core.events import Answer, CommitRecord, Record
 from atoll.coordinator.core.persisted import Persisted, Row
 from atoll.coordinator.store import Store
 from atoll.coordinator.streams import parse
-from atoll.protocol import PROTOCOL_VERSION, addresses, transport, wire
+from atoll.protocol import PROTOCOL_VERSION, addresses, descriptors, transport, wire
 from atoll.protocol import messages as m
 from atoll.protocol.deposits import Seal
 from atoll.protocol.errors import DigestMismatch, InvalidMessage
@@ -74,7 +74,13 @@ class Restoring:
     async def start(self, listen: str) -> str:
         """Listens; at which address. Raises HostError or ConfigError."""
         server = self._machine.network.create_server(
-            max_message_bytes=transport.MAX_SESSION_MESSAGE_BYTES, max_calls_each=4
+            max_message_bytes=transport.MAX_SESSION_MESSAGE_BYTES,
+            max_calls_each=limits.MAX_CALLS_EACH,
+            max_connections=descriptors.for_connections(
+                descriptors.raise_limit(),
+                2 * self._settings.max_sites + limits.MORE_CONNECTIONS,
+                f"run.max_sites = {self._settings.max_sites}",
+            ),
         )
         handlers = {
             "Session": grpc.stream_stream_rpc_method_handler(self._session),

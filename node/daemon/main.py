@@ -66,12 +66,8 @@ async def run_node(config: NodeConfig, machine: Machine | None = None) -> int:
         prepared = asyncio.create_task(asyncio.to_thread(prepare_kernels))
         watched = asyncio.create_task(notify.stay_watched())
         stack.callback(watched.cancel)
-        machine, again, run_id, num_unanswered = (
-            machine or Machine.through(parse_proxy(config.proxy)),
-            signals.again,
-            "",
-            0,
-        )
+        machine = machine or Machine.through(parse_proxy(config.proxy))
+        again, run_id, num_unanswered = signals.again, "", 0
         while True:
             signals.first, signals.again = first, again
             try:

@@ -193,6 +193,7 @@ class LocalRun:
         listen: str = "",
         prefix: Sequence[str] = (),
         extra: Sequence[str] = (),
+        *,
         until: str = r"listening on (?P<address>\S+)",
         environment: dict[str, str] | None = None,
         program: Sequence[str] = (),
