@@ -35,7 +35,7 @@ log = logging.getLogger("atoll.coordinator")
 ANSWER_LIMIT_S = 60.0
 """Of a site, for each part of what it has kept."""
 MAX_DEPOSITS = 1 << 20
-"""Of all sites together."""
+"""Of one site."""
 SAY_EVERY_S = 30.0
 MAX_REPORTED = 256
 
@@ -64,7 +64,7 @@ class Restoring:
         self._security = security
         self._seal = seal
         self._num_sites = num_sites
-        self._deposits: dict[int, Deposit] = {}
+        self._found: dict[int, tuple[Deposit, Row]] = {}
         self._rows: list[Row] = []  # of these, in order
         self._told: set[str] = set()
         self._reported: set[str] = set()
@@ -118,7 +118,7 @@ class Restoring:
 
     def _keep(self) -> str:
         """In a thread. What came of it, in words."""
-        deposits = [self._deposits[seq] for seq in sorted(self._deposits)]
+        deposits = [self._found[seq][0] for seq in sorted(self._found)]
         voided = self._voided()
         term = max([self._copy.term, *(d.seq >> rows.TERM_BITS for d in deposits)]) + restored.PASSED_OVER
         wall_s = self._machine.wall_time()
@@ -163,7 +163,7 @@ class Restoring:
 
     def _look(self) -> None:
         """Whether that is enough."""
-        self._rows = [rows.decode(d.record, d.body) for _, d in sorted(self._deposits.items())]
+        self._rows = [self._found[seq][1] for seq in sorted(self._found)]
         needed, known = self._needed()
         has_told = len(self._told if self._num_sites else self._told & known or (self._told if not known else ()))
         if has_told >= needed and not self._missing():
@@ -172,12 +172,14 @@ class Restoring:
     # --- what sites say
 
     async def _session(self, requests: AsyncIterator[bytes], context: Any) -> None:
+        who = "a site"
         try:
             hello, header = await self._hello(requests, context)
+            who = f"site {hello.name}"
             if hello.name not in self._told:
                 await self._ask(hello, header, requests, context)
         except (InvalidMessage, DigestMismatch, LookupError, ValueError, TypeError) as error:
-            self._report(f"restoring: what a site said does not count: {error}")
+            self._report(f"restoring: what {who} said does not count: {error}")
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"this coordinator is being restored: {error}")
         await context.abort(
             grpc.StatusCode.UNAVAILABLE,
@@ -211,28 +213,33 @@ class Restoring:
 
     async def _ask(self, hello: m.Hello, header: m.Header, requests: AsyncIterator[bytes], context: Any) -> None:
         """A site that keeps nothing has told, too. What one says counts as a whole, or not at all."""
-        found: dict[int, Deposit] = {}
+        found: dict[int, tuple[Deposit, Row]] = {}
         is_last = not hello.deposits_to
         if not is_last:
             body = wire.response_body(m.ReturnDeposits(after_seq=self._last_seq))
             own = m.Header(protocol_version=PROTOCOL_VERSION, run_id=header.run_id)
             await context.write(wire.response_around(body, own, 1, 1))
         while not is_last:
-            _, _, message = await asyncio.to_thread(parse, await self._next(requests))
-            if not isinstance(message, m.DepositsReturned):
-                continue  # said before it heard
-            for deposit in message.deposits:
-                if not self._seal.is_whole(deposit) or deposit.seq <= self._last_seq:
-                    raise InvalidMessage(f"{hello.name} shows a record that no coordinator of this run has made")
-                rows.decode(deposit.record, deposit.body)
-                found[deposit.seq] = deposit
-            if len(self._deposits | found) > MAX_DEPOSITS:
-                raise InvalidMessage(f"{hello.name} shows more than {MAX_DEPOSITS} records")
-            is_last = message.is_last
-        self._deposits |= found
+            part, is_last = await asyncio.to_thread(self._read, await self._next(requests))
+            found |= part
+            if len(found) > MAX_DEPOSITS:
+                raise InvalidMessage(f"it shows more than {MAX_DEPOSITS} records")
+        self._found |= found
         self._told.add(hello.name)
         log.info("restoring: %s has kept %d records of the time since the copy", hello.name, len(found))
         self._look()
+
+    def _read(self, data: bytes) -> tuple[dict[int, tuple[Deposit, Row]], bool]:
+        """In a thread: of what a site says, and whether that is all. Raises as `parse` and `rows.decode` do."""
+        _, _, message = parse(data)
+        if not isinstance(message, m.DepositsReturned):
+            return {}, False  # said before it heard
+        found: dict[int, tuple[Deposit, Row]] = {}
+        for deposit in message.deposits:
+            if not self._seal.is_whole(deposit) or deposit.seq <= self._last_seq:
+                raise InvalidMessage("a record that no coordinator of this run has made since the copy")
+            found[deposit.seq] = deposit, rows.decode(deposit.record, deposit.body)
+        return found, message.is_last
 
     async def _status(self, request: session_pb2.StatusRequest, context: Any) -> session_pb2.StatusResponse:
         """Enough for a node to start, and for people."""

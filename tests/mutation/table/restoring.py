@@ -102,7 +102,7 @@ MUTATIONS = (
     Mutation(
         name="what a site has altered is restored",
         rule="only a coordinator of the run makes a deposit",
-        where="coordinator.restoring:Restoring._ask",
+        where="coordinator.restoring:Restoring._read",
         old="if not self._seal.is_whole(deposit) or deposit.seq <= self._last_seq:",
         new="if deposit.seq <= self._last_seq:",
         tests=(f"{RESTORING}::test_what_no_coordinator_has_made_counts_for_nothing",),
