@@ -75,7 +75,7 @@ def start_s(path: Path, settings: RunSettings) -> float:
 def copy_s(store: SqliteStore, to: Path) -> float:
     """As `atoll backup` makes it, while nothing is decided."""
     began = time.perf_counter()
-    store.backup(to)
+    store.copy_to(to)
     took = time.perf_counter() - began
     to.unlink()
     return took

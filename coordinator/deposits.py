@@ -4,7 +4,11 @@ decision: of a commit right behind it, of others within a second."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import TypeVar
 
 from atoll.coordinator.store import Store
 from atoll.coordinator.streams import Bodies, Stream
@@ -13,10 +17,12 @@ from atoll.protocol.deposit_messages import DEPOSITS_PART_BYTES
 from atoll.protocol.deposits import Seal, parts_of
 from atoll.protocol.messages import Deposit
 
-AT_ONCE = frozenset({"commit", "rollback", "finished"})
-"""Records of what sites do to their disks."""
+log = logging.getLogger("atoll.coordinator")
+T = TypeVar("T")
+
+LATER = frozenset({"site", "forget", "attestation", "open", "abandon", "line"})
+"""There are many: a thousand sites that come one by one would each be said to a thousand."""
 EVERY_S = 1.0
-"""Of others: a thousand sites that come one by one would each be said to a thousand."""
 
 
 class Depositing:
@@ -33,9 +39,9 @@ class Depositing:
         self._due: asyncio.TimerHandle | None = None
 
     def kept(self, deposits: Sequence[Deposit]) -> None:
-        """To all that have what came before: with a commit at once, as sites apply it; else now and then."""
+        """To all that have what came before: what there are many of now and then, all else at once."""
         self._waiting += deposits
-        if any(deposit.record in AT_ONCE for deposit in deposits):
+        if any(deposit.record not in LATER for deposit in deposits):
             self._say()
         elif self._waiting and self._due is None:
             self._due = asyncio.get_running_loop().call_later(EVERY_S, self._say)
@@ -55,7 +61,7 @@ class Depositing:
         if stream.deposits_to and not {stream.number} & (self._up_to_date.keys() | self._catching_up.keys()):
             task = asyncio.get_running_loop().create_task(self._catch_up(stream))
             self._catching_up[stream.number] = task
-            task.add_done_callback(lambda _: self._catching_up.pop(stream.number, None))
+            task.add_done_callback(partial(self._caught_up, stream.number))
 
     def gone(self, stream: Stream) -> None:
         """It ended."""
@@ -63,12 +69,19 @@ class Depositing:
         if (task := self._catching_up.get(stream.number)) is not None:
             task.cancel()
 
+    def _caught_up(self, number: int, task: asyncio.Task[None]) -> None:
+        self._catching_up.pop(number, None)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("stream %d hears no more of what is kept: %s", number, error)
+
     async def _catch_up(self, stream: Stream) -> None:
         """Part by part, each once the one before has gone out."""
         after = stream.deposits_to - 1  # the highest that it has
+        is_new = not after
         while True:
             async with self._deciding:
-                found = await asyncio.to_thread(self._store.deposits_after, after, DEPOSITS_PART_BYTES)
+                read = partial(self._store.deposits_after, after, DEPOSITS_PART_BYTES, is_new=is_new)
+                found = await to_its_end(read)
                 if not found:
                     self._up_to_date[stream.number] = stream
                     return
@@ -76,3 +89,15 @@ class Depositing:
                 stream.deposit(m.Deposits(deposits=part), self._bodies)
             after = found[-1].seq
             await stream.outgoing.join()
+
+
+async def to_its_end(work: Callable[[], T]) -> T:
+    """In a thread, which cannot be stopped: whoever is cancelled waits for it, and keeps its locks until then."""
+    working = asyncio.get_running_loop().run_in_executor(None, work)
+    try:
+        return await asyncio.shield(working)
+    except asyncio.CancelledError:
+        while not working.done():
+            with suppress(asyncio.CancelledError):  # again: it still reads
+                await asyncio.wait([working])
+        raise

@@ -108,12 +108,14 @@ async def _restored(restoring: Restoring, config: CoordinatorConfig, run_id: str
         work, ended = asyncio.create_task(restoring.restored()), asyncio.create_task(asked.wait())
         await asyncio.wait((work, ended), return_when=asyncio.FIRST_COMPLETED)
         ended.cancel()
+        if restoring.is_keeping:
+            await asyncio.wait((work,))  # it is in a thread, and done or not
         if not work.done():
             work.cancel()
             sys.stdout.write(f"run {run_id}: ended before it was restored; {config.store_path} is as it was\n")
             return False
         work.result()
-        return True
+        return not asked.is_set()
     finally:
         await restoring.stop()
         await admin.close()

@@ -7,7 +7,7 @@ import asyncio
 import json
 import logging
 from collections.abc import AsyncIterator
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any
 
 import grpc
@@ -34,9 +34,10 @@ log = logging.getLogger("atoll.coordinator")
 
 ANSWER_LIMIT_S = 60.0
 """Of a site, for each part of what it has kept."""
-MAX_DEPOSITS = 1 << 20
-"""Of one site."""
+MAX_BYTES = 2 << 30
+"""That one site says; it keeps half as much."""
 SAY_EVERY_S = 30.0
+OTHERS_S = 2.0
 MAX_REPORTED = 256
 
 
@@ -66,10 +67,15 @@ class Restoring:
         self._num_sites = num_sites
         self._found: dict[int, tuple[Deposit, Row]] = {}
         self._rows: list[Row] = []  # of these, in order
-        self._told: set[str] = set()
+        self._told: dict[str, int] = {}  # by site: up to which record
         self._reported: set[str] = set()
         self._server: grpc.aio.Server | None = None
+        self._held: dict[str, tuple[int, int]] = {}  # by site: branch and commit of the state on its disk
         self._is_enough = asyncio.Event()
+        self.is_keeping = False
+        view = Core(self._settings, self._copy, 0.0, machine.wall_time()).view(0.0)
+        self._shown = asdict(view) | {"settings": json.loads(settings_to_json(self._settings))}
+        self._look()
 
     async def start(self, listen: str) -> str:
         """Listens; at which address. Raises HostError or ConfigError."""
@@ -103,18 +109,21 @@ class Restoring:
 
     async def restored(self) -> None:
         """Once the store has everything. Raises StateError or HostError: then nothing was changed."""
-        log.warning("restoring from an old copy of the store, of commit %d: %s", self._last(), self._in_words())
+        log.warning("restoring from an old copy of the store, of commit %d: %s", self._last(), self._words)
         while not self._is_enough.is_set():
             try:
                 async with asyncio.timeout(SAY_EVERY_S):
                     await self._is_enough.wait()
             except TimeoutError:
-                log.warning("restoring: %s", self._in_words())
+                log.warning("restoring: %s", self._words)
+            else:
+                await asyncio.sleep(OTHERS_S)  # who is on the way is heard as well
+        self.is_keeping = True
         log.warning("%s", await asyncio.to_thread(self._keep))
 
     async def command(self, line: bytes, by: str) -> Answer:
         """What is said on the admin socket."""
-        return Answer(0, f"it is being restored from an old copy of its store: {self._in_words()}")
+        return Answer(0, f"it is being restored from an old copy of its store: {self._words}")
 
     def _keep(self) -> str:
         """In a thread. What came of it, in words."""
@@ -127,17 +136,17 @@ class Restoring:
             return restored.settled(self._settings, folded, voided, self._rows, wall_s)
 
         self._store.restore(term, deposits, settle)
-        last = max((r.commit.commit for r in restored.since(self._rows)), default=self._last())
+        last = restored.newest(self._last(), self._rows)
         return (
             f"restored from what {len(self._told)} sites had kept ({', '.join(sorted(self._told))}): the copy was of "
             f"commit {self._last()}, the run goes on from commit {last}"
         )
 
     def _voided(self) -> dict[int, CommitRecord]:
-        numbers = [n for n in restored.voided_of_copy(self._rows) if n <= self._last()]
-        if not numbers:
+        left = restored.left_of_copy(self._last(), self._rows)
+        if left == self._last():
             return {}
-        commits, _ = self._store.read_commits(min(numbers), max(numbers))
+        commits, _ = self._store.read_commits(left + 1, self._last())
         return {record.commit.commit: record for record in commits}
 
     def _last(self) -> int:
@@ -145,29 +154,37 @@ class Restoring:
         commits = self._copy.all(CommitRecord)
         return commits[-1].commit.commit if commits else 0
 
-    def _missing(self) -> list[int]:
-        return restored.missing(self._last(), self._rows)
-
     def _needed(self) -> tuple[int, frozenset[str]]:
-        """How many sites have to tell, and of which."""
+        """How many sites have to tell, and which ones count."""
+        if self._num_sites:
+            return self._num_sites, restored.known_sites(self._copy, self._rows)
         known = restored.sites_in_the_run(self._copy, self._rows)
-        return self._num_sites or len(known) // 2 + 1, known
+        return len(known) // 2 + 1, known or restored.known_sites(self._copy, self._rows)
 
-    def _in_words(self) -> str:
-        needed, known = self._needed()
-        told = f"{', '.join(sorted(self._told))} told what they kept" if self._told else "no site has come yet"
-        if missing := self._missing():
-            told += f"; {restored.in_words(self._copy, missing, self._rows)}"
-        away = sorted(known - self._told)
-        return f"{told}; {needed} sites have to, and these were in the run: {', '.join(away) or 'none beside these'}"
+    def _lacks(self) -> str:
+        """Of what there must have been, what nobody has shown; empty if nothing. A person who has said how many sites
+        are to be enough goes on from what there is: what sites hold beyond it is void."""
+        if missing := restored.missing(self._last(), self._rows):
+            return restored.in_words(self._copy, missing, self._rows)
+        for name, (branch, commit) in sorted(self._held.items()) if not self._num_sites else ():
+            if restored.is_unknown(self._copy, self._rows, branch):
+                return f"{name} has gone back to an earlier commit with others (branch {branch}), of which nobody tells"
+            held = restored.held(self._copy, self._rows, branch, commit)
+            if missing := restored.missing(self._last(), self._rows, held):
+                return f"{name} holds commit {held}; {restored.in_words(self._copy, missing, self._rows)}"
+        return ""
 
     def _look(self) -> None:
-        """Whether that is enough."""
+        """Whether that is enough; in words, too."""
         self._rows = [self._found[seq][1] for seq in sorted(self._found)]
-        needed, known = self._needed()
-        has_told = len(self._told if self._num_sites else self._told & known or (self._told if not known else ()))
-        if has_told >= needed and not self._missing():
-            self._is_enough.set()
+        (needed, known), told = self._needed(), ", ".join(sorted(self._told))
+        lacks = self._lacks()
+        is_enough = len(self._told.keys() & known if known else self._told) >= needed and not lacks
+        (self._is_enough.set if is_enough else self._is_enough.clear)()
+        self._words = f"{told} told what they kept" if told else "no site has come yet"
+        self._words += f"; {lacks}" if lacks else ""
+        away = ", ".join(sorted(known - self._told.keys())) or "none beside these"
+        self._words += f"; {needed} sites have to, and these were in the run: {away}"
 
     # --- what sites say
 
@@ -176,14 +193,14 @@ class Restoring:
         try:
             hello, header = await self._hello(requests, context)
             who = f"site {hello.name}"
-            if hello.name not in self._told:
+            if self._told.get(hello.name) != hello.deposits_to:  # it may have come back with another home
                 await self._ask(hello, header, requests, context)
         except (InvalidMessage, DigestMismatch, LookupError, ValueError, TypeError) as error:
             self._report(f"restoring: what {who} said does not count: {error}")
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"this coordinator is being restored: {error}")
         await context.abort(
             grpc.StatusCode.UNAVAILABLE,
-            f"the coordinator is being restored from a copy of its store: {self._in_words()}",
+            f"the coordinator is being restored from a copy of its store: {self._words}",
         )
 
     def _report(self, text: str) -> None:
@@ -193,7 +210,10 @@ class Restoring:
             log.warning("%s", text)
 
     async def _hello(self, requests: AsyncIterator[bytes], context: Any) -> tuple[m.Hello, m.Header]:
-        _, header, message = parse(await self._next(requests))
+        data = await self._next(requests)
+        if len(data) > limits.MAX_FIRST_MESSAGE_BYTES:
+            raise InvalidMessage(f"a first message of {len(data)} bytes")
+        _, header, message = parse(data)
         if not isinstance(message, m.Hello) or header.protocol_version != PROTOCOL_VERSION:
             raise InvalidMessage(f"{type(message).__name__} of protocol version {header.protocol_version}")
         if header.run_id != self._settings.run_id:
@@ -212,38 +232,42 @@ class Restoring:
             raise InvalidMessage("it does not answer") from None
 
     async def _ask(self, hello: m.Hello, header: m.Header, requests: AsyncIterator[bytes], context: Any) -> None:
-        """A site that keeps nothing has told, too. What one says counts as a whole, or not at all."""
+        """Part by part: a stream on which nothing is said ends. What one says counts as a whole, or not at all; a site
+        that holds a state and keeps nothing for the coordinator (an older version does not) has not told."""
         found: dict[int, tuple[Deposit, Row]] = {}
-        is_last = not hello.deposits_to
-        if not is_last:
-            body = wire.response_body(m.ReturnDeposits(after_seq=self._last_seq))
-            own = m.Header(protocol_version=PROTOCOL_VERSION, run_id=header.run_id)
-            await context.write(wire.response_around(body, own, 1, 1))
+        after, num_bytes, is_last = self._last_seq, 0, not hello.deposits_to
+        own = m.Header(protocol_version=PROTOCOL_VERSION, run_id=header.run_id)
         while not is_last:
-            part, is_last = await asyncio.to_thread(self._read, await self._next(requests))
+            body = wire.response_body(m.ReturnDeposits(after_seq=after))
+            await context.write(wire.response_around(body, own, 1, 1))
+            data = await self._next(requests)
+            num_bytes += len(data)
+            if num_bytes > MAX_BYTES:
+                raise InvalidMessage(f"it shows more than {MAX_BYTES} bytes")
+            part, is_last = await asyncio.to_thread(self._read, data, after)
             found |= part
-            if len(found) > MAX_DEPOSITS:
-                raise InvalidMessage(f"it shows more than {MAX_DEPOSITS} records")
+            after = max(part, default=after)
         self._found |= found
-        self._told.add(hello.name)
-        log.info("restoring: %s has kept %d records of the time since the copy", hello.name, len(found))
+        if hello.has_state:
+            self._held[hello.name] = hello.branch, hello.last_commit
+        if hello.deposits_to or not hello.has_state:
+            self._told[hello.name] = hello.deposits_to
+            log.info("restoring: %s has kept %d records of the time since the copy", hello.name, len(found))
         self._look()
 
-    def _read(self, data: bytes) -> tuple[dict[int, tuple[Deposit, Row]], bool]:
+    def _read(self, data: bytes, after: int) -> tuple[dict[int, tuple[Deposit, Row]], bool]:
         """In a thread: of what a site says, and whether that is all. Raises as `parse` and `rows.decode` do."""
         _, _, message = parse(data)
         if not isinstance(message, m.DepositsReturned):
-            return {}, False  # said before it heard
+            return {}, False  # said before it heard; it is asked again
         found: dict[int, tuple[Deposit, Row]] = {}
         for deposit in message.deposits:
-            if not self._seal.is_whole(deposit) or deposit.seq <= self._last_seq:
-                raise InvalidMessage("a record that no coordinator of this run has made since the copy")
+            if not self._seal.is_whole(deposit) or deposit.seq <= after:
+                raise InvalidMessage("a record that no coordinator of this run has made, or has made since the copy")
             found[deposit.seq] = deposit, rows.decode(deposit.record, deposit.body)
         return found, message.is_last
 
     async def _status(self, request: session_pb2.StatusRequest, context: Any) -> session_pb2.StatusResponse:
         """Enough for a node to start, and for people."""
-        view = Core(self._settings, self._copy, 0.0, self._machine.wall_time()).view(0.0)
-        shown = asdict(replace(view, state=f"being restored: {self._in_words()}"))
-        document = shown | {"settings": json.loads(settings_to_json(self._settings))}
+        document = self._shown | {"state": f"being restored: {self._words}"}
         return session_pb2.StatusResponse(json=json.dumps(document))

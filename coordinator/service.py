@@ -18,6 +18,7 @@ import grpc
 import atoll
 from atoll.coordinator import commands, limits
 from atoll.coordinator.authority import Authority
+from atoll.coordinator.backup import backup
 from atoll.coordinator.config import CoordinatorConfig
 from atoll.coordinator.core import events as e
 from atoll.coordinator.core.core import Core
@@ -232,10 +233,9 @@ class CoordinatorServer:
         return await self._enrolment.invite(asked, self.config.advertise or self.address)
 
     async def _backup(self, path: Path) -> e.Answer:
-        """Decisions wait for it: what it has is what was said."""
+        token = self._machine.token_bytes(NAME_BYTES).hex()
         try:
-            async with self._deciding:
-                await asyncio.to_thread(self._store.backup, path)
+            await backup(self._store, self.config.store_path, path, self._deciding, token)
         except (HostError, ConfigError) as error:
             return e.Answer(0, str(error))
         return e.Answer(0, "", f"commit {self._core.view(self._loop.time()).last_commit}")

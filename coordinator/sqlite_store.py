@@ -29,7 +29,6 @@ from atoll.coordinator.core.persisted import (
 )
 from atoll.coordinator.store import KEPT_AT_JOIN, RESTORE, run_of
 from atoll.protocol.deposit_messages import MAX_DEPOSITS_AT_ONCE
-from atoll.protocol.disk import sync_folder
 from atoll.protocol.errors import ConfigError, HostError, InvalidMessage, StaleError, StateError
 from atoll.protocol.messages import MAX_LOG_COMMITS, Deposit
 from atoll.protocol.settings import RunSettings, settings_from_json, settings_to_json
@@ -237,8 +236,8 @@ class SqliteStore:
         """Above all that were given in earlier terms, also to what has left no row."""
         self._seq = max(self._last_seq(), term << rows.TERM_BITS)
 
-    def deposits_after(self, seq: int, most_bytes: int) -> tuple[Deposit, ...]:
-        oldest = self._last_commit() - KEPT_AT_JOIN if seq == 0 else 0
+    def deposits_after(self, seq: int, most_bytes: int, *, is_new: bool = False) -> tuple[Deposit, ...]:
+        oldest = self._last_commit() - KEPT_AT_JOIN if is_new else 0
         asked = (
             "SELECT seq, kind, body, kept_at FROM records WHERE seq > ? "
             "AND (kind NOT IN ('commit', 'attestation') OR number > ? OR number = 0) ORDER BY seq"
@@ -335,23 +334,12 @@ class SqliteStore:
                 raise ValueError(f"of commits {first} to {last} only {len(commits)} are there")
             return commits, self._all(AttestationRecord, first - 1, last)
 
-    def backup(self, path: Path) -> None:
-        if not path.is_absolute() or path.exists():
-            raise ConfigError(f"{path} is there already, or is no full path: name a new file for the copy")
-        made = path.with_name(path.name + ".part")
-        try:
-            made.unlink(missing_ok=True)
-            os.close(os.open(made, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
-            with closing(sqlite3.connect(made, isolation_level=None)) as copy:
+    def copy_to(self, path: Path) -> None:
+        with self._explained():
+            os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+            with closing(sqlite3.connect(path, isolation_level=None)) as copy:
                 self._db.backup(copy)
                 copy.execute("PRAGMA journal_mode = DELETE")  # one file
-            with made.open("rb") as copied:
-                os.fsync(copied.fileno())
-            made.rename(path)
-            sync_folder(path.parent)
-        except (OSError, sqlite3.Error) as error:
-            made.unlink(missing_ok=True)
-            raise HostError(f"no copy at {path}: {error}; the run goes on") from error
 
     def commit_times(self) -> dict[int, float]:
         newest = "SELECT number, kept_at FROM records WHERE kind = 'commit' ORDER BY number DESC LIMIT ?"

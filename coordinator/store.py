@@ -51,9 +51,9 @@ class Store(Protocol):
         Raises StateError if one of them is missing.
         """
 
-    def deposits_after(self, seq: int, most_bytes: int) -> tuple[Deposit, ...]:
+    def deposits_after(self, seq: int, most_bytes: int, *, is_new: bool = False) -> tuple[Deposit, ...]:
         """Of what is kept, by seq, for a site that has all up to `seq`: as many bytes as that, or one; nothing if there
-        is no more. For a site that has none (`seq` is 0), of commits the newest ones alone."""
+        is no more. For a site that had none (`is_new`), of commits the newest ones alone."""
 
     def last_seq(self) -> int:
         """Of all that was ever kept here; what is kept later has a higher one."""
@@ -62,9 +62,8 @@ class Store(Protocol):
         """Keeps the deposits, which come after all that is kept here, with the seqs that they had; and, in the same
         transaction, what `settle` makes of all that. `term`: no coordinator had a later one."""
 
-    def backup(self, path: Path) -> None:
-        """A copy of all that is kept, which takes the name `path` once it is whole and on the disk. Raises HostError or
-        ConfigError, and then nothing has that name that had not before."""
+    def copy_to(self, path: Path) -> None:
+        """All that is kept, in a new file. Raises HostError."""
 
     def commit_times(self) -> dict[int, float]:
         """Commit -> seconds since 1970."""

@@ -159,7 +159,7 @@ def changes(record: Row, keys: Keys) -> dict[Key, Row | None]:
         case e.AbandonRecord():
             ended = of_sync(record.sync)
         case e.RollbackRecord():
-            ended = [Key(kind_of(cls), n) for cls in (*HISTORY, LossRecord) for n in record.voided]
+            ended = [key for key in all_of(*HISTORY, LossRecord) if key.number > record.commit]
         case e.ForgetRecord(site_ids=gone):
             ended = [key for key in all_of(e.SiteRecord, e.ExclusionRecord) if key.part in gone]
             ended += [key for key in all_of(e.LineRecord, e.DoneRecord, e.LeaseRecord) if key.number in gone]

@@ -19,7 +19,7 @@ from atoll.protocol.errors import StateError
 from atoll.protocol.settings import RunSettings
 
 PASSED_OVER = 1_000
-"""Terms, syncs and ids of sites: more than were given since the newest that anybody kept."""
+"""Terms, branches, syncs and ids of sites: more than were given since the newest that anybody kept."""
 REASON = "the coordinator was restored from an old copy of its store"
 
 
@@ -32,6 +32,21 @@ def sites_in_the_run(copy: Persisted, records: Sequence[Row]) -> frozenset[str]:
     return frozenset(name for name, is_live in live.items() if is_live)
 
 
+def known_sites(copy: Persisted, records: Sequence[Row]) -> frozenset[str]:
+    """Names of those that were ever in the run and are not banned, as far as is known."""
+    names = {r.name for r in (*copy.all(e.SiteRecord), *records) if isinstance(r, e.SiteRecord)}
+    banned = {r.name for r in copy.all(e.BanRecord)}
+    for record in records:
+        match record:
+            case e.BanRecord(name=name):
+                banned.add(name)
+            case e.BanLiftedRecord(name):
+                banned.discard(name)
+            case _:
+                pass
+    return frozenset(names - banned)
+
+
 def since(records: Sequence[Row]) -> list[e.CommitRecord]:
     """The commits that were not rolled back, in order. There are none of before the copy."""
     found: list[e.CommitRecord] = []
@@ -39,34 +54,54 @@ def since(records: Sequence[Row]) -> list[e.CommitRecord]:
         match record:
             case e.CommitRecord():
                 found.append(record)
-            case e.RollbackRecord(voided=voided):
-                found = [r for r in found if r.commit.commit not in voided]
+            case e.RollbackRecord(commit=commit):
+                found = [r for r in found if r.commit.commit <= commit]
             case _:
                 pass
     return found
 
 
-def voided_of_copy(records: Sequence[Row]) -> frozenset[int]:
-    """Numbers of commits that were rolled back since the copy; those made since are among them, if they are known."""
-    return frozenset(n for record in records if isinstance(record, e.RollbackRecord) for n in record.voided)
+def left_of_copy(last: int, records: Sequence[Row]) -> int:
+    """The newest commit of the copy that was not rolled back since."""
+    return min([last, *(r.commit for r in records if isinstance(r, e.RollbackRecord))])
 
 
-def missing(last: int, records: Sequence[Row]) -> list[int]:
-    """Commits that there must have been after commit `last`, the newest of the copy, and that nobody has shown."""
-    last = min([last, *(r.commit for r in records if isinstance(r, e.RollbackRecord))])
+def newest(last: int, records: Sequence[Row]) -> int:
+    """The commit that the run is at, as far as is known."""
+    return max((r.commit.commit for r in since(records)), default=left_of_copy(last, records))
+
+
+def missing(last: int, records: Sequence[Row], held: int = 0) -> list[int]:
+    """Commits that there must have been after commit `last`, the newest of the copy, and that nobody has shown.
+    `held`: the highest that a site says to hold."""
     numbers = {record.commit.commit for record in since(records)}
-    return [n for n in range(last + 1, max(numbers, default=last)) if n not in numbers]
+    return [n for n in range(left_of_copy(last, records) + 1, max(newest(last, records), held) + 1) if n not in numbers]
+
+
+def held(copy: Persisted, records: Sequence[Row], branch: int, commit: int) -> int:
+    """What of a site's commits, by its own word, the run must have: not what went back since, and nothing of a branch
+    that nobody has shown, of which `is_unknown` says."""
+    rollbacks = [r for r in (*copy.all(e.RollbackRecord), *records) if isinstance(r, e.RollbackRecord)]
+    return min([commit, *(r.commit for r in rollbacks if r.branch > branch)])
+
+
+def is_unknown(copy: Persisted, records: Sequence[Row], branch: int) -> bool:
+    """Whether a site knows of a rollback of which no record is here."""
+    return branch > max(
+        (r.branch for r in (*copy.all(e.RollbackRecord), *records) if isinstance(r, e.RollbackRecord)), default=0
+    )
 
 
 def in_words(copy: Persisted, numbers: Sequence[int], records: Sequence[Row]) -> str:
     """Which commits are missing, and how many steps and tokens are in them."""
     known = {r.commit.commit: r.commit for r in (*copy.all(e.CommitRecord), *since(records))}
-    before, after = known.get(numbers[0] - 1), known[next(n for n in sorted(known) if n > numbers[-1])]
+    before, after = known.get(numbers[0] - 1), next((known[n] for n in sorted(known) if n > numbers[-1]), None)
     run_step, run_tokens = (before.run_step, before.run_tokens) if before is not None else (0, 0)
-    which = f"commits {numbers[0]} to {numbers[-1]}" if len(numbers) > 1 else f"commit {numbers[0]}"
+    which = f"commits {numbers[0]} to {numbers[-1]} are" if len(numbers) > 1 else f"commit {numbers[0]} is"
+    steps, tokens = (f" to {n}" if n else " on" for n in ((after.run_step, after.run_tokens) if after else (0, 0)))
     return (
-        f"{which} are missing: of the run's steps {run_step} to {after.run_step} and tokens {run_tokens} to "
-        f"{after.run_tokens} nobody who has told knows which samples they were"
+        f"{which} missing: of the run's steps from {run_step}{steps} and tokens from {run_tokens}{tokens} nobody who "
+        "has told knows which samples they were"
     )
 
 
@@ -80,6 +115,8 @@ def settled(
     """What has to be kept beside `records`, which are in `folded` by now. `voided`: commits of the copy that have been
     rolled back since. Raises StateError if samples would count twice."""
     run = Run(settings, folded, 0.0, wall_s)
+    if run.manifest is None and (run.started or run.log.attested):
+        raise StateError("the copy is of before the run had a model: take one from after its first site was admitted")
     for site in run.members.live():
         run.remove(site, REASON, evicted=True)
     run.ledger.give_back_all()
@@ -96,9 +133,12 @@ def settled(
     run.has_used(run.last_sync + PASSED_OVER)
     last_id = run.members.last_id + PASSED_OVER
     run.persist(e.ForgetRecord(site_ids=(), last_site_id=last_id, last_sync=run.last_sync))
+    for opened in folded.all(e.OpenRecord):
+        if run.sync_of(opened.open.sync) is None:  # ended since, of which one record stands for all
+            run.note_abandoned(opened.open.sync, REASON)
     if (run.started or run.log.last) and run.finished is None:
         newest = run.log.last
-        rollback.go_back(run, newest, run.log.attested.get(newest, b""), REASON, holders=())
+        rollback.go_back(run, newest, run.log.attested.get(newest, b""), REASON, holders=(), passed_over=PASSED_OVER)
     run.note(COORDINATOR, "restore", f"from an old copy; the newest commit is {run.log.last}")
     (kept,) = (output.records for output in run.take_outputs() if isinstance(output, e.Persist))
     return kept

@@ -15,7 +15,10 @@ from atoll.protocol.messages import Deposit
 MAX_KEPT = 1 << 16
 """Of each kind; the coordinator keeps as many commits."""
 MAX_KEPT_BYTES = 1 << 30
-"""Of all; then the oldest go."""
+"""Of all; then the older half of those goes of which there are many."""
+TRIMMED_EVERY = 1024
+"""Records: so many more there may be."""
+_MANY = ("commit", "attestation", "open")
 _COLUMNS = "seq, record, kind, number, part, name, body, kept_at, seal"
 _TABLE = """CREATE TABLE IF NOT EXISTS deposits (
     seq INTEGER PRIMARY KEY, record TEXT NOT NULL, kind TEXT NOT NULL, number INTEGER NOT NULL, part INTEGER NOT NULL,
@@ -29,25 +32,25 @@ _NEWER = """INSERT INTO deposits VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT 
 class DepositBox:
     """Opened for the life of the node; one call at a time, from any thread. Raises HostError.
 
-    A file that is no database any more is begun anew: the coordinator says everything again.
+    A file that cannot be opened any more is begun anew: the coordinator says everything again.
     """
 
     def __init__(self, path: Path | None) -> None:
         """None: in memory."""
         self._path = path
+        self.last_seq = 0
         self._db = self._opened()
-        with self._explained():
-            (size,) = self._db.execute("SELECT total(length(body)) FROM deposits").fetchone()
-            (self.last_seq,) = self._db.execute("SELECT ifnull(max(seq), 0) FROM deposits").fetchone()
-        self._num_bytes = int(size)
+        self._num_untrimmed = 0
 
     def _opened(self) -> sqlite3.Connection:
         try:
             return self._connected()
-        except sqlite3.DatabaseError as error:
-            if self._path is None or isinstance(error, sqlite3.OperationalError):
-                raise HostError(f"{self._path}: {error}; check the disk") from error
-            self._path.unlink()
+        except sqlite3.DatabaseError:
+            if self._path is None:
+                raise
+        with self._explained():
+            for suffix in ("", "-wal", "-shm"):
+                self._path.with_name(self._path.name + suffix).unlink(missing_ok=True)
             return self._connected()
 
     def _connected(self) -> sqlite3.Connection:
@@ -56,6 +59,7 @@ class DepositBox:
             db.execute("PRAGMA journal_mode = WAL")
             db.execute("PRAGMA synchronous = NORMAL")  # what a power cut takes, other sites have, or it is said again
             db.execute(_TABLE)
+            (self.last_seq,) = db.execute("SELECT ifnull(max(seq), 0) FROM deposits").fetchone()
         except BaseException:
             db.close()
             raise
@@ -65,7 +69,7 @@ class DepositBox:
     def _explained(self) -> Iterator[None]:
         try:
             yield
-        except sqlite3.Error as error:
+        except (sqlite3.Error, OSError) as error:
             raise HostError(
                 f"{self._path} cannot be read or written ({error}): check the disk; with the node stopped, the file "
                 "may be removed, and the coordinator says again what it holds"
@@ -79,27 +83,29 @@ class DepositBox:
                 for d in deposits:
                     row = (d.seq, d.record, d.kind, d.number, d.part, d.name, d.body, d.kept_at, d.seal)
                     self._db.execute(_NEWER, row)
-                    self._num_bytes += len(d.body)
-                for kind in {d.kind for d in deposits}:
-                    self._trim("kind = ?", (kind,), MAX_KEPT)
-                if self._num_bytes > MAX_KEPT_BYTES:
-                    (num,) = self._db.execute("SELECT count(*) FROM deposits").fetchone()
-                    self._trim("?", (True,), num // 2)
-                    (size,) = self._db.execute("SELECT total(length(body)) FROM deposits").fetchone()
-                    self._num_bytes = int(size)
+                self._num_untrimmed += len(deposits)
+                if self._num_untrimmed >= TRIMMED_EVERY:
+                    self._trim()
                 self._db.execute("COMMIT")
             except BaseException:
-                self._db.execute("ROLLBACK")
+                if self._db.in_transaction:
+                    self._db.execute("ROLLBACK")
                 raise
         self.last_seq = max([self.last_seq, *(d.seq for d in deposits)])
 
-    def _trim(self, which: str, values: tuple[object, ...], num: int) -> None:
-        """Only the newest of these stay."""
-        self._db.execute(
-            f"DELETE FROM deposits WHERE {which} AND seq <= (SELECT seq FROM deposits WHERE {which} "
-            "ORDER BY seq DESC LIMIT 1 OFFSET ?)",
-            (*values, *values, num),
-        )
+    def _trim(self) -> None:
+        self._num_untrimmed = 0
+        sizes = "SELECT kind, count(*), total(length(body)) FROM deposits GROUP BY kind"
+        found = {kind: (num, size) for kind, num, size in self._db.execute(sizes).fetchall()}
+        is_large = sum(size for _, size in found.values()) > MAX_KEPT_BYTES
+        for kind, (num, _) in found.items():
+            most = num // 2 if is_large and kind in _MANY else MAX_KEPT
+            if num > most:
+                self._db.execute(
+                    "DELETE FROM deposits WHERE kind = ? AND seq <= (SELECT seq FROM deposits WHERE kind = ? "
+                    "ORDER BY seq DESC LIMIT 1 OFFSET ?)",
+                    (kind, kind, most),
+                )
 
     def after(self, seq: int) -> tuple[Deposit, ...]:
         """The next ones, for one message; nothing if there is no more."""

@@ -4,6 +4,7 @@ Nothing at this site depends on it."""
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -11,6 +12,9 @@ from atoll.node.daemon.deposit_box import DepositBox
 from atoll.node.tasks import Tasks
 from atoll.protocol import messages as m
 from atoll.protocol.deposits import fits
+from atoll.protocol.errors import HostError
+
+log = logging.getLogger(__name__)
 
 
 class Deposits:
@@ -22,10 +26,15 @@ class Deposits:
         self._say = say
         self._waiting: list[m.Deposit] = []
         self._writing: asyncio.Task[None] | None = None
+        self._giving: asyncio.Task[None] | None = None
+        self._is_broken = False
 
     def in_hello(self, message: m.Hello) -> m.Hello:
-        """With what is on the disk by now; what is not comes again."""
-        return replace(message, deposits_to=self._box.last_seq + 1)
+        """With what is on the disk by now; what is not comes again. What was asked for on the last stream is not said
+        on the next one."""
+        if self._giving is not None:
+            self._giving.cancel()
+        return replace(message, deposits_to=0 if self._is_broken else self._box.last_seq + 1)
 
     def take(self, message: m.Deposits) -> None:
         """All that has come while the disk was busy is written together."""
@@ -36,18 +45,24 @@ class Deposits:
     async def _write(self) -> None:
         while self._waiting:
             taken, self._waiting = self._waiting, []
-            await asyncio.to_thread(self._box.add, taken)
+            try:
+                if not self._is_broken:
+                    await asyncio.to_thread(self._box.add, taken)
+            except HostError as error:  # the site needs none of it
+                self._is_broken = True
+                log.error("this site keeps nothing more for its coordinator until it is started anew: %s", error)
 
     def give_back(self, asked: m.ReturnDeposits) -> None:
-        self._tasks.spawn(self._give_back(asked.after_seq))
+        """A part for each time that it is asked."""
+        if self._giving is not None:
+            self._giving.cancel()
+        self._giving = self._tasks.spawn(self._give_back(asked.after_seq))
 
     async def _give_back(self, after: int) -> None:
         if self._writing is not None:
             await asyncio.wait({self._writing})
-        while found := await asyncio.to_thread(self._box.after, after):
-            self._say(m.DepositsReturned(deposits=found, is_last=False))
-            after = found[-1].seq
-        self._say(m.DepositsReturned(is_last=True))
+        found = await asyncio.to_thread(self._box.after, after)
+        self._say(m.DepositsReturned(deposits=found, is_last=not found))
 
     def close(self) -> None:
         """Once no task is left."""

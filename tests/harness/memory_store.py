@@ -114,9 +114,9 @@ class MemoryStore:
             self._times[record.commit.commit] = wall_time_s
         return rows.deposit_of(record, seq, wall_time_s) if is_deposited(record) else None
 
-    def deposits_after(self, seq: int, most_bytes: int) -> tuple[Deposit, ...]:
+    def deposits_after(self, seq: int, most_bytes: int, *, is_new: bool = False) -> tuple[Deposit, ...]:
         last = max((key.number for key in self._records if key.kind == kind_of(CommitRecord)), default=0)
-        oldest = last - KEPT_AT_JOIN if seq == 0 else 0
+        oldest = last - KEPT_AT_JOIN if is_new else 0
         found: list[Deposit] = []
         for key, record in sorted(self._records.items(), key=lambda item: self._kept[item[0]]):
             (number, kept_at), deposited = self._kept[key], as_deposited(record)
@@ -153,7 +153,7 @@ class MemoryStore:
             tuple(r for r in attestations if first <= r.commit <= last),
         )
 
-    def backup(self, path: Path) -> None:
+    def copy_to(self, path: Path) -> None:
         raise HostError(f"no copy at {path}: this store is no file")
 
     def commit_times(self) -> dict[int, float]:

@@ -145,8 +145,9 @@ def test_an_old_copy_is_refused_without_that_and_a_coordinator_that_waits_says_f
 class Site(Client):
     """One that says what it keeps."""
 
-    def keeps(self, deposits: Sequence[Deposit], *, answers: bool = True) -> None:
-        self.say(m.Hello(name=self.name, key=bytes(32), address="127.0.0.1:1", deposits_to=1))
+    def keeps(self, deposits: Sequence[Deposit], *, answers: bool = True, **hello: Any) -> None:
+        said = {"deposits_to": 1, "address": "127.0.0.1:1", **hello}
+        self.say(m.Hello(name=self.name, key=bytes(32), **said))
         if answers:
             self.say(m.DepositsReturned(deposits=tuple(deposits), is_last=True))
 

@@ -158,16 +158,17 @@ def go_back(
     *,
     holders: Sequence[Site],
     returning: Sequence[Site] = (),
+    passed_over: int = 0,
 ) -> None:
     """Commits after `commit` are void, for good. `state_hash`: of its state, if that is known. `holders` have just that
     commit; `returning` sites will soon, and are waited for. What is here of later commits is forgotten: those sites say
-    what they hold once their disks are rolled back."""
+    what they hold once their disks are rolled back. `passed_over`: so many branches may have been there meanwhile."""
     last = run.log.last
     for sync in run.lanes.values():
         sync.abandon(reason)
     voided = run.log.roll_back(commit)
     numbers = tuple(r.commit.commit for r in voided)
-    record = RollbackRecord(branch=run.branch + 1, commit=commit, voided=numbers, reason=reason[:1024])
+    record = RollbackRecord(branch=run.branch + 1 + passed_over, commit=commit, voided=numbers, reason=reason[:1024])
     text = f"rolled back from commit {last} to commit {commit}, branch {record.branch}: {reason}"
     run.report(logging.ERROR, text)
     run.rollbacks.append(record)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from atoll.coordinator import rows
+from atoll.coordinator.backup import backup
 from atoll.coordinator.core import events as e
 from atoll.coordinator.core import restored
 from atoll.coordinator.core.persisted import DEPOSITED, LossRecord, Persisted, Row, RunRecord
@@ -17,9 +19,9 @@ from atoll.coordinator.sqlite_store import SqliteStore
 from atoll.coordinator.store import Store
 from atoll.node.daemon.deposit_box import DepositBox
 from atoll.protocol import messages as m
-from atoll.protocol.errors import ConfigError, StateError
+from atoll.protocol.errors import ConfigError, HostError, StateError
 from atoll.protocol.messages import Deposit
-from tests.harness.coordinator_story import Story, ranges_of, some_settings
+from tests.harness.coordinator_story import Story, a_hash, a_manifest, ranges_of, some_settings
 from tests.harness.memory_store import MemoryStore
 from tests.unit.coordinator.test_store_contract import SETTINGS, random_records
 
@@ -106,8 +108,9 @@ def go_on(story: Story, copy: MemoryStore, deposits: Sequence[Deposit] | None = 
         deposits = story.store.deposits_after(copy.last_seq(), LARGE)
     records = rows_of(deposits)
     before = copy.begin(story.settings)
-    numbers = restored.voided_of_copy(records)
-    voided = {r.commit.commit: r for r in before.all(e.CommitRecord) if r.commit.commit in numbers}
+    commits = before.all(e.CommitRecord)
+    left = restored.left_of_copy(commits[-1].commit.commit if commits else 0, records)
+    voided = {r.commit.commit: r for r in commits if r.commit.commit > left}
 
     def settle(folded: Persisted) -> tuple[e.Record, ...]:
         return restored.settled(story.settings, folded, voided, records, 1.0)
@@ -131,7 +134,7 @@ def test_the_run_goes_on_from_its_newest_commit_and_each_sample_counts_once() ->
         again.connect(name, state=(2, "s2"))
         assert again.last(name, m.RolledBack).commit == 2, "in a new branch"
         assert again.last(name, m.Evicted).reason == restored.REASON, "what it trained since is on samples of others"
-        again.connect(name, state=(2, "s2"), branch=1, again=True)
+        again.connect(name, state=(2, "s2"), branch=again.view.branch, again=True)
         again.offer(name)
     assert again.wants("a", 50) == ranges_of("20-49,80-99"), "what was leased is open again"
     commit(again, "s2", "s3", a="20-29", b="100-109")
@@ -165,7 +168,7 @@ def test_commits_that_went_back_since_the_copy_are_void_and_their_samples_open()
     again = go_on(story, copy)
     assert again.view.last_commit == 1
     assert again.done_samples() == story.done_samples()
-    assert again.view.branch == 2
+    assert again.view.branch == 2 + restored.PASSED_OVER
 
 
 def test_what_was_decided_before_training_is_kept_and_training_begins_with_sites_enough() -> None:
@@ -209,7 +212,7 @@ def test_commits_that_nobody_has_kept_are_named_with_what_was_in_them() -> None:
     words = restored.in_words(copy.begin(story.settings), [2, 3], records)
     runs = {c.commit: c for c in story.view.commits}
     assert words.startswith("commits 2 to 3 are missing")
-    assert f"steps {runs[1].run_step} to {runs[4].run_step} and tokens {runs[1].run_tokens} to" in words
+    assert f"steps from {runs[1].run_step} to {runs[4].run_step} and tokens from {runs[1].run_tokens} to" in words
     assert not restored.missing(1, rows_of(deposits))
     assert not restored.missing(1, []), "the copy is the newest"
 
@@ -222,7 +225,8 @@ def test_samples_that_would_count_twice_leave_the_copy_as_it_is(tmp_path: Path) 
         deposits = story.store.deposits_after(0, LARGE)
         (found,) = [r for r in rows_of(deposits) if isinstance(r, e.CommitRecord)]
         line = e.LineRecord(line=0, num_samples=1000, frontier=10, returned=())
-        store.persist(term, (line, e.DoneRecord(line=0, ranges=ranges_of("0-9"))), 1.0)
+        manifest = e.ManifestRecord(manifest=a_manifest(), data_fingerprint=a_hash("data"))
+        store.persist(term, (manifest, line, e.DoneRecord(line=0, ranges=ranges_of("0-9"))), 1.0)
         last = store.last_seq()
         later = [replace(d, seq=last + 10 * n) for n, d in enumerate(deposits, 1)]
 
@@ -235,21 +239,109 @@ def test_samples_that_would_count_twice_leave_the_copy_as_it_is(tmp_path: Path) 
         assert store.begin(story.settings).term == term + 1
 
 
+def kept_by_a_site(store: Store, after: int = 0) -> list[Deposit]:
+    """A later record of a key has taken the place of an earlier one."""
+    box = DepositBox(None)
+    box.add(store.deposits_after(after, LARGE))
+    return list(box.after(after))
+
+
+def test_syncs_that_were_abandoned_do_not_come_back() -> None:
+    """A site has one record of all that were abandoned, and the opening of each."""
+    story, copy = a_run()
+    deposits = {d.seq: d for d in story.store.deposits_after(copy.last_seq(), LARGE)}
+    for _ in range(3):
+        sync = story.core.run.last_sync
+        story.core.run.persist(
+            e.AbandonRecord(sync, "?", 1),
+            e.OpenRecord(open=replace(story.last("a", m.Open), sync=sync + 1), expected=()),
+        )
+        story.core.run.has_used(sync + 1)
+        story.happens(e.Tick())
+        deposits |= {d.seq: d for d in story.store.deposits_after(copy.last_seq(), LARGE)}
+    box = DepositBox(None)
+    box.add([deposits[seq] for seq in sorted(deposits)])
+    go_on(story, copy, box.after(copy.last_seq()))
+    (opened,) = [record for record in copy.all_kept() if isinstance(record, e.OpenRecord)]
+    assert opened.open.sync > restored.PASSED_OVER
+
+
+def test_commits_of_which_a_restored_run_had_not_heard_stay_void_in_the_next_one() -> None:
+    """A site that did not tell has kept commits 2 and 3; the run went on from 1, with another 2, and is restored from
+    the same copy once more."""
+    story, copy = a_run()
+    for number in (1, 2):
+        commit(
+            story,
+            f"s{number}",
+            f"s{number + 1}",
+            a=f"{10 * number}-{10 * number + 9}",
+            b=f"{60 + number}-{60 + number}",
+        )
+    first = copy.copied()
+    again = go_on(story, first, [])
+    for name in "ab":
+        again.connect(name, state=(1, "s1"), branch=again.view.branch)
+        again.connect(name, state=(1, "s1"), branch=again.view.branch, again=True)
+        again.offer(name)
+    commit(again, "s1", "t2", a="10-14", b="70-79")
+    box = DepositBox(None)
+    box.add(story.store.deposits_after(copy.last_seq(), LARGE))
+    box.add(first.deposits_after(copy.last_seq(), LARGE))
+    second = go_on(again, copy, box.after(copy.last_seq()))
+    assert second.view.last_commit == 2
+    assert second.done_samples() == again.done_samples()
+
+
+def test_a_copy_of_before_the_model_is_refused() -> None:
+    story, _ = a_run()
+    copy = MemoryStore()
+    copy.begin(story.settings)
+    with pytest.raises(StateError, match="before the run had a model"):
+        go_on(story, copy)
+
+
+def test_what_sites_hold_shows_which_commits_are_missing() -> None:
+    story, copy = a_run()
+    before = copy.begin(story.settings)
+    gone = e.RollbackRecord(branch=2, commit=4, voided=(5, 6), reason="?")
+    assert restored.missing(1, [], restored.held(before, [], 0, 3)) == [2, 3]
+    assert not restored.missing(1, [], restored.held(before, [], 0, 1))
+    assert restored.held(before, [gone], 1, 6) == 4, "what went back since need not be there"
+    assert restored.held(before, [gone], 2, 6) == 6
+    assert restored.is_unknown(before, [gone], 3)
+    assert not restored.is_unknown(before, [gone], 2)
+    assert restored.in_words(before, [2, 3], []).startswith("commits 2 to 3 are missing: of the run's steps from")
+
+
 # --- a copy
 
 
 def test_a_copy_is_whole_and_takes_no_others_place(tmp_path: Path) -> None:
+    (tmp_path / "copies").mkdir()
+    target = tmp_path / "copies" / "copy.db"
+
+    async def copied(store: Store, to: Path) -> None:
+        await backup(store, tmp_path / "run.db", to, asyncio.Lock(), "token")
+
     with closing(SqliteStore(tmp_path / "run.db")) as store:
         term = store.begin(SETTINGS).term
         store.persist(term, [e.StopRecord("x")], 1.0)
-        store.backup(tmp_path / "copy.db")
+        asyncio.run(copied(store, target))
         with pytest.raises(ConfigError, match="is there already"):
-            store.backup(tmp_path / "copy.db")
+            asyncio.run(copied(store, target))
+        for name in ("elsewhere/copy.db", "x" * 300, "a\0b"):
+            with pytest.raises(HostError, match="no copy at"):
+                asyncio.run(copied(store, target.parent / name))
         with pytest.raises(ConfigError, match="no full path"):
-            store.backup(Path("copy.db"))
+            asyncio.run(copied(store, Path("copy.db")))
+        target.with_name("nowhere.db").symlink_to(tmp_path / "missing")
+        with pytest.raises(ConfigError, match="is there already"):
+            asyncio.run(copied(store, target.with_name("nowhere.db")))
         store.persist(term, [e.PausedRecord("later")], 1.0)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["copy.db", "run.db"]
-    with closing(SqliteStore(tmp_path / "copy.db")) as copy:
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["copies", "run.db"]
+    assert sorted(path.name for path in target.parent.iterdir()) == ["copy.db", "nowhere.db"]
+    with closing(SqliteStore(target)) as copy:
         kept = copy.begin(SETTINGS)
         assert kept.one(e.StopRecord) == e.StopRecord("x")
         assert kept.one(e.PausedRecord) is None

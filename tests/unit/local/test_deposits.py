@@ -62,12 +62,15 @@ def test_a_later_record_of_a_key_takes_the_place_of_an_earlier_one_and_no_other_
 
 def test_it_keeps_the_newest_within_its_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(deposit_box, "MAX_KEPT", 3)
+    monkeypatch.setattr(deposit_box, "TRIMMED_EVERY", 1)
     box = DepositBox(None)
     box.add([a_deposit(1, kind="ban"), *(a_deposit(n, n) for n in range(2, 8))])
     assert [d.seq for d in all_of(box)] == [1, 5, 6, 7], "of each kind"
     monkeypatch.setattr(deposit_box, "MAX_KEPT_BYTES", 60)
-    box.add([a_deposit(8, 8, bytes(60))])
-    assert [d.seq for d in all_of(box)] == [7, 8]
+    box.add([a_deposit(8, 7, bytes(60))])
+    assert [d.seq for d in all_of(box)] == [1, 8], "of commits; what there are few of stays"
+    box.add([a_deposit(9, 7, b"")])
+    assert [d.seq for d in all_of(box)] == [1, 9], "what was replaced does not count"
 
 
 def test_a_file_that_is_no_database_is_begun_anew(tmp_path: Path) -> None:
@@ -101,13 +104,39 @@ def test_a_site_says_what_it_has_and_gives_back_what_it_is_asked_for() -> None:
         kept: Sequence[Deposit] = [a_deposit(n, n) for n in range(1, 6)]
         deposits.take(m.Deposits(deposits=(*kept[:2], replace(kept[0], seq=1 << 63))))
         deposits.take(m.Deposits(deposits=tuple(kept[2:])))
-        deposits.give_back(m.ReturnDeposits(after_seq=3))
-        while tasks:
-            await asyncio.wait(tasks)
-        assert deposits.in_hello(hello).deposits_to == 6
+        for after in (3, 5):
+            deposits.give_back(m.ReturnDeposits(after_seq=after))
+            while tasks:
+                await asyncio.wait(tasks)
         assert said == [
             m.DepositsReturned(deposits=tuple(kept[3:]), is_last=False),
             m.DepositsReturned(is_last=True),
         ]
+        deposits.give_back(m.ReturnDeposits(after_seq=0))
+        assert deposits.in_hello(hello).deposits_to == 6
+        while tasks:
+            await asyncio.wait(tasks)
+        assert len(said) == 2, "what was asked for on another stream is not said on this one"
+
+
+def test_a_disk_that_fails_costs_the_site_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def failed(error: BaseException) -> None:
+        raise error
+
+    async def main() -> None:
+        box, tasks = DepositBox(tmp_path / "deposits.db"), Tasks(failed)
+        deposits = Deposits(box, tasks, lambda message: None)
+        box._db.execute("PRAGMA query_only = ON")  # as a disk that takes nothing any more
+        for number in (1, 2):
+            deposits.take(m.Deposits(deposits=(a_deposit(number, number),)))
+            while tasks:
+                await asyncio.wait(tasks)
+        hello = m.Hello(name="a", key=bytes(32), address="h:1")
+        assert deposits.in_hello(hello).deposits_to == 0, "it takes none any more"
+        box.close()
+
+    asyncio.run(main())
+    (line,) = [record.message for record in caplog.records]
+    assert "keeps nothing more for its coordinator" in line
 
     asyncio.run(main())

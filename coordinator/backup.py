@@ -1,0 +1,50 @@
+"""A copy of the store, whole as of one moment. It is made beside the store while nothing is decided, and brought to its
+place after that: a slow target holds up nobody."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+from contextlib import suppress
+from pathlib import Path
+
+from atoll.coordinator.store import Store
+from atoll.protocol.disk import PRIVATE_FILE, sync_folder
+from atoll.protocol.errors import ConfigError, HostError
+
+
+async def backup(store: Store, beside: Path, to: Path, deciding: asyncio.Lock, token: str) -> None:
+    """`beside`: the store's file; `token`: of this copy alone. Raises ConfigError and HostError; nothing has the name
+    `to` then that had not before."""
+    made = beside.with_name(f"{beside.name}.copy-{token}")
+    try:
+        await asyncio.to_thread(_check, to)
+        async with deciding:
+            await asyncio.to_thread(store.copy_to, made)
+        await asyncio.to_thread(_publish, made, to, token)
+    except (OSError, ValueError) as error:
+        raise HostError(f"no copy at {to}: {error}; the run goes on") from None
+    finally:
+        await asyncio.to_thread(made.unlink, missing_ok=True)
+
+
+def _check(to: Path) -> None:
+    if not to.is_absolute() or os.path.lexists(to):
+        raise ConfigError(f"{to} is there already, or is no full path: name a new file for the copy")
+
+
+def _publish(made: Path, to: Path, token: str) -> None:
+    """Takes the name of nobody. Raises OSError."""
+    part = to.with_name(f"{to.name[:64]}.{token}")
+    descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, PRIVATE_FILE)
+    try:
+        with made.open("rb") as source, open(descriptor, "wb") as target:
+            shutil.copyfileobj(source, target, 1 << 20)
+            target.flush()
+            os.fsync(target.fileno())
+        os.link(part, to)
+    finally:
+        with suppress(OSError):
+            part.unlink()
+    sync_folder(to.parent)
