@@ -40,6 +40,7 @@ OF_MEMBERS: dict[type[m.SiteMessage], Callable[[Run, Site, Any], None]] = {
     m.Diverged: unusable.diverged,
     m.Shown: evidence.shown,
     m.LeaseRequest: leases.request,
+    m.DepositsReturned: lambda run, site, message: None,  # nobody asked: a coordinator that is being restored does
 }
 """What hears the messages of sites that are in the run."""
 

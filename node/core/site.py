@@ -295,6 +295,8 @@ WORDS: dict[type[m.CoordinatorMessage], Handler] = {
     m.Drain: lambda ctx, message: ctx.emit(Fulfil(message)),
     m.Show: lambda ctx, message: ctx.emit(Fulfil(message)),
     m.Pulse: lambda ctx, _: None,
+    m.Deposits: lambda ctx, _: None,  # the shell keeps them, and gives them back
+    m.ReturnDeposits: lambda ctx, _: None,
     m.Open: syncs.opened,
     m.Plan: exchanges.planned,
     m.Weights: exchanges.weighed,

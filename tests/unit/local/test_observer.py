@@ -84,7 +84,8 @@ def test_metrics_are_read_on_the_event_loop_where_they_change(tmp_path: Path) ->
     async def main() -> str:
         core, counters = a_node_core(SETTINGS, 100.0), Counters(sent_bytes=7, reconnects=4)
         counters.refuse(RefusedError("no"))
-        hub = SimpleNamespace(counters=counters, waits_for=waits_for, retained_bytes=5, average_errors=ERRORS)
+        shown = {"waits_for": waits_for, "retained_bytes": 5, "average_errors": ERRORS}
+        hub = SimpleNamespace(counters=counters, uplink=SimpleNamespace(cap=None), **shown)
         with observer_of(core, hub, tmp_path) as observer:
             server = observer.pages()
             await server.start("127.0.0.1:0", "metrics")
