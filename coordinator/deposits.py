@@ -23,6 +23,9 @@ T = TypeVar("T")
 LATER = frozenset({"site", "forget", "attestation", "open", "abandon", "line"})
 """There are many: a thousand sites that come one by one would each be said to a thousand."""
 EVERY_S = 1.0
+MAX_KEEPERS = 64
+"""Sites at once that hear of what is kept: each hears of each of the others, and a thousand times a thousand is too
+much. When one goes, the next one is told."""
 
 
 class Depositing:
@@ -33,6 +36,7 @@ class Depositing:
         self._seal = seal
         self._deciding = deciding
         self._bodies = bodies
+        self._idle: dict[int, Stream] = {}  # who would take them, too
         self._up_to_date: dict[int, Stream] = {}
         self._catching_up: dict[int, asyncio.Task[None]] = {}
         self._waiting: list[Deposit] = []
@@ -57,22 +61,31 @@ class Depositing:
                 stream.deposit(message, self._bodies)
 
     def welcomed(self, stream: Stream) -> None:
-        """It takes deposits, if its Hello said so."""
-        if stream.deposits_to and not {stream.number} & (self._up_to_date.keys() | self._catching_up.keys()):
-            task = asyncio.get_running_loop().create_task(self._catch_up(stream))
-            self._catching_up[stream.number] = task
-            task.add_done_callback(partial(self._caught_up, stream.number))
+        """It takes deposits, if its Hello said so, and not many others do."""
+        if stream.deposits_to and stream.number not in self._up_to_date.keys() | self._catching_up.keys():
+            self._idle[stream.number] = stream
+            self._take_more()
+
+    def _take_more(self) -> None:
+        while self._idle and len(self._up_to_date.keys() | self._catching_up.keys()) < MAX_KEEPERS:
+            number = next(iter(self._idle))
+            task = asyncio.get_running_loop().create_task(self._catch_up(self._idle.pop(number)))
+            self._catching_up[number] = task
+            task.add_done_callback(partial(self._caught_up, number))
 
     def gone(self, stream: Stream) -> None:
         """It ended."""
+        self._idle.pop(stream.number, None)
         self._up_to_date.pop(stream.number, None)
         if (task := self._catching_up.get(stream.number)) is not None:
             task.cancel()
+        self._take_more()
 
     def _caught_up(self, number: int, task: asyncio.Task[None]) -> None:
         self._catching_up.pop(number, None)
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("stream %d hears no more of what is kept: %s", number, error)
+        self._take_more()
 
     async def _catch_up(self, stream: Stream) -> None:
         """Part by part, each once the one before has gone out."""

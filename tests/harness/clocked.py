@@ -4,7 +4,7 @@ seconds since 1970, where a test sets it."""
 from __future__ import annotations
 
 import sys
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
 
 from atoll.node.daemon import main, time_off
@@ -17,7 +17,12 @@ def run() -> int:
 
     file = Path(sys.argv.pop(1))
     main.FIRST_CONTACT_S, time_off.LOOK_EVERY_S = 1.0, 0.2
-    setattr(main, Machine.__name__, partial(Machine, wall_time=lambda: float(file.read_text())))
+    through = Machine.through
+
+    def clocked(proxy: str) -> Machine:
+        return replace(through(proxy), wall_time=lambda: float(file.read_text()))
+
+    setattr(Machine, through.__name__, clocked)
     return run_command()
 
 

@@ -44,7 +44,7 @@ def may_be_stuck(*args):
     if stuck.exists():
         stuck.with_suffix(".seen").write_text("waits")  # a FIFO
         threading.Event().wait()
-    persist(*args)
+    return persist(*args)
 SqliteStore.persist = may_be_stuck
 sys.exit(run())
 """
