@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from atoll.cli.main import main
-from atoll.coordinator import rows
+from atoll.coordinator import restoring, rows
 from atoll.coordinator.core.events import CommitRecord, PausedRecord, StopRecord
 from atoll.coordinator.core.restored import PASSED_OVER
 from atoll.coordinator.restoring import Restoring
@@ -152,9 +152,12 @@ class Site(Client):
             self.say(m.DepositsReturned(deposits=tuple(deposits), is_last=True))
 
 
-def test_what_no_coordinator_has_made_counts_for_nothing(caplog: pytest.LogCaptureFixture) -> None:
+def test_what_no_coordinator_has_made_counts_for_nothing(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A record that was altered, one of another run, one of what the copy has, numbers that no store takes, and a site
     that says nothing: the copy stays as it is until sites enough have told."""
+    monkeypatch.setattr(restoring, "OTHERS_S", 0.0)
     seal, settings = Seal(b"secret", "run"), replace(SETTINGS, data="local")
     copy = MemoryStore()
     before = copy.begin(settings)
@@ -169,9 +172,9 @@ def test_what_no_coordinator_has_made_counts_for_nothing(caplog: pytest.LogCaptu
     }
 
     async def main() -> None:
-        restoring = Restoring(settings, copy, Machine(), security=PLAIN, seal=seal, num_sites=2)
-        address = await restoring.start("127.0.0.1:0")
-        work = asyncio.create_task(restoring.restored())
+        started = Restoring(settings, copy, Machine(), security=PLAIN, seal=seal, num_sites=2)
+        address = await started.start("127.0.0.1:0")
+        work = asyncio.create_task(started.restored())
         last = copy.last_seq()
         for name, deposit in bad.items():
             site = Site(address, name.replace(" ", "-"))
@@ -193,7 +196,7 @@ def test_what_no_coordinator_has_made_counts_for_nothing(caplog: pytest.LogCaptu
             await work
         await silent.close()
         await site.close()
-        await restoring.stop()
+        await started.stop()
 
     asyncio.run(main())
     kept = copy.begin(settings)

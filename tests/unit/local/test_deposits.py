@@ -118,6 +118,8 @@ def test_a_site_says_what_it_has_and_gives_back_what_it_is_asked_for() -> None:
             await asyncio.wait(tasks)
         assert len(said) == 2, "what was asked for on another stream is not said on this one"
 
+    asyncio.run(main())
+
 
 def test_a_disk_that_fails_costs_the_site_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     def failed(error: BaseException) -> None:
@@ -138,5 +140,3 @@ def test_a_disk_that_fails_costs_the_site_nothing(tmp_path: Path, caplog: pytest
     asyncio.run(main())
     (line,) = [record.message for record in caplog.records]
     assert "keeps nothing more for its coordinator" in line
-
-    asyncio.run(main())
