@@ -239,24 +239,12 @@ def test_samples_that_would_count_twice_leave_the_copy_as_it_is(tmp_path: Path) 
         assert store.begin(story.settings).term == term + 1
 
 
-def kept_by_a_site(store: Store, after: int = 0) -> list[Deposit]:
-    """A later record of a key has taken the place of an earlier one."""
-    box = DepositBox(None)
-    box.add(store.deposits_after(after, LARGE))
-    return list(box.after(after))
-
-
 def test_syncs_that_were_abandoned_do_not_come_back() -> None:
     """A site has one record of all that were abandoned, and the opening of each."""
     story, copy = a_run()
     deposits = {d.seq: d for d in story.store.deposits_after(copy.last_seq(), LARGE)}
     for _ in range(3):
-        sync = story.core.run.last_sync
-        story.core.run.persist(
-            e.AbandonRecord(sync, "?", 1),
-            e.OpenRecord(open=replace(story.last("a", m.Open), sync=sync + 1), expected=()),
-        )
-        story.core.run.has_used(sync + 1)
+        story.abandon_sync("its attempts are used up")
         story.happens(e.Tick())
         deposits |= {d.seq: d for d in story.store.deposits_after(copy.last_seq(), LARGE)}
     box = DepositBox(None)
