@@ -5,10 +5,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from functools import partial
-from typing import TypeVar
 
 from atoll.coordinator.store import Store
 from atoll.coordinator.streams import Bodies, Stream
@@ -16,9 +14,9 @@ from atoll.protocol import messages as m
 from atoll.protocol.deposit_messages import DEPOSITS_PART_BYTES
 from atoll.protocol.deposits import Seal, parts_of
 from atoll.protocol.messages import Deposit
+from atoll.protocol.threads import run_to_its_end
 
 log = logging.getLogger("atoll.coordinator")
-T = TypeVar("T")
 
 LATER = frozenset({"site", "forget", "attestation", "open", "abandon", "line"})
 """There are many: a thousand sites that come one by one would each be said to a thousand."""
@@ -94,7 +92,7 @@ class Depositing:
         while True:
             async with self._deciding:
                 read = partial(self._store.deposits_after, after, DEPOSITS_PART_BYTES, is_new=is_new)
-                found = await to_its_end(read)
+                found = await run_to_its_end(read)
                 if not found:
                     self._up_to_date[stream.number] = stream
                     return
@@ -102,15 +100,3 @@ class Depositing:
                 stream.deposit(m.Deposits(deposits=part), self._bodies)
             after = found[-1].seq
             await stream.outgoing.join()
-
-
-async def to_its_end(work: Callable[[], T]) -> T:
-    """In a thread, which cannot be stopped: whoever is cancelled waits for it, and keeps its locks until then."""
-    working = asyncio.get_running_loop().run_in_executor(None, work)
-    try:
-        return await asyncio.shield(working)
-    except asyncio.CancelledError:
-        while not working.done():
-            with suppress(asyncio.CancelledError):  # again: it still reads
-                await asyncio.wait([working])
-        raise

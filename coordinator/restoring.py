@@ -38,7 +38,9 @@ MAX_BYTES = 2 << 30
 """That one site says; it keeps half as much."""
 SAY_EVERY_S = 30.0
 OTHERS_S = 2.0
+"""Once sites enough have told: others may be on their way."""
 MAX_REPORTED = 256
+"""Reasons for which what a site says does not count."""
 
 
 class Restoring:

@@ -1,8 +1,7 @@
-"""Work in threads: some that changes what a lock protects, and some that several threads share."""
+"""Threads that give way, and work that several of them share."""
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 from collections.abc import Callable, Iterable
@@ -13,22 +12,6 @@ from typing import TypeVar
 log = logging.getLogger("atoll.node")
 T = TypeVar("T")
 Item = TypeVar("Item")
-
-
-async def run_to_its_end(work: Callable[[], T], pool: Executor | None = None) -> T:
-    """`work` in a thread, which cannot be stopped: who is cancelled waits for it, keeps its locks, and ends then."""
-    working = asyncio.get_running_loop().run_in_executor(pool, work)
-    try:
-        return await asyncio.shield(working)
-    except asyncio.CancelledError:
-        while not working.done():
-            try:
-                await asyncio.wait([working])
-            except asyncio.CancelledError:
-                continue  # cancelled again: it is still writing
-        if not working.cancelled() and (error := working.exception()) is not None:
-            log.warning("cancelled, and failed: %s", error)
-        raise
 
 
 def giving_way(num_threads: int, name: str, nice: int) -> ThreadPoolExecutor:

@@ -79,17 +79,18 @@ def missing(last: int, records: Sequence[Row], held: int = 0) -> list[int]:
 
 
 def held(copy: Persisted, records: Sequence[Row], branch: int, commit: int) -> int:
-    """What of a site's commits, by its own word, the run must have: not what went back since, and nothing of a branch
-    that nobody has shown, of which `is_unknown` says."""
-    rollbacks = [r for r in (*copy.all(e.RollbackRecord), *records) if isinstance(r, e.RollbackRecord)]
-    return min([commit, *(r.commit for r in rollbacks if r.branch > branch)])
+    """The highest commit that the run must have, as a site in that branch says that it holds `commit`: what was rolled
+    back since need not be there."""
+    return min([commit, *(r.commit for r in _rollbacks(copy, records) if r.branch > branch)])
 
 
 def is_unknown(copy: Persisted, records: Sequence[Row], branch: int) -> bool:
-    """Whether a site knows of a rollback of which no record is here."""
-    return branch > max(
-        (r.branch for r in (*copy.all(e.RollbackRecord), *records) if isinstance(r, e.RollbackRecord)), default=0
-    )
+    """Whether a site in that branch knows of a rollback of which no record is here."""
+    return branch > max((r.branch for r in _rollbacks(copy, records)), default=0)
+
+
+def _rollbacks(copy: Persisted, records: Sequence[Row]) -> list[e.RollbackRecord]:
+    return [r for r in (*copy.all(e.RollbackRecord), *records) if isinstance(r, e.RollbackRecord)]
 
 
 def in_words(copy: Persisted, numbers: Sequence[int], records: Sequence[Row]) -> str:
@@ -137,8 +138,8 @@ def settled(
         if run.sync_of(opened.open.sync) is None:  # ended since, of which one record stands for all
             run.note_abandoned(opened.open.sync, REASON)
     if (run.started or run.log.last) and run.finished is None:
-        newest = run.log.last
-        rollback.go_back(run, newest, run.log.attested.get(newest, b""), REASON, holders=(), passed_over=PASSED_OVER)
+        last = run.log.last
+        rollback.go_back(run, last, run.log.attested.get(last, b""), REASON, holders=(), passed_over=PASSED_OVER)
     run.note(COORDINATOR, "restore", f"from an old copy; the newest commit is {run.log.last}")
     (kept,) = (output.records for output in run.take_outputs() if isinstance(output, e.Persist))
     return kept

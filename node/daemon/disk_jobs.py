@@ -15,9 +15,9 @@ from atoll.node.daemon.hosts.replicas import Replicas
 from atoll.node.daemon.plane import DataPlane
 from atoll.node.daemon.shell import Shell, fatal
 from atoll.node.exchange.peers.progress import Pace
-from atoll.node.threads import run_to_its_end
 from atoll.protocol import messages as m
 from atoll.protocol.errors import AtollError, InvalidMessage, PeerError, StateError
+from atoll.protocol.threads import run_to_its_end
 
 log = logging.getLogger(__name__)
 SAY_EVERY_S = 1.0

@@ -13,9 +13,9 @@ from atoll.node.daemon.exchange_processes.process_exchanges import ProcessExchan
 from atoll.node.daemon.hosts.leading_exchanges import LeadingExchanges
 from atoll.node.daemon.shell import Shell
 from atoll.node.exchange.sync.exchange import Exchange
-from atoll.node.threads import run_to_its_end
 from atoll.protocol import messages as m
 from atoll.protocol.errors import AtollError, HostError, NonFiniteError
+from atoll.protocol.threads import run_to_its_end
 
 
 class Exchanges:

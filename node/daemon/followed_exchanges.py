@@ -16,10 +16,10 @@ from atoll.node.exchange.hub import Hub
 from atoll.node.exchange.peers.counters import Counters
 from atoll.node.exchange.sync.exchange import Exchange, ExchangeResult
 from atoll.node.tasks import end
-from atoll.node.threads import run_to_its_end
 from atoll.protocol import messages as m
 from atoll.protocol.errors import AtollError, HostError, InvalidMessage, NonFiniteError
 from atoll.protocol.status import was_cancelled
+from atoll.protocol.threads import run_to_its_end
 
 log = logging.getLogger("atoll.node")
 

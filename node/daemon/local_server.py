@@ -18,10 +18,10 @@ from atoll.node.daemon.rank_connection import Connection
 from atoll.node.daemon.shared_memory import SharedBuffer
 from atoll.node.local_protocol import Greeting, LocalHello, LocalLayout, Said
 from atoll.node.tasks import Tasks, end
-from atoll.node.threads import run_to_its_end
 from atoll.protocol import wire
 from atoll.protocol.errors import InvalidMessage, RefusedError, StaleError
 from atoll.protocol.layout import Layout
+from atoll.protocol.threads import run_to_its_end
 from atoll.protocol.v1 import local_pb2
 
 MAX_CONNECTIONS = 4096

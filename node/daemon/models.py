@@ -12,8 +12,8 @@ from atoll.node.core import outputs as out
 from atoll.node.daemon.disk_jobs import DiskJobs
 from atoll.node.daemon.shell import Shell, fatal
 from atoll.node.dataplane import saved_model
-from atoll.node.threads import run_to_its_end
 from atoll.protocol.settings import settings_to_json
+from atoll.protocol.threads import run_to_its_end
 
 log = logging.getLogger(__name__)
 

@@ -24,7 +24,7 @@ from atoll.node.dataplane.payload_log import PayloadLog
 from atoll.node.dataplane.rebuild import Rebuilder
 from atoll.node.dataplane.snapshot import Snapshots
 from atoll.node.dataplane.sync_data import SyncData
-from atoll.node.threads import each, run_to_its_end
+from atoll.node.threads import each
 from atoll.protocol.endpoints import Places
 from atoll.protocol.errors import ConfigError, HostError, StateError
 from atoll.protocol.layout import Layout, Manifest
@@ -32,6 +32,7 @@ from atoll.protocol.messages import Commit, Evidence
 from atoll.protocol.plans import weights
 from atoll.protocol.settings import RunSettings
 from atoll.protocol.spec import spec_of
+from atoll.protocol.threads import run_to_its_end
 
 log = logging.getLogger("atoll.node")
 

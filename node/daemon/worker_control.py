@@ -18,9 +18,9 @@ from atoll.node.daemon.room import room_of
 from atoll.node.daemon.shell import Shell
 from atoll.node.local_protocol import Greeting
 from atoll.node.parallel.settings import check_site
-from atoll.node.threads import run_to_its_end
 from atoll.protocol.errors import AtollError
 from atoll.protocol.exit_codes import exit_code_of
+from atoll.protocol.threads import run_to_its_end
 
 log = logging.getLogger(__name__)
 

@@ -2003,7 +2003,9 @@ Global___Deposits: _TypeAlias = Deposits  # noqa: Y015
 
 @_typing.final
 class ReturnDeposits(_message.Message):
-    """In answer to Hello, by a coordinator that is restored from an old copy of its store: say what you have after that."""
+    """In answer to Hello, by a coordinator that is restored from an old copy of its store, and again after each part: say
+    the next part of what you have after that.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -2029,6 +2031,7 @@ class DepositsReturned(_message.Message):
     DEPOSITS_FIELD_NUMBER: _builtins.int
     IS_LAST_FIELD_NUMBER: _builtins.int
     is_last: _builtins.bool
+    """there is no more, and nothing in this part"""
     @_builtins.property
     def deposits(self) -> _containers.RepeatedCompositeFieldContainer[Global___Deposit]:
         """by seq, ascending"""

@@ -25,8 +25,6 @@ MAX_TURNS_AT_ONE_TIME = 200_000
 MOST_THREAD_S = 0.02
 TURN_S = 1e-9
 
-_numbers = itertools.count(1)
-
 
 @dataclass(eq=False)
 class Process:
@@ -70,9 +68,9 @@ class Spinning(Exception):
 
 
 class SimFuture(asyncio.Future[Any]):
-    def __init__(self, *, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, *, loop: SimLoop) -> None:
         super().__init__(loop=loop)
-        self._number = next(_numbers)
+        self._number = next(loop.numbers)
 
     def __hash__(self) -> int:
         return self._number
@@ -82,9 +80,9 @@ class SimFuture(asyncio.Future[Any]):
 
 
 class SimTask(asyncio.Task[Any]):
-    def __init__(self, coroutine: Coroutine[Any, Any, Any], **options: Any) -> None:
-        self._number = next(_numbers)  # before the base class puts it into a set
-        super().__init__(coroutine, **options)
+    def __init__(self, coroutine: Coroutine[Any, Any, Any], *, loop: SimLoop, **options: Any) -> None:
+        self._number = next(loop.numbers)  # before the base class puts it into a set
+        super().__init__(coroutine, loop=loop, **options)
         context = options.get("context")
         process = HERE.get() if context is None else context.get(HERE)
         if process is not None:
@@ -132,6 +130,8 @@ class SimLoop(asyncio.SelectorEventLoop):
     def __init__(self, seed: int) -> None:
         self.now = START_S
         self.random = random.Random(f"threads {seed}")
+        self.numbers = itertools.count(1)
+        """Of futures and tasks. Sets are in their order, so a schedule does not depend on those before it."""
         self._turns = 0
         self.is_in_thread = False
         """What runs now was given to an executor."""
@@ -141,7 +141,7 @@ class SimLoop(asyncio.SelectorEventLoop):
         super().__init__(selector)
         selector.loop = self
         self._clock_resolution = 1e-9
-        self.set_task_factory(lambda loop, coroutine, **options: SimTask(coroutine, loop=loop, **options))
+        self.set_task_factory(lambda loop, coroutine, **options: SimTask(coroutine, loop=self, **options))
 
     def time(self) -> float:
         return self.now

@@ -158,7 +158,7 @@ def test_on_links_slower_than_a_window_sites_hardly_wait_where_several_are_in_fl
     blocking, one, several = (utilization(steps) for steps in (0, WINDOW, EVERY))
     assert (blocking.outcome.most_in_flight, one.outcome.most_in_flight) == (1, 1)
     assert several.outcome.most_in_flight > 2, several.outcome.story
-    assert several.share > 0.9 * at_once.share, several.outcome.story  # 0.91 to 1.00, by the seed
+    assert several.share > 0.95 * at_once.share, several.outcome.story
     assert several.share > 2 * one.share
     assert blocking.share < one.share < 0.5
 

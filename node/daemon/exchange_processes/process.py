@@ -27,13 +27,14 @@ from atoll.node.exchange.hub import Hub
 from atoll.node.host_protocol import CancelAtHost, HurryAtHost
 from atoll.node.local_protocol import MAX_TEXT_CHARACTERS
 from atoll.node.tasks import together
-from atoll.node.threads import giving_way, run_to_its_end
+from atoll.node.threads import giving_way
 from atoll.protocol import messages as m
 from atoll.protocol import transport
 from atoll.protocol.errors import AtollError, InvalidMessage
 from atoll.protocol.exit_codes import exit_code_of
 from atoll.protocol.machine import REAL, Machine
 from atoll.protocol.settings import settings_from_json
+from atoll.protocol.threads import run_to_its_end
 from atoll.protocol.trust.security import PLAIN, MutualTls, Security, Shown
 
 

@@ -16,9 +16,9 @@ from atoll.node.dataplane.payload_file import PayloadFile
 from atoll.node.dataplane.payload_log import PayloadLog
 from atoll.node.dataplane.sync_data import SyncData
 from atoll.node.tasks import Tasks
-from atoll.node.threads import run_to_its_end
 from atoll.protocol import messages as m
 from atoll.protocol.errors import AtollError, InvalidMessage, StateError
+from atoll.protocol.threads import run_to_its_end
 
 REGION_FACTOR = 2
 """A payload that comes twice at once may be put twice. What is not used is a hole in the file."""

@@ -31,7 +31,6 @@ from atoll.node.dataplane.slices import Wanted, views
 from atoll.node.exchange.peers.progress import Pace
 from atoll.node.local_protocol import MAX_TEXT_CHARACTERS, Piece
 from atoll.node.tasks import together
-from atoll.node.threads import run_to_its_end
 from atoll.protocol import messages as m
 from atoll.protocol.errors import (
     AtollError,
@@ -45,6 +44,7 @@ from atoll.protocol.errors import (
 )
 from atoll.protocol.settings import RunSettings
 from atoll.protocol.status import error_of
+from atoll.protocol.threads import run_to_its_end
 from atoll.protocol.time_limits import TimeLimits
 from atoll.protocol.v1 import hosts_pb2
 

@@ -21,11 +21,11 @@ from atoll.node.dataplane.sync_data import SyncData
 from atoll.node.exchange.sync import sharing
 from atoll.node.exchange.sync.exchange import Exchange, ExchangeResult
 from atoll.node.tasks import together
-from atoll.node.threads import run_to_its_end
 from atoll.protocol import messages as m
 from atoll.protocol import wire
 from atoll.protocol.errors import AtollError, InvalidMessage
 from atoll.protocol.status import error_of
+from atoll.protocol.threads import run_to_its_end
 from atoll.protocol.v1 import hosts_pb2
 
 LEADER = "host 0 of this site"

@@ -13,9 +13,9 @@ from atoll.node.daemon.shared_exchanges import SharedExchanges
 from atoll.node.dataplane.payload_log import PayloadLog
 from atoll.node.exchange.sync import sharing
 from atoll.node.exchange.sync.exchange import Exchange, ExchangeResult
-from atoll.node.threads import run_to_its_end
 from atoll.protocol import messages as m
 from atoll.protocol.errors import StateError
+from atoll.protocol.threads import run_to_its_end
 
 
 @dataclass(eq=False, kw_only=True)

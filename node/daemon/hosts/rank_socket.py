@@ -20,10 +20,10 @@ from atoll.node.daemon.shared_memory import SharedBuffer
 from atoll.node.dataplane.slices import Items, Wanted, views
 from atoll.node.local_protocol import Greeting, LocalJoin, LocalLayout, Piece, SealedReport
 from atoll.node.tasks import Tasks, end
-from atoll.node.threads import run_to_its_end
 from atoll.protocol import wire
 from atoll.protocol.errors import ConfigError, InvalidMessage
 from atoll.protocol.layout import Layout
+from atoll.protocol.threads import run_to_its_end
 from atoll.protocol.v1 import local_pb2
 
 LARGE_FRAME_BYTES = 1 << 20

@@ -19,10 +19,10 @@ from atoll.node.core.events import Content, Difference
 from atoll.node.daemon.hosts.attached import AttachedHost, Hosts
 from atoll.node.daemon.plane import DataPlane
 from atoll.node.tasks import Tasks
-from atoll.node.threads import run_to_its_end
 from atoll.protocol import messages as m
 from atoll.protocol.errors import AtollError, StateError
 from atoll.protocol.sources_parts import most_bytes
+from atoll.protocol.threads import run_to_its_end
 
 log = logging.getLogger("atoll.node")
 

@@ -19,7 +19,6 @@ from atoll.node.exchange.peers.dialer import Dialer, Key, Purpose, key_of
 from atoll.node.exchange.peers.frames import batches
 from atoll.node.exchange.peers.progress import Pace
 from atoll.node.tasks import together
-from atoll.node.threads import run_to_its_end
 from atoll.protocol import ring
 from atoll.protocol.errors import (
     AtollError,
@@ -31,6 +30,7 @@ from atoll.protocol.errors import (
     StateError,
 )
 from atoll.protocol.messages import MAX_DONORS, Donor, Header, Sources
+from atoll.protocol.threads import run_to_its_end
 
 log = logging.getLogger(__name__)
 

@@ -26,12 +26,12 @@ from atoll.node.exchange.catchup.donors import Donors
 from atoll.node.exchange.peers.dialer import Key, key_of
 from atoll.node.exchange.peers.frames import Encoded
 from atoll.node.tasks import together
-from atoll.node.threads import run_to_its_end
 from atoll.protocol.errors import AtollError, DigestMismatch, PeerError, StateError
 from atoll.protocol.layout import chunk_hash
 from atoll.protocol.messages import Commit, Donor
 from atoll.protocol.plans import payload_hash
 from atoll.protocol.spec import max_payload_bytes
+from atoll.protocol.threads import run_to_its_end
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)

@@ -11,12 +11,12 @@ from atoll.node.exchange.peers.frames import FRAME_BYTES, Encoded, batches, pack
 from atoll.node.exchange.peers.jobs import take_chunks
 from atoll.node.exchange.sync.exchange import Exchange
 from atoll.node.exchange.sync.upstream import MAX_BATCH_CHUNKS
-from atoll.node.threads import run_to_its_end
 from atoll.protocol.errors import DigestMismatch, InvalidMessage
 from atoll.protocol.layout import DTYPE_BYTES, Layout
 from atoll.protocol.messages import Commit
 from atoll.protocol.plans import payload_hash
 from atoll.protocol.spec import max_payload_bytes
+from atoll.protocol.threads import run_to_its_end
 from atoll.protocol.v1 import peer_pb2
 
 Wanted = Callable[[int], bool]

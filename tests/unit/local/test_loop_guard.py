@@ -14,11 +14,11 @@ import pytest
 
 from atoll.coordinator.core.events import StopRecord
 from atoll.coordinator.sqlite_store import SqliteStore
-from atoll.node.threads import run_to_its_end
 from atoll.protocol import wire
 from atoll.protocol.digest import Digest
 from atoll.protocol.disk import Disk
 from atoll.protocol.layout import Layout
+from atoll.protocol.threads import run_to_its_end
 from tests.harness.coordinator_story import a_manifest, some_settings
 from tests.harness.loop_guard import ENDED, MUCH_BYTES, BlockingInLoop
 

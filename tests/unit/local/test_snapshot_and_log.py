@@ -22,8 +22,8 @@ from atoll.node.dataplane.chunk_index import ChunkIndex
 from atoll.node.dataplane.outer_state import OuterState
 from atoll.node.dataplane.payload_file import PayloadFile
 from atoll.node.dataplane.payload_log import PayloadLog
-from atoll.node.threads import run_to_its_end
 from atoll.protocol.settings import RunSettings
+from atoll.protocol.threads import run_to_its_end
 from tests.harness.data_plane import DTYPES, filled, manifest
 from tests.harness.power_cut import Recorder
 from tests.unit.local.test_power_cut import SETTINGS, Truth, being_written, loaded, written
