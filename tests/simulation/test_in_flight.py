@@ -135,7 +135,7 @@ class Utilization:
     outcome: Outcome
 
 
-def utilization(overlap_steps: int, delay_s: float = DELAY_S) -> Utilization:
+def utilization(overlap_steps: int, delay_s: float = DELAY_S, seed: int = 2) -> Utilization:
     """Of three sites, each message on its way as long as the others. A snapshot and an update take time as well."""
     found: list[tuple[float, float]] = []
     first, last = 2 * EVERY, 7 * EVERY
@@ -146,19 +146,20 @@ def utilization(overlap_steps: int, delay_s: float = DELAY_S) -> Utilization:
             await until(world, partial(has_trained, world, 3 * step))
             found.append((world.loop.time(), sum(hands.trained_s for hands in world.hands.values())))
 
-    shape = a_shape(2, num_sites=3, overlap_steps=overlap_steps, steps=9 * EVERY)
+    shape = a_shape(seed, num_sites=3, overlap_steps=overlap_steps, steps=9 * EVERY)
     settings = replace(shape.settings, data="local")
-    outcome = played(2, replace(shape, data=None, settings=settings, most_delay_s=delay_s), look)
+    outcome = played(seed, replace(shape, data=None, settings=settings, most_delay_s=delay_s), look)
     (began_s, before_s), (ended_s, after_s) = found
     return Utilization((after_s - before_s) / 3 / (ended_s - began_s), outcome)
 
 
 def test_on_links_slower_than_a_window_sites_hardly_wait_where_several_are_in_flight() -> None:
-    at_once = utilization(EVERY, delay_s=0.001)
+    seeds = (2, 5, 8, 11)  # a schedule alone says 0.92 to 1.00
+    kept = [utilization(EVERY, seed=n).share / utilization(EVERY, delay_s=0.001, seed=n).share for n in seeds]
     blocking, one, several = (utilization(steps) for steps in (0, WINDOW, EVERY))
     assert (blocking.outcome.most_in_flight, one.outcome.most_in_flight) == (1, 1)
     assert several.outcome.most_in_flight > 2, several.outcome.story
-    assert several.share > 0.95 * at_once.share, several.outcome.story
+    assert sum(kept) / len(kept) > 0.95, kept
     assert several.share > 2 * one.share
     assert blocking.share < one.share < 0.5
 
