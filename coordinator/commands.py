@@ -18,6 +18,7 @@ from atoll.coordinator.core.events import (
     ResetAsked,
     ResumeAsked,
     RollbackAsked,
+    SetAsked,
     StopAsked,
     TakeBackAsked,
 )
@@ -52,6 +53,7 @@ COMMANDS: dict[str, type[Asked] | type[StatusAsked] | type[HealthAsked] | type[B
     "stop": StopAsked,
     "pause": PauseAsked,
     "resume": ResumeAsked,
+    "set": SetAsked,
     "drain": DrainAsked,
     "rollback": RollbackAsked,
     "evict": EvictAsked,

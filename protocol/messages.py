@@ -31,6 +31,7 @@ MAX_LOG_COMMITS = 4096
 MAX_FRAGMENTS = 1 << 10
 MAX_ERROR_COMMITS = 1 << 18  # 64 fragments of 4,096 contributors
 MAX_RATES = 2 * MAX_GROUPS
+MAX_CHANGED_CHARACTERS = 1024
 MAX_RANGES_OF_SITE = 1 << 12
 MAX_RANGES_OF_COMMIT = 1 << 18
 MAX_BANNED = 1 << 16  # names
@@ -141,6 +142,7 @@ class Commit(CoordinatorMessage):
     done: tuple[LineRanges, ...] = bounded(MAX_MEMBERS, ())
     error_commits: tuple[int, ...] = bounded(MAX_ERROR_COMMITS, ())
     rates: tuple[float, ...] = bounded(MAX_RATES, ())
+    changed_json: str = bounded(MAX_CHANGED_CHARACTERS, "")
 
 
 # --- site -> coordinator
@@ -159,6 +161,7 @@ class Hello(SiteMessage):
     branch: int = 0
     process_id: bytes = bounded(16, b"")
     deposits_to: int = 0
+    takes_changes: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -309,6 +312,7 @@ class Welcome(CoordinatorMessage):
     started: bool = False
     parent_json: str = bounded(1 << 16, "")
     error_commits: tuple[int, ...] = bounded(MAX_FRAGMENTS, ())
+    changed_json: str = bounded(MAX_CHANGED_CHARACTERS, "")
 
 
 class AdmittedAs(IntEnum):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from atoll.protocol.changed import settings_with
 from atoll.protocol.errors import InvalidMessage
 from atoll.protocol.messages import Commit
 from atoll.protocol.outer_settings import AUTO, OuterSettings
@@ -84,8 +85,9 @@ def in_words(settings: RunSettings, outer: OuterSettings) -> str:
 def outer_at(settings: RunSettings, record: Commit, group: int = 0) -> OuterStep:
     """In that commit. A pure function of the record, so that all sites and the coordinator have the same.
 
-    Raises InvalidMessage if the record has no rates of that parameter group.
+    Raises InvalidMessage if the record has no rates of that parameter group, or changes what cannot be.
     """
+    settings = settings_with(settings, record.changed_json)
     outer, steps, tokens = settings.outer, settings.steps, settings.tokens
     if settings.sync.steps_at_nodes:
         return _with_rates(settings, record, group)

@@ -117,11 +117,12 @@ def validate(settings: RunSettings) -> None:
 
 WITHDRAWN = {"sync.zstd_level": "zstd is a property of the codec"}
 """Settings that older versions had, and why they have no effect any more."""
+CHANGES = "settings that change"
 CAPABILITIES = frozenset([
     *(f"codec {name}" for name in CODECS), *(f"outer optimizer {name}" for name in OUTER_OPTIMIZERS), "zstd",
     "a codec for each direction", "mean over all", "error feedback", "error feedback of averages", "overlap",
     "merge mix", "fragments", "syncs in flight", "outer schedules", "clipped averages", "trimmed averages",
-    "gradient exchange", "momentum exchange", "phases of momenta", "rotary base", "norm epsilon", "experts",
+    "gradient exchange", "momentum exchange", "phases of momenta", "rotary base", "norm epsilon", "experts", CHANGES,
 ])  # fmt: skip
 """What a run may need of whoever takes part, by name, and this version can do."""
 MAX_NEEDS = 256
@@ -160,6 +161,12 @@ def needs_of(settings: RunSettings) -> list[str]:
 def settings_to_json(settings: RunSettings) -> str:
     """The text that Welcome and the store carry; `settings_from_json` reads it back to an equal value."""
     return json.dumps({**asdict(settings), "needs": needs_of(settings)}, sort_keys=True)
+
+
+def needing_changes(settings_json: str) -> str:
+    """The same for whoever comes while settings are not as the run began."""
+    table = json.loads(settings_json)
+    return json.dumps({**table, "needs": [*table["needs"], CHANGES]}, sort_keys=True)
 
 
 def settings_from_json(text: str) -> RunSettings:

@@ -34,6 +34,14 @@ class ResumeAsked(Asked):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SetAsked(Asked):
+    """A setting of the run has another value from the next commit on."""
+
+    name: str
+    value: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DrainAsked(Asked):
     """A site is to leave after the sync under way, as on SIGTERM to its node."""
 

@@ -183,6 +183,8 @@ class Core:
                 run.answer(request, run.pause(reason))
             case e.ResumeAsked(request=request):
                 run.answer(request, run.resume())
+            case e.SetAsked(name=name, value=value, request=request):
+                run.answer(request, *run.change(name, value))
             case e.DrainAsked(name=name, reason=reason, request=request):
                 run.answer(request, bans.drain(run, name, reason))
             case e.RollbackAsked(reason, None, request=request):

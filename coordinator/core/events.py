@@ -17,6 +17,7 @@ from atoll.coordinator.core.asked import (
     ResetAsked,
     ResumeAsked,
     RollbackAsked,
+    SetAsked,
     StopAsked,
     TakeBackAsked,
 )
@@ -26,6 +27,7 @@ from atoll.coordinator.core.records import (
     AuditRecord,
     BanLiftedRecord,
     BanRecord,
+    ChangedRecord,
     CommitRecord,
     DoneRecord,
     ExclusionRecord,

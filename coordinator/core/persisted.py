@@ -64,7 +64,7 @@ _OF_ONE_START = (e.ManifestRecord, e.SiteRecord, e.AttestationRecord, e.LineReco
 DEPOSITED = (
     e.OpenRecord, e.CommitRecord, e.AttestationRecord, e.RollbackRecord, e.AbandonRecord, e.SiteRecord, e.ForgetRecord,
     e.ResetRecord, e.BanRecord, e.BanLiftedRecord, e.InviteRecord, e.InviteForgottenRecord, e.PausedRecord,
-    e.ResumedRecord, e.StopRecord, e.FinishedRecord, e.LineRecord,
+    e.ResumedRecord, e.ChangedRecord, e.StopRecord, e.FinishedRecord, e.LineRecord,
 )  # fmt: skip
 Keys = Callable[[str], Iterable[Key]]
 """All keys of a kind that there are."""
@@ -160,6 +160,7 @@ def changes(record: Row, keys: Keys) -> dict[Key, Row | None]:
             ended = of_sync(record.sync)
         case e.RollbackRecord():
             ended = [key for key in all_of(*HISTORY, LossRecord) if key.number > record.commit]
+            ended += all_of(e.ChangedRecord)
         case e.ForgetRecord(site_ids=gone):
             ended = [key for key in all_of(e.SiteRecord, e.ExclusionRecord) if key.part in gone]
             ended += [key for key in all_of(e.LineRecord, e.DoneRecord, e.LeaseRecord) if key.number in gone]

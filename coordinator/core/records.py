@@ -115,6 +115,14 @@ class CommitRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class ChangedRecord:
+    """Settings that are not as the run began, for the commits that follow. A rollback ends it: then those of the commit
+    that is the last one hold again."""
+
+    changed_json: str
+
+
+@dataclass(frozen=True, slots=True)
 class AbandonRecord:
     sync: int
     reason: str
@@ -276,5 +284,5 @@ Record = (
     SiteRecord | ForgetRecord | ManifestRecord | OpenRecord | PlanRecord | WeightsRecord | CommitRecord | AbandonRecord
     | AttestationRecord | LineRecord | DoneRecord | LeaseRecord | RollbackRecord | ExclusionRecord | BanRecord
     | InviteRecord | InviteForgottenRecord | BanLiftedRecord | AuditRecord | PausedRecord | ResumedRecord | ResetRecord
-    | StopRecord | FinishedRecord
+    | ChangedRecord | StopRecord | FinishedRecord
 )  # fmt: skip

@@ -93,6 +93,7 @@ def applied(ctx: Context, event: events.CommitApplied) -> None:
         run_tokens=commit.run_tokens,
         touched=before.touched_by(commit.commit, commit.fragment, ctx.settings.sync.fragments),
     )
+    site.change(commit.changed_json)
     is_empty = snapshots.holds_nothing(ctx)
     for lane in site.lanes:
         if snapshots.settle(ctx, lane, outer):

@@ -76,6 +76,7 @@ class Answer:
     mode: MergeMode = MergeMode.REPLACE
     run_step: int = 0
     run_tokens: int = 0
+    run_length: int = 0
     reason: str = ""
     fresh: bool = False
     data_epoch: int = 0

@@ -109,6 +109,7 @@ def welcome(ctx: Context, message: m.Welcome) -> None:
     site.away_since = None
     site.lost_because.clear()
     site.last_commit_of_run = message.last_commit
+    site.change(message.changed_json)
     if not site.workers.generation and not site.workers.waits:
         workforce.start(ctx)
     elif ctx.joined is not None:

@@ -73,6 +73,7 @@ class SiteState:
     run_seed: int = 0
     term: int = 0
     last_commit_of_run: int = 0
+    changed_json: str = ""  # settings that are not as the run began, as far as this site heard
     unreachable_site_ids: tuple[int, ...] = ()  # peers that do not answer at their addresses
     disk: Disk = field(default_factory=Disk)
     num_wrong_states: int = 0  # how often the state on the disk was not the run's
@@ -109,6 +110,10 @@ class SiteState:
     finished: Finished | None = None  # heard; looked at again when a commit is applied or the disk is rolled back
     over: str = ""  # the run is, and how; the last commit is being applied
     exit: Exit | None = None  # the node ends
+
+    def change(self, changed_json: str) -> None:
+        """Those of the newest commit."""
+        self.changed_json = changed_json
 
     @property
     def version(self) -> int | None:

@@ -75,6 +75,7 @@ class Node:
             atoll_version=__version__,
             from_saved_model=config.from_saved is not None,
             process_id=home.process_id,
+            takes_changes=True,
         )
         identity = SiteIdentity(
             hello=hello,

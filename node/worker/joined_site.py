@@ -404,6 +404,7 @@ class JoinedSite(Site):
         self._shared.apply(answer.fragment, answer.mode, fresh=answer.fresh)
         self._note_base(answer)
         self._base_run_step, self._base_run_tokens = answer.run_step, answer.run_tokens
+        self._run_length = answer.run_length
         self._base_commit = answer.version
         self._begin_window()
         self._taken[answer.fragment] = answer.mode, self._steps

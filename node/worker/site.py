@@ -56,6 +56,7 @@ class Site:
         self._num_data_ranks = self.world
         self._base_run_step = 0  # run_step of the commit that the local parameters are based on
         self._base_run_tokens = 0
+        self._run_length = 0  # of the run, where an operator has changed it
         self._base = Mark(0, 0)  # what this rank has trained that is in the base, or undone
         self._steps = self._tokens = 0  # of this rank, in this generation
         self._batches: LeasedBatches | None = None
@@ -68,13 +69,15 @@ class Site:
     @property
     def run_length(self) -> int | None:
         """Inner steps from the start of the run to its end, for schedules; estimated if the run's length is in tokens.
+        It changes where an operator sets it (`atoll set`).
 
         None without a node.
         """
         if self.settings is None:
             return None
+        length = self._run_length or self.settings.steps or self.settings.tokens
         if self.settings.steps:
-            return self.settings.steps
+            return length
         if self._base_run_step:
             tokens_per_step = self._base_run_tokens / self._base_run_step
         else:
@@ -82,7 +85,7 @@ class Site:
             own_tokens = self._tokens - self._base.tokens
             tokens_per_step = own_tokens / own_steps * self._num_data_ranks * self.settings.min_sites
         # Before the first step nothing is known; no step has more than all steps' tokens.
-        return max(1, math.ceil(self.settings.tokens / tokens_per_step)) if tokens_per_step else self.settings.tokens
+        return max(1, math.ceil(length / tokens_per_step)) if tokens_per_step else length
 
     @property
     def has_outer_parameters(self) -> bool:

@@ -453,6 +453,7 @@ class Commit(_message.Message):
     DONE_FIELD_NUMBER: _builtins.int
     ERROR_COMMITS_FIELD_NUMBER: _builtins.int
     RATES_FIELD_NUMBER: _builtins.int
+    CHANGED_JSON_FIELD_NUMBER: _builtins.int
     commit: _builtins.int
     sync: _builtins.int
     attempt: _builtins.int
@@ -465,6 +466,8 @@ class Commit(_message.Message):
     final: _builtins.bool
     branch: _builtins.int
     """numbering branch after a rollback; 0 until the first"""
+    changed_json: _builtins.str
+    """settings that are not as the run began, as of this commit; empty: none"""
     @_builtins.property
     def contributors(self) -> _containers.RepeatedCompositeFieldContainer[Global___Member]: ...
     @_builtins.property
@@ -501,10 +504,11 @@ class Commit(_message.Message):
         done: _abc.Iterable[Global___LineRanges] | None = ...,
         error_commits: _abc.Iterable[_builtins.int] | None = ...,
         rates: _abc.Iterable[_builtins.float] | None = ...,
+        changed_json: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["next", b"next"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "branch", b"branch", "commit", b"commit", "contributors", b"contributors", "done", b"done", "error_commits", b"error_commits", "final", b"final", "fragment", b"fragment", "next", b"next", "payload_digest", b"payload_digest", "rates", b"rates", "run_step", b"run_step", "run_tokens", b"run_tokens", "sync", b"sync", "term", b"term"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "branch", b"branch", "changed_json", b"changed_json", "commit", b"commit", "contributors", b"contributors", "done", b"done", "error_commits", b"error_commits", "final", b"final", "fragment", b"fragment", "next", b"next", "payload_digest", b"payload_digest", "rates", b"rates", "run_step", b"run_step", "run_tokens", b"run_tokens", "sync", b"sync", "term", b"term"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -586,6 +586,7 @@ class Answer(_message.Message):
     FRESH_FIELD_NUMBER: _builtins.int
     DATA_EPOCH_FIELD_NUMBER: _builtins.int
     HASH_SHARED_FIELD_NUMBER: _builtins.int
+    RUN_LENGTH_FIELD_NUMBER: _builtins.int
     step: _builtins.int
     """of the Boundary it answers"""
     seq: _builtins.int
@@ -607,6 +608,8 @@ class Answer(_message.Message):
     """APPLY: samples drawn in an older epoch count no longer"""
     hash_shared: _builtins.bool
     """SNAPSHOT: Sealed brings the hashes of the shared pieces"""
+    run_length: _builtins.int
+    """APPLY: in steps or tokens, as the run's settings have it; 0: as they say"""
     def __init__(
         self,
         *,
@@ -623,10 +626,11 @@ class Answer(_message.Message):
         fresh: _builtins.bool = ...,
         data_epoch: _builtins.int = ...,
         hash_shared: _builtins.bool = ...,
+        run_length: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["data_epoch", b"data_epoch", "fragment", b"fragment", "fresh", b"fresh", "hash_shared", b"hash_shared", "kind", b"kind", "mode", b"mode", "next_step", b"next_step", "reason", b"reason", "run_step", b"run_step", "run_tokens", b"run_tokens", "seq", b"seq", "step", b"step", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data_epoch", b"data_epoch", "fragment", b"fragment", "fresh", b"fresh", "hash_shared", b"hash_shared", "kind", b"kind", "mode", b"mode", "next_step", b"next_step", "reason", b"reason", "run_length", b"run_length", "run_step", b"run_step", "run_tokens", b"run_tokens", "seq", b"seq", "step", b"step", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -566,6 +566,7 @@ class Hello(_message.Message):
     BRANCH_FIELD_NUMBER: _builtins.int
     PROCESS_ID_FIELD_NUMBER: _builtins.int
     DEPOSITS_TO_FIELD_NUMBER: _builtins.int
+    TAKES_CHANGES_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     key: _builtins.bytes
     """32 bytes from the node's key file; the coordinator keeps only its digest"""
@@ -584,6 +585,8 @@ class Hello(_message.Message):
     """random: two processes with one key and start count (a copied home) are told apart"""
     deposits_to: _builtins.int
     """the highest seq of the deposits that it has, plus 1; 0 from a node that takes none"""
+    takes_changes: _builtins.bool
+    """it reads changed_json of commits"""
     def __init__(
         self,
         *,
@@ -598,10 +601,11 @@ class Hello(_message.Message):
         branch: _builtins.int = ...,
         process_id: _builtins.bytes = ...,
         deposits_to: _builtins.int = ...,
+        takes_changes: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "atoll_version", b"atoll_version", "branch", b"branch", "deposits_to", b"deposits_to", "from_saved_model", b"from_saved_model", "has_state", b"has_state", "key", b"key", "last_commit", b"last_commit", "name", b"name", "process_id", b"process_id", "state_hash", b"state_hash"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "atoll_version", b"atoll_version", "branch", b"branch", "deposits_to", b"deposits_to", "from_saved_model", b"from_saved_model", "has_state", b"has_state", "key", b"key", "last_commit", b"last_commit", "name", b"name", "process_id", b"process_id", "state_hash", b"state_hash", "takes_changes", b"takes_changes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -617,6 +621,7 @@ class Welcome(_message.Message):
     STARTED_FIELD_NUMBER: _builtins.int
     PARENT_JSON_FIELD_NUMBER: _builtins.int
     ERROR_COMMITS_FIELD_NUMBER: _builtins.int
+    CHANGED_JSON_FIELD_NUMBER: _builtins.int
     settings_json: _builtins.str
     """the run's settings, the same for all sites"""
     site_id: _builtins.int
@@ -626,6 +631,10 @@ class Welcome(_message.Message):
     """commit 0 is attested and enough sites hold it"""
     parent_json: _builtins.str
     """parent run, commit, run_step and run_tokens of a resumed run; empty otherwise"""
+    changed_json: _builtins.str
+    """of this site, whichever start made it; 0 if the log has none
+    as of the next commit
+    """
     @_builtins.property
     def error_commits(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """with error feedback, of each fragment: the last commit that holds a contribution"""
@@ -639,10 +648,11 @@ class Welcome(_message.Message):
         started: _builtins.bool = ...,
         parent_json: _builtins.str = ...,
         error_commits: _abc.Iterable[_builtins.int] | None = ...,
+        changed_json: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["error_commits", b"error_commits", "last_commit", b"last_commit", "parent_json", b"parent_json", "settings_json", b"settings_json", "site_id", b"site_id", "started", b"started"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["changed_json", b"changed_json", "error_commits", b"error_commits", "last_commit", b"last_commit", "parent_json", b"parent_json", "settings_json", b"settings_json", "site_id", b"site_id", "started", b"started"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

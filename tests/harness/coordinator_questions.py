@@ -22,6 +22,8 @@ from atoll.coordinator.core.sync.resting import Thin
 from atoll.coordinator.core.sync.syncs import Sync
 from atoll.coordinator.core.view.document import RunView
 from atoll.protocol import messages as m
+from atoll.protocol.changed import with_change
+from atoll.protocol.errors import ConfigError
 from atoll.protocol.layout import Manifest
 from atoll.protocol.plans import reducers, with_weights
 from atoll.protocol.time_limits import TimeLimits
@@ -103,6 +105,14 @@ class CoordinatorQuestions:
     def is_paused(self) -> bool:
         """By a person."""
         return bool(self.core.run.pause_reason)
+
+    def if_changed(self, name: str, value: str) -> str:
+        """All that is changed once `name` has that value as well; as until now where it cannot be."""
+        run = self.core.run
+        try:
+            return with_change(run.settings, run.changed_json, name, value)
+        except ConfigError:
+            return run.changed_json
 
     def missing_for_quorum(self) -> int:
         return self.core.missing_for_quorum()

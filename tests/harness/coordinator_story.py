@@ -108,11 +108,13 @@ class Story(CoordinatorQuestions):
         store: Store | None = None,
         *,
         real: bool = False,
+        takes_changes: bool = True,
         manifest: Manifest | None = None,
     ) -> None:
         """`real`: states and payloads are those of a model, so that sites can show what their hashes are made of."""
         self.settings = settings
         self.manifest = manifest
+        self.takes_changes = takes_changes
         self.model = TinyModel(settings, manifest or a_manifest()) if real else None
         self.now = 100.0
         self.wall_from_s = 1_764_000_000.0 - self.now
@@ -376,6 +378,7 @@ class Story(CoordinatorQuestions):
             from_saved_model=saved,
             branch=branch,
             process_id=process.encode(),
+            takes_changes=self.takes_changes,
         )
         header = m.Header(protocol_version=version, run_id=run_id or "run", term=term, incarnation=site.incarnation)
         assert site.stream is not None
@@ -795,6 +798,8 @@ def _identity(record: e.Record) -> tuple[str, int, int]:
             return "stop", 0, 0
         case e.PausedRecord():
             return "pause", 0, 0
+        case e.ChangedRecord():
+            return f"that {record.changed_json} is changed", 0, 0
         case e.ResumedRecord():
             return "end of the pause", 0, 0
         case e.BanRecord():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import shutil
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
@@ -186,6 +187,8 @@ class Checks:
         """A power cut may, without fsync."""
         self.may_end_early = False
         """Somebody asked it to stop."""
+        self.changes: set[str] = set()
+        """All that was changed at once, each time that an operator set something."""
         self.liars: list[SimNode] = []
         """Of state hashes: where nobody knows at the end who is right, sites keep the state and save no model."""
         self.bad_hosts: list[SimNode] = []
@@ -507,7 +510,13 @@ class Checks:
         broken = break_in(self._kept.audit)
         self.require(not broken, f"the audit log: {broken}")
         at_step = commits[-1].run_step if commits else 0  # it went back to commit 0, and was told to stop
-        self.require(self.may_end_early or at_step == self._settings.steps, f"44: it ends at step {at_step}")
+        length = json.loads(commits[-1].changed_json or "{}").get("run.steps", self._settings.steps) if commits else 0
+        self.require(self.may_end_early or at_step == length, f"44: it ends at step {at_step}, its length is {length}")
+        was = ""
+        for commit in commits:
+            is_known = commit.changed_json == was or commit.changed_json in self.changes
+            self.require(is_known, f"49: in commit {commit.commit} {commit.changed_json!r} is changed, {was!r} before")
+            was = commit.changed_json
         overlaps = {r.open.sync: r.open.overlap_steps for r in self._store.kept if isinstance(r, OpenRecord)}
         wrong = [c.sync for c in commits if c.final and overlaps[c.sync]]
         self.require(not wrong, f"44: sites were told that sync {wrong} is not the last one")
@@ -622,7 +631,8 @@ class Checks:
         """Of each commit, where the optimizer is the nodes': they follow from its number and the step before."""
         before = 0
         for commit in commits:
-            num_steps = min(local_steps(self._settings.sync, commit.commit), self._settings.steps - before)
+            length = json.loads(commit.changed_json or "{}").get("run.steps", self._settings.steps)
+            num_steps = min(local_steps(self._settings.sync, commit.commit), length - before)
             self.require(
                 commit.run_step - before == num_steps and commit.rates == rates_over(before, num_steps),
                 f"48: commit {commit.commit}, from step {before} to {commit.run_step}, has the rates {commit.rates}; "

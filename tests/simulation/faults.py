@@ -549,6 +549,15 @@ def pause(world: World, fault: Fault, _: random.Random) -> None:
     world.pause(fault.lasts_s)
 
 
+def change(world: World, _: Fault, generator: random.Random) -> None:
+    """An operator changes the outer step, or the length of the run."""
+    name, value = generator.choice([
+        ("outer.learning_rate", "0.3"), ("outer.learning_rate", "1"), ("outer.momentum", "0.25"),
+        ("run.steps", str(world.shape.settings.steps + generator.choice([-1, 1]) * world.shape.settings.sync.every)),
+    ])  # fmt: skip
+    world.change(name, value)
+
+
 def drain(world: World, fault: Fault, generator: random.Random) -> None:
     """An operator asks a site to leave; it is started again later."""
     if (name := _site(world, generator)) is not None:
@@ -737,9 +746,10 @@ FAULTS: dict[str, tuple[Strike, int]] = {
     "lose_host": (lose_host, 0),
     "pause": (pause, 0),
     "drain": (drain, 0),
+    "change": (change, 0),
 }
 """With how often each is drawn; those of 0 come on top, see `draw_faults`."""
-OF_THEIR_OWN = ("stop_run", "thin_link", "lose_host", "pause", "drain", "old_store")
+OF_THEIR_OWN = ("stop_run", "thin_link", "lose_host", "pause", "drain", "old_store", "change")
 ON_TOP = tuple(kind for kind, (_, weight) in FAULTS.items() if not weight and kind not in OF_THEIR_OWN)
 ON_TOP_OF = STOPPED = 0.08
 THIN = 0.15
@@ -764,7 +774,7 @@ def draw_faults(seed: int) -> tuple[Fault, ...]:
     for _ in range(hosts.choice([0, 1, 2])):  # nothing, where no site has several
         drawn.insert(hosts.randrange(len(drawn) + 1), replace(_draw_fault(hosts), kind="lose_host"))
     operator = random.Random(f"operator {seed}")
-    for kind in ("pause", "drain", "old_store"):
+    for kind in ("pause", "drain", "old_store", "change"):
         if operator.random() < OPERATED:
             drawn.insert(operator.randrange(len(drawn) + 1), replace(_draw_fault(operator), kind=kind))
     return tuple(drawn)

@@ -7,6 +7,7 @@ outer update, are written out here.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -164,15 +165,18 @@ def trimmed(arrived: Sequence[F32], weights: Sequence[float], trim: int) -> F32:
 def rates(settings: RunSettings, commit: Commit) -> tuple[np.float32, np.float32]:
     """Learning rate and momentum of the outer step: evenly up from 0 over a first share of the run, and down over a
     last share, to a tenth and to 0."""
-    outer, done = settings.outer, min(1.0, commit.run_step / settings.steps)
+    changed = json.loads(commit.changed_json or "{}")
+    outer, done = settings.outer, min(1.0, commit.run_step / changed.get("run.steps", settings.steps))
+    learning_rate = changed.get("outer.learning_rate", outer.learning_rate)
+    momentum = changed.get("outer.momentum", outer.momentum)
 
     def ramp(first: float, last: float, end: float) -> float:
         up = min(1.0, done / first) if first else 1.0
         down = min(1.0, (1.0 - done) / last) if last else 1.0
         return up * (end + (1 - end) * down)
 
-    rate = outer.learning_rate * ramp(outer.warmup, outer.decay, 0.1)
-    return np.float32(rate), np.float32(outer.momentum * ramp(outer.momentum_warmup, outer.momentum_decay, 0.0))
+    rate = learning_rate * ramp(outer.warmup, outer.decay, 0.1)
+    return np.float32(rate), np.float32(momentum * ramp(outer.momentum_warmup, outer.momentum_decay, 0.0))
 
 
 class Errors:

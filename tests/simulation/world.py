@@ -26,6 +26,7 @@ from atoll.coordinator.core.events import (
     PauseAsked,
     ResumeAsked,
     RollbackAsked,
+    SetAsked,
     StopAsked,
 )
 from atoll.coordinator.service import CoordinatorServer
@@ -659,6 +660,19 @@ class World:
 
         self._ask(ask())
         self.later(lasts_s, back)
+
+    def change(self, name: str, value: str) -> None:
+        """An operator says `atoll set NAME=VALUE`."""
+        server = self.server_that_answers()
+        if server is None:
+            return
+
+        async def ask() -> None:
+            self.checks.changes.add(of_server(server).if_changed(name, value))
+            answer = await server.ask(SetAsked(name=name, value=value, by="operator"))
+            self.story.tell("operator", f"atoll set {name}={value}: {answer.problem or answer.found}")
+
+        self._ask(ask())
 
     def drain(self, name: str) -> None:
         """An operator says `atoll drain NAME`."""

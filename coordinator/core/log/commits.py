@@ -62,6 +62,11 @@ class CommitLog:
         self.run_step = newest.run_step if newest else first_run_step
         self.run_tokens = newest.run_tokens if newest else first_run_tokens
 
+    @property
+    def changed_json(self) -> str:
+        """Settings that are not as the run began, as of the last commit."""
+        return self.records[-1].commit.changed_json if self.records else ""
+
     def append(self, record: CommitRecord) -> None:
         """The next commit. What is known of state hashes of commits that are older than the log goes."""
         commit = record.commit

@@ -14,7 +14,7 @@ from atoll.coordinator.core.sites.membership import Site, Standing, key_digest
 from atoll.protocol import PROTOCOL_VERSION, addresses, endpoints
 from atoll.protocol import messages as m
 from atoll.protocol.messages import RefusedKind
-from atoll.protocol.settings import SITE_NAME
+from atoll.protocol.settings import SITE_NAME, needing_changes
 
 KEY_BYTES = 32
 HASH_BYTES = 32
@@ -43,12 +43,13 @@ def hello(run: Run, stream: int, header: m.Header, message: m.Hello) -> None:
         run.persist_site(site)
     state.evicted_said = False
     welcome = m.Welcome(
-        settings_json=run.settings_json,
+        settings_json=needing_changes(run.settings_json) if run.changed_json else run.settings_json,
         site_id=site.site_id,
         last_commit=run.log.last,
         started=run.started,
         parent_json=run.parent_json,
         error_commits=run.log.contributed(site.site_id) if run.settings.sync.error_feedback else (),
+        changed_json=run.changed_json,
     )
     run.send(site, welcome)
     run.tell_banned(site)

@@ -166,6 +166,8 @@ class RunView:
     steps: int
     """Length of the run; 0 if `tokens` says it."""
     tokens: int
+    changed: str
+    """Settings that are not as the run began, in words; empty if all are."""
     sync_every: int
     """Steps: where sites do more and more by themselves, those of the next sync."""
     codec: str

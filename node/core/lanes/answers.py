@@ -13,6 +13,7 @@ from atoll.node.core.lanes.local_copy import LocalCopy
 from atoll.node.core.outputs import PublishState, SeedState
 from atoll.node.core.state import SiteState
 from atoll.node.core.workers import Workers
+from atoll.protocol.changed import run_length
 from atoll.protocol.messages import Open
 from atoll.protocol.settings import RunSettings
 
@@ -225,6 +226,7 @@ def _apply(  # noqa: PLR0917
         next_step=next_step,
         run_step=outer.run_step,
         run_tokens=outer.run_tokens,
+        run_length=run_length(settings, site.changed_json),
         fresh=all(copy.version is None for copy in workers.copies),
         data_epoch=site.data.epoch,
     )

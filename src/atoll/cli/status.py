@@ -150,6 +150,7 @@ def notes(status: RunView) -> list[str]:
         *status.high,
         *(f"left out of a sync: {text}" for text in status.excluded),
         *(f"banned: {text}" for text in status.banned),
+        *([f"changed by an operator: {status.changed}"] if status.changed else []),
     ]
 
 
