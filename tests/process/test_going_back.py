@@ -60,6 +60,13 @@ def test_all_sites_go_back_and_one_that_joined_later_fetches_that_state(tmp_path
         after = {c["commit"]: c["state_hash"] for c in status["commits"]}
         assert after[to] == before[to], "the hash that it had"
         assert after[to + 1] != before[to + 1]
+        changed = atoll(run, "set", str(run.toml), "outer.learning_rate=0.4")
+        assert changed.popen.returncode == 0, changed.lines
+        assert "outer.learning_rate = 0.4 (0.7 as the run began)" in run.status()["changed"]
+        last = run.status()["last_commit"]
+        run.wait(lambda s: any(c["commit"] > last + 1 and c["state_hash"] for c in s["commits"]), LIMIT_S)
+        refused = atoll(run, "set", str(run.toml), "sync.every=20")
+        assert refused.popen.returncode == HostError.exit_code, refused.lines
         assert atoll(run, "stop", str(run.toml)).popen.returncode == 0
         assert run.wait_all(LIMIT_S) == {"a": 0, "b": 0, "c": 0}
         status = run.status()

@@ -512,11 +512,7 @@ class Checks:
         at_step = commits[-1].run_step if commits else 0  # it went back to commit 0, and was told to stop
         length = json.loads(commits[-1].changed_json or "{}").get("run.steps", self._settings.steps) if commits else 0
         self.require(self.may_end_early or at_step == length, f"44: it ends at step {at_step}, its length is {length}")
-        was = ""
-        for commit in commits:
-            is_known = commit.changed_json == was or commit.changed_json in self.changes
-            self.require(is_known, f"49: in commit {commit.commit} {commit.changed_json!r} is changed, {was!r} before")
-            was = commit.changed_json
+        self._changes_are_asked_for()
         overlaps = {r.open.sync: r.open.overlap_steps for r in self._store.kept if isinstance(r, OpenRecord)}
         wrong = [c.sync for c in commits if c.final and overlaps[c.sync]]
         self.require(not wrong, f"44: sites were told that sync {wrong} is not the last one")
@@ -626,6 +622,14 @@ class Checks:
                     f"1: site {sealed.site_id} sealed {found} of {name!r} on commit {part.base}; its base and its "
                     f"{len(learned)} steps make {expected}"
                 )
+
+    def _changes_are_asked_for(self) -> None:
+        """What is changed in a commit is what was changed in the one before, or what an operator made of it."""
+        was = ""
+        for commit in self.commits:
+            now = commit.changed_json
+            self.require(now == was or now in self.changes, f"49: in commit {commit.commit} {now!r}, {was!r} before")
+            was = now
 
     def _steps_and_rates(self, commits: Sequence[m.Commit]) -> None:
         """Of each commit, where the optimizer is the nodes': they follow from its number and the step before."""

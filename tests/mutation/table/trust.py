@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.mutation.mutation import Mutation
 
 TRUST = "tests/unit/trust/test_trust.py"
+CHANGED = "tests/unit/coordinator/test_changed_settings.py"
 AUDIT = "tests/unit/coordinator/test_audit.py"
 BANS = "tests/unit/coordinator/test_bans.py"
 INVITES = "tests/unit/coordinator/test_invites.py"
@@ -600,6 +601,70 @@ MUTATIONS = (
         old=" if not run.pause_reason else None",
         new="",
         tests=("tests/unit/coordinator/test_pause.py::test_an_exchange_that_is_under_way_ends_in_its_commit",),
+    ),
+    Mutation(
+        name="what an operator sets ends with the coordinator",
+        rule="what is set is kept",
+        where="coordinator.core.run:Run.change",
+        old="        self.persist(e.ChangedRecord(changed_json))\n",
+        new="",
+        tests=(f"{CHANGED}::test_it_holds_from_the_next_commit_on_and_after_a_restart",),
+    ),
+    Mutation(
+        name="a commit does not say what is changed",
+        rule="each commit says all that is changed by then",
+        where="coordinator.core.sync.outcomes:commit",
+        old="        changed_json=run.changed_json,\n",
+        new="",
+        tests=(f"{CHANGED}::test_it_holds_from_the_next_commit_on_and_after_a_restart",),
+    ),
+    Mutation(
+        name="what was set outlives a rollback",
+        rule="a rollback ends what was set after its commit",
+        where="coordinator.core.log.rollback:go_back",
+        old="    run.forget_changes()\n",
+        new="",
+        tests=(f"{CHANGED}::test_a_rollback_goes_back_to_what_held_then",),
+    ),
+    Mutation(
+        name="what was set outlives a rollback in the store",
+        rule="a rollback ends what was set after its commit",
+        where="coordinator.core.persisted:changes",
+        old="            ended += all_of(e.ChangedRecord)\n",
+        new="",
+        tests=(f"{CHANGED}::test_a_rollback_goes_back_to_what_held_then",),
+    ),
+    Mutation(
+        name="a site of an older version does not hear what is set",
+        rule="set is refused while a site is here that would not hear of it",
+        where="coordinator.core.run:Run.change",
+        old="        if older:",
+        new="        if False:",
+        tests=(f"{CHANGED}::test_a_site_that_comes_hears_of_it_and_one_of_an_older_version_stops_it",),
+    ),
+    Mutation(
+        name="the outer step is that of the run's beginning",
+        rule="whoever makes a commit's state takes the settings from its record",
+        where="protocol.outer:outer_at",
+        old="    settings = settings_with(settings, record.changed_json)\n",
+        new="",
+        tests=(f"{CHANGED}::test_the_outer_step_follows_the_record_of_its_commit",),
+    ),
+    Mutation(
+        name="a run that is made shorter goes on",
+        rule="what an operator sets holds from the next commit on",
+        where="coordinator.core.sync.outcomes:_is_over",
+        old="    settings = run.settings_now",
+        new="    settings = run.settings",
+        tests=(f"{CHANGED}::test_a_run_that_is_made_shorter_or_longer_ends_there",),
+    ),
+    Mutation(
+        name="workers do not hear of a new length",
+        rule="what an operator sets holds from the next commit on",
+        where="node.core.lanes.answers:_apply",
+        old="run_length(settings, site.changed_json)",
+        new="0",
+        tests=("tests/unit/node_core/test_divergence.py::test_workers_hear_of_a_new_length_with_a_commit",),
     ),
     Mutation(
         name="a pause ends with the coordinator",

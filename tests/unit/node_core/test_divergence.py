@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from atoll.node.core import events as e
@@ -38,6 +40,18 @@ def after_commit(drive: Driver) -> Driver:
     assert (answer.kind, answer.version) == (AnswerKind.APPLY, 1)
     drive.merged(1)
     return drive
+
+
+def test_workers_hear_of_a_new_length_with_a_commit() -> None:
+    drive = started()
+    at_boundary(drive)
+    drive.receive(plan(1))
+    exchanged(drive, 1)
+    drive.receive(replace(commit(1, 1), changed_json='{"run.steps": 900}'))
+    drive(e.CommitApplied(commit=1, state_hash=HASH))
+    drive(e.Published(e.Values(1)))
+    answer = drive.answer()
+    assert (answer.version, answer.run_length) == (1, 900)
 
 
 def merge(story: Story, step: int, version: int, fragment: int) -> None:
