@@ -155,8 +155,9 @@ def utilization(overlap_steps: int, delay_s: float = DELAY_S, seed: int = 2) -> 
 
 def test_on_links_slower_than_a_window_sites_hardly_wait_where_several_are_in_flight() -> None:
     seeds = (2, 5, 8, 11)  # a schedule alone says 0.92 to 1.00
-    kept = [utilization(EVERY, seed=n).share / utilization(EVERY, delay_s=0.001, seed=n).share for n in seeds]
-    blocking, one, several = (utilization(steps) for steps in (0, WINDOW, EVERY))
+    late = [utilization(EVERY, seed=n) for n in seeds]
+    kept = [u.share / utilization(EVERY, delay_s=0.001, seed=n).share for n, u in zip(seeds, late, strict=True)]
+    blocking, one, several = utilization(0, seed=seeds[0]), utilization(WINDOW, seed=seeds[0]), late[0]
     assert (blocking.outcome.most_in_flight, one.outcome.most_in_flight) == (1, 1)
     assert several.outcome.most_in_flight > 2, several.outcome.story
     assert sum(kept) / len(kept) > 0.95, kept
