@@ -1,29 +1,25 @@
-"""The lease: which of the coordinators on one database leads. A row, changed by the database's clock alone."""
+"""The lease: which of the coordinators on one database leads, as each of them knows it. The database's clock alone says
+when it is over; the one that leads stops speaking before that."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+import logging
+import sys
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn, Protocol
 
-from atoll.coordinator.postgresql import Connection, Database, explained, placed
-from atoll.protocol.errors import StaleError
+from atoll.protocol.errors import AtollError, HostError, StaleError
+from atoll.protocol.signals import end_process
+
+log = logging.getLogger("atoll.coordinator")
 
 LEASE_S = 5.0
 RENEW_EVERY_S = 1.0
+LOOK_EVERY_S = 0.5
 SEEN_WITHIN_S = 5.0
-"""A coordinator that stands by says so each second."""
-
-_READ = "SELECT holder, address, extract(epoch FROM until - clock_timestamp())::float8 FROM lease"
-_RENEW = "UPDATE lease SET until = clock_timestamp() + make_interval(secs => ?) WHERE holder = ? AND until > clock_timestamp()"
-_SAY = (
-    "INSERT INTO standbys (holder, address, seen_at) VALUES (?, ?, clock_timestamp()) ON CONFLICT (holder) "
-    "DO UPDATE SET address = excluded.address, seen_at = excluded.seen_at"
-)
-_SEEN = (
-    "SELECT address FROM standbys WHERE seen_at > clock_timestamp() - make_interval(secs => ?) AND holder <> ? "
-    "ORDER BY address"
-)
+"""Since it said so, a coordinator stands by."""
 
 
 class LeaseHeld(StaleError):
@@ -57,52 +53,104 @@ class Claim:
     def check(self, where: str, held: Held) -> None:
         """Raises LeaseHeld."""
         if not held.is_over and held.holder != self.holder:
-            raise LeaseHeld(f"{where}: {held.address} leads for {held.left_s:.1f} s more")
+            raise LeaseHeld(f"{where}: the coordinator at {held.address} leads for {held.left_s:.1f} s more")
 
 
-class Lease:
-    """Over a connection of its own, which is made anew when it broke: what the store waits for holds up no renewal. Not
-    thread-safe. Each method raises HostError if the database does not answer."""
-
-    def __init__(self, database: Database, claim: Claim) -> None:
-        self._database = database
-        self._claim = claim
-        self._db: Connection | None = None
-
-    @staticmethod
-    def read(db: Connection) -> Held:
-        holder, address, left_s = db.execute(_READ).fetchone() or ("", "", 0.0)
-        return Held(str(holder), str(address), float(left_s))
+class Lease(Protocol):
+    """Of one start of a coordinator. One call at a time, from any thread; each may raise HostError."""
 
     def stand_by(self) -> Held:
-        """Says that this one is here, and who leads."""
-        self._run(_SAY, (self._claim.holder, self._claim.address))
-        with explained(self._database.where):
-            return self.read(self._connected())
+        """Says that this one is here. Who leads."""
 
     def renew(self) -> tuple[str, ...] | None:
         """The addresses of those that stand by; None if the lease was over, or is another one's."""
-        if not self._run(_RENEW, (LEASE_S, self._claim.holder)):
-            return None
-        with explained(self._database.where):
-            found = self._connected().execute(placed(_SEEN), (SEEN_WITHIN_S, self._claim.holder)).fetchall()
-        return tuple(str(address) for (address,) in found)
 
     def end(self) -> None:
         """Whoever stands by need not wait."""
-        self._run("UPDATE lease SET until = clock_timestamp() WHERE holder = ?", (self._claim.holder,))
-        self._run("DELETE FROM standbys WHERE holder = ?", (self._claim.holder,))
 
-    def close(self) -> None:
-        if self._db is not None:
-            self._db.close()
 
-    def _connected(self) -> Connection:
-        if self._db is None or self._db.closed:
-            self._db = self._database.connect()
-        return self._db
+class Leading:
+    """`wait` until nobody leads; then `keep` what the store took, until the process ends."""
 
-    def _run(self, statement: str, values: Sequence[Any]) -> int:
-        """How many rows it changed."""
-        with explained(self._database.where):
-            return self._connected().execute(placed(statement), values).rowcount
+    def __init__(self, lease: Lease, where: str) -> None:
+        """`where`: the store, in words."""
+        self._lease = lease
+        self._where = where
+        self._until = 0.0
+        self.standbys: tuple[str, ...] = ()
+        """Addresses of the others."""
+        self.state = "it starts"
+        """In words, of one that stands by."""
+
+    async def is_free(self) -> bool:
+        """Whether nobody leads. Raises HostError."""
+        held = await asyncio.to_thread(self._lease.stand_by)
+        self.state = f"it stands by: the coordinator at {held.address} leads, for {max(0.0, held.left_s):.1f} s more"
+        return held.is_over
+
+    async def wait(self, asked: asyncio.Event) -> bool:
+        """Until nobody leads; False if this is to end before."""
+        problem = ""
+        while not asked.is_set():
+            try:
+                if await self.is_free():
+                    return True
+                problem = ""
+            except HostError as error:
+                if not problem:
+                    log.warning("%s", error)
+                problem = self.state = f"it stands by, and does not know who leads: {error}"
+            try:
+                async with asyncio.timeout(LOOK_EVERY_S):
+                    await asked.wait()
+            except TimeoutError:
+                continue
+        return False
+
+    def start(self, stack: AsyncExitStack) -> None:
+        """The store has taken the lease just now: it is kept until `stack` ends, and without it this process ends."""
+        self._until = asyncio.get_running_loop().time() + LEASE_S
+        keeping = asyncio.create_task(self.keep())
+        keeping.add_done_callback(_lost)
+        stack.callback(keeping.cancel)
+
+    @property
+    def left_s(self) -> float:
+        return self._until - asyncio.get_running_loop().time()
+
+    async def keep(self) -> NoReturn:
+        """Raises StaleError once the lease may be over: nothing more may be said to anybody."""
+        loop, problem = asyncio.get_running_loop(), ""
+        while True:
+            asked_at = loop.time()
+            renewing = asyncio.ensure_future(asyncio.to_thread(self._lease.renew))
+            try:
+                async with asyncio.timeout_at(self._until):
+                    standbys = await asyncio.shield(renewing)
+            except TimeoutError:
+                renewing.add_done_callback(lambda done: done.cancelled() or done.exception())
+                raise StaleError(f"{self._where} did not renew the lease within {LEASE_S:g} s{problem}") from None
+            except HostError as error:
+                problem = f": {error}"
+                log.warning("the lease is not renewed yet, %.1f s are left%s", self.left_s, problem)
+            else:
+                if standbys is None:
+                    raise StaleError(f"{self._where}: the lease is over, and another coordinator may lead")
+                self.standbys, self._until, problem = standbys, asked_at + LEASE_S, ""
+            await asyncio.sleep(RENEW_EVERY_S)
+
+    def end(self) -> None:
+        """In a thread, when nothing more is said."""
+        self._lease.end()
+
+    def document(self) -> dict[str, Any]:
+        return {"left_s": round(self.left_s, 1), "standbys": list(self.standbys)}
+
+
+def _lost(keeping: asyncio.Task[NoReturn]) -> None:
+    """Another coordinator may lead: not one more word, and no thread is waited for, which may hang in the database."""
+    if keeping.cancelled():
+        return
+    error = keeping.exception()
+    sys.stderr.write(f"atoll coordinator: {error}\n")
+    end_process(error.exit_code if isinstance(error, AtollError) else AtollError.exit_code)

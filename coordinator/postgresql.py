@@ -15,7 +15,6 @@ from psycopg import conninfo, errors
 from atoll.protocol.addresses import join_address
 from atoll.protocol.errors import ConfigError, HostError
 
-SCHEMES = ("postgresql://", "postgres://")
 SCHEMA = "atoll"
 """Of its tables: other programs may use the same database."""
 CONNECT_S = 3
@@ -61,8 +60,6 @@ class Database:
     def named(cls, url: str) -> Database:
         """Raises ConfigError for what names none, and for a password: the list of processes and copies of the run's
         file would show it."""
-        if not url.startswith(SCHEMES):
-            raise ConfigError("the store is no postgresql://HOST/DATABASE")
         try:
             parts = urlsplit(url)
             is_secret = parts.password is not None or any(name in SECRETS for name, _ in parse_qsl(parts.query))

@@ -11,8 +11,9 @@ from typing import Any
 from psycopg.pq import TransactionStatus
 
 from atoll.coordinator.core.persisted import Persisted, RunRecord
-from atoll.coordinator.lease import LEASE_S, Claim, Lease
+from atoll.coordinator.lease import Claim
 from atoll.coordinator.postgresql import SCHEMA, Database, explained, placed
+from atoll.coordinator.postgresql_lease import held, take
 from atoll.coordinator.sql_store import SCHEMA_VERSION, Found, SqlStore
 from atoll.coordinator.store import run_of
 from atoll.protocol.errors import ConfigError, HostError, StateError
@@ -34,10 +35,10 @@ class PostgresqlStore(SqlStore):
 
     for_update = " FOR UPDATE"
 
-    def __init__(self, database: Database, claim: Claim) -> None:
+    def __init__(self, database: Database) -> None:
         super().__init__()
         self.where = database.where
-        self._claim = claim
+        self._claim: Claim | None = None
         self._db = database.connect()
         try:
             with self._explained(), self._readable():
@@ -78,37 +79,41 @@ class PostgresqlStore(SqlStore):
         (root,) = self._execute("SELECT root FROM lease").fetchone()
         return None if root is None else str(root)
 
+    def claims(self, claim: Claim) -> None:
+        """Before `begin`. Raises ConfigError for another root than the run's."""
+        self._claim = claim
+        with self._explained():
+            self._refuse_another_root(claim)
+
     def check(self, settings: RunSettings, parent_json: str) -> None:
-        """Whether this coordinator could lead here. Raises ConfigError: another run, other settings, another root."""
+        """Raises ConfigError for another run, or other settings."""
         with self._explained(), self._readable():
-            self._refuse_another_root()
             known = self._all(RunRecord)
             run_of(self.where, known[0] if known else None, settings, parent_json)
 
-    def _refuse_another_root(self) -> None:
+    def _refuse_another_root(self, claim: Claim) -> None:
         root = self._root()
-        if root is not None and root != self._claim.root:
-            has = f"root {self._claim.root[:16]}" if self._claim.root else "no root (plain text)"
-            wanted = f"with root {root[:16]}" if root else "in plain text"
+        if root is not None and root != claim.root:
+            has = f"root {claim.root[:16]}" if claim.root else "none (plain text)"
+            wanted = f"root {root[:16]}" if root else "none (plain text)"
             raise ConfigError(
-                f"{self.where} has a run {wanted}, and this coordinator has {has}: sites would not know it. Give it "
-                "the folder with root.pem and root.key of the coordinator that began the run (--trust DIR)"
+                f"{self.where} has a run whose root is another one: {wanted}, this coordinator has {has}. Sites would "
+                "not know it: give it the folder with root.pem and root.key of the coordinator that began the run "
+                "(--trust DIR)"
             )
 
     def begin(self, settings: RunSettings, parent_json: str = "") -> Persisted:
         """Raises LeaseHeld if another coordinator leads."""
+        claim = self._claim
+        assert claim is not None, "`claims` comes first"
         with self._explained(), self._readable(), self._transaction():
             self._execute("SELECT id FROM lease FOR UPDATE")
-            self._claim.check(self.where, Lease.read(self._db))
-            self._refuse_another_root()
+            claim.check(self.where, held(self._db))
+            self._refuse_another_root(claim)
             if damage := self._damaged_row():
                 raise StateError(f"{self.where} is damaged ({damage}): {RESTORE}")
             persisted = self._begun(settings, parent_json)
-            self._execute(
-                "UPDATE lease SET holder = ?, address = ?, root = ?, "
-                "until = clock_timestamp() + make_interval(secs => ?)",
-                (self._claim.holder, self._claim.address, self._claim.root, LEASE_S),
-            )
+            take(self._db, claim)
             return persisted
 
     # --- what PostgreSQL has of its own

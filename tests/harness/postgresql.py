@@ -90,7 +90,8 @@ class Server:
         ready = [str(self._programs / "pg_isready"), "-h", str(self.folder), "-q"]
         deadline = time.monotonic() + LIMIT_S
         while subprocess.run(ready, check=False).returncode != 0:
-            assert self._popen.poll() is None and time.monotonic() < deadline, log.read_text()
+            assert self._popen.poll() is None, log.read_text()
+            assert time.monotonic() < deadline, log.read_text()
 
     def database(self) -> str:
         """The address of a new one, without a password."""

@@ -42,7 +42,7 @@ def a_session(
 ) -> Session:
     """What it is told goes to `heard`, and why it lost a stream unless `lost` is given."""
     return kind(
-        address=address,
+        addresses=[address],
         limits=time_limits("local"),
         machine=Machine(),
         opened=lambda: None,
@@ -159,7 +159,7 @@ def test_a_handler_that_fails_ends_the_session_and_is_not_taken_for_the_stream(f
         server, address = await serving(serve)
         lost: list[str] = []
         session = Session(
-            address=address,
+            addresses=[address],
             limits=time_limits("local"),
             machine=Machine(),
             opened=lambda: session.send(m.Heartbeat(phase="training")),

@@ -35,8 +35,10 @@ def reopen(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Reopen]:
         """By the same coordinator, whose lease is not over."""
         for old in last:
             old.close()
-        last[:] = [PostgresqlStore(database, Claim("one", "here:1", ""))]
-        return last[0]
+        store = PostgresqlStore(database)
+        last[:] = [store]
+        store.claims(Claim("one", "here:1", ""))
+        return store
 
     if request.param == "postgresql":
         database = Database.named(request.getfixturevalue("postgresql_server").emptied())
