@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any, NoReturn, Protocol
@@ -69,13 +70,20 @@ class Lease(Protocol):
         """Whoever stands by need not wait."""
 
 
+def end_with(error: BaseException) -> None:
+    """Not one more word, and no thread is waited for, which may hang in the database."""
+    sys.stderr.write(f"atoll coordinator: {error}\n")
+    end_process(error.exit_code if isinstance(error, AtollError) else AtollError.exit_code)
+
+
 class Leading:
     """`wait` until nobody leads; then `keep` what the store took, until the process ends."""
 
-    def __init__(self, lease: Lease, where: str) -> None:
-        """`where`: the store, in words."""
+    def __init__(self, lease: Lease, where: str, lost: Callable[[BaseException], None] = end_with) -> None:
+        """`where`: the store, in words. `lost` ends this process: another coordinator may lead."""
         self._lease = lease
         self._where = where
+        self._lost = lost
         self._until = 0.0
         self.standbys: tuple[str, ...] = ()
         """Addresses of the others."""
@@ -111,8 +119,12 @@ class Leading:
         """The store has taken the lease just now: it is kept until `stack` ends, and without it this process ends."""
         self._until = asyncio.get_running_loop().time() + LEASE_S
         keeping = asyncio.create_task(self.keep())
-        keeping.add_done_callback(_lost)
+        keeping.add_done_callback(self._over)
         stack.callback(keeping.cancel)
+
+    def _over(self, keeping: asyncio.Task[NoReturn]) -> None:
+        if not keeping.cancelled() and (error := keeping.exception()) is not None:
+            self._lost(error)
 
     @property
     def left_s(self) -> float:
@@ -145,12 +157,3 @@ class Leading:
 
     def document(self) -> dict[str, Any]:
         return {"left_s": round(self.left_s, 1), "standbys": list(self.standbys)}
-
-
-def _lost(keeping: asyncio.Task[NoReturn]) -> None:
-    """Another coordinator may lead: not one more word, and no thread is waited for, which may hang in the database."""
-    if keeping.cancelled():
-        return
-    error = keeping.exception()
-    sys.stderr.write(f"atoll coordinator: {error}\n")
-    end_process(error.exit_code if isinstance(error, AtollError) else AtollError.exit_code)

@@ -36,7 +36,7 @@ def install(file: Path) -> None:
             os.kill(os.getpid(), number)
         commit(self)
 
-    PostgresqlStore.persist = watched  # type: ignore[method-assign]
+    PostgresqlStore.persist = watched  # type: ignore[assignment, method-assign]
     PostgresqlStore._commit = struck  # type: ignore[method-assign]
 
 
