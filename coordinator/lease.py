@@ -149,7 +149,7 @@ class Leading:
                 if standbys is None:
                     raise StaleError(f"{self._where}: the lease is over, and another coordinator may lead")
                 self.standbys, self._until, problem = standbys, asked_at + LEASE_S, ""
-            await asyncio.sleep(RENEW_EVERY_S)
+            await asyncio.sleep(max(0.0, min(RENEW_EVERY_S, self.left_s)))
 
     def end(self) -> None:
         """In a thread, when nothing more is said."""

@@ -11,7 +11,7 @@ import grpc
 from atoll.node.tasks import end
 from atoll.protocol import differences, sources_parts, transport, wire
 from atoll.protocol import messages as m
-from atoll.protocol.errors import InvalidMessage
+from atoll.protocol.errors import ConfigError, InvalidMessage
 from atoll.protocol.machine import Machine
 from atoll.protocol.text import clean
 from atoll.protocol.time_limits import TimeLimits
@@ -149,7 +149,10 @@ class Session:
         """What serves the run says who else may. Raises InvalidMessage."""
         if not coordinators:
             return
-        check_addresses(coordinators)
+        try:
+            check_addresses(coordinators)
+        except ConfigError as error:
+            raise InvalidMessage(str(error)) from None
         here = self.address
         self._known = list(dict.fromkeys((here, *self.addresses, *coordinators)))
         self._tried = 0
