@@ -83,7 +83,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--store",
         metavar="PATH|URL",
         help="the run's database: a file (default: run.db beside the run's file), or postgresql://USER@HOST/DATABASE "
-        "without a password, which several coordinators may share",
+        "without a password, which several coordinators may share. Socket and root lie beside the file, also where the "
+        "run's file names such a database",
     )
     parser.add_argument(
         "--trust",
@@ -139,9 +140,10 @@ def prepare(args: argparse.Namespace) -> tuple[RunSettings, CoordinatorConfig, d
     if args.restore is not None and (args.restore < 0 or args.resume is not None):
         raise ConfigError("--restore takes a number of sites, and is for a copy of the run's own database")
     store_path = default_store(args.path)
-    if args.store is not None:
-        is_url = args.store.startswith(DATABASES)
-        flags["store"], store_path = (args.store, store_path) if is_url else ("", Path(args.store))
+    if args.store is not None and args.store.startswith(DATABASES):
+        flags["store"] = args.store
+    elif args.store is not None:
+        store_path = Path(args.store)
     settings, config = load_run(args.path, coordinator_flags=flags, store_path=store_path)
     if args.resume is None:
         return settings, config, None

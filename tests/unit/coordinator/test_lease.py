@@ -12,6 +12,7 @@ from atoll.protocol.errors import HostError, StaleError
 from tests.simulation.loop import MOST_THREAD_S, THREAD_S, SimLoop
 
 LATE_S = 1e-3
+HANGS_S = 100.0
 
 
 class ALease:
@@ -40,6 +41,7 @@ def played(story: Callable[[SimLoop, ALease], Coroutine[Any, Any, None]]) -> Non
     asyncio.set_event_loop(loop)
     try:
         loop.run_until_complete(story(loop, ALease(loop)))
+        loop.run_until_complete(asyncio.sleep(2 * HANGS_S))  # threads end
     finally:
         asyncio.set_event_loop(None)
         loop.close()
@@ -84,10 +86,9 @@ def test_a_leader_that_does_not_reach_the_database_ends_before_the_lease_does() 
 def test_a_renewal_that_hangs_is_not_waited_for() -> None:
     async def story(loop: SimLoop, lease: ALease) -> None:
         began = loop.time()
-        THREAD_S.set(100.0)
+        THREAD_S.set(HANGS_S)
         at, _ = await lost_at(loop, lease)
         assert began + LEASE_S <= at < began + LEASE_S + LATE_S
-        await asyncio.sleep(100.0)  # that thread's end
 
     played(story)
 

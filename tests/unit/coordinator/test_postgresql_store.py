@@ -158,6 +158,8 @@ def test_a_database_that_may_forget_is_refused(two: Two, monkeypatch: pytest.Mon
     store, _ = two.one("a")
     assert store._execute("SHOW synchronous_commit").fetchone() == ("on",)
     assert store._execute("SHOW search_path").fetchone() == ("atoll",)
+    (idle,) = store._execute("SHOW idle_in_transaction_session_timeout").fetchone()
+    assert 0 < float(idle.removesuffix("s")) < LEASE_S, "whoever stands by finds nothing locked"
 
 
 @pytest.mark.parametrize(
