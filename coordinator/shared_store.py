@@ -12,7 +12,7 @@ from atoll.coordinator.lease import Claim, Leading
 from atoll.coordinator.postgresql import Database
 from atoll.coordinator.postgresql_lease import PostgresqlLease
 from atoll.coordinator.postgresql_store import PostgresqlStore
-from atoll.protocol.addresses import is_unspecified
+from atoll.protocol.addresses import is_unspecified, parse_address
 from atoll.protocol.errors import ConfigError, HostError
 from atoll.protocol.machine import Machine
 from atoll.protocol.settings import RunSettings
@@ -45,10 +45,10 @@ class SharedStore:
         """What this one claims is checked before it waits. Raises ConfigError: what of it is another run's."""
         config = self._config
         address = config.advertise or config.listen
-        if is_unspecified(address):
+        if is_unspecified(address) or not parse_address(address)[1]:
             raise ConfigError(
-                f"--listen {config.listen} is every address of this machine: say with --advertise HOST:PORT where "
-                "sites reach this coordinator; those that stand by tell each other"
+                f"--listen {config.listen} is no address that others reach: say with --advertise HOST:PORT where sites "
+                "reach this coordinator; sites hear of all that share a store"
             )
         root = certificates.digest_of(authority.root.certificate).hex() if authority is not None else ""
         claim = Claim(machine.token_bytes(HOLDER_BYTES).hex(), address, root)

@@ -65,6 +65,7 @@ class SqlStore(ABC):
     def __init__(self) -> None:
         self._seq = 0
         """The last one that was given."""
+        self._begun_term = 0
 
     @abstractmethod
     def _execute(self, statement: str, values: Sequence[object] = ()) -> Found:
@@ -140,6 +141,7 @@ class SqlStore(ABC):
         term, total = self._head()
         known = self._all(RunRecord)
         run, settings = run_of(self.where, known[0] if known else None, settings, parent_json)
+        self._begun_term = term + 1
         self._begin_seqs(term + 1)
         if not known:
             total, _ = self._keep((run,), total, 0.0)
@@ -160,9 +162,7 @@ class SqlStore(ABC):
 
     def persist(self, term: int, records: Sequence[Record], wall_time_s: float) -> tuple[Deposit, ...]:
         with self._explained(), self._transaction():
-            newest, total = self._head()
-            if newest != term:
-                raise StaleError(f"{self.where}: term {term} is over, the newest is {newest}")
+            total = self._total_at(term)
             total, deposits = self._keep(records, total, wall_time_s)
             self._write_head(term, total)
             return deposits
@@ -200,8 +200,8 @@ class SqlStore(ABC):
 
     def restore(self, term: int, deposits: Sequence[Deposit], settle: Callable[[Persisted], Sequence[Record]]) -> None:
         with self._explained(), self._readable(), self._transaction():
+            total = self._total_at(self._begun_term)
             (run,) = self._all(RunRecord)
-            _, total = self._head()
             for deposit in deposits:
                 record = rows.decode(deposit.record, deposit.body)
                 if isinstance(record, LineRecord) and key_of(record) in self._keys("line"):
@@ -217,6 +217,13 @@ class SqlStore(ABC):
         """The newest term, and the sum of all checksums."""
         term, total = self._execute(f"SELECT term, total FROM head{self.for_update}").fetchone() or (0, b"")
         return term, int.from_bytes(total)
+
+    def _total_at(self, term: int) -> int:
+        """In a transaction: the sum of all checksums. Raises StaleError if that is not the newest term."""
+        newest, total = self._head()
+        if newest != term:
+            raise StaleError(f"{self.where}: term {term} is over, the newest is {newest}")
+        return total
 
     def _write_head(self, term: int, total: int) -> None:
         data = total.to_bytes(rows.CHECKSUM_BYTES)

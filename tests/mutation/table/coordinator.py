@@ -127,7 +127,7 @@ MUTATIONS = (
     Mutation(
         name="store takes an older term",
         rule="every transaction of the store checks the term",
-        where="coordinator.sql_store:SqlStore.persist",
+        where="coordinator.sql_store:SqlStore._total_at",
         old="if newest != term:",
         new="if newest < term:",
         tests=("tests/unit/coordinator/test_store_contract.py",),

@@ -13,7 +13,7 @@ MUTATIONS = (
     Mutation(
         name="a leader whose term is over keeps what it decides",
         rule="31: every transaction compares the term",
-        where="coordinator.sql_store:SqlStore.persist",
+        where="coordinator.sql_store:SqlStore._total_at",
         old="if newest != term:",
         new="if newest > term + 1:",
         tests=(SECOND,),
