@@ -15,7 +15,11 @@ class CoordinatorConfig:
     """Where one coordinator listens, and where it keeps its run."""
 
     store_path: Path
-    """The run's SQLite file, on a local disk. A second coordinator on it is refused."""
+    """The run's SQLite file, on a local disk. A second coordinator on it is refused. Socket and root lie beside it, and
+    beside where it would be if `store` is another one."""
+    store: str = ""
+    """A PostgreSQL database in place of the SQLite file, postgresql://USER@HOST/DATABASE without a password (~/.pgpass
+    has it): a second coordinator on it stands by, and leads when the first one is gone."""
     listen: str = "127.0.0.1:7700"
     """HOST:PORT where nodes connect; port 0 takes any free one. Nodes of other machines need an address of this one."""
     http_listen: str = "127.0.0.1:7701"
@@ -42,10 +46,20 @@ class CoordinatorConfig:
     def is_plain_text(self) -> bool:
         return self.insecure or self.insecure_network
 
+    @property
+    def kept_in(self) -> str:
+        """In words."""
+        return self.store or str(self.store_path)
+
+
+DATABASES = ("postgresql://", "postgres://")
+
 
 def validate(config: CoordinatorConfig) -> None:
     """Raises ConfigError, naming the flag, if a value is out of range."""
     if config.connections_per_address < 1:
         raise ConfigError(f"--connections-per-address {config.connections_per_address}: must be at least 1")
+    if config.store and not config.store.startswith(DATABASES):
+        raise ConfigError(f'store = "{config.store}": write postgresql://HOST/DATABASE; a SQLite file is --store PATH')
     if config.insecure and not config.insecure_network:
         plain_text.check({"--listen": config.listen, "--http-listen": config.http_listen})

@@ -58,11 +58,11 @@ class Enrolment:
         now_s = self._authority.machine.wall_time()
         return self._core.refusal(role, subject.name, caller.key_digest, now_s) if role is not None else ""
 
-    async def invite(self, asked: InviteAsked, own_address: str) -> Answer:
+    async def invite(self, asked: InviteAsked, own: tuple[str, ...]) -> Answer:
         """With the invite or the token as what was found, once the run knows it."""
         authority = self._authority
         try:
-            addresses = () if asked.is_token else _reachable(asked.addresses or (own_address,))
+            addresses = () if asked.is_token else _reachable(asked.addresses or own)
         except (ConfigError, InvalidMessage) as error:
             return Answer(asked.request, str(error))
         asked = replace(asked, invite_id=authority.new_invite_id())

@@ -6,17 +6,22 @@ import asyncio
 import json
 import logging
 import sys
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from atoll.coordinator.admin import admin_server
 from atoll.coordinator.authority import Authority, folder_of
 from atoll.coordinator.config import CoordinatorConfig, validate
+from atoll.coordinator.lease import Leading, LeaseHeld
 from atoll.coordinator.loop_lag import LoopLag
 from atoll.coordinator.restoring import Restoring
 from atoll.coordinator.service import CoordinatorServer
+from atoll.coordinator.sql_store import SqlStore
 from atoll.coordinator.sqlite_store import SqliteStore
+from atoll.coordinator.standby import only_here, stands_by
 from atoll.coordinator.web import status_pages
 from atoll.protocol import notify, outer
 from atoll.protocol.addresses import is_host, is_loopback, is_unspecified, parse_address
@@ -48,9 +53,10 @@ async def secured(
     folder = Path(config.trust) if config.trust else folder_of(config.store_path)
     if not is_new and not folder.exists():
         raise HostError(
-            f"{config.store_path} is there and {folder.name} beside it is not, without which no site knows this "
-            f"coordinator: restore it from a copy. If this run has been in plain text so far, or nobody has joined it, "
-            f"`mkdir {folder}`: another root is made then, and every site needs a new invite"
+            f"{config.kept_in} is there and {folder} is not, without which no site knows this coordinator: restore it "
+            "from a copy, or copy it from the coordinator that began the run. If this run has been in plain text so "
+            f"far, or nobody has joined it, `mkdir {folder}`: another root is made then, and every site needs a new "
+            "invite"
         )
     authority = await asyncio.to_thread(Authority.opened, folder, run_id, machine)
     tls = MutualTls(run_id, authority.shown())
@@ -66,7 +72,7 @@ async def secured(
 def _page_access(
     config: CoordinatorConfig,
     authority: Authority | None,
-    server: CoordinatorServer,
+    may_look: Callable[[str], bool],
     machine: Machine,
     stack: AsyncExitStack,
 ) -> Access:
@@ -93,7 +99,55 @@ def _page_access(
 
     renewing = asyncio.create_task(keep_in_force(tls, renew, machine.wall_time))
     stack.callback(renewing.cancel)
-    return ByToken(names, tls.context, server.may_look)
+    return ByToken(names, tls.context, may_look)
+
+
+def _is_signed(authority: Authority | None, token: str) -> bool:
+    """What one that stands by knows of a token: not whether it was taken back."""
+    return authority is not None and authority.token_of(token) is not None
+
+
+async def _opened(
+    config: CoordinatorConfig,
+    settings: RunSettings,
+    parent_json: str,
+    machine: Machine,
+    stack: AsyncExitStack,
+    *,
+    is_restored: bool,
+) -> tuple[SqlStore, Leading | None, Authority | None, Security]:
+    """The store, this coordinator's place among those that share it, if it can be shared, and what `secured` says."""
+    if not config.store:
+        is_new = not config.store_path.exists()
+        if is_new and is_restored:
+            raise ConfigError(f"--restore: there is no {config.store_path}; put the copy there (atoll backup made it)")
+        store = SqliteStore(config.store_path)
+        stack.callback(store.close)
+        return store, None, *await secured(config, settings.run_id, machine, stack, is_new=is_new)
+    try:
+        from atoll.coordinator.shared_store import SharedStore
+    except ImportError as error:
+        raise ConfigError(f"store = {config.store} needs psycopg ({error}): pip install 'atoll[postgresql]'") from None
+    only_here(config, stack)
+    shared = await asyncio.to_thread(SharedStore, config)
+    stack.callback(shared.store.close)
+    if (is_new := await asyncio.to_thread(shared.is_new)) and is_restored:
+        raise ConfigError(f"--restore: {config.store} has no run; put the copy there")
+    authority, security = await secured(config, settings.run_id, machine, stack, is_new=is_new)
+    leading = await shared.place(settings, parent_json, authority, machine, stack)
+    return shared.store, leading, authority, security
+
+
+async def _begun(
+    make: Callable[[], CoordinatorServer], leads: Callable[[], Awaitable[bool]]
+) -> CoordinatorServer | None:
+    """What serves the run, once this coordinator leads; None if it is to end before."""
+    while await leads():
+        try:
+            return make()
+        except LeaseHeld as error:
+            log.info("%s", error)
+    return None
 
 
 async def _restored(restoring: Restoring, config: CoordinatorConfig, run_id: str, asked: asyncio.Event) -> bool:
@@ -102,7 +156,7 @@ async def _restored(restoring: Restoring, config: CoordinatorConfig, run_id: str
     await admin.start()
     try:
         where = await restoring.start(config.listen)
-        sys.stdout.write(f"run {run_id}: restoring {config.store_path}; sites tell what they kept at {where}\n")
+        sys.stdout.write(f"run {run_id}: restoring {config.kept_in}; sites tell what they kept at {where}\n")
         sys.stdout.flush()
         notify.tell("READY=1", f"STATUS=run {run_id} is being restored")
         work, ended = asyncio.create_task(restoring.restored()), asyncio.create_task(asked.wait())
@@ -112,7 +166,7 @@ async def _restored(restoring: Restoring, config: CoordinatorConfig, run_id: str
             await asyncio.wait((work,))  # it is in a thread, and done or not
         if not work.done():
             work.cancel()
-            sys.stdout.write(f"run {run_id}: ended before it was restored; {config.store_path} is as it was\n")
+            sys.stdout.write(f"run {run_id}: ended before it was restored; {config.kept_in} is as it was\n")
             return False
         work.result()
         return not asked.is_set()
@@ -148,21 +202,35 @@ async def serve(
 
         # Until all is closed: a store on a disk that is stuck keeps that waiting.
         stack.callback(Signals(first, lambda _: end_process(ENDED_AT_ONCE), END_LIMIT_S).close)
-        is_new = not config.store_path.exists()
-        if is_new and restore_sites is not None:
-            raise ConfigError(f"--restore: there is no {config.store_path}; put the copy there (atoll backup made it)")
-        store = SqliteStore(config.store_path)
-        stack.callback(store.close)
         machine = Machine()
-        authority, security = await secured(config, settings.run_id, machine, stack, is_new=is_new)
+        store, leading, authority, security = await _opened(
+            config, settings, parent_json, machine, stack, is_restored=restore_sites is not None
+        )
+        make = partial(
+            CoordinatorServer, config, settings, store, parent_json, machine, authority=authority, security=security
+        )
         if restore_sites is not None:
             seal = Seal(authority.secret if authority is not None else b"", settings.run_id)
             restoring = Restoring(settings, store, machine, security=security, seal=seal, num_sites=restore_sites)
+            if leading is not None:
+                leading.start(stack)
             if not await _restored(restoring, config, settings.run_id, asked):
                 return
-        server = CoordinatorServer(
-            config, settings, store, parent_json, machine, authority=authority, security=security
-        )
+            server = make()
+        else:
+            to_standby = partial(_page_access, config, authority, partial(_is_signed, authority), machine, stack)
+
+            async def leads() -> bool:
+                return leading is None or await stands_by(leading, config, settings.run_id, to_standby, asked)
+
+            begun = await _begun(make, leads)
+            if begun is None:
+                return
+            server = begun
+            if leading is not None:
+                leading.start(stack)
+        if leading is not None:
+            server.leading = leading
         if settings.outer.optimizer == AUTO:
             log.info("outer.optimizer = auto: %s", outer.in_words(settings, server.settings.outer))
         server.loop_lag = LoopLag()
@@ -176,7 +244,7 @@ async def serve(
         stack.push_async_callback(admin.close)
         where = ""
         if config.http_listen:
-            access = _page_access(config, authority, server, machine, stack)
+            access = _page_access(config, authority, server.may_look, machine, stack)
             page = status_pages(server.recent, access)
             await page.start(config.http_listen, "the status page")
             stack.push_async_callback(page.close)
@@ -195,4 +263,4 @@ async def serve(
             return
         await server.stop()
         await running
-        sys.stdout.write(f"run {settings.run_id}: stopped; all of it is in {config.store_path}\n")
+        sys.stdout.write(f"run {settings.run_id}: stopped; all of it is in {config.kept_in}\n")

@@ -138,6 +138,9 @@ def _flops_share(site: dict[str, Any]) -> float | None:
 
 GAUGE, COUNTER, INFO, HISTOGRAM = Kind.GAUGE, Kind.COUNTER, Kind.INFO, Kind.HISTOGRAM
 SITE, STATE = ("site",), ("state",)
+LEADS: Row[Document] = Row(GAUGE, "atoll_leads", "1 for a coordinator that serves the run, 0 for one that stands by.",
+    lambda d: d.get("leads", 1.0))  # fmt: skip
+STANDBY = (LEADS,)
 METRICS: tuple[Row[Document], ...] = (
     Row(INFO, "atoll_run", "The run that is served.", _info),
     Row(GAUGE, "atoll_run_state", "1 for the state that the run is in.",
@@ -192,6 +195,11 @@ METRICS: tuple[Row[Document], ...] = (
         _links, ("sender", "receiver")),
     Row(GAUGE, "atoll_store_stuck_seconds", "How long the store has kept a decision waiting.",
         _field("store_stuck_s")),
+    LEADS,
+    Row(GAUGE, "atoll_lease_seconds", "How long this coordinator leads without renewing its lease (PostgreSQL).",
+        lambda d: d["leading"]["left_s"] if d.get("leading") else None),
+    Row(GAUGE, "atoll_standbys", "Other coordinators that stand by (PostgreSQL).",
+        lambda d: float(len(d["leading"]["standbys"])) if d.get("leading") else None),
     Row(GAUGE, "atoll_event_loop_lag_seconds", "How late the event loop comes to what is due, at most in 99.9 % of all "
         "moments.", lambda d: d["event_loop"]["lag_p999_s"] if "event_loop" in d else None),
     Row(GAUGE, "atoll_root_expiry_timestamp_seconds", "When the run's root expires, since 1970.",

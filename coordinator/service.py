@@ -28,6 +28,7 @@ from atoll.coordinator.core.view.document import RunView
 from atoll.coordinator.deposits import Depositing
 from atoll.coordinator.enrolment import Enrolment
 from atoll.coordinator.front_door import FrontDoor
+from atoll.coordinator.lease import Leading
 from atoll.coordinator.loop_lag import LoopLag
 from atoll.coordinator.store import RESTORE, Store
 from atoll.coordinator.streams import Bodies, Stream
@@ -41,6 +42,7 @@ from atoll.protocol.pace import Buckets
 from atoll.protocol.settings import RunSettings, settings_from_json, settings_to_json
 from atoll.protocol.status import abort
 from atoll.protocol.trust.access import guarded
+from atoll.protocol.trust.invites import MAX_ADDRESSES
 from atoll.protocol.trust.names import Subject
 from atoll.protocol.trust.security import PLAIN, Caller, Security
 from atoll.protocol.v1 import session_pb2
@@ -106,6 +108,7 @@ class CoordinatorServer:
         self._numbers = itertools.count(1)  # of streams and requests
         self._stopping = False
         self.loop_lag: LoopLag | None = None
+        self.leading: Leading | None = None
         self._deciding = deciding = asyncio.Lock()  # from a decision until it is kept and sent
         seal = Seal(authority.secret if authority is not None else b"", settings.run_id)
         self._depositing = Depositing(store, seal, deciding, bodies)
@@ -230,7 +233,16 @@ class CoordinatorServer:
             return await self._decide(asked)
         if self._enrolment is None:
             return e.Answer(0, "it is in plain text: whoever reaches it joins without an invite")
-        return await self._enrolment.invite(asked, self.config.advertise or self.address)
+        return await self._enrolment.invite(asked, self._coordinators())
+
+    def _shared_among(self) -> tuple[str, ...]:
+        """The same, if there is any that stands by."""
+        return self._coordinators() if self.leading is not None and self.leading.standbys else ()
+
+    def _coordinators(self) -> tuple[str, ...]:
+        """Where sites reach this one, and those that stand by."""
+        others = self.leading.standbys if self.leading is not None else ()
+        return tuple(dict.fromkeys((self.config.advertise or self.address, *others)))[:MAX_ADDRESSES]
 
     async def _backup(self, path: Path) -> e.Answer:
         token = self._machine.token_bytes(NAME_BYTES).hex()
@@ -314,6 +326,7 @@ class CoordinatorServer:
         document["settings"] = json.loads(settings_to_json(self.settings))
         document["parent"] = self._parent
         document["atoll_version"] = atoll.__version__
+        document["leading"] = self.leading.document() if self.leading is not None else None
         if self.loop_lag is not None:
             lag = self.loop_lag
             document["event_loop"] = {"lag_p999_s": lag.within_s(0.999), "worst_lag_s": lag.worst_s}
@@ -380,7 +393,7 @@ class CoordinatorServer:
         self._events.put_nowait((e.StreamOpened(stream.number, self._certified(context)), None))
         header = messages.Header(protocol_version=PROTOCOL_VERSION, run_id=self.settings.run_id, term=self._term)
         reader = asyncio.create_task(stream.read(requests, lambda event: self._happened(event, stream)))
-        writer = asyncio.create_task(stream.write(context, header))
+        writer = asyncio.create_task(stream.write(context, header, self._shared_among))
         reason = "cancelled"
         try:
             done, _ = await asyncio.wait((reader, writer, stream.cut_off), return_when=asyncio.FIRST_COMPLETED)

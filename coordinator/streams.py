@@ -117,12 +117,16 @@ class Stream:
         self.received_seq = envelope.seq
         return Received(self.number, header, message, envelope.ack)
 
-    async def write(self, context: Any, header: messages.Header) -> str:
-        """What is queued, until the end of it. Why it ended."""
+    async def write(self, context: Any, header: messages.Header, coordinators: Callable[[], tuple[str, ...]]) -> str:
+        """What is queued, until the end of it. `coordinators`: where the run is served, said again whenever it is
+        another. Why it ended."""
+        told: tuple[str, ...] = ()
         while (item := await self.outgoing.get()) is not None:
             body, is_counted = item
             self.sent_seq += is_counted
-            await context.write(wire.response_around(body, header, self.sent_seq, self.received_seq))
+            before, told = told, coordinators()
+            news = told if told != before else ()
+            await context.write(wire.response_around(body, header, self.sent_seq, self.received_seq, news))
             self.outgoing.task_done()
         return "the coordinator ended it"
 

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from prometheus_client import ProcessCollector
 from prometheus_client.core import Metric
 
-from atoll.coordinator.metrics import METRICS, Document
+from atoll.coordinator.metrics import METRICS, STANDBY, Document
 from atoll.protocol import pages
 from atoll.protocol.http import Answer, plain_text
 from atoll.protocol.metrics import families
@@ -41,6 +41,19 @@ def status_pages(document: Callable[[], Awaitable[Document]], access: Access = p
         if path not in made or made[path][0] is not found:
             made[path] = found, await asyncio.to_thread(_answer, path, found, headers)
         return made[path][1]
+
+    return pages.Pages(answer, access)
+
+
+def standby_pages(state: Callable[[], str], access: Access) -> pages.Pages:
+    """`state`: of a coordinator that stands by, in words."""
+
+    async def answer(path: str) -> Answer:
+        if path == "/healthz":
+            return plain_text(200, f"ok: {state()}")
+        if path == "/metrics":
+            return pages.metrics([*families(STANDBY, {"leads": 0.0}), *PROCESS.collect()])
+        return plain_text(503, f"{state()}; ask that one. Here are /metrics and /healthz")
 
     return pages.Pages(answer, access)
 

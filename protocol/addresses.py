@@ -75,6 +75,14 @@ def parse_address(address: str) -> tuple[str, int]:
     return host, int(port)
 
 
+def parse_addresses(text: str) -> tuple[str, ...]:
+    """Of "HOST:PORT,HOST:PORT", each one; none of nothing. Raises ConfigError."""
+    found = tuple(text.split(",")) if text else ()
+    for address in found:
+        parse_address(address)
+    return found
+
+
 def is_plain(address: str) -> bool:
     """Whether it has only characters of names and numbers of hosts: it is shown in logs, on pages and in metrics."""
     return PLAIN.fullmatch(address) is not None

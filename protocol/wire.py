@@ -11,7 +11,7 @@ import functools
 import math
 import types
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from enum import IntEnum
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -223,10 +223,11 @@ def response_body(body: messages.CoordinatorMessage, same: Same = WHOLE) -> Body
     return Body(data, zlib.crc32(data))
 
 
-def response_around(body: Body, header: messages.Header, seq: int, ack: int) -> bytes:
+def response_around(body: Body, header: messages.Header, seq: int, ack: int, coordinators: Sequence[str] = ()) -> bytes:
     """The bytes of a response: encoded messages that follow each other are one message with the fields of both.
     The body is first, so that its checksum goes on over what is this stream's own."""
-    around = session_pb2.SessionResponse(header=to_proto(header), seq=seq, ack=ack).SerializeToString()
+    own = session_pb2.SessionResponse(header=to_proto(header), seq=seq, ack=ack, coordinators=coordinators)
+    around = own.SerializeToString()
     return body.data + around + _checksum_field(zlib.crc32(around, body.checksum))
 
 

@@ -106,3 +106,12 @@ def pytest_testnodedown(node: Any) -> None:
     reporter = node.config.pluginmanager.get_plugin("terminalreporter")
     num_deselected = getattr(node, "workeroutput", {}).get("num_deselected", 0)
     reporter.stats["deselected"] = [SimpleNamespace()] * num_deselected  # each process leaves out the same
+
+
+@pytest.fixture(scope="session")
+def postgresql_server() -> Iterator[Any]:
+    """One a process."""
+    from tests.harness.postgresql import Server
+
+    with Server() as server:
+        yield server

@@ -12,7 +12,7 @@ from atoll.node.daemon.interfaces import LOOPBACK
 from atoll.node.host_protocol import MAX_HOSTS
 from atoll.node.parallel.settings import parse
 from atoll.node.process_protocol import MAX_PROCESSES
-from atoll.protocol.addresses import parse_address, parse_proxy
+from atoll.protocol.addresses import parse_address, parse_addresses, parse_proxy
 from atoll.protocol.errors import ConfigError
 from atoll.protocol.settings import SITE_NAME
 from atoll.protocol.trust import plain_text
@@ -25,7 +25,8 @@ MAX_PORT = (1 << 16) - 1
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeConfig:
     coordinator: str = ""
-    """Where the coordinator listens; without it, where the invite says."""
+    """Where the coordinator listens, or with commas in between where each of several does; without it, where the invite
+    says."""
     name: str = ""
     """Of this site, unique within the run; without it, that of the invite by which --home joined."""
     insecure: bool = False
@@ -115,6 +116,11 @@ class NodeConfig:
         return self.insecure or self.insecure_network
 
     @property
+    def coordinators(self) -> tuple[str, ...]:
+        """Raises ConfigError."""
+        return parse_addresses(self.coordinator)
+
+    @property
     def allowance(self) -> Allowance:
         """Raises ConfigError."""
         return Allowance(hours(self.hours), self.monthly_upload_bytes)
@@ -177,7 +183,7 @@ def validate(config: NodeConfig) -> None:
     if config.insecure and not config.insecure_network:
         plain_text.check(
             {
-                "--coordinator": config.coordinator,
+                **{f"--coordinator {address}": address for address in config.coordinators},
                 "--listen": config.listen,
                 "--advertise": config.advertise,
                 "--http-listen": config.http_listen,

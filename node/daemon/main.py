@@ -105,11 +105,11 @@ async def _stay(config: NodeConfig, machine: Machine, prepared: asyncio.Task[Non
     async with AsyncExitStack() as stack:
         identity = await asyncio.to_thread(Identity.of, config, machine.wall_time())
         handshake: Handshake | None = None
-        coordinators: tuple[str, ...] = (config.coordinator,)
+        coordinators = config.coordinators
         if identity is not None:
             handshake, coordinators = identity.before_coordinator.towards(Kind.COORDINATOR), identity.addresses
         settings, address = await discover(coordinators, handshake, FIRST_CONTACT_S, machine.network)
-        config = replace(config, coordinator=address)
+        config = replace(config, coordinator=",".join(dict.fromkeys((address, *coordinators))))
         check_cap(config, settings)
         folder = home_of(config, settings.run_id)
         account = await asyncio.to_thread(Account, folder, machine.disk)
@@ -127,7 +127,7 @@ async def _stay(config: NodeConfig, machine: Machine, prepared: asyncio.Task[Non
         plane = await asyncio.to_thread(DataPlane.load, home, settings, config.num_kernel_threads)
         security = await identity.secured(machine, stack, FIRST_CONTACT_S) if identity is not None else NodeSecurity()
         met = await meet_peers(
-            config, settings.run_id, home, machine, stack, security=security.among_sites, towards=config.coordinator
+            config, settings.run_id, home, machine, stack, security=security.among_sites, towards=address
         )
         node = Node(
             config=config,

@@ -109,7 +109,7 @@ class Node:
         self.failure: BaseException | None = None
         """What ended this node where nothing was prepared for it; see `_fail`."""
         self.session = Session(
-            address=config.coordinator,
+            addresses=config.coordinators,
             handshake=lambda: security.before_coordinator.towards(Kind.COORDINATOR),
             limits=core.limits,
             machine=machine,

@@ -61,7 +61,7 @@ class Identity:
             raise ConfigError(f"{config.home} is of {found.subject}, not of site {config.name}")
         if warning := enrolled.check_dates(found, now_s):
             log.warning("%s", warning)
-        addresses = tuple(dict.fromkeys(filter(None, (config.coordinator, *found.addresses))))
+        addresses = tuple(dict.fromkeys((*config.coordinators, *found.addresses)))
         return cls(found.subject, addresses, MutualTls(found.subject.run_id, found.shown), found.expires_s)
 
     async def secured(self, machine: Machine, stack: AsyncExitStack, wait_s: float) -> NodeSecurity:

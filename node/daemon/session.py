@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 
 import grpc
@@ -11,22 +11,26 @@ import grpc
 from atoll.node.tasks import end
 from atoll.protocol import differences, sources_parts, transport, wire
 from atoll.protocol import messages as m
-from atoll.protocol.errors import InvalidMessage
+from atoll.protocol.errors import ConfigError, InvalidMessage
 from atoll.protocol.machine import Machine
 from atoll.protocol.text import clean
 from atoll.protocol.time_limits import TimeLimits
+from atoll.protocol.trust.invites import check_addresses
 from atoll.protocol.v1 import session_pb2
 
 SESSION_METHOD = "/atoll.protocol.v1.CoordinatorService/Session"
 FIRST_BACKOFF_S = 0.2
 MAX_BACKOFF_S = 2.0
+FIRST_CONNECT_S = 2.0
+"""Where there are several addresses."""
 
 
 @dataclass(eq=False, kw_only=True)
 class Session:
     """Runs until `close`. What it calls is called on the event loop."""
 
-    address: str
+    addresses: Sequence[str]
+    """Of those that may serve the run; one of them does. Each is tried in its turn."""
     handshake: Callable[[], transport.Handshake | None] = lambda: None
     """Of the next connection; None for plain text."""
     limits: TimeLimits
@@ -45,6 +49,8 @@ class Session:
         self._closing = False
         self._is_open = False
         self._is_welcomed = False  # on this stream, or the last one
+        self._known = list(self.addresses)
+        self._tried = 0  # one after the other
 
     def send(self, message: m.SiteMessage) -> None:
         """Dropped while there is no stream: Hello must be the first message of the next one."""
@@ -63,9 +69,13 @@ class Session:
             reason = await self._one_stream()
             if self._is_welcomed:
                 backoff_s = FIRST_BACKOFF_S
+                self._tried %= len(self._known)
             self.lost(reason)
             if self._closing:
                 return
+            self._tried += 1
+            if not self._is_welcomed and self._tried % len(self._known):
+                continue  # the next one may serve the run
             await self._pause(backoff_s * self.machine.random.uniform(0.5, 1.0))
             backoff_s = min(backoff_s * 2, MAX_BACKOFF_S)
 
@@ -77,16 +87,18 @@ class Session:
         self._is_welcomed = False
         self._outgoing = asyncio.Queue()
         self._seq = self._received_seq = 0
+        address = self.address
         channel = self.machine.network.open_channel(
-            self.address, handshake=self.handshake(), max_message_bytes=transport.MAX_SESSION_MESSAGE_BYTES
+            address, handshake=self.handshake(), max_message_bytes=transport.MAX_SESSION_MESSAGE_BYTES
         )
         reading: asyncio.Task[str] | None = None
         try:
             try:
-                async with asyncio.timeout(self.limits.connect_s):
-                    await channel.channel_ready()
+                async with asyncio.timeout(self._connect_s):
+                    if not await self._is_ready(channel):
+                        return f"{address} refuses connections"
             except TimeoutError:
-                return f"{self.address} does not answer"
+                return f"{address} does not answer"
             # Bytes: what cannot be read is this module's to judge.
             method: grpc.aio.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(SESSION_METHOD)
             broken: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -103,6 +115,47 @@ class Session:
                 await end([reading])
             self._outgoing.put_nowait(None)  # ends `_requests`, which grpc leaves waiting when a stream breaks
             await channel.close()
+
+    @property
+    def address(self) -> str:
+        """Where the coordinator is, or is looked for."""
+        return self._known[self._tried % len(self._known)]
+
+    @property
+    def _connect_s(self) -> float:
+        """One that lost its machine holds up the others at first for a short time: it may be that all are slow."""
+        num_rounds = self._tried // len(self._known)
+        limit_s = self.limits.connect_s
+        return limit_s if len(self._known) == 1 else min(limit_s, FIRST_CONNECT_S * 2.0 ** min(num_rounds, 8))
+
+    @property
+    def _silence_s(self) -> float:
+        """Of a coordinator that is gone, or hangs: where another one may have its place, two heartbeats are enough."""
+        return self.limits.lease_s if len(self._known) == 1 else 2 * self.limits.heartbeat_s
+
+    async def _is_ready(self, channel: grpc.aio.Channel) -> bool:
+        """False as soon as it is known that nobody listens, where somebody else may. One alone is dialled again and
+        again by gRPC itself."""
+        if len(self._known) == 1:
+            await channel.channel_ready()
+            return True
+        while (state := channel.get_state(try_to_connect=True)) is not grpc.ChannelConnectivity.READY:
+            if state is grpc.ChannelConnectivity.TRANSIENT_FAILURE:
+                return False
+            await channel.wait_for_state_change(state)
+        return True
+
+    def _learn(self, coordinators: Sequence[str]) -> None:
+        """What serves the run says who else may. Raises InvalidMessage."""
+        if not coordinators:
+            return
+        try:
+            check_addresses(coordinators)
+        except ConfigError as error:
+            raise InvalidMessage(str(error)) from None
+        here = self.address
+        self._known = list(dict.fromkeys((here, *self.addresses, *coordinators)))
+        self._tried = 0
 
     async def _requests(self, broken: asyncio.Future[str]) -> AsyncIterator[bytes]:
         """`broken` hears of a message that cannot be made: grpc would take that for the end of the stream."""
@@ -123,7 +176,7 @@ class Session:
         told, sources = differences.NOTHING, sources_parts.Parts()
         while True:
             try:
-                async with asyncio.timeout(self.limits.lease_s):
+                async with asyncio.timeout(self._silence_s):
                     data = await call.read()
                 if not isinstance(data, bytes):
                     return "the coordinator ended the session"
@@ -132,13 +185,14 @@ class Session:
                 message = differences.complete(short, wire.left_out(envelope), told)
                 told = differences.after(message, told)
                 self._received_seq = envelope.seq
+                self._learn(envelope.coordinators)
                 if isinstance(message, m.Sources):
                     whole = sources.add(message)
                     if whole is None:
                         continue
                     message = whole
             except TimeoutError:
-                return f"heard nothing for {self.limits.lease_s:g} s"
+                return f"heard nothing for {self._silence_s:g} s"
             except InvalidMessage as error:
                 # What it said is lost; after the next Hello the coordinator says again what is pending.
                 self.num_refused_messages += 1

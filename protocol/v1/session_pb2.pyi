@@ -446,6 +446,7 @@ class SessionResponse(_message.Message):
     RETURN_DEPOSITS_FIELD_NUMBER: _builtins.int
     SAME_CONTRIBUTORS_FIELD_NUMBER: _builtins.int
     SAME_TREES_FIELD_NUMBER: _builtins.int
+    COORDINATORS_FIELD_NUMBER: _builtins.int
     seq: _builtins.int
     ack: _builtins.int
     checksum: _builtins.int
@@ -504,6 +505,10 @@ class SessionResponse(_message.Message):
     def deposits(self) -> Global___Deposits: ...
     @_builtins.property
     def return_deposits(self) -> Global___ReturnDeposits: ...
+    @_builtins.property
+    def coordinators(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """HOST:PORT of all that may serve the run, this one first; said at the begin of a stream and when it changes."""
+
     def __init__(
         self,
         *,
@@ -538,10 +543,11 @@ class SessionResponse(_message.Message):
         return_deposits: Global___ReturnDeposits | None = ...,
         same_contributors: _builtins.bool = ...,
         same_trees: _builtins.bool = ...,
+        coordinators: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["abandoned", b"abandoned", "admitted", b"admitted", "banned", b"banned", "body", b"body", "commit", b"commit", "deposits", b"deposits", "dial_back", b"dial_back", "disputed", b"disputed", "drain", b"drain", "evicted", b"evicted", "finished", b"finished", "header", b"header", "leases", b"leases", "list_payloads", b"list_payloads", "open", b"open", "peers", b"peers", "plan", b"plan", "pulse", b"pulse", "rebuild_commit", b"rebuild_commit", "refused", b"refused", "return_deposits", b"return_deposits", "rolled_back", b"rolled_back", "send_manifest", b"send_manifest", "show", b"show", "sources", b"sources", "weights", b"weights", "welcome", b"welcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["abandoned", b"abandoned", "ack", b"ack", "admitted", b"admitted", "banned", b"banned", "body", b"body", "checksum", b"checksum", "commit", b"commit", "deposits", b"deposits", "dial_back", b"dial_back", "disputed", b"disputed", "drain", b"drain", "evicted", b"evicted", "finished", b"finished", "header", b"header", "leases", b"leases", "list_payloads", b"list_payloads", "open", b"open", "peers", b"peers", "plan", b"plan", "pulse", b"pulse", "rebuild_commit", b"rebuild_commit", "refused", b"refused", "return_deposits", b"return_deposits", "rolled_back", b"rolled_back", "same_contributors", b"same_contributors", "same_trees", b"same_trees", "send_manifest", b"send_manifest", "seq", b"seq", "show", b"show", "sources", b"sources", "weights", b"weights", "welcome", b"welcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abandoned", b"abandoned", "ack", b"ack", "admitted", b"admitted", "banned", b"banned", "body", b"body", "checksum", b"checksum", "commit", b"commit", "coordinators", b"coordinators", "deposits", b"deposits", "dial_back", b"dial_back", "disputed", b"disputed", "drain", b"drain", "evicted", b"evicted", "finished", b"finished", "header", b"header", "leases", b"leases", "list_payloads", b"list_payloads", "open", b"open", "peers", b"peers", "plan", b"plan", "pulse", b"pulse", "rebuild_commit", b"rebuild_commit", "refused", b"refused", "return_deposits", b"return_deposits", "rolled_back", b"rolled_back", "same_contributors", b"same_contributors", "same_trees", b"same_trees", "send_manifest", b"send_manifest", "seq", b"seq", "show", b"show", "sources", b"sources", "weights", b"weights", "welcome", b"welcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["welcome", "admitted", "refused", "open", "plan", "commit", "abandoned", "sources", "evicted", "finished", "pulse", "leases", "rolled_back", "show", "disputed", "list_payloads", "peers", "weights", "dial_back", "send_manifest", "rebuild_commit", "banned", "drain", "deposits", "return_deposits"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015

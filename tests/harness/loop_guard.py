@@ -29,7 +29,8 @@ ENDED = 97
 """An exit code that no process of the program has."""
 MUCH_BYTES = 1 << 20
 STARTS = ("coordinator/main.py", "node/daemon/main.py", "node/daemon/time_off.py")
-"""What their coroutines call themselves happens before anybody is served."""
+IN_STARTS = ("serve", "_opened", "_begun", "_stay", "stay_off", "_run")
+"""What these coroutines of theirs call themselves happens before anybody is served."""
 LOOKERS_ON = ("watched", "watched_output", "allocate", "write_whole")
 """Functions of the simulator around those of the program: events, outputs, and a disk that may be full."""
 SMALL = (
@@ -214,6 +215,6 @@ def _is_the_tests_own() -> bool:
             if not (code.co_filename.startswith(SIMULATION) and code.co_name in LOOKERS_ON):
                 return True
         elif code.co_flags & inspect.CO_COROUTINE:
-            return code.co_filename.endswith(STARTS) and code.co_name in ("serve", "_stay", "stay_off", "_run")
+            return code.co_filename.endswith(STARTS) and code.co_name in IN_STARTS
         frame = frame.f_back
     return False

@@ -17,6 +17,7 @@ from atoll.protocol.machine import Machine
 from atoll.protocol.time_limits import time_limits
 from atoll.protocol.v1 import session_pb2
 from tests.harness.envelopes import response
+from tests.harness.sockets import free_address
 
 HEADER = m.Header(protocol_version=PROTOCOL_VERSION, run_id="run", term=1)
 GOOD = wire.to_bytes(response(m.Pulse(), HEADER, 1, 0))
@@ -42,7 +43,7 @@ def a_session(
 ) -> Session:
     """What it is told goes to `heard`, and why it lost a stream unless `lost` is given."""
     return kind(
-        address=address,
+        addresses=[address],
         limits=time_limits("local"),
         machine=Machine(),
         opened=lambda: None,
@@ -159,7 +160,7 @@ def test_a_handler_that_fails_ends_the_session_and_is_not_taken_for_the_stream(f
         server, address = await serving(serve)
         lost: list[str] = []
         session = Session(
-            address=address,
+            addresses=[address],
             limits=time_limits("local"),
             machine=Machine(),
             opened=lambda: session.send(m.Heartbeat(phase="training")),
@@ -271,5 +272,66 @@ def test_a_message_acknowledges_what_was_heard_when_it_was_said() -> None:
         said = [wire.parse(session_pb2.SessionRequest, await anext(requests)) for _ in range(2)]
         assert [envelope.ack for envelope in said] == [0, 1]
         await requests.aclose()  # type: ignore[attr-defined]
+
+    asyncio.run(scenario())
+
+
+def test_where_several_may_serve_the_run_the_session_finds_the_one_that_does_and_learns_of_others() -> None:
+    """Nobody listens at the first address, and the second one says where else: there the session goes when it ends."""
+
+    def says(coordinators: list[str]) -> bytes:
+        response = wire.response_body(m.Welcome(settings_json="{}"))
+        return wire.response_around(response, HEADER, 1, 0, coordinators)
+
+    async def scenario() -> None:
+        others: list[str] = []
+
+        async def ends(requests: AsyncIterator[bytes], _context: Any) -> AsyncIterator[bytes]:
+            yield says(others)
+
+        async def stays(requests: AsyncIterator[bytes], _context: Any) -> AsyncIterator[bytes]:
+            yield GOOD
+            async for _ in requests:
+                pass
+
+        second, address = await serving(ends)
+        third, another = await serving(stays)
+        others += [address, another]
+        heard: asyncio.Queue[Any] = asyncio.Queue()
+        session = a_session(free_address(), heard)
+        session.addresses = [session.addresses[0], address]
+        session.__post_init__()
+        task = asyncio.create_task(session.run())
+        async with asyncio.timeout(30):
+            assert "refuses connections" in await heard.get()
+            assert await heard.get() == m.Welcome(settings_json="{}")
+            assert await heard.get() == "the coordinator ended the session"
+            while (found := await heard.get()) != m.Pulse():
+                assert isinstance(found, str | m.Welcome)
+        assert session.address == another
+        await session.close()
+        await task
+        for server in (second, third):
+            await server.stop(0)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("addresses", [["nowhere"], ["a@b:1"], [f"h{n}:1" for n in range(9)], ["x y:1"]])
+def test_addresses_that_are_none_end_the_stream(addresses: list[str]) -> None:
+    async def scenario() -> None:
+        async def serve(requests: AsyncIterator[bytes], _context: Any) -> AsyncIterator[bytes]:
+            yield wire.response_around(wire.response_body(m.Pulse()), HEADER, 1, 0, addresses)
+
+        server, address = await serving(serve)
+        heard: asyncio.Queue[Any] = asyncio.Queue()
+        session = a_session(address, heard)
+        task = asyncio.create_task(session.run())
+        async with asyncio.timeout(30):
+            assert "a message that cannot be read" in await heard.get()
+        assert session.address == address
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await server.stop(0)
 
     asyncio.run(scenario())

@@ -43,7 +43,7 @@ from tests.harness.chunks import cut_out, elements_of
 from tests.harness.phases import local_steps, mean_momentum
 from tests.harness.site_questions import of_node
 from tests.simulation.listed import Listed
-from tests.simulation.processes import COORDINATOR, Averaging, SimNode, SimStore
+from tests.simulation.processes import COORDINATORS, Averaging, SimNode, SimStore
 from tests.simulation.reference import AttemptName, Average, Errors, ErrorsOfAverages, Records, replay, trained
 from tests.simulation.sites import Sealed, Step, learned_in, rates_at, rates_over
 
@@ -259,7 +259,7 @@ class Checks:
 
     def on_message(self, source: str, target: str, item: Any) -> None:
         """Nothing leaves the coordinator that its store would not bring back."""
-        if source != COORDINATOR or not isinstance(item, bytes):
+        if source not in COORDINATORS or not isinstance(item, bytes):
             return
         envelope = session_pb2.SessionResponse.FromString(item)
         if envelope.WhichOneof("body") not in DECISIONS:

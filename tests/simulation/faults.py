@@ -17,6 +17,7 @@ from tests.harness.coordinator_questions import of_server
 from tests.simulation import liars
 from tests.simulation.liars import SORTS, Liar, LiarWhenAsked
 from tests.simulation.processes import COORDINATOR, MuteCoordinator, SimNode
+from tests.simulation.standby import OF_TWO
 from tests.simulation.world import World
 
 LOOKED_AT_EVERY_S = 1.0
@@ -801,6 +802,7 @@ async def strike(world: World, faults: Sequence[Fault]) -> None:
             break
         world.story.tell("fault", str(fault))
         world.num_faults[fault.kind] += 1
-        FAULTS[fault.kind][0](world, fault, random.Random(fault.draw))
+        happens = OF_TWO[fault.kind] if fault.kind in OF_TWO else FAULTS[fault.kind][0]
+        happens(world, fault, random.Random(fault.draw))
         over_at = max(over_at, world.loop.time() + fault.lasts_s)
     await asyncio.sleep(max(0.0, over_at - world.loop.time()) + 1e-3)

@@ -518,6 +518,7 @@ class SimChannel:
     max_message_bytes: int
     calls: list[Call] = field(default_factory=list)
     closed: bool = False
+    _state: grpc.ChannelConnectivity = grpc.ChannelConnectivity.IDLE
 
     @property
     def machine(self) -> str:
@@ -581,6 +582,20 @@ class SimChannel:
             if server is not None and server.started and self.network.is_open(me.machine, self.machine):
                 return
             await asyncio.sleep(RETRY_S)
+
+    def get_state(self, *, try_to_connect: bool = False) -> grpc.ChannelConnectivity:
+        return self._state
+
+    async def wait_for_state_change(self, last: grpc.ChannelConnectivity) -> None:
+        me = here()
+        while True:
+            await asyncio.sleep(2 * self.network.delay_s())
+            if self.network.is_open(me.machine, self.machine):
+                break
+            await asyncio.sleep(RETRY_S)
+        server = self.network.servers.get(self.address)
+        is_there = server is not None and server.started
+        self._state = grpc.ChannelConnectivity.READY if is_there else grpc.ChannelConnectivity.TRANSIENT_FAILURE
 
     async def close(self, grace: float | None = None) -> None:
         self.closed = True

@@ -19,8 +19,9 @@ import grpc
 from google.protobuf.message import Message
 
 from atoll.coordinator.config import CoordinatorConfig
-from atoll.coordinator.core.events import CommitRecord, Output, Record, Report, WeightsRecord
+from atoll.coordinator.core.events import CommitRecord, Output, Persist, Record, Report, WeightsRecord
 from atoll.coordinator.core.persisted import Persisted
+from atoll.coordinator.lease import Claim, Leading, LeaseHeld
 from atoll.coordinator.restoring import Restoring
 from atoll.coordinator.service import SERVICE, CoordinatorServer
 from atoll.node.core import events as e
@@ -62,11 +63,21 @@ from tests.simulation.loop import HERE, THREAD_S, InlineExecutor, Process, SimLo
 from tests.simulation.machine import SimDisk, SimMachine
 from tests.simulation.other_hosts import OtherHost
 from tests.simulation.sites import Hands, SimBuffer, SimLauncher, SimLocalServer
+from tests.simulation.standby import Shared, SharedView, SimLease
 
 loop_guard.install()
 
 COORDINATOR = "coordinator"
-ADDRESS = f"{COORDINATOR}:7700"
+STANDBY = "standby"
+COORDINATORS = (COORDINATOR, STANDBY)
+"""Machines, where there are two."""
+
+
+def address_of(machine: str) -> str:
+    return f"{machine}:7700"
+
+
+ADDRESS = address_of(COORDINATOR)
 BROKEN_OFF = 0.2
 """Of all fetches."""
 
@@ -191,8 +202,18 @@ class SimCoordinator:
         machine: Machine,
         *,
         busy_s: float = 0.0,
+        shared: Shared | None = None,
+        machine_name: str = COORDINATOR,
     ) -> None:
-        self.process = Process(COORDINATOR, number)
+        """`shared`: it is one of two."""
+        self.process = Process(machine_name, number)
+        self._shared = shared
+        self._address = address_of(machine_name)
+        self.hangs_before_commit_s = 0.0
+        """Once, in front of the next commit."""
+        self.on_hang: Callable[[float], None] = lambda lasts_s: None
+        self.on_led: Callable[[], None] = lambda: None
+        self.on_lost: Callable[[BaseException], None] = lambda error: None
         self._machine = machine
         self._busy_s = busy_s
         self._context = contextvars.copy_context()
@@ -207,10 +228,13 @@ class SimCoordinator:
 
     async def _run(self, settings: RunSettings, store: SimStore) -> None:
         try:
-            config = CoordinatorConfig(listen=ADDRESS, store_path=Path("/simulated"))
+            config = CoordinatorConfig(listen=self._address, store_path=Path("/simulated"))
             if store.is_old:
                 await self._restore(settings, store)
-            self.server = server = CoordinatorServer(config, settings, store, machine=self._machine)
+            if self._shared is not None:
+                self.server = server = await self._led(config, settings, self._shared)
+            else:
+                self.server = server = CoordinatorServer(config, settings, store, machine=self._machine)
             asked = of_server(server)
             handle = asked.core.handle
 
@@ -224,6 +248,8 @@ class SimCoordinator:
                 return outputs
 
             asked.core.handle = watched  # type: ignore[method-assign]
+            if self._shared is not None:
+                self._watch_commits(server)
             if self._busy_s:
                 execute = server._execute
 
@@ -236,6 +262,39 @@ class SimCoordinator:
             await server.run()
         except Exception as error:
             self.failure = error
+
+    async def _led(self, config: CoordinatorConfig, settings: RunSettings, shared: Shared) -> CoordinatorServer:
+        """As in coordinator/main.py, once it leads."""
+        machine = self.process.machine
+        claim = Claim(str(self.process), self._address, "")
+        leading = Leading(SimLease(shared, claim, machine), "the store", self.on_lost)
+        view, never = SharedView(shared, claim, machine), asyncio.Event()
+        while True:
+            with contextlib.suppress(HostError):
+                if not await leading.is_free():
+                    await leading.wait(never)
+            try:
+                server = CoordinatorServer(config, settings, view, machine=self._machine)
+            except (LeaseHeld, HostError):
+                await asyncio.sleep(0.1)
+                continue
+            leading.start(contextlib.AsyncExitStack())
+            server.leading = leading
+            self.on_led()
+            return server
+
+    def _watch_commits(self, server: CoordinatorServer) -> None:
+        execute = server._execute
+
+        async def watched(outputs: list[Output]) -> None:
+            kept = [record for output in outputs if isinstance(output, Persist) for record in output.records]
+            if self.hangs_before_commit_s and any(isinstance(record, CommitRecord) for record in kept):
+                lasts_s, self.hangs_before_commit_s = self.hangs_before_commit_s, 0.0
+                self.on_hang(lasts_s)
+                await asyncio.sleep(0)
+            await execute(outputs)
+
+        server._execute = watched  # type: ignore[method-assign]
 
     async def _restore(self, settings: RunSettings, store: SimStore) -> None:
         """An operator does not wait for ever for a site that hangs."""
@@ -338,8 +397,10 @@ class SimNode:
         watch_output: Callable[[SimNode, out.Output], None],
         note_average: Callable[[SimNode, Averaging], None],
         seed: int,
+        coordinators: str = ADDRESS,
     ) -> None:
         self.process = process
+        self._coordinators = coordinators
         self._note_average = note_average
         self.settings = settings
         self._machine = machine
@@ -381,7 +442,7 @@ class SimNode:
             handlers = PeerService(hub).handlers
             server, port = await listen(f"{self.process.machine}:0", handlers, self._machine.network)
             config = NodeConfig(
-                coordinator=ADDRESS,
+                coordinator=self._coordinators,
                 name=self.process.machine,
                 command=("sim",),
                 num_threads=1,

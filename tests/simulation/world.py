@@ -35,6 +35,7 @@ from atoll.node.core import outputs as out
 from atoll.protocol import messages as m
 from atoll.protocol.codecs import kernels
 from atoll.protocol.codecs.table import BUNDLE, DENSE, SPARSE
+from atoll.protocol.errors import HostError, StaleError
 from atoll.protocol.layout import Manifest
 from atoll.protocol.outer_settings import OuterSettings
 from atoll.protocol.settings import RunSettings
@@ -47,15 +48,19 @@ from tests.simulation.loop import HERE, START_S, Deadlock, Process, SimLoop, Spi
 from tests.simulation.machine import SimMachine
 from tests.simulation.network import MOST_DELAY_S, Network
 from tests.simulation.processes import (
+    ADDRESS,
     COORDINATOR,
+    COORDINATORS,
     MuteCoordinator,
     SimCoordinator,
     SimNode,
     SimStore,
+    address_of,
     copy_of,
     small_parts,
 )
 from tests.simulation.sites import GROUPED, LAYERED, MANIFEST, TOKENS_A_STEP, Data, Hands
+from tests.simulation.standby import Shared
 
 LIMIT_S = 600.0
 """Of simulated time, from the last fault to the end of the run."""
@@ -91,6 +96,8 @@ class Shape:
     """With events that have come together, each time: others come together meanwhile."""
     most_delay_s: float = MOST_DELAY_S
     """Of a message on its link."""
+    has_standby: bool = False
+    """A second coordinator on the same store."""
 
     @property
     def window_steps(self) -> int:
@@ -330,6 +337,10 @@ class World:
         self.checks = Checks(loop, shape.settings, shape.manifest, self.store, self.story.tell)
         self.network.on_message = self.checks.on_message
         self.coordinator: SimCoordinator | None = None
+        """The one that leads, or led last and is not gone."""
+        self.coordinators: dict[str, SimCoordinator] = {}
+        """By machine."""
+        self.shared = Shared(self.store, loop.time) if shape.has_standby else None
         self._stand_in: SimCoordinator | MuteCoordinator | None = None
         self.nodes: dict[str, SimNode] = {}
         self.ended: dict[str, SimNode] = {}  # left, and not started again yet
@@ -359,34 +370,57 @@ class World:
     # --- starting and killing
 
     def start_coordinator(self) -> None:
-        if self.coordinator is not None or self._stand_in is not None or self.store.full:
+        if self._stand_in is not None or self.store.full:
             return
+        for machine in COORDINATORS if self.shared is not None else (COORDINATOR,):
+            if machine not in self.coordinators:
+                self._start_coordinator(machine)
+
+    def _start_coordinator(self, machine: str) -> None:
         self.num_starts += 1
-        self.story.tell("world", f"starts the coordinator{' with an old store' * self.store.is_old}")
-        self.coordinator = SimCoordinator(
+        self.story.tell("world", f"starts the {machine}{' with an old store' * self.store.is_old}")
+        made = self.coordinators[machine] = SimCoordinator(
             self.loop,
             self.num_starts,
             self.shape.settings,
             self.store,
-            self.machine(COORDINATOR),
+            self.machine(machine),
             busy_s=self.shape.coordinator_busy_s,
+            shared=self.shared,
+            machine_name=machine,
         )
-        self.coordinator.on_event = self._count
-        self.coordinator.task.add_done_callback(self._coordinator_ended)
+        if self.shared is None:
+            self.coordinator = made
+        made.on_event = self._count
+        made.on_hang = lambda lasts_s: self.stop(made.process, lasts_s)
+        made.on_led = lambda: self._leads(made)
+        made.on_lost = lambda error: self.end_coordinator(made, f"ended: {error}")
+        made.task.add_done_callback(lambda _: self._coordinator_ended(made))
 
-    def _coordinator_ended(self, task: asyncio.Task[None]) -> None:
-        coordinator = self.coordinator
-        if coordinator is None or coordinator.task is not task:
+    def _leads(self, coordinator: SimCoordinator) -> None:
+        self.story.tell("world", f"{coordinator.process} leads")
+        self.coordinator = coordinator
+
+    def _coordinator_ended(self, coordinator: SimCoordinator) -> None:
+        if coordinator not in self.coordinators.values():
             return
-        self.kill_coordinator(f"ended: {coordinator.failure}")
-        if coordinator.failure is not None and not isinstance(coordinator.failure, OSError):
+        self.end_coordinator(coordinator, f"ended: {coordinator.failure}")
+        mild = (OSError,) if self.shared is None else (OSError, HostError, StaleError)
+        if coordinator.failure is not None and not isinstance(coordinator.failure, mild):
             self.checks.failed(f"the coordinator ended with {coordinator.failure!r}", coordinator.failure)
 
     def kill_coordinator(self, why: str) -> None:
-        coordinator, self.coordinator = self.coordinator, None
-        if coordinator is None:
+        """The one that leads."""
+        if self.coordinator is not None:
+            self.end_coordinator(self.coordinator, why)
+
+    def end_coordinator(self, coordinator: SimCoordinator, why: str) -> None:
+        if self.coordinators.get(coordinator.process.machine) is not coordinator:
             return
-        self.story.tell("world", f"the coordinator is gone: {why}")
+        del self.coordinators[coordinator.process.machine]
+        if self.coordinator is coordinator:
+            self.coordinator = None
+        self.story.tell("world", f"{coordinator.process} is gone: {why}")
         self.network.kill(coordinator.process)
         self.loop.freeze(coordinator.process)
 
@@ -448,6 +482,7 @@ class World:
             watch_output=self._on_output,
             note_average=self.checks.on_average,
             seed=self.seed + self.num_starts,
+            coordinators=",".join(map(address_of, COORDINATORS)) if self.shared is not None else ADDRESS,
         )
         node.task.add_done_callback(lambda task: self._site_ended(node))
 

@@ -271,7 +271,7 @@ class Follower:
         assert self._welcome_said is not None
         config, settings = self._config, settings_from_json(self._welcome_said.settings_json)
         await asyncio.to_thread(prepare_kernels)
-        towards = config.coordinator or config.site_address
+        towards = next(iter(config.coordinators), config.site_address)
         async with AsyncExitStack() as stack:  # host 0 may be lost meanwhile: then all of it is made anew
             met = await meet_peers(config, settings.run_id, self._home, Machine(), stack, towards=towards)
             log.info("listening for peers on %s", met.address)

@@ -80,7 +80,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--http-name", metavar="NAME", help="of this machine, by which browsers come to them")
     parser.add_argument(
-        "--store", type=Path, metavar="PATH", help="the run's database (default: run.db beside the file)"
+        "--store",
+        metavar="PATH|URL",
+        help="the run's database: a file (default: run.db beside the run's file), or postgresql://USER@HOST/DATABASE "
+        "without a password, which several coordinators may share. Socket and root lie beside the file, also where the "
+        "run's file names such a database",
     )
     parser.add_argument(
         "--trust",
@@ -128,13 +132,18 @@ def run(args: argparse.Namespace) -> int:
 def prepare(args: argparse.Namespace) -> tuple[RunSettings, CoordinatorConfig, dict[str, Any] | None]:
     """What the file and the flags ask for, and the parent of a resumed run. Raises ConfigError."""
     from atoll.cli.config import default_store, load_run
+    from atoll.coordinator.config import DATABASES
     from atoll.node.dataplane import hugging_face
     from atoll.node.dataplane.saved_manifest import load_manifest
 
     flags = given(args, FLAGS)
     if args.restore is not None and (args.restore < 0 or args.resume is not None):
         raise ConfigError("--restore takes a number of sites, and is for a copy of the run's own database")
-    store_path = args.store or default_store(args.path)
+    store_path = default_store(args.path)
+    if args.store is not None and args.store.startswith(DATABASES):
+        flags["store"] = args.store
+    elif args.store is not None:
+        store_path = Path(args.store)
     settings, config = load_run(args.path, coordinator_flags=flags, store_path=store_path)
     if args.resume is None:
         return settings, config, None

@@ -38,7 +38,7 @@ def dry_run(config: NodeConfig) -> int:
     failed: AtollError | None = None
     settings = RunSettings(run_id="unknown")
     try:
-        document = fetch_status(config.coordinator, joined, proxy=parse_proxy(config.proxy))
+        document = fetch_status(config.coordinators[0], joined, proxy=parse_proxy(config.proxy))
         if "settings" not in document:
             raise InvalidMessage(f"the status of {config.coordinator} has no settings; is it of another version?")
         settings = settings_from_json(json.dumps(document["settings"]))
@@ -128,7 +128,7 @@ def ports(config: NodeConfig) -> str:
     from atoll.node.daemon.discover import local_address_towards
 
     try:
-        listen = config.listen or f"{local_address_towards(config.coordinator)}, any free port"
+        listen = config.listen or f"{local_address_towards(config.coordinators[0])}, any free port"
     except HostError as error:
         listen = f"unknown ({error})"
     told = f", told to others as {config.advertise}" if config.advertise else ""

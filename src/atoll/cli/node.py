@@ -134,9 +134,10 @@ def node_config(args: argparse.Namespace) -> NodeConfig:
     """Checked as far as this machine alone can tell. Raises ConfigError."""
     from atoll.node.daemon.config import NodeConfig, validate
     from atoll.node.dataplane.saved_manifest import place_for
-    from atoll.protocol.addresses import parse_address
+    from atoll.protocol.addresses import parse_address, parse_addresses
 
-    for address in (args.coordinator, args.listen, args.advertise, args.relay, args.http_listen, args.site_address):
+    parse_addresses(args.coordinator or "")
+    for address in (args.listen, args.advertise, args.relay, args.http_listen, args.site_address):
         if address:
             parse_address(address)
     for path in args.data_paths:
@@ -186,7 +187,7 @@ def complete(args: argparse.Namespace) -> None:
     if args.name not in ("", found.subject.name) or args.run not in ("", found.subject.run_id):
         raise ConfigError(f"{args.home} is of {found.subject}, not of site {args.name} of run {args.run}")
     enrolled.check_dates(found, time.time())  # what it warns of, the node says
-    args.name, args.coordinator = found.subject.name, args.coordinator or found.addresses[0]
+    args.name, args.coordinator = found.subject.name, args.coordinator or ",".join(found.addresses)
 
 
 def refuse_hosts(args: argparse.Namespace) -> None:

@@ -8,15 +8,15 @@ MUTATIONS = (
     Mutation(
         name="a store's row with a flipped bit is believed",
         rule="a store in which one bit of a row is another one is refused",
-        where="coordinator.sqlite_store:SqliteStore._damage",
-        old="            if rows.checksum(*values) != checksum:\n",
-        new="            if False:\n",
+        where="coordinator.sql_store:SqlStore._damaged_row",
+        old="                if rows.checksum(*values) != checksum:\n",
+        new="                if False:\n",
         tests=("tests/unit/coordinator/test_store_damage.py::test_a_flipped_bit_in_any_column_is_found",),
     ),
     Mutation(
         name="a store's missing or old row is not missed",
         rule="a store that lacks a row, or has an old one, is refused",
-        where="coordinator.sqlite_store:SqliteStore._damage",
+        where="coordinator.sql_store:SqlStore._damaged_row",
         old="        if total != int.from_bytes(sum_of_all):\n",
         new="        if False:\n",
         tests=("tests/unit/coordinator/test_store_damage.py::test_any_row_that_is_missing_is_missed",),
@@ -127,7 +127,7 @@ MUTATIONS = (
     Mutation(
         name="store takes an older term",
         rule="every transaction of the store checks the term",
-        where="coordinator.sqlite_store:SqliteStore.persist",
+        where="coordinator.sql_store:SqlStore._total_at",
         old="if newest != term:",
         new="if newest < term:",
         tests=("tests/unit/coordinator/test_store_contract.py",),

@@ -320,7 +320,7 @@ MUTATIONS = (
     Mutation(
         name="the hash of the starting state is forgotten in a restart",
         rule="a run can go back to its start however long its log is",
-        where="coordinator.sqlite_store:SqliteStore._persisted",
+        where="coordinator.sql_store:SqlStore._persisted",
         old="found += self._all(AttestationRecord, last=0)",
         new="pass",
         tests=("tests/unit/coordinator/test_store_contract.py::test_only_the_newest_commits_come_back_but_all_losses",),

@@ -86,7 +86,7 @@ MUTATIONS = (
     Mutation(
         name="a term begins where the last one ended",
         rule="10: what is kept later has a higher number, also after records that left no row",
-        where="coordinator.sqlite_store:SqliteStore._begin_seqs",
+        where="coordinator.sql_store:SqlStore._begin_seqs",
         old="max(self._last_seq(), term << rows.TERM_BITS)",
         new="self._last_seq()",
         tests=(f"{RESTORED}::test_with_what_a_site_keeps_a_copy_is_as_the_store_was",),

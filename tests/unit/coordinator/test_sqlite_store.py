@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from atoll.coordinator import sqlite_store
+from atoll.coordinator import sql_store, sqlite_store
 from atoll.coordinator.core.events import AttestationRecord, StopRecord
 from atoll.coordinator.core.persisted import RunRecord
 from atoll.coordinator.sqlite_store import SqliteStore, file_system_of
@@ -26,7 +26,7 @@ SCHEMA = (9, "1dc45bc338898df0294ce633b7852993")
 def test_another_schema_is_another_format() -> None:
     """A store of another one under the same number would be called damaged, not another version's."""
     schema = (Path(__file__).parents[3] / "coordinator" / "schema.sql").read_bytes()
-    found = (sqlite_store.SCHEMA_VERSION, hashlib.blake2b(schema, digest_size=16).hexdigest())
+    found = (sql_store.SCHEMA_VERSION, hashlib.blake2b(schema, digest_size=16).hexdigest())
     assert found == SCHEMA, "raise SCHEMA_VERSION, if stores of this number were released, and write both here"
 
 

@@ -24,7 +24,7 @@ from atoll.coordinator.core.persisted import (
     key_of,
     thinned,
 )
-from atoll.coordinator.sqlite_store import SqliteStore
+from atoll.coordinator.sql_store import SqlStore
 from atoll.coordinator.store import Store
 from atoll.protocol.errors import ConfigError, StaleError
 from atoll.protocol.messages import Commit, DataRange, Member, Open, Outlier, Plan, Tree
@@ -324,7 +324,7 @@ def test_of_a_run_of_very_many_commits_the_newest_stay(reopen: Reopen, monkeypat
     assert next(r.commit for r in found.all(e.AttestationRecord)) == 0, "of the starting state"
     commits, attestations = store.read_commits(81, 100)
     assert [r.commit.commit for r in commits] == [r.commit for r in attestations] == list(range(81, 101))
-    assert 80 not in store.commit_times() or not isinstance(store, SqliteStore)
+    assert 80 not in store.commit_times() or not isinstance(store, SqlStore)
 
 
 @pytest.mark.parametrize("number", [0, 1, MAX_LOSSES, MAX_LOSSES + 1, 5 * MAX_LOSSES])
@@ -406,8 +406,8 @@ def test_exclusions_go_when_newer_ones_come_and_with_their_sites(reopen: Reopen)
 
 
 def num_exclusions(store: Store) -> int:
-    if isinstance(store, SqliteStore):
-        (found,) = store._db.execute("SELECT count(*) FROM records WHERE kind = 'exclusion'").fetchone()
+    if isinstance(store, SqlStore):
+        (found,) = store._execute("SELECT count(*) FROM records WHERE kind = 'exclusion'").fetchone()
         return int(found)
     assert isinstance(store, MemoryStore)
     return sum(isinstance(record, e.ExclusionRecord) for record in store._records.values())

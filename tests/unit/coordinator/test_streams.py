@@ -37,7 +37,7 @@ def test_parts_of_a_message_count_as_one_and_deposits_as_none(monkeypatch: pytes
         stream.deposit(m.Deposits(), bodies)
         stream.say(m.RolledBack(branch=1, commit=0, reason="?"), bodies)
         stream.put(None)
-        await stream.write(context, HEADER)
+        await stream.write(context, HEADER, lambda: ())
         return [(response.WhichOneof("body"), response.seq) for response in context.written]
 
     assert asyncio.run(main()) == [

@@ -178,7 +178,7 @@ def test_a_home_says_run_name_and_coordinator(tmp_path: Path, monkeypatch: pytes
     args = Namespace(site_hosts=1, home=tmp_path, name="", run="", coordinator="")
     args.insecure = args.insecure_network = False
     complete(args)
-    assert (args.name, args.coordinator) == ("berlin", ADDRESSES[0])
+    assert (args.name, args.coordinator) == ("berlin", ",".join(ADDRESSES))
     for wrong in ({"name": "paris"}, {"run": "another"}):
         with pytest.raises(ConfigError, match="is of site berlin of run run"):
             complete(Namespace(**vars(args) | wrong))
@@ -225,5 +225,5 @@ def test_an_invite_that_nobody_could_use_is_not_made(addresses: tuple[str, ...],
 
     anything: Any = None
     enrolment = Enrolment(anything, anything, anything, never)
-    answer = asyncio.run(enrolment.invite(InviteAsked(role="site", name="a", addresses=addresses), "127.0.0.1:1"))
+    answer = asyncio.run(enrolment.invite(InviteAsked(role="site", name="a", addresses=addresses), ("127.0.0.1:1",)))
     assert text in answer.problem

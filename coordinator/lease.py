@@ -1,0 +1,159 @@
+"""The lease: which of the coordinators on one database leads, as each of them knows it. The database's clock alone says
+when it is over; the one that leads stops speaking before that."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import Any, NoReturn, Protocol
+
+from atoll.protocol.errors import AtollError, HostError, StaleError
+from atoll.protocol.signals import end_process
+
+log = logging.getLogger("atoll.coordinator")
+
+LEASE_S = 5.0
+RENEW_EVERY_S = 1.0
+LOOK_EVERY_S = 0.5
+SEEN_WITHIN_S = 5.0
+"""Since it said so, a coordinator stands by."""
+
+
+class LeaseHeld(StaleError):
+    """Another coordinator leads."""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """As the database said a moment ago."""
+
+    holder: str
+    address: str
+    left_s: float
+
+    @property
+    def is_over(self) -> bool:
+        return self.left_s <= 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What one start of a coordinator says of itself."""
+
+    holder: str
+    """Of this start alone."""
+    address: str
+    """Where sites reach it."""
+    root: str
+    """The digest of the root that it has; empty in plain text."""
+
+    def check(self, where: str, held: Held) -> None:
+        """Raises LeaseHeld."""
+        if not held.is_over and held.holder != self.holder:
+            raise LeaseHeld(f"{where}: the coordinator at {held.address} leads for {held.left_s:.1f} s more")
+
+
+class Lease(Protocol):
+    """Of one start of a coordinator. One call at a time, from any thread; each may raise HostError."""
+
+    def stand_by(self) -> Held:
+        """Says that this one is here. Who leads."""
+
+    def renew(self) -> tuple[str, ...] | None:
+        """The addresses of those that stand by; None if the lease was over, or is another one's."""
+
+    def end(self) -> None:
+        """Whoever stands by need not wait."""
+
+
+def end_with(error: BaseException) -> None:
+    """Not one more word, and no thread is waited for, which may hang in the database."""
+    sys.stderr.write(f"atoll coordinator: {error}\n")
+    end_process(error.exit_code if isinstance(error, AtollError) else AtollError.exit_code)
+
+
+class Leading:
+    """`wait` until nobody leads; then `keep` what the store took, until the process ends."""
+
+    def __init__(self, lease: Lease, where: str, lost: Callable[[BaseException], None] = end_with) -> None:
+        """`where`: the store, in words. `lost` ends this process: another coordinator may lead."""
+        self._lease = lease
+        self._where = where
+        self._lost = lost
+        self._until = 0.0
+        self.standbys: tuple[str, ...] = ()
+        """Addresses of the others."""
+        self.state = "it starts"
+        """In words, of one that stands by."""
+
+    async def is_free(self) -> bool:
+        """Whether nobody leads. Raises HostError."""
+        held = await asyncio.to_thread(self._lease.stand_by)
+        self.state = f"it stands by: the coordinator at {held.address} leads, for {max(0.0, held.left_s):.1f} s more"
+        return held.is_over
+
+    async def wait(self, asked: asyncio.Event) -> bool:
+        """Until nobody leads; False if this is to end before."""
+        problem = ""
+        while not asked.is_set():
+            try:
+                if await self.is_free():
+                    return True
+                problem = ""
+            except HostError as error:
+                if not problem:
+                    log.warning("%s", error)
+                problem = self.state = f"it stands by, and does not know who leads: {error}"
+            try:
+                async with asyncio.timeout(LOOK_EVERY_S):
+                    await asked.wait()
+            except TimeoutError:
+                continue
+        return False
+
+    def start(self, stack: AsyncExitStack) -> None:
+        """The store has taken the lease just now: it is kept until `stack` ends, and without it this process ends."""
+        self._until = asyncio.get_running_loop().time() + LEASE_S
+        keeping = asyncio.create_task(self.keep())
+        keeping.add_done_callback(self._over)
+        stack.callback(keeping.cancel)
+
+    def _over(self, keeping: asyncio.Task[NoReturn]) -> None:
+        if not keeping.cancelled() and (error := keeping.exception()) is not None:
+            self._lost(error)
+
+    @property
+    def left_s(self) -> float:
+        return self._until - asyncio.get_running_loop().time()
+
+    async def keep(self) -> NoReturn:
+        """Raises StaleError once the lease may be over: nothing more may be said to anybody."""
+        loop, problem = asyncio.get_running_loop(), ""
+        while True:
+            asked_at = loop.time()
+            renewing = asyncio.ensure_future(asyncio.to_thread(self._lease.renew))
+            try:
+                async with asyncio.timeout_at(self._until):
+                    standbys = await asyncio.shield(renewing)
+            except TimeoutError:
+                renewing.add_done_callback(lambda done: done.cancelled() or done.exception())
+                raise StaleError(f"{self._where} did not renew the lease within {LEASE_S:g} s{problem}") from None
+            except HostError as error:
+                problem = f": {error}"
+                log.warning("the lease is not renewed yet, %.1f s are left%s", self.left_s, problem)
+            else:
+                if standbys is None:
+                    raise StaleError(f"{self._where}: the lease is over, and another coordinator may lead")
+                self.standbys, self._until, problem = standbys, asked_at + LEASE_S, ""
+            await asyncio.sleep(max(0.0, min(RENEW_EVERY_S, self.left_s)))
+
+    def end(self) -> None:
+        """In a thread, when nothing more is said."""
+        self._lease.end()
+
+    def document(self) -> dict[str, Any]:
+        return {"left_s": round(self.left_s, 1), "standbys": list(self.standbys)}

@@ -1,0 +1,159 @@
+"""The store in a PostgreSQL database, which several coordinators share: the one that has the lease leads."""
+
+from __future__ import annotations
+
+import importlib.resources
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any
+
+from psycopg.pq import TransactionStatus
+
+from atoll.coordinator.core.persisted import Persisted, RunRecord
+from atoll.coordinator.lease import Claim
+from atoll.coordinator.postgresql import SCHEMA, Database, explained, placed
+from atoll.coordinator.postgresql_lease import held, take
+from atoll.coordinator.sql_store import SCHEMA_VERSION, Found, SqlStore
+from atoll.coordinator.store import run_of
+from atoll.protocol.errors import ConfigError, HostError, StateError
+from atoll.protocol.settings import RunSettings
+
+ROWS_AT_ONCE = 500
+MAKING = 0x61746F6C
+"""The lock of whoever makes the tables: "atol"."""
+RESTORE = "restore the database from a copy (docs/operations.md), or start a new run in another one"
+
+
+class PostgresqlStore(SqlStore):
+    """`begin` takes the lease and the next term in one transaction, and each later one compares the term: of two
+    coordinators that believe to lead, the older one changes nothing.
+
+    Raises HostError if the database does not answer, StateError if its tables are of another version, ConfigError for
+    one that is not safe.
+    """
+
+    for_update = " FOR UPDATE"
+
+    def __init__(self, database: Database) -> None:
+        super().__init__()
+        self.where = database.where
+        self._claim: Claim | None = None
+        self._db = database.connect()
+        try:
+            with self._explained(), self._readable():
+                self._open()
+        except BaseException:
+            self._db.close()
+            raise
+
+    def _open(self) -> None:
+        with self._transaction():
+            self._execute("SELECT pg_advisory_xact_lock(?)", (MAKING,))
+            if not self._execute("SELECT to_regclass(?) IS NOT NULL", (f"{SCHEMA}.format",)).fetchone()[0]:
+                if not self._execute("SELECT to_regnamespace(?) IS NOT NULL", (SCHEMA,)).fetchone()[0]:
+                    self._execute(f"CREATE SCHEMA {SCHEMA}")
+                self._make_tables()
+            (version,) = self._execute("SELECT version FROM format").fetchone()
+        if version != SCHEMA_VERSION:
+            raise StateError(
+                f"{self.where} has format {version}, this version of atoll reads {SCHEMA_VERSION}: end the run with "
+                "the version that made it, or start a new one from its saved model (--resume) in another database"
+            )
+
+    def _make_tables(self) -> None:
+        file = importlib.resources.files("atoll.coordinator").joinpath("schema_postgresql.sql")
+        for statement in file.read_text(encoding="utf-8").split(";\n"):
+            self._execute(statement)
+        self._execute("INSERT INTO format (version) VALUES (?)", (SCHEMA_VERSION,))
+
+    # --- who leads
+
+    @property
+    def is_new(self) -> bool:
+        """Whether no coordinator has led here."""
+        with self._explained():
+            return self._root() is None
+
+    def _root(self) -> str | None:
+        (root,) = self._execute("SELECT root FROM lease").fetchone()
+        return None if root is None else str(root)
+
+    def claims(self, claim: Claim) -> None:
+        """Before `begin`. Raises ConfigError for another root than the run's."""
+        self._claim = claim
+        with self._explained():
+            self._refuse_another_root(claim)
+
+    def check(self, settings: RunSettings, parent_json: str) -> None:
+        """Raises ConfigError for another run, or other settings."""
+        with self._explained(), self._readable():
+            known = self._all(RunRecord)
+            run_of(self.where, known[0] if known else None, settings, parent_json)
+
+    def _refuse_another_root(self, claim: Claim) -> None:
+        root = self._root()
+        if root is not None and root != claim.root:
+            has = f"root {claim.root[:16]}" if claim.root else "none (plain text)"
+            wanted = f"root {root[:16]}" if root else "none (plain text)"
+            raise ConfigError(
+                f"{self.where} has a run whose root is another one: {wanted}, this coordinator has {has}. Sites would "
+                "not know it: give it the folder with root.pem and root.key of the coordinator that began the run "
+                "(--trust DIR)"
+            )
+
+    def begin(self, settings: RunSettings, parent_json: str = "") -> Persisted:
+        """Raises LeaseHeld if another coordinator leads."""
+        claim = self._claim
+        assert claim is not None, "`claims` comes first"
+        with self._explained(), self._readable(), self._transaction():
+            self._execute("SELECT id FROM lease FOR UPDATE")
+            claim.check(self.where, held(self._db))
+            self._refuse_another_root(claim)
+            if damage := self._damaged_row():
+                raise StateError(f"{self.where} is damaged ({damage}): {RESTORE}")
+            persisted = self._begun(settings, parent_json)
+            take(self._db, claim)
+            return persisted
+
+    # --- what PostgreSQL has of its own
+
+    def _execute(self, statement: str, values: Sequence[object] = ()) -> Found:
+        return self._db.execute(placed(statement), values or None)
+
+    @contextmanager
+    def _stream(self, statement: str, values: Sequence[object] = ()) -> Iterator[Iterable[Any]]:
+        """By a cursor of the server, which lives as long as a transaction."""
+        with self._within_transaction(), self._db.cursor("stream") as cursor:
+            cursor.itersize = ROWS_AT_ONCE
+            yield cursor.execute(placed(statement), values or None)
+
+    def _within_transaction(self) -> AbstractContextManager[None]:
+        return _nothing() if self._is_in_transaction() else self._transaction()
+
+    def _explained(self) -> AbstractContextManager[None]:
+        return explained(self.where)
+
+    def _is_in_transaction(self) -> bool:
+        """A session that broke is in none: the server has ended it."""
+        status = self._db.info.transaction_status
+        return status in (TransactionStatus.INTRANS, TransactionStatus.INERROR)
+
+    def _commit(self) -> None:
+        done = self._db.execute("COMMIT").statusmessage
+        if done != "COMMIT":  # of one in which something failed
+            raise HostError(f"{self.where}: a transaction ended with {done}")
+
+    def copy_to(self, path: Path) -> None:
+        raise HostError(
+            f"no copy at {path}: {self.where} is copied by the tools of PostgreSQL (pg_dump --schema={SCHEMA}, or the "
+            "backups of the server), and the folder with root.key beside it"
+        )
+
+    def close(self) -> None:
+        self._db.close()
+
+
+@contextmanager
+def _nothing() -> Iterator[None]:
+    yield

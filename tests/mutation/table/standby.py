@@ -1,0 +1,111 @@
+"""Two coordinators on one database: the lease, the term as its fence, and who waits for what."""
+
+from __future__ import annotations
+
+from tests.mutation.mutation import Mutation
+
+STORE = "tests/unit/coordinator/test_postgresql_store.py"
+LEASE = "tests/unit/coordinator/test_lease.py"
+SESSION = "tests/process/test_node_session.py"
+SECOND = f"{STORE}::test_a_second_one_leads_when_the_lease_is_over_and_the_first_one_keeps_nothing_more"
+
+MUTATIONS = (
+    Mutation(
+        name="a leader whose term is over keeps what it decides",
+        rule="31: every transaction compares the term",
+        where="coordinator.sql_store:SqlStore._total_at",
+        old="if newest != term:",
+        new="if newest > term + 1:",
+        tests=(SECOND,),
+    ),
+    Mutation(
+        name="a lease that runs is taken",
+        rule="31: one coordinator leads",
+        where="coordinator.lease:Claim.check",
+        old="if not held.is_over and held.holder != self.holder:",
+        new="if held.is_over and held.holder != self.holder:",
+        tests=(SECOND,),
+    ),
+    Mutation(
+        name="a lease that is over is renewed",
+        rule="31: after its lease a leader does not go on, whoever has it",
+        where="coordinator.postgresql_lease",
+        old=" WHERE holder = ? AND until > clock_timestamp()",
+        new=" WHERE holder = ?",
+        tests=(SECOND,),
+    ),
+    Mutation(
+        name="another one's lease is renewed",
+        rule="31: one coordinator leads",
+        where="coordinator.postgresql_lease",
+        old="WHERE holder = ? AND until > clock_timestamp()",
+        new="WHERE (holder = ? OR true) AND until > clock_timestamp()",
+        tests=(SECOND,),
+    ),
+    Mutation(
+        name="a transaction's begin is the clock of the lease",
+        rule="31: a lease lasts from the moment in which it is taken or renewed, by the database's clock",
+        where="coordinator.postgresql_lease",
+        old='_LASTS = "clock_timestamp() + make_interval(secs => ?)"',
+        new='_LASTS = "until + make_interval(secs => ?)"',
+        tests=(f"{STORE}::test_a_renewal_counts_from_the_clock_of_the_database",),
+    ),
+    Mutation(
+        name="a renewal counts from its answer",
+        rule="31: a leader says nothing more when its lease may be over",
+        where="coordinator.lease:Leading.keep",
+        old='asked_at + LEASE_S, ""',
+        new='loop.time() + LEASE_S + 1, ""',
+        tests=(f"{LEASE}::test_a_leader_that_does_not_reach_the_database_ends_before_the_lease_does",),
+    ),
+    Mutation(
+        name="a leader sleeps past the end of its lease",
+        rule="31: a leader says nothing more when its lease may be over",
+        where="coordinator.lease:Leading.keep",
+        old="max(0.0, min(RENEW_EVERY_S, self.left_s))",
+        new="RENEW_EVERY_S",
+        tests=(f"{LEASE}::test_a_leader_that_does_not_reach_the_database_ends_before_the_lease_does",),
+    ),
+    Mutation(
+        name="a renewal that hangs is waited for",
+        rule="31: a leader says nothing more when its lease may be over",
+        where="coordinator.lease:Leading.keep",
+        old="asyncio.timeout_at(self._until)",
+        new="asyncio.timeout_at(None)",
+        tests=(f"{LEASE}::test_a_renewal_that_hangs_is_not_waited_for",),
+    ),
+    Mutation(
+        name="whoever stands by does not wait",
+        rule="31: one coordinator leads",
+        where="coordinator.lease:Held.is_over",
+        old="return self.left_s <= 0.0",
+        new="return self.left_s <= 100.0",
+        tests=(f"{LEASE}::test_whoever_stands_by_looks_until_the_lease_is_over_by_the_clock_of_the_database",),
+    ),
+    Mutation(
+        name="a transaction of one that hangs is never ended",
+        rule="31: a leader that is stopped in front of COMMIT holds up nobody",
+        where="coordinator.postgresql",
+        old='    "idle_in_transaction_session_timeout": f"{IDLE_IN_TRANSACTION_S}s",\n',
+        new="",
+        tests=(f"{STORE}::test_a_database_that_may_forget_is_refused",),
+    ),
+    Mutation(
+        name="the root of whoever leads is not compared",
+        rule="a coordinator that sites would not know does not stand by",
+        where="coordinator.postgresql_store:PostgresqlStore._refuse_another_root",
+        old="if root is not None and root != claim.root:",
+        new="if root is None:",
+        tests=(f"{STORE}::test_another_root_than_the_runs_is_refused",),
+    ),
+    Mutation(
+        name="a session stays with an address at which nobody listens",
+        rule="sites find the coordinator that leads",
+        where="node.daemon.session:Session.run",
+        old="            self._tried += 1\n",
+        new="",
+        tests=(
+            f"{SESSION}::test_where_several_may_serve_the_run_the_session_finds_the_one_that_does_and_learns_of_others",
+        ),
+    ),
+)

@@ -1,0 +1,184 @@
+"""What the store in PostgreSQL has of its own: who leads, and what the server does to one that hangs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from atoll.coordinator import postgresql as module
+from atoll.coordinator.core import events as e
+from atoll.coordinator.lease import LEASE_S, Claim, LeaseHeld
+from atoll.coordinator.postgresql import Database
+from atoll.coordinator.postgresql_lease import PostgresqlLease
+from atoll.coordinator.postgresql_store import PostgresqlStore
+from atoll.protocol.errors import ConfigError, HostError, StaleError, StateError
+from tests.harness import postgresql
+from tests.harness.coordinator_story import some_settings
+
+SETTINGS = some_settings()
+pytestmark = postgresql.needed
+
+
+class Two:
+    """Coordinators on one database."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self._opened: list[PostgresqlStore | PostgresqlLease] = []
+
+    def one(self, name: str, root: str = "") -> tuple[PostgresqlStore, PostgresqlLease]:
+        database, claim = Database.named(self.url), Claim(name, f"{name}:1", root)
+        store, lease = PostgresqlStore(database), PostgresqlLease(database, claim)
+        self._opened += [store, lease]
+        store.claims(claim)
+        return store, lease
+
+    def do(self, statement: str) -> None:
+        """By somebody else."""
+        with psycopg.connect(self.url, autocommit=True) as db:
+            db.execute(statement.encode())
+
+    def end_lease(self) -> None:
+        self.do("UPDATE atoll.lease SET until = clock_timestamp()")
+
+    def close(self) -> None:
+        for opened in self._opened:
+            opened.close()
+
+
+@pytest.fixture
+def two(postgresql_server: postgresql.Server) -> Iterator[Two]:
+    made = Two(postgresql_server.emptied())
+    yield made
+    made.close()
+
+
+def test_a_second_one_leads_when_the_lease_is_over_and_the_first_one_keeps_nothing_more(two: Two) -> None:
+    (a, lease_a), (b, lease_b) = two.one("a"), two.one("b")
+    assert a.begin(SETTINGS).term == 1
+    held = lease_b.stand_by()
+    assert (held.holder, held.address) == ("a", "a:1")
+    assert 0 < held.left_s <= LEASE_S
+    assert not held.is_over
+    with pytest.raises(LeaseHeld, match="the coordinator at a:1 leads for"):
+        b.begin(SETTINGS)
+    assert lease_a.renew() == ("b:1",), "who stands by is known"
+    a.persist(1, [e.StopRecord("enough")], 1.0)
+
+    two.end_lease()
+    assert lease_b.stand_by().is_over
+    assert lease_a.renew() is None, "what is over is not renewed, though nobody has taken it"
+    found = b.begin(SETTINGS)
+    assert found.term == 2, "a start that was refused was none"
+    assert found.one(e.StopRecord) == e.StopRecord("enough")
+    with pytest.raises(StaleError, match="term 1 is over, the newest is 2"):
+        a.persist(1, [e.StopRecord("another")], 1.0)
+    assert lease_a.renew() is None
+    assert lease_b.renew() == (), "it stands by no more, it leads"
+    lease_a.end()
+    with pytest.raises(LeaseHeld):
+        a.begin(SETTINGS)
+    lease_b.end()
+    assert a.begin(SETTINGS).one(e.StopRecord) == e.StopRecord("enough")
+
+
+def test_a_renewal_counts_from_the_clock_of_the_database(two: Two) -> None:
+    a, lease = two.one("a")
+    a.begin(SETTINGS)
+    two.do("UPDATE atoll.lease SET until = clock_timestamp() + interval '1 s'")
+    assert lease.renew() == ()
+    assert LEASE_S - 1 < lease.stand_by().left_s <= LEASE_S
+
+
+def test_what_a_hanging_leader_has_not_committed_is_undone_by_the_server(
+    two: Two, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stopped in front of COMMIT, it holds the rows that the next term needs."""
+    monkeypatch.setitem(module._SESSION, "idle_in_transaction_session_timeout", "200ms")
+    (a, _), (b, _) = two.one("a"), two.one("b")
+    a.begin(SETTINGS)
+    commit: Callable[[], None] = a._commit
+
+    def hangs() -> None:
+        two.end_lease()
+        assert b.begin(SETTINGS).all(e.StopRecord) == (), "it waited for the lock"
+        commit()
+
+    monkeypatch.setattr(a, "_commit", hangs)
+    with pytest.raises(HostError, match="terminating connection due to idle-in-transaction timeout"):
+        a.persist(1, [e.StopRecord("enough")], 1.0)
+    assert b.begin(SETTINGS).all(e.StopRecord) == ()
+
+
+def test_another_root_than_the_runs_is_refused(two: Two) -> None:
+    a, _ = two.one("a", root="aa")
+    assert a.is_new
+    a.begin(SETTINGS)
+    assert not a.is_new
+    for root in ("bb", ""):
+        with pytest.raises(ConfigError, match="whose root is another one: root aa, this coordinator has"):
+            two.one("b", root=root)
+    two.one("b", root="aa")
+
+
+@pytest.mark.parametrize(
+    ("statement", "says"),
+    [
+        ("UPDATE atoll.records SET kept_at = 1", "its checksum is not that of its values"),
+        ("DELETE FROM atoll.records", "a row is missing"),
+        ("UPDATE atoll.head SET term = 7", "table head: its checksum"),
+    ],
+)
+def test_who_leads_next_refuses_what_was_altered(two: Two, statement: str, says: str) -> None:
+    a, lease = two.one("a")
+    a.begin(SETTINGS)
+    two.do(statement)
+    lease.end()
+    b, _ = two.one("b")
+    with pytest.raises(StateError, match=f"is damaged .*{says}"):
+        b.begin(SETTINGS)
+
+
+def test_a_database_of_another_version_is_refused(two: Two) -> None:
+    two.one("a")
+    two.do("UPDATE atoll.format SET version = 8")
+    with pytest.raises(StateError, match="has format 8, this version of atoll reads"):
+        two.one("b")
+
+
+def test_a_database_that_may_forget_is_refused(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_UNSAFE", ("fsync", "autovacuum"))  # the second one is off here
+    with pytest.raises(ConfigError, match="has autovacuum = off, and forgets commits in a power cut"):
+        two.one("a")
+    monkeypatch.undo()
+    two.url += "&options=-c%20synchronous_commit%3Doff"
+    store, _ = two.one("a")
+    assert store._execute("SHOW synchronous_commit").fetchone() == ("on",)
+    assert store._execute("SHOW search_path").fetchone() == ("atoll",)
+    (idle,) = store._execute("SHOW idle_in_transaction_session_timeout").fetchone()
+    assert 0 < float(idle.removesuffix("s")) < LEASE_S, "whoever stands by finds nothing locked"
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://atoll:geheim@db/run",
+        "postgresql://db/run?password=geheim",
+        "postgresql://db/run?user=a&sslpassword=geheim",
+        "postgresql://a:gehe%zzim@db/run",
+    ],
+)
+def test_an_address_with_a_password_is_refused_without_saying_it(url: str) -> None:
+    with pytest.raises(ConfigError, match="has a password in it") as refused:
+        Database.named(url)
+    assert "gehe" not in str(refused.value)
+
+
+def test_a_database_that_is_not_there_is_an_error_with_its_place(tmp_path: Path) -> None:
+    with pytest.raises(HostError, match=rf"the store postgresql://{tmp_path}/run: .*is the database up"):
+        PostgresqlStore(Database.named(f"postgresql:///run?host={tmp_path}"))
+    with pytest.raises(ConfigError, match="invalid"):
+        Database.named("postgresql://db/run?nothing=1")
