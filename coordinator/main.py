@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
 import sys
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -17,6 +18,7 @@ from atoll.coordinator.loop_lag import LoopLag
 from atoll.coordinator.restoring import Restoring
 from atoll.coordinator.service import CoordinatorServer
 from atoll.coordinator.sqlite_store import SqliteStore
+from atoll.coordinator.tracing import SyncTraces
 from atoll.coordinator.web import status_pages
 from atoll.protocol import notify, outer
 from atoll.protocol.addresses import is_host, is_loopback, is_unspecified, parse_address
@@ -28,6 +30,7 @@ from atoll.protocol.outer_settings import AUTO
 from atoll.protocol.page_access import LOOPBACK_NAMES, Access, ByName, ByToken
 from atoll.protocol.settings import RunSettings
 from atoll.protocol.signals import Signals, end_process
+from atoll.protocol.trace_export import from_environment
 from atoll.protocol.trust.renewing import keep_in_force
 from atoll.protocol.trust.security import PLAIN, MutualTls, Security, Shown
 from atoll.protocol.trust.server_tls import ServerTls
@@ -151,9 +154,12 @@ async def serve(
         is_new = not config.store_path.exists()
         if is_new and restore_sites is not None:
             raise ConfigError(f"--restore: there is no {config.store_path}; put the copy there (atoll backup made it)")
+        machine = Machine()
+        exporter = await from_environment(os.environ, "atoll-coordinator", machine.wall_time)
+        if exporter is not None:
+            stack.push_async_callback(exporter.close)
         store = SqliteStore(config.store_path)
         stack.callback(store.close)
-        machine = Machine()
         authority, security = await secured(config, settings.run_id, machine, stack, is_new=is_new)
         if restore_sites is not None:
             seal = Seal(authority.secret if authority is not None else b"", settings.run_id)
@@ -165,6 +171,9 @@ async def serve(
         )
         if settings.outer.optimizer == AUTO:
             log.info("outer.optimizer = auto: %s", outer.in_words(settings, server.settings.outer))
+        if exporter is not None:
+            server.hear_kept.append(SyncTraces(settings.run_id, exporter.send).kept)
+            server.num_lost_spans = lambda: exporter.num_lost
         server.loop_lag = LoopLag()
         ticking = asyncio.create_task(server.loop_lag.run())
         stack.callback(ticking.cancel)
