@@ -80,6 +80,7 @@ class Exporter:
         self.num_lost = 0
         """Spans that the collector has not taken."""
         self._is_lost = False
+        self._counting = threading.Lock()
         provider = TracerProvider(
             resource=Resource.create({"service.name": service}), id_generator=self._ids, shutdown_on_exit=False
         )
@@ -131,9 +132,10 @@ class Exporter:
             log.info("traces go to %s again", self._endpoint)
 
     def _lost(self, num_spans: int) -> None:
-        self.num_lost += num_spans
-        if not self._is_lost:
-            self._is_lost = True
+        with self._counting:
+            self.num_lost += num_spans
+            is_new, self._is_lost = not self._is_lost, True
+        if is_new:
             log.warning("%s takes no traces: they are counted and forgotten until it does", self._endpoint)
 
 

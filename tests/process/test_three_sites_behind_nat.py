@@ -248,11 +248,13 @@ def check_ban(run: LocalRun, document: Status) -> None:
     assert all(known[commit] == ["north", "south"] for commit in after & known.keys())
     ended = {"west": [line for line in run.journal("west") if line["kind"] == "exit"][-1]["time_s"]}
     for name in ("north", "south"):
-        kinds = [(line["kind"], line.get("commit")) for line in run.journal(name)]
-        (cut,) = [at for at, (kind, _) in enumerate(kinds) if kind == "banned"]
-        (applied,) = [at for at, line in enumerate(kinds) if line == ("commit", min(after))]
+        lines = run.journal(name)
+        cut = next(at for at, line in enumerate(lines) if line.get("names") == ["west"])
+        applied = next(
+            at for at, line in enumerate(lines) if (line["kind"], line.get("commit")) == ("commit", min(after))
+        )
         assert cut < applied, "its streams are cut before the next commit"
-        ended[name] = run.journal(name)[cut]["time_s"]
+        ended[name] = lines[cut]["time_s"]
     took = ", ".join(f"{name} {at - banned_at:.2f} s" for name, at in ended.items())
     sys.stdout.write(f"from the record of the ban to the end of west's node, and to its streams at others: {took}\n")
 
