@@ -36,6 +36,7 @@ from atoll.protocol import PROTOCOL_VERSION, addresses, descriptors, messages, t
 from atoll.protocol.deposits import Seal
 from atoll.protocol.errors import ConfigError, HostError, PeerError, RefusedError, StateError
 from atoll.protocol.machine import REAL, Machine
+from atoll.protocol.measuring import Measures
 from atoll.protocol.messages import Deposit
 from atoll.protocol.pace import Buckets
 from atoll.protocol.settings import RunSettings, settings_from_json, settings_to_json
@@ -149,7 +150,7 @@ class CoordinatorServer:
             ),
         }
         if self._enrolment is not None:
-            handlers |= self._enrolment.handlers
+            handlers |= self._enrolment.handlers | Measures(self.settings.run_id, self._security).handlers
         allowed = guarded(SERVICE, handlers, self._security, self._refusal, self._let_in)
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, allowed),))
         if (credentials := self._security.of_server()) is None:

@@ -30,6 +30,8 @@ HTTP = "http/protobuf"
 MAX_QUEUED = 4096
 """Spans: a sync has about ten at a site, so those of some hundred."""
 MAX_BATCH = 512
+EVERY_S = 2.0
+"""Spans go together: a request costs as much as some fifty of them."""
 CLOSE_LIMIT_S = 1.0
 """For what is queued as the process ends."""
 
@@ -81,6 +83,7 @@ class Exporter:
         """Spans that the collector has not taken."""
         self._is_lost = False
         self._counting = threading.Lock()
+        self._is_closing = threading.Event()
         provider = TracerProvider(
             resource=Resource.create({"service.name": service}), id_generator=self._ids, shutdown_on_exit=False
         )
@@ -101,6 +104,7 @@ class Exporter:
         await asyncio.to_thread(self._close)
 
     def _close(self) -> None:
+        self._is_closing.set()
         self._put(None)
         self._thread.join(CLOSE_LIMIT_S)
         self._exporter.shutdown()  # type: ignore[no-untyped-call] # ends its tries
@@ -115,6 +119,8 @@ class Exporter:
         is_over = False
         while not is_over:
             batch: list[Any] = [self._queue.get()]
+            if batch != [None]:
+                self._is_closing.wait(EVERY_S)
             while len(batch) < MAX_BATCH and not self._queue.empty():
                 batch.append(self._queue.get_nowait())
             is_over = None in batch

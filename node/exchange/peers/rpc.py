@@ -21,6 +21,8 @@ FETCH_STATE_METHOD = f"/{SERVICE}/FetchState"
 FETCH_PAYLOADS_METHOD = f"/{SERVICE}/FetchPayloads"
 DONATE_METHOD = f"/{SERVICE}/Donate"
 PROBE_METHOD = f"/{SERVICE}/Probe"
+MEASURE_METHOD = f"/{SERVICE}/Measure"
+DIAL_ME_METHOD = f"/{SERVICE}/DialMe"
 
 Context = grpc.aio.ServicerContext[bytes, bytes]
 Stream = grpc.aio.StreamStreamCall[bytes, bytes]
