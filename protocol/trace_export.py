@@ -30,7 +30,7 @@ HTTP = "http/protobuf"
 MAX_QUEUED = 4096
 """Spans: a sync has about ten at a site, so those of some hundred."""
 MAX_BATCH = 512
-EVERY_S = 2.0
+EVERY_S = 5.0
 """Spans go together: a request costs as much as some fifty of them."""
 CLOSE_LIMIT_S = 1.0
 """For what is queued as the process ends."""

@@ -54,8 +54,8 @@ GRPC_READS = {
     "OperateResponse",
     "DialMeResponse",
 }
-"""At most one bool, of which all values are right, or texts that are read elsewhere (tests/fuzz/test_commands.py); what
-is no such message grpc itself refuses."""
+"""At most one bool, of which all values are right, or texts that are shown, or read elsewhere
+(tests/fuzz/test_commands.py); what is no such message grpc itself refuses."""
 
 
 def roots() -> Iterator[str]:

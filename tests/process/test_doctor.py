@@ -8,6 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from atoll.cli import doctor_links
+from atoll.cli.client import fetch_status
+from atoll.node.daemon.doctor import Verdict
+from atoll.protocol.machine import Machine
+from atoll.protocol.trust import enrolled
 from tests.harness.local_run import LocalRun
 from tests.harness.sockets import free_address
 from tests.process.test_reach import closed_port
@@ -21,22 +26,30 @@ def test_links_are_measured_and_a_peer_dials_this_machine(tmp_path: Path) -> Non
     with LocalRun(tmp_path, replace(FOREVER, min_sites=1), secured=True) as run:
         run.start_coordinator()
         run.start_node("b", MODEL)
-        home = str(run.home("a"))
-        joined = atoll(run, "join", str(run.invite("a")), "--home", home, "--enrol-only")
+        home = run.home("a")
+        joined = atoll(run, "join", str(run.invite("a")), "--home", str(home), "--enrol-only")
         assert joined.popen.returncode == 0, joined.lines
         run.wait(lambda s: count_contributors(s, 1), LIMIT_S)
 
-        def looks(*more: str) -> list[str]:
-            process = atoll(run, "doctor", "--home", home, *more)
-            assert process.popen.returncode == 0, process.lines
-            return process.lines
+        process = atoll(run, "doctor", "--home", str(home), "--listen", free_address())
+        assert process.popen.returncode == 0
+        for shown in (
+            rf"   ok  link         to the coordinator {SPEED}$",
+            rf"   ok  link to b    {SPEED}; a sync sends .* s$",
+            r"   ok  dial-back    b reaches 127\.0\.0\.1:\d+$",
+        ):
+            assert any(re.match(shown, line) for line in process.lines), process.lines
 
-        lines = looks("--listen", free_address())
-        assert any(re.match(rf"   ok  link         to the coordinator {SPEED}$", line) for line in lines), lines
-        assert any(re.match(rf"   ok  link to b    {SPEED}; a sync sends .* s$", line) for line in lines), lines
-        assert any(re.match(r"   ok  dial-back    b reaches 127\.0\.0\.1:\d+$", line) for line in lines), lines
-        nowhere = closed_port()
-        lines = looks("--listen", free_address(), "--advertise", nowhere)
-        (at,) = [n for n, line in enumerate(lines) if f"    !  dial-back    b cannot reach {nowhere}" in line]
-        assert "open its port" in lines[at + 1]
-        assert run.status()["num_evicted"] == 0, "the node b is in syncs meanwhile"
+        found, nowhere = enrolled.joined(home), closed_port()
+        asked = doctor_links.Asked(
+            joined=found,
+            coordinator=run.address,
+            document=fetch_status(run.address, found),
+            machine=Machine(),
+            listen=free_address(),
+            advertise=nowhere,
+        )
+        *_, last = doctor_links.findings(asked)
+        assert (last.what, last.verdict) == ("dial-back", Verdict.WARN)
+        assert last.found.startswith(f"b cannot reach {nowhere}: cannot dial site 0 at {nowhere}")
+        assert run.status()["num_evicted"] == 0, "syncs go on meanwhile"
