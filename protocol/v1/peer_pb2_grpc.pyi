@@ -45,6 +45,7 @@ class PeerServiceStub:
     Probe: _grpc.UnaryUnaryMultiCallable[_peer_pb2.ProbeRequest, _peer_pb2.ProbeResponse]
     """Who is at this address."""
     Measure: _grpc.StreamStreamMultiCallable[_common_pb2.MeasureRequest, _common_pb2.MeasureResponse]
+    """buf:lint:ignore RPC_REQUEST_RESPONSE_UNIQUE the same call at coordinator and nodes"""
     DialMe: _grpc.UnaryUnaryMultiCallable[_peer_pb2.DialMeRequest, _peer_pb2.DialMeResponse]
     """Whether the callee can dial the caller, who answers probes at that address, as a site of the name that its
     certificate has.
@@ -66,6 +67,7 @@ class PeerServiceAsyncStub(PeerServiceStub):
     Probe: _aio.UnaryUnaryMultiCallable[_peer_pb2.ProbeRequest, _peer_pb2.ProbeResponse]  # type: ignore[assignment]
     """Who is at this address."""
     Measure: _aio.StreamStreamMultiCallable[_common_pb2.MeasureRequest, _common_pb2.MeasureResponse]  # type: ignore[assignment]
+    """buf:lint:ignore RPC_REQUEST_RESPONSE_UNIQUE the same call at coordinator and nodes"""
     DialMe: _aio.UnaryUnaryMultiCallable[_peer_pb2.DialMeRequest, _peer_pb2.DialMeResponse]  # type: ignore[assignment]
     """Whether the callee can dial the caller, who answers probes at that address, as a site of the name that its
     certificate has.
@@ -119,7 +121,8 @@ class PeerServiceServicer(metaclass=_abc_1.ABCMeta):
         self,
         request_iterator: _MaybeAsyncIterator[_common_pb2.MeasureRequest],
         context: _ServicerContext,
-    ) -> _typing.Union[_abc.Iterator[_common_pb2.MeasureResponse], _abc.AsyncIterator[_common_pb2.MeasureResponse]]: ...
+    ) -> _typing.Union[_abc.Iterator[_common_pb2.MeasureResponse], _abc.AsyncIterator[_common_pb2.MeasureResponse]]:
+        """buf:lint:ignore RPC_REQUEST_RESPONSE_UNIQUE the same call at coordinator and nodes"""
 
     @_abc_1.abstractmethod
     def DialMe(

@@ -40,7 +40,9 @@ class CoordinatorServiceStub:
     Status: _grpc.UnaryUnaryMultiCallable[_session_pb2.StatusRequest, _session_pb2.StatusResponse]
     """The run as JSON, the same document as the status page's /status.json."""
     Measure: _grpc.StreamStreamMultiCallable[_common_pb2.MeasureRequest, _common_pb2.MeasureResponse]
-    """For sites that have joined."""
+    """For sites that have joined.
+    buf:lint:ignore RPC_REQUEST_RESPONSE_UNIQUE the same call at coordinator and nodes
+    """
     Operate: _grpc.UnaryUnaryMultiCallable[_session_pb2.OperateRequest, _session_pb2.OperateResponse]
     """What an operator wants done, as on the coordinator's own machine."""
 
@@ -55,7 +57,9 @@ class CoordinatorServiceAsyncStub(CoordinatorServiceStub):
     Status: _aio.UnaryUnaryMultiCallable[_session_pb2.StatusRequest, _session_pb2.StatusResponse]  # type: ignore[assignment]
     """The run as JSON, the same document as the status page's /status.json."""
     Measure: _aio.StreamStreamMultiCallable[_common_pb2.MeasureRequest, _common_pb2.MeasureResponse]  # type: ignore[assignment]
-    """For sites that have joined."""
+    """For sites that have joined.
+    buf:lint:ignore RPC_REQUEST_RESPONSE_UNIQUE the same call at coordinator and nodes
+    """
     Operate: _aio.UnaryUnaryMultiCallable[_session_pb2.OperateRequest, _session_pb2.OperateResponse]  # type: ignore[assignment]
     """What an operator wants done, as on the coordinator's own machine."""
 
@@ -97,7 +101,9 @@ class CoordinatorServiceServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_common_pb2.MeasureRequest],
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_common_pb2.MeasureResponse], _abc.AsyncIterator[_common_pb2.MeasureResponse]]:
-        """For sites that have joined."""
+        """For sites that have joined.
+        buf:lint:ignore RPC_REQUEST_RESPONSE_UNIQUE the same call at coordinator and nodes
+        """
 
     @_abc_1.abstractmethod
     def Operate(
