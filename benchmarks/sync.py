@@ -26,11 +26,13 @@ from atoll.protocol.layout import Manifest, Role, TensorSpec
 from atoll.protocol.settings import RunSettings
 from atoll.protocol.sync_settings import ROBUST, SyncSettings
 from benchmarks import netns
+from tests.harness.collector import collecting
 from tests.harness.local_run import PLAIN, LocalRun
 
 NAMES = ("a", "b", "c")
 WARM_UP_SYNCS = 2
 TRIPS = 1.5
+TRACED_TURNS = 5
 STEP_S = 1.0
 HEADER_BYTES = 66
 """Of each frame: Ethernet, IPv4, and TCP with time stamps. Nodes count what they hand over and take, without these."""
@@ -53,6 +55,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--hosts-per-site", type=int, default=1, help="beside sites of one host (root)")
     parser.add_argument("--exchange-processes", type=int, default=1, help="beside one of each host, on loopback")
     parser.add_argument("--secured", action="store_true", help="each row again over TLS")
+    parser.add_argument("--traced", action="store_true", help="on loopback, with traces and without, in turns")
     args = parser.parse_args(argv)
     print(f"{args.parameters} parameters ({args.parameters * 4 / 2**20:.0f} MiB in fp32), {args.codec}, 3 sites")
     print(
@@ -65,6 +68,8 @@ def main(argv: list[str]) -> int:
         secured = _measure(args, None, secured=True)
         _print_row("over TLS", secured)
         print(f"TLS on loopback: {secured.commit_s / alone.commit_s:.2f} times as long, to Commit")
+    if args.traced:
+        _print_traced(args)
     if (num := args.exchange_processes) > 1:
         shared = _measure(args, None, num_processes=num)
         _print_row(f"{num} processes", shared)
@@ -88,6 +93,18 @@ def main(argv: list[str]) -> int:
             times = measured.commit_s / shared.commit_s
             print(f"{args.hosts_per_site} hosts a site: {times:.2f} times as fast as one, to Commit")
     return 0
+
+
+def _print_traced(args: argparse.Namespace) -> None:
+    """To a collector in this process, which needs a share of the same cores."""
+    ratios = []
+    with collecting() as collector:
+        for _ in range(TRACED_TURNS):
+            plain = _measure(args, None)
+            traced = _measure(args, None, environment={"OTEL_EXPORTER_OTLP_ENDPOINT": collector.endpoint})
+            ratios.append(traced.commit_s / plain.commit_s)
+    shown = ", ".join(f"{ratio:.2f}" for ratio in sorted(ratios))
+    print(f"traces: {statistics.median(ratios):.2f} times as long, to Commit ({shown}); {len(collector.spans)} spans")
 
 
 def _limit_s(args: argparse.Namespace, measured: Measured, mbit: int, num_hosts: int = 1) -> float:
@@ -141,7 +158,13 @@ def _sync_settings(args: argparse.Namespace) -> SyncSettings:
 
 
 def _measure(
-    args: argparse.Namespace, mbit: int | None, num_hosts: int = 1, num_processes: int = 1, *, secured: bool = False
+    args: argparse.Namespace,
+    mbit: int | None,
+    num_hosts: int = 1,
+    num_processes: int = 1,
+    *,
+    secured: bool = False,
+    environment: dict[str, str] | None = None,
 ) -> Measured:
     num_syncs = WARM_UP_SYNCS + args.syncs
     settings = RunSettings(
@@ -161,7 +184,7 @@ def _measure(
             links = (num_hosts * len(NAMES), mbit * 1_000_000, args.congestion, args.rtt / 1e3)
             hosts = stack.enter_context(netns.Hosts(*links, forgets=args.forgets, has_lan=num_hosts > 1))
         run = stack.enter_context(LocalRun(folder, settings, PLAIN, secured=secured))
-        run.start_coordinator(f"{hosts.bridge_address}:17700" if hosts else "")
+        run.start_coordinator(f"{hosts.bridge_address}:17700" if hosts else "", environment=environment)
         for i, name in enumerate(NAMES):
             for k in range(num_hosts):
                 first, extra = num_hosts * i, ["--exchange-processes", str(num_processes)]
@@ -170,7 +193,8 @@ def _measure(
                     extra += ["--site-hosts", str(num_hosts), "--site-rank", str(k), "--site-address", address]
                     extra += ["--name", name]
                 called = f"{name}-host{k}" if k else name
-                run.start_node(called, worker, prefix=hosts.prefix(first + k) if hosts else (), extra=extra)
+                prefix = hosts.prefix(first + k) if hosts else ()
+                run.start_node(called, worker, prefix=prefix, extra=extra, environment=environment)
         run.wait(lambda s: s["last_commit"] >= WARM_UP_SYNCS, 300)
         before = _through(hosts)
         run.wait(lambda s: s["last_commit"] >= num_syncs - 1, 300)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
 import sys
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
@@ -22,6 +23,7 @@ from atoll.coordinator.service import CoordinatorServer
 from atoll.coordinator.sql_store import SqlStore
 from atoll.coordinator.sqlite_store import SqliteStore
 from atoll.coordinator.standby import only_here, stands_by
+from atoll.coordinator.tracing import SyncTraces
 from atoll.coordinator.web import status_pages
 from atoll.protocol import notify, outer
 from atoll.protocol.addresses import is_host, is_loopback, is_unspecified, parse_address
@@ -33,6 +35,7 @@ from atoll.protocol.outer_settings import AUTO
 from atoll.protocol.page_access import LOOPBACK_NAMES, Access, ByName, ByToken
 from atoll.protocol.settings import RunSettings
 from atoll.protocol.signals import Signals, end_process
+from atoll.protocol.trace_export import from_environment
 from atoll.protocol.trust.renewing import keep_in_force
 from atoll.protocol.trust.security import PLAIN, MutualTls, Security, Shown
 from atoll.protocol.trust.server_tls import ServerTls
@@ -203,6 +206,9 @@ async def serve(
         # Until all is closed: a store on a disk that is stuck keeps that waiting.
         stack.callback(Signals(first, lambda _: end_process(ENDED_AT_ONCE), END_LIMIT_S).close)
         machine = Machine()
+        exporter = await from_environment(os.environ, "atoll-coordinator", machine.wall_time)
+        if exporter is not None:
+            stack.push_async_callback(exporter.close)
         store, leading, authority, security = await _opened(
             config, settings, parent_json, machine, stack, is_restored=restore_sites is not None
         )
@@ -233,6 +239,9 @@ async def serve(
             server.leading = leading
         if settings.outer.optimizer == AUTO:
             log.info("outer.optimizer = auto: %s", outer.in_words(settings, server.settings.outer))
+        if exporter is not None:
+            server.hear_kept.append(SyncTraces(settings.run_id, exporter.send).kept)
+            server.num_lost_spans = lambda: exporter.num_lost
         server.loop_lag = LoopLag()
         ticking = asyncio.create_task(server.loop_lag.run())
         stack.callback(ticking.cancel)

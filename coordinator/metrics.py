@@ -202,6 +202,8 @@ METRICS: tuple[Row[Document], ...] = (
         lambda d: float(len(d["leading"]["standbys"])) if d.get("leading") else None),
     Row(GAUGE, "atoll_event_loop_lag_seconds", "How late the event loop comes to what is due, at most in 99.9 % of all "
         "moments.", lambda d: d["event_loop"]["lag_p999_s"] if "event_loop" in d else None),
+    Row(COUNTER, "atoll_spans_lost", "Of traces, those that their collector has not taken since this start; not there "
+        "where nothing is traced.", lambda d: d.get("num_lost_spans")),
     Row(GAUGE, "atoll_root_expiry_timestamp_seconds", "When the run's root expires, since 1970.",
         lambda d: d.get("root_until_s")),
     Row(GAUGE, "atoll_plain_text", "1 for a run without TLS (--insecure).",

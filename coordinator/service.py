@@ -7,7 +7,7 @@ import itertools
 import json
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -37,6 +37,7 @@ from atoll.protocol import PROTOCOL_VERSION, addresses, descriptors, messages, t
 from atoll.protocol.deposits import Seal
 from atoll.protocol.errors import ConfigError, HostError, PeerError, RefusedError, StateError
 from atoll.protocol.machine import REAL, Machine
+from atoll.protocol.measuring import Measures
 from atoll.protocol.messages import Deposit
 from atoll.protocol.pace import Buckets
 from atoll.protocol.settings import RunSettings, settings_from_json, settings_to_json
@@ -96,6 +97,8 @@ class CoordinatorServer:
         self._viewed_at = self._loop.time()
         self._kept_view = self._core.view(self._viewed_at)
         self._sync_times = SyncTimes()
+        self.hear_kept: list[Callable[[Sequence[e.Record], float], None]] = [self._sync_times.kept]
+        self.num_lost_spans: Callable[[], int] | None = None  # where syncs are traced
         self._num_kept = 0
         self._shown: tuple[float, dict[str, Any]] | None = None  # when it was made
         self._said: tuple[dict[str, Any], str] | None = None  # as text
@@ -150,7 +153,7 @@ class CoordinatorServer:
             ),
         }
         if self._enrolment is not None:
-            handlers |= self._enrolment.handlers
+            handlers |= self._enrolment.handlers | Measures(self.settings.run_id, self._security).handlers
         allowed = guarded(SERVICE, handlers, self._security, self._refusal, self._let_in)
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, allowed),))
         if (credentials := self._security.of_server()) is None:
@@ -322,6 +325,7 @@ class CoordinatorServer:
         document["root_until_s"] = self._enrolment.root_until_s if self._enrolment is not None else None
         document["time"] = self._machine.wall_time()
         document["delayed_messages"] = dict(self._delayed)
+        document["num_lost_spans"] = self.num_lost_spans() if self.num_lost_spans is not None else None
         document["turned_away"] = self._door.document() if self._door is not None else {}
         document["settings"] = json.loads(settings_to_json(self.settings))
         document["parent"] = self._parent
@@ -350,7 +354,8 @@ class CoordinatorServer:
                     deposits = await asyncio.to_thread(self._store.persist, self._term, records, now)
                     self._keeping_since = None
                     self._num_kept, self._shown = self._num_kept + 1, None
-                    self._sync_times.kept(records, self._loop.time())
+                    for hear in self.hear_kept:
+                        hear(records, self._loop.time())
                     for record in records:
                         if isinstance(record, e.CommitRecord):
                             self._commit_times[record.commit.commit] = now

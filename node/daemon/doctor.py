@@ -6,9 +6,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import TYPE_CHECKING
 
 from atoll.protocol.dates import utc
 from atoll.protocol.text import byte_count
+
+if TYPE_CHECKING:
+    from atoll.protocol.measuring import Speed
 
 CLOCK_WARN_S = 5.0
 CLOCK_FAIL_S = 3600.0
@@ -129,6 +133,57 @@ def peer(name: str, address: str, connected_s: float | None) -> Finding:
         remedy = "is its port open from here? Without it the two exchange by connections that it makes"
         return Finding(Verdict.WARN, f"site {name}", f"cannot be dialled at {address}", remedy)
     return Finding(Verdict.OK, f"site {name}", f"{address} answers in {1000 * connected_s:.0f} ms")
+
+
+def unknown(what: str, why: str) -> Finding:
+    """It was not found out."""
+    return Finding(Verdict.UNKNOWN, what, why)
+
+
+def coordinators_link(speed: Speed) -> Finding:
+    """Of which a run needs little."""
+    return Finding(Verdict.OK, "link", f"to the coordinator {_in_words(speed)}")
+
+
+def link(name: str, speed: Speed, contribution_bytes: int, slowest_bytes_per_s: int) -> Finding:
+    """To that site, and what a sync sends on it at most (0: not known)."""
+    found = _in_words(speed)
+    if contribution_bytes:
+        found += f"; a sync sends {byte_count(contribution_bytes)}: {contribution_bytes / speed.up_bytes_per_s:.1f} s"
+    if _least(speed) < slowest_bytes_per_s:
+        remedy = "the run takes such a link for one that hangs: is it this machine's, or that site's?"
+        return Finding(Verdict.WARN, f"link to {name}", found, remedy)
+    return Finding(Verdict.OK, f"link to {name}", found)
+
+
+def all_links(speeds: Sequence[Speed], slowest_bytes_per_s: int) -> list[Finding]:
+    """To the sites that were measured: nothing unless all are too slow."""
+    fastest = max(map(_least, speeds))
+    if fastest >= slowest_bytes_per_s:
+        return []
+    found = f"{_mbit(fastest)} at best; the run takes less than {_mbit(slowest_bytes_per_s)} for a link that hangs"
+    return [Finding(Verdict.FAIL, "links", found, "use another link, or begin the run with time_limits = wan")]
+
+
+def _least(speed: Speed) -> float:
+    return min(speed.up_bytes_per_s, speed.down_bytes_per_s)
+
+
+def _in_words(speed: Speed) -> str:
+    ways = f"{_mbit(speed.up_bytes_per_s)} up, {_mbit(speed.down_bytes_per_s)} down"
+    return f"{1000 * speed.round_trip_s:.1f} ms there and back, {ways}"
+
+
+def _mbit(bytes_per_s: float) -> str:
+    return f"{8 * bytes_per_s / 1e6:.3g} Mbit/s"
+
+
+def dialled_back(name: str, address: str, problem: str) -> Finding:
+    """As that site says, which was asked to dial this machine there."""
+    if problem:
+        remedy = "open its port (atoll node --listen, --advertise), or take a relay (--relay): else it reduces less"
+        return Finding(Verdict.WARN, "dial-back", f"{name} cannot reach {address}: {problem}", remedy)
+    return Finding(Verdict.OK, "dial-back", f"{name} reaches {address}")
 
 
 def is_dialled(not_dialled_by: Sequence[str]) -> Finding:

@@ -92,6 +92,8 @@ class Exchanges:
 
     async def _begin(self, begun: out.BeginExchange) -> None:
         plan = begun.plan
+        if self._shell.observer.traces is not None:
+            self._shell.observer.traces.enter(plan)
         try:
             if await self._of_processes.wait_for(plan) and self._is_over(plan):
                 self._beginning = None

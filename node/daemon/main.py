@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -22,6 +23,7 @@ from atoll.node.daemon.plane import DataPlane
 from atoll.node.daemon.security import Identity, NodeSecurity, page_access
 from atoll.node.daemon.site_log import log_to
 from atoll.node.daemon.time_off import Account, Watch, home_of, stay_off
+from atoll.node.daemon.tracing import SiteTraces
 from atoll.node.threads import giving_way
 from atoll.protocol import notify
 from atoll.protocol.addresses import parse_proxy
@@ -29,6 +31,7 @@ from atoll.protocol.errors import PeerError
 from atoll.protocol.exit_codes import ENDED_AT_ONCE
 from atoll.protocol.machine import Machine
 from atoll.protocol.signals import Signals, end_process
+from atoll.protocol.trace_export import Exporter, from_environment
 from atoll.protocol.transport import Handshake
 from atoll.protocol.trust.names import Kind
 
@@ -120,6 +123,9 @@ async def _stay(config: NodeConfig, machine: Machine, prepared: asyncio.Task[Non
         log_to(home.folder, stack, config, settings.run_id)
         journal = Journal(home.folder / "journal.jsonl")
         stack.callback(journal.close)
+        exporter = await from_environment(os.environ, "atoll-node", machine.wall_time)
+        if exporter is not None:
+            stack.push_async_callback(exporter.close)
         await prepared
         log.info("run %s, site %s, start %d, home %s", settings.run_id, config.name, home.incarnation, home.folder)
         if settings.data == "local" and not config.data_paths and not config.command:
@@ -140,6 +146,8 @@ async def _stay(config: NodeConfig, machine: Machine, prepared: asyncio.Task[Non
             security=security,
         )
         stack.callback(node.close)
+        if exporter is not None:
+            stack.callback(_traced(node, exporter).close)
         if config.http_listen:
             access = page_access(config.http_listen, settings.run_id, security.among_sites, machine)
             metrics = node.shell.observer.pages(access)
@@ -166,6 +174,16 @@ async def _stay(config: NodeConfig, machine: Machine, prepared: asyncio.Task[Non
         log.log(logging.INFO if code == 0 else logging.ERROR, "%s", text)
         comes_back = code == 0 and not is_over
         return _Stay(settings.run_id, code, watch.time_off if comes_back else None)
+
+
+def _traced(node: Node, exporter: Exporter) -> SiteTraces:
+    """Its syncs, from now on. Close what is returned when the node has ended."""
+    observer, run_id, name = node.shell.observer, node.core.settings.run_id, node.shell.config.name
+    observer.num_lost_spans = lambda: exporter.num_lost
+    observer.traces = SiteTraces(
+        run_id, name, node.home.incarnation, site_id=lambda: node.core.site.site_id, send=exporter.send
+    )
+    return observer.traces
 
 
 def _on_signals(node: Node, signals: Signals) -> None:

@@ -31,6 +31,8 @@ class Look:
     month_sent_bytes: int
     attached: Attached | None = None
     """To the relay of this site, if it has one."""
+    num_lost_spans: int | None = None
+    """None where nothing is traced."""
 
 
 def _info(look: Look) -> Mapping[str, str]:
@@ -107,5 +109,7 @@ METRICS: tuple[Row[Look], ...] = (
         lambda look: look.core.site.num_errors_dropped),
     Row(COUNTER, "atoll_node_average_errors_dropped", "Chunks whose average's error was lost.",
         lambda look: look.hub.average_errors.num_dropped),
+    Row(COUNTER, "atoll_node_spans_lost", "Of traces, those that their collector has not taken; not there where "
+        "nothing is traced.", lambda look: look.num_lost_spans),
     Row(COUNTER, "atoll_node_syncs", "Commits applied by this process.", lambda look: look.num_applied),
 )  # fmt: skip

@@ -108,6 +108,9 @@ class Node:
         self._is_told_to_leave = False
         self.failure: BaseException | None = None
         """What ended this node where nothing was prepared for it; see `_fail`."""
+        observer = Observer(
+            config=config, core=core, hub=hub, journal=journal, num_refused=self._num_refused, attached=met.attached
+        )
         self.session = Session(
             addresses=config.coordinators,
             handshake=lambda: security.before_coordinator.towards(Kind.COORDINATOR),
@@ -117,6 +120,7 @@ class Node:
             lost=lambda reason: self.handle(e.SessionLost(reason)),
             received=self._received,
             header=self._header,
+            metadata=observer.session_metadata,
         )
         self._session: asyncio.Task[None] | None = None
         self.prober = Prober(
@@ -125,9 +129,6 @@ class Node:
             limits=lambda: core.limits,
             found=lambda site_ids: self.handle(e.PeersProbed(site_ids)),
             failed=self._fail,
-        )
-        observer = Observer(
-            config=config, core=core, hub=hub, journal=journal, num_refused=self._num_refused, attached=met.attached
         )
         tasks = Tasks(self._fail)
         self.telemetry = Telemetry(
@@ -257,6 +258,7 @@ class Node:
         for happened in self.core.handled:
             self.shell.observer.observe(happened)
         for output in outputs:
+            self.shell.observer.wanted(output)
             self._execute(output)
         if self.core.phase != self._phase and self.failure is None:
             routine = self._phase in PHASES_OF_A_SYNC and self.core.phase in PHASES_OF_A_SYNC
@@ -370,6 +372,7 @@ class Node:
             case m.Banned(names=names):
                 self.hub.ban(names)
                 self.shell.processes.ban(names)
+                self.journal.write("banned", names=list(names))
             case m.Show():
                 self.shell.start(partial(self.disk.show, asked), fatal())
             case m.ListPayloads():

@@ -10,6 +10,7 @@ from prometheus_client import ProcessCollector
 from prometheus_client.core import Metric
 
 from atoll.node.core import events as e
+from atoll.node.core import outputs as out
 from atoll.node.core.ranks.reports import in_words
 from atoll.node.core.ranks.status import RankStatus
 from atoll.node.core.site import SiteCore
@@ -17,6 +18,7 @@ from atoll.node.daemon.allowance import Sent
 from atoll.node.daemon.config import NodeConfig
 from atoll.node.daemon.journal import Journal
 from atoll.node.daemon.metrics import METRICS, Look
+from atoll.node.daemon.tracing import SiteTraces
 from atoll.node.exchange.hub import Hub
 from atoll.node.relay.attached import Attached
 from atoll.protocol import messages as m
@@ -24,6 +26,7 @@ from atoll.protocol import pages
 from atoll.protocol.http import Answer, plain_text
 from atoll.protocol.metrics import families
 from atoll.protocol.page_access import Access
+from atoll.protocol.traces import Metadata
 
 PROCESS = ProcessCollector(registry=None)
 MAX_DOING_CHARACTERS = 64  # of a heartbeat
@@ -57,6 +60,9 @@ class Observer:
         self.exchange_total_s = self.apply_total_s = 0.0
         self._sealed_at = 0.0
         self._work: object = None
+        self.traces: SiteTraces | None = None
+        """Of syncs, where they are traced."""
+        self.num_lost_spans: Callable[[], int | None] = lambda: None
         self._progress = 0
 
     def exchanged(self, seconds: float) -> None:
@@ -148,12 +154,15 @@ class Observer:
             num_applied=self.num_applied,
             attached=self.attached,
             month_sent_bytes=self.sent().num_bytes,
+            num_lost_spans=self.num_lost_spans(),
         )
         yield from families(METRICS, look)
         yield from PROCESS.collect()
 
     def observe(self, event: e.Event) -> None:
-        """Losses and events for the journal and the metrics."""
+        """Losses and events for the journal, the metrics and the trace."""
+        if self.traces is not None:
+            self.traces.heard(event, self._loop.time())
         match event:
             case e.SnapshotSealed(step=step, tokens=tokens, num_steps=num_steps, mean_loss=loss, train_s=train_s):
                 self._sealed_at = self._loop.time()
@@ -193,3 +202,12 @@ class Observer:
                 self.journal.write("commit_received", commit=commit.commit, since_sealed_s=round(since_s, 4))
             case e.WorkersFailed(text=text) | e.ExchangeBroken(error=text):
                 self.journal.write(type(event).__name__, text=str(text))
+
+    def session_metadata(self) -> Metadata | None:
+        """Of another stream to the coordinator."""
+        return None if self.traces is None else self.traces.begin_session()
+
+    def wanted(self, output: out.Output) -> None:
+        """By the core, before it is done; for the trace."""
+        if self.traces is not None:
+            self.traces.wanted(output, self._loop.time())

@@ -15,6 +15,7 @@ from atoll.protocol.errors import ConfigError, InvalidMessage
 from atoll.protocol.machine import Machine
 from atoll.protocol.text import clean
 from atoll.protocol.time_limits import TimeLimits
+from atoll.protocol.traces import Metadata
 from atoll.protocol.trust.invites import check_addresses
 from atoll.protocol.v1 import session_pb2
 
@@ -39,6 +40,8 @@ class Session:
     lost: Callable[[str], None]
     received: Callable[[m.Header, m.CoordinatorMessage], None]
     header: Callable[[], m.Header]
+    metadata: Callable[[], Metadata | None] = lambda: None
+    """Of the next stream."""
 
     def __post_init__(self) -> None:
         self.num_refused_messages = 0
@@ -102,7 +105,7 @@ class Session:
             # Bytes: what cannot be read is this module's to judge.
             method: grpc.aio.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(SESSION_METHOD)
             broken: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-            call = method(self._requests(broken))
+            call = method(self._requests(broken), metadata=self.metadata())
             self._is_open = True
             self.num_streams += 1
             self.opened()

@@ -14,6 +14,7 @@ import grpc.aio
 from atoll.node.exchange.catchup.donor_server import Request
 from atoll.node.exchange.hub import Hub
 from atoll.node.exchange.peers.frames import MAX_HAS_PAYLOADS, parse
+from atoll.node.exchange.peers.prober import probe
 from atoll.node.exchange.peers.rpc import Context, NotRead, check_header
 from atoll.node.exchange.sync.downstream import Downstream
 from atoll.node.exchange.sync.exchange import Exchange
@@ -21,7 +22,11 @@ from atoll.node.exchange.sync.reduction import MAX_STREAMS
 from atoll.node.tasks import end
 from atoll.protocol import wire
 from atoll.protocol.errors import AtollError, InvalidMessage, NotYetError, RefusedError
+from atoll.protocol.measuring import MAX_S, MAX_SITES, PACE, Measures, Write
+from atoll.protocol.messages import Header, Member
+from atoll.protocol.pace import Buckets
 from atoll.protocol.status import abort
+from atoll.protocol.text import clean
 from atoll.protocol.v1 import peer_pb2
 
 log = logging.getLogger(__name__)
@@ -30,6 +35,9 @@ Opening = TypeVar("Opening", peer_pb2.ExchangeRequest, peer_pb2.DonateRequest)
 Answer = Callable[["PeerService", Any, Context], Coroutine[Any, Any, T]]
 
 OPEN_WAIT_S = 10.0
+DIAL_LIMIT_S = 5.0
+"""For a caller that wants to know whether it can be dialled."""
+MAX_ADDRESS = 256
 
 
 def _refusing(answer: Answer[T]) -> Answer[T]:
@@ -53,6 +61,13 @@ def _refusing(answer: Answer[T]) -> Answer[T]:
 class PeerService:
     def __init__(self, hub: Hub) -> None:
         self.hub = hub
+        self._dials = Buckets[str](PACE, MAX_SITES)
+        self._measures = Measures(
+            hub.run_id,
+            hub.claims.security,
+            check=lambda context, header: hub.claims.check(context, header.site_id),
+            give=self._give_in_turn,
+        )
         self._streams: dict[tuple[Exchange, int], dict[int, asyncio.Task[Any]]] = {}  # of a site: the newest by range
 
     @property
@@ -64,6 +79,8 @@ class PeerService:
             "FetchPayloads": grpc.unary_stream_rpc_method_handler(self.fetch_payloads),
             "Donate": grpc.stream_stream_rpc_method_handler(self.donate),
             "Probe": grpc.unary_unary_rpc_method_handler(self.probe),
+            "DialMe": grpc.unary_unary_rpc_method_handler(self.dial_me),
+            "Measure": grpc.stream_stream_rpc_method_handler(self._measures.answer),
         }
 
     @_refusing
@@ -125,6 +142,34 @@ class PeerService:
         check_header(header, self.hub.run_id)
         self.hub.claims.check(context, header.site_id)
         return peer_pb2.ProbeResponse(header=wire.to_proto(self.hub.identity())).SerializeToString()
+
+    @_refusing
+    async def dial_me(self, data: bytes, context: Context) -> bytes:
+        """Within the queue of that address, as where a member says to be there."""
+        request = parse(peer_pb2.DialMeRequest, data)
+        check_header(request.header, self.hub.run_id)
+        self.hub.claims.check(context, request.header.site_id)
+        caller = self.hub.claims.security.caller(context)
+        if caller is None:
+            raise RefusedError("sites with certificates are dialled; this run is in plain text")
+        if not self._dials.take(caller.subject.name, asyncio.get_running_loop().time()):
+            raise NotYetError(f"{caller.subject} was dialled {PACE.at_once} times just now: try again in a minute")
+        asked = wire.from_proto(Header, request.header)
+        address, name = request.address[:MAX_ADDRESS], caller.subject.name
+        member = Member(site_id=asked.site_id, incarnation=asked.incarnation, address=address, name=name)
+        problem = ""
+        try:
+            await probe(self.hub.dialer, self.hub.identity(), member, DIAL_LIMIT_S)
+        except AtollError as error:
+            problem = clean(str(error))
+        return peer_pb2.DialMeResponse(problem=problem).SerializeToString()
+
+    async def _give_in_turn(self, write: Write, frame: bytes) -> None:
+        """As to somebody who catches up: after an exchange."""
+        await self.hub.uplink.within_cap(len(frame))
+        async with self.hub.uplink.give(len(frame), MAX_S):
+            self.hub.counters.sent_bytes += len(frame)
+            await write(frame)
 
     async def _give(self, request: Request, context: Context) -> None:
         self.hub.claims.check(context, request.header.site_id)

@@ -79,6 +79,69 @@ class Header(_message.Message):
 Global___Header: _TypeAlias = Header  # noqa: Y015
 
 @_typing.final
+class MeasureRequest(_message.Message):
+    """For `atoll doctor`: how fast the link is to whoever answers. A call has a bound of bytes and of seconds each way."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HEADER_FIELD_NUMBER: _builtins.int
+    DATA_FIELD_NUMBER: _builtins.int
+    DOWN_BYTES_FIELD_NUMBER: _builtins.int
+    ANSWER_FIELD_NUMBER: _builtins.int
+    data: _builtins.bytes
+    """to be counted"""
+    down_bytes: _builtins.int
+    """wanted with the answer"""
+    answer: _builtins.bool
+    """to this one, and what came before"""
+    @_builtins.property
+    def header(self) -> Global___Header:
+        """of the first one"""
+
+    def __init__(
+        self,
+        *,
+        header: Global___Header | None = ...,
+        data: _builtins.bytes = ...,
+        down_bytes: _builtins.int = ...,
+        answer: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "data", b"data", "down_bytes", b"down_bytes", "header", b"header"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MeasureRequest: _TypeAlias = MeasureRequest  # noqa: Y015
+
+@_typing.final
+class MeasureResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DATA_FIELD_NUMBER: _builtins.int
+    END_FIELD_NUMBER: _builtins.int
+    RECEIVED_BYTES_FIELD_NUMBER: _builtins.int
+    data: _builtins.bytes
+    end: _builtins.bool
+    """of the answer"""
+    received_bytes: _builtins.int
+    """of data, in the whole call; with the end"""
+    def __init__(
+        self,
+        *,
+        data: _builtins.bytes = ...,
+        end: _builtins.bool = ...,
+        received_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "end", b"end", "received_bytes", b"received_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MeasureResponse: _TypeAlias = MeasureResponse  # noqa: Y015
+
+@_typing.final
 class TensorSpec(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

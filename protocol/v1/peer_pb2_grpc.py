@@ -3,6 +3,7 @@
 import grpc
 import warnings
 
+from atoll.protocol.v1 import common_pb2 as atoll_dot_protocol_dot_v1_dot_common__pb2
 from atoll.protocol.v1 import peer_pb2 as atoll_dot_protocol_dot_v1_dot_peer__pb2
 
 GRPC_GENERATED_VERSION = '1.85.1'
@@ -59,6 +60,16 @@ class PeerServiceStub:
                 request_serializer=atoll_dot_protocol_dot_v1_dot_peer__pb2.ProbeRequest.SerializeToString,
                 response_deserializer=atoll_dot_protocol_dot_v1_dot_peer__pb2.ProbeResponse.FromString,
                 _registered_method=True)
+        self.Measure = channel.stream_stream(
+                '/atoll.protocol.v1.PeerService/Measure',
+                request_serializer=atoll_dot_protocol_dot_v1_dot_common__pb2.MeasureRequest.SerializeToString,
+                response_deserializer=atoll_dot_protocol_dot_v1_dot_common__pb2.MeasureResponse.FromString,
+                _registered_method=True)
+        self.DialMe = channel.unary_unary(
+                '/atoll.protocol.v1.PeerService/DialMe',
+                request_serializer=atoll_dot_protocol_dot_v1_dot_peer__pb2.DialMeRequest.SerializeToString,
+                response_deserializer=atoll_dot_protocol_dot_v1_dot_peer__pb2.DialMeResponse.FromString,
+                _registered_method=True)
 
 
 class PeerServiceServicer:
@@ -100,6 +111,21 @@ class PeerServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Measure(self, request_iterator, context):
+        """buf:lint:ignore RPC_REQUEST_RESPONSE_UNIQUE the same call at coordinator and nodes
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DialMe(self, request, context):
+        """Whether the callee can dial the caller, who answers probes at that address, as a site of the name that its
+        certificate has.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_PeerServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -127,6 +153,16 @@ def add_PeerServiceServicer_to_server(servicer, server):
                     servicer.Probe,
                     request_deserializer=atoll_dot_protocol_dot_v1_dot_peer__pb2.ProbeRequest.FromString,
                     response_serializer=atoll_dot_protocol_dot_v1_dot_peer__pb2.ProbeResponse.SerializeToString,
+            ),
+            'Measure': grpc.stream_stream_rpc_method_handler(
+                    servicer.Measure,
+                    request_deserializer=atoll_dot_protocol_dot_v1_dot_common__pb2.MeasureRequest.FromString,
+                    response_serializer=atoll_dot_protocol_dot_v1_dot_common__pb2.MeasureResponse.SerializeToString,
+            ),
+            'DialMe': grpc.unary_unary_rpc_method_handler(
+                    servicer.DialMe,
+                    request_deserializer=atoll_dot_protocol_dot_v1_dot_peer__pb2.DialMeRequest.FromString,
+                    response_serializer=atoll_dot_protocol_dot_v1_dot_peer__pb2.DialMeResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -264,6 +300,60 @@ class PeerService:
             '/atoll.protocol.v1.PeerService/Probe',
             atoll_dot_protocol_dot_v1_dot_peer__pb2.ProbeRequest.SerializeToString,
             atoll_dot_protocol_dot_v1_dot_peer__pb2.ProbeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Measure(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/atoll.protocol.v1.PeerService/Measure',
+            atoll_dot_protocol_dot_v1_dot_common__pb2.MeasureRequest.SerializeToString,
+            atoll_dot_protocol_dot_v1_dot_common__pb2.MeasureResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DialMe(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/atoll.protocol.v1.PeerService/DialMe',
+            atoll_dot_protocol_dot_v1_dot_peer__pb2.DialMeRequest.SerializeToString,
+            atoll_dot_protocol_dot_v1_dot_peer__pb2.DialMeResponse.FromString,
             options,
             channel_credentials,
             insecure,

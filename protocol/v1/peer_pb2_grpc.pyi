@@ -3,6 +3,7 @@
 isort:skip_file
 Between nodes. Frames stay at or below 1 MiB; every size is known from the plan and the layout before it arrives."""
 
+from atoll.protocol.v1 import common_pb2 as _common_pb2
 from atoll.protocol.v1 import peer_pb2 as _peer_pb2
 from collections import abc as _abc
 from grpc import aio as _aio
@@ -43,6 +44,12 @@ class PeerServiceStub:
     """
     Probe: _grpc.UnaryUnaryMultiCallable[_peer_pb2.ProbeRequest, _peer_pb2.ProbeResponse]
     """Who is at this address."""
+    Measure: _grpc.StreamStreamMultiCallable[_common_pb2.MeasureRequest, _common_pb2.MeasureResponse]
+    """buf:lint:ignore RPC_REQUEST_RESPONSE_UNIQUE the same call at coordinator and nodes"""
+    DialMe: _grpc.UnaryUnaryMultiCallable[_peer_pb2.DialMeRequest, _peer_pb2.DialMeResponse]
+    """Whether the callee can dial the caller, who answers probes at that address, as a site of the name that its
+    certificate has.
+    """
 
 @_typing.type_check_only
 class PeerServiceAsyncStub(PeerServiceStub):
@@ -59,6 +66,12 @@ class PeerServiceAsyncStub(PeerServiceStub):
     """
     Probe: _aio.UnaryUnaryMultiCallable[_peer_pb2.ProbeRequest, _peer_pb2.ProbeResponse]  # type: ignore[assignment]
     """Who is at this address."""
+    Measure: _aio.StreamStreamMultiCallable[_common_pb2.MeasureRequest, _common_pb2.MeasureResponse]  # type: ignore[assignment]
+    """buf:lint:ignore RPC_REQUEST_RESPONSE_UNIQUE the same call at coordinator and nodes"""
+    DialMe: _aio.UnaryUnaryMultiCallable[_peer_pb2.DialMeRequest, _peer_pb2.DialMeResponse]  # type: ignore[assignment]
+    """Whether the callee can dial the caller, who answers probes at that address, as a site of the name that its
+    certificate has.
+    """
 
 class PeerServiceServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -102,5 +115,23 @@ class PeerServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_peer_pb2.ProbeResponse, _abc.Awaitable[_peer_pb2.ProbeResponse]]:
         """Who is at this address."""
+
+    @_abc_1.abstractmethod
+    def Measure(
+        self,
+        request_iterator: _MaybeAsyncIterator[_common_pb2.MeasureRequest],
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_common_pb2.MeasureResponse], _abc.AsyncIterator[_common_pb2.MeasureResponse]]:
+        """buf:lint:ignore RPC_REQUEST_RESPONSE_UNIQUE the same call at coordinator and nodes"""
+
+    @_abc_1.abstractmethod
+    def DialMe(
+        self,
+        request: _peer_pb2.DialMeRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_peer_pb2.DialMeResponse, _abc.Awaitable[_peer_pb2.DialMeResponse]]:
+        """Whether the callee can dial the caller, who answers probes at that address, as a site of the name that its
+        certificate has.
+        """
 
 def add_PeerServiceServicer_to_server(servicer: PeerServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -3,6 +3,7 @@
 import grpc
 import warnings
 
+from atoll.protocol.v1 import common_pb2 as atoll_dot_protocol_dot_v1_dot_common__pb2
 from atoll.protocol.v1 import session_pb2 as atoll_dot_protocol_dot_v1_dot_session__pb2
 
 GRPC_GENERATED_VERSION = '1.85.1'
@@ -54,6 +55,11 @@ class CoordinatorServiceStub:
                 request_serializer=atoll_dot_protocol_dot_v1_dot_session__pb2.StatusRequest.SerializeToString,
                 response_deserializer=atoll_dot_protocol_dot_v1_dot_session__pb2.StatusResponse.FromString,
                 _registered_method=True)
+        self.Measure = channel.stream_stream(
+                '/atoll.protocol.v1.CoordinatorService/Measure',
+                request_serializer=atoll_dot_protocol_dot_v1_dot_common__pb2.MeasureRequest.SerializeToString,
+                response_deserializer=atoll_dot_protocol_dot_v1_dot_common__pb2.MeasureResponse.FromString,
+                _registered_method=True)
         self.Operate = channel.unary_unary(
                 '/atoll.protocol.v1.CoordinatorService/Operate',
                 request_serializer=atoll_dot_protocol_dot_v1_dot_session__pb2.OperateRequest.SerializeToString,
@@ -91,6 +97,14 @@ class CoordinatorServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Measure(self, request_iterator, context):
+        """For sites that have joined.
+        buf:lint:ignore RPC_REQUEST_RESPONSE_UNIQUE the same call at coordinator and nodes
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Operate(self, request, context):
         """What an operator wants done, as on the coordinator's own machine.
         """
@@ -120,6 +134,11 @@ def add_CoordinatorServiceServicer_to_server(servicer, server):
                     servicer.Status,
                     request_deserializer=atoll_dot_protocol_dot_v1_dot_session__pb2.StatusRequest.FromString,
                     response_serializer=atoll_dot_protocol_dot_v1_dot_session__pb2.StatusResponse.SerializeToString,
+            ),
+            'Measure': grpc.stream_stream_rpc_method_handler(
+                    servicer.Measure,
+                    request_deserializer=atoll_dot_protocol_dot_v1_dot_common__pb2.MeasureRequest.FromString,
+                    response_serializer=atoll_dot_protocol_dot_v1_dot_common__pb2.MeasureResponse.SerializeToString,
             ),
             'Operate': grpc.unary_unary_rpc_method_handler(
                     servicer.Operate,
@@ -235,6 +254,33 @@ class CoordinatorService:
             '/atoll.protocol.v1.CoordinatorService/Status',
             atoll_dot_protocol_dot_v1_dot_session__pb2.StatusRequest.SerializeToString,
             atoll_dot_protocol_dot_v1_dot_session__pb2.StatusResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Measure(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/atoll.protocol.v1.CoordinatorService/Measure',
+            atoll_dot_protocol_dot_v1_dot_common__pb2.MeasureRequest.SerializeToString,
+            atoll_dot_protocol_dot_v1_dot_common__pb2.MeasureResponse.FromString,
             options,
             channel_credentials,
             insecure,

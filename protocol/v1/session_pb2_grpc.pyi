@@ -3,6 +3,7 @@
 isort:skip_file
 Between a node and the coordinator: one stream a site, dialled by the site."""
 
+from atoll.protocol.v1 import common_pb2 as _common_pb2
 from atoll.protocol.v1 import session_pb2 as _session_pb2
 from collections import abc as _abc
 from grpc import aio as _aio
@@ -38,6 +39,10 @@ class CoordinatorServiceStub:
     """A certificate that other sites accept, for a day."""
     Status: _grpc.UnaryUnaryMultiCallable[_session_pb2.StatusRequest, _session_pb2.StatusResponse]
     """The run as JSON, the same document as the status page's /status.json."""
+    Measure: _grpc.StreamStreamMultiCallable[_common_pb2.MeasureRequest, _common_pb2.MeasureResponse]
+    """For sites that have joined.
+    buf:lint:ignore RPC_REQUEST_RESPONSE_UNIQUE the same call at coordinator and nodes
+    """
     Operate: _grpc.UnaryUnaryMultiCallable[_session_pb2.OperateRequest, _session_pb2.OperateResponse]
     """What an operator wants done, as on the coordinator's own machine."""
 
@@ -51,6 +56,10 @@ class CoordinatorServiceAsyncStub(CoordinatorServiceStub):
     """A certificate that other sites accept, for a day."""
     Status: _aio.UnaryUnaryMultiCallable[_session_pb2.StatusRequest, _session_pb2.StatusResponse]  # type: ignore[assignment]
     """The run as JSON, the same document as the status page's /status.json."""
+    Measure: _aio.StreamStreamMultiCallable[_common_pb2.MeasureRequest, _common_pb2.MeasureResponse]  # type: ignore[assignment]
+    """For sites that have joined.
+    buf:lint:ignore RPC_REQUEST_RESPONSE_UNIQUE the same call at coordinator and nodes
+    """
     Operate: _aio.UnaryUnaryMultiCallable[_session_pb2.OperateRequest, _session_pb2.OperateResponse]  # type: ignore[assignment]
     """What an operator wants done, as on the coordinator's own machine."""
 
@@ -85,6 +94,16 @@ class CoordinatorServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_session_pb2.StatusResponse, _abc.Awaitable[_session_pb2.StatusResponse]]:
         """The run as JSON, the same document as the status page's /status.json."""
+
+    @_abc_1.abstractmethod
+    def Measure(
+        self,
+        request_iterator: _MaybeAsyncIterator[_common_pb2.MeasureRequest],
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_common_pb2.MeasureResponse], _abc.AsyncIterator[_common_pb2.MeasureResponse]]:
+        """For sites that have joined.
+        buf:lint:ignore RPC_REQUEST_RESPONSE_UNIQUE the same call at coordinator and nodes
+        """
 
     @_abc_1.abstractmethod
     def Operate(

@@ -29,6 +29,9 @@ FUZZED = {
     "DonateResponse": "test_peers.py::test_a_donor_that_dialled_answers_any_request_and_says_how_it_ended",
     "ProbeRequest": "test_peers.py::test_whoever_probes_hears_who_is_here_or_is_refused",
     "ProbeResponse": "test_peers.py::test_only_the_site_itself_answers_a_probe",
+    "MeasureRequest": "test_measuring.py::test_any_request_is_answered_within_its_bounds_or_refused",
+    "MeasureResponse": "test_measuring.py::test_any_answer_is_a_speed_or_an_error",
+    "DialMeRequest": "test_measuring.py::test_whoever_wants_to_be_dialled_is_dialled_by_its_own_name_or_refused",
     "AttachRequest": "test_hosts.py::test_any_words_of_a_host_are_followed_or_end_it",
     "AttachResponse": "test_followers.py::test_any_words_of_a_leader_are_followed_or_the_host_ends_its_stream",
     "PutSlicesRequest": "test_hosts.py::test_slices_that_are_put_are_whole_or_the_host_is_given_up",
@@ -43,9 +46,16 @@ FUZZED = {
     "ProcessResponse": "test_exchange_processes.py::test_any_words_of_a_node_are_followed_or_end_the_process",
 }
 """What arrives as bytes, and who sends any of it. With it come the messages that are fields of it."""
-GRPC_READS = {"StatusRequest", "PutSlicesResponse", "PutPayloadsResponse", "OperateRequest", "OperateResponse"}
-"""At most one bool, of which all values are right, or texts that are read elsewhere (tests/fuzz/test_commands.py); what
-is no such message grpc itself refuses."""
+GRPC_READS = {
+    "StatusRequest",
+    "PutSlicesResponse",
+    "PutPayloadsResponse",
+    "OperateRequest",
+    "OperateResponse",
+    "DialMeResponse",
+}
+"""At most one bool, of which all values are right, or texts that are shown, or read elsewhere
+(tests/fuzz/test_commands.py); what is no such message grpc itself refuses."""
 
 
 def roots() -> Iterator[str]:

@@ -146,7 +146,7 @@ class LyingReducer:
         return self
 
     def stream_stream(self, method: str, **_: Any) -> Any:
-        def opened() -> LyingCall:
+        def opened(**_: Any) -> LyingCall:
             self.calls.append(LyingCall(self, self.scripts[0]))
             self.scripts.rotate(-1)
             return self.calls[-1]

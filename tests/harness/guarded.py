@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import sys
 
-from tests.harness import loop_guard
+from tests.harness import loop_guard, namespace
 
 
 def run() -> int:
     """The exit code."""
     from atoll.__main__ import run as run_command
 
+    namespace.enter_if_told()
     loop_guard.install(coordinator="coordinator" in sys.argv, node="node" in sys.argv, ends_process=True)
     return run_command()
 

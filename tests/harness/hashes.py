@@ -13,8 +13,17 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 CONSTRAINTS = ROOT / "constraints.txt"
-FILES = {"constraints-hashes.txt": (), "constraints-hashes-node.txt": ("node", "data")}
+FILES: dict[str, tuple[str, ...]] = {
+    "constraints-hashes.txt": (),
+    "constraints-hashes-node.txt": ("node", "data"),
+    "constraints-hashes-otel.txt": ("otel",),
+}
 """With the extras beside what the coordinator needs."""
+WHAT = {
+    (): "a coordinator",
+    ("node", "data"): "a site, without torch,",
+    ("otel",): "a coordinator whose syncs are traced",
+}
 HEAD = "# `make hashes` writes this file: all that {what} needs, for pip install --require-hashes -r\n"
 PINNED = re.compile(r"^([\w.-]+)==([\w.+!-]+)", re.MULTILINE | re.ASCII)
 NO_HASHES = ("torch",)
@@ -37,8 +46,7 @@ def main(uv: str) -> int:
         command += ["--no-annotate", "--no-emit-index-url", "--no-emit-find-links", "--python-version", "3.11"]
         lines = "\n".join(requirements(extras))
         found = subprocess.run(command, input=lines, capture_output=True, text=True, check=True).stdout
-        what = "a site, without torch," if extras else "a coordinator"
-        (ROOT / name).write_text(HEAD.format(what=what) + found)
+        (ROOT / name).write_text(HEAD.format(what=WHAT[extras]) + found)
     return 0
 
 

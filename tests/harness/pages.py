@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-TYPED = re.compile(r"^    (?:(hub|north|south|you)\$ )?(.+)$", re.MULTILINE)
+TYPED = re.compile(r"^    (?:(hub|gate|north|south|west|you|watch)\$ )?(.+)$", re.MULTILINE)
 
 
 def typed_on(page: Path) -> list[tuple[str, str]]:

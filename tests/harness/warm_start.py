@@ -24,11 +24,13 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import IO
 
+from tests.harness.namespace import NAMESPACE
+
 MAX_MESSAGE_BYTES = 1 << 20
 ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1"}
 READY = b"ready"
 LOST = "the process that is forked has ended; what it said is among the output of the tests"
-NOT_READ = ("PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR")
+NOT_READ = ("PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR", "OTEL_EXPORTER_OTLP_ENDPOINT", NAMESPACE)
 """Variables that change as tests run, and that nothing reads as it is imported here. torch sets the second one where it
 was not set, to what it is anyway, as its compiler is imported: by the first test that needs that."""
 

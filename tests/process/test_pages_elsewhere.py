@@ -32,10 +32,10 @@ class Shown:
 
 
 class NamedConnection(http.client.HTTPConnection):
-    """To a port of this machine, over TLS, as to a machine of that name."""
+    """Over TLS, as to a machine of that name."""
 
-    def __init__(self, port: int, name: str, tls: ssl.SSLContext) -> None:
-        super().__init__("127.0.0.1", port, timeout=LIMIT_S)
+    def __init__(self, host: str, port: int, name: str, tls: ssl.SSLContext) -> None:
+        super().__init__(host, port, timeout=LIMIT_S)
         self._name = name
         self._tls = tls
 
@@ -47,13 +47,13 @@ class NamedConnection(http.client.HTTPConnection):
 class Browser:
     """Knows the run's root, and comes to that port by that name."""
 
-    def __init__(self, run: LocalRun, port: int, name: str, root: Path | None = None) -> None:
+    def __init__(self, run: LocalRun, port: int, name: str, root: Path | None = None, host: str = "127.0.0.1") -> None:
         self._tls = ssl.create_default_context(cafile=str(root or folder_of(run.store_path) / "root.pem"))
-        self._port = port
+        self._host, self._port = host, port
         self._name = name
 
     def asks(self, path: str, method: str = "GET", body: str = "", **headers: str) -> Shown:
-        with closing(NamedConnection(self._port, self._name, self._tls)) as connection:
+        with closing(NamedConnection(self._host, self._port, self._name, self._tls)) as connection:
             connection.request(method, path, body=body or None, headers={"Host": self._name} | headers)
             answer = connection.getresponse()
             return Shown(answer.status, dict(answer.headers), answer.read().decode())

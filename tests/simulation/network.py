@@ -535,7 +535,7 @@ class SimChannel:
     def stream_stream(
         self, method: str, request_serializer: Any = None, response_deserializer: Any = None, **_: Any
     ) -> Callable[..., Call]:
-        def begin(requests: AsyncIterator[Any] | None = None) -> Call:
+        def begin(requests: AsyncIterator[Any] | None = None, **_: Any) -> Call:
             call = self._call(method, request_serializer, response_deserializer)
             if requests is not None:
                 call.feed(requests)

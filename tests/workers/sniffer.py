@@ -1,4 +1,4 @@
-"""Writes all frames of a network interface to a file: `sniffer.py INTERFACE FILE`. Needs root."""
+"""Writes all frames of all interfaces of a host, but of its own loopback, to a file: `sniffer.py FILE`. Needs root."""
 
 from __future__ import annotations
 
@@ -8,16 +8,17 @@ import sys
 ALL_PROTOCOLS = 3
 
 
-def main(interface: str, path: str) -> None:
+def main(path: str) -> None:
     with (
         socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(ALL_PROTOCOLS)) as listening,
         open(path, "wb", buffering=0) as file,
     ):
-        listening.bind((interface, 0))
         sys.stdout.write("listening\n")
         sys.stdout.flush()
         while True:
-            file.write(listening.recv(1 << 17))
+            frame, (interface, *_) = listening.recvfrom(1 << 17)
+            if interface != "lo":
+                file.write(frame)
 
 
 if __name__ == "__main__":

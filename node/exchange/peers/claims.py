@@ -20,7 +20,7 @@ class Claims:
     everybody is believed."""
 
     def __init__(self, security: Security = PLAIN) -> None:
-        self._security = security
+        self.security = security
         self._names: OrderedDict[int, str] = OrderedDict()
         self._banned: frozenset[str] = frozenset()
         self._calls: dict[str, WeakSet[asyncio.Task[Any]]] = {}  # by whom, those that were let in
@@ -43,7 +43,7 @@ class Claims:
     def check(self, context: Any, site_id: int) -> None:
         """In the task of a call: raises RefusedError if that is by another than that site, or by one that is banned.
         A site that the coordinator has not named here yet is taken at its word: it is in the run by its certificate."""
-        caller = self._security.caller(context)
+        caller = self.security.caller(context)
         if caller is None:
             return
         name, known = caller.subject.name, self._names.get(site_id)

@@ -104,28 +104,29 @@ class Prober:
         self.found(self._unreachable())
 
     async def _probe(self, member: Member) -> None:
-        """Raises PeerError, RefusedError or another of atoll's errors, with the reason."""
-        where = f"cannot dial site {member.site_id} at {member.address}"
-        limit_s = self.limits().connect_s
-        channel = await self.dialer.channel(member, Purpose.PROBE)
-        try:
-            call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(
-                PROBE_METHOD, request_serializer=None, response_deserializer=None
-            )
-            with call_errors(where, member.site_id):
-                async with asyncio.timeout(limit_s):
-                    data = await call(peer_pb2.ProbeRequest(header=wire.to_proto(self.header())).SerializeToString())
-        except TimeoutError:
-            raise PeerError(f"{where}: no answer within {limit_s:g} s", member.site_id) from None
-        finally:
-            self.dialer.disconnect(member, Purpose.PROBE)
-        self._check(wire.from_proto(Header, parse(peer_pb2.ProbeResponse, data).header), member, where)
+        await probe(self.dialer, self.header(), member, self.limits().connect_s)
 
-    def _check(self, answer: Header, member: Member, where: str) -> None:
-        theirs = (answer.run_id, answer.site_id, answer.incarnation)
-        ours = (self.header().run_id, member.site_id, member.incarnation)
-        if theirs != ours:
-            raise InvalidMessage(
-                f"{where}: run {theirs[0]!r}, site {theirs[1]}, start {theirs[2]} answers there, not run {ours[0]!r}, "
-                f"site {ours[1]}, start {ours[2]}"
-            )
+
+async def probe(dialer: Dialer, header: Header, member: Member, limit_s: float) -> None:
+    """`header`: of the one who asks. Raises PeerError, RefusedError or another of atoll's errors, with the reason."""
+    where = f"cannot dial site {member.site_id} at {member.address}"
+    channel = await dialer.channel(member, Purpose.PROBE)
+    try:
+        call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(
+            PROBE_METHOD, request_serializer=None, response_deserializer=None
+        )
+        with call_errors(where, member.site_id):
+            async with asyncio.timeout(limit_s):
+                data = await call(peer_pb2.ProbeRequest(header=wire.to_proto(header)).SerializeToString())
+    except TimeoutError:
+        raise PeerError(f"{where}: no answer within {limit_s:g} s", member.site_id) from None
+    finally:
+        dialer.disconnect(member, Purpose.PROBE)
+    answer = wire.from_proto(Header, parse(peer_pb2.ProbeResponse, data).header)
+    theirs = (answer.run_id, answer.site_id, answer.incarnation)
+    ours = (header.run_id, member.site_id, member.incarnation)
+    if theirs != ours:
+        raise InvalidMessage(
+            f"{where}: run {theirs[0]!r}, site {theirs[1]}, start {theirs[2]} answers there, not run {ours[0]!r}, "
+            f"site {ours[1]}, start {ours[2]}"
+        )

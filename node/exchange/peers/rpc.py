@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import grpc
 import grpc.aio
 
-from atoll.protocol import PROTOCOL_VERSION
+from atoll.protocol import PROTOCOL_VERSION, traces
 from atoll.protocol.errors import PeerError, RefusedError, StateError
 from atoll.protocol.status import from_rpc_error, was_cancelled
 from atoll.protocol.v1 import common_pb2, peer_pb2
@@ -21,6 +21,8 @@ FETCH_STATE_METHOD = f"/{SERVICE}/FetchState"
 FETCH_PAYLOADS_METHOD = f"/{SERVICE}/FetchPayloads"
 DONATE_METHOD = f"/{SERVICE}/Donate"
 PROBE_METHOD = f"/{SERVICE}/Probe"
+MEASURE_METHOD = f"/{SERVICE}/Measure"
+DIAL_ME_METHOD = f"/{SERVICE}/DialMe"
 
 Context = grpc.aio.ServicerContext[bytes, bytes]
 Stream = grpc.aio.StreamStreamCall[bytes, bytes]
@@ -35,7 +37,7 @@ def open_stream(channel: grpc.aio.Channel, method: str) -> Stream:
     call: grpc.aio.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(
         method, request_serializer=None, response_deserializer=None
     )
-    return call()
+    return call(metadata=traces.metadata())
 
 
 def check_header(header: common_pb2.Header, run_id: str) -> None:

@@ -1,7 +1,9 @@
-"""Look at this machine before it trains: clock, disk, memory, ports, peers, GPUs, versions.
+"""Look at this machine before it trains: clock, disk, memory, ports, links, peers, GPUs, versions.
 
 One line for each, and what to do where something is wrong. It dials the coordinator and the sites that are in the run,
-writes and removes a file of 64 MiB in the home, and joins nothing. Exit code 3 if something would surely fail.
+sends and takes up to 8 MiB or for two seconds each way on the links to the coordinator and three of them, has one of
+them dial this machine where the node is to listen, writes and removes a file of 64 MiB in the home, and joins nothing.
+Exit code 3 if something would surely fail.
 
 examples:
   atoll doctor --home ~/.local/state/atoll/RUN/berlin        of a site that has joined
@@ -37,6 +39,9 @@ ROUND_TRIPS = 3
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--home", type=Path, metavar="DIR", help="of the site that has joined")
     parser.add_argument("--listen", default="", metavar="HOST:PORT", help="where the node is to listen")
+    parser.add_argument(
+        "--advertise", default="", metavar="HOST:PORT", help="where others reach that (default: the same)"
+    )
     parser.add_argument("--coordinator", default="", metavar="HOST:PORT", help="its address (default: of the invite)")
     parser.add_argument("--proxy", default="", metavar="URL", help="as `atoll node` is given it")
     parser.add_argument("--insecure", action="store_true", help="of a run in plain text on this machine")
@@ -76,16 +81,23 @@ def findings(args: argparse.Namespace) -> Iterator[Finding]:
         plain_text.check({"--coordinator": args.coordinator, "--listen": args.listen})
     joined = None if is_plain_text else enrolled.joined(args.home)
     home = args.home or Path.cwd()
-    yield from of_site(joined, home, args.coordinator, parse_proxy(args.proxy))
+    problem = _bound(args.listen) if args.listen else ""
+    links = Links("" if problem else args.listen, args.advertise)
+    yield from of_site(joined, home, args.coordinator, parse_proxy(args.proxy), links)
     yield doctor.descriptors(resource.getrlimit(resource.RLIMIT_NOFILE)[1])
     if args.listen:
-        yield doctor.listens(args.listen, _bound(args.listen))
+        yield doctor.listens(args.listen, problem)
     yield _gpus()
 
 
-def of_site(joined: Enrolled | None, home: Path, coordinator: str = "", proxy: str = "") -> Iterator[Finding]:
-    """All that needs no torch. `proxy`: HOST:PORT of an HTTP proxy; what is behind it the node finds out."""
+def of_site(
+    joined: Enrolled | None, home: Path, coordinator: str = "", proxy: str = "", links: Links | None = None
+) -> Iterator[Finding]:
+    """All that needs no torch. `proxy`: HOST:PORT of an HTTP proxy; what is behind it the node finds out. `links` are
+    measured if that is said, which takes some seconds each."""
+    from atoll.cli import doctor_links
     from atoll.node.daemon import doctor
+    from atoll.protocol.machine import Machine
 
     if joined is not None:
         yield doctor.certificate(joined.expires_s, time.time())
@@ -97,6 +109,26 @@ def of_site(joined: Enrolled | None, home: Path, coordinator: str = "", proxy: s
     yield from _of_run(answer, home)
     if not proxy:
         yield from _of_peers(answer.document, joined.subject.name if joined is not None else "")
+    if links is not None and joined is not None:
+        yield from doctor_links.findings(
+            doctor_links.Asked(
+                joined=joined,
+                coordinator=answer.address,
+                document=answer.document,
+                machine=Machine.through(proxy),
+                listen=links.listen,
+                advertise=links.advertise,
+            )
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Links:
+    """To be measured, from this machine."""
+
+    listen: str
+    """Where another site is to try to dial it; empty: it is not."""
+    advertise: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Let somebody into the run: prints an invite, one line, for one use.
+"""Let somebody into the run: prints an invite, one line, for one use; or writes several, a file each.
 
 Whoever has the invite comes in as what it says, once: send it by a way that nobody else reads. With it nothing else has
 to be copied: it has the run's addresses, its root, and a certificate to ask for another one.
@@ -6,6 +6,7 @@ to be copied: it has the run's addresses, its root, and a certificate to ask for
 examples:
   atoll invite --site berlin                                  from the run of ./run.toml, for a day
   atoll invite --site berlin --expires 2h --file berlin.invite
+  atoll invite --site berlin --site paris --relay hub --folder invites
   atoll invite --viewer anna --store /data/run.db
   atoll invite --relay hub
   atoll invite --site berlin --take-back                      its invite, or its key, was stolen: then invite it anew
@@ -23,14 +24,18 @@ from atoll.cli import operator
 from atoll.protocol.dates import duration_s
 from atoll.protocol.errors import ConfigError
 
+ROLES = {
+    "site": "a machine or a cluster that trains",
+    "viewer": "may look at the run",
+    "operator": "may change the run",
+    "relay": "joins sites that nobody can dial (`atoll relay`)",
+}
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     operator.add_arguments(parser)
-    who = parser.add_mutually_exclusive_group(required=True)
-    who.add_argument("--site", metavar="NAME", help="a machine or a cluster that trains")
-    who.add_argument("--viewer", metavar="NAME", help="may look at the run")
-    who.add_argument("--operator", metavar="NAME", help="may change the run")
-    who.add_argument("--relay", metavar="NAME", help="joins sites that nobody can dial (`atoll relay`)")
+    for role, what in ROLES.items():
+        parser.add_argument(f"--{role}", action="append", default=[], metavar="NAME", help=what)
     parser.add_argument(
         "--expires", type=duration_s, default="24h", metavar="TIME", help="as 90m, 24h or 7d (default: 24h)"
     )
@@ -42,29 +47,57 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="instead: nobody is or becomes that by the invites that there are, used or not",
     )
-    parser.add_argument("--file", type=Path, metavar="PATH", help="write it there, for you alone, and print nothing")
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument("--file", type=Path, metavar="PATH", help="write it there, for you alone, and print nothing")
+    where.add_argument("--folder", type=Path, metavar="DIR", help="the same for several: DIR/NAME.invite")
 
 
 def run(args: argparse.Namespace) -> int:
+    invited = [(role, name) for role in ROLES for name in getattr(args, role)]
+    if not invited:
+        raise ConfigError("for whom? --site NAME, --viewer NAME, --operator NAME or --relay NAME")
+    if args.take_back:
+        return _take_back(args, invited)
+    files = _files(args, [name for _, name in invited])
+    for (role, name), file in zip(invited, files, strict=True):
+        _invite(args, role, name, file)
+    return 0
+
+
+def _take_back(args: argparse.Namespace, invited: list[tuple[str, str]]) -> int:
+    if args.file is not None or args.folder is not None or args.address:
+        raise ConfigError("--take-back makes no invite: leave out --file, --folder and --address")
+    for role, name in invited:
+        operator.ask(args, "take-back", role=role, name=name)
+        print(f"whatever was given to {role} {name}, used or not, is of no use any more")
+    return 0
+
+
+def _files(args: argparse.Namespace, names: list[str]) -> list[Path | None]:
+    """One for each name, or None: it is printed. Raises ConfigError before anything is asked for."""
+    files: list[Path | None] = [args.file]
+    if args.folder is not None:
+        args.folder.mkdir(parents=True, exist_ok=True)
+        files = [args.folder / f"{name}.invite" for name in names]
+    elif len(names) > 1:
+        raise ConfigError(f"invites for {', '.join(names)}: say --folder DIR, where each has a file of its own")
+    for file in files:
+        if file is not None and (file.exists() or files.count(file) > 1):
+            raise ConfigError(f"{file} is there already; name another file, or remove it")
+    return files
+
+
+def _invite(args: argparse.Namespace, role: str, name: str, file: Path | None) -> None:
     from atoll.protocol.addresses import is_loopback
     from atoll.protocol.disk import Disk
     from atoll.protocol.trust.enrolled import joined
     from atoll.protocol.trust.invites import from_text
 
-    if args.take_back and (args.file is not None or args.address):
-        raise ConfigError("--take-back makes no invite: leave out --file and --address")
-    role = next(role for role in ("site", "viewer", "operator", "relay") if getattr(args, role) is not None)
-    if args.file is not None and args.file.exists():
-        raise ConfigError(f"{args.file} is there already; name another file, or remove it")
-    if args.take_back:
-        operator.ask(args, "take-back", role=role, name=getattr(args, role))
-        print(f"whatever was given to {role} {getattr(args, role)}, used or not, is of no use any more")
-        return 0
     text = operator.ask(
         args,
         "invite",
         role=role,
-        name=getattr(args, role),
+        name=name,
         life_s=float(args.expires),
         addresses=args.address or (joined(args.home).addresses if args.home is not None else []),
     )
@@ -74,9 +107,8 @@ def run(args: argparse.Namespace) -> int:
             "with --listen, or say --address HOST:PORT",
             file=sys.stderr,
         )
-    if args.file is None:
+    if file is None:
         print(text)
-        return 0
-    Disk().write_whole(args.file, text.encode() + b"\n")
-    print(f"the invite for {role} {getattr(args, role)} is in {args.file}", file=sys.stderr)
-    return 0
+        return
+    Disk().write_whole(file, text.encode() + b"\n")
+    print(f"the invite for {role} {name} is in {file}", file=sys.stderr)

@@ -509,7 +509,7 @@ MUTATIONS = (
     Mutation(
         name="any answer is the peer",
         rule="a wrong host, or another start of the peer, behind an address is noticed",
-        where="node.exchange.peers.prober:Prober._check",
+        where="node.exchange.peers.prober:probe",
         old="if theirs != ours:",
         new="if theirs[0] != ours[0]:",
         tests=(

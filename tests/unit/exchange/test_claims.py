@@ -121,7 +121,7 @@ def test_whoever_comes_before_the_plan_is_compared_with_it_once_it_is_here(monke
 
         counters = SimpleNamespace(refuse=lambda error: None)
         context: Any = Context()
-        stub: Any = SimpleNamespace(claims=found, find=find, counters=counters)
+        stub: Any = SimpleNamespace(run_id="run", claims=found, find=find, counters=counters)
         asyncio.run(PeerService(stub).exchange(None, context))
 
     monkeypatch.setattr(service, "Downstream", Served)

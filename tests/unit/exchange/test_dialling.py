@@ -58,8 +58,8 @@ class Channel:
     def unary_unary(self, method: str, **_: Any) -> Callable[[bytes], Awaitable[NoReturn]]:
         return lambda _: self._break()
 
-    def stream_stream(self, method: str, **_: Any) -> Callable[[], Any]:
-        return lambda: Stream(self._break)
+    def stream_stream(self, method: str, **_: Any) -> Callable[..., Any]:
+        return lambda **_: Stream(self._break)
 
     def unary_stream(self, method: str, **_: Any) -> Callable[[bytes], Any]:
         return lambda _: Stream(self._break)

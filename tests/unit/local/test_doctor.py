@@ -10,9 +10,11 @@ from atoll.cli import doctor as command
 from atoll.node.daemon import doctor
 from atoll.node.daemon.doctor import Finding, Verdict
 from atoll.protocol.errors import HostError
+from atoll.protocol.measuring import Speed
 from tests.harness.sockets import free_address
 
 OK, WARN, FAIL = Verdict.OK, Verdict.WARN, Verdict.FAIL
+SLOW = Speed(0.1, 50e3, 9e9)
 
 
 @pytest.mark.parametrize(
@@ -47,6 +49,17 @@ OK, WARN, FAIL = Verdict.OK, Verdict.WARN, Verdict.FAIL
         (doctor.peer("b", "b:1", 0.05), OK, "b:1 answers in 50 ms"),
         (doctor.is_dialled(["a", "c"]), WARN, "a, c cannot dial this site"),
         (doctor.is_dialled([]), OK, "others reach this site"),
+        (doctor.coordinators_link(Speed(0.0123, 1e6, 2e6)), OK, "12.3 ms there and back, 8 Mbit/s up, 16 Mbit/s down"),
+        (doctor.link("b", Speed(0.09, 1e6, 2e6), 3_000_000, 64 << 10), OK, "a sync sends 2.9 MiB: 3.0 s"),
+        (
+            doctor.link("b", Speed(0.09, 1e6, 2e6), 0, 64 << 10),
+            OK,
+            "90.0 ms there and back, 8 Mbit/s up, 16 Mbit/s down",
+        ),
+        (doctor.link("b", Speed(0.09, 1e6, 60e3), 0, 64 << 10), WARN, "0.48 Mbit/s down"),
+        (doctor.all_links([SLOW, Speed(0.1, 60e3, 9e9)], 64 << 10)[0], FAIL, "0.48 Mbit/s at best"),
+        (doctor.dialled_back("b", "a:1", ""), OK, "b reaches a:1"),
+        (doctor.dialled_back("b", "a:1", "no answer"), WARN, "b cannot reach a:1: no answer"),
         (doctor.gpus([], ""), WARN, "none"),
         (doctor.gpus(["H100", "H100"], ""), FAIL, "2 x H100, torch without NCCL"),
         (doctor.gpus(["H100"], ""), OK, "1 x H100"),
@@ -86,3 +99,7 @@ def test_ports_are_tried() -> None:
     with socket.create_server(("127.0.0.1", int(address.rpartition(":")[2]))):
         assert "in use" in command._bound(address)
         assert command._dialled_s(address) is not None
+
+
+def test_one_slow_link_of_several_is_that_sites_own() -> None:
+    assert doctor.all_links([SLOW, Speed(0.1, 70e3, 9e9)], 64 << 10) == []

@@ -234,8 +234,8 @@ class Channel:
         served = {FETCH_STATE_METHOD: self._service.fetch_state, FETCH_PAYLOADS_METHOD: self._service.fetch_payloads}
         return partial(Answer, served[method])
 
-    def stream_stream(self, method: str, **_: object) -> Callable[[], Call]:
-        return lambda: Call(self._service)
+    def stream_stream(self, method: str, **_: object) -> Callable[..., Call]:
+        return lambda **_: Call(self._service)
 
     async def close(self) -> None:
         pass

@@ -1,0 +1,33 @@
+"""Several invites at once: what is wrong with the command is said before any is made."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from atoll.cli import invite, operator
+from atoll.cli.main import make_parser
+from atoll.protocol.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        ([], "for whom"),
+        (["--site", "a", "--site", "b"], "invites for a, b: say --folder DIR"),
+        (["--site", "a", "--relay", "a", "--folder", "invites"], "a.invite is there already"),
+        (["--site", "a", "--viewer", "old", "--folder", "invites"], "old.invite is there already"),
+        (["--site", "a", "--take-back", "--folder", "invites"], "--take-back makes no invite"),
+    ],
+)
+def test_nobody_is_invited_by_half(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], problem: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "invites").mkdir()
+    (tmp_path / "invites" / "old.invite").touch()
+    monkeypatch.setattr(operator, "ask", lambda *_, **__: pytest.fail("somebody is invited"))
+    args = make_parser().parse_args(["invite", *words])
+    with pytest.raises(ConfigError, match=problem):
+        invite.run(args)
