@@ -158,6 +158,7 @@ class Node:
                 tasks=tasks,
                 process_addresses=lambda: processes.addresses,
                 network=machine.network,
+                security=security.among_sites,
             ),
             processes=processes,
             observer=observer,
@@ -302,8 +303,14 @@ class Node:
 
     def _as_donor(self) -> m.Donor:
         """Of the other hosts of this site."""
-        site_id, address = self.core.site.site_id, self.shell.config.site_address
-        return m.Donor(site_id=site_id, incarnation=self.home.incarnation, address=address, commit=0)
+        site_id, config = self.core.site.site_id, self.shell.config
+        return m.Donor(
+            site_id=site_id,
+            incarnation=self.home.incarnation,
+            address=config.site_address,
+            commit=0,
+            name=config.name,
+        )
 
     def _opened(self) -> None:
         self.telemetry.soon()

@@ -15,7 +15,7 @@ from atoll.protocol.machine import Machine
 from atoll.protocol.page_access import LOOPBACK_NAMES, Access, ByName, ByToken
 from atoll.protocol.trust import certificates, enrolled, tokens
 from atoll.protocol.trust.joining import renew
-from atoll.protocol.trust.names import Kind, Subject
+from atoll.protocol.trust.names import OF_A_DAY, Kind, Subject, host_number
 from atoll.protocol.trust.renewing import keep_in_force
 from atoll.protocol.trust.security import PLAIN, MutualTls, Security, Shown
 from atoll.protocol.trust.server_tls import ServerTls
@@ -37,7 +37,7 @@ class NodeSecurity:
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """A site that has joined its run."""
+    """A site, or another host of one, that has joined its run."""
 
     subject: Subject
     addresses: tuple[str, ...]
@@ -57,8 +57,11 @@ class Identity:
         found = enrolled.load(config.home / enrolled.FOLDER) if config.home is not None else None
         if found is None:
             raise ConfigError(f"no site has joined a run with {config.home}: `atoll join`, with an invite, does")
-        if found.subject.kind is not Kind.SITE_IDENTITY or found.subject.name != config.name:
-            raise ConfigError(f"{config.home} is of {found.subject}, not of site {config.name}")
+        wanted = Kind.HOST_IDENTITY if config.site_rank else Kind.SITE_IDENTITY
+        who = f"host {config.site_rank} of site {config.name}" if config.site_rank else f"site {config.name}"
+        subject = found.subject
+        if (subject.kind, subject.site, host_number(subject.name)) != (wanted, config.name, config.site_rank):
+            raise ConfigError(f"{config.home} is of {subject}, not of {who}")
         if warning := enrolled.check_dates(found, now_s):
             log.warning("%s", warning)
         addresses = tuple(dict.fromkeys(filter(None, (config.coordinator, *found.addresses))))
@@ -67,7 +70,7 @@ class Identity:
     async def secured(self, machine: Machine, stack: AsyncExitStack, wait_s: float) -> NodeSecurity:
         """With a certificate for other sites, which is renewed until `stack` ends. Raises PeerError if no coordinator
         answers within `wait_s`, or RefusedError."""
-        subject = Subject(self.subject.run_id, Kind.SITE, self.subject.name)
+        subject = Subject(self.subject.run_id, OF_A_DAY[self.subject.kind], self.subject.name)
 
         async def another() -> Shown:
             return await renew(self.before_coordinator, self.addresses, subject, machine.network)

@@ -166,14 +166,15 @@ class RelayServer:
     ) -> None:
         """Raises InvalidMessage, OSError, TimeoutError."""
         try:
-            name, expires_s = greeting.site_of(writer, self._run_id)
+            subject, expires_s = greeting.site_of(writer, self._run_id)
+            name = subject.site
             async with asyncio.timeout(greeting.HANDSHAKE_LIMIT_S):
                 word = await greeting.read_word(reader)
                 self._strangers.pop(task, None)
                 if isinstance(word, words.Call):
                     writer.write(words.to_line(self._called(name, word.name)))
                     await writer.drain()
-            if isinstance(word, words.Attach):
+            if isinstance(word, words.Attach) and subject.kind is Kind.SITE:
                 async with asyncio.timeout(expires_s - self._machine.wall_time()):  # it comes with a renewed one
                     await self._attached(name, word.start, reader, writer)
             elif not isinstance(word, words.Call):

@@ -15,7 +15,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from atoll.protocol.digest import Digest
 from atoll.protocol.errors import HostError, InvalidMessage
-from atoll.protocol.trust.names import Kind, Subject, parse_uri
+from atoll.protocol.trust.names import Kind, Subject, host_of_site, parse_uri
 
 MAX_DER_BYTES = 4096
 """Of a request, a certificate or a key of ours; the largest has some 700."""
@@ -23,7 +23,7 @@ CLOCKS_DIFFER_BY = timedelta(hours=1)
 """At most: a certificate is valid from so long before it was made."""
 KEY_BYTES = 32
 SALT_BYTES = 16
-DIALLED = frozenset({Kind.COORDINATOR, Kind.SITE, Kind.RELAY, Kind.PAGE})
+DIALLED = frozenset({Kind.COORDINATOR, Kind.SITE, Kind.HOST, Kind.RELAY, Kind.PAGE})
 """Whose certificates serve, too."""
 
 _UNREADABLE = (
@@ -219,8 +219,9 @@ class Root:
         self, key: PublicKey, subject: Subject, life: timedelta, now: datetime, hosts: Sequence[str] = ()
     ) -> Certificate:
         """Who it is of alone is said in it: a URI, and where others dial it the DNS name of the handshake, and of a
-        site or a relay that of its metrics. `hosts`: by which names or numbers of a machine a browser may come to
-        it."""
+        site or a relay that of its metrics. Before other sites each host of a site has the name of the site, before
+        each other host 0 alone has that of host 0. `hosts`: by which names or numbers of a machine a browser may come
+        to it."""
         names: list[x509.GeneralName] = [x509.UniformResourceIdentifier(subject.uri)]
         usages = [ExtendedKeyUsageOID.CLIENT_AUTH] if subject.kind is not Kind.PAGE else []
         salt = salt_of(self.certificate)
@@ -229,6 +230,11 @@ class Root:
             usages.append(ExtendedKeyUsageOID.SERVER_AUTH)
         if subject.kind in (Kind.SITE, Kind.RELAY):
             names.append(x509.DNSName(Subject(subject.run_id, Kind.METRICS).dns_name(salt)))
+        if subject.kind is Kind.SITE:
+            leader = Subject(subject.run_id, Kind.HOST, host_of_site(subject.name, 0))
+            names.append(x509.DNSName(leader.dns_name(salt)))
+        if subject.kind is Kind.HOST:
+            names.append(x509.DNSName(Subject(subject.run_id, Kind.SITE, subject.site).dns_name(salt)))
         names += [_host_name(host) for host in hosts]
         life = min(life, self.certificate.not_valid_after_utc - now)
         if life <= timedelta(0):

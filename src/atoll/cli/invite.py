@@ -6,6 +6,9 @@ to be copied: it has the run's addresses, its root, and a certificate to ask for
 examples:
   atoll invite --site berlin                                  from the run of ./run.toml, for a day
   atoll invite --site berlin --expires 2h --file berlin.invite
+  atoll invite --site berlin --hosts 4 --file berlin.invite   for a site of four machines: an invite for each, in the
+                                                              files berlin.invite, berlin.invite.1, .2 and .3
+  atoll invite --site berlin --host 3                         for one of them that lost its disk
   atoll invite --viewer anna --store /data/run.db
   atoll invite --relay hub
   atoll invite --site berlin --take-back                      its invite, or its key, was stolen: then invite it anew
@@ -31,6 +34,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     who.add_argument("--viewer", metavar="NAME", help="may look at the run")
     who.add_argument("--operator", metavar="NAME", help="may change the run")
     who.add_argument("--relay", metavar="NAME", help="joins sites that nobody can dial (`atoll relay`)")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument(
+        "--hosts",
+        type=int,
+        default=1,
+        metavar="N",
+        help="the site has so many machines (`atoll node --site-hosts`): an invite for each, host 0 first",
+    )
+    which.add_argument("--host", type=int, metavar="K", help="for that machine of the site alone, from 1")
     parser.add_argument(
         "--expires", type=duration_s, default="24h", metavar="TIME", help="as 90m, 24h or 7d (default: 24h)"
     )
@@ -46,25 +58,58 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.take_back and (args.file is not None or args.address):
+        raise ConfigError("--take-back makes no invite: leave out --file and --address")
+    role = next(role for role in ("site", "viewer", "operator", "relay") if getattr(args, role) is not None)
+    wanted = _wanted(args, role)
+    files = [_file_of(args.file, number) for number in range(len(wanted))]
+    for file in files:
+        if file is not None and file.exists():
+            raise ConfigError(f"{file} is there already; name another file, or remove it")
+    for (role, name), file in zip(wanted, files, strict=True):
+        if args.take_back:
+            operator.ask(args, "take-back", role=role, name=name)
+            print(f"whatever was given to {role} {name}, used or not, is of no use any more")
+        else:
+            _invite(args, role, name, file)
+    return 0
+
+
+def _wanted(args: argparse.Namespace, role: str) -> list[tuple[str, str]]:
+    """Roles and names of those that are invited. Raises ConfigError."""
+    from atoll.node.host_protocol import MAX_HOSTS
+    from atoll.protocol.trust.names import host_of_site
+
+    if role != "site":
+        if args.hosts != 1 or args.host is not None:
+            raise ConfigError("--hosts and --host are for a site: say --site NAME")
+        return [(role, getattr(args, role))]
+    if not 1 <= args.hosts <= MAX_HOSTS or not 1 <= (args.host or 1) < MAX_HOSTS:
+        raise ConfigError(
+            f"a site has at most {MAX_HOSTS} hosts; --host counts from 1, host 0 has the site's own invite"
+        )
+    if args.host is not None:
+        return [("host", host_of_site(args.site, args.host))]
+    if args.take_back and args.hosts != 1:
+        raise ConfigError("--take-back takes back what all hosts of a site were given: leave out --hosts")
+    return [("site", args.site), *(("host", host_of_site(args.site, number)) for number in range(1, args.hosts))]
+
+
+def _file_of(file: Path | None, number: int) -> Path | None:
+    return file.with_name(f"{file.name}.{number}") if file is not None and number else file
+
+
+def _invite(args: argparse.Namespace, role: str, name: str, file: Path | None) -> None:
     from atoll.protocol.addresses import is_loopback
     from atoll.protocol.disk import Disk
     from atoll.protocol.trust.enrolled import joined
     from atoll.protocol.trust.invites import from_text
 
-    if args.take_back and (args.file is not None or args.address):
-        raise ConfigError("--take-back makes no invite: leave out --file and --address")
-    role = next(role for role in ("site", "viewer", "operator", "relay") if getattr(args, role) is not None)
-    if args.file is not None and args.file.exists():
-        raise ConfigError(f"{args.file} is there already; name another file, or remove it")
-    if args.take_back:
-        operator.ask(args, "take-back", role=role, name=getattr(args, role))
-        print(f"whatever was given to {role} {getattr(args, role)}, used or not, is of no use any more")
-        return 0
     text = operator.ask(
         args,
         "invite",
         role=role,
-        name=getattr(args, role),
+        name=name,
         life_s=float(args.expires),
         addresses=args.address or (joined(args.home).addresses if args.home is not None else []),
     )
@@ -74,9 +119,8 @@ def run(args: argparse.Namespace) -> int:
             "with --listen, or say --address HOST:PORT",
             file=sys.stderr,
         )
-    if args.file is None:
+    if file is None:
         print(text)
-        return 0
-    Disk().write_whole(args.file, text.encode() + b"\n")
-    print(f"the invite for {role} {getattr(args, role)} is in {args.file}", file=sys.stderr)
-    return 0
+        return
+    Disk().write_whole(file, text.encode() + b"\n")
+    print(f"the invite for {role} {name} is in {file}", file=sys.stderr)

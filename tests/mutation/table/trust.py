@@ -141,7 +141,7 @@ MUTATIONS = (
         name="who is banned comes back by an invite",
         rule="who is banned is refused with any key and any invite",
         where="coordinator.core.sites.invites:refusal",
-        old='if role == "site" and (banned',
+        old="if role in OF_SITES and (banned",
         new='if role == "nobody" and (banned',
         tests=(f"{INVITES}::test_who_is_banned_is_refused_with_the_same_key_a_new_key_and_an_old_invite",),
     ),
