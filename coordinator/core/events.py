@@ -14,9 +14,11 @@ from atoll.coordinator.core.asked import (
     JoinAsked,
     LiftBanAsked,
     PauseAsked,
+    RenewAsked,
     ResetAsked,
     ResumeAsked,
     RollbackAsked,
+    RotateAsked,
     StopAsked,
     TakeBackAsked,
 )

@@ -252,10 +252,23 @@ class Run:
         """A site that has come, also where nobody is: a ban may have been lifted while it was away."""
         self._tell_banned([site])
 
-    def _tell_banned(self, sites: Iterable[Site]) -> None:
+    def names_changed(self) -> None:
+        """A site was invited, or what it was given was taken back."""
+        self._tell_banned(self.members.sites.values())
+
+    @property
+    def banned_names(self) -> tuple[str, ...]:
+        """Of those that are banned, by their key too, and of those from which all that they were given was taken
+        back."""
         digests = {record.key_digest for record in self.banned.values()} - {b""}
-        same_key = {site.name for site in self.members.sites.values() if site.key_digest in digests}
-        word = m.Banned(names=tuple(sorted({*self.banned, *same_key}))[: m.MAX_BANNED])
+        known = {invite.name for invite in self.invites.values() if invite.role == "site" and invite.key_digest}
+        sites = self.members.sites.values()
+        same_key = {site.name for site in sites if site.key_digest in digests}
+        unknown = {site.name for site in sites if site.is_certified and site.name not in known}
+        return tuple(sorted({*self.banned, *same_key, *unknown}))[: m.MAX_BANNED]
+
+    def _tell_banned(self, sites: Iterable[Site]) -> None:
+        word = m.Banned(names=self.banned_names)
         self.send_all((site for site in sites if site.is_certified), word)
 
     def keep_invite(self, record: e.InviteRecord) -> None:

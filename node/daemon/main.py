@@ -30,7 +30,6 @@ from atoll.protocol.exit_codes import ENDED_AT_ONCE
 from atoll.protocol.machine import Machine
 from atoll.protocol.signals import Signals, end_process
 from atoll.protocol.transport import Handshake
-from atoll.protocol.trust.names import Kind
 
 log = logging.getLogger("atoll.node")
 
@@ -107,7 +106,7 @@ async def _stay(config: NodeConfig, machine: Machine, prepared: asyncio.Task[Non
         handshake: Handshake | None = None
         coordinators: tuple[str, ...] = (config.coordinator,)
         if identity is not None:
-            handshake, coordinators = identity.before_coordinator.towards(Kind.COORDINATOR), identity.addresses
+            handshake, coordinators = identity.handshake, identity.addresses
         settings, address = await discover(coordinators, handshake, FIRST_CONTACT_S, machine.network)
         config = replace(config, coordinator=address)
         check_cap(config, settings)

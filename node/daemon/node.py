@@ -137,7 +137,7 @@ class Node:
             tasks=tasks,
             say=self.session.send,
             num_parameters=self._num_parameters,
-            certificate_until_s=security.identity_until_s,
+            certificate_until_s=lambda: security.identity_until_s,
         )
         self.deposits = Deposits(parts.deposit_box(home.deposit_file), tasks, self.session.send)
         processes = ExchangeProcesses(config, settings, met, home=home.folder, lease_s=core.limits.lease_s)

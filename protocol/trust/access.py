@@ -10,7 +10,7 @@ from typing import Any
 
 from atoll.protocol.errors import AtollError, RefusedError
 from atoll.protocol.status import abort
-from atoll.protocol.trust.names import OF_A_DAY, Kind
+from atoll.protocol.trust.names import OF_A_DAY, ROLES, Kind
 from atoll.protocol.trust.security import Caller, Security
 
 COORDINATOR = "atoll.protocol.v1.CoordinatorService"
@@ -21,7 +21,8 @@ _HOSTS = frozenset({Kind.HOST})
 
 MAY_CALL: Mapping[str, frozenset[Kind]] = {
     f"{COORDINATOR}/Join": frozenset({Kind.INVITE}),
-    f"{COORDINATOR}/Renew": frozenset(OF_A_DAY),
+    f"{COORDINATOR}/Renew": frozenset(ROLES.values()),
+    f"{COORDINATOR}/Watch": frozenset(OF_A_DAY),
     f"{COORDINATOR}/Session": frozenset({Kind.SITE_IDENTITY}),
     f"{COORDINATOR}/Status": frozenset({Kind.SITE_IDENTITY, Kind.HOST_IDENTITY, Kind.VIEWER, Kind.OPERATOR}),
     f"{COORDINATOR}/Operate": frozenset({Kind.OPERATOR}),

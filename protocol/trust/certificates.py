@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -23,6 +24,7 @@ CLOCKS_DIFFER_BY = timedelta(hours=1)
 """At most: a certificate is valid from so long before it was made."""
 KEY_BYTES = 32
 SALT_BYTES = 16
+SALT = re.compile(rf"[0-9a-f]{{{2 * SALT_BYTES}}}")
 DIALLED = frozenset({Kind.COORDINATOR, Kind.SITE, Kind.HOST, Kind.RELAY, Kind.PAGE})
 """Whose certificates serve, too."""
 
@@ -181,16 +183,41 @@ def digest_of(certificate: Certificate) -> bytes:
     return key_digest(key)
 
 
-def salt_of(root: Certificate) -> bytes:
-    """The run's, which all its roots carry as their name; see `Subject.dns_name`. Raises InvalidMessage."""
-    names = root.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
+def check_authority(root: Certificate) -> None:
+    """Raises InvalidMessage for a certificate that cannot be the root of a run: a company's own may, if it signs
+    certificates of P-256, and no other authorities."""
+    digest_of(root)
     try:
-        salt = bytes.fromhex(str(names[0].value)) if len(names) == 1 else b""
-    except ValueError:
-        salt = b""
-    if len(salt) != SALT_BYTES:
-        raise InvalidMessage("a root that is none of atoll's: its name is not the salt of a run")
-    return salt
+        constraints = root.extensions.get_extension_for_class(x509.BasicConstraints).value
+        usages = [found.value for found in root.extensions if isinstance(found.value, x509.KeyUsage)]
+    except (x509.ExtensionNotFound, *_UNREADABLE):
+        raise InvalidMessage("a root that is no authority: its certificate has no basic constraints") from None
+    if not constraints.ca or not all(usage.key_cert_sign for usage in usages):
+        raise InvalidMessage("a root that is no authority: it may sign no certificates")
+    if constraints.path_length != 0:
+        raise InvalidMessage("a root that may sign other authorities: have one made with path length 0")
+
+
+def salt_of(root: Certificate) -> bytes:
+    """The run's, which all roots that atoll makes for it carry as their name; of a root that was given, it comes of its
+    key. See `Subject.dns_name`. Raises InvalidMessage."""
+    check_authority(root)
+    if is_made_by_atoll(root):
+        return bytes.fromhex(str(root.subject.get_attributes_for_oid(NameOID.COMMON_NAME)[0].value))
+    return Digest("atoll/salt-of-root/v1").data(digest_of(root)).finish()[:SALT_BYTES]
+
+
+def is_made_by_atoll(root: Certificate) -> bool:
+    names = [str(found.value) for found in root.subject.get_attributes_for_oid(NameOID.COMMON_NAME)]
+    return len(names) == 1 and SALT.fullmatch(names[0]) is not None and root.subject == root.issuer
+
+
+def is_signed_by(certificate: Certificate, root: Certificate) -> bool:
+    try:
+        certificate.verify_directly_issued_by(root)
+    except _UNREADABLE:
+        return False
+    return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,8 +228,11 @@ class Root:
     certificate: Certificate
 
     @classmethod
-    def made(cls, salt: bytes, life: timedelta, now: datetime) -> Root:
-        key, name = new_key(), x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, salt.hex())])
+    def made(cls, salt: bytes, life: timedelta, now: datetime, number: int = 1) -> Root:
+        """`number`: of the run's roots, which have names of their own: TLS finds the root of a certificate by its
+        name."""
+        numbered = [x509.NameAttribute(NameOID.SERIAL_NUMBER, str(number))] if number > 1 else []
+        key, name = new_key(), x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, salt.hex()), *numbered])
         usage = x509.KeyUsage(
             digital_signature=False, content_commitment=False, key_encipherment=False, data_encipherment=False,
             key_agreement=False, key_cert_sign=True, crl_sign=True, encipher_only=False, decipher_only=False,

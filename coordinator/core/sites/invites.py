@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 
-from atoll.coordinator.core.events import InviteAsked, InviteRecord, JoinAsked, TakeBackAsked
+from atoll.coordinator.core.events import InviteAsked, InviteRecord, JoinAsked, RenewAsked, RotateAsked, TakeBackAsked
 from atoll.coordinator.core.run import Run
 from atoll.coordinator.core.sites import bans
 from atoll.protocol.dates import utc
@@ -77,6 +77,7 @@ def take_back(run: Run, asked: TakeBackAsked) -> str:
     run.report(logging.WARNING, f"what was given to {asked.role} {asked.name} is taken back")
     if asked.role == "site":
         _send_away(run, asked.name, b"", "its invite was taken back")
+        run.names_changed()
     return ""
 
 
@@ -120,7 +121,26 @@ def use(run: Run, asked: JoinAsked) -> tuple[str, str]:
         run.note(_holder(known), f"join {known.role} {known.name}", f"key {asked.key_digest.hex()}")
         if known.role == "site":
             _send_away(run, known.name, asked.key_digest, "another key has used a newer invite for its name")
+            if known.name in run.members.sites:
+                run.names_changed()
     return "", f"{known.role}/{known.name}"
+
+
+def renew(run: Run, asked: RenewAsked) -> str:
+    """Why an identity cannot be renewed; empty if it is."""
+    if problem := refusal(run, asked.role, asked.name, asked.key_digest):
+        return problem
+    if (known := newest(run, asked.role, asked.name)) is not None:
+        run.keep_invite(replace(known, renewed_s=run.wall_s))
+    return ""
+
+
+def rotate(run: Run, asked: RotateAsked) -> str:
+    """Who has no identity of the next root yet; said once the old one is retired."""
+    run.report(logging.WARNING, f"the run's root is rotated: {asked.step}")
+    used = [i for i in run.invites.values() if i.key_digest and newest(run, i.role, i.name) == i]
+    left = [i for i in used if max(i.used_s, i.renewed_s) < asked.since_s]
+    return ", ".join(sorted(f"{known.role} {known.name}" for known in left))
 
 
 def _holder(known: InviteRecord) -> str:

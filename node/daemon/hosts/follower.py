@@ -26,7 +26,7 @@ from atoll.node.daemon.launcher import WORKERS_END_LIMIT_S, Launcher
 from atoll.node.daemon.peers import meet_peers, prepare_kernels
 from atoll.node.daemon.rank_commands import Meeting
 from atoll.node.daemon.rank_connection import FLUSH_S
-from atoll.node.daemon.security import Identity
+from atoll.node.daemon.security import PLAIN_TEXT, Identity, NodeSecurity
 from atoll.node.daemon.site_log import log_to
 from atoll.node.local_protocol import MAX_TEXT_CHARACTERS
 from atoll.node.tasks import together
@@ -48,7 +48,6 @@ from atoll.protocol.signals import Signals, end_process
 from atoll.protocol.status import error_of, from_rpc_error, was_cancelled
 from atoll.protocol.time_limits import PRESETS, TimeLimits, time_limits
 from atoll.protocol.trust.names import Kind, host_of_site
-from atoll.protocol.trust.security import PLAIN, Security
 from atoll.protocol.v1 import hosts_pb2
 
 log = logging.getLogger("atoll.node")
@@ -79,9 +78,9 @@ async def run_follower(config: NodeConfig) -> int:
         stack.callback(signals.close)
         machine = Machine.through(parse_proxy(config.proxy))
         identity = await asyncio.to_thread(Identity.of, config, machine.wall_time())
-        security: Security = PLAIN
+        security = PLAIN_TEXT
         if identity is not None:
-            security = (await identity.secured(machine, stack, LEADER_WAIT_S)).among_sites
+            security = await identity.secured(machine, stack, LEADER_WAIT_S)
         code, text = await Follower(config, stack, security).run()
         log.log(logging.INFO if code == 0 else logging.ERROR, "%s", text)
         return code
@@ -90,7 +89,7 @@ async def run_follower(config: NodeConfig) -> int:
 class Follower:
     """`run` returns the site's exit code and what there is to say of it."""
 
-    def __init__(self, config: NodeConfig, stack: AsyncExitStack, security: Security = PLAIN) -> None:
+    def __init__(self, config: NodeConfig, stack: AsyncExitStack, security: NodeSecurity = PLAIN_TEXT) -> None:
         self._config = config
         self._stack = stack
         self._security = security
@@ -191,7 +190,7 @@ class Follower:
         leader = host_of_site(self._config.name, 0)
         return transport.open_channel(
             self._config.site_address,
-            handshake=self._security.towards(Kind.HOST, leader),
+            handshake=self._security.among_sites.towards(Kind.HOST, leader),
             max_message_bytes=hosts.MAX_MESSAGE_BYTES,
         )
 
@@ -288,7 +287,13 @@ class Follower:
         towards = config.coordinator or config.site_address
         async with AsyncExitStack() as stack:  # host 0 may be lost meanwhile: then all of it is made anew
             met = await meet_peers(
-                config, settings.run_id, self._home, Machine(), stack, security=self._security, towards=towards
+                config,
+                settings.run_id,
+                self._home,
+                Machine(),
+                stack,
+                security=self._security.among_sites,
+                towards=towards,
             )
             log.info("listening for peers on %s", met.address)
             folder, lease_s = self._home.folder, self._limits.lease_s
@@ -299,6 +304,8 @@ class Follower:
             endpoint = Endpoint(
                 config, settings, self._limits, home=self._home, met=met, processes=processes, say=self._say
             )
+            if (standing := self._security.standing) is not None:
+                standing.tell_banned(endpoint.ban)
             stack.callback(endpoint.close)
             await endpoint.load()
             self._stack.push_async_callback(stack.pop_all().aclose)
