@@ -28,6 +28,7 @@ def _context(protocol: int, tls: MutualTls) -> ssl.SSLContext:
     context = ssl.SSLContext(protocol)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.verify_mode = ssl.CERT_REQUIRED
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # a root that was given may have one above it
     context.load_verify_locations(cadata=tls.shown.roots.decode("ascii"))
     load_chain(context, tls.shown)
     return context

@@ -208,8 +208,13 @@ def salt_of(root: Certificate) -> bytes:
 
 
 def is_made_by_atoll(root: Certificate) -> bool:
-    names = [str(found.value) for found in root.subject.get_attributes_for_oid(NameOID.COMMON_NAME)]
-    return len(names) == 1 and SALT.fullmatch(names[0]) is not None and root.subject == root.issuer
+    """Raises InvalidMessage for names that cannot be read."""
+    try:
+        subject, issuer = root.subject, root.issuer
+    except _UNREADABLE as error:
+        raise InvalidMessage(f"a root of names that cannot be read: {error}") from None
+    names = [str(found.value) for found in subject.get_attributes_for_oid(NameOID.COMMON_NAME)]
+    return len(names) == 1 and SALT.fullmatch(names[0]) is not None and subject == issuer
 
 
 def is_signed_by(certificate: Certificate, root: Certificate) -> bool:

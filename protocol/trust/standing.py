@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 
-from atoll.protocol.errors import PeerError
+from atoll.protocol.errors import InvalidMessage, PeerError
 from atoll.protocol.machine import Machine
 from atoll.protocol.trust import certificates, enrolled
 from atoll.protocol.trust.certificates import Certificate
@@ -73,8 +73,10 @@ class Standing:
         return shown
 
     async def _heed(self, roots: list[Certificate], banned: tuple[str, ...]) -> None:
-        """What is not signed by the first root is renewed: see `keep_in_force`."""
-        pem = certificates.to_pem(*roots)
+        """What is not signed by the first root is renewed: see `keep_in_force`. Raises InvalidMessage, HostError."""
+        pem, known = certificates.to_pem(*roots), certificates.from_pem(self.before_coordinator.shown.roots)
+        if certificates.salt_of(roots[0]) != certificates.salt_of(known[0]):
+            raise InvalidMessage("the coordinator names roots of another run")
         for tls in (self.before_coordinator, self.among_sites):
             if tls.shown.roots != pem:
                 tls.show(Shown(pem, tls.shown.certificate, tls.shown.key))

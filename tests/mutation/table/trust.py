@@ -29,8 +29,8 @@ MUTATIONS = (
         name="what is not in the table is open",
         rule="default deny",
         where="protocol.trust.access:check",
-        old="MAY_CALL.get(method, frozenset())",
-        new="MAY_CALL.get(method, frozenset(Kind))",
+        old="may_call.get(method, frozenset())",
+        new="may_call.get(method, frozenset(Kind))",
         tests=(f"{TRUST}::test_nobody_may_call_what_is_not_in_the_table",),
     ),
     Mutation(
@@ -316,7 +316,7 @@ MUTATIONS = (
     Mutation(
         name="others may read the run's key",
         rule="the root's key is for its owner alone",
-        where="coordinator.authority:Authority.opened",
+        where="coordinator.authority:_read",
         old="if folder.stat().st_mode & PRIVATE or key_file.stat().st_mode & PRIVATE:",
         new="if False:",
         tests=(f"{AUTHORITY}::test_a_root_that_others_can_read_or_that_is_damaged_is_refused",),
@@ -572,9 +572,9 @@ MUTATIONS = (
     Mutation(
         name="others do not hear all names of a banned key",
         rule="a ban sends away all names of its key",
-        where="coordinator.core.run:Run._tell_banned",
-        old="sorted({*self.banned, *same_key})",
-        new="sorted(self.banned)",
+        where="coordinator.core.run:Run.banned_names",
+        old="sorted({*self.banned, *same_key, *unknown})",
+        new="sorted({*self.banned, *unknown})",
         tests=(f"{BANS}::test_all_names_of_a_key_are_sent_away_and_named_to_others",),
     ),
     Mutation(

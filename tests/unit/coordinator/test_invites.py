@@ -237,6 +237,68 @@ def test_what_is_taken_back_is_of_no_use_and_a_stolen_name_comes_back_to_its_own
     assert "has invited no site a" in run.take_back("a")
 
 
+def test_others_hear_of_a_site_from_which_all_was_taken_back_until_it_is_invited_anew() -> None:
+    run = Invited()
+    for name in ("a", "b"):
+        run.invite(name)
+        run.use(name, name)
+        run.says_hello(name, name)
+        run.story.offer(name)
+    run.take_back("b")
+    assert run.story.last("a", m.Banned).names == ("b",)
+    assert run.story.core.banned_names == ("b",)
+    run.story.drop("a")
+    assert run.says_hello("a", "a", incarnation=2) is None
+    assert run.story.last("a", m.Banned).names == ("b",), "who was away hears of it, too"
+    run.invite("b", "i3")
+    run.use("i3", "owner")
+    assert run.story.last("a", m.Banned).names == ()
+
+
+def test_hosts_of_a_site_are_a_part_of_it() -> None:
+    run = Invited()
+    assert "is no host of a site: write NAME/K" in run.invite("a", "i0", role="host")
+    run.invite("a", "i1")
+    run.invite("a/1", "i2", role="host")
+    assert run.use("i2", "key") == ("", "host/a/1")
+    assert run.story.core.refusal("host", "a/1", a_hash("key"), NOW_S) == ""
+    assert "another key has been host a/1" in run.story.core.refusal("host", "a/1", a_hash("other"), NOW_S)
+    run.story.ban("a", "it lies")
+    assert "banned" in run.story.core.refusal("host", "a/1", a_hash("key"), NOW_S)
+    assert "a is banned (it lies)" in run.invite("a/2", "i3", role="host")
+    run.story.lift_ban("a")
+    assert run.story.core.refusal("host", "a/1", a_hash("key"), NOW_S) == ""
+    run.take_back("a")
+    assert "has invited no host a/1" in run.story.core.refusal("host", "a/1", a_hash("key"), NOW_S)
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_who_renews_is_known_and_who_is_banned_or_replaced_does_not(restarted: bool) -> None:
+    run = Invited()
+    for name in ("a", "b"):
+        run.invite(name)
+        run.use(name, name)
+
+    def renew(name: str, key: str) -> str:
+        asked = e.RenewAsked(role="site", name=name, key_digest=a_hash(key), request=77)
+        return next(output for output in run.story.happens(asked) if isinstance(output, e.Answer)).problem
+
+    run.story.wall_from_s += 100 * DAY_S
+    since_s = run.story.wall_from_s
+    assert renew("a", "a") == ""
+    assert "another key has been site a" in renew("a", "thief")
+    run.story.ban("b", "it lies")
+    assert "b is banned from run 'run': it lies" in renew("b", "b")
+    if restarted:
+        run.story.restart()
+    (answer,) = [
+        output
+        for output in run.story.happens(e.RotateAsked(step="retire", since_s=since_s, request=78))
+        if isinstance(output, e.Answer)
+    ]
+    assert (answer.problem, answer.found) == ("", "site b")
+
+
 def test_nobody_takes_all_the_starts_that_there_are() -> None:
     run = Invited()
     run.invite("a", "i1")
