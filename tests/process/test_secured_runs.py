@@ -243,9 +243,12 @@ def test_a_viewer_looks_at_the_run_from_elsewhere_and_can_do_no_more(tmp_path: P
         handshake = MutualTls("secret-run", found.shown).towards(Kind.COORDINATOR)
         with grpc.secure_channel(run.address, handshake.credentials, options=[transport.expects(handshake)]) as channel:
             stub = session_pb2_grpc.CoordinatorServiceStub(channel)
+            request = certificates.request(certificates.new_key())
             for call in (
                 lambda: stub.Join(session_pb2.JoinRequest(), timeout=5),
-                lambda: stub.Renew(session_pb2.RenewRequest(), timeout=5),
+                lambda: stub.Renew(session_pb2.RenewRequest(signing_request=request), timeout=5),
+                lambda: stub.Renew(session_pb2.RenewRequest(signing_request=request, identity=True), timeout=5),
+                lambda: next(stub.Watch(iter(()), timeout=5)),
             ):
                 with pytest.raises(grpc.RpcError) as refused:
                     call()

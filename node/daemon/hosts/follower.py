@@ -143,6 +143,7 @@ class Follower:
             words, slices, payloads = (self._channel() for _ in range(3))  # a beat waits for no slices
             for channel in (words, slices, payloads):
                 stack.push_async_callback(channel.close)
+                channel.get_state(try_to_connect=True)  # by what is shown now, which may have expired at the first use
             attach: Attach = words.stream_stream(
                 hosts.ATTACH_METHOD,
                 request_serializer=hosts_pb2.AttachRequest.SerializeToString,

@@ -223,8 +223,10 @@ def renewed_at(
             )
             return Shown(ROOT_PEM, certificates.to_pem(signed), certificates.key_to_pem(key))
 
+        begun_at = loop.time()
+
         def wall_time() -> float:
-            return NOW_S + loop.time() + (clock_ahead_s if loop.time() > 60.0 else 0.0)
+            return NOW_S + loop.time() + (clock_ahead_s if loop.time() > begun_at + 60.0 else 0.0)
 
         task = loop.create_task(renewing.keep_in_force(security, renew, wall_time))
         await asyncio.sleep(days * 86_400)
