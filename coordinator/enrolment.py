@@ -78,8 +78,8 @@ class Enrolment:
 
     @property
     def root_pem(self) -> str:
-        """The run's roots, by which everybody knows everybody; no secret."""
-        return self._authority.roots_pem.decode()
+        """The run's roots, by which everybody knows everybody, the one that signs first; no secret."""
+        return certificates.to_pem(*map(certificates.from_der, self._authority.roots)).decode()
 
     @property
     def root_until_s(self) -> float:

@@ -11,6 +11,7 @@ from typing import Any
 import grpc
 import pytest
 
+from atoll.coordinator import admin
 from atoll.node import host_protocol as hosts
 from atoll.protocol import PROTOCOL_VERSION, transport
 from atoll.protocol.errors import AtollError, PeerError, RefusedError
@@ -22,7 +23,8 @@ from atoll.protocol.trust.names import OF_A_DAY, Kind, Subject
 from atoll.protocol.trust.security import PLAIN, MutualTls, Security
 from atoll.protocol.v1 import hosts_pb2
 from tests.harness.local_run import GUARDED, LocalRun
-from tests.process.test_endpoints import LIMIT_S, SETTINGS, Sites, committed
+from tests.process.test_endpoints import LIMIT_S, SETTINGS, Sites, addresses_of_hosts, committed
+from tests.process.test_rotation import refusal_by
 
 pytestmark = pytest.mark.timeout(150)
 
@@ -76,12 +78,10 @@ def test_hosts_of_a_site_have_certificates_and_take_nobody_else(tmp_path: Path) 
                 await greeted(leader, host, "two"),
             ]
 
-        other_invite = run.invite("one-host1")
-        joined = run.start(
-            "join",
-            [sys.executable, *GUARDED, "join", str(other_invite), "--home", str(run.home("one-host1")), "--enrol-only"],
-        )
-        assert joined.wait(LIMIT_S) == 0, joined.lines
+        for name in ("one-host1", "away"):
+            words = ["join", str(run.invite(name)), "--home", str(run.home(name)), "--enrol-only"]
+            joined = run.start("join", [sys.executable, *GUARDED, *words])
+            assert joined.wait(LIMIT_S) == 0, joined.lines
         one, leads, host, other = (shown(name) for name in ("one", "two", "two-host1", "one-host1"))
         plain, by_site, by_other, by_own, as_another, same = asyncio.run(answers())
         assert type(plain) is PeerError, "host 0 speaks no plain text"
@@ -97,4 +97,8 @@ def test_hosts_of_a_site_have_certificates_and_take_nobody_else(tmp_path: Path) 
         run.wait(committed(last + 2), LIMIT_S)
         assert not [line for name in ("two", "two-host1") for line in run.nodes[name].lines if "is lost" in line]
         assert run.status()["num_evicted"] == 0
+        (address,), away = addresses_of_hosts(run.status(), "two"), shown("away").shown
+        assert refusal_by(address, away, "two", "hosts") is None, "to others a host is its site"
+        admin.ask(run.store_path, "ban", name="away", reason="it lies")
+        run.wait(lambda _: refusal_by(address, away, "two", "hosts") is grpc.StatusCode.PERMISSION_DENIED, LIMIT_S)
         sites.stop()

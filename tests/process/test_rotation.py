@@ -46,10 +46,10 @@ def of_a_day(run: LocalRun, name: str, shown: Shown) -> Shown:
     return asyncio.run(renew(MutualTls("secret-run", shown), [run.address], Subject("secret-run", Kind.SITE, name)))
 
 
-def refusal_by(address: str, shown: Shown, name: str) -> grpc.StatusCode | None:
+def refusal_by(address: str, shown: Shown, name: str, run_id: str = "secret-run") -> grpc.StatusCode | None:
     """What that site answers to a probe by whoever shows this; None for an answer."""
-    handshake = MutualTls("secret-run", shown).towards(Kind.SITE, name)
-    header = common_pb2.Header(protocol_version=PROTOCOL_VERSION, run_id="secret-run")
+    handshake = MutualTls(run_id, shown).towards(Kind.SITE, name)
+    header = common_pb2.Header(protocol_version=PROTOCOL_VERSION, run_id=run_id)
     with grpc.secure_channel(address, handshake.credentials, options=[transport.expects(handshake)]) as channel:
         try:
             peer_pb2_grpc.PeerServiceStub(channel).Probe(peer_pb2.ProbeRequest(header=header), timeout=5)
@@ -78,6 +78,9 @@ def test_another_root_takes_the_place_of_the_runs_and_no_sync_is_lost(tmp_path: 
             [sys.executable, *GUARDED, "join", str(run.invite("c")), "--home", str(run.home("c")), "--enrol-only"],
         )
         assert away.wait(LIMIT_S) == 0, away.lines
+        home = run.folder / "otto"
+        joined = atoll(run, "join", str(run.invite("otto", role="operator")), "--home", str(home))
+        assert joined.popen.returncode == 0, joined.lines
         run.wait(lambda s: count_contributors(s, 2), LIMIT_S)
         before, old = of_a_day(run, "c", shown_of(run, "c")), shown_of(run, "c")
         peers = {site["name"]: site["address"] for site in run.status()["sites"]}
@@ -104,12 +107,14 @@ def test_another_root_takes_the_place_of_the_runs_and_no_sync_is_lost(tmp_path: 
             certificates.from_pem(between.certificate)[0], certificates.from_pem(between.roots)[0]
         )
         assert refusal_by(peers["a"], between, "a") is None
+        assert atoll(run, "status", "--home", str(home)).popen.returncode == 0
         run.start_node("d", MODEL)
         run.wait(lambda s: count_contributors(s, 3), LIMIT_S)
 
-        retired = atoll(run, "rotate", str(run.toml), "--retire", "--now")
+        retired = atoll(run, "rotate", "--home", str(home), "--retire", "--now")
         assert retired.popen.returncode == 0, retired.lines
         assert retired.lines[-1].endswith("need another invite: site c")
+        assert atoll(run, "status", "--home", str(home)).popen.returncode == 0, "its identity was renewed as it looked"
         roots = run.status()["root"].encode()
         assert len(certificates.from_pem(roots)) == 1
         last = run.status()["last_commit"]
