@@ -175,6 +175,33 @@ def test_certified_sites_hear_who_is_banned_as_they_come_and_when_it_changes(res
     assert run.story.last("a", m.Banned).names == ()
 
 
+def test_others_hear_of_a_ban_as_it_is_kept_though_the_site_does_as_if_it_had_not() -> None:
+    """All that are in the run, before the coordinator says anything else: no heartbeat goes by."""
+    run = Invited()
+    for name in ("a", "b", "c"):
+        run.invite(name)
+        run.use(name, name)
+        run.says_hello(name, name)
+        run.story.offer(name)
+    streams = {name: run.story.sites[name].stream for name in ("a", "b", "c")}
+    outputs = run.story.happens(e.BanAsked(name="c", reason="it lies", request=99))
+    kept = next(n for n, output in enumerate(outputs) if isinstance(output, e.Persist))
+    said = {
+        output.stream: n
+        for n, output in enumerate(outputs)
+        if isinstance(output, e.Send) and isinstance(output.message, m.Banned)
+    }
+    for name in ("a", "b"):
+        number = streams[name]
+        assert number is not None
+        first = next(n for n, output in enumerate(outputs) if isinstance(output, e.Send) and output.stream == number)
+        assert kept < first == said[number]
+    assert any(isinstance(output, e.CloseStream) and output.stream == streams["c"] for output in outputs)
+    assert run.story.sites["c"].stream is None
+    assert run.says_hello("c", "c") is not None, "it tries again"
+    assert run.story.last("a", m.Banned).names == ("c",)
+
+
 def test_in_plain_text_nobody_hears_of_it() -> None:
     story = Story(some_settings(min_sites=2))
     story.start("a", "b")
