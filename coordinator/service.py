@@ -59,8 +59,7 @@ NAME_BYTES = 16
 STORE_PATIENCE_S = 2.0
 """Who asks for the run waits so long for what is being kept, then is told what was known before."""
 KEEP_VIEW_EVERY_S = 5.0
-OF_WHO_IS_IN = e.BanRecord | e.BanLiftedRecord | e.InviteRecord | e.InviteForgottenRecord
-"""Records after which others may be banned."""
+OF_BANS = e.BanRecord | e.BanLiftedRecord | e.InviteRecord | e.InviteForgottenRecord  # after which others may be banned
 
 
 class CoordinatorServer:
@@ -98,9 +97,7 @@ class CoordinatorServer:
         self._watchers: Watchers | None = None
         self._rotation: Rotation | None = None
         if authority is not None:
-            self._watchers = Watchers(
-                security, lambda: session_pb2.WatchResponse(roots=authority.roots, banned=self._core.banned_names)
-            )
+            self._watchers = Watchers(security, lambda: (authority.roots, self._core.banned_names))
             self._rotation = Rotation(authority, self._watchers, self._decide, self._core.here)
         self._viewed_at = self._loop.time()
         self._kept_view = self._core.view(self._viewed_at)
@@ -129,8 +126,7 @@ class CoordinatorServer:
 
     async def start(self) -> None:
         """Listens. Raises HostError if the port cannot be had, ConfigError for what is not an address."""
-        each = 2 if self._watchers is None else 3  # its session, that of its next start, and who is banned
-        wanted = each * self.settings.max_sites + limits.MORE_CONNECTIONS
+        wanted = (2 if self._watchers is None else 3) * self.settings.max_sites + limits.MORE_CONNECTIONS
         most = descriptors.for_connections(
             descriptors.raise_limit(),
             wanted,
@@ -158,10 +154,8 @@ class CoordinatorServer:
                 response_serializer=session_pb2.OperateResponse.SerializeToString,
             ),
         }
-        if self._enrolment is not None:
-            handlers |= self._enrolment.handlers
-        if self._watchers is not None:
-            handlers["Watch"] = self._watchers.handler
+        if self._enrolment is not None and self._watchers is not None:
+            handlers |= {**self._enrolment.handlers, "Watch": self._watchers.handler}
         allowed = guarded(SERVICE, handlers, self._security, self._refusal, self._let_in)
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, allowed),))
         if (credentials := self._security.of_server()) is None:
@@ -358,7 +352,7 @@ class CoordinatorServer:
                         if isinstance(record, e.CommitRecord):
                             self._commit_times[record.commit.commit] = now
                             self._commit_times.pop(record.commit.commit - messages.MAX_LOG_COMMITS, None)
-                    if self._watchers is not None and any(isinstance(record, OF_WHO_IS_IN) for record in records):
+                    if self._watchers is not None and any(isinstance(record, OF_BANS) for record in records):
                         self._watchers.changed()
                 case e.Send(number, messages.Sources() as sources):
                     if number in self._streams:

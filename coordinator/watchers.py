@@ -27,12 +27,12 @@ class _Watcher:
 
 
 class Watchers:
-    """`said`: what all of them are to know now."""
+    """`known`: the roots that are in force, DER, and names of sites that others are to have nothing to do with."""
 
-    def __init__(self, security: Security, said: Callable[[], session_pb2.WatchResponse]) -> None:
+    def __init__(self, security: Security, known: Callable[[], tuple[list[bytes], tuple[str, ...]]]) -> None:
         self._security = security
-        self._said = said
-        self._known = said()
+        self._read = known
+        self._known = known()
         self._here: set[_Watcher] = set()
 
     @property
@@ -45,14 +45,14 @@ class Watchers:
 
     def changed(self) -> None:
         """Perhaps: what is as it was is not said again."""
-        if (said := self._said()) != self._known:
-            self._known = said
+        if (known := self._read()) != self._known:
+            self._known = known
             for watcher in self._here:
                 watcher.changed.set()
 
     def behind(self, expected: set[Subject]) -> list[str]:
         """Who does not trust the roots that are in force: of those that watch, and of those that are expected to."""
-        digest = roots_digest(self._known.roots)
+        digest = roots_digest(self._known[0])
         up_to_date = {watcher.subject for watcher in self._here if watcher.trusts == digest}
         return sorted(str(subject) for subject in (expected | {w.subject for w in self._here}) - up_to_date)
 
@@ -72,7 +72,8 @@ class Watchers:
         async def say() -> None:
             while True:
                 watcher.changed.clear()
-                await context.write(self._known)
+                roots, banned = self._known
+                await context.write(session_pb2.WatchResponse(roots=roots, banned=banned))
                 await watcher.changed.wait()
 
         tasks = [asyncio.create_task(hear()), asyncio.create_task(say())]

@@ -240,36 +240,24 @@ class Run:
         """Neither this name nor this key comes in any more."""
         self.banned[record.name] = record
         self.persist(record)
-        self._tell_banned(self.members.sites.values())
+        self.tell_banned()
 
     def lift_ban(self, name: str) -> None:
         """A site that was banned may come in again."""
         del self.banned[name]
         self.persist(e.BanLiftedRecord(name))
-        self._tell_banned(self.members.sites.values())
+        self.tell_banned()
 
-    def tell_banned(self, site: Site) -> None:
-        """A site that has come, also where nobody is: a ban may have been lifted while it was away."""
-        self._tell_banned([site])
-
-    def names_changed(self) -> None:
-        """A site was invited, or what it was given was taken back."""
-        self._tell_banned(self.members.sites.values())
+    def tell_banned(self, *sites: Site) -> None:
+        """Sites that have come, also where nobody is banned: a ban may have been lifted while they were away. All that
+        are here, if none is named."""
+        word = m.Banned(names=self.banned_names)
+        self.send_all((site for site in sites or self.members.sites.values() if site.is_certified), word)
 
     @property
     def banned_names(self) -> tuple[str, ...]:
-        """Of those that are banned, by their key too, and of those from which all that they were given was taken
-        back."""
-        digests = {record.key_digest for record in self.banned.values()} - {b""}
-        known = {invite.name for invite in self.invites.values() if invite.role == "site" and invite.key_digest}
-        sites = self.members.sites.values()
-        same_key = {site.name for site in sites if site.key_digest in digests}
-        unknown = {site.name for site in sites if site.is_certified and site.name not in known}
-        return tuple(sorted({*self.banned, *same_key, *unknown}))[: m.MAX_BANNED]
-
-    def _tell_banned(self, sites: Iterable[Site]) -> None:
-        word = m.Banned(names=self.banned_names)
-        self.send_all((site for site in sites if site.is_certified), word)
+        """Of sites that others are to have nothing to do with."""
+        return self.members.shut_out(self.banned.values(), self.invites.values())[: m.MAX_BANNED]
 
     def keep_invite(self, record: e.InviteRecord) -> None:
         """As it is from now on."""

@@ -74,8 +74,9 @@ def guarded(
     whatever the table says; empty if it may. `let_in` hears of each call of somebody who may, with the method and the
     call's context, and gives what the call is inside of; it may raise AtollError. In plain text nobody knows who calls,
     and everybody may."""
+    checks: dict[str, Any] = {"refusal": refusal, "let_in": let_in, "may_call": may_call}
     return {
-        name: handler._replace(**_guarded_behaviour(f"{service}/{name}", handler, security, refusal, let_in, may_call))
+        name: handler._replace(**_guarded_behaviour(f"{service}/{name}", handler, security, **checks))
         for name, handler in handlers.items()
     }
 
@@ -84,6 +85,7 @@ def _guarded_behaviour(
     method: str,
     handler: Any,
     security: Security,
+    *,
     refusal: Refusal,
     let_in: LetIn,
     may_call: Mapping[str, frozenset[Kind]],

@@ -77,7 +77,7 @@ def take_back(run: Run, asked: TakeBackAsked) -> str:
     run.report(logging.WARNING, f"what was given to {asked.role} {asked.name} is taken back")
     if asked.role == "site":
         _send_away(run, asked.name, b"", "its invite was taken back")
-        run.names_changed()
+        run.tell_banned()
     return ""
 
 
@@ -122,7 +122,7 @@ def use(run: Run, asked: JoinAsked) -> tuple[str, str]:
         if known.role == "site":
             _send_away(run, known.name, asked.key_digest, "another key has used a newer invite for its name")
             if known.name in run.members.sites:
-                run.names_changed()
+                run.tell_banned()
     return "", f"{known.role}/{known.name}"
 
 

@@ -143,9 +143,9 @@ MUTATIONS = (
     Mutation(
         name="others hear nothing of what was taken back",
         rule="sites hear of those from which all that they were given was taken back",
-        where="coordinator.core.run:Run.banned_names",
-        old="sorted({*self.banned, *same_key, *unknown})",
-        new="sorted({*self.banned, *same_key})",
+        where="coordinator.core.sites.membership:Membership.shut_out",
+        old="sorted({*names, *same_key, *unknown})",
+        new="sorted({*names, *same_key})",
         tests=(f"{INVITES}::test_others_hear_of_a_site_from_which_all_was_taken_back_until_it_is_invited_anew",),
     ),
     Mutation(
@@ -711,9 +711,9 @@ MUTATIONS = (
     Mutation(
         name="others do not hear all names of a banned key",
         rule="a ban sends away all names of its key",
-        where="coordinator.core.run:Run.banned_names",
-        old="sorted({*self.banned, *same_key, *unknown})",
-        new="sorted({*self.banned, *unknown})",
+        where="coordinator.core.sites.membership:Membership.shut_out",
+        old="sorted({*names, *same_key, *unknown})",
+        new="sorted({*names, *unknown})",
         tests=(f"{BANS}::test_all_names_of_a_key_are_sent_away_and_named_to_others",),
     ),
     Mutation(
