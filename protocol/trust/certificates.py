@@ -266,7 +266,7 @@ class Root:
         if subject.kind in (Kind.SITE, Kind.RELAY):
             names.append(x509.DNSName(Subject(subject.run_id, Kind.METRICS).dns_name(salt)))
         if subject.kind is Kind.SITE:
-            leader = Subject(subject.run_id, Kind.HOST, host_of_site(subject.name, 0))
+            leader = Subject(subject.run_id, Kind.HOST, host_of_site(subject.site, 0))
             names.append(x509.DNSName(leader.dns_name(salt)))
         if subject.kind is Kind.HOST:
             names.append(x509.DNSName(Subject(subject.run_id, Kind.SITE, subject.site).dns_name(salt)))
