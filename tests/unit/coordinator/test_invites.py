@@ -273,7 +273,7 @@ def test_others_hear_of_a_site_from_which_all_was_taken_back_until_it_is_invited
         run.story.offer(name)
     run.take_back("b")
     assert run.story.last("a", m.Banned).names == ("b",)
-    assert run.story.core.banned_names == ("b",)
+    assert run.story.shut_out() == ("b",)
     run.story.drop("a")
     assert run.says_hello("a", "a", incarnation=2) is None
     assert run.story.last("a", m.Banned).names == ("b",), "who was away hears of it, too"
