@@ -1,10 +1,14 @@
-"""The run's root: made at the first start, kept beside the store, and what it signs."""
+"""The run's roots: the first one is made at the first start, kept beside the store or given, and what they sign.
+
+While one root takes the place of another, both are trusted. Who was away knows the older one alone: so the coordinator
+shows what the oldest root that is trusted has signed, and others get what the root has signed that signs now.
+"""
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
 
@@ -26,50 +30,73 @@ SESSION_LIFE = timedelta(hours=24)
 """Of what the coordinator shows itself, too."""
 INVITE_ID_BYTES = 8
 PRIVATE = 0o077
+FIRST = "root"
+"""The files of the first root, with .pem and .key; those of later ones are root-2 and so on."""
+ROTATION = "rotation.json"
+"""Which roots are trusted, the oldest first, which one signs, and since when; without it the first alone."""
 
 
 def folder_of(store_path: Path) -> Path:
     return store_path.with_name(store_path.name + ".trust")
 
 
-@dataclass(frozen=True, slots=True)
 class Authority:
-    run_id: str
-    root: Root
-    machine: Machine
+    """What lies in a folder. `told` hear when the roots have changed."""
+
+    def __init__(self, folder: Path, run_id: str, machine: Machine) -> None:
+        """Raises HostError, and ConfigError for what is no root."""
+        self.run_id = run_id
+        self.machine = machine
+        self.told: list[Callable[[], None]] = []
+        self._folder = folder
+        try:
+            words = json.loads((folder / ROTATION).read_bytes()) if (folder / ROTATION).exists() else {}
+            names = [str(name) for name in words.get("trusted", [FIRST])]
+            self.since_s = float(words.get("since_s", 0.0))
+            self._trusted = {name: _read(folder, name) for name in names}
+            self._signing = str(words.get("signing", FIRST))
+            self.root = self._trusted[self._signing]
+            key_file = folder / f"{FIRST}.key"
+            seal = certificates.key_from_pem(key_file.read_bytes()) if key_file.exists() else self.root.key
+        except OSError as error:
+            raise HostError(f"{folder}: {error.strerror}") from None
+        except (InvalidMessage, ValueError, LookupError, TypeError, AttributeError) as error:
+            raise ConfigError(f"{folder}: {error}; restore it from a copy") from None
+        self.secret = certificates.key_to_bytes(seal)
+        """What nobody has who has not the key of the run's first root: a rotation changes it not, or what sites have
+        kept would count for nothing."""
+        self._check_dates()
 
     @classmethod
     def opened(cls, folder: Path, run_id: str, machine: Machine) -> Authority:
-        """What lies in `folder`, which is made if nothing is there. Raises HostError, and ConfigError for what is no
-        root."""
-        key_file, root_file = folder / "root.key", folder / "root.pem"
+        """A root is made if nothing is there. Raises as the class does."""
         try:
-            if not root_file.exists():
-                _make(folder, key_file, root_file, machine)
-            if not key_file.exists():
-                raise HostError(f"{root_file} is there without {key_file.name}: restore it from a copy")
-            if folder.stat().st_mode & PRIVATE or key_file.stat().st_mode & PRIVATE:
-                raise HostError(
-                    f"{key_file} can be read by other users, who could let anybody into the run: "
-                    f"run `chmod -R go= {folder}`"
-                )
-            key = certificates.key_from_pem(key_file.read_bytes())
-            (certificate,) = certificates.from_pem(root_file.read_bytes())
-            certificates.salt_of(certificate)
+            if not (folder / f"{FIRST}.pem").exists() and not (folder / ROTATION).exists():
+                make_folder(folder)
+                os.chmod(folder, 0o700)
+                _keep(folder, FIRST, machine.token_bytes(SALT_BYTES), machine)
+                sync_folder(folder.parent)
         except OSError as error:
             raise HostError(f"{folder}: {error.strerror}") from None
-        except (InvalidMessage, ValueError) as error:
-            raise ConfigError(f"{folder}: {error}; restore it from a copy") from None
-        if certificates.digest_of(certificate) != certificates.key_digest(key.public_key()):
-            raise ConfigError(f"{key_file} is not the key of {root_file.name}; restore both from a copy")
-        return cls(run_id, Root(key, certificate), machine)
+        return cls(folder, run_id, machine)
+
+    def _check_dates(self) -> None:
+        """Raises ConfigError for a root that was given, and cannot sign now."""
+        now, certificate = date_of(self.machine.wall_time()), self.root.certificate
+        if not certificate.not_valid_before_utc <= now + certificates.CLOCKS_DIFFER_BY:
+            raise ConfigError(f"{self._folder}: the root holds from {certificate.not_valid_before_utc} on alone")
+        if now > certificate.not_valid_after_utc:
+            raise ConfigError(f"{self._folder}: the root has expired at {certificate.not_valid_after_utc}")
+
+    # --- what it signs
 
     def invite(self, asked: InviteAsked, addresses: tuple[str, ...]) -> str:
         """The text of an invite that the run knows."""
         key, subject = certificates.new_key(), Subject(self.run_id, Kind.INVITE, asked.invite_id)
         life, now = timedelta(seconds=asked.life_s), date_of(self.machine.wall_time())
         certificate = self.root.sign(key.public_key(), subject, life, now)
-        return to_text(Invite(self.run_id, asked.role, asked.name, addresses, self.root.certificate, certificate, key))
+        oldest = self._oldest.certificate
+        return to_text(Invite(self.run_id, asked.role, asked.name, addresses, oldest, certificate, key))
 
     def token(self, asked: InviteAsked) -> str:
         """The text of a viewer's token that the run knows."""
@@ -81,7 +108,7 @@ class Authority:
     def token_of(self, text: str) -> Token | None:
         """One for the coordinator's page that was given out and has not expired."""
         try:
-            token = tokens.from_text(text, [self.root.certificate])
+            token = tokens.from_text(text, [root.certificate for root in self._trusted.values()])
         except InvalidMessage:
             return None
         is_good = token.run_id == self.run_id and not token.is_of_nodes and token.expires_s > self.machine.wall_time()
@@ -103,30 +130,93 @@ class Authority:
 
     def _shown(self, kind: Kind, hosts: Sequence[str]) -> Shown:
         key, now = certificates.new_key(), date_of(self.machine.wall_time())
-        certificate = self.root.sign(key.public_key(), Subject(self.run_id, kind), SESSION_LIFE, now, hosts)
+        certificate = self._oldest.sign(key.public_key(), Subject(self.run_id, kind), SESSION_LIFE, now, hosts)
         return Shown(
-            roots=certificates.to_pem(self.root.certificate),
+            roots=self.roots_pem,
             certificate=certificates.to_pem(certificate),
             key=certificates.key_to_pem(key),
         )
 
-    @property
-    def secret(self) -> bytes:
-        """What nobody has who has not the root's key."""
-        return certificates.key_to_bytes(self.root.key)
-
-    @property
-    def roots(self) -> list[bytes]:
-        return [certificates.to_der(self.root.certificate)]
-
     def new_invite_id(self) -> str:
         return self.machine.token_bytes(INVITE_ID_BYTES).hex()
 
+    # --- roots
 
-def _make(folder: Path, key_file: Path, root_file: Path, machine: Machine) -> None:
-    make_folder(folder)
-    os.chmod(folder, 0o700)
-    root = Root.made(machine.token_bytes(SALT_BYTES), ROOT_LIFE, date_of(machine.wall_time()))
-    machine.disk.write_whole(key_file, certificates.key_to_pem(root.key), fsync=True)
-    machine.disk.write_whole(root_file, certificates.to_pem(root.certificate), fsync=True)
-    sync_folder(folder.parent)
+    @property
+    def _oldest(self) -> Root:
+        return next(iter(self._trusted.values()))
+
+    @property
+    def roots(self) -> list[bytes]:
+        """Those that are trusted, DER; the first one signs."""
+        others = [root for root in self._trusted.values() if root is not self.root]
+        return [certificates.to_der(root.certificate) for root in (self.root, *others)]
+
+    @property
+    def roots_pem(self) -> bytes:
+        """The same, the oldest first."""
+        return certificates.to_pem(*(root.certificate for root in self._trusted.values()))
+
+    @property
+    def has_next(self) -> bool:
+        """Another root is trusted, and does not sign yet."""
+        return self.root is not list(self._trusted.values())[-1]
+
+    @property
+    def has_old(self) -> bool:
+        """Another root is trusted, and signs no more."""
+        return self.root is not self._oldest
+
+    def make_next(self) -> None:
+        """A root that is trusted from now on, and signs later. Raises HostError."""
+        number = max(int(name.partition("-")[2] or 1) for name in self._trusted) + 1
+        name, salt = f"{FIRST}-{number}", certificates.salt_of(self.root.certificate)
+        if not certificates.is_made_by_atoll(self.root.certificate):
+            raise ConfigError("the root of this run was given, and atoll makes no other in its place")
+        try:
+            root = _keep(self._folder, name, salt, self.machine, number)
+        except OSError as error:
+            raise HostError(f"{self._folder}: {error.strerror}") from None
+        self._change({**self._trusted, name: root}, self._signing)
+
+    def sign_with_next(self) -> None:
+        """From now on the newest root signs. Raises HostError."""
+        self._change(self._trusted, list(self._trusted)[-1])
+
+    def retire_old(self) -> None:
+        """From now on the root that signs is the only one. Raises HostError."""
+        self._change({self._signing: self.root}, self._signing)
+
+    def _change(self, trusted: dict[str, Root], signing: str) -> None:
+        now_s = self.machine.wall_time()
+        words = {"trusted": list(trusted), "signing": signing, "since_s": now_s}
+        try:
+            self.machine.disk.write_whole(self._folder / ROTATION, json.dumps(words).encode(), fsync=True)
+        except OSError as error:
+            raise HostError(f"{self._folder}: {error.strerror}") from None
+        self._trusted, self._signing, self.root, self.since_s = trusted, signing, trusted[signing], now_s
+
+
+def _read(folder: Path, name: str) -> Root:
+    """Raises HostError, ConfigError, OSError, InvalidMessage."""
+    key_file, root_file = folder / f"{name}.key", folder / f"{name}.pem"
+    if not key_file.exists():
+        raise HostError(f"{root_file} is there without {key_file.name}: restore it from a copy")
+    if folder.stat().st_mode & PRIVATE or key_file.stat().st_mode & PRIVATE:
+        raise HostError(
+            f"{key_file} can be read by other users, who could let anybody into the run: run `chmod -R go= {folder}`"
+        )
+    key = certificates.key_from_pem(key_file.read_bytes())
+    (certificate,) = certificates.from_pem(root_file.read_bytes())
+    certificates.check_authority(certificate)
+    if certificates.digest_of(certificate) != certificates.key_digest(key.public_key()):
+        raise ConfigError(f"{key_file} is not the key of {root_file.name}; restore both from a copy")
+    return Root(key, certificate)
+
+
+def _keep(folder: Path, name: str, salt: bytes, machine: Machine, number: int = 1) -> Root:
+    """A root that is made. Raises OSError."""
+    root = Root.made(salt, ROOT_LIFE, date_of(machine.wall_time()), number)
+    machine.disk.write_whole(folder / f"{name}.key", certificates.key_to_pem(root.key), fsync=True)
+    machine.disk.write_whole(folder / f"{name}.pem", certificates.to_pem(root.certificate), fsync=True)
+    return root

@@ -18,6 +18,7 @@ from atoll.coordinator.core.events import (
     ResetAsked,
     ResumeAsked,
     RollbackAsked,
+    RotateAsked,
     SetAsked,
     StopAsked,
     TakeBackAsked,
@@ -62,12 +63,13 @@ COMMANDS: dict[str, type[Asked] | type[StatusAsked] | type[HealthAsked] | type[B
     "reset": ResetAsked,
     "invite": InviteAsked,
     "take-back": TakeBackAsked,
+    "rotate": RotateAsked,
     "audit": AuditAsked,
     "status": StatusAsked,
     "health": HealthAsked,
     "backup": BackupAsked,
 }
-NOT_ASKED_FOR = frozenset({"by", "request", "invite_id"})
+NOT_ASKED_FOR = frozenset({"by", "request", "invite_id", "since_s"})
 """Fields of events that the coordinator fills in."""
 
 

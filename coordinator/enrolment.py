@@ -10,11 +10,12 @@ import grpc
 
 from atoll.coordinator.authority import Authority
 from atoll.coordinator.core.core import Core
-from atoll.coordinator.core.events import Answer, Asked, InviteAsked, JoinAsked
+from atoll.coordinator.core.events import Answer, Asked, InviteAsked, JoinAsked, RenewAsked
 from atoll.protocol.addresses import is_unspecified
 from atoll.protocol.errors import AtollError, ConfigError, InvalidMessage, RefusedError
 from atoll.protocol.status import abort
 from atoll.protocol.trust import certificates
+from atoll.protocol.trust.certificates import PublicKey
 from atoll.protocol.trust.invites import check_addresses
 from atoll.protocol.trust.names import OF_A_DAY, ROLES
 from atoll.protocol.trust.security import Caller, Security
@@ -77,12 +78,12 @@ class Enrolment:
 
     @property
     def root_pem(self) -> str:
-        """The run's root, by which everybody knows everybody; no secret."""
-        return certificates.to_pem(self._authority.root.certificate).decode()
+        """The run's roots, by which everybody knows everybody, the one that signs first; no secret."""
+        return certificates.to_pem(*map(certificates.from_der, self._authority.roots)).decode()
 
     @property
     def root_until_s(self) -> float:
-        """When the run's root expires, in seconds since 1970."""
+        """When the run's root that signs expires, in seconds since 1970."""
         return self._authority.root.certificate.not_valid_after_utc.timestamp()
 
     def may_look(self, token: str) -> bool:
@@ -107,11 +108,30 @@ class Enrolment:
     async def renew(self, request: session_pb2.RenewRequest, context: Any) -> session_pb2.RenewResponse:
         try:
             key = certificates.requested_key(request.signing_request)
-            subject = self._caller(context).subject
+            caller = self._caller(context)
+            kind = caller.subject.kind
+            if request.identity:
+                await self._renew_identity(caller, key)
+            elif kind in OF_A_DAY:
+                kind = OF_A_DAY[kind]
+            else:
+                raise RefusedError(f"{caller.subject} gets no certificate for sites")
         except AtollError as error:
             await abort(context, error)
-        certificate = self._authority.certify(key, OF_A_DAY[subject.kind], subject.name)
+        certificate = self._authority.certify(key, kind, caller.subject.name)
         return session_pb2.RenewResponse(certificate=certificate, roots=self._authority.roots)
+
+    async def _renew_identity(self, caller: Caller, key: PublicKey) -> None:
+        """Kept before it is signed: who has not renewed is known by that. The key stays, by which the run knows it.
+        Raises RefusedError."""
+        if certificates.key_digest(key) != caller.key_digest:
+            raise RefusedError(
+                f"the identity of {caller.subject} is renewed with its own key alone: join with an invite"
+            )
+        subject = caller.subject
+        asked = RenewAsked(role=KINDS[subject.kind], name=subject.name, key_digest=caller.key_digest)
+        if (answer := await self._ask(asked)).problem:
+            raise RefusedError(answer.problem)
 
     def _caller(self, context: Any) -> Caller:
         """Raises RefusedError."""

@@ -69,6 +69,7 @@ async def secured(
 
     renewing = asyncio.create_task(keep_in_force(tls, renew, machine.wall_time))
     stack.callback(renewing.cancel)
+    authority.told.append(lambda: tls.show(authority.shown()))
     return authority, tls
 
 
@@ -102,6 +103,7 @@ def _page_access(
 
     renewing = asyncio.create_task(keep_in_force(tls, renew, machine.wall_time))
     stack.callback(renewing.cancel)
+    authority.told.append(lambda: tls.show(authority.shown_on_pages(names)))
     return ByToken(names, tls.context, may_look)
 
 

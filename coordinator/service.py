@@ -30,9 +30,11 @@ from atoll.coordinator.enrolment import Enrolment
 from atoll.coordinator.front_door import FrontDoor
 from atoll.coordinator.lease import Leading
 from atoll.coordinator.loop_lag import LoopLag
+from atoll.coordinator.rotation import Rotation
 from atoll.coordinator.store import RESTORE, Store
 from atoll.coordinator.streams import Bodies, Stream
 from atoll.coordinator.sync_times import SyncTimes
+from atoll.coordinator.watchers import Watchers
 from atoll.protocol import PROTOCOL_VERSION, addresses, descriptors, messages, transport
 from atoll.protocol.deposits import Seal
 from atoll.protocol.errors import ConfigError, HostError, PeerError, RefusedError, StateError
@@ -60,6 +62,7 @@ NAME_BYTES = 16
 STORE_PATIENCE_S = 2.0
 """Who asks for the run waits so long for what is being kept, then is told what was known before."""
 KEEP_VIEW_EVERY_S = 5.0
+OF_BANS = e.BanRecord | e.BanLiftedRecord | e.InviteRecord | e.InviteForgottenRecord  # after which others may be banned
 
 
 class CoordinatorServer:
@@ -94,6 +97,11 @@ class CoordinatorServer:
             raise StateError(f"the store {config.store_path} is damaged ({error}): {RESTORE}") from error
         self._security = security
         self._enrolment = Enrolment(authority, security, self._core, self._decide) if authority is not None else None
+        self._watchers: Watchers | None = None
+        self._rotation: Rotation | None = None
+        if authority is not None:
+            self._watchers = Watchers(security, lambda: (authority.roots, self._core.banned_names))
+            self._rotation = Rotation(authority, self._watchers, self._decide, self._core.here)
         self._viewed_at = self._loop.time()
         self._kept_view = self._core.view(self._viewed_at)
         self._sync_times = SyncTimes()
@@ -124,7 +132,7 @@ class CoordinatorServer:
 
     async def start(self) -> None:
         """Listens. Raises HostError if the port cannot be had, ConfigError for what is not an address."""
-        wanted = 2 * self.settings.max_sites + limits.MORE_CONNECTIONS
+        wanted = (2 if self._watchers is None else 3) * self.settings.max_sites + limits.MORE_CONNECTIONS
         most = descriptors.for_connections(
             descriptors.raise_limit(),
             wanted,
@@ -152,8 +160,9 @@ class CoordinatorServer:
                 response_serializer=session_pb2.OperateResponse.SerializeToString,
             ),
         }
-        if self._enrolment is not None:
-            handlers |= self._enrolment.handlers | Measures(self.settings.run_id, self._security).handlers
+        if self._enrolment is not None and self._watchers is not None:
+            handlers |= {**self._enrolment.handlers, "Watch": self._watchers.handler}
+            handlers |= Measures(self.settings.run_id, self._security).handlers
         allowed = guarded(SERVICE, handlers, self._security, self._refusal, self._let_in)
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, allowed),))
         if (credentials := self._security.of_server()) is None:
@@ -232,10 +241,12 @@ class CoordinatorServer:
 
     async def ask(self, asked: e.Asked) -> e.Answer:
         """What a person wants, and what comes of it, once that is kept."""
-        if not isinstance(asked, e.InviteAsked):
+        if not isinstance(asked, e.InviteAsked | e.RotateAsked):
             return await self._decide(asked)
-        if self._enrolment is None:
+        if self._enrolment is None or self._rotation is None:
             return e.Answer(0, "it is in plain text: whoever reaches it joins without an invite")
+        if isinstance(asked, e.RotateAsked):
+            return await self._rotation.ask(asked)
         return await self._enrolment.invite(asked, self._coordinators())
 
     def _shared_among(self) -> tuple[str, ...]:
@@ -360,6 +371,8 @@ class CoordinatorServer:
                         if isinstance(record, e.CommitRecord):
                             self._commit_times[record.commit.commit] = now
                             self._commit_times.pop(record.commit.commit - messages.MAX_LOG_COMMITS, None)
+                    if self._watchers is not None and any(isinstance(record, OF_BANS) for record in records):
+                        self._watchers.changed()
                 case e.Send(number, messages.Sources() as sources):
                     if number in self._streams:
                         await self._streams[number].say_sources(sources)

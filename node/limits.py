@@ -29,7 +29,7 @@ class CallsOfSites:
 
     def let_in(self, caller: Caller, method: str, context: Any) -> AbstractContextManager[Any]:
         """The call lasts as long as that. Raises PeerError for one too many."""
-        name = caller.subject.name
+        name = caller.subject.site
         if self._num[name] >= MAX_CALLS_OF_SITE:
             raise PeerError(f"{caller.subject} has {MAX_CALLS_OF_SITE} calls under way here: no more at once")
         self._num[name] += 1

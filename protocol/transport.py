@@ -91,6 +91,8 @@ def channel_options(max_message_bytes: int, proxy: str = "") -> _Options:
         # An http_proxy in the environment must not capture the links between sites.
         ("grpc.enable_http_proxy", int(bool(proxy))),
         *proxied,
+        # How long a connection without a call lasts is the server's to say.
+        ("grpc.client_idle_timeout_ms", 86_400_000),
         ("grpc.use_local_subchannel_pool", 1),  # a connection of its own for each channel
         ("grpc.initial_reconnect_backoff_ms", 100),
         ("grpc.min_reconnect_backoff_ms", 5_000),  # of one attempt to connect

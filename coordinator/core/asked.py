@@ -116,6 +116,27 @@ class JoinAsked(Asked):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RenewAsked(Asked):
+    """Somebody who is in asks for another certificate of the same key."""
+
+    role: str
+    name: str
+    key_digest: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RotateAsked(Asked):
+    """A person wants the next step in which another root takes the place of the run's."""
+
+    step: str
+    """make: the next root is trusted; sign: it signs; retire: the old one is trusted no more."""
+    at_once: bool = False
+    """What the old root has signed may be in use still."""
+    since_s: float = 0.0
+    """When the next root began to sign, in seconds since 1970."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TakeBackAsked(Asked):
     """Nobody is, or comes in as, that any more by the invites that there are."""
 

@@ -131,6 +131,15 @@ class Core:
         here = sum(site.standing is Standing.MEMBER and site.stream is not None for site in self.run.members.live())
         return 0 if self.run.finished is not None else max(0, self.run.settings.quorum - here)
 
+    @property
+    def banned_names(self) -> tuple[str, ...]:
+        """Of sites that others are to have nothing to do with."""
+        return self.run.banned_names
+
+    def here(self) -> list[str]:
+        """Names of sites that are connected."""
+        return [site.name for site in self.run.members.sites.values() if site.stream is not None and site.is_certified]
+
     def knows_token(self, token_id: str) -> bool:
         """It was given out, and not taken back."""
         known = self.run.invites.get(token_id)
@@ -204,6 +213,10 @@ class Core:
                 run.answer(event.request, invites.invite(run, event))
             case e.TakeBackAsked():
                 run.answer(event.request, invites.take_back(run, event))
+            case e.RenewAsked():
+                run.answer(event.request, invites.renew(run, event))
+            case e.RotateAsked():
+                run.answer(event.request, "", invites.rotate(run, event))
             case e.JoinAsked():
                 run.answer(event.request, *invites.use(run, event))
             case e.AuditAsked(after=after, request=request):

@@ -219,6 +219,8 @@ class InviteRecord:
     key_digest: bytes = b""
     """Of the key that used it; empty until then."""
     is_token: bool = False
+    renewed_s: float = 0.0
+    """When the identity that came of it was renewed last."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -274,23 +274,24 @@ class Run:
         """Neither this name nor this key comes in any more."""
         self.banned[record.name] = record
         self.persist(record)
-        self._tell_banned(self.members.sites.values())
+        self.tell_banned()
 
     def lift_ban(self, name: str) -> None:
         """A site that was banned may come in again."""
         del self.banned[name]
         self.persist(e.BanLiftedRecord(name))
-        self._tell_banned(self.members.sites.values())
+        self.tell_banned()
 
-    def tell_banned(self, site: Site) -> None:
-        """A site that has come, also where nobody is: a ban may have been lifted while it was away."""
-        self._tell_banned([site])
+    def tell_banned(self, *sites: Site) -> None:
+        """Sites that have come, also where nobody is banned: a ban may have been lifted while they were away. All that
+        are here, if none is named."""
+        word = m.Banned(names=self.banned_names)
+        self.send_all((site for site in sites or self.members.sites.values() if site.is_certified), word)
 
-    def _tell_banned(self, sites: Iterable[Site]) -> None:
-        digests = {record.key_digest for record in self.banned.values()} - {b""}
-        same_key = {site.name for site in self.members.sites.values() if site.key_digest in digests}
-        word = m.Banned(names=tuple(sorted({*self.banned, *same_key}))[: m.MAX_BANNED])
-        self.send_all((site for site in sites if site.is_certified), word)
+    @property
+    def banned_names(self) -> tuple[str, ...]:
+        """Of sites that others are to have nothing to do with."""
+        return self.members.shut_out(self.banned.values(), self.invites.values())[: m.MAX_BANNED]
 
     def keep_invite(self, record: e.InviteRecord) -> None:
         """As it is from now on."""

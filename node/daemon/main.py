@@ -33,7 +33,6 @@ from atoll.protocol.machine import Machine
 from atoll.protocol.signals import Signals, end_process
 from atoll.protocol.trace_export import Exporter, from_environment
 from atoll.protocol.transport import Handshake
-from atoll.protocol.trust.names import Kind
 
 log = logging.getLogger("atoll.node")
 
@@ -110,7 +109,7 @@ async def _stay(config: NodeConfig, machine: Machine, prepared: asyncio.Task[Non
         handshake: Handshake | None = None
         coordinators = config.coordinators
         if identity is not None:
-            handshake, coordinators = identity.before_coordinator.towards(Kind.COORDINATOR), identity.addresses
+            handshake, coordinators = identity.handshake, identity.addresses
         settings, address = await discover(coordinators, handshake, FIRST_CONTACT_S, machine.network)
         config = replace(config, coordinator=",".join(dict.fromkeys((address, *coordinators))))
         check_cap(config, settings)

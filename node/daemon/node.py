@@ -139,7 +139,7 @@ class Node:
             tasks=tasks,
             say=self.session.send,
             num_parameters=self._num_parameters,
-            certificate_until_s=security.identity_until_s,
+            certificate_until_s=lambda: security.identity_until_s,
         )
         self.deposits = Deposits(parts.deposit_box(home.deposit_file), tasks, self.session.send)
         processes = ExchangeProcesses(config, settings, met, home=home.folder, lease_s=core.limits.lease_s)
@@ -160,6 +160,7 @@ class Node:
                 tasks=tasks,
                 process_addresses=lambda: processes.addresses,
                 network=machine.network,
+                security=security.among_sites,
             ),
             processes=processes,
             observer=observer,
@@ -305,8 +306,14 @@ class Node:
 
     def _as_donor(self) -> m.Donor:
         """Of the other hosts of this site."""
-        site_id, address = self.core.site.site_id, self.shell.config.site_address
-        return m.Donor(site_id=site_id, incarnation=self.home.incarnation, address=address, commit=0)
+        site_id, config = self.core.site.site_id, self.shell.config
+        return m.Donor(
+            site_id=site_id,
+            incarnation=self.home.incarnation,
+            address=config.site_address,
+            commit=0,
+            name=config.name,
+        )
 
     def _opened(self) -> None:
         self.telemetry.soon()

@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from pathlib import Path
 
 from atoll.node.daemon.config import NodeConfig
 from atoll.protocol.addresses import is_loopback, parse_address
-from atoll.protocol.errors import ConfigError, InvalidMessage, PeerError
+from atoll.protocol.errors import ConfigError, InvalidMessage
 from atoll.protocol.machine import Machine
 from atoll.protocol.page_access import LOOPBACK_NAMES, Access, ByName, ByToken
+from atoll.protocol.transport import Handshake
 from atoll.protocol.trust import certificates, enrolled, tokens
-from atoll.protocol.trust.joining import renew
-from atoll.protocol.trust.names import Kind, Subject
-from atoll.protocol.trust.renewing import keep_in_force
-from atoll.protocol.trust.security import PLAIN, MutualTls, Security, Shown
+from atoll.protocol.trust.enrolled import Enrolled
+from atoll.protocol.trust.names import Kind, host_number
+from atoll.protocol.trust.security import PLAIN, MutualTls, Security
 from atoll.protocol.trust.server_tls import ServerTls
+from atoll.protocol.trust.standing import Standing
 
 log = logging.getLogger("atoll.node")
-
-RETRY_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,19 +29,26 @@ class NodeSecurity:
 
     before_coordinator: Security = PLAIN
     among_sites: Security = PLAIN
-    identity_until_s: float = 0.0
-    """When the identity expires, in seconds since 1970."""
+    standing: Standing | None = None
+
+    @property
+    def identity_until_s(self) -> float:
+        """When the identity expires, in seconds since 1970; 0 in plain text."""
+        return self.standing.identity_until_s if self.standing is not None else 0.0
+
+
+PLAIN_TEXT = NodeSecurity()
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """A site that has joined its run."""
+    """A site, or another host of one, that has joined its run."""
 
-    subject: Subject
+    found: Enrolled
     addresses: tuple[str, ...]
     """Of the coordinator, the one that --coordinator says first."""
-    before_coordinator: MutualTls
-    until_s: float
+    folder: Path
+    """In which it lies."""
 
     @classmethod
     def of(cls, config: NodeConfig, now_s: float) -> Identity | None:
@@ -54,28 +59,31 @@ class Identity:
                     f"--relay {config.relay}: a run in plain text has no relays, which know sites by certificates"
                 )
             return None
-        found = enrolled.load(config.home / enrolled.FOLDER) if config.home is not None else None
-        if found is None:
+        folder = config.home / enrolled.FOLDER if config.home is not None else None
+        found = enrolled.load(folder) if folder is not None else None
+        if folder is None or found is None:
             raise ConfigError(f"no site has joined a run with {config.home}: `atoll join`, with an invite, does")
-        if found.subject.kind is not Kind.SITE_IDENTITY or found.subject.name != config.name:
-            raise ConfigError(f"{config.home} is of {found.subject}, not of site {config.name}")
+        wanted = Kind.HOST_IDENTITY if config.site_rank else Kind.SITE_IDENTITY
+        who = f"host {config.site_rank} of site {config.name}" if config.site_rank else f"site {config.name}"
+        subject = found.subject
+        if (subject.kind, subject.site, host_number(subject.name)) != (wanted, config.name, config.site_rank):
+            raise ConfigError(f"{config.home} is of {subject}, not of {who}")
         if warning := enrolled.check_dates(found, now_s):
             log.warning("%s", warning)
         addresses = tuple(dict.fromkeys((*config.coordinators, *found.addresses)))
-        return cls(found.subject, addresses, MutualTls(found.subject.run_id, found.shown), found.expires_s)
+        return cls(found, addresses, folder)
+
+    @property
+    def handshake(self) -> Handshake:
+        """With the coordinator, at first."""
+        return MutualTls(self.found.subject.run_id, self.found.shown).towards(Kind.COORDINATOR)
 
     async def secured(self, machine: Machine, stack: AsyncExitStack, wait_s: float) -> NodeSecurity:
-        """With a certificate for other sites, which is renewed until `stack` ends. Raises PeerError if no coordinator
+        """With a certificate for other sites; both are renewed until `stack` ends. Raises PeerError if no coordinator
         answers within `wait_s`, or RefusedError."""
-        subject = Subject(self.subject.run_id, Kind.SITE, self.subject.name)
-
-        async def another() -> Shown:
-            return await renew(self.before_coordinator, self.addresses, subject, machine.network)
-
-        among_sites = MutualTls(subject.run_id, await _within(wait_s, another))
-        renewing = asyncio.create_task(keep_in_force(among_sites, another, machine.wall_time))
-        stack.callback(renewing.cancel)
-        return NodeSecurity(self.before_coordinator, among_sites, self.until_s)
+        standing = Standing(self.found, self.folder, self.addresses, machine)
+        among_sites = await standing.open(stack, wait_s)
+        return NodeSecurity(standing.before_coordinator, among_sites, standing)
 
 
 def page_access(http_listen: str, run_id: str, among_sites: Security, machine: Machine) -> Access:
@@ -97,16 +105,3 @@ def page_access(http_listen: str, run_id: str, among_sites: Security, machine: M
         return token.run_id == run_id and token.is_of_nodes and token.expires_s > machine.wall_time()
 
     return ByToken((), tls.context, is_good)
-
-
-async def _within(wait_s: float, call: Callable[[], Awaitable[Shown]]) -> Shown:
-    """The coordinator may be starting again just now."""
-    loop = asyncio.get_running_loop()
-    deadline = loop.time() + wait_s
-    while True:
-        try:
-            return await call()
-        except PeerError:
-            if loop.time() + RETRY_S > deadline:
-                raise
-        await asyncio.sleep(RETRY_S)

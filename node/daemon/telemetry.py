@@ -28,7 +28,8 @@ class Telemetry:
     say: Callable[[m.SiteMessage], None]
     num_parameters: Callable[[], int]
     """Trainable ones of the site; 0 before there is a model."""
-    certificate_until_s: float = 0.0
+    certificate_until_s: Callable[[], float] = lambda: 0.0
+    """When the site's identity expires, in seconds since 1970; 0 in plain text."""
     metrics_address: str = ""
     """Where other machines find the node's metrics; empty if they do not."""
 
@@ -77,7 +78,7 @@ class Telemetry:
                 gpu_total_bytes=sum(one.gpu_total_bytes for one in read),
                 disk_free_bytes=resources.disk_free_bytes,
                 disk_total_bytes=resources.disk_total_bytes,
-                certificate_until_s=self.certificate_until_s,
+                certificate_until_s=self.certificate_until_s(),
                 metrics_address=self.metrics_address,
             )
         )

@@ -28,6 +28,7 @@ def _context(protocol: int, tls: MutualTls) -> ssl.SSLContext:
     context = ssl.SSLContext(protocol)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.verify_mode = ssl.CERT_REQUIRED
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # a root that was given may have one above it
     context.load_verify_locations(cadata=tls.shown.roots.decode("ascii"))
     load_chain(context, tls.shown)
     return context
@@ -59,15 +60,15 @@ async def accepted(connection: socket.socket, tls: MutualTls) -> Stream:
     return reader, asyncio.StreamWriter(transport, protocol, reader, loop)
 
 
-def site_of(writer: asyncio.StreamWriter, run_id: str) -> tuple[str, float]:
-    """The name of the site at the other end, by its certificate, and when that ends, in seconds since 1970. Raises
-    InvalidMessage for whoever is none."""
+def site_of(writer: asyncio.StreamWriter, run_id: str) -> tuple[Subject, float]:
+    """The site at the other end, or the host of one, by its certificate, and when that ends, in seconds since 1970.
+    Raises InvalidMessage for whoever is none."""
     shown = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
     certificate = certificates.from_der(shown or b"")
     subject = certificates.subject_of(certificate)
-    if subject != Subject(run_id, Kind.SITE, subject.name):
+    if subject.run_id != run_id or subject.kind not in (Kind.SITE, Kind.HOST):
         raise InvalidMessage(f"{subject} is no site of run {run_id} that others know")
-    return subject.name, certificate.not_valid_after_utc.timestamp()
+    return subject, certificate.not_valid_after_utc.timestamp()
 
 
 async def read_word(reader: asyncio.StreamReader) -> words.Word:

@@ -18,23 +18,22 @@ from atoll.node.relay.quota import Quotas
 from atoll.node.relay.server import MAX_STRANGERS, MAX_TO_COORDINATOR, RelayServer
 from atoll.node.relay.splice import DESCRIPTORS
 from atoll.protocol import descriptors, notify, pages
-from atoll.protocol.errors import ConfigError, PeerError
+from atoll.protocol.errors import ConfigError
 from atoll.protocol.exit_codes import ENDED_AT_ONCE
 from atoll.protocol.http import Answer, plain_text
 from atoll.protocol.machine import Machine
 from atoll.protocol.metrics import families
 from atoll.protocol.signals import Signals, end_process
 from atoll.protocol.trust import enrolled
-from atoll.protocol.trust.joining import renew
-from atoll.protocol.trust.names import Kind, Subject
-from atoll.protocol.trust.renewing import keep_in_force
-from atoll.protocol.trust.security import MutualTls, Shown
+from atoll.protocol.trust.names import Kind
+from atoll.protocol.trust.security import MutualTls
+from atoll.protocol.trust.standing import Standing
 
 log = logging.getLogger("atoll.relay")
 
 MAX_PAIRS = 2048
 GB = 10**9
-RETRY_S, FIRST_CONTACT_S = 1.0, 30.0
+FIRST_CONTACT_S = 30.0
 """A coordinator that is not there yet is asked again for so long."""
 END_LIMIT_S = 5.0
 PROCESS = ProcessCollector(registry=None)
@@ -61,7 +60,8 @@ async def serve(config: RelayConfig) -> None:
             log.warning("%s", warning)
         stack.enter_context(locked(config.home))
         run_id = known.subject.run_id
-        tls = await _secured(known, machine, stack)
+        standing = Standing(known, config.home / enrolled.FOLDER, known.addresses, machine)
+        tls = await standing.open(stack, FIRST_CONTACT_S)
         limit = descriptors.raise_limit()
         others = MAX_STRANGERS + MAX_TO_COORDINATOR * DESCRIPTORS
         wanted = MAX_PAIRS * DESCRIPTORS + others
@@ -76,6 +76,7 @@ async def serve(config: RelayConfig) -> None:
         )
         await server.start(config.listen)
         stack.push_async_callback(server.close)
+        standing.tell_banned(server.ban)
         if config.http_listen:
             metrics = _metrics(server, config, run_id, tls, machine)
             await metrics.start(config.http_listen, "metrics")
@@ -90,28 +91,6 @@ async def serve(config: RelayConfig) -> None:
         sys.stdout.write(f"relay {known.subject.name} of run {run_id}: listening on {server.address}\n")
         sys.stdout.flush()
         await asked.wait()
-
-
-async def _secured(known: enrolled.Enrolled, machine: Machine, stack: AsyncExitStack) -> MutualTls:
-    """With a certificate for sites, which is renewed until `stack` ends."""
-    run_id, loop = known.subject.run_id, asyncio.get_running_loop()
-    before_coordinator = MutualTls(run_id, known.shown)
-
-    async def another() -> Shown:
-        return await renew(before_coordinator, known.addresses, Subject(run_id, Kind.RELAY))
-
-    deadline = loop.time() + FIRST_CONTACT_S
-    while True:
-        try:
-            tls = MutualTls(run_id, await another())
-            break
-        except PeerError:
-            if loop.time() + RETRY_S > deadline:
-                raise
-        await asyncio.sleep(RETRY_S)
-    renewing = asyncio.create_task(keep_in_force(tls, another, machine.wall_time))
-    stack.callback(renewing.cancel)
-    return tls
 
 
 def _metrics(server: RelayServer, config: RelayConfig, run_id: str, tls: MutualTls, machine: Machine) -> pages.Pages:

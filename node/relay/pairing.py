@@ -135,5 +135,9 @@ class Pairing:
         self._each -= Counter([pair.caller])  # without those that are at zero
         self._between -= Counter([(pair.caller, pair.called)])
 
+    def of_site(self, name: str) -> list[Pair]:
+        """That it calls, or is called by."""
+        return [pair for pair in self._pairs.values() if name in (pair.caller, pair.called)]
+
     def of_caller(self, name: str) -> list[Pair]:
         return [pair for pair in self._pairs.values() if pair.caller == name]

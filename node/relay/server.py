@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Coroutine, Sequence
+from collections.abc import Collection, Coroutine, Sequence
 from functools import partial
 from typing import Any
 
@@ -61,6 +61,7 @@ class RelayServer:
         self._machine = machine
         self._coordinators = coordinators
         self.to_coordinator: set[Splice] = set()
+        self._banned: frozenset[str] = frozenset()
         self._idle_limit_s = idle_limit_s
         self._controls: dict[int, asyncio.StreamWriter] = {}  # by the number of Control
         self._waiting: dict[Pair, socket.socket] = {}  # the side that came first
@@ -93,6 +94,19 @@ class RelayServer:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def ban(self, names: Collection[str]) -> None:
+        """Sites of these names, and no others, are not attached and not joined with others from now on."""
+        self._banned = frozenset(names)
+        for name in self._banned:
+            for pair in self.pairing.of_site(name):
+                if pair in self._splices:
+                    self._splices[pair].abort()
+                if (waiting := self._waiting.pop(pair, None)) is not None:
+                    waiting.close()
+                self.pairing.end(pair)
+            if (control := self.pairing.control_of(name)) is not None:
+                self._controls[control.number].close()
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = self._loop.create_task(work)
@@ -166,14 +180,17 @@ class RelayServer:
     ) -> None:
         """Raises InvalidMessage, OSError, TimeoutError."""
         try:
-            name, expires_s = greeting.site_of(writer, self._run_id)
+            subject, expires_s = greeting.site_of(writer, self._run_id)
+            name = subject.site
+            if name in self._banned:
+                raise InvalidMessage(f"{subject} is banned")
             async with asyncio.timeout(greeting.HANDSHAKE_LIMIT_S):
                 word = await greeting.read_word(reader)
                 self._strangers.pop(task, None)
                 if isinstance(word, words.Call):
                     writer.write(words.to_line(self._called(name, word.name)))
                     await writer.drain()
-            if isinstance(word, words.Attach):
+            if isinstance(word, words.Attach) and subject.kind is Kind.SITE:
                 async with asyncio.timeout(expires_s - self._machine.wall_time()):  # it comes with a renewed one
                     await self._attached(name, word.start, reader, writer)
             elif not isinstance(word, words.Call):
@@ -186,6 +203,8 @@ class RelayServer:
 
     def _called(self, caller: str, name: str) -> words.Word:
         """The answer to the site that calls."""
+        if name in self._banned:
+            return words.Refused(f"site {name} is banned")
         tickets = self._machine.token_bytes(words.TICKET_BYTES), self._machine.token_bytes(words.TICKET_BYTES)
         try:
             control = self.pairing.call(caller, name, tickets, self._loop.time())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -15,7 +16,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from atoll.protocol.digest import Digest
 from atoll.protocol.errors import HostError, InvalidMessage
-from atoll.protocol.trust.names import Kind, Subject, parse_uri
+from atoll.protocol.trust.names import Kind, Subject, host_of_site, parse_uri
 
 MAX_DER_BYTES = 4096
 """Of a request, a certificate or a key of ours; the largest has some 700."""
@@ -23,7 +24,8 @@ CLOCKS_DIFFER_BY = timedelta(hours=1)
 """At most: a certificate is valid from so long before it was made."""
 KEY_BYTES = 32
 SALT_BYTES = 16
-DIALLED = frozenset({Kind.COORDINATOR, Kind.SITE, Kind.RELAY, Kind.PAGE})
+SALT = re.compile(rf"[0-9a-f]{{{2 * SALT_BYTES}}}")
+DIALLED = frozenset({Kind.COORDINATOR, Kind.SITE, Kind.HOST, Kind.RELAY, Kind.PAGE})
 """Whose certificates serve, too."""
 
 _UNREADABLE = (
@@ -181,16 +183,46 @@ def digest_of(certificate: Certificate) -> bytes:
     return key_digest(key)
 
 
-def salt_of(root: Certificate) -> bytes:
-    """The run's, which all its roots carry as their name; see `Subject.dns_name`. Raises InvalidMessage."""
-    names = root.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
+def check_authority(root: Certificate) -> None:
+    """Raises InvalidMessage for a certificate that cannot be the root of a run: a company's own may, if it signs
+    certificates of P-256, and no other authorities."""
+    digest_of(root)
     try:
-        salt = bytes.fromhex(str(names[0].value)) if len(names) == 1 else b""
-    except ValueError:
-        salt = b""
-    if len(salt) != SALT_BYTES:
-        raise InvalidMessage("a root that is none of atoll's: its name is not the salt of a run")
-    return salt
+        constraints = root.extensions.get_extension_for_class(x509.BasicConstraints).value
+        usages = [found.value for found in root.extensions if isinstance(found.value, x509.KeyUsage)]
+    except (x509.ExtensionNotFound, *_UNREADABLE):
+        raise InvalidMessage("a root that is no authority: its certificate has no basic constraints") from None
+    if not constraints.ca or not all(usage.key_cert_sign for usage in usages):
+        raise InvalidMessage("a root that is no authority: it may sign no certificates")
+    if constraints.path_length != 0:
+        raise InvalidMessage("a root that may sign other authorities: have one made with path length 0")
+
+
+def salt_of(root: Certificate) -> bytes:
+    """The run's, which all roots that atoll makes for it carry as their name; of a root that was given, it comes of its
+    key. See `Subject.dns_name`. Raises InvalidMessage."""
+    check_authority(root)
+    if is_made_by_atoll(root):
+        return bytes.fromhex(str(root.subject.get_attributes_for_oid(NameOID.COMMON_NAME)[0].value))
+    return Digest("atoll/salt-of-root/v1").data(digest_of(root)).finish()[:SALT_BYTES]
+
+
+def is_made_by_atoll(root: Certificate) -> bool:
+    """Raises InvalidMessage for names that cannot be read."""
+    try:
+        subject, issuer = root.subject, root.issuer
+    except _UNREADABLE as error:
+        raise InvalidMessage(f"a root of names that cannot be read: {error}") from None
+    names = [str(found.value) for found in subject.get_attributes_for_oid(NameOID.COMMON_NAME)]
+    return len(names) == 1 and SALT.fullmatch(names[0]) is not None and subject == issuer
+
+
+def is_signed_by(certificate: Certificate, root: Certificate) -> bool:
+    try:
+        certificate.verify_directly_issued_by(root)
+    except _UNREADABLE:
+        return False
+    return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,8 +233,11 @@ class Root:
     certificate: Certificate
 
     @classmethod
-    def made(cls, salt: bytes, life: timedelta, now: datetime) -> Root:
-        key, name = new_key(), x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, salt.hex())])
+    def made(cls, salt: bytes, life: timedelta, now: datetime, number: int = 1) -> Root:
+        """`number`: of the run's roots, which have names of their own: TLS finds the root of a certificate by its
+        name."""
+        numbered = [x509.NameAttribute(NameOID.SERIAL_NUMBER, str(number))] if number > 1 else []
+        key, name = new_key(), x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, salt.hex()), *numbered])
         usage = x509.KeyUsage(
             digital_signature=False, content_commitment=False, key_encipherment=False, data_encipherment=False,
             key_agreement=False, key_cert_sign=True, crl_sign=True, encipher_only=False, decipher_only=False,
@@ -219,8 +254,9 @@ class Root:
         self, key: PublicKey, subject: Subject, life: timedelta, now: datetime, hosts: Sequence[str] = ()
     ) -> Certificate:
         """Who it is of alone is said in it: a URI, and where others dial it the DNS name of the handshake, and of a
-        site or a relay that of its metrics. `hosts`: by which names or numbers of a machine a browser may come to
-        it."""
+        site or a relay that of its metrics. Before other sites each host of a site has the name of the site, before
+        each other host 0 alone has that of host 0. `hosts`: by which names or numbers of a machine a browser may come
+        to it."""
         names: list[x509.GeneralName] = [x509.UniformResourceIdentifier(subject.uri)]
         usages = [ExtendedKeyUsageOID.CLIENT_AUTH] if subject.kind is not Kind.PAGE else []
         salt = salt_of(self.certificate)
@@ -229,6 +265,11 @@ class Root:
             usages.append(ExtendedKeyUsageOID.SERVER_AUTH)
         if subject.kind in (Kind.SITE, Kind.RELAY):
             names.append(x509.DNSName(Subject(subject.run_id, Kind.METRICS).dns_name(salt)))
+        if subject.kind is Kind.SITE:
+            leader = Subject(subject.run_id, Kind.HOST, host_of_site(subject.site, 0))
+            names.append(x509.DNSName(leader.dns_name(salt)))
+        if subject.kind is Kind.HOST:
+            names.append(x509.DNSName(Subject(subject.run_id, Kind.SITE, subject.site).dns_name(salt)))
         names += [_host_name(host) for host in hosts]
         life = min(life, self.certificate.not_valid_after_utc - now)
         if life <= timedelta(0):

@@ -89,6 +89,13 @@ def keep(
         pending.unlink()
 
 
+def keep_shown(folder: Path, shown: Shown, disk: Disk) -> None:
+    """In place of what whoever has joined showed. The roots first: with the old ones a new identity is of no use.
+    Raises HostError."""
+    disk.write_whole(folder / ROOTS, shown.roots, fsync=True)
+    disk.write_whole(folder / IDENTITY, shown.certificate + shown.key, fsync=True)
+
+
 def load(folder: Path) -> Enrolled | None:
     """None if nobody has joined with it. Raises HostError, and ConfigError for what is damaged."""
     if not (folder / IDENTITY).exists():
@@ -135,5 +142,5 @@ def check_dates(found: Enrolled, now_s: float) -> str:
             f"the certificate of {found.subject} has expired at {utc(until_s)}, and this machine's clock says "
             f"{utc(now_s)}: join with a new invite"
         )
-    near = f"the certificate of {found.subject} expires at {utc(until_s)}: join with a new invite before"
+    near = f"the certificate of {found.subject} expires at {utc(until_s)}: a node or relay that runs renews it"
     return near if now_s > until_s - WARN_BEFORE_S else ""

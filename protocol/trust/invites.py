@@ -1,8 +1,9 @@
 """An invite: one line of text with all that a machine needs to come into a run. Pure.
 
 After a prefix, base64 (URL-safe, without padding) of a byte of version, of what zlib makes of the fields, each with its
-length in two bytes (big-endian), and of the CRC-32 of all that. Fields: run id, role and name (as site/berlin),
-addresses (separated by commas), root, client certificate (both DER), and its private key, 32 bytes.
+length in two bytes (big-endian), and of the CRC-32 of all that. Fields: run id, role and name (as site/berlin, and of
+its host 1 host/berlin/1), addresses (separated by commas), root, client certificate (both DER), and its private key,
+32 bytes.
 """
 
 from __future__ import annotations
@@ -16,10 +17,9 @@ from dataclasses import dataclass
 
 from atoll.protocol.addresses import is_plain, parse_address
 from atoll.protocol.errors import ConfigError, InvalidMessage
-from atoll.protocol.settings import SITE_NAME
 from atoll.protocol.trust import certificates
 from atoll.protocol.trust.certificates import Certificate, PrivateKey
-from atoll.protocol.trust.names import ROLES, Kind, Subject
+from atoll.protocol.trust.names import ROLES, Kind, Subject, is_name
 
 VERSION = 1
 PREFIX = "atoll-invite-"
@@ -119,7 +119,7 @@ def _fields(data: bytes) -> list[bytes]:
 def _read(fields: list[bytes]) -> Invite:
     run_id, (role, _, name) = fields[0].decode(), fields[1].decode().partition("/")
     addresses = tuple(fields[2].decode().split(","))
-    if role not in ROLES or not SITE_NAME.fullmatch(name):
+    if role not in ROLES or not is_name(ROLES[role], name):
         raise InvalidMessage(f"{role!r} {name!r} is no role and name")
     check_addresses(addresses)
     root, certificate = certificates.from_der(fields[3]), certificates.from_der(fields[4])

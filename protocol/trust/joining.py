@@ -43,8 +43,21 @@ async def join(
 
 async def renew(tls: MutualTls, addresses: Sequence[str], subject: Subject, network: Network = transport) -> Shown:
     """What `subject`, a site or a relay, shows to sites for the next day, with a new key. Raises as `join` does."""
-    key = certificates.new_key()
-    request = session_pb2.RenewRequest(signing_request=certificates.request(key))
+    return await _renew(tls, addresses, subject, certificates.new_key(), network, is_identity=False)
+
+
+async def renew_identity(
+    tls: MutualTls, addresses: Sequence[str], subject: Subject, network: Network = transport
+) -> Shown:
+    """What `subject` shows to the coordinator for the next year, with the key that it has. Raises as `join` does."""
+    key = certificates.key_from_pem(tls.shown.key)
+    return await _renew(tls, addresses, subject, key, network, is_identity=True)
+
+
+async def _renew(
+    tls: MutualTls, addresses: Sequence[str], subject: Subject, key: PrivateKey, network: Network, *, is_identity: bool
+) -> Shown:
+    request = session_pb2.RenewRequest(signing_request=certificates.request(key), identity=is_identity)
     signed: session_pb2.RenewResponse = await _call(tls, addresses, lambda stub: stub.Renew, request, network)
     check(signed, key.public_key(), subject)
     return Shown(

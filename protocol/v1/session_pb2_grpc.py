@@ -50,6 +50,11 @@ class CoordinatorServiceStub:
                 request_serializer=atoll_dot_protocol_dot_v1_dot_session__pb2.RenewRequest.SerializeToString,
                 response_deserializer=atoll_dot_protocol_dot_v1_dot_session__pb2.RenewResponse.FromString,
                 _registered_method=True)
+        self.Watch = channel.stream_stream(
+                '/atoll.protocol.v1.CoordinatorService/Watch',
+                request_serializer=atoll_dot_protocol_dot_v1_dot_session__pb2.WatchRequest.SerializeToString,
+                response_deserializer=atoll_dot_protocol_dot_v1_dot_session__pb2.WatchResponse.FromString,
+                _registered_method=True)
         self.Status = channel.unary_unary(
                 '/atoll.protocol.v1.CoordinatorService/Status',
                 request_serializer=atoll_dot_protocol_dot_v1_dot_session__pb2.StatusRequest.SerializeToString,
@@ -84,7 +89,14 @@ class CoordinatorServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Renew(self, request, context):
-        """A certificate that other sites accept, for a day.
+        """A certificate that other sites accept, for a day; or another one of the identity, for a year.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Watch(self, request_iterator, context):
+        """Which roots are in force, and who is banned: at once, and whenever that changes.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -129,6 +141,11 @@ def add_CoordinatorServiceServicer_to_server(servicer, server):
                     servicer.Renew,
                     request_deserializer=atoll_dot_protocol_dot_v1_dot_session__pb2.RenewRequest.FromString,
                     response_serializer=atoll_dot_protocol_dot_v1_dot_session__pb2.RenewResponse.SerializeToString,
+            ),
+            'Watch': grpc.stream_stream_rpc_method_handler(
+                    servicer.Watch,
+                    request_deserializer=atoll_dot_protocol_dot_v1_dot_session__pb2.WatchRequest.FromString,
+                    response_serializer=atoll_dot_protocol_dot_v1_dot_session__pb2.WatchResponse.SerializeToString,
             ),
             'Status': grpc.unary_unary_rpc_method_handler(
                     servicer.Status,
@@ -227,6 +244,33 @@ class CoordinatorService:
             '/atoll.protocol.v1.CoordinatorService/Renew',
             atoll_dot_protocol_dot_v1_dot_session__pb2.RenewRequest.SerializeToString,
             atoll_dot_protocol_dot_v1_dot_session__pb2.RenewResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Watch(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/atoll.protocol.v1.CoordinatorService/Watch',
+            atoll_dot_protocol_dot_v1_dot_session__pb2.WatchRequest.SerializeToString,
+            atoll_dot_protocol_dot_v1_dot_session__pb2.WatchResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -36,7 +36,9 @@ class CoordinatorServiceStub:
     Join: _grpc.UnaryUnaryMultiCallable[_session_pb2.JoinRequest, _session_pb2.JoinResponse]
     """Once for each invite, by whoever has it: the identity of a site, a viewer or an operator."""
     Renew: _grpc.UnaryUnaryMultiCallable[_session_pb2.RenewRequest, _session_pb2.RenewResponse]
-    """A certificate that other sites accept, for a day."""
+    """A certificate that other sites accept, for a day; or another one of the identity, for a year."""
+    Watch: _grpc.StreamStreamMultiCallable[_session_pb2.WatchRequest, _session_pb2.WatchResponse]
+    """Which roots are in force, and who is banned: at once, and whenever that changes."""
     Status: _grpc.UnaryUnaryMultiCallable[_session_pb2.StatusRequest, _session_pb2.StatusResponse]
     """The run as JSON, the same document as the status page's /status.json."""
     Measure: _grpc.StreamStreamMultiCallable[_common_pb2.MeasureRequest, _common_pb2.MeasureResponse]
@@ -53,7 +55,9 @@ class CoordinatorServiceAsyncStub(CoordinatorServiceStub):
     Join: _aio.UnaryUnaryMultiCallable[_session_pb2.JoinRequest, _session_pb2.JoinResponse]  # type: ignore[assignment]
     """Once for each invite, by whoever has it: the identity of a site, a viewer or an operator."""
     Renew: _aio.UnaryUnaryMultiCallable[_session_pb2.RenewRequest, _session_pb2.RenewResponse]  # type: ignore[assignment]
-    """A certificate that other sites accept, for a day."""
+    """A certificate that other sites accept, for a day; or another one of the identity, for a year."""
+    Watch: _aio.StreamStreamMultiCallable[_session_pb2.WatchRequest, _session_pb2.WatchResponse]  # type: ignore[assignment]
+    """Which roots are in force, and who is banned: at once, and whenever that changes."""
     Status: _aio.UnaryUnaryMultiCallable[_session_pb2.StatusRequest, _session_pb2.StatusResponse]  # type: ignore[assignment]
     """The run as JSON, the same document as the status page's /status.json."""
     Measure: _aio.StreamStreamMultiCallable[_common_pb2.MeasureRequest, _common_pb2.MeasureResponse]  # type: ignore[assignment]
@@ -85,7 +89,15 @@ class CoordinatorServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _session_pb2.RenewRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_session_pb2.RenewResponse, _abc.Awaitable[_session_pb2.RenewResponse]]:
-        """A certificate that other sites accept, for a day."""
+        """A certificate that other sites accept, for a day; or another one of the identity, for a year."""
+
+    @_abc_1.abstractmethod
+    def Watch(
+        self,
+        request_iterator: _MaybeAsyncIterator[_session_pb2.WatchRequest],
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_session_pb2.WatchResponse], _abc.AsyncIterator[_session_pb2.WatchResponse]]:
+        """Which roots are in force, and who is banned: at once, and whenever that changes."""
 
     @_abc_1.abstractmethod
     def Status(

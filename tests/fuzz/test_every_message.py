@@ -18,6 +18,7 @@ FUZZED = {
     "JoinResponse": "test_trust.py::test_any_answer_is_the_certificate_that_was_asked_for_or_refused",
     "RenewRequest": "test_trust.py::test_any_request_for_a_certificate_is_signed_for_whom_it_is_or_refused",
     "RenewResponse": "test_trust.py::test_any_answer_is_the_certificate_that_was_asked_for_or_refused",
+    "WatchResponse": "test_trust.py::test_whatever_a_coordinator_says_of_roots_and_bans_is_heeded_or_refused",
     "StatusResponse": "test_wire.py::test_any_status_of_a_coordinator_is_shown_or_refused",
     "ExchangeRequest": "test_peers.py::test_what_a_stream_brings_is_held_whole_or_refused",
     "ExchangeResponse": "test_reducers.py::test_an_exchange_with_any_reducer_ends_with_its_payloads_or_names_it",
@@ -48,13 +49,14 @@ FUZZED = {
 """What arrives as bytes, and who sends any of it. With it come the messages that are fields of it."""
 GRPC_READS = {
     "StatusRequest",
+    "WatchRequest",
     "PutSlicesResponse",
     "PutPayloadsResponse",
     "OperateRequest",
     "OperateResponse",
     "DialMeResponse",
 }
-"""At most one bool, of which all values are right, or texts that are shown, or read elsewhere
+"""At most one bool or digest, of which all values are right, or texts that are shown, or read elsewhere
 (tests/fuzz/test_commands.py); what is no such message grpc itself refuses."""
 
 

@@ -15,7 +15,7 @@ from atoll.coordinator.core.core import Core
 from atoll.coordinator.enrolment import Enrolment
 from atoll.protocol.dates import date_of
 from atoll.protocol.errors import AtollError, InvalidMessage
-from atoll.protocol.trust import certificates, joining
+from atoll.protocol.trust import certificates, joining, watching
 from atoll.protocol.trust.names import Kind, Subject
 from atoll.protocol.trust.security import Caller
 from atoll.protocol.v1 import session_pb2
@@ -96,6 +96,23 @@ def test_any_request_for_a_certificate_is_signed_for_whom_it_is_or_refused(data:
     assert run.signed == [(Kind.SITE_IDENTITY, "a")] * joined + [(Kind.SITE, "a")] * renewed
     if data == REQUEST:
         assert (joined, renewed) == (invite == "i1", True)
+
+
+@fuzz(200)
+@given(
+    st.lists(st.one_of(bytes_like(certificates.to_der(ROOT.certificate)), st.just(CERTIFICATE)), max_size=10),
+    st.lists(st.text(max_size=8), max_size=3),
+)
+def test_whatever_a_coordinator_says_of_roots_and_bans_is_heeded_or_refused(
+    roots: list[bytes], names: list[str]
+) -> None:
+    try:
+        found, banned = watching.read(session_pb2.WatchResponse(roots=roots, banned=names))
+    except InvalidMessage:
+        return
+    assert len({certificates.salt_of(root) for root in found}) == 1
+    assert len(found) == len(roots) <= joining.MAX_ROOTS
+    assert banned == tuple(names)
 
 
 @fuzz(200)

@@ -92,6 +92,10 @@ class CoordinatorQuestions:
         """A site was asked for it, and has not sent all of it."""
         return self.core.run.offers.incoming is not None
 
+    def shut_out(self) -> tuple[str, ...]:
+        """Names that hosts and relays hear."""
+        return self.core.banned_names
+
     def is_banned(self, name: str) -> bool:
         return name in self.core.run.banned
 

@@ -239,10 +239,12 @@ class LocalRun:
         return default_store(self.toml)
 
     def invite(self, name: str, **asked: Any) -> Path:
-        """The file of an invite for this site, or for another role."""
+        """The file of an invite for this site, for a host of a site (`two-host1`), or for another role."""
         file = self.folder / f"{name}.invite"
-        usual: dict[str, Any] = {"role": "site", "addresses": self.reached_at}
-        file.write_text(admin.ask(self.store_path, "invite", name=name, **usual | asked))
+        site, is_host, number = name.partition("-host")
+        who = {"role": "host", "name": f"{site}/{number}"} if is_host else {"role": "site", "name": name}
+        usual: dict[str, Any] = {**who, "addresses": self.reached_at}
+        file.write_text(admin.ask(self.store_path, "invite", **usual | asked))
         return file
 
     def home(self, name: str) -> Path:

@@ -48,14 +48,18 @@ class Sites:
         }
         self._worker = [sys.executable, PLAIN_WORKER, "--tensors", TENSORS, "--shard", "--fingerprint", "x", *worker]
 
+    def leader_address(self, name: str) -> str:
+        """Where host 0 of that site waits for the others."""
+        return self._addresses[name]
+
     def daemons(self, name: str) -> list[str]:
         return [name, *(f"{name}-host{host}" for host in range(1, self.num_hosts[name]))]
 
     def start(self, name: str, host: int = 0) -> Process:
         num_hosts, extra = self.num_hosts[name], [*self._extra]
         if num_hosts > 1:
-            extra += ["--site-hosts", str(num_hosts), "--site-rank", str(host), "--name", name]
-            extra += ["--site-address", self._addresses[name]]
+            extra += ["--site-hosts", str(num_hosts), "--site-address", self._addresses[name]]
+            extra += ["--site-rank", str(host), "--name", name] if not self._run.secured else []  # the invite says it
         prefix = [] if self._machines is None else self._machines.prefix(self._firsts[name] + host)
         return self._run.start_node(self.daemons(name)[host], self._worker, prefix=prefix, extra=extra)
 

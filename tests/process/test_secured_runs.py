@@ -27,6 +27,7 @@ from atoll.protocol.trust.security import MutualTls, Shown
 from atoll.protocol.v1 import common_pb2, peer_pb2, peer_pb2_grpc, session_pb2, session_pb2_grpc
 from tests.harness.local_run import LocalRun, Process
 from tests.harness.relay import Relay
+from tests.harness.sockets import free_address
 
 WORKER = [sys.executable, str(Path(__file__).parents[1] / "workers" / "plain_worker.py"), "--step-delay-s", "0.02"]
 MODEL = [*WORKER, "--tensors", "secret_tensor=30x40,b=10"]
@@ -242,9 +243,12 @@ def test_a_viewer_looks_at_the_run_from_elsewhere_and_can_do_no_more(tmp_path: P
         handshake = MutualTls("secret-run", found.shown).towards(Kind.COORDINATOR)
         with grpc.secure_channel(run.address, handshake.credentials, options=[transport.expects(handshake)]) as channel:
             stub = session_pb2_grpc.CoordinatorServiceStub(channel)
+            request = certificates.request(certificates.new_key())
             for call in (
                 lambda: stub.Join(session_pb2.JoinRequest(), timeout=5),
-                lambda: stub.Renew(session_pb2.RenewRequest(), timeout=5),
+                lambda: stub.Renew(session_pb2.RenewRequest(signing_request=request), timeout=5),
+                lambda: stub.Renew(session_pb2.RenewRequest(signing_request=request, identity=True), timeout=5),
+                lambda: next(stub.Watch(iter(()), timeout=5)),
             ):
                 with pytest.raises(grpc.RpcError) as refused:
                     call()
@@ -340,8 +344,6 @@ def test_nothing_of_a_run_is_on_the_wire_in_clear(tmp_path: Path) -> None:
             invite = run.invite("berlin", addresses=[before_run.address])
             listen = "127.0.0.1:0"
             await asyncio.to_thread(atoll, run, "join", str(invite), "--home", str(run.home("berlin")), "--enrol-only")
-            from tests.harness.sockets import free_address
-
             listen = free_address()
             before_site = await Relay(listen).start()
             before_site.change = keep
@@ -372,18 +374,22 @@ def test_nothing_of_a_run_is_on_the_wire_in_clear(tmp_path: Path) -> None:
 
 
 def test_what_a_site_shows_is_renewed_without_a_sync_that_fails(tmp_path: Path) -> None:
-    """Certificates of 12 seconds, looked at every second: a run that lasts longer than several of them."""
+    """Certificates of 12 seconds, looked at twice a second: a run that lasts longer than several of them. Site b has
+    two hosts."""
     program = [sys.executable, str(Path(__file__).parents[1] / "workers" / "short_certificates.py")]
     with LocalRun(tmp_path, FOREVER, secured=True, program=program[1:]) as run:
         coordinator = run.start_coordinator()
-        for name in "ab":
-            run.start_node(name, MODEL)
-        for process in (coordinator, run.nodes["a"], run.nodes["b"]):
+        run.start_node("a", MODEL)
+        of_hosts = ["--site-hosts", "2", "--site-address", free_address()]
+        for name in ("b", "b-host1"):
+            run.start_node(name, [*MODEL, "--shard"], extra=of_hosts)
+        for process in (coordinator, *run.nodes.values()):
             for _ in range(2):
                 process.wait_for_line(r"the certificate is renewed", LIMIT_S)
         run.wait(lambda s: sum("renewed" in line for line in run.nodes["a"].lines) > 2, LIMIT_S)
         before = run.status()["last_commit"]
         run.start_node("c", MODEL)
+        assert not [line for line in run.nodes["b"].lines if "is lost" in line]
         status = run.wait(lambda s: s["last_commit"] > before + 2 and count_contributors(s, 3), LIMIT_S)
         assert status["num_evicted"] == 0
         assert status["num_attempts"] - status["last_commit"] <= 1, "no sync was begun again"

@@ -5,17 +5,18 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 
-from atoll.coordinator.core.events import InviteAsked, InviteRecord, JoinAsked, TakeBackAsked
+from atoll.coordinator.core.events import InviteAsked, InviteRecord, JoinAsked, RenewAsked, RotateAsked, TakeBackAsked
 from atoll.coordinator.core.run import Run
 from atoll.coordinator.core.sites import bans
 from atoll.protocol.dates import utc
 from atoll.protocol.messages import RefusedKind
-from atoll.protocol.settings import SITE_NAME
-from atoll.protocol.trust.names import ROLES
+from atoll.protocol.trust.names import ROLES, is_name, site_of
 
 DAY_S = 86_400
 MAX_LIFE_S = 90 * DAY_S
 MAX_TOKEN_LIFE_S = 366 * DAY_S
+OF_SITES = ("site", "host")
+"""Roles of whoever trains."""
 MAX_INVITES = 4096
 """Of which a run knows. Those that were used and replaced, and those that have expired, are forgotten first."""
 
@@ -24,10 +25,12 @@ def invite(run: Run, asked: InviteAsked) -> str:
     """Why that cannot be done; empty if it is."""
     if asked.role not in ROLES:
         return f"there is no role {asked.role!r}: {', '.join(ROLES)}"
-    if not SITE_NAME.fullmatch(asked.name):
+    if not is_name(ROLES[asked.role], asked.name):
+        if asked.role == "host":
+            return f"{asked.name!r} is no host of a site: write NAME/K, K from 1"
         return f"{asked.name!r} is no name: 1 to 64 letters, digits, ., _ or -, the first a letter or digit"
-    if asked.role == "site" and (banned := run.banned.get(asked.name)) is not None:
-        return f"{asked.name} is banned ({banned.reason}): lift the ban before it is invited"
+    if asked.role in OF_SITES and (banned := run.banned.get(site_of(asked.name))) is not None:
+        return f"{site_of(asked.name)} is banned ({banned.reason}): lift the ban before it is invited"
     if len(run.invites) >= MAX_INVITES and not _forget(run):
         return f"{MAX_INVITES} invites are open or in use: this run keeps no more"
     if asked.is_token and asked.role != "viewer":
@@ -65,6 +68,8 @@ def _forget(run: Run) -> bool:
 def take_back(run: Run, asked: TakeBackAsked) -> str:
     """Why that cannot be done; empty if it is."""
     found = [i for i in run.invites.values() if (i.role, i.name) == (asked.role, asked.name)]
+    if asked.role == "site":  # its hosts are a part of it
+        found += [i for i in run.invites.values() if i.role == "host" and site_of(i.name) == asked.name]
     if not found:
         return f"run {run.run_id!r} has invited no {asked.role} {asked.name}"
     for known in found:
@@ -72,6 +77,7 @@ def take_back(run: Run, asked: TakeBackAsked) -> str:
     run.report(logging.WARNING, f"what was given to {asked.role} {asked.name} is taken back")
     if asked.role == "site":
         _send_away(run, asked.name, b"", "its invite was taken back")
+        run.tell_banned()
     return ""
 
 
@@ -115,7 +121,26 @@ def use(run: Run, asked: JoinAsked) -> tuple[str, str]:
         run.note(_holder(known), f"join {known.role} {known.name}", f"key {asked.key_digest.hex()}")
         if known.role == "site":
             _send_away(run, known.name, asked.key_digest, "another key has used a newer invite for its name")
+            if known.name in run.members.sites:
+                run.tell_banned()
     return "", f"{known.role}/{known.name}"
+
+
+def renew(run: Run, asked: RenewAsked) -> str:
+    """Why an identity cannot be renewed; empty if it is."""
+    if problem := refusal(run, asked.role, asked.name, asked.key_digest):
+        return problem
+    if (known := newest(run, asked.role, asked.name)) is not None:
+        run.keep_invite(replace(known, renewed_s=run.wall_s))
+    return ""
+
+
+def rotate(run: Run, asked: RotateAsked) -> str:
+    """Who has no identity of the next root yet; said once the old one is retired."""
+    run.report(logging.WARNING, f"the run's root is rotated: {asked.step}")
+    used = [i for i in run.invites.values() if i.key_digest and newest(run, i.role, i.name) == i]
+    left = [i for i in used if max(i.used_s, i.renewed_s) < asked.since_s]
+    return ", ".join(sorted(f"{known.role} {known.name}" for known in left))
 
 
 def _holder(known: InviteRecord) -> str:
@@ -124,7 +149,7 @@ def _holder(known: InviteRecord) -> str:
 
 def refusal(run: Run, role: str, name: str, key_digest: bytes, *, is_new: bool = False) -> str:
     """Why a key, certified for that role and name, is not let in any more; empty if it is."""
-    if role == "site" and (banned := bans.refusal(run, name, key_digest)) is not None:
+    if role in OF_SITES and (banned := bans.refusal(run, site_of(name), key_digest)) is not None:
         return banned[1]
     if is_new:
         return ""

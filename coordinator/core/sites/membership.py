@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 
-from atoll.coordinator.core.events import Certified, SiteRecord
+from atoll.coordinator.core.events import BanRecord, Certified, InviteRecord, SiteRecord
 from atoll.coordinator.core.sites.conduct import Conduct
 from atoll.coordinator.core.sync.exclusions import Start
 from atoll.coordinator.core.sync.topology import Reducer
@@ -381,6 +381,16 @@ class Membership:
     def live(self) -> list[Site]:
         """In the order of ids."""
         return [s for s in self._by_id.values() if s.standing in LIVE]
+
+    def shut_out(self, bans: Collection[BanRecord], invites: Iterable[InviteRecord]) -> tuple[str, ...]:
+        """Names of those that are banned, also by their key, and of those from which all that they were given was taken
+        back."""
+        names, digests = {ban.name for ban in bans}, {ban.key_digest for ban in bans} - {b""}
+        known = {invite.name for invite in invites if invite.role == "site" and invite.key_digest}
+        sites = self.sites.values()
+        same_key = {site.name for site in sites if site.key_digest in digests}
+        unknown = {site.name for site in sites if site.is_certified and site.name not in known}
+        return tuple(sorted({*names, *same_key, *unknown}))
 
     def holding(self, commit: int) -> list[Site]:
         """Members that have applied that commit, in the order of ids."""

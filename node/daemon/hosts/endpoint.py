@@ -90,6 +90,11 @@ class Endpoint:
         if self.plane is not None:
             self.plane.close()
 
+    def ban(self, names: tuple[str, ...]) -> None:
+        """Sites of these names, and of no others, are not dialled and not answered from now on."""
+        self._hub.ban(names)
+        self._processes.ban(names)
+
     # --- life
 
     async def load(self) -> None:

@@ -26,10 +26,12 @@ from atoll.node.daemon.launcher import WORKERS_END_LIMIT_S, Launcher
 from atoll.node.daemon.peers import meet_peers, prepare_kernels
 from atoll.node.daemon.rank_commands import Meeting
 from atoll.node.daemon.rank_connection import FLUSH_S
+from atoll.node.daemon.security import PLAIN_TEXT, Identity, NodeSecurity
 from atoll.node.daemon.site_log import log_to
 from atoll.node.local_protocol import MAX_TEXT_CHARACTERS
 from atoll.node.tasks import together
 from atoll.protocol import PROTOCOL_VERSION, transport, wire
+from atoll.protocol.addresses import parse_proxy
 from atoll.protocol.errors import (
     AtollError,
     ConfigError,
@@ -45,6 +47,7 @@ from atoll.protocol.settings import settings_from_json
 from atoll.protocol.signals import Signals, end_process
 from atoll.protocol.status import error_of, from_rpc_error, was_cancelled
 from atoll.protocol.time_limits import PRESETS, TimeLimits, time_limits
+from atoll.protocol.trust.names import Kind, host_of_site
 from atoll.protocol.v1 import hosts_pb2
 
 log = logging.getLogger("atoll.node")
@@ -55,7 +58,7 @@ SHORTEST_LEASE_S = min(limits.lease_s for limits in PRESETS.values())
 """Until the leader has said which one the run has."""
 RETRY_S = 0.5
 LEADER_WAIT_S = 1800.0
-"""How long a host waits for host 0, which may be started later, or be started again."""
+"""How long a host waits for host 0, which may be started later, or be started again; for the coordinator as long."""
 SCRIPT_END_S = 20.0
 """How long its scripts may go on after the site has ended."""
 
@@ -73,7 +76,12 @@ async def run_follower(config: NodeConfig) -> int:
 
         signals = Signals(first, lambda _: end_process(ENDED_AT_ONCE), WORKERS_END_LIMIT_S)
         stack.callback(signals.close)
-        code, text = await Follower(config, stack).run()
+        machine = Machine.through(parse_proxy(config.proxy))
+        identity = await asyncio.to_thread(Identity.of, config, machine.wall_time())
+        security = PLAIN_TEXT
+        if identity is not None:
+            security = await identity.secured(machine, stack, LEADER_WAIT_S)
+        code, text = await Follower(config, stack, security).run()
         log.log(logging.INFO if code == 0 else logging.ERROR, "%s", text)
         return code
 
@@ -81,9 +89,10 @@ async def run_follower(config: NodeConfig) -> int:
 class Follower:
     """`run` returns the site's exit code and what there is to say of it."""
 
-    def __init__(self, config: NodeConfig, stack: AsyncExitStack) -> None:
+    def __init__(self, config: NodeConfig, stack: AsyncExitStack, security: NodeSecurity = PLAIN_TEXT) -> None:
         self._config = config
         self._stack = stack
+        self._security = security
         self._where = f"host 0 of this site at {config.site_address}"
         self._limits: TimeLimits = PRESETS["wan"]  # until the leader has said those of the run
         self._outbox: Outbox[hosts_pb2.AttachRequest] = Outbox(hosts.said, SHORTEST_LEASE_S)
@@ -134,6 +143,7 @@ class Follower:
             words, slices, payloads = (self._channel() for _ in range(3))  # a beat waits for no slices
             for channel in (words, slices, payloads):
                 stack.push_async_callback(channel.close)
+                channel.get_state(try_to_connect=True)  # by what is shown now, which may have expired at the first use
             attach: Attach = words.stream_stream(
                 hosts.ATTACH_METHOD,
                 request_serializer=hosts_pb2.AttachRequest.SerializeToString,
@@ -177,8 +187,12 @@ class Follower:
             return code, text
 
     def _channel(self) -> grpc.aio.Channel:
+        """To host 0, and to no other host of this site."""
+        leader = host_of_site(self._config.name, 0)
         return transport.open_channel(
-            self._config.site_address, handshake=None, max_message_bytes=hosts.MAX_MESSAGE_BYTES
+            self._config.site_address,
+            handshake=self._security.among_sites.towards(Kind.HOST, leader),
+            max_message_bytes=hosts.MAX_MESSAGE_BYTES,
         )
 
     def _beat(self) -> hosts.HostBeat:
@@ -273,7 +287,15 @@ class Follower:
         await asyncio.to_thread(prepare_kernels)
         towards = next(iter(config.coordinators), config.site_address)
         async with AsyncExitStack() as stack:  # host 0 may be lost meanwhile: then all of it is made anew
-            met = await meet_peers(config, settings.run_id, self._home, Machine(), stack, towards=towards)
+            met = await meet_peers(
+                config,
+                settings.run_id,
+                self._home,
+                Machine(),
+                stack,
+                security=self._security.among_sites,
+                towards=towards,
+            )
             log.info("listening for peers on %s", met.address)
             folder, lease_s = self._home.folder, self._limits.lease_s
             processes = ExchangeProcesses(config, settings, met, home=folder, lease_s=lease_s)
@@ -283,6 +305,8 @@ class Follower:
             endpoint = Endpoint(
                 config, settings, self._limits, home=self._home, met=met, processes=processes, say=self._say
             )
+            if (standing := self._security.standing) is not None:
+                standing.tell_banned(endpoint.ban)
             stack.callback(endpoint.close)
             await endpoint.load()
             self._stack.push_async_callback(stack.pop_all().aclose)

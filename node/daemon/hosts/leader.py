@@ -44,6 +44,9 @@ from atoll.protocol.layout import Layout, Manifest
 from atoll.protocol.machine import Network
 from atoll.protocol.settings import RunSettings, settings_to_json
 from atoll.protocol.time_limits import TimeLimits
+from atoll.protocol.trust.access import WITHIN_SITE, guarded
+from atoll.protocol.trust.names import host_number
+from atoll.protocol.trust.security import PLAIN, Caller, Security
 from atoll.protocol.v1 import hosts_pb2
 
 log = logging.getLogger("atoll.node")
@@ -59,6 +62,10 @@ IDLE_LIMIT_S = 86_400.0
 IS_OPEN = (
     "%s is open to the network without credentials, and so is the store in which the ranks of the site's hosts meet: "
     "let nobody but these hosts reach them"
+)
+STORE_IS_OPEN = (
+    "the hosts of this site speak TLS at %s; the store in which their ranks meet is torch's, and so is what ranks say "
+    "to each other, in plain text: let nobody but these hosts reach that"
 )
 
 
@@ -78,6 +85,7 @@ class Leader:
         tasks: Tasks,
         process_addresses: Callable[[], tuple[str, ...]] = tuple,
         network: Network = transport,
+        security: Security = PLAIN,
     ) -> None:
         """`donor`: the site, as its other hosts fetch its state from it. `process_addresses`: of the exchange processes
         of host 0."""
@@ -91,6 +99,7 @@ class Leader:
         self._connected: Callable[[Connection], None] = Connection.close
         self._handle = handle
         self._network = network
+        self._security = security
         self._server: grpc.aio.Server | None = None
         self._hosts = attached = Hosts(config.site_hosts)
         self.replicas = Replicas(attached=attached, donor=donor, tasks=tasks)
@@ -133,13 +142,21 @@ class Leader:
             ),
             **self._moving.handlers,
         }
-        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(hosts.SERVICE, handlers),))
-        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, self._peers.handlers),))
-        transport.bind(server, config.site_address, None)
+        of_peers = {
+            name: found for name, found in self._peers.handlers.items() if name in ("FetchState", "FetchPayloads")
+        }
+        for service, found in ((hosts.SERVICE, handlers), (SERVICE, of_peers)):
+            allowed = guarded(service, found, self._security, self._refusal, may_call=WITHIN_SITE)
+            server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, allowed),))
+        transport.bind(server, config.site_address, self._security.of_server())
         await server.start()
         log.info("waiting for %d other hosts of this site at %s", config.site_hosts - 1, config.site_address)
         if not addresses.is_loopback(config.site_address):
-            log.warning(IS_OPEN, config.site_address)
+            log.warning(IS_OPEN if self._security is PLAIN else STORE_IS_OPEN, config.site_address)
+
+    def _refusal(self, caller: Caller) -> str:
+        """Of whoever has a certificate of another site."""
+        return "" if caller.subject.site == self._config.name else f"{caller.subject} is no host of {self._config.name}"
 
     async def close(self, exit_code: int, text: str) -> None:
         """The hosts hear how the site ended. Idempotent."""
@@ -251,7 +268,7 @@ class Leader:
         first = hosts.heard_of_host(await heard(context.read, lease_s, "a host of this site"))
         if not isinstance(first, hosts.HostHello):
             raise InvalidMessage("a host of this site says who it is first")
-        self._check(first)
+        self._check(first, self._security.caller(context))
         outbox = Outbox(hosts.told, lease_s)
         words = f"host {first.host} of this site" + (f" ({first.machine})" if first.machine else "")
         lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -287,7 +304,7 @@ class Leader:
             if self._hosts.is_here(host):
                 self._leave(host, why)
 
-    def _check(self, hello: hosts.HostHello) -> None:
+    def _check(self, hello: hosts.HostHello, caller: Caller | None) -> None:
         """Raises RefusedError, with what to change."""
         config = self._config
         for ours, theirs, what in (
@@ -299,6 +316,8 @@ class Leader:
         ):
             if ours != theirs:
                 raise RefusedError(f"host 0 of this site has {ours!r}, this host {theirs!r}: {what}")
+        if caller is not None and host_number(caller.subject.name) != hello.host:
+            raise RefusedError(f"{caller.subject} says to be host {hello.host}: --site-rank is that of its invite")
         if not 0 < hello.host < config.site_hosts:
             raise RefusedError(f"--site-rank {hello.host}: others than host 0 are 1 to {config.site_hosts - 1}")
 

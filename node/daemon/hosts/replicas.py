@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from atoll.node import host_protocol as hosts
@@ -167,9 +167,7 @@ class Replicas:
         first = records[0].commit if records and records[-1].commit == commit else commit + 1
         return m.Sources(
             attested=(m.Attestation(commit=commit, state_hash=state_hash),),
-            donors=(
-                m.Donor(site_id=donor.site_id, incarnation=donor.incarnation, address=donor.address, commit=commit),
-            ),
+            donors=(replace(donor, commit=commit),),
             commits=tuple(record for record in records if record.commit >= first),
             touched=payloads.history.touched(first - 1) or (),
         )

@@ -46,7 +46,7 @@ class Claims:
         caller = self.security.caller(context)
         if caller is None:
             return
-        name, known = caller.subject.name, self._names.get(site_id)
+        name, known = caller.subject.site, self._names.get(site_id)
         if name in self._banned:
             raise RefusedError(f"{caller.subject} is banned")
         if known is not None and known != name:

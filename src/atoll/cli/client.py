@@ -131,6 +131,31 @@ def status_by(found: Enrolled, address: str = "", *, data_ranges: bool = False) 
     return fetch_status(last, found, data_ranges=data_ranges)
 
 
+def status_of(home: Path, address: str = "", *, data_ranges: bool = False) -> dict[str, Any]:
+    """The same, by whoever has joined with that home. Nothing of a viewer or an operator runs all the time, so its
+    identity is renewed as it looks: when that is due, or another root signs. Raises as `fetch_status`, HostError."""
+    import asyncio
+    import time
+
+    from atoll.protocol.disk import Disk
+    from atoll.protocol.trust import certificates, enrolled
+    from atoll.protocol.trust.joining import renew_identity
+    from atoll.protocol.trust.names import Kind
+    from atoll.protocol.trust.renewing import due_s
+    from atoll.protocol.trust.security import MutualTls
+
+    found = enrolled.joined(home)
+    document = status_by(found, address, data_ranges=data_ranges)
+    if found.subject.kind in (Kind.VIEWER, Kind.OPERATOR):
+        signs = certificates.from_pem(str(document.get("root")).encode())[0]
+        identity = certificates.from_pem(found.shown.certificate)[0]
+        if time.time() >= due_s(found.shown) or not certificates.is_signed_by(identity, signs):
+            tls = MutualTls(found.subject.run_id, found.shown)
+            shown = asyncio.run(renew_identity(tls, found.addresses, found.subject))
+            enrolled.keep_shown(home / enrolled.FOLDER, shown, Disk())
+    return document
+
+
 def read_document(text: str, address: str) -> dict[str, Any]:
     """Raises InvalidMessage."""
     try:

@@ -7,6 +7,9 @@ examples:
   atoll invite --site berlin                                  from the run of ./run.toml, for a day
   atoll invite --site berlin --expires 2h --file berlin.invite
   atoll invite --site berlin --site paris --relay hub --folder invites
+  atoll invite --site berlin --hosts 4 --file berlin.invite   for a site of four machines: an invite for each, in the
+                                                              files berlin.invite, berlin.invite.1, .2 and .3
+  atoll invite --site berlin --host 3                         for one of them that lost its disk
   atoll invite --viewer anna --store /data/run.db
   atoll invite --relay hub
   atoll invite --site berlin --take-back                      its invite, or its key, was stolen: then invite it anew
@@ -36,6 +39,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     operator.add_arguments(parser)
     for role, what in ROLES.items():
         parser.add_argument(f"--{role}", action="append", default=[], metavar="NAME", help=what)
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument(
+        "--hosts",
+        type=int,
+        default=1,
+        metavar="N",
+        help="the site has so many machines (`atoll node --site-hosts`): an invite for each, host 0 first",
+    )
+    which.add_argument("--host", type=int, metavar="K", help="for that machine of the site alone, from 1")
     parser.add_argument(
         "--expires", type=duration_s, default="24h", metavar="TIME", help="as 90m, 24h or 7d (default: 24h)"
     )
@@ -56,30 +68,55 @@ def run(args: argparse.Namespace) -> int:
     invited = [(role, name) for role in ROLES for name in getattr(args, role)]
     if not invited:
         raise ConfigError("for whom? --site NAME, --viewer NAME, --operator NAME or --relay NAME")
+    wanted = _hosts(args, invited)
     if args.take_back:
-        return _take_back(args, invited)
-    files = _files(args, [name for _, name in invited])
-    for (role, name), file in zip(invited, files, strict=True):
+        return _take_back(args, wanted)
+    for (role, name), file in zip(wanted, _files(args, wanted), strict=True):
         _invite(args, role, name, file)
     return 0
 
 
-def _take_back(args: argparse.Namespace, invited: list[tuple[str, str]]) -> int:
+def _hosts(args: argparse.Namespace, invited: list[tuple[str, str]]) -> list[tuple[str, str]]:
+    """The same, with the hosts of a site of several beside it, or that one of its hosts. Raises ConfigError."""
+    from atoll.node.host_protocol import MAX_HOSTS
+    from atoll.protocol.trust.names import host_of_site
+
+    if args.hosts == 1 and args.host is None:
+        return invited
+    if len(invited) > 1 or invited[0][0] != "site":
+        raise ConfigError("--hosts and --host are for one site: say --site NAME alone")
+    if not 1 <= args.hosts <= MAX_HOSTS or not 1 <= (args.host or 1) < MAX_HOSTS:
+        raise ConfigError(
+            f"a site has at most {MAX_HOSTS} hosts; --host counts from 1, host 0 has the site's own invite"
+        )
+    ((_, site),) = invited
+    if args.host is not None:
+        return [("host", host_of_site(site, args.host))]
+    if args.take_back:
+        raise ConfigError("--take-back takes back what all hosts of a site were given: leave out --hosts")
+    return [("site", site), *(("host", host_of_site(site, number)) for number in range(1, args.hosts))]
+
+
+def _take_back(args: argparse.Namespace, wanted: list[tuple[str, str]]) -> int:
     if args.file is not None or args.folder is not None or args.address:
         raise ConfigError("--take-back makes no invite: leave out --file, --folder and --address")
-    for role, name in invited:
+    for role, name in wanted:
         operator.ask(args, "take-back", role=role, name=name)
         print(f"whatever was given to {role} {name}, used or not, is of no use any more")
     return 0
 
 
-def _files(args: argparse.Namespace, names: list[str]) -> list[Path | None]:
-    """One for each name, or None: it is printed. Raises ConfigError before anything is asked for."""
-    files: list[Path | None] = [args.file]
+def _files(args: argparse.Namespace, wanted: list[tuple[str, str]]) -> list[Path | None]:
+    """One for each, or None: it is printed. Raises ConfigError before anything is asked for."""
+    names = [name for _, name in wanted]
+    files: list[Path | None] = [None] * len(names)
     if args.folder is not None:
         args.folder.mkdir(parents=True, exist_ok=True)
         files = [args.folder / f"{name}.invite" for name in names]
-    elif len(names) > 1:
+    elif args.file is not None and (len(names) == 1 or args.hosts > 1):
+        first = args.file
+        files = [first.with_name(f"{first.name}.{number}") if number else first for number in range(len(names))]
+    elif len(names) > 1 and args.hosts == 1:
         raise ConfigError(f"invites for {', '.join(names)}: say --folder DIR, where each has a file of its own")
     for file in files:
         if file is not None and (file.exists() or files.count(file) > 1):

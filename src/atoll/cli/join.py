@@ -49,6 +49,7 @@ def run(args: argparse.Namespace) -> int:
     from atoll.protocol.addresses import parse_proxy
     from atoll.protocol.dates import utc
     from atoll.protocol.trust.enrolled import joined
+    from atoll.protocol.trust.names import host_number, site_of
 
     invite = read_invite(args.invite)
     now_s, until_s = time.time(), invite.expires_s
@@ -57,10 +58,11 @@ def run(args: argparse.Namespace) -> int:
             f"the invite for {invite.role} {invite.name} has expired at {utc(until_s)}, and this machine's clock says "
             f"{utc(now_s)}: ask for another one"
         )
-    starts_node = invite.role == "site" and not args.enrol_only
+    starts_node = invite.role in ("site", "host") and not args.enrol_only
     if starts_node:
         _check(args, invite)  # before the invite is used
-    home = args.home or default_home(invite.run_id, invite.name, os.environ)
+    name = node.home_name(site_of(invite.name), host_number(invite.name))
+    home = args.home or default_home(invite.run_id, name, os.environ)
     proxy = parse_proxy(args.proxy)
     enrol(invite, home, proxy)
     print(f"joined run {invite.run_id} as {invite.role} {invite.name}; its key is in {home}", flush=True)
@@ -69,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
     doctor.show(doctor.of_site(joined(home), home, proxy=proxy))  # a node that would surely fail is not started
     if args.install:
         words = unit.node_command(home, unit.options(args.words, str(args.invite)), args.command)
-        print("it is started by systemd with:", *unit.install(invite.name, words), sep="\n    ")
+        print("it is started by systemd with:", *unit.install(name, words), sep="\n    ")
         return 0
     args.home, args.name, args.coordinator, args.run = home, "", "", ""
     args.insecure = args.insecure_network = False
@@ -78,10 +80,17 @@ def run(args: argparse.Namespace) -> int:
 
 def _check(args: argparse.Namespace, invite: Invite) -> None:
     """Raises ConfigError for options that the node would refuse."""
+    from atoll.protocol.trust.names import site_of
+
     if args.dry_run:
         raise ConfigError("--dry-run is for `atoll node`, once this machine has joined (`atoll join --enrol-only`)")
-    node.refuse_hosts(args)
-    words = {"name": invite.name, "coordinator": invite.addresses[0], "run": ""}
+    site, rank = site_of(invite.name), node.rank_of(invite.name, args.site_rank)
+    if rank and args.site_hosts == 1:
+        raise ConfigError(
+            f"the invite is for host {rank} of site {site}: say --site-hosts N and --site-address HOST:PORT, as on its "
+            "other hosts"
+        )
+    words = {"name": site, "site_rank": rank, "coordinator": invite.addresses[0], "run": ""}
     is_asked_no_more = {"insecure": False, "insecure_network": True}
     node.node_config(argparse.Namespace(**vars(args) | words | is_asked_no_more))
 

@@ -40,6 +40,7 @@ from atoll.cli import (
     reset,
     resume,
     rollback,
+    rotate,
     sample,
     set,
     status,
@@ -69,7 +70,7 @@ class Verb(Protocol):
 
 _MODULES: tuple[Verb, ...] = (
     plan, init, coordinator, invite, token, join, doctor, node, relay, status, health, pause,
-    resume, set, stop, rollback, drain, evict, ban, reset, audit, backup, gc, demo, tokenize, sample, export,
+    resume, set, stop, rollback, drain, evict, ban, rotate, reset, audit, backup, gc, demo, tokenize, sample, export,
 )  # fmt: skip
 VERBS = {verb.__name__.rpartition(".")[2]: verb for verb in _MODULES}
 

@@ -13,8 +13,8 @@ examples:
   atoll node --insecure --coordinator 127.0.0.1:7700 --name berlin        # in plain text, without an invite
 
 a site of two machines with eight GPUs each, on both (the second one with --site-rank 1):
-  atoll node --insecure-network --coordinator 10.0.0.1:7700 --name berlin --parallel dp_shard=16 \\
-    --site-hosts 2 --site-address 192.168.0.1:7800 --site-rank 0
+  atoll node --run mine --name berlin --parallel dp_shard=16 --site-hosts 2 --site-address 192.168.0.1:7800 \\
+    --site-rank 0
 """
 
 from __future__ import annotations
@@ -170,33 +170,41 @@ def complete(args: argparse.Namespace) -> None:
         if not args.name:
             raise ConfigError("--insecure needs --name NAME, of this site, and --coordinator HOST:PORT")
         return
-    refuse_hosts(args)
     if args.home is None:
         if not (args.run and args.name):
             raise ConfigError(
                 "which run? --run RUN --name NAME, or --home DIR, of one that was joined with `atoll join`; or "
                 "--insecure --coordinator HOST:PORT --name NAME, in plain text on this machine"
             )
-        args.home = default_home(args.run, args.name, os.environ)
+        args.home = default_home(args.run, home_name(args.name, args.site_rank), os.environ)
     found = enrolled.load(args.home / enrolled.FOLDER)
     if found is None:
         raise ConfigError(
             f"no site has joined a run with {args.home}: `atoll join` does, with an invite (`atoll invite --site NAME` "
             "on the coordinator's machine)"
         )
-    if args.name not in ("", found.subject.name) or args.run not in ("", found.subject.run_id):
+    if args.name not in ("", found.subject.site) or args.run not in ("", found.subject.run_id):
         raise ConfigError(f"{args.home} is of {found.subject}, not of site {args.name} of run {args.run}")
     enrolled.check_dates(found, time.time())  # what it warns of, the node says
-    args.name, args.coordinator = found.subject.name, args.coordinator or ",".join(found.addresses)
+    args.name, args.coordinator = found.subject.site, args.coordinator or ",".join(found.addresses)
+    args.site_rank = rank_of(found.subject.name, args.site_rank)
 
 
-def refuse_hosts(args: argparse.Namespace) -> None:
-    """Raises ConfigError for a site of several hosts that is not in plain text."""
-    if args.site_hosts > 1:
-        raise ConfigError(
-            "a site of several hosts has no certificates for them yet: it runs in plain text alone "
-            "(--insecure-network), in a network that nobody else reaches"
-        )
+def rank_of(name: str, site_rank: int) -> int:
+    """Which host of its site the machine is whose certificate has that name. Raises ConfigError if --site-rank says
+    another one."""
+    from atoll.protocol.trust.names import host_number
+
+    number = host_number(name)
+    if site_rank not in (0, number):
+        who = f"host {number} of its site" if number else "the site itself, its host 0"
+        raise ConfigError(f"--site-rank {site_rank}: this machine was invited as {who}; leave out --site-rank")
+    return number
+
+
+def home_name(site: str, host: int) -> str:
+    """Of the folder of a host, below that of its run."""
+    return f"{site}-host{host}" if host else site
 
 
 def _num_ranks(args: argparse.Namespace) -> int:

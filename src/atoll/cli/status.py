@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _source(args: argparse.Namespace) -> Callable[[], dict[str, Any]]:
     """Brings the document. Raises ConfigError; what it returns raises HostError, PeerError or RefusedError."""
-    from atoll.cli.client import fetch_status, local_status, status_by
+    from atoll.cli.client import fetch_status, local_status, status_of
     from atoll.protocol.trust import enrolled
 
     if args.home is None:
@@ -77,7 +77,7 @@ def _source(args: argparse.Namespace) -> Callable[[], dict[str, Any]]:
     found = enrolled.joined(args.home)
     if warning := enrolled.check_dates(found, time.time()):
         print(f"atoll status: {warning}", file=sys.stderr)
-    return partial(status_by, found, args.coordinator or "", data_ranges=args.data)
+    return partial(status_of, args.home, args.coordinator or "", data_ranges=args.data)
 
 
 def headline(status: RunView) -> str:

@@ -88,7 +88,7 @@ MUTATIONS = (
         name="a relay takes any certificate of the run for a site's",
         rule="a relay serves sites by what they show to each other, and nobody else",
         where="node.relay.greeting:site_of",
-        old="if subject != Subject(run_id, Kind.SITE, subject.name):",
+        old="if subject.run_id != run_id or subject.kind not in (Kind.SITE, Kind.HOST):",
         new="if False:",
         tests=(f"{SERVER}::test_who_is_no_site_of_the_run_gets_no_answer",),
     ),

@@ -175,6 +175,33 @@ def test_certified_sites_hear_who_is_banned_as_they_come_and_when_it_changes(res
     assert run.story.last("a", m.Banned).names == ()
 
 
+def test_others_hear_of_a_ban_as_it_is_kept_though_the_site_does_as_if_it_had_not() -> None:
+    """All that are in the run, before the coordinator says anything else: no heartbeat goes by."""
+    run = Invited()
+    for name in ("a", "b", "c"):
+        run.invite(name)
+        run.use(name, name)
+        run.says_hello(name, name)
+        run.story.offer(name)
+    streams = {name: run.story.sites[name].stream for name in ("a", "b", "c")}
+    outputs = run.story.happens(e.BanAsked(name="c", reason="it lies", request=99))
+    kept = next(n for n, output in enumerate(outputs) if isinstance(output, e.Persist))
+    said = {
+        output.stream: n
+        for n, output in enumerate(outputs)
+        if isinstance(output, e.Send) and isinstance(output.message, m.Banned)
+    }
+    for name in ("a", "b"):
+        number = streams[name]
+        assert number is not None
+        first = next(n for n, output in enumerate(outputs) if isinstance(output, e.Send) and output.stream == number)
+        assert kept < first == said[number]
+    assert any(isinstance(output, e.CloseStream) and output.stream == streams["c"] for output in outputs)
+    assert run.story.sites["c"].stream is None
+    assert run.says_hello("c", "c") is not None, "it tries again"
+    assert run.story.last("a", m.Banned).names == ("c",)
+
+
 def test_in_plain_text_nobody_hears_of_it() -> None:
     story = Story(some_settings(min_sites=2))
     story.start("a", "b")
@@ -235,6 +262,68 @@ def test_what_is_taken_back_is_of_no_use_and_a_stolen_name_comes_back_to_its_own
     assert run.take_back("a") == ""
     assert run.story.last("a", m.Refused).kind is RefusedKind.NAME_TAKEN
     assert "has invited no site a" in run.take_back("a")
+
+
+def test_others_hear_of_a_site_from_which_all_was_taken_back_until_it_is_invited_anew() -> None:
+    run = Invited()
+    for name in ("a", "b"):
+        run.invite(name)
+        run.use(name, name)
+        run.says_hello(name, name)
+        run.story.offer(name)
+    run.take_back("b")
+    assert run.story.last("a", m.Banned).names == ("b",)
+    assert run.story.shut_out() == ("b",)
+    run.story.drop("a")
+    assert run.says_hello("a", "a", incarnation=2) is None
+    assert run.story.last("a", m.Banned).names == ("b",), "who was away hears of it, too"
+    run.invite("b", "i3")
+    run.use("i3", "owner")
+    assert run.story.last("a", m.Banned).names == ()
+
+
+def test_hosts_of_a_site_are_a_part_of_it() -> None:
+    run = Invited()
+    assert "is no host of a site: write NAME/K" in run.invite("a", "i0", role="host")
+    run.invite("a", "i1")
+    run.invite("a/1", "i2", role="host")
+    assert run.use("i2", "key") == ("", "host/a/1")
+    assert run.story.core.refusal("host", "a/1", a_hash("key"), NOW_S) == ""
+    assert "another key has been host a/1" in run.story.core.refusal("host", "a/1", a_hash("other"), NOW_S)
+    run.story.ban("a", "it lies")
+    assert "banned" in run.story.core.refusal("host", "a/1", a_hash("key"), NOW_S)
+    assert "a is banned (it lies)" in run.invite("a/2", "i3", role="host")
+    run.story.lift_ban("a")
+    assert run.story.core.refusal("host", "a/1", a_hash("key"), NOW_S) == ""
+    run.take_back("a")
+    assert "has invited no host a/1" in run.story.core.refusal("host", "a/1", a_hash("key"), NOW_S)
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_who_renews_is_known_and_who_is_banned_or_replaced_does_not(restarted: bool) -> None:
+    run = Invited()
+    for name in ("a", "b"):
+        run.invite(name)
+        run.use(name, name)
+
+    def renew(name: str, key: str) -> str:
+        asked = e.RenewAsked(role="site", name=name, key_digest=a_hash(key), request=77)
+        return next(output for output in run.story.happens(asked) if isinstance(output, e.Answer)).problem
+
+    run.story.wall_from_s += 100 * DAY_S
+    since_s = run.story.wall_from_s
+    assert renew("a", "a") == ""
+    assert "another key has been site a" in renew("a", "thief")
+    run.story.ban("b", "it lies")
+    assert "b is banned from run 'run': it lies" in renew("b", "b")
+    if restarted:
+        run.story.restart()
+    (answer,) = [
+        output
+        for output in run.story.happens(e.RotateAsked(step="retire", since_s=since_s, request=78))
+        if isinstance(output, e.Answer)
+    ]
+    assert (answer.problem, answer.found) == ("", "site b")
 
 
 def test_nobody_takes_all_the_starts_that_there_are() -> None:

@@ -43,7 +43,7 @@ def a_node(said: list[m.SiteMessage], machine: Machine, failed: list[BaseExcepti
         tasks=Tasks(failed.append),
         say=said.append,
         num_parameters=lambda: 50,
-        certificate_until_s=1e9,
+        certificate_until_s=lambda: 1e9,
         metrics_address="10.0.0.1:9100",
     )
 

@@ -25,7 +25,7 @@ from atoll.node.relay.server import RelayServer
 from atoll.protocol import transport
 from atoll.protocol.addresses import HERE, Relayed, parse_proxy
 from atoll.protocol.dates import date_of
-from atoll.protocol.errors import PeerError, RefusedError
+from atoll.protocol.errors import InvalidMessage, PeerError, RefusedError
 from atoll.protocol.machine import REAL, Machine
 from atoll.protocol.trust import certificates
 from atoll.protocol.trust.certificates import Root
@@ -194,6 +194,48 @@ def test_at_the_end_of_its_quota_a_site_is_cut_off_and_told_and_others_are_serve
                 await until(lambda: any("says: site a has used its quota" in text for text in caplog.messages))
 
     played(play, bytes_a_day=10_000)
+
+
+def test_a_site_that_is_banned_is_cut_off_whichever_side_it_is_on_and_comes_no_more() -> None:
+    async def play(server: RelayServer, relay: str) -> None:
+        async with echoing() as port:
+            with attached("a", relay, port), attached("c", relay, port):
+                await until_attached(server, "a", "b", "c")
+                others = [await called("c", relay, "b"), await called("b", relay, "c")]
+                cut = [await called("a", relay, "b"), await called("b", relay, "a")]
+                for connection in (*others, *cut):
+                    assert await echoed(connection, b"x") == b"x"
+                server.ban(["a"])
+                for connection in cut:
+                    with connection, pytest.raises(ConnectionError):
+                        await echoed(connection, b"x" * 1000)
+                for connection in others:
+                    with connection:
+                        assert await echoed(connection, b"y") == b"y"
+                await until(lambda: server.pairing.attached == ["b", "c"])
+                with pytest.raises(RefusedError, match="site a is banned"):
+                    await called("b", relay, "a")
+                for word in (words.Call("b"), words.Attach(9)):
+                    with pytest.raises((OSError, InvalidMessage)):
+                        await outgoing.speak(site("a"), Route(relay), word)
+                server.ban([])
+                await until_attached(server, "a", "b", "c")
+
+    played(play)
+
+
+def test_a_host_of_a_site_calls_others_as_its_site_and_is_not_attached() -> None:
+    async def play(server: RelayServer, relay: str) -> None:
+        host = tls(Kind.HOST, "a/1")
+        with pytest.raises((OSError, InvalidMessage)):
+            await outgoing.speak(host, Route(relay), words.Attach(9))
+        (_, writer), answer = await outgoing.speak(host, Route(relay), words.Call("b"))
+        writer.transport.abort()
+        assert isinstance(answer, words.Ticket)
+        assert [pair.caller for pair in server.pairing.pairs] == ["a"]
+        assert server.pairing.attached == ["b"]
+
+    played(play)
 
 
 def test_what_was_called_before_the_end_of_a_quota_is_not_joined_after_it() -> None:

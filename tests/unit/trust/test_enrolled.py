@@ -19,7 +19,7 @@ from atoll.coordinator.authority import folder_of
 from atoll.coordinator.config import CoordinatorConfig
 from atoll.coordinator.core.events import Answer, InviteAsked
 from atoll.coordinator.enrolment import Enrolment
-from atoll.node.daemon import discover, security
+from atoll.node.daemon import discover
 from atoll.node.daemon.config import NodeConfig
 from atoll.node.daemon.home import Home, locked
 from atoll.node.daemon.security import Identity
@@ -28,7 +28,7 @@ from atoll.protocol.disk import Disk
 from atoll.protocol.errors import ConfigError, HostError, PeerError
 from atoll.protocol.machine import Machine
 from atoll.protocol.settings import RunSettings
-from atoll.protocol.trust import certificates, enrolled
+from atoll.protocol.trust import certificates, enrolled, standing
 from atoll.protocol.trust.certificates import Root
 from atoll.protocol.trust.invites import Invite
 from atoll.protocol.trust.names import Kind, Subject
@@ -154,7 +154,7 @@ def test_every_address_is_tried_that_of_the_command_first(tmp_path: Path, monkey
 
 
 def test_a_coordinator_that_starts_again_just_then_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(security, "RETRY_S", 0.01)
+    monkeypatch.setattr(standing, "RETRY_S", 0.01)
     tried, shown = 0, object()
 
     async def call() -> Any:
@@ -164,10 +164,10 @@ def test_a_coordinator_that_starts_again_just_then_is_waited_for(monkeypatch: py
             raise PeerError("not yet")
         return shown
 
-    assert asyncio.run(security._within(5.0, call)) is shown
+    assert asyncio.run(standing.within(5.0, call)) is shown
     tried = -1000
     with pytest.raises(PeerError, match="not yet"):
-        asyncio.run(security._within(0.05, call))
+        asyncio.run(standing.within(0.05, call))
 
 
 def test_a_home_says_run_name_and_coordinator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,15 +175,15 @@ def test_a_home_says_run_name_and_coordinator(tmp_path: Path, monkeypatch: pytes
 
     joined(tmp_path)
     monkeypatch.setattr("atoll.cli.node.time.time", lambda: NOW_S)
-    args = Namespace(site_hosts=1, home=tmp_path, name="", run="", coordinator="")
+    args = Namespace(site_rank=0, home=tmp_path, name="", run="", coordinator="")
     args.insecure = args.insecure_network = False
     complete(args)
     assert (args.name, args.coordinator) == ("berlin", ",".join(ADDRESSES))
     for wrong in ({"name": "paris"}, {"run": "another"}):
         with pytest.raises(ConfigError, match="is of site berlin of run run"):
             complete(Namespace(**vars(args) | wrong))
-    with pytest.raises(ConfigError, match="certificates for them yet"):
-        complete(Namespace(**vars(args) | {"site_hosts": 2}))
+    with pytest.raises(ConfigError, match="--site-rank 2: this machine was invited as the site itself, its host 0"):
+        complete(Namespace(**vars(args) | {"site_rank": 2}))
     monkeypatch.setattr("atoll.cli.node.time.time", lambda: NOW_S + 400 * 86_400)
     with pytest.raises(ConfigError, match="has expired"):
         complete(args)

@@ -203,6 +203,61 @@ def test_a_fault_of_a_renewal_is_said_and_the_next_one_is_tried(caplog: pytest.L
     assert [record.levelname for record in caplog.records if "not renewed" in record.message] == ["ERROR", "WARNING"]
 
 
+def renewed_at(
+    monkeypatch: pytest.MonkeyPatch, life: timedelta, clock_ahead_s: float, *, days: float, first: Shown | None = None
+) -> list[int]:
+    """The days at which something that holds so long is renewed, by a wall clock that is set to be so far ahead once
+    that has begun. The coordinator's clock is right."""
+    monkeypatch.setattr(renewing, "LOOK_EVERY_S", 1800.0)
+    security = MutualTls("run", first or shown(Kind.SITE_IDENTITY, "a", life=life))
+    at: list[int] = []
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+
+        async def renew() -> Shown:
+            at.append(round(loop.time() / 86_400))
+            key = certificates.new_key()
+            signed = ROOT.sign(
+                key.public_key(), Subject("run", Kind.SITE_IDENTITY, "a"), life, date_of(NOW_S + loop.time())
+            )
+            return Shown(ROOT_PEM, certificates.to_pem(signed), certificates.key_to_pem(key))
+
+        begun_at = loop.time()
+
+        def wall_time() -> float:
+            return NOW_S + loop.time() + (clock_ahead_s if loop.time() > begun_at + 60.0 else 0.0)
+
+        task = loop.create_task(renewing.keep_in_force(security, renew, wall_time))
+        await asyncio.sleep(days * 86_400)
+        task.cancel()
+
+    with asyncio.Runner(loop_factory=lambda: SimLoop(0)) as runner:
+        runner.run(main())
+    return at
+
+
+def test_an_identity_is_renewed_at_two_thirds_whatever_the_clock_is_set_to(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One that holds for thirty days."""
+    month = 30 * DAY
+    assert renewed_at(monkeypatch, month, 0.0, days=41) == [20, 40]
+    assert renewed_at(monkeypatch, month, -15 * 86_400.0, days=41) == [20, 40], "it is set back"
+    assert not [record for record in caplog.records if "this machine's clock says" in record.message]
+    assert renewed_at(monkeypatch, month, 25 * 86_400.0, days=41) == [0, 20, 40], "ahead: at once, and no more often"
+    assert len([record for record in caplog.records if "this machine's clock says" in record.message]) == 3
+
+
+def test_what_another_root_has_signed_is_renewed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    old = Root.made(SALT, 36500 * DAY, date_of(NOW_S))
+    before = shown(Kind.SITE_IDENTITY, "a", root=old)
+    both = Shown(ROOT_PEM + certificates.to_pem(old.certificate), before.certificate, before.key)
+    assert renewed_at(monkeypatch, 3650 * DAY, 0.0, days=2, first=both) == [0]
+    turned = Shown(certificates.to_pem(old.certificate) + ROOT_PEM, before.certificate, before.key)
+    assert renewed_at(monkeypatch, 3650 * DAY, 0.0, days=2, first=turned) == []
+
+
 def test_a_key_that_is_not_of_the_certificate_is_refused() -> None:
     mixed = Shown(ROOT_PEM, shown(Kind.SITE, "a").certificate, shown(Kind.SITE, "a").key)
     with pytest.raises(InvalidMessage, match="do not belong together"):

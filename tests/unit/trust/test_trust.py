@@ -19,7 +19,7 @@ from atoll.protocol.errors import ConfigError, HostError, InvalidMessage, Refuse
 from atoll.protocol.trust import access, certificates, invites, joining
 from atoll.protocol.trust.certificates import Root
 from atoll.protocol.trust.invites import Invite
-from atoll.protocol.trust.names import NAMELESS, ROLES, Kind, Subject, parse_uri
+from atoll.protocol.trust.names import NAMELESS, OF_HOSTS, ROLES, Kind, Subject, parse_uri
 from atoll.protocol.trust.security import PLAIN, Caller, MutualTls, Security, Shown
 from atoll.protocol.v1 import session_pb2
 
@@ -55,9 +55,14 @@ CERTIFICATE = certificates.to_der(signed(SITE))
 # --- names
 
 
+def named(kind: Kind, name: str) -> str:
+    """A name of one of that kind."""
+    return f"{name}/3" if kind in OF_HOSTS else name
+
+
 @pytest.mark.parametrize("kind", Kind)
 def test_a_uri_says_whom_it_is_of_and_is_read_back(kind: Kind) -> None:
-    subject = Subject("my-run.2", kind, "" if kind in NAMELESS else "berlin_1")
+    subject = Subject("my-run.2", kind, "" if kind in NAMELESS else named(kind, "berlin_1"))
     assert parse_uri(subject.uri) == subject
     assert subject.uri.startswith("spiffe://my-run.2/")
 
@@ -67,7 +72,8 @@ def test_a_uri_says_whom_it_is_of_and_is_read_back(kind: Kind) -> None:
     ["", "spiffe://", "spiffe://run", "spiffe://run/", "spiffe://run/site", "spiffe://run/site/", "spiffe://run/site/a/b",
      "spiffe:///site/a", "https://run/site/a", "spiffe://run/coordinator/x", "spiffe://run/king/a",
      "spiffe://run/sites/a", "spiffe://run/identity/a", f"spiffe://run/site/{'a' * 65}", "spiffe://ru n/site/a",
-     "spiffe://run/site/a\n"],
+     "spiffe://run/site/a\n", "spiffe://run/host/a", "spiffe://run/host/a/0", "spiffe://run/host/a/01",
+     "spiffe://run/host/a/x", "spiffe://run/host/a/1/2", "spiffe://run/host//1", "spiffe://run/identity/host/a"],
 )  # fmt: skip
 def test_what_names_nobody_is_refused(text: str) -> None:
     with pytest.raises(InvalidMessage, match="names nobody"):
@@ -92,7 +98,7 @@ def test_the_name_in_a_handshake_says_nothing_and_differs_by_all_that_it_is_made
 
 @pytest.mark.parametrize("kind", Kind)
 def test_a_certificate_serves_only_where_others_dial(kind: Kind) -> None:
-    found = signed(Subject("run", kind, "" if kind in NAMELESS else "a"))
+    found = signed(Subject("run", kind, "" if kind in NAMELESS else named(kind, "a")))
     assert certificates.subject_of(found).kind is kind
     usages = found.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
     serves = ExtendedKeyUsageOID.SERVER_AUTH in usages
@@ -100,9 +106,21 @@ def test_a_certificate_serves_only_where_others_dial(kind: Kind) -> None:
     assert (
         serves
         == bool(names.get_values_for_type(x509.DNSName))
-        == (kind in (Kind.COORDINATOR, Kind.SITE, Kind.RELAY, Kind.PAGE))
+        == (kind in (Kind.COORDINATOR, Kind.SITE, Kind.HOST, Kind.RELAY, Kind.PAGE))
     )
     assert (found.not_valid_before_utc, found.not_valid_after_utc) == (NOW - timedelta(hours=1), NOW + DAY)
+
+
+def test_hosts_of_a_site_serve_others_as_the_site_and_host_0_alone_serves_them_as_it() -> None:
+    def serves(name: Subject) -> list[bool]:
+        of = [Subject("run", Kind.SITE, "a"), Subject("run", Kind.HOST, "a/1"), Subject("run", Kind.SITE, "b")]
+        names = [signed(one).extensions.get_extension_for_class(x509.SubjectAlternativeName).value for one in of]
+        return [name.dns_name(SALT) in found.get_values_for_type(x509.DNSName) for found in names]
+
+    assert serves(Subject("run", Kind.SITE, "a")) == [True, True, False]
+    assert serves(Subject("run", Kind.HOST, "a/0")) == [True, False, False]
+    assert serves(Subject("run", Kind.HOST, "a/1")) == [False, True, False]
+    assert serves(Subject("run", Kind.HOST, "b/0")) == [False, False, True]
 
 
 def test_a_certificate_does_not_outlive_its_root() -> None:
@@ -190,10 +208,11 @@ def test_a_damaged_request_or_certificate_is_read_or_refused(data: st.DataObject
             pass
 
 
-def test_of_a_run_all_roots_have_one_name() -> None:
-    another = Root.made(SALT, DAY, NOW)
+def test_of_a_run_all_roots_have_one_salt_and_names_of_their_own() -> None:
+    another = Root.made(SALT, DAY, NOW, 2)
     assert certificates.salt_of(another.certificate) == certificates.salt_of(ROOT.certificate) == SALT
-    with pytest.raises(InvalidMessage, match="a root that is none of atoll's"):
+    assert another.certificate.subject != ROOT.certificate.subject, "TLS finds a root by its name"
+    with pytest.raises(InvalidMessage, match="a root that is no authority"):
         certificates.salt_of(signed(SITE))
 
 
@@ -230,10 +249,11 @@ def test_an_invite_that_was_cut_or_changed_anywhere_is_refused() -> None:
         ({"addresses": ("a:1",) * 9}, "9 addresses of a coordinator"),
         ({"role": "king"}, "no role"),
         ({"name": "a/b"}, "no role and name"),
+        ({"role": "host"}, "no role and name"),
         ({"run_id": "another"}, "certificate is that of the bearer of invite 0123abcd of run run"),
         ({"certificate": signed(SITE)}, "certificate is that of site berlin"),
         ({"key": certificates.new_key()}, "key is not that of its certificate"),
-        ({"root": signed(SITE)}, "none of atoll's"),
+        ({"root": signed(SITE)}, "is no authority"),
     ],
 )
 def test_an_invite_that_contradicts_itself_is_refused(changed: dict[str, Any], text: str) -> None:
@@ -299,11 +319,11 @@ def methods() -> list[str]:
 
 def test_every_method_of_every_service_is_in_the_table() -> None:
     assert sorted(access.MAY_CALL) == sorted(methods())
-    assert len(methods()) == 18
+    assert len(methods()) == 19
 
 
 def caller(kind: Kind, name: str = "a") -> Caller:
-    return Caller(Subject("run", kind, "" if kind in NAMELESS else name), bytes(32))
+    return Caller(Subject("run", kind, "" if kind in NAMELESS else named(kind, name)), bytes(32))
 
 
 @pytest.mark.parametrize("method", sorted(access.MAY_CALL))
@@ -316,6 +336,23 @@ def test_only_what_the_table_names_may_call(method: str, kind: Kind) -> None:
     else:
         with pytest.raises(RefusedError, match="may not call"):
             access.check(method, caller(kind))
+
+
+@pytest.mark.parametrize("method", sorted({*access.MAY_CALL, *access.WITHIN_SITE}))
+@pytest.mark.parametrize("kind", Kind)
+def test_within_a_site_its_hosts_alone_may_call(method: str, kind: Kind) -> None:
+    def may(table: Any) -> bool:
+        try:
+            access.check(method, caller(kind), may_call=table)
+        except RefusedError:
+            return False
+        return True
+
+    service, _, name = method.rpartition("/")
+    is_within = service == access.HOST or name in ("FetchState", "FetchPayloads")
+    assert may(access.WITHIN_SITE) == (is_within and kind is Kind.HOST)
+    if kind is Kind.HOST:  # before other sites it has its part of exchanges
+        assert may(access.MAY_CALL) == (name == "Exchange")
 
 
 def test_operators_alone_command_the_run() -> None:
@@ -349,4 +386,6 @@ def test_whoever_calls_is_whom_the_certificate_names_and_of_this_run() -> None:
 
 
 def test_roles_are_those_of_certificates() -> None:
-    assert set(ROLES.values()) == {Kind.SITE_IDENTITY, Kind.VIEWER, Kind.OPERATOR, Kind.RELAY_IDENTITY}
+    identities = {kind for kind in Kind if kind.value.startswith("identity/")}
+    assert set(ROLES.values()) == identities
+    assert {f"identity/{role}": kind.value for role, kind in ROLES.items()} == {k.value: k.value for k in identities}

@@ -1,0 +1,76 @@
+"""Another root takes the place of the run's, in three steps of an operator, while the run goes on: it is trusted by
+all, it signs, and the old one is trusted no more. Each is refused while it would cut somebody off."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+
+from atoll.coordinator import authority as roots
+from atoll.coordinator.authority import Authority
+from atoll.coordinator.core.events import Answer, Asked, RotateAsked
+from atoll.coordinator.watchers import Watchers
+from atoll.protocol.dates import utc
+from atoll.protocol.errors import AtollError
+from atoll.protocol.trust.names import Kind, Subject
+
+STEPS = ("make", "sign", "retire")
+
+
+class Rotation:
+    """`ask`: the core. `here`: names of sites that are in the run."""
+
+    def __init__(
+        self,
+        authority: Authority,
+        watchers: Watchers,
+        ask: Callable[[Asked], Awaitable[Answer]],
+        here: Callable[[], list[str]],
+    ) -> None:
+        self._authority = authority
+        self._watchers = watchers
+        self._ask = ask
+        self._here = here
+        self._asking = asyncio.Lock()
+
+    async def ask(self, asked: RotateAsked) -> Answer:
+        """With what there is to say as what was found. The step is in the audit log before it is done."""
+        authority = self._authority
+        async with self._asking:
+            if problem := self._problem(asked):
+                return Answer(asked.request, problem)
+            answer = await self._ask(replace(asked, since_s=authority.since_s))
+            if answer.problem:
+                return answer
+            step = {"make": authority.make_next, "sign": authority.sign_with_next, "retire": authority.retire_old}
+            try:
+                await asyncio.to_thread(step[asked.step])
+            except AtollError as error:
+                return Answer(asked.request, str(error))
+            for tell in authority.told:
+                tell()
+            self._watchers.changed()
+            return replace(answer, found=answer.found if asked.step == "retire" else "")
+
+    def _problem(self, asked: RotateAsked) -> str:
+        """Why that cannot be done now; empty if it can."""
+        authority = self._authority
+        if asked.step not in STEPS:
+            return f"{asked.step!r} is no step of a rotation: {', '.join(STEPS)}"
+        if asked.step == "make":
+            in_progress = authority.has_next or authority.has_old
+            return "a rotation has begun: `atoll rotate --sign`, then `--retire`, end it" if in_progress else ""
+        if asked.step == "sign":
+            if not authority.has_next:
+                return "there is no next root: `atoll rotate` makes one"
+            expected = {Subject(authority.run_id, Kind.SITE_IDENTITY, name) for name in self._here()}
+            if (behind := self._watchers.behind(expected)) and not asked.at_once:
+                return f"these do not trust the next root yet: {', '.join(behind)}; ask again, or say --now"
+            return ""
+        if not authority.has_old:
+            return "no old root is trusted: `atoll rotate --sign` comes before"
+        until_s = authority.since_s + roots.SESSION_LIFE.total_seconds()
+        if authority.machine.wall_time() < until_s and not asked.at_once:
+            return f"certificates of the old root are in use until {utc(until_s)}: ask again then, or say --now"
+        return ""

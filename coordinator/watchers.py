@@ -1,0 +1,88 @@
+"""Who hears which roots are in force and who is banned: each process of a site or a relay, at once and whenever that
+changes, and says which roots it trusts."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+
+from atoll.protocol.errors import AtollError
+from atoll.protocol.status import abort
+from atoll.protocol.trust.names import Subject
+from atoll.protocol.trust.security import Security
+from atoll.protocol.trust.watching import roots_digest
+from atoll.protocol.v1 import session_pb2
+
+
+@dataclass(eq=False)
+class _Watcher:
+    subject: Subject
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    trusts: bytes = b""
+    """The digest of the roots that it has said last."""
+
+
+class Watchers:
+    """`known`: the roots that are in force, DER, and names of sites that others are to have nothing to do with."""
+
+    def __init__(self, security: Security, known: Callable[[], tuple[list[bytes], tuple[str, ...]]]) -> None:
+        self._security = security
+        self._read = known
+        self._known = known()
+        self._here: set[_Watcher] = set()
+
+    @property
+    def handler(self) -> Any:
+        return grpc.stream_stream_rpc_method_handler(
+            self.watch,
+            request_deserializer=session_pb2.WatchRequest.FromString,
+            response_serializer=session_pb2.WatchResponse.SerializeToString,
+        )
+
+    def changed(self) -> None:
+        """Perhaps: what is as it was is not said again."""
+        if (known := self._read()) != self._known:
+            self._known = known
+            for watcher in self._here:
+                watcher.changed.set()
+
+    def behind(self, expected: set[Subject]) -> list[str]:
+        """Who does not trust the roots that are in force: of those that watch, and of those that are expected to."""
+        digest = roots_digest(self._known[0])
+        up_to_date = {watcher.subject for watcher in self._here if watcher.trusts == digest}
+        return sorted(str(subject) for subject in (expected | {w.subject for w in self._here}) - up_to_date)
+
+    async def watch(self, requests: Any, context: Any) -> None:
+        try:
+            caller = self._security.caller(context)
+        except AtollError as error:
+            await abort(context, error)
+        assert caller is not None  # in plain text there is no such method
+        watcher = _Watcher(caller.subject)
+        self._here.add(watcher)
+
+        async def hear() -> None:
+            async for request in requests:
+                watcher.trusts = request.roots_digest[:32]
+
+        async def say() -> None:
+            while True:
+                watcher.changed.clear()
+                roots, banned = self._known
+                await context.write(session_pb2.WatchResponse(roots=roots, banned=banned))
+                await watcher.changed.wait()
+
+        tasks = [asyncio.create_task(hear()), asyncio.create_task(say())]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            self._here.discard(watcher)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)

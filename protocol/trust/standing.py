@@ -1,0 +1,106 @@
+"""What a process shows that is in a run by an identity: its identity to the coordinator, and among sites a certificate
+of a day. Both are renewed, and follow the roots that are in force."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+from atoll.protocol.errors import InvalidMessage, PeerError
+from atoll.protocol.machine import Machine
+from atoll.protocol.trust import certificates, enrolled
+from atoll.protocol.trust.certificates import Certificate
+from atoll.protocol.trust.enrolled import Enrolled
+from atoll.protocol.trust.joining import renew, renew_identity
+from atoll.protocol.trust.names import NAMELESS, OF_A_DAY, Subject
+from atoll.protocol.trust.renewing import keep_in_force
+from atoll.protocol.trust.security import MutualTls, Shown
+from atoll.protocol.trust.watching import watch
+
+RETRY_S = 1.0
+
+
+class Standing:
+    """`open` it, then it lives until its stack ends. `banned` hear of the names of sites that are banned."""
+
+    def __init__(self, found: Enrolled, folder: Path, addresses: Sequence[str], machine: Machine) -> None:
+        """`folder`: in which `found` lies. `addresses`: of the coordinator."""
+        self.before_coordinator = MutualTls(found.subject.run_id, found.shown)
+        self.subject = found.subject
+        kind = OF_A_DAY[found.subject.kind]
+        name = "" if kind in NAMELESS else found.subject.name
+        self._among = Subject(found.subject.run_id, kind, name)
+        self._folder = folder
+        self._addresses = addresses
+        self._machine = machine
+        self._kept = found.shown.roots  # on the disk
+        self._wakes = asyncio.Event(), asyncio.Event()
+        self._banned: tuple[str, ...] = ()
+        self._told: list[Callable[[tuple[str, ...]], None]] = []
+
+    async def open(self, stack: AsyncExitStack, wait_s: float) -> MutualTls:
+        """What is shown among sites. Raises PeerError if no coordinator answers within `wait_s`, or RefusedError."""
+        self.among_sites = MutualTls(self.subject.run_id, await within(wait_s, self._renewed))
+        wall_time = self._machine.wall_time
+        for work in (
+            keep_in_force(self.before_coordinator, self._renewed_identity, wall_time, self._wakes[0]),
+            keep_in_force(self.among_sites, self._renewed, wall_time, self._wakes[1]),
+            watch(self.before_coordinator, self._addresses, self._heed, self._machine.network),
+        ):
+            stack.callback(asyncio.create_task(work).cancel)
+        return self.among_sites
+
+    @property
+    def identity_until_s(self) -> float:
+        """When it expires, in seconds since 1970."""
+        certificate = certificates.from_pem(self.before_coordinator.shown.certificate)[0]
+        return certificate.not_valid_after_utc.timestamp()
+
+    def tell_banned(self, tell: Callable[[tuple[str, ...]], None]) -> None:
+        """Now, and whenever others are."""
+        self._told.append(tell)
+        tell(self._banned)
+
+    async def _renewed(self) -> Shown:
+        return await renew(self.before_coordinator, self._addresses, self._among, self._machine.network)
+
+    async def _renewed_identity(self) -> Shown:
+        """With the same key; on the disk before it is shown."""
+        shown = await renew_identity(self.before_coordinator, self._addresses, self.subject, self._machine.network)
+        await asyncio.to_thread(enrolled.keep_shown, self._folder, shown, self._machine.disk)
+        return shown
+
+    async def _heed(self, roots: list[Certificate], banned: tuple[str, ...]) -> None:
+        """What is not signed by the first root is renewed: see `keep_in_force`. Raises InvalidMessage, HostError."""
+        pem, known = certificates.to_pem(*roots), certificates.from_pem(self.before_coordinator.shown.roots)
+        if certificates.salt_of(roots[0]) != certificates.salt_of(known[0]):
+            raise InvalidMessage("the coordinator names roots of another run")
+        for tls in (self.before_coordinator, self.among_sites):
+            if tls.shown.roots != pem:
+                tls.show(Shown(pem, tls.shown.certificate, tls.shown.key))
+        if self._kept != pem:
+            await asyncio.to_thread(
+                enrolled.keep_shown, self._folder, self.before_coordinator.shown, self._machine.disk
+            )
+            self._kept = pem
+        for wake in self._wakes:
+            wake.set()
+        if banned != self._banned:
+            self._banned = banned
+            for tell in self._told:
+                tell(banned)
+
+
+async def within(wait_s: float, call: Callable[[], Awaitable[Shown]]) -> Shown:
+    """The coordinator may be starting again just now."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + wait_s
+    while True:
+        try:
+            return await call()
+        except PeerError:
+            if loop.time() + RETRY_S > deadline:
+                raise
+        await asyncio.sleep(RETRY_S)
