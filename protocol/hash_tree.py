@@ -1,5 +1,5 @@
-"""A tree over the hashes of what a site contributes, one for each chunk: its root says all of them, and a proof of a few
-hashes says that one is among them. Pure.
+"""A tree over the hashes of what a site contributes, one for each chunk: its root says all of them, and a proof of a
+few hashes says that one is among them. Pure.
 
 A leaf is over the chunk's number and the hash of what is encoded; a knot is over the two below it, and what has none
 beside it goes up as it is. docs/decisions/0069-audited-reducers.md says what it is for.

@@ -11,6 +11,7 @@ from typing import Any
 
 from atoll.coordinator.core import events as e
 from atoll.coordinator.core.audit import COORDINATOR, DONE, Audit, words_of
+from atoll.coordinator.core.auditing.audits import Audits
 from atoll.coordinator.core.data.ledger import Ledger
 from atoll.coordinator.core.log.commits import CommitLog
 from atoll.coordinator.core.log.disputes import Dispute
@@ -49,7 +50,9 @@ class Run:
     Raises StateError if what was kept does not fit together.
     """
 
-    def __init__(self, settings: RunSettings, persisted: Persisted, now: float, wall_s: float) -> None:
+    def __init__(
+        self, settings: RunSettings, persisted: Persisted, now: float, wall_s: float, secret: bytes = b""
+    ) -> None:
         self.settings = settings
         self.limits = time_limits(settings.time_limits)
         self.run_id = persisted.run.run_id
@@ -105,6 +108,7 @@ class Run:
         self._leave_out_again(excluded)
         self.stragglers = Stragglers()
         self.norms = Norms()
+        self.auditing = Audits(secret)
         self.going_back: GoingBack | None = None
         self.reads_commits = False  # older ones than the log has are being read from the store
         self.waits: tuple[Wait, ...] = ()  # what is waited for; the first one with a reason is shown

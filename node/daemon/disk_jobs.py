@@ -14,7 +14,7 @@ from atoll.node.core.ranks.pieces import SitePieces
 from atoll.node.daemon.hosts.replicas import Replicas
 from atoll.node.daemon.plane import DataPlane
 from atoll.node.daemon.shell import Shell, fatal
-from atoll.node.dataplane.kept_contributions import KeptContributions
+from atoll.node.dataplane.kept_contributions import KeptContributions, check_parts
 from atoll.node.exchange.auditing import Auditor
 from atoll.node.exchange.catchup.donor_client import dialled
 from atoll.node.exchange.peers.dialer import Purpose
@@ -67,6 +67,7 @@ class DiskJobs:
                 f"{self._shell.home.folder} holds the state of another model; choose another folder with --home"
             )
         if settings.sync.audits and self.kept is None:
+            check_parts(settings.sync, shell.config.site_hosts, shell.config.exchange_processes)
             self.kept = KeptContributions(shell.home.kept_folder)
         plane.divide(0, shell.config.site_hosts, shell.config.exchange_processes)
         plane.attach_workers(pieces.dtypes)

@@ -101,7 +101,8 @@ class Exchanges:
             is_shared = self._of_hosts.begin(word) or self._shell.config.site_hosts == 1
             own = plane.own_part if is_shared else None
             data = plane.sync_data(plan.base_commit, plan.fragment, begun.error_commits, own)
-            data.kept = self._disk.kept.of(plan.sync) if self._disk.kept is not None else None
+            if (kept := self._disk.kept) is not None:
+                data.is_audited, data.kept = True, kept.of(plan.sync)
             await self._of_processes.begin(word, plane, data)
             share = await run_to_its_end(self._hub.share(plan, data), self._hub.pool)
             exchange = self._hub.begin(

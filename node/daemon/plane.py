@@ -18,7 +18,6 @@ from atoll.node.dataplane import publish, saved_model
 from atoll.node.dataplane.bases import check_base_dtypes
 from atoll.node.dataplane.error_feedback import ErrorFeedback
 from atoll.node.dataplane.frozen_state import FrozenState
-from atoll.node.dataplane.kept_contributions import check_parts
 from atoll.node.dataplane.optim import OuterOptimizer, OuterUpdate
 from atoll.node.dataplane.outer_state import OuterState
 from atoll.node.dataplane.payload_log import PayloadLog
@@ -76,8 +75,7 @@ class DataPlane:
 
     def divide(self, host: int, num_hosts: int, num_processes: int = 1) -> None:
         """Among the hosts of the site, each of which has error feedback of its `own` chunks alone; and among the
-        processes of this host, of which this one exchanges `own_part` where all take part. Raises ConfigError."""
-        check_parts(self.settings.sync, num_hosts, num_processes)
+        processes of this host, of which this one exchanges `own_part` where all take part."""
         places = Places.of(self.layout.manifest, self.layout.chunk_elements, num_hosts, num_processes)
         self.own = places.of_host(host) if num_hosts > 1 else None
         self.parts = [places.of_process(host, process) for process in range(num_processes)]
@@ -282,7 +280,6 @@ class DataPlane:
             errors=self.errors,
             error_commits=error_commits,
             beta1=self.settings.outer.momentum,
-            is_audited=self.settings.sync.audits > 0,
             own=own,
         )
 

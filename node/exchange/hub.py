@@ -187,7 +187,8 @@ class Hub:
         """The exchange of `plan` on this site, to be run; an older attempt at the same sync is cancelled. `share` is of
         the same plan, and no other exchange was begun or dropped since it was asked for. `tokens`: this site's weight,
         0 if it receives. `weights`, `roots`: of all contributors; nothing before they are said. `spread_s`: see
-        `Attempt`. `in_flight`: the other syncs that are not over. A site that was evicted may never have heard how one ended.
+        `Attempt`. `in_flight`: the other syncs that are not over. A site that was evicted may never have heard how one
+        ended.
 
         Raises StaleError for an old plan, RefusedError if the plan does not list this start of this site, NoRoomError
         if it asks it to hold more than its share of `max_retained_bytes` or the disk has room for.

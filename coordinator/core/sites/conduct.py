@@ -31,12 +31,15 @@ class Cause(Enum):
     CONTRIBUTION = "contribution"
     CONTRADICTION = "contradiction"
     """It says what cannot be."""
+    AUDIT = "audit"
+    """What it averaged, or found in an audit, is not what comes out at two other sites."""
     OPERATOR = "operator"
 
 
 @dataclass(slots=True)
 class Conduct:
     strikes: int = 0
+    offences: int = 0  # times that audits found it out; they are not forgiven with time
     admitted_again_at: float = 0.0
     has_contributed: bool = False  # since it was admitted
     _has_ever_contributed: bool = False
@@ -57,6 +60,16 @@ class Conduct:
         """It is to be banned."""
         return self.strikes > len(WAIT_LEASES)
 
+    @property
+    def is_second_offence(self) -> bool:
+        """A first one may be a flipped bit."""
+        return self.offences > 1
+
+    def offend(self) -> None:
+        """An audit has found it out."""
+        self.offences += 1
+        self.has_contributed = False
+
     def strike(self, now: float, lease_s: float, *, is_absence: bool = False) -> None:
         """`is_absence`: it may be the network's doing, and keeps nobody out for good."""
         if not is_absence or self.strikes < len(WAIT_LEASES):
@@ -75,7 +88,7 @@ class Conduct:
         """What the store knows of it when the coordinator is started again. Clocks of two starts are not compared: a
         site that is to stay away does so for its whole time from now on."""
         self._has_ever_contributed, self.has_contributed = record.contributed, record.has_contributed
-        self.strikes, self._good_since = record.strikes, now
+        self.strikes, self._good_since, self.offences = record.strikes, now, record.offences
         if not record.live:
             self.admitted_again_at = now + self._wait_s(lease_s)
 
