@@ -55,7 +55,8 @@ class Core:
         self, settings: RunSettings, persisted: Persisted, now: float, wall_s: float, secret: bytes = b""
     ) -> None:
         """`secret`: of this start, by which audits are drawn."""
-        self.run = Run(settings, persisted, now, wall_s, secret)
+        self.run = Run(settings, persisted, now, wall_s)
+        self.run.auditing.draw_with(secret)
         self._next_pulse_at = now + self.run.limits.heartbeat_s
         self._time = OwnTime(tolerance_s=self.run.limits.lease_s / 2)
         self._pardoned_until = now

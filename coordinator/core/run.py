@@ -50,9 +50,7 @@ class Run:
     Raises StateError if what was kept does not fit together.
     """
 
-    def __init__(
-        self, settings: RunSettings, persisted: Persisted, now: float, wall_s: float, secret: bytes = b""
-    ) -> None:
+    def __init__(self, settings: RunSettings, persisted: Persisted, now: float, wall_s: float) -> None:
         self.settings = settings
         self.limits = time_limits(settings.time_limits)
         self.run_id = persisted.run.run_id
@@ -108,7 +106,7 @@ class Run:
         self._leave_out_again(excluded)
         self.stragglers = Stragglers()
         self.norms = Norms()
-        self.auditing = Audits(secret)
+        self.auditing = Audits()
         self.going_back: GoingBack | None = None
         self.reads_commits = False  # older ones than the log has are being read from the store
         self.waits: tuple[Wait, ...] = ()  # what is waited for; the first one with a reason is shown
@@ -118,8 +116,7 @@ class Run:
         self.num_wrong_states = 0
         self.num_not_finite = 0  # times that a site's loss stopped being a number
         self.num_failed = 0  # sites that left because they cannot go on
-        self.num_refused = 0
-        self.num_malformed = 0
+        self.num_refused = self.num_malformed = 0
         self.evictions: Counter[Cause] = Counter()
         self._said_at = -inf  # what a sync comes to
         self.num_attempts = 0

@@ -1,5 +1,5 @@
-"""The audits of this start of the coordinator: what is asked, of whom, and what was found. In memory alone, but for what
-is held against a site, which is in its record."""
+"""The audits of this start of the coordinator: what is asked, of whom, and what was found. In memory alone; what is held
+against a site is in its record."""
 
 from __future__ import annotations
 
@@ -42,8 +42,9 @@ class Audit:
 class Audits:
     """Of a run."""
 
-    def __init__(self, secret: bytes) -> None:
-        self.secret = secret
+    def __init__(self) -> None:
+        self.secret = b""
+        """Of this start of the coordinator, by which is drawn."""
         self.open: list[Audit] = []
         self.num_right = 0
         """Chunks whose payload came out again."""
@@ -54,6 +55,10 @@ class Audits:
         self.silent: Counter[int] = Counter()
         """By site: times that it did not give, in a round of an audit, what it had contributed or found out."""
         self._last_number = 0
+
+    def draw_with(self, secret: bytes) -> None:
+        """Before the first commit of this start."""
+        self.secret = secret
 
     def begin(self, audit: Audit) -> bool:
         """Whether there is room for it."""

@@ -1,4 +1,5 @@
-"""Which chunk of a commit is audited, and by whom: drawn from the payloads' digest and a secret of the coordinator. Pure.
+"""Which chunk of a commit is audited, and by whom: drawn from the payloads' digest and a secret of the coordinator.
+Pure.
 
 The digest is fixed before anything is drawn, so no payload is made to fit a draw; without the secret no reducer knows
 which of its chunks will be looked at, nor which site might be persuaded.
