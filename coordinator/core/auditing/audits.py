@@ -1,5 +1,5 @@
-"""The audits of this start of the coordinator: what is asked, of whom, and what was found. In memory alone; what is held
-against a site is in its record."""
+"""The audits of this start of the coordinator: what is asked, of whom, and what was found. In memory alone; what is
+held against a site is in its record."""
 
 from __future__ import annotations
 

@@ -1,0 +1,201 @@
+"""Reducers that lie, auditors that lie, and bits that flip at either, in runs with audits."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from atoll.coordinator.core.auditing.audits import Audits
+from atoll.coordinator.core.events import BanRecord, SiteRecord
+from atoll.node.exchange.auditing import Auditor
+from atoll.node.exchange.sync.exchange import Exchange
+from atoll.protocol.messages import AuditChunk, AuditOutcome, ChunkAudited
+from tests.simulation.faults import MOST_WAIT_S
+from tests.simulation.processes import SimNode
+from tests.simulation.world import Outcome, Shape, World, draw_shape_of, play
+
+NUM_AUDITS = 2
+
+
+@dataclass(slots=True)
+class Found:
+    """What became of a schedule."""
+
+    offences: dict[str, int] = field(default_factory=dict)
+    """By name of the site."""
+    banned: set[str] = field(default_factory=set)
+    first_lie: int = 0
+    """The commit in which the first false payload was, at the earliest; 0: there was none."""
+    num_right: int = 0
+    num_unknown: int = 0
+
+
+def audited_shape(seed: int, *, num_sites: int, num_syncs: int) -> Shape:
+    """A run of so many sites that all contribute, in averages that can be audited."""
+    shape = draw_shape_of(seed, num_sites=num_sites, num_fragments=1)
+    sync = replace(
+        shape.settings.sync,
+        audits=NUM_AUDITS,
+        error_feedback_down=0.0,
+        codec="int8",
+        up="",
+        down="",
+        mean_over="senders",
+        robust="off" if seed % 2 else "warn",
+        trim=1,
+        every=2,
+        overlap_steps=0,
+        merge="keep",
+        alpha=0.0,
+    )
+    settings = replace(
+        shape.settings,
+        sync=sync,
+        steps=2 * num_syncs,
+        min_sites=num_sites,
+        quorum=2,
+        save_every=0,
+        overrun_steps=0,
+    )
+    return replace(
+        shape,
+        settings=settings,
+        step_s=(0.02,) * num_sites,
+        publish_s=(0.0,) * num_sites,
+        save_s=(0.0,) * num_sites,
+        arrives_s=(),
+        shares_s=(),
+        bf16=(False,) * num_sites,
+    )
+
+
+def lies_as_reducer(world: World, node: SimNode, lies: Callable[[], bool], lied: Callable[[int], None]) -> None:
+    """Payloads that it makes are of the first contribution alone, whenever `lies` says so."""
+    assert node.node is not None
+    hub = node.node.hub
+    begin = hub.begin
+
+    def begin_so(*args: Any, **options: Any) -> Exchange:
+        exchange = begin(*args, **options)
+        data = exchange.attempt.data
+        reduce = data.reduce
+
+        def reduce_so(chunk: int, contributions: Any, *rest: Any) -> bytes:
+            honest = reduce(chunk, contributions, *rest)
+            if not lies():
+                return honest
+            false = reduce(chunk, [(tokens, contributions[-1][1]) for tokens, _ in contributions], *rest)
+            if false != honest:
+                world.checks.has_false_averages = True
+                lied(exchange.plan.base_commit + 1)
+            return false
+
+        data.reduce = reduce_so  # type: ignore[method-assign]
+        return exchange
+
+    hub.begin = begin_so  # type: ignore[method-assign]
+
+
+def finds_otherwise(node: SimNode, says: Callable[[ChunkAudited], ChunkAudited]) -> None:
+    """What it says of an audit."""
+    assert node.node is not None
+    disk = node.node.disk
+    if disk.kept is None:
+        return
+    auditor: Auditor = disk.auditor
+    audit = auditor.audit
+
+    async def audit_so(asked: AuditChunk) -> ChunkAudited:
+        return says(await audit(asked))
+
+    auditor.audit = audit_so  # type: ignore[method-assign]
+
+
+def accuses(found: ChunkAudited) -> ChunkAudited:
+    """A reducer that it may have nothing against."""
+    return replace(found, outcome=AuditOutcome.WRONG, payload_hash=b"l" * 32)
+
+
+def covers(found: ChunkAudited) -> ChunkAudited:
+    """For whoever has lied."""
+    return replace(found, outcome=AuditOutcome.RIGHT)
+
+
+def once(change: Callable[[ChunkAudited], ChunkAudited]) -> Callable[[ChunkAudited], ChunkAudited]:
+    """As a flipped bit has it."""
+    left = [True]
+
+    def says(found: ChunkAudited) -> ChunkAudited:
+        return change(found) if left and left.pop() else found
+
+    return says
+
+
+Misdeed = Callable[[World, random.Random, Found], None]
+
+
+def schedule(seed: int, misdeed: Misdeed, *, num_sites: int = 4, num_syncs: int = 31) -> tuple[Outcome, Found]:
+    """`misdeed` begins once all sites train."""
+    found = Found()
+
+    async def faults(world: World) -> None:
+        while not any(commit.commit for commit in world.checks.commits):
+            await world.events(1, MOST_WAIT_S)
+        misdeed(world, random.Random(f"audits {seed}"), found)
+        audits: Audits | None = None
+        ends_at = world.loop.time() + 60 + 10 * num_syncs
+        while world.checks.finished is None and world.loop.time() < ends_at:
+            if world.coordinator is not None and world.coordinator.server is not None:
+                audits = world.coordinator.server._core.run.auditing
+            await world.events(5, 1.0)
+        await asyncio.sleep(1)
+        sites = [record for record in world.store.kept if isinstance(record, SiteRecord)]
+        found.offences.update({s.name: s.offences for s in sites if s.offences})
+        found.banned.update(r.name for r in world.store.kept if isinstance(r, BanRecord))
+        if audits is not None:
+            found.num_right, found.num_unknown = audits.num_right, audits.num_unknown
+
+    return play(seed, faults, audited_shape(seed, num_sites=num_sites, num_syncs=num_syncs)), found
+
+
+# --- misdeeds
+
+
+def of_one(world: World, generator: random.Random) -> str:
+    return generator.choice(sorted(world.nodes))
+
+
+def nothing(world: World, generator: random.Random, found: Found) -> None:
+    """All are honest."""
+
+
+def full_liar(world: World, generator: random.Random, found: Found, share: float = 1.0) -> str:
+    """From now on one site lies in this share of its averages."""
+    name = of_one(world, generator)
+
+    def lied(commit: int) -> None:
+        found.first_lie = found.first_lie or commit
+
+    lies_as_reducer(world, world.nodes[name], lambda: generator.random() < share, lied)
+    world.hostile.add(name)
+    return name
+
+
+def flipped_bits(world: World, generator: random.Random, found: Found) -> None:
+    """At each site one average, or one audit, is not what it should be, some time."""
+    for name in sorted(world.nodes):
+        node = world.nodes[name]
+        if generator.random() < 0.5:
+            at = generator.randrange(40)
+            counter = [at]
+
+            def flips(counter: list[int] = counter) -> bool:
+                counter[0] -= 1
+                return counter[0] == 0
+
+            lies_as_reducer(world, node, flips, lambda commit: None)
+        else:
+            finds_otherwise(node, once(accuses))
