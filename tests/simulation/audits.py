@@ -12,12 +12,16 @@ from atoll.coordinator.core.auditing.audits import Audits
 from atoll.coordinator.core.events import BanRecord, SiteRecord
 from atoll.node.exchange.auditing import Auditor
 from atoll.node.exchange.sync.exchange import Exchange
+from atoll.protocol.layout import Manifest, Role, TensorSpec
 from atoll.protocol.messages import AuditChunk, AuditOutcome, ChunkAudited
 from tests.simulation.faults import MOST_WAIT_S
 from tests.simulation.processes import SimNode
+from tests.simulation.sites import MANIFEST
 from tests.simulation.world import Outcome, Shape, World, draw_shape_of, play
 
 NUM_AUDITS = 2
+WIDE = Manifest.canonical([*MANIFEST.tensors, TensorSpec(name="wide", shape=(96,), dtype="F32", role=Role.TRAINABLE)])
+"""Every site reduces chunks of it."""
 
 
 @dataclass(slots=True)
@@ -69,6 +73,7 @@ def audited_shape(seed: int, *, num_sites: int, num_syncs: int) -> Shape:
         arrives_s=(),
         shares_s=(),
         bf16=(False,) * num_sites,
+        manifest=WIDE,
     )
 
 
@@ -114,9 +119,9 @@ def finds_otherwise(node: SimNode, says: Callable[[ChunkAudited], ChunkAudited])
     auditor.audit = audit_so  # type: ignore[method-assign]
 
 
-def accuses(found: ChunkAudited) -> ChunkAudited:
-    """A reducer that it may have nothing against."""
-    return replace(found, outcome=AuditOutcome.WRONG, payload_hash=b"l" * 32)
+def accusing(came_out: bytes) -> Callable[[ChunkAudited], ChunkAudited]:
+    """Of a reducer that there may be nothing against."""
+    return lambda found: replace(found, outcome=AuditOutcome.WRONG, payload_hash=came_out)
 
 
 def covers(found: ChunkAudited) -> ChunkAudited:
@@ -198,4 +203,4 @@ def flipped_bits(world: World, generator: random.Random, found: Found) -> None:
 
             lies_as_reducer(world, node, flips, lambda commit: None)
         else:
-            finds_otherwise(node, once(accuses))
+            finds_otherwise(node, once(accusing(generator.randbytes(32))))

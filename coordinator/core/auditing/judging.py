@@ -184,7 +184,8 @@ def _judge(run: Run, audit: Audit, site_id: int, why: str) -> None:
     site = run.members.by_id(site_id)
     if site is None:
         return  # it has gone, and is forgotten
-    site.conduct.offend()
+    if not site.conduct.offend(audit.asked.commit, run.log.last):
+        return
     reason = f"an audit of commit {audit.asked.commit}: {why}"
     if site.conduct.is_second_offence and site.name not in run.banned:
         run.ban(e.BanRecord(name=site.name, key_digest=site.key_digest, reason=reason[:1024]))

@@ -40,6 +40,7 @@ class Cause(Enum):
 class Conduct:
     strikes: int = 0
     offences: int = 0  # times that audits found it out; they are not forgiven with time
+    _judged_to: int = -1  # the newest commit when one last did, in this start of the coordinator
     admitted_again_at: float = 0.0
     has_contributed: bool = False  # since it was admitted
     _has_ever_contributed: bool = False
@@ -65,10 +66,15 @@ class Conduct:
         """A first one may be a flipped bit."""
         return self.offences > 1
 
-    def offend(self) -> None:
-        """An audit has found it out."""
+    def offend(self, commit: int, newest: int) -> bool:
+        """An audit of that commit has found it out. False if it was found out since that was made: what was wrong with
+        it then may have spoiled several chunks."""
+        if commit <= self._judged_to:
+            return False
+        self._judged_to = newest
         self.offences += 1
         self.has_contributed = False
+        return True
 
     def strike(self, now: float, lease_s: float, *, is_absence: bool = False) -> None:
         """`is_absence`: it may be the network's doing, and keeps nobody out for good."""
