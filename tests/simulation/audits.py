@@ -14,6 +14,7 @@ from atoll.node.exchange.auditing import Auditor
 from atoll.node.exchange.sync.exchange import Exchange
 from atoll.protocol.layout import Manifest, Role, TensorSpec
 from atoll.protocol.messages import AuditChunk, AuditOutcome, ChunkAudited
+from tests.harness import hostile
 from tests.simulation.faults import MOST_WAIT_S
 from tests.simulation.processes import SimNode
 from tests.simulation.sites import MANIFEST
@@ -85,20 +86,12 @@ def lies_as_reducer(world: World, node: SimNode, lies: Callable[[], bool], lied:
 
     def begin_so(*args: Any, **options: Any) -> Exchange:
         exchange = begin(*args, **options)
-        data = exchange.attempt.data
-        reduce = data.reduce
 
-        def reduce_so(chunk: int, contributions: Any, *rest: Any) -> bytes:
-            honest = reduce(chunk, contributions, *rest)
-            if not lies():
-                return honest
-            false = reduce(chunk, [(tokens, contributions[-1][1]) for tokens, _ in contributions], *rest)
-            if false != honest:
-                world.checks.has_false_averages = True
-                lied(exchange.plan.base_commit + 1)
-            return false
+        def told() -> None:
+            world.checks.has_false_averages = True
+            lied(exchange.plan.base_commit + 1)
 
-        data.reduce = reduce_so  # type: ignore[method-assign]
+        hostile.averages_falsely(exchange, lies=lies, lied=told)
         return exchange
 
     hub.begin = begin_so  # type: ignore[method-assign]
