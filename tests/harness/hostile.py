@@ -1,8 +1,8 @@
 """What members that mean harm do to a node's parts: in the simulator, and in a process (tests/workers/hostile_node.py).
 
 mute: trains, and is never ready. ready: says that it is ready, and exchanges nothing. waiting: contributes, and as a
-reducer says for ever that it waits. false: what it reduces is not the average. In the simulator alone: one that pulls payloads
-again and again.
+reducer says for ever that it waits. false: what it reduces is not the average. In the simulator alone: one that pulls
+payloads again and again.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -32,6 +33,7 @@ class Found:
     offences: dict[str, int] = field(default_factory=dict)
     """By name of the site."""
     banned: set[str] = field(default_factory=set)
+    liar: str = ""
     first_lie: int = 0
     """The commit in which the first false payload was, at the earliest; 0: there was none."""
     num_right: int = 0
@@ -117,11 +119,6 @@ def accusing(came_out: bytes) -> Callable[[ChunkAudited], ChunkAudited]:
     return lambda found: replace(found, outcome=AuditOutcome.WRONG, payload_hash=came_out)
 
 
-def covers(found: ChunkAudited) -> ChunkAudited:
-    """For whoever has lied."""
-    return replace(found, outcome=AuditOutcome.RIGHT)
-
-
 def once(change: Callable[[ChunkAudited], ChunkAudited]) -> Callable[[ChunkAudited], ChunkAudited]:
     """As a flipped bit has it."""
     left = [True]
@@ -170,16 +167,26 @@ def nothing(world: World, generator: random.Random, found: Found) -> None:
     """All are honest."""
 
 
-def full_liar(world: World, generator: random.Random, found: Found, share: float = 1.0) -> str:
+def full_liar(world: World, generator: random.Random, found: Found, share: float = 1.0) -> None:
     """From now on one site lies in this share of its averages."""
-    name = of_one(world, generator)
+    name = found.liar = of_one(world, generator)
 
     def lied(commit: int) -> None:
         found.first_lie = found.first_lie or commit
 
     lies_as_reducer(world, world.nodes[name], lambda: generator.random() < share, lied)
     world.hostile.add(name)
-    return name
+
+
+def seldom_liar(world: World, generator: random.Random, found: Found) -> None:
+    full_liar(world, generator, found, share=1 / 3)
+
+
+def lying_auditor(world: World, generator: random.Random, found: Found) -> None:
+    """It accuses whomever it audits."""
+    name = found.liar = of_one(world, generator)
+    finds_otherwise(world.nodes[name], accusing(generator.randbytes(32)))
+    world.hostile.add(name)
 
 
 def flipped_bits(world: World, generator: random.Random, found: Found) -> None:
@@ -197,3 +204,20 @@ def flipped_bits(world: World, generator: random.Random, found: Found) -> None:
             lies_as_reducer(world, node, flips, lambda commit: None)
         else:
             finds_otherwise(node, once(accusing(generator.randbytes(32))))
+
+
+def main(first: int, end: int) -> int:
+    """Flipped bits in schedules of these seeds; how many were unsound, or had somebody banned."""
+    num_wrong = num_offences = 0
+    for seed in range(first, end):
+        outcome, found = schedule(seed, flipped_bits, num_syncs=6)
+        num_offences += len(found.offences)
+        if outcome.problem or found.banned:
+            num_wrong += 1
+            print(seed, outcome.problem, found, outcome.story, sep="\n")
+    print(f"{end - first} schedules, {num_offences} sites found out, {num_wrong} unsound or with a site banned")
+    return num_wrong
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1]), int(sys.argv[2])) > 0)
