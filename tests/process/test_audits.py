@@ -26,7 +26,8 @@ def test_a_reducer_that_lies_is_named_evicted_and_banned_and_the_others_hold_the
         run.killed.add(liar)
         found = coordinator.wait_for_line(
             r"evicted liar \(site \d\): an audit of commit (\d+): the payload of chunk \d+ in commit \d+, "
-            r"which it made, is not the average of what was contributed, as found by ([abc]) \(site \d\), ([abc]) \(site \d\)$",
+            r"which it made, is not the average of what was contributed, "
+            r"as found by ([abc]) \(site \d\), ([abc]) \(site \d\)$",
             2 * LIMIT_S,
         )
         assert found.group(2) != found.group(3)

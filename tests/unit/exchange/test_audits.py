@@ -51,9 +51,7 @@ def item_of(kept: Kept, chunk: int) -> Encoded:
     return Encoded(chunk, data, payload_hash(data), proof=kept.proof(chunk))
 
 
-def roots_at(
-    kept: Kept | None, told: tuple[bytes, ...] = (), known: dict[tuple[int, int], bytes] | None = None
-) -> Roots:
+def roots_at(kept: Kept | None, told: tuple[bytes, ...] = ()) -> Roots:
     data = SimpleNamespace(is_audited=True, kept=kept, chunks=CHUNKS)
     attempt: Any = SimpleNamespace(
         data=data,
@@ -62,7 +60,7 @@ def roots_at(
         contributes=kept is not None,
         where="sync 5",
     )
-    return Roots(attempt, told, {} if known is None else known)
+    return Roots(attempt, told, {})
 
 
 def test_a_reducer_takes_what_the_root_of_its_site_is_over_and_nothing_else(tmp_path: Path) -> None:
