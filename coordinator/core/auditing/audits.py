@@ -84,6 +84,7 @@ class Audits:
         return None
 
     def end(self, audit: Audit) -> None:
+        """Nobody is asked about it any more."""
         self.open.remove(audit)
 
     def next_due(self) -> float:
