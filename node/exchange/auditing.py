@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 
@@ -18,6 +18,7 @@ from atoll.node.dataplane.averages import recomputed
 from atoll.node.dataplane.kept_contributions import KeptContributions
 from atoll.node.dataplane.payload_log import PayloadLog
 from atoll.node.exchange.catchup.donor_client import Ask, DonorClient
+from atoll.node.exchange.catchup.expected_donors import ExpectedDonors
 from atoll.node.exchange.peers.counters import Counters
 from atoll.node.exchange.peers.frames import Encoded
 from atoll.node.exchange.peers.progress import Pace
@@ -52,7 +53,10 @@ class Auditor:
     log: PayloadLog
     kept: KeptContributions
     header: Callable[[], Header]
-    ask: Ask
+    dialled: Ask
+    expected: ExpectedDonors
+    """Contributors that this site cannot dial: the coordinator has them dial this site."""
+    undialable: Callable[[], Collection[int]]
     counters: Counters
     pace: Pace
     pool: Executor
@@ -61,12 +65,16 @@ class Auditor:
 
     async def audit(self, asked: AuditChunk) -> ChunkAudited:
         """What is found. Raises nothing of what others did, or of what is not here: that is an answer too."""
-        async with self._turn:
-            self.num_audited += 1
-            try:
+        far = [(c.site_id, c.incarnation) for c in asked.contributors if c.site_id in self.undialable()]
+        new = self.expected.expect_too(far)  # before they come
+        try:
+            async with self._turn:
+                self.num_audited += 1
                 return await self._audit(asked)
-            except (AtollError, OSError) as error:
-                return _unknown(asked, f"it cannot be computed here: {error}")
+        except (AtollError, OSError) as error:
+            return _unknown(asked, f"it cannot be computed here: {error}")
+        finally:
+            self.expected.forget(new)
 
     async def _audit(self, asked: AuditChunk) -> ChunkAudited:
         way = self._way(asked)
@@ -158,8 +166,9 @@ class Auditor:
             commit=asked.commit,
             name=member.name,
         )
+        ask = self.expected.ask if member.site_id in self.undialable() else self.dialled
         client = DonorClient(
-            donor=donor, ask=self.ask, header=self.header(), counters=self.counters, pace=self.pace, share=AT_ONCE
+            donor=donor, ask=ask, header=self.header(), counters=self.counters, pace=self.pace, share=AT_ONCE
         )
         return await client.contribution(asked.sync, asked.chunk, most)
 

@@ -167,6 +167,11 @@ def nothing(world: World, generator: random.Random, found: Found) -> None:
     """All are honest."""
 
 
+def behind_nat(world: World, generator: random.Random, found: Found) -> None:
+    """Nobody can dial one of the sites."""
+    world.network.undialable.add(of_one(world, generator))
+
+
 def full_liar(world: World, generator: random.Random, found: Found, share: float = 1.0) -> None:
     """From now on one site lies in this share of its averages."""
     name = found.liar = of_one(world, generator)

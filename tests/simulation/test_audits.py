@@ -22,6 +22,13 @@ def test_nobody_is_judged_where_all_are_honest() -> None:
     assert (found.offences, found.num_unknown) == ({}, 0)
 
 
+def test_a_contributor_that_nobody_can_dial_dials_its_auditor() -> None:
+    outcome, found = audits.schedule(0, audits.behind_nat, num_syncs=10)
+    assert not outcome.problem, outcome.story
+    assert found.num_right > found.num_unknown, outcome.story
+    assert not found.offences
+
+
 @seeds(8, every=8)
 def test_a_reducer_that_always_lies_is_named_and_nobody_else(seeds: Sequence[int]) -> None:
     """Of four sites, by two audits a commit: 11 of them miss it one time in five hundred."""

@@ -97,10 +97,15 @@ def _ask_next(run: Run, audit: Audit) -> None:
     until = run.now + _limit_s(run, audit)
     question = run.auditing.ask(audit, site_id=site.site_id, stream=site.stream, until=until)
     run.send(site, replace(audit.asked, number=question.number))
+    for member in audit.asked.contributors:
+        contributor = run.members.by_id(member.site_id)
+        if contributor is not None and member.site_id in site.unreachable_site_ids:
+            run.send(contributor, m.DialBack(member=site.member()))
 
 
 def _able(run: Run, audit: Audit) -> list[Site]:
-    """Contributors have the payload. Those who cannot dial some contributor are asked where nobody else is left."""
+    """Contributors have the payload. Those who cannot dial some contributor are asked where nobody else is left: the
+    contributor dials them."""
     ids = {c.site_id for c in audit.asked.contributors}
     found = []
     for member in audit.asked.contributors:

@@ -200,6 +200,22 @@ def test_who_gives_something_else_than_its_root_says_is_judged_when_two_sites_sa
     assert story.evicted() == [others[0]]
 
 
+def test_a_contributor_that_the_auditor_cannot_dial_is_asked_to_dial_it() -> None:
+    story = Audited()
+    story.num_read = len([1 for _, message in story.sent if isinstance(message, m.AuditChunk)])
+    number = story.last_commit()
+    for name in NAMES:
+        story.ready(name, unreachable="" if name == "c" else "c")
+    for name in NAMES:
+        story.done(name, f"s{number}", commit=number)
+    question = story.question()
+    assert question is not None
+    if question[0] == "c":  # whom nobody can dial, and which dials all
+        assert not story.num("c", m.DialBack)
+    else:
+        assert story.last("c", m.DialBack).member.site_id == story.sites[question[0]].site_id
+
+
 def test_who_gives_nothing_is_counted_and_not_judged() -> None:
     story = Audited()
     site_id = story.sites["c"].site_id

@@ -15,6 +15,7 @@ import pytest
 from atoll.node.dataplane.averages import recomputed
 from atoll.node.dataplane.kept_contributions import KEPT_SYNCS, Kept, KeptContributions
 from atoll.node.exchange.auditing import Auditor
+from atoll.node.exchange.catchup.expected_donors import ExpectedDonors
 from atoll.node.exchange.peers.counters import Counters
 from atoll.node.exchange.peers.frames import Encoded, PartAssembler, pack_frames
 from atoll.node.exchange.peers.progress import Pace
@@ -158,7 +159,9 @@ def audit(tmp_path: Path, payload: bytes, given: dict[int, Encoded | AtollError]
                 log=payload_log,
                 kept=KeptContributions(tmp_path / "own"),
                 header=lambda: Header(protocol_version=PROTOCOL_VERSION, run_id="r", site_id=9, incarnation=1),
-                ask=None,  # type: ignore[arg-type]
+                dialled=None,  # type: ignore[arg-type]
+                expected=ExpectedDonors(),
+                undialable=lambda: (),
                 counters=Counters(),
                 pace=Pace(stall_s=1, slowest_bytes_per_s=1),
                 pool=pool,
