@@ -94,7 +94,8 @@ class Conduct:
         """What the store knows of it when the coordinator is started again. Clocks of two starts are not compared: a
         site that is to stay away does so for its whole time from now on."""
         self._has_ever_contributed, self.has_contributed = record.contributed, record.has_contributed
-        self.strikes, self._good_since, self.offences = record.strikes, now, record.offences
+        self.strikes, self._good_since = record.strikes, now
+        self.offences = record.offences
         if not record.live:
             self.admitted_again_at = now + self._wait_s(lease_s)
 

@@ -23,8 +23,8 @@ def advance(run: Run) -> None:
         return
     named = set[int]().union(*(sync.named() for sync in run.lanes.values()))
     gone = [s for s in gone if s.site_id not in named]
-    passers_by = _beyond(run, [s for s in gone if not s.conduct.strikes and not s.conduct.offences], KEPT_GONE)
-    found_out = _beyond(run, [s for s in gone if s.conduct.strikes or s.conduct.offences], KEPT_STRUCK)
+    passers_by = _beyond(run, [s for s in gone if not s.conduct.strikes], KEPT_GONE)
+    found_out = _beyond(run, [s for s in gone if s.conduct.strikes], KEPT_STRUCK)
     forgotten = [*passers_by, *found_out]
     if not forgotten:
         return

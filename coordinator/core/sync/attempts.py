@@ -67,7 +67,8 @@ class Attempt:
     def readys(self) -> list[Ready]:
         """What is kept of each contributor's Ready, once it is weighed."""
         weights = self.weights
-        errors, roots = weights.error_commits or ((),) * len(weights.said), weights.roots or (b"",) * len(weights.said)
+        errors = weights.error_commits or ((),) * len(weights.said)
+        roots = weights.roots or (b"",) * len(weights.said)
         return [
             Ready(
                 sync=self.plan.sync,
