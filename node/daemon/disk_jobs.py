@@ -68,7 +68,7 @@ class DiskJobs:
             )
         if settings.sync.audits and self.kept is None:
             check_parts(settings.sync, shell.config.site_hosts, shell.config.exchange_processes)
-            self.kept = KeptContributions(shell.home.kept_folder)
+            self.kept = KeptContributions(shell.home.kept_folder, settings.sync.most_in_flight)
         plane.divide(0, shell.config.site_hosts, shell.config.exchange_processes)
         plane.attach_workers(pieces.dtypes)
         return plane

@@ -25,7 +25,8 @@ from atoll.protocol.plans import payload_hash
 from atoll.protocol.sync_settings import SyncSettings
 
 KEPT_SYNCS = 8
-"""For an audit and the third site that settles it: both begin at the commit, or when the one before has ended."""
+"""That are over, for an audit and the third site that settles it: both begin at the commit, or when the one before has
+ended."""
 
 
 def check_parts(sync: SyncSettings, num_hosts: int, num_processes: int) -> None:
@@ -69,6 +70,8 @@ class KeptContributions:
     """Methods may be called from several threads. Raises HostError for the disk."""
 
     folder: Path
+    num_in_flight: int = 1
+    """Syncs that may be open at once, whose exchanges read what is kept."""
     _syncs: dict[int, Kept] = field(default_factory=dict, init=False)  # the newest at the end
     _numbers: itertools.count[int] = field(default_factory=itertools.count, init=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
@@ -98,7 +101,7 @@ class KeptContributions:
         with self._lock:
             old = [self._syncs.pop(sync)] if sync in self._syncs else []
             self._syncs[sync] = kept
-            old += [self._syncs.pop(number) for number in list(self._syncs)[:-KEPT_SYNCS]]
+            old += [self._syncs.pop(number) for number in list(self._syncs)[: -KEPT_SYNCS - self.num_in_flight]]
         for kept_before in old:
             kept_before.file.remove()
         return kept

@@ -77,7 +77,7 @@ def averages_falsely(exchange: Exchange, *, lies: Callable[[], bool], lied: Call
             lied()
         return false
 
-    data.reduce = reduce_so  # type: ignore[method-assign]
+    data.reduce = reduce_so  # type: ignore[method-assign, assignment]
 
 
 def pulls_again(exchange: Exchange, *, hangs_up: bool, claims_to_move: bool) -> None:

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from atoll.coordinator.core.auditing.audits import Audits
 from atoll.coordinator.core.events import BanRecord, SiteRecord
 from atoll.node.exchange.auditing import Auditor
 from atoll.node.exchange.sync.exchange import Exchange
@@ -140,18 +139,16 @@ def schedule(seed: int, misdeed: Misdeed, *, num_sites: int = 4, num_syncs: int 
         while not any(commit.commit for commit in world.checks.commits):
             await world.events(1, MOST_WAIT_S)
         misdeed(world, random.Random(f"audits {seed}"), found)
-        audits: Audits | None = None
         ends_at = world.loop.time() + 60 + 10 * num_syncs
         while world.checks.finished is None and world.loop.time() < ends_at:
-            if world.coordinator is not None and world.coordinator.server is not None:
-                audits = world.coordinator.server._core.run.auditing
             await world.events(5, 1.0)
+        if world.coordinator is not None and (core := world.coordinator.asked) is not None:
+            view = core.view
+            found.num_right, found.num_unknown = view.num_audits_right, view.num_audits_unknown
         await asyncio.sleep(1)
         sites = [record for record in world.store.kept if isinstance(record, SiteRecord)]
         found.offences.update({s.name: s.offences for s in sites if s.offences})
         found.banned.update(r.name for r in world.store.kept if isinstance(r, BanRecord))
-        if audits is not None:
-            found.num_right, found.num_unknown = audits.num_right, audits.num_unknown
 
     return play(seed, faults, audited_shape(seed, num_sites=num_sites, num_syncs=num_syncs)), found
 

@@ -49,9 +49,9 @@ class Audited(Story):
         plan = self.plan_named(f"{asked.sync}.{asked.attempt}")
         return self._name(reducers(plan, self.num_chunks())[asked.chunk].site_id)
 
-    def audit(self, *found: tuple[AuditOutcome, bytes], **more: tuple[int, ...]) -> tuple[str, list[str]]:
+    def audit(self, *found: tuple[AuditOutcome, bytes]) -> tuple[str, list[str]]:
         """One after the other who is asked finds this. Who reduced the chunk, and who was asked."""
-        asked_names = []
+        asked_names: list[str] = []
         reducer = ""
         for outcome, payload_hash in found:
             question = self.question()
@@ -59,7 +59,7 @@ class Audited(Story):
             name, asked = question
             reducer = self.reducer_of(asked)
             asked_names.append(name)
-            word = m.ChunkAudited(number=asked.number, outcome=outcome, payload_hash=payload_hash, **more)
+            word = m.ChunkAudited(number=asked.number, outcome=outcome, payload_hash=payload_hash)
             self.says(name, word)
         return reducer, asked_names
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -109,7 +110,7 @@ def test_a_proof_travels_with_the_last_part_of_its_contribution(tmp_path: Path) 
 def test_the_last_syncs_are_kept_and_nothing_of_an_earlier_start(tmp_path: Path) -> None:
     with ThreadPoolExecutor(2) as pool:
         kept = KeptContributions(tmp_path)
-        roots = [kept.keep(n, CHUNKS, lambda chunk, n=n: contribution(n, chunk), pool).root for n in range(12)]
+        roots = [kept.keep(n, CHUNKS, partial(contribution, n), pool).root for n in range(12)]
     assert len(set(roots)) == 12
     assert [n for n in range(12) if kept.of(n) is not None] == list(range(12 - KEPT_SYNCS, 12))
     assert len(list(tmp_path.iterdir())) == KEPT_SYNCS
@@ -166,7 +167,8 @@ def audit(tmp_path: Path, payload: bytes, given: dict[int, Encoded | AtollError]
                 pace=Pace(stall_s=1, slowest_bytes_per_s=1),
                 pool=pool,
             )
-            auditor.given = {i: item_of(kept[i], 1) for i in (1, 2, 3)} | given
+            honest: dict[int, Encoded | AtollError] = {i: item_of(kept[i], 1) for i in (1, 2, 3)}
+            auditor.given = honest | given
             return await auditor.audit(replace(asked, **changes))
 
     return asyncio.run(run())
