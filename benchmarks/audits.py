@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from atoll.node.dataplane.averages import recomputed
-from atoll.node.dataplane.kept_contributions import KeptContributions
+from atoll.node.dataplane.kept_contributions import KEPT_SYNCS, KeptContributions
 from atoll.protocol.codecs import kernels
 from atoll.protocol.plans import payload_hash
 from atoll.protocol.spec import spec_of
@@ -61,10 +61,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     sync_bytes = 2 * (options.sites - 1) * options.chunks * len(one)  # up and down, of all sites together
     audit_bytes = options.audits * (options.sites - 1) * (len(one) + num_proof_bytes)
     proof_bytes = (options.sites - 1) * options.chunks * num_proof_bytes
+    num_files = KEPT_SYNCS + 2  # one under way, and one that is being written
     print(f"{options.chunks} chunks of {sync.chunk_elements} elements in {sync.codec_up}, {options.sites} sites")
     print(f"encoded and hashed {plain_s:.2f} s; and kept before Ready {kept_s:.2f} s: {kept_s / plain_s:.2f} of it")
     print(f"one chunk averaged once more {audit_s * 1e3:.0f} ms, of {options.sites} contributions")
     print(f"{options.audits} audits a sync {audit_bytes} bytes, {100 * audit_bytes / sync_bytes:.2f} % of the sync's")
     print(f"proofs with contributions {100 * proof_bytes / sync_bytes:.4f} %")
-    print(f"on each disk {9 * options.chunks * len(one)} bytes, {9 * len(one) / values.size:.1f} a parameter")
+    print(
+        f"on each disk {num_files * options.chunks * len(one)} bytes, {num_files * len(one) / values.size:.1f} a parameter"
+    )
     return 0

@@ -89,9 +89,8 @@ def _kept(settings: RunSettings, file_bytes: int) -> list[tuple[str, int]]:
     """A new one is whole before the oldest goes."""
     if not settings.sync.audits:
         return []
-    return [
-        (f"contributions to {KEPT_SYNCS} syncs and to the one under way, for audits", file_bytes * (KEPT_SYNCS + 1))
-    ]
+    what = f"contributions to {KEPT_SYNCS} syncs and to those under way, for audits"
+    return [(what, file_bytes * (KEPT_SYNCS + settings.sync.most_in_flight + 1))]
 
 
 def _payloads(layout: Layout, settings: RunSettings, file_bytes: int) -> tuple[str, int]:

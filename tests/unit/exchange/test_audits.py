@@ -112,8 +112,10 @@ def test_the_last_syncs_are_kept_and_nothing_of_an_earlier_start(tmp_path: Path)
         kept = KeptContributions(tmp_path)
         roots = [kept.keep(n, CHUNKS, partial(contribution, n), pool).root for n in range(12)]
     assert len(set(roots)) == 12
-    assert [n for n in range(12) if kept.of(n) is not None] == list(range(12 - KEPT_SYNCS, 12))
-    assert len(list(tmp_path.iterdir())) == KEPT_SYNCS
+    assert [n for n in range(12) if kept.of(n) is not None] == list(range(12 - KEPT_SYNCS - 1, 12)), (
+        "with one under way"
+    )
+    assert len(list(tmp_path.iterdir())) == KEPT_SYNCS + 1
     again = kept.keep(11, CHUNKS, lambda chunk: contribution(11, chunk), None)
     assert again.root == roots[11]
     assert kept.of(11) is again
