@@ -67,7 +67,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(f"one chunk averaged once more {audit_s * 1e3:.0f} ms, of {options.sites} contributions")
     print(f"{options.audits} audits a sync {audit_bytes} bytes, {100 * audit_bytes / sync_bytes:.2f} % of the sync's")
     print(f"proofs with contributions {100 * proof_bytes / sync_bytes:.4f} %")
-    print(
-        f"on each disk {num_files * options.chunks * len(one)} bytes, {num_files * len(one) / values.size:.1f} a parameter"
-    )
+    disk_bytes = num_files * options.chunks * len(one)
+    print(f"on each disk {disk_bytes} bytes, {disk_bytes / options.chunks / values.size:.1f} a parameter")
     return 0
