@@ -173,6 +173,9 @@ METRICS: tuple[Row[Document], ...] = (
         _field("num_failed")),
     Row(COUNTER, "atoll_wrong_states", "States of sites that were not the run's, since this start.",
         _field("num_wrong_states")),
+    Row(COUNTER, "atoll_audits", "Chunks that were averaged once more, since this start, by how it ended: right, wrong "
+        "(a site was found out), unknown.", lambda d: {k: d[f"num_audits_{k}"] for k in ("right", "wrong", "unknown")},
+        ("outcome",)),
     Row(COUNTER, "atoll_refusals", "Refused messages since this start.", _field("num_refused")),
     Row(COUNTER, "atoll_malformed_messages", "Messages that were no messages, since this start.",
         _field("num_malformed")),

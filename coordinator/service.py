@@ -37,6 +37,7 @@ from atoll.coordinator.sync_times import SyncTimes
 from atoll.coordinator.watchers import Watchers
 from atoll.protocol import PROTOCOL_VERSION, addresses, descriptors, messages, transport
 from atoll.protocol.deposits import Seal
+from atoll.protocol.digest import DIGEST_BYTES
 from atoll.protocol.errors import ConfigError, HostError, PeerError, RefusedError, StateError
 from atoll.protocol.machine import REAL, Machine
 from atoll.protocol.measuring import Measures
@@ -92,7 +93,8 @@ class CoordinatorServer:
         self._parent = json.loads(parent) if parent else None
         self._commit_times = store.commit_times()
         try:
-            self._core = Core(settings, persisted, self._loop.time(), machine.wall_time())
+            secret = machine.token_bytes(DIGEST_BYTES) if settings.sync.audits else b""
+            self._core = Core(settings, persisted, self._loop.time(), machine.wall_time(), secret)
         except StateError as error:
             raise StateError(f"the store {config.store_path} is damaged ({error}): {RESTORE}") from error
         self._security = security

@@ -7,6 +7,8 @@ from typing import Any
 
 from atoll.protocol.digest import DIGEST_BYTES
 
+MAX_MEMBERS = 4096  # of a run
+
 
 class SiteMessage:
     """What a site says to the coordinator."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum
 
+from atoll.protocol.audit_messages import AuditChunk, AuditOutcome, ChunkAudited
 from atoll.protocol.deposit_messages import Deposit, Deposits, DepositsReturned, ReturnDeposits
 from atoll.protocol.dispute_messages import (
     EVIDENCE_PART_BYTES,
@@ -21,12 +22,11 @@ from atoll.protocol.dispute_messages import (
     Show,
     Shown,
 )
-from atoll.protocol.fields import CoordinatorMessage, SiteMessage, bounded, digest
+from atoll.protocol.fields import MAX_MEMBERS, CoordinatorMessage, SiteMessage, bounded, digest
 from atoll.protocol.figures import Figures, Readings
 from atoll.protocol.layout import MAX_GROUPS
+from atoll.protocol.members import MAX_ENDPOINTS, Endpoint, Member
 
-MAX_MEMBERS = 4096
-MAX_ENDPOINTS = 63  # of a site, beside its first
 MAX_LOG_COMMITS = 4096
 MAX_FRAGMENTS = 1 << 10
 MAX_ERROR_COMMITS = 1 << 18  # 64 fragments of 4,096 contributors
@@ -52,22 +52,6 @@ class Header:
     term: int = 0
     site_id: int = 0
     incarnation: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Endpoint:
-    address: str = bounded(256)
-    first_chunk: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Member:
-    site_id: int
-    incarnation: int
-    address: str = bounded(256)
-    tokens: int = 0
-    endpoints: tuple[Endpoint, ...] = bounded(MAX_ENDPOINTS, ())
-    name: str = bounded(64, "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,6 +182,7 @@ class Ready(SiteMessage):
     error_commits: tuple[int, ...] = bounded(MAX_FRAGMENTS, ())
     rates: tuple[float, ...] = bounded(MAX_RATES, ())
     of_shards: bool = False
+    contributions_root: bytes = bounded(32, b"")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -416,6 +401,7 @@ class Weights(CoordinatorMessage):
     attempt: int
     term: int
     tokens: tuple[int, ...] = bounded(MAX_MEMBERS)
+    roots: tuple[bytes, ...] = bounded(MAX_MEMBERS, ())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

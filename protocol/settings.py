@@ -123,6 +123,7 @@ CAPABILITIES = frozenset([
     "a codec for each direction", "mean over all", "error feedback", "error feedback of averages", "overlap",
     "merge mix", "fragments", "syncs in flight", "outer schedules", "clipped averages", "trimmed averages",
     "gradient exchange", "momentum exchange", "phases of momenta", "rotary base", "norm epsilon", "experts", CHANGES,
+    "audited reducers",
 ])  # fmt: skip
 """What a run may need of whoever takes part, by name, and this version can do."""
 MAX_NEEDS = 256
@@ -144,6 +145,7 @@ def needs_of(settings: RunSettings) -> list[str]:
         "syncs in flight": sync.most_in_flight > 1,
         "clipped averages": sync.robust == "clip",
         "trimmed averages": sync.robust == "trim",
+        "audited reducers": sync.audits > 0,
         "gradient exchange": sync.steps_at_nodes,
         "momentum exchange": sync.strategy == "momentum",
         "phases of momenta": sync.has_phases,

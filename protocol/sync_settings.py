@@ -19,6 +19,7 @@ MAX_LOG_COMMITS = 4096
 USUAL_LOG_COMMITS = 32
 """Where sites train by themselves between syncs, which takes longer than to fetch a state."""
 MAX_TRIMMED_SITES = 64
+MAX_AUDITS = 64
 MAX_TRIMMED_ELEMENTS = 1 << 26
 """To cut the highest and the lowest of each element a thread of a reducer holds a chunk of every site in memory."""
 
@@ -86,6 +87,10 @@ class SyncSettings:
     """Times the median norm of a chunk's contributions."""
     trim: int = within(1, MAX_TRIMMED_SITES // 2, 1)
     """Contributions on each side; fewer where that would leave none."""
+    audits: int = within(0, MAX_AUDITS, 0)
+    """Chunks of each commit that are averaged once more by a site that did not reduce them, drawn by the coordinator: a
+    reducer that lies is found. Each costs what every contributor sent of one chunk, and every site keeps what it
+    contributed to its last syncs; 0: none."""
     chunk_elements: int = within(1, 1 << 24, 1 << 20)
     """The most elements of a chunk, the unit that is sent, reduced, hashed and repaired: docs/protocol.md, "Chunks"."""
     max_chunks: int = within(1, MAX_CHUNKS, 1 << 18)
@@ -230,6 +235,8 @@ def check_sync(sync: SyncSettings) -> None:
         raise ConfigError(
             f'sync.trim = {sync.trim} with sync.robust = "{sync.robust}", which cuts nothing: choose "trim"'
         )
+    if sync.audits:
+        _check_audits(sync)
     if sync.error_feedback and sync.codec_up == "fp32":
         raise ConfigError(
             f"sync.error_feedback = {sync.error_feedback} with codec fp32, which loses nothing: choose 0, or another "
@@ -255,6 +262,21 @@ def check_sync(sync: SyncSettings) -> None:
         )
     if sync.merge == "keep" and sync.alpha:
         raise ConfigError(f'sync.alpha = {sync.alpha}: sync.merge = "keep" has no weights; choose "mix" or alpha 0')
+
+
+def _check_audits(sync: SyncSettings) -> None:
+    """What is averaged once more has to have the same bits at every site, and be of what sites can show."""
+    problem = ""
+    if sync.steps_at_nodes:
+        problem = f'sync.strategy = "{sync.strategy}", in which commits are made faster than they are audited'
+    elif sync.error_feedback_down:
+        problem = f"sync.error_feedback_down = {sync.error_feedback_down}: only the reducer has what its codec lost"
+    elif sync.robust == "clip" and sync.codec_down != BUNDLE:
+        problem = f'sync.robust = "clip" with codec {sync.codec_up}, whose norms differ in their last bits by machine'
+    if problem:
+        raise ConfigError(
+            f"sync.audits = {sync.audits} with {problem}: choose sync.audits = 0, or another setting there"
+        )
 
 
 def _check_gradient(sync: SyncSettings) -> None:

@@ -11,6 +11,7 @@ from math import inf
 from typing import Any
 
 from atoll.coordinator.core import events as e
+from atoll.coordinator.core.auditing import judging
 from atoll.coordinator.core.data import leases
 from atoll.coordinator.core.log import evidence, going_back, rollback, sources, states
 from atoll.coordinator.core.persisted import Persisted
@@ -39,6 +40,7 @@ OF_MEMBERS: dict[type[m.SiteMessage], Callable[[Run, Site, Any], None]] = {
     m.CommitRebuilt: going_back.rebuilt,
     m.Diverged: unusable.diverged,
     m.Shown: evidence.shown,
+    m.ChunkAudited: judging.audited,
     m.LeaseRequest: leases.request,
     m.DepositsReturned: lambda run, site, message: None,  # nobody asked: a coordinator that is being restored does
 }
@@ -49,8 +51,12 @@ class Core:
     """One run, from one start of the coordinator on. Times are seconds of one monotonic clock, given by the caller;
     inside they are this process's own (suspend_clock.py). `wall_s`: seconds since 1970, for dates that people said."""
 
-    def __init__(self, settings: RunSettings, persisted: Persisted, now: float, wall_s: float) -> None:
+    def __init__(
+        self, settings: RunSettings, persisted: Persisted, now: float, wall_s: float, secret: bytes = b""
+    ) -> None:
+        """`secret`: of this start, by which audits are drawn."""
         self.run = Run(settings, persisted, now, wall_s)
+        self.run.auditing.draw_with(secret)
         self._next_pulse_at = now + self.run.limits.heartbeat_s
         self._time = OwnTime(tolerance_s=self.run.limits.lease_s / 2)
         self._pardoned_until = now
@@ -83,6 +89,7 @@ class Core:
         if run.now >= self._next_pulse_at:
             self._pulse()
         bans.expire(run)
+        judging.advance(run)
         admission.advance(run)
         try:
             driver.advance(run)
@@ -110,6 +117,7 @@ class Core:
         run = self.run
         expected = run.members.streams or run.members.live()
         times = [self._next_pulse_at if expected else None, self._limit_at, manifests.next_due(run), bans.next_due(run)]
+        times.append(run.auditing.next_due())
         times += [wait.until for wait in run.waits]
         return min((t for t in times if t is not None and t < inf), default=None)
 

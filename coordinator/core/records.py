@@ -40,6 +40,8 @@ class SiteRecord:
     """To a commit, ever: such a site is not forgotten."""
     strikes: int
     """How often it was found out, less those that are forgiven (`conduct`)."""
+    offences: int = 0
+    """How often audits found it out."""
     has_contributed: bool = False
     """Since it was admitted."""
     endpoints: tuple[Endpoint, ...] = ()  # beside the address
@@ -94,6 +96,8 @@ class WeightsRecord:
     """What its Ready says of its error feedback; so does the commit. Empty: nobody has any."""
     rates: tuple[float, ...] = ()
     """What each Ready says, with gradient exchange."""
+    roots: tuple[bytes, ...] = ()
+    """What each Ready says of what is contributed, with audits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

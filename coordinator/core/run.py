@@ -11,6 +11,7 @@ from typing import Any
 
 from atoll.coordinator.core import events as e
 from atoll.coordinator.core.audit import COORDINATOR, DONE, Audit, words_of
+from atoll.coordinator.core.auditing.audits import Audits
 from atoll.coordinator.core.data.ledger import Ledger
 from atoll.coordinator.core.log.commits import CommitLog
 from atoll.coordinator.core.log.disputes import Dispute
@@ -110,6 +111,7 @@ class Run:
         self._leave_out_again(excluded)
         self.stragglers = Stragglers()
         self.norms = Norms()
+        self.auditing = Audits()
         self.going_back: GoingBack | None = None
         self.reads_commits = False  # older ones than the log has are being read from the store
         self.waits: tuple[Wait, ...] = ()  # what is waited for; the first one with a reason is shown
@@ -119,8 +121,7 @@ class Run:
         self.num_wrong_states = 0
         self.num_not_finite = 0  # times that a site's loss stopped being a number
         self.num_failed = 0  # sites that left because they cannot go on
-        self.num_refused = 0
-        self.num_malformed = 0
+        self.num_refused = self.num_malformed = 0
         self.evictions: Counter[Cause] = Counter()
         self._said_at = -inf  # what a sync comes to
         self.num_attempts = 0

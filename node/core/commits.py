@@ -30,7 +30,7 @@ def committed(ctx: Context, commit: m.Commit) -> None:
     site.commits[commit.commit] = commit
     if exchange is not None and len(exchange.plan.contributors) == len(commit.contributors):
         # The weights may have been missed: from now on peers have to get on. They may be gone for good.
-        exchanges.weigh(ctx, lane, exchange, tuple(c.tokens for c in commit.contributors))
+        exchanges.weigh(ctx, lane, exchange, tuple(c.tokens for c in commit.contributors), None)
     snapshots.note_contribution(ctx, commit)
     if commit.next is not None:
         syncs.note_opening(ctx, commit.next)

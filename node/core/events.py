@@ -321,6 +321,16 @@ class CommitApplied:
 
 
 @dataclass(frozen=True, slots=True)
+class ContributionsKept:
+    """What this site contributes to the sync, which is of that fragment. `root`: empty if it could not be encoded,
+    because its base is gone."""
+
+    sync: int
+    fragment: int
+    root: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class ErrorsAdvanced:
     """`problem`: why that was not possible; None: it was. `share`: the norm of the error over that of what was to be
     sent."""
@@ -432,6 +442,6 @@ OfWorkers = RankEvent | OfSite
 Event = (
     OfWorkers | SessionOpened | SessionLost | Received | Fulfilled | PeersProbed | WorkersExited
     | StateSeeded | StateFetched | FetchFailed | SourcesWanted | ExchangeFinished | ExchangeBroken | CommitApplied
-    | ErrorsAdvanced | ApplyFailed | StateVerified | ModelSaved | ModelKept | Published | DiskRolledBack
-    | HostsChanged | HostErrors | LeaveAsked | NodeFailed | Tick
+    | ContributionsKept | ErrorsAdvanced | ApplyFailed | StateVerified | ModelSaved | ModelKept | Published
+    | DiskRolledBack | HostsChanged | HostErrors | LeaveAsked | NodeFailed | Tick
 )  # fmt: skip

@@ -137,6 +137,16 @@ class CancelFetch:
 
 
 @dataclass(frozen=True, slots=True)
+class KeepContributions:
+    """In a run with audits: encode what this site is to contribute to the sync, and keep it; ContributionsKept."""
+
+    sync: int
+    fragment: int
+    base_commit: int
+    error_commits: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class BeginExchange:
     plan: m.Plan
     tokens: int
@@ -147,6 +157,8 @@ class BeginExchange:
     """Of each fragment: the commit that advanced this site's error. Empty without error feedback."""
     spread_s: float = 0.0
     """In which this site may send what it has to send; 0: as fast as it goes."""
+    roots: tuple[bytes, ...] = field(default=(), kw_only=True)
+    """With audits, of the contributors' contributions, as the weights are said."""
     in_flight: frozenset[int] = field(default=frozenset(), kw_only=True, compare=False)
     """The syncs of which it still needs what it holds for them; all others are over."""
 
@@ -158,6 +170,7 @@ class WeighExchange:
 
     plan: m.Plan
     weights: tuple[int, ...]
+    roots: tuple[bytes, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,7 +276,7 @@ class Exit:
 ToRanks = RefuseRank | AnswerWorkers | AnswerDraw
 Output = (
     Send | Beat | Fulfil | StartWorkers | StopWorkers | DescribeCrash | ToRanks | MergePieces | ShareSnapshot
-    | SendLayout | SeedState | FetchState | TellFetch | CancelFetch | BeginExchange | WeighExchange | HurryExchange
-    | CancelExchange | AdvanceErrors | ApplyCommit | PublishState | DropSync | SaveModel | KeepModel | DropModel
-    | DistrustState | RollBack | Report | Exit
+    | SendLayout | SeedState | FetchState | TellFetch | CancelFetch | KeepContributions | BeginExchange | WeighExchange
+    | HurryExchange | CancelExchange | AdvanceErrors | ApplyCommit | PublishState | DropSync | SaveModel | KeepModel
+    | DropModel | DistrustState | RollBack | Report | Exit
 )  # fmt: skip

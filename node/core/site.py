@@ -267,6 +267,7 @@ EVENTS: dict[type[Event], Handler] = {
     events.StateFetched: _fetched,
     events.FetchFailed: sources.fetch_failed,
     events.SourcesWanted: sources.wanted,
+    events.ContributionsKept: syncs.contributions_kept,
     events.ErrorsAdvanced: errors.advanced,
     events.CommitApplied: _applied,
     events.ApplyFailed: commits.apply_failed,
@@ -294,6 +295,7 @@ WORDS: dict[type[m.CoordinatorMessage], Handler] = {
     m.Banned: lambda ctx, message: ctx.emit(Fulfil(message)),
     m.Drain: lambda ctx, message: ctx.emit(Fulfil(message)),
     m.Show: lambda ctx, message: ctx.emit(Fulfil(message)),
+    m.AuditChunk: lambda ctx, message: ctx.emit(Fulfil(message)),
     m.Pulse: lambda ctx, _: None,
     m.Deposits: lambda ctx, _: None,  # the shell keeps them, and gives them back
     m.ReturnDeposits: lambda ctx, _: None,

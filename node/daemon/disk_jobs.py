@@ -14,9 +14,13 @@ from atoll.node.core.ranks.pieces import SitePieces
 from atoll.node.daemon.hosts.replicas import Replicas
 from atoll.node.daemon.plane import DataPlane
 from atoll.node.daemon.shell import Shell, fatal
+from atoll.node.dataplane.kept_contributions import KeptContributions, check_parts
+from atoll.node.exchange.auditing import Auditor
+from atoll.node.exchange.catchup.donor_client import dialled
+from atoll.node.exchange.peers.dialer import Purpose
 from atoll.node.exchange.peers.progress import Pace
 from atoll.protocol import messages as m
-from atoll.protocol.errors import AtollError, InvalidMessage, PeerError, StateError
+from atoll.protocol.errors import AtollError, InvalidMessage, NonFiniteError, PeerError, StateError
 from atoll.protocol.threads import run_to_its_end
 
 log = logging.getLogger(__name__)
@@ -34,6 +38,8 @@ class DiskJobs:
         self._fetch: asyncio.Task[None] | None = None
         self._sources: asyncio.Future[m.Sources] | None = None  # wanted by the fetch
         self._said_at = -inf  # that a commit is applied
+        self.kept: KeptContributions | None = None  # in a run with audits, what this site contributed last
+        self._auditor: Auditor | None = None  # the same, once it is asked
         if plane is not None:
             outer = self._core.site.disk.outer
             self._replicas.serve(plane, None if outer is None else (outer.commit, outer.state_hash))
@@ -41,7 +47,7 @@ class DiskJobs:
     async def attach(self, pieces: SitePieces) -> DataPlane:
         """With shared buffers for these workers; peers are served from it. Raises atoll's errors and OSError."""
         self.plane = plane = await run_to_its_end(partial(self._attached, self.plane, pieces))
-        self._shell.hub.serve(plane.layout, lambda: plane.outer, plane.log, self._pace)
+        self._shell.hub.serve(plane.layout, lambda: plane.outer, plane.log, self._pace, self.kept)
         self._replicas.serve(plane, None)
         self._shell.processes.lay_out(plane)
         return plane
@@ -60,6 +66,9 @@ class DiskJobs:
             raise InvalidMessage(
                 f"{self._shell.home.folder} holds the state of another model; choose another folder with --home"
             )
+        if settings.sync.audits and self.kept is None:
+            check_parts(settings.sync, shell.config.site_hosts, shell.config.exchange_processes)
+            self.kept = KeptContributions(shell.home.kept_folder, settings.sync.most_in_flight)
         plane.divide(0, shell.config.site_hosts, shell.config.exchange_processes)
         plane.attach_workers(pieces.dtypes)
         return plane
@@ -69,6 +78,28 @@ class DiskJobs:
         """What needs one is asked for when there is one."""
         assert self.plane is not None
         return self.plane
+
+    @property
+    def auditor(self) -> Auditor:
+        """Asked for in a run with audits alone. Raises InvalidMessage."""
+        if (kept := self.kept) is None:
+            raise InvalidMessage("an audit in a run without them")
+        if self._auditor is None:
+            plane, hub = self.present, self._shell.hub
+            self._auditor = Auditor(
+                settings=plane.settings,
+                layout=plane.layout,
+                log=plane.log,
+                kept=kept,
+                header=hub.identity,
+                dialled=dialled(hub.dialer, Purpose.AUDIT),
+                expected=hub.expected_donors,
+                undialable=lambda: self._core.site.unreachable_site_ids,
+                counters=hub.counters,
+                pace=self._pace,
+                pool=hub.pool,
+            )
+        return self._auditor
 
     @property
     def _pace(self) -> Pace:
@@ -173,6 +204,20 @@ class DiskJobs:
             raise PeerError("the coordinator does not say who has the state") from None
         finally:
             self._sources = None
+
+    async def keep_contributions(self, job: out.KeepContributions) -> e.Event:
+        """What this site is ready with, in a run with audits. Without its base it is of no use any more."""
+        try:
+            assert self.kept is not None, "asked for in a run with audits"
+            data = self.present.sync_data(job.base_commit, job.fragment, job.error_commits)
+            encode, pool = data.contribution_on_base, self._shell.hub.pool
+            kept = await run_to_its_end(partial(self.kept.keep, job.sync, data.chunks, encode, pool))
+        except StateError as error:
+            log.info("sync %d: what this site would contribute is void: %s", job.sync, error)
+            return e.ContributionsKept(job.sync, job.fragment, b"")
+        except NonFiniteError as error:
+            return e.NodeFailed(str(error), error.exit_code)
+        return e.ContributionsKept(job.sync, job.fragment, kept.root)
 
     async def _advance_errors(self, job: out.AdvanceErrors) -> e.Event:
         plane = self.present

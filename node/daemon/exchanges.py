@@ -55,8 +55,8 @@ class Exchanges:
             match self._waiting.popleft():
                 case out.BeginExchange() as begun:
                     self._beginning = self._shell.tasks.spawn(self._begin(begun))
-                case out.WeighExchange(plan, weights):
-                    self._hub.weigh(plan, weights)
+                case out.WeighExchange(plan, weights, roots):
+                    self._hub.weigh(plan, weights, roots)
                     self._of_hosts.weigh(plan, weights)
                     self._of_processes.weigh(plan, weights)
                 case out.HurryExchange(sync):
@@ -103,6 +103,8 @@ class Exchanges:
             is_shared = self._of_hosts.begin(word) or self._shell.config.site_hosts == 1
             own = plane.own_part if is_shared else None
             data = plane.sync_data(plan.base_commit, plan.fragment, begun.error_commits, own)
+            if (kept := self._disk.kept) is not None:
+                data.is_audited, data.kept = True, kept.of(plan.sync)
             await self._of_processes.begin(word, plane, data)
             share = await run_to_its_end(self._hub.share(plan, data), self._hub.pool)
             exchange = self._hub.begin(
@@ -111,6 +113,7 @@ class Exchanges:
                 share,
                 tokens=begun.tokens,
                 weights=begun.weights,
+                roots=begun.roots,
                 spread_s=begun.spread_s,
                 in_flight=begun.in_flight,
             )

@@ -346,6 +346,8 @@ class Node:
                 if not self._result.done():
                     self._result.set_result((code, text))
                     self.journal.write("exit", code=code, text=text)
+            case out.KeepContributions():
+                self.shell.start(partial(self.disk.keep_contributions, output), fatal())
             case out.SaveModel() | out.KeepModel() | out.DropModel():
                 self.models.execute(output)
             case (
@@ -380,12 +382,18 @@ class Node:
                 self.hub.ban(names)
                 self.shell.processes.ban(names)
                 self.journal.write("banned", names=list(names))
+            case m.AuditChunk():
+                self.shell.start(partial(self._audit, asked), fatal())
             case m.Show():
                 self.shell.start(partial(self.disk.show, asked), fatal())
             case m.ListPayloads():
                 self.shell.start(partial(self.disk.list_payloads, asked), fatal())
             case m.RebuildCommit():
                 self.shell.start(partial(self.disk.rebuild, asked), fatal())
+
+    async def _audit(self, asked: m.AuditChunk) -> e.Event:
+        """A chunk that another site has reduced."""
+        return e.Fulfilled(await self.disk.auditor.audit(asked))
 
     async def _say_manifest(self) -> None:
         """In parts, on the stream that it was asked for on, or not at all: another one has not asked yet."""

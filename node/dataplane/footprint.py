@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from atoll.node.dataplane.kept_contributions import KEPT_SYNCS
 from atoll.node.dataplane.places import PlaceMap, error_sizes
 from atoll.protocol.codecs.table import SPARSE
 from atoll.protocol.digest import DIGEST_BYTES
@@ -57,15 +58,17 @@ def footprint(layout: Layout, settings: RunSettings) -> Footprint:
     synced = [(c.role, c.num_elements, tensors[c.tensor].carried_itemsize) for c in layout.chunks[:num_synced]]
     payload_bytes = max(sum(spec.payload_bytes(*chunk, settings.min_sites) for chunk in synced) for spec in specs)
     outer_bytes = PlaceMap(records).file_bytes
+    sync_bytes = max(sum(spec.max_bytes(*chunk) for chunk in synced) for spec in specs)
     return Footprint(
         shared_bytes=2 * layout.buffer_bytes + settings.sync.num_shared_moments * layout.moment_bytes,
         outer_bytes=outer_bytes,
-        sync_bytes=max(sum(spec.max_bytes(*chunk) for chunk in synced) for spec in specs),
+        sync_bytes=sync_bytes,
         payload_bytes=payload_bytes,
         disk_parts=(
             ("outer state", outer_bytes + INDEX_BYTES * len(records)),
             *_errors(layout, settings),
             _payloads(layout, settings, payload_bytes + ENTRY_BYTES * num_synced),
+            *_kept(settings, sync_bytes + ENTRY_BYTES * num_synced),
             _snapshots(sum(records[:num_synced]), sum(records[num_synced:]), len(records), settings),
             _models(sum(records) + _rounded_bytes(layout), sum(records[:num_synced]), len(records), settings),
         ),
@@ -80,6 +83,14 @@ def _errors(layout: Layout, settings: RunSettings) -> list[tuple[str, int]]:
     if settings.sync.error_feedback_down:
         found.append(("error feedback of averages, at most", 2 * sum(sizes)))
     return found
+
+
+def _kept(settings: RunSettings, file_bytes: int) -> list[tuple[str, int]]:
+    """A new one is whole before the oldest goes."""
+    if not settings.sync.audits:
+        return []
+    what = f"contributions to {KEPT_SYNCS} syncs and to those under way, for audits"
+    return [(what, file_bytes * (KEPT_SYNCS + settings.sync.most_in_flight + 1))]
 
 
 def _payloads(layout: Layout, settings: RunSettings, file_bytes: int) -> tuple[str, int]:

@@ -13,15 +13,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from atoll.node.dataplane import outliers
+from atoll.node.dataplane import averages, outliers
 from atoll.node.dataplane.averaged import Figures, Sample
+from atoll.node.dataplane.averages import Contributions
 from atoll.node.dataplane.bases import base_of
 from atoll.node.dataplane.blocks import gathered
 from atoll.node.dataplane.error_feedback import Errors, leave_over
+from atoll.node.dataplane.kept_contributions import Kept
 from atoll.node.dataplane.outer_state import OuterRecords, PinnedChunk
 from atoll.node.dataplane.outliers import Outlier, above, limits
 from atoll.node.dataplane.store_files import Bytes
-from atoll.node.dataplane.trimming import trimmed_mean
 from atoll.protocol import clipping
 from atoll.protocol.codecs import arithmetic, bundles, kernels, scratch, unchanged
 from atoll.protocol.codecs.table import UNCHANGED
@@ -34,8 +35,6 @@ from atoll.protocol.spec import Aggregation, Contribution, Spec, payload_codec
 Floats = npt.NDArray[np.float32]
 SAMPLED_EVERY = 8
 """Commits: a chunk that is looked at closer is decoded once more for each contributor."""
-Contributions = Sequence[tuple[int, bytes | Callable[[], bytes]]]
-"""Tokens, and what is encoded or reads it."""
 
 _LARGEST = np.finfo(np.float32).max
 
@@ -64,9 +63,12 @@ class SyncData:
     """Of each fragment of the run: the commit that advanced this site's error; 0: there is none."""
     beta1: float = 0.0
     """Of momenta, if these travel."""
+    is_audited: bool = False
     own: range | None = None  # the chunks that this process of the site exchanges; None: all of them
     keeps_own_alone: bool = False  # payloads of other chunks are another process's affair
     chunks: tuple[int, ...] = field(init=False)  # those that travel
+    kept: Kept | None = field(default=None, init=False)
+    """In a run with audits: this site's contributions, which are encoded once."""
     _nearest: list[tuple[float, Outlier]] = field(default_factory=list, init=False)
     """Of each chunk that was averaged, by share of the limit."""
     _figures: Figures = field(default_factory=Figures, init=False)
@@ -89,10 +91,21 @@ class SyncData:
         """The encoded contribution of this site: base minus local, a gradient, the value of a buffer, or that it is
         unchanged. Raises NonFiniteError naming the tensor."""
         spec = self._sync_chunk(chunk)
-        data = self._contribution(spec)
+        data = self._contribution(spec) if self.kept is None else self.kept.read(chunk)
         if self.travels.of(spec.role).aggregation.is_bundle:
             self._sent[chunk] = payload_hash(data)
         return data
+
+    def contribution_on_base(self, chunk: int) -> bytes:
+        """The same, and a StateError if its base is gone."""
+        with self.outer.pinned(chunk) as record:
+            if record.version > self.base_commit:
+                raise StateError(f"chunk {chunk} is at commit {record.version} already, and its base is gone")
+            return self.contribution(chunk)
+
+    def proof(self, chunk: int) -> bytes:
+        """With audits: that the root of this site's contributions is over the one to this chunk; else empty."""
+        return b"" if self.kept is None else self.kept.proof(chunk)
 
     def _sent_hash(self, chunk: int) -> bytes:
         """Of this site's contribution, which may have been sent before this was made."""
@@ -213,23 +226,19 @@ class SyncData:
         the average is not finite.
         """
         spec = self._sync_chunk(chunk)
-        total = sum(tokens for tokens, _ in contributions)
-        if not contributions or any(tokens <= 0 for tokens, _ in contributions):
-            raise InvalidMessage(f"reduction of chunk {chunk}: every contributor needs tokens above 0")
-        way = self.travels.of(spec.role)
+        weights, way = averages.weights_of(contributions), self.travels.of(spec.role)
         if way.aggregation is Aggregation.LOWEST:
-            first = _read(contributions[0][1])
+            first = averages.read(contributions[0][1])
             self.check(chunk, first)
             return bytes(first)
         if way.aggregation.is_bundle:
             return self._bundle(spec, contributions)
         average = scratch.floats("average", spec.num_elements)
-        average.fill(0)
-        add = self._add_buffer if way.contribution is Contribution.VALUE else self._add_difference
-        weights = [tokens / total for tokens, _ in contributions]
-        norms: list[float | None] = []  # None: unchanged
-        for (_, read), weight in zip(contributions, weights, strict=True):
-            norms.append(add(spec, _read(read), np.float32(weight), average))
+        norms: Sequence[float | None]  # None: unchanged
+        if way.contribution is Contribution.VALUE:
+            norms = self._add_buffers(spec, contributions, weights, average)
+        else:
+            norms = averages.add_up(way, contributions, weights, average)
         if all(norm is None for norm in norms):
             return unchanged(spec.num_elements, "F32")
         self._refuse_outliers(spec, [norm or 0.0 for norm in norms])
@@ -237,15 +246,14 @@ class SyncData:
         if way.contribution is Contribution.VALUE and (None not in norms or self._is_base_finite(spec)):
             # A mean of finite values is finite: what is beyond is the rounding of weights and sums.
             np.clip(average, -_LARGEST, _LARGEST, out=average)
-        beta = np.float32(way.error_beta_down)
         try:
-            payload = kernels.encode(way.down, average, error=error, beta=beta)
+            payload = averages.encode(way, average, error)
         except NonFiniteError as problem:
             name = self.layout.name_of(chunk)
             raise AverageError(f"the average of {_place(name, spec)}: {problem}", name) from None
         if left.size:
             np.copyto(left, average)
-            leave_over(way.down, payload, error, beta, left)
+            leave_over(way.down, payload, error, np.float32(way.error_beta_down), left)
         self._look_at(spec, contributions, payload)
         return payload
 
@@ -256,13 +264,12 @@ class SyncData:
     def _bundle(self, spec: Chunk, contributions: Contributions) -> bytes:
         """What all sites average, and clip, as they apply it. A contribution is looked at here as one that is
         averaged."""
-        parts, way = [_read(read) for _, read in contributions], self.travels.of(spec.role)
+        parts, way = [averages.read(of) for _, of in contributions], self.travels.of(spec.role)
         norms = [kernels.norm_of(part, way.up, spec.num_elements) for part in parts]
         self._refuse_outliers(spec, norms)
         if way.robust != "off":
             self._figures.note(norms, clipping.factors(norms, way.clip))
-        over_all = way.aggregation is Aggregation.BUNDLE_OVER_ALL
-        payload = bundles.join(spec.num_elements, parts, over_all=over_all, clip=way.clipped)
+        payload = averages.bundle(way, spec.num_elements, parts)
         self._look_at(spec, contributions, payload)
         return payload
 
@@ -275,15 +282,7 @@ class SyncData:
             return
         factors = clipping.factors(norms, way.clip)
         self._figures.note(norms, factors)
-        if way.trim:
-            values = scratch.floats("contributions", len(weights) * spec.num_elements).reshape(len(weights), -1)
-            for row, (_, read) in zip(values, contributions, strict=True):
-                kernels.decode(_read(read), way.up, spec.num_elements, row)
-            trimmed_mean(values, weights, way.trim, average)
-        elif way.clipped and min(factors) < 1:
-            average.fill(0)
-            for (_, read), weight, factor in zip(contributions, weights, factors, strict=True):
-                self._add_difference(spec, _read(read), np.float32(weight * factor), average)
+        averages.make_robust(way, contributions, weights, factors, average)
 
     @property
     def _is_sampled(self) -> bool:
@@ -301,8 +300,8 @@ class SyncData:
         average, value = (scratch.floats(name, spec.num_elements) for name in ("sampled", "value"))
         kernels.decode(payload, way.down, spec.num_elements, average, tokens=[tokens for tokens, _ in contributions])
         cosines, norms = [], []
-        for _, read in contributions:
-            kernels.decode(_read(read), way.up, spec.num_elements, value)
+        for _, of in contributions:
+            kernels.decode(averages.read(of), way.up, spec.num_elements, value)
             cosines.append(arithmetic.cosine(value, average))
             norms.append(arithmetic.norm(value))
         last = self._last_average(spec)
@@ -317,12 +316,16 @@ class SyncData:
         """What is said of all that was averaged here; None if nothing is."""
         return self._figures.as_message()
 
-    def _add_difference(self, spec: Chunk, data: bytes, weight: np.float32, average: Floats) -> float:
-        """`average += weight * contribution`; the norm of the contribution."""
-        return kernels.accumulate(data, self.travels.of(spec.role).up, weight, average)
+    def _add_buffers(
+        self, spec: Chunk, contributions: Contributions, weights: list[float], average: Floats
+    ) -> list[float | None]:
+        """`average := 0 + w_0*v_0 + ...`; of each the norm of its difference from the base, None if it is unchanged."""
+        average.fill(0)
+        added = zip(contributions, weights, strict=True)
+        return [self._add_buffer(spec, averages.read(of), np.float32(weight), average) for (_, of), weight in added]
 
     def _add_buffer(self, spec: Chunk, data: bytes, weight: np.float32, average: Floats) -> float | None:
-        """The same of a buffer's value; the norm of its difference from the base, None if it is unchanged."""
+        """`average += weight * value`; see `_add_buffers`."""
         way = self.travels.of(spec.role)
         codec = way.codec_in(data, way.up)
         with self.outer.pinned(spec.index) as record:
@@ -443,7 +446,3 @@ def _place(name: str, spec: Chunk) -> str:
     last = spec.strip_starts[-1] + spec.strip_elements - 1
     rows = f" ({spec.num_strips} rows of {spec.strip_elements})" if spec.num_strips > 1 else ""
     return f"{name!r}, elements {spec.first_element} to {last}{rows}"
-
-
-def _read(contribution: bytes | Callable[[], bytes]) -> bytes:
-    return contribution() if callable(contribution) else contribution

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
 
+from atoll.node.dataplane.kept_contributions import KeptContributions
 from atoll.node.dataplane.optim import OuterOptimizer
 from atoll.node.dataplane.outer_state import OuterState
 from atoll.node.dataplane.payload_log import AttemptLog, PayloadLog
@@ -93,7 +94,14 @@ class Hub:
 
     # --- life
 
-    def serve(self, layout: Layout, outer: Callable[[], OuterState | None], log: PayloadLog, pace: Pace) -> None:
+    def serve(
+        self,
+        layout: Layout,
+        outer: Callable[[], OuterState | None],
+        log: PayloadLog,
+        pace: Pace,
+        kept: KeptContributions | None = None,
+    ) -> None:
         """From now on exchanges write to `log`, and peers that catch up are served from it and the outer state, if they
         take what they ask for at `pace`."""
         self.keep_payloads_in(log)
@@ -106,6 +114,7 @@ class Hub:
             counters=self.counters,
             pace=pace,
             uplink=self.uplink,
+            kept=kept,
         )
 
     def keep_payloads_in(self, log: AttemptLog) -> None:
@@ -171,13 +180,15 @@ class Hub:
         *,
         tokens: int,
         weights: Sequence[int],
+        roots: Sequence[bytes] = (),
         spread_s: float = 0.0,
         in_flight: Collection[int] = (),
     ) -> Exchange:
         """The exchange of `plan` on this site, to be run; an older attempt at the same sync is cancelled. `share` is of
         the same plan, and no other exchange was begun or dropped since it was asked for. `tokens`: this site's weight,
-        0 if it receives. `weights`: of all contributors; nothing before they are said. `spread_s`: see `Attempt`.
-        `in_flight`: the other syncs that are not over. A site that was evicted may never have heard how one ended.
+        0 if it receives. `weights`, `roots`: of all contributors; nothing before they are said. `spread_s`: see
+        `Attempt`. `in_flight`: the other syncs that are not over. A site that was evicted may never have heard how one
+        ended.
 
         Raises StaleError for an old plan, RefusedError if the plan does not list this start of this site, NoRoomError
         if it asks it to hold more than its share of `max_retained_bytes` or the disk has room for.
@@ -199,6 +210,7 @@ class Hub:
             attempt=attempt,
             share=share,
             said=weights,
+            said_roots=roots,
             log=self.log,
             retained=retained,
             errors=self.average_errors,
@@ -218,11 +230,11 @@ class Hub:
         self._begun = asyncio.Event()
         return exchange
 
-    def weigh(self, plan: Plan, weights: Sequence[int]) -> None:
+    def weigh(self, plan: Plan, weights: Sequence[int], roots: Sequence[bytes] = ()) -> None:
         """The weights of an exchange that began without them, if it still runs."""
         exchange = self._exchanges.get(plan.sync)
         if exchange is not None and _order(exchange.plan) == _order(plan):
-            exchange.weigh(weights)
+            exchange.weigh(weights, roots)
 
     def have_payloads(self, plan: Plan, chunks: list[int]) -> None:
         """Another process of this host has put their payloads into the file of that attempt."""
@@ -401,6 +413,7 @@ def _member(message: peer_pb2.ExchangeOpen, exchange: Exchange) -> Member:
         )
     if contributes:
         exchange.weights.hear(member, message.tokens)
+        exchange.roots.hear(member, message.contributions_root)
         exchange.attempt.hurry(message.spare_ms)
     elif message.tokens:
         raise RefusedError(f"site {member.site_id} says {message.tokens} tokens, and only receives")

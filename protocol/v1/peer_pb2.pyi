@@ -30,6 +30,7 @@ class Part(_message.Message):
     TOTAL_BYTES_FIELD_NUMBER: _builtins.int
     DATA_FIELD_NUMBER: _builtins.int
     HASH_FIELD_NUMBER: _builtins.int
+    PROOF_FIELD_NUMBER: _builtins.int
     chunk: _builtins.int
     offset_bytes: _builtins.int
     total_bytes: _builtins.int
@@ -37,6 +38,8 @@ class Part(_message.Message):
     data: _builtins.bytes
     hash: _builtins.bytes
     """of the whole encoded chunk; set in its last part"""
+    proof: _builtins.bytes
+    """Beside it, of a contribution in a run with audits: that the root of its site's contributions is over this hash."""
     def __init__(
         self,
         *,
@@ -45,10 +48,11 @@ class Part(_message.Message):
         total_bytes: _builtins.int = ...,
         data: _builtins.bytes = ...,
         hash: _builtins.bytes = ...,
+        proof: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk", "data", b"data", "hash", b"hash", "offset_bytes", b"offset_bytes", "total_bytes", b"total_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk", "data", b"data", "hash", b"hash", "offset_bytes", b"offset_bytes", "proof", b"proof", "total_bytes", b"total_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -70,6 +74,7 @@ class ExchangeOpen(_message.Message):
     FIRST_CHUNK_FIELD_NUMBER: _builtins.int
     NUM_CHUNKS_FIELD_NUMBER: _builtins.int
     SPARE_MS_FIELD_NUMBER: _builtins.int
+    CONTRIBUTIONS_ROOT_FIELD_NUMBER: _builtins.int
     sync: _builtins.int
     attempt: _builtins.int
     plan_term: _builtins.int
@@ -84,6 +89,8 @@ class ExchangeOpen(_message.Message):
     num_chunks: _builtins.int
     spare_ms: _builtins.int
     """how long the caller, if it contributes, can do without payloads; 0: it waits for them"""
+    contributions_root: _builtins.bytes
+    """with audits: as in the caller's Ready; empty of a receiver"""
     @_builtins.property
     def header(self) -> _common_pb2.Header: ...
     @_builtins.property
@@ -105,10 +112,11 @@ class ExchangeOpen(_message.Message):
         first_chunk: _builtins.int = ...,
         num_chunks: _builtins.int = ...,
         spare_ms: _builtins.int = ...,
+        contributions_root: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "first_chunk", b"first_chunk", "has_payloads", b"has_payloads", "header", b"header", "num_chunks", b"num_chunks", "plan_digest", b"plan_digest", "plan_term", b"plan_term", "reducer_incarnation", b"reducer_incarnation", "reducer_site_id", b"reducer_site_id", "spare_ms", b"spare_ms", "sync", b"sync", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "contributions_root", b"contributions_root", "first_chunk", b"first_chunk", "has_payloads", b"has_payloads", "header", b"header", "num_chunks", b"num_chunks", "plan_digest", b"plan_digest", "plan_term", b"plan_term", "reducer_incarnation", b"reducer_incarnation", "reducer_site_id", b"reducer_site_id", "spare_ms", b"spare_ms", "sync", b"sync", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -385,7 +393,10 @@ class FetchPayloadsRequest(_message.Message):
     HEADER_FIELD_NUMBER: _builtins.int
     COMMIT_FIELD_NUMBER: _builtins.int
     CHUNKS_FIELD_NUMBER: _builtins.int
+    OF_SYNC_FIELD_NUMBER: _builtins.int
     commit: _builtins.int
+    of_sync: _builtins.int
+    """with audits: not the payloads of a commit, but what the donor contributed to this sync, with proofs"""
     @_builtins.property
     def header(self) -> _common_pb2.Header: ...
     @_builtins.property
@@ -398,10 +409,11 @@ class FetchPayloadsRequest(_message.Message):
         header: _common_pb2.Header | None = ...,
         commit: _builtins.int = ...,
         chunks: _abc.Iterable[_builtins.int] | None = ...,
+        of_sync: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunks", b"chunks", "commit", b"commit", "header", b"header"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunks", b"chunks", "commit", b"commit", "header", b"header", "of_sync", b"of_sync"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -132,6 +132,27 @@ EVIDENCE_PAYLOAD: Evidence.ValueType  # 4
 """of `chunk` in `commit`"""
 Global___Evidence: _TypeAlias = Evidence  # noqa: Y015
 
+class _AuditOutcome:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _AuditOutcomeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_AuditOutcome.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    AUDIT_OUTCOME_UNSPECIFIED: _AuditOutcome.ValueType  # 0
+    AUDIT_OUTCOME_RIGHT: _AuditOutcome.ValueType  # 1
+    AUDIT_OUTCOME_WRONG: _AuditOutcome.ValueType  # 2
+    AUDIT_OUTCOME_UNKNOWN: _AuditOutcome.ValueType  # 3
+    """it cannot be found out here"""
+
+class AuditOutcome(_AuditOutcome, metaclass=_AuditOutcomeEnumTypeWrapper): ...
+
+AUDIT_OUTCOME_UNSPECIFIED: AuditOutcome.ValueType  # 0
+AUDIT_OUTCOME_RIGHT: AuditOutcome.ValueType  # 1
+AUDIT_OUTCOME_WRONG: AuditOutcome.ValueType  # 2
+AUDIT_OUTCOME_UNKNOWN: AuditOutcome.ValueType  # 3
+"""it cannot be found out here"""
+Global___AuditOutcome: _TypeAlias = AuditOutcome  # noqa: Y015
+
 @_typing.final
 class JoinRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
@@ -384,6 +405,7 @@ class SessionRequest(_message.Message):
     DIVERGED_FIELD_NUMBER: _builtins.int
     TELEMETRY_FIELD_NUMBER: _builtins.int
     DEPOSITS_RETURNED_FIELD_NUMBER: _builtins.int
+    CHUNK_AUDITED_FIELD_NUMBER: _builtins.int
     seq: _builtins.int
     """1, 2, 3 ... on this stream"""
     ack: _builtins.int
@@ -428,6 +450,8 @@ class SessionRequest(_message.Message):
     def telemetry(self) -> Global___Telemetry: ...
     @_builtins.property
     def deposits_returned(self) -> Global___DepositsReturned: ...
+    @_builtins.property
+    def chunk_audited(self) -> Global___ChunkAudited: ...
     def __init__(
         self,
         *,
@@ -452,12 +476,13 @@ class SessionRequest(_message.Message):
         diverged: Global___Diverged | None = ...,
         telemetry: Global___Telemetry | None = ...,
         deposits_returned: Global___DepositsReturned | None = ...,
+        chunk_audited: Global___ChunkAudited | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["applied", b"applied", "body", b"body", "commit_rebuilt", b"commit_rebuilt", "deposits_returned", b"deposits_returned", "diverged", b"diverged", "done", b"done", "exchange_failed", b"exchange_failed", "find_sources", b"find_sources", "header", b"header", "heartbeat", b"heartbeat", "hello", b"hello", "lease_request", b"lease_request", "leave", b"leave", "manifest_part", b"manifest_part", "offer", b"offer", "payload_list", b"payload_list", "ready", b"ready", "shown", b"shown", "telemetry", b"telemetry"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["applied", b"applied", "body", b"body", "chunk_audited", b"chunk_audited", "commit_rebuilt", b"commit_rebuilt", "deposits_returned", b"deposits_returned", "diverged", b"diverged", "done", b"done", "exchange_failed", b"exchange_failed", "find_sources", b"find_sources", "header", b"header", "heartbeat", b"heartbeat", "hello", b"hello", "lease_request", b"lease_request", "leave", b"leave", "manifest_part", b"manifest_part", "offer", b"offer", "payload_list", b"payload_list", "ready", b"ready", "shown", b"shown", "telemetry", b"telemetry"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ack", b"ack", "applied", b"applied", "body", b"body", "checksum", b"checksum", "commit_rebuilt", b"commit_rebuilt", "deposits_returned", b"deposits_returned", "diverged", b"diverged", "done", b"done", "exchange_failed", b"exchange_failed", "find_sources", b"find_sources", "header", b"header", "heartbeat", b"heartbeat", "hello", b"hello", "lease_request", b"lease_request", "leave", b"leave", "manifest_part", b"manifest_part", "offer", b"offer", "payload_list", b"payload_list", "ready", b"ready", "seq", b"seq", "shown", b"shown", "telemetry", b"telemetry"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ack", b"ack", "applied", b"applied", "body", b"body", "checksum", b"checksum", "chunk_audited", b"chunk_audited", "commit_rebuilt", b"commit_rebuilt", "deposits_returned", b"deposits_returned", "diverged", b"diverged", "done", b"done", "exchange_failed", b"exchange_failed", "find_sources", b"find_sources", "header", b"header", "heartbeat", b"heartbeat", "hello", b"hello", "lease_request", b"lease_request", "leave", b"leave", "manifest_part", b"manifest_part", "offer", b"offer", "payload_list", b"payload_list", "ready", b"ready", "seq", b"seq", "shown", b"shown", "telemetry", b"telemetry"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["hello", "offer", "applied", "ready", "done", "exchange_failed", "heartbeat", "find_sources", "leave", "lease_request", "shown", "payload_list", "manifest_part", "commit_rebuilt", "diverged", "telemetry", "deposits_returned"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["hello", "offer", "applied", "ready", "done", "exchange_failed", "heartbeat", "find_sources", "leave", "lease_request", "shown", "payload_list", "manifest_part", "commit_rebuilt", "diverged", "telemetry", "deposits_returned", "chunk_audited"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 
@@ -496,6 +521,7 @@ class SessionResponse(_message.Message):
     DRAIN_FIELD_NUMBER: _builtins.int
     DEPOSITS_FIELD_NUMBER: _builtins.int
     RETURN_DEPOSITS_FIELD_NUMBER: _builtins.int
+    AUDIT_CHUNK_FIELD_NUMBER: _builtins.int
     SAME_CONTRIBUTORS_FIELD_NUMBER: _builtins.int
     SAME_TREES_FIELD_NUMBER: _builtins.int
     COORDINATORS_FIELD_NUMBER: _builtins.int
@@ -558,6 +584,8 @@ class SessionResponse(_message.Message):
     @_builtins.property
     def return_deposits(self) -> Global___ReturnDeposits: ...
     @_builtins.property
+    def audit_chunk(self) -> Global___AuditChunk: ...
+    @_builtins.property
     def coordinators(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """HOST:PORT of all that may serve the run, this one first; said at the begin of a stream and when it changes."""
 
@@ -593,15 +621,16 @@ class SessionResponse(_message.Message):
         drain: Global___Drain | None = ...,
         deposits: Global___Deposits | None = ...,
         return_deposits: Global___ReturnDeposits | None = ...,
+        audit_chunk: Global___AuditChunk | None = ...,
         same_contributors: _builtins.bool = ...,
         same_trees: _builtins.bool = ...,
         coordinators: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["abandoned", b"abandoned", "admitted", b"admitted", "banned", b"banned", "body", b"body", "commit", b"commit", "deposits", b"deposits", "dial_back", b"dial_back", "disputed", b"disputed", "drain", b"drain", "evicted", b"evicted", "finished", b"finished", "header", b"header", "leases", b"leases", "list_payloads", b"list_payloads", "open", b"open", "peers", b"peers", "plan", b"plan", "pulse", b"pulse", "rebuild_commit", b"rebuild_commit", "refused", b"refused", "return_deposits", b"return_deposits", "rolled_back", b"rolled_back", "send_manifest", b"send_manifest", "show", b"show", "sources", b"sources", "weights", b"weights", "welcome", b"welcome"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["abandoned", b"abandoned", "admitted", b"admitted", "audit_chunk", b"audit_chunk", "banned", b"banned", "body", b"body", "commit", b"commit", "deposits", b"deposits", "dial_back", b"dial_back", "disputed", b"disputed", "drain", b"drain", "evicted", b"evicted", "finished", b"finished", "header", b"header", "leases", b"leases", "list_payloads", b"list_payloads", "open", b"open", "peers", b"peers", "plan", b"plan", "pulse", b"pulse", "rebuild_commit", b"rebuild_commit", "refused", b"refused", "return_deposits", b"return_deposits", "rolled_back", b"rolled_back", "send_manifest", b"send_manifest", "show", b"show", "sources", b"sources", "weights", b"weights", "welcome", b"welcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["abandoned", b"abandoned", "ack", b"ack", "admitted", b"admitted", "banned", b"banned", "body", b"body", "checksum", b"checksum", "commit", b"commit", "coordinators", b"coordinators", "deposits", b"deposits", "dial_back", b"dial_back", "disputed", b"disputed", "drain", b"drain", "evicted", b"evicted", "finished", b"finished", "header", b"header", "leases", b"leases", "list_payloads", b"list_payloads", "open", b"open", "peers", b"peers", "plan", b"plan", "pulse", b"pulse", "rebuild_commit", b"rebuild_commit", "refused", b"refused", "return_deposits", b"return_deposits", "rolled_back", b"rolled_back", "same_contributors", b"same_contributors", "same_trees", b"same_trees", "send_manifest", b"send_manifest", "seq", b"seq", "show", b"show", "sources", b"sources", "weights", b"weights", "welcome", b"welcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abandoned", b"abandoned", "ack", b"ack", "admitted", b"admitted", "audit_chunk", b"audit_chunk", "banned", b"banned", "body", b"body", "checksum", b"checksum", "commit", b"commit", "coordinators", b"coordinators", "deposits", b"deposits", "dial_back", b"dial_back", "disputed", b"disputed", "drain", b"drain", "evicted", b"evicted", "finished", b"finished", "header", b"header", "leases", b"leases", "list_payloads", b"list_payloads", "open", b"open", "peers", b"peers", "plan", b"plan", "pulse", b"pulse", "rebuild_commit", b"rebuild_commit", "refused", b"refused", "return_deposits", b"return_deposits", "rolled_back", b"rolled_back", "same_contributors", b"same_contributors", "same_trees", b"same_trees", "send_manifest", b"send_manifest", "seq", b"seq", "show", b"show", "sources", b"sources", "weights", b"weights", "welcome", b"welcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["welcome", "admitted", "refused", "open", "plan", "commit", "abandoned", "sources", "evicted", "finished", "pulse", "leases", "rolled_back", "show", "disputed", "list_payloads", "peers", "weights", "dial_back", "send_manifest", "rebuild_commit", "banned", "drain", "deposits", "return_deposits"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["welcome", "admitted", "refused", "open", "plan", "commit", "abandoned", "sources", "evicted", "finished", "pulse", "leases", "rolled_back", "show", "disputed", "list_payloads", "peers", "weights", "dial_back", "send_manifest", "rebuild_commit", "banned", "drain", "deposits", "return_deposits", "audit_chunk"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 
@@ -897,6 +926,7 @@ class Ready(_message.Message):
     ERROR_COMMITS_FIELD_NUMBER: _builtins.int
     RATES_FIELD_NUMBER: _builtins.int
     OF_SHARDS_FIELD_NUMBER: _builtins.int
+    CONTRIBUTIONS_ROOT_FIELD_NUMBER: _builtins.int
     sync: _builtins.int
     tokens: _builtins.int
     """trained since the base, 0 = contribute nothing"""
@@ -906,6 +936,8 @@ class Ready(_message.Message):
     """time spent training towards this sync"""
     of_shards: _builtins.bool
     """the ranges are shards of a stream, whose tokens were trained in earlier syncs too"""
+    contributions_root: _builtins.bytes
+    """with audits: of the tree over the hashes of what this site contributes; else empty"""
     @_builtins.property
     def ranges(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.DataRange]:
         """trained on since the last commit that this site is in; ascending, merged"""
@@ -935,10 +967,11 @@ class Ready(_message.Message):
         error_commits: _abc.Iterable[_builtins.int] | None = ...,
         rates: _abc.Iterable[_builtins.float] | None = ...,
         of_shards: _builtins.bool = ...,
+        contributions_root: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["error_commits", b"error_commits", "mean_loss", b"mean_loss", "num_steps", b"num_steps", "of_shards", b"of_shards", "ranges", b"ranges", "rates", b"rates", "sync", b"sync", "tokens", b"tokens", "train_s", b"train_s", "unreachable_site_ids", b"unreachable_site_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["contributions_root", b"contributions_root", "error_commits", b"error_commits", "mean_loss", b"mean_loss", "num_steps", b"num_steps", "of_shards", b"of_shards", "ranges", b"ranges", "rates", b"rates", "sync", b"sync", "tokens", b"tokens", "train_s", b"train_s", "unreachable_site_ids", b"unreachable_site_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1522,12 +1555,17 @@ class Weights(_message.Message):
     ATTEMPT_FIELD_NUMBER: _builtins.int
     TERM_FIELD_NUMBER: _builtins.int
     TOKENS_FIELD_NUMBER: _builtins.int
+    ROOTS_FIELD_NUMBER: _builtins.int
     sync: _builtins.int
     attempt: _builtins.int
     term: _builtins.int
     @_builtins.property
     def tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """by contributor"""
+
+    @_builtins.property
+    def roots(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """with audits: what the Ready of each contributor says; else empty"""
 
     def __init__(
         self,
@@ -1536,10 +1574,11 @@ class Weights(_message.Message):
         attempt: _builtins.int = ...,
         term: _builtins.int = ...,
         tokens: _abc.Iterable[_builtins.int] | None = ...,
+        roots: _abc.Iterable[_builtins.bytes] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "sync", b"sync", "term", b"term", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "roots", b"roots", "sync", b"sync", "term", b"term", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1749,6 +1788,107 @@ class Shown(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Shown: _TypeAlias = Shown  # noqa: Y015
+
+@_typing.final
+class AuditChunk(_message.Message):
+    """With audits: average a chunk of a commit once more, from what its contributors have kept, and say whether its payload
+    is what comes out.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: _builtins.int
+    COMMIT_FIELD_NUMBER: _builtins.int
+    SYNC_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
+    TERM_FIELD_NUMBER: _builtins.int
+    FRAGMENT_FIELD_NUMBER: _builtins.int
+    BASE_COMMIT_FIELD_NUMBER: _builtins.int
+    CONTRIBUTORS_FIELD_NUMBER: _builtins.int
+    ROOTS_FIELD_NUMBER: _builtins.int
+    CHUNK_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    """of this question, in this term"""
+    commit: _builtins.int
+    sync: _builtins.int
+    """of the attempt that became it"""
+    attempt: _builtins.int
+    term: _builtins.int
+    fragment: _builtins.int
+    base_commit: _builtins.int
+    """on which its plan was"""
+    chunk: _builtins.int
+    @_builtins.property
+    def contributors(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Member]:
+        """with their weights"""
+
+    @_builtins.property
+    def roots(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """what the Ready of each of them said"""
+
+    def __init__(
+        self,
+        *,
+        number: _builtins.int = ...,
+        commit: _builtins.int = ...,
+        sync: _builtins.int = ...,
+        attempt: _builtins.int = ...,
+        term: _builtins.int = ...,
+        fragment: _builtins.int = ...,
+        base_commit: _builtins.int = ...,
+        contributors: _abc.Iterable[_common_pb2.Member] | None = ...,
+        roots: _abc.Iterable[_builtins.bytes] | None = ...,
+        chunk: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "base_commit", b"base_commit", "chunk", b"chunk", "commit", b"commit", "contributors", b"contributors", "fragment", b"fragment", "number", b"number", "roots", b"roots", "sync", b"sync", "term", b"term"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AuditChunk: _TypeAlias = AuditChunk  # noqa: Y015
+
+@_typing.final
+class ChunkAudited(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: _builtins.int
+    OUTCOME_FIELD_NUMBER: _builtins.int
+    PAYLOAD_HASH_FIELD_NUMBER: _builtins.int
+    SILENT_SITE_IDS_FIELD_NUMBER: _builtins.int
+    REFUTED_SITE_IDS_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    outcome: Global___AuditOutcome.ValueType
+    payload_hash: _builtins.bytes
+    """of what came out; empty if that is unknown"""
+    text: _builtins.str
+    """why it is unknown"""
+    @_builtins.property
+    def silent_site_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """contributors that did not give what they had contributed"""
+
+    @_builtins.property
+    def refuted_site_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """contributors that gave something else than their root is over"""
+
+    def __init__(
+        self,
+        *,
+        number: _builtins.int = ...,
+        outcome: Global___AuditOutcome.ValueType = ...,
+        payload_hash: _builtins.bytes = ...,
+        silent_site_ids: _abc.Iterable[_builtins.int] | None = ...,
+        refuted_site_ids: _abc.Iterable[_builtins.int] | None = ...,
+        text: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["number", b"number", "outcome", b"outcome", "payload_hash", b"payload_hash", "refuted_site_ids", b"refuted_site_ids", "silent_site_ids", b"silent_site_ids", "text", b"text"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ChunkAudited: _TypeAlias = ChunkAudited  # noqa: Y015
 
 @_typing.final
 class RebuildCommit(_message.Message):

@@ -66,6 +66,7 @@ def some_settings(**changes: Any) -> RunSettings:
         max_chunks=values.pop("max_chunks", 10_000),
         log_commits=8,
         max_weight_ratio=values.pop("ratio", 16),
+        audits=values.pop("audits", 0),
     )
     return RunSettings(sync=sync, **values)
 
@@ -454,6 +455,7 @@ class Story(CoordinatorQuestions):
             error_commits=errors,
             rates=rates_of(self.settings, self.sites[name].manifest) if rates is None else rates,
             of_shards=of_shards,
+            contributions_root=a_hash(f"root of {name}") if self.settings.sync.audits else b"",
         )
         self.says(name, message)
 
@@ -721,6 +723,8 @@ class Story(CoordinatorQuestions):
                 what = message.evidence.name.lower().replace("_", " ")
                 of = f" of chunk {message.chunk}" if message.evidence in (Evidence.RECORD, Evidence.PAYLOAD) else ""
                 return f"Show the {what}{of}, commit {message.commit}"
+            case m.AuditChunk():
+                return f"AuditChunk {message.chunk} of commit {message.commit}"
             case m.RebuildCommit():
                 return f"RebuildCommit {message.commit}"
             case m.RolledBack():

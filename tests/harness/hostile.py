@@ -1,7 +1,8 @@
 """What members that mean harm do to a node's parts: in the simulator, and in a process (tests/workers/hostile_node.py).
 
 mute: trains, and is never ready. ready: says that it is ready, and exchanges nothing. waiting: contributes, and as a
-reducer says for ever that it waits. In the simulator alone: one that pulls payloads again and again.
+reducer says for ever that it waits. false: what it reduces is not the average. In the simulator alone: one that pulls
+payloads again and again.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from atoll.protocol import messages as m
 from atoll.protocol.errors import PeerError
 from atoll.protocol.v1 import peer_pb2
 
-KINDS = ("mute", "ready", "waiting")
+KINDS = ("mute", "ready", "waiting", "false")
 
 
 def is_never_ready(output: out.Output) -> bool:
@@ -60,6 +61,23 @@ def only_waits(
     exchange.reducer.waiting = waiting  # type: ignore[method-assign]
     if tells_the_coordinator:
         exchange.waits_for = lambda: (list(names(exchange)), [])  # type: ignore[method-assign]
+
+
+def averages_falsely(exchange: Exchange, *, lies: Callable[[], bool], lied: Callable[[], None]) -> None:
+    """Whenever `lies` says so, a payload that it makes is of the last contribution alone."""
+    data = exchange.attempt.data
+    reduce = data.reduce
+
+    def reduce_so(chunk: int, contributions: Any, *rest: Any) -> bytes:
+        honest = reduce(chunk, contributions, *rest)
+        if not lies():
+            return honest
+        false = reduce(chunk, [(tokens, contributions[-1][1]) for tokens, _ in contributions], *rest)
+        if false != honest:
+            lied()
+        return false
+
+    data.reduce = reduce_so  # type: ignore[method-assign, assignment]
 
 
 def pulls_again(exchange: Exchange, *, hangs_up: bool, claims_to_move: bool) -> None:

@@ -291,6 +291,8 @@ class SiteStory(SiteQuestions):
                 return f"fetches the state from {donors}{', or payloads of commits ' + replay if replay else ''}"
             case out.CancelFetch():
                 return "stops fetching"
+            case out.KeepContributions(sync):
+                return f"keeps what it is to contribute to sync {sync}"
             case out.BeginExchange(plan, tokens):
                 role = "a contributor" if tokens else "a receiver"
                 return f"begins exchange {plan.sync}.{plan.attempt} as {role}"

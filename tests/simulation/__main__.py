@@ -5,6 +5,7 @@
     python -m tests.simulation --seed 246           one schedule, with its story
     python -m tests.simulation --seed 246 --shrink  the fewest of its faults that still break it
     python -m tests.simulation --sites 1000         one schedule of so many sites
+    python -m tests.simulation --flips              with audits, and a bit that flips at every site: nobody is banned
 
 A schedule is one run of some sites with faults drawn from the seed: see tests/simulation/faults.py for the faults,
 large.py for the schedule of very many sites, checks.py for what must hold. The same seed is the same schedule. Exit
@@ -20,9 +21,10 @@ import random
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
+from tests.simulation.audits import with_flips
 from tests.simulation.faults import Fault, draw_faults, strike
 from tests.simulation.large import LEAST_SITES, large
 from tests.simulation.world import Outcome, Shape, draw_shape_of, in_gradients, play
@@ -62,7 +64,7 @@ def shrink(seed: int) -> tuple[Fault, ...]:
     return tuple(faults)
 
 
-def many(seeds: Iterable[int], num: int, jobs: int) -> list[Outcome]:
+def many(seeds: Iterable[int], num: int, jobs: int, play_one: Callable[[int], Outcome] = _briefly) -> list[Outcome]:
     """Runs them all and prints progress and a summary; the outcomes that are unsound."""
     began_s = said_s = time.monotonic()
     faults: Counter[str] = Counter()
@@ -70,7 +72,7 @@ def many(seeds: Iterable[int], num: int, jobs: int) -> list[Outcome]:
     num_done = num_commits = num_events = 0
     simulated_s = 0.0
     with multiprocessing.get_context("fork").Pool(jobs, maxtasksperchild=200) as pool:
-        for outcome in pool.imap_unordered(_briefly, seeds, chunksize=5):
+        for outcome in pool.imap_unordered(play_one, seeds, chunksize=5):
             num_done += 1
             num_commits += outcome.num_commits
             num_events += outcome.num_events
@@ -122,6 +124,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, help="one schedule, with its story")
     parser.add_argument("--shrink", action="store_true", help="with --seed: leave out faults that it does not need")
     parser.add_argument("--sites", type=int, default=0, help="one schedule of so many sites, 30 at least")
+    parser.add_argument("--flips", action="store_true", help="schedules with audits and flipped bits")
     options = parser.parse_args(argv)
     if options.sites:
         if options.sites < LEAST_SITES:
@@ -129,7 +132,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1 if one_large(options.sites, options.seed or 0).problem else 0
     if options.seed is None:
         seeds = range(options.first, options.first + options.num)
-        return 1 if many(seeds, options.num, options.jobs) else 0
+        return 1 if many(seeds, options.num, options.jobs, with_flips if options.flips else _briefly) else 0
     seed = options.seed
     faults = shrink(seed) if options.shrink else draw_faults(seed)
     outcome = one(seed, faults)

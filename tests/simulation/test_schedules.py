@@ -19,10 +19,11 @@ import pytest
 
 from atoll.coordinator.core.events import SiteRecord
 from atoll.node.core.events import Content, Difference, Values
+from atoll.node.dataplane.averages import Contributions
 from atoll.node.dataplane.optim import OuterUpdate
 from atoll.node.dataplane.outer_state import OuterState
 from atoll.node.dataplane.payload_file import AttemptKey
-from atoll.node.dataplane.sync_data import Contributions, SyncData
+from atoll.node.dataplane.sync_data import SyncData
 from atoll.node.exchange.peers.frames import Encoded
 from atoll.node.exchange.sync.average_errors import AverageErrors
 from atoll.node.exchange.sync.spill import Spilled

@@ -27,12 +27,15 @@ def misbehave(kind: str) -> None:
 
     def begin_so(self: Hub, *args: Any, **options: Any) -> Exchange:
         exchange = begin(self, *args, **options)
-        hostile.only_waits(exchange, hostile.others, claims_to_move=True, tells_the_coordinator=True)
+        if kind == "false":
+            hostile.averages_falsely(exchange, lies=lambda: True, lied=lambda: None)
+        else:
+            hostile.only_waits(exchange, hostile.others, claims_to_move=True, tells_the_coordinator=True)
         return exchange
 
     if kind in DOES:
         SiteCore.handle = handle_so  # type: ignore[method-assign]
-    elif kind == "waiting":
+    elif kind in ("waiting", "false"):
         Hub.begin = begin_so  # type: ignore[method-assign]
     else:
         sys.exit(f"hostile_node.py: there is no {kind!r}, there are {', '.join(hostile.KINDS)}")

@@ -31,12 +31,16 @@ class Cause(Enum):
     CONTRIBUTION = "contribution"
     CONTRADICTION = "contradiction"
     """It says what cannot be."""
+    AUDIT = "audit"
+    """What it averaged, or found in an audit, is not what comes out at two other sites."""
     OPERATOR = "operator"
 
 
 @dataclass(slots=True)
 class Conduct:
     strikes: int = 0
+    offences: int = 0  # times that audits found it out; they are not forgiven with time
+    _judged_to: int = -1  # the newest commit when one last did, in this start of the coordinator
     admitted_again_at: float = 0.0
     has_contributed: bool = False  # since it was admitted
     _has_ever_contributed: bool = False
@@ -57,6 +61,21 @@ class Conduct:
         """It is to be banned."""
         return self.strikes > len(WAIT_LEASES)
 
+    @property
+    def is_second_offence(self) -> bool:
+        """A first one may be a flipped bit."""
+        return self.offences > 1
+
+    def offend(self, commit: int, newest: int) -> bool:
+        """An audit of that commit has found it out. False if it was found out since that was made: what was wrong with
+        it then may have spoiled several chunks."""
+        if commit <= self._judged_to:
+            return False
+        self._judged_to = newest
+        self.offences += 1
+        self.has_contributed = False
+        return True
+
     def strike(self, now: float, lease_s: float, *, is_absence: bool = False) -> None:
         """`is_absence`: it may be the network's doing, and keeps nobody out for good."""
         if not is_absence or self.strikes < len(WAIT_LEASES):
@@ -76,6 +95,7 @@ class Conduct:
         site that is to stay away does so for its whole time from now on."""
         self._has_ever_contributed, self.has_contributed = record.contributed, record.has_contributed
         self.strikes, self._good_since = record.strikes, now
+        self.offences = record.offences
         if not record.live:
             self.admitted_again_at = now + self._wait_s(lease_s)
 

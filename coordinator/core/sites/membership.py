@@ -232,7 +232,13 @@ class Site:
         """What the store keeps of it."""
         kept = {name: getattr(self, name) for name in _KEPT}
         conduct = self.conduct
-        return SiteRecord(**kept, live=self.live, strikes=conduct.strikes, has_contributed=conduct.has_contributed)
+        return SiteRecord(
+            **kept,
+            live=self.live,
+            strikes=conduct.strikes,
+            offences=conduct.offences,
+            has_contributed=conduct.has_contributed,
+        )
 
     def member(self) -> Member:
         """As plans and peers know it."""

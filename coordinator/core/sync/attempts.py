@@ -68,6 +68,7 @@ class Attempt:
         """What is kept of each contributor's Ready, once it is weighed."""
         weights = self.weights
         errors = weights.error_commits or ((),) * len(weights.said)
+        roots = weights.roots or (b"",) * len(weights.said)
         return [
             Ready(
                 sync=self.plan.sync,
@@ -76,14 +77,16 @@ class Attempt:
                 ranges=ranges,
                 error_commits=error_commits,
                 rates=weights.rates,
+                contributions_root=root,
             )
-            for tokens, ranges, error_commits in zip(weights.said, weights.ranges, errors, strict=True)
+            for tokens, ranges, error_commits, root in zip(weights.said, weights.ranges, errors, roots, strict=True)
         ]
 
     def weights_message(self) -> Weights:
         """What the plan's sites are told after it, once it is weighed."""
         plan = self.plan
-        return Weights(sync=plan.sync, attempt=plan.attempt, term=plan.term, tokens=self.weights.tokens)
+        tokens, roots = self.weights.tokens, self.weights.roots
+        return Weights(sync=plan.sync, attempt=plan.attempt, term=plan.term, tokens=tokens, roots=roots)
 
     def ids(self) -> tuple[int, ...]:
         """Of the contributors, ascending."""

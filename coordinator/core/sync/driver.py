@@ -26,6 +26,7 @@ from atoll.coordinator.core.sync.blame import in_words
 from atoll.coordinator.core.sync.exclusions import Kind
 from atoll.coordinator.core.sync.syncs import Sync
 from atoll.protocol import messages as m
+from atoll.protocol.digest import DIGEST_BYTES
 
 MAX_STEPS_OF_ADVANCE = 1000
 
@@ -44,6 +45,8 @@ def ready(run: Run, site: Site, message: m.Ready) -> None:
             problem = f"error feedback of {len(message.error_commits)} fragments, {num_errors} are expected"
         elif len(message.rates) != num_rates:
             problem = f"{len(message.rates)} rates, {num_rates} are expected"
+        elif settings.audits and message.tokens and len(message.contributions_root) != DIGEST_BYTES:
+            problem = "no root over what it contributes, which a run with audits needs"
     if problem:
         run.refuse(site.stream, m.RefusedKind.INVALID, f"Ready of {site.label} for sync {message.sync}: {problem}")
         return
@@ -66,8 +69,7 @@ def ready(run: Run, site: Site, message: m.Ready) -> None:
     if sync.exclusions.is_void(site.start):
         return  # reducers may hold what it discarded, under the same key; it contributes to the next sync
     known = sync.ready.get(site.site_id)
-    said = message.tokens, message.ranges, message.error_commits, message.rates
-    if known is not None and (known.tokens, known.ranges, known.error_commits, known.rates) != said:
+    if known is not None and _contributed(known) != _contributed(message):
         return  # a contribution never changes
     if not leases.may_list(run, site, message):
         text = f"the Ready of {site.label} is refused: it lists data that this start does not lease"
@@ -78,6 +80,10 @@ def ready(run: Run, site: Site, message: m.Ready) -> None:
     if known is None:
         run.stragglers.note_ready(site.site_id, message.num_steps, message.train_s)
     sync.take_ready(site.site_id, message, run.now)
+
+
+def _contributed(ready: m.Ready) -> tuple[object, ...]:
+    return ready.tokens, ready.ranges, ready.error_commits, ready.rates, ready.contributions_root
 
 
 def done(run: Run, site: Site, message: m.Done) -> None:

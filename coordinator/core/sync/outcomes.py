@@ -9,6 +9,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from itertools import chain
 
+from atoll.coordinator.core.auditing import judging
 from atoll.coordinator.core.data import leases
 from atoll.coordinator.core.events import CommitRecord, FinishedRecord, OpenRecord, PlanRecord
 from atoll.coordinator.core.log import states
@@ -293,6 +294,7 @@ def commit(run: Run, sync: Sync, attempt: Attempt, payload_digest: bytes, stood_
     _send_commit(run, message, at_base, ids)
     if ahead is not None:
         run.send_all(at_base, ahead)
+    judging.begin(run, message, attempt)
 
 
 def _if_finite(loss: float) -> float | None:

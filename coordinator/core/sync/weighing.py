@@ -56,6 +56,7 @@ def weigh(run: Run, sync: Sync, attempt: Attempt) -> WeightsRecord:
         ranges=tuple(message.ranges for message in ready),
         error_commits=tuple(message.error_commits for message in ready) if settings.error_feedback else (),
         rates=ready[0].rates,
+        roots=tuple(message.contributions_root for message in ready) if settings.audits else (),
     )
 
 

@@ -190,7 +190,7 @@ class RunView:
     """Plans since this start of the coordinator; so are the next four."""
     num_evicted: int
     evictions: tuple[tuple[str, int], ...]
-    """The same by cause: absence, hang, state, contribution, contradiction or operator."""
+    """The same by cause: absence, hang, state, contribution, contradiction, audit or operator."""
     num_not_finite: int
     """Times that a site's loss stopped being a number."""
     num_failed: int
@@ -212,6 +212,16 @@ class RunView:
     """The newest contributions that were left out of a sync, and why, ascending."""
     high: tuple[str, ...]
     """Sites whose contributions are larger than the others' again and again, in words."""
+    audits: int = 0
+    """Chunks of each commit that are averaged once more."""
+    num_audits_right: int = 0
+    """Since this start of the coordinator, audits that found nothing; so are the next three."""
+    num_audits_wrong: int = 0
+    """That ended with a site that was found out."""
+    num_audits_unknown: int = 0
+    """Of which no site could tell how they end."""
+    audit_silence: tuple[str, ...] = ()
+    """Sites that did not give what audits asked them for, in words."""
     store_stuck_s: float = 0.0
     """How long the store has kept a decision waiting, all the rest being of before; the shell says it."""
     syncs: tuple[SyncView, ...]

@@ -22,6 +22,7 @@ V = TypeVar("V", RunView, SiteView, SyncView, CommitView)
 RECENT_COMMITS = 20
 SHOWN_AT_THE_DOOR = 16
 """Of the sites that have said Hello and were never admitted, the first ones; the others are a number."""
+SHOWN_SILENT = 8
 SHOWN_LINKS = 4
 SHOWN_GONE = 16
 """Of the sites that have gone, the last ones, with why they went."""
@@ -77,6 +78,14 @@ def view_of(run: Run, now: float) -> RunView:
         average_share=agreement.average_share if agreement else None,
         last_cosine=agreement.last_cosine if agreement else None,
         codec_error=agreement.codec_error if agreement else None,
+        num_audits_right=run.auditing.num_right,
+        num_audits_wrong=run.auditing.num_wrong,
+        num_audits_unknown=run.auditing.num_unknown,
+        audit_silence=tuple(
+            f"{site.label} did not give what audits asked it for {times} times"
+            for site_id, times in run.auditing.silent.most_common(SHOWN_SILENT)
+            if (site := run.members.by_id(site_id)) is not None
+        ),
         store_stuck_s=0.0,
         syncs=tuple(_sync_view(run, s) for s in sorted(run.lanes.values(), key=lambda s: s.open.run_step)),
         sites=tuple(_site_view(run, s, now, blind.get(s.site_id, ())) for s in _shown(run)),

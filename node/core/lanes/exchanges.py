@@ -48,7 +48,7 @@ def weighed(ctx: Context, message: m.Weights) -> None:
             _send_failure(ctx, message, "weights that fit no plan of this site")
         return
     if lane.exchange is not None and plan is lane.exchange.plan:
-        weigh(ctx, lane, lane.exchange, message.tokens)
+        weigh(ctx, lane, lane.exchange, message.tokens, message.roots)
         return
     lane.next_plan = None
     place = _place(ctx, plan.contributors)
@@ -65,10 +65,10 @@ def weighed(ctx: Context, message: m.Weights) -> None:
     if told and (not lane.snapshot.is_sealed or lane.snapshot.is_arriving):
         _send_failure(ctx, plan, "planned as a contributor without a sealed snapshot")
         return
-    if wrong := own_word.wrong_before(lane, told):
+    if wrong := own_word.wrong_before(lane, told) or own_word.wrong_root(ctx, lane, place, message.roots):
         _send_failure(ctx, plan, wrong)
         return
-    _begin(ctx, lane, plan, told, message.tokens)
+    _begin(ctx, lane, plan, told, message)
 
 
 def begin_ahead(ctx: Context, lane: Lane) -> None:
@@ -91,9 +91,10 @@ def _place(ctx: Context, members: Sequence[m.Member]) -> int | None:
     return next((i for i, member in enumerate(members) if (member.site_id, member.incarnation) == me), None)
 
 
-def _begin(ctx: Context, lane: Lane, plan: m.Plan, tokens: int, weights: tuple[int, ...] = ()) -> None:
-    """`tokens`: this site's weight, 0 if it receives. `weights`: of all contributors, if they are said."""
+def _begin(ctx: Context, lane: Lane, plan: m.Plan, tokens: int, told: m.Weights | None = None) -> None:
+    """`tokens`: this site's weight, 0 if it receives. `told`: of all contributors, if they are said."""
     cancel(ctx, lane)
+    weights, roots = (told.tokens, told.roots) if told is not None else ((), ())
     spread_s = _spread_s(ctx, lane, plan)
     spread_until = ctx.now + spread_s if spread_s else None
     lane.exchange = Exchange(plan=plan, tokens=tokens, weights=weights, spread_until=spread_until)
@@ -107,6 +108,7 @@ def _begin(ctx: Context, lane: Lane, plan: m.Plan, tokens: int, weights: tuple[i
             spread_s=spread_s,
             in_flight=frozenset(syncs),
             error_commits=lane.snapshot.error_commits,
+            roots=roots,
         )
     )
 
@@ -144,17 +146,20 @@ def hurry(ctx: Context) -> None:
         ctx.emit(out.HurryExchange(exchange.plan.sync))
 
 
-def weigh(ctx: Context, lane: Lane, exchange: Exchange, weights: tuple[int, ...]) -> None:
-    """All contributors are ready, with these weights."""
+def weigh(
+    ctx: Context, lane: Lane, exchange: Exchange, weights: tuple[int, ...], roots: tuple[bytes, ...] | None
+) -> None:
+    """All contributors are ready, with these weights. `roots`: None if a commit says so, which holds the right ones."""
     place = _place(ctx, exchange.plan.contributors)
     if exchange.weights or place is None:
         return
-    if wrong := own_word.wrong_under_way(exchange, weights[place]):
+    wrong = own_word.wrong_under_way(exchange, weights[place])
+    if wrong := wrong or ("" if roots is None else own_word.wrong_root(ctx, lane, place, roots)):
         cancel(ctx, lane)
         _send_failure(ctx, exchange.plan, wrong)
         return
     exchange.weights = weights
-    ctx.emit(out.WeighExchange(exchange.plan, weights))
+    ctx.emit(out.WeighExchange(exchange.plan, weights, roots or ()))
 
 
 def _order(said: OfAttempt) -> tuple[int, int, int]:

@@ -54,6 +54,8 @@ class Snapshot:
     sealed_at: float = 0.0
     is_arriving: bool = False  # sealed by all ranks; slices of other hosts are still on their way here
     is_lost: bool = False  # a host is gone with its part: only an exchange that had begun may bring it into a commit
+    kept_for: int = 0  # with audits: the sync for which its contribution is, or is being, encoded and kept
+    root: bytes = b""  # of that, once it is
     error_commits: tuple[int, ...] = ()  # of each fragment: which commit left the error that its contribution has
 
     @property

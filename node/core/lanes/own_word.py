@@ -7,6 +7,8 @@ to the coordinator and the log: either of the two is wrong, or the store is.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from atoll.node.core.context import Context
 from atoll.node.core.lanes.lane import Exchange, Lane
 from atoll.protocol import messages as m
@@ -25,6 +27,15 @@ def wrong_under_way(exchange: Exchange, told: int) -> str:
     if told == exchange.tokens:
         return ""
     return f"the coordinator says that this site has the weight {told}, and it exchanges with {exchange.tokens}"
+
+
+def wrong_root(ctx: Context, lane: Lane, place: int | None, roots: Sequence[bytes]) -> str:
+    """For the roots that a plan's contributors are said to have, of which this site is at `place`."""
+    if not ctx.settings.sync.audits or place is None:
+        return ""
+    if roots[place : place + 1] == (lane.snapshot.root,):
+        return ""
+    return "the coordinator says that this site contributes something else than its Ready said (the root of its hashes)"
 
 
 def wrong_in_commit(ctx: Context, lane: Lane, exchange: Exchange, commit: m.Commit) -> str:

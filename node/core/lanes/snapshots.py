@@ -8,9 +8,10 @@ from dataclasses import replace
 from atoll.node.core import endings, errors, leases
 from atoll.node.core.context import Context
 from atoll.node.core.disk import IllegalStep, Outer
-from atoll.node.core.events import BoundaryAsked, SnapshotArrived, SnapshotSealed
+from atoll.node.core.events import BoundaryAsked, ContributionsKept, SnapshotArrived, SnapshotSealed
 from atoll.node.core.lanes.lane import Lane, Snapshot, SnapshotPhase, SnapshotStep
 from atoll.node.core.lanes.local_copy import LocalCopy
+from atoll.node.core.outputs import KeepContributions
 from atoll.protocol.errors import ConfigError
 from atoll.protocol.messages import Commit, Open
 from atoll.protocol.ranges import union
@@ -81,7 +82,37 @@ def arrive(ctx: Context, event: SnapshotArrived) -> Lane | None:
     return lane
 
 
+def keep(ctx: Context, lane: Lane) -> None:
+    """With audits: what is to be contributed to the open sync is encoded, before the site is ready for it."""
+    open_ = _sealed_for(ctx, lane)
+    if open_ is None or not _is_to_be_kept(ctx, lane) or lane.snapshot.kept_for == open_.sync:
+        return
+    lane.snapshot = replace(lane.snapshot, kept_for=open_.sync, root=b"")
+    ctx.emit(KeepContributions(open_.sync, lane.fragment, open_.base_commit, lane.snapshot.error_commits))
+
+
+def kept(ctx: Context, event: ContributionsKept) -> Lane:
+    """What was encoded counts if it is of the snapshot that is sealed now; without a base it is of none that is."""
+    lane = ctx.site.lanes[event.fragment]
+    if lane.snapshot.is_sealed and lane.snapshot.kept_for == event.sync:
+        lane.snapshot = replace(lane.snapshot, root=event.root)
+    return lane
+
+
+def _is_to_be_kept(ctx: Context, lane: Lane) -> bool:
+    """Without tokens nothing is contributed."""
+    return ctx.settings.sync.audits > 0 and lane.snapshot.tokens > 0
+
+
 def ready_for(ctx: Context, lane: Lane) -> Open | None:
+    """The open sync, if there is a snapshot for it, sealed and whole, and with audits kept."""
+    open_, snapshot = _sealed_for(ctx, lane), lane.snapshot
+    if open_ is not None and _is_to_be_kept(ctx, lane) and (snapshot.kept_for != open_.sync or not snapshot.root):
+        return None
+    return open_
+
+
+def _sealed_for(ctx: Context, lane: Lane) -> Open | None:
     """The open sync, if there is a snapshot for it, sealed and whole: of the fragment as it was when the sync was
     opened."""
     outer, open_ = ctx.site.disk.outer, lane.open

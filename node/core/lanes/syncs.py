@@ -6,6 +6,7 @@ import logging
 
 from atoll.node.core import errors, leases, sources
 from atoll.node.core.context import Context
+from atoll.node.core.events import ContributionsKept
 from atoll.node.core.lanes import exchanges, snapshots
 from atoll.node.core.lanes.lane import Lane
 from atoll.node.core.outputs import RollBack
@@ -59,6 +60,7 @@ def forget_open(ctx: Context) -> None:
 def ready(ctx: Context, lane: Lane) -> None:
     """Said of a sealed snapshot, again on a new stream, and again with other peers that cannot be dialled. A plan that
     was made ahead begins then."""
+    snapshots.keep(ctx, lane)
     site, report, open_ = ctx.site, lane.snapshot.report, snapshots.ready_for(ctx, lane)
     if open_ is None or report is None:
         return
@@ -76,9 +78,15 @@ def ready(ctx: Context, lane: Lane) -> None:
             error_commits=errors.said(ctx, lane),
             rates=report.rates,
             of_shards=report.of_shards,
+            contributions_root=lane.snapshot.root,
         )
     )
     exchanges.begin_ahead(ctx, lane)
+
+
+def contributions_kept(ctx: Context, event: ContributionsKept) -> None:
+    """With audits: the site is ready now."""
+    ready(ctx, snapshots.kept(ctx, event))
 
 
 def ready_again(ctx: Context) -> None:

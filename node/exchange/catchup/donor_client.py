@@ -40,11 +40,11 @@ Ask = Callable[[Donor, str, bytes], Awaitable[Answer]]
 """A request by its method; raises PeerError if the donor cannot be reached now."""
 
 
-def dialled(dialer: Dialer) -> Ask:
+def dialled(dialer: Dialer, purpose: Purpose = Purpose.FETCH) -> Ask:
     """Over a connection that this site opens at the first request."""
 
     async def ask(donor: Donor, method: str, request: bytes) -> Answer:
-        channel = await dialer.channel(donor, Purpose.FETCH)
+        channel = await dialer.channel(donor, purpose)
         call: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = channel.unary_stream(
             method, request_serializer=None, response_deserializer=None
         )
@@ -130,6 +130,17 @@ class DonorClient:
                 raise InvalidMessage(f"{self.where}: a message without payloads")
             yield [item for part in parts if (item := asked.add(part)) is not None]
         self._check_end(left, asked)
+
+    async def contribution(self, sync: int, chunk: int, most_bytes: int) -> Encoded:
+        """What the donor contributed to that sync, of one chunk; with the proof that its root is over it."""
+        request = peer_pb2.FetchPayloadsRequest(header=wire.to_proto(self.header), of_sync=sync, chunks=[chunk])
+        left, asked = self._asked([chunk], lambda _: most_bytes)
+        found: list[Encoded] = []
+        async for data in self._call(FETCH_PAYLOADS_METHOD, request):
+            parts = parse(peer_pb2.FetchPayloadsResponse, data).parts
+            found += [item for part in parts if (item := asked.add(part)) is not None]
+        self._check_end(left, asked)
+        return found[0]
 
     def _asked(self, chunks: list[int], max_bytes: Callable[[int], int]) -> tuple[deque[int], PartAssembler]:
         """For these chunks, one after the other; and those that have not begun yet."""

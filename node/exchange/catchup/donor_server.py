@@ -12,7 +12,9 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from concurrent.futures import Executor
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 
+from atoll.node.dataplane.kept_contributions import KeptContributions
 from atoll.node.dataplane.outer_state import OuterState
 from atoll.node.dataplane.payload_log import PayloadLog
 from atoll.node.exchange.peers.counters import Counters
@@ -67,6 +69,8 @@ class DonorServer:
     counters: Counters
     pace: Pace
     uplink: Uplink
+    kept: KeptContributions | None = None
+    """In a run with audits."""
     places: list[_Place] = field(default_factory=list, init=False)
     """Of the requests that are served."""
     _served_at: OrderedDict[int, float] = field(default_factory=OrderedDict, init=False)  # by site, the last at the end
@@ -103,6 +107,10 @@ class DonorServer:
         """Frames of the payloads of a commit. Raises as `state` does; StateError if the log does not hold it."""
         check_header(request.header, self.run_id)
         chunks: Sequence[int] = self._checked(request.chunks, self.layout.num_sync_chunks)
+        if request.of_sync:
+            async for frame in self._contributions(request.of_sync, chunks, request.header.site_id):
+                yield frame
+            return
         # In a thread: a commit has the log's lock while it is written.
         record = await asyncio.get_running_loop().run_in_executor(self.pool, self.log.record, request.commit)
         chunks = chunks or self.layout.chunks_of(record.fragment)
@@ -117,6 +125,23 @@ class DonorServer:
         with self._admitted(request.header.site_id):
             for group in self._groups(chunks):
                 for frame in await self._in_pool(lambda group=group: read(group)):  # type: ignore[misc]
+                    async with self._turn(frame):
+                        yield frame
+
+    async def _contributions(self, sync: int, chunks: Sequence[int], site_id: int) -> AsyncGenerator[bytes]:
+        """Frames of what this site contributed to the sync. Raises StateError if it is not kept here."""
+        kept = self.kept.of(sync) if self.kept is not None else None
+        if kept is None or not chunks:
+            raise StateError(f"what this site contributed to sync {sync} is not kept here")
+
+        def read(chunk: int) -> list[bytes]:
+            data = kept.read(chunk)
+            item = Encoded(chunk, data, payload_hash(data), proof=kept.proof(chunk))
+            return list(pack_frames([item], wrapped=False))
+
+        with self._admitted(site_id):
+            for chunk in chunks:
+                for frame in await self._in_pool(partial(read, chunk)):
                     async with self._turn(frame):
                         yield frame
 

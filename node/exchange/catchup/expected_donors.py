@@ -73,6 +73,19 @@ class ExpectedDonors:
         for site in sites:
             self._streams.setdefault(site, [])
 
+    def expect_too(self, sites: Collection[Site]) -> list[Site]:
+        """Besides all that are expected; those that were not."""
+        new = [site for site in sites if site not in self._streams]
+        self._streams.update((site, []) for site in new)
+        return new
+
+    def forget(self, sites: Collection[Site]) -> None:
+        """They are expected no longer."""
+        for site in sites:
+            for stream in self._streams.pop(site, []):
+                stream.end()
+        self._notify()
+
     def dismiss(self) -> None:
         """Nobody is expected any more."""
         for stream in itertools.chain.from_iterable(self._streams.values()):

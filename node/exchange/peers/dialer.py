@@ -50,6 +50,7 @@ class Purpose(Enum):
     PROBE = auto()
     FETCH = auto()
     DONATE = auto()
+    AUDIT = auto()
 
 
 Callee = Member | Donor

@@ -14,6 +14,7 @@ from google.protobuf.message import DecodeError, Message
 
 from atoll.protocol.digest import DIGEST_BYTES
 from atoll.protocol.errors import InvalidMessage
+from atoll.protocol.hash_tree import MAX_PROOF_BYTES
 from atoll.protocol.v1 import peer_pb2
 
 FRAME_BYTES = 512 << 10
@@ -42,6 +43,8 @@ class Encoded:
     hash: bytes
     version: int = 0
     """Of a record."""
+    proof: bytes = b""
+    """Of a contribution in a run with audits."""
 
     @property
     def num_bytes(self) -> int:
@@ -88,13 +91,14 @@ def _slices(items: Iterable[Encoded], first_bytes: int, frame_bytes: int) -> Ite
     room = first_bytes
     for item in items:
         start, size = 0, len(item.data)
+        overhead = _PART_OVERHEAD_BYTES + len(item.proof)
         while start < size:
-            if room < _PART_OVERHEAD_BYTES + min(size - start, MIN_PART_BYTES):
+            if frame and room < overhead + min(size - start, MIN_PART_BYTES):
                 yield frame
                 frame, room = [], frame_bytes
-            end = min(size, start + room - _PART_OVERHEAD_BYTES)
+            end = min(size, start + max(MIN_PART_BYTES, room - overhead))
             frame.append((item, start, end))
-            room -= end - start + _PART_OVERHEAD_BYTES
+            room -= end - start + overhead
             start = end
     if frame:
         yield frame
@@ -113,9 +117,9 @@ def pack_frames(items: Iterable[Encoded], frame_bytes: int = FRAME_BYTES, *, wra
         for item, start, end in frame:
             total = len(item.data)
             last = end == total
-            head = peer_pb2.Part(
-                chunk=item.chunk, offset_bytes=start, total_bytes=total, hash=item.hash if last else b""
-            ).SerializeToString()
+            hash, proof = (item.hash, item.proof) if last else (b"", b"")
+            part = peer_pb2.Part(chunk=item.chunk, offset_bytes=start, total_bytes=total, hash=hash, proof=proof)
+            head = part.SerializeToString()
             head += b"\x22" + _varint(end - start)  # field 4, data
             pieces.append(b"\x0a" + _varint(len(head) + end - start) + head)
             pieces.append(item.data if end - start == total else memoryview(item.data)[start:end])
@@ -146,7 +150,11 @@ class PartAssembler:
 
     def add(self, part: peer_pb2.Part | peer_pb2.ChunkState) -> Encoded | None:
         """The chunk if this part completes it. Its hash is not checked yet. Raises InvalidMessage."""
-        carried, version = (part.hash, 0) if isinstance(part, peer_pb2.Part) else (b"", part.version)
+        carried, version, proof = b"", 0, b""
+        if isinstance(part, peer_pb2.Part):
+            carried, proof = part.hash, part.proof
+        else:
+            version = part.version
         data = part.data
         chunk, total = part.chunk, part.total_bytes
         if not self._pieces:
@@ -166,10 +174,14 @@ class PartAssembler:
             raise InvalidMessage(f"chunk {chunk}: a part of {len(data)} bytes, all but the last have {MIN_PART_BYTES}")
         if len(carried) != (DIGEST_BYTES if last and isinstance(part, peer_pb2.Part) else 0):
             raise InvalidMessage(f"chunk {chunk}: the last part, and no other, carries a hash of {DIGEST_BYTES} bytes")
+        if len(proof) > (MAX_PROOF_BYTES if last else 0):
+            raise InvalidMessage(
+                f"chunk {chunk}: a proof of {len(proof)} bytes, at the end it has {MAX_PROOF_BYTES} at most"
+            )
         self._pieces.append(data)
         self._received += len(data)
         if not last:
             return None
         whole = b"".join(self._pieces) if len(self._pieces) > 1 else data
         self._pieces = []
-        return Encoded(chunk, whole, carried, version)
+        return Encoded(chunk, whole, carried, version, proof)

@@ -16,6 +16,7 @@ from atoll.node.exchange.sync.collection import Collection
 from atoll.node.exchange.sync.reducer import Reducer
 from atoll.node.exchange.sync.reduction import Share
 from atoll.node.exchange.sync.retained import Retained
+from atoll.node.exchange.sync.roots import Roots
 from atoll.node.exchange.sync.turns import Turns
 from atoll.node.exchange.sync.upstream import Upstream
 from atoll.node.exchange.sync.weights import Weights
@@ -48,21 +49,25 @@ class Exchange:
     share: InitVar[Share]
     said: InitVar[Sequence[int]]
     """The weights of the contributors; nothing before they are said."""
+    said_roots: InitVar[Sequence[bytes]]
+    """With audits, what they contribute; the same."""
     log: AttemptLog
     retained: Retained
     errors: AverageErrors
     has_room: InitVar[bool]
     dialer: Dialer
 
-    def __post_init__(self, share: Share, said: Sequence[int], has_room: bool) -> None:
+    def __post_init__(self, share: Share, said: Sequence[int], said_roots: Sequence[bytes], has_room: bool) -> None:
         attempt, retained = self.attempt, self.retained
         self.weights = Weights(attempt, said, retained.weights)
+        self.roots = Roots(attempt, said_roots, retained.roots)
         self.turns = Turns(r.parent for r in share.of_others if r.parent and attempt.contributes)
         self.collection = Collection(attempt, self.log, self._check_complete)
         self.reducer = Reducer(
             attempt=attempt,
             share=share,
             weights=self.weights,
+            roots=self.roots,
             retained=retained,
             collection=self.collection,
             errors=self.errors,
@@ -134,7 +139,7 @@ class Exchange:
 
     def _check_complete(self) -> None:
         if self.collection.is_complete and not self.attempt.finished.done():
-            if self.weights.are_known:
+            if self.weights.are_known and self.roots.are_told:
                 self.attempt.finished.set_result(None)
             # Every reducer has answered, so it has this site's contributions, though a sender may not have come round
             # to noting it; peers wait for that note.
@@ -189,16 +194,20 @@ class Exchange:
             text += f"; it says that it waits for sites {', '.join(map(str, blamed.waits_for))}, and names none of them"
         return attempt.peer_error(blamed.parent, text, sending=not blamed.all_sent, phase=blamed.phase)
 
-    def weigh(self, weights: Sequence[int]) -> None:
-        """All contributors are ready, with these weights: from now on they have to get on."""
-        for member, tokens in zip(self.plan.contributors, weights, strict=True):
+    def weigh(self, weights: Sequence[int], roots: Sequence[bytes] = ()) -> None:
+        """All contributors are ready, with these weights: from now on they have to get on. `roots`: none if a commit
+        says it."""
+        for place, (member, tokens) in enumerate(zip(self.plan.contributors, weights, strict=True)):
             try:
                 self.weights.hear(member, tokens)
+                for root in roots[place : place + 1]:
+                    self.roots.hear(member, root)
             except RefusedError as error:
                 text = f"its Ready says otherwise: {error}"
                 self.attempt.fail(self.attempt.peer_error(member, text, sending=False, phase="weights"))
                 return
         self.weights.are_told()
+        self.roots.all_told()
         self._check_complete()
 
     def cancel(self) -> None:

@@ -10,8 +10,8 @@ from dataclasses import InitVar, dataclass
 
 import numpy as np
 
+from atoll.node.dataplane.averages import Contributions
 from atoll.node.dataplane.payload_file import AttemptKey
-from atoll.node.dataplane.sync_data import Contributions
 from atoll.node.exchange.peers.frames import Encoded
 from atoll.node.exchange.peers.progress import Worth
 from atoll.node.exchange.sync.attempt import Attempt
@@ -19,6 +19,7 @@ from atoll.node.exchange.sync.average_errors import AverageErrors
 from atoll.node.exchange.sync.collection import Collection
 from atoll.node.exchange.sync.reduction import Share
 from atoll.node.exchange.sync.retained import AT_ONCE, Key, Retained, free
+from atoll.node.exchange.sync.roots import Roots
 from atoll.node.exchange.sync.spill import Spilled
 from atoll.node.exchange.sync.turns import Turns
 from atoll.node.exchange.sync.weights import Weights
@@ -37,6 +38,7 @@ class Reducer:
     attempt: Attempt
     share: InitVar[Share]
     weights: Weights
+    roots: Roots
     retained: Retained
     collection: Collection
     errors: AverageErrors
@@ -170,6 +172,7 @@ class Reducer:
 
         def work() -> list[Encoded | Spilled]:
             attempt.verify(items, attempt.data.check)
+            self.roots.check(child, items)
             return retained.kept(fresh)
 
         try:

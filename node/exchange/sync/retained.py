@@ -27,6 +27,7 @@ class Retained:
         self._items: dict[Key, Encoded | Spilled] = {}
         self._arrived: dict[Site, list[int]] = {}  # chunks, in their order; what is forgotten may still be among them
         self.weights: dict[Site, int] = {}
+        self.roots: dict[Site, bytes] = {}
         self.num_bytes = 0
         self._is_dropped = False
 

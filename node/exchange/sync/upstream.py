@@ -226,6 +226,7 @@ class Upstream:
                 first_chunk=strand.ids.start,
                 num_chunks=len(strand.ids),
                 spare_ms=attempt.spare_ms,
+                contributions_root=self.reducer.roots.own,
             )
         )
 
@@ -320,7 +321,7 @@ class Upstream:
         items = []
         for chunk in chunks:
             encoded = data.contribution(chunk)
-            items.append(Encoded(chunk, encoded, data.payload_hash(encoded)))
+            items.append(Encoded(chunk, encoded, data.payload_hash(encoded), proof=data.proof(chunk)))
         return list(pack_frames(items, self.attempt.frame_bytes))
 
     # --- down

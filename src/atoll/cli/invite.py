@@ -112,7 +112,7 @@ def _files(args: argparse.Namespace, wanted: list[tuple[str, str]]) -> list[Path
     files: list[Path | None] = [None] * len(names)
     if args.folder is not None:
         args.folder.mkdir(parents=True, exist_ok=True)
-        files = [args.folder / f"{name}.invite" for name in names]
+        files = [args.folder / f"{name.replace('/', '-host')}.invite" for name in names]
     elif args.file is not None and (len(names) == 1 or args.hosts > 1):
         first = args.file
         files = [first.with_name(f"{first.name}.{number}") if number else first for number in range(len(names))]

@@ -148,6 +148,7 @@ def notes(status: RunView) -> list[str]:
         *(f"a site left for good: {whole(text)}" for text in status.errors),
         *_newest_cut(status),
         *status.high,
+        *status.audit_silence,
         *(f"left out of a sync: {text}" for text in status.excluded),
         *(f"banned: {text}" for text in status.banned),
         *([f"changed by an operator: {status.changed}"] if status.changed else []),

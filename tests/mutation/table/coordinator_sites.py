@@ -334,8 +334,8 @@ MUTATIONS = (
         name="who contributed long ago was found out after a restart",
         rule="whether a site has contributed since it was admitted is persisted",
         where="coordinator.core.sites.membership:Site.record",
-        old=", has_contributed=conduct.has_contributed)",
-        new=")",
+        old="            has_contributed=conduct.has_contributed,\n",
+        new="",
         tests=(
             "tests/unit/coordinator/test_hostile_members.py"
             "::test_7_who_contributed_longer_ago_than_the_log_goes_back_was_not_found_out_after_a_restart",

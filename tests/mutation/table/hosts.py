@@ -21,7 +21,7 @@ MUTATIONS = (
     Mutation(
         name="a snapshot is ready while slices of other hosts are on their way",
         rule="a site is ready when all slices are here",
-        where="node.core.lanes.snapshots:ready_for",
+        where="node.core.lanes.snapshots:_sealed_for",
         old="not snapshot.is_sealed or snapshot.is_arriving or",
         new="not snapshot.is_sealed or",
         tests=(f"{CORE}::test_a_new_stream_hears_no_ready_of_what_is_on_its_way",),

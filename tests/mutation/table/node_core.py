@@ -415,7 +415,7 @@ MUTATIONS = (
     Mutation(
         name="snapshot of an old base is exchanged by the plan of the next sync",
         rule="a pseudo-gradient is taken from the base that the sync is opened on",
-        where="node.core.lanes.snapshots:ready_for",
+        where="node.core.lanes.snapshots:_sealed_for",
         old="return open_ if outer.has_base(lane.fragment, open_.base_commit) else None",
         new="return open_",
         tests=("tests/unit/node_core/test_plan_ahead.py",),

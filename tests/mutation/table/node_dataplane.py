@@ -455,15 +455,15 @@ MUTATIONS = (
     Mutation(
         name="average in another order",
         rule="contributions are summed in the order of site ids",
-        where="node.dataplane.sync_data:SyncData.reduce",
-        old="in zip(contributions, weights, strict=True):",
-        new="in reversed(list(zip(contributions, weights, strict=True))):",
+        where="node.dataplane.averages:add_up",
+        old="zip(contributions, weights, strict=True)",
+        new="reversed(list(zip(contributions, weights, strict=True)))",
         tests=("tests/unit/dataplane/test_sync_data.py",),
     ),
     Mutation(
         name="average without weights",
         rule="the average is weighted by tokens",
-        where="node.dataplane.sync_data:SyncData.reduce",
+        where="node.dataplane.averages:weights_of",
         old="[tokens / total for tokens, _ in contributions]",
         new="[1 / len(contributions) for _ in contributions]",
         tests=(

@@ -11,7 +11,7 @@ MUTATIONS = (
     Mutation(
         name="what stands out is not clipped",
         rule="no contribution counts with more than `clip` times the median norm",
-        where="node.dataplane.sync_data:SyncData._make_robust",
+        where="node.dataplane.averages:make_robust",
         old="elif way.clipped and min(factors) < 1:",
         new="elif way.clipped and min(factors) < 0:",
         tests=("tests/unit/dataplane/test_robust.py::test_what_stands_out_is_clipped",),
@@ -19,8 +19,8 @@ MUTATIONS = (
     Mutation(
         name="what stands out is added once more",
         rule="an average that is clipped is computed anew",
-        where="node.dataplane.sync_data:SyncData._make_robust",
-        old="            average.fill(0)\n",
+        where="node.dataplane.averages:add_up",
+        old="    average.fill(0)\n",
         new="",
         tests=("tests/unit/dataplane/test_robust.py::test_what_stands_out_is_clipped",),
     ),

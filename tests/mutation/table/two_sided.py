@@ -20,17 +20,17 @@ MUTATIONS = (
     Mutation(
         name="the error of an average is not added",
         rule="payload = encode(average + beta * e)",
-        where="node.dataplane.sync_data:SyncData.reduce",
-        old="payload = kernels.encode(way.down, average, error=error, beta=beta)",
-        new="payload = kernels.encode(way.down, average)",
+        where="node.dataplane.averages:encode",
+        old="kernels.encode(way.down, average, error=error, beta=np.float32(way.error_beta_down))",
+        new="kernels.encode(way.down, average)",
         tests=SITES,
     ),
     Mutation(
         name="the error of an average is of the average alone",
         rule="e' = average + beta * e - decode(payload)",
         where="node.dataplane.sync_data:SyncData.reduce",
-        old="            leave_over(way.down, payload, error, beta, left)\n",
-        new="            leave_over(way.down, payload, arithmetic.NOTHING, beta, left)\n",
+        old="leave_over(way.down, payload, error,",
+        new="leave_over(way.down, payload, arithmetic.NOTHING,",
         tests=(
             "tests/process/test_two_sided.py::test_each_reducer_adds_what_it_lost_of_its_last_average_that_was_committed",
         ),

@@ -1,0 +1,1 @@
+"""Reducers that are audited: which chunks are averaged once more, by whom, and what follows from that."""

@@ -1,0 +1,92 @@
+"""The audits of this start of the coordinator: what is asked, of whom, and what was found. In memory alone; what is
+held against a site is in its record."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from math import inf
+
+from atoll.protocol.messages import AuditChunk, Member
+
+MAX_OPEN = 256
+"""Audits; a run whose sites do not answer begins no more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """To one site; its stream ends, or it answers in time, or it is passed over."""
+
+    number: int
+    site_id: int
+    stream: int
+    until: float
+
+
+@dataclass(slots=True, kw_only=True)
+class Audit:
+    """Of one chunk of one commit."""
+
+    asked: AuditChunk
+    """Without a number."""
+    reducer: Member
+    payload_digest: bytes
+    question: Question | None = None
+    asked_site_ids: set[int] = field(default_factory=set)
+    accusers: dict[int, bytes] = field(default_factory=dict)
+    """Sites in whose computation another payload came out, and the hash of that."""
+    refuted_by: dict[int, set[int]] = field(default_factory=dict)
+    """By contributor, the sites to which it gave something else than its root is over."""
+
+
+class Audits:
+    """Of a run."""
+
+    def __init__(self) -> None:
+        self.secret = b""
+        """Of this start of the coordinator, by which is drawn."""
+        self.open: list[Audit] = []
+        self.num_right = 0
+        """Chunks whose payload came out again."""
+        self.num_wrong = 0
+        """Audits that ended with somebody judged."""
+        self.num_unknown = 0
+        """Audits that ended without an answer that counts."""
+        self.silent: Counter[int] = Counter()
+        """By site: times that it did not give, in a round of an audit, what it had contributed or found out."""
+        self._last_number = 0
+
+    def draw_with(self, secret: bytes) -> None:
+        """Before the first commit of this start."""
+        self.secret = secret
+
+    def begin(self, audit: Audit) -> bool:
+        """Whether there is room for it."""
+        if len(self.open) >= MAX_OPEN:
+            return False
+        self.open.append(audit)
+        return True
+
+    def ask(self, audit: Audit, *, site_id: int, stream: int, until: float) -> Question:
+        """That site, and nobody else at the same time."""
+        self._last_number += 1
+        audit.question = Question(number=self._last_number, site_id=site_id, stream=stream, until=until)
+        audit.asked_site_ids.add(site_id)
+        return audit.question
+
+    def answered(self, number: int, site_id: int) -> Audit | None:
+        """The audit whose question it was; None if it is not open any more, or was another site's."""
+        for audit in self.open:
+            question = audit.question
+            if question is not None and (question.number, question.site_id) == (number, site_id):
+                audit.question = None
+                return audit
+        return None
+
+    def end(self, audit: Audit) -> None:
+        """Nobody is asked about it any more."""
+        self.open.remove(audit)
+
+    def next_due(self) -> float:
+        """When a site must have answered."""
+        return min((audit.question.until for audit in self.open if audit.question is not None), default=inf)

@@ -1,0 +1,224 @@
+"""After a commit some of its chunks are averaged once more, by sites that did not reduce them. A difference is computed
+by a third site before anybody is judged: whoever differs may lie, or have bad memory. Two against one decide; the first
+time a site is found out it is evicted, the second time banned.
+
+See docs/decisions/0069-audited-reducers.md.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+
+from atoll.coordinator.core import events as e
+from atoll.coordinator.core.audit import COORDINATOR
+from atoll.coordinator.core.auditing.audits import Audit
+from atoll.coordinator.core.auditing.drawing import draw
+from atoll.coordinator.core.run import Run
+from atoll.coordinator.core.sites import liveness
+from atoll.coordinator.core.sites.conduct import Cause
+from atoll.coordinator.core.sites.membership import Site, Standing
+from atoll.coordinator.core.sync.attempts import Attempt
+from atoll.protocol import messages as m
+from atoll.protocol.messages import AuditOutcome
+from atoll.protocol.plans import top_of
+
+MAX_ASKED = 5
+"""Sites, for one chunk: an auditor, a third one, and others in place of those who cannot find out."""
+
+
+def begin(run: Run, commit: m.Commit, attempt: Attempt) -> None:
+    """The commit is made, and its payloads are what they are: from now on it is known what is audited."""
+    num, plan, roots = run.settings.sync.audits, attempt.plan, attempt.weights.roots
+    if not num or commit.final or not roots:
+        return
+    sizes, secret = run.chunk_sizes.of_sync(commit.fragment), run.auditing.secret
+    for number in range(num if sizes.num_trainable else 0):
+        place = draw(secret, commit.payload_digest, "chunk", number, sizes.num_trainable)
+        chunk = sizes.trainable(place)
+        tree = next(tree for tree in plan.trees if chunk < tree.first_chunk + tree.num_chunks)
+        asked = m.AuditChunk(
+            number=0,
+            commit=commit.commit,
+            sync=plan.sync,
+            attempt=plan.attempt,
+            term=plan.term,
+            fragment=plan.fragment,
+            base_commit=plan.base_commit,
+            contributors=commit.contributors,
+            roots=roots,
+            chunk=chunk,
+        )
+        reducer = plan.contributors[top_of(tree)]
+        audit = Audit(asked=asked, reducer=reducer, payload_digest=commit.payload_digest)
+        if run.auditing.begin(audit):
+            _ask_next(run, audit)
+
+
+def audited(run: Run, site: Site, message: m.ChunkAudited) -> None:
+    """What a site has found. Nothing if it was not asked, or too long ago."""
+    audit = run.auditing.answered(message.number, site.site_id)
+    if audit is None:
+        return
+    match message.outcome:
+        case AuditOutcome.RIGHT:
+            _right(run, audit, site)
+        case AuditOutcome.WRONG:
+            _wrong(run, audit, site, message.payload_hash)
+        case _:
+            _unknown(run, audit, site, message)
+
+
+def advance(run: Run) -> None:
+    """Sites that are gone, or have not answered in time, are passed over."""
+    for audit in list(run.auditing.open):
+        question = audit.question
+        if question is None:
+            continue
+        site = run.members.by_id(question.site_id)
+        if site is None or not site.live or site.stream != question.stream or run.now >= question.until:
+            run.auditing.silent[question.site_id] += 1
+            run.auditing.answered(question.number, question.site_id)
+            _ask_next(run, audit)
+
+
+# --- whom
+
+
+def _ask_next(run: Run, audit: Audit) -> None:
+    """The next site that is drawn of those that can tell; without one the audit ends without a judgement."""
+    sites = _able(run, audit) if len(audit.asked_site_ids) < MAX_ASKED else []
+    if not sites:
+        _end_undecided(run, audit)
+        return
+    purpose = f"site for chunk {audit.asked.chunk}"
+    site = sites[draw(run.auditing.secret, audit.payload_digest, purpose, len(audit.asked_site_ids), len(sites))]
+    assert site.stream is not None
+    until = run.now + _limit_s(run, audit)
+    question = run.auditing.ask(audit, site_id=site.site_id, stream=site.stream, until=until)
+    run.send(site, replace(audit.asked, number=question.number))
+    for member in audit.asked.contributors:
+        contributor = run.members.by_id(member.site_id)
+        if contributor is not None and member.site_id in site.unreachable_site_ids:
+            run.send(contributor, m.DialBack(member=site.member()))
+
+
+def _able(run: Run, audit: Audit) -> list[Site]:
+    """Contributors have the payload. Those who cannot dial some contributor are asked where nobody else is left: the
+    contributor dials them."""
+    ids = {c.site_id for c in audit.asked.contributors}
+    found = []
+    for member in audit.asked.contributors:
+        site = run.members.by_id(member.site_id)
+        if site is None or site.start != (member.site_id, member.incarnation) or site.stream is None:
+            continue
+        if site.standing is Standing.MEMBER and site.site_id not in {audit.reducer.site_id, *audit.asked_site_ids}:
+            found.append(site)
+    return [s for s in found if ids.isdisjoint(s.unreachable_site_ids)] or found
+
+
+def _limit_s(run: Run, audit: Audit) -> float:
+    """To fetch the chunk of each contributor, after the audits that the site has before it."""
+    num_bytes = len(audit.asked.contributors) * run.chunk_sizes.bytes_of(audit.asked.chunk, 1)
+    one_s = liveness.IDLE_STALLS * run.limits.stall_s + num_bytes / run.limits.slowest_bytes_per_s
+    return one_s * max(1, len(run.auditing.open))
+
+
+# --- what follows
+
+
+def _right(run: Run, audit: Audit, site: Site) -> None:
+    """A first word closes the audit. After an accusation it is one against one, and the reducer: two of three."""
+    for accuser_id in audit.accusers:
+        why = f"it says that {_chunk(audit)} is wrong, and it comes out as it is at {site.label}"
+        _judge(run, audit, accuser_id, why)
+    if audit.accusers:
+        _end_judged(run, audit)
+    else:
+        run.auditing.num_right += 1
+        run.auditing.end(audit)
+
+
+def _wrong(run: Run, audit: Audit, site: Site, payload_hash: bytes) -> None:
+    """A first one is an accusation. A second one with the same hash is the judgement; with another one a word more."""
+    agreeing = [other for other, found in audit.accusers.items() if found == payload_hash and payload_hash]
+    audit.accusers[site.site_id] = payload_hash
+    run.report(
+        logging.WARNING,
+        f"audit: {_chunk(audit)} comes out as {payload_hash.hex()[:12]} at {site.label}, and is another one",
+    )
+    if not agreeing:
+        _ask_next(run, audit)
+        return
+    others = ", ".join(run.members.known(i).label for i in (*agreeing, site.site_id))
+    why = f"{_chunk(audit)}, which it made, is not the average of what was contributed, as found by {others}"
+    _judge(run, audit, audit.reducer.site_id, why)
+    for other, found in audit.accusers.items():
+        if found != payload_hash:
+            _judge(run, audit, other, f"{_chunk(audit)} comes out as something else there than at {others}")
+    run.report(
+        logging.ERROR,
+        f"commit {audit.asked.commit} holds a payload that is wrong, and every site has applied it; to undo it: "
+        f"atoll rollback --to {audit.asked.commit - 1}",
+    )
+    _end_judged(run, audit)
+
+
+def _unknown(run: Run, audit: Audit, site: Site, message: m.ChunkAudited) -> None:
+    """Another site is asked. A contributor that gives two sites what it had not said is found out; one that gives
+    nothing may be gone."""
+    ids = {c.site_id for c in audit.asked.contributors}
+    run.report(logging.INFO, f"audit: {site.label} cannot tell whether {_chunk(audit)} is right: {message.text}")
+    for site_id in ids.intersection(message.silent_site_ids):
+        run.auditing.silent[site_id] += 1
+    for site_id in ids.intersection(message.refuted_site_ids) - {site.site_id}:
+        by = audit.refuted_by.setdefault(site_id, set())
+        by.add(site.site_id)
+        label = run.members.known(site_id).label
+        text = f"audit: {label} gave {site.label} something else than its root of sync {audit.asked.sync} is over"
+        run.report(logging.WARNING, text)
+        if len(by) == 2:
+            _judge(run, audit, site_id, f"it does not give what it contributed to sync {audit.asked.sync}")
+            _end_judged(run, audit)
+            return
+    _ask_next(run, audit)
+
+
+def _judge(run: Run, audit: Audit, site_id: int, why: str) -> None:
+    """It was found out: it is evicted, the second time for good."""
+    site = run.members.by_id(site_id)
+    if site is None:
+        return  # it has gone, and is forgotten
+    if not site.conduct.offend(audit.asked.commit, run.log.last):
+        return
+    reason = f"an audit of commit {audit.asked.commit}: {why}"
+    if site.conduct.is_second_offence and site.name not in run.banned:
+        run.ban(e.BanRecord(name=site.name, key_digest=site.key_digest, reason=reason[:1024]))
+        run.note(COORDINATOR, f"ban name={site.name!r}", reason)
+        reason += "; it is banned, as this was not the first time"
+    if site.live:
+        run.evict(site, reason, Cause.AUDIT, is_strike=False)
+    run.persist_site(site)
+
+
+def _end_judged(run: Run, audit: Audit) -> None:
+    run.auditing.num_wrong += 1
+    run.auditing.end(audit)
+
+
+def _end_undecided(run: Run, audit: Audit) -> None:
+    """Nobody is left to ask. An accusation that no other site could look at is for a person."""
+    run.auditing.num_unknown += 1
+    run.auditing.end(audit)
+    if audit.accusers:
+        says = " and ".join(run.members.known(i).label for i in audit.accusers)
+        reducer = run.members.known(audit.reducer.site_id).label
+        run.report(
+            logging.ERROR,
+            f"audit: {says} says that {_chunk(audit)}, which {reducer} made, is wrong, and no other site could tell: "
+            "one of them lies, or has bad memory",
+        )
+
+
+def _chunk(audit: Audit) -> str:
+    return f"the payload of chunk {audit.asked.chunk} in commit {audit.asked.commit}"

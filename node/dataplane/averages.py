@@ -1,0 +1,77 @@
+"""The average of contributions to a trainable chunk: of the site that reduces it, and of whoever computes it once more.
+
+Nothing here looks at the outer state: the same contributions give the same bits at every site.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from atoll.node.dataplane.trimming import trimmed_mean
+from atoll.protocol import clipping
+from atoll.protocol.codecs import arithmetic, bundles, kernels, scratch
+from atoll.protocol.errors import InvalidMessage
+from atoll.protocol.spec import Aggregation, Way
+
+Floats = npt.NDArray[np.float32]
+Contributions = Sequence[tuple[int, bytes | Callable[[], bytes]]]
+"""Tokens, and what is encoded or reads it."""
+
+
+def read(contribution: bytes | Callable[[], bytes]) -> bytes:
+    return contribution() if callable(contribution) else contribution
+
+
+def weights_of(contributions: Contributions) -> list[float]:
+    """`tokens_i / sum`. Raises InvalidMessage for tokens of 0, or where there is nothing."""
+    total = sum(tokens for tokens, _ in contributions)
+    if not contributions or any(tokens <= 0 for tokens, _ in contributions):
+        raise InvalidMessage("a reduction in which not every contributor has tokens above 0")
+    return [tokens / total for tokens, _ in contributions]
+
+
+def add_up(way: Way, contributions: Contributions, weights: Sequence[float], average: Floats) -> list[float]:
+    """`average := 0 + w_0*v_0 + w_1*v_1 + ...`; the norm of each."""
+    average.fill(0)
+    added = zip(contributions, weights, strict=True)
+    return [kernels.accumulate(read(of), way.up, np.float32(weight), average) for (_, of), weight in added]
+
+
+def make_robust(
+    way: Way, contributions: Contributions, weights: Sequence[float], factors: Sequence[float], average: Floats
+) -> None:
+    """Changes the average where contributions are clipped, each by its factor, or trimmed."""
+    if way.trim:
+        values = scratch.floats("contributions", len(weights) * average.size).reshape(len(weights), -1)
+        for row, (_, of) in zip(values, contributions, strict=True):
+            kernels.decode(read(of), way.up, average.size, row)
+        trimmed_mean(values, weights, way.trim, average)
+    elif way.clipped and min(factors) < 1:
+        clipped = [weight * factor for weight, factor in zip(weights, factors, strict=True)]
+        add_up(way, contributions, clipped, average)
+
+
+def encode(way: Way, average: Floats, error: Floats = arithmetic.NOTHING) -> bytes:
+    """The payload, with what was lost of averages before. Raises NonFiniteError."""
+    return kernels.encode(way.down, average, error=error, beta=np.float32(way.error_beta_down))
+
+
+def bundle(way: Way, num_elements: int, parts: Sequence[bytes]) -> bytes:
+    """What all sites average, and clip, as they apply it."""
+    over_all = way.aggregation is Aggregation.BUNDLE_OVER_ALL
+    return bundles.join(num_elements, parts, over_all=over_all, clip=way.clipped)
+
+
+def recomputed(way: Way, num_elements: int, contributions: Contributions) -> bytes:
+    """The payload of these contributions, which are encoded chunks of so many elements, to the bit. Of averages whose
+    errors are not fed back. Raises InvalidMessage, NonFiniteError."""
+    if way.aggregation.is_bundle:
+        return bundle(way, num_elements, [read(of) for _, of in contributions])
+    average, weights = scratch.floats("average", num_elements), weights_of(contributions)
+    norms = add_up(way, contributions, weights, average)
+    if way.robust != "off":
+        make_robust(way, contributions, weights, clipping.factors(norms, way.clip), average)
+    return encode(way, average)

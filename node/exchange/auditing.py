@@ -1,0 +1,199 @@
+"""A chunk of a commit, averaged once more: from what its contributors have kept, by a site that did not reduce it.
+
+What a contributor gives has to be what the root in its Ready is over. The average is the reducer's own code, so another
+payload means that one of the two is wrong; the coordinator has a third site compute it. See
+docs/decisions/0069-audited-reducers.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from bisect import bisect_left
+from collections.abc import Callable, Collection
+from concurrent.futures import Executor
+from dataclasses import dataclass, field
+
+from atoll.node.dataplane.averages import recomputed
+from atoll.node.dataplane.kept_contributions import KeptContributions
+from atoll.node.dataplane.payload_log import PayloadLog
+from atoll.node.exchange.catchup.donor_client import Ask, DonorClient
+from atoll.node.exchange.catchup.expected_donors import ExpectedDonors
+from atoll.node.exchange.peers.counters import Counters
+from atoll.node.exchange.peers.frames import Encoded
+from atoll.node.exchange.peers.progress import Pace
+from atoll.protocol.codecs import kernels
+from atoll.protocol.errors import AtollError, InvalidMessage, NotYetError, PeerError, StateError
+from atoll.protocol.hash_tree import check_proof
+from atoll.protocol.layout import DTYPE_BYTES, Layout, Role
+from atoll.protocol.messages import AuditChunk, AuditOutcome, ChunkAudited, Donor, Header, Member
+from atoll.protocol.plans import payload_hash
+from atoll.protocol.settings import RunSettings
+from atoll.protocol.spec import Way, spec_of
+
+log = logging.getLogger("atoll.node")
+
+AT_ONCE = 4
+"""Contributors that are asked: their links serve the next sync too."""
+TRIES = 3
+RETRY_S = 0.5
+"""A contributor serves few at once, and others may be asking it."""
+
+
+class _Refuted(InvalidMessage):
+    """What a contributor gave is not what its root is over."""
+
+
+@dataclass(eq=False, kw_only=True)
+class Auditor:
+    """Of one node, in its event loop; one audit after the other."""
+
+    settings: RunSettings
+    layout: Layout
+    log: PayloadLog
+    kept: KeptContributions
+    header: Callable[[], Header]
+    dialled: Ask
+    expected: ExpectedDonors
+    """Contributors that this site cannot dial: the coordinator has them dial this site."""
+    undialable: Callable[[], Collection[int]]
+    counters: Counters
+    pace: Pace
+    pool: Executor
+    num_audited: int = field(default=0, init=False)
+    _turn: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
+
+    async def audit(self, asked: AuditChunk) -> ChunkAudited:
+        """What is found. Raises nothing of what others did, or of what is not here: that is an answer too."""
+        far = [(c.site_id, c.incarnation) for c in asked.contributors if c.site_id in self.undialable()]
+        new = self.expected.expect_too(far)  # before they come
+        try:
+            async with self._turn:
+                self.num_audited += 1
+                return await self._audit(asked)
+        except (AtollError, OSError) as error:
+            return _unknown(asked, f"it cannot be computed here: {error}")
+        finally:
+            self.expected.forget(new)
+
+    async def _audit(self, asked: AuditChunk) -> ChunkAudited:
+        way = self._way(asked)
+        loop = asyncio.get_running_loop()
+        expected = await loop.run_in_executor(self.pool, self._payload_hash, asked)
+        found: list[Encoded | AtollError] = []
+        for first in range(0, len(asked.contributors), AT_ONCE):
+            places = range(first, min(first + AT_ONCE, len(asked.contributors)))
+            found += await asyncio.gather(*(self._contribution(asked, place, way) for place in places))
+        refuted = [c.site_id for c, of in zip(asked.contributors, found, strict=True) if isinstance(of, _Refuted)]
+        silent = [c.site_id for c, of in zip(asked.contributors, found, strict=True) if isinstance(of, AtollError)]
+        if silent:
+            why = next(str(of) for of in found if isinstance(of, AtollError))
+            silent = [site_id for site_id in silent if site_id not in refuted]
+            return _unknown(asked, f"not all contributions are to be had: {why}", silent=silent, refuted=refuted)
+        tokens = [c.tokens for c in asked.contributors]
+        contributions = [(t, of.data) for t, of in zip(tokens, found, strict=True) if isinstance(of, Encoded)]
+        num_elements = self.layout.chunks[asked.chunk].num_elements
+
+        def work() -> bytes:
+            computed = payload_hash(recomputed(way, num_elements, contributions))
+            if computed != expected:  # a bit that flipped here is found, before another site is blamed for it
+                computed = payload_hash(recomputed(way, num_elements, contributions))
+            return computed
+
+        computed = await loop.run_in_executor(self.pool, work)
+        outcome = AuditOutcome.RIGHT if computed == expected else AuditOutcome.WRONG
+        if outcome is AuditOutcome.WRONG:
+            log.warning(
+                "audit: the payload of chunk %d in commit %d is %s, and comes out as %s here",
+                asked.chunk, asked.commit, expected.hex()[:12], computed.hex()[:12],
+            )  # fmt: skip
+        return ChunkAudited(number=asked.number, outcome=outcome, payload_hash=computed)
+
+    def _way(self, asked: AuditChunk) -> Way:
+        """Raises InvalidMessage for what is no chunk to be audited."""
+        if len(asked.roots) != len(asked.contributors) or not self.layout.travels(asked.chunk, asked.fragment):
+            raise InvalidMessage(f"an audit of chunk {asked.chunk}, which does not fit its sync {asked.sync}")
+        if self.layout.chunks[asked.chunk].role is not Role.TRAINABLE:
+            raise InvalidMessage(f"chunk {asked.chunk} is of a buffer: its average depends on the base")
+        return spec_of(self.settings.sync, asked.base_commit, asked.fragment).trainable
+
+    def _payload_hash(self, asked: AuditChunk) -> bytes:
+        """Of what all sites have applied. Raises StateError if that is not here any more."""
+        found = self.log.held(asked.sync, asked.term, asked.attempt).hash_of(asked.chunk)
+        if found is None:
+            raise StateError(f"the payload of chunk {asked.chunk} in commit {asked.commit} is not here")
+        return found
+
+    async def _contribution(self, asked: AuditChunk, place: int, way: Way) -> Encoded | AtollError:
+        """Or why it is not to be had."""
+        member, root = asked.contributors[place], asked.roots[place]
+        try:
+            item = await self._given(asked, member)
+            await asyncio.get_running_loop().run_in_executor(self.pool, self._check, asked, root, way, item)
+        except AtollError as error:
+            return error
+        return item
+
+    async def _given(self, asked: AuditChunk, member: Member) -> Encoded:
+        me = self.header()
+        if (member.site_id, member.incarnation) == (me.site_id, me.incarnation):
+            return await asyncio.get_running_loop().run_in_executor(self.pool, self._own, asked)
+        for attempt in range(1, TRIES + 1):
+            try:
+                return await self._fetched(asked, member)
+            except (NotYetError, PeerError):
+                if attempt == TRIES:
+                    raise
+            await asyncio.sleep(RETRY_S)
+        raise AssertionError("the last try returns or raises")
+
+    def _own(self, asked: AuditChunk) -> Encoded:
+        kept = self.kept.of(asked.sync)
+        if kept is None:
+            raise StateError(f"what this site contributed to sync {asked.sync} is not kept any more")
+        data = kept.read(asked.chunk)
+        return Encoded(asked.chunk, data, payload_hash(data), proof=kept.proof(asked.chunk))
+
+    async def _fetched(self, asked: AuditChunk, member: Member) -> Encoded:
+        spec = self.layout.chunks[asked.chunk]
+        most = spec_of(self.settings.sync, asked.base_commit, asked.fragment).max_bytes(
+            spec.role, spec.num_elements, DTYPE_BYTES[self.layout.wire_dtype(spec)]
+        )
+        donor = Donor(
+            site_id=member.site_id,
+            incarnation=member.incarnation,
+            address=member.address,
+            commit=asked.commit,
+            name=member.name,
+        )
+        ask = self.expected.ask if member.site_id in self.undialable() else self.dialled
+        client = DonorClient(
+            donor=donor, ask=ask, header=self.header(), counters=self.counters, pace=self.pace, share=AT_ONCE
+        )
+        return await client.contribution(asked.sync, asked.chunk, most)
+
+    def _check(self, asked: AuditChunk, root: bytes, way: Way, item: Encoded) -> None:
+        """In a thread. Raises _Refuted."""
+        chunks = self.layout.chunks_of(asked.fragment)
+        try:
+            if payload_hash(item.data) != item.hash:
+                raise InvalidMessage(f"chunk {asked.chunk}: a contribution that does not have its hash")
+            place = bisect_left(chunks, asked.chunk)
+            check_proof(root, len(chunks), place, asked.chunk, item.hash, item.proof)
+            num_elements = self.layout.chunks[asked.chunk].num_elements
+            kernels.check(item.data, way.up, num_elements, self.layout.wire_dtype(self.layout.chunks[asked.chunk]))
+        except InvalidMessage as error:
+            raise _Refuted(str(error)) from None
+
+
+def _unknown(
+    asked: AuditChunk, text: str, *, silent: list[int] | None = None, refuted: list[int] | None = None
+) -> ChunkAudited:
+    log.info("audit of chunk %d in commit %d: %s", asked.chunk, asked.commit, text)
+    return ChunkAudited(
+        number=asked.number,
+        outcome=AuditOutcome.UNKNOWN,
+        silent_site_ids=tuple(silent or ()),
+        refuted_site_ids=tuple(refuted or ()),
+        text=text[:1024],
+    )

@@ -1,0 +1,44 @@
+"""The messages with which a reducer is audited: a chunk is averaged once more by a site that did not reduce it.
+
+Used through `messages`, as all other messages are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+from atoll.protocol.digest import DIGEST_BYTES
+from atoll.protocol.fields import MAX_MEMBERS, CoordinatorMessage, SiteMessage, bounded
+from atoll.protocol.members import Member
+
+
+class AuditOutcome(IntEnum):
+    UNSPECIFIED = 0
+    RIGHT = 1
+    WRONG = 2
+    UNKNOWN = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditChunk(CoordinatorMessage):
+    number: int
+    commit: int
+    sync: int
+    attempt: int
+    term: int
+    fragment: int
+    base_commit: int
+    contributors: tuple[Member, ...] = bounded(MAX_MEMBERS)
+    roots: tuple[bytes, ...] = bounded(MAX_MEMBERS)
+    chunk: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChunkAudited(SiteMessage):
+    number: int
+    outcome: AuditOutcome
+    payload_hash: bytes = bounded(DIGEST_BYTES, b"")
+    silent_site_ids: tuple[int, ...] = bounded(MAX_MEMBERS, ())
+    refuted_site_ids: tuple[int, ...] = bounded(MAX_MEMBERS, ())
+    text: str = bounded(1024, "")

@@ -1,0 +1,41 @@
+"""A reducer that lies in a run of real processes: audits name it, and it is sent away, then banned."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.harness.chaos import LIMIT_S, SETTINGS, ChaosRun
+from tests.process.test_hostile_members import HOSTILE_NODE
+
+pytestmark = pytest.mark.timeout(240)
+HONEST = "abc"
+
+
+def test_a_reducer_that_lies_is_named_evicted_and_banned_and_the_others_hold_the_same(tmp_path: Path) -> None:
+    """Twelve chunks of four sites, all of which reduce. What it had made of them before all sites hold alike."""
+    with ChaosRun(tmp_path, replace(SETTINGS, sync=replace(SETTINGS.sync, audits=2))) as run:
+        run.start_coordinator()
+        coordinator = run.coordinator
+        assert coordinator is not None
+        for name in HONEST:
+            run.start_site(name)
+        liar = run.start_node("liar", run.worker, program=(HOSTILE_NODE, "false"))
+        run.killed.add(liar)
+        found = coordinator.wait_for_line(
+            r"evicted liar \(site \d\): an audit of commit (\d+): the payload of chunk \d+ in commit \d+, "
+            r"which it made, is not the average of what was contributed, "
+            r"as found by ([abc]) \(site \d\), ([abc]) \(site \d\)$",
+            2 * LIMIT_S,
+        )
+        assert found.group(2) != found.group(3)
+        undone = coordinator.wait_for_line(r"to undo it: atoll rollback --to (\d+)", LIMIT_S)
+        assert int(undone.group(1)) == int(found.group(1)) - 1
+        coordinator.wait_for_line(r"evicted liar .* it is banned, as this was not the first time", 2 * LIMIT_S)
+        status = run.wait_for_commits(3)
+        assert status["num_audits_right"] > 0
+        assert dict(status["evictions"])["audit"] == 2
+        assert not [line for line in coordinator.lines if any(f"evicted {name} (" in line for name in HONEST)]
+        run.end_well(HONEST, 2 * LIMIT_S)

@@ -1,0 +1,217 @@
+"""Reducers that lie, auditors that lie, and bits that flip at either, in runs with audits."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from atoll.coordinator.core.events import BanRecord, SiteRecord
+from atoll.node.exchange.auditing import Auditor
+from atoll.node.exchange.sync.exchange import Exchange
+from atoll.protocol.layout import Manifest, Role, TensorSpec
+from atoll.protocol.messages import AuditChunk, AuditOutcome, ChunkAudited
+from tests.harness import hostile
+from tests.simulation.faults import MOST_WAIT_S
+from tests.simulation.processes import SimNode
+from tests.simulation.sites import MANIFEST
+from tests.simulation.world import Outcome, Shape, World, draw_shape_of, play
+
+NUM_AUDITS = 2
+WIDE = Manifest.canonical([*MANIFEST.tensors, TensorSpec(name="wide", shape=(96,), dtype="F32", role=Role.TRAINABLE)])
+"""Every site reduces chunks of it."""
+
+
+@dataclass(slots=True)
+class Found:
+    """What became of a schedule."""
+
+    offences: dict[str, int] = field(default_factory=dict)
+    """By name of the site."""
+    banned: set[str] = field(default_factory=set)
+    liar: str = ""
+    first_lie: int = 0
+    """The commit in which the first false payload was, at the earliest; 0: there was none."""
+    num_right: int = 0
+    num_unknown: int = 0
+
+
+def audited_shape(seed: int, *, num_sites: int, num_syncs: int) -> Shape:
+    """A run of so many sites that all contribute, in averages that can be audited."""
+    shape = draw_shape_of(seed, num_sites=num_sites, num_fragments=1)
+    sync = replace(
+        shape.settings.sync,
+        audits=NUM_AUDITS,
+        error_feedback_down=0.0,
+        codec="int8",
+        up="",
+        down="",
+        mean_over="senders",
+        robust="off" if seed % 2 else "warn",
+        trim=1,
+        every=2,
+        overlap_steps=0,
+        merge="keep",
+        alpha=0.0,
+    )
+    settings = replace(
+        shape.settings,
+        sync=sync,
+        steps=2 * num_syncs,
+        min_sites=num_sites,
+        quorum=2,
+        save_every=0,
+        overrun_steps=0,
+    )
+    return replace(
+        shape,
+        settings=settings,
+        step_s=(0.02,) * num_sites,
+        publish_s=(0.0,) * num_sites,
+        save_s=(0.0,) * num_sites,
+        arrives_s=(),
+        shares_s=(),
+        bf16=(False,) * num_sites,
+        manifest=WIDE,
+    )
+
+
+def lies_as_reducer(world: World, node: SimNode, lies: Callable[[], bool], lied: Callable[[int], None]) -> None:
+    """Payloads that it makes are of the first contribution alone, whenever `lies` says so."""
+    assert node.node is not None
+    hub = node.node.hub
+    begin = hub.begin
+
+    def begin_so(*args: Any, **options: Any) -> Exchange:
+        exchange = begin(*args, **options)
+
+        def told() -> None:
+            world.checks.has_false_averages = True
+            lied(exchange.plan.base_commit + 1)
+
+        hostile.averages_falsely(exchange, lies=lies, lied=told)
+        return exchange
+
+    hub.begin = begin_so  # type: ignore[method-assign]
+
+
+def finds_otherwise(node: SimNode, says: Callable[[ChunkAudited], ChunkAudited]) -> None:
+    """What it says of an audit."""
+    assert node.node is not None
+    disk = node.node.disk
+    if disk.kept is None:
+        return
+    auditor: Auditor = disk.auditor
+    audit = auditor.audit
+
+    async def audit_so(asked: AuditChunk) -> ChunkAudited:
+        return says(await audit(asked))
+
+    auditor.audit = audit_so  # type: ignore[method-assign]
+
+
+def accusing(came_out: bytes) -> Callable[[ChunkAudited], ChunkAudited]:
+    """Of a reducer that there may be nothing against."""
+    return lambda found: replace(found, outcome=AuditOutcome.WRONG, payload_hash=came_out)
+
+
+def once(change: Callable[[ChunkAudited], ChunkAudited]) -> Callable[[ChunkAudited], ChunkAudited]:
+    """As a flipped bit has it."""
+    left = [True]
+
+    def says(found: ChunkAudited) -> ChunkAudited:
+        return change(found) if left and left.pop() else found
+
+    return says
+
+
+Misdeed = Callable[[World, random.Random, Found], None]
+
+
+def schedule(seed: int, misdeed: Misdeed, *, num_sites: int = 4, num_syncs: int = 31) -> tuple[Outcome, Found]:
+    """`misdeed` begins once all sites train."""
+    found = Found()
+
+    async def faults(world: World) -> None:
+        while not any(commit.commit for commit in world.checks.commits):
+            await world.events(1, MOST_WAIT_S)
+        misdeed(world, random.Random(f"audits {seed}"), found)
+        ends_at = world.loop.time() + 60 + 10 * num_syncs
+        while world.checks.finished is None and world.loop.time() < ends_at:
+            await world.events(5, 1.0)
+        if world.coordinator is not None and (core := world.coordinator.asked) is not None:
+            view = core.view
+            found.num_right, found.num_unknown = view.num_audits_right, view.num_audits_unknown
+        await asyncio.sleep(1)
+        sites = [record for record in world.store.kept if isinstance(record, SiteRecord)]
+        found.offences.update({s.name: s.offences for s in sites if s.offences})
+        found.banned.update(r.name for r in world.store.kept if isinstance(r, BanRecord))
+
+    return play(seed, faults, audited_shape(seed, num_sites=num_sites, num_syncs=num_syncs)), found
+
+
+# --- misdeeds
+
+
+def of_one(world: World, generator: random.Random) -> str:
+    return generator.choice(sorted(world.nodes))
+
+
+def nothing(world: World, generator: random.Random, found: Found) -> None:
+    """All are honest."""
+
+
+def behind_nat(world: World, generator: random.Random, found: Found) -> None:
+    """Nobody can dial one of the sites."""
+    world.network.undialable.add(of_one(world, generator))
+
+
+def full_liar(world: World, generator: random.Random, found: Found, share: float = 1.0) -> None:
+    """From now on one site lies in this share of its averages."""
+    name = found.liar = of_one(world, generator)
+
+    def lied(commit: int) -> None:
+        found.first_lie = found.first_lie or commit
+
+    lies_as_reducer(world, world.nodes[name], lambda: generator.random() < share, lied)
+    world.hostile.add(name)
+
+
+def seldom_liar(world: World, generator: random.Random, found: Found) -> None:
+    full_liar(world, generator, found, share=1 / 3)
+
+
+def lying_auditor(world: World, generator: random.Random, found: Found) -> None:
+    """It accuses whomever it audits."""
+    name = found.liar = of_one(world, generator)
+    finds_otherwise(world.nodes[name], accusing(generator.randbytes(32)))
+    world.hostile.add(name)
+
+
+def flipped_bits(world: World, generator: random.Random, found: Found) -> None:
+    """At each site one average, or one audit, is not what it should be, some time."""
+    for name in sorted(world.nodes):
+        node = world.nodes[name]
+        if generator.random() < 0.5:
+            at = generator.randrange(40)
+            counter = [at]
+
+            def flips(counter: list[int] = counter) -> bool:
+                counter[0] -= 1
+                return counter[0] == 0
+
+            lies_as_reducer(world, node, flips, lambda commit: None)
+        else:
+            finds_otherwise(node, once(accusing(generator.randbytes(32))))
+
+
+def with_flips(seed: int) -> Outcome:
+    """For thousands of them: a site that is banned makes the schedule unsound. Without the story if all is well."""
+    outcome, found = schedule(seed, flipped_bits, num_syncs=6)
+    if found.banned and not outcome.problem:
+        outcome = replace(outcome, problem=f"banned for flipped bits: {sorted(found.banned)}")
+    counted = replace(outcome, num_faults=Counter({"sites found out": len(found.offences)}))
+    return counted if outcome.problem else replace(counted, story="")

@@ -1,0 +1,68 @@
+"""Runs with audits on simulated time: liars are named, and nobody honest is banned.
+
+`python -m tests.simulation --flips` plays thousands of those with flipped bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from tests.simulation import audits
+from tests.simulation.some import seeds
+
+pytestmark = pytest.mark.timeout(360)
+
+
+def test_nobody_is_judged_where_all_are_honest() -> None:
+    outcome, found = audits.schedule(0, audits.nothing, num_syncs=3)
+    assert not outcome.problem, outcome.story
+    assert found.num_right == audits.NUM_AUDITS * (outcome.num_commits - 1), "but of the last commit"
+    assert (found.offences, found.num_unknown) == ({}, 0)
+
+
+def test_a_contributor_that_nobody_can_dial_dials_its_auditor() -> None:
+    outcome, found = audits.schedule(0, audits.behind_nat, num_syncs=10)
+    assert not outcome.problem, outcome.story
+    assert found.num_right > found.num_unknown, outcome.story
+    assert not found.offences
+
+
+@seeds(8, every=8)
+def test_a_reducer_that_always_lies_is_named_and_nobody_else(seeds: Sequence[int]) -> None:
+    """Of four sites, by two audits a commit: 11 of them miss it one time in five hundred."""
+    for seed in seeds:
+        outcome, found = audits.schedule(seed, audits.full_liar, num_syncs=12)
+        assert not outcome.problem, f"seed {seed}: {outcome.problem}\n{outcome.story}"
+        assert found.first_lie, outcome.story
+        assert set(found.offences) == {found.liar}, outcome.story
+        assert found.banned <= {found.liar}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seeds", [range(6)])
+def test_a_reducer_that_lies_in_a_third_of_its_averages_is_named(seeds: Sequence[int]) -> None:
+    for seed in seeds:
+        outcome, found = audits.schedule(seed, audits.seldom_liar, num_syncs=30)
+        assert not outcome.problem, f"seed {seed}: {outcome.problem}\n{outcome.story}"
+        assert set(found.offences) == {found.liar}, outcome.story
+
+
+@seeds(4, every=4)
+def test_an_auditor_that_accuses_and_one_that_covers_are_no_match_for_the_others(seeds: Sequence[int]) -> None:
+    for seed in seeds:
+        outcome, found = audits.schedule(seed, audits.lying_auditor, num_syncs=5)
+        assert not outcome.problem, f"seed {seed}: {outcome.problem}\n{outcome.story}"
+        assert set(found.offences) == {found.liar}, outcome.story
+
+
+@seeds(8, every=8)
+def test_bits_that_flip_at_every_site_ban_nobody(seeds: Sequence[int]) -> None:
+    num_found = 0
+    for seed in seeds:
+        outcome, found = audits.schedule(seed, audits.flipped_bits, num_syncs=6)
+        assert not outcome.problem, f"seed {seed}: {outcome.problem}\n{outcome.story}"
+        assert not found.banned, outcome.story
+        num_found += len(found.offences)
+    assert num_found

@@ -1,0 +1,271 @@
+"""Reducers that are audited: what is drawn, who is asked, and who is judged."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import pytest
+
+from atoll.coordinator.core.auditing.drawing import draw, odds_of_finding
+from atoll.protocol import messages as m
+from atoll.protocol.messages import AuditOutcome, RefusedKind
+from atoll.protocol.plans import reducers
+from tests.harness.coordinator_story import Story, a_hash, some_settings
+
+RIGHT, WRONG, UNKNOWN = AuditOutcome.RIGHT, AuditOutcome.WRONG, AuditOutcome.UNKNOWN
+NAMES = ("a", "b", "c", "d", "e")
+TRUTH = a_hash("what comes out")
+
+
+class Audited(Story):
+    """One audit a commit, of five sites that reduce."""
+
+    def __init__(self, names: tuple[str, ...] = NAMES, audits: int = 1) -> None:
+        super().__init__(some_settings(min_sites=len(names), quorum=2, audits=audits, steps=4000))
+        self.names = names
+        self.num_read = 0
+        self.start(*names)
+        self.next_commit()
+
+    def next_commit(self) -> None:
+        self.live = [name for name in self.names if self.is_live(name)]
+        number = self.last_commit()
+        for name in self.live:
+            self.ready(name)
+        for name in [self._name(member.site_id) for member in self.plan().contributors]:
+            self.done(name, f"s{number}", payloads=f"p{number}", commit=number)
+        for name in self.live:
+            self.applied(name, number + 1, f"s{number + 1}")
+
+    def question(self) -> tuple[str, m.AuditChunk] | None:
+        """The newest one, once: who is asked, and what."""
+        asked = [(who, message) for who, message in self.sent if isinstance(message, m.AuditChunk)]
+        found = asked[self.num_read :]
+        self.num_read = len(asked)
+        return found[-1] if found else None
+
+    def reducer_of(self, asked: m.AuditChunk) -> str:
+        plan = self.plan_named(f"{asked.sync}.{asked.attempt}")
+        return self._name(reducers(plan, self.num_chunks())[asked.chunk].site_id)
+
+    def audit(self, *found: tuple[AuditOutcome, bytes]) -> tuple[str, list[str]]:
+        """One after the other who is asked finds this. Who reduced the chunk, and who was asked."""
+        asked_names: list[str] = []
+        reducer = ""
+        for outcome, payload_hash in found:
+            question = self.question()
+            assert question is not None, f"nobody is asked after {asked_names}"
+            name, asked = question
+            reducer = self.reducer_of(asked)
+            asked_names.append(name)
+            word = m.ChunkAudited(number=asked.number, outcome=outcome, payload_hash=payload_hash)
+            self.says(name, word)
+        return reducer, asked_names
+
+    def evicted(self) -> list[str]:
+        return [name for name in self.names if self.num(name, m.Evicted)]
+
+    def back(self, name: str) -> None:
+        """Started again after an eviction, with the run's state."""
+        self.connect(name, incarnation=self.sites[name].incarnation + 1)
+        self.offer(name)
+        self.applied(name, self.last_commit(), f"s{self.last_commit()}")
+
+
+def test_two_audits_a_sync_find_one_liar_of_sixteen_in_31_syncs_at_98_percent() -> None:
+    """As computed, and as it is drawn with many secrets."""
+    assert odds_of_finding(num_reducers=16, num_audits=2, num_syncs=31) == pytest.approx(0.98, abs=0.005)
+    num_chunks, liar, num_secrets = 16 * 5, 7, 3000
+    generator = random.Random(7)
+    num_found = 0
+    for _ in range(num_secrets):
+        secret = generator.randbytes(32)
+        num_found += any(
+            draw(secret, sync.to_bytes(32, "little"), "chunk", number, num_chunks) // 5 == liar
+            for sync in range(31)
+            for number in range(2)
+        )
+    assert num_found / num_secrets == pytest.approx(0.982, abs=0.012)
+
+
+def test_a_draw_depends_on_the_secret_and_on_the_payloads_and_favours_nobody() -> None:
+    drawn = Counter(draw(b"s", bytes([i, j]), "chunk", 0, 5) for i in range(100) for j in range(100))
+    assert set(drawn) == set(range(5))
+    assert min(drawn.values()) > 1850
+    assert len({draw(bytes([i]), b"p", "chunk", 0, 1 << 60) for i in range(50)}) == 50
+    assert len({draw(b"s", b"p", "chunk", i, 1 << 60) for i in range(50)}) == 50
+
+
+def test_weights_say_all_roots_and_an_audit_says_them_to_a_contributor_that_did_not_reduce() -> None:
+    story = Audited()
+    roots = tuple(a_hash(f"root of {name}") for name in NAMES)
+    assert story.last("a", m.Weights).roots == roots
+    question = story.question()
+    assert question is not None
+    name, asked = question
+    assert asked.roots == roots
+    assert [c.tokens for c in asked.contributors] == [100] * 5
+    assert name != story.reducer_of(asked)
+    story.says(name, m.ChunkAudited(number=asked.number, outcome=RIGHT, payload_hash=TRUTH))
+    assert story.question() is None
+    assert not story.evicted()
+    assert story.view.num_audits_right == 1
+
+
+def test_without_audits_nobody_says_a_root_or_is_asked() -> None:
+    story = Audited(audits=0)
+    assert story.question() is None
+    assert story.last("a", m.Weights).roots == ()
+
+
+def test_a_ready_without_a_root_is_refused() -> None:
+    story = Audited()
+    opened = story.open_sync()
+    assert opened is not None
+    story.says("a", m.Ready(sync=opened.sync, tokens=10, num_steps=10))
+    assert story.last("a", m.Refused).kind is RefusedKind.INVALID
+    assert "no root over what it contributes" in story.last("a", m.Refused).text
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_reducer_that_two_sites_refute_is_evicted_and_the_second_time_banned(restarted: bool) -> None:
+    story = Audited()
+    reducer, asked = story.audit((WRONG, TRUTH), (WRONG, TRUTH))
+    assert len({reducer, *asked}) == 3
+    assert story.evicted() == [reducer]
+    assert "is not the average of what was contributed" in story.last(reducer, m.Evicted).reason
+    assert any("atoll rollback --to 0" in text for _, text in story.reports)
+    assert not story.view.banned
+    if restarted:
+        story.restart()
+        for name in NAMES:
+            if name != reducer:
+                story.connect(name, state=(1, "s1"), incarnation=story.sites[name].incarnation)
+    story.back(reducer)
+    for _ in range(200):
+        story.next_commit()
+        question = story.question()
+        assert question is not None
+        if story.reducer_of(question[1]) == reducer:
+            break
+        story.says(question[0], m.ChunkAudited(number=question[1].number, outcome=RIGHT, payload_hash=TRUTH))
+    story.num_read -= 1
+    assert story.audit((WRONG, TRUTH), (WRONG, TRUTH))[0] == reducer
+    assert [text.split(":")[0] for text in story.view.banned] == [reducer]
+    assert story.view.num_audits_wrong == (1 if restarted else 2)
+
+
+def test_an_auditor_that_accuses_an_honest_reducer_is_judged_by_the_third_site() -> None:
+    story = Audited()
+    reducer, (liar, third) = story.audit((WRONG, a_hash("a lie")), (RIGHT, TRUTH))
+    assert story.evicted() == [liar]
+    assert third != reducer
+    assert "it comes out as it is at" in story.last(liar, m.Evicted).reason
+
+
+def test_an_accusation_alone_judges_nobody() -> None:
+    """Each finds something else: nobody has two for it."""
+    story = Audited()
+    story.audit((WRONG, b"1" * 32), (WRONG, b"2" * 32), (WRONG, b"3" * 32), (WRONG, b"4" * 32))
+    assert story.question() is None
+    assert not story.evicted()
+    assert story.view.num_audits_unknown == 1
+    assert any("one of them lies, or has bad memory" in text for _, text in story.reports)
+
+
+def test_of_two_sites_neither_is_judged() -> None:
+    story = Audited(("a", "b"))
+    story.audit((WRONG, TRUTH))
+    assert not story.evicted()
+    assert story.view.num_audits_unknown == 1
+
+
+def test_who_gives_something_else_than_its_root_says_is_judged_when_two_sites_say_so() -> None:
+    story = Audited()
+    question = story.question()
+    assert question is not None
+    others = [n for n in NAMES if n not in (question[0], story.reducer_of(question[1]))]
+    site_id = story.sites[others[0]].site_id
+    story.says(question[0], m.ChunkAudited(number=question[1].number, outcome=UNKNOWN, refuted_site_ids=(site_id,)))
+    assert not story.evicted()
+    second = story.question()
+    assert second is not None
+    if second[0] == others[0]:  # asked itself, it answers for itself alone
+        story.says(second[0], m.ChunkAudited(number=second[1].number, outcome=UNKNOWN, refuted_site_ids=(site_id,)))
+        assert not story.evicted()
+        second = story.question()
+        assert second is not None
+    story.says(second[0], m.ChunkAudited(number=second[1].number, outcome=UNKNOWN, refuted_site_ids=(site_id,)))
+    assert story.evicted() == [others[0]]
+
+
+def test_a_contributor_that_the_auditor_cannot_dial_is_asked_to_dial_it() -> None:
+    story = Audited()
+    story.num_read = len([1 for _, message in story.sent if isinstance(message, m.AuditChunk)])
+    number = story.last_commit()
+    for name in NAMES:
+        story.ready(name, unreachable="" if name == "c" else "c")
+    for name in NAMES:
+        story.done(name, f"s{number}", commit=number)
+    question = story.question()
+    assert question is not None
+    if question[0] == "c":  # whom nobody can dial, and which dials all
+        assert not story.num("c", m.DialBack)
+    else:
+        assert story.last("c", m.DialBack).member.site_id == story.sites[question[0]].site_id
+
+
+def test_who_gives_nothing_is_counted_and_not_judged() -> None:
+    story = Audited()
+    site_id = story.sites["c"].site_id
+    for _ in NAMES[1:]:
+        question = story.question()
+        if question is None:
+            break
+        word = m.ChunkAudited(number=question[1].number, outcome=UNKNOWN, silent_site_ids=(site_id, 77), text="away")
+        story.says(question[0], word)
+    assert story.question() is None
+    assert not story.evicted()
+    assert story.view.num_audits_unknown == 1
+    assert story.view.audit_silence == (f"c (site {site_id}) did not give what audits asked it for 4 times",)
+
+
+def test_a_site_that_does_not_answer_is_passed_over_in_time_and_when_its_stream_ends() -> None:
+    story = Audited()
+    first = story.question()
+    assert first is not None
+    story.wait(25)
+    second = story.question()
+    assert second is not None
+    assert second[0] != first[0]
+    story.drop(second[0])
+    third = story.question()
+    assert third is not None
+    assert third[0] not in (first[0], second[0])
+    story.says(first[0], m.ChunkAudited(number=first[1].number, outcome=WRONG, payload_hash=TRUTH))
+    assert story.question() is None, "too late"
+
+
+def test_what_was_wrong_in_several_chunks_of_a_commit_is_one_offence() -> None:
+    story = Audited(audits=64)
+    asked = [(who, message) for who, message in story.sent if isinstance(message, m.AuditChunk)]
+    reducer = story.reducer_of(asked[0][1])
+    answered: set[int] = set()
+    while True:
+        left = [
+            (who, message)
+            for who, message in story.sent
+            if isinstance(message, m.AuditChunk)
+            and message.number not in answered
+            and story.reducer_of(message) == reducer
+            and story.is_connected(who)
+        ]
+        if not left:
+            break
+        who, message = left[0]
+        answered.add(message.number)
+        story.says(who, m.ChunkAudited(number=message.number, outcome=WRONG, payload_hash=TRUTH))
+    assert story.view.num_audits_wrong > 1
+    assert story.num(reducer, m.Evicted) == 1
+    assert not story.view.banned

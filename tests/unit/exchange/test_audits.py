@@ -1,0 +1,223 @@
+"""In a run with audits: what a reducer takes, what is kept and given, and what an auditor finds."""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from atoll.node.dataplane.averages import recomputed
+from atoll.node.dataplane.kept_contributions import KEPT_SYNCS, Kept, KeptContributions
+from atoll.node.exchange.auditing import Auditor
+from atoll.node.exchange.catchup.expected_donors import ExpectedDonors
+from atoll.node.exchange.peers.counters import Counters
+from atoll.node.exchange.peers.frames import Encoded, PartAssembler, pack_frames
+from atoll.node.exchange.peers.progress import Pace
+from atoll.node.exchange.sync.roots import Roots
+from atoll.protocol import PROTOCOL_VERSION
+from atoll.protocol.codecs import kernels
+from atoll.protocol.errors import AtollError, ConfigError, InvalidMessage, RefusedError, StateError
+from atoll.protocol.layout import Layout, Manifest, Role, TensorSpec
+from atoll.protocol.messages import AuditChunk, AuditOutcome, ChunkAudited, Header, Member
+from atoll.protocol.plans import payload_hash
+from atoll.protocol.settings import RunSettings
+from atoll.protocol.spec import spec_of
+from atoll.protocol.sync_settings import SyncSettings, check_sync
+from atoll.protocol.v1 import peer_pb2
+
+CHUNKS = (0, 1, 2)
+LAYOUT = Layout(Manifest.canonical([TensorSpec(name="w", shape=(12,), dtype="F32", role=Role.TRAINABLE)]), 4, 1)
+SETTINGS = RunSettings(run_id="r", sync=SyncSettings(audits=2, chunk_elements=4))
+MEMBERS = tuple(Member(site_id=i, incarnation=1, address=f"h:{i}", tokens=10 * i) for i in (1, 2, 3))
+
+
+def contribution(site_id: int, chunk: int) -> bytes:
+    values = np.random.default_rng([site_id, chunk]).standard_normal(4).astype(np.float32)
+    return kernels.encode("int8", values)
+
+
+def kept_of(folder: Path, site_id: int) -> Kept:
+    kept = KeptContributions(folder / str(site_id))
+    return kept.keep(5, CHUNKS, lambda chunk: contribution(site_id, chunk), None)
+
+
+def item_of(kept: Kept, chunk: int) -> Encoded:
+    data = kept.read(chunk)
+    return Encoded(chunk, data, payload_hash(data), proof=kept.proof(chunk))
+
+
+def roots_at(kept: Kept | None, told: tuple[bytes, ...] = ()) -> Roots:
+    data = SimpleNamespace(is_audited=True, kept=kept, chunks=CHUNKS)
+    attempt: Any = SimpleNamespace(
+        data=data,
+        plan=SimpleNamespace(contributors=MEMBERS),
+        me=MEMBERS[0],
+        contributes=kept is not None,
+        where="sync 5",
+    )
+    return Roots(attempt, told, {})
+
+
+def test_a_reducer_takes_what_the_root_of_its_site_is_over_and_nothing_else(tmp_path: Path) -> None:
+    roots, theirs, others = roots_at(None), kept_of(tmp_path, 2), kept_of(tmp_path, 3)
+    with pytest.raises(RefusedError, match="says no root"):
+        roots.hear(MEMBERS[1], b"")
+    roots.hear(MEMBERS[1], theirs.root)
+    roots.hear(MEMBERS[1], theirs.root)
+    with pytest.raises(RefusedError, match="another root than before"):
+        roots.hear(MEMBERS[1], others.root)
+    roots.check(MEMBERS[1], [item_of(theirs, chunk) for chunk in CHUNKS])
+    for wrong in (item_of(others, 1), replace(item_of(theirs, 1), chunk=2), replace(item_of(theirs, 1), proof=b"")):
+        with pytest.raises(InvalidMessage, match="none of those that its site's root is over"):
+            roots.check(MEMBERS[1], [wrong])
+
+
+def test_an_exchange_waits_until_the_coordinator_has_said_all_roots(tmp_path: Path) -> None:
+    mine, theirs = kept_of(tmp_path, 1), kept_of(tmp_path, 2)
+    begun = roots_at(mine)
+    assert begun.own == mine.root
+    assert not begun.are_told
+    begun.all_told()
+    assert begun.are_told
+    told = roots_at(mine, (mine.root, theirs.root, b"x" * 32))
+    assert told.are_told
+    with pytest.raises(RefusedError):
+        told.hear(MEMBERS[2], theirs.root)
+    assert roots_at(None).own == b"", "a receiver has none"
+
+
+def test_a_proof_travels_with_the_last_part_of_its_contribution(tmp_path: Path) -> None:
+    item = replace(item_of(kept_of(tmp_path, 1), 1), data=bytes(9000), proof=b"p" * 320)
+    assembler = PartAssembler(lambda chunk: 9000)
+    found = []
+    for frame in pack_frames([item, item], 16 << 10):
+        parts = peer_pb2.ExchangeRequest.FromString(frame).contribution.parts
+        assert parts
+        found += [done for part in parts if (done := assembler.add(part)) is not None]
+    assert found == [item, item]
+    early = peer_pb2.Part(chunk=1, total_bytes=9000, data=bytes(4096), proof=b"p" * 32)
+    with pytest.raises(InvalidMessage, match="a proof of 32 bytes"):
+        assembler.add(early)
+
+
+def test_the_last_syncs_are_kept_and_nothing_of_an_earlier_start(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(2) as pool:
+        kept = KeptContributions(tmp_path)
+        roots = [kept.keep(n, CHUNKS, partial(contribution, n), pool).root for n in range(12)]
+    assert len(set(roots)) == 12
+    assert [n for n in range(12) if kept.of(n) is not None] == list(range(12 - KEPT_SYNCS - 1, 12)), (
+        "with one under way"
+    )
+    assert len(list(tmp_path.iterdir())) == KEPT_SYNCS + 1
+    again = kept.keep(11, CHUNKS, lambda chunk: contribution(11, chunk), None)
+    assert again.root == roots[11]
+    assert kept.of(11) is again
+    with pytest.raises(StateError):
+        again.proof(7)
+    assert KeptContributions(tmp_path).of(11) is None
+    assert not list(tmp_path.iterdir())
+
+
+class Given(Auditor):
+    """What contributors give is at hand."""
+
+    given: dict[int, Encoded | AtollError]
+
+    async def _given(self, asked: AuditChunk, member: Member) -> Encoded:
+        found = self.given[member.site_id]
+        if isinstance(found, AtollError):
+            raise found
+        return found
+
+
+def audit(tmp_path: Path, payload: bytes, given: dict[int, Encoded | AtollError], **changes: Any) -> ChunkAudited:
+    kept = {i: kept_of(tmp_path, i) for i in (1, 2, 3)}
+    held: Any = SimpleNamespace(hash_of=lambda chunk: payload_hash(payload))
+    payload_log: Any = SimpleNamespace(held=lambda sync, term, attempt: held)
+    asked = AuditChunk(
+        number=9,
+        commit=4,
+        sync=5,
+        attempt=1,
+        term=1,
+        fragment=0,
+        base_commit=3,
+        contributors=MEMBERS,
+        roots=tuple(kept[i].root for i in (1, 2, 3)),
+        chunk=1,
+    )
+
+    async def run() -> ChunkAudited:
+        with ThreadPoolExecutor(1) as pool:
+            auditor = Given(
+                settings=SETTINGS,
+                layout=LAYOUT,
+                log=payload_log,
+                kept=KeptContributions(tmp_path / "own"),
+                header=lambda: Header(protocol_version=PROTOCOL_VERSION, run_id="r", site_id=9, incarnation=1),
+                dialled=None,  # type: ignore[arg-type]
+                expected=ExpectedDonors(),
+                undialable=lambda: (),
+                counters=Counters(),
+                pace=Pace(stall_s=1, slowest_bytes_per_s=1),
+                pool=pool,
+            )
+            honest: dict[int, Encoded | AtollError] = {i: item_of(kept[i], 1) for i in (1, 2, 3)}
+            auditor.given = honest | given
+            return await auditor.audit(replace(asked, **changes))
+
+    return asyncio.run(run())
+
+
+TRUE = recomputed(spec_of(SETTINGS.sync, 3, 0).trainable, 4, [(10 * i, contribution(i, 1)) for i in (1, 2, 3)])
+
+
+def test_an_auditor_finds_the_payload_to_the_bit(tmp_path: Path) -> None:
+    found = audit(tmp_path, TRUE, {})
+    assert found == ChunkAudited(number=9, outcome=AuditOutcome.RIGHT, payload_hash=payload_hash(TRUE))
+
+
+def test_an_auditor_finds_a_payload_that_is_another_one(tmp_path: Path) -> None:
+    false = recomputed(spec_of(SETTINGS.sync, 3, 0).trainable, 4, [(10, contribution(3, 1))])
+    found = audit(tmp_path, false, {})
+    assert (found.outcome, found.payload_hash) == (AuditOutcome.WRONG, payload_hash(TRUE))
+
+
+def test_what_is_not_given_or_not_what_was_said_accuses_no_reducer(tmp_path: Path) -> None:
+    other = contribution(7, 1)
+    given: dict[int, Encoded | AtollError] = {
+        1: StateError("what this site contributed to sync 5 is not kept here"),
+        3: Encoded(1, other, payload_hash(other), proof=kept_of(tmp_path / "x", 3).proof(1)),
+    }
+    found = audit(tmp_path, b"whatever", given)
+    assert found.outcome is AuditOutcome.UNKNOWN
+    assert (found.silent_site_ids, found.refuted_site_ids) == ((1,), (3,))
+    assert "not all contributions are to be had" in found.text
+
+
+@pytest.mark.parametrize("changes", [{"chunk": 3}, {"roots": ()}, {"chunk": 1 << 30}])
+def test_an_audit_that_fits_no_sync_is_unknown(tmp_path: Path, changes: dict[str, Any]) -> None:
+    assert audit(tmp_path, TRUE, {}, **changes).outcome is AuditOutcome.UNKNOWN
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"robust": "clip"}, "differ in their last bits by machine"),
+        ({"error_feedback_down": 0.5}, "only the reducer has what its codec lost"),
+        ({"strategy": "gradient", "every": 1, "overlap_steps": 0}, "faster than they are audited"),
+    ],
+)
+def test_averages_that_nobody_else_can_compute_are_refused(changes: dict[str, Any], problem: str) -> None:
+    sync = replace(SyncSettings(), **changes)
+    check_sync(sync)
+    with pytest.raises(ConfigError, match=problem):
+        check_sync(replace(sync, audits=1))
+    check_sync(SyncSettings(audits=1, codec="topk2", robust="clip"))
