@@ -10,6 +10,7 @@ from dataclasses import asdict
 from math import inf
 from typing import Any
 
+from atoll.coordinator.core import changing
 from atoll.coordinator.core import events as e
 from atoll.coordinator.core.auditing import judging
 from atoll.coordinator.core.data import leases
@@ -201,7 +202,7 @@ class Core:
             case e.ResumeAsked(request=request):
                 run.answer(request, run.resume())
             case e.SetAsked(name=name, value=value, request=request):
-                run.answer(request, *run.change(name, value))
+                run.answer(request, *changing.ask(run, name, value))
             case e.DrainAsked(name=name, reason=reason, request=request):
                 run.answer(request, bans.drain(run, name, reason))
             case e.RollbackAsked(reason, None, request=request):

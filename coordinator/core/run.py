@@ -12,6 +12,7 @@ from typing import Any
 from atoll.coordinator.core import events as e
 from atoll.coordinator.core.audit import COORDINATOR, DONE, Audit, words_of
 from atoll.coordinator.core.auditing.audits import Audits
+from atoll.coordinator.core.changes import Changes
 from atoll.coordinator.core.data.ledger import Ledger
 from atoll.coordinator.core.log.commits import CommitLog
 from atoll.coordinator.core.log.disputes import Dispute
@@ -31,9 +32,7 @@ from atoll.coordinator.core.sync.pace import Pace
 from atoll.coordinator.core.sync.resting import Resting
 from atoll.coordinator.core.sync.stragglers import Stragglers
 from atoll.coordinator.core.sync.syncs import Sync
-from atoll.protocol import changed
 from atoll.protocol import messages as m
-from atoll.protocol.errors import ConfigError
 from atoll.protocol.log_length import LogLength
 from atoll.protocol.ranges import union
 from atoll.protocol.sample_order import GLOBAL_LINE
@@ -88,9 +87,7 @@ class Run:
         self.stop_reason = stop.reason if stop is not None else ""
         paused = persisted.one(e.PausedRecord)
         self.pause_reason = paused.reason if paused is not None else ""
-        change = persisted.one(e.ChangedRecord)
-        self.changed_json = change.changed_json if change is not None else self.log.changed_json
-        """Settings that are not as the run began, for the next commit."""
+        self.changes = Changes(settings, persisted.one(e.ChangedRecord), self.log.changed_json)
         self.banned = {r.name: r for r in persisted.all(e.BanRecord)}
         for name, banned in self.banned.items():
             if (unwanted := self.members.sites.get(name)) is not None:
@@ -98,8 +95,7 @@ class Run:
         self.audit = Audit(persisted.all(e.AuditRecord))
         self.misused_invites: set[str] = set()
         self.invites = {r.invite_id: r for r in persisted.all(e.InviteRecord)}
-        reset = persisted.one(e.ResetRecord)
-        self.void_starts = set(reset.void_starts) if reset is not None else set()
+        self.void_starts = {start for reset in persisted.all(e.ResetRecord) for start in reset.void_starts}
         self.last_state = b""  # hash of the last commit, when all who are to report it have
         self.trouble = Trouble(settings.sync.fragments)
         self.links = Links(PATIENCE if settings.sync.error_feedback_down else 1)
@@ -118,13 +114,12 @@ class Run:
         self.diverged: dict[int, tuple[int, int]] = {}  # by site: branch and commit since which its loss is not finite
         self.judged_divergence = (0, 0)  # branch and commit: the run went back to before it by itself, or did not
         self.dispute: Dispute | None = None
-        self.num_wrong_states = 0
+        self.num_wrong_states = self.num_attempts = 0
         self.num_not_finite = 0  # times that a site's loss stopped being a number
         self.num_failed = 0  # sites that left because they cannot go on
         self.num_refused = self.num_malformed = 0
         self.evictions: Counter[Cause] = Counter()
         self._said_at = -inf  # what a sync comes to
-        self.num_attempts = 0
         self.fatal_texts: list[str] = []
         self._outputs: list[e.Output] = []
         self._records: list[e.Record] = []
@@ -241,35 +236,6 @@ class Run:
         self.persist(e.ResumedRecord())
         self.report(logging.INFO, "the run is resumed")
         return ""
-
-    def change(self, name: str, value: str) -> tuple[str, str]:
-        """From the next commit on. Why that cannot be done; else how it was."""
-        if self.finished is not None:
-            return "the run is over", ""
-        older = [site.label for site in self.members.live() if site.hello is not None and not site.hello.takes_changes]
-        if older:
-            return f"{', '.join(older)} would not hear of it: an older version of atoll; upgrade it, or evict it", ""
-        try:
-            changed_json = changed.with_change(self.settings, self.changed_json, name, value)
-        except ConfigError as error:
-            return str(error), ""
-        now = changed.settings_with(self.settings, changed_json)
-        if 0 < now.steps <= self.log.run_step or 0 < now.tokens <= self.log.run_tokens:
-            return f"the run is at step {self.log.run_step} and {self.log.run_tokens} tokens; `atoll stop` ends it", ""
-        found = changed.in_words(self.settings, changed_json)
-        self.changed_json = changed_json
-        self.persist(e.ChangedRecord(changed_json))
-        self.report(logging.WARNING, f"from commit {self.log.next} on: {found}")
-        return "", found
-
-    def forget_changes(self) -> None:
-        """Those since the commit that is the last one again; the store does as much by itself."""
-        self.changed_json = self.log.changed_json
-
-    @property
-    def settings_now(self) -> RunSettings:
-        """As they are for the next commit."""
-        return changed.settings_with(self.settings, self.changed_json)
 
     def ban(self, record: e.BanRecord) -> None:
         """Neither this name nor this key comes in any more."""

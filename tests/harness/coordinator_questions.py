@@ -114,9 +114,9 @@ class CoordinatorQuestions:
         """All that is changed once `name` has that value as well; as until now where it cannot be."""
         run = self.core.run
         try:
-            return with_change(run.settings, run.changed_json, name, value)
+            return with_change(run.settings, run.changes.changed_json, name, value)
         except ConfigError:
-            return run.changed_json
+            return run.changes.changed_json
 
     def missing_for_quorum(self) -> int:
         return self.core.missing_for_quorum()

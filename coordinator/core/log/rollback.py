@@ -172,7 +172,7 @@ def go_back(
     text = f"rolled back from commit {last} to commit {commit}, branch {record.branch}: {reason}"
     run.report(logging.ERROR, text)
     run.rollbacks.append(record)
-    run.forget_changes()
+    run.changes.take(run.log.changed_json)
     run.norms.forget()  # what they speak of is void
     for sync in run.lanes.values():
         run.note_abandoned(sync.open.sync, f"rolled back to commit {commit}")

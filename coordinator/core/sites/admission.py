@@ -43,13 +43,13 @@ def hello(run: Run, stream: int, header: m.Header, message: m.Hello) -> None:
         run.persist_site(site)
     state.evicted_said = False
     welcome = m.Welcome(
-        settings_json=needing_changes(run.settings_json) if run.changed_json else run.settings_json,
+        settings_json=needing_changes(run.settings_json) if run.changes.changed_json else run.settings_json,
         site_id=site.site_id,
         last_commit=run.log.last,
         started=run.started,
         parent_json=run.parent_json,
         error_commits=run.log.contributed(site.site_id) if run.settings.sync.error_feedback else (),
-        changed_json=run.changed_json,
+        changed_json=run.changes.changed_json,
     )
     run.send(site, welcome)
     run.tell_banned(site)

@@ -123,7 +123,7 @@ def _open(run: Run, opened: m.Open, at_base: Sequence[Site], pause_s: float = 0.
 
 
 def _is_over(run: Run, run_step: int, run_tokens: int) -> bool:
-    settings = run.settings_now
+    settings = run.changes.now
     return 0 < settings.steps <= run_step or 0 < settings.tokens <= run_tokens
 
 
@@ -170,7 +170,7 @@ def _window(
     window, or what is left of the run; where it ends, the `trained_steps` that sites may have trained beyond the sync
     before. Then how many steps they may train beyond this one: 0 if it may be the last. A length in tokens is estimated
     from the last commit."""
-    settings, sync = run.settings_now, run.settings.sync
+    settings, sync = run.changes.now, run.settings.sync
     together, longest = sync.all_fragments, sync.window_steps(sync.all_fragments, base)
     if trained_steps and _ends(run, run_step, run_tokens):
         return together, trained_steps, 0
@@ -245,7 +245,7 @@ def commit(run: Run, sync: Sync, attempt: Attempt, payload_digest: bytes, stood_
         done=leases.finish(run, attempt),
         error_commits=tuple(chain.from_iterable(attempt.weights.error_commits)),
         rates=attempt.weights.rates,
-        changed_json=run.changed_json,
+        changed_json=run.changes.changed_json,
     )
     losses = [(c.tokens, sync.losses[c.site_id]) for c in contributors if c.site_id in sync.losses]
     weight = sum(t for t, _ in losses)

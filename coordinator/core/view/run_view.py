@@ -12,7 +12,6 @@ from atoll.coordinator.core.sync import outcomes, reach
 from atoll.coordinator.core.sync.syncs import Sync
 from atoll.coordinator.core.view.data_ranges import data_view
 from atoll.coordinator.core.view.document import CommitView, LinkView, RunView, SiteView, SyncView
-from atoll.protocol import changed
 from atoll.protocol.addresses import is_plain
 from atoll.protocol.figures import Readings
 from atoll.protocol.plans import weights
@@ -56,12 +55,12 @@ def view_of(run: Run, now: float) -> RunView:
     blind, agreement, sync = reach.not_dialled_by(run), run.norms.agreement, run.settings.sync
     return _view(
         RunView,
-        (run, run.log, run.members, run.settings_now, sync),
+        (run, run.log, run.members, run.changes.now, sync),
         state=state_in_words(run),
         state_kind=_state(run)[0],
         finished=run.finished is not None,
         last_commit=run.log.last,
-        changed=changed.in_words(run.settings, run.changed_json),
+        changed=run.changes.in_words,
         sync_every=sync.window_steps(0, run.log.last) if sync.steps_at_nodes else sync.every,
         num_parameters=run.manifest.manifest.num_trainable if run.manifest else 0,
         num_evicted=run.evictions.total(),
