@@ -22,8 +22,9 @@ from atoll.protocol.v1 import session_pb2
 SESSION_METHOD = "/atoll.protocol.v1.CoordinatorService/Session"
 FIRST_BACKOFF_S = 0.2
 MAX_BACKOFF_S = 2.0
-FIRST_CONNECT_S = 2.0
-"""Where there are several addresses."""
+FIRST_CONNECT_S = 1.0
+MAX_ROUND_S = 1.0
+"""Where there are several addresses: the first limit for one, and between two rounds of all."""
 
 
 @dataclass(eq=False, kw_only=True)
@@ -80,7 +81,7 @@ class Session:
             if not self._is_welcomed and self._tried % len(self._known):
                 continue  # the next one may serve the run
             await self._pause(backoff_s * self.machine.random.uniform(0.5, 1.0))
-            backoff_s = min(backoff_s * 2, MAX_BACKOFF_S)
+            backoff_s = min(backoff_s * 2, MAX_BACKOFF_S if len(self._known) == 1 else MAX_ROUND_S)
 
     async def _pause(self, delay_s: float) -> None:
         await asyncio.sleep(delay_s)

@@ -199,7 +199,7 @@ def test_a_store_without_its_root_is_not_given_another(tmp_path: Path) -> None:
         async with AsyncExitStack() as stack:
             await coordinator_main.secured(config, "run", Machine(), stack, is_new=is_new)
 
-    with pytest.raises(HostError, match=r"run\.db\.trust beside it is not.*restore it"):
+    with pytest.raises(HostError, match=r"run\.db\.trust is not.*restore it"):
         asyncio.run(begin(is_new=False))
     assert not folder_of(config.store_path).exists()
     folder_of(config.store_path).mkdir()  # as the error says
