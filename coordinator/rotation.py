@@ -9,11 +9,13 @@ from dataclasses import replace
 
 from atoll.coordinator import authority as roots
 from atoll.coordinator.authority import Authority
+from atoll.coordinator.core.core import Core
 from atoll.coordinator.core.events import Answer, Asked, RotateAsked
 from atoll.coordinator.watchers import Watchers
 from atoll.protocol.dates import utc
 from atoll.protocol.errors import AtollError
 from atoll.protocol.trust.names import Kind, Subject
+from atoll.protocol.trust.security import Security
 
 STEPS = ("make", "sign", "retire")
 
@@ -28,8 +30,8 @@ class Rotation:
         ask: Callable[[Asked], Awaitable[Answer]],
         here: Callable[[], list[str]],
     ) -> None:
+        self.watchers = watchers
         self._authority = authority
-        self._watchers = watchers
         self._ask = ask
         self._here = here
         self._asking = asyncio.Lock()
@@ -50,7 +52,7 @@ class Rotation:
                 return Answer(asked.request, str(error))
             for tell in authority.told:
                 tell()
-            self._watchers.changed()
+            self.watchers.changed()
             return replace(answer, found=answer.found if asked.step == "retire" else "")
 
     def _problem(self, asked: RotateAsked) -> str:
@@ -65,7 +67,7 @@ class Rotation:
             if not authority.has_next:
                 return "there is no next root: `atoll rotate` makes one"
             expected = {Subject(authority.run_id, Kind.SITE_IDENTITY, name) for name in self._here()}
-            if (behind := self._watchers.behind(expected)) and not asked.at_once:
+            if (behind := self.watchers.behind(expected)) and not asked.at_once:
                 return f"these do not trust the next root yet: {', '.join(behind)}; ask again, or say --now"
             return ""
         if not authority.has_old:
@@ -74,3 +76,13 @@ class Rotation:
         if authority.machine.wall_time() < until_s and not asked.at_once:
             return f"certificates of the old root are in use until {utc(until_s)}: ask again then, or say --now"
         return ""
+
+
+def rotation_of(
+    authority: Authority | None, security: Security, core: Core, ask: Callable[[Asked], Awaitable[Answer]]
+) -> Rotation | None:
+    """Of a run that has certificates, with those who hear of it."""
+    if authority is None:
+        return None
+    watchers = Watchers(security, lambda: (authority.roots, core.banned_names))
+    return Rotation(authority, watchers, ask, core.here)

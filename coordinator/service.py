@@ -30,11 +30,10 @@ from atoll.coordinator.enrolment import Enrolment
 from atoll.coordinator.front_door import FrontDoor
 from atoll.coordinator.lease import Leading
 from atoll.coordinator.loop_lag import LoopLag
-from atoll.coordinator.rotation import Rotation
+from atoll.coordinator.rotation import rotation_of
 from atoll.coordinator.store import RESTORE, Store
 from atoll.coordinator.streams import Bodies, Stream
 from atoll.coordinator.sync_times import SyncTimes
-from atoll.coordinator.watchers import Watchers
 from atoll.protocol import PROTOCOL_VERSION, addresses, descriptors, messages, transport
 from atoll.protocol.deposits import Seal
 from atoll.protocol.digest import DIGEST_BYTES
@@ -99,11 +98,7 @@ class CoordinatorServer:
             raise StateError(f"the store {config.store_path} is damaged ({error}): {RESTORE}") from error
         self._security = security
         self._enrolment = Enrolment(authority, security, self._core, self._decide) if authority is not None else None
-        self._watchers: Watchers | None = None
-        self._rotation: Rotation | None = None
-        if authority is not None:
-            self._watchers = Watchers(security, lambda: (authority.roots, self._core.banned_names))
-            self._rotation = Rotation(authority, self._watchers, self._decide, self._core.here)
+        self._rotation = rotation_of(authority, security, self._core, self._decide)
         self._viewed_at = self._loop.time()
         self._kept_view = self._core.view(self._viewed_at)
         self._sync_times = SyncTimes()
@@ -134,7 +129,7 @@ class CoordinatorServer:
 
     async def start(self) -> None:
         """Listens. Raises HostError if the port cannot be had, ConfigError for what is not an address."""
-        wanted = (2 if self._watchers is None else 3) * self.settings.max_sites + limits.MORE_CONNECTIONS
+        wanted = (2 if self._rotation is None else 3) * self.settings.max_sites + limits.MORE_CONNECTIONS
         most = descriptors.for_connections(
             descriptors.raise_limit(),
             wanted,
@@ -162,8 +157,8 @@ class CoordinatorServer:
                 response_serializer=session_pb2.OperateResponse.SerializeToString,
             ),
         }
-        if self._enrolment is not None and self._watchers is not None:
-            handlers |= {**self._enrolment.handlers, "Watch": self._watchers.handler}
+        if self._enrolment is not None and self._rotation is not None:
+            handlers |= {**self._enrolment.handlers, "Watch": self._rotation.watchers.handler}
             handlers |= Measures(self.settings.run_id, self._security).handlers
         allowed = guarded(SERVICE, handlers, self._security, self._refusal, self._let_in)
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, allowed),))
@@ -222,6 +217,8 @@ class CoordinatorServer:
             self._answer(e.Answer(request, why))
         for stream in self._streams.values():
             stream.put(None)
+        if self._rotation is not None:
+            self._rotation.watchers.close()
         if self._server is not None:
             await self._server.stop(STOP_GRACE_S)
         if self._door is not None:
@@ -373,8 +370,8 @@ class CoordinatorServer:
                         if isinstance(record, e.CommitRecord):
                             self._commit_times[record.commit.commit] = now
                             self._commit_times.pop(record.commit.commit - messages.MAX_LOG_COMMITS, None)
-                    if self._watchers is not None and any(isinstance(record, OF_BANS) for record in records):
-                        self._watchers.changed()
+                    if self._rotation is not None and any(isinstance(record, OF_BANS) for record in records):
+                        self._rotation.watchers.changed()
                 case e.Send(number, messages.Sources() as sources):
                     if number in self._streams:
                         await self._streams[number].say_sources(sources)

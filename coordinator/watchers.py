@@ -34,6 +34,7 @@ class Watchers:
         self._read = known
         self._known = known()
         self._here: set[_Watcher] = set()
+        self._is_closed = False
 
     @property
     def handler(self) -> Any:
@@ -49,6 +50,12 @@ class Watchers:
             self._known = known
             for watcher in self._here:
                 watcher.changed.set()
+
+    def close(self) -> None:
+        """Nobody is told any more: all streams end."""
+        self._is_closed = True
+        for watcher in self._here:
+            watcher.changed.set()
 
     def behind(self, expected: set[Subject]) -> list[str]:
         """Who does not trust the roots that are in force: of those that watch, and of those that are expected to."""
@@ -70,7 +77,7 @@ class Watchers:
                 watcher.trusts = request.roots_digest[:32]
 
         async def say() -> None:
-            while True:
+            while not self._is_closed:
                 watcher.changed.clear()
                 roots, banned = self._known
                 await context.write(session_pb2.WatchResponse(roots=roots, banned=banned))

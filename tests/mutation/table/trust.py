@@ -105,8 +105,8 @@ MUTATIONS = (
         name="the next root signs before all trust it",
         rule="a step of a rotation cuts nobody off",
         where="coordinator.rotation:Rotation._problem",
-        old="if (behind := self._watchers.behind(expected)) and not asked.at_once:",
-        new="if (behind := self._watchers.behind(expected)) and False:",
+        old="if (behind := self.watchers.behind(expected)) and not asked.at_once:",
+        new="if (behind := self.watchers.behind(expected)) and False:",
         tests=(f"{AUTHORITY}::test_a_step_that_would_cut_somebody_off_is_refused",),
     ),
     Mutation(
