@@ -14,13 +14,15 @@ from collections import Counter
 from collections.abc import Hashable
 from functools import partial
 
+import grpc
+
 from atoll.coordinator import limits
 from atoll.coordinator.door_counts import Counts, Turned, source_of
 from atoll.coordinator.guest import Guest
 from atoll.coordinator.shut_out import shut_out
 from atoll.protocol import addresses
 from atoll.protocol.errors import PeerError
-from atoll.protocol.transport import cannot_listen
+from atoll.protocol.transport import bind, cannot_listen
 
 log = logging.getLogger("atoll.coordinator")
 
@@ -184,3 +186,17 @@ class FrontDoor:
     def _end(self, numbers: tuple[int, ...], why: Turned) -> None:
         for number in numbers:
             self._guests[number].abort(why)
+
+
+async def listen(
+    server: grpc.aio.Server, address: str, door: FrontDoor | None, credentials: grpc.ServerCredentials | None
+) -> int:
+    """The port where the server is reached, behind the door if there is one. Raises HostError, or ConfigError for what
+    is no address."""
+    if door is None or credentials is None:
+        port = bind(server, address, None)
+        await server.start()
+        return port
+    server.add_secure_port(door.address_behind, credentials)
+    await server.start()
+    return door.start(address)

@@ -13,6 +13,7 @@ from typing import Any, NoReturn, Protocol
 
 from atoll.protocol.errors import AtollError, HostError, StaleError
 from atoll.protocol.signals import end_process
+from atoll.protocol.trust.invites import MAX_ADDRESSES
 
 log = logging.getLogger("atoll.coordinator")
 
@@ -150,6 +151,10 @@ class Leading:
                     raise StaleError(f"{self._where}: the lease is over, and another coordinator may lead")
                 self.standbys, self._until, problem = standbys, asked_at + LEASE_S, ""
             await asyncio.sleep(max(0.0, min(RENEW_EVERY_S, self.left_s)))
+
+    def addresses(self, own: str) -> tuple[str, ...]:
+        """Where sites reach this one, and those that stand by; none if nobody does."""
+        return tuple(dict.fromkeys((own, *self.standbys)))[:MAX_ADDRESSES] if self.standbys else ()
 
     def end(self) -> None:
         """In a thread, when nothing more is said."""

@@ -4,19 +4,29 @@ all, it signs, and the old one is trusted no more. Each is refused while it woul
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 
 from atoll.coordinator import authority as roots
 from atoll.coordinator.authority import Authority
 from atoll.coordinator.core.core import Core
-from atoll.coordinator.core.events import Answer, Asked, RotateAsked
+from atoll.coordinator.core.events import (
+    Answer,
+    Asked,
+    BanLiftedRecord,
+    BanRecord,
+    InviteForgottenRecord,
+    InviteRecord,
+    Record,
+    RotateAsked,
+)
 from atoll.coordinator.watchers import Watchers
 from atoll.protocol.dates import utc
 from atoll.protocol.errors import AtollError
 from atoll.protocol.trust.names import Kind, Subject
 from atoll.protocol.trust.security import Security
 
+OF_BANS = BanRecord | BanLiftedRecord | InviteRecord | InviteForgottenRecord
 STEPS = ("make", "sign", "retire")
 
 
@@ -54,6 +64,11 @@ class Rotation:
                 tell()
             self.watchers.changed()
             return replace(answer, found=answer.found if asked.step == "retire" else "")
+
+    def kept(self, records: Sequence[Record]) -> None:
+        """What is kept by now: others may be banned."""
+        if any(isinstance(record, OF_BANS) for record in records):
+            self.watchers.changed()
 
     def _problem(self, asked: RotateAsked) -> str:
         """Why that cannot be done now; empty if it can."""

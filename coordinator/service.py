@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import grpc
 
 import atoll
-from atoll.coordinator import commands, limits
+from atoll.coordinator import calls, commands, limits
 from atoll.coordinator.authority import Authority
 from atoll.coordinator.backup import backup
 from atoll.coordinator.config import CoordinatorConfig
@@ -27,7 +27,7 @@ from atoll.coordinator.core.sites import manifests
 from atoll.coordinator.core.view.document import RunView
 from atoll.coordinator.deposits import Depositing
 from atoll.coordinator.enrolment import Enrolment
-from atoll.coordinator.front_door import FrontDoor
+from atoll.coordinator.front_door import FrontDoor, listen
 from atoll.coordinator.lease import Leading
 from atoll.coordinator.loop_lag import LoopLag
 from atoll.coordinator.rotation import rotation_of
@@ -45,7 +45,6 @@ from atoll.protocol.pace import Buckets
 from atoll.protocol.settings import RunSettings, settings_from_json, settings_to_json
 from atoll.protocol.status import abort
 from atoll.protocol.trust.access import guarded
-from atoll.protocol.trust.invites import MAX_ADDRESSES
 from atoll.protocol.trust.names import Subject
 from atoll.protocol.trust.security import PLAIN, Caller, Security
 from atoll.protocol.v1 import session_pb2
@@ -62,7 +61,6 @@ NAME_BYTES = 16
 STORE_PATIENCE_S = 2.0
 """Who asks for the run waits so long for what is being kept, then is told what was known before."""
 KEEP_VIEW_EVERY_S = 5.0
-OF_BANS = e.BanRecord | e.BanLiftedRecord | e.InviteRecord | e.InviteForgottenRecord  # after which others may be banned
 
 
 class CoordinatorServer:
@@ -88,8 +86,7 @@ class CoordinatorServer:
         persisted = store.begin(settings, parent_json)
         settings = self.settings = settings_from_json(persisted.run.settings_json)
         self._term = persisted.term
-        parent = persisted.run.parent_json
-        self._parent = json.loads(parent) if parent else None
+        self._parent = json.loads(persisted.run.parent_json or "null")
         self._commit_times = store.commit_times()
         try:
             secret = machine.token_bytes(DIGEST_BYTES) if settings.sync.audits else b""
@@ -142,35 +139,16 @@ class CoordinatorServer:
             max_calls_each=limits.MAX_CALLS_EACH,
             max_connections=most,
         )
-        handlers = {
-            # Bytes in: malformed ones are counted and answered here instead of vanishing inside gRPC. Bytes out: what
-            # goes to many sites is encoded once.
-            "Session": grpc.stream_stream_rpc_method_handler(self._session),
-            "Status": grpc.unary_unary_rpc_method_handler(
-                self._status,
-                request_deserializer=session_pb2.StatusRequest.FromString,
-                response_serializer=session_pb2.StatusResponse.SerializeToString,
-            ),
-            "Operate": grpc.unary_unary_rpc_method_handler(
-                self._operate,
-                request_deserializer=session_pb2.OperateRequest.FromString,
-                response_serializer=session_pb2.OperateResponse.SerializeToString,
-            ),
-        }
+        handlers = calls.handlers(self._session, self._status, self._operate)
         if self._enrolment is not None and self._rotation is not None:
             handlers |= {**self._enrolment.handlers, "Watch": self._rotation.watchers.handler}
             handlers |= Measures(self.settings.run_id, self._security).handlers
         allowed = guarded(SERVICE, handlers, self._security, self._refusal, self._let_in)
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, allowed),))
-        if (credentials := self._security.of_server()) is None:
-            port = transport.bind(server, self.config.listen, None)
-            await server.start()
-        else:
+        if (credentials := self._security.of_server()) is not None:
             name = self._machine.token_bytes(NAME_BYTES).hex()
             self._door = FrontDoor(name, per_address=self.config.connections_per_address, in_all=most)
-            server.add_secure_port(self._door.address_behind, credentials)
-            await server.start()
-            port = self._door.start(self.config.listen)
+        port = await listen(server, self.config.listen, self._door, credentials)
         self._server = server
         host, _ = addresses.parse_address(self.config.listen)
         self.address = addresses.join_address(host, port)
@@ -246,16 +224,11 @@ class CoordinatorServer:
             return e.Answer(0, "it is in plain text: whoever reaches it joins without an invite")
         if isinstance(asked, e.RotateAsked):
             return await self._rotation.ask(asked)
-        return await self._enrolment.invite(asked, self._coordinators())
+        return await self._enrolment.invite(asked, self._shared_among() or (self.config.advertise or self.address,))
 
     def _shared_among(self) -> tuple[str, ...]:
-        """The same, if there is any that stands by."""
-        return self._coordinators() if self.leading is not None and self.leading.standbys else ()
-
-    def _coordinators(self) -> tuple[str, ...]:
-        """Where sites reach this one, and those that stand by."""
-        others = self.leading.standbys if self.leading is not None else ()
-        return tuple(dict.fromkeys((self.config.advertise or self.address, *others)))[:MAX_ADDRESSES]
+        """Where sites reach this one, and those that stand by, if there are any."""
+        return self.leading.addresses(self.config.advertise or self.address) if self.leading is not None else ()
 
     async def _backup(self, path: Path) -> e.Answer:
         token = self._machine.token_bytes(NAME_BYTES).hex()
@@ -277,15 +250,17 @@ class CoordinatorServer:
             del self._asked[request]
 
     def _answer(self, answer: e.Answer) -> None:
-        asked = self._asked.get(answer.request)
-        if asked is not None and not asked.done():
+        if (asked := self._asked.get(answer.request)) is not None and not asked.done():
             asked.set_result(answer)
+
+    @property
+    def _stuck_s(self) -> float:
+        return 0.0 if self._keeping_since is None else self._loop.time() - self._keeping_since
 
     def _obstacles(self) -> Iterator[str]:
         """To its work; that it says so, shows that it lives."""
-        since = self._keeping_since
-        if since is not None and self._loop.time() - since > STORE_PATIENCE_S:
-            yield f"the store has kept a decision waiting for {self._loop.time() - since:.0f} s"
+        if (stuck_s := self._stuck_s) > STORE_PATIENCE_S:
+            yield f"the store has kept a decision waiting for {stuck_s:.0f} s"
         if (missing := self._core.missing_for_quorum()) > 0:
             yield f"{missing} more sites are needed for a quorum"
 
@@ -328,11 +303,10 @@ class CoordinatorServer:
             commit["time"] = self._commit_times.get(commit["commit"])
         if data_ranges:
             document["data_ranges"] = [asdict(view) for view in self._core.data_ranges()]
-        since = self._keeping_since
-        document["store_stuck_s"] = 0.0 if since is None else round(self._loop.time() - since, 1)
+        document["store_stuck_s"] = round(self._stuck_s, 1)
         document["sync_times"] = self._sync_times.document()
-        document["root"] = self._enrolment.root_pem if self._enrolment is not None else None
-        document["root_until_s"] = self._enrolment.root_until_s if self._enrolment is not None else None
+        certified = self._enrolment
+        document |= {"root": certified and certified.root_pem, "root_until_s": certified and certified.root_until_s}
         document["time"] = self._machine.wall_time()
         document["delayed_messages"] = dict(self._delayed)
         document["num_lost_spans"] = self.num_lost_spans() if self.num_lost_spans is not None else None
@@ -341,8 +315,7 @@ class CoordinatorServer:
         document["parent"] = self._parent
         document["atoll_version"] = atoll.__version__
         document["leading"] = self.leading.document() if self.leading is not None else None
-        if self.loop_lag is not None:
-            lag = self.loop_lag
+        if (lag := self.loop_lag) is not None:
             document["event_loop"] = {"lag_p999_s": lag.within_s(0.999), "worst_lag_s": lag.worst_s}
         return document
 
@@ -370,8 +343,8 @@ class CoordinatorServer:
                         if isinstance(record, e.CommitRecord):
                             self._commit_times[record.commit.commit] = now
                             self._commit_times.pop(record.commit.commit - messages.MAX_LOG_COMMITS, None)
-                    if self._rotation is not None and any(isinstance(record, OF_BANS) for record in records):
-                        self._rotation.watchers.changed()
+                    if self._rotation is not None:
+                        self._rotation.kept(records)
                 case e.Send(number, messages.Sources() as sources):
                     if number in self._streams:
                         await self._streams[number].say_sources(sources)

@@ -1,0 +1,28 @@
+"""How the calls of the coordinator's service are read and answered, by the name of the method."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+
+from atoll.protocol.v1 import session_pb2
+
+
+def handlers(session: Callable[..., Any], status: Callable[..., Any], operate: Callable[..., Any]) -> dict[str, Any]:
+    """Those of every run. Bytes come into a session: malformed ones are counted and answered there instead of vanishing
+    inside gRPC. Bytes go out of it: what goes to many sites is encoded once."""
+    return {
+        "Session": grpc.stream_stream_rpc_method_handler(session),
+        "Status": grpc.unary_unary_rpc_method_handler(
+            status,
+            request_deserializer=session_pb2.StatusRequest.FromString,
+            response_serializer=session_pb2.StatusResponse.SerializeToString,
+        ),
+        "Operate": grpc.unary_unary_rpc_method_handler(
+            operate,
+            request_deserializer=session_pb2.OperateRequest.FromString,
+            response_serializer=session_pb2.OperateResponse.SerializeToString,
+        ),
+    }
