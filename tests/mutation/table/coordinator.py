@@ -184,7 +184,7 @@ MUTATIONS = (
         name="ready with a store that is stuck",
         rule="a coordinator is ready when its store takes decisions",
         where="coordinator.service:CoordinatorServer._obstacles",
-        old="if since is not None and self._loop.time() - since > STORE_PATIENCE_S:",
+        old="if (stuck_s := self._stuck_s) > STORE_PATIENCE_S:",
         new="if False:",
         tests=(
             "tests/unit/test_health.py::test_a_coordinator_is_ready_with_a_quorum_and_a_store_that_takes_decisions",
