@@ -175,7 +175,7 @@ METRICS: tuple[Row[Document], ...] = (
         _field("num_wrong_states")),
     Row(COUNTER, "atoll_audits", "Chunks that were averaged once more, since this start, by how it ended: right, wrong "
         "(a site was found out), unknown.", lambda d: {k: d[f"num_audits_{k}"] for k in ("right", "wrong", "unknown")},
-        ("outcome",)),
+        ("what",)),
     Row(COUNTER, "atoll_refusals", "Refused messages since this start.", _field("num_refused")),
     Row(COUNTER, "atoll_malformed_messages", "Messages that were no messages, since this start.",
         _field("num_malformed")),

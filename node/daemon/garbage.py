@@ -48,6 +48,7 @@ def _found(home: HomeFolders) -> Iterator[tuple[Path, str]]:
     for kind in (home.spill_folder, home.average_error_folder):
         for path in (kind, *sorted(home.folder.glob(f"{kind.name}-*"))):
             yield path, "a killed node held it as a reducer"
+    yield home.kept_folder, "a killed node kept it for audits"
     for folder in (home.folder, *(() if ended else home.of_the_run)):
         yield from ((path, "half written") for path in sorted(folder.glob("*.new")) if path.is_file())
     model = home.folder / "model"

@@ -111,4 +111,5 @@ class KeptContributions:
         return self._syncs.get(sync)
 
     def close(self) -> None:
+        """All of it goes, as far as possible; the next start removes what does not."""
         shutil.rmtree(self.folder, ignore_errors=True)

@@ -148,6 +148,8 @@ class Hub:
         self.pool.shutdown(wait=False, cancel_futures=True)
         for spill in filter(None, (self.spill, self.error_spill)):
             await asyncio.to_thread(spill.clear)
+        if self.donor is not None and self.donor.kept is not None:
+            await asyncio.to_thread(self.donor.kept.close)
 
     def identity(self, term: int = 0) -> Header:
         """Who answers here."""

@@ -186,7 +186,8 @@ def test_evictions_are_counted_by_cause() -> None:
     story.wait(2 * story.limits.lease_s)
     found = by_label(shown(document_of(story))["atoll_sites_evicted"])
     assert found == {
-        ("absence",): 1, ("hang",): 0, ("state",): 0, ("contribution",): 0, ("contradiction",): 0, ("operator",): 1,
+        ("absence",): 1, ("hang",): 0, ("state",): 0, ("contribution",): 0, ("contradiction",): 0, ("audit",): 0,
+        ("operator",): 1,
     }  # fmt: skip
     assert story.view.num_evicted == 2
 
