@@ -67,6 +67,8 @@ def in_words(settings: RunSettings, changed_json: str) -> str:
 
 
 def _folded(settings: RunSettings, changed_json: str) -> RunSettings:
+    if not changed_json:
+        return settings
     parts: dict[str, dict[str, Any]] = {"run": {}, "outer": {}}
     for name, value in _read(changed_json).items():
         if name not in CHANGEABLE:
