@@ -181,9 +181,10 @@ def validate(config: NodeConfig) -> None:
     parse_proxy(config.proxy)
     _validate_relay(config)
     if config.insecure and not config.insecure_network:
+        for address in config.coordinators:
+            plain_text.check({"--coordinator": address})
         plain_text.check(
             {
-                **{f"--coordinator {address}": address for address in config.coordinators},
                 "--listen": config.listen,
                 "--advertise": config.advertise,
                 "--http-listen": config.http_listen,
