@@ -40,7 +40,7 @@ def commit(number: int, contributors: Sequence[str] = ("a", "b"), **changes: Any
 def document(**changes: Any) -> dict[str, Any]:
     commits = changes.get("commits", [])
     return {
-        "run_id": "r", "state": "training", "state_kind": "training", "term": 1, "stopping": "",
+        "run_id": "r", "state": "training", "state_kind": "training", "term": 1, "stopping": "", "changed": "",
         "min_sites": 1, "quorum": 1, "sync_every": 20, "num_attempts": 0, "num_evicted": 0, "num_wrong_states": 0,
         "num_refused": 0, "num_malformed": 0, "num_abandoned": 0, "branch": 0, "unreachable": "", "num_gone": 0,
         "losses": [[1, 20, 5, 2.5]], "started": True, "finished": False,

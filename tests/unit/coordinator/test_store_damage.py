@@ -103,7 +103,16 @@ def start(path: Path) -> None:
 def test_the_store_is_sound(path: Path) -> None:
     with closing(sqlite3.connect(path)) as db:
         kinds = {kind for (kind,) in db.execute("SELECT kind FROM records")}
-    assert kinds == set(KINDS) - {"forget", "banlifted", "paused", "resumed", "inviteforgotten", "finished", "stop"}
+    assert kinds == set(KINDS) - {
+        "forget",
+        "banlifted",
+        "paused",
+        "resumed",
+        "inviteforgotten",
+        "finished",
+        "stop",
+        "changed",
+    }
     start(path)
     start(path)
 

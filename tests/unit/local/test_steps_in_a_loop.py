@@ -98,6 +98,9 @@ class Lines:
 class Data:
     """Contributions and payloads without arithmetic."""
 
+    is_audited = False
+    kept = None
+
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
         self.chunks = layout.sync_chunks
