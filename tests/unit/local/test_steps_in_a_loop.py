@@ -99,6 +99,7 @@ class Data:
     """Contributions and payloads without arithmetic."""
 
     is_audited = False
+    kept = None
 
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
