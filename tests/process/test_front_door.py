@@ -340,7 +340,7 @@ def test_a_crowd_of_viewers_is_bounded_by_certificate_and_not_by_address(
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("kind", ["handshakes", pytest.param("resets", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kind", ["handshakes", "resets"])
 def test_beside_a_flood_commits_go_on_and_sites_come_in(kind: str, tmp_path: Path) -> None:
     """From an address of its own; it takes no place of others."""
     with LocalRun(tmp_path, replace(settings(min_sites=2), sync=SyncSettings(every=5)), secured=True) as run:

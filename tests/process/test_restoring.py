@@ -77,13 +77,7 @@ def lost(run: LocalRun, coordinator: Process, copy: Path) -> None:
     shutil.copyfile(copy, run.store_path)
 
 
-@pytest.mark.parametrize(
-    ("secured", "data"),
-    [
-        pytest.param(True, DATA, id="secured"),
-        pytest.param(False, "local", id="plain, own data", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize(("secured", "data"), [(True, DATA), (False, "local")], ids=["secured", "plain, own data"])
 def test_a_run_goes_on_from_its_newest_commit_with_an_old_copy_of_the_store(
     tmp_path: Path, secured: bool, data: str
 ) -> None:

@@ -38,7 +38,7 @@ def losing_hosts(seed: int) -> Outcome:
     return one(seed, losses, a_shape(seed))
 
 
-@seeds(40, every=8)
+@seeds(40)
 def test_whatever_is_lost_of_snapshots_with_a_host_the_run_goes_on(seeds: Sequence[int]) -> None:
     """What a lost host was to send is not promised for ever."""
     for seed in seeds:

@@ -45,7 +45,7 @@ from tests.simulation.world import Outcome, Shape, World, draw_shape_of, play, w
 pytestmark = pytest.mark.timeout(360)
 
 NUM_SCHEDULES = 200
-PARTS = 20
+PARTS = 10
 PARTS_IN_TEST = 2
 """In `make test`; the others are slow."""
 SEEDS_OVERTAKEN = 12
@@ -74,7 +74,7 @@ def behind_nat(seed: int) -> Outcome:
     return play(seed, faults, draw_shape_of(seed, num_sites=2 + seed % 3))
 
 
-@seeds(40, every=8)
+@seeds(40)
 def test_one_site_that_can_be_dialled_is_enough_whoever_holds_the_state(seeds: Sequence[int]) -> None:
     for seed in seeds:
         outcome = behind_nat(seed)
@@ -199,7 +199,7 @@ def test_streams_that_open_and_end_without_a_welcome_are_a_coordinator_that_is_a
         assert all(text.startswith("no coordinator for 360 s") for _, text in exits), exits
 
 
-@seeds(30, every=8)
+@seeds(30)
 def test_a_node_that_hangs_while_its_heartbeats_go_on_does_not_hold_up_the_run(seeds: Sequence[int]) -> None:
     """Whatever it was doing; a run that needs it goes on as soon as it is back, which is when it was evicted."""
     for seed in seeds:
@@ -208,7 +208,7 @@ def test_a_node_that_hangs_while_its_heartbeats_go_on_does_not_hold_up_the_run(s
         assert not outcome.problem, f"seed {seed}: {outcome.problem}\n{outcome.story}"
 
 
-@seeds(28, every=8, first=1)
+@seeds(28, first=1)
 def test_no_weight_is_beyond_the_ratio_of_the_others_pace(seeds: Sequence[int]) -> None:
     """Nor beyond it times the windows that a late site covers, of which there are at most eight here."""
     num_cut = 0
@@ -241,7 +241,7 @@ def test_a_site_that_had_no_workers_for_many_windows_costs_the_other_no_weight(s
         assert not outcome.problem, f"seed {seed}: {outcome.problem}\n{outcome.story}"
 
 
-@seeds(28, every=8, first=1)
+@seeds(28, first=1)
 def test_a_cut_weight_is_recorded_though_the_coordinator_dies_between_plan_and_commit(seeds: Sequence[int]) -> None:
     num_cut = 0
     for seed in seeds:
@@ -252,7 +252,7 @@ def test_a_cut_weight_is_recorded_though_the_coordinator_dies_between_plan_and_c
     assert num_cut > 2
 
 
-@seeds(25, every=8, first=2)
+@seeds(25, first=2)
 def test_flipped_bits_on_sessions_are_seen_and_change_nothing(
     monkeypatch: pytest.MonkeyPatch, seeds: Sequence[int]
 ) -> None:
@@ -279,7 +279,7 @@ def test_flipped_bits_on_sessions_are_seen_and_change_nothing(
     assert num_seen > len(seeds)
 
 
-@seeds(30, every=8)
+@seeds(30)
 def test_an_absurd_contribution_is_in_no_commit_and_its_site_goes_on(seeds: Sequence[int]) -> None:
     """Also where it is the only one, the quorum needs it, or it comes again."""
     for seed in seeds:
@@ -298,7 +298,7 @@ def beside_a_hostile_member(kind: str, seed: int) -> Outcome:
 
 
 @pytest.mark.parametrize("kind", ["wrong_hash", "wrong_hash_at_the_end", "wrong_hash_of_most"])
-@seeds(24, every=8)
+@seeds(24)
 def test_members_that_say_wrong_hashes_are_found_out_however_many_they_are(kind: str, seeds: Sequence[int]) -> None:
     """The states and models of the others are the reference's, and nobody needs a person."""
     num_found_out = num_named = 0
@@ -330,7 +330,7 @@ def test_whatever_a_party_does_in_a_dispute_no_honest_site_is_evicted_and_the_ru
     assert set(num_asked) == set(SORTS) or seeds != OF_EACH_SORT, num_asked
 
 
-@seeds(48, every=8)
+@seeds(48)
 def test_with_an_old_copy_of_the_store_the_run_goes_on_from_what_sites_keep(seeds: Sequence[int]) -> None:
     """Among other faults. Invariants hold as if nothing had been lost: commits, samples, bans, states."""
     num_restored = 0
@@ -343,7 +343,7 @@ def test_with_an_old_copy_of_the_store_the_run_goes_on_from_what_sites_keep(seed
     assert num_restored > len(seeds) // 2
 
 
-@seeds(24, every=8)
+@seeds(24)
 def test_a_reducer_that_only_says_that_it_waits_does_not_hold_up_the_run(seeds: Sequence[int]) -> None:
     num_attempts = 0
     for seed in seeds:
@@ -406,7 +406,7 @@ def test_a_site_that_computes_a_chunk_wrong_is_named_and_repaired_whatever_the_o
     assert num_named > len(seeds) // 2
 
 
-@seeds(30, every=8)
+@seeds(30)
 def test_a_run_goes_back_by_itself_from_a_commit_after_which_most_sites_have_no_loss(seeds: Sequence[int]) -> None:
     num_back = 0
     for seed in seeds:
