@@ -223,6 +223,8 @@ class CoordinatorServer:
         if self._enrolment is None or self._rotation is None:
             return e.Answer(0, "it is in plain text: whoever reaches it joins without an invite")
         if isinstance(asked, e.RotateAsked):
+            if self.leading is not None:
+                return e.Answer(0, "the store is shared: one that stands by would not know the next root")
             return await self._rotation.ask(asked)
         return await self._enrolment.invite(asked, self._shared_among() or (self.config.advertise or self.address,))
 

@@ -38,10 +38,10 @@ def with_change(settings: RunSettings, changed_json: str, name: str, value: str)
         number = json.loads(value)
     except (ValueError, RecursionError):
         raise ConfigError(f"{name} = {value}: a number is expected") from None
-    now = _read(changed_json)
-    text = json.dumps({**now, name: number}, sort_keys=True)
+    text = json.dumps({**_read(changed_json), name: number}, sort_keys=True)
     _folded(settings, text)
-    return text
+    found = {key: value for key, value in _read(text).items() if value != _value(settings, key)}
+    return json.dumps(found, sort_keys=True) if found else ""
 
 
 @lru_cache(maxsize=16)

@@ -14,7 +14,10 @@ def ask(run: Run, name: str, value: str) -> tuple[str, str]:
     """Why that cannot be done; else what is changed by now."""
     if run.finished is not None:
         return "the run is over", ""
-    older = [site.label for site in run.members.live() if site.hello is not None and not site.hello.takes_changes]
+    here = [site for site in run.members.sites.values() if site.live or site.stream is not None]
+    if unheard := [site.label for site in here if site.hello is None]:
+        return f"{', '.join(unheard)} has not come back since the coordinator started; ask again when it has", ""
+    older = [site.label for site in here if site.hello is not None and not site.hello.takes_changes]
     if older:
         return f"{', '.join(older)} would not hear of it: an older version of atoll; upgrade it, or evict it", ""
     try:
@@ -26,5 +29,6 @@ def ask(run: Run, name: str, value: str) -> tuple[str, str]:
         return f"the run is at step {log.run_step} and {log.run_tokens} tokens; `atoll stop` ends it", ""
     run.changes.take(changed_json)
     run.persist(ChangedRecord(changed_json))
-    run.report(logging.WARNING, f"from commit {log.next} on: {run.changes.in_words}")
-    return "", run.changes.in_words
+    found = run.changes.in_words or "all is as the run began"
+    run.report(logging.WARNING, f"from commit {log.next} on: {found}")
+    return "", found

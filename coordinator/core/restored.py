@@ -138,8 +138,11 @@ def settled(
         if run.sync_of(opened.open.sync) is None:  # ended since, of which one record stands for all
             run.note_abandoned(opened.open.sync, REASON)
     if (run.started or run.log.last) and run.finished is None:
-        last = run.log.last
+        last, changed_json = run.log.last, run.changes.changed_json
         rollback.go_back(run, last, run.log.attested.get(last, b""), REASON, holders=(), passed_over=PASSED_OVER)
+        if changed_json != run.changes.changed_json:  # set since that commit, which is the last one still
+            run.changes.take(changed_json)
+            run.persist(e.ChangedRecord(changed_json))
     run.note(COORDINATOR, "restore", f"from an old copy; the newest commit is {run.log.last}")
     (kept,) = (output.records for output in run.take_outputs() if isinstance(output, e.Persist))
     return kept

@@ -85,7 +85,7 @@ def _hosts(args: argparse.Namespace, invited: list[tuple[str, str]]) -> list[tup
         return invited
     if len(invited) > 1 or invited[0][0] != "site":
         raise ConfigError("--hosts and --host are for one site: say --site NAME alone")
-    if not 1 <= args.hosts <= MAX_HOSTS or not 1 <= (args.host or 1) < MAX_HOSTS:
+    if not 1 <= args.hosts <= MAX_HOSTS or (args.host is not None and not 1 <= args.host < MAX_HOSTS):
         raise ConfigError(
             f"a site has at most {MAX_HOSTS} hosts; --host counts from 1, host 0 has the site's own invite"
         )

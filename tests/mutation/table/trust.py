@@ -790,6 +790,16 @@ MUTATIONS = (
         tests=(f"{CHANGED}::test_the_outer_step_follows_the_record_of_its_commit",),
     ),
     Mutation(
+        name="what was set is lost by a restore",
+        rule="what is set is kept",
+        where="coordinator.core.restored:settled",
+        old="if changed_json != run.changes.changed_json:",
+        new="if False:",
+        tests=(
+            "tests/unit/coordinator/test_restored.py::test_what_was_set_since_the_last_commit_holds_for_the_next_one",
+        ),
+    ),
+    Mutation(
         name="a run that is made shorter goes on",
         rule="what an operator sets holds from the next commit on",
         where="coordinator.core.sync.outcomes:_is_over",

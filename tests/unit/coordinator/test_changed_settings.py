@@ -122,6 +122,23 @@ def test_a_site_that_comes_hears_of_it_and_one_of_an_older_version_stops_it() ->
     assert committed(story).changed_json == ""
 
 
+def test_an_older_node_at_the_door_and_a_site_that_is_not_back_yet_stop_it_too() -> None:
+    story = training("a", "b")
+    story.takes_changes = False
+    story.connect("c")
+    assert "an older version" in ask(story, "outer.momentum", "0.25").problem
+    story = training("a", "b")
+    story.restart()
+    assert "a (site 1), b (site 2) has not come back" in ask(story, "outer.momentum", "0.25").problem
+
+
+def test_what_is_set_back_is_changed_no_more() -> None:
+    story = training("a", "b")
+    ask(story, "outer.momentum", "0.25")
+    assert ask(story, "outer.momentum", "0").found == "all is as the run began"
+    assert committed(story).changed_json == ""
+
+
 def test_a_run_that_is_made_shorter_or_longer_ends_there() -> None:
     story = training("a", "b")
     every, steps = story.settings.sync.every, story.settings.steps

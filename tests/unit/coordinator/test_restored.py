@@ -142,6 +142,14 @@ def test_the_run_goes_on_from_its_newest_commit_and_each_sample_counts_once() ->
     assert again.view.commits[-1].sync > restored.PASSED_OVER, "no number of a sync is used twice"
 
 
+def test_what_was_set_since_the_last_commit_holds_for_the_next_one() -> None:
+    story, copy = a_run()
+    story.happens(e.SetAsked(name="outer.momentum", value="0.25", request=900))
+    commit(story, "s1", "s2", a="10-19", b="60-79")
+    story.happens(e.SetAsked(name="outer.momentum", value="0.5", request=901))
+    assert go_on(story, copy).view.changed == "outer.momentum = 0.5 (0.0 as the run began)"
+
+
 def test_who_came_since_the_copy_is_known_and_ids_are_not_given_again() -> None:
     story, copy = a_run()
     story.join("c")
