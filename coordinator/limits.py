@@ -35,7 +35,7 @@ MAX_CONNECTIONS_OF_ONE = 16
 CONNECTIONS_OF_ONE = Pace(at_once=32, per_s=1.0)
 """Beyond that they count for their address."""
 MORE_CONNECTIONS = 256
-"""Beside two of each site, one of which may be broken: for whoever is not in the run, or looks at it."""
+"""Beside those of each site, one of which may be broken: for whoever is not in the run, or looks at it."""
 BUFFERED_BYTES = 64 << 10
 """Of a connection, in each direction, by the front door; beyond that the sender is not read."""
 LAST_BYTES_S = 10.0

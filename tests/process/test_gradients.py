@@ -3,11 +3,9 @@ numpy, over sites of different shape, kills, and a site that comes back."""
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import json
 import os
-import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -21,13 +19,13 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 
-from atoll.coordinator import admin, rows
-from atoll.coordinator.core.events import CommitRecord
+from atoll.coordinator import admin
 from atoll.protocol.errors import ConfigError, RefusedError
 from atoll.protocol.messages import Commit
 from atoll.protocol.outer_settings import OuterSettings
 from atoll.protocol.settings import RunSettings
 from atoll.protocol.sync_settings import SyncSettings
+from tests.harness.commit_records import commits_of
 from tests.harness.local_run import LocalRun, Status
 from tests.harness.phases import is_of_gradients, mean_momentum
 from tests.harness.sockets import free_address
@@ -88,10 +86,7 @@ def log_of(run: LocalRun) -> Log:
     assert run.coordinator is not None
     run.coordinator.interrupt()
     assert run.coordinator.wait(10) == 0
-    with contextlib.closing(sqlite3.connect(run.folder / "run.db")) as db:
-        bodies = db.execute("SELECT body FROM records WHERE kind = 'commit' ORDER BY number").fetchall()
-    records = [rows.decode("commit", body) for (body,) in bodies]
-    found = [record.commit for record in records if isinstance(record, CommitRecord)]
+    found = [record.commit for record in commits_of(run.folder / "run.db")]
     return [(commit, [names[member.site_id] for member in commit.contributors]) for commit in found]
 
 

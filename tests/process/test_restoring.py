@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-import sqlite3
 import sys
-from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +14,7 @@ import pytest
 
 from atoll.cli.main import main
 from atoll.coordinator import restoring, rows
-from atoll.coordinator.core.events import CommitRecord, PausedRecord, StopRecord
+from atoll.coordinator.core.events import PausedRecord, StopRecord
 from atoll.coordinator.core.restored import PASSED_OVER
 from atoll.coordinator.restoring import Restoring
 from atoll.protocol import messages as m
@@ -28,6 +25,7 @@ from atoll.protocol.messages import Deposit
 from atoll.protocol.settings import RunSettings
 from atoll.protocol.sync_settings import SyncSettings
 from atoll.protocol.trust.security import PLAIN
+from tests.harness.commit_records import assert_each_sample_counts_once, commits_of
 from tests.harness.data_account import DATA, LEASED, assert_account_balances
 from tests.harness.local_run import LocalRun, Process
 from tests.harness.memory_store import MemoryStore
@@ -52,23 +50,6 @@ def committed(count: int) -> Callable[[dict[str, Any]], bool]:
     return lambda status: bool(status["last_commit"] >= count)
 
 
-def commits_in(store: Path) -> list[CommitRecord]:
-    """Of a store that nobody has open."""
-    with closing(sqlite3.connect(store)) as db:
-        found = db.execute("SELECT body FROM records WHERE kind = 'commit' ORDER BY number").fetchall()
-    records = [rows.decode("commit", body) for (body,) in found]
-    return [record for record in records if isinstance(record, CommitRecord)]
-
-
-def assert_each_sample_counts_once(commits: list[CommitRecord]) -> None:
-    positions = Counter(
-        (line.line, n) for c in commits for line in c.commit.done for r in line.ranges for n in range(r.first, r.end)
-    )
-    assert positions
-    assert max(positions.values()) == 1
-    assert sum(positions.values()) == commits[-1].commit.run_tokens
-
-
 def lost(run: LocalRun, coordinator: Process, copy: Path) -> None:
     """The disk of the coordinator, and what is left is the copy."""
     coordinator.kill()
@@ -89,7 +70,7 @@ def test_a_run_goes_on_from_its_newest_commit_with_an_old_copy_of_the_store(
             run.start_node(name, MODEL)
         run.wait(committed(2), LIMIT_S)
         assert main(["backup", "--store", str(run.store_path), "--to", str(copy)]) == 0
-        at_copy = commits_in(copy)[-1].commit.commit
+        at_copy = commits_of(copy)[-1].commit.commit
         run.start_node("late", MODEL)
         assert main(["ban", "--store", str(run.store_path), "x"]) == 0
         run.wait(
@@ -110,7 +91,7 @@ def test_a_run_goes_on_from_its_newest_commit_with_an_old_copy_of_the_store(
         assert len(set(hashes.values())) == 1
         again.popen.terminate()
         assert again.wait(LIMIT_S) == 0
-        commits = commits_in(run.store_path)
+        commits = commits_of(run.store_path)
         assert [c.commit.commit for c in commits] == list(range(1, final + 1)), "none is missing"
         assert [c.commit.run_step for c in commits][-1] == 400
         assert_each_sample_counts_once(commits)
@@ -136,7 +117,7 @@ def test_an_old_copy_is_refused_without_that_and_a_coordinator_that_waits_says_f
         again.wait_for_line("a told what they kept; 2 sites have to, and these were in the run: b, c", LIMIT_S)
         again.interrupt()
         assert again.wait(LIMIT_S) == 0
-        assert commits_in(run.store_path) == commits_in(copy), "as it was"
+        assert commits_of(run.store_path) == commits_of(copy), "as it was"
         refused = run.start_coordinator()
         assert run.nodes["a"].wait(LIMIT_S) == RefusedError.exit_code, "it does not go on with an old copy"
         refused.kill()

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import json
-import sqlite3
 import sys
 from collections import Counter
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from atoll.coordinator import rows
-from atoll.coordinator.core.events import CommitRecord
 from atoll.protocol.sample_order import SampleOrder
 from tests.harness import chaos
 from tests.harness.chaos import LIMIT_S, ChaosRun
+from tests.harness.commit_records import commits_of
 
 SCRIPT = Path(__file__).parents[1] / "workers" / "shard_worker.py"
 NUM_SHARDS = 5
@@ -36,12 +33,8 @@ def begun(trace: Path) -> list[tuple[int, int]]:
 
 def listed(store: Path) -> Counter[int]:
     """Positions in commits. A shard in progress is in none: all that are listed have had their steps by then."""
-    with closing(sqlite3.connect(store)) as db:
-        bodies = db.execute("SELECT body FROM records WHERE kind = 'commit' ORDER BY number").fetchall()
     found: Counter[int] = Counter()
-    for (body,) in bodies:
-        record = rows.decode("commit", body)
-        assert isinstance(record, CommitRecord)
+    for record in commits_of(store):
         found.update(p for part in record.commit.done for r in part.ranges for p in range(r.first, r.end))
         assert found.total() * STEPS * TOKENS_A_STEP <= record.commit.run_tokens
     return found

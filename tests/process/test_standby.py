@@ -7,7 +7,6 @@ import shutil
 import signal
 import sys
 import time
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +14,13 @@ import psycopg
 import pytest
 
 from atoll.cli.main import main
-from atoll.coordinator import admin, rows
+from atoll.coordinator import admin
 from atoll.coordinator.core.events import CommitRecord
 from atoll.protocol.errors import ConfigError, HostError, StaleError
 from atoll.protocol.settings import RunSettings
 from atoll.protocol.sync_settings import SyncSettings
 from tests.harness import postgresql
+from tests.harness.commit_records import assert_each_sample_counts_once, decoded
 from tests.harness.data_account import DATA, LEASED, assert_account_balances
 from tests.harness.local_run import LocalRun, Process
 from tests.harness.sockets import free_address
@@ -82,18 +82,7 @@ class Coordinator:
 
 def commits_in(url: str) -> list[CommitRecord]:
     with psycopg.connect(url) as db:
-        found = db.execute("SELECT body FROM atoll.records WHERE kind = 'commit' ORDER BY number").fetchall()
-    records = [rows.decode("commit", body) for (body,) in found]
-    return [record for record in records if isinstance(record, CommitRecord)]
-
-
-def assert_each_sample_counts_once(commits: list[CommitRecord]) -> None:
-    positions = Counter(
-        (line.line, n) for c in commits for line in c.commit.done for r in line.ranges for n in range(r.first, r.end)
-    )
-    assert positions
-    assert max(positions.values()) == 1
-    assert sum(positions.values()) == commits[-1].commit.run_tokens
+        return decoded(db.execute("SELECT body FROM atoll.records WHERE kind = 'commit' ORDER BY number").fetchall())
 
 
 def assert_no_commit_was_lost(run: LocalRun, commits: list[CommitRecord]) -> None:

@@ -18,6 +18,12 @@ from atoll.protocol.errors import ConfigError
         (["--site", "a", "--site", "b"], "invites for a, b: say --folder DIR"),
         (["--site", "a", "--relay", "a", "--folder", "invites"], "a.invite is there already"),
         (["--site", "a", "--viewer", "old", "--folder", "invites"], "old.invite is there already"),
+        (["--site", "a", "--host", "0"], "--host counts from 1"),
+        (["--site", "a", "--hosts", "0"], "a site has at most"),
+        (["--viewer", "a", "--hosts", "2"], "--hosts and --host are for one site"),
+        (["--site", "a", "--site", "b", "--hosts", "2"], "--hosts and --host are for one site"),
+        (["--site", "old", "--hosts", "2", "--folder", "invites"], "old.invite is there already"),
+        (["--site", "a", "--hosts", "2", "--take-back"], "leave out --hosts"),
         (["--site", "a", "--take-back", "--folder", "invites"], "--take-back makes no invite"),
     ],
 )
