@@ -127,9 +127,11 @@ def test_sites_of_different_shapes_train_one_model(tmp_path: Path, text: Path) -
         status = run.status()
         assert run.hashes(4) == dict.fromkeys(LAYOUTS, status["state_hash"])
         assert {site["name"]: site["num_ranks"] for site in status["sites"]} == {"one": 1, "two": 2, "four": 4}
-        # A step of a site is four sequences, however many ranks share it; each is in the account once.
+        # A step of a site is four sequences, however many ranks share it; each is in the account once. How many steps a
+        # contribution has is not a matter of shapes: a site that is not waited for brings those of later syncs too.
         samples = {line["site"]: line["num_done"] for line in status["data"]}
-        assert {num % 40 for num in samples.values()} == {0}
+        assert {num % 4 for num in samples.values()} == {0}
+        assert min(samples.values()) >= 40
         assert sum(samples.values()) * 32 == status["run_tokens"]
 
 
