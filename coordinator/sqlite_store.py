@@ -12,36 +12,15 @@ from typing import Any
 
 from atoll.coordinator.sql_store import SCHEMA_VERSION, Found, SqlStore
 from atoll.coordinator.store import RESTORE
+from atoll.protocol import file_systems
 from atoll.protocol.errors import ConfigError, HostError, StateError
 
 APPLICATION_ID = 0x61746F6C  # "atol", so that another program's database is told apart
 LOCK_WAIT_S = 1.0  # a coordinator that was just told to end may still hold the file
-NETWORK_FILE_SYSTEMS = (
-    "nfs", "nfs4", "cifs", "smb3", "smbfs", "afs", "ceph", "glusterfs", "lustre", "beegfs", "gpfs", "fuse.sshfs",
-    "fuse.glusterfs", "fuse.ceph", "fuse.s3fs", "fuse.gcsfuse", "ncpfs", "ocfs2",
-)  # fmt: skip
-
-
-def file_system_of(path: Path, mounts: str) -> str:
-    """The type of the file system that `path` lies on, from the text of /proc/mounts; '' if it is not known."""
-    best, found = -1, ""
-    for line in mounts.splitlines():
-        fields = line.split(" ")
-        if len(fields) < 3:
-            continue
-        mount = Path(fields[1].encode().decode("unicode_escape"))
-        if path.is_relative_to(mount) and len(mount.parts) >= best:
-            best, found = len(mount.parts), fields[2]
-    return found
 
 
 def _refuse_network_file_systems(path: Path) -> None:
-    try:
-        mounts = Path("/proc/mounts").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return  # not Linux: there is no such list
-    kind = file_system_of(path.parent.resolve(), mounts)
-    if kind in NETWORK_FILE_SYSTEMS:
+    if (kind := file_systems.kind_of(path.parent)) in file_systems.NETWORK:
         raise ConfigError(
             f"the store {path} lies on a network file system ({kind}), whose locks do not keep a second coordinator "
             "out: put it on a local disk with --store"

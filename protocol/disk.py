@@ -20,7 +20,9 @@ PUBLIC_FILE = 0o666
 """As open to others as this process's umask lets files be."""
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
-_renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+_C = ctypes.CDLL(None, use_errno=True)
+_renameat2 = getattr(_C, "renameat2", None)
+_fallocate = getattr(_C, "fallocate", None)
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -121,6 +123,24 @@ class Disk:
         except OSError as error:
             path.unlink(missing_ok=True)
             raise disk_error(error, path, size_bytes) from error
+
+    def try_room(self, folder: Path, size_bytes: int) -> bool:
+        """Whether it was tried to have so much more there: it is allocated, and freed again. What is free says nothing
+        of quotas. False if this kernel or file system allocates nothing that is not written. Raises HostError if it
+        cannot be had."""
+        if _fallocate is None or size_bytes <= 0:
+            return False
+        try:
+            with tempfile.TemporaryFile(prefix=".room-", dir=folder) as file:  # gone with this process, however it ends
+                length = ctypes.c_int64(size_bytes)
+                if _fallocate(file.fileno(), 0, ctypes.c_int64(0), length) == 0:
+                    return True
+                number = ctypes.get_errno()
+        except OSError as error:
+            raise disk_error(error, folder) from error
+        if number in (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINTR):
+            return False
+        raise disk_error(OSError(number, os.strerror(number)), folder / "room", size_bytes)
 
     def write_whole(self, path: Path, data: bytes, *, fsync: bool = False, mode: int = PRIVATE_FILE) -> None:
         """Replaces `path` by a file with `data`: readers and crashes see the old one or the new one."""

@@ -9,6 +9,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from atoll.protocol.dates import utc
+from atoll.protocol.file_systems import NETWORK
 from atoll.protocol.text import byte_count
 
 if TYPE_CHECKING:
@@ -90,8 +91,8 @@ def disk(free_bytes: int, needed_bytes: int, home: str) -> Finding:
     return Finding(Verdict.WARN if short else Verdict.OK, "disk", found, remedy if short else "")
 
 
-def disk_kind(file_system: str, network: Sequence[str], home: str) -> Finding:
-    if file_system in network:
+def disk_kind(file_system: str, home: str) -> Finding:
+    if file_system in NETWORK:
         found = f"{home} is on a network file system ({file_system})"
         return Finding(Verdict.WARN, "disk kind", found, "put --home on a local disk: others' load becomes this site's")
     return Finding(Verdict.OK, "disk kind", file_system or "not known")

@@ -3,6 +3,7 @@ offers itself to the run: a site that cannot hold the model is no member of a sy
 
 from __future__ import annotations
 
+import logging
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,11 +13,14 @@ from atoll.node.daemon.journal import MAX_JOURNAL_BYTES
 from atoll.node.daemon.shared_memory import RESERVE_BYTES, MemoryLimit, memory_limit
 from atoll.node.daemon.site_log import MAX_LOG_BYTES, NUM_OLD_LOGS
 from atoll.node.dataplane.footprint import Footprint, footprint
+from atoll.protocol import file_systems
 from atoll.protocol.disk import Disk, disk_error
 from atoll.protocol.errors import HostError
 from atoll.protocol.layout import Layout, Manifest
 from atoll.protocol.settings import RunSettings
 from atoll.protocol.text import byte_count
+
+log = logging.getLogger("atoll.node")
 
 USUAL_BUFFER_BYTES = 1 << 30
 """In memory for contributions, where a quarter of the free memory is more."""
@@ -134,10 +138,12 @@ def _beside(settings: RunSettings, manifest: Manifest) -> Parts:
 def room_of(
     config: NodeConfig, settings: RunSettings, manifest: Manifest, home: Path, disk: Disk, *, has_buffers: bool
 ) -> Room:
-    """In a thread: what there is on this machine for that model, as `room_for` says. Raises HostError."""
-    return room_for(
-        footprint(Layout(manifest, settings.sync.chunk_elements), settings),
-        free_for(home, disk),
+    """In a thread: what there is on this machine for that model, as `room_for` says. The disk is tried, too: what is
+    free says nothing of quotas. Raises HostError."""
+    needs, free = footprint(Layout(manifest, settings.sync.chunk_elements), settings), free_for(home, disk)
+    room = room_for(
+        needs,
+        free,
         home,
         max_retained_bytes=config.max_retained_bytes,
         reduce_buffer_bytes=config.reduce_buffer_bytes,
@@ -145,13 +151,29 @@ def room_of(
         max_disk_bytes=config.max_disk_bytes,
         beside=_beside(settings, manifest),
     )
+    kind = file_systems.kind_of(home)
+    if kind in file_systems.NETWORK:
+        log.warning(
+            "%s is on a network file system (%s): each commit waits for it, and what it has left for this node was not "
+            "tried; put --home on a local disk",
+            home,
+            kind,
+        )
+    elif kind not in file_systems.IN_MEMORY:  # where to try it would take the memory
+        disk.try_room(_there(home), needs.disk_bytes - free.home_bytes)
+    return room
+
+
+def _there(home: Path) -> Path:
+    """It, or the nearest folder above it that is there."""
+    return next(folder for folder in (home, *home.absolute().parents) if folder.is_dir())
 
 
 def free_for(home: Path, disk: Disk) -> Free:
     """In a thread. `home` need not be there yet: it has nothing then, on the disk of the nearest folder above it that
     is. Raises HostError."""
     try:
-        there = next(folder for folder in (home, *home.absolute().parents) if folder.is_dir())
+        there = _there(home)
         used = 0
         for folder, _, names in os.walk(home):
             for name in names:

@@ -166,11 +166,11 @@ def _asked(address: str, joined: Enrolled | None, proxy: str) -> _Answer:
 
 def _of_run(answer: _Answer, home: Path) -> Iterator[Finding]:
     from atoll import __version__
-    from atoll.coordinator.sqlite_store import NETWORK_FILE_SYSTEMS, file_system_of
     from atoll.node.daemon import doctor
     from atoll.node.daemon.room import free_for
     from atoll.node.daemon.shared_memory import RESERVE_BYTES
     from atoll.node.dataplane.footprint import footprint
+    from atoll.protocol import file_systems
     from atoll.protocol.disk import Disk
     from atoll.protocol.layout import Layout, Manifest, Role, TensorSpec
     from atoll.protocol.settings import settings_from_json
@@ -188,8 +188,7 @@ def _of_run(answer: _Answer, home: Path) -> Iterator[Finding]:
         yield doctor.disk(free.disk_bytes + free.home_bytes, needs.disk_bytes, str(home))
     else:
         yield doctor.Finding(doctor.Verdict.UNKNOWN, "memory, disk", "the run has no model yet: atoll node --dry-run")
-    mounts = Path("/proc/mounts").read_text(errors="replace")
-    yield doctor.disk_kind(file_system_of(home.resolve(), mounts), NETWORK_FILE_SYSTEMS, str(home))
+    yield doctor.disk_kind(file_systems.kind_of(home), str(home))
     yield doctor.disk_speed(_written_bytes_per_s(home), needs.outer_bytes)
 
 

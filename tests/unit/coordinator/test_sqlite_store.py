@@ -12,7 +12,8 @@ import pytest
 from atoll.coordinator import sql_store, sqlite_store
 from atoll.coordinator.core.events import AttestationRecord, StopRecord
 from atoll.coordinator.core.persisted import RunRecord
-from atoll.coordinator.sqlite_store import SqliteStore, file_system_of
+from atoll.coordinator.sqlite_store import SqliteStore
+from atoll.protocol import file_systems
 from atoll.protocol.errors import ConfigError, HostError, StateError
 from tests.harness.coordinator_story import a_hash, some_settings
 
@@ -122,30 +123,8 @@ def test_the_store_is_for_its_owner_only(tmp_path: Path) -> None:
     assert (tmp_path / "run.db").stat().st_mode & 0o077 == 0
 
 
-MOUNTS = """\
-/dev/sda1 / ext4 rw 0 0
-server:/home /home nfs4 rw 0 0
-tmpfs /home/me/fast tmpfs rw 0 0
-server:/x /with\\040space cifs rw 0 0
-"""
-
-
-@pytest.mark.parametrize(
-    ("path", "kind"),
-    [
-        ("/var/lib", "ext4"),
-        ("/home/me", "nfs4"),
-        ("/home/me/fast/run", "tmpfs"),
-        ("/homeless", "ext4"),
-        ("/with space", "cifs"),
-    ],
-)
-def test_the_file_system_of_a_path(path: str, kind: str) -> None:
-    assert file_system_of(Path(path), MOUNTS) == kind
-
-
 def test_network_file_systems_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sqlite_store, "file_system_of", lambda path, mounts: "nfs4")
+    monkeypatch.setattr(file_systems, "kind_of", lambda path: "nfs4")
     with pytest.raises(ConfigError, match=r"network file system \(nfs4\)"):
         SqliteStore(tmp_path / "run.db")
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +13,8 @@ import pytest
 
 from atoll.coordinator.core.sync.chunk_sizes import ChunkSizes
 from atoll.coordinator.core.sync.topology import Reducer, direct
-from atoll.node.daemon.room import Free, Room, free_for, room_for
+from atoll.node.daemon.config import NodeConfig
+from atoll.node.daemon.room import Free, Room, free_for, room_for, room_of
 from atoll.node.daemon.shared_memory import RESERVE_BYTES, MemoryLimit
 from atoll.node.dataplane.error_feedback import ErrorFeedback
 from atoll.node.dataplane.footprint import footprint
@@ -19,6 +22,7 @@ from atoll.node.dataplane.optim import OuterOptimizer
 from atoll.node.dataplane.outer_state import OuterState
 from atoll.node.dataplane.payload_log import PayloadLog
 from atoll.node.dataplane.snapshot import Snapshots
+from atoll.protocol import disk, file_systems
 from atoll.protocol.codecs import max_encoded_bytes
 from atoll.protocol.disk import REAL_DISK, Disk
 from atoll.protocol.errors import HostError
@@ -239,3 +243,59 @@ def test_a_home_that_is_to_be_made_has_nothing_whatever_lies_above_it(tmp_path: 
     free = free_for(tmp_path / "state" / "run" / "a", Disk())
     assert free.home_bytes == 0
     assert free.disk_bytes > 0
+
+
+def node_config(home: Path) -> NodeConfig:
+    return NodeConfig(name="a", coordinator="localhost:1", listen="127.0.0.1:0", home=home, insecure=True)
+
+
+def test_what_a_quota_leaves_is_tried_before_the_site_offers_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Free space says nothing of quotas; the refusal comes from what the kernel answers as the room is asked for."""
+    asked: list[int] = []
+
+    def over_quota(descriptor: int, mode: int, offset: ctypes.c_int64, length: ctypes.c_int64) -> int:
+        asked.append(length.value)
+        ctypes.set_errno(errno.EDQUOT)
+        return -1
+
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / "log").write_bytes(bytes(1 << 16))
+    room_of(node_config(home), SETTINGS, MANIFEST, home, Disk(), has_buffers=False)
+    assert [file.name for file in home.iterdir()] == ["log"], "what was tried is given back"
+    monkeypatch.setattr(disk, "_fallocate", over_quota)
+    with pytest.raises(HostError, match=r"home/room: no space is left, .* MiB are needed, .* MiB are free; make room"):
+        room_of(node_config(home), SETTINGS, MANIFEST, home, Disk(), has_buffers=False)
+    assert asked == [footprint(LAYOUT, SETTINGS).disk_bytes - free_for(home, Disk()).home_bytes]
+
+
+@pytest.mark.parametrize("number", [errno.EOPNOTSUPP, errno.ENOSYS])
+def test_a_disk_that_cannot_be_tried_is_believed(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object) -> int:
+        ctypes.set_errno(number)
+        return -1
+
+    assert Disk().try_room(tmp_path, 1 << 16) is True
+    monkeypatch.setattr(disk, "_fallocate", refused)
+    assert Disk().try_room(tmp_path, 1 << 16) is False
+
+
+@pytest.mark.parametrize(("kind", "is_tried"), [("ext4", True), ("tmpfs", False), ("nfs4", False)])
+def test_a_home_on_a_network_file_system_is_said(
+    kind: str, is_tried: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    tried: list[int] = []
+
+    class Tried(Disk):
+        def try_room(self, folder: Path, size_bytes: int) -> bool:
+            tried.append(size_bytes)
+            return True
+
+    monkeypatch.setattr(file_systems, "kind_of", lambda path: kind)
+    room_of(node_config(tmp_path), SETTINGS, MANIFEST, tmp_path, Tried(), has_buffers=False)
+    assert len(tried) == is_tried
+    assert (f"is on a network file system ({kind})" in caplog.text) == (kind == "nfs4")
