@@ -45,6 +45,9 @@ class RunSettings:
     """local, lan or wan: how patient the run is."""
     save_every: int = within(0, 1 << 32, 0)
     """Sites save the model every so many commits, and always at the end; 0 is only at the end."""
+    keep_models: int = within(1, 1024, 1)
+    """With `save_every`: the newest so many saved models stay on a site's disk, the earlier ones beside the newest, by
+    the number of their commit (model.commit-40)."""
     checkpoint_every: int = within(0, 1 << 32, 100)
     """Workers write the state of their inner optimizer to the site's disk every so many of their steps, and go on from
     it after a crash; 0: never, and the optimizer starts fresh."""
@@ -95,6 +98,11 @@ def validate(settings: RunSettings) -> None:
         raise ConfigError(
             f"run.quorum = {settings.quorum} is more than run.min_sites = {settings.min_sites}: "
             "the run could start and never sync; lower quorum or raise min_sites"
+        )
+    if settings.keep_models > 1 and not settings.save_every:
+        raise ConfigError(
+            f"run.keep_models = {settings.keep_models} without run.save_every: there is one model, that of the end; "
+            "say with save_every how often sites save it"
         )
     if 0 < settings.overrun_steps < settings.sync.overlap_steps:
         raise ConfigError(

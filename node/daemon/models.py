@@ -68,7 +68,8 @@ class Models:
     async def _keep(self, commit: int) -> e.Event:
         async with self._lock:
             self._is_beside = False  # if this fails it is left where it is, and that is said
-            await run_to_its_end(partial(saved_model.put_in_place, self._written_to))
+            num_earlier = self._shell.core.settings.keep_models - 1
+            await run_to_its_end(partial(saved_model.put_in_place, self._written_to, num_earlier))
             self._kept = commit
         log.info("saved the model of commit %d in %s", commit, self._written_to)
         return e.ModelKept(commit=commit)

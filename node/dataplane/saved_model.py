@@ -19,6 +19,7 @@ import numpy as np
 
 from atoll.node.dataplane import hugging_face, hugging_face_weights
 from atoll.node.dataplane.bases import cast_base
+from atoll.node.dataplane.earlier_models import retire
 from atoll.node.dataplane.frozen_state import FrozenState
 from atoll.node.dataplane.outer_state import OuterState
 from atoll.node.dataplane.safetensors_file import Entry, Reader, write
@@ -265,9 +266,9 @@ def _rounded(part: bytes, dtype: str) -> bytes:
     return (values.view(np.uint32) >> 16).astype(np.uint16).tobytes()
 
 
-def put_in_place(folder: Path) -> None:
+def put_in_place(folder: Path, num_earlier: int = 0) -> None:
     """What `write_aside` wrote, instead of what `folder` held: at any moment it is the one or the other. Where a file
-    system cannot do that, see `where_saved`."""
+    system cannot do that, see `where_saved`. Of earlier models `num_earlier` are kept beside it."""
     folder = place_for(folder)
     aside = aside_of(folder)
     try:
@@ -286,7 +287,7 @@ def put_in_place(folder: Path) -> None:
             os.replace(aside, folder)
             aside = former
         sync_folder(folder.parent)
-        shutil.rmtree(aside, ignore_errors=True)
+        retire(aside, folder, num_earlier)
     except OSError as error:
         failed = disk_error(error, folder)
         if (written := aside_of(folder)).is_dir():

@@ -89,14 +89,21 @@ def seeded(folder: Path, layout: Layout, *, seed: int = 0, slots: tuple[str, ...
     return outer
 
 
-def save(folder: Path, outer: OuterState, layout: Layout, slots: tuple[str, ...], info: Mapping[str, Any]) -> None:
+def save(  # noqa: PLR0917
+    folder: Path,
+    outer: OuterState,
+    layout: Layout,
+    slots: tuple[str, ...],
+    info: Mapping[str, Any],
+    num_earlier: int = 0,
+) -> None:
     """The outer state in the place of what `folder` held."""
     frozen = outer.freeze()
     try:
         saved_model.write_aside(folder, frozen, layout, slots, info)
     finally:
         frozen.close()
-    saved_model.put_in_place(folder)
+    saved_model.put_in_place(folder, num_earlier)
 
 
 def values_of(outer: OuterState, chunk: int) -> np.ndarray[Any, np.dtype[Any]]:

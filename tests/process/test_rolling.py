@@ -88,8 +88,8 @@ def roll(run: LocalRun, before: Version, after: Version) -> None:
     assert run.wait_all(LIMIT_S) == dict.fromkeys(SITES, 0)
 
 
-SETTINGS_SINCE = ("audits", "connections_per_address", "insecure_network", "store")
-"""Of a coordinator or of syncs, which the last release does not know."""
+SETTINGS_SINCE = ("audits", "connections_per_address", "insecure_network", "keep_models", "store")
+"""Which the last release does not know."""
 
 
 def forget_settings_since(run: LocalRun) -> None:

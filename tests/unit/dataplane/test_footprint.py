@@ -130,6 +130,9 @@ def test_the_parts_on_the_disk_have_the_sizes_of_their_files(tmp_path: Path) -> 
         assert size - header <= most <= size + size // 20, (sizes, told)
     at_the_end = footprint(used, replace(settings, save_every=0)).disk_parts[-1][1]
     assert at_the_end == (told[-1] - size_pinned) // 2, "the last model alone, and no commit after it"
+    three = footprint(used, replace(settings, keep_models=3)).disk_parts[-1]
+    assert three[0].startswith("3 saved models, the next one")
+    assert three[1] == told[-1] + 2 * at_the_end
     assert footprint(used, replace(settings, sync=replace(settings.sync, snapshots=0))).disk_parts[2][1] == 0
     assert footprint(used, settings).disk_bytes == sum(told)
     frozen.close()
@@ -272,9 +275,7 @@ def test_what_a_quota_leaves_is_tried_before_the_site_offers_itself(
 
 
 @pytest.mark.parametrize("number", [errno.EOPNOTSUPP, errno.ENOSYS])
-def test_a_disk_that_cannot_be_tried_is_believed(
-    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_disk_that_cannot_be_tried_is_believed(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(*_: object) -> int:
         ctypes.set_errno(number)
         return -1

@@ -196,6 +196,39 @@ def test_saving_again_replaces_the_whole_folder(tmp_path: Path, used: Layout, ou
     assert [p.name for p in tmp_path.iterdir() if p.name.startswith(".model")] == []
 
 
+def test_so_many_earlier_models_stay_beside_the_newest_and_those_of_void_commits_do_not(
+    tmp_path: Path, used: Layout, outer: OuterState
+) -> None:
+    def there() -> dict[str, int]:
+        return {path.name: load_manifest(path).commit for path in (tmp_path / "models").iterdir()}
+
+    folder = tmp_path / "models" / "model"
+    others = folder.with_name("model.commit-9")
+    folder.parent.mkdir()
+    others.mkdir()
+    (others / "notes").write_text("not a model")
+    save(folder.with_name("of_run_2"), seeded(tmp_path / "run 2", used), used, SLOTS, INFO)
+    manifest_of_2 = folder.with_name("of_run_2") / "manifest.json"
+    manifest_of_2.write_text(manifest_of_2.read_text().replace(RUN, "another"))
+    folder.with_name("of_run_2").rename(folder.with_name("model.commit-0"))
+    for commit in (3, 4, 5, 6):
+        save(folder, outer, used, SLOTS, INFO, 2)
+        apply_all(outer, payloads(outer, (commit,)), commit)
+    assert (others / "notes").read_text() == "not a model"
+    shutil.rmtree(others)
+    assert there() == {"model": 5, "model.commit-4": 4, "model.commit-3": 3, "model.commit-0": 0}
+    assert load_manifest(folder.with_name("model.commit-0")).run_id == "another"
+
+    again = seeded(tmp_path / "again", used)  # the run went back to commit 3, and commit 4 is another one
+    for commit in (1, 2, 3, 4):
+        apply_all(again, payloads(again, (commit + 7,)), commit)
+    save(folder, again, used, SLOTS, INFO, 2)
+    assert there() == {"model": 4, "model.commit-3": 3, "model.commit-0": 0}
+    restore(folder, seeded(tmp_path / "restored", used, seed=4))
+    save(folder, outer, used, SLOTS, INFO)
+    assert there() == {"model": 6, "model.commit-3": 3, "model.commit-0": 0}, "without it nothing else is touched"
+
+
 def test_an_interrupted_save_leaves_the_former_one(
     tmp_path: Path, used: Layout, outer: OuterState, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -213,7 +213,7 @@ def test_a_model_that_cannot_be_saved_where_it_shall_be_is_saved_below_the_home(
 ) -> None:
     asked = tmp_path / "asked"
     saved: list[Path] = []
-    monkeypatch.setattr(saved_model, "put_in_place", saved.append)
+    monkeypatch.setattr(saved_model, "put_in_place", lambda folder, _: saved.append(folder))
 
     async def save(frozen: object, folder: Path, info: object, instead: Path) -> Exception:
         assert (folder, instead) == (asked, tmp_path / "home" / "model")
@@ -240,7 +240,7 @@ def test_a_model_of_the_number_of_a_void_commit_stays_when_the_node_ends(
 ) -> None:
     calls: list[str] = []
     for name in ("put_in_place", "discard", "take_back"):
-        monkeypatch.setattr(saved_model, name, lambda _, name=name: calls.append(name))
+        monkeypatch.setattr(saved_model, name, lambda *_, name=name: calls.append(name))
 
     async def save(*_: object) -> None:
         calls.append("save")

@@ -136,6 +136,7 @@ def test_an_older_version_that_would_compute_another_model_is_told_what_the_run_
             {"max_sites": 9},
             '"trim" with codec topk2, .*choose "clip", or another',
         ),
+        ({}, {"keep_models": 2}, "keep_models = 2 without run.save_every: .* say with save_every how often"),
         ({"robust": "trim"}, {"max_sites": 65}, "max_sites = 65 with .* chunks of 1048576 elements: .* at most 64"),
         ({"robust": "trim", "chunk_elements": 1 << 24}, {"max_sites": 5}, 'choose at most 4, or "clip"'),
         (

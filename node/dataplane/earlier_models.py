@@ -1,0 +1,51 @@
+"""Saved models of earlier commits, beside the newest: `model.commit-40` beside `model`."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from pathlib import Path
+
+from atoll.node.dataplane.saved_manifest import load_manifest
+from atoll.protocol.errors import ConfigError
+
+
+def earlier_of(folder: Path, commit: int) -> Path:
+    return folder.with_name(f"{folder.name}.commit-{commit}")
+
+
+def retire(former: Path, folder: Path, num_earlier: int) -> None:
+    """`former`: what was in `folder` until the model that is there now. It is kept as one of `num_earlier` models of
+    the same run, of commits before that of `folder`; what else there is of the run beside it is removed: the oldest,
+    and commits that became void. What is no saved model of the run is removed if it is `former`, else left.
+
+    Raises OSError, ConfigError if `folder` holds no saved model.
+    """
+    newest = load_manifest(folder)
+    if num_earlier and (commit := _commit_of(former, newest.run_id)) is not None:
+        place = earlier_of(folder, commit)
+        shutil.rmtree(place, ignore_errors=True)  # of a void commit with the same number
+        os.replace(former, place)
+    shutil.rmtree(former, ignore_errors=True)
+    if num_earlier:
+        found = sorted(_earlier(folder, newest.run_id), reverse=True)
+        valid = [path for commit, path in found if commit < newest.commit][:num_earlier]
+        for _, path in found:
+            if path not in valid:
+                shutil.rmtree(path, ignore_errors=True)
+
+
+def _earlier(folder: Path, run_id: str) -> list[tuple[int, Path]]:
+    name = re.compile(re.escape(folder.name) + r"\.commit-[0-9]{1,20}")
+    paths = [path for path in folder.parent.iterdir() if name.fullmatch(path.name)]
+    return [(commit, path) for path in paths if (commit := _commit_of(path, run_id)) is not None]
+
+
+def _commit_of(folder: Path, run_id: str) -> int | None:
+    """Of the saved model that is there; None if it is none, or of another run."""
+    try:
+        saved = load_manifest(folder)
+    except ConfigError:
+        return None
+    return saved.commit if saved.run_id == run_id else None
