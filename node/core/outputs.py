@@ -24,7 +24,14 @@ class Fulfil:
     """Do what the coordinator asks for, of which the core decides nothing. Fulfilled brings what is to be said of it,
     and PeersProbed who cannot be dialled."""
 
-    asked: m.SendManifest | m.Peers | m.DialBack | m.Banned | m.Drain | m.Show | m.ListPayloads | m.RebuildCommit
+    asked: m.SendManifest | m.Peers | m.DialBack | m.Banned | m.Drain | m.Show | m.RebuildCommit
+
+
+@dataclass(frozen=True, slots=True)
+class ListPayloads:
+    """The coordinator asks for the hashes of the payloads that the site has of that plan; Fulfilled brings them."""
+
+    plan: m.Plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,8 +282,8 @@ class Exit:
 
 ToRanks = RefuseRank | AnswerWorkers | AnswerDraw
 Output = (
-    Send | Beat | Fulfil | StartWorkers | StopWorkers | DescribeCrash | ToRanks | MergePieces | ShareSnapshot
-    | SendLayout | SeedState | FetchState | TellFetch | CancelFetch | KeepContributions | BeginExchange | WeighExchange
-    | HurryExchange | CancelExchange | AdvanceErrors | ApplyCommit | PublishState | DropSync | SaveModel | KeepModel
-    | DropModel | DistrustState | RollBack | Report | Exit
+    Send | Beat | Fulfil | ListPayloads | StartWorkers | StopWorkers | DescribeCrash | ToRanks | MergePieces
+    | ShareSnapshot | SendLayout | SeedState | FetchState | TellFetch | CancelFetch | KeepContributions | BeginExchange
+    | WeighExchange | HurryExchange | CancelExchange | AdvanceErrors | ApplyCommit | PublishState | DropSync | SaveModel
+    | KeepModel | DropModel | DistrustState | RollBack | Report | Exit
 )  # fmt: skip

@@ -21,6 +21,7 @@ from atoll.node.exchange.peers.dialer import Purpose
 from atoll.node.exchange.peers.progress import Pace
 from atoll.protocol import messages as m
 from atoll.protocol.errors import AtollError, InvalidMessage, NonFiniteError, PeerError, StateError
+from atoll.protocol.payload_lists import listed
 from atoll.protocol.threads import run_to_its_end
 
 log = logging.getLogger(__name__)
@@ -275,14 +276,20 @@ class DiskJobs:
             drop = partial(self.plane.log.drop, sync)
             self._shell.start(lambda: run_to_its_end(drop), fatal())
 
-    async def list_payloads(self, asked: m.ListPayloads) -> e.Event | None:
-        """The hash of each payload of this attempt, as it is in the log."""
+    async def list_payloads(self, plan: m.Plan) -> e.Event | None:
+        """Their hashes, as they are in the log."""
+        sync, term, attempt = plan.sync, plan.term, plan.attempt
+        held = self.present.log
+
+        def all_of_them() -> bytes:
+            return listed(held.hashes(sync, term, attempt), plan.trees)
+
         try:
-            hashes = await run_to_its_end(partial(self.present.log.hashes, asked.sync, asked.term, asked.attempt))
+            hashes = await run_to_its_end(all_of_them)
         except StateError as error:
             log.warning("%s", error)  # the sync is over meanwhile
             return None
-        return e.Fulfilled(m.PayloadList(sync=asked.sync, attempt=asked.attempt, term=asked.term, hashes=hashes))
+        return e.Fulfilled(m.PayloadList(sync=sync, attempt=attempt, term=term, hashes=hashes))
 
     async def show(self, asked: m.Show) -> e.Event:
         """One part of what settles a dispute. What is not here, or cannot be read, may be at another site."""

@@ -339,6 +339,8 @@ class Node:
                 self.telemetry.beat()
             case out.Fulfil(asked):
                 self._fulfil(asked)
+            case out.ListPayloads(plan):
+                self.shell.start(partial(self.disk.list_payloads, plan), fatal())
             case out.Report(level, text):
                 log.log(level, "%s", text)
                 self.journal.write("report", level=logging.getLevelName(level), text=text)
@@ -386,8 +388,6 @@ class Node:
                 self.shell.start(partial(self._audit, asked), fatal())
             case m.Show():
                 self.shell.start(partial(self.disk.show, asked), fatal())
-            case m.ListPayloads():
-                self.shell.start(partial(self.disk.list_payloads, asked), fatal())
             case m.RebuildCommit():
                 self.shell.start(partial(self.disk.rebuild, asked), fatal())
 

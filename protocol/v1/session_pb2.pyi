@@ -1676,7 +1676,7 @@ class PayloadList(_message.Message):
     attempt: _builtins.int
     term: _builtins.int
     hashes: _builtins.bytes
-    """32 bytes for each chunk that takes part in syncs, in order; zeros for one that did not travel"""
+    """32 bytes for each chunk that takes part in syncs, in order; zeros for one that did not travel;"""
     def __init__(
         self,
         *,

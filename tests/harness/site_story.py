@@ -320,6 +320,8 @@ class SiteStory(SiteQuestions):
                 return f"checks every chunk on its disk: {reason}"
             case out.Fulfil(asked):
                 return _fulfils_in_words(asked)
+            case out.ListPayloads(plan):
+                return f"lists the hashes of the payloads of {plan.sync}.{plan.attempt}"
             case out.TellFetch(sources):
                 return f"tells the fetch: {' '.join(f'{NAMES[d.site_id - 1]}@{d.commit}' for d in sources.donors)}"
             case out.RollBack(commit, branch):
@@ -374,8 +376,6 @@ class SiteStory(SiteQuestions):
 
 def _fulfils_in_words(asked: m.CoordinatorMessage) -> str:
     match asked:
-        case m.ListPayloads():
-            return f"lists the hashes of the payloads of {asked.sync}.{asked.attempt}"
         case m.Peers(members=members):
             return f"probes {' '.join(NAMES[p.site_id - 1] for p in members) or 'nobody'}"
         case m.DialBack(member=member):

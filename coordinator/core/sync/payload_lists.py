@@ -1,4 +1,4 @@
-"""Rule 15: contributors are done with different payloads. They list the hash of each chunk.
+"""Rule 15: contributors are done with different payloads. They list their hashes.
 
 Every payload was checked against the hash that its reducer sent, so this takes a broken host or reducer, and is rare.
 """
@@ -15,13 +15,14 @@ from atoll.coordinator.core.sync.decision import AskForLists, Wait
 from atoll.protocol import messages as m
 from atoll.protocol.digest import DIGEST_BYTES
 from atoll.protocol.messages import MAX_LISTED_CHUNKS
+from atoll.protocol.payload_lists import num_listed, places
 from atoll.protocol.plans import top_of
 
 
 def awaited(run: Run, attempt: Attempt, survivors: list[int]) -> AskForLists | Wait | None:
     """Sites whose lists are not here are asked, each stream once, or waited for; None: no longer."""
-    if len(run.chunk_sizes) > MAX_LISTED_CHUNKS:
-        return None
+    if num_listed(attempt.plan.trees) > MAX_LISTED_CHUNKS:
+        return None  # it is another attempt without a word of who is wrong
     lists = attempt.lists
     missing = [run.members.known(i) for i in survivors if lists is None or i not in lists.here]
     asked = lists.asked if lists is not None else {}
@@ -43,7 +44,7 @@ def ask(run: Run, attempt: Attempt, asked: AskForLists) -> None:
 def received(run: Run, site: Site, message: m.PayloadList) -> None:
     """The answer to ListPayloads, if it is of the attempt under way. A list of another length is none."""
     attempt = run.attempt_of(site, message)
-    if attempt is not None and len(message.hashes) == DIGEST_BYTES * len(run.chunk_sizes):
+    if attempt is not None and len(message.hashes) == DIGEST_BYTES * num_listed(attempt.plan.trees):
         attempt.note_list(site.site_id, message.hashes)
 
 
@@ -88,9 +89,9 @@ def _against(attempt: Attempt, survivors: list[int]) -> dict[int, set[int]]:
     """Of each reducer that shows its payloads: who shows another one of a chunk that it reduced."""
     listed = _listed(attempt, survivors)
     found: dict[int, set[int]] = {}
-    for tree in attempt.plan.trees:
+    trees = attempt.plan.trees
+    for tree, chunks in zip(trees, places(trees), strict=True):
         reducer = attempt.plan.contributors[top_of(tree)].site_id
-        chunks = slice(DIGEST_BYTES * tree.first_chunk, DIGEST_BYTES * (tree.first_chunk + tree.num_chunks))
         if reducer in listed:
             others = {i for i, hashes in listed.items() if hashes[chunks] != listed[reducer][chunks]}
             found[reducer] = found.get(reducer, set()) | others

@@ -253,7 +253,7 @@ def payloads_asked(ctx: Context, message: m.ListPayloads) -> None:
     """Their hashes, of the attempt that this site is done with."""
     exchange = current(ctx, message)
     if exchange is not None and exchange.finished:
-        ctx.emit(out.Fulfil(message))
+        ctx.emit(out.ListPayloads(exchange.plan))
 
 
 def cancel(ctx: Context, lane: Lane) -> None:

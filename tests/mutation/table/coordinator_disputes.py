@@ -116,6 +116,14 @@ MUTATIONS = (
         tests=("tests/unit/coordinator/test_payload_lists.py",),
     ),
     Mutation(
+        name="payloads of many chunks are told by one hash for all",
+        rule="of payloads that differ the reducer is known",
+        where="protocol.payload_lists:listed",
+        old="chunks[_bytes_of(tree.first_chunk, tree.num_chunks)]",
+        new="chunks",
+        tests=("tests/unit/protocol/test_payload_lists.py",),
+    ),
+    Mutation(
         name="a holder's word alone convicts a reducer",
         rule="of a payload that one holder alone has otherwise nobody knows whose word is right",
         where="coordinator.core.sync.payload_lists:disagreements",

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
 from atoll.protocol import messages as m
+from atoll.protocol import payload_lists
 from atoll.protocol.plans import reducers
 from tests.harness.coordinator_story import Story, a_hash, some_settings
 
@@ -127,3 +130,19 @@ def test_15_who_shows_what_all_have_and_says_otherwise_receives_only() -> None:
     for name in "abc":
         story.lists(name, "ppppp")
     assert (story.plan().attempt, story.contributor_ids()) == (2, [1, 2])
+
+
+def test_15_of_more_chunks_than_one_message_lists_the_reducer_is_known_by_its_tree(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each site lists one hash for the chunks of each reducer. A list of each chunk is none then."""
+    monkeypatch.setattr(payload_lists, "MAX_LISTED_CHUNKS", 4)
+    story = differing()
+    assert [tree.num_chunks for tree in story.plan().trees] == [3, 2]
+    story.lists("a", "ppppp")
+    story.lists("b", "pqppp")
+    assert not story.num("a", m.Evicted) + story.num("b", m.Evicted), "these have too many hashes"
+    story.lists("a", "pp")
+    story.lists("b", "qp")
+    assert story.num("b", m.Evicted) == 1
+    assert story.last("a", m.Commit).payload_digest == a_hash("p")

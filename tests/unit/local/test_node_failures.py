@@ -53,6 +53,7 @@ from atoll.protocol.machine import Machine
 from atoll.protocol.settings import RunSettings, settings_to_json
 from atoll.protocol.sync_settings import SyncSettings
 from tests.harness.data_plane import DTYPES, RUN, filled, layout, logged, payloads, update_of
+from tests.harness.peer_streams import plan
 from tests.harness.sites import until
 
 SETTINGS = RunSettings(run_id="run", time_limits="local")
@@ -498,7 +499,7 @@ def test_what_is_as_large_as_the_model_is_made_and_removed_beside_the_loop(tmp_p
         await asyncio.to_thread(node.disk.plane.log.begin, 1, 1, 1)
         await done(out.DropSync(1))
         left.extend(path.name for path in node.home.payload_folder.iterdir())
-        await done(out.Fulfil(m.ListPayloads(sync=1, term=1, attempt=1)))
+        await done(out.ListPayloads(plan()))
         await done(out.RollBack(0, 1))
         node.leave_now("enough")
 

@@ -923,7 +923,10 @@ def test_a_site_that_is_asked_lists_the_payloads_of_the_attempt_it_is_done_with(
     drive.receive(m.ListPayloads(sync=1, attempt=2, term=1))
     assert not drive.out, "another attempt"
     drive.receive(asked)
-    assert drive.wants(out.Fulfil) == out.Fulfil(asked)
+    wanted = drive.wants(out.ListPayloads)
+    assert isinstance(wanted, out.ListPayloads)
+    of = wanted.plan
+    assert (of.sync, of.attempt, of.term, of.trees) == (1, 1, 1, plan(1).trees)
     listed = m.PayloadList(sync=1, attempt=1, term=1, hashes=HASH)
     drive(e.Fulfilled(listed))
     assert drive.sent() == [listed]
