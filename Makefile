@@ -5,7 +5,7 @@ RELEASE := .venv-release
 PIP_ARGS ?=
 ARGS ?=
 JOBS ?= 2
-IN_PARALLEL = --tx $(JOBS)*popen --tx $(JOBS)*popen//nice=10 --dist load --maxschedchunk 1 --max-worker-restart 4# tests/harness/scheduling.py
+IN_PARALLEL = --tx $(shell expr $(JOBS) + 1)*popen --tx $(JOBS)*popen//nice=10 --dist load --maxschedchunk 1 --max-worker-restart 4# tests/harness/scheduling.py
 export PYTHONDONTWRITEBYTECODE :=# hundreds of processes would each compile the same modules
 
 .DEFAULT_GOAL := help
