@@ -21,6 +21,7 @@ from atoll.node.dataplane.frozen_state import FrozenState
 from atoll.node.dataplane.optim import OuterOptimizer, OuterUpdate
 from atoll.node.dataplane.outer_state import OuterState
 from atoll.node.dataplane.payload_log import PayloadLog
+from atoll.node.dataplane.places import spares_for
 from atoll.node.dataplane.rebuild import Rebuilder
 from atoll.node.dataplane.snapshot import Snapshots
 from atoll.node.dataplane.sync_data import SyncData
@@ -42,6 +43,7 @@ class DataPlane:
 
     def __init__(self, home: Home, settings: RunSettings, manifest: Manifest, num_threads: int) -> None:
         self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix="apply") if num_threads > 1 else None
+        self._num_spares = spares_for(num_threads)
         self._published: dict[int, Content] = {}  # of each fragment, what PUBLISH holds
         self._published_frozen = False
         self.own: range | None = None  # chunks that this host exchanges; None: all of them
@@ -103,7 +105,9 @@ class DataPlane:
             self.snapshot = self._shared_buffer("snapshot")
             self.publish_buffer = self._shared_buffer("publish", sync.num_shared_moments)
             if sync.error_feedback and self.errors is None:
-                self.errors = ErrorFeedback.create(self.home.error_folder, self.layout, self.settings, self.home.disk)
+                self.errors = ErrorFeedback.create(
+                    self.home.error_folder, self.layout, self.settings, self.home.disk, self._num_spares
+                )
             self.home.keep_manifest(self.layout.manifest)
 
     def _shared_buffer(self, name: str, num_moments: int = 0) -> SharedBuffer:
@@ -119,7 +123,7 @@ class DataPlane:
         """In a thread: an empty outer state to seed or fetch into; one that is partly fetched is kept."""
         self._is_distrusted = False
         if self.outer is None:
-            self.outer = OuterState.create(self.home.state_folder, *self._of_run, self.home.disk)
+            self.outer = OuterState.create(self.home.state_folder, *self._of_run, self.home.disk, self._num_spares)
             self.outer.history = self._history
         return self.outer
 

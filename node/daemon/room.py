@@ -140,7 +140,8 @@ def room_of(
 ) -> Room:
     """In a thread: what there is on this machine for that model, as `room_for` says. The disk is tried, too: what is
     free says nothing of quotas. Raises HostError."""
-    needs, free = footprint(Layout(manifest, settings.sync.chunk_elements), settings), free_for(home, disk)
+    layout, free = Layout(manifest, settings.sync.chunk_elements), free_for(home, disk)
+    needs = footprint(layout, settings, config.num_kernel_threads)
     room = room_for(
         needs,
         free,

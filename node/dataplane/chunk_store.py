@@ -19,7 +19,7 @@ from typing import Protocol
 
 from atoll.node.dataplane import store_files
 from atoll.node.dataplane.chunk_index import Entry
-from atoll.node.dataplane.places import PlaceMap
+from atoll.node.dataplane.places import SPARES, PlaceMap
 from atoll.node.dataplane.store_files import Bytes, StoreKind
 from atoll.node.threads import each, pool_of
 from atoll.protocol.disk import Disk
@@ -32,7 +32,8 @@ MAX_VERIFYING_THREADS = 4
 """As a store is opened; each has a record in memory."""
 EMPTY = Entry(version=0, serial=0, place=-1, hash=chunk_hash(b""))
 """In force for chunks without bytes, always."""
-_SPARE_WAIT_S = 120.0
+_STALL_S = 60.0
+"""While other records are written a slow disk is waited for; from the last one on so long, or up to twice that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,12 +82,14 @@ class ChunkStore:
         self._pins: Counter[int] = Counter()
         self._retired: set[int] = set()  # replaced places that a reader still pins
         self._writing: set[int] = set()
+        self._num_ended = 0  # records that were written, or not
         self._spares = [list(range(g.first_place, g.first_place + g.num_places)) for g in places.groups]
 
     @classmethod
-    def create(cls, folder: Path, kind: StoreKind, disk: Disk) -> ChunkStore:
-        """A store without a record in `folder`, instead of what was there. Raises HostError if the disk has no room."""
-        places = PlaceMap(kind.record_bytes)
+    def create(cls, folder: Path, kind: StoreKind, disk: Disk, num_spares: int = SPARES) -> ChunkStore:
+        """A store without a record in `folder`, instead of what was there, of which so many chunks of one size can be
+        replaced at once. Raises HostError if the disk has no room."""
+        places = PlaceMap(kind.record_bytes, num_spares)
         store_files.create(folder, kind, places, disk)
         return cls(folder, kind, places)
 
@@ -94,8 +97,7 @@ class ChunkStore:
     def open(cls, folder: Path, kind: StoreKind) -> ChunkStore:
         """What `folder` holds; `verify` it next. Raises TornState if the files are not whole, StateError if they are
         not of this kind."""
-        store_files.check(folder, kind)
-        return cls(folder, kind, PlaceMap(kind.record_bytes))
+        return cls(folder, kind, store_files.places_in(folder, kind))
 
     # --- reading
 
@@ -156,14 +158,19 @@ class ChunkStore:
     def replace(self, chunk: int, version: int, fill: Callable[[Bytes], None]) -> bytes:
         """Lets `fill` compute a record into a spare place, then puts it in force; its hash.
 
-        Nothing changes if `fill` raises. Raises StateError if no place becomes free.
+        Nothing changes if `fill` raises. Raises StateError if no place becomes free, and none is written.
         """
         if not self._sizes[chunk]:
             return EMPTY.hash
         spares = self._spares[self._places.group_of[chunk]]
         with self.lock:
-            if not self.lock.wait_for(lambda: spares and chunk not in self._writing, _SPARE_WAIT_S):
-                raise StateError(f"{self.folder}: no spare place for chunk {chunk} after {_SPARE_WAIT_S:.0f} s")
+            num_ended = -1
+            while not self.lock.wait_for(lambda: spares and chunk not in self._writing, _STALL_S):
+                if num_ended == self._num_ended:
+                    raise StateError(
+                        f"{self.folder}: no spare place for chunk {chunk}; nothing was written there for {_STALL_S:g} s"
+                    )
+                num_ended = self._num_ended
             place = spares.pop()
             self._writing.add(chunk)
         done = False
@@ -176,6 +183,7 @@ class ChunkStore:
         finally:
             with self.lock:
                 self._writing.remove(chunk)
+                self._num_ended += 1
                 if done:
                     self._put_in_force(chunk, entry)
                 else:

@@ -22,7 +22,7 @@ import numpy as np
 
 from atoll.node.dataplane import store_files
 from atoll.node.dataplane.chunk_store import ChunkStore, Records
-from atoll.node.dataplane.places import error_sizes
+from atoll.node.dataplane.places import SPARES, error_sizes
 from atoll.node.dataplane.store_files import Bytes, StoreKind
 from atoll.node.threads import each
 from atoll.protocol.codecs import kernels, scratch
@@ -98,9 +98,11 @@ class ErrorFeedback:
     disk: Disk
 
     @classmethod
-    def create(cls, folder: Path, layout: Layout, settings: RunSettings, disk: Disk) -> ErrorFeedback:
+    def create(
+        cls, folder: Path, layout: Layout, settings: RunSettings, disk: Disk, num_spares: int = SPARES
+    ) -> ErrorFeedback:
         """Without any error, in place of what is there. Raises HostError if the disk has no room."""
-        store = ChunkStore.create(folder, kind_of(layout, settings), disk)
+        store = ChunkStore.create(folder, kind_of(layout, settings), disk, num_spares)
         return cls(layout, np.float32(settings.sync.error_feedback), store, disk)
 
     @classmethod

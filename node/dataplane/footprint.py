@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from atoll.node.dataplane.kept_contributions import KEPT_SYNCS
-from atoll.node.dataplane.places import PlaceMap, error_sizes
+from atoll.node.dataplane.places import PlaceMap, error_sizes, spares_for
 from atoll.protocol.codecs.table import SPARSE
 from atoll.protocol.digest import DIGEST_BYTES
 from atoll.protocol.layout import DTYPE_BYTES, Layout, Role
@@ -50,14 +50,16 @@ class Footprint:
         return sum(num_bytes for _, num_bytes in self.disk_parts)
 
 
-def footprint(layout: Layout, settings: RunSettings) -> Footprint:
+def footprint(layout: Layout, settings: RunSettings, num_threads: int = 1) -> Footprint:
+    """`num_threads`: that apply commits."""
+    num_spares = spares_for(num_threads)
     num_synced = layout.num_sync_chunks
     tensors = layout.manifest.tensors
     records = [record_bytes(c.role, tensors[c.tensor].dtype, c.num_elements, settings.outer) for c in layout.chunks]
     specs = specs_of(settings.sync)
     synced = [(c.role, c.num_elements, tensors[c.tensor].carried_itemsize) for c in layout.chunks[:num_synced]]
     payload_bytes = max(sum(spec.payload_bytes(*chunk, settings.min_sites) for chunk in synced) for spec in specs)
-    outer_bytes = PlaceMap(records).file_bytes
+    outer_bytes = PlaceMap(records, num_spares).file_bytes
     sync_bytes = max(sum(spec.max_bytes(*chunk) for chunk in synced) for spec in specs)
     return Footprint(
         shared_bytes=2 * layout.buffer_bytes + settings.sync.num_shared_moments * layout.moment_bytes,
@@ -66,7 +68,7 @@ def footprint(layout: Layout, settings: RunSettings) -> Footprint:
         payload_bytes=payload_bytes,
         disk_parts=(
             ("outer state", outer_bytes + INDEX_BYTES * len(records)),
-            *_errors(layout, settings),
+            *_errors(layout, settings, num_spares),
             _payloads(layout, settings, payload_bytes + ENTRY_BYTES * num_synced),
             *_kept(settings, sync_bytes + ENTRY_BYTES * num_synced),
             _snapshots(sum(records[:num_synced]), sum(records[num_synced:]), len(records), settings),
@@ -75,11 +77,11 @@ def footprint(layout: Layout, settings: RunSettings) -> Footprint:
     )
 
 
-def _errors(layout: Layout, settings: RunSettings) -> list[tuple[str, int]]:
+def _errors(layout: Layout, settings: RunSettings, num_spares: int) -> list[tuple[str, int]]:
     """Errors of averages: of the last commit and of the attempt under way, for a site that reduces every chunk."""
     sizes, found = error_sizes(layout), []
     if settings.sync.error_feedback:
-        found.append(("error feedback", PlaceMap(sizes).file_bytes + INDEX_BYTES * len(sizes)))
+        found.append(("error feedback", PlaceMap(sizes, num_spares).file_bytes + INDEX_BYTES * len(sizes)))
     if settings.sync.error_feedback_down:
         found.append(("error feedback of averages, at most", 2 * sum(sizes)))
     return found

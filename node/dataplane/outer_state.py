@@ -24,6 +24,7 @@ from atoll.node.dataplane.chunk_store import EMPTY, ChunkRecord, ChunkStore, Pin
 from atoll.node.dataplane.frozen_state import FrozenState
 from atoll.node.dataplane.optim import OuterUpdate
 from atoll.node.dataplane.outer_update import Encoded, record_bytes
+from atoll.node.dataplane.places import SPARES
 from atoll.node.dataplane.store_files import Bytes, StoreKind
 from atoll.protocol.digest import Digest
 from atoll.protocol.disk import REAL_DISK, Disk
@@ -90,11 +91,18 @@ class OuterState:
         return store_files.exists(folder, _NAME)
 
     @classmethod
-    def create(
-        cls, folder: Path, layout: Layout, slots: tuple[str, ...], run_id: str, disk: Disk = REAL_DISK
+    def create(  # noqa: PLR0917
+        cls,
+        folder: Path,
+        layout: Layout,
+        slots: tuple[str, ...],
+        run_id: str,
+        disk: Disk = REAL_DISK,
+        num_spares: int = SPARES,
     ) -> OuterState:
         """An empty state in `folder`, instead of what was there. Raises HostError if the disk has no room for it."""
-        return cls(ChunkStore.create(folder, kind_of(layout, slots, run_id), disk), layout, slots, run_id)
+        store = ChunkStore.create(folder, kind_of(layout, slots, run_id), disk, num_spares)
+        return cls(store, layout, slots, run_id)
 
     @classmethod
     def open(

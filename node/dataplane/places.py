@@ -12,7 +12,14 @@ from dataclasses import dataclass
 from atoll.protocol.layout import Layout, Role
 
 ALIGNMENT_BYTES = 64
-SPARES = 4  # of each size: so many chunks of one size can be replaced at once
+SPARES = 4
+"""Of each size, at the least: so many chunks of one size can be replaced at once."""
+MAX_SPARES = 1024
+
+
+def spares_for(num_threads: int) -> int:
+    """Of each size, for so many threads that replace chunks."""
+    return min(MAX_SPARES, max(SPARES, num_threads))
 
 
 def place_bytes(record_bytes: int) -> int:
@@ -37,7 +44,8 @@ class Group:
 class PlaceMap:
     """Places 0..num_places-1 of a file for records of these sizes; size 0 has no place (and group -1)."""
 
-    def __init__(self, record_bytes: Sequence[int]) -> None:
+    def __init__(self, record_bytes: Sequence[int], num_spares: int = SPARES) -> None:
+        self.num_spares = num_spares
         counts: dict[int, int] = {}
         for size in record_bytes:
             if size:
@@ -46,7 +54,7 @@ class PlaceMap:
         index: dict[int, int] = {}
         place = offset = 0
         for size, count in sorted(counts.items(), reverse=True):
-            num_places = count + min(count, SPARES)
+            num_places = count + min(count, num_spares)
             index[size] = len(self.groups)
             self.groups.append(Group(place, num_places, offset, size))
             place += num_places

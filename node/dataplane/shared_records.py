@@ -32,14 +32,14 @@ class SharedRecords:
     def __init__(self, folder: Path, kind: StoreKind) -> None:
         self.folder = folder
         self._kind = kind
-        self._places = PlaceMap(kind.record_bytes)
+        self._places = PlaceMap(())  # of the files that are mapped
         self._mapped: tuple[ChunkIndex, Bytes] | None = None
         self._file: tuple[int, int] | None = None  # device and number of the one that is mapped
 
     def look_anew(self) -> None:
         """In a thread. Raises StateError if there is no whole store of this kind."""
         while self._file != (found := self._found()):  # also if it was made anew just now
-            store_files.check(self.folder, self._kind)
+            self._places = store_files.places_in(self.folder, self._kind)
             self._mapped = store_files.opened(self.folder, self._kind, self._places, to_write=False)
             self._file = found
 

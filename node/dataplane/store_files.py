@@ -14,11 +14,12 @@ import numpy as np
 import numpy.typing as npt
 
 from atoll.node.dataplane.chunk_index import ChunkIndex
-from atoll.node.dataplane.places import PlaceMap
+from atoll.node.dataplane.places import MAX_SPARES, SPARES, PlaceMap
 from atoll.protocol.disk import Disk, disk_error, sync_folder
 from atoll.protocol.errors import StateError
 
 _MAX_META_BYTES = 1 << 16
+_SPARES = "spares"
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -62,11 +63,13 @@ def create(folder: Path, kind: StoreKind, places: PlaceMap, disk: Disk) -> None:
     discard(folder, kind.name)
     disk.allocate(path_of(folder, kind.name, "chunks"), places.file_bytes)
     disk.allocate(path_of(folder, kind.name, "index"), ChunkIndex.size_bytes(len(kind.record_bytes)))
-    disk.write_whole(path_of(folder, kind.name, "json"), json.dumps(dict(kind.identity), indent=1).encode(), fsync=True)
+    meta = {**kind.identity, _SPARES: places.num_spares}
+    disk.write_whole(path_of(folder, kind.name, "json"), json.dumps(meta, indent=1).encode(), fsync=True)
 
 
-def check(folder: Path, kind: StoreKind) -> None:
-    """Raises TornState if there is no description, StateError if it is of another store than `kind`."""
+def places_in(folder: Path, kind: StoreKind) -> PlaceMap:
+    """Of the store that is there. Raises TornState if there is no description, StateError if it is of another store
+    than `kind`."""
     path = path_of(folder, kind.name, "json")
     try:
         with path.open("rb") as file:
@@ -82,6 +85,10 @@ def check(folder: Path, kind: StoreKind) -> None:
                 f"{path}: the {kind.what} there has {key} {theirs!r}, this run has {value!r}; "
                 "choose another folder with --home, or remove this one"
             )
+    num_spares = found.get(_SPARES, SPARES)  # stores of earlier versions do not say it
+    if type(num_spares) is not int or not 1 <= num_spares <= MAX_SPARES:
+        raise TornState(f"{path}: {num_spares!r} spare places of each size")
+    return PlaceMap(kind.record_bytes, num_spares)
 
 
 def discard(folder: Path, name: str) -> None:

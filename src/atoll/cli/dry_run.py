@@ -85,7 +85,7 @@ def facts(settings: RunSettings, config: NodeConfig, manifest: Manifest, device:
         yield "a rank", rank_line(settings, config, device)
     chunks = ChunkSizes.of(manifest, settings.sync)
     yield "chunks", f"{len(chunks)} that travel; the run takes {settings.sync.max_chunks} (sync.max_chunks)"
-    yield from memory_lines(settings, manifest)
+    yield from memory_lines(settings, manifest, config.num_kernel_threads)
     home = config.home or default_home(settings.run_id, config.name, os.environ)
     yield "as a reducer", f"holds {room_of(config, settings, manifest, home, Disk(), has_buffers=False)}"
 
@@ -104,9 +104,9 @@ def rank_line(settings: RunSettings, config: NodeConfig, device: str) -> str:
     )
 
 
-def memory_lines(settings: RunSettings, manifest: Manifest) -> list[tuple[str, str]]:
+def memory_lines(settings: RunSettings, manifest: Manifest, num_threads: int) -> list[tuple[str, str]]:
     """Of the node, by the formulas of docs/memory.md; the training processes' own comes on top."""
-    needs = footprint(Layout(manifest, settings.sync.chunk_elements), settings)
+    needs = footprint(Layout(manifest, settings.sync.chunk_elements), settings, num_threads)
     sites = f" of {settings.min_sites} sites" if settings.sync.codec_up in SPARSE else ""
     return [
         (

@@ -48,8 +48,8 @@ MUTATIONS = (
         name="files of another kind are mapped",
         rule="another process reads a store of its own run alone",
         where="node.dataplane.shared_records:SharedRecords.look_anew",
-        old="            store_files.check(self.folder, self._kind)\n",
-        new="",
+        old="self._places = store_files.places_in(self.folder, self._kind)",
+        new="self._places = PlaceMap(self._kind.record_bytes)",
         tests=(f"{RECORDS}::test_files_of_another_kind_are_refused_at_each_look",),
     ),
     Mutation(

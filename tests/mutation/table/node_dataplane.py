@@ -102,6 +102,22 @@ MUTATIONS = (
         tests=("tests/unit/dataplane/test_footprint.py::test_the_parts_on_the_disk_have_the_sizes_of_their_files",),
     ),
     Mutation(
+        name="a store is read as if it had the usual places",
+        rule="a store says how many places it has",
+        where="node.dataplane.store_files:places_in",
+        old="return PlaceMap(kind.record_bytes, num_spares)",
+        new="return PlaceMap(kind.record_bytes)",
+        tests=("tests/unit/dataplane/test_chunk_store.py",),
+    ),
+    Mutation(
+        name="a slow disk is given up while it writes",
+        rule="a disk is given up when it does not move, and not when it is slow",
+        where="node.dataplane.chunk_store:ChunkStore.replace",
+        old="if num_ended == self._num_ended:",
+        new="if True:",
+        tests=("tests/unit/dataplane/test_chunk_store.py",),
+    ),
+    Mutation(
         name="a model that is replaced needs no room",
         rule="what cannot fit is refused at the door",
         where="node.dataplane.footprint:_models",

@@ -36,11 +36,11 @@ def fake_torch(settings: RunSettings, config: NodeConfig) -> tuple[Manifest, str
 
 
 def test_memory_follows_the_formula() -> None:
-    text = " ".join(line for _, line in dry_run.memory_lines(SETTINGS, MANIFEST))
+    text = " ".join(line for _, line in dry_run.memory_lines(SETTINGS, MANIFEST, 2))
     # 1 Mi parameters, Nesterov: 8 MiB shared, 8 MiB outer with a spare place as large, 4 MiB encoded (and its headers).
     assert "178.0 MiB for the node: 8.0 MiB shared with the workers, 16.0 MiB outer state" in text
     plain = replace(SETTINGS, outer=OuterSettings(optimizer="sgd"))
-    assert "8.0 MiB outer state" in dict(dry_run.memory_lines(plain, MANIFEST))["memory"]
+    assert "8.0 MiB outer state" in dict(dry_run.memory_lines(plain, MANIFEST, 2))["memory"]
 
 
 def test_a_rank_has_the_memory_of_the_plan() -> None:

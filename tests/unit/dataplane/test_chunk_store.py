@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -10,7 +14,7 @@ from atoll.node.dataplane.chunk_index import Entry
 from atoll.node.dataplane.chunk_store import EMPTY, ChunkStore
 from atoll.node.dataplane.outer_state import OuterState
 from atoll.node.dataplane.places import SPARES
-from atoll.node.dataplane.store_files import Bytes, StoreKind
+from atoll.node.dataplane.store_files import Bytes, StoreKind, TornState
 from atoll.protocol.disk import REAL_DISK
 from atoll.protocol.errors import StateError
 from atoll.protocol.layout import chunk_hash
@@ -19,13 +23,13 @@ from tests.harness import data_plane as dp
 SIZES = [40, 0, 40, 16]
 
 
-def kind(name: str = "error", **identity: str) -> StoreKind:
+def kind(name: str = "error", sizes: Sequence[int] = SIZES, **identity: str) -> StoreKind:
     return StoreKind(
         name=name,
         what=f"{name} store",
         identity={"run": "r", **identity},
         key=name.encode(),
-        record_bytes=SIZES,
+        record_bytes=sizes,
         name_of=lambda chunk: f"tensor {chunk}",
     )
 
@@ -117,3 +121,55 @@ def test_all_are_pinned_at_one_moment(tmp_path: Path) -> None:
         store.unpin(chunk, pins[chunk])
     for version in range(3, 3 + 2 * SPARES):  # their places are free again
         put(store, 0, version, version)
+
+
+def test_as_many_records_are_replaced_at_once_as_the_store_was_made_for(tmp_path: Path) -> None:
+    """Whoever opens it learns how many places there are from its files."""
+    num = SPARES + 2
+    sizes = [64] * num
+    ChunkStore.create(tmp_path, kind(sizes=sizes), REAL_DISK, num)
+    store = ChunkStore.open(tmp_path, kind(sizes=sizes))
+    store.verify(1)
+    all_at_once = threading.Barrier(num)
+
+    def fill(record: Bytes) -> None:
+        all_at_once.wait(30)
+        record[:] = 7
+
+    with ThreadPoolExecutor(num) as pool:
+        list(pool.map(lambda chunk: store.replace(chunk, 1, fill), range(num)))
+    assert store.versions == [1] * num
+    assert store.damaged() == []
+
+
+@pytest.mark.parametrize("spares", [0, 1025, "4", True, None])
+def test_a_description_of_impossible_spares_is_torn(tmp_path: Path, spares: object) -> None:
+    ChunkStore.create(tmp_path, kind(), REAL_DISK)
+    path = tmp_path / "error.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"spares": spares}))
+    with pytest.raises(TornState, match="spare places of each size"):
+        ChunkStore.open(tmp_path, kind())
+
+
+def test_a_slow_disk_is_waited_for_while_it_writes_and_no_longer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = ChunkStore.create(tmp_path, kind(sizes=[64] * 6), REAL_DISK)
+    waited: list[float] = []
+    real = store.lock.wait_for
+
+    def wait_for(ready: Callable[[], bool], timeout: float) -> bool:
+        """As if the time were over, as often as another record has ended since."""
+        waited.append(timeout)
+        if ready():
+            return True
+        if len(waited) < 4:
+            store._num_ended += 1
+            return False
+        return real(ready, 0.0)
+
+    monkeypatch.setattr(store.lock, "wait_for", wait_for)
+    store._spares[0].clear()
+    with pytest.raises(StateError, match="no spare place for chunk 5; nothing was written there for 60 s"):
+        store.replace(5, 1, lambda record: None)
+    assert waited == [60.0] * 4, "three times others ended meanwhile, and once none did"
