@@ -127,18 +127,20 @@ def test_as_many_records_are_replaced_at_once_as_the_store_was_made_for(tmp_path
     """Whoever opens it learns how many places there are from its files."""
     num = SPARES + 2
     sizes = [64] * num
-    ChunkStore.create(tmp_path, kind(sizes=sizes), REAL_DISK, num)
+    made = ChunkStore.create(tmp_path, kind(sizes=sizes), REAL_DISK, num)
+    for chunk in range(num):
+        put(made, chunk, 1, 6)
     store = ChunkStore.open(tmp_path, kind(sizes=sizes))
     store.verify(1)
     all_at_once = threading.Barrier(num)
 
     def fill(record: Bytes) -> None:
-        all_at_once.wait(30)
+        all_at_once.wait(10)
         record[:] = 7
 
     with ThreadPoolExecutor(num) as pool:
-        list(pool.map(lambda chunk: store.replace(chunk, 1, fill), range(num)))
-    assert store.versions == [1] * num
+        list(pool.map(lambda chunk: store.replace(chunk, 2, fill), range(num)))
+    assert store.versions == [2] * num
     assert store.damaged() == []
 
 
