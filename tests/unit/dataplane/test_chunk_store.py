@@ -132,6 +132,7 @@ def test_as_many_records_are_replaced_at_once_as_the_store_was_made_for(tmp_path
         put(made, chunk, 1, 6)
     store = ChunkStore.open(tmp_path, kind(sizes=sizes))
     store.verify(1)
+    assert store.versions == [1] * num
     all_at_once = threading.Barrier(num)
 
     def fill(record: Bytes) -> None:
