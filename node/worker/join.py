@@ -13,6 +13,7 @@ from atoll.node.worker.joined_site import JoinedSite
 from atoll.node.worker.naming import Naming, SharedParts
 from atoll.node.worker.site import Site
 from atoll.node.worker.tensors import BufferPolicy
+from atoll.node.worker.wrapped import unwrapped
 from atoll.protocol.errors import ConfigError
 
 
@@ -51,7 +52,7 @@ def join(
         modules, data_rank, naming = list(model.parts), model.data_rank, model.naming
     else:
         modules = [model] if isinstance(model, nn.Module) else list(model)
-    optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer)
+    optimizers = [unwrapped(each) for each in (optimizer if isinstance(optimizer, Sequence) else [optimizer])]
     connection = connect()
     if connection is None:
         site = Site()

@@ -28,7 +28,7 @@ from atoll.node.worker.optimizer_state import OptimizerState, keeps_no_state
 from atoll.node.worker.optimizers import NodeOptimizer, check, rated_groups
 from atoll.node.worker.pieces import SharedTensors
 from atoll.node.worker.ramp import LearningRateRamp
-from atoll.node.worker.site import DEFAULT_BUSY_LIMIT_S, Mark, Site, Step
+from atoll.node.worker.site import DEFAULT_BUSY_LIMIT_S, AmongSites, Mark, Site, Step
 from atoll.node.worker.tensors import BufferPolicy, find_tensors
 from atoll.protocol.errors import ConfigError, NonFiniteError, NotYetError
 from atoll.protocol.sample_order import GLOBAL_LINE, SampleOrder
@@ -138,7 +138,10 @@ class JoinedSite(Site):
             self._client.generation,
             {tensors.pieces[index].name for index in told.kept_pieces},
         )
-        self.site_id, self.seed, self._num_data_ranks = told.site_id, told.data_seed, told.num_readers
+        self.site_id, self.seed = told.site_id, told.data_seed
+        self._num_data_ranks, self._reader = told.num_readers, told.reader
+        num_sites = connection.settings.min_sites
+        self._among = AmongSites((told.site_id - 1) % num_sites, num_sites)
         self._data_epoch = 0
         self._num_fragments = connection.settings.sync.fragments
         self._listed: dict[int, Mark] = {}  # what a snapshot in flight lists, by fragment: what no other one does
@@ -405,6 +408,8 @@ class JoinedSite(Site):
         self._note_base(answer)
         self._base_run_step, self._base_run_tokens = answer.run_step, answer.run_tokens
         self._run_length = answer.run_length
+        if answer.num_sites:
+            self._among = AmongSites(answer.site_index, answer.num_sites)
         self._base_commit = answer.version
         self._begin_window()
         self._taken[answer.fragment] = answer.mode, self._steps
