@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, Subset
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 
 from atoll.integrations.hf import SiteCallback  # <-
@@ -46,10 +46,13 @@ def main() -> None:
     )
     args = TrainingArguments(
         arguments.out, max_steps=arguments.steps, per_device_train_batch_size=4, gradient_accumulation_steps=2,
-        learning_rate=3e-3, lr_scheduler_type="cosine", warmup_steps=10, logging_steps=20, save_strategy="no",
+        learning_rate=3e-3, lr_scheduler_type="cosine", warmup_steps=10, logging_steps=20,
+        save_strategy="no", eval_strategy="steps", eval_steps=20,
         report_to="none", disable_tqdm=True, use_cpu=not torch.cuda.is_available(),
     )  # fmt: skip
-    trainer = Trainer(model=LlamaForCausalLM(config), args=args, train_dataset=Windows())
+    data = Windows()
+    held_out, training = Subset(data, range(16)), Subset(data, range(16, len(data)))
+    trainer = Trainer(model=LlamaForCausalLM(config), args=args, train_dataset=training, eval_dataset=held_out)
     fingerprint = hashlib.sha256(TEXT).digest()  # <-
     trainer.add_callback(SiteCallback(trainer, data_fingerprint=fingerprint))  # <-
     trainer.train()

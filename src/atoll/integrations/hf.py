@@ -20,7 +20,8 @@ OF_THE_TRAINERS_LOADER = ("collate_fn", "num_workers", "pin_memory", "timeout", 
 
 
 class SiteCallback(TrainerCallback):
-    """Joins as training begins, counts each optimizer step, ends training with the run, and leaves.
+    """Joins as training begins, counts each optimizer step, ends training with the run and not before, and leaves.
+    An epoch is a pass over the data by all sites together.
 
     `tokens`: what a batch holds (by default its `input_ids`). `options`: of `atoll.join`, as `data_fingerprint`. Under
     a node the samples of `train_dataset` are leased, `max_steps` is the run's length, and a schedule follows the steps
@@ -31,6 +32,8 @@ class SiteCallback(TrainerCallback):
         self._training = Training(tokens, **options)
         self._trainer = trainer
         self._make_loader, self._train = trainer.get_train_dataloader, trainer.training_step
+        self._loader: LeasedLoader | None = None
+        self._num_passes = self._steps_of_pass = 0
         if (settings := self._training.settings) is None:
             return
         if settings.steps:
@@ -46,7 +49,8 @@ class SiteCallback(TrainerCallback):
         if isinstance(made.dataset, IterableDataset):
             return made  # type: ignore[no-any-return, unused-ignore]
         options = {name: getattr(made, name) for name in OF_THE_TRAINERS_LOADER}
-        return LeasedLoader(self._training, made.dataset, self._trainer.args.train_batch_size, options)
+        self._loader = LeasedLoader(self._training, made.dataset, self._trainer.args.train_batch_size, options)
+        return self._loader
 
     def _counted_step(self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None) -> Tensor:
         loss: Tensor = self._train(model, inputs, num_items_in_batch)
@@ -78,7 +82,11 @@ class SiteCallback(TrainerCallback):
     ) -> TrainerControl:
         if not self._training.step():
             control.should_training_stop = True
+        elif self._training.site is not None and state.global_step >= state.max_steps:
+            control.should_training_stop = False  # steps that were undone do not count in the run
         self._follow(kwargs["lr_scheduler"])
+        if self._loader is not None:
+            self._count_passes(state, control, self._loader.steps_per_pass / args.gradient_accumulation_steps)
         return self._pause(control)
 
     def on_epoch_end(
@@ -96,6 +104,14 @@ class SiteCallback(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         self._training.end()
+
+    def _count_passes(self, state: TrainerState, control: TrainerControl, steps_per_pass: float) -> None:
+        """The trainer takes the whole run for one epoch, as it is told of no length."""
+        self._steps_of_pass += 1
+        if self._steps_of_pass >= steps_per_pass:
+            self._num_passes, self._steps_of_pass = self._num_passes + 1, 0
+            control.should_epoch_stop = True
+        state.epoch = self._num_passes + self._steps_of_pass / steps_per_pass
 
     def _pause(self, control: TrainerControl) -> TrainerControl:
         """What the trainer does after this event takes long."""

@@ -4,7 +4,6 @@ is joined."""
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Iterator, Mapping, Sized
 from contextlib import ExitStack
 from typing import Any
@@ -13,9 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from atoll.node.worker.connection import connect
+from atoll.node.worker.connection import connect, rank_and_world
 from atoll.node.worker.join import join
-from atoll.node.worker.loader import check_options
+from atoll.node.worker.loader import Loader, check_options
 from atoll.node.worker.site import Site
 from atoll.node.worker.wrapped import unwrapped
 from atoll.protocol.errors import ConfigError
@@ -115,10 +114,8 @@ def follow(scheduler: Any, step: int) -> bool:
 
 
 class LeasedLoader:
-    """A loader that a trainer may have before its site is joined; its samples are leased from then on.
-
-    `len` is a pass's share of this rank, by `run.min_sites`; a loop over it goes on until the run is over.
-    """
+    """A loader that a trainer may have before its site is joined; its samples are leased from then on. A loop over it
+    goes on until the run is over."""
 
     def __init__(self, training: Training, dataset: Dataset[Any], batch_size: int, options: dict[str, Any]) -> None:
         check_options(dataset, batch_size, options)
@@ -126,17 +123,24 @@ class LeasedLoader:
             raise ConfigError(f"{type(dataset).__name__} has no length: its samples cannot be leased")
         self.dataset, self.batch_size = dataset, batch_size
         self._training, self._options = training, options
-        settings = training.settings
-        num_sites = settings.min_sites if settings is not None and settings.data != "local" else 1
-        self._len = math.ceil(len(dataset) / (batch_size * int(os.environ.get("WORLD_SIZE", "1")) * num_sites))
-        self._loader: Any = None
+        self._num_samples = len(dataset)
+        self._loader: Loader | None = None
 
-    def __len__(self) -> int:
-        return self._len
+    @property
+    def steps_per_pass(self) -> int:
+        """About how many batches this rank is given in a pass over the data. Before there is a site, by
+        `run.min_sites`."""
+        if self._loader is not None:
+            return self._loader.steps_per_pass
+        settings = self._training.settings
+        num_sites = settings.min_sites if settings is not None and settings.data != "local" else 1
+        return math.ceil(self._num_samples / (self.batch_size * rank_and_world()[1] * num_sites))
 
     def __iter__(self) -> Iterator[Any]:
         if self._loader is None:
             if self._training.site is None:
                 raise ConfigError("the trainer asks for samples before its callback has joined: add the callback to it")
-            self._loader = self._training.site.loader(self.dataset, self.batch_size, **self._options)
-        return iter(self._loader)
+            loader = self._training.site.loader(self.dataset, self.batch_size, **self._options)
+            assert isinstance(loader, Loader)
+            self._loader = loader
+        yield from self._loader

@@ -78,7 +78,7 @@ def test_a_trainer_counts_what_it_trained_on_and_ends_with_the_run(node: FakeNod
     node.script = [(0, apply(MergeMode.REPLACE, 2, fresh=True)), (2, SNAPSHOT), (2, STOP)]
     training = Training(data_fingerprint=b"f" * 32)
     loader = LeasedLoader(training, Numbers(), 5, {})
-    assert (len(loader), loader.batch_size) == (5, 5), "of 50 samples, at two sites"
+    assert (loader.steps_per_pass, loader.batch_size) == (5, 5), "of 50 samples, at two sites"
     with pytest.raises(ConfigError, match="before its callback has joined"):
         next(iter(loader))
     net = nn.Linear(2, 1)
