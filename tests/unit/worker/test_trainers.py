@@ -17,7 +17,8 @@ from atoll.node.core.events import MergeMode
 from atoll.node.worker import join as join_module
 from atoll.node.worker import joined_site
 from atoll.protocol.errors import ConfigError, NonFiniteError
-from atoll.protocol.settings import RunSettings, TrainerSettings
+from atoll.protocol.model_settings import TrainerSettings
+from atoll.protocol.settings import RunSettings
 from tests.harness.fake_node import SNAPSHOT, STOP, FakeNode, apply
 
 SETTINGS = RunSettings(run_id="r", steps=100, min_sites=2, max_sites=8, trainer=TrainerSettings(ramp_steps=3))
