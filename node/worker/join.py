@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from typing import Literal
 
 import torch
 from torch import nn
@@ -27,6 +28,7 @@ def join(
     data_rank: int | None = None,
     names: Mapping[str, str] | None = None,
     tied: Mapping[str, str] | None = None,
+    frozen: Literal["run", "own"] = "run",
 ) -> Site:
     """Make this process a rank of its site. Returns when the model holds the run's parameters; use it in `with`.
 
@@ -42,10 +44,15 @@ def join(
     that the names are those of the whole model, though ranks hold different tensors, as ranks with experts do.
     `tied`: which tensors of the whole model are one though they are in two stages, as {"head.weight":
     "embedding.weight"}; the script sums up their gradients. Both are said alike on all ranks.
+    `frozen`: parameters that are not trained travel once, with the starting state, and are kept by the node ("run"), or
+    every site has them by itself ("own", as the base of a LoRA): they are compared by hash, never carried, and in
+    memory where the model has them alone; saved models are without them.
 
     Without a node the same script trains alone, and says so. Raises ConfigError, naming the tensor or optimizer, for
     what cannot be kept in step with other sites; RefusedError if the run does not want this model or data.
     """
+    if frozen not in ("run", "own"):
+        raise ConfigError(f'atoll.join got frozen = {frozen!r}; choose "run" or "own"')
     naming = Naming(names or {}, tied or {}, is_said=names is not None or tied is not None)
     is_shared = isinstance(model, SharedParts)
     if isinstance(model, SharedParts):
@@ -74,6 +81,7 @@ def join(
             data_fingerprint=data_fingerprint,
             data_rank=data_rank,
             naming=naming,
+            has_own_frozen=frozen == "own",
         )
     except BaseException as error:
         connection.tell(error)

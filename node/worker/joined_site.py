@@ -72,6 +72,7 @@ class JoinedSite(Site):
         data_fingerprint: bytes,
         data_rank: int | None,
         naming: Naming,
+        has_own_frozen: bool,
     ) -> None:
         super().__init__()
         self._connection, self._client = connection, connection.client
@@ -91,7 +92,7 @@ class JoinedSite(Site):
             raise ConfigError(f"ramp_steps is {ramp_steps}; choose 0 (off) or more")
         self._ramp: LearningRateRamp | None = None
         self._data_rank = self.rank if data_rank is None else data_rank
-        self._tensors = tensors = find_tensors(modules, optimizers, buffers, naming)
+        self._tensors = tensors = find_tensors(modules, optimizers, buffers, naming, has_own_frozen=has_own_frozen)
         for name in tensors.mean_buffers_not_finite():
             sys.stderr.write(
                 f"atoll: the buffer {name!r} holds values that are not finite. It must not change in training, because "
@@ -326,6 +327,8 @@ class JoinedSite(Site):
         self._tensors.check_trained(self._optimizers)
         if not is_seed:
             self._shared.check_frozen()
+            if self._tensors.own_frozen is not None:
+                self._tensors.own_frozen.check()
         self._shared.write_snapshot(answer.fragment, with_frozen=is_seed)
         report = SealedReport(
             step=self._steps,

@@ -1,4 +1,4 @@
-"""The demo of a script of one's own: its command, and what its losses say. Pure."""
+"""The demo of a script of one's own: its command, and what its losses say."""
 
 from __future__ import annotations
 
