@@ -39,6 +39,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=200, help="alone; a run has a length of its own")
     parser.add_argument("--out", default="hf-trainer", help="folder of the Trainer")
+    parser.add_argument("--lora", action="store_true", help="train an adapter of it alone (needs peft)")
     arguments = parser.parse_args()
     torch.manual_seed(0)
     config = LlamaConfig(
@@ -52,9 +53,15 @@ def main() -> None:
     )  # fmt: skip
     data = Windows()
     held_out, training = Subset(data, range(16)), Subset(data, range(16, len(data)))
-    trainer = Trainer(model=LlamaForCausalLM(config), args=args, train_dataset=training, eval_dataset=held_out)
+    model = LlamaForCausalLM(config)
+    if arguments.lora:
+        from peft import LoraConfig, get_peft_model
+
+        model = get_peft_model(model, LoraConfig(target_modules=["q_proj", "v_proj"], r=4))
+    trainer = Trainer(model=model, args=args, train_dataset=training, eval_dataset=held_out)
     fingerprint = hashlib.sha256(TEXT).digest()  # <-
-    trainer.add_callback(SiteCallback(trainer, data_fingerprint=fingerprint))  # <-
+    frozen = "own" if arguments.lora else "run"  # the same base is at every site: it is compared, and not sent
+    trainer.add_callback(SiteCallback(trainer, data_fingerprint=fingerprint, frozen=frozen))  # <-
     trainer.train()
 
 

@@ -15,7 +15,7 @@ from torch.utils.data import Dataset
 from atoll.node.worker.connection import connect, rank_and_world
 from atoll.node.worker.join import join
 from atoll.node.worker.loader import Loader, check_options
-from atoll.node.worker.site import Site
+from atoll.node.worker.site import DEFAULT_BUSY_LIMIT_S, Site
 from atoll.node.worker.wrapped import unwrapped
 from atoll.protocol.errors import ConfigError
 from atoll.protocol.settings import RunSettings
@@ -35,18 +35,21 @@ def tokens_of(batch: Any) -> int:
 
 
 class Training:
-    """One site, from the first event of a trainer to the last. `options`: of `atoll.join`.
+    """One site, from the first event of a trainer to the last. `options`: of `atoll.join`. `busy_limit_s`: an
+    evaluation or a checkpoint of the trainer that takes longer is a hang.
 
     Without a node nothing is joined, and the trainer trains as it always does.
     """
 
-    def __init__(self, tokens: Tokens = tokens_of, **options: Any) -> None:
+    def __init__(
+        self, tokens: Tokens = tokens_of, *, busy_limit_s: float = DEFAULT_BUSY_LIMIT_S, **options: Any
+    ) -> None:
         connection = connect()
         self.settings: RunSettings | None = None if connection is None else connection.settings
         """Of the run, from before the model is there; None without a node."""
         self.site: Site | None = None
         """Between the first event and the last."""
-        self._options = options
+        self._options, self._busy_limit_s = options, busy_limit_s
         self._count = tokens
         self._tokens = 0  # since the last step
         self._loss: Tensor | None = None
@@ -84,7 +87,7 @@ class Training:
         """The trainer does something else than training, until `go_on`; with the outer parameters to evaluate them."""
         if self.site is None:
             return
-        self._pause.enter_context(self.site.busy(what))
+        self._pause.enter_context(self.site.busy(what, self._busy_limit_s))
         if evaluates and self.site.has_outer_parameters:
             self._pause.enter_context(self.site.outer_parameters())
 

@@ -117,7 +117,7 @@ def test_an_error_at_a_step_is_told_to_the_node(node: FakeNode) -> None:
 
 def test_an_evaluation_is_announced_and_sees_the_outer_parameters(node: FakeNode) -> None:
     node.script = [(0, apply(MergeMode.REPLACE, 9, fresh=True))]
-    training = Training()
+    training = Training(busy_limit_s=7.0)
     net = nn.Linear(2, 1)
     training.begin(net, torch.optim.SGD(net.parameters(), lr=0.1))
     with torch.no_grad():
@@ -127,7 +127,7 @@ def test_an_evaluation_is_announced_and_sees_the_outer_parameters(node: FakeNode
     assert not torch.equal(net.weight, mine)
     training.go_on()
     assert torch.equal(net.weight, mine)
-    assert [said["what"] for said in node.said("busy")] == ["evaluation", ""]
+    assert node.said("busy") == [{"what": "evaluation", "limit_s": 7.0}, {"what": "", "limit_s": 0.0}]
 
 
 def test_without_a_node_nothing_is_joined(monkeypatch: pytest.MonkeyPatch) -> None:
