@@ -12,6 +12,7 @@ from torch import nn
 from atoll.node.worker.connection import connect
 from atoll.node.worker.joined_site import JoinedSite
 from atoll.node.worker.naming import Naming, SharedParts
+from atoll.node.worker.ramp import RampSteps
 from atoll.node.worker.site import Site
 from atoll.node.worker.tensors import BufferPolicy
 from atoll.node.worker.wrapped import unwrapped
@@ -23,7 +24,7 @@ def join(
     optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
     *,
     buffers: Mapping[str, BufferPolicy] | None = None,
-    ramp_steps: int | None = None,
+    ramp_steps: RampSteps | None = None,
     data_fingerprint: bytes = b"",
     data_rank: int | None = None,
     names: Mapping[str, str] | None = None,
@@ -37,7 +38,8 @@ def join(
     `buffers`: patterns of buffers' names to "mean", "summed", "lowest" or "local" (by default floating-point buffers
     are averaged, others taken from the lowest contributor). One that training adds to is "summed": it is averaged too,
     and keeps what was added while the sites exchanged. `ramp_steps`: the learning rate of a fresh optimizer rises over
-    so many steps after joining a run that is under way; 0 turns that off, None takes the run's setting.
+    so many steps after joining a run that is under way, and so does that of any optimizer when the run has made more
+    steps than that without this site; "beta2" is 2 / (1 - beta2), 0 turns it off, None takes the run's setting.
     `data_fingerprint`: 32 bytes, needed unless the run says data = "local"; sites with other ones are refused.
     `data_rank`: the same on ranks that see the same batch. `names`: where the modules of this rank are parts of the
     model, what they are called in all of it, as {"layers.0": "layers.4"} for the first block of a second stage; {} says

@@ -27,7 +27,7 @@ from atoll.node.worker.naming import Naming
 from atoll.node.worker.optimizer_state import OptimizerState, keeps_no_state
 from atoll.node.worker.optimizers import NodeOptimizer, check, rated_groups
 from atoll.node.worker.pieces import SharedTensors
-from atoll.node.worker.ramp import LearningRateRamp
+from atoll.node.worker.ramp import LearningRateRamp, RampSteps, num_ramp_steps
 from atoll.node.worker.site import DEFAULT_BUSY_LIMIT_S, AmongSites, Mark, Site, Step
 from atoll.node.worker.tensors import BufferPolicy, find_tensors
 from atoll.protocol.errors import ConfigError, NonFiniteError, NotYetError
@@ -68,7 +68,7 @@ class JoinedSite(Site):
         modules: Sequence[nn.Module],
         optimizers: Sequence[torch.optim.Optimizer],
         buffers: Mapping[str, BufferPolicy] | None,
-        ramp_steps: int | None,
+        ramp_steps: RampSteps | None,
         data_fingerprint: bytes,
         data_rank: int | None,
         naming: Naming,
@@ -87,9 +87,7 @@ class JoinedSite(Site):
                 "need the same learning rate; leave it out"
             )
         default = 0 if self._of_node else connection.settings.trainer.ramp_steps
-        self._ramp_steps = default if ramp_steps is None else ramp_steps
-        if self._ramp_steps < 0:
-            raise ConfigError(f"ramp_steps is {ramp_steps}; choose 0 (off) or more")
+        self._ramp_steps = num_ramp_steps(default if ramp_steps is None else ramp_steps, optimizers)
         self._ramp: LearningRateRamp | None = None
         self._data_rank = self.rank if data_rank is None else data_rank
         self._tensors = tensors = find_tensors(modules, optimizers, buffers, naming, has_own_frozen=has_own_frozen)
@@ -408,6 +406,7 @@ class JoinedSite(Site):
 
     def _apply(self, answer: Answer) -> None:
         self._shared.apply(answer.fragment, answer.mode, fresh=answer.fresh)
+        num_missed = answer.run_step - self.inner_step  # steps that the run has made without this site
         self._note_base(answer)
         self._base_run_step, self._base_run_tokens = answer.run_step, answer.run_tokens
         self._run_length = answer.run_length
@@ -419,7 +418,10 @@ class JoinedSite(Site):
         self._data_epoch = answer.data_epoch
         if self._batches is not None:
             self._batches.begin_epoch(answer.data_epoch)
-        if answer.fresh and self._ramp_steps and answer.run_step and not self._is_restored:
+        is_new = answer.fresh and answer.run_step > 0 and not self._is_restored
+        if self._ramp_steps and (is_new or (not answer.fresh and num_missed > self._ramp_steps)):
+            if self._ramp is not None:
+                self._ramp.remove()
             self._ramp = LearningRateRamp(self._optimizers, self._ramp_steps)
         self._client.merged(version=answer.version, step=self._steps, wait_s=self._wait_s)
         self._wait_s = 0.0
