@@ -137,8 +137,8 @@ class JoinedSite(Site):
             self._client.generation,
             {tensors.pieces[index].name for index in told.kept_pieces},
         )
-        self.site_id, self.seed = told.site_id, told.data_seed
-        self._num_data_ranks, self._reader = told.num_readers, told.reader
+        self.site_id, self.seed, self._num_data_ranks = told.site_id, told.data_seed, told.num_readers
+        self._reader = told.reader
         num_sites = connection.settings.min_sites
         self._among = AmongSites((told.site_id - 1) % num_sites, num_sites)
         self._data_epoch = 0

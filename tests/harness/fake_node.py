@@ -44,7 +44,7 @@ class FakeNode:
         self.snapshot = memoryview(b"")
         self.publish = memoryview(b"")
         self.moments: tuple[memoryview, ...] = ()
-        self.num_readers = 1
+        self.num_readers, self.reader = 1, 0
         self.shared_pieces: tuple[int, ...] = ()
         self.checkpoint_folder = ""
         self.positions: list[int] = []
@@ -70,6 +70,7 @@ class FakeNode:
             data_seed=99,
             checkpoint=self._checkpoint,
             num_readers=self.num_readers,
+            reader=self.reader,
         )
         return JoinedLayout(
             told=told, layout=self.layout, snapshot=self.snapshot, publish=self.publish, moments=self.moments

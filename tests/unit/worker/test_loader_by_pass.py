@@ -134,10 +134,10 @@ def test_a_loop_that_begins_after_the_run_is_named(node: FakeNode, capsys: pytes
 
 def test_a_stream_is_divided_by_sites_and_their_ranks(node: FakeNode) -> None:
     node.script = [(0, apply(MergeMode.REPLACE, 1, fresh=True)), (1, STOP)]
-    node.num_readers = 2
+    node.num_readers, node.reader = 2, 1
     site = joined()
     taken: Iterator[int] = site.shard(range(100))
-    assert [next(taken) for _ in range(3)] == [0, 6, 12], "one of three sites, one of its two ranks"
+    assert [next(taken) for _ in range(3)] == [1, 7, 13], "of the first of three sites, of the second of its two ranks"
     site.step(tokens=1)
     assert list(taken) == [], "the run is over"
     assert list(Site().shard(range(4))) == [0, 1, 2, 3]
