@@ -38,7 +38,8 @@ class SiteCallback(TrainerCallback):
             return
         if settings.steps:
             trainer.args.max_steps = settings.steps
-        trainer.get_train_dataloader, trainer.training_step = self._leased_loader, self._counted_step
+        trainer.get_train_dataloader = self._leased_loader  # type: ignore[method-assign, assignment, unused-ignore]
+        trainer.training_step = self._counted_step  # type: ignore[method-assign, unused-ignore]
 
     # --- in the place of methods of the trainer
 
