@@ -9,7 +9,7 @@ IN_PARALLEL = --tx $(shell expr $(JOBS) + 1)*popen --tx $(JOBS)*popen//nice=10 -
 export PYTHONDONTWRITEBYTECODE :=# hundreds of processes would each compile the same modules
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test pytest test-all lint type proto proto-check hashes release released sim mutate structure bench bench-gpu soak clean
+.PHONY: help install demo test pytest test-all test-more lint type proto proto-check hashes release released sim mutate structure bench bench-gpu soak clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 12
@@ -45,6 +45,13 @@ pytest: install # of `test`: mypy, which needs one core, runs beside it
 
 test-all: lint type proto-check ## everything, slow tests included
 	$(BIN)/pytest $(IN_PARALLEL) -m 'not gpu' $(ARGS)
+
+$(VENV)/.trainers: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) -c constraints.txt -e '.[node,dev,hf,lightning]' peft
+	touch $@
+
+test-more: $(VENV)/.trainers ## sites with trainers of others, which it installs: Hugging Face's, Lightning's
+	$(BIN)/pytest -m more tests/trainers $(ARGS)
 
 sim: install ## 5,000 seeded schedules of faults on simulated time, one of 100 sites that all reduce, one of 1,000 (ARGS="--help")
 	$(BIN)/python -m tests.simulation $(ARGS)

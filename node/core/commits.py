@@ -94,6 +94,7 @@ def applied(ctx: Context, event: events.CommitApplied) -> None:
         touched=before.touched_by(commit.commit, commit.fragment, ctx.settings.sync.fragments),
     )
     site.change(commit.changed_json)
+    site.contributors = tuple(c.site_id for c in commit.contributors)
     is_empty = snapshots.holds_nothing(ctx)
     for lane in site.lanes:
         if snapshots.settle(ctx, lane, outer):

@@ -77,6 +77,9 @@ class Answer:
     run_step: int = 0
     run_tokens: int = 0
     run_length: int = 0
+    site_index: int = 0
+    num_sites: int = 0
+    """0: not known."""
     reason: str = ""
     fresh: bool = False
     data_epoch: int = 0

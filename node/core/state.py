@@ -74,6 +74,7 @@ class SiteState:
     term: int = 0
     last_commit_of_run: int = 0
     changed_json: str = ""  # settings that are not as the run began, as far as this site heard
+    contributors: tuple[int, ...] = ()  # of the last commit that was applied, by site id
     unreachable_site_ids: tuple[int, ...] = ()  # peers that do not answer at their addresses
     disk: Disk = field(default_factory=Disk)
     num_wrong_states: int = 0  # how often the state on the disk was not the run's

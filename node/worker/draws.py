@@ -55,10 +55,10 @@ class LeasedBatches:
         self._drawn = 0  # batches in this epoch, counted or not
         self._used = 0  # batches counted
         self._given_out = 0  # to the training loop since the last step
-        self._fetched: deque[int] = deque()  # epochs of batches that were drawn and not given out
+        self._fetched: deque[tuple[int, int]] = deque()  # of batches drawn and not given out: epoch, pass
         self._known: deque[DataRange] = deque()  # positions from the place of the next batch on
         self._num_known = 0
-        self._prepared: deque[npt.NDArray[np.int64]] = deque()  # the batches before those
+        self._prepared: deque[tuple[int, npt.NDArray[np.int64]]] = deque()  # the batches before those: pass, samples
 
     @property
     def num_samples_used(self) -> int:
@@ -105,8 +105,9 @@ class LeasedBatches:
                 epoch, place = self._epoch, self._drawn * count
                 if self._prepared:
                     self._drawn += 1
-                    self._fetched.append(epoch)
-                    return self._prepared.popleft()
+                    number_of_pass, samples = self._prepared.popleft()
+                    self._fetched.append((epoch, number_of_pass))
+                    return samples
             ranges = self.draw(epoch, place, count)
             with self._lock:
                 if (self._epoch, self._drawn * count) == (epoch, place):
@@ -117,7 +118,8 @@ class LeasedBatches:
         num_batches = min(self._num_known // count, max(1, PREPARED_POSITIONS // count))
         positions = self._take(num_batches * count).reshape(num_batches, count)
         mine = positions[:, self.reader :: self.num_readers]
-        self._prepared.extend(samples_at(self.order, mine.ravel()).reshape(mine.shape))
+        passes = (positions[:, 0] // self.order.num_samples).tolist()  # the same at all readers
+        self._prepared.extend(zip(passes, samples_at(self.order, mine.ravel()).reshape(mine.shape), strict=True))
 
     def _take(self, count: int) -> npt.NDArray[np.int64]:
         parts = []
@@ -131,10 +133,16 @@ class LeasedBatches:
             count -= taken
         return np.concatenate(parts)
 
+    @property
+    def next_pass(self) -> int:
+        """Of the run, counted from 0: the one in which the oldest batch that was drawn begins."""
+        with self._lock:
+            return self._fetched[0][1]
+
     def give_out(self) -> bool:
         """The oldest batch that was drawn comes to the training loop. False: it counts no longer, leave it out."""
         with self._lock:
-            if self._fetched.popleft() != self._epoch:
+            if self._fetched.popleft()[0] != self._epoch:
                 return False
             self._given_out += 1
             return True

@@ -27,8 +27,8 @@ from atoll.node.worker.naming import Naming
 from atoll.node.worker.optimizer_state import OptimizerState, keeps_no_state
 from atoll.node.worker.optimizers import NodeOptimizer, check, rated_groups
 from atoll.node.worker.pieces import SharedTensors
-from atoll.node.worker.ramp import LearningRateRamp
-from atoll.node.worker.site import DEFAULT_BUSY_LIMIT_S, Mark, Site, Step
+from atoll.node.worker.ramp import LearningRateRamp, RampSteps, num_ramp_steps
+from atoll.node.worker.site import DEFAULT_BUSY_LIMIT_S, AmongSites, Mark, Site, Step
 from atoll.node.worker.tensors import BufferPolicy, find_tensors
 from atoll.protocol.errors import ConfigError, NonFiniteError, NotYetError
 from atoll.protocol.sample_order import GLOBAL_LINE, SampleOrder
@@ -68,10 +68,11 @@ class JoinedSite(Site):
         modules: Sequence[nn.Module],
         optimizers: Sequence[torch.optim.Optimizer],
         buffers: Mapping[str, BufferPolicy] | None,
-        ramp_steps: int | None,
+        ramp_steps: RampSteps | None,
         data_fingerprint: bytes,
         data_rank: int | None,
         naming: Naming,
+        has_own_frozen: bool,
     ) -> None:
         super().__init__()
         self._connection, self._client = connection, connection.client
@@ -86,12 +87,10 @@ class JoinedSite(Site):
                 "need the same learning rate; leave it out"
             )
         default = 0 if self._of_node else connection.settings.trainer.ramp_steps
-        self._ramp_steps = default if ramp_steps is None else ramp_steps
-        if self._ramp_steps < 0:
-            raise ConfigError(f"ramp_steps is {ramp_steps}; choose 0 (off) or more")
+        self._ramp_steps = num_ramp_steps(default if ramp_steps is None else ramp_steps, optimizers)
         self._ramp: LearningRateRamp | None = None
         self._data_rank = self.rank if data_rank is None else data_rank
-        self._tensors = tensors = find_tensors(modules, optimizers, buffers, naming)
+        self._tensors = tensors = find_tensors(modules, optimizers, buffers, naming, has_own_frozen=has_own_frozen)
         for name in tensors.mean_buffers_not_finite():
             sys.stderr.write(
                 f"atoll: the buffer {name!r} holds values that are not finite. It must not change in training, because "
@@ -139,6 +138,9 @@ class JoinedSite(Site):
             {tensors.pieces[index].name for index in told.kept_pieces},
         )
         self.site_id, self.seed, self._num_data_ranks = told.site_id, told.data_seed, told.num_readers
+        self._reader = told.reader
+        num_sites = connection.settings.min_sites
+        self._among = AmongSites((told.site_id - 1) % num_sites, num_sites)
         self._data_epoch = 0
         self._num_fragments = connection.settings.sync.fragments
         self._listed: dict[int, Mark] = {}  # what a snapshot in flight lists, by fragment: what no other one does
@@ -323,6 +325,8 @@ class JoinedSite(Site):
         self._tensors.check_trained(self._optimizers)
         if not is_seed:
             self._shared.check_frozen()
+            if self._tensors.own_frozen is not None:
+                self._tensors.own_frozen.check()
         self._shared.write_snapshot(answer.fragment, with_frozen=is_seed)
         report = SealedReport(
             step=self._steps,
@@ -402,16 +406,22 @@ class JoinedSite(Site):
 
     def _apply(self, answer: Answer) -> None:
         self._shared.apply(answer.fragment, answer.mode, fresh=answer.fresh)
+        num_missed = answer.run_step - self.inner_step  # steps that the run has made without this site
         self._note_base(answer)
         self._base_run_step, self._base_run_tokens = answer.run_step, answer.run_tokens
         self._run_length = answer.run_length
+        if answer.num_sites:
+            self._among = AmongSites(answer.site_index, answer.num_sites)
         self._base_commit = answer.version
         self._begin_window()
         self._taken[answer.fragment] = answer.mode, self._steps
         self._data_epoch = answer.data_epoch
         if self._batches is not None:
             self._batches.begin_epoch(answer.data_epoch)
-        if answer.fresh and self._ramp_steps and answer.run_step and not self._is_restored:
+        is_new = answer.fresh and answer.run_step > 0 and not self._is_restored
+        if self._ramp_steps and (is_new or (not answer.fresh and num_missed > self._ramp_steps)):
+            if self._ramp is not None:
+                self._ramp.remove()
             self._ramp = LearningRateRamp(self._optimizers, self._ramp_steps)
         self._client.merged(version=answer.version, step=self._steps, wait_s=self._wait_s)
         self._wait_s = 0.0

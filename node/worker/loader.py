@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import functools
+import math
+import sys
 from collections.abc import Callable, Iterator, Sized
-from typing import Any
+from typing import Any, Protocol
 
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from atoll.node.worker.draws import LeasedBatches
 from atoll.protocol.errors import ConfigError
+from atoll.protocol.sample_order import GLOBAL_LINE
 
 NOT_OPTIONS = ("batch_size", "shuffle", "sampler", "batch_sampler", "drop_last")
 """What a leased loader decides by itself: the order is the run's, every batch is full, and there is no end."""
@@ -43,34 +47,92 @@ def check_options(dataset: Dataset[Any], batch_size: int, options: dict[str, Any
         raise ConfigError(f"site.loader got an empty {type(dataset).__name__}")
 
 
+class RunningSite(Protocol):
+    """What a loader asks its site."""
+
+    running: bool
+
+    @property
+    def num_sites(self) -> int: ...
+
+
 class Loader:
-    """Batches until the run is over. One iterator at a time; a new one begins after the last batch that was trained
-    on."""
+    """Batches until the run is over, or, `by_pass`, until the pass is in which the iterator began. One iterator at a
+    time; a new one begins after the last batch that was trained on."""
 
     def __init__(
-        self, dataset: Dataset[Any], batches: LeasedBatches, running: Callable[[], bool], options: dict[str, Any]
+        self,
+        dataset: Dataset[Any],
+        batches: LeasedBatches,
+        site: RunningSite,
+        options: dict[str, Any],
+        *,
+        by_pass: bool,
     ) -> None:
         self._batches = batches
-        self._running = running
+        self._site = site
+        self._by_pass = by_pass
         self._num_iterators = 0
+        self._next: tuple[Iterator[Any], Any] | None = None  # the first batch of the next pass, and what it came from
         self._loader: DataLoader[Any] = DataLoader(dataset, batch_sampler=batches, **options)
 
+    @property
+    def dataset(self) -> Dataset[Any]:
+        return self._loader.dataset
+
+    @property
+    def batch_size(self) -> int:
+        """Of this rank."""
+        return self._batches.batch_size
+
+    @property
+    def steps_per_pass(self) -> int:
+        """About how many batches this rank is given in one pass over the data: its share, by the number of sites that
+        are in the run now. An estimate: the faster of two sites trains on more of a pass."""
+        order = self._batches.order
+        num_sites = self._site.num_sites if order.line == GLOBAL_LINE else 1
+        return math.ceil(order.num_samples / (self.batch_size * self._batches.num_readers * num_sites))
+
+    def __len__(self) -> int:
+        """As `steps_per_pass`."""
+        return self.steps_per_pass
+
     def __iter__(self) -> Iterator[Any]:
-        self._batches.rewind()
-        if not self._running():
-            return  # the loader's workers would draw at once
         self._num_iterators += 1
         number = self._num_iterators
-        fetched = iter(self._loader)
-        while self._running():
+        waiting, self._next = self._next, None
+        if waiting is None:
+            self._batches.rewind()
+        if not self._site.running:
+            if number > 1 and not self._by_pass:
+                _say_that_passes_are_within()
+            return  # the loader's workers would draw at once
+        fetched = iter(self._loader) if waiting is None else waiting[0]
+        number_of_pass: int | None = None
+        while self._site.running:
             if number != self._num_iterators:
                 raise ConfigError(
                     "an iterator of site.loader goes on after a newer iterator began, which draws the same samples; "
                     "use one at a time"
                 )
-            batch = next(fetched)
+            batch = next(fetched) if waiting is None else waiting[1]
+            waiting = None
+            # Samples that a lost site had are drawn again, and may be of an earlier pass.
+            if self._by_pass and number_of_pass is not None and self._batches.next_pass > number_of_pass:
+                self._next = fetched, batch
+                return
+            begins_in = self._batches.next_pass
             if self._batches.give_out():
+                number_of_pass = begins_in if number_of_pass is None else number_of_pass
                 yield batch
+
+
+@functools.cache
+def _say_that_passes_are_within() -> None:
+    sys.stderr.write(
+        "atoll: a loop over site.loader began after the run was over. One loop goes through all passes; for a loop "
+        "over epochs, of a pass each, say site.loader(..., by_pass=True)\n"
+    )
 
 
 def shards(batches: LeasedBatches, num_shards: int, running: Callable[[], bool]) -> Iterator[int]:

@@ -5,11 +5,31 @@ The learning rate is scaled only while `optimizer.step()` runs, so schedulers ne
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from typing import Literal
 
 import torch
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
+
+from atoll.protocol.errors import ConfigError
+
+RampSteps = int | Literal["beta2"]
+
+
+def num_ramp_steps(asked: RampSteps, optimizers: Sequence[torch.optim.Optimizer]) -> int:
+    """`"beta2"`: 2 / (1 - beta2), of the largest one of their parameter groups, which is how long Adam's second moment
+    takes to be of use (Ma and Yarats, arXiv 1910.04209, section 5). Raises ConfigError."""
+    if asked != "beta2":
+        if not isinstance(asked, int) or asked < 0:
+            raise ConfigError(f'ramp_steps is {asked!r}; choose 0 (off), more, or "beta2"')
+        return asked
+    betas = [group["betas"][1] for optimizer in optimizers for group in optimizer.param_groups if "betas" in group]
+    if not betas:
+        kinds = ", ".join(type(optimizer).__name__ for optimizer in optimizers)
+        raise ConfigError(f'ramp_steps is "beta2", and {kinds} has none; give the number of steps')
+    return math.ceil(2 / (1 - float(max(betas))) - 1e-6)  # 1 - 0.95 is a little more than 0.05
 
 
 class LearningRateRamp:

@@ -6,8 +6,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sized
 from contextlib import contextmanager
+from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self, TypeVar
 
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
@@ -21,6 +22,7 @@ from atoll.protocol.sample_order import GLOBAL_LINE, SampleOrder
 from atoll.protocol.settings import RunSettings
 
 DEFAULT_BUSY_LIMIT_S = 600.0
+Item = TypeVar("Item")
 
 
 class Step(NamedTuple):
@@ -41,6 +43,14 @@ class Mark(NamedTuple):
     tokens: int
 
 
+@dataclass(frozen=True, slots=True)
+class AmongSites:
+    """The place of a site among those that train."""
+
+    index: int
+    num_sites: int
+
+
 class Site:
     """A training process in its run. Made by `atoll.join`; alone, without a node, it only counts."""
 
@@ -53,10 +63,11 @@ class Site:
         self.settings: RunSettings | None = None
         """Of the run; None without a node."""
         self.running = True
-        self._num_data_ranks = self.world
+        self._num_data_ranks, self._reader = self.world, self.rank
         self._base_run_step = 0  # run_step of the commit that the local parameters are based on
         self._base_run_tokens = 0
         self._run_length = 0  # of the run, where an operator has changed it
+        self._among = AmongSites(0, 1)
         self._base = Mark(0, 0)  # what this rank has trained that is in the base, or undone
         self._steps = self._tokens = 0  # of this rank, in this generation
         self._batches: LeasedBatches | None = None
@@ -88,6 +99,23 @@ class Site:
         return max(1, math.ceil(length / tokens_per_step)) if tokens_per_step else length
 
     @property
+    def num_sites(self) -> int:
+        """How many sites train, as the last commit tells that this site has taken: those that contributed to it, and
+        this one. Before one is known, `run.min_sites`; 1 without a node."""
+        return self._among.num_sites
+
+    @property
+    def index(self) -> int:
+        """Place of this site among them, by site id: from 0 to `num_sites` - 1. It changes when sites come and go."""
+        return self._among.index
+
+    @property
+    def evaluates(self) -> bool:
+        """Whether this is the one site that evaluates for all, best within `outer_parameters`: the first one, and there
+        its rank 0. The next one takes its place where it is lost."""
+        return self.index == 0 and self.rank == 0
+
+    @property
     def has_outer_parameters(self) -> bool:
         """Whether `outer_parameters` can be used now."""
         return True
@@ -103,13 +131,19 @@ class Site:
         self._count(tokens)
         return Step(True, False, self.inner_step)
 
-    def loader(self, dataset: Dataset[Any], batch_size: int, **options: Any) -> Iterable[Any]:
+    def loader(
+        self, dataset: Dataset[Any], batch_size: int, *, by_pass: bool = False, **options: Any
+    ) -> Loader | DataLoader[Any]:
         """A torch DataLoader over samples that are leased to this site: every sample of a pass counts once in the run.
 
         `dataset`: anything with __len__ and __getitem__, the same at all sites (with data = "local" each site's own).
         `batch_size`: of this rank. `options`: of the DataLoader (num_workers, pin_memory, collate_fn, ...), but for
         those that decide order and batches. It ends with the run, not with a pass; its batches are full, and may span
-        two passes. A batch counts with the first `step` after the loader has given it out, however much is fetched
+        two passes. With `by_pass` each loop over it ends with a pass of the run, in which all sites together see every
+        sample once, as `for epoch in range(n): for batch in loader` means it; a batch is of the pass that it begins in.
+        It has `dataset`, `batch_size`, and how many batches a pass is about: `len`, or `steps_per_pass`.
+
+        A batch counts with the first `step` after the loader has given it out, however much is fetched
         ahead. One such loader a site, at every data rank.
 
         An IterableDataset gets an ordinary DataLoader: one stream for each site and start, which the data set divides
@@ -120,11 +154,13 @@ class Site:
         """
         check_options(dataset, batch_size, options)
         if isinstance(dataset, IterableDataset):
+            if by_pass:
+                raise ConfigError(f"site.loader got by_pass, and {type(dataset).__name__} has no passes; leave it out")
             return DataLoader(dataset, batch_size=batch_size, **options)
         self._check_first("site.loader")
         assert isinstance(dataset, Sized)
         self._batches = self._lease(len(dataset), batch_size, batches_ahead(options))
-        return Loader(dataset, self._batches, lambda: self.running, options)
+        return Loader(dataset, self._batches, self, options, by_pass=by_pass)
 
     def shards(self, num_shards: int) -> Iterator[int]:
         """Numbers from 0 to `num_shards` - 1, leased as samples of `loader` are: each shard of a stream counts once a
@@ -150,6 +186,19 @@ class Site:
         self._check_first("site.shards")
         self._batches = self._lease(num_shards, 1, SHARDS_AHEAD, of_shards=True)
         return shards(self._batches, num_shards, lambda: self.running)
+
+    def shard(self, stream: Iterable[Item]) -> Iterator[Item]:
+        """This rank's items of a stream that all sites read alike: one in `num_sites` times the data ranks of a site.
+
+        Nothing is leased: the division changes when `num_sites` does, a restart begins the stream again, and no account
+        is kept. Where each sample is to count once, use `shards` or `loader`.
+        """
+        for place, item in enumerate(stream):
+            if not self.running:
+                return
+            num_readers = self._num_data_ranks
+            if place % (self.num_sites * num_readers) == self.index * num_readers + self._reader:
+                yield item
 
     def _check_first(self, what: str) -> None:
         if self._batches is not None:
@@ -190,6 +239,10 @@ class Site:
         """Announce work between steps (evaluation, a checkpoint), so that the silence is not taken for a hang."""
         del what, limit_s
         yield
+
+    def close(self, error: BaseException | None = None) -> None:
+        """Leave the run, as the end of a `with` block does; for callbacks of a trainer. `error`: why training ends."""
+        self.__exit__(None if error is None else type(error), error, None if error is None else error.__traceback__)
 
     def __enter__(self) -> Self:
         return self

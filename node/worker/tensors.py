@@ -18,6 +18,7 @@ from torch.optim.swa_utils import AveragedModel
 from atoll.node.local_protocol import Piece, piece_hash
 from atoll.node.worker.naming import AS_SEEN, Naming
 from atoll.node.worker.optimizers import rated_groups
+from atoll.node.worker.own_frozen import OwnFrozen
 from atoll.node.worker.shared_storage import Place, check_shared_storage
 from atoll.protocol.errors import ConfigError
 from atoll.protocol.layout import MAX_GROUPS, Manifest, Role, TensorSpec, TiedName
@@ -101,6 +102,8 @@ class ModelTensors:
     modules: tuple[nn.Module, ...]
     tied_here: tuple[str, ...] = ()
     """Of tensors with several names, those that a module here has."""
+    own_frozen: OwnFrozen | None = None
+    """What every site has by itself."""
 
     @property
     def pieces(self) -> tuple[Piece, ...]:
@@ -158,11 +161,14 @@ def find_tensors(
     optimizers: Sequence[torch.optim.Optimizer],
     buffers: Mapping[str, BufferPolicy] | None = None,
     naming: Naming = AS_SEEN,
+    *,
+    has_own_frozen: bool = False,
 ) -> ModelTensors:
     """List what `modules` hold, under names that do not depend on wrappers or parallelism.
 
     `buffers` maps patterns of names (as in fnmatch; the first that fits counts) to policies; else floating-point
     buffers are averaged and all others taken from the lowest contributor. Buffers that are not persistent are left out.
+    `has_own_frozen`: of frozen parameters an empty tensor is listed whose name has their hash.
     Raises ConfigError, naming the tensor, for what could not be kept in step with the other sites.
     """
     if not modules:
@@ -187,6 +193,7 @@ def find_tensors(
     groups = _groups(optimizers)
     unmatched = set(buffers or {})
     held: list[Held] = []
+    own: dict[str, Tensor] = {}
     tied: list[TiedName] = []
     tied_here = set[str]()
     for key, items in by_tensor.items():
@@ -202,6 +209,9 @@ def find_tensors(
         role = _role(item, is_trainable, buffers or {}, unmatched)
         if role is Role.BUFFER_LOCAL and not _can_be_listed(item.tensor):
             continue  # each site's own affair: complex numbers, sparse layouts
+        if role is Role.FROZEN and has_own_frozen:
+            own[listed] = item.tensor
+            continue
         tied += [TiedName(alias=alias, name=listed) for alias in aliases]
         tied_here |= {each.name for each in items} if aliases else set()
         if role is Role.TRAINABLE and groups and any(id(i.tensor) not in groups for i in items):
@@ -212,6 +222,10 @@ def find_tensors(
         policy = next((p for pattern, p in (buffers or {}).items() if fnmatchcase(item.name, pattern)), "")
         is_summed = role is Role.BUFFER_MEAN and policy == "summed"
         held.append(_held(item, role, groups[id(item.tensor)] if groups and role is Role.TRAINABLE else 0, is_summed))
+    own_frozen = OwnFrozen(own) if has_own_frozen else None
+    if own_frozen is not None:
+        stand_in = _Found(own_frozen.name, own_frozen.mark, own_frozen, own_frozen.key)
+        held.append(_held(stand_in, Role.BUFFER_LOCAL, 0, False))
     if unmatched:
         pattern = min(unmatched)
         known = [item.name for item in found if not isinstance(item.tensor, nn.Parameter)]
@@ -223,7 +237,7 @@ def find_tensors(
     )
     held.sort(key=lambda h: h.spec.name.encode())
     manifest = Manifest.canonical([h.spec for h in held], tied)
-    return ModelTensors(manifest, tuple(held), tuple(modules), tuple(sorted(tied_here)))
+    return ModelTensors(manifest, tuple(held), tuple(modules), tuple(sorted(tied_here)), own_frozen)
 
 
 def named_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:

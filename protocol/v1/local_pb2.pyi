@@ -587,6 +587,8 @@ class Answer(_message.Message):
     DATA_EPOCH_FIELD_NUMBER: _builtins.int
     HASH_SHARED_FIELD_NUMBER: _builtins.int
     RUN_LENGTH_FIELD_NUMBER: _builtins.int
+    SITE_INDEX_FIELD_NUMBER: _builtins.int
+    NUM_SITES_FIELD_NUMBER: _builtins.int
     step: _builtins.int
     """of the Boundary it answers"""
     seq: _builtins.int
@@ -610,6 +612,10 @@ class Answer(_message.Message):
     """SNAPSHOT: Sealed brings the hashes of the shared pieces"""
     run_length: _builtins.int
     """APPLY: in steps or tokens, as the run's settings have it; 0: as they say"""
+    site_index: _builtins.int
+    """APPLY: place of this site among the contributors of that commit and itself, by their ids"""
+    num_sites: _builtins.int
+    """APPLY: how many these are; 0: not known"""
     def __init__(
         self,
         *,
@@ -627,10 +633,12 @@ class Answer(_message.Message):
         data_epoch: _builtins.int = ...,
         hash_shared: _builtins.bool = ...,
         run_length: _builtins.int = ...,
+        site_index: _builtins.int = ...,
+        num_sites: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["data_epoch", b"data_epoch", "fragment", b"fragment", "fresh", b"fresh", "hash_shared", b"hash_shared", "kind", b"kind", "mode", b"mode", "next_step", b"next_step", "reason", b"reason", "run_length", b"run_length", "run_step", b"run_step", "run_tokens", b"run_tokens", "seq", b"seq", "step", b"step", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data_epoch", b"data_epoch", "fragment", b"fragment", "fresh", b"fresh", "hash_shared", b"hash_shared", "kind", b"kind", "mode", b"mode", "next_step", b"next_step", "num_sites", b"num_sites", "reason", b"reason", "run_length", b"run_length", "run_step", b"run_step", "run_tokens", b"run_tokens", "seq", b"seq", "site_index", b"site_index", "step", b"step", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

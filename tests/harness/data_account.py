@@ -24,15 +24,15 @@ LEASED = ("--fingerprint", DATA, "--samples", str(NUM_SAMPLES), "--batch", "4", 
 """Options of tests/workers/plain_worker.py: it counts a token for each sample."""
 
 
-def assert_account_balances(status: Status) -> None:
-    """Of a run that has ended, whose workers were started with LEASED."""
+def assert_account_balances(status: Status, tokens_a_sample: int = 1) -> None:
+    """Of a run that has ended, whose workers count so many tokens for each sample, as with LEASED."""
     done = 0
     for line in status["data"]:
         assert (
             line["num_done"] + line["num_leased"] + line["num_open"] == line["num_passes_begun"] * line["num_samples"]
         )
         assert line["num_leased"] == 0, "nothing is in flight after the end"
-        done += line["num_done"]
+        done += line["num_done"] * tokens_a_sample
     assert done == status["run_tokens"], "every sample that a commit was trained on counts once"
 
 

@@ -44,9 +44,10 @@ class FakeNode:
         self.snapshot = memoryview(b"")
         self.publish = memoryview(b"")
         self.moments: tuple[memoryview, ...] = ()
-        self.num_readers = 1
+        self.num_readers, self.reader = 1, 0
         self.shared_pieces: tuple[int, ...] = ()
         self.checkpoint_folder = ""
+        self.positions: list[int] = []
         self._checkpoint: CheckpointId | None = None
         if manifest is not None:
             self._allocate(manifest)
@@ -69,6 +70,7 @@ class FakeNode:
             data_seed=99,
             checkpoint=self._checkpoint,
             num_readers=self.num_readers,
+            reader=self.reader,
         )
         return JoinedLayout(
             told=told, layout=self.layout, snapshot=self.snapshot, publish=self.publish, moments=self.moments
@@ -108,8 +110,10 @@ class FakeNode:
         self.told.append(("data", asdict(data)))
 
     def draw(self, epoch: int, first: int, num_samples: int) -> tuple[DataRange, ...]:
-        """Every epoch's queue begins at position 1000 times its number."""
+        """Every epoch's queue begins at position 1000 times its number, unless `positions` are said."""
         self.told.append(("draw", {"epoch": epoch, "first": first, "num_samples": num_samples}))
+        if self.positions:
+            return tuple(DataRange(first=p, num_samples=1) for p in self.positions[first : first + num_samples])
         return (DataRange(first=1000 * epoch + first, num_samples=num_samples),)
 
     def sealed(self, report: SealedReport) -> None:
@@ -146,11 +150,19 @@ def _pages(num_bytes: int) -> memoryview:
 
 
 def apply(
-    mode: MergeMode, next_step: int, *, run_step: int = 0, version: int = 0, fresh: bool = False, data_epoch: int = 0
+    mode: MergeMode,
+    next_step: int,
+    *,
+    run_step: int = 0,
+    version: int = 0,
+    fresh: bool = False,
+    data_epoch: int = 0,
+    site_index: int = 0,
+    num_sites: int = 0,
 ) -> Answer:
     return Answer(
         kind=AnswerKind.APPLY, mode=mode, next_step=next_step, run_step=run_step, version=version, fresh=fresh,
-        data_epoch=data_epoch,
+        data_epoch=data_epoch, site_index=site_index, num_sites=num_sites,
     )  # fmt: skip
 
 

@@ -82,3 +82,24 @@ def test_ctrl_c_ends_everything(tmp_path: Path) -> None:
     while left_behind(folder):
         assert time.monotonic() < deadline
         time.sleep(0.05)
+
+
+def test_a_script_of_ones_own_beside_one_site_of_it_alone(tmp_path: Path) -> None:
+    """Its arguments come to it, its losses are in the report, and its samples need no fingerprint."""
+    folder, script = tmp_path / "demo", Path(__file__).parents[1] / "workers" / "loading_worker.py"
+    result = subprocess.run(
+        [*COMMAND, "--script", f"{script} 40 4", "--compare", "--steps", "20", "--json", "--keep", str(folder)],
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    report = json.loads(result.stdout)
+    assert report["commits"] == report["expected_commits"] == 2
+    assert {site["state_hash"] for site in report["sites"]} == {report["state_hash"]}
+    assert report["script"]["last"] < report["script"]["first"]
+    assert report["script"]["alone"] < report["script"]["first"]
+    assert result.stderr.count("commit 2: step 20") == 2, "of two sites, then of one"
+    assert {path.name for path in (folder / "alone" / "logs").iterdir()} == {"coordinator.log", "amsterdam.log"}
+    assert left_behind(folder) == []

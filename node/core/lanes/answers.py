@@ -218,6 +218,7 @@ def _apply(  # noqa: PLR0917
         next_step = _next_question(workers, settings, step, max(step, counts_from + open_.num_steps))
         if is_shift and next_step == step:
             next_step += steps_until_the_others(site, open_, now)
+    sites = sorted({*site.contributors, site.site_id})
     return Answer(
         kind=AnswerKind.APPLY,
         fragment=fragment,
@@ -227,6 +228,8 @@ def _apply(  # noqa: PLR0917
         run_step=outer.run_step,
         run_tokens=outer.run_tokens,
         run_length=run_length(settings, site.changed_json),
+        site_index=sites.index(site.site_id),
+        num_sites=len(sites) if site.contributors else 0,
         fresh=all(copy.version is None for copy in workers.copies),
         data_epoch=site.data.epoch,
     )

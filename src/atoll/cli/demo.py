@@ -12,6 +12,7 @@ examples:
   atoll demo --layouts 1,fsdp=2,tp=2+pp=2     sites of different shapes, one model
   atoll demo --data ~/notes ~/letters.txt     on text of your own
   atoll demo --data tokens                    on what `atoll tokenize` wrote
+  atoll demo --script "train.py --lr 3e-4" --compare    a script that calls atoll.join, beside one site of it alone
   atoll demo --sites 2 --steps 600 --sync-every 50 --codec bf16
 """
 
@@ -50,6 +51,10 @@ class DemoOptions:
     layouts: str = ""
     """How each site's ranks share the model: 1,fsdp=2,tp=2+pp=2 is three sites, of one, two and four processes. Without
     it, a process each."""
+    script: str = ""
+    """Your own, with its arguments in the same quotes: each site runs it, with an order of samples of its own."""
+    compare: bool = False
+    """With --script: train one site alone, too, for as many steps."""
     kill: bool = False
     """kill -9 one site in mid-run, start it again later."""
     keep: Path | None = None
@@ -68,6 +73,8 @@ FLAGS = {
     "seed": Flag("N"),
     "json": Flag(),
     "layouts": Flag("LIST"),
+    "script": Flag("TEXT"),
+    "compare": Flag(),
     "kill": Flag(),
     "keep": Flag("DIR"),
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from atoll.cli.demo_script import ScriptLosses, loss_failures, loss_lines
 from atoll.cli.words import count, duration, share
 from atoll.protocol.text import byte_count
 
@@ -51,13 +52,15 @@ class Report:
     commits: int
     bits_per_byte_before: float | None
     bits_per_byte_after: float | None
-    """None if the model was not saved or does not load."""
+    """None if the model was not saved or does not load, and of a script, whose losses are in its place."""
     baselines: Baselines | None
     sites: tuple[SiteReport, ...]
     state_hash: str
     """Of the run at its end, as its sites attested it, hexadecimal."""
     model_folder: str
     elapsed_s: float
+    script: ScriptLosses | None = None
+    """None: the built-in trainer."""
     killed: str = ""
     """What happened to the site that was killed; empty without --kill."""
     returned: bool = True
@@ -81,7 +84,9 @@ def failures(report: Report) -> list[str]:
             reasons.append(f"{site.name} saved the model of commit {site.commit}, the run ended at {report.commits}")
         elif site.state_hash != report.state_hash:
             reasons.append(f"{site.name} saved another state than the run's, {report.state_hash or 'which is unknown'}")
-    if report.bits_per_byte_after is None or report.bits_per_byte_before is None:
+    if report.script is not None:
+        reasons += loss_failures(report.script)
+    elif report.bits_per_byte_after is None or report.bits_per_byte_before is None:
         reasons.append("the saved model could not be loaded and evaluated")
     elif not report.bits_per_byte_after < report.bits_per_byte_before:
         reasons.append(
@@ -115,7 +120,7 @@ def as_text(report: Report, program: str = "atoll") -> str:
         f"run {report.run_id}: {count(report.num_parameters)} parameters, {len(report.sites)} sites, "
         f"{report.steps} steps each, a sync every {every} as {report.codec}, {duration(report.elapsed_s)}",
         "",
-        *_loss_lines(report),
+        *(_loss_lines(report) if report.script is None else loss_lines(report.script, len(report.sites))),
         "",
         f"commits: {report.commits} of {report.expected_commits}",
         *([f"killed: {report.killed}"] if report.killed else []),
@@ -134,7 +139,7 @@ def as_text(report: Report, program: str = "atoll") -> str:
             f"all {len(report.sites)} sites ended with the same state; the model is in {report.model_folder}",
             "",
             "try next:",
-            f'  {program} sample {report.model_folder} "def "',
+            *([f'  {program} sample {report.model_folder} "def "'] if report.script is None else []),
             f"  {program} demo --kill        one site dies and comes back",
             f"  {program} init               a run of your own on several machines, see README.md",
         ]

@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from atoll.cli import demo_report, demo_setup
@@ -18,6 +18,7 @@ from atoll.cli.client import local_status, parse_status
 from atoll.cli.demo import DemoOptions
 from atoll.cli.demo_processes import Child, Processes
 from atoll.cli.demo_report import Report, SiteReport
+from atoll.cli.demo_script import ScriptLosses, losses_of
 from atoll.cli.demo_view import View
 from atoll.cli.demo_watch import KillPlan, Watch
 from atoll.cli.recorded import default_file, find_recorded
@@ -38,6 +39,7 @@ class Demo:
         """Raises ConfigError for options that do not make a run."""
         self.options = options
         self.settings = demo_setup.demo_settings(options)
+        self.folder = Path()
         self.names = demo_setup.site_names(options.num_sites)
         self._watch = Watch()
         self._num_commits = demo_setup.expected_commits(self.settings)
@@ -45,8 +47,16 @@ class Demo:
 
     def run(self) -> int:
         """0, or 1 if something that was promised did not happen. Raises AtollError, KeyboardInterrupt."""
+        report = self.train()
+        document = demo_report.as_document(report)
+        (self.folder / "report.json").write_text(json.dumps(document, indent=1) + "\n")
+        print(json.dumps(document) if self.options.json else demo_report.as_text(report, sys.argv[0]), flush=True)
+        return 0 if document["ok"] else 1
+
+    def train(self) -> Report:
+        """From the first process to the last."""
         started_s = time.monotonic()
-        folder = demo_setup.prepare_folder(self.options.keep)
+        self.folder = folder = demo_setup.prepare_folder(self.options.keep)
         demo_setup.write_run_file(self.settings, folder / "run.toml")
         with _interruptible(), Processes(folder / "logs", os.environ | {"PYTHONUNBUFFERED": "1"}) as processes:
             try:
@@ -54,15 +64,13 @@ class Demo:
                     view.say(f"{len(self.names)} sites on this machine; everything is kept in {folder}")
                     status = self._train(processes, folder, view)
                     processes.stop(["coordinator"])
-                    view.say("evaluating on held-out text")
-                    report = self._report(status, folder, time.monotonic() - started_s)
+                    elapsed_s = time.monotonic() - started_s
+                    if not self.options.script:
+                        view.say("evaluating on held-out text")
             except AtollError:
                 _show_guilty(processes)
                 raise
-        document = demo_report.as_document(report)
-        (folder / "report.json").write_text(json.dumps(document, indent=1) + "\n")
-        print(json.dumps(document) if self.options.json else demo_report.as_text(report, sys.argv[0]), flush=True)
-        return 0 if document["ok"] else 1
+        return self._report(status, folder, elapsed_s)
 
     def _train(self, processes: Processes, folder: Path, view: View) -> RunView:
         """Until all nodes have ended. Raises WorkerError if something stops on the way."""
@@ -119,7 +127,7 @@ class Demo:
     def _report(self, status: RunView, folder: Path, elapsed_s: float) -> Report:
         sites = tuple(self._site_report(name, demo_setup.model_folder(folder, name)) for name in self.names)
         saved = demo_setup.model_folder(folder, self.names[0])
-        figures = self._evaluate(saved if sites[0].state_hash else None)
+        figures = {} if self.options.script else self._evaluate(saved if sites[0].state_hash else None)
         sync = self.settings.sync
         up, down = sync.codec_up, sync.codec_down
         return Report(
@@ -134,6 +142,7 @@ class Demo:
             bits_per_byte_before=figures.get("before"),
             bits_per_byte_after=figures.get("after"),
             baselines=find_recorded(self.settings, self.options.num_sites, default_file()),
+            script=self._losses(folder) if self.options.script else None,
             sites=sites,
             state_hash=status.state_hash,
             model_folder=str(_relative(saved)),
@@ -141,6 +150,14 @@ class Demo:
             killed=self._kill.in_words() if self._kill is not None else "",
             returned=self._kill is None or self._kill.is_over,
         )
+
+    def _losses(self, folder: Path) -> ScriptLosses:
+        """With --compare, one site trains alone here, after the others."""
+        if not self.options.compare:
+            return losses_of(self._watch.losses)
+        alone = Demo(replace(self.options, num_sites=1, compare=False, kill=False, layouts="", keep=folder / "alone"))
+        report = alone.train()
+        return losses_of(self._watch.losses, alone._watch.losses, report.elapsed_s)
 
     def _site_report(self, name: str, model: Path) -> SiteReport:
         try:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from atoll.cli.config import default_store, run_settings
 from atoll.cli.demo import DemoOptions
+from atoll.cli.demo_script import script_command
 from atoll.cli.join import enrol
 from atoll.cli.template import render
 from atoll.coordinator.admin import ask
@@ -45,6 +46,10 @@ def demo_settings(options: DemoOptions) -> RunSettings:
     for path in options.data:
         if not path.exists():
             raise ConfigError(f"--data {path}: no such file or folder")
+    if options.script and options.data:
+        raise ConfigError("--data is of the built-in trainer; a script of --script reads its own")
+    if options.compare and not options.script:
+        raise ConfigError("--compare is for --script; the built-in demo has recorded figures of one site alone")
     model = MODELS[options.model]
     if (packed := packed_among([str(path) for path in options.data])) is not None:
         model = replace(model, vocab_size=max(model.vocab_size, packed.index.vocab_size))
@@ -52,13 +57,15 @@ def demo_settings(options: DemoOptions) -> RunSettings:
         "run_id": f"demo-{secrets.token_hex(4)}",
         "preset": options.preset or "",
         "seed": options.seed,
-        "data": "demo" if options.data else "stdlib",
+        "data": "local" if options.script else "demo" if options.data else "stdlib",
         "steps": options.steps,
         "min_sites": options.num_sites,
         "time_limits": "local",
     }
     asked = {"every": options.sync_every, "codec": options.codec}
     sync = {key: value for key, value in asked.items() if value is not None}
+    if options.script:
+        script_command(options.script)
     settings = run_settings({"run": run, "model": asdict(model), "sync": sync}, "atoll demo")
     for layout in layouts(options):
         check_batch(layout, settings.trainer.batch_size)
@@ -163,7 +170,7 @@ def node_command(options: DemoOptions, folder: Path, name: str) -> list[str]:
         command += ["--data", *(str(path) for path in options.data)]
     if options.debug:
         command.append("--debug")
-    return command
+    return [*command, "--", *script_command(options.script)] if options.script else command
 
 
 def model_folder(folder: Path, name: str) -> Path:

@@ -12,6 +12,8 @@ from atoll.coordinator.core.view.document import RunView, SiteView
 class Watch:
     """`observe` returns one line for each commit and each change of a state."""
 
+    losses: list[float | None] = field(default_factory=list)
+    """Of the commits that were seen, in their order: the mean of the window before each."""
     _sites: dict[tuple[str, int], SiteView] = field(default_factory=dict)  # each start of a node: it counts from there
     _commit: int = 0
     _state: str = ""
@@ -26,6 +28,7 @@ class Watch:
         for commit in status.commits:
             if commit.commit > self._commit:
                 self._commit = commit.commit
+                self.losses.append(commit.mean_loss)
                 loss = "" if commit.mean_loss is None else f", training loss {commit.mean_loss:.3f}"
                 again = f", attempt {commit.attempt}" if commit.attempt > 1 else ""
                 lines.append(

@@ -5,10 +5,14 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from atoll.cli.demo import DemoOptions
 from atoll.cli.demo_report import Baselines, Report, SiteReport, as_document, as_text, data_parallel_bytes, failures
+from atoll.cli.demo_script import losses_of, script_command
+from atoll.cli.demo_setup import demo_settings
 from atoll.cli.recorded import default_file, find_recorded, read_entries
 from atoll.cli.words import count, duration, share
 from atoll.protocol.errors import ConfigError
@@ -165,3 +169,37 @@ def test_words() -> None:
         "999", "951424", "1.05 million", "2.00 billion",
     )  # fmt: skip
     assert (share(None), share(0.987)) == ("-", "99 %")
+
+
+OF_A_SCRIPT = replace(GOOD, bits_per_byte_before=None, bits_per_byte_after=None, baselines=None)
+
+
+def test_of_a_script_the_losses_are_shown_and_judged() -> None:
+    good = replace(OF_A_SCRIPT, script=losses_of([None, 4.5, 3.0], [4.4, 3.25], 12.0))
+    assert failures(good) == []
+    text = as_text(good)
+    for line in ("first window", "4.500", "last window, 3 sites", "3.000", "one site alone, same steps, 12 s", "3.250"):
+        assert line in text
+    assert "bits per byte" not in text
+    assert " sample " not in text, "which has the built-in trainer's models alone"
+    assert failures(replace(good, script=losses_of([3.0, 3.0]))) == [
+        "the training loss did not fall: 3.000 in the first window, 3.000 in the last"
+    ]
+    nothing = replace(good, script=losses_of([None, None]))
+    assert failures(nothing) == []
+    assert "the script gives site.step no loss=" in as_text(nothing)
+
+
+def test_a_script_and_its_arguments(tmp_path: Path) -> None:
+    script = tmp_path / "my train.py"
+    script.touch()
+    assert script_command(f"'{script}' --lr 3e-4 --name 'a b'") == [str(script), "--lr", "3e-4", "--name", "a b"]
+    for text in ("", "nowhere.py", f"'{script} --lr 1", str(tmp_path)):
+        with pytest.raises(ConfigError, match="--script"):
+            script_command(text)
+
+
+@pytest.mark.parametrize("options", [{"script": "train.py", "data": (Path("/"),)}, {"compare": True}])
+def test_options_that_a_script_does_not_go_with(options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="--script"):
+        demo_settings(DemoOptions(**options))

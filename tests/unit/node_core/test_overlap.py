@@ -212,8 +212,8 @@ def test_a_newer_commit_that_comes_while_one_is_written_is_taken_in_its_place() 
     drive.receive(replace(commit(2, 2, contributors=(2, 3)), next=opened_for(3, 2)))
     drive(e.CommitApplied(commit=2, state_hash=HASH))
     assert take(drive, 2, 12) == e.Answer(
-        kind=AnswerKind.APPLY, mode=MergeMode.MERGE, version=2, next_step=20, run_step=20, run_tokens=600
-    )
+        kind=AnswerKind.APPLY, mode=MergeMode.MERGE, version=2, next_step=20, run_step=20, run_tokens=600, num_sites=3
+    ), "of three sites: the two contributors, and itself before them"
 
 
 def spread_s(drive: Driver, found: m.Plan) -> float:

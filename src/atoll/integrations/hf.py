@@ -1,0 +1,127 @@
+"""Hugging Face's Trainer as a site of a run. Needs transformers and accelerate: `pip install "atoll[hf]"`.
+
+trainer = Trainer(model=model, args=args, train_dataset=dataset)
+trainer.add_callback(SiteCallback(trainer))
+trainer.train()
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, IterableDataset
+from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from atoll.integrations.training import LeasedLoader, Tokens, Training, follow, tokens_of
+from atoll.protocol.errors import ConfigError
+
+OF_THE_TRAINERS_LOADER = ("collate_fn", "num_workers", "pin_memory", "timeout", "worker_init_fn", "prefetch_factor")
+
+
+class SiteCallback(TrainerCallback):
+    """Joins as training begins, counts each optimizer step, ends training with the run and not before, and leaves.
+    An epoch is a pass over the data by all sites together.
+
+    `tokens`: what a batch holds (by default its `input_ids`). `options`: of `atoll.join`, as `data_fingerprint`. Under
+    a node the samples of `train_dataset` are leased, `max_steps` is the run's length, and a schedule follows the steps
+    of the run. Without a node nothing changes.
+    """
+
+    def __init__(self, trainer: Trainer, tokens: Tokens = tokens_of, **options: Any) -> None:
+        self._training = Training(tokens, **options)
+        self._trainer = trainer
+        self._make_loader, self._train = trainer.get_train_dataloader, trainer.training_step
+        self._loader: LeasedLoader | None = None
+        self._num_passes = self._steps_of_pass = 0
+        if (settings := self._training.settings) is None:
+            return
+        if settings.steps:
+            trainer.args.max_steps = settings.steps
+        trainer.get_train_dataloader = self._leased_loader  # type: ignore[method-assign, assignment, unused-ignore]
+        trainer.training_step = self._counted_step  # type: ignore[method-assign, unused-ignore]
+
+    # --- in the place of methods of the trainer
+
+    def _leased_loader(self) -> LeasedLoader | DataLoader[Any]:
+        """With the data set, the collator and the worker processes that the trainer would have. A data set without a
+        length stays as it is: `site.shard` divides one, in the script."""
+        made = self._make_loader()
+        if isinstance(made.dataset, IterableDataset):
+            return made  # type: ignore[no-any-return, unused-ignore]
+        options = {name: getattr(made, name) for name in OF_THE_TRAINERS_LOADER}
+        self._loader = LeasedLoader(self._training, made.dataset, self._trainer.args.train_batch_size, options)
+        return self._loader
+
+    def _counted_step(self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None) -> Tensor:
+        loss: Tensor = self._train(model, inputs, num_items_in_batch)
+        self._training.add(inputs, loss)
+        return loss
+
+    # --- events
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        if self._training.settings is None:
+            return
+        if state.global_step:
+            raise ConfigError(
+                "trainer.train(resume_from_checkpoint=...) under a node: leave it out; the parameters come from the "
+                "run, and the state of the optimizer from the node's own checkpoint"
+            )
+        self._training.begin(kwargs["model"], kwargs["optimizer"])
+        self._follow(kwargs["lr_scheduler"])
+
+    def on_step_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        self._training.go_on()
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> TrainerControl:
+        if not self._training.step():
+            control.should_training_stop = True
+        elif self._training.site is not None and state.global_step >= state.max_steps:
+            control.should_training_stop = False  # steps that were undone do not count in the run
+        self._follow(kwargs["lr_scheduler"])
+        if self._loader is not None:
+            self._count_passes(state, control, self._loader.steps_per_pass / args.gradient_accumulation_steps)
+        return self._pause(control)
+
+    def on_epoch_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> TrainerControl:
+        self._training.go_on()
+        return self._pause(control)
+
+    def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        self._training.go_on()
+        if control.should_save:
+            self._training.pause("the trainer's checkpoint")
+
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        self._training.end()
+
+    def _count_passes(self, state: TrainerState, control: TrainerControl, steps_per_pass: float) -> None:
+        """The trainer takes the whole run for one epoch, as it is told of no length."""
+        self._steps_of_pass += 1
+        if self._steps_of_pass >= steps_per_pass:
+            self._num_passes, self._steps_of_pass = self._num_passes + 1, 0
+            control.should_epoch_stop = True
+        state.epoch = self._num_passes + self._steps_of_pass / steps_per_pass
+
+    def _pause(self, control: TrainerControl) -> TrainerControl:
+        """What the trainer does after this event takes long."""
+        if control.should_evaluate:
+            self._training.pause("the trainer's evaluation", evaluates=True)
+        elif control.should_save:
+            self._training.pause("the trainer's checkpoint")
+        return control
+
+    def _follow(self, scheduler: Any) -> None:
+        if self._training.site is not None:
+            follow(scheduler, self._training.site.inner_step)

@@ -1,0 +1,101 @@
+"""Lightning's Trainer as a site of a run. Needs lightning: `pip install "atoll[lightning]"`.
+
+site = SiteCallback()
+trainer = Trainer(callbacks=[site], use_distributed_sampler=False)
+trainer.fit(model, site.loader(dataset, batch_size=32))
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from atoll.integrations.training import LeasedLoader, Tokens, Training, follow, tokens_of
+
+NO_LIMIT = -1
+
+
+class SizedLoader(LeasedLoader):
+    def __len__(self) -> int:
+        return self.steps_per_pass
+
+
+class SiteCallback(Callback):
+    """Joins as fitting begins, counts each optimizer step, ends fitting with the run and not before, and leaves.
+
+    `tokens`: what a batch holds (by default its `input_ids`, or its samples). `options`: of `atoll.join`, as
+    `data_fingerprint`. Schedules that Lightning steps with each optimizer step follow the steps of the run, if they can
+    be set (`LambdaLR`). Without a node nothing changes.
+    """
+
+    def __init__(self, tokens: Tokens = tokens_of, **options: Any) -> None:
+        self._training = Training(tokens, **options)
+        self._num_steps = 0  # of optimizers
+
+    def loader(self, dataset: Dataset[Any], batch_size: int, **options: Any) -> SizedLoader | DataLoader[Any]:
+        """Samples that are leased, as `site.loader` does it, with options of a torch DataLoader. Its length, which is
+        Lightning's epoch, is about a pass's share of this rank. Without a node it is the DataLoader, shuffled."""
+        if self._training.settings is None:
+            return DataLoader(dataset, batch_size, shuffle=True, **options)
+        return SizedLoader(self._training, dataset, batch_size, options)
+
+    # --- events
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Before optimizers and schedules are made: `trainer.estimated_stepping_batches` is the run's length."""
+        settings = self._training.settings
+        if settings is not None and stage == "fit" and settings.steps:
+            trainer.fit_loop.epoch_loop.max_steps = settings.steps
+            trainer.fit_loop.max_epochs = NO_LIMIT
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self._training.settings is None:
+            return
+        # The run alone knows its end: of steps that were undone Lightning knows nothing.
+        trainer.fit_loop.max_epochs = trainer.fit_loop.epoch_loop.max_steps = NO_LIMIT
+        trainer.fit_loop.min_epochs = trainer.fit_loop.epoch_loop.min_steps = None
+        self._num_steps = trainer.global_step
+        self._training.begin(pl_module, trainer.optimizers)
+        self._follow(trainer)
+        self._stop_unless(trainer, self._training.site is not None and self._training.site.running)
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        self._training.go_on()
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        found = outputs.get("loss") if isinstance(outputs, dict) else outputs
+        loss = found / trainer.accumulate_grad_batches if isinstance(found, Tensor) else None
+        self._training.add(batch, loss)
+        if trainer.global_step == self._num_steps:
+            return  # gradients are accumulated
+        self._num_steps = trainer.global_step
+        self._stop_unless(trainer, self._training.step())
+        self._follow(trainer)
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self._training.is_joined:
+            self._training.pause("the trainer's validation", evaluates=True)
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._training.go_on()
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._training.end()
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        self._training.end(exception)
+
+    def _stop_unless(self, trainer: Trainer, goes_on: bool) -> None:
+        if not goes_on:
+            trainer.should_stop = True
+
+    def _follow(self, trainer: Trainer) -> None:
+        if self._training.site is not None:
+            for config in trainer.lr_scheduler_configs:
+                if config.interval == "step" and config.frequency == 1:
+                    follow(config.scheduler, self._training.site.inner_step)

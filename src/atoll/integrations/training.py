@@ -1,0 +1,149 @@
+"""What callbacks of trainers share: a site that is joined, counted and left by events, and data that is leased once it
+is joined."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sized
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+from atoll.node.worker.connection import connect, rank_and_world
+from atoll.node.worker.join import join
+from atoll.node.worker.loader import Loader, check_options
+from atoll.node.worker.site import DEFAULT_BUSY_LIMIT_S, Site
+from atoll.node.worker.wrapped import unwrapped
+from atoll.protocol.errors import ConfigError
+from atoll.protocol.settings import RunSettings
+
+Tokens = Callable[[Any], int]
+"""A batch -> how many tokens (or samples) it holds: the weight of a site in the averages."""
+
+
+def tokens_of(batch: Any) -> int:
+    """Of `input_ids` all of them, padding too; else the size of the first dimension of the first tensor."""
+    if isinstance(batch, Mapping) and isinstance(ids := batch.get("input_ids"), Tensor):
+        return ids.numel()
+    for part in batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, list | tuple) else [batch]:
+        if isinstance(part, Tensor) and part.dim():
+            return len(part)
+    raise ConfigError(f"a batch of {type(batch).__name__} has no tensor to count; say tokens=, which counts one")
+
+
+class Training:
+    """One site, from the first event of a trainer to the last. `options`: of `atoll.join`. `busy_limit_s`: an
+    evaluation or a checkpoint of the trainer that takes longer is a hang.
+
+    Without a node nothing is joined, and the trainer trains as it always does.
+    """
+
+    def __init__(
+        self, tokens: Tokens = tokens_of, *, busy_limit_s: float = DEFAULT_BUSY_LIMIT_S, **options: Any
+    ) -> None:
+        connection = connect()
+        self.settings: RunSettings | None = None if connection is None else connection.settings
+        """Of the run, from before the model is there; None without a node."""
+        self.site: Site | None = None
+        """Between the first event and the last."""
+        self._options, self._busy_limit_s = options, busy_limit_s
+        self._count = tokens
+        self._tokens = 0  # since the last step
+        self._loss: Tensor | None = None
+        self._pause = ExitStack()
+
+    @property
+    def is_joined(self) -> bool:
+        return self.site is not None
+
+    def begin(self, model: nn.Module, optimizers: Any) -> None:
+        if self.settings is not None:
+            self.site = join(model, optimizers, **self._options)
+
+    def add(self, batch: Any, loss: Tensor | None) -> None:
+        """A batch was trained on. Several losses of one step are summed up."""
+        if self.settings is None:
+            return
+        self._tokens += self._count(batch)
+        if loss is not None:
+            self._loss = loss.detach() if self._loss is None else self._loss + loss.detach()
+
+    def step(self) -> bool:
+        """The optimizer did one. Returns whether training goes on."""
+        if self.site is None:
+            return True
+        tokens, loss = self._tokens, self._loss
+        self._tokens, self._loss = 0, None
+        try:
+            return self.site.step(tokens=tokens, loss=loss).running
+        except BaseException as error:
+            self.end(error)
+            raise
+
+    def pause(self, what: str, *, evaluates: bool = False) -> None:
+        """The trainer does something else than training, until `go_on`; with the outer parameters to evaluate them."""
+        if self.site is None:
+            return
+        self._pause.enter_context(self.site.busy(what, self._busy_limit_s))
+        if evaluates and self.site.has_outer_parameters:
+            self._pause.enter_context(self.site.outer_parameters())
+
+    def go_on(self) -> None:
+        self._pause.close()
+
+    def end(self, error: BaseException | None = None) -> None:
+        self.go_on()
+        site, self.site = self.site, None
+        if site is not None:
+            site.close(error)
+
+
+def follow(scheduler: Any, step: int) -> bool:
+    """Set a schedule to a step of the run, which is not that of this process where a site joined late. Returns whether
+    it can be set: torch's LambdaLR can, which is what transformers' schedules are."""
+    scheduler = getattr(scheduler, "scheduler", scheduler)  # of accelerate's
+    if not isinstance(scheduler, torch.optim.lr_scheduler.LambdaLR):
+        return False
+    if scheduler.last_epoch != step:
+        scheduler.last_epoch = step
+        rates = [base * at(step) for base, at in zip(scheduler.base_lrs, scheduler.lr_lambdas, strict=True)]
+        for group, rate in zip(unwrapped(scheduler.optimizer).param_groups, rates, strict=True):
+            group["lr"] = rate
+        scheduler._last_lr = rates
+    return True
+
+
+class LeasedLoader:
+    """A loader that a trainer may have before its site is joined; its samples are leased from then on. A loop over it
+    goes on until the run is over."""
+
+    def __init__(self, training: Training, dataset: Dataset[Any], batch_size: int, options: dict[str, Any]) -> None:
+        check_options(dataset, batch_size, options)
+        if not isinstance(dataset, Sized):
+            raise ConfigError(f"{type(dataset).__name__} has no length: its samples cannot be leased")
+        self.dataset, self.batch_size = dataset, batch_size
+        self._training, self._options = training, options
+        self._num_samples = len(dataset)
+        self._loader: Loader | None = None
+
+    @property
+    def steps_per_pass(self) -> int:
+        """About how many batches this rank is given in a pass over the data. Before there is a site, by
+        `run.min_sites`."""
+        if self._loader is not None:
+            return self._loader.steps_per_pass
+        settings = self._training.settings
+        num_sites = settings.min_sites if settings is not None and settings.data != "local" else 1
+        return math.ceil(self._num_samples / (self.batch_size * rank_and_world()[1] * num_sites))
+
+    def __iter__(self) -> Iterator[Any]:
+        if self._loader is None:
+            if self._training.site is None:
+                raise ConfigError("the trainer asks for samples before its callback has joined: add the callback to it")
+            loader = self._training.site.loader(self.dataset, self.batch_size, **self._options)
+            assert isinstance(loader, Loader)
+            self._loader = loader
+        yield from self._loader

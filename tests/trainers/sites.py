@@ -1,0 +1,34 @@
+"""An example with somebody's trainer as two sites of a run, of which one joins late."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from tests.harness import chaos
+from tests.harness.chaos import ChaosRun
+from tests.harness.local_run import Status
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+LIMIT_S = 120.0
+"""To import the library beside another site that trains."""
+
+
+def late_joiner_ends_equal(folder: Path, example: str, words: Sequence[str], *, tokens_a_sample: int) -> Status:
+    """Both sites contribute, hold the same bits at each commit, and every sample that a commit lists counts once; the
+    workers of the first one are killed and come back with the optimizer that they had."""
+    settings = chaos.settings(every=5, min_sites=1)
+    with ChaosRun(folder, settings, [sys.executable, str(EXAMPLES / example), *words]) as run:
+        run.tokens_a_sample = tokens_a_sample
+        run.start_coordinator()
+        run.start_site("a")
+        run.wait_for_commits(2, LIMIT_S)
+        run.start_site("b")
+        run.wait_for_contributors("ab", LIMIT_S)
+        assert run.kill_below("a", example)
+        run.wait_for_journal("a", "WorkersFailed", 1)
+        run.wait_for_contributors("ab", LIMIT_S)
+        status = run.end_well(timeout_s=LIMIT_S)
+        assert status["data"][0]["num_done"] > 0
+        return status

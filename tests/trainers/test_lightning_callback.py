@@ -1,0 +1,93 @@
+"""`atoll.integrations.lightning` against a node in memory: limits, accumulated gradients, schedules, validation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+pytest.importorskip("lightning", reason="lightning is not installed: make test-more")
+
+from lightning.pytorch import LightningModule, Trainer
+
+from atoll.integrations import training as training_module
+from atoll.integrations.lightning import SiteCallback
+from atoll.node.core.events import MergeMode
+from atoll.node.worker import join as join_module
+from atoll.node.worker import joined_site
+from atoll.protocol.settings import RunSettings
+from tests.harness.fake_node import SNAPSHOT, STOP, FakeNode, apply
+
+pytestmark = [pytest.mark.more, pytest.mark.timeout(120), pytest.mark.filterwarnings("ignore")]
+
+SETTINGS = RunSettings(run_id="r", steps=10, min_sites=2, max_sites=8)
+POINTS = TensorDataset(torch.linspace(0, 1, 24).reshape(24, 1), torch.linspace(0, 2, 24).reshape(24, 1))
+
+
+class Line(LightningModule):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Linear(1, 1)
+        self.rates: list[float] = []
+        self.seen: list[float] = []
+        self.num_epochs = 0
+        self.length = 0.0
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        if batch_idx % 2 == 0:
+            self.rates.append(self.trainer.optimizers[0].param_groups[0]["lr"])
+        loss: Tensor = (self.net(batch[0]) - batch[1]).square().mean()
+        return loss
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.seen.append(self.net.weight.item())
+
+    def on_train_epoch_end(self) -> None:
+        self.num_epochs += 1
+
+    def configure_optimizers(self) -> Any:
+        self.length = self.trainer.estimated_stepping_batches
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+
+def test_a_late_joiner_trains_to_the_end_of_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two batches of 2 a step, three steps an epoch, of which the trainer was to do one."""
+    node = FakeNode()
+    for module in (join_module, training_module):
+        monkeypatch.setattr(module, "connect", lambda: node.connection(SETTINGS))
+    monkeypatch.setattr(joined_site, "disconnect", node.close)
+    node.script = [(0, apply(MergeMode.REPLACE, 7, run_step=3, fresh=True)), (7, SNAPSHOT), (7, STOP)]
+    model, site = Line(), SiteCallback(ramp_steps=0)
+    trainer = Trainer(
+        max_epochs=1, min_epochs=50, accumulate_grad_batches=2, accelerator="cpu", logger=False, callbacks=[site],
+        enable_checkpointing=False, enable_progress_bar=False, use_distributed_sampler=False, num_sanity_val_steps=0,
+        enable_model_summary=False,
+    )  # fmt: skip
+    loader = site.loader(POINTS, 2)
+    assert len(loader) == 6
+    trainer.fit(model, loader, DataLoader(POINTS, 24))
+    assert trainer.global_step == 7
+    assert model.length == 10
+    assert model.rates == pytest.approx([0.1 / (1 + step) for step in range(3, 10)])
+    (sealed,) = node.said("sealed")
+    assert (sealed["tokens"], sealed["num_samples_used"], sealed["num_steps"]) == (28, 28, 7)
+    assert model.num_epochs >= 2
+    assert set(model.seen[:2]) == {node.values(node.publish, "net.weight").item()}, "validation of outer parameters"
+    assert [said["what"] for said in node.said("busy")][:2] == ["the trainer's validation", ""]
+    assert node.said("goodbye") == [{"run_over": True}]
+
+
+def test_without_a_node_it_is_an_ordinary_loader(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training_module, "connect", lambda: None)
+    model, site = Line(), SiteCallback()
+    trainer = Trainer(
+        max_epochs=2, accelerator="cpu", logger=False, callbacks=[site], enable_checkpointing=False,
+        enable_progress_bar=False, enable_model_summary=False,
+    )  # fmt: skip
+    trainer.fit(model, site.loader(POINTS, 2))
+    assert (trainer.global_step, model.num_epochs) == (24, 2)

@@ -1,0 +1,173 @@
+"""What callbacks of trainers share, and optimizers that trainers wrap. Their libraries are not needed here:
+`tests/trainers` has them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+import atoll
+from atoll.integrations import training as training_module
+from atoll.integrations.training import LeasedLoader, Training, follow, tokens_of
+from atoll.node.core.events import MergeMode
+from atoll.node.worker import join as join_module
+from atoll.node.worker import joined_site
+from atoll.protocol.errors import ConfigError, NonFiniteError
+from atoll.protocol.model_settings import TrainerSettings
+from atoll.protocol.settings import RunSettings
+from tests.harness.fake_node import SNAPSHOT, STOP, FakeNode, apply
+
+SETTINGS = RunSettings(run_id="r", steps=100, min_sites=2, max_sites=8, trainer=TrainerSettings(ramp_steps=3))
+
+
+class AcceleratedOptimizer(torch.optim.Optimizer):
+    """As accelerate's: it has no hooks of its own, because it never calls the constructor of torch's."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer = optimizer
+
+    @property
+    def state(self) -> Any:  # type: ignore[override]
+        return self.optimizer.state
+
+    @property
+    def param_groups(self) -> Any:  # type: ignore[override]
+        return self.optimizer.param_groups
+
+    def step(self, closure: Any = None) -> Any:
+        return self.optimizer.step(closure)
+
+
+class Numbers(Dataset[Tensor]):
+    def __len__(self) -> int:
+        return 50
+
+    def __getitem__(self, index: int) -> Tensor:
+        return torch.tensor([float(index), 1.0])
+
+
+@pytest.fixture
+def node(monkeypatch: pytest.MonkeyPatch) -> FakeNode:
+    fake = FakeNode()
+    for module in (join_module, training_module):
+        monkeypatch.setattr(module, "connect", lambda: fake.connection(SETTINGS))
+    monkeypatch.setattr(joined_site, "disconnect", fake.close)
+    return fake
+
+
+def test_a_wrapped_optimizer_joins_a_run_that_is_under_way(node: FakeNode) -> None:
+    """Its learning rate rises, which needs the hooks of the optimizer inside."""
+    node.script = [(0, apply(MergeMode.REPLACE, 9, run_step=40, fresh=True))]
+    net = nn.Linear(2, 1)
+    inner = torch.optim.SGD(net.parameters(), lr=1.0)
+    optimizer = AcceleratedOptimizer(inner)
+    site = atoll.join(net, optimizer)
+    rates: list[float] = []
+    inner.register_step_pre_hook(lambda *_: rates.append(inner.param_groups[0]["lr"]))
+    for _ in range(4):
+        net(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+        site.step(tokens=1)
+    assert rates == pytest.approx([0.25, 0.5, 0.75, 1.0])
+
+
+def test_a_trainer_counts_what_it_trained_on_and_ends_with_the_run(node: FakeNode) -> None:
+    node.script = [(0, apply(MergeMode.REPLACE, 2, fresh=True)), (2, SNAPSHOT), (2, STOP)]
+    training = Training(data_fingerprint=b"f" * 32)
+    loader = LeasedLoader(training, Numbers(), 5, {})
+    assert (loader.steps_per_pass, loader.batch_size) == (5, 5), "of 50 samples, at two sites"
+    with pytest.raises(ConfigError, match="before its callback has joined"):
+        next(iter(loader))
+    net = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.0)
+    training.begin(net, optimizer)
+    goes_on, losses = [], []
+    for number, batch in enumerate(loader):
+        loss = net(batch).mean()
+        training.add(batch, loss / 2)
+        losses.append(float(loss.detach()) / 2)
+        if number % 2:
+            optimizer.step()
+            goes_on.append(training.step())
+    training.end()
+    assert goes_on == [True, False]
+    (sealed,) = node.said("sealed")
+    assert (sealed["tokens"], sealed["num_samples_used"]) == (20, 20)
+    assert sealed["loss_sum"] == pytest.approx(sum(losses))
+    assert node.said("join")[0]["fingerprint"] == b"f" * 32
+    assert node.said("goodbye") == [{"run_over": True}]
+    assert not training.is_joined
+
+
+def test_an_error_at_a_step_is_told_to_the_node(node: FakeNode) -> None:
+    node.script = [(0, apply(MergeMode.REPLACE, 1, fresh=True)), (1, SNAPSHOT)]
+    training = Training()
+    net = nn.Linear(2, 1)
+    training.begin(net, torch.optim.SGD(net.parameters(), lr=0.1))
+    training.add(torch.ones(3, 2), torch.tensor(float("nan")))
+    with pytest.raises(NonFiniteError):
+        training.step()
+    assert node.said("fatal")[0]["kind"] == "non_finite"
+    assert node.said("close")
+
+
+def test_an_evaluation_is_announced_and_sees_the_outer_parameters(node: FakeNode) -> None:
+    node.script = [(0, apply(MergeMode.REPLACE, 9, fresh=True))]
+    training = Training(busy_limit_s=7.0)
+    net = nn.Linear(2, 1)
+    training.begin(net, torch.optim.SGD(net.parameters(), lr=0.1))
+    with torch.no_grad():
+        net.weight.add_(1.0)
+    mine = net.weight.detach().clone()
+    training.pause("evaluation", evaluates=True)
+    assert not torch.equal(net.weight, mine)
+    training.go_on()
+    assert torch.equal(net.weight, mine)
+    assert node.said("busy") == [{"what": "evaluation", "limit_s": 7.0}, {"what": "", "limit_s": 0.0}]
+
+
+def test_without_a_node_nothing_is_joined(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training_module, "connect", lambda: None)
+    training = Training()
+    training.begin(nn.Linear(2, 1), None)
+    training.add(object(), None)  # which nobody could count
+    assert training.step()
+    training.pause("evaluation", evaluates=True)
+    training.end()
+    assert not training.is_joined
+
+
+def test_a_schedule_follows_the_steps_of_the_run() -> None:
+    parameter = nn.Parameter(torch.ones(1))
+    optimizer = torch.optim.SGD([parameter], lr=2.0)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
+    assert follow(schedule, 9)
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(0.2)
+    optimizer.step()
+    schedule.step()
+    assert schedule.get_last_lr() == pytest.approx([2 / 11])
+    assert follow(schedule, 3), "the run went back"
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(0.5)
+    assert not follow(torch.optim.lr_scheduler.StepLR(optimizer, 5), 3)
+
+
+@pytest.mark.parametrize(
+    ("batch", "tokens"),
+    [
+        ({"input_ids": torch.ones(3, 7), "labels": torch.ones(3)}, 21),
+        ({"pixel_values": torch.ones(4, 3, 8, 8)}, 4),
+        ((torch.ones(5, 2), torch.ones(5)), 5),
+        (torch.ones(6, 2), 6),
+    ],
+)
+def test_what_a_batch_counts(batch: Any, tokens: int) -> None:
+    assert tokens_of(batch) == tokens
+
+
+def test_a_batch_that_cannot_be_counted_is_refused() -> None:
+    with pytest.raises(ConfigError, match="say tokens="):
+        tokens_of({"text": ["a", "b"]})
