@@ -41,7 +41,9 @@ class SiteRecord:
     strikes: int
     """How often it was found out, less those that are forgiven (`conduct`)."""
     offences: int = 0
-    """How often audits found it out."""
+    """How often audits found it out, and it did not own up."""
+    faults: tuple[int, ...] = ()
+    """The last commits by which it owned up to what an audit had found."""
     has_contributed: bool = False
     """Since it was admitted."""
     endpoints: tuple[Endpoint, ...] = ()  # beside the address

@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from math import inf
 
-from atoll.protocol.messages import AuditChunk, Member
+from atoll.protocol.messages import AuditChunk, AuditOutcome, ChunkAudited, Member
 
 MAX_OPEN = 256
 """Audits; a run whose sites do not answer begins no more."""
@@ -21,6 +21,24 @@ class Question:
     site_id: int
     stream: int
     until: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Accused:
+    """A site that two others have found out. It is asked itself before it is judged: what flipped a bit gives the
+    right average the second time."""
+
+    site_id: int
+    why: str
+    owns_up_by: tuple[AuditOutcome, bytes] | None = None
+    """What it finds then, with the payload's hash (empty: any). None: it is not asked."""
+
+    def owns_up(self, found: ChunkAudited) -> bool:
+        """Whether that is what the others say."""
+        if self.owns_up_by is None:
+            return False
+        outcome, payload_hash = self.owns_up_by
+        return found.outcome is outcome and payload_hash in (b"", found.payload_hash)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -37,6 +55,8 @@ class Audit:
     """Sites in whose computation another payload came out, and the hash of that."""
     refuted_by: dict[int, set[int]] = field(default_factory=dict)
     """By contributor, the sites to which it gave something else than its root is over."""
+    accused: list[Accused] = field(default_factory=list)
+    """Once it is known who is wrong: those that are not judged yet, the first of whom is asked."""
 
 
 class Audits:

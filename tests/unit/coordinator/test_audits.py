@@ -8,6 +8,7 @@ from collections import Counter
 import pytest
 
 from atoll.coordinator.core.auditing.drawing import draw, odds_of_finding
+from atoll.coordinator.core.sites.conduct import FAULT_COMMITS, Conduct
 from atoll.protocol import messages as m
 from atoll.protocol.messages import AuditOutcome, RefusedKind
 from atoll.protocol.plans import reducers
@@ -15,7 +16,7 @@ from tests.harness.coordinator_story import Story, a_hash, some_settings
 
 RIGHT, WRONG, UNKNOWN = AuditOutcome.RIGHT, AuditOutcome.WRONG, AuditOutcome.UNKNOWN
 NAMES = ("a", "b", "c", "d", "e")
-TRUTH = a_hash("what comes out")
+TRUTH, FALSE = a_hash("what comes out"), a_hash("what the reducer made")
 
 
 class Audited(Story):
@@ -62,6 +63,32 @@ class Audited(Story):
             word = m.ChunkAudited(number=asked.number, outcome=outcome, payload_hash=payload_hash)
             self.says(name, word)
         return reducer, asked_names
+
+    def asked_itself(self, name: str, outcome: AuditOutcome = RIGHT, payload_hash: bytes = FALSE) -> None:
+        """Two others have found that site out; what it finds. If it says nothing else, it denies."""
+        question = self.question()
+        assert question is not None
+        assert question[0] == name
+        self.says(name, m.ChunkAudited(number=question[1].number, outcome=outcome, payload_hash=payload_hash))
+
+    def wrong_once_more(self, reducer: str) -> None:
+        """Commits until a chunk of that site is audited, and is wrong."""
+        self.back(reducer)
+        for _ in range(200):
+            self.next_commit()
+            question = self.question()
+            assert question is not None
+            if self.reducer_of(question[1]) == reducer:
+                break
+            self.says(question[0], m.ChunkAudited(number=question[1].number, outcome=RIGHT, payload_hash=TRUTH))
+        self.num_read -= 1
+        assert self.audit((WRONG, TRUTH), (WRONG, TRUTH))[0] == reducer
+
+    def banned(self) -> list[str]:
+        return [text.split(":")[0] for text in self.view.banned]
+
+    def by_cause(self) -> dict[str, int]:
+        return {cause: times for cause, times in self.view.evictions if times}
 
     def evicted(self) -> list[str]:
         return [name for name in self.names if self.num(name, m.Evicted)]
@@ -133,35 +160,91 @@ def test_a_reducer_that_two_sites_refute_is_evicted_and_the_second_time_banned(r
     story = Audited()
     reducer, asked = story.audit((WRONG, TRUTH), (WRONG, TRUTH))
     assert len({reducer, *asked}) == 3
+    assert any("atoll rollback --to 0" in text for _, text in story.reports)
+    assert not story.evicted(), "before it was asked itself"
+    story.asked_itself(reducer)
     assert story.evicted() == [reducer]
     assert "is not the average of what was contributed" in story.last(reducer, m.Evicted).reason
-    assert any("atoll rollback --to 0" in text for _, text in story.reports)
     assert not story.view.banned
     if restarted:
         story.restart()
         for name in NAMES:
             if name != reducer:
                 story.connect(name, state=(1, "s1"), incarnation=story.sites[name].incarnation)
-    story.back(reducer)
-    for _ in range(200):
-        story.next_commit()
-        question = story.question()
-        assert question is not None
-        if story.reducer_of(question[1]) == reducer:
-            break
-        story.says(question[0], m.ChunkAudited(number=question[1].number, outcome=RIGHT, payload_hash=TRUTH))
-    story.num_read -= 1
-    assert story.audit((WRONG, TRUTH), (WRONG, TRUTH))[0] == reducer
-    assert [text.split(":")[0] for text in story.view.banned] == [reducer]
+    story.wrong_once_more(reducer)
+    story.asked_itself(reducer, UNKNOWN)
+    assert story.banned() == [reducer]
     assert story.view.num_audits_wrong == (1 if restarted else 2)
+    assert story.by_cause() == {"audit": 1 if restarted else 2}
+
+
+def test_a_site_that_owns_up_has_bad_memory_which_bans_it_the_third_time() -> None:
+    """Its own computation gives what the others found, so it was no lie, or it is a liar that has three."""
+    story = Audited()
+    reducer, _ = story.audit((WRONG, TRUTH), (WRONG, TRUTH))
+    story.asked_itself(reducer, WRONG, TRUTH)
+    assert "test that machine's memory" in story.last(reducer, m.Evicted).reason
+    story.wrong_once_more(reducer)
+    story.asked_itself(reducer, WRONG, TRUTH)
+    assert not story.view.banned
+    assert story.by_cause() == {"memory": 2}
+    story.restart()
+    for name in NAMES:
+        if name != reducer:
+            commit = story.last_commit()
+            story.connect(name, state=(commit, f"s{commit}"), incarnation=story.sites[name].incarnation)
+    story.wrong_once_more(reducer)
+    story.asked_itself(reducer, WRONG, TRUTH)
+    assert story.banned() == [reducer]
+
+
+def test_flipped_bits_are_forgotten_after_many_commits_and_offences_are_not() -> None:
+    conduct = Conduct()
+    for turn in range(9):
+        assert conduct.own_up(turn * FAULT_COMMITS // 2, turn * FAULT_COMMITS // 2 + 1)
+        assert not conduct.has_too_many_faults
+    assert not conduct.offences
+    newest = 9 * FAULT_COMMITS
+    assert conduct.own_up(newest, newest)
+    assert conduct.own_up(newest + 1, newest + 1)
+    assert not conduct.has_too_many_faults
+    assert not conduct.own_up(newest + 1, newest + 9), "found out since that was made"
+    assert conduct.own_up(newest + 2, newest + 2)
+    assert conduct.has_too_many_faults
+    assert conduct.offend(newest + 3, newest + 3)
+    assert not conduct.is_second_offence
+    assert conduct.offend(newest + 9 * FAULT_COMMITS, newest + 9 * FAULT_COMMITS)
+    assert conduct.is_second_offence
+
+
+@pytest.mark.parametrize("way", ["another hash", "no answer", "its stream ends"])
+def test_who_says_nothing_of_use_when_it_is_asked_itself_does_not_own_up(way: str) -> None:
+    story = Audited()
+    reducer, _ = story.audit((WRONG, TRUTH), (WRONG, TRUTH))
+    if way == "another hash":
+        story.asked_itself(reducer, WRONG, FALSE)
+    elif way == "no answer":
+        story.wait(25)
+    else:
+        story.drop(reducer)
+    assert story.by_cause() == {"audit": 1}
+    assert story.view.num_audits_wrong == 1
 
 
 def test_an_auditor_that_accuses_an_honest_reducer_is_judged_by_the_third_site() -> None:
     story = Audited()
     reducer, (liar, third) = story.audit((WRONG, a_hash("a lie")), (RIGHT, TRUTH))
+    story.asked_itself(liar, WRONG, a_hash("a lie"))
     assert story.evicted() == [liar]
     assert third != reducer
     assert "it comes out as it is at" in story.last(liar, m.Evicted).reason
+
+
+def test_an_auditor_that_finds_the_payload_right_in_the_end_had_a_flipped_bit() -> None:
+    story = Audited()
+    _, (auditor, _) = story.audit((WRONG, FALSE), (RIGHT, TRUTH))
+    story.asked_itself(auditor, RIGHT, TRUTH)
+    assert story.by_cause() == {"memory": 1}
 
 
 def test_an_accusation_alone_judges_nobody() -> None:
@@ -265,7 +348,8 @@ def test_what_was_wrong_in_several_chunks_of_a_commit_is_one_offence() -> None:
             break
         who, message = left[0]
         answered.add(message.number)
-        story.says(who, m.ChunkAudited(number=message.number, outcome=WRONG, payload_hash=TRUTH))
+        outcome = RIGHT if who == reducer else WRONG
+        story.says(who, m.ChunkAudited(number=message.number, outcome=outcome, payload_hash=TRUTH))
     assert story.view.num_audits_wrong > 1
     assert story.num(reducer, m.Evicted) == 1
     assert not story.view.banned
