@@ -13,6 +13,7 @@ from atoll.protocol.messages import (
     Open,
     Outlier,
     Plan,
+    Signature,
 )
 
 
@@ -100,6 +101,8 @@ class WeightsRecord:
     """What each Ready says, with gradient exchange."""
     roots: tuple[bytes, ...] = ()
     """What each Ready says of what is contributed, with audits."""
+    signatures: tuple[Signature, ...] = ()
+    """Of these roots; none in plain text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,6 +22,7 @@ from atoll.node.exchange.peers.progress import Pace
 from atoll.protocol import messages as m
 from atoll.protocol.errors import AtollError, InvalidMessage, NonFiniteError, PeerError, StateError
 from atoll.protocol.threads import run_to_its_end
+from atoll.protocol.trust.words import of_contributions
 
 log = logging.getLogger(__name__)
 SAY_EVERY_S = 1.0
@@ -98,6 +99,7 @@ class DiskJobs:
                 counters=hub.counters,
                 pace=self._pace,
                 pool=hub.pool,
+                words=self._shell.words,
             )
         return self._auditor
 
@@ -217,7 +219,11 @@ class DiskJobs:
             return e.ContributionsKept(job.sync, job.fragment, b"")
         except NonFiniteError as error:
             return e.NodeFailed(str(error), error.exit_code)
-        return e.ContributionsKept(job.sync, job.fragment, kept.root)
+        signature, words = None, self._shell.words
+        if words is not None:
+            word = of_contributions(words.run_id, job.sync, self._shell.start_of_site, kept.root)
+            signature = words.signed(word)
+        return e.ContributionsKept(job.sync, job.fragment, kept.root, signature)
 
     async def _advance_errors(self, job: out.AdvanceErrors) -> e.Event:
         plane = self.present

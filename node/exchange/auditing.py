@@ -22,14 +22,16 @@ from atoll.node.exchange.catchup.expected_donors import ExpectedDonors
 from atoll.node.exchange.peers.counters import Counters
 from atoll.node.exchange.peers.frames import Encoded
 from atoll.node.exchange.peers.progress import Pace
+from atoll.node.exchange.sync.roots import made_root
 from atoll.protocol.codecs import kernels
 from atoll.protocol.errors import AtollError, InvalidMessage, NotYetError, PeerError, StateError
 from atoll.protocol.hash_tree import check_proof
 from atoll.protocol.layout import DTYPE_BYTES, Layout, Role
-from atoll.protocol.messages import AuditChunk, AuditOutcome, ChunkAudited, Donor, Header, Member
+from atoll.protocol.messages import AuditChunk, AuditOutcome, ChunkAudited, Donor, Header, Made, Member
 from atoll.protocol.plans import payload_hash
 from atoll.protocol.settings import RunSettings
 from atoll.protocol.spec import Way, spec_of
+from atoll.protocol.trust.words import Words, of_contributions, of_payloads
 
 log = logging.getLogger("atoll.node")
 
@@ -60,6 +62,8 @@ class Auditor:
     counters: Counters
     pace: Pace
     pool: Executor
+    words: Words | None = None
+    """Where sites have keys: what others have signed counts, and nothing else."""
     num_audited: int = field(default=0, init=False)
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
 
@@ -79,6 +83,8 @@ class Auditor:
     async def _audit(self, asked: AuditChunk) -> ChunkAudited:
         way = self._way(asked)
         loop = asyncio.get_running_loop()
+        if refuted := await loop.run_in_executor(self.pool, self._check_words, asked):
+            return _unknown(asked, "what its reducer signed is not over the payloads of it", refuted=refuted)
         expected = await loop.run_in_executor(self.pool, self._payload_hash, asked)
         found: list[Encoded | AtollError] = []
         for first in range(0, len(asked.contributors), AT_ONCE):
@@ -111,11 +117,45 @@ class Auditor:
 
     def _way(self, asked: AuditChunk) -> Way:
         """Raises InvalidMessage for what is no chunk to be audited."""
-        if len(asked.roots) != len(asked.contributors) or not self.layout.travels(asked.chunk, asked.fragment):
+        num_signatures = len(asked.contributors) if self.words is not None else 0
+        if len(asked.roots) != len(asked.contributors) or len(asked.signatures) != num_signatures:
+            raise InvalidMessage(f"an audit of {len(asked.contributors)} contributors, without the words of each")
+        if asked.made is not None and len(asked.made.first_chunks) != len(asked.made.nums_chunks):
+            raise InvalidMessage(f"an audit of chunk {asked.chunk}, whose reducer made no such chunks")
+        if not self.layout.travels(asked.chunk, asked.fragment):
             raise InvalidMessage(f"an audit of chunk {asked.chunk}, which does not fit its sync {asked.sync}")
         if self.layout.chunks[asked.chunk].role is not Role.TRAINABLE:
             raise InvalidMessage(f"chunk {asked.chunk} is of a buffer: its average depends on the base")
         return spec_of(self.settings.sync, asked.base_commit, asked.fragment).trainable
+
+    def _check_words(self, asked: AuditChunk) -> list[int]:
+        """In a thread: the reducer, if it has signed that it made something else than all sites have. Raises
+        InvalidMessage for what the coordinator has not from whom it says."""
+        if self.words is not None:
+            run_id = self.words.run_id
+            for member, root, signature in zip(asked.contributors, asked.roots, asked.signatures, strict=True):
+                word = of_contributions(run_id, asked.sync, (member.site_id, member.incarnation), root)
+                self.words.check(member, word, signature)
+        made = asked.made
+        if made is None:
+            log.info("the reducer of chunk %d in commit %d has said nothing of it", asked.chunk, asked.commit)
+            return []
+        reducer = next((c for c in asked.contributors if c.site_id == made.site_id), None)
+        if reducer is None:
+            raise InvalidMessage(f"site {made.site_id} has made chunk {asked.chunk}, and did not contribute")
+        if self.words is not None:
+            start = reducer.site_id, reducer.incarnation
+            self.words.check(reducer, of_payloads(self.words.run_id, asked, start, made.root), made.signature)
+        payloads = self.log.held(asked.sync, asked.term, asked.attempt)
+        return [] if made_root(payloads, self._made(asked, made)) == made.root else [made.site_id]
+
+    def _made(self, asked: AuditChunk, made: Made) -> list[int]:
+        """Chunks, ascending."""
+        within = [range(f, f + n) for f, n in zip(made.first_chunks, made.nums_chunks, strict=True)]
+        chunks = [c for c in self.layout.chunks_of(asked.fragment) if any(c in some for some in within)]
+        if asked.chunk not in chunks:
+            raise InvalidMessage(f"chunk {asked.chunk} is none of those that its reducer made")
+        return chunks
 
     def _payload_hash(self, asked: AuditChunk) -> bytes:
         """Of what all sites have applied. Raises StateError if that is not here any more."""

@@ -493,6 +493,7 @@ class Story(CoordinatorQuestions):
                 tokens=weights(plan),
                 links=links,
                 averaged=averaged,
+                payloads_root=a_hash(f"made by {name}") if self.settings.sync.audits else b"",
             ),
         )
 

@@ -13,6 +13,7 @@ from atoll.coordinator.core.auditing import sentencing
 from atoll.coordinator.core.auditing.asking import ask, may_be_asked
 from atoll.coordinator.core.auditing.audits import Accused, Audit
 from atoll.coordinator.core.auditing.drawing import draw
+from atoll.coordinator.core.auditing.words import made_by
 from atoll.coordinator.core.run import Run
 from atoll.coordinator.core.sites.membership import Site
 from atoll.coordinator.core.sync.attempts import Attempt
@@ -45,6 +46,8 @@ def begin(run: Run, commit: m.Commit, attempt: Attempt) -> None:
             contributors=commit.contributors,
             roots=roots,
             chunk=chunk,
+            signatures=attempt.weights.signatures,
+            made=made_by(attempt, top_of(tree)),
         )
         reducer = plan.contributors[top_of(tree)]
         audit = Audit(asked=asked, reducer=reducer, payload_digest=commit.payload_digest)
@@ -166,10 +169,10 @@ def _unknown(run: Run, audit: Audit, site: Site, message: m.ChunkAudited) -> Non
         by = audit.refuted_by.setdefault(site_id, set())
         by.add(site.site_id)
         label = run.members.known(site_id).label
-        text = f"audit: {label} gave {site.label} something else than its root of sync {audit.asked.sync} is over"
+        text = f"audit: {label} gave {site.label} something else than a root that it said in sync {audit.asked.sync} is over"
         run.report(logging.WARNING, text)
         if len(by) == 2:
-            why = f"it does not give what it contributed to sync {audit.asked.sync}"
+            why = f"what it gave is not what it has said, by a root, of sync {audit.asked.sync}"
             sentencing.accuse(run, audit, [Accused(site_id=site_id, why=why)])
             return
     _ask_next(run, audit)
