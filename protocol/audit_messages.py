@@ -10,6 +10,7 @@ from enum import IntEnum
 
 from atoll.protocol.digest import DIGEST_BYTES
 from atoll.protocol.fields import MAX_MEMBERS, CoordinatorMessage, SiteMessage, bounded, digest
+from atoll.protocol.hash_tree import MAX_PROOF_BYTES
 from atoll.protocol.members import Member
 
 
@@ -54,6 +55,27 @@ class AuditChunk(CoordinatorMessage):
     chunk: int
     signatures: tuple[Signature, ...] = bounded(MAX_MEMBERS, ())
     made: Made | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FalsePayload:
+    run_id: str = bounded(64)
+    asked: AuditChunk
+    up: str = bounded(32)
+    down: str = bounded(32)
+    aggregation: str = bounded(32)
+    robust: str = bounded(32)
+    clip: float
+    trim: int
+    num_elements: int
+    place: int
+    num_chunks: int
+    contributions: tuple[bytes, ...] = bounded(MAX_MEMBERS)
+    proofs: tuple[bytes, ...] = bounded(MAX_MEMBERS)
+    payload_hash: bytes = digest()
+    payload_place: int
+    num_payloads: int
+    payload_proof: bytes = bounded(MAX_PROOF_BYTES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

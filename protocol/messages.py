@@ -8,7 +8,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum
 
-from atoll.protocol.audit_messages import AuditChunk, AuditOutcome, ChunkAudited, Made, Signature
+from atoll.protocol.audit_messages import (
+    AuditChunk,
+    AuditOutcome,
+    ChunkAudited,
+    FalsePayload,
+    Made,
+    Signature,
+)
 from atoll.protocol.deposit_messages import Deposit, Deposits, DepositsReturned, ReturnDeposits
 from atoll.protocol.dispute_messages import (
     EVIDENCE_PART_BYTES,

@@ -14,6 +14,7 @@ from atoll.node.core.ranks.pieces import SitePieces
 from atoll.node.daemon.hosts.replicas import Replicas
 from atoll.node.daemon.plane import DataPlane
 from atoll.node.daemon.shell import Shell, fatal
+from atoll.node.dataplane import false_payload
 from atoll.node.dataplane.kept_contributions import KeptContributions, check_parts
 from atoll.node.exchange.auditing import Auditor
 from atoll.node.exchange.catchup.donor_client import dialled
@@ -100,6 +101,7 @@ class DiskJobs:
                 pace=self._pace,
                 pool=hub.pool,
                 words=self._shell.words,
+                keep_evidence=partial(false_payload.keep, self._shell.home.evidence_folder, disk=self._shell.home.disk),
             )
         return self._auditor
 

@@ -13,6 +13,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Collection
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from atoll.node.dataplane.averages import recomputed
 from atoll.node.dataplane.kept_contributions import KeptContributions
@@ -22,12 +23,12 @@ from atoll.node.exchange.catchup.expected_donors import ExpectedDonors
 from atoll.node.exchange.peers.counters import Counters
 from atoll.node.exchange.peers.frames import Encoded
 from atoll.node.exchange.peers.progress import Pace
-from atoll.node.exchange.sync.roots import made_root
+from atoll.node.exchange.sync.roots import made_tree
 from atoll.protocol.codecs import kernels
-from atoll.protocol.errors import AtollError, InvalidMessage, NotYetError, PeerError, StateError
+from atoll.protocol.errors import AtollError, HostError, InvalidMessage, NotYetError, PeerError, StateError
 from atoll.protocol.hash_tree import check_proof
 from atoll.protocol.layout import DTYPE_BYTES, Layout, Role
-from atoll.protocol.messages import AuditChunk, AuditOutcome, ChunkAudited, Donor, Header, Made, Member
+from atoll.protocol.messages import AuditChunk, AuditOutcome, ChunkAudited, Donor, FalsePayload, Header, Made, Member
 from atoll.protocol.plans import payload_hash
 from atoll.protocol.settings import RunSettings
 from atoll.protocol.spec import Way, spec_of
@@ -64,6 +65,8 @@ class Auditor:
     pool: Executor
     words: Words | None = None
     """Where sites have keys: what others have signed counts, and nothing else."""
+    keep_evidence: Callable[[FalsePayload], Path | None] | None = None
+    """In a thread; in a file, for people."""
     num_audited: int = field(default=0, init=False)
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
 
@@ -113,7 +116,45 @@ class Auditor:
                 "audit: the payload of chunk %d in commit %d is %s, and comes out as %s here",
                 asked.chunk, asked.commit, expected.hex()[:12], computed.hex()[:12],
             )  # fmt: skip
+            items = [of for of in found if isinstance(of, Encoded)]
+            await loop.run_in_executor(self.pool, self._keep_evidence, asked, way, items, expected)
         return ChunkAudited(number=asked.number, outcome=outcome, payload_hash=computed)
+
+    def _keep_evidence(self, asked: AuditChunk, way: Way, items: list[Encoded], made_hash: bytes) -> None:
+        """In a thread. Without signed words it would show nothing. A disk that is full does not hinder the audit."""
+        if self.words is None or self.keep_evidence is None or asked.made is None:
+            return
+        chunks, made = self.layout.chunks_of(asked.fragment), self._made(asked, asked.made)
+        payloads = self.log.held(asked.sync, asked.term, asked.attempt)
+        place = bisect_left(made, asked.chunk)
+        evidence = FalsePayload(
+            run_id=self.words.run_id,
+            asked=asked,
+            up=way.up,
+            down=way.down,
+            aggregation=way.aggregation.name,
+            robust=way.robust,
+            clip=way.clip,
+            trim=way.trim,
+            num_elements=self.layout.chunks[asked.chunk].num_elements,
+            place=bisect_left(chunks, asked.chunk),
+            num_chunks=len(chunks),
+            contributions=tuple(bytes(item.data) for item in items),
+            proofs=tuple(item.proof for item in items),
+            payload_hash=made_hash,
+            payload_place=place,
+            num_payloads=len(made),
+            payload_proof=made_tree(payloads, made).proof(place),
+        )
+        try:
+            path = self.keep_evidence(evidence)
+        except (HostError, OSError) as error:
+            log.warning("audit: what shows that the payload is wrong is not kept: %s", error)
+            return
+        if path is None:
+            log.info("audit: there are enough files that show wrong payloads; no more are kept")
+        else:
+            log.warning("audit: %s shows it to others: atoll evidence %s", path, path)
 
     def _way(self, asked: AuditChunk) -> Way:
         """Raises InvalidMessage for what is no chunk to be audited."""
@@ -145,9 +186,10 @@ class Auditor:
             raise InvalidMessage(f"site {made.site_id} has made chunk {asked.chunk}, and did not contribute")
         if self.words is not None:
             start = reducer.site_id, reducer.incarnation
-            self.words.check(reducer, of_payloads(self.words.run_id, asked, start, made.root), made.signature)
+            word = of_payloads(self.words.run_id, asked, self._way(asked), start, made.root)
+            self.words.check(reducer, word, made.signature)
         payloads = self.log.held(asked.sync, asked.term, asked.attempt)
-        return [] if made_root(payloads, self._made(asked, made)) == made.root else [made.site_id]
+        return [] if made_tree(payloads, self._made(asked, made)).root == made.root else [made.site_id]
 
     def _made(self, asked: AuditChunk, made: Made) -> list[int]:
         """Chunks, ascending."""

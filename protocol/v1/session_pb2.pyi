@@ -1945,6 +1945,93 @@ class Made(_message.Message):
 Global___Made: _TypeAlias = Made  # noqa: Y015
 
 @_typing.final
+class FalsePayload(_message.Message):
+    """A file of an auditor: it shows to whoever has the run's root that a reducer made a payload that is not the average of
+    what its contributors have signed.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RUN_ID_FIELD_NUMBER: _builtins.int
+    ASKED_FIELD_NUMBER: _builtins.int
+    UP_FIELD_NUMBER: _builtins.int
+    DOWN_FIELD_NUMBER: _builtins.int
+    AGGREGATION_FIELD_NUMBER: _builtins.int
+    ROBUST_FIELD_NUMBER: _builtins.int
+    CLIP_FIELD_NUMBER: _builtins.int
+    TRIM_FIELD_NUMBER: _builtins.int
+    NUM_ELEMENTS_FIELD_NUMBER: _builtins.int
+    PLACE_FIELD_NUMBER: _builtins.int
+    NUM_CHUNKS_FIELD_NUMBER: _builtins.int
+    CONTRIBUTIONS_FIELD_NUMBER: _builtins.int
+    PROOFS_FIELD_NUMBER: _builtins.int
+    PAYLOAD_HASH_FIELD_NUMBER: _builtins.int
+    PAYLOAD_PLACE_FIELD_NUMBER: _builtins.int
+    NUM_PAYLOADS_FIELD_NUMBER: _builtins.int
+    PAYLOAD_PROOF_FIELD_NUMBER: _builtins.int
+    run_id: _builtins.str
+    up: _builtins.str
+    """how it was to be averaged, as its reducer signed"""
+    down: _builtins.str
+    aggregation: _builtins.str
+    robust: _builtins.str
+    clip: _builtins.float
+    trim: _builtins.int
+    num_elements: _builtins.int
+    place: _builtins.int
+    """of the chunk, among those that travel in the sync"""
+    num_chunks: _builtins.int
+    """of these"""
+    payload_hash: _builtins.bytes
+    """of what the reducer made"""
+    payload_place: _builtins.int
+    """of the chunk, among those that the reducer made"""
+    num_payloads: _builtins.int
+    """of these"""
+    payload_proof: _builtins.bytes
+    """that the reducer's root is over it"""
+    @_builtins.property
+    def asked(self) -> Global___AuditChunk:
+        """with the words of all"""
+
+    @_builtins.property
+    def contributions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """to the chunk, encoded, by contributor"""
+
+    @_builtins.property
+    def proofs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """that their roots are over them"""
+
+    def __init__(
+        self,
+        *,
+        run_id: _builtins.str = ...,
+        asked: Global___AuditChunk | None = ...,
+        up: _builtins.str = ...,
+        down: _builtins.str = ...,
+        aggregation: _builtins.str = ...,
+        robust: _builtins.str = ...,
+        clip: _builtins.float = ...,
+        trim: _builtins.int = ...,
+        num_elements: _builtins.int = ...,
+        place: _builtins.int = ...,
+        num_chunks: _builtins.int = ...,
+        contributions: _abc.Iterable[_builtins.bytes] | None = ...,
+        proofs: _abc.Iterable[_builtins.bytes] | None = ...,
+        payload_hash: _builtins.bytes = ...,
+        payload_place: _builtins.int = ...,
+        num_payloads: _builtins.int = ...,
+        payload_proof: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["asked", b"asked"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["aggregation", b"aggregation", "asked", b"asked", "clip", b"clip", "contributions", b"contributions", "down", b"down", "num_chunks", b"num_chunks", "num_elements", b"num_elements", "num_payloads", b"num_payloads", "payload_hash", b"payload_hash", "payload_place", b"payload_place", "payload_proof", b"payload_proof", "place", b"place", "proofs", b"proofs", "robust", b"robust", "run_id", b"run_id", "trim", b"trim", "up", b"up"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FalsePayload: _TypeAlias = FalsePayload  # noqa: Y015
+
+@_typing.final
 class ChunkAudited(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

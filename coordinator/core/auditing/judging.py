@@ -13,7 +13,7 @@ from atoll.coordinator.core.auditing import sentencing
 from atoll.coordinator.core.auditing.asking import ask, may_be_asked
 from atoll.coordinator.core.auditing.audits import Accused, Audit
 from atoll.coordinator.core.auditing.drawing import draw
-from atoll.coordinator.core.auditing.words import made_by
+from atoll.coordinator.core.auditing.signed import made_by
 from atoll.coordinator.core.run import Run
 from atoll.coordinator.core.sites.membership import Site
 from atoll.coordinator.core.sync.attempts import Attempt
@@ -169,8 +169,8 @@ def _unknown(run: Run, audit: Audit, site: Site, message: m.ChunkAudited) -> Non
         by = audit.refuted_by.setdefault(site_id, set())
         by.add(site.site_id)
         label = run.members.known(site_id).label
-        text = f"audit: {label} gave {site.label} something else than a root that it said in sync {audit.asked.sync} is over"
-        run.report(logging.WARNING, text)
+        what = f"something else than a root that it said in sync {audit.asked.sync} is over"
+        run.report(logging.WARNING, f"audit: {label} gave {site.label} {what}")
         if len(by) == 2:
             why = f"what it gave is not what it has said, by a root, of sync {audit.asked.sync}"
             sentencing.accuse(run, audit, [Accused(site_id=site_id, why=why)])

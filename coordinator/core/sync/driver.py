@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-from atoll.coordinator.core.auditing import words
+from atoll.coordinator.core.auditing import signed
 from atoll.coordinator.core.data import leases
 from atoll.coordinator.core.events import PlanRecord, WeightsRecord
 from atoll.coordinator.core.log import evidence, going_back, rollback, states
@@ -46,7 +46,7 @@ def ready(run: Run, site: Site, message: m.Ready) -> None:
         elif len(message.rates) != num_rates:
             problem = f"{len(message.rates)} rates, {num_rates} are expected"
         elif settings.audits and message.tokens:
-            problem = words.wrong_in_ready(run, site, message)
+            problem = signed.wrong_in_ready(run, site, message)
     if problem:
         run.refuse(site.stream, m.RefusedKind.INVALID, f"Ready of {site.label} for sync {message.sync}: {problem}")
         return
@@ -102,7 +102,7 @@ def done(run: Run, site: Site, message: m.Done) -> None:
         why = f"it exchanged from commit {message.last_commit}, and the plan is based on {base}"
         run.evict(site, why, Cause.CONTRADICTION)
         return
-    if problem := words.wrong_in_done(run, site, attempt, message):
+    if problem := signed.wrong_in_done(run, site, attempt, message):
         run.refuse(site.stream, m.RefusedKind.INVALID, f"Done of {site.label} for sync {message.sync}: {problem}")
         return
     attempt.note_done(site.site_id, message)

@@ -16,7 +16,7 @@ from atoll.node.exchange.sync.collection import Collection
 from atoll.node.exchange.sync.reducer import Reducer
 from atoll.node.exchange.sync.reduction import Share
 from atoll.node.exchange.sync.retained import Retained
-from atoll.node.exchange.sync.roots import Roots, made_root
+from atoll.node.exchange.sync.roots import Roots, made_tree
 from atoll.node.exchange.sync.turns import Turns
 from atoll.node.exchange.sync.upstream import Upstream
 from atoll.node.exchange.sync.weights import Weights
@@ -138,7 +138,7 @@ class Exchange:
         """In a thread, once all are in the log."""
         if not self.attempt.data.is_audited:
             return b""
-        return made_root(self.collection.file, self.reducer.own.chunks)
+        return made_tree(self.collection.file, self.reducer.own.chunks).root
 
     def _begin(self) -> tuple[list[Encoded], int]:
         self.collection.begin()

@@ -18,14 +18,14 @@ from atoll.protocol.hash_tree import HashTree, check_proof
 from atoll.protocol.messages import Member
 
 
-def made_root(payloads: PayloadFile, chunks: Sequence[int]) -> bytes:
-    """Over those of these chunks, ascending: what their reducer signs. Raises StateError if one is not here."""
+def made_tree(payloads: PayloadFile, chunks: Sequence[int]) -> HashTree:
+    """Over those of these chunks, ascending: their reducer signs its root. Raises StateError if one is not here."""
     hashes = []
     for chunk in chunks:
         if (found := payloads.hash_of(chunk)) is None:
             raise StateError(f"{payloads.path.name}: the payload of chunk {chunk} is not here")
         hashes.append(found)
-    return HashTree(chunks, hashes).root
+    return HashTree(chunks, hashes)
 
 
 class Roots:

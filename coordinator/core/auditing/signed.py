@@ -1,5 +1,5 @@
-"""What sites sign in a run with audits, as the coordinator hears it: by the key of the identity of their stream, so that
-an audit can show it. In plain text nobody has a key, and nothing is signed."""
+"""What sites sign in a run with audits, as the coordinator hears it: by the key of their identity, so that an audit can
+show it. In plain text nobody has a key, and nothing is signed."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from atoll.coordinator.core.sync.attempts import Attempt
 from atoll.protocol.digest import DIGEST_BYTES
 from atoll.protocol.messages import Done, Made, Ready, Signature
 from atoll.protocol.plans import top_of, with_weights
+from atoll.protocol.spec import spec_of
 from atoll.protocol.trust.words import is_by, of_contributions, of_payloads
 
 
@@ -29,7 +30,8 @@ def wrong_in_done(run: Run, site: Site, attempt: Attempt, message: Done) -> str:
     if len(message.payloads_root) != DIGEST_BYTES or not attempt.is_weighed:
         return "a root over payloads that cannot be"
     plan = with_weights(attempt.plan, attempt.weights.tokens)
-    return _wrong(site, of_payloads(run.run_id, plan, site.start, message.payloads_root), message.signature)
+    way = spec_of(run.settings.sync, plan.base_commit, plan.fragment).trainable
+    return _wrong(site, of_payloads(run.run_id, plan, way, site.start, message.payloads_root), message.signature)
 
 
 def _makes_any(run: Run, attempt: Attempt, site: Site) -> bool:
