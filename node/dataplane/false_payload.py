@@ -73,8 +73,8 @@ def check(found: FalsePayload, roots: Sequence[Certificate]) -> str:
     names = ", ".join(member.name for member in asked.contributors)
     return (
         f"run {found.run_id}, sync {asked.sync}, attempt {asked.attempt} of term {asked.term}: "
-        f"site {reducer.name} (key {key.hex()[:16]}) signed that it made the payload {found.payload_hash.hex()[:16]} of "
-        f"chunk {asked.chunk}; of what {names} signed that they contributed comes {computed.hex()[:16]}"
+        f"site {reducer.name} (key {key.hex()[:16]}) signed that it made the payload {found.payload_hash.hex()[:16]} "
+        f"of chunk {asked.chunk}; of what {names} signed that they contributed comes {computed.hex()[:16]}"
     )
 
 

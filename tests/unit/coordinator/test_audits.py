@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
+from atoll.coordinator.core import events as e
 from atoll.coordinator.core.auditing.drawing import draw, odds_of_finding
 from atoll.coordinator.core.sites.conduct import FAULT_COMMITS, Conduct
 from atoll.protocol import messages as m
 from atoll.protocol.messages import AuditOutcome, RefusedKind
-from atoll.protocol.plans import reducers
+from atoll.protocol.plans import reducers, with_weights
+from atoll.protocol.spec import spec_of
+from atoll.protocol.trust.words import of_contributions, of_payloads
 from tests.harness.coordinator_story import Story, a_hash, some_settings
+from tests.harness.site_keys import SiteKeys
 
 RIGHT, WRONG, UNKNOWN = AuditOutcome.RIGHT, AuditOutcome.WRONG, AuditOutcome.UNKNOWN
 NAMES = ("a", "b", "c", "d", "e")
@@ -98,6 +104,117 @@ class Audited(Story):
         self.connect(name, incarnation=self.sites[name].incarnation + 1)
         self.offer(name)
         self.applied(name, self.last_commit(), f"s{self.last_commit()}")
+
+
+class Signing(Audited):
+    """The same, of sites with certificates, which sign."""
+
+    def __init__(self) -> None:
+        self.keys = SiteKeys("run")
+        self.signer = ""
+        super().__init__()
+
+    def connect(self, name: str, **options: Any) -> None:
+        certified = self.keys.certified(name)
+        if name not in self.sites:
+            self.happens(e.InviteAsked(role="site", name=name, invite_id=name, life_s=9999, request=1))
+            self.happens(e.JoinAsked(invite_id=name, key_digest=certified.key_digest, request=2))
+        super().connect(name, certified=certified, **options)
+
+    def says(self, name: str, message: m.SiteMessage) -> None:
+        site = self.sites[name]
+        start = site.site_id, site.incarnation
+        words = self.keys.words(self.signer or name)
+        if isinstance(message, m.Ready):
+            word = of_contributions("run", message.sync, start, message.contributions_root)
+            message = replace(message, signature=words.signed(word))
+        elif isinstance(message, m.Done):
+            plan = with_weights(self.plan(), message.tokens)
+            way = spec_of(self.settings.sync, plan.base_commit, plan.fragment).trainable
+            word = of_payloads("run", plan, way, start, message.payloads_root)
+            message = replace(message, signature=words.signed(word))
+        super().says(name, message)
+
+
+def test_an_audit_says_what_all_have_signed_also_after_a_restart() -> None:
+    story = Signing()
+    question = story.question()
+    assert question is not None
+    asked, reader = question[1], story.keys.words("a")
+    for member, root, signature in zip(asked.contributors, asked.roots, asked.signatures, strict=True):
+        word = of_contributions("run", asked.sync, (member.site_id, member.incarnation), root)
+        reader.check(member, word, signature)
+    made = asked.made
+    assert made is not None
+    assert made.root == a_hash(f"made by {story.reducer_of(asked)}")
+    assert any(f <= asked.chunk < f + n for f, n in zip(made.first_chunks, made.nums_chunks, strict=True))
+    reducer = next(c for c in asked.contributors if c.site_id == made.site_id)
+    way = spec_of(story.settings.sync, asked.base_commit, asked.fragment).trainable
+    word = of_payloads("run", asked, way, (reducer.site_id, reducer.incarnation), made.root)
+    reader.check(reducer, word, made.signature)
+    for name in NAMES:
+        story.ready(name)
+    story.restart()
+    for name in NAMES:
+        story.connect(name, state=(1, "s1"), incarnation=story.sites[name].incarnation)
+        story.ready(name)
+    for name in [story._name(member.site_id) for member in story.plan().contributors]:
+        story.done(name, "s1", payloads="p1", commit=1)
+    again = story.question()
+    assert again is not None
+    assert len(again[1].signatures) == len(again[1].contributors)
+
+
+def test_what_is_not_signed_by_the_key_of_its_stream_is_refused() -> None:
+    story = Signing()
+    story.signer = "b"
+    story.ready("a")
+    assert "not signed by the key of its identity" in story.last("a", m.Refused).text
+    story = Signing()
+    for name in NAMES:
+        story.ready(name)
+    story.signer = "c"
+    story.done("b", "s1", commit=1)
+    assert "Done of b" in story.last("b", m.Refused).text
+    assert "not signed by the key of its identity" in story.last("b", m.Refused).text
+
+
+def test_in_plain_text_nothing_is_signed_and_a_signature_is_refused() -> None:
+    story = Audited()
+    question = story.question()
+    assert question is not None
+    assert (question[1].signatures, question[1].made.signature if question[1].made else 0) == ((), None)
+    opened = story.open_sync()
+    assert opened is not None
+    forged = m.Signature(value=b"v", certificate=b"c")
+    story.says("a", m.Ready(sync=opened.sync, tokens=9, num_steps=9, contributions_root=TRUTH, signature=forged))
+    assert "a signature, in a run in plain text" in story.last("a", m.Refused).text
+
+
+def test_a_reducer_that_says_no_root_over_what_it_made_is_refused() -> None:
+    story = Audited()
+    for name in NAMES:
+        story.ready(name)
+    plan = story.plan()
+    done = m.Done(
+        sync=plan.sync, attempt=plan.attempt, term=plan.term, payload_digest=TRUTH, last_commit=1, state_hash=TRUTH,
+        tokens=tuple(c.tokens for c in plan.contributors),
+    )  # fmt: skip
+    story.says("a", done)
+    assert "no root over the payloads that it made" in story.last("a", m.Refused).text
+
+
+def test_a_reducer_that_signed_another_root_is_judged_when_two_sites_say_so() -> None:
+    story = Audited()
+    for turn in range(2):
+        question = story.question()
+        assert question is not None
+        made = question[1].made
+        assert made is not None
+        assert bool(story.evicted()) == (turn > 1)
+        refuted = (made.site_id,)
+        story.says(question[0], m.ChunkAudited(number=question[1].number, outcome=UNKNOWN, refuted_site_ids=refuted))
+    assert story.evicted() == [story._name(made.site_id)]
 
 
 def test_two_audits_a_sync_find_one_liar_of_sixteen_in_31_syncs_at_98_percent() -> None:
