@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from atoll.protocol.layout import Manifest
 from atoll.protocol.messages import (
+    AuditChunk,
     Commit,
     DataRange,
     Endpoint,
@@ -259,6 +260,32 @@ class AuditRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class DrawingRecord:
+    """The audits of this start of the coordinator are drawn with it."""
+
+    secret: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenAuditsRecord:
+    """What is audited of a commit, until an AuditsEndedRecord: nothing that was found yet."""
+
+    commit: int
+    payload_digest: bytes
+    asked: tuple[AuditChunk, ...]
+    """Without numbers."""
+    reducers: tuple[int, ...]
+    """Of each of these, the place of the site that made it among the contributors."""
+
+
+@dataclass(frozen=True, slots=True)
+class AuditsEndedRecord:
+    """Of a commit."""
+
+    commit: int
+
+
+@dataclass(frozen=True, slots=True)
 class ResetRecord:
     """Before training: sites, model, starting state and the account of samples are forgotten."""
 
@@ -295,5 +322,5 @@ Record = (
     SiteRecord | ForgetRecord | ManifestRecord | OpenRecord | PlanRecord | WeightsRecord | CommitRecord | AbandonRecord
     | AttestationRecord | LineRecord | DoneRecord | LeaseRecord | RollbackRecord | ExclusionRecord | BanRecord
     | InviteRecord | InviteForgottenRecord | BanLiftedRecord | AuditRecord | PausedRecord | ResumedRecord | ResetRecord
-    | ChangedRecord | StopRecord | FinishedRecord
+    | ChangedRecord | StopRecord | FinishedRecord | DrawingRecord | OpenAuditsRecord | AuditsEndedRecord
 )  # fmt: skip

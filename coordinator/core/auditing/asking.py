@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from atoll.coordinator.core.auditing.audits import Audit
+from atoll.coordinator.core.events import AuditsEndedRecord
 from atoll.coordinator.core.run import Run
 from atoll.coordinator.core.sites import liveness
 from atoll.coordinator.core.sites.membership import Site, Standing
@@ -29,6 +30,12 @@ def ask(run: Run, audit: Audit, site: Site) -> None:
         contributor = run.members.by_id(member.site_id)
         if contributor is not None and member.site_id in site.unreachable_site_ids:
             run.send(contributor, m.DialBack(member=site.member()))
+
+
+def end(run: Run, audit: Audit) -> None:
+    """Nobody is asked about it any more, after a restart neither."""
+    if run.auditing.end(audit):
+        run.persist(AuditsEndedRecord(audit.asked.commit))
 
 
 def _limit_s(run: Run, audit: Audit) -> float:

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import logging
 
+from atoll.coordinator.core import events as e
 from atoll.coordinator.core.auditing import sentencing
-from atoll.coordinator.core.auditing.asking import ask, may_be_asked
-from atoll.coordinator.core.auditing.audits import Accused, Audit
-from atoll.coordinator.core.auditing.drawing import draw
+from atoll.coordinator.core.auditing.asking import ask, end, may_be_asked
+from atoll.coordinator.core.auditing.audits import Accused, Audit, audits_of
+from atoll.coordinator.core.auditing.drawing import draw, drawn_in_words
 from atoll.coordinator.core.auditing.signed import made_by
 from atoll.coordinator.core.run import Run
 from atoll.coordinator.core.sites.membership import Site
@@ -28,31 +29,47 @@ MAX_ASKED = 5
 def begin(run: Run, commit: m.Commit, attempt: Attempt) -> None:
     """The commit is made, and its payloads are what they are: from now on it is known what is audited."""
     num, plan, roots = run.settings.sync.audits, attempt.plan, attempt.weights.roots
+    _begin(run, run.auditing.take_left_open())  # all contributors are here now
     if not num or commit.final or not roots:
         return
     sizes, secret = run.chunk_sizes.of_sync(commit.fragment), run.auditing.secret
+    asked, reducers = [], []
     for number in range(num if sizes.num_trainable else 0):
         place = draw(secret, commit.payload_digest, "chunk", number, sizes.num_trainable)
         chunk = sizes.trainable(place)
+        drawn = drawn_in_words(secret, commit.commit, commit.payload_digest, number, place, sizes.num_trainable)
+        run.report(logging.INFO, drawn)
         tree = next(tree for tree in plan.trees if chunk < tree.first_chunk + tree.num_chunks)
-        asked = m.AuditChunk(
-            number=0,
-            commit=commit.commit,
-            sync=plan.sync,
-            attempt=plan.attempt,
-            term=plan.term,
-            fragment=plan.fragment,
-            base_commit=plan.base_commit,
-            contributors=commit.contributors,
-            roots=roots,
-            chunk=chunk,
-            signatures=attempt.weights.signatures,
-            made=made_by(attempt, top_of(tree)),
+        reducers.append(top_of(tree))
+        asked.append(
+            m.AuditChunk(
+                number=0,
+                commit=commit.commit,
+                sync=plan.sync,
+                attempt=plan.attempt,
+                term=plan.term,
+                fragment=plan.fragment,
+                base_commit=plan.base_commit,
+                contributors=commit.contributors,
+                roots=roots,
+                chunk=chunk,
+                signatures=attempt.weights.signatures,
+                made=made_by(attempt, top_of(tree)),
+            )
         )
-        reducer = plan.contributors[top_of(tree)]
-        audit = Audit(asked=asked, reducer=reducer, payload_digest=commit.payload_digest)
-        if run.auditing.begin(audit):
-            _ask_next(run, audit)
+    record = e.OpenAuditsRecord(
+        commit=commit.commit, payload_digest=commit.payload_digest, asked=tuple(asked), reducers=tuple(reducers)
+    )
+    if asked and run.auditing.has_room(len(asked)):
+        run.persist(record)
+        _begin(run, audits_of(record))
+
+
+def _begin(run: Run, audits: list[Audit]) -> None:
+    """All of a commit, before one of them can end."""
+    run.auditing.begin(audits)
+    for audit in audits:
+        _ask_next(run, audit)
 
 
 def audited(run: Run, site: Site, message: m.ChunkAudited) -> None:
@@ -121,7 +138,7 @@ def _right(run: Run, audit: Audit, site: Site) -> None:
     """A first word closes the audit. After an accusation it is one against one, and the reducer: two of three."""
     if not audit.accusers:
         run.auditing.num_right += 1
-        run.auditing.end(audit)
+        end(run, audit)
         return
     why = f"it says that {_chunk(audit)} is wrong, and it comes out as it is at {site.label}"
     owns_up_by = AuditOutcome.RIGHT, b""
@@ -181,7 +198,7 @@ def _unknown(run: Run, audit: Audit, site: Site, message: m.ChunkAudited) -> Non
 def _end_undecided(run: Run, audit: Audit) -> None:
     """Nobody is left to ask. An accusation that no other site could look at is for a person."""
     run.auditing.num_unknown += 1
-    run.auditing.end(audit)
+    end(run, audit)
     if audit.accusers:
         says = " and ".join(run.members.known(i).label for i in audit.accusers)
         reducer = run.members.known(audit.reducer.site_id).label

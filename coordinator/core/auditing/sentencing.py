@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from atoll.coordinator.core import events as e
 from atoll.coordinator.core.audit import COORDINATOR
-from atoll.coordinator.core.auditing.asking import ask, may_be_asked
+from atoll.coordinator.core.auditing.asking import ask, end, may_be_asked
 from atoll.coordinator.core.auditing.audits import Accused, Audit
 from atoll.coordinator.core.run import Run
 from atoll.coordinator.core.sites.conduct import FAULT_COMMITS, Cause
@@ -46,7 +46,7 @@ def _ask_next(run: Run, audit: Audit) -> None:
             return
         _judge(run, audit, audit.accused.pop(0), owns_up=False)
     run.auditing.num_wrong += 1
-    run.auditing.end(audit)
+    end(run, audit)
 
 
 def _judge(run: Run, audit: Audit, accused: Accused, *, owns_up: bool) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections import Counter
 from dataclasses import replace
 from typing import Any
@@ -10,7 +11,8 @@ from typing import Any
 import pytest
 
 from atoll.coordinator.core import events as e
-from atoll.coordinator.core.auditing.drawing import draw, odds_of_finding
+from atoll.coordinator.core.auditing.drawing import COMMITTED, REVEALED, check_draws, draw, odds_of_finding
+from atoll.coordinator.core.persisted import changes, key_of
 from atoll.coordinator.core.sites.conduct import FAULT_COMMITS, Conduct
 from atoll.protocol import messages as m
 from atoll.protocol.messages import AuditOutcome, RefusedKind
@@ -206,15 +208,14 @@ def test_a_reducer_that_says_no_root_over_what_it_made_is_refused() -> None:
 
 def test_a_reducer_that_signed_another_root_is_judged_when_two_sites_say_so() -> None:
     story = Audited()
-    for turn in range(2):
+    for _ in range(2):
+        assert not story.evicted()
         question = story.question()
         assert question is not None
-        made = question[1].made
-        assert made is not None
-        assert bool(story.evicted()) == (turn > 1)
-        refuted = (made.site_id,)
+        reducer = story.sites[story.reducer_of(question[1])]
+        refuted = (reducer.site_id,)
         story.says(question[0], m.ChunkAudited(number=question[1].number, outcome=UNKNOWN, refuted_site_ids=refuted))
-    assert story.evicted() == [story._name(made.site_id)]
+    assert story.evicted() == [reducer.name]
 
 
 def test_two_audits_a_sync_find_one_liar_of_sixteen_in_31_syncs_at_98_percent() -> None:
@@ -470,3 +471,62 @@ def test_what_was_wrong_in_several_chunks_of_a_commit_is_one_offence() -> None:
     assert story.view.num_audits_wrong > 1
     assert story.num(reducer, m.Evicted) == 1
     assert not story.view.banned
+
+
+def back_after_restart(story: Audited) -> None:
+    story.restart()
+    for name in NAMES:
+        commit = story.last_commit()
+        story.connect(name, state=(commit, f"s{commit}"), incarnation=story.sites[name].incarnation)
+
+
+def test_audits_that_are_open_begin_anew_when_the_coordinator_is_back_and_sites_are_here() -> None:
+    story = Audited()
+    before = story.question()
+    assert before is not None
+    back_after_restart(story)
+    assert story.question() is None, "sites come back one by one"
+    story.next_commit()
+    asked = [message for _, message in story.sent if isinstance(message, m.AuditChunk)][story.num_read :]
+    assert sorted(message.commit for message in asked) == [1, 2]
+    again = next(message for message in asked if message.commit == 1)
+    assert replace(again, number=0) == replace(before[1], number=0)
+    for who, message in [(who, message) for who, message in story.sent if isinstance(message, m.AuditChunk)]:
+        story.says(who, m.ChunkAudited(number=message.number, outcome=RIGHT, payload_hash=TRUTH))
+    story.num_read += 2
+    assert story.view.num_audits_right == 2
+    back_after_restart(story)
+    story.next_commit()
+    found = [message.commit for _, message in story.sent if isinstance(message, m.AuditChunk)][story.num_read :]
+    assert found == [3], "what has ended is not open any more"
+
+
+def test_open_audits_of_commits_that_are_void_do_not_begin_anew() -> None:
+    story = Audited()
+    asked = e.OpenAuditsRecord(commit=2, payload_digest=TRUTH, asked=(), reducers=())
+    kept = changes(e.RollbackRecord(branch=1, commit=1, voided=(2,), reason=""), lambda kind: [key_of(asked)])
+    assert kept[key_of(asked)] is None
+    assert changes(e.AuditsEndedRecord(2), lambda kind: [])[key_of(asked)] is None
+    assert story.question() is not None
+
+
+def test_whoever_looks_later_knows_that_no_draw_was_chosen() -> None:
+    """The secret's digest is in the audit log before the first draw, the secret after the last."""
+    story = Audited(audits=3)
+    back_after_restart(story)
+    story.next_commit()
+    lines = [text for _, text in story.reports]
+    entries = [entry.what for entry in story.audit_log()]
+    assert check_draws(entries, lines) == (3, 3), "those of the start before, and those that are not to be known yet"
+    with pytest.raises(ValueError, match="was chosen"):
+        check_draws(entries, [line.replace(": place ", ": place 9") for line in lines])
+    with pytest.raises(ValueError, match="was not said before"):
+        check_draws(entries, [re.sub("secret [0-9a-f]{64}", f"secret {TRUTH.hex()}", line) for line in lines])
+    with pytest.raises(ValueError, match="was not said before"):
+        check_draws([*entries, f"{REVEALED}{b'chosen'.hex()}"], lines)
+    with pytest.raises(ValueError, match="was not said before"):
+        check_draws([entry for entry in entries if not entry.startswith(COMMITTED)], lines)
+    story.happens(e.StopAsked("atoll stop"))
+    story.next_commit()
+    entries = [entry.what for entry in story.audit_log()]
+    assert check_draws(entries, [text for _, text in story.reports]) == (6, 0)
