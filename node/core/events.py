@@ -304,10 +304,8 @@ class ExchangeFinished:
     """Of the contributions that were averaged here, the one that was nearest to its limit."""
     links: tuple[LinkUse, ...] = ()
     averaged: Averaged | None = None
-    payloads_root: bytes = b""
-    """With audits: over the payloads that were made here."""
-    signature: Signature | None = None
-    """Of that; None in plain text."""
+    payloads_root: bytes = b""  # with audits: over the payloads that were made here
+    signature: Signature | None = None  # of that; None in plain text
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,11 +24,13 @@ def draw(secret: bytes, payload_digest: bytes, purpose: str, number: int, num_ch
 COMMITTED, REVEALED = "draw audits digest=", "drew audits secret="
 """Entries of the audit log, before the hexadecimal digits."""
 _DRAWN = re.compile(
-    r"audit: draw (\d{1,9}) of commit \d+, secret ([0-9a-f]{64}), payloads ([0-9a-f]{64}): place (\d+) of ([1-9]\d{0,9})\b"
+    r"audit: draw (\d{1,9}) of commit \d+, secret ([0-9a-f]{64}), payloads ([0-9a-f]{64}): "
+    r"place (\d+) of ([1-9]\d{0,9})\b"
 )
 
 
 def secret_digest(secret: bytes) -> bytes:
+    """What is said of it before it is used."""
     return Digest("atoll/audit-secret/v1").data(secret).finish()
 
 
