@@ -3,7 +3,7 @@
 In a run with `sync.audits` and certificates each site signs what it contributes and what it averages. An auditor that
 finds a payload wrong keeps these words and the contributions in its home, and its log names the file. Whoever has the
 run's root and the file can compute the same, without the coordinator, later too: what it prints, the reducer has
-signed. Exit code 0: it shows that the reducer's payload is wrong; 5: it does not.
+signed. Exit code 0: it shows that the reducer's payload is wrong; 7: it does not.
 
 examples:
   atoll evidence ~/atoll/evidence/commit-7-chunk-3.pb --root ~/atoll/trust/roots.pem

@@ -8,6 +8,7 @@ CORE = "tests/unit/coordinator/test_audits.py"
 SITE = "tests/unit/node_core/test_audits.py"
 EXCHANGE = "tests/unit/exchange/test_audits.py"
 TREE = "tests/unit/protocol/test_hash_tree.py"
+WORDS = "tests/unit/trust/test_words.py"
 
 MUTATIONS = (
     Mutation(
@@ -97,6 +98,102 @@ MUTATIONS = (
         old="conduct.own_up(commit, newest) if owns_up else",
         new="",
         tests=(f"{CORE}::test_a_site_that_owns_up_has_bad_memory_which_bans_it_the_third_time",),
+    ),
+    Mutation(
+        name="the coordinator takes words that nobody has signed",
+        rule="what is not signed by the key of its identity is refused",
+        where="coordinator.core.auditing.signed:_wrong",
+        old="if signature is None or not is_by(site.key_digest, word, signature):",
+        new="if False:",
+        tests=(f"{CORE}::test_what_is_not_signed_by_the_key_of_its_stream_is_refused",),
+    ),
+    Mutation(
+        name="a reducer need not say what it made",
+        rule="Done without a root over what was made is refused",
+        where="coordinator.core.auditing.signed:wrong_in_done",
+        old="if _makes_any(run, attempt, site) else",
+        new="if False else",
+        tests=(f"{CORE}::test_a_reducer_that_says_no_root_over_what_it_made_is_refused",),
+    ),
+    Mutation(
+        name="signatures are lost with the coordinator",
+        rule="an audit says what all have signed",
+        where="coordinator.core.sync.weighing:weigh",
+        old="message.signature for message in ready if message.signature",
+        new="message.signature for message in () if message.signature",
+        tests=(f"{CORE}::test_an_audit_says_what_all_have_signed_also_after_a_restart",),
+    ),
+    Mutation(
+        name="an auditor goes by what the coordinator says that others said",
+        rule="an auditor checks what all have signed",
+        where="node.exchange.auditing:Auditor._check_words",
+        old="                self.words.check(member, word, signature)\n",
+        new="                pass\n",
+        tests=(f"{EXCHANGE}::test_who_has_signed_is_known_without_the_coordinator",),
+    ),
+    Mutation(
+        name="a reducer may sign other payloads than it sends",
+        rule="the reducer's root is over what the auditor's log has",
+        where="node.exchange.auditing:Auditor._check_words",
+        old="return [] if made_tree(payloads, self._made(asked, made)).root == made.root else [made.site_id]",
+        new="return []",
+        tests=(f"{EXCHANGE}::test_a_reducer_that_signed_other_payloads_than_all_have_is_refuted",),
+    ),
+    Mutation(
+        name="a right payload is shown as a false one",
+        rule="evidence is of a payload that is not the average",
+        where="node.dataplane.false_payload:check",
+        old="if computed == found.payload_hash:",
+        new="if False:",
+        tests=(f"{EXCHANGE}::test_a_payload_that_is_right_shows_nothing",),
+    ),
+    Mutation(
+        name="the weights of evidence are anybody's",
+        rule="a reducer signs the weights by which it averaged",
+        where="protocol.trust.words:of_payloads",
+        old="(c.site_id, c.incarnation, c.tokens))",
+        new="(c.site_id, c.incarnation))",
+        tests=(f"{WORDS}::test_what_is_signed_of_payloads_says_of_which_attempt_and_with_which_weights",),
+    ),
+    Mutation(
+        name="a word counts by any certificate",
+        rule="a root of the run has signed who signs",
+        where="protocol.trust.words:check",
+        old="if not any(certificates.is_signed_by(certificate, root) for root in roots):",
+        new="if False:",
+        tests=(f"{WORDS}::test_a_certificate_of_another_root_another_kind_or_another_run_is_none",),
+    ),
+    Mutation(
+        name="a start of a site signs with any key",
+        rule="whoever can make certificates cannot speak for a site that has spoken",
+        where="protocol.trust.words:Words.check",
+        old="self._keys.setdefault((member.site_id, member.incarnation), found) != found",
+        new="False",
+        tests=(f"{WORDS}::test_a_start_of_a_site_signs_with_one_key_whatever_certificates_are_made",),
+    ),
+    Mutation(
+        name="open audits are forgotten with the coordinator",
+        rule="a restart of the coordinator spares no reducer",
+        where="coordinator.core.auditing.judging:begin",
+        old="        run.persist(record)\n",
+        new="",
+        tests=(f"{CORE}::test_audits_that_are_open_begin_anew_when_the_coordinator_is_back_and_sites_are_here",),
+    ),
+    Mutation(
+        name="audits that have ended begin anew for ever",
+        rule="an audit ends once",
+        where="coordinator.core.auditing.asking:end",
+        old="        run.persist(AuditsEndedRecord(audit.asked.commit))\n",
+        new="        pass\n",
+        tests=(f"{CORE}::test_audits_that_are_open_begin_anew_when_the_coordinator_is_back_and_sites_are_here",),
+    ),
+    Mutation(
+        name="a draw that was chosen passes",
+        rule="the secret is committed to before the first draw",
+        where="coordinator.core.auditing.drawing:check_draws",
+        old="if not committed.issuperset(secrets):",
+        new="if False:",
+        tests=(f"{CORE}::test_whoever_looks_later_knows_that_no_draw_was_chosen",),
     ),
     Mutation(
         name="a reducer audits itself",
