@@ -155,6 +155,8 @@ class CoordinatorServer:
         if self._enrolment is None:
             who = "each user of this machine" if addresses.is_loopback(self.config.listen) else "whoever reaches it"
             log.warning("%s is in plain text: %s can join or disturb the run", self.address, who)
+            if self.settings.sync.audits:
+                log.warning("sync.audits in plain text: sites sign nothing, so no audit can be shown to others")
 
     async def run(self) -> None:
         """Handles events until `stop`. Raises what the store raises: then nothing more may be decided."""

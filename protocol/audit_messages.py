@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from atoll.protocol.digest import DIGEST_BYTES
-from atoll.protocol.fields import MAX_MEMBERS, CoordinatorMessage, SiteMessage, bounded
+from atoll.protocol.fields import MAX_MEMBERS, CoordinatorMessage, SiteMessage, bounded, digest
+from atoll.protocol.hash_tree import MAX_PROOF_BYTES
 from atoll.protocol.members import Member
 
 
@@ -18,6 +19,26 @@ class AuditOutcome(IntEnum):
     RIGHT = 1
     WRONG = 2
     UNKNOWN = 3
+
+
+MAX_SIGNATURE_BYTES = 80
+"""Of ECDSA with P-256, DER: 72 at most."""
+MAX_CERTIFICATE_BYTES = 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Signature:
+    value: bytes = bounded(MAX_SIGNATURE_BYTES)
+    certificate: bytes = bounded(MAX_CERTIFICATE_BYTES)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Made:
+    site_id: int
+    first_chunks: tuple[int, ...] = bounded(MAX_MEMBERS)
+    nums_chunks: tuple[int, ...] = bounded(MAX_MEMBERS)
+    root: bytes = digest()
+    signature: Signature | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +53,29 @@ class AuditChunk(CoordinatorMessage):
     contributors: tuple[Member, ...] = bounded(MAX_MEMBERS)
     roots: tuple[bytes, ...] = bounded(MAX_MEMBERS)
     chunk: int
+    signatures: tuple[Signature, ...] = bounded(MAX_MEMBERS, ())
+    made: Made | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FalsePayload:
+    run_id: str = bounded(64)
+    asked: AuditChunk
+    up: str = bounded(32)
+    down: str = bounded(32)
+    aggregation: str = bounded(32)
+    robust: str = bounded(32)
+    clip: float
+    trim: int
+    num_elements: int
+    place: int
+    num_chunks: int
+    contributions: tuple[bytes, ...] = bounded(MAX_MEMBERS)
+    proofs: tuple[bytes, ...] = bounded(MAX_MEMBERS)
+    payload_hash: bytes = digest()
+    payload_place: int
+    num_payloads: int
+    payload_proof: bytes = bounded(MAX_PROOF_BYTES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

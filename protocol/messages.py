@@ -8,7 +8,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum
 
-from atoll.protocol.audit_messages import AuditChunk, AuditOutcome, ChunkAudited
+from atoll.protocol.audit_messages import (
+    AuditChunk,
+    AuditOutcome,
+    ChunkAudited,
+    FalsePayload,
+    Made,
+    Signature,
+)
 from atoll.protocol.deposit_messages import Deposit, Deposits, DepositsReturned, ReturnDeposits
 from atoll.protocol.dispute_messages import (
     EVIDENCE_PART_BYTES,
@@ -183,6 +190,7 @@ class Ready(SiteMessage):
     rates: tuple[float, ...] = bounded(MAX_RATES, ())
     of_shards: bool = False
     contributions_root: bytes = bounded(32, b"")
+    signature: Signature | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,6 +230,8 @@ class Done(SiteMessage):
     stood_out: Outlier | None = None
     links: tuple[LinkUse, ...] = bounded(MAX_LINKS, ())
     averaged: Averaged | None = None
+    payloads_root: bytes = bounded(32, b"")
+    signature: Signature | None = None
 
 
 class Direction(IntEnum):

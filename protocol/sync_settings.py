@@ -20,6 +20,7 @@ USUAL_LOG_COMMITS = 32
 """Where sites train by themselves between syncs, which takes longer than to fetch a state."""
 MAX_TRIMMED_SITES = 64
 MAX_AUDITS = 64
+MAX_CHUNK_ELEMENTS = 1 << 24
 MAX_TRIMMED_ELEMENTS = 1 << 26
 """To cut the highest and the lowest of each element a thread of a reducer holds a chunk of every site in memory."""
 
@@ -91,7 +92,7 @@ class SyncSettings:
     """Chunks of each commit that are averaged once more by a site that did not reduce them, drawn by the coordinator: a
     reducer that lies is found. Each costs what every contributor sent of one chunk, and every site keeps what it
     contributed to its last syncs; 0: none."""
-    chunk_elements: int = within(1, 1 << 24, 1 << 20)
+    chunk_elements: int = within(1, MAX_CHUNK_ELEMENTS, 1 << 20)
     """The most elements of a chunk, the unit that is sent, reduced, hashed and repaired: docs/protocol.md, "Chunks"."""
     max_chunks: int = within(1, MAX_CHUNKS, 1 << 18)
     """A model of more chunks is refused: up to 2.7e11 elements at the usual size of a chunk."""

@@ -12,7 +12,7 @@ from typing import Any
 
 from atoll.coordinator.core import changing
 from atoll.coordinator.core import events as e
-from atoll.coordinator.core.auditing import judging
+from atoll.coordinator.core.auditing import drawing_secret, judging
 from atoll.coordinator.core.data import leases
 from atoll.coordinator.core.log import evidence, going_back, rollback, sources, states
 from atoll.coordinator.core.persisted import Persisted
@@ -57,7 +57,8 @@ class Core:
     ) -> None:
         """`secret`: of this start, by which audits are drawn."""
         self.run = Run(settings, persisted, now, wall_s)
-        self.run.auditing.draw_with(secret)
+        if settings.sync.audits:
+            drawing_secret.begin(self.run, persisted.one(e.DrawingRecord), secret)
         self._next_pulse_at = now + self.run.limits.heartbeat_s
         self._time = OwnTime(tolerance_s=self.run.limits.lease_s / 2)
         self._pardoned_until = now

@@ -119,6 +119,8 @@ def key_of(record: Row) -> Key:
             return Key(kind_of(e.BanRecord), name=record.name)
         case e.AuditRecord():
             return Key(kind, record.number)
+        case e.OpenAuditsRecord() | e.AuditsEndedRecord():
+            return Key(kind_of(e.OpenAuditsRecord), record.commit)
         case e.ResumedRecord():
             return Key(kind_of(e.PausedRecord))
         case e.InviteRecord() | e.InviteForgottenRecord():
@@ -159,7 +161,7 @@ def changes(record: Row, keys: Keys) -> dict[Key, Row | None]:
         case e.AbandonRecord():
             ended = of_sync(record.sync)
         case e.RollbackRecord():
-            ended = [key for key in all_of(*HISTORY, LossRecord) if key.number > record.commit]
+            ended = [key for key in all_of(*HISTORY, LossRecord, e.OpenAuditsRecord) if key.number > record.commit]
             ended += all_of(e.ChangedRecord)
         case e.ForgetRecord(site_ids=gone):
             ended = [key for key in all_of(e.SiteRecord, e.ExclusionRecord) if key.part in gone]
@@ -171,7 +173,9 @@ def changes(record: Row, keys: Keys) -> dict[Key, Row | None]:
             ended = [key for key in (Key(own.kind, own.number - KEPT_AUDIT),) if key.number > 0]
         case e.ResetRecord():
             ended = all_of(*_OF_ONE_START)
-        case e.BanLiftedRecord() | e.InviteForgottenRecord() | e.ResumedRecord() | e.LeaseRecord(ranges=()):
+        case e.BanLiftedRecord() | e.InviteForgottenRecord() | e.ResumedRecord() | e.AuditsEndedRecord():
+            made[own] = None
+        case e.LeaseRecord(ranges=()):
             made[own] = None
     return made | dict.fromkeys(ended)
 

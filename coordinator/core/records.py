@@ -7,12 +7,14 @@ from dataclasses import dataclass
 
 from atoll.protocol.layout import Manifest
 from atoll.protocol.messages import (
+    AuditChunk,
     Commit,
     DataRange,
     Endpoint,
     Open,
     Outlier,
     Plan,
+    Signature,
 )
 
 
@@ -41,7 +43,9 @@ class SiteRecord:
     strikes: int
     """How often it was found out, less those that are forgiven (`conduct`)."""
     offences: int = 0
-    """How often audits found it out."""
+    """How often audits found it out, and it did not own up."""
+    faults: tuple[int, ...] = ()
+    """The last commits by which it owned up to what an audit had found."""
     has_contributed: bool = False
     """Since it was admitted."""
     endpoints: tuple[Endpoint, ...] = ()  # beside the address
@@ -98,6 +102,8 @@ class WeightsRecord:
     """What each Ready says, with gradient exchange."""
     roots: tuple[bytes, ...] = ()
     """What each Ready says of what is contributed, with audits."""
+    signatures: tuple[Signature, ...] = ()
+    """Of these roots; none in plain text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -254,6 +260,32 @@ class AuditRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class DrawingRecord:
+    """The audits of this start of the coordinator are drawn with it."""
+
+    secret: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenAuditsRecord:
+    """What is audited of a commit, until an AuditsEndedRecord: nothing that was found yet."""
+
+    commit: int
+    payload_digest: bytes
+    asked: tuple[AuditChunk, ...]
+    """Without numbers."""
+    reducers: tuple[int, ...]
+    """Of each of these, the place of the site that made it among the contributors."""
+
+
+@dataclass(frozen=True, slots=True)
+class AuditsEndedRecord:
+    """Of a commit."""
+
+    commit: int
+
+
+@dataclass(frozen=True, slots=True)
 class ResetRecord:
     """Before training: sites, model, starting state and the account of samples are forgotten."""
 
@@ -290,5 +322,5 @@ Record = (
     SiteRecord | ForgetRecord | ManifestRecord | OpenRecord | PlanRecord | WeightsRecord | CommitRecord | AbandonRecord
     | AttestationRecord | LineRecord | DoneRecord | LeaseRecord | RollbackRecord | ExclusionRecord | BanRecord
     | InviteRecord | InviteForgottenRecord | BanLiftedRecord | AuditRecord | PausedRecord | ResumedRecord | ResetRecord
-    | ChangedRecord | StopRecord | FinishedRecord
+    | ChangedRecord | StopRecord | FinishedRecord | DrawingRecord | OpenAuditsRecord | AuditsEndedRecord
 )  # fmt: skip

@@ -106,7 +106,7 @@ class Run:
         self._leave_out_again(persisted.all(e.ExclusionRecord))
         self.stragglers = Stragglers()
         self.norms = Norms()
-        self.auditing = Audits()
+        self.auditing = Audits(persisted.all(e.OpenAuditsRecord))
         self.going_back: GoingBack | None = None
         self.reads_commits = False  # older ones than the log has are being read from the store
         self.waits: tuple[Wait, ...] = ()  # what is waited for; the first one with a reason is shown

@@ -10,7 +10,7 @@ from atoll.node.core.ranks.pieces import SitePieces
 from atoll.node.local_protocol import Said
 from atoll.protocol.errors import WorkerError
 from atoll.protocol.layout import Manifest
-from atoll.protocol.messages import Averaged, CoordinatorMessage, Endpoint, LinkUse, Plan, SiteMessage
+from atoll.protocol.messages import Averaged, CoordinatorMessage, Endpoint, LinkUse, Plan, Signature, SiteMessage
 
 Outlying = tuple[int, float, float]
 """Whose contribution, its norm, and its limit."""
@@ -307,6 +307,8 @@ class ExchangeFinished:
     """Of the contributions that were averaged here, the one that was nearest to its limit."""
     links: tuple[LinkUse, ...] = ()
     averaged: Averaged | None = None
+    payloads_root: bytes = b""  # with audits: over the payloads that were made here
+    signature: Signature | None = None  # of that; None in plain text
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,11 +328,12 @@ class CommitApplied:
 @dataclass(frozen=True, slots=True)
 class ContributionsKept:
     """What this site contributes to the sync, which is of that fragment. `root`: empty if it could not be encoded,
-    because its base is gone."""
+    because its base is gone. `signature`: of it; None in plain text."""
 
     sync: int
     fragment: int
     root: bytes
+    signature: Signature | None = None
 
 
 @dataclass(frozen=True, slots=True)

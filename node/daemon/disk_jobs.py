@@ -14,6 +14,7 @@ from atoll.node.core.ranks.pieces import SitePieces
 from atoll.node.daemon.hosts.replicas import Replicas
 from atoll.node.daemon.plane import DataPlane
 from atoll.node.daemon.shell import Shell, fatal
+from atoll.node.dataplane import false_payload
 from atoll.node.dataplane.kept_contributions import KeptContributions, check_parts
 from atoll.node.exchange.auditing import Auditor
 from atoll.node.exchange.catchup.donor_client import dialled
@@ -23,6 +24,7 @@ from atoll.protocol import messages as m
 from atoll.protocol.errors import AtollError, InvalidMessage, NonFiniteError, PeerError, StateError
 from atoll.protocol.payload_lists import listed
 from atoll.protocol.threads import run_to_its_end
+from atoll.protocol.trust.words import of_contributions
 
 log = logging.getLogger(__name__)
 SAY_EVERY_S = 1.0
@@ -99,6 +101,8 @@ class DiskJobs:
                 counters=hub.counters,
                 pace=self._pace,
                 pool=hub.pool,
+                words=self._shell.words,
+                keep_evidence=partial(false_payload.keep, self._shell.home.evidence_folder, disk=self._shell.home.disk),
             )
         return self._auditor
 
@@ -218,7 +222,11 @@ class DiskJobs:
             return e.ContributionsKept(job.sync, job.fragment, b"")
         except NonFiniteError as error:
             return e.NodeFailed(str(error), error.exit_code)
-        return e.ContributionsKept(job.sync, job.fragment, kept.root)
+        signature, words = None, self._shell.words
+        if words is not None:
+            word = of_contributions(words.run_id, job.sync, self._shell.start_of_site, kept.root)
+            signature = words.signed(word)
+        return e.ContributionsKept(job.sync, job.fragment, kept.root, signature)
 
     async def _advance_errors(self, job: out.AdvanceErrors) -> e.Event:
         plane = self.present

@@ -15,7 +15,10 @@ from atoll.node.daemon.shell import Shell
 from atoll.node.exchange.sync.exchange import Exchange
 from atoll.protocol import messages as m
 from atoll.protocol.errors import AtollError, HostError, NonFiniteError
+from atoll.protocol.plans import with_weights
+from atoll.protocol.spec import spec_of
 from atoll.protocol.threads import run_to_its_end
+from atoll.protocol.trust.words import of_payloads
 
 
 class Exchanges:
@@ -146,4 +149,9 @@ class Exchanges:
             return
         self._shell.observer.exchanged(loop.time() - started)
         said = result.tokens, result.stood_out, result.links, result.averaged
-        self._shell.handle(e.ExchangeFinished(plan, result.payload_digest, *said))
+        root, signature, words = result.payloads_root, None, self._shell.words
+        if root and words is not None:
+            way = spec_of(self._disk.present.settings.sync, plan.base_commit, plan.fragment).trainable
+            plan = with_weights(plan, result.tokens)
+            signature = words.signed(of_payloads(words.run_id, plan, way, self._shell.start_of_site, root))
+        self._shell.handle(e.ExchangeFinished(plan, result.payload_digest, *said, root, signature))

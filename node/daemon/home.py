@@ -121,6 +121,7 @@ class HomeFolders:
         self.average_error_folder = folder / "average-errors"
         self.error_folder = folder / "errors"
         self.kept_folder = folder / "kept-contributions"
+        self.evidence_folder = folder / "evidence"
         self.snapshot_folder = folder / "snapshots"
         self.optimizer_folder = folder / "optimizer"
         """Workers write the checkpoints of their optimizers there."""

@@ -38,6 +38,7 @@ from atoll.protocol.errors import AtollError, HostError, NonFiniteError
 from atoll.protocol.machine import Machine
 from atoll.protocol.settings import RunSettings
 from atoll.protocol.trust.names import Kind
+from atoll.protocol.trust.words import Words
 
 log = logging.getLogger(__name__)
 
@@ -168,6 +169,7 @@ class Node:
             fail=self._fail,
             tasks=tasks,
             has_ended=self._result.done,
+            words=Words(self._run_id, standing.before_coordinator) if (standing := security.standing) else None,
         )
         self.disk = DiskJobs(shell, plane)
         self.models = Models(shell, self.disk)

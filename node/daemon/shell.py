@@ -25,6 +25,7 @@ from atoll.protocol.errors import AtollError, HostError
 from atoll.protocol.exit_codes import exit_code_on_own_disk
 from atoll.protocol.layout import Manifest
 from atoll.protocol.settings import RunSettings
+from atoll.protocol.trust.words import Words
 
 log = logging.getLogger(__name__)
 
@@ -66,8 +67,15 @@ class Shell:
     """Whether what the node was to say and do is said and done."""
     tasks: Tasks
     """What one of them raises ends the node."""
+    words: Words | None = None
+    """Of this site, in a run with certificates."""
     layout: asyncio.Task[None] | None = None
     """It makes the data plane and the buffers: `start` waits for it."""
+
+    @property
+    def start_of_site(self) -> tuple[int, int]:
+        """Its id, once it has one, and its incarnation."""
+        return self.hub.site_id, self.home.incarnation
 
     def start(self, work: Callable[[], Awaitable[e.Event | None]], failed: Failed) -> asyncio.Task[None]:
         """Run it until the event that it ends in. One of atoll's own errors or an I/O error becomes an event, too: a

@@ -13,6 +13,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Collection
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from atoll.node.dataplane.averages import recomputed
 from atoll.node.dataplane.kept_contributions import KeptContributions
@@ -22,14 +23,16 @@ from atoll.node.exchange.catchup.expected_donors import ExpectedDonors
 from atoll.node.exchange.peers.counters import Counters
 from atoll.node.exchange.peers.frames import Encoded
 from atoll.node.exchange.peers.progress import Pace
+from atoll.node.exchange.sync.roots import made_tree
 from atoll.protocol.codecs import kernels
-from atoll.protocol.errors import AtollError, InvalidMessage, NotYetError, PeerError, StateError
+from atoll.protocol.errors import AtollError, HostError, InvalidMessage, NotYetError, PeerError, StateError
 from atoll.protocol.hash_tree import check_proof
 from atoll.protocol.layout import DTYPE_BYTES, Layout, Role
-from atoll.protocol.messages import AuditChunk, AuditOutcome, ChunkAudited, Donor, Header, Member
+from atoll.protocol.messages import AuditChunk, AuditOutcome, ChunkAudited, Donor, FalsePayload, Header, Made, Member
 from atoll.protocol.plans import payload_hash
 from atoll.protocol.settings import RunSettings
 from atoll.protocol.spec import Way, spec_of
+from atoll.protocol.trust.words import Words, of_contributions, of_payloads
 
 log = logging.getLogger("atoll.node")
 
@@ -60,6 +63,10 @@ class Auditor:
     counters: Counters
     pace: Pace
     pool: Executor
+    words: Words | None = None
+    """Where sites have keys: what others have signed counts, and nothing else."""
+    keep_evidence: Callable[[FalsePayload], Path | None] | None = None
+    """In a thread; in a file, for people."""
     num_audited: int = field(default=0, init=False)
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
 
@@ -79,6 +86,8 @@ class Auditor:
     async def _audit(self, asked: AuditChunk) -> ChunkAudited:
         way = self._way(asked)
         loop = asyncio.get_running_loop()
+        if refuted := await loop.run_in_executor(self.pool, self._check_words, asked):
+            return _unknown(asked, "what its reducer signed is not over the payloads of it", refuted=refuted)
         expected = await loop.run_in_executor(self.pool, self._payload_hash, asked)
         found: list[Encoded | AtollError] = []
         for first in range(0, len(asked.contributors), AT_ONCE):
@@ -107,15 +116,88 @@ class Auditor:
                 "audit: the payload of chunk %d in commit %d is %s, and comes out as %s here",
                 asked.chunk, asked.commit, expected.hex()[:12], computed.hex()[:12],
             )  # fmt: skip
+            items = [of for of in found if isinstance(of, Encoded)]
+            await loop.run_in_executor(self.pool, self._keep_evidence, asked, way, items, expected)
         return ChunkAudited(number=asked.number, outcome=outcome, payload_hash=computed)
+
+    def _keep_evidence(self, asked: AuditChunk, way: Way, items: list[Encoded], made_hash: bytes) -> None:
+        """In a thread. Without signed words it would show nothing. A disk that is full does not hinder the audit."""
+        if self.words is None or self.keep_evidence is None or asked.made is None:
+            return
+        chunks, made = self.layout.chunks_of(asked.fragment), self._made(asked, asked.made)
+        payloads = self.log.held(asked.sync, asked.term, asked.attempt)
+        place = bisect_left(made, asked.chunk)
+        evidence = FalsePayload(
+            run_id=self.words.run_id,
+            asked=asked,
+            up=way.up,
+            down=way.down,
+            aggregation=way.aggregation.name,
+            robust=way.robust,
+            clip=way.clip,
+            trim=way.trim,
+            num_elements=self.layout.chunks[asked.chunk].num_elements,
+            place=bisect_left(chunks, asked.chunk),
+            num_chunks=len(chunks),
+            contributions=tuple(bytes(item.data) for item in items),
+            proofs=tuple(item.proof for item in items),
+            payload_hash=made_hash,
+            payload_place=place,
+            num_payloads=len(made),
+            payload_proof=made_tree(payloads, made).proof(place),
+        )
+        try:
+            path = self.keep_evidence(evidence)
+        except (HostError, OSError) as error:
+            log.warning("audit: what shows that the payload is wrong is not kept: %s", error)
+            return
+        if path is None:
+            log.info("audit: there are enough files that show wrong payloads; no more are kept")
+        else:
+            log.warning("audit: %s shows it to others: atoll evidence %s", path, path)
 
     def _way(self, asked: AuditChunk) -> Way:
         """Raises InvalidMessage for what is no chunk to be audited."""
-        if len(asked.roots) != len(asked.contributors) or not self.layout.travels(asked.chunk, asked.fragment):
+        num_signatures = len(asked.contributors) if self.words is not None else 0
+        if len(asked.roots) != len(asked.contributors) or len(asked.signatures) != num_signatures:
+            raise InvalidMessage(f"an audit of {len(asked.contributors)} contributors, without the words of each")
+        if asked.made is not None and len(asked.made.first_chunks) != len(asked.made.nums_chunks):
+            raise InvalidMessage(f"an audit of chunk {asked.chunk}, whose reducer made no such chunks")
+        if not self.layout.travels(asked.chunk, asked.fragment):
             raise InvalidMessage(f"an audit of chunk {asked.chunk}, which does not fit its sync {asked.sync}")
         if self.layout.chunks[asked.chunk].role is not Role.TRAINABLE:
             raise InvalidMessage(f"chunk {asked.chunk} is of a buffer: its average depends on the base")
         return spec_of(self.settings.sync, asked.base_commit, asked.fragment).trainable
+
+    def _check_words(self, asked: AuditChunk) -> list[int]:
+        """In a thread: the reducer, if it has signed that it made something else than all sites have. Raises
+        InvalidMessage for what the coordinator has not from whom it says."""
+        if self.words is not None:
+            run_id = self.words.run_id
+            for member, root, signature in zip(asked.contributors, asked.roots, asked.signatures, strict=True):
+                word = of_contributions(run_id, asked.sync, (member.site_id, member.incarnation), root)
+                self.words.check(member, word, signature)
+        made = asked.made
+        if made is None:
+            log.info("the reducer of chunk %d in commit %d has said nothing of it", asked.chunk, asked.commit)
+            return []
+        reducer = next((c for c in asked.contributors if c.site_id == made.site_id), None)
+        if reducer is None:
+            raise InvalidMessage(f"site {made.site_id} has made chunk {asked.chunk}, and did not contribute")
+        if self.words is not None:
+            start = reducer.site_id, reducer.incarnation
+            word = of_payloads(self.words.run_id, asked, self._way(asked), start, made.root)
+            self.words.check(reducer, word, made.signature)
+        payloads = self.log.held(asked.sync, asked.term, asked.attempt)
+        return [] if made_tree(payloads, self._made(asked, made)).root == made.root else [made.site_id]
+
+    def _made(self, asked: AuditChunk, made: Made) -> list[int]:
+        """Chunks, ascending."""
+        within = [range(f, f + n) for f, n in zip(made.first_chunks, made.nums_chunks, strict=True)]
+        chunks = [c for c in self.layout.chunks_of(asked.fragment) if any(c in some for some in within)]
+        if asked.chunk not in chunks:
+            raise InvalidMessage(f"chunk {asked.chunk} is none of those that its reducer made")
+        return chunks
 
     def _payload_hash(self, asked: AuditChunk) -> bytes:
         """Of what all sites have applied. Raises StateError if that is not here any more."""

@@ -927,6 +927,7 @@ class Ready(_message.Message):
     RATES_FIELD_NUMBER: _builtins.int
     OF_SHARDS_FIELD_NUMBER: _builtins.int
     CONTRIBUTIONS_ROOT_FIELD_NUMBER: _builtins.int
+    SIGNATURE_FIELD_NUMBER: _builtins.int
     sync: _builtins.int
     tokens: _builtins.int
     """trained since the base, 0 = contribute nothing"""
@@ -954,6 +955,10 @@ class Ready(_message.Message):
     def rates(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
         """with gradient exchange, of each parameter group: learning rate, then weight decay. Else empty"""
 
+    @_builtins.property
+    def signature(self) -> Global___Signature:
+        """of that root, by this site; not in plain text"""
+
     def __init__(
         self,
         *,
@@ -968,14 +973,41 @@ class Ready(_message.Message):
         rates: _abc.Iterable[_builtins.float] | None = ...,
         of_shards: _builtins.bool = ...,
         contributions_root: _builtins.bytes = ...,
+        signature: Global___Signature | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["signature", b"signature"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["contributions_root", b"contributions_root", "error_commits", b"error_commits", "mean_loss", b"mean_loss", "num_steps", b"num_steps", "of_shards", b"of_shards", "ranges", b"ranges", "rates", b"rates", "sync", b"sync", "tokens", b"tokens", "train_s", b"train_s", "unreachable_site_ids", b"unreachable_site_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["contributions_root", b"contributions_root", "error_commits", b"error_commits", "mean_loss", b"mean_loss", "num_steps", b"num_steps", "of_shards", b"of_shards", "ranges", b"ranges", "rates", b"rates", "signature", b"signature", "sync", b"sync", "tokens", b"tokens", "train_s", b"train_s", "unreachable_site_ids", b"unreachable_site_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Ready: _TypeAlias = Ready  # noqa: Y015
+
+@_typing.final
+class Signature(_message.Message):
+    """By the key of a site's identity, of what docs/protocol.md says ("Signed words")."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VALUE_FIELD_NUMBER: _builtins.int
+    CERTIFICATE_FIELD_NUMBER: _builtins.int
+    value: _builtins.bytes
+    """ECDSA of P-256 with SHA-256, DER"""
+    certificate: _builtins.bytes
+    """of that key, DER"""
+    def __init__(
+        self,
+        *,
+        value: _builtins.bytes = ...,
+        certificate: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["certificate", b"certificate", "value", b"value"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Signature: _TypeAlias = Signature  # noqa: Y015
 
 @_typing.final
 class Done(_message.Message):
@@ -993,6 +1025,8 @@ class Done(_message.Message):
     STOOD_OUT_FIELD_NUMBER: _builtins.int
     LINKS_FIELD_NUMBER: _builtins.int
     AVERAGED_FIELD_NUMBER: _builtins.int
+    PAYLOADS_ROOT_FIELD_NUMBER: _builtins.int
+    SIGNATURE_FIELD_NUMBER: _builtins.int
     sync: _builtins.int
     attempt: _builtins.int
     term: _builtins.int
@@ -1001,6 +1035,8 @@ class Done(_message.Message):
     last_commit: _builtins.int
     state_hash: _builtins.bytes
     """after last_commit"""
+    payloads_root: _builtins.bytes
+    """with audits: of the tree over the hashes of the payloads that this site made; empty if it made none"""
     @_builtins.property
     def tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """the weight of each contributor, in the plan's order, as it was averaged"""
@@ -1017,6 +1053,10 @@ class Done(_message.Message):
     def averaged(self) -> Global___Averaged:
         """of the reducers that are asked for it: those with the most chunks, at most 32"""
 
+    @_builtins.property
+    def signature(self) -> Global___Signature:
+        """of that root, by this site; not in plain text"""
+
     def __init__(
         self,
         *,
@@ -1030,10 +1070,12 @@ class Done(_message.Message):
         stood_out: Global___Outlier | None = ...,
         links: _abc.Iterable[Global___LinkUse] | None = ...,
         averaged: Global___Averaged | None = ...,
+        payloads_root: _builtins.bytes = ...,
+        signature: Global___Signature | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["averaged", b"averaged", "stood_out", b"stood_out"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["averaged", b"averaged", "signature", b"signature", "stood_out", b"stood_out"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "averaged", b"averaged", "last_commit", b"last_commit", "links", b"links", "payload_digest", b"payload_digest", "state_hash", b"state_hash", "stood_out", b"stood_out", "sync", b"sync", "term", b"term", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "averaged", b"averaged", "last_commit", b"last_commit", "links", b"links", "payload_digest", b"payload_digest", "payloads_root", b"payloads_root", "signature", b"signature", "state_hash", b"state_hash", "stood_out", b"stood_out", "sync", b"sync", "term", b"term", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1807,6 +1849,8 @@ class AuditChunk(_message.Message):
     CONTRIBUTORS_FIELD_NUMBER: _builtins.int
     ROOTS_FIELD_NUMBER: _builtins.int
     CHUNK_FIELD_NUMBER: _builtins.int
+    SIGNATURES_FIELD_NUMBER: _builtins.int
+    MADE_FIELD_NUMBER: _builtins.int
     number: _builtins.int
     """of this question, in this term"""
     commit: _builtins.int
@@ -1826,6 +1870,14 @@ class AuditChunk(_message.Message):
     def roots(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
         """what the Ready of each of them said"""
 
+    @_builtins.property
+    def signatures(self) -> _containers.RepeatedCompositeFieldContainer[Global___Signature]:
+        """of these roots; none in plain text"""
+
+    @_builtins.property
+    def made(self) -> Global___Made:
+        """what the chunk's reducer said in its Done; nothing if it was gone by then"""
+
     def __init__(
         self,
         *,
@@ -1839,14 +1891,145 @@ class AuditChunk(_message.Message):
         contributors: _abc.Iterable[_common_pb2.Member] | None = ...,
         roots: _abc.Iterable[_builtins.bytes] | None = ...,
         chunk: _builtins.int = ...,
+        signatures: _abc.Iterable[Global___Signature] | None = ...,
+        made: Global___Made | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["made", b"made"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "base_commit", b"base_commit", "chunk", b"chunk", "commit", b"commit", "contributors", b"contributors", "fragment", b"fragment", "number", b"number", "roots", b"roots", "sync", b"sync", "term", b"term"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "base_commit", b"base_commit", "chunk", b"chunk", "commit", b"commit", "contributors", b"contributors", "fragment", b"fragment", "made", b"made", "number", b"number", "roots", b"roots", "signatures", b"signatures", "sync", b"sync", "term", b"term"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___AuditChunk: _TypeAlias = AuditChunk  # noqa: Y015
+
+@_typing.final
+class Made(_message.Message):
+    """The payloads that a site made in an attempt."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SITE_ID_FIELD_NUMBER: _builtins.int
+    FIRST_CHUNKS_FIELD_NUMBER: _builtins.int
+    NUMS_CHUNKS_FIELD_NUMBER: _builtins.int
+    ROOT_FIELD_NUMBER: _builtins.int
+    SIGNATURE_FIELD_NUMBER: _builtins.int
+    site_id: _builtins.int
+    root: _builtins.bytes
+    @_builtins.property
+    def first_chunks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """of the trees whose top it was, ascending"""
+
+    @_builtins.property
+    def nums_chunks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """of each of these"""
+
+    @_builtins.property
+    def signature(self) -> Global___Signature:
+        """not in plain text"""
+
+    def __init__(
+        self,
+        *,
+        site_id: _builtins.int = ...,
+        first_chunks: _abc.Iterable[_builtins.int] | None = ...,
+        nums_chunks: _abc.Iterable[_builtins.int] | None = ...,
+        root: _builtins.bytes = ...,
+        signature: Global___Signature | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["signature", b"signature"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["first_chunks", b"first_chunks", "nums_chunks", b"nums_chunks", "root", b"root", "signature", b"signature", "site_id", b"site_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Made: _TypeAlias = Made  # noqa: Y015
+
+@_typing.final
+class FalsePayload(_message.Message):
+    """A file of an auditor: it shows to whoever has the run's root that a reducer made a payload that is not the average of
+    what its contributors have signed.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RUN_ID_FIELD_NUMBER: _builtins.int
+    ASKED_FIELD_NUMBER: _builtins.int
+    UP_FIELD_NUMBER: _builtins.int
+    DOWN_FIELD_NUMBER: _builtins.int
+    AGGREGATION_FIELD_NUMBER: _builtins.int
+    ROBUST_FIELD_NUMBER: _builtins.int
+    CLIP_FIELD_NUMBER: _builtins.int
+    TRIM_FIELD_NUMBER: _builtins.int
+    NUM_ELEMENTS_FIELD_NUMBER: _builtins.int
+    PLACE_FIELD_NUMBER: _builtins.int
+    NUM_CHUNKS_FIELD_NUMBER: _builtins.int
+    CONTRIBUTIONS_FIELD_NUMBER: _builtins.int
+    PROOFS_FIELD_NUMBER: _builtins.int
+    PAYLOAD_HASH_FIELD_NUMBER: _builtins.int
+    PAYLOAD_PLACE_FIELD_NUMBER: _builtins.int
+    NUM_PAYLOADS_FIELD_NUMBER: _builtins.int
+    PAYLOAD_PROOF_FIELD_NUMBER: _builtins.int
+    run_id: _builtins.str
+    up: _builtins.str
+    """how it was to be averaged, as its reducer signed"""
+    down: _builtins.str
+    aggregation: _builtins.str
+    robust: _builtins.str
+    clip: _builtins.float
+    trim: _builtins.int
+    num_elements: _builtins.int
+    place: _builtins.int
+    """of the chunk, among those that travel in the sync"""
+    num_chunks: _builtins.int
+    """of these"""
+    payload_hash: _builtins.bytes
+    """of what the reducer made"""
+    payload_place: _builtins.int
+    """of the chunk, among those that the reducer made"""
+    num_payloads: _builtins.int
+    """of these"""
+    payload_proof: _builtins.bytes
+    """that the reducer's root is over it"""
+    @_builtins.property
+    def asked(self) -> Global___AuditChunk:
+        """with the words of all"""
+
+    @_builtins.property
+    def contributions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """to the chunk, encoded, by contributor"""
+
+    @_builtins.property
+    def proofs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """that their roots are over them"""
+
+    def __init__(
+        self,
+        *,
+        run_id: _builtins.str = ...,
+        asked: Global___AuditChunk | None = ...,
+        up: _builtins.str = ...,
+        down: _builtins.str = ...,
+        aggregation: _builtins.str = ...,
+        robust: _builtins.str = ...,
+        clip: _builtins.float = ...,
+        trim: _builtins.int = ...,
+        num_elements: _builtins.int = ...,
+        place: _builtins.int = ...,
+        num_chunks: _builtins.int = ...,
+        contributions: _abc.Iterable[_builtins.bytes] | None = ...,
+        proofs: _abc.Iterable[_builtins.bytes] | None = ...,
+        payload_hash: _builtins.bytes = ...,
+        payload_place: _builtins.int = ...,
+        num_payloads: _builtins.int = ...,
+        payload_proof: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["asked", b"asked"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["aggregation", b"aggregation", "asked", b"asked", "clip", b"clip", "contributions", b"contributions", "down", b"down", "num_chunks", b"num_chunks", "num_elements", b"num_elements", "num_payloads", b"num_payloads", "payload_hash", b"payload_hash", "payload_place", b"payload_place", "payload_proof", b"payload_proof", "place", b"place", "proofs", b"proofs", "robust", b"robust", "run_id", b"run_id", "trim", b"trim", "up", b"up"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FalsePayload: _TypeAlias = FalsePayload  # noqa: Y015
 
 @_typing.final
 class ChunkAudited(_message.Message):

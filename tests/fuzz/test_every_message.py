@@ -45,6 +45,7 @@ FUZZED = {
     "LocalResponse": "test_local.py::test_any_frame_to_a_worker_is_understood_or_refused",
     "ProcessRequest": "test_exchange_processes.py::test_any_words_of_a_process_are_followed_or_end_it",
     "ProcessResponse": "test_exchange_processes.py::test_any_words_of_a_node_are_followed_or_end_the_process",
+    "FalsePayload": "test_evidence.py::test_any_file_shows_what_its_reducer_signed_or_nothing",
 }
 """What arrives as bytes, and who sends any of it. With it come the messages that are fields of it."""
 GRPC_READS = {
@@ -61,13 +62,13 @@ GRPC_READS = {
 
 
 def roots() -> Iterator[str]:
-    """What a method of a service takes and gives, and what goes over sockets of this host."""
+    """What a method of a service takes and gives, what goes over sockets of this host, and what lies in files."""
     for file in FILES:
         for service in file.DESCRIPTOR.services_by_name.values():
             for method in service.methods:
                 yield method.input_type.name
                 yield method.output_type.name
-    yield from ("LocalRequest", "LocalResponse", "ProcessRequest", "ProcessResponse")
+    yield from ("LocalRequest", "LocalResponse", "ProcessRequest", "ProcessResponse", "FalsePayload")
 
 
 def within(message: Descriptor, found: set[str]) -> set[str]:

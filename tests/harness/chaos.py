@@ -68,8 +68,10 @@ class ChaosRun(LocalRun):
         run_settings: RunSettings = SETTINGS,
         worker: Sequence[str] = WORKER,
         program: Sequence[str] = GUARDED,
+        *,
+        secured: bool = False,
     ) -> None:
-        super().__init__(folder, run_settings, program)
+        super().__init__(folder, run_settings, program, secured=secured)
         self.worker = worker
         self.store = self.toml.with_name("run.db")
         self.killed: set[Process] = set()

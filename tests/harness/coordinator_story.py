@@ -141,7 +141,7 @@ class Story(CoordinatorQuestions):
     def _begin(self) -> None:
         persisted = self.store.begin(self.settings, self._parent_json)
         self.term = persisted.term
-        self.core = Core(self.settings, persisted, self.now, self.wall_s)
+        self.core = Core(self.settings, persisted, self.now, self.wall_s, a_hash(f"secret of term {self.term}"))
         self.core.view(self.now)  # as the server does before anything else
 
     # --- the world
@@ -493,6 +493,7 @@ class Story(CoordinatorQuestions):
                 tokens=weights(plan),
                 links=links,
                 averaged=averaged,
+                payloads_root=a_hash(f"made by {name}") if self.settings.sync.audits else b"",
             ),
         )
 
@@ -815,6 +816,12 @@ def _identity(record: e.Record) -> tuple[str, int, int]:
             return f"that {record.role} {record.name} is {used}", 0, 0
         case e.AuditRecord():
             return f"that {record.by} asked for {record.what}", 0, 0
+        case e.DrawingRecord():
+            return "the secret of its draws", 0, 0
+        case e.OpenAuditsRecord():
+            return f"{len(record.asked)} audits", record.commit, 0
+        case e.AuditsEndedRecord():
+            return "end of audits", record.commit, 0
         case e.InviteForgottenRecord():
             return f"that invite {record.invite_id} is forgotten", 0, 0
         case e.ResetRecord():

@@ -1,4 +1,5 @@
-"""A reducer that lies in a run of real processes: audits name it, and it is sent away, then banned."""
+"""A reducer that lies in a run of real processes with certificates: audits name it, and it is sent away, then banned.
+What it signed shows that to others."""
 
 from __future__ import annotations
 
@@ -7,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from atoll.node.dataplane import false_payload
+from atoll.protocol.trust import certificates, enrolled
 from tests.harness.chaos import LIMIT_S, SETTINGS, ChaosRun
 from tests.process.test_hostile_members import HOSTILE_NODE
 
@@ -16,7 +19,7 @@ HONEST = "abc"
 
 def test_a_reducer_that_lies_is_named_evicted_and_banned_and_the_others_hold_the_same(tmp_path: Path) -> None:
     """Twelve chunks of four sites, all of which reduce. What it had made of them before all sites hold alike."""
-    with ChaosRun(tmp_path, replace(SETTINGS, sync=replace(SETTINGS.sync, audits=2))) as run:
+    with ChaosRun(tmp_path, replace(SETTINGS, sync=replace(SETTINGS.sync, audits=2)), secured=True) as run:
         run.start_coordinator()
         coordinator = run.coordinator
         assert coordinator is not None
@@ -33,6 +36,11 @@ def test_a_reducer_that_lies_is_named_evicted_and_banned_and_the_others_hold_the
         assert found.group(2) != found.group(3)
         undone = coordinator.wait_for_line(r"to undo it: atoll rollback --to (\d+)", LIMIT_S)
         assert int(undone.group(1)) == int(found.group(1)) - 1
+        auditor = run.nodes[found.group(3)]
+        file = auditor.wait_for_line(r"shows it to others: atoll evidence (\S+)$", LIMIT_S).group(1)
+        roots = certificates.from_pem((run.home("a") / enrolled.FOLDER / enrolled.ROOTS).read_bytes())
+        evidence = false_payload.read(Path(file).read_bytes())
+        assert "site liar (key " in false_payload.check(evidence, roots)
         coordinator.wait_for_line(r"evicted liar .* it is banned, as this was not the first time", 2 * LIMIT_S)
         status = run.wait_for_commits(3)
         assert status["num_audits_right"] > 0

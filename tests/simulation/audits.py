@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 from collections import Counter
 from collections.abc import Callable
@@ -30,7 +31,9 @@ class Found:
     """What became of a schedule."""
 
     offences: dict[str, int] = field(default_factory=dict)
-    """By name of the site."""
+    """By name of the site; so are the next."""
+    faults: dict[str, int] = field(default_factory=dict)
+    """To which it owned up."""
     banned: set[str] = field(default_factory=set)
     liar: str = ""
     first_lie: int = 0
@@ -118,6 +121,11 @@ def accusing(came_out: bytes) -> Callable[[ChunkAudited], ChunkAudited]:
     return lambda found: replace(found, outcome=AuditOutcome.WRONG, payload_hash=came_out)
 
 
+def denying(found: ChunkAudited) -> ChunkAudited:
+    """All is as it should be, whoever made it."""
+    return replace(found, outcome=AuditOutcome.RIGHT, payload_hash=bytes(32))
+
+
 def once(change: Callable[[ChunkAudited], ChunkAudited]) -> Callable[[ChunkAudited], ChunkAudited]:
     """As a flipped bit has it."""
     left = [True]
@@ -148,6 +156,7 @@ def schedule(seed: int, misdeed: Misdeed, *, num_sites: int = 4, num_syncs: int 
         await asyncio.sleep(1)
         sites = [record for record in world.store.kept if isinstance(record, SiteRecord)]
         found.offences.update({s.name: s.offences for s in sites if s.offences})
+        found.faults.update({s.name: len(s.faults) for s in sites if s.faults})
         found.banned.update(r.name for r in world.store.kept if isinstance(r, BanRecord))
 
     return play(seed, faults, audited_shape(seed, num_sites=num_sites, num_syncs=num_syncs)), found
@@ -169,19 +178,27 @@ def behind_nat(world: World, generator: random.Random, found: Found) -> None:
     world.network.undialable.add(of_one(world, generator))
 
 
-def full_liar(world: World, generator: random.Random, found: Found, share: float = 1.0) -> None:
-    """From now on one site lies in this share of its averages."""
+def full_liar(
+    world: World, generator: random.Random, found: Found, share: float = 1.0, *, owns_up: bool = False
+) -> None:
+    """From now on one site lies in this share of its averages. When it is asked itself it denies, or owns up."""
     name = found.liar = of_one(world, generator)
 
     def lied(commit: int) -> None:
         found.first_lie = found.first_lie or commit
 
     lies_as_reducer(world, world.nodes[name], lambda: generator.random() < share, lied)
+    if not owns_up:
+        finds_otherwise(world.nodes[name], denying)
     world.hostile.add(name)
 
 
 def seldom_liar(world: World, generator: random.Random, found: Found) -> None:
     full_liar(world, generator, found, share=1 / 3)
+
+
+def liar_that_owns_up(world: World, generator: random.Random, found: Found) -> None:
+    full_liar(world, generator, found, owns_up=True)
 
 
 def lying_auditor(world: World, generator: random.Random, found: Found) -> None:
@@ -192,20 +209,19 @@ def lying_auditor(world: World, generator: random.Random, found: Found) -> None:
 
 
 def flipped_bits(world: World, generator: random.Random, found: Found) -> None:
-    """At each site one average, or one audit, is not what it should be, some time."""
+    """At each site two averages, or two audits, or one of each, are not what they should be, some time."""
     for name in sorted(world.nodes):
         node = world.nodes[name]
-        if generator.random() < 0.5:
-            at = generator.randrange(40)
-            counter = [at]
-
-            def flips(counter: list[int] = counter) -> bool:
-                counter[0] -= 1
-                return counter[0] == 0
-
-            lies_as_reducer(world, node, flips, lambda commit: None)
-        else:
+        flips = {generator.randrange(1, 80) for _ in range(generator.randrange(3))}
+        lies_as_reducer(world, node, _those(flips), lambda commit: None)
+        for _ in range(2 - len(flips)):
             finds_otherwise(node, once(accusing(generator.randbytes(32))))
+
+
+def _those(numbers: set[int]) -> Callable[[], bool]:
+    """Whether it is one of these times, the first of which is 1."""
+    turns = itertools.count(1)
+    return lambda: next(turns) in numbers
 
 
 def with_flips(seed: int) -> Outcome:
@@ -213,5 +229,6 @@ def with_flips(seed: int) -> Outcome:
     outcome, found = schedule(seed, flipped_bits, num_syncs=6)
     if found.banned and not outcome.problem:
         outcome = replace(outcome, problem=f"banned for flipped bits: {sorted(found.banned)}")
-    counted = replace(outcome, num_faults=Counter({"sites found out": len(found.offences)}))
+    num_found = {"sites that owned up": len(found.faults), "sites that did not": len(found.offences)}
+    counted = replace(outcome, num_faults=Counter(num_found))
     return counted if outcome.problem else replace(counted, story="")

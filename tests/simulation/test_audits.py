@@ -19,14 +19,14 @@ def test_nobody_is_judged_where_all_are_honest() -> None:
     outcome, found = audits.schedule(0, audits.nothing, num_syncs=3)
     assert not outcome.problem, outcome.story
     assert found.num_right == audits.NUM_AUDITS * (outcome.num_commits - 1), "but of the last commit"
-    assert (found.offences, found.num_unknown) == ({}, 0)
+    assert (found.offences, found.faults, found.num_unknown) == ({}, {}, 0)
 
 
 def test_a_contributor_that_nobody_can_dial_dials_its_auditor() -> None:
     outcome, found = audits.schedule(0, audits.behind_nat, num_syncs=10)
     assert not outcome.problem, outcome.story
     assert found.num_right > found.num_unknown, outcome.story
-    assert not found.offences
+    assert not found.offences | found.faults
 
 
 @seeds(8, every=8)
@@ -38,6 +38,13 @@ def test_a_reducer_that_always_lies_is_named_and_nobody_else(seeds: Sequence[int
         assert found.first_lie, outcome.story
         assert set(found.offences) == {found.liar}, outcome.story
         assert found.banned <= {found.liar}
+
+
+def test_a_reducer_that_lies_and_owns_up_each_time_is_banned() -> None:
+    """It may have three flipped bits, and no more."""
+    outcome, found = audits.schedule(1, audits.liar_that_owns_up, num_syncs=14)
+    assert not outcome.problem, outcome.story
+    assert (set(found.faults), found.banned, found.offences) == ({found.liar}, {found.liar}, {})
 
 
 @pytest.mark.slow
@@ -64,5 +71,5 @@ def test_bits_that_flip_at_every_site_ban_nobody(seeds: Sequence[int]) -> None:
         outcome, found = audits.schedule(seed, audits.flipped_bits, num_syncs=6)
         assert not outcome.problem, f"seed {seed}: {outcome.problem}\n{outcome.story}"
         assert not found.banned, outcome.story
-        num_found += len(found.offences)
+        num_found += len(found.faults)
     assert num_found

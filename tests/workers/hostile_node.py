@@ -10,13 +10,20 @@ from atoll.__main__ import run
 from atoll.node.core import events as e
 from atoll.node.core import outputs as out
 from atoll.node.core.site import SiteCore
+from atoll.node.exchange.auditing import Auditor
 from atoll.node.exchange.hub import Hub
 from atoll.node.exchange.sync.exchange import Exchange
+from atoll.protocol import messages as m
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 from tests.harness import hostile
 
 DOES = {"mute": hostile.is_never_ready, "ready": hostile.exchanges_nothing}
+
+
+async def denies(self: Auditor, asked: m.AuditChunk) -> m.ChunkAudited:
+    """Whoever made it: when it is asked itself, too."""
+    return m.ChunkAudited(number=asked.number, outcome=m.AuditOutcome.RIGHT, payload_hash=bytes(32))
 
 
 def misbehave(kind: str) -> None:
@@ -37,6 +44,7 @@ def misbehave(kind: str) -> None:
         SiteCore.handle = handle_so  # type: ignore[method-assign]
     elif kind in ("waiting", "false"):
         Hub.begin = begin_so  # type: ignore[method-assign]
+        Auditor.audit = denies  # type: ignore[method-assign]
     else:
         sys.exit(f"hostile_node.py: there is no {kind!r}, there are {', '.join(hostile.KINDS)}")
 

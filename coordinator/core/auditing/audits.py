@@ -1,13 +1,16 @@
-"""The audits of this start of the coordinator: what is asked, of whom, and what was found. In memory alone; what is
-held against a site is in its record."""
+"""The audits of a run: what is asked, of whom, and what was found. Which ones are open is in the store, what was found
+in them yet in memory alone: after a restart of the coordinator they begin anew. What is held against a site is in its
+record."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import inf
 
-from atoll.protocol.messages import AuditChunk, Member
+from atoll.coordinator.core.events import OpenAuditsRecord
+from atoll.protocol.messages import AuditChunk, AuditOutcome, ChunkAudited, Member
 
 MAX_OPEN = 256
 """Audits; a run whose sites do not answer begins no more."""
@@ -21,6 +24,24 @@ class Question:
     site_id: int
     stream: int
     until: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Accused:
+    """A site that two others have found out. It is asked itself before it is judged: what flipped a bit gives the
+    right average the second time."""
+
+    site_id: int
+    why: str
+    owns_up_by: tuple[AuditOutcome, bytes] | None = None
+    """What it finds then, with the payload's hash (empty: any). None: it is not asked."""
+
+    def owns_up(self, found: ChunkAudited) -> bool:
+        """Whether that is what the others say."""
+        if self.owns_up_by is None:
+            return False
+        outcome, payload_hash = self.owns_up_by
+        return found.outcome is outcome and payload_hash in (b"", found.payload_hash)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -37,14 +58,26 @@ class Audit:
     """Sites in whose computation another payload came out, and the hash of that."""
     refuted_by: dict[int, set[int]] = field(default_factory=dict)
     """By contributor, the sites to which it gave something else than its root is over."""
+    accused: list[Accused] = field(default_factory=list)
+    """Once it is known who is wrong: those that are not judged yet, the first of whom is asked."""
+
+
+def audits_of(record: OpenAuditsRecord) -> list[Audit]:
+    """As they were begun."""
+    return [
+        Audit(asked=asked, reducer=asked.contributors[place], payload_digest=record.payload_digest)
+        for asked, place in zip(record.asked, record.reducers, strict=True)
+    ]
 
 
 class Audits:
     """Of a run."""
 
-    def __init__(self) -> None:
+    def __init__(self, left_open: Sequence[OpenAuditsRecord]) -> None:
+        """`left_open`: by the start before."""
         self.secret = b""
         """Of this start of the coordinator, by which is drawn."""
+        self._left_open = [audit for record in left_open for audit in audits_of(record)]
         self.open: list[Audit] = []
         self.num_right = 0
         """Chunks whose payload came out again."""
@@ -60,12 +93,18 @@ class Audits:
         """Before the first commit of this start."""
         self.secret = secret
 
-    def begin(self, audit: Audit) -> bool:
-        """Whether there is room for it."""
-        if len(self.open) >= MAX_OPEN:
-            return False
-        self.open.append(audit)
-        return True
+    def take_left_open(self) -> list[Audit]:
+        """Once."""
+        taken, self._left_open = self._left_open, []
+        return taken
+
+    def has_room(self, num: int) -> bool:
+        """For so many more."""
+        return len(self.open) + num <= MAX_OPEN
+
+    def begin(self, audits: Sequence[Audit]) -> None:
+        """Nobody is asked yet."""
+        self.open += audits
 
     def ask(self, audit: Audit, *, site_id: int, stream: int, until: float) -> Question:
         """That site, and nobody else at the same time."""
@@ -83,9 +122,10 @@ class Audits:
                 return audit
         return None
 
-    def end(self, audit: Audit) -> None:
-        """Nobody is asked about it any more."""
+    def end(self, audit: Audit) -> bool:
+        """Nobody is asked about it any more. Whether it was the last one of its commit."""
         self.open.remove(audit)
+        return all(other.asked.commit != audit.asked.commit for other in self.open)
 
     def next_due(self) -> float:
         """When a site must have answered."""

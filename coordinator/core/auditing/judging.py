@@ -1,6 +1,6 @@
 """After a commit some of its chunks are averaged once more, by sites that did not reduce them. A difference is computed
-by a third site before anybody is judged: whoever differs may lie, or have bad memory. Two against one decide; the first
-time a site is found out it is evicted, the second time banned.
+by a third site before anybody is judged: whoever differs may lie, or have bad memory. Two against one decide who is
+wrong; what follows for that site is in `sentencing`.
 
 See docs/decisions/0069-audited-reducers.md.
 """
@@ -8,16 +8,15 @@ See docs/decisions/0069-audited-reducers.md.
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
 
 from atoll.coordinator.core import events as e
-from atoll.coordinator.core.audit import COORDINATOR
-from atoll.coordinator.core.auditing.audits import Audit
-from atoll.coordinator.core.auditing.drawing import draw
+from atoll.coordinator.core.auditing import sentencing
+from atoll.coordinator.core.auditing.asking import ask, end, may_be_asked
+from atoll.coordinator.core.auditing.audits import Accused, Audit, audits_of
+from atoll.coordinator.core.auditing.drawing import draw, drawn_in_words
+from atoll.coordinator.core.auditing.signed import made_by
 from atoll.coordinator.core.run import Run
-from atoll.coordinator.core.sites import liveness
-from atoll.coordinator.core.sites.conduct import Cause
-from atoll.coordinator.core.sites.membership import Site, Standing
+from atoll.coordinator.core.sites.membership import Site
 from atoll.coordinator.core.sync.attempts import Attempt
 from atoll.protocol import messages as m
 from atoll.protocol.messages import AuditOutcome
@@ -30,35 +29,56 @@ MAX_ASKED = 5
 def begin(run: Run, commit: m.Commit, attempt: Attempt) -> None:
     """The commit is made, and its payloads are what they are: from now on it is known what is audited."""
     num, plan, roots = run.settings.sync.audits, attempt.plan, attempt.weights.roots
+    _begin(run, run.auditing.take_left_open())  # all contributors are here now
     if not num or commit.final or not roots:
         return
     sizes, secret = run.chunk_sizes.of_sync(commit.fragment), run.auditing.secret
+    asked, reducers = [], []
     for number in range(num if sizes.num_trainable else 0):
         place = draw(secret, commit.payload_digest, "chunk", number, sizes.num_trainable)
         chunk = sizes.trainable(place)
+        drawn = drawn_in_words(secret, commit.commit, commit.payload_digest, number, place, sizes.num_trainable)
+        run.report(logging.INFO, drawn)
         tree = next(tree for tree in plan.trees if chunk < tree.first_chunk + tree.num_chunks)
-        asked = m.AuditChunk(
-            number=0,
-            commit=commit.commit,
-            sync=plan.sync,
-            attempt=plan.attempt,
-            term=plan.term,
-            fragment=plan.fragment,
-            base_commit=plan.base_commit,
-            contributors=commit.contributors,
-            roots=roots,
-            chunk=chunk,
+        reducers.append(top_of(tree))
+        asked.append(
+            m.AuditChunk(
+                number=0,
+                commit=commit.commit,
+                sync=plan.sync,
+                attempt=plan.attempt,
+                term=plan.term,
+                fragment=plan.fragment,
+                base_commit=plan.base_commit,
+                contributors=commit.contributors,
+                roots=roots,
+                chunk=chunk,
+                signatures=attempt.weights.signatures,
+                made=made_by(attempt, top_of(tree)),
+            )
         )
-        reducer = plan.contributors[top_of(tree)]
-        audit = Audit(asked=asked, reducer=reducer, payload_digest=commit.payload_digest)
-        if run.auditing.begin(audit):
-            _ask_next(run, audit)
+    record = e.OpenAuditsRecord(
+        commit=commit.commit, payload_digest=commit.payload_digest, asked=tuple(asked), reducers=tuple(reducers)
+    )
+    if asked and run.auditing.has_room(len(asked)):
+        run.persist(record)
+        _begin(run, audits_of(record))
+
+
+def _begin(run: Run, audits: list[Audit]) -> None:
+    """All of a commit, before one of them can end."""
+    run.auditing.begin(audits)
+    for audit in audits:
+        _ask_next(run, audit)
 
 
 def audited(run: Run, site: Site, message: m.ChunkAudited) -> None:
     """What a site has found. Nothing if it was not asked, or too long ago."""
     audit = run.auditing.answered(message.number, site.site_id)
     if audit is None:
+        return
+    if audit.accused:
+        sentencing.answered(run, audit, message)
         return
     match message.outcome:
         case AuditOutcome.RIGHT:
@@ -79,7 +99,10 @@ def advance(run: Run) -> None:
         if site is None or not site.live or site.stream != question.stream or run.now >= question.until:
             run.auditing.silent[question.site_id] += 1
             run.auditing.answered(question.number, question.site_id)
-            _ask_next(run, audit)
+            if audit.accused:
+                sentencing.passed_over(run, audit)
+            else:
+                _ask_next(run, audit)
 
 
 # --- whom
@@ -93,14 +116,7 @@ def _ask_next(run: Run, audit: Audit) -> None:
         return
     purpose = f"site for chunk {audit.asked.chunk}"
     site = sites[draw(run.auditing.secret, audit.payload_digest, purpose, len(audit.asked_site_ids), len(sites))]
-    assert site.stream is not None
-    until = run.now + _limit_s(run, audit)
-    question = run.auditing.ask(audit, site_id=site.site_id, stream=site.stream, until=until)
-    run.send(site, replace(audit.asked, number=question.number))
-    for member in audit.asked.contributors:
-        contributor = run.members.by_id(member.site_id)
-        if contributor is not None and member.site_id in site.unreachable_site_ids:
-            run.send(contributor, m.DialBack(member=site.member()))
+    ask(run, audit, site)
 
 
 def _able(run: Run, audit: Audit) -> list[Site]:
@@ -109,19 +125,10 @@ def _able(run: Run, audit: Audit) -> list[Site]:
     ids = {c.site_id for c in audit.asked.contributors}
     found = []
     for member in audit.asked.contributors:
-        site = run.members.by_id(member.site_id)
-        if site is None or site.start != (member.site_id, member.incarnation) or site.stream is None:
-            continue
-        if site.standing is Standing.MEMBER and site.site_id not in {audit.reducer.site_id, *audit.asked_site_ids}:
+        site = may_be_asked(run, member)
+        if site is not None and site.site_id not in {audit.reducer.site_id, *audit.asked_site_ids}:
             found.append(site)
     return [s for s in found if ids.isdisjoint(s.unreachable_site_ids)] or found
-
-
-def _limit_s(run: Run, audit: Audit) -> float:
-    """To fetch the chunk of each contributor, after the audits that the site has before it."""
-    num_bytes = len(audit.asked.contributors) * run.chunk_sizes.bytes_of(audit.asked.chunk, 1)
-    one_s = liveness.IDLE_STALLS * run.limits.stall_s + num_bytes / run.limits.slowest_bytes_per_s
-    return one_s * max(1, len(run.auditing.open))
 
 
 # --- what follows
@@ -129,14 +136,14 @@ def _limit_s(run: Run, audit: Audit) -> float:
 
 def _right(run: Run, audit: Audit, site: Site) -> None:
     """A first word closes the audit. After an accusation it is one against one, and the reducer: two of three."""
-    for accuser_id in audit.accusers:
-        why = f"it says that {_chunk(audit)} is wrong, and it comes out as it is at {site.label}"
-        _judge(run, audit, accuser_id, why)
-    if audit.accusers:
-        _end_judged(run, audit)
-    else:
+    if not audit.accusers:
         run.auditing.num_right += 1
-        run.auditing.end(audit)
+        end(run, audit)
+        return
+    why = f"it says that {_chunk(audit)} is wrong, and it comes out as it is at {site.label}"
+    owns_up_by = AuditOutcome.RIGHT, b""
+    accused = [Accused(site_id=site_id, why=why, owns_up_by=owns_up_by) for site_id in audit.accusers]
+    sentencing.accuse(run, audit, accused)
 
 
 def _wrong(run: Run, audit: Audit, site: Site, payload_hash: bytes) -> None:
@@ -152,16 +159,20 @@ def _wrong(run: Run, audit: Audit, site: Site, payload_hash: bytes) -> None:
         return
     others = ", ".join(run.members.known(i).label for i in (*agreeing, site.site_id))
     why = f"{_chunk(audit)}, which it made, is not the average of what was contributed, as found by {others}"
-    _judge(run, audit, audit.reducer.site_id, why)
-    for other, found in audit.accusers.items():
-        if found != payload_hash:
-            _judge(run, audit, other, f"{_chunk(audit)} comes out as something else there than at {others}")
+    differing = f"{_chunk(audit)} comes out as something else there than at {others}"
+    owns_up_by = AuditOutcome.WRONG, payload_hash
+    accused = [Accused(site_id=audit.reducer.site_id, why=why, owns_up_by=owns_up_by)]
+    accused += [
+        Accused(site_id=other, why=differing, owns_up_by=owns_up_by)
+        for other, found in audit.accusers.items()
+        if found != payload_hash
+    ]
     run.report(
         logging.ERROR,
         f"commit {audit.asked.commit} holds a payload that is wrong, and every site has applied it; to undo it: "
         f"atoll rollback --to {audit.asked.commit - 1}",
     )
-    _end_judged(run, audit)
+    sentencing.accuse(run, audit, accused)
 
 
 def _unknown(run: Run, audit: Audit, site: Site, message: m.ChunkAudited) -> None:
@@ -175,41 +186,19 @@ def _unknown(run: Run, audit: Audit, site: Site, message: m.ChunkAudited) -> Non
         by = audit.refuted_by.setdefault(site_id, set())
         by.add(site.site_id)
         label = run.members.known(site_id).label
-        text = f"audit: {label} gave {site.label} something else than its root of sync {audit.asked.sync} is over"
-        run.report(logging.WARNING, text)
+        what = f"something else than a root that it said in sync {audit.asked.sync} is over"
+        run.report(logging.WARNING, f"audit: {label} gave {site.label} {what}")
         if len(by) == 2:
-            _judge(run, audit, site_id, f"it does not give what it contributed to sync {audit.asked.sync}")
-            _end_judged(run, audit)
+            why = f"what it gave is not what it has said, by a root, of sync {audit.asked.sync}"
+            sentencing.accuse(run, audit, [Accused(site_id=site_id, why=why)])
             return
     _ask_next(run, audit)
-
-
-def _judge(run: Run, audit: Audit, site_id: int, why: str) -> None:
-    """It was found out: it is evicted, the second time for good."""
-    site = run.members.by_id(site_id)
-    if site is None:
-        return  # it has gone, and is forgotten
-    if not site.conduct.offend(audit.asked.commit, run.log.last):
-        return
-    reason = f"an audit of commit {audit.asked.commit}: {why}"
-    if site.conduct.is_second_offence and site.name not in run.banned:
-        run.ban(e.BanRecord(name=site.name, key_digest=site.key_digest, reason=reason[:1024]))
-        run.note(COORDINATOR, f"ban name={site.name!r}", reason)
-        reason += "; it is banned, as this was not the first time"
-    if site.live:
-        run.evict(site, reason, Cause.AUDIT, is_strike=False)
-    run.persist_site(site)
-
-
-def _end_judged(run: Run, audit: Audit) -> None:
-    run.auditing.num_wrong += 1
-    run.auditing.end(audit)
 
 
 def _end_undecided(run: Run, audit: Audit) -> None:
     """Nobody is left to ask. An accusation that no other site could look at is for a person."""
     run.auditing.num_unknown += 1
-    run.auditing.end(audit)
+    end(run, audit)
     if audit.accusers:
         says = " and ".join(run.members.known(i).label for i in audit.accusers)
         reducer = run.members.known(audit.reducer.site_id).label

@@ -16,6 +16,10 @@ from atoll.coordinator.core.events import SiteRecord
 WAIT_LEASES = (0, 0, 16, 64, 256)
 """Of each strike: so many leases until the site is admitted again. The first may be an accident of the network. With
 the one after the last it is banned, unless it is found out for its absence alone."""
+FAULT_COMMITS = 1000
+MAX_FAULTS = 2
+"""Within so many commits: flipped bits that a site owned up to. With the next one it is banned. An audit finds few of
+those that there are, and a liar may own up too."""
 FORGIVEN_LEASES = 64
 """A strike is forgiven when the site has contributed for so long since: time, because a commit may take hours."""
 
@@ -33,6 +37,8 @@ class Cause(Enum):
     """It says what cannot be."""
     AUDIT = "audit"
     """What it averaged, or found in an audit, is not what comes out at two other sites."""
+    MEMORY = "memory"
+    """The same, and its own computation shows it too: a bit flipped."""
     OPERATOR = "operator"
 
 
@@ -40,6 +46,7 @@ class Cause(Enum):
 class Conduct:
     strikes: int = 0
     offences: int = 0  # times that audits found it out; they are not forgiven with time
+    faults: tuple[int, ...] = ()  # commits by which it owned up to what an audit had found, of the last FAULT_COMMITS
     _judged_to: int = -1  # the newest commit when one last did, in this start of the coordinator
     admitted_again_at: float = 0.0
     has_contributed: bool = False  # since it was admitted
@@ -66,13 +73,28 @@ class Conduct:
         """A first one may be a flipped bit."""
         return self.offences > 1
 
+    @property
+    def has_too_many_faults(self) -> bool:
+        """Its memory is of no use to the run, or it lies and owns up each time."""
+        return len(self.faults) > MAX_FAULTS
+
     def offend(self, commit: int, newest: int) -> bool:
         """An audit of that commit has found it out. False if it was found out since that was made: what was wrong with
         it then may have spoiled several chunks."""
+        if is_new := self._is_judged(commit, newest):
+            self.offences += 1
+        return is_new
+
+    def own_up(self, commit: int, newest: int) -> bool:
+        """The same, and its own computation gives what that of others does."""
+        if is_new := self._is_judged(commit, newest):
+            self.faults = (*(c for c in self.faults if c > newest - FAULT_COMMITS), newest)
+        return is_new
+
+    def _is_judged(self, commit: int, newest: int) -> bool:
         if commit <= self._judged_to:
             return False
         self._judged_to = newest
-        self.offences += 1
         self.has_contributed = False
         return True
 
@@ -96,6 +118,7 @@ class Conduct:
         self._has_ever_contributed, self.has_contributed = record.contributed, record.has_contributed
         self.strikes, self._good_since = record.strikes, now
         self.offences = record.offences
+        self.faults = record.faults
         if not record.live:
             self.admitted_again_at = now + self._wait_s(lease_s)
 

@@ -237,6 +237,7 @@ class Site:
             live=self.live,
             strikes=conduct.strikes,
             offences=conduct.offences,
+            faults=conduct.faults,
             has_contributed=conduct.has_contributed,
         )
 

@@ -69,6 +69,7 @@ class Attempt:
         weights = self.weights
         errors = weights.error_commits or ((),) * len(weights.said)
         roots = weights.roots or (b"",) * len(weights.said)
+        signatures = weights.signatures or (None,) * len(weights.said)
         return [
             Ready(
                 sync=self.plan.sync,
@@ -78,8 +79,11 @@ class Attempt:
                 error_commits=error_commits,
                 rates=weights.rates,
                 contributions_root=root,
+                signature=signature,
             )
-            for tokens, ranges, error_commits, root in zip(weights.said, weights.ranges, errors, roots, strict=True)
+            for tokens, ranges, error_commits, root, signature in zip(
+                weights.said, weights.ranges, errors, roots, signatures, strict=True
+            )
         ]
 
     def weights_message(self) -> Weights:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
+from atoll.coordinator.core.auditing import signed
 from atoll.coordinator.core.data import leases
 from atoll.coordinator.core.events import PlanRecord, WeightsRecord
 from atoll.coordinator.core.log import evidence, going_back, rollback, states
@@ -26,7 +27,6 @@ from atoll.coordinator.core.sync.blame import in_words
 from atoll.coordinator.core.sync.exclusions import Kind
 from atoll.coordinator.core.sync.syncs import Sync
 from atoll.protocol import messages as m
-from atoll.protocol.digest import DIGEST_BYTES
 
 MAX_STEPS_OF_ADVANCE = 1000
 
@@ -45,8 +45,8 @@ def ready(run: Run, site: Site, message: m.Ready) -> None:
             problem = f"error feedback of {len(message.error_commits)} fragments, {num_errors} are expected"
         elif len(message.rates) != num_rates:
             problem = f"{len(message.rates)} rates, {num_rates} are expected"
-        elif settings.audits and message.tokens and len(message.contributions_root) != DIGEST_BYTES:
-            problem = "no root over what it contributes, which a run with audits needs"
+        elif settings.audits and message.tokens:
+            problem = signed.wrong_in_ready(run, site, message)
     if problem:
         run.refuse(site.stream, m.RefusedKind.INVALID, f"Ready of {site.label} for sync {message.sync}: {problem}")
         return
@@ -101,6 +101,9 @@ def done(run: Run, site: Site, message: m.Done) -> None:
         attempt.spoil(f"{site.label} exchanged from commit {message.last_commit}, the plan is based on {base}")
         why = f"it exchanged from commit {message.last_commit}, and the plan is based on {base}"
         run.evict(site, why, Cause.CONTRADICTION)
+        return
+    if problem := signed.wrong_in_done(run, site, attempt, message):
+        run.refuse(site.stream, m.RefusedKind.INVALID, f"Done of {site.label} for sync {message.sync}: {problem}")
         return
     attempt.note_done(site.site_id, message)
     states.exchanged_from(run, site, message.last_commit, message.state_hash)

@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from itertools import chain
 
-from atoll.coordinator.core.auditing import judging
+from atoll.coordinator.core.auditing import drawing_secret, judging
 from atoll.coordinator.core.data import leases
 from atoll.coordinator.core.events import CommitRecord, FinishedRecord, OpenRecord, PlanRecord
 from atoll.coordinator.core.log import states
@@ -417,6 +417,7 @@ def _end(run: Run, reason: str) -> None:
     run.ledger.give_back_all()
     run.persist_ledger()
     run.persist(run.finished)
+    drawing_secret.reveal(run)
     run.report(logging.INFO, f"the run is over at commit {run.log.last}: {reason}")
 
 

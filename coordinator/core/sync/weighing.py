@@ -57,6 +57,7 @@ def weigh(run: Run, sync: Sync, attempt: Attempt) -> WeightsRecord:
         error_commits=tuple(message.error_commits for message in ready) if settings.error_feedback else (),
         rates=ready[0].rates,
         roots=tuple(message.contributions_root for message in ready) if settings.audits else (),
+        signatures=tuple(message.signature for message in ready if message.signature) if settings.audits else (),
     )
 
 

@@ -190,7 +190,7 @@ class RunView:
     """Plans since this start of the coordinator; so are the next four."""
     num_evicted: int
     evictions: tuple[tuple[str, int], ...]
-    """The same by cause: absence, hang, state, contribution, contradiction, audit or operator."""
+    """The same by cause: absence, hang, state, contribution, contradiction, audit, memory or operator."""
     num_not_finite: int
     """Times that a site's loss stopped being a number."""
     num_failed: int

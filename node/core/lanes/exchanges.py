@@ -207,6 +207,8 @@ def finished(ctx: Context, event: events.ExchangeFinished) -> None:
         stood_out=outlier_of(event.stood_out) if event.stood_out is not None else None,
         links=event.links,
         averaged=event.averaged,
+        payloads_root=event.payloads_root,
+        signature=event.signature,
     )
     _say(ctx, exchange, done)
     if not exchange.contributes and event.links:

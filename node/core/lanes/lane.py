@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from atoll.node.core.events import SnapshotSealed
-from atoll.protocol.messages import DataRange, Done, ExchangeFailed, Open, Plan
+from atoll.protocol.messages import DataRange, Done, ExchangeFailed, Open, Plan, Signature
 
 STORY_STEPS = 16
 UPDATES = 4
@@ -56,6 +56,7 @@ class Snapshot:
     is_lost: bool = False  # a host is gone with its part: only an exchange that had begun may bring it into a commit
     kept_for: int = 0  # with audits: the sync for which its contribution is, or is being, encoded and kept
     root: bytes = b""  # of that, once it is
+    signature: Signature | None = None  # of the root, where this site has a key
     error_commits: tuple[int, ...] = ()  # of each fragment: which commit left the error that its contribution has
 
     @property

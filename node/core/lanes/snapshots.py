@@ -87,7 +87,7 @@ def keep(ctx: Context, lane: Lane) -> None:
     open_ = _sealed_for(ctx, lane)
     if open_ is None or not _is_to_be_kept(ctx, lane) or lane.snapshot.kept_for == open_.sync:
         return
-    lane.snapshot = replace(lane.snapshot, kept_for=open_.sync, root=b"")
+    lane.snapshot = replace(lane.snapshot, kept_for=open_.sync, root=b"", signature=None)
     ctx.emit(KeepContributions(open_.sync, lane.fragment, open_.base_commit, lane.snapshot.error_commits))
 
 
@@ -95,7 +95,7 @@ def kept(ctx: Context, event: ContributionsKept) -> Lane:
     """What was encoded counts if it is of the snapshot that is sealed now; without a base it is of none that is."""
     lane = ctx.site.lanes[event.fragment]
     if lane.snapshot.is_sealed and lane.snapshot.kept_for == event.sync:
-        lane.snapshot = replace(lane.snapshot, root=event.root)
+        lane.snapshot = replace(lane.snapshot, root=event.root, signature=event.signature)
     return lane
 
 

@@ -79,6 +79,7 @@ def ready(ctx: Context, lane: Lane) -> None:
             rates=report.rates,
             of_shards=report.of_shards,
             contributions_root=lane.snapshot.root,
+            signature=lane.snapshot.signature,
         )
     )
     exchanges.begin_ahead(ctx, lane)

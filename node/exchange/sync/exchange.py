@@ -16,7 +16,7 @@ from atoll.node.exchange.sync.collection import Collection
 from atoll.node.exchange.sync.reducer import Reducer
 from atoll.node.exchange.sync.reduction import Share
 from atoll.node.exchange.sync.retained import Retained
-from atoll.node.exchange.sync.roots import Roots
+from atoll.node.exchange.sync.roots import Roots, made_tree
 from atoll.node.exchange.sync.turns import Turns
 from atoll.node.exchange.sync.upstream import Upstream
 from atoll.node.exchange.sync.weights import Weights
@@ -38,6 +38,8 @@ class ExchangeResult:
     stood_out: tuple[int, float, float] | None = None
     """Of the contributions that were averaged here, the site whose was nearest to its limit, its norm and the limit."""
     averaged: Averaged | None = None
+    payloads_root: bytes = b""
+    """With audits: over the payloads that were made here; empty if there are none."""
 
 
 @dataclass(eq=False, kw_only=True)
@@ -122,14 +124,21 @@ class Exchange:
         await attempt.finished
         tokens = self.weights.vector()
         averaged = with_weights(attempt.plan, tokens)
-        digest = await attempt.in_pool(lambda: self.collection.seal(averaged))
+        digest, root = await attempt.in_pool(lambda: (self.collection.seal(averaged), self._payloads_root()))
         return ExchangeResult(
             payload_digest=digest,
             tokens=tokens,
             links=attempt.links.longest(),
             stood_out=self.reducer.stood_out(),
             averaged=attempt.data.averaged() if attempt.me.site_id in heard(attempt.plan) else None,
+            payloads_root=root,
         )
+
+    def _payloads_root(self) -> bytes:
+        """In a thread, once all are in the log."""
+        if not self.attempt.data.is_audited:
+            return b""
+        return made_tree(self.collection.file, self.reducer.own.chunks).root
 
     def _begin(self) -> tuple[list[Encoded], int]:
         self.collection.begin()

@@ -9,12 +9,23 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 
+from atoll.node.dataplane.payload_file import PayloadFile
 from atoll.node.exchange.peers.frames import Encoded
 from atoll.node.exchange.sync.attempt import Attempt
 from atoll.protocol.digest import DIGEST_BYTES
-from atoll.protocol.errors import RefusedError
-from atoll.protocol.hash_tree import check_proof
+from atoll.protocol.errors import RefusedError, StateError
+from atoll.protocol.hash_tree import HashTree, check_proof
 from atoll.protocol.messages import Member
+
+
+def made_tree(payloads: PayloadFile, chunks: Sequence[int]) -> HashTree:
+    """Over those of these chunks, ascending: their reducer signs its root. Raises StateError if one is not here."""
+    hashes = []
+    for chunk in chunks:
+        if (found := payloads.hash_of(chunk)) is None:
+            raise StateError(f"{payloads.path.name}: the payload of chunk {chunk} is not here")
+        hashes.append(found)
+    return HashTree(chunks, hashes)
 
 
 class Roots:

@@ -27,6 +27,7 @@ from atoll.cli import (
     doctor,
     drain,
     evict,
+    evidence,
     export,
     gc,
     health,
@@ -70,7 +71,8 @@ class Verb(Protocol):
 
 _MODULES: tuple[Verb, ...] = (
     plan, init, coordinator, invite, token, join, doctor, node, relay, status, health, pause,
-    resume, set, stop, rollback, drain, evict, ban, rotate, reset, audit, backup, gc, demo, tokenize, sample, export,
+    resume, set, stop, rollback, drain, evict, ban, rotate, reset, audit, evidence, backup, gc, demo, tokenize, sample,
+    export,
 )  # fmt: skip
 VERBS = {verb.__name__.rpartition(".")[2]: verb for verb in _MODULES}
 

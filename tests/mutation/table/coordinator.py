@@ -57,7 +57,7 @@ MUTATIONS = (
         name="void commits come back from the store",
         rule="commits that a rollback gave up are gone after a restart",
         where="coordinator.core.persisted:changes",
-        old="all_of(*HISTORY, LossRecord) if key.number > record.commit]",
+        old="all_of(*HISTORY, LossRecord, e.OpenAuditsRecord) if key.number > record.commit]",
         new="all_of(e.AttestationRecord, LossRecord) if key.number > record.commit]",
         tests=(
             "tests/unit/coordinator/test_store_contract.py::test_void_commits_are_gone_and_their_numbers_are_used_again",

@@ -466,8 +466,8 @@ MUTATIONS = (
         name="the cut weight in place of what was said",
         rule="what contributors said is in the store with the weights: a restart changes no weight and no record",
         where="coordinator.core.sync.attempts:Attempt.readys",
-        old="zip(weights.said,",
-        new="zip(weights.tokens,",
+        old="weights.said, weights.ranges,",
+        new="weights.tokens, weights.ranges,",
         tests=(
             "tests/unit/coordinator/test_weights.py::test_12_what_sites_said_counts_in_the_next_attempt_after_the_coordinator_came_back",
         ),

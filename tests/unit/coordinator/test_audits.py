@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 import random
+import re
 from collections import Counter
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from atoll.coordinator.core.auditing.drawing import draw, odds_of_finding
+from atoll.coordinator.core import events as e
+from atoll.coordinator.core.auditing.drawing import COMMITTED, REVEALED, check_draws, draw, odds_of_finding
+from atoll.coordinator.core.persisted import changes, key_of
+from atoll.coordinator.core.sites.conduct import FAULT_COMMITS, Conduct
 from atoll.protocol import messages as m
 from atoll.protocol.messages import AuditOutcome, RefusedKind
-from atoll.protocol.plans import reducers
+from atoll.protocol.plans import reducers, with_weights
+from atoll.protocol.spec import spec_of
+from atoll.protocol.trust.words import of_contributions, of_payloads
 from tests.harness.coordinator_story import Story, a_hash, some_settings
+from tests.harness.site_keys import SiteKeys
 
 RIGHT, WRONG, UNKNOWN = AuditOutcome.RIGHT, AuditOutcome.WRONG, AuditOutcome.UNKNOWN
 NAMES = ("a", "b", "c", "d", "e")
-TRUTH = a_hash("what comes out")
+TRUTH, FALSE = a_hash("what comes out"), a_hash("what the reducer made")
 
 
 class Audited(Story):
@@ -63,6 +72,32 @@ class Audited(Story):
             self.says(name, word)
         return reducer, asked_names
 
+    def asked_itself(self, name: str, outcome: AuditOutcome = RIGHT, payload_hash: bytes = FALSE) -> None:
+        """Two others have found that site out; what it finds. If it says nothing else, it denies."""
+        question = self.question()
+        assert question is not None
+        assert question[0] == name
+        self.says(name, m.ChunkAudited(number=question[1].number, outcome=outcome, payload_hash=payload_hash))
+
+    def wrong_once_more(self, reducer: str) -> None:
+        """Commits until a chunk of that site is audited, and is wrong."""
+        self.back(reducer)
+        for _ in range(200):
+            self.next_commit()
+            question = self.question()
+            assert question is not None
+            if self.reducer_of(question[1]) == reducer:
+                break
+            self.says(question[0], m.ChunkAudited(number=question[1].number, outcome=RIGHT, payload_hash=TRUTH))
+        self.num_read -= 1
+        assert self.audit((WRONG, TRUTH), (WRONG, TRUTH))[0] == reducer
+
+    def banned(self) -> list[str]:
+        return [text.split(":")[0] for text in self.view.banned]
+
+    def by_cause(self) -> dict[str, int]:
+        return {cause: times for cause, times in self.view.evictions if times}
+
     def evicted(self) -> list[str]:
         return [name for name in self.names if self.num(name, m.Evicted)]
 
@@ -71,6 +106,116 @@ class Audited(Story):
         self.connect(name, incarnation=self.sites[name].incarnation + 1)
         self.offer(name)
         self.applied(name, self.last_commit(), f"s{self.last_commit()}")
+
+
+class Signing(Audited):
+    """The same, of sites with certificates, which sign."""
+
+    def __init__(self) -> None:
+        self.keys = SiteKeys("run")
+        self.signer = ""
+        super().__init__()
+
+    def connect(self, name: str, **options: Any) -> None:
+        certified = self.keys.certified(name)
+        if name not in self.sites:
+            self.happens(e.InviteAsked(role="site", name=name, invite_id=name, life_s=9999, request=1))
+            self.happens(e.JoinAsked(invite_id=name, key_digest=certified.key_digest, request=2))
+        super().connect(name, certified=certified, **options)
+
+    def says(self, name: str, message: m.SiteMessage) -> None:
+        site = self.sites[name]
+        start = site.site_id, site.incarnation
+        words = self.keys.words(self.signer or name)
+        if isinstance(message, m.Ready):
+            word = of_contributions("run", message.sync, start, message.contributions_root)
+            message = replace(message, signature=words.signed(word))
+        elif isinstance(message, m.Done):
+            plan = with_weights(self.plan(), message.tokens)
+            way = spec_of(self.settings.sync, plan.base_commit, plan.fragment).trainable
+            word = of_payloads("run", plan, way, start, message.payloads_root)
+            message = replace(message, signature=words.signed(word))
+        super().says(name, message)
+
+
+def test_an_audit_says_what_all_have_signed_also_after_a_restart() -> None:
+    story = Signing()
+    question = story.question()
+    assert question is not None
+    asked, reader = question[1], story.keys.words("a")
+    for member, root, signature in zip(asked.contributors, asked.roots, asked.signatures, strict=True):
+        word = of_contributions("run", asked.sync, (member.site_id, member.incarnation), root)
+        reader.check(member, word, signature)
+    made = asked.made
+    assert made is not None
+    assert made.root == a_hash(f"made by {story.reducer_of(asked)}")
+    assert any(f <= asked.chunk < f + n for f, n in zip(made.first_chunks, made.nums_chunks, strict=True))
+    reducer = next(c for c in asked.contributors if c.site_id == made.site_id)
+    way = spec_of(story.settings.sync, asked.base_commit, asked.fragment).trainable
+    word = of_payloads("run", asked, way, (reducer.site_id, reducer.incarnation), made.root)
+    reader.check(reducer, word, made.signature)
+    for name in NAMES:
+        story.ready(name)
+    story.restart()
+    for name in NAMES:
+        story.connect(name, state=(1, "s1"), incarnation=story.sites[name].incarnation)
+        story.ready(name)
+    for name in [story._name(member.site_id) for member in story.plan().contributors]:
+        story.done(name, "s1", payloads="p1", commit=1)
+    again = story.question()
+    assert again is not None
+    assert len(again[1].signatures) == len(again[1].contributors)
+
+
+def test_what_is_not_signed_by_the_key_of_its_stream_is_refused() -> None:
+    story = Signing()
+    story.signer = "b"
+    story.ready("a")
+    assert "not signed by the key of its identity" in story.last("a", m.Refused).text
+    story = Signing()
+    for name in NAMES:
+        story.ready(name)
+    story.signer = "c"
+    story.done("b", "s1", commit=1)
+    assert "Done of b" in story.last("b", m.Refused).text
+    assert "not signed by the key of its identity" in story.last("b", m.Refused).text
+
+
+def test_in_plain_text_nothing_is_signed_and_a_signature_is_refused() -> None:
+    story = Audited()
+    question = story.question()
+    assert question is not None
+    assert (question[1].signatures, question[1].made.signature if question[1].made else 0) == ((), None)
+    opened = story.open_sync()
+    assert opened is not None
+    forged = m.Signature(value=b"v", certificate=b"c")
+    story.says("a", m.Ready(sync=opened.sync, tokens=9, num_steps=9, contributions_root=TRUTH, signature=forged))
+    assert "a signature, in a run in plain text" in story.last("a", m.Refused).text
+
+
+def test_a_reducer_that_says_no_root_over_what_it_made_is_refused() -> None:
+    story = Audited()
+    for name in NAMES:
+        story.ready(name)
+    plan = story.plan()
+    done = m.Done(
+        sync=plan.sync, attempt=plan.attempt, term=plan.term, payload_digest=TRUTH, last_commit=1, state_hash=TRUTH,
+        tokens=tuple(c.tokens for c in plan.contributors),
+    )  # fmt: skip
+    story.says("a", done)
+    assert "no root over the payloads that it made" in story.last("a", m.Refused).text
+
+
+def test_a_reducer_that_signed_another_root_is_judged_when_two_sites_say_so() -> None:
+    story = Audited()
+    for _ in range(2):
+        assert not story.evicted()
+        question = story.question()
+        assert question is not None
+        reducer = story.sites[story.reducer_of(question[1])]
+        refuted = (reducer.site_id,)
+        story.says(question[0], m.ChunkAudited(number=question[1].number, outcome=UNKNOWN, refuted_site_ids=refuted))
+    assert story.evicted() == [reducer.name]
 
 
 def test_two_audits_a_sync_find_one_liar_of_sixteen_in_31_syncs_at_98_percent() -> None:
@@ -133,35 +278,91 @@ def test_a_reducer_that_two_sites_refute_is_evicted_and_the_second_time_banned(r
     story = Audited()
     reducer, asked = story.audit((WRONG, TRUTH), (WRONG, TRUTH))
     assert len({reducer, *asked}) == 3
+    assert any("atoll rollback --to 0" in text for _, text in story.reports)
+    assert not story.evicted(), "before it was asked itself"
+    story.asked_itself(reducer)
     assert story.evicted() == [reducer]
     assert "is not the average of what was contributed" in story.last(reducer, m.Evicted).reason
-    assert any("atoll rollback --to 0" in text for _, text in story.reports)
     assert not story.view.banned
     if restarted:
         story.restart()
         for name in NAMES:
             if name != reducer:
                 story.connect(name, state=(1, "s1"), incarnation=story.sites[name].incarnation)
-    story.back(reducer)
-    for _ in range(200):
-        story.next_commit()
-        question = story.question()
-        assert question is not None
-        if story.reducer_of(question[1]) == reducer:
-            break
-        story.says(question[0], m.ChunkAudited(number=question[1].number, outcome=RIGHT, payload_hash=TRUTH))
-    story.num_read -= 1
-    assert story.audit((WRONG, TRUTH), (WRONG, TRUTH))[0] == reducer
-    assert [text.split(":")[0] for text in story.view.banned] == [reducer]
+    story.wrong_once_more(reducer)
+    story.asked_itself(reducer, UNKNOWN)
+    assert story.banned() == [reducer]
     assert story.view.num_audits_wrong == (1 if restarted else 2)
+    assert story.by_cause() == {"audit": 1 if restarted else 2}
+
+
+def test_a_site_that_owns_up_has_bad_memory_which_bans_it_the_third_time() -> None:
+    """Its own computation gives what the others found, so it was no lie, or it is a liar that has three."""
+    story = Audited()
+    reducer, _ = story.audit((WRONG, TRUTH), (WRONG, TRUTH))
+    story.asked_itself(reducer, WRONG, TRUTH)
+    assert "test that machine's memory" in story.last(reducer, m.Evicted).reason
+    story.wrong_once_more(reducer)
+    story.asked_itself(reducer, WRONG, TRUTH)
+    assert not story.view.banned
+    assert story.by_cause() == {"memory": 2}
+    story.restart()
+    for name in NAMES:
+        if name != reducer:
+            commit = story.last_commit()
+            story.connect(name, state=(commit, f"s{commit}"), incarnation=story.sites[name].incarnation)
+    story.wrong_once_more(reducer)
+    story.asked_itself(reducer, WRONG, TRUTH)
+    assert story.banned() == [reducer]
+
+
+def test_flipped_bits_are_forgotten_after_many_commits_and_offences_are_not() -> None:
+    conduct = Conduct()
+    for turn in range(9):
+        assert conduct.own_up(turn * FAULT_COMMITS // 2, turn * FAULT_COMMITS // 2 + 1)
+        assert not conduct.has_too_many_faults
+    assert not conduct.offences
+    newest = 9 * FAULT_COMMITS
+    assert conduct.own_up(newest, newest)
+    assert conduct.own_up(newest + 1, newest + 1)
+    assert not conduct.has_too_many_faults
+    assert not conduct.own_up(newest + 1, newest + 9), "found out since that was made"
+    assert conduct.own_up(newest + 2, newest + 2)
+    assert conduct.has_too_many_faults
+    assert conduct.offend(newest + 3, newest + 3)
+    assert not conduct.is_second_offence
+    assert conduct.offend(newest + 9 * FAULT_COMMITS, newest + 9 * FAULT_COMMITS)
+    assert conduct.is_second_offence
+
+
+@pytest.mark.parametrize("way", ["another hash", "no answer", "its stream ends"])
+def test_who_says_nothing_of_use_when_it_is_asked_itself_does_not_own_up(way: str) -> None:
+    story = Audited()
+    reducer, _ = story.audit((WRONG, TRUTH), (WRONG, TRUTH))
+    if way == "another hash":
+        story.asked_itself(reducer, WRONG, FALSE)
+    elif way == "no answer":
+        story.wait(25)
+    else:
+        story.drop(reducer)
+    assert story.by_cause() == {"audit": 1}
+    assert story.view.num_audits_wrong == 1
 
 
 def test_an_auditor_that_accuses_an_honest_reducer_is_judged_by_the_third_site() -> None:
     story = Audited()
     reducer, (liar, third) = story.audit((WRONG, a_hash("a lie")), (RIGHT, TRUTH))
+    story.asked_itself(liar, WRONG, a_hash("a lie"))
     assert story.evicted() == [liar]
     assert third != reducer
     assert "it comes out as it is at" in story.last(liar, m.Evicted).reason
+
+
+def test_an_auditor_that_finds_the_payload_right_in_the_end_had_a_flipped_bit() -> None:
+    story = Audited()
+    _, (auditor, _) = story.audit((WRONG, FALSE), (RIGHT, TRUTH))
+    story.asked_itself(auditor, RIGHT, TRUTH)
+    assert story.by_cause() == {"memory": 1}
 
 
 def test_an_accusation_alone_judges_nobody() -> None:
@@ -265,7 +466,67 @@ def test_what_was_wrong_in_several_chunks_of_a_commit_is_one_offence() -> None:
             break
         who, message = left[0]
         answered.add(message.number)
-        story.says(who, m.ChunkAudited(number=message.number, outcome=WRONG, payload_hash=TRUTH))
+        outcome = RIGHT if who == reducer else WRONG
+        story.says(who, m.ChunkAudited(number=message.number, outcome=outcome, payload_hash=TRUTH))
     assert story.view.num_audits_wrong > 1
     assert story.num(reducer, m.Evicted) == 1
     assert not story.view.banned
+
+
+def back_after_restart(story: Audited) -> None:
+    story.restart()
+    for name in NAMES:
+        commit = story.last_commit()
+        story.connect(name, state=(commit, f"s{commit}"), incarnation=story.sites[name].incarnation)
+
+
+def test_audits_that_are_open_begin_anew_when_the_coordinator_is_back_and_sites_are_here() -> None:
+    story = Audited()
+    before = story.question()
+    assert before is not None
+    back_after_restart(story)
+    assert story.question() is None, "sites come back one by one"
+    story.next_commit()
+    asked = [message for _, message in story.sent if isinstance(message, m.AuditChunk)][story.num_read :]
+    assert sorted(message.commit for message in asked) == [1, 2]
+    again = next(message for message in asked if message.commit == 1)
+    assert replace(again, number=0) == replace(before[1], number=0)
+    for who, message in [(who, message) for who, message in story.sent if isinstance(message, m.AuditChunk)]:
+        story.says(who, m.ChunkAudited(number=message.number, outcome=RIGHT, payload_hash=TRUTH))
+    story.num_read += 2
+    assert story.view.num_audits_right == 2
+    back_after_restart(story)
+    story.next_commit()
+    found = [message.commit for _, message in story.sent if isinstance(message, m.AuditChunk)][story.num_read :]
+    assert found == [3], "what has ended is not open any more"
+
+
+def test_open_audits_of_commits_that_are_void_do_not_begin_anew() -> None:
+    story = Audited()
+    asked = e.OpenAuditsRecord(commit=2, payload_digest=TRUTH, asked=(), reducers=())
+    kept = changes(e.RollbackRecord(branch=1, commit=1, voided=(2,), reason=""), lambda kind: [key_of(asked)])
+    assert kept[key_of(asked)] is None
+    assert changes(e.AuditsEndedRecord(2), lambda kind: [])[key_of(asked)] is None
+    assert story.question() is not None
+
+
+def test_whoever_looks_later_knows_that_no_draw_was_chosen() -> None:
+    """The secret's digest is in the audit log before the first draw, the secret after the last."""
+    story = Audited(audits=3)
+    back_after_restart(story)
+    story.next_commit()
+    lines = [text for _, text in story.reports]
+    entries = [entry.what for entry in story.audit_log()]
+    assert check_draws(entries, lines) == (3, 3), "those of the start before, and those that are not to be known yet"
+    with pytest.raises(ValueError, match="was chosen"):
+        check_draws(entries, [line.replace(": place ", ": place 9") for line in lines])
+    with pytest.raises(ValueError, match="was not said before"):
+        check_draws(entries, [re.sub("secret [0-9a-f]{64}", f"secret {TRUTH.hex()}", line) for line in lines])
+    with pytest.raises(ValueError, match="was not said before"):
+        check_draws([*entries, f"{REVEALED}{b'chosen'.hex()}"], lines)
+    with pytest.raises(ValueError, match="was not said before"):
+        check_draws([entry for entry in entries if not entry.startswith(COMMITTED)], lines)
+    story.happens(e.StopAsked("atoll stop"))
+    story.next_commit()
+    entries = [entry.what for entry in story.audit_log()]
+    assert check_draws(entries, [text for _, text in story.reports]) == (6, 0)

@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from atoll.cli.main import main
+from atoll.node.dataplane import false_payload
 from atoll.node.dataplane.averages import recomputed
 from atoll.node.dataplane.kept_contributions import KEPT_SYNCS, Kept, KeptContributions
 from atoll.node.exchange.auditing import Auditor
@@ -23,19 +25,25 @@ from atoll.node.exchange.peers.progress import Pace
 from atoll.node.exchange.sync.roots import Roots
 from atoll.protocol import PROTOCOL_VERSION
 from atoll.protocol.codecs import kernels
+from atoll.protocol.disk import Disk
 from atoll.protocol.errors import AtollError, ConfigError, InvalidMessage, RefusedError, StateError
+from atoll.protocol.hash_tree import HashTree
 from atoll.protocol.layout import Layout, Manifest, Role, TensorSpec
-from atoll.protocol.messages import AuditChunk, AuditOutcome, ChunkAudited, Header, Member
+from atoll.protocol.messages import AuditChunk, AuditOutcome, ChunkAudited, FalsePayload, Header, Made, Member
 from atoll.protocol.plans import payload_hash
 from atoll.protocol.settings import RunSettings
 from atoll.protocol.spec import spec_of
 from atoll.protocol.sync_settings import SyncSettings, check_sync
+from atoll.protocol.trust import certificates
+from atoll.protocol.trust.words import Words, of_contributions, of_payloads
 from atoll.protocol.v1 import peer_pb2
+from tests.harness.site_keys import SiteKeys
 
 CHUNKS = (0, 1, 2)
 LAYOUT = Layout(Manifest.canonical([TensorSpec(name="w", shape=(12,), dtype="F32", role=Role.TRAINABLE)]), 4, 1)
 SETTINGS = RunSettings(run_id="r", sync=SyncSettings(audits=2, chunk_elements=4))
-MEMBERS = tuple(Member(site_id=i, incarnation=1, address=f"h:{i}", tokens=10 * i) for i in (1, 2, 3))
+MEMBERS = tuple(Member(site_id=i, incarnation=1, address=f"h:{i}", tokens=10 * i, name=f"s{i}") for i in (1, 2, 3))
+KEYS = SiteKeys("r")
 
 
 def contribution(site_id: int, chunk: int) -> bytes:
@@ -137,10 +145,38 @@ class Given(Auditor):
         return found
 
 
-def audit(tmp_path: Path, payload: bytes, given: dict[int, Encoded | AtollError], **changes: Any) -> ChunkAudited:
+def made_of(payload: bytes) -> HashTree:
+    """Chunks 1 and 2, which site 3 makes; the other payload is the same."""
+    return HashTree((1, 2), [payload_hash(payload)] * 2)
+
+
+def signed(asked: AuditChunk, signers: dict[int, str] | None = None) -> AuditChunk:
+    """By each of whom it is, or by another one."""
+    names = {i: f"s{i}" for i in (1, 2, 3)} | (signers or {})
+    words = {i: KEYS.words(name) for i, name in names.items()}
+    of = zip((1, 2, 3), asked.roots, strict=True)
+    signatures = tuple(words[i].signed(of_contributions("r", 5, (i, 1), root)) for i, root in of)
+    assert asked.made is not None
+    way = spec_of(SETTINGS.sync, 3, 0).trainable
+    signature = words[3].signed(of_payloads("r", asked, way, (3, 1), asked.made.root))
+    return replace(asked, signatures=signatures, made=replace(asked.made, signature=signature))
+
+
+def audit(
+    tmp_path: Path,
+    payload: bytes,
+    given: dict[int, Encoded | AtollError],
+    *,
+    words: Words | None = None,
+    signers: dict[int, str] | None = None,
+    kept_evidence: list[FalsePayload] | None = None,
+    **changes: Any,
+) -> ChunkAudited:
+    """`words`: of the auditor, where all sign."""
     kept = {i: kept_of(tmp_path, i) for i in (1, 2, 3)}
     held: Any = SimpleNamespace(hash_of=lambda chunk: payload_hash(payload))
     payload_log: Any = SimpleNamespace(held=lambda sync, term, attempt: held)
+    keep: Any = None if kept_evidence is None else kept_evidence.append
     asked = AuditChunk(
         number=9,
         commit=4,
@@ -152,7 +188,10 @@ def audit(tmp_path: Path, payload: bytes, given: dict[int, Encoded | AtollError]
         contributors=MEMBERS,
         roots=tuple(kept[i].root for i in (1, 2, 3)),
         chunk=1,
+        made=Made(site_id=3, first_chunks=(1,), nums_chunks=(2,), root=made_of(payload).root),
     )
+    if words is not None:
+        asked = signed(asked, signers)
 
     async def run() -> ChunkAudited:
         with ThreadPoolExecutor(1) as pool:
@@ -168,6 +207,8 @@ def audit(tmp_path: Path, payload: bytes, given: dict[int, Encoded | AtollError]
                 counters=Counters(),
                 pace=Pace(stall_s=1, slowest_bytes_per_s=1),
                 pool=pool,
+                words=words,
+                keep_evidence=keep,
             )
             honest: dict[int, Encoded | AtollError] = {i: item_of(kept[i], 1) for i in (1, 2, 3)}
             auditor.given = honest | given
@@ -200,6 +241,90 @@ def test_what_is_not_given_or_not_what_was_said_accuses_no_reducer(tmp_path: Pat
     assert found.outcome is AuditOutcome.UNKNOWN
     assert (found.silent_site_ids, found.refuted_site_ids) == ((1,), (3,))
     assert "not all contributions are to be had" in found.text
+
+
+def test_who_has_signed_is_known_without_the_coordinator(tmp_path: Path) -> None:
+    """A word that another site has signed, or nobody, accuses nobody: it is the coordinator that says it."""
+    found = audit(tmp_path, TRUE, {}, words=KEYS.words("s1"))
+    assert found.outcome is AuditOutcome.RIGHT
+    for changes in ({"signers": {2: "s1"}}, {"signers": {3: "s1"}}, {"signatures": ()}):
+        found = audit(tmp_path, b"whatever", {}, words=KEYS.words("s1"), **changes)
+        assert (found.outcome, found.refuted_site_ids) == (AuditOutcome.UNKNOWN, ())
+        assert "cannot be computed here" in found.text
+    unsigned = Made(site_id=3, first_chunks=(1,), nums_chunks=(2,), root=made_of(TRUE).root)
+    found = audit(tmp_path, TRUE, {}, words=KEYS.words("s1"), made=unsigned)
+    assert "site s3 that is not signed" in found.text
+    assert audit(tmp_path, TRUE, {}, words=KEYS.words("s1"), made=None).outcome is AuditOutcome.RIGHT
+
+
+@pytest.mark.parametrize("has_keys", [False, True])
+def test_a_reducer_that_signed_other_payloads_than_all_have_is_refuted(tmp_path: Path, has_keys: bool) -> None:
+    made = Made(site_id=3, first_chunks=(1,), nums_chunks=(2,), root=made_of(b"other").root)
+    way = spec_of(SETTINGS.sync, 3, 0).trainable
+    asked = AuditChunk(
+        number=9, commit=4, sync=5, attempt=1, term=1, fragment=0, base_commit=3, contributors=MEMBERS, roots=(),
+        chunk=1,
+    )  # fmt: skip
+    words = KEYS.words("s1") if has_keys else None
+    if has_keys:
+        made = replace(made, signature=KEYS.words("s3").signed(of_payloads("r", asked, way, (3, 1), made.root)))
+    found = audit(tmp_path, TRUE, {}, words=words, made=made)
+    assert (found.outcome, found.refuted_site_ids) == (AuditOutcome.UNKNOWN, (3,))
+
+
+def test_what_an_auditor_keeps_shows_a_false_payload_to_whoever_has_the_root(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    false, roots, kept = contribution(3, 1), [KEYS.root.certificate], list[FalsePayload]()
+    audit(tmp_path, false, {}, words=KEYS.words("s1"), kept_evidence=kept)
+    (evidence,) = kept
+    assert "site s3 (key " in false_payload.check(evidence, roots)
+    asked, made = evidence.asked, evidence.asked.made
+    assert made is not None
+    lighter = tuple(replace(c, tokens=1) for c in asked.contributors)
+    true_tree = made_of(TRUE)
+    for wrong in (
+        replace(evidence, asked=replace(asked, contributors=lighter)),
+        replace(evidence, asked=replace(asked, made=replace(made, site_id=1))),
+        replace(evidence, asked=replace(asked, made=None)),
+        replace(evidence, asked=replace(asked, sync=6)),
+        replace(evidence, contributions=evidence.contributions[::-1]),
+        replace(evidence, down="bf16"),
+        replace(evidence, robust="trim", trim=1),
+        replace(evidence, payload_hash=payload_hash(TRUE)),
+        replace(evidence, payload_hash=payload_hash(TRUE), payload_proof=true_tree.proof(0)),
+        replace(evidence, run_id="other"),
+    ):
+        with pytest.raises(InvalidMessage):
+            false_payload.check(wrong, roots)
+    with pytest.raises(InvalidMessage, match="no root of the run has signed"):
+        false_payload.check(evidence, [SiteKeys("r").root.certificate])
+    path = false_payload.keep(tmp_path / "evidence", evidence, Disk())
+    assert path is not None
+    pem = tmp_path / "root.pem"
+    pem.write_bytes(certificates.to_pem(*roots))
+    assert main(["evidence", str(path), "--root", str(pem)]) == 0
+    assert "of what s1, s2, s3 signed that they contributed comes" in capsys.readouterr().out
+    path.write_bytes(path.read_bytes()[:-1])
+    assert main(["evidence", str(path), "--root", str(pem)]) == StateError.exit_code
+    for chunk in range(20):
+        false_payload.keep(tmp_path / "evidence", replace(evidence, asked=replace(asked, chunk=chunk)), Disk())
+    assert len(list((tmp_path / "evidence").iterdir())) == false_payload.MAX_FILES
+
+
+def test_a_payload_that_is_right_shows_nothing(tmp_path: Path) -> None:
+    kept = list[FalsePayload]()
+    audit(tmp_path, TRUE, {}, words=KEYS.words("s1"), kept_evidence=kept)
+    assert not kept
+    audit(tmp_path, contribution(3, 1), {}, words=KEYS.words("s1"), kept_evidence=kept)
+    asked = signed(
+        replace(kept[0].asked, made=Made(site_id=3, first_chunks=(1,), nums_chunks=(2,), root=made_of(TRUE).root))
+    )
+    right = replace(kept[0], asked=asked, payload_hash=payload_hash(TRUE), payload_proof=made_of(TRUE).proof(0))
+    with pytest.raises(InvalidMessage, match="is the average of what was contributed"):
+        false_payload.check(right, [KEYS.root.certificate])
+    audit(tmp_path, contribution(3, 1), {}, kept_evidence=(none := list[FalsePayload]()))
+    assert not none, "nobody has signed it"
 
 
 @pytest.mark.parametrize("changes", [{"chunk": 3}, {"roots": ()}, {"chunk": 1 << 30}])

@@ -1,0 +1,73 @@
+"""Whom two sites have found out is asked to compute the chunk itself before it is judged. A site whose memory flipped a
+bit finds what the others do, and owns up: it is sent away, with a word on its memory. One that denies, or says nothing,
+has committed an offence: the first evicts, the second bans. So do more flipped bits than memory may have.
+
+See docs/decisions/0069-audited-reducers.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from atoll.coordinator.core import events as e
+from atoll.coordinator.core.audit import COORDINATOR
+from atoll.coordinator.core.auditing.asking import ask, end, may_be_asked
+from atoll.coordinator.core.auditing.audits import Accused, Audit
+from atoll.coordinator.core.run import Run
+from atoll.coordinator.core.sites.conduct import FAULT_COMMITS, Cause
+from atoll.protocol import messages as m
+
+
+def accuse(run: Run, audit: Audit, accused: Sequence[Accused]) -> None:
+    """From now on nobody else is asked in this audit. It ends when all of them are judged."""
+    audit.accused.extend(accused)
+    _ask_next(run, audit)
+
+
+def answered(run: Run, audit: Audit, found: m.ChunkAudited) -> None:
+    """By the first of the accused."""
+    accused = audit.accused.pop(0)
+    _judge(run, audit, accused, owns_up=accused.owns_up(found))
+    _ask_next(run, audit)
+
+
+def passed_over(run: Run, audit: Audit) -> None:
+    """The first of the accused has not answered."""
+    _judge(run, audit, audit.accused.pop(0), owns_up=False)
+    _ask_next(run, audit)
+
+
+def _ask_next(run: Run, audit: Audit) -> None:
+    members = {member.site_id: member for member in audit.asked.contributors}
+    while audit.accused:
+        accused = audit.accused[0]
+        if accused.owns_up_by is not None and (site := may_be_asked(run, members[accused.site_id])) is not None:
+            ask(run, audit, site)
+            return
+        _judge(run, audit, audit.accused.pop(0), owns_up=False)
+    run.auditing.num_wrong += 1
+    end(run, audit)
+
+
+def _judge(run: Run, audit: Audit, accused: Accused, *, owns_up: bool) -> None:
+    site = run.members.by_id(accused.site_id)
+    if site is None:
+        return  # it has gone, and is forgotten
+    conduct, commit, newest = site.conduct, audit.asked.commit, run.log.last
+    if not (conduct.own_up(commit, newest) if owns_up else conduct.offend(commit, newest)):
+        return
+    reason = f"an audit of commit {commit}: {accused.why}"
+    too_often = ""
+    if owns_up:
+        reason += "; computed once more there it is as the others say, so a bit flipped: test that machine's memory"
+        if conduct.has_too_many_faults:
+            too_often = f"this was the {len(conduct.faults)}th time within {FAULT_COMMITS} commits"
+    elif conduct.is_second_offence:
+        too_often = "this was not the first time"
+    if too_often and site.name not in run.banned:
+        run.ban(e.BanRecord(name=site.name, key_digest=site.key_digest, reason=reason[:1024]))
+        run.note(COORDINATOR, f"ban name={site.name!r}", reason)
+        reason += f"; it is banned, as {too_often}"
+    if site.live:
+        run.evict(site, reason, Cause.MEMORY if owns_up else Cause.AUDIT, is_strike=False)
+    run.persist_site(site)

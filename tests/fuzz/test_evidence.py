@@ -1,0 +1,89 @@
+"""A file that is to show a false payload, as anybody may have made or changed it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from atoll.node.dataplane import false_payload
+from atoll.protocol import wire
+from atoll.protocol.codecs import kernels
+from atoll.protocol.errors import AtollError
+from atoll.protocol.hash_tree import HashTree
+from atoll.protocol.messages import AuditChunk, FalsePayload, Made, Member
+from atoll.protocol.plans import payload_hash
+from atoll.protocol.spec import spec_of
+from atoll.protocol.sync_settings import SyncSettings
+from atoll.protocol.trust.words import of_contributions, of_payloads
+from atoll.protocol.v1 import session_pb2
+from tests.harness.fuzzing import fuzz
+from tests.harness.site_keys import SiteKeys
+
+KEYS = SiteKeys("run")
+ROOTS = [KEYS.root.certificate]
+WAY = spec_of(SyncSettings(audits=1), 3, 0).trainable
+
+
+def evidence() -> FalsePayload:
+    """Site b made the payload of chunk 1 of what a contributed alone."""
+    members = tuple(Member(site_id=i, incarnation=1, address="h:1", tokens=i, name=" ab"[i]) for i in (1, 2))
+    encoded = [kernels.encode(WAY.up, np.full(8, i, np.float32)) for i in (1, 2)]
+    trees = [HashTree((0, 1), [payload_hash(data)] * 2) for data in encoded]
+    false = payload_hash(encoded[0])
+    made = HashTree((1,), [false])
+    asked = AuditChunk(
+        number=1, commit=4, sync=5, attempt=1, term=1, fragment=0, base_commit=3, contributors=members,
+        roots=tuple(tree.root for tree in trees), chunk=1,
+    )  # fmt: skip
+    pairs = zip(members, trees, strict=True)
+    signatures = [KEYS.words(m.name).signed(of_contributions("run", 5, (m.site_id, 1), tree.root)) for m, tree in pairs]
+    word = of_payloads("run", asked, WAY, (2, 1), made.root)
+    said = Made(site_id=2, first_chunks=(1,), nums_chunks=(1,), root=made.root, signature=KEYS.words("b").signed(word))
+    return FalsePayload(
+        run_id="run",
+        asked=replace(asked, signatures=tuple(signatures), made=said),
+        up=WAY.up,
+        down=WAY.down,
+        aggregation=WAY.aggregation.name,
+        robust=WAY.robust,
+        clip=WAY.clip,
+        trim=WAY.trim,
+        num_elements=8,
+        place=1,
+        num_chunks=2,
+        contributions=tuple(encoded),
+        proofs=tuple(tree.proof(1) for tree in trees),
+        payload_hash=false,
+        payload_place=0,
+        num_payloads=1,
+        payload_proof=b"",
+    )
+
+
+WHOLE = wire.encode(evidence())
+SHOWN = false_payload.check(false_payload.read(WHOLE), ROOTS)
+
+
+@fuzz(150)
+@given(
+    st.one_of(
+        st.binary(max_size=256),
+        st.integers(0, 8 * len(WHOLE) - 1).map(
+            lambda n: WHOLE[: n // 8] + bytes([WHOLE[n // 8] ^ 1 << n % 8]) + WHOLE[n // 8 + 1 :]
+        ),
+        st.integers(0, len(WHOLE)).map(lambda n: WHOLE[:n]),
+        st.builds(
+            lambda n, name: session_pb2.FalsePayload(run_id=name, num_elements=n).SerializeToString(),
+            st.integers(0, 1 << 63), st.text(max_size=8),
+        ),
+    )
+)  # fmt: skip
+def test_any_file_shows_what_its_reducer_signed_or_nothing(data: bytes) -> None:
+    try:
+        shown = false_payload.check(false_payload.read(data), ROOTS)
+    except AtollError:
+        return
+    assert shown == SHOWN
