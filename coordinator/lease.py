@@ -88,6 +88,8 @@ class Leading:
         self._until = 0.0
         self.standbys: tuple[str, ...] = ()
         """Addresses of the others."""
+        self.told: list[Callable[[], None]] = []
+        """They hear when others stand by than before."""
         self.state = "it starts"
         """In words, of one that stands by."""
 
@@ -149,7 +151,11 @@ class Leading:
             else:
                 if standbys is None:
                     raise StaleError(f"{self._where}: the lease is over, and another coordinator may lead")
-                self.standbys, self._until, problem = standbys, asked_at + LEASE_S, ""
+                self._until, problem = asked_at + LEASE_S, ""
+                if standbys != self.standbys:
+                    self.standbys = standbys
+                    for tell in self.told:
+                        tell()
             await asyncio.sleep(max(0.0, min(RENEW_EVERY_S, self.left_s)))
 
     def addresses(self, own: str) -> tuple[str, ...]:

@@ -20,7 +20,7 @@ from atoll.coordinator.core.events import (
     Record,
     RotateAsked,
 )
-from atoll.coordinator.watchers import Watchers
+from atoll.coordinator.watchers import Known, Watchers
 from atoll.protocol.dates import utc
 from atoll.protocol.errors import AtollError
 from atoll.protocol.trust.names import Kind, Subject
@@ -94,10 +94,15 @@ class Rotation:
 
 
 def rotation_of(
-    authority: Authority | None, security: Security, core: Core, ask: Callable[[Asked], Awaitable[Answer]]
+    authority: Authority | None,
+    security: Security,
+    core: Core,
+    ask: Callable[[Asked], Awaitable[Answer]],
+    coordinators: Callable[[], tuple[str, ...]],
 ) -> Rotation | None:
-    """Of a run that has certificates, with those who hear of it."""
+    """Of a run that has certificates, with those who hear of it. `coordinators`: addresses of all that share the
+    store."""
     if authority is None:
         return None
-    watchers = Watchers(security, lambda: (authority.roots, core.banned_names))
+    watchers = Watchers(security, lambda: Known(authority.roots, core.banned_names, coordinators()))
     return Rotation(authority, watchers, ask, core.here)

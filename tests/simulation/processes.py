@@ -274,12 +274,11 @@ class SimCoordinator:
                 if not await leading.is_free():
                     await leading.wait(never)
             try:
-                server = CoordinatorServer(config, settings, view, machine=self._machine)
+                server = CoordinatorServer(config, settings, view, machine=self._machine, leading=leading)
             except (LeaseHeld, HostError):
                 await asyncio.sleep(0.1)
                 continue
             leading.start(contextlib.AsyncExitStack())
-            server.leading = leading
             self.on_led()
             return server
 

@@ -7,6 +7,7 @@ from tests.mutation.mutation import Mutation
 STORE = "tests/unit/coordinator/test_postgresql_store.py"
 LEASE = "tests/unit/coordinator/test_lease.py"
 SESSION = "tests/process/test_node_session.py"
+LEARNED = "tests/unit/trust/test_standing.py::test_who_stands_by_is_learned_kept_and_asked_when_the_first_one_is_gone"
 SECOND = f"{STORE}::test_a_second_one_leads_when_the_lease_is_over_and_the_first_one_keeps_nothing_more"
 
 MUTATIONS = (
@@ -107,5 +108,37 @@ MUTATIONS = (
         tests=(
             f"{SESSION}::test_where_several_may_serve_the_run_the_session_finds_the_one_that_does_and_learns_of_others",
         ),
+    ),
+    Mutation(
+        name="certificates are renewed at the addresses of the invite alone",
+        rule="sites find the coordinator that leads",
+        where="protocol.trust.standing:Standing.addresses",
+        old="(*self._given, *self._learned)",
+        new="self._given",
+        tests=(LEARNED,),
+    ),
+    Mutation(
+        name="what was learned of other coordinators is gone at a restart",
+        rule="a node that starts while only the other coordinator lives gets in",
+        where="protocol.trust.enrolled:keep_learned",
+        old='{"learned": list(coordinators)}',
+        new='{"learned": []}',
+        tests=(LEARNED,),
+    ),
+    Mutation(
+        name="nobody hears that another coordinator stands by",
+        rule="sites find the coordinator that leads",
+        where="coordinator.rotation:rotation_of",
+        old="coordinators())",
+        new="())",
+        tests=(LEARNED,),
+    ),
+    Mutation(
+        name="an invite of an operator elsewhere has that operator's addresses alone",
+        rule="sites find the coordinator that leads",
+        where="coordinator.enrolment:Enrolment.invite",
+        old="(*said, *shared)",
+        new="said",
+        tests=(LEARNED,),
     ),
 )
