@@ -85,6 +85,7 @@ class Leading:
         self._lease = lease
         self._where = where
         self._lost = lost
+        self._loop = asyncio.get_running_loop()
         self._until = 0.0
         self.standbys: tuple[str, ...] = ()
         """Addresses of the others."""
@@ -118,9 +119,12 @@ class Leading:
                 continue
         return False
 
+    def takes(self) -> None:
+        """The store takes the lease now: it counts from before, which is no later than by the database's clock."""
+        self._until = self._loop.time() + LEASE_S
+
     def start(self, stack: AsyncExitStack) -> None:
-        """The store has taken the lease just now: it is kept until `stack` ends, and without it this process ends."""
-        self._until = asyncio.get_running_loop().time() + LEASE_S
+        """The store has taken the lease: it is kept until `stack` ends, and without it this process ends."""
         keeping = asyncio.create_task(self.keep())
         keeping.add_done_callback(self._over)
         stack.callback(keeping.cancel)
@@ -131,27 +135,28 @@ class Leading:
 
     @property
     def left_s(self) -> float:
-        return self._until - asyncio.get_running_loop().time()
+        return self._until - self._loop.time()
 
     async def keep(self) -> NoReturn:
         """Raises StaleError once the lease may be over: nothing more may be said to anybody."""
-        loop, problem = asyncio.get_running_loop(), ""
+        problem = ""
         while True:
-            asked_at = loop.time()
+            asked_at = self._loop.time()
             renewing = asyncio.ensure_future(asyncio.to_thread(self._lease.renew))
-            try:
-                async with asyncio.timeout_at(self._until):
-                    standbys = await asyncio.shield(renewing)
-            except TimeoutError:
+            while not renewing.done() and self.left_s > 0.0:  # the store may take it anew meanwhile
+                await asyncio.wait((renewing,), timeout=self.left_s)
+            if self.left_s <= 0.0:
                 renewing.add_done_callback(lambda done: done.cancelled() or done.exception())
-                raise StaleError(f"{self._where} did not renew the lease within {LEASE_S:g} s{problem}") from None
+                raise StaleError(f"{self._where} did not renew the lease within {LEASE_S:g} s{problem}")
+            try:
+                standbys = renewing.result()
             except HostError as error:
                 problem = f": {error}"
                 log.warning("the lease is not renewed yet, %.1f s are left%s", self.left_s, problem)
             else:
                 if standbys is None:
                     raise StaleError(f"{self._where}: the lease is over, and another coordinator may lead")
-                self._until, problem = asked_at + LEASE_S, ""
+                self._until, problem = max(self._until, asked_at + LEASE_S), ""
                 if standbys != self.standbys:
                     self.standbys = standbys
                     for tell in self.told:

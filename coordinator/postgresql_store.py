@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.resources
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,7 @@ class PostgresqlStore(SqlStore):
         super().__init__()
         self.where = database.where
         self._claim: Claim | None = None
+        self._takes: Callable[[], None] = lambda: None
         self._db = database.connect()
         try:
             with self._explained(), self._readable():
@@ -79,9 +80,10 @@ class PostgresqlStore(SqlStore):
         (root,) = self._execute("SELECT root FROM lease").fetchone()
         return None if root is None else str(root)
 
-    def claims(self, claim: Claim) -> None:
-        """Before `begin`. Raises ConfigError for another root than the run's."""
-        self._claim = claim
+    def claims(self, claim: Claim, takes: Callable[[], None]) -> None:
+        """Before `begin`, which calls `takes` when it is about to take the lease. Raises ConfigError for another root
+        than the run's."""
+        self._claim, self._takes = claim, takes
         with self._explained():
             self._refuse_another_root(claim)
 
@@ -113,6 +115,7 @@ class PostgresqlStore(SqlStore):
             if damage := self._damaged_row():
                 raise StateError(f"{self.where} is damaged ({damage}): {RESTORE}")
             persisted = self._begun(settings, parent_json)
+            self._takes()
             take(self._db, claim)
             return persisted
 

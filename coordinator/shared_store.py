@@ -52,10 +52,10 @@ class SharedStore:
             )
         root = certificates.digest_of(authority.root.certificate).hex() if authority is not None else ""
         claim = Claim(machine.token_bytes(HOLDER_BYTES).hex(), address, root)
-        await asyncio.to_thread(self.store.claims, claim)
-        await asyncio.to_thread(self.store.check, settings, parent_json)
         lease = PostgresqlLease(self._database, claim)
         leading = Leading(lease, self.store.where)
+        await asyncio.to_thread(self.store.claims, claim, leading.takes)
+        await asyncio.to_thread(self.store.check, settings, parent_json)
 
         def end() -> None:
             with suppress(HostError):  # then it is over by itself

@@ -268,7 +268,7 @@ class SimCoordinator:
         machine = self.process.machine
         claim = Claim(str(self.process), self._address, "")
         leading = Leading(SimLease(shared, claim, machine), "the store", self.on_lost)
-        view, never = SharedView(shared, claim, machine), asyncio.Event()
+        view, never = SharedView(shared, claim, machine, leading.takes), asyncio.Event()
         while True:
             with contextlib.suppress(HostError):
                 if not await leading.is_free():

@@ -44,10 +44,11 @@ class Shared:
 class SharedView:
     """The store as one start of a coordinator has it."""
 
-    def __init__(self, shared: Shared, claim: Claim, machine: str) -> None:
+    def __init__(self, shared: Shared, claim: Claim, machine: str, takes: Callable[[], None]) -> None:
         self._shared = shared
         self._claim = claim
         self._machine = machine
+        self._takes = takes
         store = shared.store
         self.read_commits, self.deposits_after = store.read_commits, store.deposits_after
         self.last_seq, self.restore, self.copy_to = store.last_seq, store.restore, store.copy_to
@@ -59,6 +60,7 @@ class SharedView:
         held = Held(shared.holder, shared.address, shared.until - shared.clock())
         self._claim.check("the store", held)
         persisted = shared.store.begin(settings, parent_json)
+        self._takes()
         shared.holder, shared.address, shared.until = self._claim.holder, self._claim.address, shared.clock() + LEASE_S
         shared.seen.pop(self._claim.holder, None)
         shared.happened["terms"] += 1

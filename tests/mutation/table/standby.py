@@ -55,8 +55,8 @@ MUTATIONS = (
         name="a renewal counts from its answer",
         rule="31: a leader says nothing more when its lease may be over",
         where="coordinator.lease:Leading.keep",
-        old='asked_at + LEASE_S, ""',
-        new='loop.time() + LEASE_S + 1, ""',
+        old="asked_at + LEASE_S)",
+        new="self._loop.time() + LEASE_S + 1)",
         tests=(f"{LEASE}::test_a_leader_that_does_not_reach_the_database_ends_before_the_lease_does",),
     ),
     Mutation(
@@ -71,8 +71,8 @@ MUTATIONS = (
         name="a renewal that hangs is waited for",
         rule="31: a leader says nothing more when its lease may be over",
         where="coordinator.lease:Leading.keep",
-        old="asyncio.timeout_at(self._until)",
-        new="asyncio.timeout_at(None)",
+        old="timeout=self.left_s)",
+        new="timeout=None)",
         tests=(f"{LEASE}::test_a_renewal_that_hangs_is_not_waited_for",),
     ),
     Mutation(
@@ -140,5 +140,21 @@ MUTATIONS = (
         old="(*said, *shared)",
         new="said",
         tests=(LEARNED,),
+    ),
+    Mutation(
+        name="the first lease counts from when a coordinator has begun",
+        rule="31: a leader says nothing more when its lease may be over",
+        where="coordinator.lease:Leading.start",
+        old="        keeping = ",
+        new="        self.takes()\n        keeping = ",
+        tests=(f"{LEASE}::test_the_first_lease_counts_from_before_it_was_taken_however_long_a_coordinator_takes_to_begin",),
+    ),
+    Mutation(
+        name="a renewal that was asked for before the lease was taken anew shortens it",
+        rule="a restore ends in a coordinator that leads",
+        where="coordinator.lease:Leading.keep",
+        old="max(self._until, asked_at + LEASE_S)",
+        new="asked_at + LEASE_S",
+        tests=(f"{LEASE}::test_a_renewal_that_waits_while_the_store_takes_the_lease_anew_is_waited_for",),
     ),
 )

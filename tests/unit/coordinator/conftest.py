@@ -37,7 +37,7 @@ def reopen(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Reopen]:
             old.close()
         store = PostgresqlStore(database)
         last[:] = [store]
-        store.claims(Claim("one", "here:1", ""))
+        store.claims(Claim("one", "here:1", ""), lambda: None)
         return store
 
     if request.param == "postgresql":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
 from typing import Any
@@ -51,11 +52,13 @@ def fails() -> tuple[str, ...] | None:
     raise HostError("the store: the connection broke")
 
 
-async def lost_at(loop: SimLoop, lease: ALease) -> tuple[float, str]:
-    """When this process would end, and why."""
+async def lost_at(loop: SimLoop, lease: ALease, before_s: float = 0.0) -> tuple[float, str]:
+    """When this process would end, and why. `before_s`: from when the store took the lease until it is kept."""
     found: asyncio.Future[tuple[float, str]] = loop.create_future()
     async with AsyncExitStack() as stack:
         leading = Leading(lease, "the store", lambda error: found.set_result((loop.time(), repr(error))))
+        leading.takes()
+        await asyncio.sleep(before_s)
         leading.start(stack)
         return await found
 
@@ -89,6 +92,35 @@ def test_a_renewal_that_hangs_is_not_waited_for() -> None:
         THREAD_S.set(HANGS_S)
         at, _ = await lost_at(loop, lease)
         assert began + LEASE_S <= at < began + LEASE_S + LATE_S
+
+    played(story)
+
+
+def test_the_first_lease_counts_from_before_it_was_taken_however_long_a_coordinator_takes_to_begin() -> None:
+    async def story(loop: SimLoop, lease: ALease) -> None:
+        began = loop.time()
+        lease.renews = fails
+        at, _ = await lost_at(loop, lease, before_s=LEASE_S - 1)
+        assert began + LEASE_S - 2 * MOST_THREAD_S <= at < began + LEASE_S + LATE_S
+
+    played(story)
+
+
+def test_a_renewal_that_waits_while_the_store_takes_the_lease_anew_is_waited_for() -> None:
+    """As after a restore: the database holds up the renewal until the next term has begun."""
+
+    async def story(loop: SimLoop, lease: ALease) -> None:
+        leading, context = Leading(lease, "the store"), contextvars.copy_context()
+        leading.takes()
+        context.run(THREAD_S.set, LEASE_S + 1)
+        keeping = asyncio.create_task(leading.keep(), context=context)
+        await asyncio.sleep(LEASE_S - 1)
+        leading.takes()
+        context.run(THREAD_S.set, THREAD_S.get())
+        await asyncio.sleep(3 * LEASE_S)
+        assert len(lease.asked_at) > LEASE_S
+        assert not keeping.done()
+        keeping.cancel()
 
     played(story)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import psycopg
@@ -10,6 +11,7 @@ import pytest
 
 from atoll.coordinator import postgresql as module
 from atoll.coordinator.core import events as e
+from atoll.coordinator.core.persisted import Persisted
 from atoll.coordinator.lease import LEASE_S, Claim, LeaseHeld
 from atoll.coordinator.postgresql import Database
 from atoll.coordinator.postgresql_lease import PostgresqlLease
@@ -17,6 +19,8 @@ from atoll.coordinator.postgresql_store import PostgresqlStore
 from atoll.protocol.errors import ConfigError, HostError, StaleError, StateError
 from tests.harness import postgresql
 from tests.harness.coordinator_story import some_settings
+from tests.harness.memory_store import MemoryStore
+from tests.unit.coordinator.test_store_contract import a_commit
 
 SETTINGS = some_settings()
 pytestmark = postgresql.needed
@@ -27,14 +31,26 @@ class Two:
 
     def __init__(self, url: str) -> None:
         self.url = url
+        self.taken: list[str] = []
+        """Who had the lease each time that one took it."""
         self._opened: list[PostgresqlStore | PostgresqlLease] = []
 
     def one(self, name: str, root: str = "") -> tuple[PostgresqlStore, PostgresqlLease]:
         database, claim = Database.named(self.url), Claim(name, f"{name}:1", root)
         store, lease = PostgresqlStore(database), PostgresqlLease(database, claim)
         self._opened += [store, lease]
-        store.claims(claim)
+        store.claims(claim, lambda: self.takes(store))
         return store, lease
+
+    def takes(self, store: PostgresqlStore) -> None:
+        """Called when it takes the lease: it is not another one's yet, and the rows were checked."""
+        assert store._is_in_transaction()
+        self.taken.append(self.held_by())
+
+    def held_by(self) -> str:
+        with psycopg.connect(self.url, autocommit=True) as db:
+            (holder,) = db.execute("SELECT holder FROM atoll.lease").fetchone() or ("",)
+            return str(holder)
 
     def do(self, statement: str) -> None:
         """By somebody else."""
@@ -83,6 +99,35 @@ def test_a_second_one_leads_when_the_lease_is_over_and_the_first_one_keeps_nothi
         a.begin(SETTINGS)
     lease_b.end()
     assert a.begin(SETTINGS).one(e.StopRecord) == e.StopRecord("enough")
+    assert two.taken == ["", "a", "b"], "what is refused takes nothing"
+
+
+def test_while_a_store_is_restored_its_lease_is_renewed_and_nobody_else_leads(two: Two) -> None:
+    """However long that takes: the database holds up neither. Then the next term begins with the lease."""
+    (a, lease_a), (b, lease_b) = two.one("a"), two.one("b")
+    a.begin(SETTINGS)
+    memory = MemoryStore()
+    memory.begin(SETTINGS)
+    memory.persist(1, [e.StopRecord("enough"), a_commit(1)], 1.0)
+    deposits = [replace(deposit, seq=a.last_seq() + n) for n, deposit in enumerate(memory.deposits_after(0, 1 << 20), 1)]
+    assert deposits
+
+    def settle(folded: Persisted) -> tuple[e.Record, ...]:
+        assert folded.one(e.StopRecord) == e.StopRecord("enough")
+        two.do("UPDATE atoll.lease SET until = clock_timestamp() + interval '1 s'")
+        assert lease_a.renew() == ()
+        assert lease_b.stand_by().left_s > LEASE_S - 1
+        with pytest.raises(LeaseHeld):
+            b.begin(SETTINGS)
+        return (e.PausedRecord("settled"),)
+
+    a.restore(1000, deposits, settle)
+    kept = a.begin(SETTINGS)
+    assert kept.term == 1001
+    assert kept.one(e.PausedRecord) == e.PausedRecord("settled")
+    assert kept.all(e.CommitRecord) == (a_commit(1),)
+    assert lease_a.renew() == ("b:1",)
+    assert two.taken == ["", "a"]
 
 
 def test_a_renewal_counts_from_the_clock_of_the_database(two: Two) -> None:
