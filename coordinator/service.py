@@ -98,9 +98,9 @@ class CoordinatorServer:
         self._security = security
         self._enrolment = Enrolment(authority, security, self._core, self._decide) if authority is not None else None
         self.leading = leading
-        self._rotation = rotation_of(authority, security, self._core, self._decide, self._shared_among)
-        if leading is not None and self._rotation is not None:
-            leading.told.append(self._rotation.watchers.changed)
+        self._rotation = rotation_of(
+            authority, security, self._core, self._decide, coordinators=self._shared_among, leading=leading
+        )
         self._viewed_at = self._loop.time()
         self._kept_view = self._core.view(self._viewed_at)
         self._sync_times = SyncTimes()
@@ -227,8 +227,6 @@ class CoordinatorServer:
         if self._enrolment is None or self._rotation is None:
             return e.Answer(0, "it is in plain text: whoever reaches it joins without an invite")
         if isinstance(asked, e.RotateAsked):
-            if self.leading is not None:
-                return e.Answer(0, "the store is shared: one that stands by would not know the next root")
             return await self._rotation.ask(asked)
         return await self._enrolment.invite(asked, self._own_address, self._shared_among())
 

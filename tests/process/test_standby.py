@@ -7,6 +7,7 @@ import shutil
 import signal
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,11 @@ from atoll.coordinator.core.events import CommitRecord
 from atoll.protocol.errors import ConfigError, HostError, StaleError
 from atoll.protocol.settings import RunSettings
 from atoll.protocol.sync_settings import SyncSettings
+from atoll.protocol.trust import certificates, enrolled
 from tests.harness import postgresql
 from tests.harness.commit_records import assert_each_sample_counts_once, decoded
 from tests.harness.data_account import DATA, LEASED, assert_account_balances
-from tests.harness.local_run import LocalRun, Process
+from tests.harness.local_run import POLL_S, LocalRun, Process, Status
 from tests.harness.sockets import free_address
 from tests.harness.struck_at_commit import PROGRAM, STRIKES
 
@@ -78,6 +80,26 @@ class Coordinator:
     def leads(self, run: LocalRun) -> None:
         """What `run` asks, it asks this one."""
         run.toml = self.toml
+
+
+    def is_brought_the_next_root_of(self, leader: Coordinator) -> None:
+        """By a person, and the next root signs."""
+        store = str(leader.store_path)
+        assert main(["rotate", "--store", store]) == HostError.exit_code, "this one has not the next root"
+        for path in (leader.folder / "run.db.trust").glob("root-2.*"):
+            shutil.copy(path, self.folder / "run.db.trust")
+        for step in ([], ["--sign"]):
+            deadline = time.monotonic() + LIMIT_S
+            while main(["rotate", "--store", store, *step]) != 0:
+                assert time.monotonic() < deadline, self._run.story()
+                time.sleep(POLL_S)
+
+
+def is_of_first_root(run: LocalRun, name: str, roots: bytes, _: Status) -> bool:
+    """Of those that are in force, and which signs."""
+    shown = enrolled.joined(run.home(name)).shown
+    first = certificates.from_pem(roots)[0]
+    return certificates.is_signed_by(certificates.from_pem(shown.certificate)[0], first)
 
 
 def commits_in(url: str) -> list[CommitRecord]:
@@ -140,6 +162,7 @@ def test_the_one_that_stands_by_goes_on_when_the_leader_is_stopped_or_killed_in_
 
         one.start(f"it stands by: the coordinator at {two.address} leads")
         run.wait(lambda s: s["leading"]["standbys"] == [one.address], LIMIT_S)
+        one.is_brought_the_next_root_of(two)
         last = run.status()["last_commit"]
         two.strike("SIGKILL")
         struck_at = two.wait_until_struck()
@@ -153,6 +176,12 @@ def test_the_one_that_stands_by_goes_on_when_the_leader_is_stopped_or_killed_in_
                 f"after kill -9: the other one listened within {led_s:.1f} s, commits went on within {took_s:.1f} s\n"
             )
 
+        roots = run.status()["root"].encode()
+        assert len(certificates.from_pem(roots)) == 2, "it knows how far the rotation has come"
+        for name in "abc":
+            run.wait(partial(is_of_first_root, run, name, roots), LIMIT_S)
+            learned = enrolled.joined(run.home(name)).learned
+            assert set(learned) == {one.address, two.address}, "kept for a start without the one that it knew"
         assert main(["stop", "--store", str(one.store_path)]) == 0
         assert run.wait_all(LIMIT_S, ["a", "b", "c"]) == {"a": 0, "b": 0, "c": 0}
         assert_account_balances(run.status())
@@ -176,7 +205,7 @@ def test_who_cannot_lead_is_refused_by_name_before_it_stands_by(
         refused = two.start("run.db.trust is not, without which no site knows this coordinator")
         assert refused.wait(LIMIT_S) == HostError.exit_code
         (two.folder / "run.db.trust").mkdir()
-        refused = two.start("whose root is another one")
+        refused = two.start("the run.s root is another one")
         assert refused.wait(LIMIT_S) == ConfigError.exit_code
         shutil.rmtree(two.folder / "run.db.trust")
         shutil.copytree(one.folder / "run.db.trust", two.folder / "run.db.trust")

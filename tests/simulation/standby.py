@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 from atoll.coordinator.core.events import CommitRecord, Record
 from atoll.coordinator.core.persisted import Persisted
-from atoll.coordinator.lease import LEASE_S, SEEN_WITHIN_S, Claim, Held
+from atoll.coordinator.lease import LEASE_S, SEEN_WITHIN_S, Claim, Held, Standby
+from atoll.coordinator.stage import Stage
 from atoll.protocol.errors import HostError, StaleError
 from atoll.protocol.messages import Deposit
 from atoll.protocol.settings import RunSettings
@@ -86,19 +87,23 @@ class SimLease:
         self._claim = claim
         self._machine = machine
 
-    def stand_by(self) -> Held:
+    def stand_by(self, roots: frozenset[str]) -> Held:
         shared, claim = self._shared, self._claim
         shared.answers(self._machine)
         shared.seen[claim.holder] = claim.address, shared.clock()
         return Held(shared.holder, shared.address, shared.until - shared.clock())
 
-    def renew(self) -> tuple[str, ...] | None:
+    def renew(self) -> tuple[Standby, ...] | None:
         shared, now = self._shared, self._shared.clock()
         shared.answers(self._machine)
         if shared.holder != self._claim.holder or shared.until <= now:
             return None
         shared.until = now + LEASE_S
-        return tuple(sorted(address for address, at in shared.seen.values() if at > now - SEEN_WITHIN_S))
+        seen = sorted(address for address, at in shared.seen.values() if at > now - SEEN_WITHIN_S)
+        return tuple(Standby(address, frozenset()) for address in seen)
+
+    def keep_stage(self, stage: Stage) -> bool:
+        raise AssertionError("no root is rotated here")
 
     def end(self) -> None:
         if self._shared.holder == self._claim.holder:

@@ -6,6 +6,7 @@ from tests.mutation.mutation import Mutation
 
 STORE = "tests/unit/coordinator/test_postgresql_store.py"
 LEASE = "tests/unit/coordinator/test_lease.py"
+AUTHORITY = "tests/unit/coordinator/test_authority.py"
 SESSION = "tests/process/test_node_session.py"
 LEARNED = "tests/unit/trust/test_standing.py::test_who_stands_by_is_learned_kept_and_asked_when_the_first_one_is_gone"
 SECOND = f"{STORE}::test_a_second_one_leads_when_the_lease_is_over_and_the_first_one_keeps_nothing_more"
@@ -31,8 +32,8 @@ MUTATIONS = (
         name="a lease that is over is renewed",
         rule="31: after its lease a leader does not go on, whoever has it",
         where="coordinator.postgresql_lease",
-        old=" WHERE holder = ? AND until > clock_timestamp()",
-        new=" WHERE holder = ?",
+        old='"WHERE holder = ? AND until > clock_timestamp()"',
+        new='"WHERE holder = ?"',
         tests=(SECOND,),
     ),
     Mutation(
@@ -94,9 +95,9 @@ MUTATIONS = (
     Mutation(
         name="the root of whoever leads is not compared",
         rule="a coordinator that sites would not know does not stand by",
-        where="coordinator.postgresql_store:PostgresqlStore._refuse_another_root",
-        old="if root is not None and root != claim.root:",
-        new="if root is None:",
+        where="coordinator.postgresql_store:PostgresqlStore._follow",
+        old="if found.stage is None:",
+        new="if found.stage is not None:",
         tests=(f"{STORE}::test_another_root_than_the_runs_is_refused",),
     ),
     Mutation(
@@ -147,7 +148,9 @@ MUTATIONS = (
         where="coordinator.lease:Leading.start",
         old="        keeping = ",
         new="        self.takes()\n        keeping = ",
-        tests=(f"{LEASE}::test_the_first_lease_counts_from_before_it_was_taken_however_long_a_coordinator_takes_to_begin",),
+        tests=(
+            f"{LEASE}::test_the_first_lease_counts_from_before_it_was_taken_however_long_a_coordinator_takes_to_begin",
+        ),
     ),
     Mutation(
         name="a renewal that was asked for before the lease was taken anew shortens it",
@@ -156,5 +159,37 @@ MUTATIONS = (
         old="max(self._until, asked_at + LEASE_S)",
         new="asked_at + LEASE_S",
         tests=(f"{LEASE}::test_a_renewal_that_waits_while_the_store_takes_the_lease_anew_is_waited_for",),
+    ),
+    Mutation(
+        name="the next root is trusted before whoever stands by has it",
+        rule="a step of a rotation cuts nobody off",
+        where="coordinator.rotation:Rotation._lacking",
+        old="if not lacking or asked.at_once:",
+        new="if True:",
+        tests=(f"{AUTHORITY}::test_whoever_stands_by_is_brought_the_next_root_before_all_trust_it",),
+    ),
+    Mutation(
+        name="a step of a rotation is not kept in the store that is shared",
+        rule="whoever leads next has the roots that the first one came to",
+        where="coordinator.rotation:Rotation.ask",
+        old="if self._leading is not None:",
+        new="if False:",
+        tests=(f"{AUTHORITY}::test_whoever_stands_by_is_brought_the_next_root_before_all_trust_it",),
+    ),
+    Mutation(
+        name="whoever stands by takes no notice of a rotation",
+        rule="whoever leads next has the roots that the first one came to",
+        where="coordinator.lease:Leading.is_free",
+        old="if held.stage is not None and await",
+        new="if held.is_over and held.stage is not None and await",
+        tests=(f"{LEASE}::test_whoever_stands_by_follows_the_roots_of_the_leader_and_does_not_lead_without_them",),
+    ),
+    Mutation(
+        name="a stage of the roots is changed by one whose lease is over",
+        rule="31: one coordinator leads",
+        where="coordinator.postgresql_lease",
+        old='_KEEP_STAGE = f"UPDATE lease SET stage = ? {_OF_THE_HOLDER}"',
+        new='_KEEP_STAGE = "UPDATE lease SET stage = ? WHERE holder = ?"',
+        tests=(f"{STORE}::test_whoever_leads_next_has_the_roots_that_the_first_one_came_to",),
     ),
 )

@@ -11,7 +11,7 @@ from typing import Any
 from atoll.coordinator.authority import Authority
 from atoll.coordinator.config import CoordinatorConfig
 from atoll.coordinator.core.events import BanAsked, InviteAsked
-from atoll.coordinator.lease import Leading
+from atoll.coordinator.lease import Leading, Standby
 from atoll.coordinator.service import CoordinatorServer
 from atoll.node.daemon.config import NodeConfig
 from atoll.node.daemon.security import Identity
@@ -43,7 +43,7 @@ class Coordinators:
         tls = MutualTls("run", self.authority.shown())
         config = CoordinatorConfig(store_path=self._folder / "run.db", listen=address)
         never: Any = None
-        leading = Leading(never, "the store")
+        leading = Leading(never, "the store", self.authority)
         server = CoordinatorServer(
             config, SETTINGS, self._store, authority=self.authority, security=tls, leading=leading
         )
@@ -60,7 +60,7 @@ class Coordinators:
 def says_standbys(leading: Leading | None, addresses: tuple[str, ...]) -> None:
     """As after a renewal."""
     assert leading is not None
-    leading.standbys = addresses
+    leading.standbys = tuple(Standby(address, frozenset()) for address in addresses)
     for tell in leading.told:
         tell()
 
