@@ -8,7 +8,8 @@ STORE = "tests/unit/coordinator/test_postgresql_store.py"
 LEASE = "tests/unit/coordinator/test_lease.py"
 AUTHORITY = "tests/unit/coordinator/test_authority.py"
 SESSION = "tests/process/test_node_session.py"
-LEARNED = "tests/unit/trust/test_standing.py::test_who_stands_by_is_learned_kept_and_asked_when_the_first_one_is_gone"
+STANDING = "tests/unit/trust/test_standing.py"
+LEARNED = f"{STANDING}::test_who_stands_by_is_learned_kept_and_asked_when_the_first_one_is_gone"
 SECOND = f"{STORE}::test_a_second_one_leads_when_the_lease_is_over_and_the_first_one_keeps_nothing_more"
 
 MUTATIONS = (
@@ -191,5 +192,13 @@ MUTATIONS = (
         old='_KEEP_STAGE = f"UPDATE lease SET stage = ? {_OF_THE_HOLDER}"',
         new='_KEEP_STAGE = "UPDATE lease SET stage = ? WHERE holder = ?"',
         tests=(f"{STORE}::test_whoever_leads_next_has_the_roots_that_the_first_one_came_to",),
+    ),
+    Mutation(
+        name="a coordinator that is restored refuses whoever wants a certificate",
+        rule="what it cannot do yet is tried again",
+        where="coordinator.calls:all_put_off",
+        old='"CoordinatorService"].methods',
+        new='"CoordinatorService"].methods[:0]',
+        tests=(f"{STANDING}::test_while_a_coordinator_is_restored_whoever_wants_a_certificate_or_news_tries_again",),
     ),
 )

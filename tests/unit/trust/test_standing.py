@@ -8,16 +8,21 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from atoll.coordinator.authority import Authority
 from atoll.coordinator.config import CoordinatorConfig
 from atoll.coordinator.core.events import BanAsked, InviteAsked
 from atoll.coordinator.lease import Leading, Standby
+from atoll.coordinator.restoring import Restoring
 from atoll.coordinator.service import CoordinatorServer
 from atoll.node.daemon.config import NodeConfig
 from atoll.node.daemon.security import Identity
+from atoll.protocol.deposits import Seal
 from atoll.protocol.disk import Disk
+from atoll.protocol.errors import PeerError
 from atoll.protocol.machine import Machine
-from atoll.protocol.trust import certificates, enrolled
+from atoll.protocol.trust import certificates, enrolled, watching
 from atoll.protocol.trust.invites import Invite, from_text
 from atoll.protocol.trust.joining import join
 from atoll.protocol.trust.security import MutualTls
@@ -35,7 +40,7 @@ class Coordinators:
 
     def __init__(self, folder: Path) -> None:
         self.authority = Authority.opened(folder / "trust", "run", Machine())
-        self._store = MemoryStore()
+        self.store = MemoryStore()
         self._folder = folder
 
     @asynccontextmanager
@@ -45,7 +50,7 @@ class Coordinators:
         never: Any = None
         leading = Leading(never, "the store", self.authority)
         server = CoordinatorServer(
-            config, SETTINGS, self._store, authority=self.authority, security=tls, leading=leading
+            config, SETTINGS, self.store, authority=self.authority, security=tls, leading=leading
         )
         await server.start()
         running = asyncio.create_task(server.run())
@@ -123,5 +128,43 @@ def test_who_stands_by_is_learned_kept_and_asked_when_the_first_one_is_gone(tmp_
         again = Identity.of(NodeConfig(name="berlin", home=home, coordinator=one), Machine().wall_time())
         assert again is not None
         assert again.addresses == (one, two)
+
+    asyncio.run(main())
+
+
+def test_while_a_coordinator_is_restored_whoever_wants_a_certificate_or_news_tries_again(tmp_path: Path) -> None:
+    """Each is told so, and none takes it for a refusal; then all goes on."""
+    home, address = tmp_path / "home", free_address()
+
+    async def main() -> None:
+        coordinators = Coordinators(tmp_path)
+        async with coordinators.leads(address) as server:
+            invite, late = await invited(server, "berlin"), await invited(server, "paris")
+            await joined(invite, home)
+        found = enrolled.load(home / enrolled.FOLDER)
+        assert found is not None
+        tls = MutualTls("run", coordinators.authority.shown())
+        seal = Seal(coordinators.authority.secret, "run")
+        restoring = Restoring(SETTINGS, coordinators.store, Machine(), security=tls, seal=seal, num_sites=1)
+        await restoring.start(address)
+        standing = Standing(found, home / enrolled.FOLDER, (address,), Machine())
+        async with AsyncExitStack() as stack:
+            opening = asyncio.create_task(standing.open(stack, LIMIT_S))
+            before = standing.before_coordinator
+            for call in (
+                standing._renewed(),
+                joined(late, tmp_path / "late"),
+                watching._watch(before, address, standing._heed, Machine().network),
+            ):
+                with pytest.raises(PeerError, match="is being restored from a copy of its store: no site has come yet"):
+                    await call
+            assert not opening.done()
+            await restoring.stop()
+            async with coordinators.leads(address) as server:
+                await opening
+                heard: list[tuple[str, ...]] = []
+                standing.tell_banned(heard.append)
+                await server.ask(BanAsked(name="x", reason="it lies"))
+                await until(lambda: heard[-1] == ("x",))
 
     asyncio.run(main())
