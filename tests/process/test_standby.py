@@ -81,7 +81,6 @@ class Coordinator:
         """What `run` asks, it asks this one."""
         run.toml = self.toml
 
-
     def is_brought_the_next_root_of(self, leader: Coordinator) -> None:
         """By a person, and the next root signs."""
         store = str(leader.store_path)
