@@ -13,6 +13,7 @@ from datetime import timedelta
 from pathlib import Path
 
 from atoll.coordinator.core.events import InviteAsked
+from atoll.coordinator.stage import Stage, check_held
 from atoll.protocol.dates import date_of
 from atoll.protocol.disk import make_folder, sync_folder
 from atoll.protocol.errors import ConfigError, HostError, InvalidMessage
@@ -48,7 +49,8 @@ class Authority:
         self.run_id = run_id
         self.machine = machine
         self.told: list[Callable[[], None]] = []
-        self._folder = folder
+        self.folder = folder
+        self._in_folder: dict[str, Root] = {}
         try:
             words = json.loads((folder / ROTATION).read_bytes()) if (folder / ROTATION).exists() else {}
             names = [str(name) for name in words.get("trusted", [FIRST])]
@@ -84,9 +86,9 @@ class Authority:
         """Raises ConfigError for a root that was given, and cannot sign now."""
         now, certificate = date_of(self.machine.wall_time()), self.root.certificate
         if not certificate.not_valid_before_utc <= now + certificates.CLOCKS_DIFFER_BY:
-            raise ConfigError(f"{self._folder}: the root holds from {certificate.not_valid_before_utc} on alone")
+            raise ConfigError(f"{self.folder}: the root holds from {certificate.not_valid_before_utc} on alone")
         if now > certificate.not_valid_after_utc:
-            raise ConfigError(f"{self._folder}: the root has expired at {certificate.not_valid_after_utc}")
+            raise ConfigError(f"{self.folder}: the root has expired at {certificate.not_valid_after_utc}")
 
     # --- what it signs
 
@@ -167,34 +169,77 @@ class Authority:
         """Another root is trusted, and signs no more."""
         return self.root is not self._oldest
 
-    def make_next(self) -> None:
-        """A root that is trusted from now on, and signs later. Raises HostError."""
-        number = max(int(name.partition("-")[2] or 1) for name in self._trusted) + 1
-        name, salt = f"{FIRST}-{number}", certificates.salt_of(self.root.certificate)
+    @property
+    def stage(self) -> Stage:
+        digests = {name: root_digest(root) for name, root in self._trusted.items()}
+        return Stage(tuple(digests.values()), digests[self._signing], self.since_s)
+
+    def make_next(self) -> str:
+        """A root that may take this one's place; the one that was made before, if it is not trusted yet. Its digest.
+        Raises HostError, and ConfigError for a root that was given."""
+        newest = max(map(number_of, self._trusted))
         if not certificates.is_made_by_atoll(self.root.certificate):
             raise ConfigError("the root of this run was given, and atoll makes no other in its place")
+        for name, root in self._found().items():
+            if number_of(name) > newest:
+                return root_digest(root)
+        salt = certificates.salt_of(self.root.certificate)
         try:
-            root = _keep(self._folder, name, salt, self.machine, number)
+            return root_digest(_keep(self.folder, f"{FIRST}-{newest + 1}", salt, self.machine, newest + 1))
         except OSError as error:
-            raise HostError(f"{self._folder}: {error.strerror}") from None
-        self._change({**self._trusted, name: root}, self._signing)
+            raise HostError(f"{self.folder}: {error.strerror}") from None
 
-    def sign_with_next(self) -> None:
-        """From now on the newest root signs. Raises HostError."""
-        self._change(self._trusted, list(self._trusted)[-1])
+    def name_of(self, digest: str) -> str:
+        """Of the files of a root that is here."""
+        return next(name for name, root in self._found().items() if root_digest(root) == digest)
 
-    def retire_old(self) -> None:
-        """From now on the root that signs is the only one. Raises HostError."""
-        self._change({self._signing: self.root}, self._signing)
+    def after(self, step: str) -> Stage:
+        """The stage that follows by that step of a rotation. Raises as `make_next`."""
+        now, since_s = self.stage, self.machine.wall_time()
+        if step == "make":
+            return Stage((*now.trusted, self.make_next()), now.signing, since_s)
+        if step == "sign":
+            return Stage(now.trusted, now.trusted[-1], since_s)
+        return Stage((now.signing,), now.signing, since_s)
 
-    def _change(self, trusted: dict[str, Root], signing: str) -> None:
-        now_s = self.machine.wall_time()
-        words = {"trusted": list(trusted), "signing": signing, "since_s": now_s}
+    def held(self) -> frozenset[str]:
+        return frozenset(map(root_digest, self._found().values()))
+
+    def follow(self, stage: Stage) -> bool:
+        if stage == self.stage:
+            return False
+        names = {root_digest(root): (name, root) for name, root in self._found().items()}
+        check_held(stage, self.stage, frozenset(names))
+        trusted = dict(names[digest] for digest in stage.trusted)
+        signing = names[stage.signing][0]
+        words = {"trusted": list(trusted), "signing": signing, "since_s": stage.since_s}
         try:
-            self.machine.disk.write_whole(self._folder / ROTATION, json.dumps(words).encode(), fsync=True)
+            self.machine.disk.write_whole(self.folder / ROTATION, json.dumps(words).encode(), fsync=True)
         except OSError as error:
-            raise HostError(f"{self._folder}: {error.strerror}") from None
-        self._trusted, self._signing, self.root, self.since_s = trusted, signing, trusted[signing], now_s
+            raise HostError(f"{self.folder}: {error.strerror}") from None
+        self._trusted, self._signing, self.root, self.since_s = trusted, signing, trusted[signing], stage.since_s
+        return True
+
+    def _found(self) -> dict[str, Root]:
+        """In the folder, by name, with their keys; read anew when others lie there. Raises HostError, ConfigError."""
+        try:
+            names = sorted(path.stem for path in self.folder.glob(f"{FIRST}*.pem") if path.with_suffix(".key").exists())
+            if names != list(self._in_folder):
+                self._in_folder = {name: _read(self.folder, name) for name in names}
+        except OSError as error:
+            raise HostError(f"{self.folder}: {error.strerror}") from None
+        except InvalidMessage as error:
+            raise ConfigError(f"{self.folder}: {error}; restore it from a copy") from None
+        return self._in_folder
+
+
+def number_of(name: str) -> int:
+    """Of the files of a root."""
+    return int(name.partition("-")[2] or 1)
+
+
+def root_digest(root: Root) -> str:
+    return certificates.digest_of(root.certificate).hex()
 
 
 def _read(folder: Path, name: str) -> Root:

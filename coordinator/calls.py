@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import grpc
 
+from atoll.protocol.errors import PeerError
+from atoll.protocol.status import abort
 from atoll.protocol.v1 import session_pb2
 
 
@@ -25,4 +27,21 @@ def handlers(session: Callable[..., Any], status: Callable[..., Any], operate: C
             request_deserializer=session_pb2.OperateRequest.FromString,
             response_serializer=session_pb2.OperateResponse.SerializeToString,
         ),
+    }
+
+
+def all_put_off(why: Callable[[], str]) -> dict[str, Any]:
+    """Every method: whoever calls is told to try again later."""
+
+    async def put_off(asked: Any, context: Any) -> NoReturn:
+        await abort(context, PeerError(why()))
+
+    methods = session_pb2.DESCRIPTOR.services_by_name["CoordinatorService"].methods
+    return {
+        method.name: (
+            grpc.stream_stream_rpc_method_handler(put_off)
+            if method.client_streaming
+            else grpc.unary_unary_rpc_method_handler(put_off)
+        )
+        for method in methods
     }

@@ -16,7 +16,7 @@ from atoll.protocol.errors import AtollError, ConfigError, InvalidMessage, Refus
 from atoll.protocol.status import abort
 from atoll.protocol.trust import certificates
 from atoll.protocol.trust.certificates import PublicKey
-from atoll.protocol.trust.invites import check_addresses
+from atoll.protocol.trust.invites import MAX_ADDRESSES, check_addresses
 from atoll.protocol.trust.names import OF_A_DAY, ROLES
 from atoll.protocol.trust.security import Caller, Security
 from atoll.protocol.v1 import session_pb2
@@ -59,11 +59,13 @@ class Enrolment:
         now_s = self._authority.machine.wall_time()
         return self._core.refusal(role, subject.name, caller.key_digest, now_s) if role is not None else ""
 
-    async def invite(self, asked: InviteAsked, own: tuple[str, ...]) -> Answer:
-        """With the invite or the token as what was found, once the run knows it."""
+    async def invite(self, asked: InviteAsked, own: str, shared: tuple[str, ...] = ()) -> Answer:
+        """With the invite or the token as what was found, once the run knows it. `own`: where this coordinator is
+        reached, if nobody says where; `shared`: where all are that share the store."""
         authority = self._authority
         try:
-            addresses = () if asked.is_token else _reachable(asked.addresses or own)
+            said = _reachable(asked.addresses or (own,)) if not asked.is_token else ()
+            addresses = tuple(dict.fromkeys((*said, *shared)))[:MAX_ADDRESSES]
         except (ConfigError, InvalidMessage) as error:
             return Answer(asked.request, str(error))
         asked = replace(asked, invite_id=authority.new_invite_id())

@@ -215,7 +215,15 @@ async def serve(
             config, settings, parent_json, machine, stack, is_restored=restore_sites is not None
         )
         make = partial(
-            CoordinatorServer, config, settings, store, parent_json, machine, authority=authority, security=security
+            CoordinatorServer,
+            config,
+            settings,
+            store,
+            parent_json,
+            machine,
+            authority=authority,
+            security=security,
+            leading=leading,
         )
         if restore_sites is not None:
             seal = Seal(authority.secret if authority is not None else b"", settings.run_id)
@@ -237,8 +245,6 @@ async def serve(
             server = begun
             if leading is not None:
                 leading.start(stack)
-        if leading is not None:
-            server.leading = leading
         if settings.outer.optimizer == AUTO:
             log.info("outer.optimizer = auto: %s", outer.in_words(settings, server.settings.outer))
         if exporter is not None:

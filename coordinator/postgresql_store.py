@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.resources
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
@@ -11,10 +11,11 @@ from typing import Any
 from psycopg.pq import TransactionStatus
 
 from atoll.coordinator.core.persisted import Persisted, RunRecord
-from atoll.coordinator.lease import Claim
+from atoll.coordinator.lease import Claim, Held
 from atoll.coordinator.postgresql import SCHEMA, Database, explained, placed
 from atoll.coordinator.postgresql_lease import held, take
 from atoll.coordinator.sql_store import SCHEMA_VERSION, Found, SqlStore
+from atoll.coordinator.stage import NoRoots, Roots
 from atoll.coordinator.store import run_of
 from atoll.protocol.errors import ConfigError, HostError, StateError
 from atoll.protocol.settings import RunSettings
@@ -39,6 +40,8 @@ class PostgresqlStore(SqlStore):
         super().__init__()
         self.where = database.where
         self._claim: Claim | None = None
+        self._roots: Roots = NoRoots()
+        self._takes: Callable[[], None] = lambda: None
         self._db = database.connect()
         try:
             with self._explained(), self._readable():
@@ -73,17 +76,14 @@ class PostgresqlStore(SqlStore):
     def is_new(self) -> bool:
         """Whether no coordinator has led here."""
         with self._explained():
-            return self._root() is None
+            return held(self._db).stage is None
 
-    def _root(self) -> str | None:
-        (root,) = self._execute("SELECT root FROM lease").fetchone()
-        return None if root is None else str(root)
-
-    def claims(self, claim: Claim) -> None:
-        """Before `begin`. Raises ConfigError for another root than the run's."""
-        self._claim = claim
+    def claims(self, claim: Claim, takes: Callable[[], None], roots: Roots) -> None:
+        """Before `begin`, which calls `takes` when it is about to take the lease. Raises ConfigError where a root of
+        the run is none of `roots`."""
+        self._claim, self._takes, self._roots = claim, takes, roots
         with self._explained():
-            self._refuse_another_root(claim)
+            self._follow(held(self._db))
 
     def check(self, settings: RunSettings, parent_json: str) -> None:
         """Raises ConfigError for another run, or other settings."""
@@ -91,16 +91,15 @@ class PostgresqlStore(SqlStore):
             known = self._all(RunRecord)
             run_of(self.where, known[0] if known else None, settings, parent_json)
 
-    def _refuse_another_root(self, claim: Claim) -> None:
-        root = self._root()
-        if root is not None and root != claim.root:
-            has = f"root {claim.root[:16]}" if claim.root else "none (plain text)"
-            wanted = f"root {root[:16]}" if root else "none (plain text)"
-            raise ConfigError(
-                f"{self.where} has a run whose root is another one: {wanted}, this coordinator has {has}. Sites would "
-                "not know it: give it the folder with root.pem and root.key of the coordinator that began the run "
-                "(--trust DIR)"
-            )
+    def _follow(self, found: Held) -> None:
+        if found.stage is None:
+            return
+        try:
+            is_another = self._roots.follow(found.stage)
+        except ConfigError as error:
+            raise ConfigError(f"{self.where}: {error}") from None
+        for tell in self._roots.told if is_another else ():
+            tell()
 
     def begin(self, settings: RunSettings, parent_json: str = "") -> Persisted:
         """Raises LeaseHeld if another coordinator leads."""
@@ -108,12 +107,14 @@ class PostgresqlStore(SqlStore):
         assert claim is not None, "`claims` comes first"
         with self._explained(), self._readable(), self._transaction():
             self._execute("SELECT id FROM lease FOR UPDATE")
-            claim.check(self.where, held(self._db))
-            self._refuse_another_root(claim)
+            found = held(self._db)
+            claim.check(self.where, found)
+            self._follow(found)
             if damage := self._damaged_row():
                 raise StateError(f"{self.where} is damaged ({damage}): {RESTORE}")
             persisted = self._begun(settings, parent_json)
-            take(self._db, claim)
+            self._takes()
+            take(self._db, claim, self._roots.stage)
             return persisted
 
     # --- what PostgreSQL has of its own

@@ -12,7 +12,7 @@ from typing import Any
 
 import grpc
 
-from atoll.coordinator import limits, rows
+from atoll.coordinator import calls, limits, rows
 from atoll.coordinator.core import restored
 from atoll.coordinator.core.core import Core
 from atoll.coordinator.core.events import Answer, CommitRecord, Record
@@ -90,7 +90,7 @@ class Restoring:
                 f"run.max_sites = {self._settings.max_sites}",
             ),
         )
-        handlers = {
+        handlers = calls.all_put_off(lambda: self._put_off) | {
             "Session": grpc.stream_stream_rpc_method_handler(self._session),
             "Status": grpc.unary_unary_rpc_method_handler(
                 self._status,
@@ -200,10 +200,11 @@ class Restoring:
         except (InvalidMessage, DigestMismatch, LookupError, ValueError, TypeError) as error:
             self._report(f"restoring: what {who} said does not count: {error}")
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"this coordinator is being restored: {error}")
-        await context.abort(
-            grpc.StatusCode.UNAVAILABLE,
-            f"the coordinator is being restored from a copy of its store: {self._words}",
-        )
+        await context.abort(grpc.StatusCode.UNAVAILABLE, self._put_off)
+
+    @property
+    def _put_off(self) -> str:
+        return f"the coordinator is being restored from a copy of its store: {self._words}"
 
     def _report(self, text: str) -> None:
         """Once, however often it comes."""

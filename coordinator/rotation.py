@@ -20,7 +20,8 @@ from atoll.coordinator.core.events import (
     Record,
     RotateAsked,
 )
-from atoll.coordinator.watchers import Watchers
+from atoll.coordinator.lease import Leading
+from atoll.coordinator.watchers import Known, Watchers
 from atoll.protocol.dates import utc
 from atoll.protocol.errors import AtollError
 from atoll.protocol.trust.names import Kind, Subject
@@ -31,7 +32,8 @@ STEPS = ("make", "sign", "retire")
 
 
 class Rotation:
-    """`ask`: the core. `here`: names of sites that are in the run."""
+    """`ask`: the core. `here`: names of sites that are in the run. `leading`: of one of several that share the
+    store."""
 
     def __init__(
         self,
@@ -39,25 +41,29 @@ class Rotation:
         watchers: Watchers,
         ask: Callable[[Asked], Awaitable[Answer]],
         here: Callable[[], list[str]],
+        leading: Leading | None = None,
     ) -> None:
         self.watchers = watchers
         self._authority = authority
         self._ask = ask
         self._here = here
+        self._leading = leading
         self._asking = asyncio.Lock()
 
     async def ask(self, asked: RotateAsked) -> Answer:
         """With what there is to say as what was found. The step is in the audit log before it is done."""
         authority = self._authority
         async with self._asking:
-            if problem := self._problem(asked):
+            if problem := self._problem(asked) or await self._lacking(asked):
                 return Answer(asked.request, problem)
             answer = await self._ask(replace(asked, since_s=authority.since_s))
             if answer.problem:
                 return answer
-            step = {"make": authority.make_next, "sign": authority.sign_with_next, "retire": authority.retire_old}
             try:
-                await asyncio.to_thread(step[asked.step])
+                stage = await asyncio.to_thread(authority.after, asked.step)
+                if self._leading is not None:
+                    await self._leading.keep_stage(stage)
+                await asyncio.to_thread(authority.follow, stage)
             except AtollError as error:
                 return Answer(asked.request, str(error))
             for tell in authority.told:
@@ -92,12 +98,41 @@ class Rotation:
             return f"certificates of the old root are in use until {utc(until_s)}: ask again then, or say --now"
         return ""
 
+    async def _lacking(self, asked: RotateAsked) -> str:
+        """Why it cannot be done now: whoever stands by could not lead. Keys of roots go from machine to machine by a
+        person alone, so the next one is made before all of that."""
+        if self._leading is None:
+            return ""
+        authority = self._authority
+        try:
+            is_made = asked.step == "make"
+            newest = await asyncio.to_thread(authority.make_next) if is_made else authority.stage.trusted[-1]
+        except AtollError as error:
+            return str(error)
+        lacking = self._leading.lacking(newest)
+        if not lacking or asked.at_once:
+            return ""
+        name = authority.name_of(newest)
+        return (
+            f"these stand by and have not the next root, {newest[:16]}: {', '.join(lacking)}; copy {name}.pem and "
+            f"{name}.key of {authority.folder} into the folder of the root there, and ask again"
+        )
+
 
 def rotation_of(
-    authority: Authority | None, security: Security, core: Core, ask: Callable[[Asked], Awaitable[Answer]]
+    authority: Authority | None,
+    security: Security,
+    core: Core,
+    ask: Callable[[Asked], Awaitable[Answer]],
+    *,
+    coordinators: Callable[[], tuple[str, ...]],
+    leading: Leading | None,
 ) -> Rotation | None:
-    """Of a run that has certificates, with those who hear of it."""
+    """Of a run that has certificates, with those who hear of it. `coordinators`: addresses of all that share the
+    store."""
     if authority is None:
         return None
-    watchers = Watchers(security, lambda: (authority.roots, core.banned_names))
-    return Rotation(authority, watchers, ask, core.here)
+    watchers = Watchers(security, lambda: Known(authority.roots, core.banned_names, coordinators()))
+    if leading is not None:
+        leading.told.append(watchers.changed)
+    return Rotation(authority, watchers, ask, core.here, leading)

@@ -28,7 +28,7 @@ CREATE TABLE lease (                 -- who leads; changed by this database's cl
     holder   TEXT    NOT NULL,       -- a start of a coordinator
     address  TEXT    NOT NULL,       -- where sites reach it
     until    TIMESTAMPTZ NOT NULL,
-    root     TEXT                    -- the digest of the run's root; empty in plain text; NULL before the first start
+    stage    TEXT                    -- which roots are trusted, and which signs: stage.py; NULL before the first start
 );
 
 INSERT INTO lease (id, holder, address, until) VALUES (1, '', '', to_timestamp(0));
@@ -36,5 +36,6 @@ INSERT INTO lease (id, holder, address, until) VALUES (1, '', '', to_timestamp(0
 CREATE TABLE standbys (
     holder   TEXT    PRIMARY KEY,
     address  TEXT    NOT NULL,
+    roots    TEXT    NOT NULL,       -- digests of those whose keys it has
     seen_at  TIMESTAMPTZ NOT NULL
 )

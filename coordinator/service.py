@@ -76,8 +76,10 @@ class CoordinatorServer:
         *,
         authority: Authority | None = None,
         security: Security = PLAIN,
+        leading: Leading | None = None,
     ) -> None:
-        """`authority`: of a run that is not in plain text, with what this process shows as `security`."""
+        """`authority`: of a run that is not in plain text, with what this process shows as `security`. `leading`: of
+        one of several that share the store."""
         self._loop = asyncio.get_running_loop()
         self._machine = machine
         self.config = config
@@ -95,7 +97,10 @@ class CoordinatorServer:
             raise StateError(f"the store {config.store_path} is damaged ({error}): {RESTORE}") from error
         self._security = security
         self._enrolment = Enrolment(authority, security, self._core, self._decide) if authority is not None else None
-        self._rotation = rotation_of(authority, security, self._core, self._decide)
+        self.leading = leading
+        self._rotation = rotation_of(
+            authority, security, self._core, self._decide, coordinators=self._shared_among, leading=leading
+        )
         self._viewed_at = self._loop.time()
         self._kept_view = self._core.view(self._viewed_at)
         self._sync_times = SyncTimes()
@@ -113,7 +118,6 @@ class CoordinatorServer:
         self._numbers = itertools.count(1)  # of streams and requests
         self._stopping = False
         self.loop_lag: LoopLag | None = None
-        self.leading: Leading | None = None
         self._deciding = deciding = asyncio.Lock()  # from a decision until it is kept and sent
         seal = Seal(authority.secret if authority is not None else b"", settings.run_id)
         self._depositing = Depositing(store, seal, deciding, bodies)
@@ -225,14 +229,17 @@ class CoordinatorServer:
         if self._enrolment is None or self._rotation is None:
             return e.Answer(0, "it is in plain text: whoever reaches it joins without an invite")
         if isinstance(asked, e.RotateAsked):
-            if self.leading is not None:
-                return e.Answer(0, "the store is shared: one that stands by would not know the next root")
             return await self._rotation.ask(asked)
-        return await self._enrolment.invite(asked, self._shared_among() or (self.config.advertise or self.address,))
+        return await self._enrolment.invite(asked, self._own_address, self._shared_among())
 
     def _shared_among(self) -> tuple[str, ...]:
         """Where sites reach this one, and those that stand by, if there are any."""
-        return self.leading.addresses(self.config.advertise or self.address) if self.leading is not None else ()
+        return self.leading.addresses(self._own_address) if self.leading is not None else ()
+
+    @property
+    def _own_address(self) -> str:
+        """Where sites reach this one."""
+        return self.config.advertise or self.address
 
     async def _backup(self, path: Path) -> e.Answer:
         token = self._machine.token_bytes(NAME_BYTES).hex()
@@ -319,6 +326,7 @@ class CoordinatorServer:
         document["parent"] = self._parent
         document["atoll_version"] = atoll.__version__
         document["leading"] = self.leading.document() if self.leading is not None else None
+        document["coordinators"] = list(self._shared_among())
         if (lag := self.loop_lag) is not None:
             document["event_loop"] = {"lag_p999_s": lag.within_s(0.999), "worst_lag_s": lag.worst_s}
         return document

@@ -12,11 +12,11 @@ from atoll.coordinator.lease import Claim, Leading
 from atoll.coordinator.postgresql import Database
 from atoll.coordinator.postgresql_lease import PostgresqlLease
 from atoll.coordinator.postgresql_store import PostgresqlStore
+from atoll.coordinator.stage import NoRoots
 from atoll.protocol.addresses import is_unspecified, parse_address
 from atoll.protocol.errors import ConfigError, HostError
 from atoll.protocol.machine import Machine
 from atoll.protocol.settings import RunSettings
-from atoll.protocol.trust import certificates
 
 HOLDER_BYTES = 8
 
@@ -50,12 +50,12 @@ class SharedStore:
                 f"--listen {config.listen} is no address that others reach: say with --advertise HOST:PORT where sites "
                 "reach this coordinator; sites hear of all that share a store"
             )
-        root = certificates.digest_of(authority.root.certificate).hex() if authority is not None else ""
-        claim = Claim(machine.token_bytes(HOLDER_BYTES).hex(), address, root)
-        await asyncio.to_thread(self.store.claims, claim)
-        await asyncio.to_thread(self.store.check, settings, parent_json)
+        claim = Claim(machine.token_bytes(HOLDER_BYTES).hex(), address)
+        roots = authority if authority is not None else NoRoots()
         lease = PostgresqlLease(self._database, claim)
-        leading = Leading(lease, self.store.where)
+        leading = Leading(lease, self.store.where, roots)
+        await asyncio.to_thread(self.store.claims, claim, leading.takes, roots)
+        await asyncio.to_thread(self.store.check, settings, parent_json)
 
         def end() -> None:
             with suppress(HostError):  # then it is over by itself

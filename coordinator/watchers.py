@@ -1,5 +1,5 @@
-"""Who hears which roots are in force and who is banned: each process of a site or a relay, at once and whenever that
-changes, and says which roots it trusts."""
+"""Who hears which roots are in force, who is banned, and where coordinators are: each process of a site or a relay, at
+once and whenever that changes, and says which roots it trusts."""
 
 from __future__ import annotations
 
@@ -26,10 +26,20 @@ class _Watcher:
     """The digest of the roots that it has said last."""
 
 
-class Watchers:
-    """`known`: the roots that are in force, DER, and names of sites that others are to have nothing to do with."""
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What is said."""
 
-    def __init__(self, security: Security, known: Callable[[], tuple[list[bytes], tuple[str, ...]]]) -> None:
+    roots: list[bytes]
+    """Those that are in force, DER; the first one signs."""
+    banned: tuple[str, ...]
+    """Names of sites that others are to have nothing to do with."""
+    coordinators: tuple[str, ...]
+    """Addresses of all that may serve the run; empty if there is this one alone."""
+
+
+class Watchers:
+    def __init__(self, security: Security, known: Callable[[], Known]) -> None:
         self._security = security
         self._read = known
         self._known = known()
@@ -59,7 +69,7 @@ class Watchers:
 
     def behind(self, expected: set[Subject]) -> list[str]:
         """Who does not trust the roots that are in force: of those that watch, and of those that are expected to."""
-        digest = roots_digest(self._known[0])
+        digest = roots_digest(self._known.roots)
         up_to_date = {watcher.subject for watcher in self._here if watcher.trusts == digest}
         return sorted(str(subject) for subject in (expected | {w.subject for w in self._here}) - up_to_date)
 
@@ -79,8 +89,11 @@ class Watchers:
         async def say() -> None:
             while not self._is_closed:
                 watcher.changed.clear()
-                roots, banned = self._known
-                await context.write(session_pb2.WatchResponse(roots=roots, banned=banned))
+                known = self._known
+                said = session_pb2.WatchResponse(
+                    roots=known.roots, banned=known.banned, coordinators=known.coordinators
+                )
+                await context.write(said)
                 await watcher.changed.wait()
 
         tasks = [asyncio.create_task(hear()), asyncio.create_task(say())]

@@ -1,4 +1,4 @@
-"""Status page, /status.json, /metrics, /sd (nodes that can be scraped) and /healthz: read-only."""
+"""Status page, /status.json, /metrics, /sd (nodes that can be scraped), /healthz and /readyz: read-only."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from atoll.protocol.http import Answer, plain_text
 from atoll.protocol.metrics import families
 from atoll.protocol.page_access import Access
 
+LIVES = ("/healthz", "/livez")
 PROCESS = ProcessCollector(registry=None)
 """Memory, processor, descriptors."""
 
@@ -33,10 +34,12 @@ def status_pages(document: Callable[[], Awaitable[Document]], access: Access = p
     async def answer(path: str) -> Answer:
         if path == "/":
             return Answer(200, "text/html; charset=utf-8", page, headers)
-        if path == "/healthz":  # this process lives, whatever its store does
+        if path in LIVES:  # this process, whatever its store does
             return plain_text(200, "ok")
+        if path == "/readyz":
+            return plain_text(200, "ok: it leads")
         if path not in ("/status.json", "/metrics", "/sd"):
-            return plain_text(404, "there are /, /status.json, /metrics, /sd and /healthz")
+            return plain_text(404, "there are /, /status.json, /metrics, /sd, /healthz and /readyz")
         found = await document()
         if path not in made or made[path][0] is not found:
             made[path] = found, await asyncio.to_thread(_answer, path, found, headers)
@@ -49,11 +52,11 @@ def standby_pages(state: Callable[[], str], access: Access) -> pages.Pages:
     """`state`: of a coordinator that stands by, in words."""
 
     async def answer(path: str) -> Answer:
-        if path == "/healthz":
+        if path in LIVES:
             return plain_text(200, f"ok: {state()}")
         if path == "/metrics":
             return pages.metrics([*families(STANDBY, {"leads": 0.0}), *PROCESS.collect()])
-        return plain_text(503, f"{state()}; ask that one. Here are /metrics and /healthz")
+        return plain_text(503, f"{state()}; ask that one. Here are /metrics, /livez and /readyz")
 
     return pages.Pages(answer, access)
 

@@ -130,7 +130,9 @@ async def _stay(config: NodeConfig, machine: Machine, prepared: asyncio.Task[Non
         if settings.data == "local" and not config.data_paths and not config.command:
             log.warning("no --data: this site trains on the source of Python's standard library")
         plane = await asyncio.to_thread(DataPlane.load, home, settings, config.num_kernel_threads)
-        security = await identity.secured(machine, stack, FIRST_CONTACT_S) if identity is not None else NodeSecurity()
+        security = NodeSecurity()
+        if identity is not None:
+            security = await identity.secured(config.coordinators, machine, stack, FIRST_CONTACT_S)
         met = await meet_peers(
             config, settings.run_id, home, machine, stack, security=security.among_sites, towards=address
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -78,10 +79,12 @@ class Identity:
         """With the coordinator, at first."""
         return MutualTls(self.found.subject.run_id, self.found.shown).towards(Kind.COORDINATOR)
 
-    async def secured(self, machine: Machine, stack: AsyncExitStack, wait_s: float) -> NodeSecurity:
-        """With a certificate for other sites; both are renewed until `stack` ends. Raises PeerError if no coordinator
-        answers within `wait_s`, or RefusedError."""
-        standing = Standing(self.found, self.folder, self.addresses, machine)
+    async def secured(
+        self, addresses: Sequence[str], machine: Machine, stack: AsyncExitStack, wait_s: float
+    ) -> NodeSecurity:
+        """With a certificate for other sites, by the coordinator at the first of `addresses` that answers; both are
+        renewed until `stack` ends. Raises PeerError if none answers within `wait_s`, or RefusedError."""
+        standing = Standing(self.found, self.folder, addresses, machine)
         among_sites = await standing.open(stack, wait_s)
         return NodeSecurity(standing.before_coordinator, among_sites, standing)
 

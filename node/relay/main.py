@@ -71,7 +71,7 @@ async def serve(config: RelayConfig) -> None:
             tls,
             Quotas(round(config.quota_gb * GB)),
             machine,
-            coordinators=known.addresses,
+            coordinators=lambda: standing.addresses,
             max_pairs=max(1, room // DESCRIPTORS),
         )
         await server.start(config.listen)

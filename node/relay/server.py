@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Collection, Coroutine, Sequence
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from functools import partial
 from typing import Any
 
@@ -46,11 +46,11 @@ class RelayServer:
         quotas: Quotas,
         machine: Machine,
         *,
-        coordinators: Sequence[str],
+        coordinators: Callable[[], Sequence[str]],
         max_pairs: int,
         idle_limit_s: float = IDLE_LIMIT_S,
     ) -> None:
-        """`coordinators`: the addresses of the one of this run, to which the port leads, too."""
+        """`coordinators`: addresses of those of this run, to which the port leads, too."""
         self.address = ""
         self.quotas = quotas
         self.pairing = Pairing(quotas, max_pairs)
@@ -169,7 +169,7 @@ class RelayServer:
         InvalidMessage where there are too many."""
         if len(self.to_coordinator) >= MAX_TO_COORDINATOR:
             raise InvalidMessage(f"{MAX_TO_COORDINATOR} connections to the coordinator are open")
-        other = await outgoing.connect_first(self._coordinators)
+        other = await outgoing.connect_first(self._coordinators())
         splice = Splice(connection, other, ended=lambda: self.to_coordinator.discard(splice))
         self.to_coordinator.add(splice)
 

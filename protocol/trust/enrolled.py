@@ -14,7 +14,7 @@ from atoll.protocol.disk import Disk, make_folder
 from atoll.protocol.errors import ConfigError, HostError, InvalidMessage
 from atoll.protocol.trust import certificates
 from atoll.protocol.trust.certificates import PrivateKey
-from atoll.protocol.trust.invites import Invite
+from atoll.protocol.trust.invites import Invite, check_addresses
 from atoll.protocol.trust.names import Subject
 from atoll.protocol.trust.security import Shown
 
@@ -31,10 +31,17 @@ class Enrolled:
     subject: Subject
     shown: Shown
     """To the coordinator."""
-    addresses: tuple[str, ...]
-    """Of the coordinator."""
+    invited_to: tuple[str, ...]
+    """Addresses of the coordinator, of the invite."""
     invite_id: str
     """By which it joined."""
+    learned: tuple[str, ...] = ()
+    """Addresses of all that may serve the run, as the coordinator said last."""
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Of coordinators that may serve the run."""
+        return tuple(dict.fromkeys((*self.invited_to, *self.learned)))
 
     @property
     def expires_s(self) -> float:
@@ -96,6 +103,18 @@ def keep_shown(folder: Path, shown: Shown, disk: Disk) -> None:
     disk.write_whole(folder / IDENTITY, shown.certificate + shown.key, fsync=True)
 
 
+def keep_learned(folder: Path, coordinators: Sequence[str], disk: Disk) -> None:
+    """In place of those that were learned before: addresses of all that may serve the run. Raises HostError, and
+    ConfigError or InvalidMessage for what is no address."""
+    check_addresses(coordinators)
+    path = folder / COORDINATOR
+    try:
+        words = json.loads(path.read_bytes()) | {"learned": list(coordinators)}
+    except (OSError, ValueError) as error:
+        raise HostError(f"{path}: {error}") from None
+    disk.write_whole(path, json.dumps(words).encode(), fsync=True)
+
+
 def load(folder: Path) -> Enrolled | None:
     """None if nobody has joined with it. Raises HostError, and ConfigError for what is damaged."""
     if not (folder / IDENTITY).exists():
@@ -107,16 +126,16 @@ def load(folder: Path) -> Enrolled | None:
         certificates.salt_of(certificates.from_pem(roots)[0])
         if certificates.digest_of(certificate) != certificates.key_digest(key.public_key()):
             raise InvalidMessage(f"{IDENTITY} has a key that is not of its certificate")
-        addresses = tuple(str(address) for address in words["addresses"])
-        for address in addresses:
+        addresses, learned = (tuple(map(str, words.get(key, ()))) for key in ("addresses", "learned"))
+        for address in (*addresses, *learned):
             parse_address(address)
         if not addresses:
             raise InvalidMessage(f"{COORDINATOR} names no coordinator")
         shown = Shown(roots, certificates.to_pem(certificate), certificates.key_to_pem(key))
-        return Enrolled(certificates.subject_of(certificate), shown, addresses, str(words["invite"]))
+        return Enrolled(certificates.subject_of(certificate), shown, addresses, str(words["invite"]), learned)
     except OSError as error:
         raise HostError(f"{error.filename}: {error.strerror}") from None
-    except (InvalidMessage, ConfigError, ValueError, KeyError, TypeError) as error:
+    except (InvalidMessage, ConfigError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"{folder}: {error}; remove it, and join with a new invite") from None
 
 

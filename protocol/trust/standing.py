@@ -11,13 +11,12 @@ from pathlib import Path
 from atoll.protocol.errors import InvalidMessage, PeerError
 from atoll.protocol.machine import Machine
 from atoll.protocol.trust import certificates, enrolled
-from atoll.protocol.trust.certificates import Certificate
 from atoll.protocol.trust.enrolled import Enrolled
 from atoll.protocol.trust.joining import renew, renew_identity
 from atoll.protocol.trust.names import NAMELESS, OF_A_DAY, Subject
 from atoll.protocol.trust.renewing import keep_in_force
 from atoll.protocol.trust.security import MutualTls, Shown
-from atoll.protocol.trust.watching import watch
+from atoll.protocol.trust.watching import News, watch
 
 RETRY_S = 1.0
 
@@ -26,14 +25,15 @@ class Standing:
     """`open` it, then it lives until its stack ends. `banned` hear of the names of sites that are banned."""
 
     def __init__(self, found: Enrolled, folder: Path, addresses: Sequence[str], machine: Machine) -> None:
-        """`folder`: in which `found` lies. `addresses`: of the coordinator."""
+        """`folder`: in which `found` lies. `addresses`: of coordinators, in the order in which they are tried."""
         self.before_coordinator = MutualTls(found.subject.run_id, found.shown)
         self.subject = found.subject
         kind = OF_A_DAY[found.subject.kind]
         name = "" if kind in NAMELESS else found.subject.name
         self._among = Subject(found.subject.run_id, kind, name)
         self._folder = folder
-        self._addresses = addresses
+        self._given = tuple(addresses)
+        self._learned = found.learned  # as on the disk
         self._machine = machine
         self._kept = found.shown.roots  # on the disk
         self._wakes = asyncio.Event(), asyncio.Event()
@@ -47,7 +47,7 @@ class Standing:
         for work in (
             keep_in_force(self.before_coordinator, self._renewed_identity, wall_time, self._wakes[0]),
             keep_in_force(self.among_sites, self._renewed, wall_time, self._wakes[1]),
-            watch(self.before_coordinator, self._addresses, self._heed, self._machine.network),
+            watch(self.before_coordinator, lambda: self.addresses, self._heed, self._machine.network),
         ):
             stack.callback(asyncio.create_task(work).cancel)
         return self.among_sites
@@ -58,24 +58,29 @@ class Standing:
         certificate = certificates.from_pem(self.before_coordinator.shown.certificate)[0]
         return certificate.not_valid_after_utc.timestamp()
 
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Of all coordinators that may serve the run, as far as is known."""
+        return tuple(dict.fromkeys((*self._given, *self._learned)))
+
     def tell_banned(self, tell: Callable[[tuple[str, ...]], None]) -> None:
         """Now, and whenever others are."""
         self._told.append(tell)
         tell(self._banned)
 
     async def _renewed(self) -> Shown:
-        return await renew(self.before_coordinator, self._addresses, self._among, self._machine.network)
+        return await renew(self.before_coordinator, self.addresses, self._among, self._machine.network)
 
     async def _renewed_identity(self) -> Shown:
         """With the same key; on the disk before it is shown."""
-        shown = await renew_identity(self.before_coordinator, self._addresses, self.subject, self._machine.network)
+        shown = await renew_identity(self.before_coordinator, self.addresses, self.subject, self._machine.network)
         await asyncio.to_thread(enrolled.keep_shown, self._folder, shown, self._machine.disk)
         return shown
 
-    async def _heed(self, roots: list[Certificate], banned: tuple[str, ...]) -> None:
+    async def _heed(self, news: News) -> None:
         """What is not signed by the first root is renewed: see `keep_in_force`. Raises InvalidMessage, HostError."""
-        pem, known = certificates.to_pem(*roots), certificates.from_pem(self.before_coordinator.shown.roots)
-        if certificates.salt_of(roots[0]) != certificates.salt_of(known[0]):
+        pem, known = certificates.to_pem(*news.roots), certificates.from_pem(self.before_coordinator.shown.roots)
+        if certificates.salt_of(news.roots[0]) != certificates.salt_of(known[0]):
             raise InvalidMessage("the coordinator names roots of another run")
         for tls in (self.before_coordinator, self.among_sites):
             if tls.shown.roots != pem:
@@ -87,10 +92,13 @@ class Standing:
             self._kept = pem
         for wake in self._wakes:
             wake.set()
-        if banned != self._banned:
-            self._banned = banned
+        if news.banned != self._banned:
+            self._banned = news.banned
             for tell in self._told:
-                tell(banned)
+                tell(news.banned)
+        if news.coordinators and news.coordinators != self._learned:
+            await asyncio.to_thread(enrolled.keep_learned, self._folder, news.coordinators, self._machine.disk)
+            self._learned = news.coordinators
 
 
 async def within(wait_s: float, call: Callable[[], Awaitable[Shown]]) -> Shown:

@@ -1,10 +1,12 @@
-"""Hears from the coordinator, as long as a process lives, which roots are in force and who is banned."""
+"""Hears from the coordinator, as long as a process lives, which roots are in force, who is banned, and who else may
+serve the run."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import grpc
@@ -12,12 +14,13 @@ import grpc.aio
 
 from atoll.protocol import transport
 from atoll.protocol.digest import DIGEST_BYTES, Digest
-from atoll.protocol.errors import AtollError, InvalidMessage, PeerError
+from atoll.protocol.errors import AtollError, ConfigError, InvalidMessage, PeerError
 from atoll.protocol.machine import Network
 from atoll.protocol.messages import MAX_BANNED
 from atoll.protocol.status import from_rpc_error, was_cancelled
 from atoll.protocol.trust import certificates
 from atoll.protocol.trust.certificates import Certificate
+from atoll.protocol.trust.invites import check_addresses
 from atoll.protocol.trust.joining import MAX_ROOTS
 from atoll.protocol.trust.names import Kind
 from atoll.protocol.trust.security import MutualTls
@@ -38,26 +41,44 @@ def roots_digest(roots: Sequence[bytes]) -> bytes:
     return digest.finish()[:DIGEST_BYTES]
 
 
-def read(said: session_pb2.WatchResponse) -> tuple[list[Certificate], tuple[str, ...]]:
-    """Roots and names. Raises InvalidMessage."""
+@dataclass(frozen=True, slots=True)
+class News:
+    """What a coordinator says to all that watch."""
+
+    roots: list[Certificate]
+    """Those that are in force, the one that signs first."""
+    banned: tuple[str, ...]
+    """Names of sites."""
+    coordinators: tuple[str, ...]
+    """Addresses of all that may serve the run; empty if only this one is known to."""
+
+
+def read(said: session_pb2.WatchResponse) -> News:
+    """Raises InvalidMessage."""
     if not 1 <= len(said.roots) <= MAX_ROOTS or len(said.banned) > MAX_BANNED:
         raise InvalidMessage(f"{len(said.roots)} roots and {len(said.banned)} names that are banned")
     roots = [certificates.from_der(root) for root in said.roots]
     if len({certificates.salt_of(root) for root in roots}) != 1:
         raise InvalidMessage("roots of several runs")
-    return roots, tuple(said.banned)
+    try:
+        if said.coordinators:
+            check_addresses(said.coordinators)
+    except ConfigError as error:
+        raise InvalidMessage(str(error)) from None
+    return News(roots, tuple(said.banned), tuple(said.coordinators))
 
 
 async def watch(
     tls: MutualTls,
-    addresses: Sequence[str],
-    heed: Callable[[list[Certificate], tuple[str, ...]], Awaitable[None]],
+    addresses: Callable[[], Sequence[str]],
+    heed: Callable[[News], Awaitable[None]],
     network: Network = transport,
 ) -> None:
-    """Until it is cancelled. `heed` returns when roots and bans are in force here."""
+    """Until it is cancelled. `addresses`: of coordinators, as far as they are known by now. `heed` returns when roots
+    and bans are in force here."""
     wait_s, told = FIRST_WAIT_S, ""
     while True:
-        for address in addresses:
+        for address in addresses():
             try:
                 await _watch(tls, address, heed, network)
             except AtollError as error:
@@ -73,7 +94,7 @@ async def watch(
 async def _watch(
     tls: MutualTls,
     address: str,
-    heed: Callable[[list[Certificate], tuple[str, ...]], Awaitable[None]],
+    heed: Callable[[News], Awaitable[None]],
     network: Network,
 ) -> None:
     """Returns when a coordinator that was heard ends it. Raises PeerError if it was not, RefusedError,
@@ -83,7 +104,7 @@ async def _watch(
     try:
         call: Any = session_pb2_grpc.CoordinatorServiceStub(channel).Watch()
         while (said := await call.read()) is not grpc.aio.EOF:
-            await heed(*read(said))
+            await heed(read(said))
             num_heard += 1
             await call.write(session_pb2.WatchRequest(roots_digest=roots_digest(said.roots)))
     except grpc.aio.AioRpcError as error:

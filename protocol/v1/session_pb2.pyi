@@ -275,6 +275,7 @@ class WatchResponse(_message.Message):
 
     ROOTS_FIELD_NUMBER: _builtins.int
     BANNED_FIELD_NUMBER: _builtins.int
+    COORDINATORS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def roots(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
         """DER; the first one signs"""
@@ -283,15 +284,20 @@ class WatchResponse(_message.Message):
     def banned(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """names of sites"""
 
+    @_builtins.property
+    def coordinators(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Where the run may be served, if several coordinators share its store; else empty."""
+
     def __init__(
         self,
         *,
         roots: _abc.Iterable[_builtins.bytes] | None = ...,
         banned: _abc.Iterable[_builtins.str] | None = ...,
+        coordinators: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["banned", b"banned", "roots", b"roots"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["banned", b"banned", "coordinators", b"coordinators", "roots", b"roots"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

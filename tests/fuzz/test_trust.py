@@ -13,9 +13,11 @@ from hypothesis import strategies as st
 from atoll.coordinator.core import events as e
 from atoll.coordinator.core.core import Core
 from atoll.coordinator.enrolment import Enrolment
+from atoll.protocol.addresses import parse_address
 from atoll.protocol.dates import date_of
 from atoll.protocol.errors import AtollError, InvalidMessage
 from atoll.protocol.trust import certificates, joining, watching
+from atoll.protocol.trust.invites import MAX_ADDRESSES
 from atoll.protocol.trust.names import Kind, Subject
 from atoll.protocol.trust.security import Caller
 from atoll.protocol.v1 import session_pb2
@@ -102,17 +104,22 @@ def test_any_request_for_a_certificate_is_signed_for_whom_it_is_or_refused(data:
 @given(
     st.lists(st.one_of(bytes_like(certificates.to_der(ROOT.certificate)), st.just(CERTIFICATE)), max_size=10),
     st.lists(st.text(max_size=8), max_size=3),
+    st.lists(st.one_of(st.text(max_size=8), st.just("a.example:7700")), max_size=MAX_ADDRESSES + 1),
 )
 def test_whatever_a_coordinator_says_of_roots_and_bans_is_heeded_or_refused(
-    roots: list[bytes], names: list[str]
+    roots: list[bytes], names: list[str], addresses: list[str]
 ) -> None:
     try:
-        found, banned = watching.read(session_pb2.WatchResponse(roots=roots, banned=names))
+        news = watching.read(session_pb2.WatchResponse(roots=roots, banned=names, coordinators=addresses))
     except InvalidMessage:
         return
-    assert len({certificates.salt_of(root) for root in found}) == 1
-    assert len(found) == len(roots) <= joining.MAX_ROOTS
-    assert banned == tuple(names)
+    assert len({certificates.salt_of(root) for root in news.roots}) == 1
+    assert len(news.roots) == len(roots) <= joining.MAX_ROOTS
+    assert news.banned == tuple(names)
+    assert news.coordinators == tuple(addresses)
+    assert len(addresses) <= MAX_ADDRESSES
+    for address in addresses:
+        parse_address(address)
 
 
 @fuzz(200)

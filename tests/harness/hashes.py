@@ -17,12 +17,14 @@ FILES: dict[str, tuple[str, ...]] = {
     "constraints-hashes.txt": (),
     "constraints-hashes-node.txt": ("node", "data"),
     "constraints-hashes-otel.txt": ("otel",),
+    "constraints-hashes-postgresql.txt": ("postgresql",),
 }
 """With the extras beside what the coordinator needs."""
 WHAT = {
     (): "a coordinator",
     ("node", "data"): "a site, without torch,",
     ("otel",): "a coordinator whose syncs are traced",
+    ("postgresql",): "a coordinator whose store is in PostgreSQL",
 }
 HEAD = "# `make hashes` writes this file: all that {what} needs, for pip install --require-hashes -r\n"
 PINNED = re.compile(r"^([\w.-]+)==([\w.+!-]+)", re.MULTILINE | re.ASCII)

@@ -39,7 +39,7 @@ async def relaying(
         tls(Kind.RELAY),
         Quotas(bytes_a_day),
         machine,
-        coordinators=[coordinator],
+        coordinators=lambda: [coordinator],
         max_pairs=max_pairs,
         idle_limit_s=idle_limit_s,
     )

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,12 @@ from atoll.cli.main import main
 from atoll.coordinator import restoring, rows
 from atoll.coordinator.core.events import PausedRecord, StopRecord
 from atoll.coordinator.core.restored import PASSED_OVER
+from atoll.coordinator.lease import Claim
+from atoll.coordinator.postgresql import Database
+from atoll.coordinator.postgresql_store import PostgresqlStore
 from atoll.coordinator.restoring import Restoring
+from atoll.coordinator.stage import NoRoots
+from atoll.coordinator.store import Store
 from atoll.protocol import messages as m
 from atoll.protocol.deposits import Seal
 from atoll.protocol.errors import RefusedError
@@ -25,6 +31,7 @@ from atoll.protocol.messages import Deposit
 from atoll.protocol.settings import RunSettings
 from atoll.protocol.sync_settings import SyncSettings
 from atoll.protocol.trust.security import PLAIN
+from tests.harness import postgresql
 from tests.harness.commit_records import assert_each_sample_counts_once, commits_of
 from tests.harness.data_account import DATA, LEASED, assert_account_balances
 from tests.harness.local_run import LocalRun, Process
@@ -133,14 +140,24 @@ class Site(Client):
             self.say(m.DepositsReturned(deposits=tuple(deposits), is_last=True))
 
 
+@pytest.fixture(params=["memory", pytest.param("postgresql", marks=postgresql.needed)])
+def copy(request: pytest.FixtureRequest) -> Iterator[Store]:
+    """A store that is one."""
+    if request.param == "memory":
+        yield MemoryStore()
+        return
+    with closing(PostgresqlStore(Database.named(request.getfixturevalue("postgresql_server").emptied()))) as store:
+        store.claims(Claim("one", "here:1"), lambda: None, NoRoots())
+        yield store
+
+
 def test_what_no_coordinator_has_made_counts_for_nothing(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    copy: Store, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A record that was altered, one of another run, one of what the copy has, numbers that no store takes, and a site
     that says nothing: the copy stays as it is until sites enough have told."""
     monkeypatch.setattr(restoring, "OTHERS_S", 0.0)
     seal, settings = Seal(b"secret", "run"), replace(SETTINGS, data="local")
-    copy = MemoryStore()
     before = copy.begin(settings)
     copy.persist(before.term, [StopRecord("known")], 1.0)
     whole = seal.sealed(rows.deposit_of(PausedRecord("a rest"), copy.last_seq() + 5, 2.0))

@@ -7,22 +7,25 @@ import shutil
 import signal
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
 
+from atoll.cli.client import local_status
 from atoll.cli.main import main
 from atoll.coordinator import admin
 from atoll.coordinator.core.events import CommitRecord
 from atoll.protocol.errors import ConfigError, HostError, StaleError
 from atoll.protocol.settings import RunSettings
 from atoll.protocol.sync_settings import SyncSettings
+from atoll.protocol.trust import certificates, enrolled
 from tests.harness import postgresql
 from tests.harness.commit_records import assert_each_sample_counts_once, decoded
 from tests.harness.data_account import DATA, LEASED, assert_account_balances
-from tests.harness.local_run import LocalRun, Process
+from tests.harness.local_run import POLL_S, LocalRun, Process, Status
 from tests.harness.sockets import free_address
 from tests.harness.struck_at_commit import PROGRAM, STRIKES
 
@@ -36,9 +39,10 @@ SETTINGS = RunSettings(
     time_limits="local",
     sync=SyncSettings(every=10, chunk_elements=1000, codec="fp32"),
 )
-LIMIT_S = 60.0
+LIMIT_S = 150.0
+"""Of a hang: on a machine with twenty processes a core the start of three nodes alone has taken a minute."""
 
-pytestmark = [pytest.mark.timeout(240), postgresql.needed]
+pytestmark = [pytest.mark.timeout(600), postgresql.needed]
 
 
 class Coordinator:
@@ -53,6 +57,7 @@ class Coordinator:
         self.toml = self.folder / "run.toml"
         shutil.copyfile(run.toml, self.toml)
         self.store_path = self.folder / "run.db"
+        self.process: Process
         self._run = run
         self._url = url
 
@@ -62,11 +67,25 @@ class Coordinator:
             self.name, [*command, "--store", self._url], {STRIKES: str(self.strikes), "PYTHONUNBUFFERED": "1"}
         )
         process.wait_for_line(until, LIMIT_S)
+        self.process = process
         return process
 
+    def status(self) -> Status:
+        """Of one that leads. As its unit does, it is started again if it lost its lease: so it does where it gets no
+        processor for five seconds."""
+        while True:
+            try:
+                return local_status(self.store_path)
+            except HostError:
+                if self.process.wait(LIMIT_S) != StaleError.exit_code:
+                    raise
+                self.start("listening on")
+
     def strike(self, name: str) -> None:
-        """In front of COMMIT of its next commit."""
-        self.strikes.write_text(name)
+        """In front of COMMIT of its next commit. The file is whole when it is there."""
+        written = self.strikes.with_suffix(".written")
+        written.write_text(name)
+        written.rename(self.strikes)
 
     def wait_until_struck(self) -> float:
         deadline = time.monotonic() + LIMIT_S
@@ -78,6 +97,25 @@ class Coordinator:
     def leads(self, run: LocalRun) -> None:
         """What `run` asks, it asks this one."""
         run.toml = self.toml
+
+    def is_brought_the_next_root_of(self, leader: Coordinator) -> None:
+        """By a person, and the next root signs."""
+        store = str(leader.store_path)
+        assert main(["rotate", "--store", store]) == HostError.exit_code, "this one has not the next root"
+        for path in (leader.folder / "run.db.trust").glob("root-2.*"):
+            shutil.copy(path, self.folder / "run.db.trust")
+        for step in ([], ["--sign"]):
+            deadline = time.monotonic() + LIMIT_S
+            while main(["rotate", "--store", store, *step]) != 0:
+                assert time.monotonic() < deadline, self._run.story()
+                time.sleep(POLL_S)
+
+
+def is_of_first_root(run: LocalRun, name: str, roots: bytes, _: Status) -> bool:
+    """Of those that are in force, and which signs."""
+    shown = enrolled.joined(run.home(name)).shown
+    first = certificates.from_pem(roots)[0]
+    return certificates.is_signed_by(certificates.from_pem(shown.certificate)[0], first)
 
 
 def commits_in(url: str) -> list[CommitRecord]:
@@ -122,9 +160,9 @@ def test_the_one_that_stands_by_goes_on_when_the_leader_is_stopped_or_killed_in_
         one.strike("SIGSTOP")
         struck_at = one.wait_until_struck()
         two.leads(run)
-        run.processes[1].wait_for_line("listening on", LIMIT_S)
+        two.process.wait_for_line("listening on", LIMIT_S)
         led_s = time.monotonic() - struck_at
-        last = run.wait(lambda s: s["last_commit"] > last + 1, LIMIT_S)["last_commit"]
+        last = run.wait(lambda s: s["last_commit"] > last + 1, LIMIT_S, status=two.status)["last_commit"]
         took_s = time.monotonic() - struck_at
         with capsys.disabled():
             sys.stdout.write(
@@ -136,23 +174,30 @@ def test_the_one_that_stands_by_goes_on_when_the_leader_is_stopped_or_killed_in_
         assert stopped.wait(LIMIT_S) in (HostError.exit_code, StaleError.exit_code)
         assert not any("Traceback" in line for line in stopped.lines), stopped.lines
         terms = {c.commit.term for c in commits_in(url)[at_wake:]}
-        assert terms <= {2}, "what the first one wanted to commit is not there"
+        assert 1 not in terms, "what the first one wanted to commit is not there"
 
         one.start(f"it stands by: the coordinator at {two.address} leads")
-        run.wait(lambda s: s["leading"]["standbys"] == [one.address], LIMIT_S)
+        run.wait(lambda s: s["leading"]["standbys"] == [one.address], LIMIT_S, status=two.status)
+        one.is_brought_the_next_root_of(two)
         last = run.status()["last_commit"]
         two.strike("SIGKILL")
         struck_at = two.wait_until_struck()
         one.leads(run)
-        run.processes[-1].wait_for_line("listening on", LIMIT_S)
+        one.process.wait_for_line("listening on", LIMIT_S)
         led_s = time.monotonic() - struck_at
-        run.wait(lambda s: s["last_commit"] > last + 1, LIMIT_S)
+        run.wait(lambda s: s["last_commit"] > last + 1, LIMIT_S, status=one.status)
         took_s = time.monotonic() - struck_at
         with capsys.disabled():
             sys.stdout.write(
                 f"after kill -9: the other one listened within {led_s:.1f} s, commits went on within {took_s:.1f} s\n"
             )
 
+        roots = run.status()["root"].encode()
+        assert len(certificates.from_pem(roots)) == 2, "it knows how far the rotation has come"
+        for name in "abc":
+            run.wait(partial(is_of_first_root, run, name, roots), LIMIT_S, status=one.status)
+            learned = enrolled.joined(run.home(name)).learned
+            assert set(learned) == {one.address, two.address}, "kept for a start without the one that it knew"
         assert main(["stop", "--store", str(one.store_path)]) == 0
         assert run.wait_all(LIMIT_S, ["a", "b", "c"]) == {"a": 0, "b": 0, "c": 0}
         assert_account_balances(run.status())
@@ -176,7 +221,7 @@ def test_who_cannot_lead_is_refused_by_name_before_it_stands_by(
         refused = two.start("run.db.trust is not, without which no site knows this coordinator")
         assert refused.wait(LIMIT_S) == HostError.exit_code
         (two.folder / "run.db.trust").mkdir()
-        refused = two.start("whose root is another one")
+        refused = two.start("the run.s root is another one")
         assert refused.wait(LIMIT_S) == ConfigError.exit_code
         shutil.rmtree(two.folder / "run.db.trust")
         shutil.copytree(one.folder / "run.db.trust", two.folder / "run.db.trust")

@@ -24,6 +24,7 @@ from atoll.coordinator.core.persisted import Persisted
 from atoll.coordinator.lease import Claim, Leading, LeaseHeld
 from atoll.coordinator.restoring import Restoring
 from atoll.coordinator.service import SERVICE, CoordinatorServer
+from atoll.coordinator.stage import NoRoots
 from atoll.node.core import events as e
 from atoll.node.core import outputs as out
 from atoll.node.core.events import WorkersExited
@@ -266,20 +267,19 @@ class SimCoordinator:
     async def _led(self, config: CoordinatorConfig, settings: RunSettings, shared: Shared) -> CoordinatorServer:
         """As in coordinator/main.py, once it leads."""
         machine = self.process.machine
-        claim = Claim(str(self.process), self._address, "")
-        leading = Leading(SimLease(shared, claim, machine), "the store", self.on_lost)
-        view, never = SharedView(shared, claim, machine), asyncio.Event()
+        claim = Claim(str(self.process), self._address)
+        leading = Leading(SimLease(shared, claim, machine), "the store", NoRoots(), self.on_lost)
+        view, never = SharedView(shared, claim, machine, leading.takes), asyncio.Event()
         while True:
             with contextlib.suppress(HostError):
                 if not await leading.is_free():
                     await leading.wait(never)
             try:
-                server = CoordinatorServer(config, settings, view, machine=self._machine)
+                server = CoordinatorServer(config, settings, view, machine=self._machine, leading=leading)
             except (LeaseHeld, HostError):
                 await asyncio.sleep(0.1)
                 continue
             leading.start(contextlib.AsyncExitStack())
-            server.leading = leading
             self.on_led()
             return server
 

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 from atoll.coordinator.core.events import CommitRecord, Record
 from atoll.coordinator.core.persisted import Persisted
-from atoll.coordinator.lease import LEASE_S, SEEN_WITHIN_S, Claim, Held
+from atoll.coordinator.lease import LEASE_S, SEEN_WITHIN_S, Claim, Held, Standby
+from atoll.coordinator.stage import Stage
 from atoll.protocol.errors import HostError, StaleError
 from atoll.protocol.messages import Deposit
 from atoll.protocol.settings import RunSettings
@@ -44,10 +45,11 @@ class Shared:
 class SharedView:
     """The store as one start of a coordinator has it."""
 
-    def __init__(self, shared: Shared, claim: Claim, machine: str) -> None:
+    def __init__(self, shared: Shared, claim: Claim, machine: str, takes: Callable[[], None]) -> None:
         self._shared = shared
         self._claim = claim
         self._machine = machine
+        self._takes = takes
         store = shared.store
         self.read_commits, self.deposits_after = store.read_commits, store.deposits_after
         self.last_seq, self.restore, self.copy_to = store.last_seq, store.restore, store.copy_to
@@ -59,6 +61,7 @@ class SharedView:
         held = Held(shared.holder, shared.address, shared.until - shared.clock())
         self._claim.check("the store", held)
         persisted = shared.store.begin(settings, parent_json)
+        self._takes()
         shared.holder, shared.address, shared.until = self._claim.holder, self._claim.address, shared.clock() + LEASE_S
         shared.seen.pop(self._claim.holder, None)
         shared.happened["terms"] += 1
@@ -84,19 +87,23 @@ class SimLease:
         self._claim = claim
         self._machine = machine
 
-    def stand_by(self) -> Held:
+    def stand_by(self, roots: frozenset[str]) -> Held:
         shared, claim = self._shared, self._claim
         shared.answers(self._machine)
         shared.seen[claim.holder] = claim.address, shared.clock()
         return Held(shared.holder, shared.address, shared.until - shared.clock())
 
-    def renew(self) -> tuple[str, ...] | None:
+    def renew(self) -> tuple[Standby, ...] | None:
         shared, now = self._shared, self._shared.clock()
         shared.answers(self._machine)
         if shared.holder != self._claim.holder or shared.until <= now:
             return None
         shared.until = now + LEASE_S
-        return tuple(sorted(address for address, at in shared.seen.values() if at > now - SEEN_WITHIN_S))
+        seen = sorted(address for address, at in shared.seen.values() if at > now - SEEN_WITHIN_S)
+        return tuple(Standby(address, frozenset()) for address in seen)
+
+    def keep_stage(self, stage: Stage) -> bool:
+        raise AssertionError("no root is rotated here")
 
     def end(self) -> None:
         if self._shared.holder == self._claim.holder:

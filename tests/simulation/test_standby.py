@@ -14,9 +14,8 @@ from tests.simulation.some import seeds
 from tests.simulation.standby import OF_TWO
 from tests.simulation.world import Outcome, World, play
 
-ALONE = ("old_store", "another_run", "mute_coordinator", "stop_coordinator", "lose_site")
-"""Not of two: something else in the coordinator's place, and what `OF_TWO` has in its own way. `lose_site` looks for
-another site with some state: while nobody leads, a second one is made of commit 0, and the one that counts is lost."""
+ALONE = ("old_store", "another_run", "mute_coordinator", "stop_coordinator")
+"""Not of two: something else in the coordinator's place, and what `OF_TWO` has in its own way."""
 
 
 def with_a_standby(seed: int) -> tuple[Outcome, Counter[str]]:

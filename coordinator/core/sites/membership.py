@@ -393,9 +393,10 @@ class Membership:
         """Names of those that are banned, also by their key, and of those from which all that they were given was taken
         back."""
         names, digests = {ban.name for ban in bans}, {ban.key_digest for ban in bans} - {b""}
-        known = {invite.name for invite in invites if invite.role == "site" and invite.key_digest}
-        sites = self.sites.values()
+        sites, used = self.sites.values(), [i for i in invites if i.role == "site" and i.key_digest]
+        known = {invite.name for invite in used}
         same_key = {site.name for site in sites if site.key_digest in digests}
+        same_key |= {invite.name for invite in used if invite.key_digest in digests}  # of who never came, too
         unknown = {site.name for site in sites if site.is_certified and site.name not in known}
         return tuple(sorted({*names, *same_key, *unknown}))
 

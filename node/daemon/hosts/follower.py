@@ -80,7 +80,7 @@ async def run_follower(config: NodeConfig) -> int:
         identity = await asyncio.to_thread(Identity.of, config, machine.wall_time())
         security = PLAIN_TEXT
         if identity is not None:
-            security = await identity.secured(machine, stack, LEADER_WAIT_S)
+            security = await identity.secured(identity.addresses, machine, stack, LEADER_WAIT_S)
         code, text = await Follower(config, stack, security).run()
         log.log(logging.INFO if code == 0 else logging.ERROR, "%s", text)
         return code

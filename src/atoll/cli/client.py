@@ -133,7 +133,8 @@ def status_by(found: Enrolled, address: str = "", *, data_ranges: bool = False) 
 
 def status_of(home: Path, address: str = "", *, data_ranges: bool = False) -> dict[str, Any]:
     """The same, by whoever has joined with that home. Nothing of a viewer or an operator runs all the time, so its
-    identity is renewed as it looks: when that is due, or another root signs. Raises as `fetch_status`, HostError."""
+    identity is renewed as it looks, when that is due, or another root signs; and it learns then which coordinators
+    share the store. Raises as `fetch_status`, HostError."""
     import asyncio
     import time
 
@@ -153,6 +154,9 @@ def status_of(home: Path, address: str = "", *, data_ranges: bool = False) -> di
             tls = MutualTls(found.subject.run_id, found.shown)
             shown = asyncio.run(renew_identity(tls, found.addresses, found.subject))
             enrolled.keep_shown(home / enrolled.FOLDER, shown, Disk())
+        coordinators = tuple(map(str, document.get("coordinators") or ()))
+        if coordinators and coordinators != found.learned:
+            enrolled.keep_learned(home / enrolled.FOLDER, coordinators, Disk())
     return document
 
 

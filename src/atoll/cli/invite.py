@@ -128,7 +128,7 @@ def _invite(args: argparse.Namespace, role: str, name: str, file: Path | None) -
     from atoll.protocol.addresses import is_loopback
     from atoll.protocol.disk import Disk
     from atoll.protocol.trust.enrolled import joined
-    from atoll.protocol.trust.invites import from_text
+    from atoll.protocol.trust.invites import MAX_ADDRESSES, from_text
 
     text = operator.ask(
         args,
@@ -136,7 +136,7 @@ def _invite(args: argparse.Namespace, role: str, name: str, file: Path | None) -
         role=role,
         name=name,
         life_s=float(args.expires),
-        addresses=args.address or (joined(args.home).addresses if args.home is not None else []),
+        addresses=args.address or (joined(args.home).addresses[:MAX_ADDRESSES] if args.home is not None else []),
     )
     if all(is_loopback(address) for address in from_text(text).addresses):
         print(

@@ -7,6 +7,8 @@ certificates of it at once. With --retire, a day later, the old root is trusted 
 Whoever is away until the old root is retired needs another invite; so do viewers and operators, and Prometheus another
 root.pem and tokens (`atoll token`). If the root's key was stolen, --now takes the last two steps at once.
 
+Where a coordinator stands by, the first step is refused until the next root was copied to it: it says what and where.
+
 examples:
   atoll rotate                         the next root of the run of ./run.toml
   atoll rotate --sign
@@ -32,7 +34,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     step.add_argument("--sign", action="store_true", help="the next root signs from now on")
     step.add_argument("--retire", action="store_true", help="the old root is trusted no more")
     parser.add_argument(
-        "--now", action="store_true", help="though some do not trust the next root yet, or use the old one still"
+        "--now",
+        action="store_true",
+        help="though some do not trust the next root yet, or have it not, or use the old one still",
     )
 
 

@@ -6,7 +6,10 @@ from tests.mutation.mutation import Mutation
 
 STORE = "tests/unit/coordinator/test_postgresql_store.py"
 LEASE = "tests/unit/coordinator/test_lease.py"
+AUTHORITY = "tests/unit/coordinator/test_authority.py"
 SESSION = "tests/process/test_node_session.py"
+STANDING = "tests/unit/trust/test_standing.py"
+LEARNED = f"{STANDING}::test_who_stands_by_is_learned_kept_and_asked_when_the_first_one_is_gone"
 SECOND = f"{STORE}::test_a_second_one_leads_when_the_lease_is_over_and_the_first_one_keeps_nothing_more"
 
 MUTATIONS = (
@@ -30,8 +33,8 @@ MUTATIONS = (
         name="a lease that is over is renewed",
         rule="31: after its lease a leader does not go on, whoever has it",
         where="coordinator.postgresql_lease",
-        old=" WHERE holder = ? AND until > clock_timestamp()",
-        new=" WHERE holder = ?",
+        old='"WHERE holder = ? AND until > clock_timestamp()"',
+        new='"WHERE holder = ?"',
         tests=(SECOND,),
     ),
     Mutation(
@@ -54,8 +57,8 @@ MUTATIONS = (
         name="a renewal counts from its answer",
         rule="31: a leader says nothing more when its lease may be over",
         where="coordinator.lease:Leading.keep",
-        old='asked_at + LEASE_S, ""',
-        new='loop.time() + LEASE_S + 1, ""',
+        old="asked_at + LEASE_S)",
+        new="self._loop.time() + LEASE_S + 1)",
         tests=(f"{LEASE}::test_a_leader_that_does_not_reach_the_database_ends_before_the_lease_does",),
     ),
     Mutation(
@@ -70,8 +73,8 @@ MUTATIONS = (
         name="a renewal that hangs is waited for",
         rule="31: a leader says nothing more when its lease may be over",
         where="coordinator.lease:Leading.keep",
-        old="asyncio.timeout_at(self._until)",
-        new="asyncio.timeout_at(None)",
+        old="timeout=self.left_s)",
+        new="timeout=None)",
         tests=(f"{LEASE}::test_a_renewal_that_hangs_is_not_waited_for",),
     ),
     Mutation(
@@ -93,9 +96,9 @@ MUTATIONS = (
     Mutation(
         name="the root of whoever leads is not compared",
         rule="a coordinator that sites would not know does not stand by",
-        where="coordinator.postgresql_store:PostgresqlStore._refuse_another_root",
-        old="if root is not None and root != claim.root:",
-        new="if root is None:",
+        where="coordinator.postgresql_store:PostgresqlStore._follow",
+        old="if found.stage is None:",
+        new="if found.stage is not None:",
         tests=(f"{STORE}::test_another_root_than_the_runs_is_refused",),
     ),
     Mutation(
@@ -107,5 +110,95 @@ MUTATIONS = (
         tests=(
             f"{SESSION}::test_where_several_may_serve_the_run_the_session_finds_the_one_that_does_and_learns_of_others",
         ),
+    ),
+    Mutation(
+        name="certificates are renewed at the addresses of the invite alone",
+        rule="sites find the coordinator that leads",
+        where="protocol.trust.standing:Standing.addresses",
+        old="(*self._given, *self._learned)",
+        new="self._given",
+        tests=(LEARNED,),
+    ),
+    Mutation(
+        name="what was learned of other coordinators is gone at a restart",
+        rule="a node that starts while only the other coordinator lives gets in",
+        where="protocol.trust.enrolled:keep_learned",
+        old='{"learned": list(coordinators)}',
+        new='{"learned": []}',
+        tests=(LEARNED,),
+    ),
+    Mutation(
+        name="nobody hears that another coordinator stands by",
+        rule="sites find the coordinator that leads",
+        where="coordinator.rotation:rotation_of",
+        old="coordinators())",
+        new="())",
+        tests=(LEARNED,),
+    ),
+    Mutation(
+        name="an invite of an operator elsewhere has that operator's addresses alone",
+        rule="sites find the coordinator that leads",
+        where="coordinator.enrolment:Enrolment.invite",
+        old="(*said, *shared)",
+        new="said",
+        tests=(LEARNED,),
+    ),
+    Mutation(
+        name="the first lease counts from when a coordinator has begun",
+        rule="31: a leader says nothing more when its lease may be over",
+        where="coordinator.lease:Leading.start",
+        old="        keeping = ",
+        new="        self.takes()\n        keeping = ",
+        tests=(
+            f"{LEASE}::test_the_first_lease_counts_from_before_it_was_taken_however_long_a_coordinator_takes_to_begin",
+        ),
+    ),
+    Mutation(
+        name="a renewal that was asked for before the lease was taken anew shortens it",
+        rule="a restore ends in a coordinator that leads",
+        where="coordinator.lease:Leading.keep",
+        old="max(self._until, asked_at + LEASE_S)",
+        new="asked_at + LEASE_S",
+        tests=(f"{LEASE}::test_a_renewal_that_waits_while_the_store_takes_the_lease_anew_is_waited_for",),
+    ),
+    Mutation(
+        name="the next root is trusted before whoever stands by has it",
+        rule="a step of a rotation cuts nobody off",
+        where="coordinator.rotation:Rotation._lacking",
+        old="if not lacking or asked.at_once:",
+        new="if True:",
+        tests=(f"{AUTHORITY}::test_whoever_stands_by_is_brought_the_next_root_before_all_trust_it",),
+    ),
+    Mutation(
+        name="a step of a rotation is not kept in the store that is shared",
+        rule="whoever leads next has the roots that the first one came to",
+        where="coordinator.rotation:Rotation.ask",
+        old="if self._leading is not None:",
+        new="if False:",
+        tests=(f"{AUTHORITY}::test_whoever_stands_by_is_brought_the_next_root_before_all_trust_it",),
+    ),
+    Mutation(
+        name="whoever stands by takes no notice of a rotation",
+        rule="whoever leads next has the roots that the first one came to",
+        where="coordinator.lease:Leading.is_free",
+        old="if held.stage is not None and await",
+        new="if held.is_over and held.stage is not None and await",
+        tests=(f"{LEASE}::test_whoever_stands_by_follows_the_roots_of_the_leader_and_does_not_lead_without_them",),
+    ),
+    Mutation(
+        name="a stage of the roots is changed by one whose lease is over",
+        rule="31: one coordinator leads",
+        where="coordinator.postgresql_lease",
+        old='_KEEP_STAGE = f"UPDATE lease SET stage = ? {_OF_THE_HOLDER}"',
+        new='_KEEP_STAGE = "UPDATE lease SET stage = ? WHERE holder = ?"',
+        tests=(f"{STORE}::test_whoever_leads_next_has_the_roots_that_the_first_one_came_to",),
+    ),
+    Mutation(
+        name="a coordinator that is restored refuses whoever wants a certificate",
+        rule="what it cannot do yet is tried again",
+        where="coordinator.calls:all_put_off",
+        old='"CoordinatorService"].methods',
+        new='"CoordinatorService"].methods[:0]',
+        tests=(f"{STANDING}::test_while_a_coordinator_is_restored_whoever_wants_a_certificate_or_news_tries_again",),
     ),
 )

@@ -88,9 +88,9 @@ MUTATIONS = (
     Mutation(
         name="a root that is retired is trusted",
         rule="once the old root is retired, the one that signs is the only one",
-        where="coordinator.authority:Authority.retire_old",
-        old="self._change({self._signing: self.root}, self._signing)",
-        new="self._change(self._trusted, self._signing)",
+        where="coordinator.authority:Authority.after",
+        old="return Stage((now.signing,), now.signing, since_s)",
+        new="return Stage(now.trusted, now.signing, since_s)",
         tests=(f"{AUTHORITY}::test_another_root_takes_its_place_in_three_steps_that_outlive_the_process",),
     ),
     Mutation(

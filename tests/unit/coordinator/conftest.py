@@ -12,6 +12,7 @@ from atoll.coordinator.postgresql import Database
 from atoll.coordinator.postgresql_store import PostgresqlStore
 from atoll.coordinator.sql_store import SqlStore
 from atoll.coordinator.sqlite_store import SqliteStore
+from atoll.coordinator.stage import NoRoots
 from atoll.coordinator.store import Store
 from tests.harness import postgresql
 from tests.harness.memory_store import MemoryStore
@@ -37,7 +38,7 @@ def reopen(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Reopen]:
             old.close()
         store = PostgresqlStore(database)
         last[:] = [store]
-        store.claims(Claim("one", "here:1", ""))
+        store.claims(Claim("one", "here:1"), lambda: None, NoRoots())
         return store
 
     if request.param == "postgresql":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import stat
 from dataclasses import replace
 from datetime import timedelta
@@ -20,8 +21,9 @@ from atoll.coordinator.authority import Authority, folder_of
 from atoll.coordinator.core import events as e
 from atoll.coordinator.core.events import InviteAsked
 from atoll.coordinator.rotation import Rotation
+from atoll.coordinator.stage import Stage
 from atoll.protocol.dates import date_of
-from atoll.protocol.errors import ConfigError, HostError, InvalidMessage
+from atoll.protocol.errors import ConfigError, HostError, InvalidMessage, StaleError
 from atoll.protocol.machine import Machine
 from atoll.protocol.trust import certificates, renewing, tokens
 from atoll.protocol.trust.invites import from_text
@@ -151,7 +153,7 @@ def test_a_companys_own_authority_is_the_root_of_a_run(tmp_path: Path) -> None:
     year = certificates.from_der(authority.certify(key.public_key(), Kind.SITE_IDENTITY, "a"))
     assert year.not_valid_after_utc == NOW + timedelta(days=300), "not longer than the authority itself"
     with pytest.raises(ConfigError, match="atoll makes no other in its place"):
-        authority.make_next()
+        authority.after("make")
 
 
 @pytest.mark.parametrize(
@@ -200,12 +202,12 @@ def test_another_root_takes_its_place_in_three_steps_that_outlive_the_process(tm
 
     assert (authority.has_next, authority.has_old) == (False, False)
     steps = (
-        (authority.make_next, 2, (True, False), [True, True, True], True),
-        (authority.sign_with_next, 2, (False, True), [False, True, False], True),
-        (authority.retire_old, 1, (False, False), [False, False, False], False),
+        ("make", 2, (True, False), [True, True, True], True),
+        ("sign", 2, (False, True), [False, True, False], True),
+        ("retire", 1, (False, False), [False, False, False], False),
     )
     for step, num_roots, phase, by_first, is_token in steps:
-        step()
+        assert authority.follow(authority.after(step))
         for found in (authority, opened(folder)):
             assert len(found.roots) == len(certificates.from_pem(found.shown().roots)) == num_roots
             assert (found.has_next, found.has_old) == phase
@@ -217,7 +219,7 @@ def test_another_root_takes_its_place_in_three_steps_that_outlive_the_process(tm
             shown = certificates.from_pem(found.shown().certificate)[0]
             assert certificates.is_signed_by(shown, invite.root), "whoever is invited knows the coordinator by it"
     assert certificates.salt_of(authority.root.certificate) == certificates.salt_of(first)
-    authority.make_next()
+    authority.follow(authority.after("make"))
     assert len(opened(folder).roots) == 2
     assert authority.root.certificate.subject != certificates.from_der(authority.roots[1]).subject
 
@@ -225,14 +227,14 @@ def test_another_root_takes_its_place_in_three_steps_that_outlive_the_process(tm
 class Steps:
     """Of a rotation: who is here, and what has been heard of whom."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, leading: Any = None) -> None:
         self.now_s = NOW_S
         self.authority = Authority.opened(folder, "run", replace(Machine(), wall_time=lambda: self.now_s))
         self.asked: list[e.Asked] = []
         self.here = ["a"]
         self.behind: set[Subject] = set()
         watchers: Any = SimpleNamespace(changed=lambda: None, behind=self._behind)
-        self.rotation = Rotation(self.authority, watchers, self._ask, lambda: self.here)
+        self.rotation = Rotation(self.authority, watchers, self._ask, lambda: self.here, leading)
 
     def _behind(self, expected: set[Subject]) -> list[str]:
         return sorted(map(str, expected & self.behind))
@@ -274,3 +276,68 @@ def test_where_the_root_was_stolen_nobody_is_waited_for(tmp_path: Path) -> None:
     run.behind = {Subject("run", Kind.SITE_IDENTITY, "a")}
     assert run.step("sign", at_once=True) == ("", "")
     assert run.step("retire", at_once=True) == ("", "site c")
+
+
+def test_whoever_stands_by_is_brought_the_next_root_before_all_trust_it(tmp_path: Path) -> None:
+    """A person copies the key; the stage comes by the store, step by step, and is followed there."""
+    here, there = tmp_path / "here", tmp_path / "there"
+    first = opened(here)
+    shutil.copytree(here, there)
+    standby = opened(there)
+    stages: list[Stage] = []
+    is_over = False
+
+    class Leads:
+        """As `Leading`: `standby` says what it has."""
+
+        def lacking(self, root: str) -> tuple[str, ...]:
+            return () if root in standby.held() else ("b:1",)
+
+        async def keep_stage(self, stage: Stage) -> None:
+            if is_over:
+                raise StaleError("the lease is over")
+            stages.append(stage)
+
+    run = Steps(here, Leads())
+    for _ in range(2):
+        problem = run.step("make")[0]
+        assert "these stand by and have not the next root" in problem
+        assert f"b:1; copy root-2.pem and root-2.key of {here} into the folder" in problem
+    assert run.authority.stage == standby.stage == first.stage
+    assert sorted(path.name for path in here.glob("*.key")) == ["root-2.key", "root.key"], "one was made"
+    for name in ("root-2.key", "root-2.pem"):
+        assert "b:1" in run.step("make")[0]
+        shutil.copy(here / name, there / name)
+    is_over = True
+    assert run.step("make")[0] == "the lease is over"
+    assert run.authority.stage == first.stage, "what others would not hear is not in force"
+    is_over = False
+
+    for step in ("make", "sign", "retire"):
+        assert run.step(step, at_once=True)[0] == ""
+        assert standby.follow(stages[-1])
+        assert not standby.follow(stages[-1])
+        for found in (standby, opened(there)):
+            assert found.stage == run.authority.stage == stages[-1]
+            assert found.roots == run.authority.roots
+    assert len(stages) == 3
+
+
+def test_where_the_root_was_stolen_whoever_stands_by_is_not_waited_for_and_does_not_lead(tmp_path: Path) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    opened(here)
+    shutil.copytree(here, there)
+    standby = opened(there)
+
+    async def keep_stage(stage: Stage) -> None:
+        pass
+
+    run = Steps(here, SimpleNamespace(lacking=lambda root: ("b:1",), keep_stage=keep_stage))
+    assert "have not the next root" in run.step("make")[0]
+    assert run.step("make", at_once=True)[0] == ""
+    assert "have not the next root" in run.step("sign")[0]
+    assert run.step("sign", at_once=True)[0] == ""
+    before = standby.stage
+    with pytest.raises(ConfigError, match="the run's root is another one"):
+        standby.follow(run.authority.stage)
+    assert standby.stage == opened(there).stage == before

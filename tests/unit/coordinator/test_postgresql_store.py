@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import psycopg
@@ -10,16 +11,40 @@ import pytest
 
 from atoll.coordinator import postgresql as module
 from atoll.coordinator.core import events as e
-from atoll.coordinator.lease import LEASE_S, Claim, LeaseHeld
+from atoll.coordinator.core.persisted import Persisted
+from atoll.coordinator.lease import LEASE_S, Claim, LeaseHeld, Standby
 from atoll.coordinator.postgresql import Database
 from atoll.coordinator.postgresql_lease import PostgresqlLease
 from atoll.coordinator.postgresql_store import PostgresqlStore
+from atoll.coordinator.stage import Stage, check_held
 from atoll.protocol.errors import ConfigError, HostError, StaleError, StateError
 from tests.harness import postgresql
 from tests.harness.coordinator_story import some_settings
+from tests.harness.memory_store import MemoryStore
+from tests.unit.coordinator.test_store_contract import a_commit
 
 SETTINGS = some_settings()
 pytestmark = postgresql.needed
+
+
+B = Standby("b:1", frozenset())
+
+
+class SomeRoots:
+    """Of a coordinator."""
+
+    def __init__(self, *roots: str) -> None:
+        self.told: list[Callable[[], None]] = []
+        self.stage = Stage(roots[:1], roots[0] if roots else "")
+        self._held = frozenset(roots)
+
+    def held(self) -> frozenset[str]:
+        return self._held
+
+    def follow(self, stage: Stage) -> bool:
+        check_held(stage, self.stage, self._held)
+        was, self.stage = self.stage, stage
+        return was != stage
 
 
 class Two:
@@ -27,14 +52,27 @@ class Two:
 
     def __init__(self, url: str) -> None:
         self.url = url
+        self.taken: list[str] = []
+        """Who had the lease each time that one took it."""
         self._opened: list[PostgresqlStore | PostgresqlLease] = []
 
-    def one(self, name: str, root: str = "") -> tuple[PostgresqlStore, PostgresqlLease]:
-        database, claim = Database.named(self.url), Claim(name, f"{name}:1", root)
+    def one(self, name: str, *roots: str) -> tuple[PostgresqlStore, PostgresqlLease]:
+        """`roots`: that it has; the first one is trusted."""
+        database, claim = Database.named(self.url), Claim(name, f"{name}:1")
         store, lease = PostgresqlStore(database), PostgresqlLease(database, claim)
         self._opened += [store, lease]
-        store.claims(claim)
+        store.claims(claim, lambda: self.takes(store), SomeRoots(*roots))
         return store, lease
+
+    def takes(self, store: PostgresqlStore) -> None:
+        """Called when it takes the lease: it is not another one's yet, and the rows were checked."""
+        assert store._is_in_transaction()
+        self.taken.append(self.held_by())
+
+    def held_by(self) -> str:
+        with psycopg.connect(self.url, autocommit=True) as db:
+            (holder,) = db.execute("SELECT holder FROM atoll.lease").fetchone() or ("",)
+            return str(holder)
 
     def do(self, statement: str) -> None:
         """By somebody else."""
@@ -59,17 +97,17 @@ def two(postgresql_server: postgresql.Server) -> Iterator[Two]:
 def test_a_second_one_leads_when_the_lease_is_over_and_the_first_one_keeps_nothing_more(two: Two) -> None:
     (a, lease_a), (b, lease_b) = two.one("a"), two.one("b")
     assert a.begin(SETTINGS).term == 1
-    held = lease_b.stand_by()
+    held = lease_b.stand_by(frozenset())
     assert (held.holder, held.address) == ("a", "a:1")
     assert 0 < held.left_s <= LEASE_S
     assert not held.is_over
     with pytest.raises(LeaseHeld, match="the coordinator at a:1 leads for"):
         b.begin(SETTINGS)
-    assert lease_a.renew() == ("b:1",), "who stands by is known"
+    assert lease_a.renew() == (B,), "who stands by is known"
     a.persist(1, [e.StopRecord("enough")], 1.0)
 
     two.end_lease()
-    assert lease_b.stand_by().is_over
+    assert lease_b.stand_by(frozenset()).is_over
     assert lease_a.renew() is None, "what is over is not renewed, though nobody has taken it"
     found = b.begin(SETTINGS)
     assert found.term == 2, "a start that was refused was none"
@@ -83,6 +121,37 @@ def test_a_second_one_leads_when_the_lease_is_over_and_the_first_one_keeps_nothi
         a.begin(SETTINGS)
     lease_b.end()
     assert a.begin(SETTINGS).one(e.StopRecord) == e.StopRecord("enough")
+    assert two.taken == ["", "a", "b"], "what is refused takes nothing"
+
+
+def test_while_a_store_is_restored_its_lease_is_renewed_and_nobody_else_leads(two: Two) -> None:
+    """However long that takes: the database holds up neither. Then the next term begins with the lease."""
+    (a, lease_a), (b, lease_b) = two.one("a"), two.one("b")
+    a.begin(SETTINGS)
+    memory = MemoryStore()
+    memory.begin(SETTINGS)
+    memory.persist(1, [e.StopRecord("enough"), a_commit(1)], 1.0)
+    deposits = [
+        replace(deposit, seq=a.last_seq() + n) for n, deposit in enumerate(memory.deposits_after(0, 1 << 20), 1)
+    ]
+    assert deposits
+
+    def settle(folded: Persisted) -> tuple[e.Record, ...]:
+        assert folded.one(e.StopRecord) == e.StopRecord("enough")
+        two.do("UPDATE atoll.lease SET until = clock_timestamp() + interval '1 s'")
+        assert lease_a.renew() == ()
+        assert lease_b.stand_by(frozenset()).left_s > LEASE_S - 1
+        with pytest.raises(LeaseHeld):
+            b.begin(SETTINGS)
+        return (e.PausedRecord("settled"),)
+
+    a.restore(1000, deposits, settle)
+    kept = a.begin(SETTINGS)
+    assert kept.term == 1001
+    assert kept.one(e.PausedRecord) == e.PausedRecord("settled")
+    assert kept.all(e.CommitRecord) == (a_commit(1),)
+    assert lease_a.renew() == (B,)
+    assert two.taken == ["", "a"]
 
 
 def test_a_renewal_counts_from_the_clock_of_the_database(two: Two) -> None:
@@ -90,7 +159,7 @@ def test_a_renewal_counts_from_the_clock_of_the_database(two: Two) -> None:
     a.begin(SETTINGS)
     two.do("UPDATE atoll.lease SET until = clock_timestamp() + interval '1 s'")
     assert lease.renew() == ()
-    assert LEASE_S - 1 < lease.stand_by().left_s <= LEASE_S
+    assert LEASE_S - 1 < lease.stand_by(frozenset()).left_s <= LEASE_S
 
 
 def test_what_a_hanging_leader_has_not_committed_is_undone_by_the_server(
@@ -114,14 +183,35 @@ def test_what_a_hanging_leader_has_not_committed_is_undone_by_the_server(
 
 
 def test_another_root_than_the_runs_is_refused(two: Two) -> None:
-    a, _ = two.one("a", root="aa")
+    a, _ = two.one("a", "aa")
     assert a.is_new
     a.begin(SETTINGS)
     assert not a.is_new
-    for root in ("bb", ""):
-        with pytest.raises(ConfigError, match="whose root is another one: root aa, this coordinator has"):
-            two.one("b", root=root)
-    two.one("b", root="aa")
+    for roots in (("bb",), ()):
+        with pytest.raises(ConfigError, match="the run's root is another one: root aa, this coordinator has"):
+            two.one("b", *roots)
+    two.one("b", "aa")
+
+
+def test_whoever_leads_next_has_the_roots_that_the_first_one_came_to(two: Two) -> None:
+    """The stage is in the store, and no key; who lacks a root of it does not lead, and says which."""
+    (a, lease_a), (b, lease_b), (c, _) = two.one("a", "aa", "bb"), two.one("b", "aa", "bb"), two.one("c", "aa")
+    a.begin(SETTINGS)
+    assert lease_b.stand_by(frozenset({"aa", "bb"})).stage == Stage(("aa",), "aa")
+    assert lease_a.renew() == (Standby("b:1", frozenset({"aa", "bb"})),)
+    signs = Stage(("aa", "bb"), "bb", 7.5)
+    assert not lease_b.keep_stage(signs), "it does not lead"
+    assert lease_a.keep_stage(signs)
+    assert lease_b.stand_by(frozenset()).stage == signs
+    two.end_lease()
+    assert not lease_a.keep_stage(Stage(("aa",), "aa")), "its lease is over"
+    with pytest.raises(ConfigError, match="the run's root is another one: root bb, this coordinator has root aa"):
+        c.begin(SETTINGS)
+    assert b.begin(SETTINGS).term == 2
+    assert b._roots.stage == signs
+    two.do("UPDATE atoll.lease SET stage = '{}'")
+    with pytest.raises(StateError, match="says no roots of a run"):
+        lease_a.stand_by(frozenset())
 
 
 @pytest.mark.parametrize(

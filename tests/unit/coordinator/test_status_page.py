@@ -16,7 +16,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from atoll.coordinator.metrics import METRICS
-from atoll.coordinator.web import load_page, status_pages
+from atoll.coordinator.web import load_page, standby_pages, status_pages
 from atoll.protocol import messages as m
 from atoll.protocol import pages
 from atoll.protocol.errors import HostError
@@ -86,7 +86,8 @@ def test_the_pages() -> None:
         assert headers["Content-Type"] == "text/html; charset=utf-8"
         assert b"<title>atoll</title>" in body
         assert json.loads(get(base + "/status.json")[2]) == json.loads(json.dumps(document))
-        assert get(base + "/healthz")[2] == b"ok\n"
+        assert get(base + "/healthz")[2] == get(base + "/livez")[2] == b"ok\n"
+        assert get(base + "/readyz") == (200, ANY, b"ok: it leads\n")
         code, headers, body = get(base + "/metrics")
         assert headers["Content-Type"].startswith("text/plain; version=0.0.4")
         assert b"atoll_commit 1.0" in body
@@ -158,6 +159,26 @@ def test_a_taken_port_is_named() -> None:
                 await second.start(first.address, "the status page")
         finally:
             await first.close()
+
+    asyncio.run(main())
+
+
+def test_a_coordinator_that_stands_by_lives_and_is_not_ready() -> None:
+    async def main() -> None:
+        page = standby_pages(lambda: "it stands by: another one leads", pages.OPEN)
+        await page.start("127.0.0.1:0", "the status page")
+        found = {}
+        try:
+            for path in ("healthz", "livez", "readyz", "status.json", "metrics"):
+                found[path] = await asyncio.to_thread(get, f"http://{page.address}/{path}")
+        finally:
+            await page.close()
+        says = b"it stands by: another one leads"
+        assert found["healthz"] == found["livez"] == (200, ANY, b"ok: " + says + b"\n")
+        for path in ("readyz", "status.json"):
+            assert found[path][0] == 503
+            assert found[path][2].startswith(says + b"; ask that one")
+        assert b"atoll_leads 0.0" in found["metrics"][2]
 
     asyncio.run(main())
 

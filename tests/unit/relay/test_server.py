@@ -289,7 +289,9 @@ def test_a_site_comes_back_to_a_relay_that_was_away() -> None:
                 await first.close()
                 await until(lambda: not at_b.is_attached)
                 assert at_b.problem
-                second = RelayServer("run", tls(Kind.RELAY), first.quotas, REAL, coordinators=["c:1"], max_pairs=9)
+                second = RelayServer(
+                    "run", tls(Kind.RELAY), first.quotas, REAL, coordinators=lambda: ["c:1"], max_pairs=9
+                )
                 await second.start(first.address)
                 await until(lambda: at_b.is_attached)
                 assert second.pairing.attached == ["b"]

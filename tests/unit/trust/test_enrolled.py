@@ -225,5 +225,5 @@ def test_an_invite_that_nobody_could_use_is_not_made(addresses: tuple[str, ...],
 
     anything: Any = None
     enrolment = Enrolment(anything, anything, anything, never)
-    answer = asyncio.run(enrolment.invite(InviteAsked(role="site", name="a", addresses=addresses), ("127.0.0.1:1",)))
+    answer = asyncio.run(enrolment.invite(InviteAsked(role="site", name="a", addresses=addresses), "127.0.0.1:1"))
     assert text in answer.problem

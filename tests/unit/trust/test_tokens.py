@@ -88,7 +88,7 @@ class Run:
         self, name: str = "anna", *, role: str = "viewer", life_s: float = 3600.0, is_of_nodes: bool = False
     ) -> e.Answer:
         asked = e.InviteAsked(role=role, name=name, life_s=life_s, is_token=True, is_of_nodes=is_of_nodes)
-        return asyncio.run(self.enrolment.invite(asked, ("127.0.0.1:1",)))
+        return asyncio.run(self.enrolment.invite(asked, "127.0.0.1:1"))
 
 
 def test_a_viewer_looks_until_the_token_expires(tmp_path: Path) -> None:

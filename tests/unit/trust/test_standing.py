@@ -1,0 +1,170 @@
+"""What a process of a run hears of coordinators that share a store, and by what it finds the one that leads."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from atoll.coordinator.authority import Authority
+from atoll.coordinator.config import CoordinatorConfig
+from atoll.coordinator.core.events import BanAsked, InviteAsked
+from atoll.coordinator.lease import Leading, Standby
+from atoll.coordinator.restoring import Restoring
+from atoll.coordinator.service import CoordinatorServer
+from atoll.node.daemon.config import NodeConfig
+from atoll.node.daemon.security import Identity
+from atoll.protocol.deposits import Seal
+from atoll.protocol.disk import Disk
+from atoll.protocol.errors import PeerError
+from atoll.protocol.machine import Machine
+from atoll.protocol.trust import certificates, enrolled, watching
+from atoll.protocol.trust.invites import Invite, from_text
+from atoll.protocol.trust.joining import join
+from atoll.protocol.trust.security import MutualTls
+from atoll.protocol.trust.standing import Standing
+from tests.harness.coordinator_story import some_settings
+from tests.harness.memory_store import MemoryStore
+from tests.harness.sockets import free_address
+
+LIMIT_S = 20.0
+SETTINGS = some_settings(run_id="run")
+
+
+class Coordinators:
+    """One after the other, on one store."""
+
+    def __init__(self, folder: Path) -> None:
+        self.authority = Authority.opened(folder / "trust", "run", Machine())
+        self.store = MemoryStore()
+        self._folder = folder
+
+    @asynccontextmanager
+    async def leads(self, address: str, standbys: tuple[str, ...] = ()) -> AsyncIterator[CoordinatorServer]:
+        tls = MutualTls("run", self.authority.shown())
+        config = CoordinatorConfig(store_path=self._folder / "run.db", listen=address)
+        never: Any = None
+        leading = Leading(never, "the store", self.authority)
+        server = CoordinatorServer(
+            config, SETTINGS, self.store, authority=self.authority, security=tls, leading=leading
+        )
+        await server.start()
+        running = asyncio.create_task(server.run())
+        says_standbys(leading, standbys)
+        try:
+            yield server
+        finally:
+            await server.stop()
+            await running
+
+
+def says_standbys(leading: Leading | None, addresses: tuple[str, ...]) -> None:
+    """As after a renewal."""
+    assert leading is not None
+    leading.standbys = tuple(Standby(address, frozenset()) for address in addresses)
+    for tell in leading.told:
+        tell()
+
+
+async def invited(server: CoordinatorServer, name: str, addresses: tuple[str, ...] = ()) -> Invite:
+    answer = await server.ask(InviteAsked(role="site", name=name, addresses=addresses))
+    assert not answer.problem
+    return from_text(answer.found)
+
+
+async def joined(invite: Invite, home: Path) -> None:
+    key = enrolled.key_for(home / enrolled.FOLDER, invite.invite_id, Disk())
+    signed = await join(invite, key, invite.subject)
+    enrolled.keep(
+        home / enrolled.FOLDER,
+        invite,
+        key,
+        certificate=signed.certificate,
+        roots=signed.roots,
+        disk=Disk(),
+    )
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(LIMIT_S):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+
+
+def test_who_stands_by_is_learned_kept_and_asked_when_the_first_one_is_gone(tmp_path: Path) -> None:
+    """Watch and renewals go on there, and so does whoever starts anew while the other one alone lives."""
+    home, one, two = tmp_path / "home", free_address(), free_address()
+
+    async def main() -> None:
+        coordinators = Coordinators(tmp_path)
+        async with AsyncExitStack() as stack:
+            async with coordinators.leads(one) as first:
+                invite = await invited(first, "berlin")
+                assert invite.addresses == (one,), "nobody stands by"
+                await joined(invite, home)
+                found = enrolled.load(home / enrolled.FOLDER)
+                assert found is not None
+                standing = Standing(found, home / enrolled.FOLDER, (one,), Machine())
+                heard: list[tuple[str, ...]] = []
+                standing.tell_banned(heard.append)
+                await standing.open(stack, LIMIT_S)
+                assert standing.addresses == (one,)
+                says_standbys(first.leading, (two,))
+                await until(lambda: standing.addresses == (one, two))
+                assert (await invited(first, "paris")).addresses == (one, two)
+                assert (await first.document())["coordinators"] == [one, two]
+            async with coordinators.leads(two) as second:
+                await second.ask(BanAsked(name="x", reason="it lies"))
+                await until(lambda: heard[-1] == ("x",))
+                shown = await standing._renewed()
+                assert certificates.from_pem(shown.certificate)
+                says_standbys(second.leading, (one,))
+                elsewhere = await invited(second, "rome", addresses=("run.example:7700",))
+                assert elsewhere.addresses == ("run.example:7700", two, one), "of an operator elsewhere, too"
+        again = Identity.of(NodeConfig(name="berlin", home=home, coordinator=one), Machine().wall_time())
+        assert again is not None
+        assert again.addresses == (one, two)
+
+    asyncio.run(main())
+
+
+def test_while_a_coordinator_is_restored_whoever_wants_a_certificate_or_news_tries_again(tmp_path: Path) -> None:
+    """Each is told so, and none takes it for a refusal; then all goes on."""
+    home, address = tmp_path / "home", free_address()
+
+    async def main() -> None:
+        coordinators = Coordinators(tmp_path)
+        async with coordinators.leads(address) as server:
+            invite, late = await invited(server, "berlin"), await invited(server, "paris")
+            await joined(invite, home)
+        found = enrolled.load(home / enrolled.FOLDER)
+        assert found is not None
+        tls = MutualTls("run", coordinators.authority.shown())
+        seal = Seal(coordinators.authority.secret, "run")
+        restoring = Restoring(SETTINGS, coordinators.store, Machine(), security=tls, seal=seal, num_sites=1)
+        await restoring.start(address)
+        standing = Standing(found, home / enrolled.FOLDER, (address,), Machine())
+        async with AsyncExitStack() as stack:
+            opening = asyncio.create_task(standing.open(stack, LIMIT_S))
+            before = standing.before_coordinator
+            for call in (
+                standing._renewed(),
+                joined(late, tmp_path / "late"),
+                watching._watch(before, address, standing._heed, Machine().network),
+            ):
+                with pytest.raises(PeerError, match="is being restored from a copy of its store: no site has come yet"):
+                    await call
+            assert not opening.done()
+            await restoring.stop()
+            async with coordinators.leads(address) as server:
+                await opening
+                heard: list[tuple[str, ...]] = []
+                standing.tell_banned(heard.append)
+                await server.ask(BanAsked(name="x", reason="it lies"))
+                await until(lambda: heard[-1] == ("x",))
+
+    asyncio.run(main())
