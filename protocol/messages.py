@@ -25,6 +25,7 @@ from atoll.protocol.dispute_messages import (
 from atoll.protocol.fields import MAX_MEMBERS, CoordinatorMessage, SiteMessage, bounded, digest
 from atoll.protocol.figures import Figures, Readings
 from atoll.protocol.layout import MAX_GROUPS
+from atoll.protocol.logged import Logged, LoggedValue
 from atoll.protocol.members import MAX_ENDPOINTS, Endpoint, Member
 
 MAX_LOG_COMMITS = 4096

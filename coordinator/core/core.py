@@ -169,6 +169,9 @@ class Core:
         if isinstance(event, e.Received) and isinstance(event.message, m.Telemetry):
             self._telemetry(event.stream, event.header, event.message, event.ack)
             return
+        if isinstance(event, e.Received) and isinstance(event.message, m.Logged):
+            self._logged(event.stream, event.header, event.message, event.ack)
+            return
         self._due = run.now
         if isinstance(event, e.Asked):
             run.audit.asks(event)
@@ -327,6 +330,15 @@ class Core:
             self._due = self.run.now
             return
         site.tells(message)
+
+    def _logged(self, number: int, header: m.Header, message: m.Logged, ack: int) -> None:
+        """The same, of what its scripts log; of sites that are in the run."""
+        site = self._site_of(number, header, message, ack)
+        problem = logging_values.heard(self.run, site, message) if site is not None and site.live else ""
+        if problem:
+            self.run.refuse(number, RefusedKind.INVALID, f"malformed message: {problem}")
+        if site is None or problem:
+            self._due = self.run.now
 
     # --- time
 

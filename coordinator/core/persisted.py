@@ -123,6 +123,8 @@ def key_of(record: Row) -> Key:
             return Key(kind_of(e.PausedRecord))
         case e.InviteRecord() | e.InviteForgottenRecord():
             return Key(kind_of(e.InviteRecord), name=record.invite_id)
+        case e.CurveRecord():
+            return Key(kind, int(record.of_outer), record.site_id, record.name)
         case _:
             return Key(kind)
 
@@ -162,7 +164,7 @@ def changes(record: Row, keys: Keys) -> dict[Key, Row | None]:
             ended = [key for key in all_of(*HISTORY, LossRecord) if key.number > record.commit]
             ended += all_of(e.ChangedRecord)
         case e.ForgetRecord(site_ids=gone):
-            ended = [key for key in all_of(e.SiteRecord, e.ExclusionRecord) if key.part in gone]
+            ended = [key for key in all_of(e.SiteRecord, e.ExclusionRecord, e.CurveRecord) if key.part in gone]
             ended += [key for key in all_of(e.LineRecord, e.DoneRecord, e.LeaseRecord) if key.number in gone]
         case e.ExclusionRecord():
             newest = sorted({own, *all_of(e.ExclusionRecord)})

@@ -337,6 +337,7 @@ class Node:
             case out.Beat():
                 self.session.send(self.shell.observer.heartbeat())
                 self.telemetry.beat()
+                self.shell.observer.logged.beat(self.session.send)
             case out.Fulfil(asked):
                 self._fulfil(asked)
             case out.Report(level, text):

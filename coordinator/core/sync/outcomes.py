@@ -291,6 +291,7 @@ def commit(run: Run, sync: Sync, attempt: Attempt, payload_digest: bytes, stood_
         ahead = _open_after(run, following, at_base, attempt)
     elif final:
         _end(run, run.stop_reason or f"the run's length is reached at step {run_step}")
+    logging_values.committed(run, {c.site_id: sync.losses[c.site_id] for c in contributors if c.site_id in sync.losses})
     _send_commit(run, message, at_base, ids)
     if ahead is not None:
         run.send_all(at_base, ahead)
