@@ -256,7 +256,7 @@ async def serve(
         where = ""
         if config.http_listen:
             access = _page_access(config, authority, server.may_look, machine, stack)
-            page = status_pages(server.recent, access)
+            page = status_pages(server.recent, access, server.curves.recent)
             await page.start(config.http_listen, "the status page")
             stack.push_async_callback(page.close)
             where = f" (status page http{'s' if access.tls else ''}://{page.address}/)"

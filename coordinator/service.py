@@ -25,6 +25,7 @@ from atoll.coordinator.core.core import Core
 from atoll.coordinator.core.log import evidence
 from atoll.coordinator.core.sites import manifests
 from atoll.coordinator.core.view.document import RunView
+from atoll.coordinator.curves_shown import CurvesShown
 from atoll.coordinator.deposits import Depositing
 from atoll.coordinator.enrolment import Enrolment
 from atoll.coordinator.front_door import FrontDoor, listen
@@ -33,6 +34,7 @@ from atoll.coordinator.loop_lag import LoopLag
 from atoll.coordinator.rotation import rotation_of
 from atoll.coordinator.store import RESTORE, Store
 from atoll.coordinator.streams import Bodies, Stream
+from atoll.coordinator.sync_timeline import SyncTimeline
 from atoll.coordinator.sync_times import SyncTimes
 from atoll.protocol import PROTOCOL_VERSION, addresses, descriptors, messages, transport
 from atoll.protocol.deposits import Seal
@@ -98,7 +100,7 @@ class CoordinatorServer:
         self._rotation = rotation_of(authority, security, self._core, self._decide)
         self._viewed_at = self._loop.time()
         self._kept_view = self._core.view(self._viewed_at)
-        self._sync_times = SyncTimes()
+        self._sync_times, self._timeline = SyncTimes(), SyncTimeline()
         self.hear_kept: list[Callable[[Sequence[e.Record], float], None]] = [self._sync_times.kept]
         self.num_lost_spans: Callable[[], int] | None = None  # where syncs are traced
         self._num_kept = 0
@@ -115,6 +117,7 @@ class CoordinatorServer:
         self.loop_lag: LoopLag | None = None
         self.leading: Leading | None = None
         self._deciding = deciding = asyncio.Lock()  # from a decision until it is kept and sent
+        self.curves = CurvesShown(self._core, deciding, self._commit_times)
         seal = Seal(authority.secret if authority is not None else b"", settings.run_id)
         self._depositing = Depositing(store, seal, deciding, bodies)
         self._events: asyncio.Queue[tuple[e.Event, Stream | None] | None] = asyncio.Queue()
@@ -306,7 +309,7 @@ class CoordinatorServer:
         if data_ranges:
             document["data_ranges"] = [asdict(view) for view in self._core.data_ranges()]
         document["store_stuck_s"] = round(self._stuck_s, 1)
-        document["sync_times"] = self._sync_times.document()
+        document["sync_times"], document["timeline"] = self._sync_times.document(), self._timeline.document()
         certified = self._enrolment
         document |= {"root": certified and certified.root_pem, "root_until_s": certified and certified.root_until_s}
         document["time"] = self._machine.wall_time()
@@ -339,6 +342,7 @@ class CoordinatorServer:
                     deposits = await asyncio.to_thread(self._store.persist, self._term, records, now)
                     self._keeping_since = None
                     self._num_kept, self._shown = self._num_kept + 1, None
+                    self._timeline.kept(records, now)
                     for hear in self.hear_kept:
                         hear(records, self._loop.time())
                     for record in records:

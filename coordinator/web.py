@@ -1,4 +1,4 @@
-"""Status page, /status.json, /metrics, /sd (nodes that can be scraped) and /healthz: read-only."""
+"""Status page, /status.json, /curves.json, /metrics, /sd (nodes that can be scraped) and /healthz: read-only."""
 
 from __future__ import annotations
 
@@ -23,8 +23,17 @@ PROCESS = ProcessCollector(registry=None)
 """Memory, processor, descriptors."""
 
 
-def status_pages(document: Callable[[], Awaitable[Document]], access: Access = pages.OPEN) -> pages.Pages:
-    """`document` says the run, within the limit of an answer; what is made of one is kept until it is another one."""
+async def no_curves() -> Document:
+    return {"run": [], "sites": []}
+
+
+def status_pages(
+    document: Callable[[], Awaitable[Document]],
+    access: Access = pages.OPEN,
+    curves: Callable[[], Awaitable[Document]] = no_curves,
+) -> pages.Pages:
+    """`document` says the run, within the limit of an answer; what is made of one is kept until it is another one.
+    `curves`: the same of what /curves.json shows."""
     page, policy = load_page()
     headers = {"Content-Security-Policy": policy}
 
@@ -35,9 +44,9 @@ def status_pages(document: Callable[[], Awaitable[Document]], access: Access = p
             return Answer(200, "text/html; charset=utf-8", page, headers)
         if path == "/healthz":  # this process lives, whatever its store does
             return plain_text(200, "ok")
-        if path not in ("/status.json", "/metrics", "/sd"):
-            return plain_text(404, "there are /, /status.json, /metrics, /sd and /healthz")
-        found = await document()
+        if path not in ("/status.json", "/curves.json", "/metrics", "/sd"):
+            return plain_text(404, "there are /, /status.json, /curves.json, /metrics, /sd and /healthz")
+        found = await (curves() if path == "/curves.json" else document())
         if path not in made or made[path][0] is not found:
             made[path] = found, await asyncio.to_thread(_answer, path, found, headers)
         return made[path][1]
@@ -61,7 +70,7 @@ def standby_pages(state: Callable[[], str], access: Access) -> pages.Pages:
 def _answer(path: str, document: Document, headers: Mapping[str, str]) -> Answer:
     if path == "/metrics":
         return pages.metrics(_collected(document), headers)
-    body = json.dumps(document if path == "/status.json" else nodes_to_scrape(document)).encode()
+    body = json.dumps(nodes_to_scrape(document) if path == "/sd" else document).encode()
     return Answer(200, "application/json", body, headers)
 
 

@@ -1,5 +1,6 @@
-"""Curves of a run, for people: what scripts log (`Logged`), and the training loss of each site at each commit. Bounded in
-number and length; a restart of the coordinator finds them as they were a minute before. Nothing is decided by them."""
+"""Curves of a run, for people: what scripts log (`Logged`), and of each site at each commit its training loss and the
+share of its time that it trained. Bounded in number and length; a restart of the coordinator finds them as they were a
+minute before. Nothing is decided by them."""
 
 from __future__ import annotations
 
@@ -12,7 +13,9 @@ from atoll.coordinator.core.records import CurveRecord
 from atoll.protocol.logged import MAX_NAMES
 
 TRAINING_LOSS = "training loss"
-"""No script can log that name."""
+UTILIZATION = "share of time training"
+"""No script can log these names."""
+OWN_NAMES = frozenset((TRAINING_LOSS, UTILIZATION))
 MAX_CURVES = 512
 """Of a run, those that came first; `Curves.num_left_out` counts values of others."""
 MAX_POINTS = 256
@@ -78,13 +81,16 @@ class Curve:
     def record(self, series: Series) -> CurveRecord:
         self.is_kept = True
         site_id, name, of_outer = series
-        return CurveRecord(site_id=site_id, name=name, of_outer=of_outer, stride=self._stride, points=tuple(self.points))
+        return CurveRecord(
+            site_id=site_id, name=name, of_outer=of_outer, stride=self._stride, points=tuple(self.points)
+        )
 
 
 class Curves:
     def __init__(self, kept: Iterable[CurveRecord], now: float) -> None:
         self._curves = {Series(r.site_id, r.name, r.of_outer): Curve.restored(r) for r in kept}
         self._keep_at = now + KEEP_EVERY_S
+        self._spent: dict[int, tuple[float, float]] = {}  # by site, until its last commit
         self.num_left_out = 0
 
     def note(self, series: Series, point: Point) -> None:
@@ -98,14 +104,27 @@ class Curves:
         if isfinite(point.value):
             curve.add(point)
 
+    def note_spent(self, site_id: int, train_s: float, wait_s: float, at: Point) -> None:
+        """Since its node started, as of a commit."""
+        trained_s, waited_s = train_s, wait_s
+        before = self._spent.get(site_id)
+        self._spent[site_id] = train_s, wait_s
+        if before is not None and before[0] <= train_s and before[1] <= wait_s:  # else it was started anew
+            trained_s, waited_s = train_s - before[0], wait_s - before[1]
+        if (total_s := trained_s + waited_s) > 0:
+            self.note(Series(site_id, UTILIZATION), at._replace(value=trained_s / total_s))
+
     def _has_room(self, series: Series) -> bool:
         """A site has few: it leaves room for the others."""
-        of_site = sum(other.site_id == series.site_id for other in self._curves)
-        return len(self._curves) < MAX_CURVES and of_site <= 2 * MAX_NAMES
+        if len(self._curves) >= MAX_CURVES:
+            return False
+        names = {(other.name, other.of_outer) for other in self._curves if other.site_id == series.site_id}
+        return series.name in OWN_NAMES or len(names - {(name, False) for name in OWN_NAMES}) < 2 * MAX_NAMES
 
     def forget(self, site_id: int) -> None:
         """The site is forgotten."""
         self._curves = {series: curve for series, curve in self._curves.items() if series.site_id != site_id}
+        self._spent.pop(site_id, None)
 
     def go_back(self, run_step: int) -> None:
         """What was trained after that step is void."""
@@ -120,7 +139,7 @@ class Curves:
 
     def newest(self, site_id: int) -> list[tuple[Series, Point]]:
         """What the site logged last, by name."""
-        mine = [(s, c.newest) for s, c in self._curves.items() if s.site_id == site_id and s.name != TRAINING_LOSS]
+        mine = [(s, c.newest) for s, c in self._curves.items() if s.site_id == site_id and s.name not in OWN_NAMES]
         return sorted((series, point) for series, point in mine if point is not None)
 
     def all(self) -> list[tuple[Series, tuple[Point, ...]]]:

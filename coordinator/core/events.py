@@ -31,6 +31,7 @@ from atoll.coordinator.core.records import (
     BanRecord,
     ChangedRecord,
     CommitRecord,
+    CurveRecord,
     DoneRecord,
     ExclusionRecord,
     FinishedRecord,

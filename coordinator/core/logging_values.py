@@ -24,11 +24,17 @@ def committed(run: Run, losses: Mapping[int, float]) -> None:
     """The newest commit, and the training loss of its contributors, by site id."""
     for site_id, loss in losses.items():
         _note(run, Series(site_id, TRAINING_LOSS), run.log.run_step, loss)
+        said = run.members.known(site_id).heartbeat
+        run.curves.note_spent(site_id, said.train_s, said.wait_s, _point(run, run.log.run_step, 0.0))
     _keep(run)
 
 
 def _note(run: Run, series: Series, step: int, value: float) -> None:
-    run.curves.note(series, Point(step, run.log.run_tokens, round(run.wall_s, 3), value))
+    run.curves.note(series, _point(run, step, value))
+
+
+def _point(run: Run, step: int, value: float) -> Point:
+    return Point(step, run.log.run_tokens, round(run.wall_s, 3), value)
 
 
 def _keep(run: Run) -> None:

@@ -60,7 +60,10 @@ commit would need payloads that no site has."""
 KEPT_AUDIT = 1 << 14
 """Entries of the audit log."""
 _OF_ONE_SYNC = (e.OpenRecord, e.PlanRecord, e.WeightsRecord)
-_OF_ONE_START = (e.ManifestRecord, e.SiteRecord, e.AttestationRecord, e.LineRecord, e.DoneRecord, e.LeaseRecord)
+_OF_ONE_START = (
+    e.ManifestRecord, e.SiteRecord, e.AttestationRecord, e.LineRecord, e.DoneRecord, e.LeaseRecord,
+    e.CurveRecord,
+)  # fmt: skip
 DEPOSITED = (
     e.OpenRecord, e.CommitRecord, e.AttestationRecord, e.RollbackRecord, e.AbandonRecord, e.SiteRecord, e.ForgetRecord,
     e.ResetRecord, e.BanRecord, e.BanLiftedRecord, e.InviteRecord, e.InviteForgottenRecord, e.PausedRecord,

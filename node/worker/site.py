@@ -115,7 +115,8 @@ class Site:
         line in the log. Any rank may log; of several that log a name at one step, one is kept. A tensor is a scalar,
         and is waited for. Raises ConfigError for what is no name or no number.
         """
-        self._logged.log(values, self._base_run_step if self._holds_outer else self.inner_step, of_outer=self._holds_outer)
+        step = self._base_run_step if self._holds_outer else self.inner_step
+        self._logged.log(values, step, of_outer=self._holds_outer)
 
     def loader(self, dataset: Dataset[Any], batch_size: int, **options: Any) -> Iterable[Any]:
         """A torch DataLoader over samples that are leased to this site: every sample of a pass counts once in the run.

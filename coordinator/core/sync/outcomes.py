@@ -9,6 +9,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from itertools import chain
 
+from atoll.coordinator.core import logging_values
 from atoll.coordinator.core.auditing import judging
 from atoll.coordinator.core.data import leases
 from atoll.coordinator.core.events import CommitRecord, FinishedRecord, OpenRecord, PlanRecord
