@@ -29,6 +29,7 @@ from atoll.coordinator.curves_shown import CurvesShown
 from atoll.coordinator.deposits import Depositing
 from atoll.coordinator.enrolment import Enrolment
 from atoll.coordinator.front_door import FrontDoor, listen
+from atoll.coordinator.happenings import Happenings
 from atoll.coordinator.lease import Leading
 from atoll.coordinator.loop_lag import LoopLag
 from atoll.coordinator.rotation import rotation_of
@@ -100,7 +101,7 @@ class CoordinatorServer:
         self._rotation = rotation_of(authority, security, self._core, self._decide)
         self._viewed_at = self._loop.time()
         self._kept_view = self._core.view(self._viewed_at)
-        self._sync_times, self._timeline = SyncTimes(), SyncTimeline()
+        self._sync_times, self._timeline, self._happenings = SyncTimes(), SyncTimeline(), Happenings()
         self.hear_kept: list[Callable[[Sequence[e.Record], float], None]] = [self._sync_times.kept]
         self.num_lost_spans: Callable[[], int] | None = None  # where syncs are traced
         self._num_kept = 0
@@ -310,6 +311,7 @@ class CoordinatorServer:
             document["data_ranges"] = [asdict(view) for view in self._core.data_ranges()]
         document["store_stuck_s"] = round(self._stuck_s, 1)
         document["sync_times"], document["timeline"] = self._sync_times.document(), self._timeline.document()
+        document["events"] = self._happenings.document()
         certified = self._enrolment
         document |= {"root": certified and certified.root_pem, "root_until_s": certified and certified.root_until_s}
         document["time"] = self._machine.wall_time()
@@ -366,6 +368,7 @@ class CoordinatorServer:
                     self._answer(output)
                 case e.Report(level, text):
                     log.log(level, "%s", text)
+                    self._happenings.note(level, text, self._machine.wall_time())
                 case e.ReadCommits(first=first, last=last):
                     commits, attestations = await asyncio.to_thread(self._store.read_commits, first, last)
                     read = e.CommitsRead(commits=commits, attestations=attestations)

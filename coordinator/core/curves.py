@@ -14,8 +14,9 @@ from atoll.protocol.logged import MAX_NAMES
 
 TRAINING_LOSS = "training loss"
 UTILIZATION = "share of time training"
+SENT_BYTES = "bytes sent since its node started"
 """No script can log these names."""
-OWN_NAMES = frozenset((TRAINING_LOSS, UTILIZATION))
+OWN_NAMES = frozenset((TRAINING_LOSS, UTILIZATION, SENT_BYTES))
 MAX_CURVES = 512
 """Of a run, those that came first; `Curves.num_left_out` counts values of others."""
 MAX_POINTS = 256

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from atoll.coordinator.core.curves import TRAINING_LOSS, Point, Series
+from atoll.coordinator.core.curves import SENT_BYTES, TRAINING_LOSS, Point, Series
 from atoll.coordinator.core.run import Run
 from atoll.coordinator.core.sites.membership import Site
 from atoll.protocol.messages import Logged
@@ -25,6 +25,8 @@ def committed(run: Run, losses: Mapping[int, float]) -> None:
     for site_id, loss in losses.items():
         _note(run, Series(site_id, TRAINING_LOSS), run.log.run_step, loss)
         said = run.members.known(site_id).heartbeat
+        if said.phase:
+            _note(run, Series(site_id, SENT_BYTES), run.log.run_step, float(said.sent_bytes))
         run.curves.note_spent(site_id, said.train_s, said.wait_s, _point(run, run.log.run_step, 0.0))
     _keep(run)
 

@@ -26,6 +26,7 @@ from atoll.cli import (
     demo,
     doctor,
     drain,
+    events,
     evict,
     export,
     gc,
@@ -36,6 +37,7 @@ from atoll.cli import (
     node,
     pause,
     plan,
+    plot,
     relay,
     reset,
     resume,
@@ -47,6 +49,7 @@ from atoll.cli import (
     stop,
     token,
     tokenize,
+    top,
 )
 from atoll.protocol.errors import AtollError, ConfigError
 from atoll.protocol.exit_codes import exit_code_of
@@ -69,7 +72,7 @@ class Verb(Protocol):
 
 
 _MODULES: tuple[Verb, ...] = (
-    plan, init, coordinator, invite, token, join, doctor, node, relay, status, health, pause,
+    plan, init, coordinator, invite, token, join, doctor, node, relay, status, top, events, plot, health, pause,
     resume, set, stop, rollback, drain, evict, ban, rotate, reset, audit, backup, gc, demo, tokenize, sample, export,
 )  # fmt: skip
 VERBS = {verb.__name__.rpartition(".")[2]: verb for verb in _MODULES}
