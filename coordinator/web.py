@@ -82,7 +82,7 @@ def load_page() -> tuple[bytes, str]:
         found = re.search(rb"<" + kind + rb">(.*?)</" + kind + rb">", page, re.DOTALL)
         assert found is not None
         hashes[kind.decode()] = base64.b64encode(hashlib.sha256(found[1]).digest()).decode()
-    policy = "default-src 'none'; connect-src 'self'; base-uri 'none'; frame-ancestors 'none'"
+    policy = "default-src 'none'; connect-src 'self'; img-src data:; base-uri 'none'; frame-ancestors 'none'"
     for name, value in hashes.items():
         policy += f"; {name}-src 'sha256-{value}'"
     return page, policy
