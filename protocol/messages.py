@@ -299,6 +299,7 @@ class Welcome(CoordinatorMessage):
     parent_json: str = bounded(1 << 16, "")
     error_commits: tuple[int, ...] = bounded(MAX_FRAGMENTS, ())
     changed_json: str = bounded(MAX_CHANGED_CHARACTERS, "")
+    takes_logged: bool = False
 
 
 class AdmittedAs(IntEnum):

@@ -76,10 +76,12 @@ class Curve:
 
     @classmethod
     def restored(cls, record: CurveRecord) -> Curve:
+        """As it was kept."""
         points = [Point(*point) for point in record.points]
         return cls(points, points[-1] if points else None, record.stride)
 
     def record(self, series: Series) -> CurveRecord:
+        """To be kept. The newest point is among them once it has a place."""
         self.is_kept = True
         site_id, name, of_outer = series
         return CurveRecord(

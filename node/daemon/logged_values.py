@@ -18,6 +18,8 @@ class LoggedValues:
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
+        self.is_wanted = False
+        """By the coordinator of this stream: one of an older version would take it for no message."""
         self._names: set[str] = set()
         self._waiting: deque[LoggedValue] = deque(maxlen=MAX_WAITING)
 
@@ -37,6 +39,8 @@ class LoggedValues:
 
     def beat(self, say: Callable[[Logged], None]) -> None:
         """With each heartbeat. Of more than one message holds, the newest of each curve: all are in the journal."""
+        if not self.is_wanted:
+            return
         waiting, self._waiting = list(self._waiting), deque(maxlen=MAX_WAITING)
         if len(waiting) > MAX_LOGGED:
             waiting = list({(value.name, value.of_outer): value for value in waiting}.values())

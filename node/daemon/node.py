@@ -299,6 +299,8 @@ class Node:
         elif isinstance(message, m.ReturnDeposits):
             self.deposits.give_back(message)
         else:
+            if isinstance(message, m.Welcome):
+                self.shell.observer.logged.is_wanted = message.takes_logged
             self.handle(e.Received(header.term, message))
 
     def _header(self) -> m.Header:
@@ -317,6 +319,7 @@ class Node:
 
     def _opened(self) -> None:
         self.telemetry.soon()
+        self.shell.observer.logged.is_wanted = False
         self.handle(e.SessionOpened())
 
     def _num_parameters(self) -> int:

@@ -713,6 +713,7 @@ class Welcome(_message.Message):
     PARENT_JSON_FIELD_NUMBER: _builtins.int
     ERROR_COMMITS_FIELD_NUMBER: _builtins.int
     CHANGED_JSON_FIELD_NUMBER: _builtins.int
+    TAKES_LOGGED_FIELD_NUMBER: _builtins.int
     settings_json: _builtins.str
     """the run's settings, the same for all sites"""
     site_id: _builtins.int
@@ -726,6 +727,8 @@ class Welcome(_message.Message):
     """of this site, whichever start made it; 0 if the log has none
     as of the next commit
     """
+    takes_logged: _builtins.bool
+    """this coordinator reads Logged"""
     @_builtins.property
     def error_commits(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """with error feedback, of each fragment: the last commit that holds a contribution"""
@@ -740,10 +743,11 @@ class Welcome(_message.Message):
         parent_json: _builtins.str = ...,
         error_commits: _abc.Iterable[_builtins.int] | None = ...,
         changed_json: _builtins.str = ...,
+        takes_logged: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["changed_json", b"changed_json", "error_commits", b"error_commits", "last_commit", b"last_commit", "parent_json", b"parent_json", "settings_json", b"settings_json", "site_id", b"site_id", "started", b"started"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["changed_json", b"changed_json", "error_commits", b"error_commits", "last_commit", b"last_commit", "parent_json", b"parent_json", "settings_json", b"settings_json", "site_id", b"site_id", "started", b"started", "takes_logged", b"takes_logged"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

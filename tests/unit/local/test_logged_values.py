@@ -14,6 +14,7 @@ def test_all_is_in_the_journal_and_the_newest_of_each_curve_goes_on(tmp_path: Pa
     journal = Journal(tmp_path / "journal.jsonl")
     logged = LoggedValues(journal)
     said: list[Logged] = []
+    logged.is_wanted = True
     outer = LoggedValue(name="val_loss", step=4, value=2.0, of_outer=True)
     own = LoggedValue(name="val_loss", step=5, value=2.5)
     logged.heard(1, Logged(values=(outer, own, LoggedValue(name="no name\n", step=5, value=0.0))))
@@ -43,8 +44,12 @@ def test_a_script_that_speaks_to_the_socket_itself_has_no_more_names(tmp_path: P
     journal = Journal(tmp_path / "journal.jsonl")
     logged = LoggedValues(journal)
     said: list[Logged] = []
+    logged.beat(said.append)
     for i in range(2 * MAX_NAMES):
         logged.heard(0, Logged(values=(LoggedValue(name=f"n{i}", step=1, value=0.0),)))
+    logged.beat(said.append)
+    assert not said, "a coordinator of an older version"
+    logged.is_wanted = True
     logged.beat(said.append)
     assert [value.name for value in said[0].values] == [f"n{i}" for i in range(MAX_NAMES)]
     journal.close()
