@@ -13,6 +13,7 @@ from atoll.coordinator.core.records import (
     OpenRecord,
     PlanRecord,
     Record,
+    WeightsRecord,
 )
 
 SHOWN_SYNCS = 48
@@ -25,8 +26,8 @@ class Span:
     sync: int
     opened_s: float
     """Sites train, and say that they are ready."""
-    planned_s: float | None = None
-    """Of its last plan: from then on they exchange."""
+    ready_s: float | None = None
+    """All who are in its last plan were ready: from then on they exchange."""
     ended_s: float | None = None
     attested_s: float | None = None
     """They have applied it."""
@@ -47,7 +48,9 @@ class SyncTimeline:
                 case OpenRecord():
                     self._open[record.open.sync] = Span(sync=record.open.sync, opened_s=now_s)
                 case PlanRecord() if (span := self._open.get(record.plan.sync)) is not None:
-                    self._open[span.sync] = replace(span, planned_s=now_s, attempts=record.plan.attempt)
+                    self._open[span.sync] = replace(span, ready_s=None, attempts=record.plan.attempt)
+                case WeightsRecord() if (span := self._open.get(record.sync)) is not None:
+                    self._open[span.sync] = replace(span, ready_s=now_s)
                 case CommitRecord():
                     self._end(record.commit.sync, now_s, record.commit.commit)
                 case AbandonRecord():

@@ -1,6 +1,8 @@
-"""Curves of a run, for people: what scripts log (`Logged`), and of each site at each commit its training loss and the
-share of its time that it trained. Bounded in number and length; a restart of the coordinator finds them as they were a
-minute before. Nothing is decided by them."""
+"""Curves of a run, for people: what scripts log (`Logged`), and of each site at each commit its training loss, the share
+of its time that it trained, and its bytes. Bounded in number and length. Nothing is decided by them.
+
+A restart of the coordinator finds them as they were when they were kept last, half a minute before or so.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ OWN_NAMES = frozenset((TRAINING_LOSS, UTILIZATION, SENT_BYTES))
 MAX_CURVES = 512
 """Of a run, those that came first; `Curves.num_left_out` counts values of others."""
 MAX_POINTS = 256
-KEEP_EVERY_S = 60.0
+KEEP_EVERY_S = 30.0
 
 
 class Point(NamedTuple):
@@ -134,9 +136,9 @@ class Curves:
         for curve in self._curves.values():
             curve.cut(run_step)
 
-    def due(self, now: float) -> Iterator[CurveRecord]:
-        """What is to be kept now and is not yet."""
-        if now >= self._keep_at:
+    def due(self, now: float, *, is_over: bool) -> Iterator[CurveRecord]:
+        """What is to be kept now and is not yet; all of it at the run's end."""
+        if is_over or now >= self._keep_at:
             self._keep_at = now + KEEP_EVERY_S
             yield from (curve.record(series) for series, curve in self._curves.items() if not curve.is_kept)
 

@@ -40,5 +40,5 @@ def _point(run: Run, step: int, value: float) -> Point:
 
 
 def _keep(run: Run) -> None:
-    for record in run.curves.due(run.now):
+    for record in run.curves.due(run.now, is_over=run.finished is not None):
         run.persist(record)

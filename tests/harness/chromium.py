@@ -122,14 +122,14 @@ class Chromium:
         for kind in ("keyDown", "keyUp"):
             self.call("Input.dispatchKeyEvent", type=kind, key=key, code=key)
 
-    def look(self, path: Path, *, width: int = 1200, dark: bool = False) -> None:
-        """A picture of all of the page."""
+    def look(self, path: Path, *, width: int = 1200, height: int = 900, dark: bool = False) -> None:
+        """A picture of the beginning of the page."""
         self.call(
             "Emulation.setEmulatedMedia",
             features=[{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}],
         )
         self.call(
-            "Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=width < 500
+            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 500
         )
-        shot = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=True)
+        shot = self.call("Page.captureScreenshot", format="png")
         path.write_bytes(base64.b64decode(shot["data"]))

@@ -48,7 +48,7 @@ def last_sync(document: Mapping[str, Any]) -> str:
     if not spans:
         return ""
     span = spans[-1]
-    times = [span["opened_s"], span["planned_s"], span["ended_s"], span["attested_s"]]
+    times = [span["opened_s"], span["ready_s"], span["ended_s"], span["attested_s"]]
     parts = [
         f"{name} {max(0.0, end - begin):.1f} s"
         for name, begin, end in zip(("trained", "exchanged", "applied"), times, times[1:], strict=False)

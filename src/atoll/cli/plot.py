@@ -5,7 +5,7 @@ A coordinator that serves the run holds its store; draw a copy then (`atoll back
 
 examples:
   atoll plot run.db -o run.png
-  atoll backup run.toml copy.db && atoll plot copy.db -o run.svg --log
+  atoll backup run.toml --to copy.db && atoll plot copy.db -o run.svg --log
 """
 
 from __future__ import annotations

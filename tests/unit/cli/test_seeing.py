@@ -24,7 +24,7 @@ from tests.unit.cli.test_demo_watch import commit, document, site
 from tests.unit.coordinator.test_store_contract import SETTINGS, a_commit, a_site
 
 SPAN = {
-    "sync": 7, "opened_s": 100.0, "planned_s": 104.0, "ended_s": 105.5, "attested_s": 106.0, "attempts": 2, "commit": 6,
+    "sync": 7, "opened_s": 100.0, "ready_s": 104.0, "ended_s": 105.5, "attested_s": 106.0, "attempts": 2, "commit": 6,
 }  # fmt: skip
 LOGGED = [
     {"name": "val_loss", "of_outer": True, "step": 40, "value": 2.25},

@@ -8,6 +8,7 @@ from itertools import pairwise
 from math import nan
 
 from atoll.coordinator.core import curves as curves_module
+from atoll.coordinator.core import events as e
 from atoll.coordinator.core.curves import (
     KEEP_EVERY_S,
     MAX_CURVES,
@@ -20,11 +21,13 @@ from atoll.coordinator.core.curves import (
     Series,
 )
 from atoll.coordinator.metrics import METRICS
+from atoll.coordinator.sync_timeline import SHOWN_SYNCS, SyncTimeline
 from atoll.protocol import messages as m
 from atoll.protocol import pages
 from atoll.protocol.logged import MAX_NAMES
 from atoll.protocol.metrics import families
 from tests.harness.coordinator_story import Story, some_settings
+from tests.unit.coordinator.test_store_contract import a_commit, a_plan, an_open, some_weights
 
 
 def at(step: int, value: float = 0.0) -> Point:
@@ -125,7 +128,7 @@ def test_a_node_that_is_started_anew_has_spent_no_time_yet() -> None:
     assert [point.value for point in dict(curves.all())[Series(1, UTILIZATION)]] == [0.8, 0.5, 0.75]
 
 
-def test_curves_are_kept_once_a_minute_and_are_there_after_a_restart() -> None:
+def test_curves_are_kept_now_and_then_and_are_there_after_a_restart() -> None:
     story = a_story()
     story.says("a", logged("val_loss", 12, 2.5))
     assert not [kind for kind, _, _ in story.kept if "curve" in kind], "not with each value"
@@ -140,8 +143,32 @@ def test_curves_are_kept_once_a_minute_and_are_there_after_a_restart() -> None:
 def test_a_curve_that_has_not_changed_is_not_written_again() -> None:
     curves = Curves((), 0.0)
     curves.note(Series(1, "n"), at(1))
-    assert not list(curves.due(KEEP_EVERY_S - 1))
-    assert len(list(curves.due(KEEP_EVERY_S))) == 1
+    assert not list(curves.due(KEEP_EVERY_S - 1, is_over=False))
+    assert len(list(curves.due(KEEP_EVERY_S, is_over=False))) == 1
     curves.note(Series(2, "n"), at(1))
-    assert [record.site_id for record in curves.due(2 * KEEP_EVERY_S)] == [2]
+    assert [record.site_id for record in curves.due(2 * KEEP_EVERY_S, is_over=False)] == [2]
+    curves.note(Series(1, "n"), at(2))
+    assert [record.site_id for record in curves.due(2 * KEEP_EVERY_S, is_over=True)] == [1], "the run's end"
     assert curves_module.MAX_POINTS * 4 * 24 < 1 << 16, "a record stays small"
+
+
+def test_a_sync_is_seen_from_its_opening_until_its_state_is_attested() -> None:
+    timeline = SyncTimeline()
+    timeline.kept([an_open(7), a_plan(7, 1)], 100.0)  # a plan that came with the commit before
+    timeline.kept([some_weights(7, 1)], 104.0)
+    (span,) = timeline.document()
+    assert (span["opened_s"], span["ready_s"], span["ended_s"]) == (100.0, 104.0, None)
+    timeline.kept([a_plan(7, 2)], 105.0)
+    (span,) = timeline.document()
+    assert (span["ready_s"], span["attempts"]) == (None, 2), "again"
+    timeline.kept([some_weights(7, 2)], 106.0)
+    timeline.kept([a_commit(7), an_open(8)], 107.0)
+    timeline.kept([e.AttestationRecord(7, b"")], 108.0)
+    first, second = timeline.document()
+    assert (first["ready_s"], first["ended_s"], first["attested_s"], first["commit"]) == (106.0, 107.0, 108.0, 7)
+    assert second["ready_s"] is None
+    timeline.kept([e.AbandonRecord(sync=8, reason="", num_abandoned=1)], 109.0)
+    assert (timeline.document()[1]["ended_s"], timeline.document()[1]["commit"]) == (109.0, None)
+    for sync in range(9, 9 + 2 * SHOWN_SYNCS):
+        timeline.kept([an_open(sync), a_commit(sync)], 110.0)
+    assert len(timeline.document()) == SHOWN_SYNCS
