@@ -1,5 +1,5 @@
-"""Curves of a run, for people: what scripts log (`Logged`), and of each site at each commit its training loss, the share
-of its time that it trained, and its bytes. Bounded in number and length. Nothing is decided by them.
+"""Curves of a run, for people: what scripts log (`Logged`), and of each site at each commit its training loss, the
+share of its time that it trained, and its bytes. Bounded in number and length. Nothing is decided by them.
 
 A restart of the coordinator finds them as they were when they were kept last, half a minute before or so.
 """

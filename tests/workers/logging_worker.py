@@ -28,8 +28,9 @@ def main() -> None:
         return found
 
     with atoll.join(model, optimizer, data_fingerprint=bytes(32)) as site:
+        drawn = torch.Generator().manual_seed(site.seed)
         while True:
-            loss = loss_of(torch.randn(16, 8))
+            loss = loss_of(torch.randn(16, 8, generator=drawn))
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             optimizer.zero_grad()
