@@ -88,7 +88,7 @@ def roll(run: LocalRun, before: Version, after: Version) -> None:
     assert run.wait_all(LIMIT_S) == dict.fromkeys(SITES, 0)
 
 
-SETTINGS_SINCE = ("audits", "connections_per_address", "insecure_network", "store")
+SETTINGS_SINCE = ("audits", "connections_per_address", "insecure_network", "store", "tensorboard")
 """Of a coordinator or of syncs, which the last release does not know."""
 
 
