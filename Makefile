@@ -9,7 +9,7 @@ IN_PARALLEL = --tx $(shell expr $(JOBS) + 1)*popen --tx $(JOBS)*popen//nice=10 -
 export PYTHONDONTWRITEBYTECODE :=# hundreds of processes would each compile the same modules
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test pytest test-all test-more lint type proto proto-check hashes release released sim mutate structure bench bench-gpu soak clean
+.PHONY: help install demo test pytest test-all test-more lint type proto proto-check hashes release released sim mutate structure bench bench-gpu soak pictures clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 12
@@ -93,6 +93,9 @@ bench-gpu: install ## figures of a GPU: copies, codecs, a training loop beside i
 
 bench: install ## figures of the README and docs (ARGS="--help")
 	$(BIN)/python -m benchmarks $(ARGS)
+
+pictures: install ## those of docs/pictures, of a run on this machine (needs chromium, and matplotlib)
+	$(BIN)/python -m tests.harness.pictures
 
 clean: ## remove .venv and caches
 	rm -rf $(VENV) $(RELEASE) build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -32,6 +32,8 @@ class CoordinatorConfig:
     trust: str = ""
     """The folder of the run's root: root.pem and root.key. Without it, the one beside the store, where a root is made
     at the first start."""
+    tensorboard: str = ""
+    """A folder to which the coordinator writes the run's curves for TensorBoard; empty: nowhere."""
     connections_per_address: int = CONNECTIONS_PER_ADDRESS
     """Connections from one address on which nobody has shown a certificate yet, at once; as many new ones may come at
     once, and then as many in ten seconds. Sites that are in do not count, so hundreds may share an address behind a

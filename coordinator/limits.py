@@ -89,4 +89,6 @@ PACES_OF_MESSAGES: Mapping[type, Pace] = {
     # Once a stream, or each ten seconds.
     m.Hello: Pace(at_once=4, per_s=1.0),
     m.Telemetry: Pace(at_once=30, per_s=1.0),
+    # Each heartbeat, where a script logs.
+    m.Logged: Pace(at_once=30, per_s=4.0),
 }

@@ -23,7 +23,9 @@ from atoll.coordinator.service import CoordinatorServer
 from atoll.coordinator.sql_store import SqlStore
 from atoll.coordinator.sqlite_store import SqliteStore
 from atoll.coordinator.standby import only_here, stands_by
+from atoll.coordinator.tensorboard import TensorBoard
 from atoll.coordinator.tracing import SyncTraces
+from atoll.coordinator.tracking import Tracking
 from atoll.coordinator.web import status_pages
 from atoll.protocol import notify, outer
 from atoll.protocol.addresses import is_host, is_loopback, is_unspecified, parse_address
@@ -255,6 +257,11 @@ async def serve(
         stack.callback(ticking.cancel)
         await server.start()
         stack.push_async_callback(server.stop)
+        if config.tensorboard:
+            name = f"events.out.tfevents.{machine.wall_time():.0f}.{machine.token_bytes(4).hex()}"
+            tracker = TensorBoard(Path(config.tensorboard), name, machine.wall_time)
+            tracking = Tracking(tracker, server.curves.recent)
+            stack.push_async_callback(tracking.close, asyncio.create_task(tracking.run()))
 
         admin = admin_server(config.store_path, server.command)
         await admin.start()
@@ -262,7 +269,7 @@ async def serve(
         where = ""
         if config.http_listen:
             access = _page_access(config, authority, server.may_look, machine, stack)
-            page = status_pages(server.recent, access)
+            page = status_pages(server.status.recent, access, server.curves.recent)
             await page.start(config.http_listen, "the status page")
             stack.push_async_callback(page.close)
             where = f" (status page http{'s' if access.tls else ''}://{page.address}/)"

@@ -125,6 +125,14 @@ def _wire(d: Document) -> Values:
     return found
 
 
+def _logged(d: Document) -> Values:
+    found: dict[tuple[str, ...], float] = {}
+    for site in _here(d):
+        for said in site["logged"]:
+            found[site["name"], said["name"], "outer" if said["of_outer"] else "local"] = said["value"]
+    return found
+
+
 def _behind(d: Document) -> Values:
     return {site["name"]: d["last_commit"] - held for site in _here(d) if (held := site["last_commit"]) is not None}
 
@@ -214,6 +222,8 @@ METRICS: tuple[Row[Document], ...] = (
     Row(GAUGE, "atoll_site_inner_step", "Inner step that the site is at.", _site("inner_step"), SITE),
     Row(GAUGE, "atoll_site_steps_per_second", "Pace of training.", _site("steps_per_s"), SITE),
     Row(GAUGE, "atoll_site_loss", "Training loss.", _site("loss"), SITE),
+    Row(GAUGE, "atoll_site_logged", "What its script logged last (site.log), by name: at most 16; of its local "
+        "parameters, or of the outer ones.", _logged, ("site", "name", "of")),
     Row(COUNTER, "atoll_site_tokens", "Trained since the node started, whether they are in a commit or not.",
         _counted("trained_tokens"), SITE),
     Row(GAUGE, "atoll_site_ranks", "Worker processes.", _site("num_ranks"), SITE),

@@ -25,14 +25,18 @@ from atoll.coordinator.core.core import Core
 from atoll.coordinator.core.log import evidence
 from atoll.coordinator.core.sites import manifests
 from atoll.coordinator.core.view.document import RunView
+from atoll.coordinator.curves_shown import CurvesShown
 from atoll.coordinator.deposits import Depositing
 from atoll.coordinator.enrolment import Enrolment
 from atoll.coordinator.front_door import FrontDoor, listen
+from atoll.coordinator.happenings import Happenings
 from atoll.coordinator.lease import Leading
 from atoll.coordinator.loop_lag import LoopLag
 from atoll.coordinator.rotation import rotation_of
+from atoll.coordinator.status_shown import StatusShown
 from atoll.coordinator.store import RESTORE, Store
 from atoll.coordinator.streams import Bodies, Stream
+from atoll.coordinator.sync_timeline import SyncTimeline
 from atoll.coordinator.sync_times import SyncTimes
 from atoll.protocol import PROTOCOL_VERSION, addresses, descriptors, messages, transport
 from atoll.protocol.deposits import Seal
@@ -103,13 +107,10 @@ class CoordinatorServer:
         )
         self._viewed_at = self._loop.time()
         self._kept_view = self._core.view(self._viewed_at)
-        self._sync_times = SyncTimes()
+        self._sync_times, self._timeline, self._happenings = SyncTimes(), SyncTimeline(), Happenings()
         self.hear_kept: list[Callable[[Sequence[e.Record], float], None]] = [self._sync_times.kept]
         self.num_lost_spans: Callable[[], int] | None = None  # where syncs are traced
-        self._num_kept = 0
-        self._shown: tuple[float, dict[str, Any]] | None = None  # when it was made
-        self._said: tuple[dict[str, Any], str] | None = None  # as text
-        self._asking = asyncio.Lock()
+        self.status = StatusShown(self.document)
         self._keeping_since: float | None = None
         self._streams: dict[int, Stream] = {}
         self._delayed: Counter[str] = Counter()  # messages, by kind
@@ -119,6 +120,7 @@ class CoordinatorServer:
         self._stopping = False
         self.loop_lag: LoopLag | None = None
         self._deciding = deciding = asyncio.Lock()  # from a decision until it is kept and sent
+        self.curves = CurvesShown(self._core, deciding, self._commit_times)
         seal = Seal(authority.secret if authority is not None else b"", settings.run_id)
         self._depositing = Depositing(store, seal, deciding, bodies)
         self._events: asyncio.Queue[tuple[e.Event, Stream | None] | None] = asyncio.Queue()
@@ -288,25 +290,11 @@ class CoordinatorServer:
         except TimeoutError:
             return self._document(self._kept_view, data_ranges=False)
 
-    async def recent(self) -> dict[str, Any]:
-        """The same. However many ask, it is made twice a second at most, and anew when anything is kept."""
-        async with self._asking:
-            now, num_kept = self._loop.time(), self._num_kept
-            if self._shown is None or now - self._shown[0] >= limits.STATUS_AGE_S:
-                document = await self.document()
-                if num_kept != self._num_kept:
-                    return document
-                self._shown = now, document
-            return self._shown[1]
-
     async def status_json(self, *, data_ranges: bool = False) -> str:
         """As text."""
         if data_ranges:
             return await asyncio.to_thread(json.dumps, await self.document(data_ranges=True))
-        document = await self.recent()
-        if self._said is None or self._said[0] is not document:
-            self._said = document, await asyncio.to_thread(json.dumps, document)
-        return self._said[1]
+        return await self.status.text()
 
     def _document(self, view: RunView, *, data_ranges: bool) -> dict[str, Any]:
         document = asdict(view)
@@ -315,7 +303,8 @@ class CoordinatorServer:
         if data_ranges:
             document["data_ranges"] = [asdict(view) for view in self._core.data_ranges()]
         document["store_stuck_s"] = round(self._stuck_s, 1)
-        document["sync_times"] = self._sync_times.document()
+        document["sync_times"], document["timeline"] = self._sync_times.document(), self._timeline.document()
+        document["events"] = self._happenings.document()
         certified = self._enrolment
         document |= {"root": certified and certified.root_pem, "root_until_s": certified and certified.root_until_s}
         document["time"] = self._machine.wall_time()
@@ -348,7 +337,8 @@ class CoordinatorServer:
                     self._keeping_since = self._loop.time()
                     deposits = await asyncio.to_thread(self._store.persist, self._term, records, now)
                     self._keeping_since = None
-                    self._num_kept, self._shown = self._num_kept + 1, None
+                    self.status.kept()
+                    self._timeline.kept(records, now)
                     for hear in self.hear_kept:
                         hear(records, self._loop.time())
                     for record in records:
@@ -372,6 +362,7 @@ class CoordinatorServer:
                     self._answer(output)
                 case e.Report(level, text):
                     log.log(level, "%s", text)
+                    self._happenings.note(level, text, self._machine.wall_time())
                 case e.ReadCommits(first=first, last=last):
                     commits, attestations = await asyncio.to_thread(self._store.read_commits, first, last)
                     read = e.CommitsRead(commits=commits, attestations=attestations)

@@ -1,4 +1,4 @@
-"""Status page, /status.json, /metrics, /sd (nodes that can be scraped), /healthz and /readyz: read-only."""
+"""Status page, /status.json, /curves.json, /metrics, /sd (nodes to be scraped), /healthz and /readyz: read-only."""
 
 from __future__ import annotations
 
@@ -24,8 +24,17 @@ PROCESS = ProcessCollector(registry=None)
 """Memory, processor, descriptors."""
 
 
-def status_pages(document: Callable[[], Awaitable[Document]], access: Access = pages.OPEN) -> pages.Pages:
-    """`document` says the run, within the limit of an answer; what is made of one is kept until it is another one."""
+async def no_curves() -> Document:
+    return {"run": [], "sites": []}
+
+
+def status_pages(
+    document: Callable[[], Awaitable[Document]],
+    access: Access = pages.OPEN,
+    curves: Callable[[], Awaitable[Document]] = no_curves,
+) -> pages.Pages:
+    """`document` says the run, within the limit of an answer; what is made of one is kept until it is another one.
+    `curves`: the same of what /curves.json shows."""
     page, policy = load_page()
     headers = {"Content-Security-Policy": policy}
 
@@ -38,9 +47,9 @@ def status_pages(document: Callable[[], Awaitable[Document]], access: Access = p
             return plain_text(200, "ok")
         if path == "/readyz":
             return plain_text(200, "ok: it leads")
-        if path not in ("/status.json", "/metrics", "/sd"):
-            return plain_text(404, "there are /, /status.json, /metrics, /sd, /healthz and /readyz")
-        found = await document()
+        if path not in ("/status.json", "/curves.json", "/metrics", "/sd"):
+            return plain_text(404, "there are /, /status.json, /curves.json, /metrics, /sd, /healthz and /readyz")
+        found = await (curves() if path == "/curves.json" else document())
         if path not in made or made[path][0] is not found:
             made[path] = found, await asyncio.to_thread(_answer, path, found, headers)
         return made[path][1]
@@ -64,7 +73,7 @@ def standby_pages(state: Callable[[], str], access: Access) -> pages.Pages:
 def _answer(path: str, document: Document, headers: Mapping[str, str]) -> Answer:
     if path == "/metrics":
         return pages.metrics(_collected(document), headers)
-    body = json.dumps(document if path == "/status.json" else nodes_to_scrape(document)).encode()
+    body = json.dumps(nodes_to_scrape(document) if path == "/sd" else document).encode()
     return Answer(200, "application/json", body, headers)
 
 
@@ -76,7 +85,7 @@ def load_page() -> tuple[bytes, str]:
         found = re.search(rb"<" + kind + rb">(.*?)</" + kind + rb">", page, re.DOTALL)
         assert found is not None
         hashes[kind.decode()] = base64.b64encode(hashlib.sha256(found[1]).digest()).decode()
-    policy = "default-src 'none'; connect-src 'self'; base-uri 'none'; frame-ancestors 'none'"
+    policy = "default-src 'none'; connect-src 'self'; img-src data:; base-uri 'none'; frame-ancestors 'none'"
     for name, value in hashes.items():
         policy += f"; {name}-src 'sha256-{value}'"
     return page, policy

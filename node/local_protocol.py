@@ -15,7 +15,7 @@ from atoll.protocol.digest import Digest
 from atoll.protocol.errors import AtollError, ConfigError, InvalidMessage, NonFiniteError, RefusedError
 from atoll.protocol.fields import bounded, digest
 from atoll.protocol.layout import MAX_TENSORS, Manifest
-from atoll.protocol.messages import MAX_RATES
+from atoll.protocol.messages import MAX_RATES, Logged
 from atoll.protocol.v1 import local_pb2
 
 ENV_SOCKET = "ATOLL_SOCKET"
@@ -263,7 +263,8 @@ class Goodbye:
 
 Said = (
     LocalHello | LocalJoin | Boundary | SealedReport | MergedReport | Fatal | Busy | Progress | DataSet | Draw | Goodbye
-)
+    | Logged
+)  # fmt: skip
 _BODIES = wire.bodies_of(local_pb2.LocalRequest, {cls.__name__: cls for cls in get_args(Said)})
 _CLASSES: dict[str, type[Said]] = {name: cls for cls, name in _BODIES.items()}
 

@@ -32,6 +32,7 @@ from atoll.protocol.dispute_messages import (
 from atoll.protocol.fields import MAX_MEMBERS, CoordinatorMessage, SiteMessage, bounded, digest
 from atoll.protocol.figures import Figures, Readings
 from atoll.protocol.layout import MAX_GROUPS
+from atoll.protocol.logged import Logged, LoggedValue
 from atoll.protocol.members import MAX_ENDPOINTS, Endpoint, Member
 
 MAX_LOG_COMMITS = 4096
@@ -308,6 +309,7 @@ class Welcome(CoordinatorMessage):
     parent_json: str = bounded(1 << 16, "")
     error_commits: tuple[int, ...] = bounded(MAX_FRAGMENTS, ())
     changed_json: str = bounded(MAX_CHANGED_CHARACTERS, "")
+    takes_logged: bool = False
 
 
 class AdmittedAs(IntEnum):

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from math import inf
 from typing import Any
 
-from atoll.coordinator.core import changing
+from atoll.coordinator.core import changing, logging_values
 from atoll.coordinator.core import events as e
 from atoll.coordinator.core.auditing import drawing_secret, judging
 from atoll.coordinator.core.data import leases
@@ -24,8 +24,8 @@ from atoll.coordinator.core.suspend_clock import OwnTime
 from atoll.coordinator.core.sync import driver, outcomes, payload_lists, reach, standstill, unusable
 from atoll.coordinator.core.sync.syncs import IllegalStep
 from atoll.coordinator.core.view.data_ranges import range_views
-from atoll.coordinator.core.view.document import RangeView, RunView
-from atoll.coordinator.core.view.run_view import state_in_words, view_of
+from atoll.coordinator.core.view.document import CurveView, RangeView, RunView
+from atoll.coordinator.core.view.run_view import curve_views, state_in_words, view_of
 from atoll.protocol import PROTOCOL_VERSION
 from atoll.protocol import messages as m
 from atoll.protocol.messages import RefusedKind
@@ -131,6 +131,14 @@ class Core:
         """The account of samples, range by range."""
         return range_views(self.run)
 
+    def losses(self) -> tuple[tuple[int, int, int, float], ...]:
+        """As in the view, of the run."""
+        return tuple(self.run.log.losses.values())
+
+    def curves(self) -> tuple[CurveView, ...]:
+        """Of the sites, by step of the run."""
+        return curve_views(self.run)
+
     def refusal(self, role: str, name: str, key_digest: bytes, wall_s: float) -> str:
         """Why somebody who is certified as that is not let in any more; empty if it is."""
         self.run.wall_s = wall_s
@@ -169,6 +177,9 @@ class Core:
             return
         if isinstance(event, e.Received) and isinstance(event.message, m.Telemetry):
             self._telemetry(event.stream, event.header, event.message, event.ack)
+            return
+        if isinstance(event, e.Received) and isinstance(event.message, m.Logged):
+            self._logged(event.stream, event.header, event.message, event.ack)
             return
         self._due = run.now
         if isinstance(event, e.Asked):
@@ -328,6 +339,15 @@ class Core:
             self._due = self.run.now
             return
         site.tells(message)
+
+    def _logged(self, number: int, header: m.Header, message: m.Logged, ack: int) -> None:
+        """The same, of what its scripts log; of sites that are in the run."""
+        site = self._site_of(number, header, message, ack)
+        problem = logging_values.heard(self.run, site, message) if site is not None and site.live else ""
+        if problem:
+            self.run.refuse(number, RefusedKind.INVALID, f"malformed message: {problem}")
+        if site is None or problem:
+            self._due = self.run.now
 
     # --- time
 

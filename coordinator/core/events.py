@@ -32,6 +32,7 @@ from atoll.coordinator.core.records import (
     BanRecord,
     ChangedRecord,
     CommitRecord,
+    CurveRecord,
     DoneRecord,
     DrawingRecord,
     ExclusionRecord,

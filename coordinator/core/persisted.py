@@ -60,7 +60,10 @@ commit would need payloads that no site has."""
 KEPT_AUDIT = 1 << 14
 """Entries of the audit log."""
 _OF_ONE_SYNC = (e.OpenRecord, e.PlanRecord, e.WeightsRecord)
-_OF_ONE_START = (e.ManifestRecord, e.SiteRecord, e.AttestationRecord, e.LineRecord, e.DoneRecord, e.LeaseRecord)
+_OF_ONE_START = (
+    e.ManifestRecord, e.SiteRecord, e.AttestationRecord, e.LineRecord, e.DoneRecord, e.LeaseRecord,
+    e.CurveRecord,
+)  # fmt: skip
 DEPOSITED = (
     e.OpenRecord, e.CommitRecord, e.AttestationRecord, e.RollbackRecord, e.AbandonRecord, e.SiteRecord, e.ForgetRecord,
     e.ResetRecord, e.BanRecord, e.BanLiftedRecord, e.InviteRecord, e.InviteForgottenRecord, e.PausedRecord,
@@ -125,6 +128,8 @@ def key_of(record: Row) -> Key:
             return Key(kind_of(e.PausedRecord))
         case e.InviteRecord() | e.InviteForgottenRecord():
             return Key(kind_of(e.InviteRecord), name=record.invite_id)
+        case e.CurveRecord():
+            return Key(kind, int(record.of_outer), record.site_id, record.name)
         case _:
             return Key(kind)
 
@@ -164,7 +169,7 @@ def changes(record: Row, keys: Keys) -> dict[Key, Row | None]:
             ended = [key for key in all_of(*HISTORY, LossRecord, e.OpenAuditsRecord) if key.number > record.commit]
             ended += all_of(e.ChangedRecord)
         case e.ForgetRecord(site_ids=gone):
-            ended = [key for key in all_of(e.SiteRecord, e.ExclusionRecord) if key.part in gone]
+            ended = [key for key in all_of(e.SiteRecord, e.ExclusionRecord, e.CurveRecord) if key.part in gone]
             ended += [key for key in all_of(e.LineRecord, e.DoneRecord, e.LeaseRecord) if key.number in gone]
         case e.ExclusionRecord():
             newest = sorted({own, *all_of(e.ExclusionRecord)})

@@ -318,9 +318,20 @@ class FinishedRecord:
     reason: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CurveRecord:
+    """A curve that people are shown (`curves.Curve`)."""
+
+    site_id: int
+    name: str
+    of_outer: bool
+    stride: int
+    points: tuple[tuple[int, int, float, float], ...]
+
+
 Record = (
     SiteRecord | ForgetRecord | ManifestRecord | OpenRecord | PlanRecord | WeightsRecord | CommitRecord | AbandonRecord
     | AttestationRecord | LineRecord | DoneRecord | LeaseRecord | RollbackRecord | ExclusionRecord | BanRecord
     | InviteRecord | InviteForgottenRecord | BanLiftedRecord | AuditRecord | PausedRecord | ResumedRecord | ResetRecord
-    | ChangedRecord | StopRecord | FinishedRecord | DrawingRecord | OpenAuditsRecord | AuditsEndedRecord
+    | ChangedRecord | StopRecord | FinishedRecord | DrawingRecord | OpenAuditsRecord | AuditsEndedRecord | CurveRecord
 )  # fmt: skip

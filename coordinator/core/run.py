@@ -13,6 +13,7 @@ from atoll.coordinator.core import events as e
 from atoll.coordinator.core.audit import COORDINATOR, DONE, Audit, words_of
 from atoll.coordinator.core.auditing.audits import Audits
 from atoll.coordinator.core.changes import Changes
+from atoll.coordinator.core.curves import Curves
 from atoll.coordinator.core.data.ledger import Ledger
 from atoll.coordinator.core.log.commits import CommitLog
 from atoll.coordinator.core.log.disputes import Dispute
@@ -62,8 +63,7 @@ class Run:
         self.log = CommitLog(persisted, settings.sync, parent.get("run_step", 0), parent.get("run_tokens", 0))
         sites = persisted.all(e.SiteRecord)
         self.members = Membership(sites, persisted.last_site_id, now, self.limits.lease_s)
-        self.now = now
-        self.wall_s = wall_s  # seconds since 1970, by this machine's clock
+        self.now, self.wall_s = now, wall_s  # the second: since 1970, by this machine's clock
         self.manifest: e.ManifestRecord | None = None
         self.chunk_sizes = ChunkSizes()
         self.state_bytes = 0  # of the model's values at each site
@@ -106,6 +106,7 @@ class Run:
         self._leave_out_again(persisted.all(e.ExclusionRecord))
         self.stragglers = Stragglers()
         self.norms = Norms()
+        self.curves = Curves(persisted.all(e.CurveRecord), now)
         self.auditing = Audits(persisted.all(e.OpenAuditsRecord))
         self.going_back: GoingBack | None = None
         self.reads_commits = False  # older ones than the log has are being read from the store
@@ -114,8 +115,7 @@ class Run:
         self.judged_divergence = (0, 0)  # branch and commit: the run went back to before it by itself, or did not
         self.dispute: Dispute | None = None
         self.num_wrong_states = self.num_attempts = 0
-        self.num_not_finite = 0  # times that a site's loss stopped being a number
-        self.num_failed = 0  # sites that left because they cannot go on
+        self.num_not_finite = self.num_failed = 0  # losses that stopped being numbers; sites that cannot go on
         self.num_refused = self.num_malformed = 0
         self.evictions: Counter[Cause] = Counter()
         self._said_at = -inf  # what a sync comes to

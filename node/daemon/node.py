@@ -301,6 +301,8 @@ class Node:
         elif isinstance(message, m.ReturnDeposits):
             self.deposits.give_back(message)
         else:
+            if isinstance(message, m.Welcome):
+                self.shell.observer.logged.is_wanted = message.takes_logged
             self.handle(e.Received(header.term, message))
 
     def _header(self) -> m.Header:
@@ -319,6 +321,7 @@ class Node:
 
     def _opened(self) -> None:
         self.telemetry.soon()
+        self.shell.observer.logged.is_wanted = False
         self.handle(e.SessionOpened())
 
     def _num_parameters(self) -> int:
@@ -339,6 +342,7 @@ class Node:
             case out.Beat():
                 self.session.send(self.shell.observer.heartbeat())
                 self.telemetry.beat()
+                self.shell.observer.logged.beat(self.session.send)
             case out.Fulfil(asked):
                 self._fulfil(asked)
             case out.ListPayloads(plan):

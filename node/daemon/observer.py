@@ -17,6 +17,7 @@ from atoll.node.core.site import SiteCore
 from atoll.node.daemon.allowance import Sent
 from atoll.node.daemon.config import NodeConfig
 from atoll.node.daemon.journal import Journal
+from atoll.node.daemon.logged_values import LoggedValues
 from atoll.node.daemon.metrics import METRICS, Look
 from atoll.node.daemon.tracing import SiteTraces
 from atoll.node.exchange.hub import Hub
@@ -49,6 +50,7 @@ class Observer:
 
     def __post_init__(self) -> None:
         self._loop = asyncio.get_running_loop()
+        self.logged = LoggedValues(self.journal)
         self.exchange_s = 0.0
         """Of the last one."""
         self.apply_s = 0.0
@@ -164,6 +166,8 @@ class Observer:
         if self.traces is not None:
             self.traces.heard(event, self._loop.time())
         match event:
+            case e.RankSaid(rank=rank, said=m.Logged() as said):
+                self.logged.heard(rank, said)
             case e.SnapshotSealed(step=step, tokens=tokens, num_steps=num_steps, mean_loss=loss, train_s=train_s):
                 self._sealed_at = self._loop.time()
                 self._train_s += train_s

@@ -29,7 +29,7 @@ from atoll.node.local_protocol import (
 from atoll.protocol import PROTOCOL_VERSION, wire
 from atoll.protocol.errors import InvalidMessage, RefusedError, StaleError, WorkerError
 from atoll.protocol.layout import Layout, Manifest
-from atoll.protocol.messages import DataRange
+from atoll.protocol.messages import DataRange, Logged, LoggedValue
 from atoll.protocol.v1 import local_pb2
 
 EXIT_NODE_GONE = 17
@@ -181,6 +181,10 @@ class LocalClient:
     ) -> None:
         """From the training loop itself, about once a second: the node takes long silence for a hung worker."""
         self._send(local.Progress(step=step, steps_per_s=steps_per_s, checkpoints=checkpoints, readings=readings))
+
+    def logged(self, values: tuple[LoggedValue, ...]) -> None:
+        """What the script logs."""
+        self._send(Logged(values=values))
 
     def goodbye(self, reason: str, run_over: bool) -> None:
         """The loader ended, or (`run_over`) the node said STOP. The node's end still ends this process until close."""

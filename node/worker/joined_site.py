@@ -23,6 +23,7 @@ from atoll.node.worker.checkpoint import LocalCheckpoints
 from atoll.node.worker.connection import Connection, disconnect, ranks_here
 from atoll.node.worker.draws import LeasedBatches
 from atoll.node.worker.local_steps import WindowStart
+from atoll.node.worker.logged_values import LoggedValues
 from atoll.node.worker.naming import Naming
 from atoll.node.worker.optimizer_state import OptimizerState, keeps_no_state
 from atoll.node.worker.optimizers import NodeOptimizer, check, rated_groups
@@ -152,6 +153,7 @@ class JoinedSite(Site):
         self._wait_s = 0.0
         self._resumed_at_s = self._reported_at_s = time.monotonic()
         self._reported_step = self._resumed_step = 0
+        self._logged = LoggedValues(self._client.logged)
         self._busy: list[tuple[str, float]] = []  # announced, and until when; inner ones last
         self._boundary()
 
@@ -205,7 +207,8 @@ class JoinedSite(Site):
         self._tensors.reshard()
         saved = self._shared.swap_in()
         try:
-            yield
+            with self._holding_outer():
+                yield
         finally:
             self._tensors.reshard()
             self._shared.swap_back(saved)
@@ -235,6 +238,7 @@ class JoinedSite(Site):
         if self._ramp is not None:
             self._ramp.remove()
         if error is None or (isinstance(error, SystemExit) and error.code in (None, 0)):
+            self._logged.flush()
             if self.running:
                 self._client.goodbye("the training loop ended", run_over=False)
             else:
@@ -270,6 +274,7 @@ class JoinedSite(Site):
 
     def _report_progress(self, now_s: float) -> None:
         rate = (self._steps - self._reported_step) / (now_s - self._reported_at_s)
+        self._logged.flush()
         checkpoints = self._checkpoints.counts if self._checkpoints is not None else NO_CHECKPOINTS
         self._client.progress(self._steps, rate, checkpoints, readings.of_this_rank(self._tokens))
         self._reported_at_s, self._reported_step = now_s, self._steps

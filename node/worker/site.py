@@ -4,7 +4,7 @@ at. This one is alone, without a node; `joined_site.py` has the one under a node
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sized
+from collections.abc import Iterable, Iterator, Mapping, Sized
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from atoll.node.worker.connection import rank_and_world
 from atoll.node.worker.draws import LeasedBatches
 from atoll.node.worker.loader import SHARDS_AHEAD, Loader, batches_ahead, check_options, shards
+from atoll.node.worker.logged_values import LoggedValues
 from atoll.protocol.errors import ConfigError
 from atoll.protocol.messages import DataRange
 from atoll.protocol.sample_order import GLOBAL_LINE, SampleOrder
@@ -71,6 +72,8 @@ class Site:
         self._base = Mark(0, 0)  # what this rank has trained that is in the base, or undone
         self._steps = self._tokens = 0  # of this rank, in this generation
         self._batches: LeasedBatches | None = None
+        self._logged = LoggedValues(lambda values: None)
+        self._holds_outer = False  # instead of the local parameters
 
     @property
     def inner_step(self) -> int:
@@ -130,6 +133,18 @@ class Site:
         del loss
         self._count(tokens)
         return Step(True, False, self.inner_step)
+
+    def log(self, values: Mapping[str, Tensor | float]) -> None:
+        """Values of this moment, by name: `site.log({"val_loss": loss})`. They are curves of this site on the run's
+        page, in its metrics and in the site's journal. What is logged within `outer_parameters` is a curve of its own,
+        of the parameters that all sites share.
+
+        A name has at most 64 letters, digits and _ - . /; a site has 16 of them. What is not finite is left out, with a
+        line in the log. Any rank may log; of several that log a name at one step, one is kept. A tensor is a scalar,
+        and is waited for. Raises ConfigError for what is no name or no number.
+        """
+        step = self._base_run_step if self._holds_outer else self.inner_step
+        self._logged.log(values, step, of_outer=self._holds_outer)
 
     def loader(
         self, dataset: Dataset[Any], batch_size: int, *, by_pass: bool = False, **options: Any
@@ -232,7 +247,16 @@ class Site:
         Evaluate these, best when a step says `synced`. Raises NotYetError when this site does not have them, until the
         next sync: it took one without having been part of it, or they are just changing. See `has_outer_parameters`.
         """
-        yield
+        with self._holding_outer():
+            yield
+
+    @contextmanager
+    def _holding_outer(self) -> Iterator[None]:
+        self._holds_outer = True
+        try:
+            yield
+        finally:
+            self._holds_outer = False
 
     @contextmanager
     def busy(self, what: str, limit_s: float = DEFAULT_BUSY_LIMIT_S) -> Iterator[None]:

@@ -576,3 +576,56 @@ class Commit(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Commit: _TypeAlias = Commit  # noqa: Y015
+
+@_typing.final
+class Logged(_message.Message):
+    """What scripts log of themselves (site.log), for people: ranks to their node, nodes to the coordinator. At most 64 values."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VALUES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def values(self) -> _containers.RepeatedCompositeFieldContainer[Global___LoggedValue]: ...
+    def __init__(
+        self,
+        *,
+        values: _abc.Iterable[Global___LoggedValue] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["values", b"values"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Logged: _TypeAlias = Logged  # noqa: Y015
+
+@_typing.final
+class LoggedValue(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    VALUE_FIELD_NUMBER: _builtins.int
+    OF_OUTER_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """at most 64 letters, digits and _ - . /"""
+    step: _builtins.int
+    """of the run"""
+    value: _builtins.float
+    of_outer: _builtins.bool
+    """of the outer parameters, which all sites share, after `step` steps; else of the site's own"""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        step: _builtins.int = ...,
+        value: _builtins.float = ...,
+        of_outer: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "of_outer", b"of_outer", "step", b"step", "value", b"value"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LoggedValue: _TypeAlias = LoggedValue  # noqa: Y015

@@ -91,6 +91,7 @@ class LocalRequest(_message.Message):
     DATA_SET_FIELD_NUMBER: _builtins.int
     DRAW_FIELD_NUMBER: _builtins.int
     SEALED_FIELD_NUMBER: _builtins.int
+    LOGGED_FIELD_NUMBER: _builtins.int
     generation: _builtins.int
     rank: _builtins.int
     @_builtins.property
@@ -115,6 +116,8 @@ class LocalRequest(_message.Message):
     def draw(self) -> Global___Draw: ...
     @_builtins.property
     def sealed(self) -> Global___SealedReport: ...
+    @_builtins.property
+    def logged(self) -> _common_pb2.Logged: ...
     def __init__(
         self,
         *,
@@ -131,12 +134,13 @@ class LocalRequest(_message.Message):
         data_set: Global___DataSet | None = ...,
         draw: Global___Draw | None = ...,
         sealed: Global___SealedReport | None = ...,
+        logged: _common_pb2.Logged | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "boundary", b"boundary", "busy", b"busy", "data_set", b"data_set", "draw", b"draw", "fatal", b"fatal", "goodbye", b"goodbye", "hello", b"hello", "join", b"join", "merged", b"merged", "progress", b"progress", "sealed", b"sealed"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "boundary", b"boundary", "busy", b"busy", "data_set", b"data_set", "draw", b"draw", "fatal", b"fatal", "goodbye", b"goodbye", "hello", b"hello", "join", b"join", "logged", b"logged", "merged", b"merged", "progress", b"progress", "sealed", b"sealed"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "boundary", b"boundary", "busy", b"busy", "data_set", b"data_set", "draw", b"draw", "fatal", b"fatal", "generation", b"generation", "goodbye", b"goodbye", "hello", b"hello", "join", b"join", "merged", b"merged", "progress", b"progress", "rank", b"rank", "sealed", b"sealed"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "boundary", b"boundary", "busy", b"busy", "data_set", b"data_set", "draw", b"draw", "fatal", b"fatal", "generation", b"generation", "goodbye", b"goodbye", "hello", b"hello", "join", b"join", "logged", b"logged", "merged", b"merged", "progress", b"progress", "rank", b"rank", "sealed", b"sealed"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["hello", "join", "boundary", "merged", "fatal", "busy", "progress", "goodbye", "data_set", "draw", "sealed"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["hello", "join", "boundary", "merged", "fatal", "busy", "progress", "goodbye", "data_set", "draw", "sealed", "logged"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 

@@ -412,6 +412,7 @@ class SessionRequest(_message.Message):
     TELEMETRY_FIELD_NUMBER: _builtins.int
     DEPOSITS_RETURNED_FIELD_NUMBER: _builtins.int
     CHUNK_AUDITED_FIELD_NUMBER: _builtins.int
+    LOGGED_FIELD_NUMBER: _builtins.int
     seq: _builtins.int
     """1, 2, 3 ... on this stream"""
     ack: _builtins.int
@@ -458,6 +459,8 @@ class SessionRequest(_message.Message):
     def deposits_returned(self) -> Global___DepositsReturned: ...
     @_builtins.property
     def chunk_audited(self) -> Global___ChunkAudited: ...
+    @_builtins.property
+    def logged(self) -> _common_pb2.Logged: ...
     def __init__(
         self,
         *,
@@ -483,12 +486,13 @@ class SessionRequest(_message.Message):
         telemetry: Global___Telemetry | None = ...,
         deposits_returned: Global___DepositsReturned | None = ...,
         chunk_audited: Global___ChunkAudited | None = ...,
+        logged: _common_pb2.Logged | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["applied", b"applied", "body", b"body", "chunk_audited", b"chunk_audited", "commit_rebuilt", b"commit_rebuilt", "deposits_returned", b"deposits_returned", "diverged", b"diverged", "done", b"done", "exchange_failed", b"exchange_failed", "find_sources", b"find_sources", "header", b"header", "heartbeat", b"heartbeat", "hello", b"hello", "lease_request", b"lease_request", "leave", b"leave", "manifest_part", b"manifest_part", "offer", b"offer", "payload_list", b"payload_list", "ready", b"ready", "shown", b"shown", "telemetry", b"telemetry"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["applied", b"applied", "body", b"body", "chunk_audited", b"chunk_audited", "commit_rebuilt", b"commit_rebuilt", "deposits_returned", b"deposits_returned", "diverged", b"diverged", "done", b"done", "exchange_failed", b"exchange_failed", "find_sources", b"find_sources", "header", b"header", "heartbeat", b"heartbeat", "hello", b"hello", "lease_request", b"lease_request", "leave", b"leave", "logged", b"logged", "manifest_part", b"manifest_part", "offer", b"offer", "payload_list", b"payload_list", "ready", b"ready", "shown", b"shown", "telemetry", b"telemetry"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ack", b"ack", "applied", b"applied", "body", b"body", "checksum", b"checksum", "chunk_audited", b"chunk_audited", "commit_rebuilt", b"commit_rebuilt", "deposits_returned", b"deposits_returned", "diverged", b"diverged", "done", b"done", "exchange_failed", b"exchange_failed", "find_sources", b"find_sources", "header", b"header", "heartbeat", b"heartbeat", "hello", b"hello", "lease_request", b"lease_request", "leave", b"leave", "manifest_part", b"manifest_part", "offer", b"offer", "payload_list", b"payload_list", "ready", b"ready", "seq", b"seq", "shown", b"shown", "telemetry", b"telemetry"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ack", b"ack", "applied", b"applied", "body", b"body", "checksum", b"checksum", "chunk_audited", b"chunk_audited", "commit_rebuilt", b"commit_rebuilt", "deposits_returned", b"deposits_returned", "diverged", b"diverged", "done", b"done", "exchange_failed", b"exchange_failed", "find_sources", b"find_sources", "header", b"header", "heartbeat", b"heartbeat", "hello", b"hello", "lease_request", b"lease_request", "leave", b"leave", "logged", b"logged", "manifest_part", b"manifest_part", "offer", b"offer", "payload_list", b"payload_list", "ready", b"ready", "seq", b"seq", "shown", b"shown", "telemetry", b"telemetry"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["hello", "offer", "applied", "ready", "done", "exchange_failed", "heartbeat", "find_sources", "leave", "lease_request", "shown", "payload_list", "manifest_part", "commit_rebuilt", "diverged", "telemetry", "deposits_returned", "chunk_audited"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["hello", "offer", "applied", "ready", "done", "exchange_failed", "heartbeat", "find_sources", "leave", "lease_request", "shown", "payload_list", "manifest_part", "commit_rebuilt", "diverged", "telemetry", "deposits_returned", "chunk_audited", "logged"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 
@@ -715,6 +719,7 @@ class Welcome(_message.Message):
     PARENT_JSON_FIELD_NUMBER: _builtins.int
     ERROR_COMMITS_FIELD_NUMBER: _builtins.int
     CHANGED_JSON_FIELD_NUMBER: _builtins.int
+    TAKES_LOGGED_FIELD_NUMBER: _builtins.int
     settings_json: _builtins.str
     """the run's settings, the same for all sites"""
     site_id: _builtins.int
@@ -728,6 +733,8 @@ class Welcome(_message.Message):
     """of this site, whichever start made it; 0 if the log has none
     as of the next commit
     """
+    takes_logged: _builtins.bool
+    """this coordinator reads Logged"""
     @_builtins.property
     def error_commits(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """with error feedback, of each fragment: the last commit that holds a contribution"""
@@ -742,10 +749,11 @@ class Welcome(_message.Message):
         parent_json: _builtins.str = ...,
         error_commits: _abc.Iterable[_builtins.int] | None = ...,
         changed_json: _builtins.str = ...,
+        takes_logged: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["changed_json", b"changed_json", "error_commits", b"error_commits", "last_commit", b"last_commit", "parent_json", b"parent_json", "settings_json", b"settings_json", "site_id", b"site_id", "started", b"started"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["changed_json", b"changed_json", "error_commits", b"error_commits", "last_commit", b"last_commit", "parent_json", b"parent_json", "settings_json", b"settings_json", "site_id", b"site_id", "started", b"started", "takes_logged", b"takes_logged"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -209,7 +209,8 @@ class Story(CoordinatorQuestions):
                 case e.Persist(records):
                     self.store.persist(self.term, records, self.now)
                     self.note_kept(records)
-                    self.log.extend(f"keeps {_record_in_words(r)}" for r in records if not isinstance(r, e.SiteRecord))
+                    said = (r for r in records if not isinstance(r, e.SiteRecord | e.CurveRecord))
+                    self.log.extend(f"keeps {_record_in_words(r)}" for r in said)
                 case e.Send(stream, message):
                     if isinstance(message, m.SendManifest):
                         asked.append(self._owners[stream].name)
@@ -832,6 +833,8 @@ def _identity(record: e.Record) -> tuple[str, int, int]:
             return "done", record.line, 0
         case e.LeaseRecord():
             return "lease", record.site_id, record.incarnation
+        case e.CurveRecord():
+            return f"curve of {record.name}", record.site_id, 0
 
 
 def _record_in_words(record: e.Record) -> str:

@@ -26,6 +26,7 @@ from atoll.node.local_protocol import (
 from atoll.node.worker.client import JoinedLayout, LocalClient
 from atoll.node.worker.connection import Connection
 from atoll.protocol.layout import Layout, Manifest
+from atoll.protocol.logged import LoggedValue
 from atoll.protocol.messages import DataRange
 from atoll.protocol.settings import RunSettings
 
@@ -124,6 +125,9 @@ class FakeNode:
 
     def fatal(self, kind: str, text: str) -> None:
         self.told.append(("fatal", {"kind": kind, "text": text}))
+
+    def logged(self, values: tuple[LoggedValue, ...]) -> None:
+        self.told.append(("logged", {"values": values}))
 
     def busy(self, what: str, limit_s: float) -> None:
         self.told.append(("busy", {"what": what, "limit_s": limit_s}))

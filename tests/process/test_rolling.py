@@ -88,7 +88,7 @@ def roll(run: LocalRun, before: Version, after: Version) -> None:
     assert run.wait_all(LIMIT_S) == dict.fromkeys(SITES, 0)
 
 
-SETTINGS_SINCE = ("audits", "connections_per_address", "insecure_network", "keep_models", "store")
+SETTINGS_SINCE = ("audits", "connections_per_address", "insecure_network", "keep_models", "store", "tensorboard")
 """Which the last release does not know."""
 
 

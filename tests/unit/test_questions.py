@@ -17,6 +17,7 @@ CONTRACT = {
     "next_deadline",
     "view",
     "data_ranges",
+    "curves",
     "refusal",
     "last_start",
     "phase",

@@ -174,6 +174,7 @@ def go_back(
     run.rollbacks.append(record)
     run.changes.take(run.log.changed_json)
     run.norms.forget()  # what they speak of is void
+    run.curves.go_back(run.log.run_step)
     for sync in run.lanes.values():
         run.note_abandoned(sync.open.sync, f"rolled back to commit {commit}")
     run.persist(record)

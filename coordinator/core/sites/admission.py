@@ -50,6 +50,7 @@ def hello(run: Run, stream: int, header: m.Header, message: m.Hello) -> None:
         parent_json=run.parent_json,
         error_commits=run.log.contributed(site.site_id) if run.settings.sync.error_feedback else (),
         changed_json=run.changes.changed_json,
+        takes_logged=True,
     )
     run.send(site, welcome)
     run.tell_banned(site)

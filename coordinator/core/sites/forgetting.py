@@ -34,6 +34,7 @@ def advance(run: Run) -> None:
         run.ledger.forget(site.site_id)
         run.left_out.forget(site.site_id)
         run.trouble.forget(site.site_id)
+        run.curves.forget(site.site_id)
     site_ids = tuple(sorted(site.site_id for site in forgotten))
     last_id, last_sync = run.members.last_id, run.last_sync
     run.persist(ForgetRecord(site_ids=site_ids, last_site_id=last_id, last_sync=last_sync))

@@ -32,6 +32,8 @@ def reset(run: Run, reason: str) -> str:
     for stream in list(run.members.streams):
         text = f"run {run.run_id!r} begins anew before its training ({reason}): start this node again"
         run.refuse(stream, RefusedKind.STATE, text)
+    for site in run.members.sites.values():
+        run.curves.forget(site.site_id)
     run.members = Membership((), run.members.last_id, run.now, run.limits.lease_s)
     run.forget_model()
     states.drop_claim(run)

@@ -9,6 +9,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from itertools import chain
 
+from atoll.coordinator.core import logging_values
 from atoll.coordinator.core.auditing import drawing_secret, judging
 from atoll.coordinator.core.data import leases
 from atoll.coordinator.core.events import CommitRecord, FinishedRecord, OpenRecord, PlanRecord
@@ -291,6 +292,7 @@ def commit(run: Run, sync: Sync, attempt: Attempt, payload_digest: bytes, stood_
         ahead = _open_after(run, following, at_base, attempt)
     elif final:
         _end(run, run.stop_reason or f"the run's length is reached at step {run_step}")
+    logging_values.committed(run, {c.site_id: sync.losses[c.site_id] for c in contributors if c.site_id in sync.losses})
     _send_commit(run, message, at_base, ids)
     if ahead is not None:
         run.send_all(at_base, ahead)

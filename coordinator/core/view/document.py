@@ -10,6 +10,18 @@ from atoll.protocol.figures import Figures, Readings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LoggedView:
+    """What a script of the site logged last by that name."""
+
+    name: str
+    of_outer: bool
+    """Of the outer parameters; else of the site's own."""
+    step: int
+    """Of the run."""
+    value: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SiteView(Figures):
     site_id: int
     name: str
@@ -58,6 +70,7 @@ class SiteView(Figures):
     """It said so, since this start of the coordinator."""
     high_in_a_row: int
     """Contributions in a row whose norm was more than `sync.clip` times the median."""
+    logged: tuple[LoggedView, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,6 +161,17 @@ class RangeView:
     """done, leased or open."""
     site: str
     """That leases it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CurveView:
+    site: str
+    """Its name."""
+    name: str
+    """What its script calls it; `training loss` at each commit."""
+    of_outer: bool
+    points: tuple[tuple[int, int, float, float], ...]
+    """(run_step, run_tokens of the newest commit at that moment, seconds since 1970, value), thinned out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

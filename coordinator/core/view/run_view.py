@@ -11,7 +11,15 @@ from atoll.coordinator.core.sites.membership import NO_TELEMETRY, Site, Standing
 from atoll.coordinator.core.sync import outcomes, reach
 from atoll.coordinator.core.sync.syncs import Sync
 from atoll.coordinator.core.view.data_ranges import data_view
-from atoll.coordinator.core.view.document import CommitView, LinkView, RunView, SiteView, SyncView
+from atoll.coordinator.core.view.document import (
+    CommitView,
+    CurveView,
+    LinkView,
+    LoggedView,
+    RunView,
+    SiteView,
+    SyncView,
+)
 from atoll.protocol.addresses import is_plain
 from atoll.protocol.figures import Readings
 from atoll.protocol.plans import weights
@@ -152,6 +160,20 @@ def _site_view(run: Run, site: Site, now: float, not_dialled_by: tuple[str, ...]
         norm=norm.norm if norm else None,
         cosine=norm.cosine if norm else None,
         high_in_a_row=run.norms.high_in_a_row(site.site_id),
+        logged=tuple(
+            LoggedView(name=series.name, of_outer=series.of_outer, step=point.step, value=point.value)
+            for series, point in (run.curves.newest(site.site_id) if site.site_id else ())
+        ),
+    )
+
+
+def curve_views(run: Run) -> tuple[CurveView, ...]:
+    """Of all sites that are known."""
+    names = {s.site_id: s.name for s in run.members.sites.values()}
+    return tuple(
+        CurveView(site=names[series.site_id], name=series.name, of_outer=series.of_outer, points=points)
+        for series, points in run.curves.all()
+        if series.site_id in names
     )
 
 

@@ -22,6 +22,7 @@ from atoll.node.core.ranks.liveness import StepTimes, Watch
 from atoll.node.core.ranks.reports import tokens_once
 from atoll.node.local_protocol import MAX_CHECKPOINTS, NO_CHECKPOINTS, CheckpointCounts, CheckpointId, LocalLayout
 from atoll.protocol.errors import InvalidMessage
+from atoll.protocol.logged import Logged
 from atoll.protocol.time_limits import TimeLimits
 
 EXIT_GRACE_S = 1.0
@@ -39,6 +40,7 @@ HEARS: dict[type[local.Said], Callable[[WorkerGroup, int, Any, float], Outcome]]
     local.DataSet: WorkerGroup.data_set,
     local.Draw: WorkerGroup.draw,
     local.Goodbye: WorkerGroup.goodbye,
+    Logged: WorkerGroup.logged,
 }
 """By the kind of a rank's message, what becomes of it."""
 

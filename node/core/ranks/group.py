@@ -23,7 +23,7 @@ from atoll.node.core.ranks.status import Due, Point, RankStatus
 from atoll.node.local_protocol import FATAL_KINDS, CheckpointId, DataSet, LocalJoin, SealedReport
 from atoll.protocol import PROTOCOL_VERSION
 from atoll.protocol.errors import ConfigError, InvalidMessage, NonFiniteError, WorkerError
-from atoll.protocol.messages import MAX_TOKENS
+from atoll.protocol.messages import MAX_TOKENS, Logged
 from atoll.protocol.sample_order import MAX_POSITION
 
 REPLICAS_EVERY_SYNCS = 10
@@ -274,6 +274,11 @@ class WorkerGroup:
         if math.isfinite(steps_per_s):
             status.steps_per_s = steps_per_s
         status.checkpoints, status.readings = said.checkpoints, said.readings
+        return []
+
+    def logged(self, rank: int, said: Logged, _: float) -> Outcome:
+        """Values of the script, for people: the shell passes them on."""
+        self._enter(rank, f"{len(said.values)} logged values")
         return []
 
     def goodbye(self, rank: int, said: local.Goodbye, _: float) -> Outcome:

@@ -44,6 +44,7 @@ FLAGS = (
     "http_listen",
     "http_name",
     "trust",
+    "tensorboard",
 )
 """Of fields of CoordinatorConfig."""
 
@@ -99,6 +100,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SITES",
         help="the database is an old copy (`atoll backup`): sites say first what they have kept of the time since; so "
         "many have to (default: more than half of those that were in the run)",
+    )
+    parser.add_argument(
+        "--tensorboard", metavar="DIR", help="write the curves of the run and of its sites there, for TensorBoard"
     )
     parser.add_argument("--log-json", action="store_true", help="the log as JSON, an object a line")
     parser.add_argument(

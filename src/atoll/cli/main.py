@@ -26,6 +26,7 @@ from atoll.cli import (
     demo,
     doctor,
     drain,
+    events,
     evict,
     evidence,
     export,
@@ -37,6 +38,7 @@ from atoll.cli import (
     node,
     pause,
     plan,
+    plot,
     relay,
     reset,
     resume,
@@ -48,6 +50,7 @@ from atoll.cli import (
     stop,
     token,
     tokenize,
+    top,
 )
 from atoll.protocol.errors import AtollError, ConfigError
 from atoll.protocol.exit_codes import exit_code_of
@@ -70,7 +73,7 @@ class Verb(Protocol):
 
 
 _MODULES: tuple[Verb, ...] = (
-    plan, init, coordinator, invite, token, join, doctor, node, relay, status, health, pause,
+    plan, init, coordinator, invite, token, join, doctor, node, relay, status, top, events, plot, health, pause,
     resume, set, stop, rollback, drain, evict, ban, rotate, reset, audit, evidence, backup, gc, demo, tokenize, sample,
     export,
 )  # fmt: skip

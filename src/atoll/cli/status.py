@@ -1,4 +1,4 @@
-"""Show a run: sites, loss, commits.
+"""Show a run: sites, pace, time left, loss.
 
 examples:
   atoll status                                    of the run of ./run.toml, on the coordinator's machine
@@ -14,12 +14,12 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from atoll.cli import operator
+from atoll.cli import figures, operator
 from atoll.cli.words import share
 from atoll.protocol.text import CONTINUED, byte_count, clean, last_line
 
@@ -37,47 +37,59 @@ COLUMNS = ("site", "state", "step", "steps/s", "loss", "commit", "sent", "receiv
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    operator.add_arguments(parser, who="a site, a viewer or an operator")
-    parser.add_argument("--coordinator", metavar="HOST:PORT", help="its address, in plain text unless --home is given")
+    add_source(parser)
     parser.add_argument("--watch", action="store_true", help="show it again and again, until Ctrl-C or the run's end")
     parser.add_argument("--data", action="store_true", help="account for every sample; with json: every range of them")
     parser.add_argument("--format", choices=("text", "json"), default="text", help="default: text")
 
 
+def add_source(parser: argparse.ArgumentParser) -> None:
+    """Where the run is that is looked at."""
+    operator.add_arguments(parser, who="a site, a viewer or an operator")
+    parser.add_argument("--coordinator", metavar="HOST:PORT", help="its address, in plain text unless --home is given")
+
+
 def run(args: argparse.Namespace) -> int:
     from rich.live import Live
 
-    from atoll.cli.client import parse_status
-
-    look = _source(args)
+    look = source(args, data_ranges=args.data)
     in_place = args.watch and args.format == "text" and not args.data and sys.stdout.isatty()
     with Live(refresh_per_second=4) if in_place else nullcontext() as live:
         while True:
             document = look()
-            status = parse_status(document)
+            status = parsed(document)
             if live is not None:
-                live.update(table(status, live.console.width))
+                live.update(table(status, live.console.width, figures.lines(document)))
             else:
-                text = "\n".join([text_lines(status), *(data_lines(status) if args.data else ())])
+                text = "\n".join(
+                    [text_lines(status), *figures.lines(document), *(data_lines(status) if args.data else ())]
+                )
                 print(json.dumps(document) if args.format == "json" else text, flush=True)
             if not args.watch or status.finished:
                 return 0
             time.sleep(WATCH_EVERY_S)
 
 
-def _source(args: argparse.Namespace) -> Callable[[], dict[str, Any]]:
+def source(args: argparse.Namespace, *, data_ranges: bool = False) -> Callable[[], dict[str, Any]]:
     """Brings the document. Raises ConfigError; what it returns raises HostError, PeerError or RefusedError."""
     from atoll.cli.client import fetch_status, local_status, status_of
     from atoll.protocol.trust import enrolled
 
     if args.home is None:
         if args.coordinator is not None:
-            return partial(fetch_status, args.coordinator, data_ranges=args.data)
-        return partial(local_status, operator.store_path(args), data_ranges=args.data)
+            return partial(fetch_status, args.coordinator, data_ranges=data_ranges)
+        return partial(local_status, operator.store_path(args), data_ranges=data_ranges)
     found = enrolled.joined(args.home)
     if warning := enrolled.check_dates(found, time.time()):
         print(f"atoll status: {warning}", file=sys.stderr)
-    return partial(status_of, args.home, args.coordinator or "", data_ranges=args.data)
+    return partial(status_of, args.home, args.coordinator or "", data_ranges=data_ranges)
+
+
+def parsed(document: Mapping[str, Any]) -> RunView:
+    """Raises InvalidMessage."""
+    from atoll.cli.client import parse_status
+
+    return parse_status(document)
 
 
 def headline(status: RunView) -> str:
@@ -209,8 +221,8 @@ def data_lines(status: RunView) -> list[str]:
     return lines
 
 
-def table(status: RunView, width: int = WIDE_FROM_COLUMNS) -> Table:
-    """The same for a terminal of `width` characters; a narrow one does without some columns."""
+def table(status: RunView, width: int = WIDE_FROM_COLUMNS, more: Sequence[str] = ()) -> Table:
+    """The same for a terminal of `width` characters, with `more` lines; a narrow one does without some columns."""
     from rich.table import Table
     from rich.text import Text
 
@@ -221,6 +233,6 @@ def table(status: RunView, width: int = WIDE_FROM_COLUMNS) -> Table:
         result.add_column(COLUMNS[i], justify="left" if is_text else "right", no_wrap=COLUMNS[i] != "state")
     for row in rows(status):
         result.add_row(*(Text(row[i]) for i in shown))
-    if found := notes(status):
+    if found := [*notes(status), *more]:
         result.caption = Text("\n".join(found))
     return result

@@ -91,7 +91,7 @@ def test_names_follow_the_conventions_of_prometheus(rows: Any) -> None:
         assert not row.name.endswith(("_total", "_info", "_count", "_bucket"))
         assert not re.search(r"_(s|ms|kb|mb|minutes|percent|time)$", row.name), "base units, in full"
         assert row.text.endswith(".")
-        assert set(row.labels) <= {"site", "state", "cause", "part", "what", "sender", "receiver"}
+        assert set(row.labels) <= {"site", "state", "cause", "part", "what", "sender", "receiver", "name", "of"}
 
 
 def test_what_a_site_tells_is_seen_at_the_coordinator() -> None:

@@ -53,7 +53,7 @@ from atoll.protocol import PROTOCOL_VERSION, wire
 from atoll.protocol.errors import HostError, InvalidMessage, RefusedError, StaleError, WorkerError
 from atoll.protocol.layout import Layout, Manifest, Role, TensorSpec
 from atoll.protocol.messages import DataRange
-from atoll.protocol.v1 import local_pb2
+from atoll.protocol.v1 import common_pb2, local_pb2
 from tests.harness.failures import unexpected
 from tests.harness.ranks import Happened, ServedRanks
 
@@ -399,7 +399,7 @@ def test_answers_keep_their_fields() -> None:
     ids=lambda c: c.__name__,
 )
 def test_fields_are_those_of_the_proto_message(cls: type) -> None:
-    proto = getattr(local_pb2, cls.__name__)
+    proto = getattr(local_pb2, cls.__name__, None) or getattr(common_pb2, cls.__name__)
     assert sorted(f.name for f in fields(cls)) == sorted(f.name for f in proto.DESCRIPTOR.fields)
 
 

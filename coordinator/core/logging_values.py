@@ -1,0 +1,44 @@
+"""Values come, at commits and from scripts: they go onto curves, which are kept now and then."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from atoll.coordinator.core.curves import SENT_BYTES, TRAINING_LOSS, Point, Series
+from atoll.coordinator.core.run import Run
+from atoll.coordinator.core.sites.membership import Site
+from atoll.protocol.messages import Logged
+
+
+def heard(run: Run, site: Site, message: Logged) -> str:
+    """What a site logs; why it is refused, empty if it is not."""
+    if problem := next((value.problem for value in message.values if value.problem), ""):
+        return problem
+    for value in message.values:
+        _note(run, Series(site.site_id, value.name, value.of_outer), value.step, value.value)
+    _keep(run)
+    return ""
+
+
+def committed(run: Run, losses: Mapping[int, float]) -> None:
+    """The newest commit, and the training loss of its contributors, by site id."""
+    for site_id, loss in losses.items():
+        _note(run, Series(site_id, TRAINING_LOSS), run.log.run_step, loss)
+        said = run.members.known(site_id).heartbeat
+        if said.phase:
+            _note(run, Series(site_id, SENT_BYTES), run.log.run_step, float(said.sent_bytes))
+        run.curves.note_spent(site_id, said.train_s, said.wait_s, _point(run, run.log.run_step, 0.0))
+    _keep(run)
+
+
+def _note(run: Run, series: Series, step: int, value: float) -> None:
+    run.curves.note(series, _point(run, step, value))
+
+
+def _point(run: Run, step: int, value: float) -> Point:
+    return Point(step, run.log.run_tokens, round(run.wall_s, 3), value)
+
+
+def _keep(run: Run) -> None:
+    for record in run.curves.due(run.now, is_over=run.finished is not None):
+        run.persist(record)

@@ -1,0 +1,54 @@
+"""The status page in a real browser: it follows a run, says that a site was killed, and lets nobody write markup."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from atoll.protocol.settings import RunSettings
+from atoll.protocol.sync_settings import SyncSettings
+from tests.harness.chromium import Chromium, needs_chromium
+from tests.harness.local_run import LocalRun
+
+LIMIT_S = 60
+LOGGING = Path(__file__).parents[1] / "workers" / "logging_worker.py"
+pytestmark = [needs_chromium, pytest.mark.timeout(150)]
+
+
+def test_the_page_follows_a_run_and_shows_a_killed_site(tmp_path: Path) -> None:
+    settings = RunSettings(run_id="seen", steps=100_000, min_sites=2, sync=SyncSettings(every=5, codec="fp32"))
+    with LocalRun(tmp_path, settings) as run, Chromium(tmp_path / "browser") as page:
+        url = run.start_coordinator(extra=("--http-listen", "127.0.0.1:0")).wait_for_line(r"http://[0-9.:]+/", LIMIT_S)[
+            0
+        ]
+        worker = [sys.executable, str(LOGGING)]
+        nodes = {name: run.start_node(name, worker) for name in ("a", "b")}
+        page.open(url)
+        page.until("document.querySelectorAll('#chart .curve').length === 3")  # the run and its sites
+        page.until("[...document.getElementById('what').options].some((o) => o.value === 'val_loss')")
+        page.until("/tokens\\/s\\s*[0-9]/.test(document.getElementById('facts').innerText)")
+        page.until("document.querySelectorAll('#timeline .exchange').length > 1")
+        page.ask("const box = document.getElementById('what'); box.value = 'val_loss';"
+                 "box.dispatchEvent(new Event('change'))")  # fmt: skip
+        page.until("document.getElementById('legend').innerText.includes('of the outer parameters')")
+        page.ask("document.getElementById('chart').focus()")
+        page.press("ArrowLeft")
+        assert page.ask("document.getElementById('readout').textContent").startswith("step ")
+        for width in (1200, 390):
+            page.look(tmp_path / f"{width}.png", width=width, dark=width == 390)
+            assert page.ask("document.documentElement.scrollWidth") <= width, "nothing lies beyond the screen"
+
+        nodes["b"].kill()
+        page.until("[...document.querySelectorAll('#sites tr')].some((row) => "
+                   "row.cells[0].textContent === 'b' && /away|gone/.test(row.cells[2].textContent))")  # fmt: skip
+        page.until("document.getElementById('events').innerText.includes('b (site')")
+        assert page.console == []
+        said = {one["name"]: one for site in run.status()["sites"] if site["name"] == "a" for one in site["logged"]}
+        assert said["val_loss"]["step"] > 0
+        values = [value for line in run.journal("a", "logged") for value in line["values"]]
+        assert {value["name"] for value in values} == {"val_loss"}
+        assert {value.get("of_outer", False) for value in values} == {False, True}
+        nodes["a"].popen.send_signal(signal.SIGKILL)
