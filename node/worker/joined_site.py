@@ -28,6 +28,7 @@ from atoll.node.worker.optimizer_state import OptimizerState, keeps_no_state
 from atoll.node.worker.optimizers import NodeOptimizer, check, rated_groups
 from atoll.node.worker.pieces import SharedTensors
 from atoll.node.worker.ramp import LearningRateRamp
+from atoll.node.worker.script_checks import ScriptChecks
 from atoll.node.worker.site import DEFAULT_BUSY_LIMIT_S, Mark, Site, Step
 from atoll.node.worker.tensors import BufferPolicy, find_tensors
 from atoll.protocol.errors import ConfigError, NonFiniteError, NotYetError
@@ -97,6 +98,7 @@ class JoinedSite(Site):
                 f"atoll: the buffer {name!r} holds values that are not finite. It must not change in training, because "
                 f'they have no mean; if it does: atoll.join(..., buffers={{"{name}": "local"}})\n'
             )
+        self._checks = ScriptChecks(tensors, optimizers)
         self._checkpoints: LocalCheckpoints | None = None
         self._checkpoint_every = connection.settings.checkpoint_every
         folder = connection.greeting.checkpoint_folder
@@ -162,6 +164,8 @@ class JoinedSite(Site):
         if not self.running:
             return Step(False, False, self.inner_step)
         self._check_gradients()
+        if not self._checks.is_step():
+            return self._go_on_without_a_step()
         self._count(tokens)
         if loss is not None:
             self._window.add(loss)
@@ -266,6 +270,13 @@ class JoinedSite(Site):
 
     # --- between boundaries
 
+    def _go_on_without_a_step(self) -> Step:
+        if self._batches is not None:
+            self._batches.step()
+        if time.monotonic() - self._reported_at_s >= PROGRESS_EVERY_S:
+            self._report_progress(time.monotonic())
+        return Step(self.running, False, self.inner_step)
+
     def _report_progress(self, now_s: float) -> None:
         rate = (self._steps - self._reported_step) / (now_s - self._reported_at_s)
         checkpoints = self._checkpoints.counts if self._checkpoints is not None else NO_CHECKPOINTS
@@ -320,7 +331,7 @@ class JoinedSite(Site):
         loss_sum = self._loss_sum()
         # Of all steps: the time of the window is divided by them. A loss that is given now and then is their mean.
         num_steps = self._steps - window.first_step if window.num_losses else 0
-        self._tensors.check_trained(self._optimizers)
+        self._checks.check()
         if not is_seed:
             self._shared.check_frozen()
         self._shared.write_snapshot(answer.fragment, with_frozen=is_seed)
@@ -401,7 +412,8 @@ class JoinedSite(Site):
         return loss_sum
 
     def _apply(self, answer: Answer) -> None:
-        self._shared.apply(answer.fragment, answer.mode, fresh=answer.fresh)
+        with self._checks.update(is_restored=answer.fresh and self._is_restored) as copies:
+            self._shared.apply(answer.fragment, answer.mode, fresh=answer.fresh, copies_of=copies)
         self._note_base(answer)
         self._base_run_step, self._base_run_tokens = answer.run_step, answer.run_tokens
         self._run_length = answer.run_length

@@ -1,0 +1,214 @@
+"""Scripts that would go wrong without a word, against a node in memory: each is put right, or ends with its name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import atoll
+from atoll.node.core.events import Answer, MergeMode
+from atoll.node.worker import join as join_module
+from atoll.node.worker import joined_site
+from atoll.node.worker.site import Step
+from atoll.protocol.errors import ConfigError
+from atoll.protocol.settings import RunSettings
+from tests.harness.copying_optimizers import InState, Lookahead, Unfindable, Within
+from tests.harness.fake_node import SNAPSHOT, STOP, FakeNode, apply
+
+SETTINGS = RunSettings(run_id="r", steps=100)
+REPLACE, MERGE = MergeMode.REPLACE, MergeMode.MERGE
+BETWEEN = 8
+"""Steps from an update to the next one."""
+Make = Callable[[nn.Module], torch.optim.Optimizer]
+
+
+@pytest.fixture
+def node(monkeypatch: pytest.MonkeyPatch) -> FakeNode:
+    fake = FakeNode()
+    monkeypatch.setattr(join_module, "connect", lambda: fake.connection(SETTINGS))
+    monkeypatch.setattr(joined_site, "disconnect", fake.close)
+    return fake
+
+
+def network(dtype: torch.dtype = torch.float32) -> nn.Sequential:
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 8)).to(dtype)
+
+
+def train(net: nn.Module, optimizer: torch.optim.Optimizer, seed: int) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    optimizer.zero_grad()
+    dtype = next(net.parameters()).dtype
+    inputs, targets = (torch.randn(16, 8, generator=generator).to(dtype) for _ in range(2))
+    loss: Tensor = (net(inputs) - targets).square().mean()
+    loss.backward()  # type: ignore[no-untyped-call]
+    optimizer.step()
+    return loss.detach()
+
+
+def seeded(node: FakeNode, next_step: int = BETWEEN) -> list[tuple[int, Answer | Callable[[], Answer]]]:
+    def take() -> Answer:
+        node.publish[:] = node.snapshot
+        return apply(REPLACE, next_step, fresh=True)
+
+    return [(0, SNAPSHOT), (0, take)]
+
+
+def updates(node: FakeNode, num: int, mode: MergeMode = REPLACE) -> list[tuple[int, Answer | Callable[[], Answer]]]:
+    """Each moves every weight at random, by much more than a step does."""
+
+    def update(number: int) -> Callable[[], Answer]:
+        def take() -> Answer:
+            generator = torch.Generator().manual_seed(100 + number)
+            sealed = torch.frombuffer(node.snapshot, dtype=torch.float32)
+            moved = torch.frombuffer(node.publish, dtype=torch.float32)
+            moved.copy_(sealed + 0.5 * torch.randn(len(sealed), generator=generator))
+            return apply(mode, (number + 2) * BETWEEN, version=number + 1)
+
+        return take
+
+    pairs = [[((n + 1) * BETWEEN, SNAPSHOT), ((n + 1) * BETWEEN, update(n))] for n in range(num)]
+    return [question for pair in pairs for question in pair]
+
+
+@pytest.mark.parametrize("mode", [REPLACE, MERGE])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", [InState, Within])
+def test_masters_that_are_found_take_the_update(
+    node: FakeNode, kind: type[InState] | type[Within], dtype: torch.dtype, mode: MergeMode
+) -> None:
+    net = network(dtype)
+    optimizer = kind(net.parameters(), lr=1e-3)
+    node.script = [*seeded(node), *updates(node, 4, mode), (5 * BETWEEN, STOP)]
+    with atoll.join(net, optimizer, ramp_steps=0) as site:
+        while site.running:
+            train(net, optimizer, site.inner_step)
+            if not site.step(tokens=1).synced:
+                continue
+            outer = torch.tensor(node.values(node.publish, "0.weight")).view(16, 8)
+            taken = net[0].get_parameter("weight").detach().clone()
+            torch.testing.assert_close(taken.float(), outer.to(dtype).float())
+            masters = optimizer.state[net[0].weight]["w32"] if kind is InState else optimizer._twins[0]  # type: ignore[union-attr]
+            assert torch.equal(masters, outer), "to the bit, also where the parameter is bfloat16"
+            train(net, optimizer, 0)
+            moved = (net[0].get_parameter("weight") - taken).abs().max()
+            assert moved < 0.05, "a step, and not the way back"
+            with torch.no_grad():
+                net[0].get_parameter("weight").copy_(taken)
+                masters.copy_(outer)
+    assert len(node.said("merged")) == 5
+
+
+def lookahead(net: nn.Module) -> torch.optim.Optimizer:
+    return Lookahead(torch.optim.AdamW(net.parameters(), lr=1e-3))
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda net: Unfindable(net.parameters(), lr=1e-3), r"Unfindable took back (9\d|100)% of what came from the"),
+        (lookahead, r"Lookahead took back (4\d|5\d)% of what came from the other sites"),
+    ],
+    ids=["masters", "look-ahead"],
+)
+def test_an_optimizer_that_takes_updates_back_is_refused_by_name(node: FakeNode, make: Make, words: str) -> None:
+    net = network()
+    optimizer = make(net)
+    node.script = [*seeded(node), *updates(node, 4), (5 * BETWEEN, STOP)]
+    with atoll.join(net, optimizer, ramp_steps=0) as site, pytest.raises(ConfigError, match=words):
+        while site.running:
+            train(net, optimizer, site.inner_step)
+            site.step(tokens=1)
+    assert site.inner_step <= 3 * BETWEEN + BETWEEN, "the second update showed it"
+
+
+@pytest.mark.parametrize("mode", [REPLACE, MERGE])
+@pytest.mark.parametrize("kind", ["SGD", "AdamW", "Muon", "Adafactor", "NAdam", "Rprop"])
+def test_optimizers_of_torch_take_nothing_back(node: FakeNode, kind: str, mode: MergeMode) -> None:
+    """With steps as large as the updates are, and one network that learns what it is given."""
+    net = network()
+    muon = [p for p in net.parameters() if p.dim() == 2]
+    made = getattr(torch.optim, kind)(muon if kind == "Muon" else net.parameters(), lr=0.2)
+    rest = [torch.optim.SGD([p for p in net.parameters() if p.dim() == 1], lr=0.2)] if kind == "Muon" else []
+    node.script = [*seeded(node), *updates(node, 5, mode), (6 * BETWEEN, STOP)]
+    with atoll.join(net, [made, *rest], ramp_steps=0) as site:
+        while site.running:
+            train(net, made, 0)
+            site.step(tokens=1)
+    assert len(node.said("merged")) == 6
+
+
+@pytest.mark.parametrize("how", ["assigned", "replaced"])
+def test_a_parameter_that_was_replaced_after_join_is_refused(node: FakeNode, how: str) -> None:
+    """The old one would be sent, and the new one never take an update."""
+    net = network()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    node.script = [*seeded(node, 1), (1, SNAPSHOT)]
+    with atoll.join(net, optimizer) as site:
+        if how == "assigned":
+            net.load_state_dict({name: value.clone() for name, value in net.state_dict().items()}, assign=True)
+        else:
+            net[0].weight = nn.Parameter(net[0].get_parameter("weight").detach().clone())
+        with pytest.raises(ConfigError, match=r"'0\.(bias|weight)' is another Parameter than at atoll\.join"):
+            site.step(tokens=1)
+    assert len(node.said("sealed")) == 1
+
+
+def test_calls_without_a_step_count_nothing_and_are_said_once(
+    node: FakeNode, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As where a GradScaler leaves a step out: neither the step nor its tokens are in what the sites average, nor is its
+    loss, which may not be finite."""
+    net = network()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    node.script = [*seeded(node, 3), (3, SNAPSHOT), (3, STOP)]
+    steps: list[Step] = []
+    bad = {0, 2, 3}  # the first one before any step
+    with atoll.join(net, optimizer) as site:
+        for number in range(6):
+            loss = net(torch.ones(1, 8)).sum() * (float("inf") if number in bad else 1.0)
+            scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+            scaler.step(optimizer)
+            scaler.update()
+            steps.append(site.step(tokens=10, loss=loss.detach()))
+            optimizer.zero_grad()
+    assert [step.inner_step for step in steps] == [0, 1, 1, 1, 2, 3]
+    (_, sealed) = node.said("sealed")
+    assert (sealed["tokens"], sealed["num_steps"]) == (30, 3)
+    assert capsys.readouterr().err.count("site.step was called without a step of the optimizer") == 1
+
+
+def test_a_call_at_each_microbatch_is_an_error(node: FakeNode) -> None:
+    net = network()
+    optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
+    node.script = seeded(node, 1000)
+    with atoll.join(net, optimizer) as site, pytest.raises(ConfigError, match=r"call site\.step once after each optim"):
+        for number in range(1000):
+            net(torch.ones(1, 8)).sum().backward()
+            if number % 2:
+                optimizer.step()
+                optimizer.zero_grad()
+            site.step(tokens=10)
+    assert number < 100
+
+
+def test_steps_that_torch_does_not_tell_of_count(node: FakeNode, capsys: pytest.CaptureFixture[str]) -> None:
+    """A captured graph does the optimizer's step without calling it."""
+    net = network()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    node.script = [*seeded(node, 20), (20, STOP)]
+    num_calls = 0
+    with atoll.join(net, optimizer) as site:
+        train(net, optimizer, 0)
+        while site.running:
+            site.step(tokens=10)
+            num_calls += 1
+            with torch.no_grad():
+                for parameter in net.parameters():
+                    parameter.sub_(parameter.grad, alpha=0.1) if parameter.grad is not None else None
+    assert num_calls == 21, "one before it was found out"
+    assert "each call of site.step counts as one" in capsys.readouterr().err
