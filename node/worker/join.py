@@ -33,13 +33,14 @@ def join(
 
     `buffers`: patterns of buffers' names to "mean", "summed", "lowest" or "local" (by default floating-point buffers
     are averaged, others taken from the lowest contributor). One that training adds to is "summed": it is averaged too,
-    and keeps what was added while the sites exchanged. `ramp_steps`: the learning rate of a fresh optimizer rises over
-    so many steps after joining a run that is under way; 0 turns that off, None takes the run's setting.
-    `data_fingerprint`: 32 bytes, needed unless the run says data = "local"; sites with other ones are refused.
-    `data_rank`: the same on ranks that see the same batch. `names`: where the modules of this rank are parts of the
-    model, what they are called in all of it, as {"layers.0": "layers.4"} for the first block of a second stage; {} says
-    that the names are those of the whole model, though ranks hold different tensors, as ranks with experts do.
-    `tied`: which tensors of the whole model are one though they are in two stages, as {"head.weight":
+    and keeps what was added while the sites exchanged. A pattern may name frozen parameters, which a script changes by
+    hand (a teacher, a target network): without a policy they keep the run's first values. `ramp_steps`: the learning
+    rate of a fresh optimizer rises over so many steps after joining a run that is under way; 0 turns that off, None
+    takes the run's setting. `data_fingerprint`: 32 bytes, needed unless the run says data = "local"; sites with other
+    ones are refused. `data_rank`: the same on ranks that see the same batch. `names`: where the modules of this rank
+    are parts of the model, what they are called in all of it, as {"layers.0": "layers.4"} for the first block of a
+    second stage; {} says that the names are those of the whole model, though ranks hold different tensors, as ranks
+    with experts do. `tied`: which tensors of the whole model are one though they are in two stages, as {"head.weight":
     "embedding.weight"}; the script sums up their gradients. Both are said alike on all ranks.
 
     Without a node the same script trains alone, and says so. Raises ConfigError, naming the tensor or optimizer, for

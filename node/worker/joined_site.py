@@ -236,6 +236,7 @@ class JoinedSite(Site):
     ) -> None:
         if self._ramp is not None:
             self._ramp.remove()
+        self._checks.close()
         if error is None or (isinstance(error, SystemExit) and error.code in (None, 0)):
             if self.running:
                 self._client.goodbye("the training loop ended", run_over=False)

@@ -39,6 +39,12 @@ class ScriptChecks:
         check_in_place(self._tensors)
         self._tensors.check_trained(self._optimizers)
 
+    def close(self) -> None:
+        """Nothing of them is left in the optimizers."""
+        if self._steps is not None and self._taken_back is not None:
+            self._steps.close()
+            self._taken_back.close()
+
     @contextmanager
     def update(self, *, is_restored: bool = False) -> Iterator[Copies]:
         """Within it an update is taken: gives the optimizers' copies, which take it too. `is_restored`: the optimizers

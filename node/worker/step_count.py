@@ -41,7 +41,8 @@ class StepCount:
         before, self._at_idle = self._at_idle, self._sample()
         if before and not all(map(torch.equal, before, self._at_idle)):
             self._is_believed = True  # a captured graph, a step of the script's own: torch's hook is not called
-            self._end("the optimizer's steps are not seen, so each call of site.step counts as one")
+            self.close()
+            sys.stderr.write("atoll: steps of the optimizer are not seen, so each call of site.step counts as one\n")
             return True
         self._num_idle += 1
         if self._num_idle > MAX_IDLE and 3 * self._num_idle >= self._num_calls:
@@ -59,6 +60,10 @@ class StepCount:
             )
         return False
 
+    def close(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+
     def _after_step(self, optimizer: torch.optim.Optimizer, *_of_step: object) -> None:
         found_inf = getattr(optimizer, "found_inf", None)  # a GradScaler's word to a fused optimizer, which obeys
         self._stepped |= found_inf is None or not bool(found_inf)
@@ -72,11 +77,6 @@ class StepCount:
         locals_ = [local_of(parameter) for parameter in self._parameters if local_of(parameter).numel()]
         chosen = locals_[:: max(1, len(locals_) // NUM_TENSORS)][:NUM_TENSORS]
         return [local[sample_places(local)].clone() if local.dim() else local.clone() for local in chosen]
-
-    def _end(self, why: str) -> None:
-        for handle in self._handles:
-            handle.remove()
-        sys.stderr.write(f"atoll: {why}\n")
 
 
 def stepping(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:

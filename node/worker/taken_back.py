@@ -74,6 +74,10 @@ class TakenBack:
         if len(self._trail) > NUM_STEPS:
             self._close()
 
+    def close(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+
     def _before_step(self, *_of_step: object) -> None:
         if self._trail and len(self._gradients) < len(self._trail):
             grads = [held.parameter.grad if held.parameter is not None else None for held in self._held]
@@ -117,8 +121,7 @@ class TakenBack:
                 "those of torch.optim do on parameters in float32"
             )
         if self._left == 0:
-            for handle in self._handles:
-                handle.remove()
+            self.close()
 
     def _ordered(self) -> list[Held]:
         """As `_sample` has them: by device."""

@@ -92,7 +92,10 @@ def test_masters_that_are_found_take_the_update(
             taken = net[0].get_parameter("weight").detach().clone()
             torch.testing.assert_close(taken.float(), outer.to(dtype).float())
             masters = optimizer.state[net[0].weight]["w32"] if kind is InState else optimizer._twins[0]  # type: ignore[union-attr]
-            assert torch.equal(masters, outer), "to the bit, also where the parameter is bfloat16"
+            if mode is REPLACE or dtype is torch.float32:
+                assert torch.equal(masters, outer), "to the bit"
+            else:
+                assert 0 < ((masters - outer) / outer).abs().median() < 2**-8, "with what the cast had lost before"
             train(net, optimizer, 0)
             moved = (net[0].get_parameter("weight") - taken).abs().max()
             assert moved < 0.05, "a step, and not the way back"
@@ -118,10 +121,15 @@ def test_an_optimizer_that_takes_updates_back_is_refused_by_name(node: FakeNode,
     net = network()
     optimizer = make(net)
     node.script = [*seeded(node), *updates(node, 4), (5 * BETWEEN, STOP)]
-    with atoll.join(net, optimizer, ramp_steps=0) as site, pytest.raises(ConfigError, match=words):
-        while site.running:
-            train(net, optimizer, site.inner_step)
-            site.step(tokens=1)
+    with atoll.join(net, optimizer, ramp_steps=0) as site:
+
+        def go_on() -> None:
+            while site.running:
+                train(net, optimizer, site.inner_step)
+                site.step(tokens=1)
+
+        with pytest.raises(ConfigError, match=words):
+            go_on()
     assert site.inner_step <= 3 * BETWEEN + BETWEEN, "the second update showed it"
 
 
@@ -160,8 +168,8 @@ def test_a_parameter_that_was_replaced_after_join_is_refused(node: FakeNode, how
 def test_calls_without_a_step_count_nothing_and_are_said_once(
     node: FakeNode, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As where a GradScaler leaves a step out: neither the step nor its tokens are in what the sites average, nor is its
-    loss, which may not be finite."""
+    """As where a GradScaler leaves a step out: neither the step nor its tokens are in what the sites average, nor is
+    its loss, which may not be finite."""
     net = network()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
@@ -186,14 +194,22 @@ def test_a_call_at_each_microbatch_is_an_error(node: FakeNode) -> None:
     net = network()
     optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
     node.script = seeded(node, 1000)
-    with atoll.join(net, optimizer) as site, pytest.raises(ConfigError, match=r"call site\.step once after each optim"):
-        for number in range(1000):
-            net(torch.ones(1, 8)).sum().backward()
-            if number % 2:
-                optimizer.step()
-                optimizer.zero_grad()
-            site.step(tokens=10)
-    assert number < 100
+    num_calls = 0
+    with atoll.join(net, optimizer) as site:
+
+        def go_on() -> None:
+            nonlocal num_calls
+            while True:
+                net(torch.ones(1, 8)).sum().backward()
+                num_calls += 1
+                if num_calls % 2 == 0:
+                    optimizer.step()
+                    optimizer.zero_grad()
+                site.step(tokens=10)
+
+        with pytest.raises(ConfigError, match=r"call site\.step once after each optimizer\.step"):
+            go_on()
+    assert num_calls < 100
 
 
 def test_steps_that_torch_does_not_tell_of_count(node: FakeNode, capsys: pytest.CaptureFixture[str]) -> None:
@@ -212,3 +228,48 @@ def test_steps_that_torch_does_not_tell_of_count(node: FakeNode, capsys: pytest.
                     parameter.sub_(parameter.grad, alpha=0.1) if parameter.grad is not None else None
     assert num_calls == 21, "one before it was found out"
     assert "each call of site.step counts as one" in capsys.readouterr().err
+
+
+class Teaching(nn.Module):
+    """A student that is trained, and a teacher that follows it, as a target network does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.student = nn.Linear(4, 4)
+        self.teacher = nn.Linear(4, 4).requires_grad_(False)
+
+    def follow(self) -> None:
+        with torch.no_grad():
+            for mine, of_student in zip(self.teacher.parameters(), self.student.parameters(), strict=True):
+                mine.lerp_(of_student, 0.5)
+
+
+def test_a_frozen_parameter_with_a_policy_is_averaged_and_comes_to_joiners(node: FakeNode) -> None:
+    net = Teaching()
+    optimizer = torch.optim.SGD(net.student.parameters(), lr=0.1)
+
+    def of_others() -> Answer:
+        node.values(node.publish, "teacher.weight")[:] = 7.0
+        return apply(REPLACE, 2, version=1)
+
+    node.script = [*seeded(node, 1), (1, SNAPSHOT), (1, of_others), (2, STOP)]
+    with atoll.join(net, optimizer, buffers={"teacher.*": "mean"}) as site:
+        net.follow()
+        sent = net.teacher.weight.detach().clone()
+        site.step(tokens=1)
+        assert node.values(node.snapshot, "teacher.weight").tolist() == sent.flatten().tolist()
+        assert net.teacher.weight.unique().tolist() == [7.0]
+        assert not net.teacher.weight.requires_grad
+        site.step(tokens=1)
+
+
+def test_a_frozen_parameter_that_changes_is_refused_with_the_policy_to_choose(node: FakeNode) -> None:
+    net = Teaching()
+    optimizer = torch.optim.SGD(net.student.parameters(), lr=0.1)
+    node.script = [*seeded(node, 1), (1, SNAPSHOT)]
+    with atoll.join(net, optimizer) as site:
+        net.follow()
+        with pytest.raises(ConfigError, match=r"'teacher\.bias' is frozen.*buffers=\{\"teacher\.bias\": \"mean\"\}"):
+            site.step(tokens=1)
+    with pytest.raises(ConfigError, match=r"no buffer and no frozen parameter is named \"student\.\*\""):
+        atoll.join(net, optimizer, buffers={"student.*": "mean"})
