@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import nn
@@ -26,6 +27,7 @@ def join(
     data_rank: int | None = None,
     names: Mapping[str, str] | None = None,
     tied: Mapping[str, str] | None = None,
+    state: Mapping[str, Any] | None = None,
 ) -> Site:
     """Make this process a rank of its site. Returns when the model holds the run's parameters; use it in `with`.
 
@@ -41,7 +43,9 @@ def join(
     are parts of the model, what they are called in all of it, as {"layers.0": "layers.4"} for the first block of a
     second stage; {} says that the names are those of the whole model, though ranks hold different tensors, as ranks
     with experts do. `tied`: which tensors of the whole model are one though they are in two stages, as {"head.weight":
-    "embedding.weight"}; the script sums up their gradients. Both are said alike on all ranks.
+    "embedding.weight"}; the script sums up their gradients. Both are said alike on all ranks. `state`: what goes on
+    after a crash with the optimizers' checkpoint, as {"scheduler": scheduler, "ema": ema}: anything with state_dict and
+    load_state_dict, of tensors and plain values. A scheduler that is kept keeps its optimizer's learning rates too.
 
     Without a node the same script trains alone, and says so. Raises ConfigError, naming the tensor or optimizer, for
     what cannot be kept in step with other sites; RefusedError if the run does not want this model or data.
@@ -74,6 +78,7 @@ def join(
             data_fingerprint=data_fingerprint,
             data_rank=data_rank,
             naming=naming,
+            state=state,
         )
     except BaseException as error:
         connection.tell(error)

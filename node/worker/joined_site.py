@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +30,7 @@ from atoll.node.worker.optimizers import NodeOptimizer, check, rated_groups
 from atoll.node.worker.pieces import SharedTensors
 from atoll.node.worker.ramp import LearningRateRamp
 from atoll.node.worker.script_checks import ScriptChecks
+from atoll.node.worker.script_state import ScriptState
 from atoll.node.worker.site import DEFAULT_BUSY_LIMIT_S, Mark, Site, Step
 from atoll.node.worker.tensors import BufferPolicy, find_tensors
 from atoll.protocol.errors import ConfigError, NonFiniteError, NotYetError
@@ -73,6 +75,7 @@ class JoinedSite(Site):
         data_fingerprint: bytes,
         data_rank: int | None,
         naming: Naming,
+        state: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__()
         self._connection, self._client = connection, connection.client
@@ -109,16 +112,22 @@ class JoinedSite(Site):
                     "fresh\n"
                 )
         elif folder and not self._of_node:
-            state = OptimizerState(tensors, optimizers)
+            copy_keys = self._checks.copies.keys
             self._checkpoints = LocalCheckpoints(
                 Path(folder),
-                state,
+                OptimizerState(tensors, optimizers, copy_keys),
                 connection.settings.run_id,
                 self.rank,
                 self.world,
                 here=ranks_here(),
                 crashed_from=connection.greeting.crashed_from,
                 busy=self._client.busy,
+                script=ScriptState(state, optimizers) if state else None,
+            )
+        if state and self._checkpoints is None and self.rank == 0:
+            sys.stderr.write(
+                f"atoll: no checkpoints are written here, so {', '.join(sorted(state))} of state= begin again after a "
+                "crash\n"
             )
         offered = LocalJoin(
             manifest=tensors.manifest,

@@ -49,7 +49,9 @@ class OptimizerCopies:
             if searches and not is_restored:
                 self._learn(optimizer, keys)
             for parameter, state in optimizer.state.items():
-                for key in keys & state.keys() if parameter in self._held and isinstance(state, dict) else ():
+                if not isinstance(parameter, nn.Parameter) or parameter not in self._held:
+                    continue
+                for key in keys & state.keys():
                     found.setdefault(parameter, []).append(local_of(state[key]))
             if searches and not is_restored:
                 for parameter, other in self._elsewhere(optimizer):
