@@ -14,6 +14,7 @@ from atoll.node.worker.joined_site import JoinedSite
 from atoll.node.worker.naming import Naming, SharedParts
 from atoll.node.worker.site import Site
 from atoll.node.worker.tensors import BufferPolicy
+from atoll.node.worker.wrapped_optimizers import unwrapped
 from atoll.protocol.errors import ConfigError
 
 
@@ -57,6 +58,7 @@ def join(
     else:
         modules = [model] if isinstance(model, nn.Module) else list(model)
     optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer)
+    optimizers = [unwrapped(each) for each in optimizers]
     connection = connect()
     if connection is None:
         site = Site()

@@ -341,7 +341,7 @@ class JoinedSite(Site):
         loss_sum = self._loss_sum()
         # Of all steps: the time of the window is divided by them. A loss that is given now and then is their mean.
         num_steps = self._steps - window.first_step if window.num_losses else 0
-        self._checks.check()
+        self._checks.check(self._steps)
         if not is_seed:
             self._shared.check_frozen()
         self._shared.write_snapshot(answer.fragment, with_frozen=is_seed)

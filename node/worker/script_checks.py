@@ -7,6 +7,7 @@ from contextlib import contextmanager, nullcontext
 
 import torch
 
+from atoll.node.worker.constant_buffers import ConstantBuffers
 from atoll.node.worker.optimizer_copies import Copies, OptimizerCopies
 from atoll.node.worker.optimizers import NodeOptimizer
 from atoll.node.worker.step_count import StepCount
@@ -24,6 +25,7 @@ class ScriptChecks:
         self.copies = OptimizerCopies(tensors, own)
         self._taken_back = TakenBack(tensors, own) if own else None
         self._steps = StepCount(own) if own else None
+        self._constant = ConstantBuffers(tensors.held)
 
     def is_step(self) -> bool:
         """At each call of `site.step`. Raises ConfigError, see `StepCount` and `TakenBack`."""
@@ -33,10 +35,12 @@ class ScriptChecks:
             self._taken_back.stepped()
         return True
 
-    def check(self) -> None:
-        """At a boundary. Raises ConfigError, naming the parameter, for one that is trained only since join, and for one
-        in whose place the model has another."""
+    def check(self, num_steps: int) -> None:
+        """Before a snapshot of so many steps of the site. Raises ConfigError, naming the parameter, for one that is
+        trained only since join, and for one in whose place the model has another.
+        """
         check_in_place(self._tensors)
+        self._constant.look(num_steps)
         self._tensors.check_trained(self._optimizers)
 
     def close(self) -> None:
@@ -52,6 +56,7 @@ class ScriptChecks:
         watched = self._taken_back.update(has_old_state=is_restored) if self._taken_back is not None else nullcontext()
         with watched:
             yield self.copies.find(is_restored=is_restored)
+        self._constant.taken()
 
 
 def check_in_place(tensors: ModelTensors) -> None:

@@ -46,9 +46,8 @@ OWN_PARAMETERS = {
     "DeepSpeed keeps fp32 masters": ("fp32_groups_flat", "single_partition_of_fp32_groups"),
     "Megatron keeps fp32 masters": ("fp32_from_float16_groups", "shard_fp32_from_float16_groups"),
     "apex keeps fp32 masters": ("fp32_from_fp16_groups", "master_weights"),
-    "it keeps fp32 masters": ("master_param", "master_params", "fp32_param"),
     "a look-ahead keeps slow weights": ("slow_param", "slow_buffer", "slow_params"),
-    "a schedule-free optimizer keeps averaged weights": ("z", "train_mode"),
+    "a schedule-free optimizer keeps averaged weights": ("train_mode",),
     "it keeps averaged weights": ("swa_buffer", "ema", "averaged_model", "averager"),
 }
 """What optimizers keep parameters of their own for, and the attributes, state keys and group keys that tell of it."""

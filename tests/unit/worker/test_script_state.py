@@ -207,7 +207,7 @@ def node() -> FakeNode:
 class CountsInTensors(torch.optim.SGD):
     """Steps and an average in its parameter groups, as timm's Lamb and others have them."""
 
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
         super().step()
         for group in self.param_groups:
             group.setdefault("num_steps", torch.zeros((), dtype=torch.int64)).add_(1)
@@ -242,7 +242,7 @@ def test_a_large_tensor_in_a_group_and_one_of_a_kind_of_its_own_are_refused_by_n
             rank.optimizer.param_groups[0]["table"] = torch.zeros(100, 100)
         else:
             state = rank.optimizer.state[rank.net[0].get_parameter("weight")]
-            state["momentum_buffer"] = state["momentum_buffer"].as_subclass(EightBit)  # type: ignore[no-untyped-call]
+            state["momentum_buffer"] = state["momentum_buffer"].as_subclass(EightBit)
         rank.write()
         assert words in capsys.readouterr().err
         assert not (tmp_path / key).exists()

@@ -7,15 +7,21 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
 import atoll
 from atoll.node.core.events import Answer, MergeMode
 from atoll.node.worker import join as join_module
 from atoll.node.worker import joined_site
+from atoll.node.worker.script_checks import ScriptChecks
 from atoll.node.worker.site import Step
+from atoll.node.worker.taken_back import NUM_STEPS
+from atoll.node.worker.tensors import find_tensors
 from atoll.protocol.errors import ConfigError
 from atoll.protocol.settings import RunSettings
 from tests.harness.copying_optimizers import InState, Lookahead, Unfindable, Within
+from tests.harness.fake_group import fake_rank
 from tests.harness.fake_node import SNAPSHOT, STOP, FakeNode, apply
 
 SETTINGS = RunSettings(run_id="r", steps=100)
@@ -276,3 +282,96 @@ def test_a_frozen_parameter_that_changes_is_refused_with_the_policy_to_choose(no
             site.step(tokens=1)
     with pytest.raises(ConfigError, match=r"no buffer and no frozen parameter is named \"student\.\*\""):
         atoll.join(net, optimizer, buffers={"student.*": "mean"})
+
+
+@pytest.mark.parametrize("is_written", [False, True])
+def test_large_buffers_that_never_change_are_said_once(
+    node: FakeNode, capsys: pytest.CaptureFixture[str], is_written: bool
+) -> None:
+    net = network()
+    net.register_buffer("mask", torch.zeros(512, 512))
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+
+    def same(next_step: int) -> Callable[[], Answer]:
+        def take() -> Answer:
+            node.publish[:] = node.snapshot
+            return apply(REPLACE, next_step, version=next_step - 1)
+
+        return take
+
+    node.script = [*seeded(node, 1), (1, SNAPSHOT), (1, same(2)), (2, SNAPSHOT), (2, same(3)), (3, STOP)]
+    with atoll.join(net, optimizer) as site:
+        while site.running:
+            if is_written:
+                net.get_buffer("mask").add_(1.0)
+            site.step(tokens=1)
+    said = capsys.readouterr().err
+    assert said.count("1 buffers that training does not change are sent at every sync, 1 MiB") == 1 - is_written
+    assert ("'mask'" in said) != is_written
+
+
+def test_a_wrapper_that_only_passes_on_is_seen_through(node: FakeNode) -> None:
+    """As accelerate's: no hook of torch is in it, which the rising learning rate of a joiner needs."""
+
+    class Accelerated(torch.optim.Optimizer):
+        def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+            self.optimizer = optimizer
+
+        @property
+        def param_groups(self) -> list[dict[str, object]]:  # type: ignore[override]
+            return self.optimizer.param_groups
+
+        def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+            self.optimizer.step()
+
+        def zero_grad(self, set_to_none: bool = True) -> None:
+            self.optimizer.zero_grad(set_to_none)
+
+    net = network()
+    optimizer = Accelerated(torch.optim.AdamW(net.parameters(), lr=0.01))
+    node.script = [(0, apply(REPLACE, 2, run_step=500, fresh=True)), (2, STOP)]
+    with atoll.join(net, optimizer, ramp_steps=3) as site:
+        for number in range(2):
+            train(net, optimizer, number)
+            site.step(tokens=1)
+    assert not site.running
+
+
+class Sharded:
+    """A rank's shards under checks, and updates of its own: what others do is not asked."""
+
+    def __init__(self, kind: type[InState]) -> None:
+        self.net = network()
+        fully_shard(self.net, mesh=init_device_mesh("cpu", (2,)))
+        self.optimizer = kind(self.net.parameters(), lr=1e-3)
+        self.tensors = find_tensors([self.net], [self.optimizer])
+        self.checks = ScriptChecks(self.tensors, [self.optimizer])
+
+    def go_on(self) -> list[int]:
+        """How many parameters had copies at each update."""
+        found = []
+        for number in range(3):
+            for _ in range(NUM_STEPS + 1):
+                for parameter in self.net.parameters():
+                    parameter.grad = torch.full_like(parameter, 0.1)
+                self.optimizer.step()
+                assert self.checks.is_step()
+            self.checks.check(1)
+            generator = torch.Generator().manual_seed(number)
+            with self.checks.update() as copies, torch.no_grad():
+                found.append(len(copies))
+                for held in self.tensors.held:
+                    assert held.parameter is not None
+                    moved = torch.randn(held.local().shape, generator=generator)
+                    for local in (held.local(), *copies.get(held.parameter, ())):
+                        local.add_(moved)
+        return found
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_of_shards_each_rank_looks_at_its_own(rank: int) -> None:
+    """Masters of a DTensor are DTensors."""
+    with fake_rank(rank, 2):
+        assert Sharded(InState).go_on() == [4, 4, 4]
+        with pytest.raises(ConfigError, match=r"Unfindable took back"):
+            Sharded(Unfindable).go_on()

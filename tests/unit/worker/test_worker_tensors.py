@@ -242,6 +242,8 @@ def test_optimizers_with_parameters_of_their_own_are_refused() -> None:
         find_tensors([net], [Masters(net.parameters(), lr=0.1)])
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     optimizer.state[net.weight]["z"] = torch.zeros(2, 2)
+    find_tensors([net], [optimizer])  # a name is no proof
+    optimizer.param_groups[0]["train_mode"] = True
     with pytest.raises(ConfigError, match="schedule-free"):
         find_tensors([net], [optimizer])
     with pytest.raises(ConfigError, match="got a Wrapper"):
