@@ -26,8 +26,10 @@ import torch
 from atoll.node.dataplane import safetensors_file
 from atoll.node.local_protocol import CheckpointCounts, CheckpointId
 from atoll.node.worker import checkpoint_file
+from atoll.node.worker.checkpoint_file import KeptTensor
 from atoll.node.worker.host_room import HostRoom
 from atoll.node.worker.optimizer_state import OptimizerState, StateTensor
+from atoll.node.worker.script_state import ScriptState, ScriptTensor
 from atoll.node.worker.stored_state import StoredState, Wanted
 from atoll.protocol.disk import disk_error, sync_folder
 from atoll.protocol.errors import AtollError, ConfigError, HostError
@@ -84,11 +86,12 @@ class LocalCheckpoints:
         here: range | None = None,
         crashed_from: Sequence[CheckpointId] = (),
         busy: Callable[[str, float], None] = lambda what, limit_s: None,
+        script: ScriptState | None = None,
     ) -> None:
         """`here`: the ranks of this host, which write into the folder. `crashed_from`: workers that went on from these
         crashed before their first step. `busy`: see LocalClient."""
         self._folder = folder
-        self._state = state
+        self._state, self._script = state, script
         self._rank, self._world = rank, world
         self._here = here if here is not None else range(world)
         self._run_id = run_id
@@ -138,11 +141,25 @@ class LocalCheckpoints:
                 self._say("the inner optimizer starts fresh: no checkpoint is usable on every rank")
             return False
         tensors, stored = loaded or self._load(chosen)
-        if not self._state.restore(tensors, stored):
+        is_restored = self._state.restore(tensors, stored)
+        if self._script is not None:
+            self._restore_script(self._script, chosen)
+        if not is_restored:
             return False  # it keeps nothing, or not where optimizers of torch do
         if self._rank == 0:
             self._say(f"the inner optimizer is restored from step {stored.run_step} of the run")
         return True
+
+    def _restore_script(self, script: ScriptState, chosen: CheckpointId) -> None:
+        files = self._found[chosen]
+        is_own = files.world == self._world
+        path = files.paths[self._rank if is_own else 0]
+        try:
+            with _naming(path):
+                at = partial(self._busy, f"reading the script's state in {path.name}")
+                script.restore(path, is_own=is_own, at=lambda _: at(READ_LIMIT_S))
+        finally:
+            self._busy("", 0.0)
 
     def _offered(self, crashed_from: set[CheckpointId]) -> list[CheckpointId]:
         """Headers are compared; then the newest is read whole, and only if it is damaged the one before it."""
@@ -227,12 +244,17 @@ class LocalCheckpoints:
 
     # --- writing
 
+    def _found_now(self) -> tuple[dict[str, Any] | None, list[StateTensor | ScriptTensor]]:
+        """What the script keeps, and all tensors. Raises ConfigError."""
+        described, of_script = self._script.taken() if self._script is not None else (None, [])
+        return described, [*self._state.tensors(), *of_script]
+
     def prepare(self) -> None:
         """Now and then before a `write`: so that it need not wait for memory, once the optimizers have a state."""
         if self._is_off:
             return
         with suppress(ConfigError):  # `write` says it
-            self._room.prepare({item.name: item.values for item in self._state.tensors()})
+            self._room.prepare({item.name: item.values for item in self._found_now()[1]})
 
     def prepare_more(self) -> None:
         if not self._is_off:
@@ -251,17 +273,19 @@ class LocalCheckpoints:
                 )
             return
         try:
-            tensors = self._state.tensors()
-            copied = self._room.copy({item.name: item.values for item in tensors})
-            tensors = [replace(item, values=copied[item.name]) for item in tensors]
+            of_script, found = self._found_now()
+            copied = self._room.copy({item.name: item.values for item in found})
+            tensors: list[KeptTensor] = [replace(item, values=copied[item.name]) for item in found]
             plain = self._state.plain_values()
         except (ConfigError, HostError) as error:
             self._is_off = isinstance(error, ConfigError)  # the optimizer's nature, which does not change
             self._failed(f"no checkpoint of the inner optimizer is written, it starts fresh after a crash: {error}")
             return
-        if not tensors and not plain and self._world == 1:
+        if not tensors and not plain and of_script is None and self._world == 1:
             return  # SGD without momentum: nothing to keep; other ranks may need this one's file to go on from theirs
         about = {"run": self._run_id, "run_step": run_step, "plain": plain, **self._state.about()}
+        if of_script is not None:
+            about["script"] = of_script
         item = CheckpointId(incarnation=self._start[0], generation=self._start[1], step=step)
         # Not a daemon: the interpreter waits for it at its end.
         self._writer = threading.Thread(
@@ -285,7 +309,7 @@ class LocalCheckpoints:
         for files in _listed(self._folder).values():
             _remove(files.paths.get(self._rank))
 
-    def _write(self, item: CheckpointId, about: Mapping[str, Any], tensors: Sequence[StateTensor]) -> None:
+    def _write(self, item: CheckpointId, about: Mapping[str, Any], tensors: Sequence[KeptTensor]) -> None:
         path = self._path(item)
         aside = path.with_suffix(".new")
         try:

@@ -7,25 +7,37 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from atoll.node.dataplane import safetensors_file
-from atoll.node.worker.optimizer_state import StateTensor
 from atoll.node.worker.stored_state import Part
 from atoll.node.worker.tensors import DTYPE_NAMES, TORCH_DTYPES
 from atoll.protocol.digest import Digest
 from atoll.protocol.errors import ConfigError, HostError
 
 READ_BYTES = 64 << 20
+
+
+class KeptTensor(Protocol):
+    """One that a checkpoint has."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def values(self) -> Tensor: ...
+    def described(self) -> dict[str, Any]:
+        """All of it but the values, for JSON."""
+
+
 _KEY = "atoll"
 """Of the description in a file's metadata."""
 _HASH_KEY = "hash"
 
 
-def describe(about: Mapping[str, Any], tensors: Sequence[StateTensor]) -> str:
+def describe(about: Mapping[str, Any], tensors: Sequence[KeptTensor]) -> str:
     """`about` with what each tensor is, as JSON. `tensors` are in host memory."""
     described = {
         item.name: item.described()
@@ -39,7 +51,7 @@ def describe(about: Mapping[str, Any], tensors: Sequence[StateTensor]) -> str:
     return json.dumps({**about, "tensors": described})
 
 
-def write(path: Path, text: str, tensors: Sequence[StateTensor]) -> None:
+def write(path: Path, text: str, tensors: Sequence[KeptTensor]) -> None:
     """`text` describes `tensors`. Raises HostError if it cannot be written."""
     entries = [
         safetensors_file.Entry(
@@ -62,10 +74,13 @@ def read_description(path: Path) -> dict[str, Any]:
         return described
 
 
-def read_tensor(reader: safetensors_file.Reader, part: Part, at: Callable[[int], None]) -> Tensor:
+def read_tensor(
+    reader: safetensors_file.Reader, part: Part, at: Callable[[int], None], *, is_finite: bool = True
+) -> Tensor:
     """In host memory. `at` is told each time how many bytes have been read.
 
-    Raises HostError unless it is as it was written, and finite; ConfigError or RuntimeError if there is no such tensor.
+    Raises HostError unless it is as it was written, and finite where that `is_finite`; ConfigError or RuntimeError if
+    there is no such tensor.
     """
     values = torch.empty(part.shape, dtype=TORCH_DTYPES[part.dtype])
     data = as_bytes(values)
@@ -79,6 +94,8 @@ def read_tensor(reader: safetensors_file.Reader, part: Part, at: Callable[[int],
         piece[:] = reader.read(part.name, first, piece.nbytes)
     if _hash(data) != part.hash:
         raise HostError(f"{reader.path}: {part.name!r} does not have its own hash; the disk or a crash damaged it")
+    if not is_finite:
+        return values
     if values.is_floating_point() and not torch.isfinite(values if values.itemsize > 1 else values.float()).all():
         raise HostError(f"{reader.path}: {part.name!r} holds values that are not finite")
     return values

@@ -52,9 +52,10 @@ class FrozenTensors:
             if not _same(held.local(), publish):
                 raise ConfigError(
                     f"{held.spec.name!r} is frozen (requires_grad = False), but the script has changed it since "
-                    "atoll.join: the other sites, a restart and the saved model would keep its first values. Keep a "
-                    "teacher or target network outside of the modules given to atoll.join, or make it of buffers, "
-                    "which have a policy: atoll.join(..., buffers=...)"
+                    "atoll.join: the other sites, a restart and the saved model would keep its first values. Give it a "
+                    f'policy, as a buffer has one: atoll.join(..., buffers={{"{held.spec.name}": "mean"}}) or "lowest" '
+                    '(a pattern as "teacher.*" names all of a module), or keep a teacher or target network outside of '
+                    "the modules given to atoll.join"
                 )
         self._versions = versions
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -30,6 +30,7 @@ def join(
     names: Mapping[str, str] | None = None,
     tied: Mapping[str, str] | None = None,
     frozen: Literal["run", "own"] = "run",
+    state: Mapping[str, Any] | None = None,
 ) -> Site:
     """Make this process a rank of its site. Returns when the model holds the run's parameters; use it in `with`.
 
@@ -37,18 +38,23 @@ def join(
 
     `buffers`: patterns of buffers' names to "mean", "summed", "lowest" or "local" (by default floating-point buffers
     are averaged, others taken from the lowest contributor). One that training adds to is "summed": it is averaged too,
-    and keeps what was added while the sites exchanged. `ramp_steps`: the learning rate of a fresh optimizer rises over
-    so many steps after joining a run that is under way, and so does that of any optimizer when the run has made more
-    steps than that without this site; "beta2" is 2 / (1 - beta2), 0 turns it off, None takes the run's setting.
-    `data_fingerprint`: 32 bytes, needed unless the run says data = "local"; sites with other ones are refused.
-    `data_rank`: the same on ranks that see the same batch. `names`: where the modules of this rank are parts of the
-    model, what they are called in all of it, as {"layers.0": "layers.4"} for the first block of a second stage; {} says
-    that the names are those of the whole model, though ranks hold different tensors, as ranks with experts do.
-    `tied`: which tensors of the whole model are one though they are in two stages, as {"head.weight":
+    and keeps what was added while the sites exchanged. A pattern may name frozen parameters, which a script changes by
+    hand (a teacher, a target network): without a policy they keep the run's first values. `ramp_steps`: the learning
+    hand (a teacher, a target network): without a policy they keep the run's first values. `ramp_steps`: the learning
+    rate of a fresh optimizer rises over so many steps after joining a run that is under way, and so does that of any
+    optimizer when the run has made more steps than that without this site; "beta2" is 2 / (1 - beta2), 0 turns it off,
+    None takes the run's setting. `data_fingerprint`: 32 bytes, needed unless the run says data = "local"; sites with
+    other ones are refused. `data_rank`: the same on ranks that see the same batch. `names`: where the modules of this
+    rank are parts of the model, what they are called in all of it, as {"layers.0": "layers.4"} for the first block of a
+    second stage; {} says that the names are those of the whole model, though ranks hold different tensors, as ranks
+    with experts do. `tied`: which tensors of the whole model are one though they are in two stages, as {"head.weight":
     "embedding.weight"}; the script sums up their gradients. Both are said alike on all ranks.
     `frozen`: parameters that are not trained travel once, with the starting state, and are kept by the node ("run"), or
     every site has them by itself ("own", as the base of a LoRA): they are compared by hash, never carried, and in
     memory where the model has them alone; saved models are without them.
+    `state`: what goes on after a crash with the optimizers' checkpoint, as {"scheduler": scheduler, "ema": ema}:
+    anything with state_dict and load_state_dict, of tensors and plain values. A scheduler that is kept keeps its
+    optimizer's learning rates too.
 
     Without a node the same script trains alone, and says so. Raises ConfigError, naming the tensor or optimizer, for
     what cannot be kept in step with other sites; RefusedError if the run does not want this model or data.
@@ -84,6 +90,7 @@ def join(
             data_rank=data_rank,
             naming=naming,
             has_own_frozen=frozen == "own",
+            state=state,
         )
     except BaseException as error:
         connection.tell(error)

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -28,7 +29,9 @@ from atoll.node.worker.naming import Naming
 from atoll.node.worker.optimizer_state import OptimizerState, keeps_no_state
 from atoll.node.worker.optimizers import NodeOptimizer, check, rated_groups
 from atoll.node.worker.pieces import SharedTensors
-from atoll.node.worker.ramp import LearningRateRamp, RampSteps, num_ramp_steps
+from atoll.node.worker.ramp import LearningRateRamp, RampSteps, steps_of_ramp
+from atoll.node.worker.script_checks import ScriptChecks
+from atoll.node.worker.script_state import ScriptState
 from atoll.node.worker.site import DEFAULT_BUSY_LIMIT_S, AmongSites, Mark, Site, Step
 from atoll.node.worker.tensors import BufferPolicy, find_tensors
 from atoll.protocol.errors import ConfigError, NonFiniteError, NotYetError
@@ -74,6 +77,7 @@ class JoinedSite(Site):
         data_rank: int | None,
         naming: Naming,
         has_own_frozen: bool,
+        state: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__()
         self._connection, self._client = connection, connection.client
@@ -82,13 +86,7 @@ class JoinedSite(Site):
         check(optimizers, connection.settings.sync, connection.settings.outer)
         self._of_node = [optimizer for optimizer in optimizers if isinstance(optimizer, NodeOptimizer)]
         self._rated = rated_groups(optimizers)
-        if self._of_node and ramp_steps:
-            raise ConfigError(
-                f"ramp_steps is {ramp_steps}, and the nodes do the steps: their moments are never fresh, and all sites "
-                "need the same learning rate; leave it out"
-            )
-        default = 0 if self._of_node else connection.settings.trainer.ramp_steps
-        self._ramp_steps = num_ramp_steps(default if ramp_steps is None else ramp_steps, optimizers)
+        self._ramp_steps = steps_of_ramp(ramp_steps, connection.settings.trainer.ramp_steps, optimizers)
         self._ramp: LearningRateRamp | None = None
         self._data_rank = self.rank if data_rank is None else data_rank
         self._tensors = tensors = find_tensors(modules, optimizers, buffers, naming, has_own_frozen=has_own_frozen)
@@ -97,6 +95,7 @@ class JoinedSite(Site):
                 f"atoll: the buffer {name!r} holds values that are not finite. It must not change in training, because "
                 f'they have no mean; if it does: atoll.join(..., buffers={{"{name}": "local"}})\n'
             )
+        self._checks = ScriptChecks(tensors, optimizers)
         self._checkpoints: LocalCheckpoints | None = None
         self._checkpoint_every = connection.settings.checkpoint_every
         folder = connection.greeting.checkpoint_folder
@@ -107,16 +106,22 @@ class JoinedSite(Site):
                     "fresh\n"
                 )
         elif folder and not self._of_node:
-            state = OptimizerState(tensors, optimizers)
+            copy_keys = self._checks.copies.keys
             self._checkpoints = LocalCheckpoints(
                 Path(folder),
-                state,
+                OptimizerState(tensors, optimizers, copy_keys),
                 connection.settings.run_id,
                 self.rank,
                 self.world,
                 here=ranks_here(),
                 crashed_from=connection.greeting.crashed_from,
                 busy=self._client.busy,
+                script=ScriptState(state, optimizers) if state else None,
+            )
+        if state and self._checkpoints is None and self.rank == 0:
+            sys.stderr.write(
+                f"atoll: no checkpoints are written here, so {', '.join(sorted(state))} of state= begin again after a "
+                "crash\n"
             )
         offered = LocalJoin(
             manifest=tensors.manifest,
@@ -166,6 +171,8 @@ class JoinedSite(Site):
         if not self.running:
             return Step(False, False, self.inner_step)
         self._check_gradients()
+        if not self._checks.is_step():
+            return self._go_on_without_a_step()
         self._count(tokens)
         if loss is not None:
             self._window.add(loss)
@@ -237,6 +244,7 @@ class JoinedSite(Site):
     ) -> None:
         if self._ramp is not None:
             self._ramp.remove()
+        self._checks.close()
         if error is None or (isinstance(error, SystemExit) and error.code in (None, 0)):
             self._logged.flush()
             if self.running:
@@ -271,6 +279,13 @@ class JoinedSite(Site):
         )
 
     # --- between boundaries
+
+    def _go_on_without_a_step(self) -> Step:
+        if self._batches is not None:
+            self._batches.step()
+        if time.monotonic() - self._reported_at_s >= PROGRESS_EVERY_S:
+            self._report_progress(time.monotonic())
+        return Step(self.running, False, self.inner_step)
 
     def _report_progress(self, now_s: float) -> None:
         rate = (self._steps - self._reported_step) / (now_s - self._reported_at_s)
@@ -327,7 +342,7 @@ class JoinedSite(Site):
         loss_sum = self._loss_sum()
         # Of all steps: the time of the window is divided by them. A loss that is given now and then is their mean.
         num_steps = self._steps - window.first_step if window.num_losses else 0
-        self._tensors.check_trained(self._optimizers)
+        self._checks.check(self._steps)
         if not is_seed:
             self._shared.check_frozen()
             if self._tensors.own_frozen is not None:
@@ -410,7 +425,8 @@ class JoinedSite(Site):
         return loss_sum
 
     def _apply(self, answer: Answer) -> None:
-        self._shared.apply(answer.fragment, answer.mode, fresh=answer.fresh)
+        with self._checks.update(is_restored=answer.fresh and self._is_restored) as copies:
+            self._shared.apply(answer.fragment, answer.mode, fresh=answer.fresh, copies_of=copies)
         num_missed = answer.run_step - self.inner_step  # steps that the run has made without this site
         self._note_base(answer)
         self._base_run_step, self._base_run_tokens = answer.run_step, answer.run_tokens

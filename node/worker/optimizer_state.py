@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from atoll.node.worker import group_values
 from atoll.node.worker.stored_state import Needed, Slice, StoredState, Wanted
 from atoll.node.worker.tensors import DTYPE_NAMES, TORCH_DTYPES, Held, ModelTensors, identity
 from atoll.protocol.errors import ConfigError
@@ -71,8 +72,15 @@ class OptimizerState:
     """The state of all optimizers of one rank, which `keeps_no_state` has nothing against. Made when the script has not
     trained yet."""
 
-    def __init__(self, tensors: ModelTensors, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+    def __init__(
+        self,
+        tensors: ModelTensors,
+        optimizers: Sequence[torch.optim.Optimizer],
+        copy_keys: Sequence[set[str]] | None = None,
+    ) -> None:
+        """`copy_keys`: of each optimizer's state, what is known to be copies of parameters; see `OptimizerCopies`."""
         self._optimizers = optimizers
+        self._copy_keys = copy_keys if copy_keys is not None else [set() for _ in optimizers]
         self._keepers = [_keeper(optimizer) for optimizer in optimizers]
         names = {identity(held.parameter): held.spec.name for held in tensors.held if held.parameter is not None}
         self._parameters: list[dict[str, Tensor]] = [
@@ -105,6 +113,7 @@ class OptimizerState:
                 {
                     "kind": type(keeper).__name__,
                     "written": self._names_written(index),
+                    "copies": sorted(self._copy_keys[index]),
                     "groups": [
                         {"names": of, "switches": _switches(at_start), "first": at_start, "now": now}
                         for of, at_start, now in zip(*lists, strict=True)
@@ -119,6 +128,8 @@ class OptimizerState:
     def tensors(self) -> list[StateTensor]:
         """That this rank writes, sharing the storage of the optimizers' own. Raises ConfigError, naming what cannot be
         kept in a file."""
+        for optimizer in self._optimizers:
+            group_values.check(optimizer)
         return [
             _state_tensor(index, name, key, value, parameter)
             for index, name, parameter, state in self._states()
@@ -202,6 +213,8 @@ class OptimizerState:
         for keeper, by_name, parameters in zip(self._keepers, states, self._parameters, strict=True):
             keeper.state.clear()
             keeper.state.update({parameters[name]: state for name, state in by_name.items() if state})
+        for index, keys in enumerate(self._copy_keys):
+            keys.update(stored.copies(index))
         self._restore_groups(stored)
         return True
 
@@ -224,9 +237,12 @@ class OptimizerState:
         return [name for name in names if self._written is None or not is_alike or name in self._written]
 
     def _groups(self) -> list[list[dict[str, Any]]]:
-        """Plain hyperparameters, as JSON gives them back."""
+        """Plain hyperparameters and small tensors, as JSON gives them back."""
         groups = [
-            [{k: v for k, v in g.items() if k not in OF_THE_SCRIPT and _is_plain(v)} for g in optimizer.param_groups]
+            [
+                {k: group_values.encode(v) for k, v in g.items() if k not in OF_THE_SCRIPT and group_values.is_kept(v)}
+                for g in optimizer.param_groups
+            ]
             for optimizer in self._optimizers
         ]
         result: list[list[dict[str, Any]]] = json.loads(json.dumps(groups))
@@ -242,7 +258,7 @@ class OptimizerState:
                     started = {json.dumps([of["first"].get(key), of["now"].get(key)]) for of in then}
                     is_as_then = at_start.get(key) == then[0]["first"].get(key)
                     if len(started) == 1 and is_as_then and at_start.get(key) != value:
-                        group[key] = tuple(value) if isinstance(group.get(key), tuple) else value
+                        group[key] = group_values.decode(value, group.get(key), group["params"])
 
 
 def _nature(held: Held) -> dict[str, Any]:
@@ -260,12 +276,6 @@ def _switches(group: Mapping[str, Any]) -> dict[str, Any]:
     return {key: on(value) for key, value in group.items() if value and key not in SELECT_NO_STATE}
 
 
-def _is_plain(value: object) -> bool:
-    if isinstance(value, list | tuple):
-        return all(_is_plain(item) for item in value)
-    return value is None or isinstance(value, bool | int | float | str)
-
-
 def _local(parameter: Tensor) -> Tensor:
     return parameter.to_local() if isinstance(parameter, DTensor) else parameter
 
@@ -281,6 +291,11 @@ def _state_tensor(index: int, name: str, key: object, value: Tensor, parameter: 
         ):
             raise ConfigError(f"{where} is sharded otherwise than its parameter; it cannot be kept in a checkpoint")
         value = value.to_local()
+    if type(value) not in (Tensor, torch.nn.Parameter):
+        raise ConfigError(
+            f"{where} is a {type(value).__name__}, a tensor of a kind of its own (of 8 or 4 bits, say), which a file "
+            "would have as plain numbers; it cannot be kept in a checkpoint"
+        )
     if not isinstance(key, str) or value.dtype not in DTYPE_NAMES or value.layout is not torch.strided:
         raise ConfigError(f"{where} is of {value.dtype} and {value.layout}; it cannot be kept in a checkpoint")
     return StateTensor(

@@ -16,6 +16,7 @@ from atoll.node.local_protocol import PieceHash, piece_hash
 from atoll.node.worker import copies
 from atoll.node.worker.client import JoinedLayout
 from atoll.node.worker.frozen import FrozenTensors
+from atoll.node.worker.optimizer_copies import Copies
 from atoll.node.worker.optimizers import NodeOptimizer
 from atoll.node.worker.tensors import TORCH_DTYPES, Held, ModelTensors
 from atoll.protocol.errors import InvalidMessage
@@ -100,8 +101,9 @@ class SharedTensors:
         return tuple(found)
 
     @torch.no_grad()
-    def apply(self, fragment: int, mode: MergeMode, *, fresh: bool) -> None:
-        """Take what PUBLISH holds of the fragment. fp32 throughout, then cast to the tensor's own dtype.
+    def apply(self, fragment: int, mode: MergeMode, *, fresh: bool, copies_of: Copies | None = None) -> None:
+        """Take what PUBLISH holds of the fragment. fp32 throughout, then cast to the tensor's own dtype. `copies_of`:
+        what an optimizer has of parameters takes the same, to the bits that it keeps.
 
         A buffer that training changed since the snapshot stays: it has no sum of two values (a variance would become
         negative), and what it was at the snapshot is in the commit.
@@ -110,12 +112,20 @@ class SharedTensors:
             self._frozen.take()
         for held, snapshot, publish in (item for item in self._synced if self._is_of(item[0], fragment)):
             local, is_trained = held.local(), held.spec.role is Role.TRAINABLE
+            for copy in (copies_of or {}).get(held.parameter, ()) if held.parameter is not None else ():
+                self._take(mode, copy, snapshot, publish)
             is_added_to = held.is_summed and mode is not MergeMode.SHIFT
-            if (is_trained or is_added_to) and mode is not MergeMode.REPLACE:
-                for mine, sealed, outer in copies.pieces(local, snapshot, publish):
-                    self._merge(mine, sealed, outer, mode)
+            if is_trained or is_added_to:
+                self._take(mode, local, snapshot, publish)
             elif mode is MergeMode.REPLACE or (mode is not MergeMode.SHIFT and _is_as(snapshot, local)):
                 copies.to_local(publish, local)
+
+    def _take(self, mode: MergeMode, local: Tensor, snapshot: Tensor, publish: Tensor) -> None:
+        if mode is MergeMode.REPLACE:
+            copies.to_local(publish, local)
+            return
+        for mine, sealed, outer in copies.pieces(local, snapshot, publish):
+            self._merge(mine, sealed, outer, mode)
 
     def _merge(self, local: Tensor, snapshot: Tensor, publish: Tensor, mode: MergeMode) -> None:
         new = publish.to(local.device, copy=True)

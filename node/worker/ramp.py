@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
+from atoll.node.worker.optimizers import NodeOptimizer
 from atoll.protocol.errors import ConfigError
 
 RampSteps = int | Literal["beta2"]
@@ -30,6 +31,18 @@ def num_ramp_steps(asked: RampSteps, optimizers: Sequence[torch.optim.Optimizer]
         kinds = ", ".join(type(optimizer).__name__ for optimizer in optimizers)
         raise ConfigError(f'ramp_steps is "beta2", and {kinds} has none; give the number of steps')
     return math.ceil(2 / (1 - float(max(betas))) - 1e-6)  # 1 - 0.95 is a little more than 0.05
+
+
+def steps_of_ramp(asked: RampSteps | None, usual: int, optimizers: Sequence[torch.optim.Optimizer]) -> int:
+    """`asked` by the script; None: `usual`, those of the run. Raises ConfigError."""
+    if not any(isinstance(optimizer, NodeOptimizer) for optimizer in optimizers):
+        return num_ramp_steps(usual if asked is None else asked, optimizers)
+    if asked:
+        raise ConfigError(
+            f"ramp_steps is {asked}, and the nodes do the steps: their moments are never fresh, and all sites need the "
+            "same learning rate; leave it out"
+        )
+    return 0
 
 
 class LearningRateRamp:

@@ -101,6 +101,7 @@ class StoredState:
         self._fits: dict[_Key, dict[str, Any]] = {}
         self._groups: dict[_Key, dict[str, Any]] = {}
         self._parts: dict[_Key, dict[str, list[Part]]] = {}
+        self._copies: dict[int, set[str]] = {}
         self._plain: dict[_Key, dict[str, list[tuple[Path, Any]]]] = {}
         for path, file in files.items():
             slices = {name: dict(item) for name, item in file["slices"].items()}
@@ -108,6 +109,7 @@ class StoredState:
                 name: Slice(tuple(item.pop("offsets")), tuple(item.pop("sizes"))) for name, item in slices.items()
             }
             for index, optimizer in enumerate(file["optimizers"]):
+                self._copies.setdefault(index, set()).update(optimizer.get("copies", ()))
                 if path == own:
                     self._own_slices = {(index, n): places[n] for n in optimizer["written"]} | self._own_slices
                 for group in optimizer["groups"]:
@@ -117,6 +119,8 @@ class StoredState:
                             kind = {"optimizer": optimizer["kind"], "switches": group["switches"]}
                             self._fits.setdefault((index, name), kind | slices[name])
             for name, item in file["tensors"].items():
+                if "optimizer" not in item:
+                    continue  # the script's own
                 index, parameter, key = item["optimizer"], item["parameter"], item["key"]
                 part = Part(
                     path=path,
@@ -151,6 +155,10 @@ class StoredState:
     def group(self, optimizer: int, parameter: str) -> Mapping[str, Any]:
         """Hyperparameters of the group that it was in: "first" when its script began, and "now"."""
         return self._groups[optimizer, parameter]
+
+    def copies(self, optimizer: int) -> set[str]:
+        """Keys of its state under which it has copies of parameters."""
+        return self._copies.get(optimizer, set())
 
     def wanted(self, needed: Iterable[Needed]) -> list[Wanted]:
         """Raises HostError if the state is of another model or optimizer, or does not have all of a slice."""

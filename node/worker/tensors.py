@@ -47,9 +47,8 @@ OWN_PARAMETERS = {
     "DeepSpeed keeps fp32 masters": ("fp32_groups_flat", "single_partition_of_fp32_groups"),
     "Megatron keeps fp32 masters": ("fp32_from_float16_groups", "shard_fp32_from_float16_groups"),
     "apex keeps fp32 masters": ("fp32_from_fp16_groups", "master_weights"),
-    "it keeps fp32 masters": ("master_param", "master_params", "fp32_param"),
     "a look-ahead keeps slow weights": ("slow_param", "slow_buffer", "slow_params"),
-    "a schedule-free optimizer keeps averaged weights": ("z", "train_mode"),
+    "a schedule-free optimizer keeps averaged weights": ("train_mode",),
     "it keeps averaged weights": ("swa_buffer", "ema", "averaged_model", "averager"),
 }
 """What optimizers keep parameters of their own for, and the attributes, state keys and group keys that tell of it."""
@@ -167,7 +166,8 @@ def find_tensors(
     """List what `modules` hold, under names that do not depend on wrappers or parallelism.
 
     `buffers` maps patterns of names (as in fnmatch; the first that fits counts) to policies; else floating-point
-    buffers are averaged and all others taken from the lowest contributor. Buffers that are not persistent are left out.
+    buffers are averaged and all others taken from the lowest contributor. A frozen parameter that a pattern names is a
+    buffer too: else it keeps the run's first values. Buffers that are not persistent are left out.
     `has_own_frozen`: of frozen parameters an empty tensor is listed whose name has their hash.
     Raises ConfigError, naming the tensor, for what could not be kept in step with the other sites.
     """
@@ -228,8 +228,8 @@ def find_tensors(
         held.append(_held(stand_in, Role.BUFFER_LOCAL, 0, False))
     if unmatched:
         pattern = min(unmatched)
-        known = [item.name for item in found if not isinstance(item.tensor, nn.Parameter)]
-        raise ConfigError(f'buffers: no buffer is named "{pattern}"; {nearest(pattern, known)}')
+        known = [i.name for i in found if not (isinstance(i.tensor, nn.Parameter) and i.tensor.requires_grad)]
+        raise ConfigError(f'buffers: no buffer and no frozen parameter is named "{pattern}"; {nearest(pattern, known)}')
     if not any(h.spec.role is Role.TRAINABLE for h in held):
         raise ConfigError("the model given to atoll.join has no trainable parameter")
     check_shared_storage(
@@ -299,9 +299,11 @@ def _check_tied(items: Sequence[_Found]) -> None:
 
 
 def _role(item: _Found, is_trainable: bool, policies: Mapping[str, BufferPolicy], unmatched: set[str]) -> Role:
-    if isinstance(item.tensor, nn.Parameter):
-        return Role.TRAINABLE if is_trainable else Role.FROZEN
+    if is_trainable:
+        return Role.TRAINABLE
     role = Role.BUFFER_MEAN if item.tensor.is_floating_point() else Role.BUFFER_LOWEST
+    if isinstance(item.tensor, nn.Parameter):
+        role = Role.FROZEN
     fits = [pattern for pattern in policies if fnmatchcase(item.name, pattern)]
     unmatched.difference_update(fits)
     if fits:

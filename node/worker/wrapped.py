@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import torch
 
-WRAPPERS = {"AcceleratedOptimizer": "optimizer", "LightningOptimizer": "optimizer"}
-"""By the names of classes: the attribute that has the optimizer. Their libraries are not imported here."""
-
 
 def unwrapped(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """The optimizer inside of what accelerate or Lightning makes of it."""
-    while (attribute := WRAPPERS.get(type(optimizer).__name__)) is not None:
-        inner = getattr(optimizer, attribute, None)
+    """The optimizer inside of what accelerate or Lightning makes of it; itself, where it is one of torch."""
+    while not (isinstance(optimizer, torch.optim.Optimizer) and "_optimizer_step_pre_hooks" in vars(optimizer)):
+        inner = getattr(optimizer, "optimizer", None)
         if not isinstance(inner, torch.optim.Optimizer):
             break
         optimizer = inner

@@ -165,7 +165,9 @@ def test_buffer_policies() -> None:
     roles = {t.name: t.role for t in found.manifest.tensors}
     assert roles["b.1.running_var"] is Role.BUFFER_LOCAL
     assert roles["b.1.running_mean"] is Role.BUFFER_LOWEST
-    with pytest.raises(ConfigError, match=r'no buffer is named "b.1.runing_mean".*b.1.running_mean'):
+    with pytest.raises(
+        ConfigError, match=r'no buffer and no frozen parameter is named "b.1.runing_mean".*b.1.running_mean'
+    ):
         find(Net(), buffers={"b.1.runing_mean": "mean"})
     with pytest.raises(ConfigError, match=r"'men'.*mean"):
         find(Net(), buffers={"*": "men"})
@@ -240,6 +242,8 @@ def test_optimizers_with_parameters_of_their_own_are_refused() -> None:
         find_tensors([net], [Masters(net.parameters(), lr=0.1)])
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     optimizer.state[net.weight]["z"] = torch.zeros(2, 2)
+    find_tensors([net], [optimizer])  # a name is no proof
+    optimizer.param_groups[0]["train_mode"] = True
     with pytest.raises(ConfigError, match="schedule-free"):
         find_tensors([net], [optimizer])
     with pytest.raises(ConfigError, match="got a Wrapper"):

@@ -1,0 +1,70 @@
+"""What a script does that would go wrong without a word, looked for while it trains: the site names it and ends."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+
+import torch
+
+from atoll.node.worker.constant_buffers import ConstantBuffers
+from atoll.node.worker.optimizer_copies import Copies, OptimizerCopies
+from atoll.node.worker.optimizers import NodeOptimizer
+from atoll.node.worker.step_count import StepCount
+from atoll.node.worker.taken_back import TakenBack
+from atoll.node.worker.tensors import ModelTensors
+from atoll.protocol.errors import ConfigError
+
+
+class ScriptChecks:
+    """Of one rank. Where the nodes do the steps, its optimizers have nothing of their own to look for."""
+
+    def __init__(self, tensors: ModelTensors, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        self._tensors, self._optimizers = tensors, optimizers
+        own = [optimizer for optimizer in optimizers if not isinstance(optimizer, NodeOptimizer)]
+        self.copies = OptimizerCopies(tensors, own)
+        self._taken_back = TakenBack(tensors, own) if own else None
+        self._steps = StepCount(own) if own else None
+        self._constant = ConstantBuffers(tensors.held)
+
+    def is_step(self) -> bool:
+        """At each call of `site.step`. Raises ConfigError, see `StepCount` and `TakenBack`."""
+        if self._steps is not None and not self._steps.is_step():
+            return False
+        if self._taken_back is not None:
+            self._taken_back.stepped()
+        return True
+
+    def check(self, num_steps: int) -> None:
+        """Before a snapshot of so many steps of the site. Raises ConfigError, naming the parameter, for one that is
+        trained only since join, and for one in whose place the model has another.
+        """
+        check_in_place(self._tensors)
+        self._constant.look(num_steps)
+        self._tensors.check_trained(self._optimizers)
+
+    def close(self) -> None:
+        """Nothing of them is left in the optimizers."""
+        if self._steps is not None and self._taken_back is not None:
+            self._steps.close()
+            self._taken_back.close()
+
+    @contextmanager
+    def update(self, *, is_restored: bool = False) -> Iterator[Copies]:
+        """Within it an update is taken: gives the optimizers' copies, which take it too. `is_restored`: the optimizers
+        are as a checkpoint had them, and did no step since."""
+        watched = self._taken_back.update(has_old_state=is_restored) if self._taken_back is not None else nullcontext()
+        with watched:
+            yield self.copies.find(is_restored=is_restored)
+        self._constant.taken()
+
+
+def check_in_place(tensors: ModelTensors) -> None:
+    """Raises ConfigError, naming it, for a parameter that the model had at `atoll.join` and has no more."""
+    for held in tensors.held:
+        if held.parameter is not None and held.owner._parameters.get(held.key) is not held.parameter:
+            raise ConfigError(
+                f"{held.spec.name!r} is another Parameter than at atoll.join, so the other sites would get the old "
+                "one: change values in place (load_state_dict without assign=True, .copy_ under torch.no_grad), and "
+                "replace, convert or wrap parameters before atoll.join"
+            )

@@ -1,0 +1,89 @@
+"""Steps are what the optimizers do, and not how often `site.step` is called: once a microbatch, or after a step that a
+GradScaler left out, a call stands for no step, and its tokens have no weight in the average."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from atoll.node.worker.local_steps import local_of
+from atoll.node.worker.optimizer_copies import sample_places
+from atoll.protocol.errors import ConfigError
+
+MAX_IDLE = 32
+"""Calls without a step; more are an error where they are a third of all. A GradScaler that begins with 2**16 leaves out
+16 steps at most until its scale is 1."""
+NUM_TENSORS = 8
+"""That tell whether parameters moved."""
+
+
+class StepCount:
+    """Of one rank's optimizers. Until one of them has done a step that torch tells of, a call is believed, unless
+    gradients lie there unused."""
+
+    def __init__(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        self._parameters = [p for o in optimizers for group in o.param_groups for p in group["params"]]
+        self._handles = [stepping(optimizer).register_step_post_hook(self._after_step) for optimizer in optimizers]
+        self._stepped = self._has_stepped = self._is_believed = False
+        self._num_calls = self._num_idle = 0
+        self._at_idle: list[Tensor] = []  # values at the last call, if that was without a step
+
+    def is_step(self) -> bool:
+        """At each call of `site.step`: whether it stands for a step. Raises ConfigError where calls without one go
+        on."""
+        self._num_calls += 1
+        if self._is_believed or self._stepped or not (self._has_stepped or self._has_gradients()):
+            self._stepped, self._at_idle = False, []
+            return True
+        before, self._at_idle = self._at_idle, self._sample()
+        if before and not all(map(torch.equal, before, self._at_idle)):
+            self._is_believed = True  # a captured graph, a step of the script's own: torch's hook is not called
+            self.close()
+            sys.stderr.write("atoll: steps of the optimizer are not seen, so each call of site.step counts as one\n")
+            return True
+        self._num_idle += 1
+        if self._num_idle > MAX_IDLE and 3 * self._num_idle >= self._num_calls:
+            raise ConfigError(
+                f"site.step was called {self._num_calls} times, and in {self._num_idle} of them no optimizer given to "
+                "atoll.join had done a step since the call before: call site.step once after each optimizer.step(), "
+                "with the tokens of all its microbatches; where a GradScaler leaves steps out, its scale does not "
+                "settle: look for values that are not finite"
+            )
+        if self._num_idle == 1:
+            sys.stderr.write(
+                "atoll: site.step was called without a step of the optimizer since the call before (a microbatch, or a "
+                "step that a GradScaler left out): it does not count, nor do its tokens; said once, and an error if it "
+                "goes on\n"
+            )
+        return False
+
+    def close(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+
+    def _after_step(self, optimizer: torch.optim.Optimizer, *_of_step: object) -> None:
+        found_inf = getattr(optimizer, "found_inf", None)  # a GradScaler's word to a fused optimizer, which obeys
+        self._stepped |= found_inf is None or not bool(found_inf)
+        self._has_stepped = True
+
+    def _has_gradients(self) -> bool:
+        return any(parameter.grad is not None for parameter in self._parameters)
+
+    @torch.no_grad()
+    def _sample(self) -> list[Tensor]:
+        locals_ = [local_of(parameter) for parameter in self._parameters if local_of(parameter).numel()]
+        chosen = locals_[:: max(1, len(locals_) // NUM_TENSORS)][:NUM_TENSORS]
+        return [local[sample_places(local)].clone() if local.dim() else local.clone() for local in chosen]
+
+
+def stepping(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """The one whose steps torch tells of: a wrapper that did not call `Optimizer.__init__` has one within."""
+    seen: set[int] = set()
+    while not hasattr(type(optimizer).step, "hooked") and id(optimizer) not in seen:
+        seen.add(id(optimizer))
+        inner = [value for value in vars(optimizer).values() if isinstance(value, torch.optim.Optimizer)]
+        optimizer = inner[0] if inner else optimizer
+    return optimizer

@@ -1,0 +1,75 @@
+"""Training scripts that go wrong in silence."""
+
+from __future__ import annotations
+
+from tests.mutation.mutation import Mutation
+
+SCRIPTS = "tests/unit/worker/test_scripts.py"
+STATE = "tests/unit/worker/test_script_state.py"
+
+MUTATIONS = (
+    Mutation(
+        name="masters that were found do not take the update",
+        rule="what comes from the other sites reaches the copies that an optimizer trains",
+        where="node.worker.pieces:SharedTensors.apply",
+        old="                self._take(mode, copy, snapshot, publish)\n",
+        new="                pass\n",
+        tests=(f"{SCRIPTS}::test_masters_that_are_found_take_the_update",),
+    ),
+    Mutation(
+        name="an update that is taken back is chance for ever",
+        rule="an optimizer that takes back what comes from the other sites is refused by name",
+        where="node.worker.taken_back:TakenBack._close",
+        old="self._strikes = struck",
+        new="self._strikes = set()",
+        tests=(f"{SCRIPTS}::test_an_optimizer_that_takes_updates_back_is_refused_by_name",),
+    ),
+    Mutation(
+        name="masters of a checkpoint are left as they were",
+        rule="after a crash the copies of parameters get the run's values, as the checkpoint names them",
+        where="node.worker.optimizer_state:OptimizerState.restore",
+        old="            keys.update(stored.copies(index))\n",
+        new="            pass\n",
+        tests=(f"{STATE}::test_masters_take_the_runs_values_after_a_crash",),
+    ),
+    Mutation(
+        name="a replaced parameter is sent on",
+        rule="a parameter that the model does not have any more is refused by name before a snapshot",
+        where="node.worker.script_checks:ScriptChecks.check",
+        old="        check_in_place(self._tensors)\n",
+        new="",
+        tests=(f"{SCRIPTS}::test_a_parameter_that_was_replaced_after_join_is_refused",),
+    ),
+    Mutation(
+        name="a call without a step counts",
+        rule="steps are those of the optimizer, and tokens of no step have no weight",
+        where="node.worker.step_count:StepCount.is_step",
+        old="self._is_believed or self._stepped or not",
+        new="self._is_believed or self._stepped or True or not",
+        tests=(f"{SCRIPTS}::test_calls_without_a_step_count_nothing_and_are_said_once",),
+    ),
+    Mutation(
+        name="calls without a step go on for ever",
+        rule="calls of site.step without a step are an error when they go on",
+        where="node.worker.step_count:StepCount.is_step",
+        old="self._num_idle > MAX_IDLE and",
+        new="self._num_idle > 10**6 and",
+        tests=(f"{SCRIPTS}::test_a_call_at_each_microbatch_is_an_error",),
+    ),
+    Mutation(
+        name="a scheduler goes on from another learning rate",
+        rule="a scheduler that is kept keeps the learning rates of its optimizer",
+        where="node.worker.script_state:ScriptState.restore",
+        old="                    _set_rates(group, rates)\n",
+        new="                    pass\n",
+        tests=(f"{STATE}::test_a_scheduler_and_an_ema_go_on_after_a_crash",),
+    ),
+    Mutation(
+        name="a frozen parameter has no policy",
+        rule="patterns of buffers= may name frozen parameters",
+        where="node.worker.tensors:_role",
+        old="        role = Role.FROZEN\n",
+        new="        return Role.FROZEN\n",
+        tests=(f"{SCRIPTS}::test_a_frozen_parameter_with_a_policy_is_averaged_and_comes_to_joiners",),
+    ),
+)

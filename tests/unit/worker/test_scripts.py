@@ -1,0 +1,377 @@
+"""Scripts that would go wrong without a word, against a node in memory: each is put right, or ends with its name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+import atoll
+from atoll.node.core.events import Answer, MergeMode
+from atoll.node.worker import join as join_module
+from atoll.node.worker import joined_site
+from atoll.node.worker.script_checks import ScriptChecks
+from atoll.node.worker.site import Step
+from atoll.node.worker.taken_back import NUM_STEPS
+from atoll.node.worker.tensors import find_tensors
+from atoll.protocol.errors import ConfigError
+from atoll.protocol.settings import RunSettings
+from tests.harness.copying_optimizers import InState, Lookahead, Unfindable, Within
+from tests.harness.fake_group import fake_rank
+from tests.harness.fake_node import SNAPSHOT, STOP, FakeNode, apply
+
+SETTINGS = RunSettings(run_id="r", steps=100)
+REPLACE, MERGE = MergeMode.REPLACE, MergeMode.MERGE
+BETWEEN = 8
+"""Steps from an update to the next one."""
+Make = Callable[[nn.Module], torch.optim.Optimizer]
+
+
+@pytest.fixture
+def node(monkeypatch: pytest.MonkeyPatch) -> FakeNode:
+    fake = FakeNode()
+    monkeypatch.setattr(join_module, "connect", lambda: fake.connection(SETTINGS))
+    monkeypatch.setattr(joined_site, "disconnect", fake.close)
+    return fake
+
+
+def network(dtype: torch.dtype = torch.float32) -> nn.Sequential:
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 8)).to(dtype)
+
+
+def train(net: nn.Module, optimizer: torch.optim.Optimizer, seed: int) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    optimizer.zero_grad()
+    dtype = next(net.parameters()).dtype
+    inputs, targets = (torch.randn(16, 8, generator=generator).to(dtype) for _ in range(2))
+    loss: Tensor = (net(inputs) - targets).square().mean()
+    loss.backward()  # type: ignore[no-untyped-call]
+    optimizer.step()
+    return loss.detach()
+
+
+def seeded(node: FakeNode, next_step: int = BETWEEN) -> list[tuple[int, Answer | Callable[[], Answer]]]:
+    def take() -> Answer:
+        node.publish[:] = node.snapshot
+        return apply(REPLACE, next_step, fresh=True)
+
+    return [(0, SNAPSHOT), (0, take)]
+
+
+def updates(node: FakeNode, num: int, mode: MergeMode = REPLACE) -> list[tuple[int, Answer | Callable[[], Answer]]]:
+    """Each moves every weight at random, by much more than a step does."""
+
+    def update(number: int) -> Callable[[], Answer]:
+        def take() -> Answer:
+            generator = torch.Generator().manual_seed(100 + number)
+            sealed = torch.frombuffer(node.snapshot, dtype=torch.float32)
+            moved = torch.frombuffer(node.publish, dtype=torch.float32)
+            moved.copy_(sealed + 0.5 * torch.randn(len(sealed), generator=generator))
+            return apply(mode, (number + 2) * BETWEEN, version=number + 1)
+
+        return take
+
+    questions: list[tuple[int, Answer | Callable[[], Answer]]] = []
+    for number in range(num):
+        questions += [((number + 1) * BETWEEN, SNAPSHOT), ((number + 1) * BETWEEN, update(number))]
+    return questions
+
+
+@pytest.mark.parametrize("mode", [REPLACE, MERGE])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", [InState, Within])
+def test_masters_that_are_found_take_the_update(
+    node: FakeNode, kind: type[InState] | type[Within], dtype: torch.dtype, mode: MergeMode
+) -> None:
+    net = network(dtype)
+    optimizer = kind(net.parameters(), lr=1e-3)
+    node.script = [*seeded(node), *updates(node, 4, mode), (5 * BETWEEN, STOP)]
+    with atoll.join(net, optimizer, ramp_steps=0) as site:
+        while site.running:
+            train(net, optimizer, site.inner_step)
+            if not site.step(tokens=1).synced:
+                continue
+            outer = torch.tensor(node.values(node.publish, "0.weight")).view(16, 8)
+            weight = net[0].get_parameter("weight")
+            taken = weight.detach().clone()
+            torch.testing.assert_close(taken.float(), outer.to(dtype).float())
+            masters = optimizer._twins[0] if isinstance(optimizer, Within) else optimizer.state[weight]["w32"]
+            if mode is REPLACE or dtype is torch.float32:
+                assert torch.equal(masters, outer), "to the bit"
+            else:
+                assert 0 < ((masters - outer) / outer).abs().median() < 2**-8, "with what the cast had lost before"
+            train(net, optimizer, 0)
+            moved = (net[0].get_parameter("weight") - taken).abs().max()
+            assert moved < 0.05, "a step, and not the way back"
+            with torch.no_grad():
+                net[0].get_parameter("weight").copy_(taken)
+                masters.copy_(outer)
+    assert len(node.said("merged")) == 5
+
+
+def lookahead(net: nn.Module) -> torch.optim.Optimizer:
+    return Lookahead(torch.optim.AdamW(net.parameters(), lr=1e-3))
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda net: Unfindable(net.parameters(), lr=1e-3), r"Unfindable took back (9\d|100)% of what came from the"),
+        (lookahead, r"Lookahead took back (4\d|5\d)% of what came from the other sites"),
+    ],
+    ids=["masters", "look-ahead"],
+)
+def test_an_optimizer_that_takes_updates_back_is_refused_by_name(node: FakeNode, make: Make, words: str) -> None:
+    net = network()
+    optimizer = make(net)
+    node.script = [*seeded(node), *updates(node, 4), (5 * BETWEEN, STOP)]
+    with atoll.join(net, optimizer, ramp_steps=0) as site:
+
+        def go_on() -> None:
+            while site.running:
+                train(net, optimizer, site.inner_step)
+                site.step(tokens=1)
+
+        with pytest.raises(ConfigError, match=words):
+            go_on()
+    assert site.inner_step <= 3 * BETWEEN + BETWEEN, "the second update showed it"
+
+
+@pytest.mark.parametrize("mode", [REPLACE, MERGE])
+@pytest.mark.parametrize("kind", ["SGD", "AdamW", "Muon", "Adafactor", "NAdam", "Rprop"])
+def test_optimizers_of_torch_take_nothing_back(node: FakeNode, kind: str, mode: MergeMode) -> None:
+    """With steps as large as the updates are, and one network that learns what it is given."""
+    net = network()
+    muon = [p for p in net.parameters() if p.dim() == 2]
+    made = getattr(torch.optim, kind)(muon if kind == "Muon" else net.parameters(), lr=0.2)
+    rest = [torch.optim.SGD([p for p in net.parameters() if p.dim() == 1], lr=0.2)] if kind == "Muon" else []
+    node.script = [*seeded(node), *updates(node, 5, mode), (6 * BETWEEN, STOP)]
+    with atoll.join(net, [made, *rest], ramp_steps=0) as site:
+        while site.running:
+            train(net, made, 0)
+            site.step(tokens=1)
+    assert len(node.said("merged")) == 6
+
+
+@pytest.mark.parametrize("how", ["assigned", "replaced"])
+def test_a_parameter_that_was_replaced_after_join_is_refused(node: FakeNode, how: str) -> None:
+    """The old one would be sent, and the new one never take an update."""
+    net = network()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    node.script = [*seeded(node, 1), (1, SNAPSHOT)]
+    with atoll.join(net, optimizer) as site:
+        if how == "assigned":
+            net.load_state_dict({name: value.clone() for name, value in net.state_dict().items()}, assign=True)
+        else:
+            net[0].weight = nn.Parameter(net[0].get_parameter("weight").detach().clone())
+        with pytest.raises(ConfigError, match=r"'0\.(bias|weight)' is another Parameter than at atoll\.join"):
+            site.step(tokens=1)
+    assert len(node.said("sealed")) == 1
+
+
+def test_calls_without_a_step_count_nothing_and_are_said_once(
+    node: FakeNode, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As where a GradScaler leaves a step out: neither the step nor its tokens are in what the sites average, nor is
+    its loss, which may not be finite."""
+    net = network()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    node.script = [*seeded(node, 3), (3, SNAPSHOT), (3, STOP)]
+    steps: list[Step] = []
+    bad = {0, 2, 3}  # the first one before any step
+    with atoll.join(net, optimizer) as site:
+        for number in range(6):
+            loss = net(torch.ones(1, 8)).sum() * (float("inf") if number in bad else 1.0)
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            steps.append(site.step(tokens=10, loss=loss.detach()))
+            optimizer.zero_grad()
+    assert [step.inner_step for step in steps] == [0, 1, 1, 1, 2, 3]
+    (_, sealed) = node.said("sealed")
+    assert (sealed["tokens"], sealed["num_steps"]) == (30, 3)
+    assert capsys.readouterr().err.count("site.step was called without a step of the optimizer") == 1
+
+
+def test_a_call_at_each_microbatch_is_an_error(node: FakeNode) -> None:
+    net = network()
+    optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
+    node.script = seeded(node, 1000)
+    num_calls = 0
+    with atoll.join(net, optimizer) as site:
+
+        def go_on() -> None:
+            nonlocal num_calls
+            while True:
+                net(torch.ones(1, 8)).sum().backward()
+                num_calls += 1
+                if num_calls % 2 == 0:
+                    optimizer.step()
+                    optimizer.zero_grad()
+                site.step(tokens=10)
+
+        with pytest.raises(ConfigError, match=r"call site\.step once after each optimizer\.step"):
+            go_on()
+    assert num_calls < 100
+
+
+def test_steps_that_torch_does_not_tell_of_count(node: FakeNode, capsys: pytest.CaptureFixture[str]) -> None:
+    """A captured graph does the optimizer's step without calling it."""
+    net = network()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    node.script = [*seeded(node, 20), (20, STOP)]
+    num_calls = 0
+    with atoll.join(net, optimizer) as site:
+        train(net, optimizer, 0)
+        while site.running:
+            site.step(tokens=10)
+            num_calls += 1
+            with torch.no_grad():
+                for parameter in net.parameters():
+                    parameter.sub_(parameter.grad, alpha=0.1) if parameter.grad is not None else None
+    assert num_calls == 21, "one before it was found out"
+    assert "each call of site.step counts as one" in capsys.readouterr().err
+
+
+class Teaching(nn.Module):
+    """A student that is trained, and a teacher that follows it, as a target network does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.student = nn.Linear(4, 4)
+        self.teacher = nn.Linear(4, 4).requires_grad_(False)
+
+    def follow(self) -> None:
+        with torch.no_grad():
+            for mine, of_student in zip(self.teacher.parameters(), self.student.parameters(), strict=True):
+                mine.lerp_(of_student, 0.5)
+
+
+def test_a_frozen_parameter_with_a_policy_is_averaged_and_comes_to_joiners(node: FakeNode) -> None:
+    net = Teaching()
+    optimizer = torch.optim.SGD(net.student.parameters(), lr=0.1)
+
+    def of_others() -> Answer:
+        node.values(node.publish, "teacher.weight")[:] = 7.0
+        return apply(REPLACE, 2, version=1)
+
+    node.script = [*seeded(node, 1), (1, SNAPSHOT), (1, of_others), (2, STOP)]
+    with atoll.join(net, optimizer, buffers={"teacher.*": "mean"}) as site:
+        net.follow()
+        sent = net.teacher.weight.detach().clone()
+        site.step(tokens=1)
+        assert node.values(node.snapshot, "teacher.weight").tolist() == sent.flatten().tolist()
+        assert set(net.teacher.weight.flatten().tolist()) == {7.0}
+        assert not net.teacher.weight.requires_grad
+        site.step(tokens=1)
+
+
+def test_a_frozen_parameter_that_changes_is_refused_with_the_policy_to_choose(node: FakeNode) -> None:
+    net = Teaching()
+    optimizer = torch.optim.SGD(net.student.parameters(), lr=0.1)
+    node.script = [*seeded(node, 1), (1, SNAPSHOT)]
+    with atoll.join(net, optimizer) as site:
+        net.follow()
+        with pytest.raises(ConfigError, match=r"'teacher\.bias' is frozen.*buffers=\{\"teacher\.bias\": \"mean\"\}"):
+            site.step(tokens=1)
+    with pytest.raises(ConfigError, match=r"no buffer and no frozen parameter is named \"student\.\*\""):
+        atoll.join(net, optimizer, buffers={"student.*": "mean"})
+
+
+@pytest.mark.parametrize("is_written", [False, True])
+def test_large_buffers_that_never_change_are_said_once(
+    node: FakeNode, capsys: pytest.CaptureFixture[str], is_written: bool
+) -> None:
+    net = network()
+    net.register_buffer("mask", torch.zeros(512, 512))
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+
+    def same(next_step: int) -> Callable[[], Answer]:
+        def take() -> Answer:
+            node.publish[:] = node.snapshot
+            return apply(REPLACE, next_step, version=next_step - 1)
+
+        return take
+
+    node.script = [*seeded(node, 1), (1, SNAPSHOT), (1, same(2)), (2, SNAPSHOT), (2, same(3)), (3, STOP)]
+    with atoll.join(net, optimizer) as site:
+        while site.running:
+            if is_written:
+                net.get_buffer("mask").add_(1.0)
+            site.step(tokens=1)
+    said = capsys.readouterr().err
+    assert said.count("1 buffers that training does not change are sent at every sync, 1 MiB") == 1 - is_written
+    assert ("'mask'" in said) != is_written
+
+
+def test_a_wrapper_that_only_passes_on_is_seen_through(node: FakeNode) -> None:
+    """As accelerate's: no hook of torch is in it, which the rising learning rate of a joiner needs."""
+
+    class Accelerated(torch.optim.Optimizer):
+        def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+            self.optimizer = optimizer
+
+        @property
+        def param_groups(self) -> list[dict[str, object]]:  # type: ignore[override]
+            return self.optimizer.param_groups
+
+        def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+            self.optimizer.step()
+
+        def zero_grad(self, set_to_none: bool = True) -> None:
+            self.optimizer.zero_grad(set_to_none)
+
+    net = network()
+    optimizer = Accelerated(torch.optim.AdamW(net.parameters(), lr=0.01))
+    node.script = [(0, apply(REPLACE, 2, run_step=500, fresh=True)), (2, STOP)]
+    with atoll.join(net, optimizer, ramp_steps=3) as site:
+        for number in range(2):
+            train(net, optimizer, number)
+            site.step(tokens=1)
+    assert not site.running
+
+
+class Sharded:
+    """A rank's shards under checks, and updates of its own: what others do is not asked."""
+
+    def __init__(self, kind: type[InState]) -> None:
+        self.net = network()
+        fully_shard(self.net, mesh=init_device_mesh("cpu", (2,)))
+        self.optimizer = kind(self.net.parameters(), lr=1e-3)
+        self.tensors = find_tensors([self.net], [self.optimizer])
+        self.checks = ScriptChecks(self.tensors, [self.optimizer])
+
+    def go_on(self) -> list[int]:
+        """How many parameters had copies at each update."""
+        found = []
+        for number in range(3):
+            for _ in range(NUM_STEPS + 1):
+                for parameter in self.net.parameters():
+                    parameter.grad = torch.full_like(parameter, 0.1)
+                self.optimizer.step()
+                assert self.checks.is_step()
+            self.checks.check(1)
+            generator = torch.Generator().manual_seed(number)
+            with self.checks.update() as copies, torch.no_grad():
+                found.append(len(copies))
+                for held in self.tensors.held:
+                    assert held.parameter is not None
+                    moved = torch.randn(held.local().shape, generator=generator)
+                    for local in (held.local(), *copies.get(held.parameter, ())):
+                        local.add_(moved)
+        return found
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_of_shards_each_rank_looks_at_its_own(rank: int) -> None:
+    """Masters of a DTensor are DTensors."""
+    with fake_rank(rank, 2):
+        assert Sharded(InState).go_on() == [4, 4, 4]
+        with pytest.raises(ConfigError, match=r"Unfindable took back"):
+            Sharded(Unfindable).go_on()
