@@ -35,6 +35,7 @@ from atoll.coordinator.core.records import (
     ExclusionRecord,
     FinishedRecord,
     ForgetRecord,
+    InfluencesRecord,
     InviteForgottenRecord,
     InviteRecord,
     LeaseRecord,

@@ -101,6 +101,16 @@ class WeightsRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class InfluencesRecord:
+    """What the reducers of an attempt average with, with `sync.robust = "gram"`."""
+
+    sync: int
+    attempt: int
+    influences: tuple[int, ...]
+    """Of each contributor, in their order."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CommitRecord:
     commit: Commit
     mean_loss: float | None
@@ -290,5 +300,5 @@ Record = (
     SiteRecord | ForgetRecord | ManifestRecord | OpenRecord | PlanRecord | WeightsRecord | CommitRecord | AbandonRecord
     | AttestationRecord | LineRecord | DoneRecord | LeaseRecord | RollbackRecord | ExclusionRecord | BanRecord
     | InviteRecord | InviteForgottenRecord | BanLiftedRecord | AuditRecord | PausedRecord | ResumedRecord | ResetRecord
-    | ChangedRecord | StopRecord | FinishedRecord
+    | ChangedRecord | StopRecord | FinishedRecord | InfluencesRecord
 )  # fmt: skip

@@ -307,6 +307,15 @@ class ExchangeFinished:
 
 
 @dataclass(frozen=True, slots=True)
+class ProductsMade:
+    """In a run that averages by influence: this site has all contributions to what it reduces, and has multiplied them
+    with each other."""
+
+    plan: Plan
+    products: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class ExchangeBroken:
     """`error` says what failed, and with which peer."""
 
@@ -443,5 +452,5 @@ Event = (
     OfWorkers | SessionOpened | SessionLost | Received | Fulfilled | PeersProbed | WorkersExited
     | StateSeeded | StateFetched | FetchFailed | SourcesWanted | ExchangeFinished | ExchangeBroken | CommitApplied
     | ContributionsKept | ErrorsAdvanced | ApplyFailed | StateVerified | ModelSaved | ModelKept | Published
-    | DiskRolledBack | HostsChanged | HostErrors | LeaveAsked | NodeFailed | Tick
+    | ProductsMade | DiskRolledBack | HostsChanged | HostErrors | LeaveAsked | NodeFailed | Tick
 )  # fmt: skip

@@ -174,6 +174,14 @@ class WeighExchange:
 
 
 @dataclass(frozen=True, slots=True)
+class InfluenceExchange:
+    """What the contributions count in the averages of this plan, whose reducers wait for that."""
+
+    plan: m.Plan
+    influences: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class HurryExchange:
     """The ranks wait for this sync: what was to be spread over the time in which they train goes as fast as it can."""
 
@@ -277,6 +285,6 @@ ToRanks = RefuseRank | AnswerWorkers | AnswerDraw
 Output = (
     Send | Beat | Fulfil | StartWorkers | StopWorkers | DescribeCrash | ToRanks | MergePieces | ShareSnapshot
     | SendLayout | SeedState | FetchState | TellFetch | CancelFetch | KeepContributions | BeginExchange | WeighExchange
-    | HurryExchange | CancelExchange | AdvanceErrors | ApplyCommit | PublishState | DropSync | SaveModel | KeepModel
-    | DropModel | DistrustState | RollBack | Report | Exit
+    | InfluenceExchange | HurryExchange | CancelExchange | AdvanceErrors | ApplyCommit | PublishState | DropSync
+    | SaveModel | KeepModel | DropModel | DistrustState | RollBack | Report | Exit
 )  # fmt: skip

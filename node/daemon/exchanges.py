@@ -59,6 +59,8 @@ class Exchanges:
                     self._hub.weigh(plan, weights, roots)
                     self._of_hosts.weigh(plan, weights)
                     self._of_processes.weigh(plan, weights)
+                case out.InfluenceExchange(plan, influences):
+                    self._hub.influence(plan, influences)
                 case out.HurryExchange(sync):
                     self._hub.hurry(sync)
                     self._of_hosts.hurry(sync)
@@ -116,6 +118,7 @@ class Exchanges:
                 roots=begun.roots,
                 spread_s=begun.spread_s,
                 in_flight=begun.in_flight,
+                multiplied=lambda products: self._shell.handle(e.ProductsMade(plan, products)),
             )
             self._shell.tasks.spawn(self._run(exchange))
             self._of_hosts.has_begun(plan)

@@ -310,6 +310,8 @@ class Story(CoordinatorQuestions):
                 assert here == {top.site_id for top in tops}, "a reducer of nothing"
             case m.Weights():
                 assert self.kept_weights.get((message.sync, message.attempt)) == message.tokens, message
+            case m.Influences():
+                assert ("influences", message.sync, message.attempt) in self.kept, message
             case m.Commit():
                 assert ("commit", message.commit, message.sync) in self.kept, message
                 assert not message.final or message.next is None
@@ -495,6 +497,16 @@ class Story(CoordinatorQuestions):
                 averaged=averaged,
             ),
         )
+
+    def multiplies(self, name: str, contributions: str) -> None:
+        """The reducer says inner products: `contributions` are of two numbers each, `3:4,0:1`."""
+        plan, vectors = self.plan(), [[float(x) for x in text.split(":")] for text in contributions.split(",")]
+        products = tuple(
+            sum(a * b for a, b in zip(one, other, strict=True))
+            for place, one in enumerate(vectors)
+            for other in vectors[: place + 1]
+        )
+        self.says(name, m.Products(sync=plan.sync, attempt=plan.attempt, term=plan.term, products=products))
 
     def lists(self, name: str, payloads: str) -> None:
         """One letter for the payload of each chunk."""
@@ -697,6 +709,9 @@ class Story(CoordinatorQuestions):
                 members = next(p.contributors for p in plans if (p.sync, p.attempt) == key)
                 tokens = " ".join(f"{self._name(c.site_id)}:{t}" for c, t in zip(members, message.tokens, strict=True))
                 return f"Weights of plan {message.sync}.{message.attempt}: {tokens}"
+            case m.Influences(influences=influences):
+                shares = " ".join(f"{influence / sum(influences):.3f}" for influence in influences)
+                return f"Influences of plan {message.sync}.{message.attempt}: {shares}"
             case m.Commit():
                 following = f"; then {self._open_in_words(message.next)}" if message.next else "; the last"
                 following = following if message.next or message.final else "; others are open"
@@ -778,6 +793,8 @@ def _identity(record: e.Record) -> tuple[str, int, int]:
             return "plan", plan.sync, plan.attempt
         case e.WeightsRecord():
             return "weights", record.sync, record.attempt
+        case e.InfluencesRecord():
+            return "influences", record.sync, record.attempt
         case e.CommitRecord():
             return "commit", record.commit.commit, record.commit.sync
         case e.OpenRecord():
@@ -834,6 +851,8 @@ def _record_in_words(record: e.Record) -> str:
             return f"plan {first}.{second}"
         case e.WeightsRecord():
             return f"the weights of plan {first}.{second}"
+        case e.InfluencesRecord():
+            return f"the influences of plan {first}.{second}"
         case e.OpenRecord():
             return f"the opening of sync {first}, expecting {' '.join(map(str, record.expected)) or 'nobody'}"
         case e.CommitRecord():

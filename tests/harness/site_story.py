@@ -298,6 +298,8 @@ class SiteStory(SiteQuestions):
                 return f"begins exchange {plan.sync}.{plan.attempt} as {role}"
             case out.WeighExchange(plan, weights):
                 return f"tells exchange {plan.sync}.{plan.attempt} the weights {list(weights)}"
+            case out.InfluenceExchange(plan, influences):
+                return f"tells exchange {plan.sync}.{plan.attempt} the influences {list(influences)}"
             case out.HurryExchange():
                 return "has its exchanges send as fast as they can"
             case out.CancelExchange(sync, attempt):

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 from enum import Enum
 
-from atoll.coordinator.core.events import OpenRecord, PlanRecord, WeightsRecord
+from atoll.coordinator.core.events import InfluencesRecord, OpenRecord, PlanRecord, WeightsRecord
 from atoll.coordinator.core.sync.attempts import Attempt
 from atoll.coordinator.core.sync.blame import Blame, Pair
 from atoll.coordinator.core.sync.decision import Wait
@@ -68,12 +68,13 @@ class Sync:
         *,
         plans: Sequence[PlanRecord] = (),
         weights: Sequence[WeightsRecord] = (),
+        influences: Sequence[InfluencesRecord] = (),
         live: Collection[Start] = (),
         earlier: Collection[Pair] = (),
         not_before: float = 0.0,
     ) -> None:
-        """`plans` and `weights` of a sync that was open when the coordinator ended, and who was in the run then.
-        `earlier`: which exchanges failed in the syncs before. Nothing is planned `not_before`."""
+        """`plans`, `weights` and `influences` of a sync that was open when the coordinator ended, and who was in the run
+        then. `earlier`: which exchanges failed in the syncs before. Nothing is planned `not_before`."""
         self.open: Open = record.open
         self.phase = Phase.COLLECTING
         self.expected: set[int] = set(record.expected)
@@ -91,10 +92,15 @@ class Sync:
         self.wait = ""
         self.story: deque[str] = deque(maxlen=STORY_STEPS)
         if plans:
-            self._resume(plans, weights, live, now)
+            self._resume(plans, weights, influences, live, now)
 
     def _resume(
-        self, plans: Sequence[PlanRecord], weights: Sequence[WeightsRecord], live: Collection[Start], now: float
+        self,
+        plans: Sequence[PlanRecord],
+        weights: Sequence[WeightsRecord],
+        influences: Sequence[InfluencesRecord],
+        live: Collection[Start],
+        now: float,
     ) -> None:
         """Who was planned once and is not in the run or in the last plan any more may have discarded its part."""
         self.attempts = [Attempt(record.plan, now) for record in plans]
@@ -102,6 +108,9 @@ class Sync:
         for attempt in self.attempts:
             if (found := known.get(attempt.plan.attempt)) is not None:
                 attempt.weigh(found, now)
+            for record in influences:
+                if record.attempt == attempt.plan.attempt:
+                    attempt.influence(record, now)
         last = self.attempts[-1]
         self.phase = Phase.EXCHANGING if last.is_weighed else Phase.PLANNED
         here = set(last.starts()) & set(live)
@@ -191,6 +200,10 @@ class Sync:
         """All contributors of the attempt are ready."""
         self._step(Step.WEIGH, "")
         self.attempts[-1].weigh(weights, now)
+
+    def influence(self, found: InfluencesRecord, now: float) -> None:
+        """What the reducers of the attempt average with."""
+        self.attempts[-1].influence(found, now)
 
     def collect_again(self, reason: str, expected: Iterable[int], now: float) -> None:
         """The attempt has failed, and too few are left for another one."""

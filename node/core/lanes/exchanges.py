@@ -22,7 +22,7 @@ LEAST_SENDING, MOST_SENDING = 0.5, 0.9
 DEADLINE_SPREADS = 4
 """The deadline of an exchange is at least so many times as far as the end of its sending: it is by what exchanges took
 before, and they may not have been spread."""
-OfAttempt = m.Plan | m.Weights | m.Done | m.ExchangeFailed | m.ListPayloads | m.Commit
+OfAttempt = m.Plan | m.Weights | m.Influences | m.Done | m.ExchangeFailed | m.ListPayloads | m.Commit
 
 
 def planned(ctx: Context, plan: m.Plan) -> None:
@@ -162,6 +162,35 @@ def weigh(
     ctx.emit(out.WeighExchange(exchange.plan, weights, roots or ()))
 
 
+def multiplied(ctx: Context, event: events.ProductsMade) -> None:
+    """The coordinator finds by it what the contributions count."""
+    exchange = current(ctx, event.plan)
+    if exchange is not None and exchange.is_under_way:
+        plan = event.plan
+        message = m.Products(sync=plan.sync, attempt=plan.attempt, term=plan.term, products=event.products)
+        exchange.products = message
+        ctx.send(message)
+
+
+def influenced(ctx: Context, message: m.Influences) -> None:
+    """The reducers of the attempt average from now on; this site may be one. What it cannot follow it says."""
+    for lane in ctx.site.lanes:
+        if lane.exchange is not None and lane.exchange is current(ctx, message):
+            influence(ctx, lane, lane.exchange, message.influences)
+
+
+def influence(ctx: Context, lane: Lane, exchange: Exchange, influences: tuple[int, ...]) -> None:
+    """As the coordinator says, or a commit."""
+    if exchange.influences or not exchange.is_under_way or not ctx.settings.sync.averages_by_influence:
+        return
+    if len(influences) != len(exchange.plan.contributors) or not all(influences):
+        cancel(ctx, lane)
+        _send_failure(ctx, exchange.plan, "influences that do not fit its plan")
+        return
+    exchange.influences = influences
+    ctx.emit(out.InfluenceExchange(exchange.plan, influences))
+
+
 def _order(said: OfAttempt) -> tuple[int, int, int]:
     return said.sync, said.term, said.attempt
 
@@ -234,7 +263,11 @@ def _say(ctx: Context, exchange: Exchange, message: m.Done | m.ExchangeFailed) -
 def say_again(ctx: Context) -> None:
     """What was said of each exchange, on a new stream."""
     for lane in ctx.site.lanes:
-        if lane.exchange is not None and lane.exchange.said is not None:
+        if lane.exchange is None:
+            continue
+        if lane.exchange.products is not None and not lane.exchange.influences:
+            ctx.send(lane.exchange.products)
+        if lane.exchange.said is not None:
             ctx.send(lane.exchange.said)
 
 
