@@ -67,6 +67,7 @@ def some_settings(**changes: Any) -> RunSettings:
         log_commits=8,
         max_weight_ratio=values.pop("ratio", 16),
         audits=values.pop("audits", 0),
+        robust=values.pop("robust", "warn"),
     )
     return RunSettings(sync=sync, **values)
 
@@ -977,6 +978,7 @@ def _command(story: Story, words: list[str], arguments: dict[str, str]) -> None:
             "asks": lambda: story.sources(name, **values),
             "rebuilt": lambda: story.rebuilt(name, rest[0] if rest else "", **values),
             "lists": lambda: story.lists(name, rest[0]),
+            "multiplies": lambda: story.multiplies(name, rest[0]),
             "hides": lambda: setattr(story.sites[name], "shows", False),
             "leaves": lambda: story.leave(name),
             "drops": lambda: story.drop(name),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -141,8 +140,7 @@ def test_nobody_has_more_voice_than_the_median_contributor() -> None:
 
 
 def a_run(*names: str, **settings: Any) -> Story:
-    base = some_settings(**{"min_sites": len(names), "quorum": 3, "max_sites": 64} | settings)
-    story = Story(replace(base, sync=replace(base.sync, robust="gram")))
+    story = Story(some_settings(**{"min_sites": len(names), "quorum": 3, "max_sites": 64, "robust": "gram"} | settings))
     story.start(*names)
     for name in names:
         story.ready(name, tokens=100)
