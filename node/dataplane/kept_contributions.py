@@ -36,7 +36,10 @@ def check_parts(sync: SyncSettings, num_hosts: int, num_processes: int) -> None:
     if sync.audits:
         setting, why = f"sync.audits = {sync.audits}", "one process keeps all that a site contributes"
     elif sync.averages_by_influence:
-        setting, why = f'sync.robust = "{sync.robust}"', "one process says the inner products of all that a site reduces"
+        setting, why = (
+            f'sync.robust = "{sync.robust}"',
+            "one process says the inner products of all that a site reduces",
+        )
     else:
         return
     raise ConfigError(
