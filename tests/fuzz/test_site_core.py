@@ -91,6 +91,9 @@ def messages(
             instances(m.Plan, **plans, contributors=UNWEIGHED, receivers=UNWEIGHED),
             instances(m.Plan, **plans, contributors=MEMBERS),
             instances(m.Weights, sync=SMALL, attempt=SMALL, term=SMALL, tokens=st.lists(SMALL, max_size=2).map(tuple)),
+            instances(
+                m.Influences, sync=SMALL, attempt=SMALL, term=SMALL, influences=st.lists(SMALL, max_size=2).map(tuple)
+            ),
             instances(m.Abandoned, sync=SMALL, next=st.none() | opens),
             instances(m.Sources, attested=attested, commits=st.lists(commits, max_size=2).map(tuple)),
             instances(

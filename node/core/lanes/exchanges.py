@@ -30,7 +30,7 @@ def planned(ctx: Context, plan: m.Plan) -> None:
     lane = ctx.site.lanes[plan.fragment]
     if any(_order(known) >= _order(plan) for known in lane.plans):
         return
-    if any(member.tokens for member in (*plan.contributors, *plan.receivers)):
+    if any(member.tokens or member.influence for member in (*plan.contributors, *plan.receivers)):
         _send_failure(ctx, plan, "a plan that says weights; they come apart")
         return
     lane.next_plan = plan

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from atoll.node.exchange.sync.attempt import Attempt
+from atoll.protocol.errors import InvalidMessage
 from atoll.protocol.product_messages import MAX_PRODUCTS
 
 Products = tuple[float, ...]
@@ -32,8 +33,10 @@ class Multiplication:
     """By chunk, those that wait for the ones before."""
 
     def __post_init__(self) -> None:
+        """Raises InvalidMessage for a plan of more sites than a run that averages by influence may have."""
         num = self.attempt.num_contributors
-        assert num * (num + 1) // 2 <= MAX_PRODUCTS, "the settings bound the sites of such a run"
+        if num * (num + 1) // 2 > MAX_PRODUCTS:
+            raise InvalidMessage(f"{self.attempt.where}: {num} contributors, in a run that averages by influence")
         self._sums = [0.0] * (num * (num + 1) // 2)
 
     def start(self) -> None:
