@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum, IntEnum
 
+from atoll.node.core.exchange_events import ProductsMade
 from atoll.node.core.host_events import HostErrors, HostsChanged, SlicesArrived, SnapshotShared
 from atoll.node.core.ranks.pieces import SitePieces
 from atoll.node.local_protocol import Said
@@ -304,15 +305,6 @@ class ExchangeFinished:
     """Of the contributions that were averaged here, the one that was nearest to its limit."""
     links: tuple[LinkUse, ...] = ()
     averaged: Averaged | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class ProductsMade:
-    """In a run that averages by influence: this site has all contributions to what it reduces, and has multiplied them
-    with each other."""
-
-    plan: Plan
-    products: tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True)

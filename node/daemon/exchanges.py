@@ -8,6 +8,7 @@ from collections import deque
 from atoll.node import host_protocol as hosts
 from atoll.node.core import events as e
 from atoll.node.core import outputs as out
+from atoll.node.core.exchange_events import ProductsMade
 from atoll.node.daemon.disk_jobs import DiskJobs
 from atoll.node.daemon.exchange_processes.process_exchanges import ProcessExchanges
 from atoll.node.daemon.hosts.leading_exchanges import LeadingExchanges
@@ -118,7 +119,7 @@ class Exchanges:
                 roots=begun.roots,
                 spread_s=begun.spread_s,
                 in_flight=begun.in_flight,
-                multiplied=lambda products: self._shell.handle(e.ProductsMade(plan, products)),
+                multiplied=lambda products: self._shell.handle(ProductsMade(plan, products)),
             )
             self._shell.tasks.spawn(self._run(exchange))
             self._of_hosts.has_begun(plan)

@@ -22,7 +22,6 @@ from atoll.node.dataplane.error_feedback import Errors, leave_over
 from atoll.node.dataplane.kept_contributions import Kept
 from atoll.node.dataplane.outer_state import OuterRecords, PinnedChunk
 from atoll.node.dataplane.outliers import Outlier, above, limits
-from atoll.node.dataplane.products import products_of
 from atoll.node.dataplane.store_files import Bytes
 from atoll.protocol import clipping
 from atoll.protocol.codecs import arithmetic, bundles, kernels, scratch, unchanged
@@ -257,20 +256,6 @@ class SyncData:
             leave_over(way.down, payload, error, np.float32(way.error_beta_down), left)
         self._look_at(spec, contributions, payload)
         return payload
-
-    @property
-    def averages_by_influence(self) -> bool:
-        """Of trainable chunks."""
-        return self.travels.trainable.by_influence
-
-    def is_by_influence(self, chunk: int) -> bool:
-        """Whether what a contribution to it counts is its influence, not its tokens."""
-        return self.travels.of(self.layout.chunks[chunk].role).by_influence
-
-    def products(self, chunk: int, contributions: Contributions) -> tuple[float, ...]:
-        """See `products_of`."""
-        spec = self._sync_chunk(chunk)
-        return products_of(self.travels.of(spec.role), spec.num_elements, contributions)
 
     def keeps_left_over(self, chunk: int) -> bool:
         """Whether what the codec loses of an average is added to the next one."""

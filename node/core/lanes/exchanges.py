@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from atoll.node.core import events
 from atoll.node.core import outputs as out
 from atoll.node.core.context import Context
+from atoll.node.core.exchange_events import ProductsMade
 from atoll.node.core.exchange_failures import failure_of, outlier_of
 from atoll.node.core.lanes import own_word, snapshots
 from atoll.node.core.lanes.lane import Exchange, Lane
@@ -162,7 +163,7 @@ def weigh(
     ctx.emit(out.WeighExchange(exchange.plan, weights, roots or ()))
 
 
-def multiplied(ctx: Context, event: events.ProductsMade) -> None:
+def multiplied(ctx: Context, event: ProductsMade) -> None:
     """The coordinator finds by it what the contributions count."""
     exchange = current(ctx, event.plan)
     if exchange is not None and exchange.is_under_way:

@@ -14,7 +14,7 @@ class Influences:
         self._places = {c.site_id: place for place, c in enumerate(attempt.plan.contributors)}
         self.vector: tuple[int, ...] = ()
         """Of the contributors; empty before it is told, and in other runs."""
-        self.are_told = not attempt.data.averages_by_influence
+        self.are_told = not attempt.data.travels.trainable.by_influence
 
     def tell(self, vector: Sequence[int]) -> None:
         """One for each contributor. It never changes."""

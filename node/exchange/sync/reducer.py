@@ -12,6 +12,7 @@ import numpy as np
 
 from atoll.node.dataplane.averages import Contributions
 from atoll.node.dataplane.payload_file import AttemptKey
+from atoll.node.dataplane.products import products_of
 from atoll.node.exchange.peers.frames import Encoded
 from atoll.node.exchange.peers.progress import Worth
 from atoll.node.exchange.sync.attempt import Attempt
@@ -66,7 +67,7 @@ class Reducer:
         self._num_reducing = 0
         self._multiplication: Multiplication | None = None
         if not self.influences.are_told and self.attempt.me.site_id in reducing(self.attempt.plan):
-            chunks = [chunk for chunk in self.own.chunks if self.attempt.data.is_by_influence(chunk)]
+            chunks = [chunk for chunk in self.own.chunks if self._is_by_influence(chunk)]
             multiply, made = self._multiply, self.multiplied
             self._multiplication = Multiplication(attempt=self.attempt, chunks=chunks, multiply=multiply, made=made)
             self._multiplication.complete(share.complete)
@@ -232,7 +233,7 @@ class Reducer:
 
     async def _reduce(self, chunk: int) -> None:
         attempt = self.attempt
-        weight_of = self.influences.of if attempt.data.is_by_influence(chunk) else self.weights.of
+        weight_of = self.influences.of if self._is_by_influence(chunk) else self.weights.of
         contributions = [(weight_of(c), self._contribution(c, chunk)) for c in attempt.plan.contributors]
 
         def work() -> Encoded:
@@ -252,8 +253,14 @@ class Reducer:
 
     def _multiply(self, chunk: int) -> Products:
         """In a thread."""
+        data, spec = self.attempt.data, self.attempt.data.layout.chunks[chunk]
         contributions = [(1, self._contribution(c, chunk)) for c in self.attempt.plan.contributors]
-        return self.attempt.data.products(chunk, contributions)
+        return products_of(data.travels.of(spec.role), spec.num_elements, contributions)
+
+    def _is_by_influence(self, chunk: int) -> bool:
+        """Whether what a contribution to it counts is its influence, not its tokens."""
+        data = self.attempt.data
+        return data.travels.of(data.layout.chunks[chunk].role).by_influence
 
     def _average(self, chunk: int, contributions: Contributions) -> bytes:
         """In a thread: with what was lost of the last average of the chunk, if that was made here."""

@@ -56,8 +56,8 @@ MUTATIONS = (
         name="influences are found anew after a restart",
         rule="what was said of an attempt stands",
         where="coordinator.core.sync.syncs:Sync._resume",
-        old="if record.attempt == attempt.plan.attempt:",
-        new="if False:",
+        old="known[found.attempt].influence(found, now)",
+        new="pass",
         tests=(f"{COORDINATOR}::test_a_coordinator_that_is_started_again_says_what_it_said",),
     ),
     Mutation(
@@ -127,9 +127,9 @@ MUTATIONS = (
     Mutation(
         name="buffers go by influence",
         rule="buffers are averaged by tokens",
-        where="node.dataplane.sync_data:SyncData.is_by_influence",
-        old="return self.travels.of(self.layout.chunks[chunk].role).by_influence",
-        new="return self.travels.trainable.by_influence",
+        where="node.exchange.sync.reducer:Reducer._is_by_influence",
+        old="return data.travels.of(data.layout.chunks[chunk].role).by_influence",
+        new="return data.travels.trainable.by_influence",
         tests=(OF_HUBS,),
     ),
     Mutation(

@@ -1,4 +1,4 @@
-"""An exchange that averages by influence: what it multiplies, and whom it waits for until the coordinator has spoken."""
+"""An exchange that averages by influence: what it multiplies, and whom it waits for before the coordinator speaks."""
 
 from __future__ import annotations
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from atoll.node.core import events as e
 from atoll.node.core import outputs as out
+from atoll.node.core.exchange_events import ProductsMade
 from atoll.protocol import messages as m
 from atoll.protocol.errors import StateError
 from atoll.protocol.plans import weighed, with_weights
@@ -39,7 +40,7 @@ def on_a_new_stream(drive: Driver) -> list[m.SiteMessage]:
 
 def test_products_are_said_and_again_on_a_new_stream_until_the_coordinator_has_answered() -> None:
     drive = exchanging()
-    drive(e.ProductsMade(PLAN, PRODUCTS))
+    drive(ProductsMade(PLAN, PRODUCTS))
     assert drive.sent() == [SAID]
     assert SAID in on_a_new_stream(drive)
     drive.receive(influences_of(3, 1))
@@ -57,7 +58,7 @@ def test_influences_never_change_and_those_of_another_attempt_are_nothing() -> N
 def test_products_of_an_attempt_that_is_over_are_not_said() -> None:
     drive = exchanging()
     drive.receive(plan(1, attempt=2))
-    drive(e.ProductsMade(PLAN, PRODUCTS))
+    drive(ProductsMade(PLAN, PRODUCTS))
     assert not drive.sent()
 
 
