@@ -41,6 +41,7 @@ from atoll.coordinator.core.records import (
     LeaseRecord,
     LineRecord,
     ManifestRecord,
+    OfPlan,
     OpenRecord,
     PausedRecord,
     PlanRecord,

@@ -110,6 +110,10 @@ class InfluencesRecord:
     """Of each contributor, in their order."""
 
 
+OfPlan = WeightsRecord | InfluencesRecord
+"""What is kept of an attempt after its plan."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommitRecord:
     commit: Commit

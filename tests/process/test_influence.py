@@ -29,7 +29,7 @@ from tests.harness.sites import DTYPES, Run, Site, small_layout, star_plan, unti
 
 pytestmark = pytest.mark.timeout(180)
 BY_INFLUENCE = spec_of(SyncSettings(robust="gram"), 0, 0)
-INFLUENCES = (1 << 29, 1 << 28, 7)
+INFLUENCES: tuple[int, ...] = (1 << 29, 1 << 28, 7)
 GROW = -200
 """Of a thousand on a contribution is left out of the sync by name."""
 
@@ -76,13 +76,12 @@ def test_reducers_say_the_products_of_all_chunks_and_average_with_what_is_said_t
                 exchange.influence((1, 1, 1))  # it never changes
             results = await asyncio.gather(*running)
             log = sites[0].log.begin(plan.sync, plan.term, plan.attempt)
+            tokens = tuple(c.tokens for c in plan.contributors)
             for chunk in data[1].chunks:
-                counts = INFLUENCES
-                if run.layout.chunks[chunk].role is not Role.TRAINABLE:
-                    counts = tuple(c.tokens for c in plan.contributors)
-                parts = [(n, data[s.site_id].contribution(chunk)) for n, s in zip(counts, sites, strict=True)]
-                assert log.read(chunk) == data[1].reduce(chunk, parts)
-            known = with_weights(plan, [c.tokens for c in plan.contributors], INFLUENCES)
+                counts = INFLUENCES if run.layout.chunks[chunk].role is Role.TRAINABLE else tokens
+                given = [(n, data[s.site_id].contribution(chunk)) for n, s in zip(counts, sites, strict=True)]
+                assert log.read(chunk) == data[1].reduce(chunk, given)
+            known = with_weights(plan, tokens, INFLUENCES)
             assert {result.payload_digest for result in results} == {log.digest(known)}
 
     asyncio.run(main())

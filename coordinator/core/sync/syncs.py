@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 from enum import Enum
 
-from atoll.coordinator.core.events import InfluencesRecord, OpenRecord, PlanRecord, WeightsRecord
+from atoll.coordinator.core.events import InfluencesRecord, OfPlan, OpenRecord, PlanRecord, WeightsRecord
 from atoll.coordinator.core.sync.attempts import Attempt
 from atoll.coordinator.core.sync.blame import Blame, Pair
 from atoll.coordinator.core.sync.decision import Wait
@@ -67,7 +67,7 @@ class Sync:
         now: float,
         *,
         plans: Sequence[PlanRecord] = (),
-        said: Sequence[WeightsRecord | InfluencesRecord] = (),
+        said: Sequence[OfPlan] = (),
         live: Collection[Start] = (),
         earlier: Collection[Pair] = (),
         not_before: float = 0.0,
@@ -96,7 +96,7 @@ class Sync:
     def _resume(
         self,
         plans: Sequence[PlanRecord],
-        said: Sequence[WeightsRecord | InfluencesRecord],
+        said: Sequence[OfPlan],
         live: Collection[Start],
         now: float,
     ) -> None:

@@ -42,7 +42,7 @@ def clouds(draw: st.DrawFn, least: int = 1) -> tuple[Vectors, list[float]]:
 def median_of(vectors: Vectors, weights: list[float]) -> Vectors:
     """Pillutla et al., Algorithm 1, on the vectors themselves."""
     of_each = np.array(weights)
-    smallest = SMOOTHING * max(np.linalg.norm(vectors, axis=1))
+    smallest = SMOOTHING * float(np.linalg.norm(vectors, axis=1).max())
     point = of_each @ vectors / of_each.sum()
     for _ in range(geometric_median.MAX_STEPS if smallest else 0):
         pulls = of_each / np.maximum(smallest, np.linalg.norm(vectors - point, axis=1))
@@ -57,7 +57,7 @@ def test_shares_are_between_0_and_1_and_their_point_is_the_median(of: tuple[Vect
     found = shares(products_of(vectors), weights)
     assert math.isclose(sum(found), 1)
     assert min(found) > 0
-    scale = max(1e-30, np.linalg.norm(vectors))
+    scale = max(1e-30, float(np.linalg.norm(vectors)))
     assert np.linalg.norm(np.array(found) @ vectors - median_of(vectors, weights)) <= 1e-5 * scale
 
 
@@ -70,7 +70,7 @@ def test_neither_order_nor_scale_changes_what_a_vector_counts(
     order = np.random.default_rng(seed).permutation(len(vectors))
     other = shares(products_of(vectors[order] * scale), [3 * weights[i] for i in order])
     point, other_point = np.array(found) @ vectors, np.array(other) @ vectors[order]
-    assert np.linalg.norm(point - other_point) <= 1e-5 * max(1e-30, np.linalg.norm(vectors))
+    assert np.linalg.norm(point - other_point) <= 1e-5 * max(1e-30, float(np.linalg.norm(vectors)))
 
 
 @given(clouds(least=5), st.sampled_from([1.0, 1e2, 1e6]), st.booleans())
@@ -82,7 +82,7 @@ def test_less_than_half_of_the_vectors_move_the_point_by_little_wherever_they_ar
     number, num_wild = len(vectors), (len(vectors) - 1) // 2 - 1
     honest = vectors[num_wild:]
     centre = honest.mean(axis=0)
-    radius = max(np.linalg.norm(honest - centre, axis=1))
+    radius = float(np.linalg.norm(honest - centre, axis=1).max())
     vectors[:num_wild] = -far * vectors[num_wild : 2 * num_wild] if is_opposite else far
     found = shares(products_of(vectors), [1.0] * number)
     share = num_wild / number

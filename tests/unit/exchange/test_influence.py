@@ -51,7 +51,7 @@ def multiplied(order: list[int], at_once: list[int]) -> tuple[list[Products], in
     running = most = 0
 
     async def main() -> None:
-        loop = asyncio.get_running_loop()
+        failed: list[BaseException] = []
         released = random.Random(order[0])
 
         async def later(work: Callable[[], Products]) -> Products:
@@ -63,7 +63,7 @@ def multiplied(order: list[int], at_once: list[int]) -> tuple[list[Products], in
             running -= 1
             return work()
 
-        attempt: Any = SimpleNamespace(num_contributors=2, tasks=Tasks(loop.call_exception_handler), in_pool=later)
+        attempt: Any = SimpleNamespace(num_contributors=2, tasks=Tasks(failed.append), in_pool=later)
         chunks = range(NUM_CHUNKS)
         of = Multiplication(attempt=attempt, chunks=chunks, multiply=product, made=said.append)
         of.complete(order[: at_once[0]])
@@ -71,7 +71,7 @@ def multiplied(order: list[int], at_once: list[int]) -> tuple[list[Products], in
         for first, end in zip(at_once, [*at_once[1:], NUM_CHUNKS], strict=True):
             await asyncio.sleep(0)
             of.complete(order[first:end])
-        await until(lambda: bool(said))
+        await until(lambda: bool(said or failed))
 
     asyncio.run(main())
     return said, most
