@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
+from atoll.node.dataplane.kept_contributions import check_parts
 from atoll.node.exchange.sync.multiplication import AT_ONCE, Multiplication, Products
 from atoll.node.tasks import Tasks
-from atoll.protocol.errors import PeerError
+from atoll.protocol.errors import ConfigError, PeerError
 from atoll.protocol.spec import spec_of
 from atoll.protocol.sync_settings import SyncSettings
 from tests.harness.peer_streams import MEMBERS, Disk, begin, plan, serving
@@ -94,6 +95,15 @@ def test_a_reducer_of_no_trainable_chunk_says_that_its_products_are_zero(disk: D
     attempt: Any = SimpleNamespace(num_contributors=2)
     Multiplication(attempt=attempt, chunks=[], multiply=product, made=said.append).start()
     assert said == [(0.0, 0.0, 0.0)]
+
+
+def test_a_site_in_several_parts_is_refused_such_a_run_and_one_with_audits_by_name() -> None:
+    for hosts, processes in ((2, 1), (1, 2)):
+        for sync, named in ((SyncSettings(robust="gram"), 'robust = "gram"'), (SyncSettings(audits=1), "audits = 1")):
+            with pytest.raises(ConfigError, match=f"{named}, and this site has {hosts} hosts and {processes} exchange"):
+                check_parts(sync, hosts, processes)
+            check_parts(sync, 1, 1)
+        check_parts(SyncSettings(), hosts, processes)
 
 
 # --- whom it waits for
