@@ -106,6 +106,7 @@ def main(argv: list[str]) -> int:
         print_cost()
         return 0
     rows = [("off", 0), ("off", 1), ("off", 2), ("clip", 0), ("clip", 1), ("clip", 2), ("trim", 0), ("trim", 2)]
+    rows += [("gram", 0), ("gram", 1), ("gram", 2)]
     alone = 0.0
     print(f"{'sync.robust':<12}{'hostile':>8}{'loss':>12}{'over none':>12}  named")
     for mode, num_hostile in rows:

@@ -279,6 +279,8 @@ METRICS: tuple[Row[Document], ...] = (
         _site("extra_s"), SITE),
     Row(GAUGE, "atoll_site_contribution_norm", "Norm of its last pseudo-gradient.", _site("norm"), SITE),
     Row(GAUGE, "atoll_site_cosine", "Of its last pseudo-gradient to the average, in a sample.", _site("cosine"), SITE),
+    Row(GAUGE, "atoll_site_influence", "Its share of the last commit's averages, with sync.robust = gram.",
+        _site("influence"), SITE),
     Row(GAUGE, "atoll_site_error_share", "Norm of its error feedback, over that of what was to be sent.",
         _site("error_share"), SITE),
     Row(GAUGE, "atoll_site_high_norms", "Contributions in a row with a norm above sync.clip times the median.",

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from atoll.protocol.errors import InvalidMessage
-from atoll.protocol.messages import Commit, CoordinatorMessage, Member, Plan, Tree, Weights
+from atoll.protocol.messages import Commit, CoordinatorMessage, Influences, Member, Plan, Tree, Weights
 from atoll.protocol.plans import weighed
 
 
@@ -21,11 +21,13 @@ class Told:
     contributors: tuple[Member, ...] = ()
     trees: tuple[Tree, ...] = ()
     tokens: tuple[int, ...] = ()
+    influences: tuple[int, ...] = ()
+    """Said after the weights, if they are."""
 
     @property
     def weighed(self) -> tuple[Member, ...]:
         """As a commit names them; nobody while their weights are not told."""
-        return weighed(self.contributors, self.tokens) if self.tokens else ()
+        return weighed(self.contributors, self.tokens, self.influences) if self.tokens else ()
 
 
 NOTHING = Told()
@@ -88,5 +90,7 @@ def after(message: CoordinatorMessage, told: Told) -> Told:
         case Plan(contributors=contributors, trees=trees):
             return Told(contributors=contributors, trees=trees)
         case Weights(tokens=tokens) if len(tokens) == len(told.contributors):
-            return replace(told, tokens=tokens)
+            return replace(told, tokens=tokens, influences=())
+        case Influences(influences=influences) if len(influences) == len(told.contributors):
+            return replace(told, influences=influences)
     return told

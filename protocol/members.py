@@ -26,3 +26,4 @@ class Member:
     tokens: int = 0
     endpoints: tuple[Endpoint, ...] = bounded(MAX_ENDPOINTS, ())
     name: str = bounded(64, "")
+    influence: int = 0

@@ -34,6 +34,7 @@ from atoll.protocol.figures import Figures, Readings
 from atoll.protocol.layout import MAX_GROUPS
 from atoll.protocol.logged import Logged, LoggedValue
 from atoll.protocol.members import MAX_ENDPOINTS, Endpoint, Member
+from atoll.protocol.product_messages import Influences, Products
 
 MAX_LOG_COMMITS = 4096
 MAX_FRAGMENTS = 1 << 10

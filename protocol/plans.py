@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from atoll.protocol.digest import Digest
 from atoll.protocol.errors import InvalidMessage
-from atoll.protocol.messages import Commit, Member, Plan, Tree
+from atoll.protocol.messages import AuditChunk, Commit, Member, Plan, Tree
 
 
 def plan_digest(plan: Plan) -> bytes:
@@ -37,15 +37,22 @@ def plan_digest(plan: Plan) -> bytes:
     return digest.finish()
 
 
-def with_weights(plan: Plan, tokens: Sequence[int]) -> Plan:
-    """The plan with these weights of its contributors, one for each: what `payload_digest` is over. None is said so."""
-    return replace(plan, contributors=weighed(plan.contributors, tokens))
+def with_weights(plan: Plan, tokens: Sequence[int], influences: Sequence[int] = ()) -> Plan:
+    """The plan with these weights of its contributors, one for each, and influences, if they have any: what
+    `payload_digest` is over. None is said so."""
+    return replace(plan, contributors=weighed(plan.contributors, tokens, influences))
 
 
-def weighed(members: Sequence[Member], tokens: Sequence[int]) -> tuple[Member, ...]:
-    """The members with these weights, one for each."""
-    pairs = zip(members, tokens, strict=True)
-    return tuple(c if c.tokens == t else replace(c, tokens=t) for c, t in pairs)
+def weighed(members: Sequence[Member], tokens: Sequence[int], influences: Sequence[int] = ()) -> tuple[Member, ...]:
+    """The members with these weights and influences, one for each."""
+    of_each = zip(members, tokens, influences or [0] * len(members), strict=True)
+    return tuple(c if (c.tokens, c.influence) == (t, i) else replace(c, tokens=t, influence=i) for c, t, i in of_each)
+
+
+def influences(plan: Plan | Commit | AuditChunk) -> tuple[int, ...]:
+    """Of the contributors; empty where they have none."""
+    found = tuple(member.influence for member in plan.contributors)
+    return found if any(found) else ()
 
 
 def weights(plan: Plan | Commit) -> tuple[int, ...]:
@@ -57,6 +64,11 @@ def top_of(tree: Tree) -> int:
     if not tree.parents:
         return tree.top
     return tree.parents.index(-1) if -1 in tree.parents else -1
+
+
+def reducing(plan: Plan) -> set[int]:
+    """Ids of the sites that reduce something."""
+    return {plan.contributors[top_of(tree)].site_id for tree in plan.trees}
 
 
 MOST_HEARD = 32
@@ -98,6 +110,7 @@ def payloads_digest(run_id: str, plan: Plan | Commit, num_payloads: int) -> Dige
     digest = Digest("atoll/payloads/v1").text(run_id).uint(plan.sync).uint(plan.term).uint(plan.attempt)
     digest.uint(len(plan.contributors))
     digest.uints(value for c in plan.contributors for value in (c.site_id, c.incarnation, c.tokens))
+    digest.uints(influences(plan))  # those of a run that has none have the digests that they had
     return digest.uint(num_payloads)
 
 

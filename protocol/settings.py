@@ -14,7 +14,7 @@ from atoll.protocol.messages import MAX_MEMBERS
 from atoll.protocol.model_settings import ModelSettings, TrainerSettings, check_model
 from atoll.protocol.outer_settings import OUTER_OPTIMIZERS, OuterSettings, check_outer
 from atoll.protocol.strict import build, check
-from atoll.protocol.sync_settings import MAX_TRIMMED_ELEMENTS, MAX_TRIMMED_SITES, SyncSettings, check_sync
+from atoll.protocol.sync_settings import MAX_COMPARED_ELEMENTS, MAX_COMPARED_SITES, SyncSettings, check_sync
 from atoll.protocol.time_limits import time_limits
 
 
@@ -71,6 +71,8 @@ class RunSettings:
 
 
 MAX_SETTINGS_CHARACTERS = 1 << 16
+LEAST_MEDIAN_SITES = 3
+"""Contributors of a commit whose average is a geometric median: that of two is anywhere between them."""
 RUN_ID = SITE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
@@ -110,11 +112,17 @@ def validate(settings: RunSettings) -> None:
             f"{settings.sync.overlap_steps}: sites train so far beyond a boundary in any case; choose 0 or at least "
             f"{settings.sync.overlap_steps}"
         )
-    most = min(MAX_TRIMMED_SITES, MAX_TRIMMED_ELEMENTS // settings.sync.chunk_elements)
-    if settings.sync.robust == "trim" and settings.max_sites > most:
+    robust, most = settings.sync.robust, min(MAX_COMPARED_SITES, MAX_COMPARED_ELEMENTS // settings.sync.chunk_elements)
+    if robust in ("trim", "gram") and settings.max_sites > most:
         raise ConfigError(
-            f'run.max_sites = {settings.max_sites} with sync.robust = "trim" and chunks of '
+            f'run.max_sites = {settings.max_sites} with sync.robust = "{robust}" and chunks of '
             f'{settings.sync.chunk_elements} elements: choose at most {most}, or "clip"'
+        )
+    if robust == "gram" and settings.quorum < LEAST_MEDIAN_SITES:
+        raise ConfigError(
+            f'run.quorum = {settings.quorum} with sync.robust = "gram": of fewer than {LEAST_MEDIAN_SITES} '
+            f"contributions nobody can say which one is wrong; choose {LEAST_MEDIAN_SITES} or more, or sync.robust = "
+            '"clip"'
         )
     check_outer(settings.outer, settings.sync.strategy)
     check_model(settings.model, settings.trainer)
@@ -131,7 +139,7 @@ CAPABILITIES = frozenset([
     "a codec for each direction", "mean over all", "error feedback", "error feedback of averages", "overlap",
     "merge mix", "fragments", "syncs in flight", "outer schedules", "clipped averages", "trimmed averages",
     "gradient exchange", "momentum exchange", "phases of momenta", "rotary base", "norm epsilon", "experts", CHANGES,
-    "audited reducers",
+    "audited reducers", "averages by influence",
 ])  # fmt: skip
 """What a run may need of whoever takes part, by name, and this version can do."""
 MAX_NEEDS = 256
@@ -153,6 +161,7 @@ def needs_of(settings: RunSettings) -> list[str]:
         "syncs in flight": sync.most_in_flight > 1,
         "clipped averages": sync.robust == "clip",
         "trimmed averages": sync.robust == "trim",
+        "averages by influence": sync.robust == "gram",
         "audited reducers": sync.audits > 0,
         "gradient exchange": sync.steps_at_nodes,
         "momentum exchange": sync.strategy == "momentum",

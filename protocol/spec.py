@@ -58,6 +58,11 @@ class Way:
         """Times the median norm, at which contributions are clipped; 0: they are not."""
         return self.clip if self.robust == "clip" else 0.0
 
+    @property
+    def by_influence(self) -> bool:
+        """Whether contributions are weighted by what the coordinator finds by their inner products, not by tokens."""
+        return self.robust == "gram"
+
     def codec_in(self, data: Data, codec: str) -> str:
         """Of `data`, which must be `codec`, unless it may say that nothing has changed. Raises InvalidMessage if it
         names no codec."""

@@ -14,15 +14,16 @@ LEASED_STEPS = 64
 STRATEGIES = ("diloco", "gradient", "momentum")
 MERGES = ("keep", "mix")
 MEANS = ("senders", "all")
-ROBUST = ("off", "warn", "clip", "trim")
+ROBUST = ("off", "warn", "clip", "trim", "gram")
 MAX_LOG_COMMITS = 4096
 USUAL_LOG_COMMITS = 32
 """Where sites train by themselves between syncs, which takes longer than to fetch a state."""
-MAX_TRIMMED_SITES = 64
+MAX_COMPARED_SITES = 64
 MAX_AUDITS = 64
 MAX_CHUNK_ELEMENTS = 1 << 24
-MAX_TRIMMED_ELEMENTS = 1 << 26
-"""To cut the highest and the lowest of each element a thread of a reducer holds a chunk of every site in memory."""
+MAX_COMPARED_ELEMENTS = 1 << 26
+"""To cut the highest and the lowest of each element, or to multiply contributions with each other, a thread of a
+reducer holds a chunk of every site in memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,12 +82,14 @@ class SyncSettings:
     """The same of the averages: what the codec lost of one, times beta, is added to the next one by the site that
     averages it, as long as that is the same site (two-sided error feedback, arXiv 2102.02888)."""
     robust: str = one_of(ROBUST, "warn")
-    """off, warn, clip or trim: what becomes of contributions with high norms, above `clip` times the median of all
-    sites'. warn: a site that has them again and again is named. clip: they are made as small as that. trim: of each
-    element the `trim` highest and lowest are left out of the average (arXiv 1803.01498)."""
+    """off, warn, clip, trim or gram: what becomes of contributions with high norms, above `clip` times the median of
+    all sites'. warn: a site that has them again and again is named. clip: they are made as small as that. trim: of each
+    element the `trim` highest and lowest are left out of the average (arXiv 1803.01498). gram: the average of a sync is
+    the geometric median of what its sites contribute (arXiv 1912.13445), which the coordinator finds by inner products;
+    it needs `run.quorum` = 3 or more, and each commit takes one more way to the coordinator and back."""
     clip: float = within(1, 1 << 20, 3.0)
     """Times the median norm of a chunk's contributions."""
-    trim: int = within(1, MAX_TRIMMED_SITES // 2, 1)
+    trim: int = within(1, MAX_COMPARED_SITES // 2, 1)
     """Contributions on each side; fewer where that would leave none."""
     audits: int = within(0, MAX_AUDITS, 0)
     """Chunks of each commit that are averaged once more by a site that did not reduce them, drawn by the coordinator: a
@@ -148,6 +151,11 @@ class SyncSettings:
         if fragment == self.fragments:
             return -(-self.every // self.fragments)
         return (fragment + 1) * self.every // self.fragments - fragment * self.every // self.fragments
+
+    @property
+    def averages_by_influence(self) -> bool:
+        """What a contribution counts is found by inner products of all, in each sync."""
+        return self.robust == "gram"
 
     @property
     def steps_at_nodes(self) -> bool:
@@ -227,10 +235,10 @@ def check_sync(sync: SyncSettings) -> None:
             f'sync.mean_over = "{sync.mean_over}" with codec {sync.codec_up}, which sends every element: choose '
             f'"senders", or codec {SPARSE[0]}'
         )
-    if sync.robust == "trim" and sync.codec_up in SPARSE:
+    if sync.robust in ("trim", "gram") and sync.codec_up in SPARSE:
+        what = "which sends few elements" if sync.robust == "trim" else "where each site averages by itself"
         raise ConfigError(
-            f'sync.robust = "trim" with codec {sync.codec_up}, which sends few elements: choose "clip", or another '
-            "codec"
+            f'sync.robust = "{sync.robust}" with codec {sync.codec_up}, {what}: choose "clip", or another codec'
         )
     if sync.robust != "trim" and sync.trim != 1:
         raise ConfigError(

@@ -21,7 +21,7 @@ from atoll.coordinator.core.sites import admission, bans, forgetting, invites, l
 from atoll.coordinator.core.sites.conduct import Cause
 from atoll.coordinator.core.sites.membership import Site, Standing
 from atoll.coordinator.core.suspend_clock import OwnTime
-from atoll.coordinator.core.sync import driver, outcomes, payload_lists, reach, standstill, unusable
+from atoll.coordinator.core.sync import driver, influence, outcomes, payload_lists, reach, standstill, unusable
 from atoll.coordinator.core.sync.syncs import IllegalStep
 from atoll.coordinator.core.view.data_ranges import range_views
 from atoll.coordinator.core.view.document import CurveView, RangeView, RunView
@@ -36,6 +36,7 @@ OF_MEMBERS: dict[type[m.SiteMessage], Callable[[Run, Site, Any], None]] = {
     m.FindSources: sources.find_sources,
     m.Ready: driver.ready,
     m.Done: driver.done,
+    m.Products: influence.heard,
     m.ExchangeFailed: driver.exchange_failed,
     m.PayloadList: payload_lists.received,
     m.CommitRebuilt: going_back.rebuilt,

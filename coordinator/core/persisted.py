@@ -59,7 +59,7 @@ KEPT_COMMITS = 1 << 16
 commit would need payloads that no site has."""
 KEPT_AUDIT = 1 << 14
 """Entries of the audit log."""
-_OF_ONE_SYNC = (e.OpenRecord, e.PlanRecord, e.WeightsRecord)
+_OF_ONE_SYNC = (e.OpenRecord, e.PlanRecord, e.WeightsRecord, e.InfluencesRecord)
 _OF_ONE_START = (
     e.ManifestRecord, e.SiteRecord, e.AttestationRecord, e.LineRecord, e.DoneRecord, e.LeaseRecord,
     e.CurveRecord,
@@ -104,7 +104,7 @@ def key_of(record: Row) -> Key:
             return Key(kind, record.open.sync)
         case e.PlanRecord():
             return Key(kind, record.plan.sync, record.plan.attempt)
-        case e.WeightsRecord():
+        case e.WeightsRecord() | e.InfluencesRecord():
             return Key(kind, record.sync, record.attempt)
         case e.CommitRecord():
             return Key(kind, record.commit.commit)

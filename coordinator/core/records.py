@@ -107,6 +107,20 @@ class WeightsRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class InfluencesRecord:
+    """What the reducers of an attempt average with, with `sync.robust = "gram"`."""
+
+    sync: int
+    attempt: int
+    influences: tuple[int, ...]
+    """Of each contributor, in their order."""
+
+
+OfPlan = WeightsRecord | InfluencesRecord
+"""What is kept of an attempt after its plan."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CommitRecord:
     commit: Commit
     mean_loss: float | None
@@ -334,4 +348,5 @@ Record = (
     | AttestationRecord | LineRecord | DoneRecord | LeaseRecord | RollbackRecord | ExclusionRecord | BanRecord
     | InviteRecord | InviteForgottenRecord | BanLiftedRecord | AuditRecord | PausedRecord | ResumedRecord | ResetRecord
     | ChangedRecord | StopRecord | FinishedRecord | DrawingRecord | OpenAuditsRecord | AuditsEndedRecord | CurveRecord
+    | InfluencesRecord
 )  # fmt: skip

@@ -128,9 +128,9 @@ class Run:
         """A sync that was open when the coordinator ended."""
         number, here = opened.open.sync, self.members.live()
         plans = [r for r in persisted.all(e.PlanRecord) if r.plan.sync == number]
-        weights = [r for r in persisted.all(e.WeightsRecord) if r.sync == number]
-        live = {s.start for s in here if s.voided_sync < number}
-        sync = Sync(opened, self.now, plans=plans, weights=weights, live=live)
+        said: list[e.OfPlan] = [r for r in persisted.all(e.WeightsRecord) if r.sync == number]
+        said += [r for r in persisted.all(e.InfluencesRecord) if r.sync == number]
+        sync = Sync(opened, self.now, plans=plans, said=said, live={s.start for s in here if s.voided_sync < number})
         for site_id in sync.expected - {s.site_id for s in here}:  # it has left since, and may be forgotten
             sync.unexpect(site_id)
         return sync
@@ -151,7 +151,7 @@ class Run:
         """The open sync of that number; None if there is none."""
         return next((sync for sync in self.lanes.values() if sync.open.sync == number), None)
 
-    def attempt_of(self, site: Site, message: m.Done | m.PayloadList | m.ExchangeFailed) -> Attempt | None:
+    def attempt_of(self, site: Site, message: m.Done | m.PayloadList | m.ExchangeFailed | m.Products) -> Attempt | None:
         """The attempt under way, if the message is of it and its site contributes."""
         sync = self.sync_of(message.sync)
         current = sync.attempt if sync is not None else None

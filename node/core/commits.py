@@ -15,6 +15,7 @@ from atoll.node.core.lanes import exchanges, own_word, snapshots, syncs
 from atoll.node.core.outputs import ApplyCommit, DropSync
 from atoll.protocol import messages as m
 from atoll.protocol.errors import StateError
+from atoll.protocol.plans import influences
 
 
 def committed(ctx: Context, commit: m.Commit) -> None:
@@ -31,6 +32,7 @@ def committed(ctx: Context, commit: m.Commit) -> None:
     if exchange is not None and len(exchange.plan.contributors) == len(commit.contributors):
         # The weights may have been missed: from now on peers have to get on. They may be gone for good.
         exchanges.weigh(ctx, lane, exchange, tuple(c.tokens for c in commit.contributors), None)
+        exchanges.influence(ctx, lane, exchange, influences(commit))
     snapshots.note_contribution(ctx, commit)
     if commit.next is not None:
         syncs.note_opening(ctx, commit.next)

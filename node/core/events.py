@@ -5,15 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum, IntEnum
 
+from atoll.node.core.exchange_events import ExchangeFinished, ProductsMade
 from atoll.node.core.host_events import HostErrors, HostsChanged, SlicesArrived, SnapshotShared
 from atoll.node.core.ranks.pieces import SitePieces
 from atoll.node.local_protocol import Said
 from atoll.protocol.errors import WorkerError
 from atoll.protocol.layout import Manifest
-from atoll.protocol.messages import Averaged, CoordinatorMessage, Endpoint, LinkUse, Plan, Signature, SiteMessage
-
-Outlying = tuple[int, float, float]
-"""Whose contribution, its norm, and its limit."""
+from atoll.protocol.messages import CoordinatorMessage, Endpoint, Plan, Signature, SiteMessage
 
 
 class AnswerKind(IntEnum):
@@ -296,22 +294,6 @@ class FetchFailed:
 
 
 @dataclass(frozen=True, slots=True)
-class ExchangeFinished:
-    """All payloads of the plan are in the log."""
-
-    plan: Plan
-    payload_digest: bytes
-    tokens: tuple[int, ...] = ()
-    """The weights of the contributors, as they were averaged here."""
-    stood_out: Outlying | None = None
-    """Of the contributions that were averaged here, the one that was nearest to its limit."""
-    links: tuple[LinkUse, ...] = ()
-    averaged: Averaged | None = None
-    payloads_root: bytes = b""  # with audits: over the payloads that were made here
-    signature: Signature | None = None  # of that; None in plain text
-
-
-@dataclass(frozen=True, slots=True)
 class ExchangeBroken:
     """`error` says what failed, and with which peer."""
 
@@ -449,5 +431,5 @@ Event = (
     OfWorkers | SessionOpened | SessionLost | Received | Fulfilled | PeersProbed | WorkersExited
     | StateSeeded | StateFetched | FetchFailed | SourcesWanted | ExchangeFinished | ExchangeBroken | CommitApplied
     | ContributionsKept | ErrorsAdvanced | ApplyFailed | StateVerified | ModelSaved | ModelKept | Published
-    | DiskRolledBack | HostsChanged | HostErrors | LeaveAsked | NodeFailed | Tick
+    | ProductsMade | DiskRolledBack | HostsChanged | HostErrors | LeaveAsked | NodeFailed | Tick
 )  # fmt: skip

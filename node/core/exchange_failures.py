@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from atoll.node.core.events import Outlying
+from atoll.node.core.exchange_events import Outlying
 from atoll.protocol import messages as m
 from atoll.protocol.errors import AtollError, AverageError, NoRoomError, PeerError, StateError
 

@@ -181,6 +181,14 @@ class WeighExchange:
 
 
 @dataclass(frozen=True, slots=True)
+class InfluenceExchange:
+    """What the contributions count in the averages of this plan, whose reducers wait for that."""
+
+    plan: m.Plan
+    influences: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class HurryExchange:
     """The ranks wait for this sync: what was to be spread over the time in which they train goes as fast as it can."""
 
@@ -284,6 +292,6 @@ ToRanks = RefuseRank | AnswerWorkers | AnswerDraw
 Output = (
     Send | Beat | Fulfil | ListPayloads | StartWorkers | StopWorkers | DescribeCrash | ToRanks | MergePieces
     | ShareSnapshot | SendLayout | SeedState | FetchState | TellFetch | CancelFetch | KeepContributions | BeginExchange
-    | WeighExchange | HurryExchange | CancelExchange | AdvanceErrors | ApplyCommit | PublishState | DropSync | SaveModel
-    | KeepModel | DropModel | DistrustState | RollBack | Report | Exit
+    | WeighExchange | InfluenceExchange | HurryExchange | CancelExchange | AdvanceErrors | ApplyCommit | PublishState
+    | DropSync | SaveModel | KeepModel | DropModel | DistrustState | RollBack | Report | Exit
 )  # fmt: skip

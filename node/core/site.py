@@ -27,6 +27,7 @@ from atoll.node.core import (
 from atoll.node.core.context import Context, SiteIdentity
 from atoll.node.core.disk import Disk, IllegalStep, Outer
 from atoll.node.core.events import Event, OfWorkers
+from atoll.node.core.exchange_events import ExchangeFinished, ProductsMade
 from atoll.node.core.host_events import HostErrors, HostsChanged, SlicesArrived, SnapshotShared
 from atoll.node.core.lanes import exchanges, snapshots, syncs
 from atoll.node.core.outputs import DistrustState, FetchState, Fulfil, Output, SeedState
@@ -274,7 +275,8 @@ EVENTS: dict[type[Event], Handler] = {
     events.Published: lambda ctx, event: ctx.site.disk.publish_ended(event.content),
     events.StateVerified: lambda ctx, _: ctx.site.disk.end(DistrustState),
     events.DiskRolledBack: _rolled_back,
-    events.ExchangeFinished: exchanges.finished,
+    ProductsMade: exchanges.multiplied,
+    ExchangeFinished: exchanges.finished,
     events.ExchangeBroken: exchanges.broken,
     events.ModelSaved: saving.written,
     events.ModelKept: saving.kept,
@@ -302,6 +304,7 @@ WORDS: dict[type[m.CoordinatorMessage], Handler] = {
     m.Open: syncs.opened,
     m.Plan: exchanges.planned,
     m.Weights: exchanges.weighed,
+    m.Influences: exchanges.influenced,
     m.ListPayloads: exchanges.payloads_asked,
     m.Commit: commits.committed,
     m.Abandoned: syncs.abandoned,

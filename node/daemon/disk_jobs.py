@@ -69,8 +69,8 @@ class DiskJobs:
             raise InvalidMessage(
                 f"{self._shell.home.folder} holds the state of another model; choose another folder with --home"
             )
+        check_parts(settings.sync, shell.config.site_hosts, shell.config.exchange_processes)
         if settings.sync.audits and self.kept is None:
-            check_parts(settings.sync, shell.config.site_hosts, shell.config.exchange_processes)
             self.kept = KeptContributions(shell.home.kept_folder, settings.sync.most_in_flight)
         plane.divide(0, shell.config.site_hosts, shell.config.exchange_processes)
         plane.attach_workers(pieces.dtypes)

@@ -8,6 +8,7 @@ from collections import deque
 from atoll.node import host_protocol as hosts
 from atoll.node.core import events as e
 from atoll.node.core import outputs as out
+from atoll.node.core.exchange_events import ExchangeFinished, ProductsMade
 from atoll.node.daemon.disk_jobs import DiskJobs
 from atoll.node.daemon.exchange_processes.process_exchanges import ProcessExchanges
 from atoll.node.daemon.hosts.leading_exchanges import LeadingExchanges
@@ -62,6 +63,8 @@ class Exchanges:
                     self._hub.weigh(plan, weights, roots)
                     self._of_hosts.weigh(plan, weights)
                     self._of_processes.weigh(plan, weights)
+                case out.InfluenceExchange(plan, influences):
+                    self._hub.influence(plan, influences)
                 case out.HurryExchange(sync):
                     self._hub.hurry(sync)
                     self._of_hosts.hurry(sync)
@@ -119,6 +122,7 @@ class Exchanges:
                 roots=begun.roots,
                 spread_s=begun.spread_s,
                 in_flight=begun.in_flight,
+                multiplied=lambda products: self._shell.handle(ProductsMade(plan, products)),
             )
             self._shell.tasks.spawn(self._run(exchange))
             self._of_hosts.has_begun(plan)
@@ -152,6 +156,6 @@ class Exchanges:
         root, signature, words = result.payloads_root, None, self._shell.words
         if root and words is not None:
             way = spec_of(self._disk.present.settings.sync, plan.base_commit, plan.fragment).trainable
-            plan = with_weights(plan, result.tokens)
+            plan = with_weights(plan, result.tokens, result.influences)
             signature = words.signed(of_payloads(words.run_id, plan, way, self._shell.start_of_site, root))
-        self._shell.handle(e.ExchangeFinished(plan, result.payload_digest, *said, root, signature))
+        self._shell.handle(ExchangeFinished(plan, result.payload_digest, *said, root, signature))

@@ -359,7 +359,12 @@ class Node:
             case out.SaveModel() | out.KeepModel() | out.DropModel():
                 self.models.execute(output)
             case (
-                out.BeginExchange() | out.WeighExchange() | out.HurryExchange() | out.CancelExchange() | out.DropSync()
+                out.BeginExchange()
+                | out.WeighExchange()
+                | out.InfluenceExchange()
+                | out.HurryExchange()
+                | out.CancelExchange()
+                | out.DropSync()
             ):
                 self.exchanges.execute(output)
             case (

@@ -43,7 +43,7 @@ class DataPlane:
 
     def __init__(self, home: Home, settings: RunSettings, manifest: Manifest, num_threads: int) -> None:
         self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix="apply") if num_threads > 1 else None
-        self._num_spares = spares_for(num_threads)
+        self._on_disk = home.disk, spares_for(num_threads)
         self._published: dict[int, Content] = {}  # of each fragment, what PUBLISH holds
         self._published_frozen = False
         self.own: range | None = None  # chunks that this host exchanges; None: all of them
@@ -105,9 +105,7 @@ class DataPlane:
             self.snapshot = self._shared_buffer("snapshot")
             self.publish_buffer = self._shared_buffer("publish", sync.num_shared_moments)
             if sync.error_feedback and self.errors is None:
-                self.errors = ErrorFeedback.create(
-                    self.home.error_folder, self.layout, self.settings, self.home.disk, self._num_spares
-                )
+                self.errors = ErrorFeedback.create(self.home.error_folder, self.layout, self.settings, *self._on_disk)
             self.home.keep_manifest(self.layout.manifest)
 
     def _shared_buffer(self, name: str, num_moments: int = 0) -> SharedBuffer:
@@ -123,7 +121,7 @@ class DataPlane:
         """In a thread: an empty outer state to seed or fetch into; one that is partly fetched is kept."""
         self._is_distrusted = False
         if self.outer is None:
-            self.outer = OuterState.create(self.home.state_folder, *self._of_run, self.home.disk, self._num_spares)
+            self.outer = OuterState.create(self.home.state_folder, *self._of_run, *self._on_disk)
             self.outer.history = self._history
         return self.outer
 

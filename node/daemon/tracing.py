@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from atoll.node.core import events as e
 from atoll.node.core import outputs as out
+from atoll.node.core.exchange_events import ExchangeFinished
 from atoll.protocol import messages as m
 from atoll.protocol import traces
 from atoll.protocol.traces import Attribute, Metadata, Place, Span
@@ -70,7 +71,7 @@ class SiteTraces:
                 self._end_session(now)
             case e.SnapshotSealed():
                 self._sealed_s = now
-            case e.ExchangeFinished(plan=plan):
+            case ExchangeFinished(plan=plan):
                 self._end(plan.sync, "exchange", now)
                 self._begin(plan.sync, "wait for commit", now)
             case e.ExchangeBroken(plan=plan):

@@ -18,7 +18,7 @@ from atoll.protocol.spec import Aggregation, Way
 
 Floats = npt.NDArray[np.float32]
 Contributions = Sequence[tuple[int, bytes | Callable[[], bytes]]]
-"""Tokens, and what is encoded or reads it."""
+"""Tokens, or where the way is by influence that, and what is encoded or reads it."""
 
 
 def read(contribution: bytes | Callable[[], bytes]) -> bytes:

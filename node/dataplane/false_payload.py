@@ -57,7 +57,7 @@ def check(found: FalsePayload, roots: Sequence[Certificate]) -> str:
         _check_signed(found, roots, member, words.of_contributions(found.run_id, asked.sync, start, root), signature)
         check_proof(root, found.num_chunks, found.place, asked.chunk, payload_hash(data), proof)
         kernels.check(data, way.up, found.num_elements)
-        contributions.append((member.tokens, data))
+        contributions.append((member.influence if way.by_influence else member.tokens, data))
     reducer = next((c for c in asked.contributors if c.site_id == made.site_id), None)
     if reducer is None:
         raise InvalidMessage("its reducer is no contributor")

@@ -30,12 +30,22 @@ ended."""
 
 
 def check_parts(sync: SyncSettings, num_hosts: int, num_processes: int) -> None:
-    """Raises ConfigError if what a site contributes is in several places."""
-    if sync.audits and (num_hosts > 1 or num_processes > 1):
-        raise ConfigError(
-            f"sync.audits = {sync.audits}, and this site has {num_hosts} hosts and {num_processes} exchange processes: "
-            "in a run with audits one process keeps all that a site contributes; choose 1 of each"
+    """Raises ConfigError if what a site contributes, or reduces, is in several places and may not be."""
+    if num_hosts == num_processes == 1:
+        return
+    if sync.audits:
+        setting, why = f"sync.audits = {sync.audits}", "one process keeps all that a site contributes"
+    elif sync.averages_by_influence:
+        setting, why = (
+            f'sync.robust = "{sync.robust}"',
+            "one process says the inner products of all that a site reduces",
         )
+    else:
+        return
+    raise ConfigError(
+        f"{setting}, and this site has {num_hosts} hosts and {num_processes} exchange processes: in such a run {why}; "
+        "choose 1 of each"
+    )
 
 
 class _KeptFile(ChunkFile):

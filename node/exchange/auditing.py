@@ -99,8 +99,8 @@ class Auditor:
             why = next(str(of) for of in found if isinstance(of, AtollError))
             silent = [site_id for site_id in silent if site_id not in refuted]
             return _unknown(asked, f"not all contributions are to be had: {why}", silent=silent, refuted=refuted)
-        tokens = [c.tokens for c in asked.contributors]
-        contributions = [(t, of.data) for t, of in zip(tokens, found, strict=True) if isinstance(of, Encoded)]
+        weights = [c.influence if way.by_influence else c.tokens for c in asked.contributors]
+        contributions = [(w, of.data) for w, of in zip(weights, found, strict=True) if isinstance(of, Encoded)]
         num_elements = self.layout.chunks[asked.chunk].num_elements
 
         def work() -> bytes:

@@ -31,6 +31,7 @@ from atoll.node.exchange.peers.uplink import Uplink
 from atoll.node.exchange.sync.attempt import Attempt
 from atoll.node.exchange.sync.average_errors import AverageErrors
 from atoll.node.exchange.sync.exchange import Exchange
+from atoll.node.exchange.sync.multiplication import Products
 from atoll.node.exchange.sync.reduction import Share, share_of
 from atoll.node.exchange.sync.retained import Retained
 from atoll.node.exchange.sync.spill import Spill
@@ -185,12 +186,13 @@ class Hub:
         roots: Sequence[bytes] = (),
         spread_s: float = 0.0,
         in_flight: Collection[int] = (),
+        multiplied: Callable[[Products], None] = lambda products: None,
     ) -> Exchange:
         """The exchange of `plan` on this site, to be run; an older attempt at the same sync is cancelled. `share` is of
         the same plan, and no other exchange was begun or dropped since it was asked for. `tokens`: this site's weight,
         0 if it receives. `weights`, `roots`: of all contributors; nothing before they are said. `spread_s`: see
-        `Attempt`. `in_flight`: the other syncs that are not over. A site that was evicted may never have heard how one
-        ended.
+        `Attempt`. `multiplied`: see `Reducer`. `in_flight`: the other syncs that are not over. A site that was evicted
+        may never have heard how one ended.
 
         Raises StaleError for an old plan, RefusedError if the plan does not list this start of this site, NoRoomError
         if it asks it to hold more than its share of `max_retained_bytes` or the disk has room for.
@@ -218,6 +220,7 @@ class Hub:
             errors=self.average_errors,
             has_room=need + sum(e.retained.num_bytes for e in self._exchanges.values()) <= max_retained_bytes,
             dialer=self.dialer,
+            multiplied=multiplied,
         )
         if old is not None:
             old.cancel()
@@ -237,6 +240,12 @@ class Hub:
         exchange = self._exchanges.get(plan.sync)
         if exchange is not None and _order(exchange.plan) == _order(plan):
             exchange.weigh(weights, roots)
+
+    def influence(self, plan: Plan, influences: Sequence[int]) -> None:
+        """What each contributor counts, if that exchange still runs."""
+        exchange = self._exchanges.get(plan.sync)
+        if exchange is not None and _order(exchange.plan) == _order(plan):
+            exchange.influence(influences)
 
     def have_payloads(self, plan: Plan, chunks: list[int]) -> None:
         """Another process of this host has put their payloads into the file of that attempt."""

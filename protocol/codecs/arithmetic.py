@@ -105,6 +105,11 @@ def add_with_norm(values: Floats, weight: np.float32, acc: Floats) -> float:
     return norm(values)
 
 
+def dot(x: Floats, y: Floats) -> float:
+    """The inner product, in binary64."""
+    return float(_dot(x, y))
+
+
 def norm(values: Floats) -> float:
     """The root of the sum of squares. A measure, not the same bits everywhere."""
     return math.sqrt(_dot(values, values))
@@ -113,7 +118,7 @@ def norm(values: Floats) -> float:
 def cosine(x: Floats, y: Floats) -> float:
     """Of the angle between them; 0 where one of them is zero."""
     norms = norm(x) * norm(y)
-    return float(_dot(x, y)) / norms if norms else 0.0
+    return dot(x, y) / norms if norms else 0.0
 
 
 def over_weights(weights: Floats, acc: Floats) -> None:

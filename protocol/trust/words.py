@@ -10,6 +10,7 @@ from atoll.protocol.digest import Digest
 from atoll.protocol.errors import InvalidMessage
 from atoll.protocol.members import Member
 from atoll.protocol.messages import MAX_MEMBERS, Plan
+from atoll.protocol.plans import influences
 from atoll.protocol.spec import Way
 from atoll.protocol.trust import certificates
 from atoll.protocol.trust.names import Kind, Subject
@@ -27,10 +28,11 @@ def of_contributions(run_id: str, sync: int, start: Start, root: bytes) -> bytes
 
 
 def of_payloads(run_id: str, of: Plan | AuditChunk, way: Way, start: Start, root: bytes) -> bytes:
-    """`of`: with the weights by which was averaged; `way`: how."""
+    """`of`: with the weights and influences by which was averaged; `way`: how."""
     digest = Digest("atoll/signed-payloads/v1").text(run_id).uint(of.sync).uint(of.term).uint(of.attempt)
     digest.uint(of.fragment).uint(of.base_commit).uint(len(of.contributors))
     digest.uints(value for c in of.contributors for value in (c.site_id, c.incarnation, c.tokens))
+    digest.uints(influences(of))
     digest.text(way.up).text(way.down).text(way.aggregation.name).text(way.robust).text(repr(float(way.clip))).uint(
         way.trim
     )

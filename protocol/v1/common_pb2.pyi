@@ -237,6 +237,7 @@ class Member(_message.Message):
     TOKENS_FIELD_NUMBER: _builtins.int
     ENDPOINTS_FIELD_NUMBER: _builtins.int
     NAME_FIELD_NUMBER: _builtins.int
+    INFLUENCE_FIELD_NUMBER: _builtins.int
     site_id: _builtins.int
     incarnation: _builtins.int
     address: _builtins.str
@@ -245,6 +246,8 @@ class Member(_message.Message):
     """its weight in a commit; a plan says none"""
     name: _builtins.str
     """that its certificate must have; empty where the run is in plain text"""
+    influence: _builtins.int
+    """with sync.robust = gram, in a commit: its share of the average, of those of all; else 0"""
     @_builtins.property
     def endpoints(self) -> _containers.RepeatedCompositeFieldContainer[Global___Endpoint]:
         """of a site of several hosts, those beside `address`"""
@@ -258,10 +261,11 @@ class Member(_message.Message):
         tokens: _builtins.int = ...,
         endpoints: _abc.Iterable[Global___Endpoint] | None = ...,
         name: _builtins.str = ...,
+        influence: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "endpoints", b"endpoints", "incarnation", b"incarnation", "name", b"name", "site_id", b"site_id", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "endpoints", b"endpoints", "incarnation", b"incarnation", "influence", b"influence", "name", b"name", "site_id", b"site_id", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -413,6 +413,7 @@ class SessionRequest(_message.Message):
     DEPOSITS_RETURNED_FIELD_NUMBER: _builtins.int
     CHUNK_AUDITED_FIELD_NUMBER: _builtins.int
     LOGGED_FIELD_NUMBER: _builtins.int
+    PRODUCTS_FIELD_NUMBER: _builtins.int
     seq: _builtins.int
     """1, 2, 3 ... on this stream"""
     ack: _builtins.int
@@ -461,6 +462,8 @@ class SessionRequest(_message.Message):
     def chunk_audited(self) -> Global___ChunkAudited: ...
     @_builtins.property
     def logged(self) -> _common_pb2.Logged: ...
+    @_builtins.property
+    def products(self) -> Global___Products: ...
     def __init__(
         self,
         *,
@@ -487,12 +490,13 @@ class SessionRequest(_message.Message):
         deposits_returned: Global___DepositsReturned | None = ...,
         chunk_audited: Global___ChunkAudited | None = ...,
         logged: _common_pb2.Logged | None = ...,
+        products: Global___Products | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["applied", b"applied", "body", b"body", "chunk_audited", b"chunk_audited", "commit_rebuilt", b"commit_rebuilt", "deposits_returned", b"deposits_returned", "diverged", b"diverged", "done", b"done", "exchange_failed", b"exchange_failed", "find_sources", b"find_sources", "header", b"header", "heartbeat", b"heartbeat", "hello", b"hello", "lease_request", b"lease_request", "leave", b"leave", "logged", b"logged", "manifest_part", b"manifest_part", "offer", b"offer", "payload_list", b"payload_list", "ready", b"ready", "shown", b"shown", "telemetry", b"telemetry"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["applied", b"applied", "body", b"body", "chunk_audited", b"chunk_audited", "commit_rebuilt", b"commit_rebuilt", "deposits_returned", b"deposits_returned", "diverged", b"diverged", "done", b"done", "exchange_failed", b"exchange_failed", "find_sources", b"find_sources", "header", b"header", "heartbeat", b"heartbeat", "hello", b"hello", "lease_request", b"lease_request", "leave", b"leave", "logged", b"logged", "manifest_part", b"manifest_part", "offer", b"offer", "payload_list", b"payload_list", "products", b"products", "ready", b"ready", "shown", b"shown", "telemetry", b"telemetry"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ack", b"ack", "applied", b"applied", "body", b"body", "checksum", b"checksum", "chunk_audited", b"chunk_audited", "commit_rebuilt", b"commit_rebuilt", "deposits_returned", b"deposits_returned", "diverged", b"diverged", "done", b"done", "exchange_failed", b"exchange_failed", "find_sources", b"find_sources", "header", b"header", "heartbeat", b"heartbeat", "hello", b"hello", "lease_request", b"lease_request", "leave", b"leave", "logged", b"logged", "manifest_part", b"manifest_part", "offer", b"offer", "payload_list", b"payload_list", "ready", b"ready", "seq", b"seq", "shown", b"shown", "telemetry", b"telemetry"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ack", b"ack", "applied", b"applied", "body", b"body", "checksum", b"checksum", "chunk_audited", b"chunk_audited", "commit_rebuilt", b"commit_rebuilt", "deposits_returned", b"deposits_returned", "diverged", b"diverged", "done", b"done", "exchange_failed", b"exchange_failed", "find_sources", b"find_sources", "header", b"header", "heartbeat", b"heartbeat", "hello", b"hello", "lease_request", b"lease_request", "leave", b"leave", "logged", b"logged", "manifest_part", b"manifest_part", "offer", b"offer", "payload_list", b"payload_list", "products", b"products", "ready", b"ready", "seq", b"seq", "shown", b"shown", "telemetry", b"telemetry"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["hello", "offer", "applied", "ready", "done", "exchange_failed", "heartbeat", "find_sources", "leave", "lease_request", "shown", "payload_list", "manifest_part", "commit_rebuilt", "diverged", "telemetry", "deposits_returned", "chunk_audited", "logged"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["hello", "offer", "applied", "ready", "done", "exchange_failed", "heartbeat", "find_sources", "leave", "lease_request", "shown", "payload_list", "manifest_part", "commit_rebuilt", "diverged", "telemetry", "deposits_returned", "chunk_audited", "logged", "products"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 
@@ -532,6 +536,7 @@ class SessionResponse(_message.Message):
     DEPOSITS_FIELD_NUMBER: _builtins.int
     RETURN_DEPOSITS_FIELD_NUMBER: _builtins.int
     AUDIT_CHUNK_FIELD_NUMBER: _builtins.int
+    INFLUENCES_FIELD_NUMBER: _builtins.int
     SAME_CONTRIBUTORS_FIELD_NUMBER: _builtins.int
     SAME_TREES_FIELD_NUMBER: _builtins.int
     COORDINATORS_FIELD_NUMBER: _builtins.int
@@ -596,6 +601,8 @@ class SessionResponse(_message.Message):
     @_builtins.property
     def audit_chunk(self) -> Global___AuditChunk: ...
     @_builtins.property
+    def influences(self) -> Global___Influences: ...
+    @_builtins.property
     def coordinators(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """HOST:PORT of all that may serve the run, this one first; said at the begin of a stream and when it changes."""
 
@@ -632,15 +639,16 @@ class SessionResponse(_message.Message):
         deposits: Global___Deposits | None = ...,
         return_deposits: Global___ReturnDeposits | None = ...,
         audit_chunk: Global___AuditChunk | None = ...,
+        influences: Global___Influences | None = ...,
         same_contributors: _builtins.bool = ...,
         same_trees: _builtins.bool = ...,
         coordinators: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["abandoned", b"abandoned", "admitted", b"admitted", "audit_chunk", b"audit_chunk", "banned", b"banned", "body", b"body", "commit", b"commit", "deposits", b"deposits", "dial_back", b"dial_back", "disputed", b"disputed", "drain", b"drain", "evicted", b"evicted", "finished", b"finished", "header", b"header", "leases", b"leases", "list_payloads", b"list_payloads", "open", b"open", "peers", b"peers", "plan", b"plan", "pulse", b"pulse", "rebuild_commit", b"rebuild_commit", "refused", b"refused", "return_deposits", b"return_deposits", "rolled_back", b"rolled_back", "send_manifest", b"send_manifest", "show", b"show", "sources", b"sources", "weights", b"weights", "welcome", b"welcome"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["abandoned", b"abandoned", "admitted", b"admitted", "audit_chunk", b"audit_chunk", "banned", b"banned", "body", b"body", "commit", b"commit", "deposits", b"deposits", "dial_back", b"dial_back", "disputed", b"disputed", "drain", b"drain", "evicted", b"evicted", "finished", b"finished", "header", b"header", "influences", b"influences", "leases", b"leases", "list_payloads", b"list_payloads", "open", b"open", "peers", b"peers", "plan", b"plan", "pulse", b"pulse", "rebuild_commit", b"rebuild_commit", "refused", b"refused", "return_deposits", b"return_deposits", "rolled_back", b"rolled_back", "send_manifest", b"send_manifest", "show", b"show", "sources", b"sources", "weights", b"weights", "welcome", b"welcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["abandoned", b"abandoned", "ack", b"ack", "admitted", b"admitted", "audit_chunk", b"audit_chunk", "banned", b"banned", "body", b"body", "checksum", b"checksum", "commit", b"commit", "coordinators", b"coordinators", "deposits", b"deposits", "dial_back", b"dial_back", "disputed", b"disputed", "drain", b"drain", "evicted", b"evicted", "finished", b"finished", "header", b"header", "leases", b"leases", "list_payloads", b"list_payloads", "open", b"open", "peers", b"peers", "plan", b"plan", "pulse", b"pulse", "rebuild_commit", b"rebuild_commit", "refused", b"refused", "return_deposits", b"return_deposits", "rolled_back", b"rolled_back", "same_contributors", b"same_contributors", "same_trees", b"same_trees", "send_manifest", b"send_manifest", "seq", b"seq", "show", b"show", "sources", b"sources", "weights", b"weights", "welcome", b"welcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abandoned", b"abandoned", "ack", b"ack", "admitted", b"admitted", "audit_chunk", b"audit_chunk", "banned", b"banned", "body", b"body", "checksum", b"checksum", "commit", b"commit", "coordinators", b"coordinators", "deposits", b"deposits", "dial_back", b"dial_back", "disputed", b"disputed", "drain", b"drain", "evicted", b"evicted", "finished", b"finished", "header", b"header", "influences", b"influences", "leases", b"leases", "list_payloads", b"list_payloads", "open", b"open", "peers", b"peers", "plan", b"plan", "pulse", b"pulse", "rebuild_commit", b"rebuild_commit", "refused", b"refused", "return_deposits", b"return_deposits", "rolled_back", b"rolled_back", "same_contributors", b"same_contributors", "same_trees", b"same_trees", "send_manifest", b"send_manifest", "seq", b"seq", "show", b"show", "sources", b"sources", "weights", b"weights", "welcome", b"welcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["welcome", "admitted", "refused", "open", "plan", "commit", "abandoned", "sources", "evicted", "finished", "pulse", "leases", "rolled_back", "show", "disputed", "list_payloads", "peers", "weights", "dial_back", "send_manifest", "rebuild_commit", "banned", "drain", "deposits", "return_deposits", "audit_chunk"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["welcome", "admitted", "refused", "open", "plan", "commit", "abandoned", "sources", "evicted", "finished", "pulse", "leases", "rolled_back", "show", "disputed", "list_payloads", "peers", "weights", "dial_back", "send_manifest", "rebuild_commit", "banned", "drain", "deposits", "return_deposits", "audit_chunk", "influences"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 
@@ -1094,6 +1102,42 @@ class Done(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Done: _TypeAlias = Done  # noqa: Y015
+
+@_typing.final
+class Products(_message.Message):
+    """With sync.robust = gram, from each site that reduces something in the plan, once it has all contributions to that."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SYNC_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
+    TERM_FIELD_NUMBER: _builtins.int
+    PRODUCTS_FIELD_NUMBER: _builtins.int
+    sync: _builtins.int
+    attempt: _builtins.int
+    term: _builtins.int
+    """of the plan"""
+    @_builtins.property
+    def products(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """Inner products of contributions, each over all chunks of trainable tensors that are averaged here: of the first
+        contributor with itself; of the second with the first, with itself; and so on. n (n + 1) / 2 of n contributors.
+        """
+
+    def __init__(
+        self,
+        *,
+        sync: _builtins.int = ...,
+        attempt: _builtins.int = ...,
+        term: _builtins.int = ...,
+        products: _abc.Iterable[_builtins.float] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "products", b"products", "sync", b"sync", "term", b"term"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Products: _TypeAlias = Products  # noqa: Y015
 
 @_typing.final
 class Averaged(_message.Message):
@@ -1639,6 +1683,39 @@ class Weights(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Weights: _TypeAlias = Weights  # noqa: Y015
+
+@_typing.final
+class Influences(_message.Message):
+    """With sync.robust = gram: what the reducers average with. After the Weights of the same attempt on every stream."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SYNC_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
+    TERM_FIELD_NUMBER: _builtins.int
+    INFLUENCES_FIELD_NUMBER: _builtins.int
+    sync: _builtins.int
+    attempt: _builtins.int
+    term: _builtins.int
+    @_builtins.property
+    def influences(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """by contributor, each above 0: its share of the average, of those of all"""
+
+    def __init__(
+        self,
+        *,
+        sync: _builtins.int = ...,
+        attempt: _builtins.int = ...,
+        term: _builtins.int = ...,
+        influences: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "influences", b"influences", "sync", b"sync", "term", b"term"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Influences: _TypeAlias = Influences  # noqa: Y015
 
 @_typing.final
 class Abandoned(_message.Message):

@@ -39,6 +39,14 @@ MESSAGES = st.one_of(
         | instances(m.Hello, state_hash=HASHES),
         instances(m.Applied, commit=SMALL, state_hash=HASHES),
         instances(m.Done, sync=SMALL, attempt=SMALL, term=SMALL, last_commit=SMALL, state_hash=HASHES),
+        instances(
+            m.Products,
+            sync=SMALL,
+            attempt=SMALL,
+            term=SMALL,
+            products=st.lists(st.sampled_from([0.0, 1.0, -1.0, 1e99, 1e300]), max_size=6).map(tuple)
+            | st.sampled_from([(1.0,), (1.0, 0.0, 1.0), (1.0, 1.0, 1.0, 0.0, 0.0, 4.0)]),
+        ),
         instances(m.ExchangeFailed, sync=SMALL, attempt=SMALL, term=SMALL, peer_site_id=SMALL),
         instances(
             m.ExchangeFailed,

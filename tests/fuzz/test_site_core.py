@@ -14,6 +14,7 @@ from atoll.node.core import events as e
 from atoll.node.core import outputs as out
 from atoll.node.core.disk import Outer
 from atoll.node.core.events import AnswerKind, MergeMode
+from atoll.node.core.exchange_events import ExchangeFinished
 from atoll.node.core.host_events import HostErrors, HostsChanged
 from atoll.protocol import PROTOCOL_VERSION, wire
 from atoll.protocol import messages as m
@@ -91,6 +92,9 @@ def messages(
             instances(m.Plan, **plans, contributors=UNWEIGHED, receivers=UNWEIGHED),
             instances(m.Plan, **plans, contributors=MEMBERS),
             instances(m.Weights, sync=SMALL, attempt=SMALL, term=SMALL, tokens=st.lists(SMALL, max_size=2).map(tuple)),
+            instances(
+                m.Influences, sync=SMALL, attempt=SMALL, term=SMALL, influences=st.lists(SMALL, max_size=2).map(tuple)
+            ),
             instances(m.Abandoned, sync=SMALL, next=st.none() | opens),
             instances(m.Sources, attested=attested, commits=st.lists(commits, max_size=2).map(tuple)),
             instances(
@@ -197,7 +201,7 @@ class Host(SiteQuestions):
                     OSError("EIO"),
                 )
                 broken = e.ExchangeBroken(plan, self.data.draw(st.sampled_from(errors)))
-                done = e.ExchangeFinished(plan=plan, payload_digest=bytes(32), stood_out=outlying[0])
+                done = ExchangeFinished(plan=plan, payload_digest=bytes(32), stood_out=outlying[0])
                 self.due.append(broken if flip else done)
             case out.AdvanceErrors():
                 self.due.append(e.ErrorsAdvanced("host 1 is not here" if flip else None, share=0.5))

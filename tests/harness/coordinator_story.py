@@ -67,6 +67,7 @@ def some_settings(**changes: Any) -> RunSettings:
         log_commits=8,
         max_weight_ratio=values.pop("ratio", 16),
         audits=values.pop("audits", 0),
+        robust=values.pop("robust", "warn"),
     )
     return RunSettings(sync=sync, **values)
 
@@ -311,6 +312,8 @@ class Story(CoordinatorQuestions):
                 assert here == {top.site_id for top in tops}, "a reducer of nothing"
             case m.Weights():
                 assert self.kept_weights.get((message.sync, message.attempt)) == message.tokens, message
+            case m.Influences():
+                assert ("influences", message.sync, message.attempt) in self.kept, message
             case m.Commit():
                 assert ("commit", message.commit, message.sync) in self.kept, message
                 assert not message.final or message.next is None
@@ -497,6 +500,16 @@ class Story(CoordinatorQuestions):
                 payloads_root=a_hash(f"made by {name}") if self.settings.sync.audits else b"",
             ),
         )
+
+    def multiplies(self, name: str, contributions: str) -> None:
+        """The reducer says inner products: `contributions` are of two numbers each, `3:4,0:1`."""
+        plan, vectors = self.plan(), [[float(x) for x in text.split(":")] for text in contributions.split(",")]
+        products = tuple(
+            sum(a * b for a, b in zip(one, other, strict=True))
+            for place, one in enumerate(vectors)
+            for other in vectors[: place + 1]
+        )
+        self.says(name, m.Products(sync=plan.sync, attempt=plan.attempt, term=plan.term, products=products))
 
     def lists(self, name: str, payloads: str) -> None:
         """One letter for the payload of each chunk."""
@@ -699,6 +712,9 @@ class Story(CoordinatorQuestions):
                 members = next(p.contributors for p in plans if (p.sync, p.attempt) == key)
                 tokens = " ".join(f"{self._name(c.site_id)}:{t}" for c, t in zip(members, message.tokens, strict=True))
                 return f"Weights of plan {message.sync}.{message.attempt}: {tokens}"
+            case m.Influences(influences=influences):
+                shares = " ".join(f"{influence / sum(influences):.3f}" for influence in influences)
+                return f"Influences of plan {message.sync}.{message.attempt}: {shares}"
             case m.Commit():
                 following = f"; then {self._open_in_words(message.next)}" if message.next else "; the last"
                 following = following if message.next or message.final else "; others are open"
@@ -780,6 +796,8 @@ def _identity(record: e.Record) -> tuple[str, int, int]:
             return "plan", plan.sync, plan.attempt
         case e.WeightsRecord():
             return "weights", record.sync, record.attempt
+        case e.InfluencesRecord():
+            return "influences", record.sync, record.attempt
         case e.CommitRecord():
             return "commit", record.commit.commit, record.commit.sync
         case e.OpenRecord():
@@ -844,6 +862,8 @@ def _record_in_words(record: e.Record) -> str:
             return f"plan {first}.{second}"
         case e.WeightsRecord():
             return f"the weights of plan {first}.{second}"
+        case e.InfluencesRecord():
+            return f"the influences of plan {first}.{second}"
         case e.OpenRecord():
             return f"the opening of sync {first}, expecting {' '.join(map(str, record.expected)) or 'nobody'}"
         case e.CommitRecord():
@@ -968,6 +988,7 @@ def _command(story: Story, words: list[str], arguments: dict[str, str]) -> None:
             "asks": lambda: story.sources(name, **values),
             "rebuilt": lambda: story.rebuilt(name, rest[0] if rest else "", **values),
             "lists": lambda: story.lists(name, rest[0]),
+            "multiplies": lambda: story.multiplies(name, rest[0]),
             "hides": lambda: setattr(story.sites[name], "shows", False),
             "leaves": lambda: story.leave(name),
             "drops": lambda: story.drop(name),

@@ -15,6 +15,7 @@ from atoll.node.core import events as e
 from atoll.node.core import outputs as out
 from atoll.node.core.disk import Outer
 from atoll.node.core.events import AnswerKind, MergeMode
+from atoll.node.core.exchange_events import ExchangeFinished
 from atoll.protocol import messages as m
 from atoll.protocol.digest import Digest
 from atoll.protocol.errors import PeerError
@@ -248,7 +249,7 @@ class SiteStory(SiteQuestions):
             error = PeerError("no byte for 6.0 s", _id(peer), sending=True, phase="sending contributions")
             self.happens(e.ExchangeBroken(begun.plan, error))
         else:
-            self.happens(e.ExchangeFinished(plan=begun.plan, payload_digest=a_hash("payloads"), tokens=begun.weights))
+            self.happens(ExchangeFinished(plan=begun.plan, payload_digest=a_hash("payloads"), tokens=begun.weights))
 
     def published(self) -> None:
         done, self._publishing = self._publishing, None
@@ -298,6 +299,8 @@ class SiteStory(SiteQuestions):
                 return f"begins exchange {plan.sync}.{plan.attempt} as {role}"
             case out.WeighExchange(plan, weights):
                 return f"tells exchange {plan.sync}.{plan.attempt} the weights {list(weights)}"
+            case out.InfluenceExchange(plan, influences):
+                return f"tells exchange {plan.sync}.{plan.attempt} the influences {list(influences)}"
             case out.HurryExchange():
                 return "has its exchanges send as fast as they can"
             case out.CancelExchange(sync, attempt):

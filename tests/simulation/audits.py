@@ -139,8 +139,10 @@ def once(change: Callable[[ChunkAudited], ChunkAudited]) -> Callable[[ChunkAudit
 Misdeed = Callable[[World, random.Random, Found], None]
 
 
-def schedule(seed: int, misdeed: Misdeed, *, num_sites: int = 4, num_syncs: int = 31) -> tuple[Outcome, Found]:
-    """`misdeed` begins once all sites train."""
+def schedule(
+    seed: int, misdeed: Misdeed, *, num_sites: int = 4, num_syncs: int = 31, shape: Shape | None = None
+) -> tuple[Outcome, Found]:
+    """`misdeed` begins once all sites train. `shape`: another one than the seed's."""
     found = Found()
 
     async def faults(world: World) -> None:
@@ -159,7 +161,7 @@ def schedule(seed: int, misdeed: Misdeed, *, num_sites: int = 4, num_syncs: int 
         found.faults.update({s.name: len(s.faults) for s in sites if s.faults})
         found.banned.update(r.name for r in world.store.kept if isinstance(r, BanRecord))
 
-    return play(seed, faults, audited_shape(seed, num_sites=num_sites, num_syncs=num_syncs)), found
+    return play(seed, faults, shape or audited_shape(seed, num_sites=num_sites, num_syncs=num_syncs)), found
 
 
 # --- misdeeds

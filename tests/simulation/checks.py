@@ -19,6 +19,7 @@ from atoll.coordinator.core.events import (
     AuditRecord,
     CommitRecord,
     FinishedRecord,
+    InfluencesRecord,
     OpenRecord,
     PlanRecord,
     RollbackRecord,
@@ -49,7 +50,7 @@ from tests.simulation.sites import Sealed, Step, learned_in, rates_at, rates_ove
 
 MOST = 1e6
 """What training makes of a value here is a few units."""
-DECISIONS = {"open", "plan", "weights", "commit", "finished", "sources"}
+DECISIONS = {"open", "plan", "weights", "influences", "commit", "finished", "sources"}
 """What the coordinator may only say once it is kept."""
 MOST_ROUNDING = {False: 1e-5, True: 1 / 128}
 """Of one operation, relative to the values, with fp32 and with bf16 parameters."""
@@ -69,6 +70,7 @@ class _Kept:
         self._found: dict[int, Any] = {}  # by identity, with what keeps it alive: sites share what they are sent
         self._fragments: dict[int, int] = {}  # by sync
         self._weighed: set[tuple[int, int, tuple[int, ...]]] = set()  # sync, attempt, weights
+        self._influences: set[tuple[int, int, tuple[int, ...]]] = set()  # sync, attempt, of contributors
         self._attested: set[tuple[int, bytes]] = set()
         self._log: list[m.Commit] = []
         self._rollbacks: list[RollbackRecord] = []
@@ -88,6 +90,8 @@ class _Kept:
                     self._said[m.Plan].append(record.plan)
                 case WeightsRecord():
                     self._weighed.add((record.sync, record.attempt, record.tokens))
+                case InfluencesRecord():
+                    self._influences.add((record.sync, record.attempt, record.influences))
                 case CommitRecord():
                     self._said[m.Commit].append(record.commit)
                     self._log.append(record.commit)
@@ -123,6 +127,11 @@ class _Kept:
     def weighed(self) -> set[tuple[int, int, tuple[int, ...]]]:
         self._read()
         return self._weighed
+
+    @property
+    def influences(self) -> set[tuple[int, int, tuple[int, ...]]]:
+        self._read()
+        return self._influences
 
     @property
     def attested(self) -> set[tuple[int, bytes]]:
@@ -272,6 +281,8 @@ class Checks:
                 there = self._kept.has(message, wire.left_out(envelope))
             case m.Weights(sync=sync, attempt=attempt, tokens=tokens):
                 there = (sync, attempt, tokens) in self._kept.weighed
+            case m.Influences(sync=sync, attempt=attempt, influences=influences):
+                there = (sync, attempt, influences) in self._kept.influences
             case m.Finished():
                 there = self.finished is not None
             case m.Sources(attested=attested):

@@ -82,6 +82,9 @@ def replay(
                 norms.append(_norm(up, mine))
             clip = sync.clip if is_trained and sync.robust == "clip" else 0.0
             weights = [member.tokens / total for member in commit.contributors]
+            if is_trained and sync.robust == "gram":
+                whole = sum(member.influence for member in commit.contributors)
+                weights = [member.influence / whole for member in commit.contributors]
             for decoded, weight, factor in zip(arrived, weights, clipped(norms, clip), strict=True):
                 average = average + np.float32(weight * factor) * decoded
             if is_trained and sync.robust == "trim":

@@ -29,7 +29,7 @@ def wrong_in_done(run: Run, site: Site, attempt: Attempt, message: Done) -> str:
         return "no root over the payloads that it made" if _makes_any(run, attempt, site) else ""
     if len(message.payloads_root) != DIGEST_BYTES or not attempt.is_weighed:
         return "a root over payloads that cannot be"
-    plan = with_weights(attempt.plan, attempt.weights.tokens)
+    plan = with_weights(attempt.plan, attempt.weights.tokens, attempt.influences)
     way = spec_of(run.settings.sync, plan.base_commit, plan.fragment).trainable
     return _wrong(site, of_payloads(run.run_id, plan, way, site.start, message.payloads_root), message.signature)
 

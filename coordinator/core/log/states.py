@@ -102,6 +102,8 @@ def _send_sync(run: Run, site: Site, sync: Sync) -> None:
             run.send(site, plan)
             if attempt.is_weighed:
                 run.send(site, attempt.weights_message())
+            if attempt.influences:
+                run.send(site, attempt.influences_message())
 
 
 def applied(run: Run, site: Site, message: m.Applied) -> None:

@@ -6,11 +6,11 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from atoll.coordinator.core.events import WeightsRecord
+from atoll.coordinator.core.events import InfluencesRecord, WeightsRecord
 from atoll.coordinator.core.sync.blame import Pair
 from atoll.coordinator.core.sync.exclusions import Start
-from atoll.protocol.messages import DataRange, Done, Plan, Ready, Weights
-from atoll.protocol.plans import top_of
+from atoll.protocol.messages import DataRange, Done, Influences, Plan, Ready, Weights
+from atoll.protocol.plans import reducing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +39,9 @@ class Attempt:
         self.plan = plan
         self._weights: WeightsRecord | None = None  # until all contributors are ready
         self.planned_at = now  # or when all were ready
+        self.products: dict[int, tuple[float, ...]] = {}  # inner products of contributions, by reducer
+        self.influences: tuple[int, ...] = ()  # found by these, of the contributors
+        self.averages_since = now  # when reducers heard that, if they wait for it
         self.suspects = suspects
         self.done: dict[int, Done] = {}
         self.failing: dict[Pair, bool] = {}  # whether the reporter lacks what its peer owes
@@ -92,6 +95,11 @@ class Attempt:
         tokens, roots = self.weights.tokens, self.weights.roots
         return Weights(sync=plan.sync, attempt=plan.attempt, term=plan.term, tokens=tokens, roots=roots)
 
+    def influences_message(self) -> Influences:
+        """What they are told after that, if they average by influence."""
+        plan = self.plan
+        return Influences(sync=plan.sync, attempt=plan.attempt, term=plan.term, influences=self.influences)
+
     def ids(self) -> tuple[int, ...]:
         """Of the contributors, ascending."""
         return self._ids
@@ -111,7 +119,7 @@ class Attempt:
 
     def reducing(self) -> set[int]:
         """The sites that reduce something."""
-        return {self._ids[top_of(tree)] for tree in self.plan.trees}
+        return reducing(self.plan)
 
     def exchanges(self, site_id: int, peer_id: int) -> bool:
         """Whether the plan has these two contributors send each other anything: one of them reduces."""
@@ -126,6 +134,14 @@ class Attempt:
     def weigh(self, weights: WeightsRecord, now: float) -> None:
         """All contributors are ready: their time runs from now on. What they reported stays."""
         self._weights, self.planned_at = weights, now
+
+    def note_products(self, site_id: int, products: tuple[float, ...]) -> None:
+        """What a reducer says of all contributions to its chunks. It says it again on a new stream."""
+        self.products.setdefault(site_id, products)
+
+    def influence(self, found: InfluencesRecord, now: float) -> None:
+        """Its reducers average from now on."""
+        self.influences, self.averages_since = found.influences, now
 
     def note_done(self, site_id: int, message: Done) -> None:
         """The site has all payloads on its disk."""

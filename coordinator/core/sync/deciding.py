@@ -7,7 +7,7 @@ from functools import partial
 from atoll.coordinator.core.run import Run
 from atoll.coordinator.core.sites.membership import Site
 from atoll.coordinator.core.sync import decision as d
-from atoll.coordinator.core.sync import payload_lists, plans, reach, standstill, unusable, weighing
+from atoll.coordinator.core.sync import influence, payload_lists, plans, reach, standstill, unusable, weighing
 from atoll.coordinator.core.sync.attempts import Attempt, NoAverage
 from atoll.coordinator.core.sync.blame import MAX_NAMED, in_words
 from atoll.coordinator.core.sync.exclusions import Kind
@@ -247,6 +247,8 @@ def _exchanging(run: Run, sync: Sync, attempt: Attempt) -> d.Decision:
     survivors = sync.survivors()
     if attempt.spoiled:
         return _another_attempt(run, sync, attempt, attempt.spoiled)
+    if (found_by_products := influence.decide(run, attempt)) is not None:
+        return d.Influence(found_by_products)
     if survivors and all(i in attempt.done for i in survivors):
         return _all_done(run, sync, attempt, survivors)
     if through := _most_are_through(attempt, survivors):

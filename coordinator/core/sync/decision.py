@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from atoll.coordinator.core.events import WeightsRecord
+from atoll.coordinator.core.events import InfluencesRecord, WeightsRecord
 from atoll.coordinator.core.sites.membership import Site
 from atoll.coordinator.core.sync.attempts import NoAverage
 from atoll.coordinator.core.sync.blame import Pair
@@ -36,6 +36,13 @@ class Weigh:
     """All contributors of the plan are ready."""
 
     weights: WeightsRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Influence:
+    """All reducers have said the inner products of what they are to average."""
+
+    influences: InfluencesRecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,7 +157,7 @@ class GoBack:
     """Why the run stays where it is; empty: it goes back."""
 
 
-OfAttempt = GiveWay | Weigh | Fail | LeaveOut | AskForLists | Stuck | Misled | Evict | JudgeStates | Commit
+OfAttempt = GiveWay | Weigh | Influence | Fail | LeaveOut | AskForLists | Stuck | Misled | Evict | JudgeStates | Commit
 """Of the attempt under way."""
 OfSync = Propose | CollectAgain | Abandon | Refuse
 Decision = Wait | OfSync | OfAttempt

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from atoll.coordinator.core.auditing import signed
 from atoll.coordinator.core.data import leases
-from atoll.coordinator.core.events import PlanRecord, WeightsRecord
+from atoll.coordinator.core.events import InfluencesRecord, PlanRecord, WeightsRecord
 from atoll.coordinator.core.log import evidence, going_back, rollback, states
 from atoll.coordinator.core.run import Run
 from atoll.coordinator.core.sites import liveness
@@ -240,6 +240,8 @@ def _carry_out_in(run: Run, sync: Sync, attempt: Attempt, decision: d.OfAttempt)
             sync.give_way(reason)
         case d.Weigh(weights):
             _weigh(run, sync, attempt, weights)
+        case d.Influence(influences):
+            _influence(run, sync, attempt, influences)
         case d.Fail():
             _fail(run, sync, attempt, decision)
         case d.LeaveOut(found):
@@ -288,9 +290,21 @@ def _weigh(run: Run, sync: Sync, attempt: Attempt, weights: WeightsRecord) -> No
         run.report(level, f"sync {plan.sync} attempt {plan.attempt}: all who were planned are ready")
     for words in weighing.cut_of(run, weights, attempt.ids()):
         run.report(logging.WARNING, f"sync {plan.sync}: {words}")
+    _tell_all(run, attempt, attempt.weights_message())
+
+
+def _influence(run: Run, sync: Sync, attempt: Attempt, found: InfluencesRecord) -> None:
+    """Persists and sends what its reducers average with."""
+    sync.influence(found, run.now)
+    run.persist(found)
+    _tell_all(run, attempt, attempt.influences_message())
+
+
+def _tell_all(run: Run, attempt: Attempt, message: m.Weights | m.Influences) -> None:
+    """With the plan, with the commit before, or with Welcome, each was sent the rest."""
+    plan = attempt.plan
     sites = [run.members.known(member.site_id) for member in (*plan.contributors, *plan.receivers)]
-    # With the plan, with the commit before, or with Welcome, each was sent the rest.
-    run.send_all((site for site in sites if site.live), attempt.weights_message())
+    run.send_all((site for site in sites if site.live), message)
 
 
 def _fail(run: Run, sync: Sync, attempt: Attempt, decision: d.Fail) -> None:

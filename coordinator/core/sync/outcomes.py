@@ -208,7 +208,9 @@ def _following(run: Run, base: int, before: m.Open, reached: tuple[int, int, flo
 def norm_in_words(run: Run, site: Site) -> str:
     """Of a site that is named."""
     sync = run.settings.sync
-    what = {"clip": "is clipped", "trim": "counts where it is not cut", "warn": "counts in full"}[sync.robust]
+    what = {"clip": "is clipped", "trim": "counts where it is not cut", "warn": "counts in full"}.get(
+        sync.robust, "counts by its distance from the others"
+    )
     times = f"{run.norms.high_in_a_row(site.site_id)} times in a row"
     return f"{site.label} contributed more than {sync.clip:g} times the median norm {times}: what it sends {what}"
 
@@ -217,7 +219,7 @@ def commit(run: Run, sync: Sync, attempt: Attempt, payload_digest: bytes, stood_
     """`payload_digest`: what every contributor that is still there reports."""
     sync.commit()
     plan = attempt.plan
-    contributors = weighed(plan.contributors, attempt.weights.tokens)
+    contributors = weighed(plan.contributors, attempt.weights.tokens, attempt.influences)
     run_step = run.log.run_step + plan.num_steps
     tokens = sum(attempt.weights.tokens)
     run_tokens = run.log.run_tokens + tokens

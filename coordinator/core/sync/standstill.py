@@ -21,6 +21,7 @@ from heapq import nlargest
 from atoll.coordinator.core.run import Run
 from atoll.coordinator.core.sites.conduct import Cause
 from atoll.coordinator.core.sites.membership import Site
+from atoll.coordinator.core.sync import influence
 from atoll.coordinator.core.sync.attempts import Attempt
 from atoll.coordinator.core.sync.blame import Pair
 from atoll.coordinator.core.sync.decision import Stuck, Wait
@@ -54,7 +55,7 @@ def stuck_at(run: Run, attempt: Attempt, site_ids: Sequence[int]) -> list[float]
         return progress_at
 
     def due_at(*ids_of: int) -> float:
-        return min(max(attempt.planned_at, *map(seen_at, ids_of)), latest) + patience_s
+        return min(max(attempt.planned_at, attempt.averages_since, *map(seen_at, ids_of)), latest) + patience_s
 
     found = {site_id: due_at(site_id) for site_id in site_ids}
     due = [site_id for site_id, at in found.items() if run.now >= at]
@@ -68,6 +69,9 @@ def decide(run: Run, sync: Sync, attempt: Attempt, survivors: Sequence[int]) -> 
     """Who of the survivors is evicted or heard now; or until when nobody is."""
     reporters = attempt.reporters()
     silent = [i for i in survivors if i not in attempt.done and i not in reporters]
+    if influence.is_awaited(run, attempt):  # all others wait for these
+        missing = influence.owing(attempt)
+        silent = [i for i in silent if i in missing]
     limits = stuck_at(run, attempt, silent)
     stuck = [run.members.known(i) for i, at in zip(silent, limits, strict=True) if run.now >= at]
     if not stuck:

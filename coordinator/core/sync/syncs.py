@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 from enum import Enum
 
-from atoll.coordinator.core.events import OpenRecord, PlanRecord, WeightsRecord
+from atoll.coordinator.core.events import InfluencesRecord, OfPlan, OpenRecord, PlanRecord, WeightsRecord
 from atoll.coordinator.core.sync.attempts import Attempt
 from atoll.coordinator.core.sync.blame import Blame, Pair
 from atoll.coordinator.core.sync.decision import Wait
@@ -67,13 +67,13 @@ class Sync:
         now: float,
         *,
         plans: Sequence[PlanRecord] = (),
-        weights: Sequence[WeightsRecord] = (),
+        said: Sequence[OfPlan] = (),
         live: Collection[Start] = (),
         earlier: Collection[Pair] = (),
         not_before: float = 0.0,
     ) -> None:
-        """`plans` and `weights` of a sync that was open when the coordinator ended, and who was in the run then.
-        `earlier`: which exchanges failed in the syncs before. Nothing is planned `not_before`."""
+        """`plans` of a sync that was open when the coordinator ended, what was `said` of these after them, and who was
+        in the run then. `earlier`: which exchanges failed in the syncs before. Nothing is planned `not_before`."""
         self.open: Open = record.open
         self.phase = Phase.COLLECTING
         self.expected: set[int] = set(record.expected)
@@ -91,25 +91,31 @@ class Sync:
         self.wait = ""
         self.story: deque[str] = deque(maxlen=STORY_STEPS)
         if plans:
-            self._resume(plans, weights, live, now)
+            self._resume(plans, said, live, now)
 
     def _resume(
-        self, plans: Sequence[PlanRecord], weights: Sequence[WeightsRecord], live: Collection[Start], now: float
+        self,
+        plans: Sequence[PlanRecord],
+        said: Sequence[OfPlan],
+        live: Collection[Start],
+        now: float,
     ) -> None:
         """Who was planned once and is not in the run or in the last plan any more may have discarded its part."""
         self.attempts = [Attempt(record.plan, now) for record in plans]
-        known = {record.attempt: record for record in weights}
-        for attempt in self.attempts:
-            if (found := known.get(attempt.plan.attempt)) is not None:
-                attempt.weigh(found, now)
+        known = {attempt.plan.attempt: attempt for attempt in self.attempts}
+        for found in said:
+            if isinstance(found, WeightsRecord):
+                known[found.attempt].weigh(found, now)
+            else:
+                known[found.attempt].influence(found, now)
         last = self.attempts[-1]
         self.phase = Phase.EXCHANGING if last.is_weighed else Phase.PLANNED
         here = set(last.starts()) & set(live)
         for start in {start for attempt in self.attempts for start in attempt.starts()} - here:
             self.exclude(start, Kind.GONE, f"site {start[0]} had left when the coordinator ended", now)
-        for start, said in zip(last.starts(), last.readys(), strict=True) if last.is_weighed else ():
+        for start, ready in zip(last.starts(), last.readys(), strict=True) if last.is_weighed else ():
             if start in here:
-                self.ready[start[0]] = said
+                self.ready[start[0]] = ready
         self.first_ready_at = now if self.ready else None
         if lost := self.gone(Kind.GONE):  # what they contributed may be leased to others by now
             last.spoil("; ".join(e.reason for e in lost.values()))
@@ -191,6 +197,10 @@ class Sync:
         """All contributors of the attempt are ready."""
         self._step(Step.WEIGH, "")
         self.attempts[-1].weigh(weights, now)
+
+    def influence(self, found: InfluencesRecord, now: float) -> None:
+        """What the reducers of the attempt average with."""
+        self.attempts[-1].influence(found, now)
 
     def collect_again(self, reason: str, expected: Iterable[int], now: float) -> None:
         """The attempt has failed, and too few are left for another one."""

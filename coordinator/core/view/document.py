@@ -64,6 +64,8 @@ class SiteView(Figures):
     """Of its last contribution, as the reducers say; None if that is not known. So is the next one."""
     cosine: float | None
     """To the average, of its last contribution that was looked at closer, in a sample."""
+    influence: float | None
+    """Its share of the last commit's averages, where these are by influence and it contributed."""
     telemetry: Readings
     """What it measured last; zeros until it said so."""
     has_told: bool
@@ -196,7 +198,7 @@ class RunView:
     """Steps: where sites do more and more by themselves, those of the next sync."""
     codec: str
     robust: str
-    """What becomes of contributions with high norms: off, warn, clip or trim."""
+    """What becomes of contributions with high norms: off, warn, clip, trim or gram."""
     contribution_bytes: int
     """The most that a site sends for one sync of the whole model; 0 before there is a model."""
     average_share: float | None

@@ -159,6 +159,7 @@ def _site_view(run: Run, site: Site, now: float, not_dialled_by: tuple[str, ...]
         extra_s=round(run.resting.extra_s(site.site_id), 3),
         norm=norm.norm if norm else None,
         cosine=norm.cosine if norm else None,
+        influence=_influence(run, site),
         high_in_a_row=run.norms.high_in_a_row(site.site_id),
         logged=tuple(
             LoggedView(name=series.name, of_outer=series.of_outer, step=point.step, value=point.value)
@@ -175,6 +176,13 @@ def curve_views(run: Run) -> tuple[CurveView, ...]:
         for series, points in run.curves.all()
         if series.site_id in names
     )
+
+
+def _influence(run: Run, site: Site) -> float | None:
+    last = run.log.record(run.log.last)
+    contributors = last.commit.contributors if last is not None else ()
+    found = next((c.influence for c in contributors if c.site_id == site.site_id), 0)
+    return found / sum(c.influence for c in contributors) if found else None
 
 
 def _telemetry(site: Site) -> Readings:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from atoll.node.core import events
 from atoll.node.core import outputs as out
 from atoll.node.core.context import Context
+from atoll.node.core.exchange_events import ExchangeFinished, ProductsMade
 from atoll.node.core.exchange_failures import failure_of, outlier_of
 from atoll.node.core.lanes import own_word, snapshots
 from atoll.node.core.lanes.lane import Exchange, Lane
@@ -22,7 +23,7 @@ LEAST_SENDING, MOST_SENDING = 0.5, 0.9
 DEADLINE_SPREADS = 4
 """The deadline of an exchange is at least so many times as far as the end of its sending: it is by what exchanges took
 before, and they may not have been spread."""
-OfAttempt = m.Plan | m.Weights | m.Done | m.ExchangeFailed | m.ListPayloads | m.Commit
+OfAttempt = m.Plan | m.Weights | m.Influences | m.Done | m.ExchangeFailed | m.ListPayloads | m.Commit
 
 
 def planned(ctx: Context, plan: m.Plan) -> None:
@@ -30,7 +31,7 @@ def planned(ctx: Context, plan: m.Plan) -> None:
     lane = ctx.site.lanes[plan.fragment]
     if any(_order(known) >= _order(plan) for known in lane.plans):
         return
-    if any(member.tokens for member in (*plan.contributors, *plan.receivers)):
+    if any(member.tokens or member.influence for member in (*plan.contributors, *plan.receivers)):
         _send_failure(ctx, plan, "a plan that says weights; they come apart")
         return
     lane.next_plan = plan
@@ -162,6 +163,35 @@ def weigh(
     ctx.emit(out.WeighExchange(exchange.plan, weights, roots or ()))
 
 
+def multiplied(ctx: Context, event: ProductsMade) -> None:
+    """The coordinator finds by it what the contributions count."""
+    exchange = current(ctx, event.plan)
+    if exchange is not None and exchange.is_under_way:
+        plan = event.plan
+        message = m.Products(sync=plan.sync, attempt=plan.attempt, term=plan.term, products=event.products)
+        exchange.products = message
+        ctx.send(message)
+
+
+def influenced(ctx: Context, message: m.Influences) -> None:
+    """The reducers of the attempt average from now on; this site may be one. What it cannot follow it says."""
+    for lane in ctx.site.lanes:
+        if lane.exchange is not None and lane.exchange is current(ctx, message):
+            influence(ctx, lane, lane.exchange, message.influences)
+
+
+def influence(ctx: Context, lane: Lane, exchange: Exchange, influences: tuple[int, ...]) -> None:
+    """As the coordinator says, or a commit."""
+    if exchange.influences or not exchange.is_under_way or not ctx.settings.sync.averages_by_influence:
+        return
+    if len(influences) != len(exchange.plan.contributors) or not all(influences):
+        cancel(ctx, lane)
+        _send_failure(ctx, exchange.plan, "influences that do not fit its plan")
+        return
+    exchange.influences = influences
+    ctx.emit(out.InfluenceExchange(exchange.plan, influences))
+
+
 def _order(said: OfAttempt) -> tuple[int, int, int]:
     return said.sync, said.term, said.attempt
 
@@ -188,7 +218,7 @@ def current(ctx: Context, said: OfAttempt) -> Exchange | None:
     return next((exchange for exchange in under_way if _order(exchange.plan) == _order(said)), None)
 
 
-def finished(ctx: Context, event: events.ExchangeFinished) -> None:
+def finished(ctx: Context, event: ExchangeFinished) -> None:
     """All payloads are in the log; a contributor says Done, and so does a receiver that has seen links at work. Nobody
     does if the run has gone back meanwhile, and no state is held."""
     plan, outer = event.plan, ctx.site.disk.outer
@@ -236,7 +266,11 @@ def _say(ctx: Context, exchange: Exchange, message: m.Done | m.ExchangeFailed) -
 def say_again(ctx: Context) -> None:
     """What was said of each exchange, on a new stream."""
     for lane in ctx.site.lanes:
-        if lane.exchange is not None and lane.exchange.said is not None:
+        if lane.exchange is None:
+            continue
+        if lane.exchange.products is not None and not lane.exchange.influences:
+            ctx.send(lane.exchange.products)
+        if lane.exchange.said is not None:
             ctx.send(lane.exchange.said)
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from atoll.node.core.events import SnapshotSealed
-from atoll.protocol.messages import DataRange, Done, ExchangeFailed, Open, Plan, Signature
+from atoll.protocol.messages import DataRange, Done, ExchangeFailed, Open, Plan, Products, Signature
 
 STORY_STEPS = 16
 UPDATES = 4
@@ -80,6 +80,8 @@ class Exchange:
     plan: Plan
     tokens: int  # this site's weight in it; 0: it receives
     weights: tuple[int, ...]  # of the contributors, once they are said
+    influences: tuple[int, ...] = ()  # the same, where averages are by influence
+    products: Products | None = None  # said of it, by a reducer; again on a new stream
     spread_until: float | None = None  # what this site sends; hurried: when it was
     finished: bool = False
     broken: bool = False

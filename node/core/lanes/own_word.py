@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from atoll.node.core.context import Context
 from atoll.node.core.lanes.lane import Exchange, Lane
 from atoll.protocol import messages as m
+from atoll.protocol.plans import influences
 from atoll.protocol.ranges import Ranges
 from atoll.protocol.sample_order import GLOBAL_LINE
 
@@ -46,6 +47,8 @@ def wrong_in_commit(ctx: Context, lane: Lane, exchange: Exchange, commit: m.Comm
     listed = next((c.tokens for c in commit.contributors if (c.site_id, c.incarnation) == me), None)
     if listed != exchange.tokens:
         return f"commit {commit.commit} lists this site with the weight {listed}, it exchanged with {exchange.tokens}"
+    if exchange.influences and influences(commit) != exchange.influences:
+        return f"commit {commit.commit} lists other influences of its contributors than were said of its attempt"
     report = lane.snapshot.report
     if report is not None and commit.rates != report.rates:
         return f"commit {commit.commit} has the rates {list(commit.rates)}, this site's Ready {list(report.rates)}"

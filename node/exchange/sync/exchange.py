@@ -4,7 +4,7 @@ are collected in the log. Each part of it owns its state; here they are put toge
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import InitVar, dataclass
 
 from atoll.node.dataplane.payload_log import AttemptLog
@@ -13,6 +13,8 @@ from atoll.node.exchange.peers.frames import Encoded
 from atoll.node.exchange.sync.attempt import Attempt
 from atoll.node.exchange.sync.average_errors import AverageErrors
 from atoll.node.exchange.sync.collection import Collection
+from atoll.node.exchange.sync.influences import Influences
+from atoll.node.exchange.sync.multiplication import Products
 from atoll.node.exchange.sync.reducer import Reducer
 from atoll.node.exchange.sync.reduction import Share
 from atoll.node.exchange.sync.retained import Retained
@@ -38,6 +40,8 @@ class ExchangeResult:
     stood_out: tuple[int, float, float] | None = None
     """Of the contributions that were averaged here, the site whose was nearest to its limit, its norm and the limit."""
     averaged: Averaged | None = None
+    influences: tuple[int, ...] = ()
+    """The same where averages are by influence."""
     payloads_root: bytes = b""
     """With audits: over the payloads that were made here; empty if there are none."""
 
@@ -58,11 +62,14 @@ class Exchange:
     errors: AverageErrors
     has_room: InitVar[bool]
     dialer: Dialer
+    multiplied: Callable[[Products], None]
+    """See `Reducer`."""
 
     def __post_init__(self, share: Share, said: Sequence[int], said_roots: Sequence[bytes], has_room: bool) -> None:
         attempt, retained = self.attempt, self.retained
         self.weights = Weights(attempt, said, retained.weights)
         self.roots = Roots(attempt, said_roots, retained.roots)
+        self.influences = Influences(attempt)
         self.turns = Turns(r.parent for r in share.of_others if r.parent and attempt.contributes)
         self.collection = Collection(attempt, self.log, self._check_complete)
         self.reducer = Reducer(
@@ -70,6 +77,8 @@ class Exchange:
             share=share,
             weights=self.weights,
             roots=self.roots,
+            influences=self.influences,
+            multiplied=self.multiplied,
             retained=retained,
             collection=self.collection,
             errors=self.errors,
@@ -123,11 +132,12 @@ class Exchange:
         self._check_complete()
         await attempt.finished
         tokens = self.weights.vector()
-        averaged = with_weights(attempt.plan, tokens)
+        averaged = with_weights(attempt.plan, tokens, self.influences.vector)
         digest, root = await attempt.in_pool(lambda: (self.collection.seal(averaged), self._payloads_root()))
         return ExchangeResult(
             payload_digest=digest,
             tokens=tokens,
+            influences=self.influences.vector,
             links=attempt.links.longest(),
             stood_out=self.reducer.stood_out(),
             averaged=attempt.data.averaged() if attempt.me.site_id in heard(attempt.plan) else None,
@@ -148,7 +158,7 @@ class Exchange:
 
     def _check_complete(self) -> None:
         if self.collection.is_complete and not self.attempt.finished.done():
-            if self.weights.are_known and self.roots.are_told:
+            if self.weights.are_known and self.roots.are_told and self.influences.are_told:
                 self.attempt.finished.set_result(None)
             # Every reducer has answered, so it has this site's contributions, though a sender may not have come round
             # to noting it; peers wait for that note.
@@ -190,8 +200,10 @@ class Exchange:
         text = f"the attempt is not complete after {attempt.plan.deadline_s:.0f} s"
         if (error := self.reducer.overdue(text)) is not None:
             return error
-        late = [upstream for upstream in self.upstreams if not upstream.is_done]
+        late = [upstream for upstream in self.upstreams if not upstream.is_done and not upstream.is_before_average]
         if not late:
+            if not self.influences.are_told:
+                return None  # the coordinator evicts whoever holds up all others
             if attempt.data.own is not None and num_stalls < STALLS_OF_PARTS:
                 return None
             return PeerError(f"{attempt.where}: {text}; this site lacks nothing of others", phase="local")
@@ -219,6 +231,14 @@ class Exchange:
         self.roots.all_told()
         self._check_complete()
 
+    def influence(self, influences: Sequence[int]) -> None:
+        """What each contributor counts: reducers average from now on, and have to get on."""
+        if not self.influences.are_told:
+            self.influences.tell(influences)
+            self._restart_clocks()
+            self.reducer.reduce_ready()
+            self._check_complete()
+
     def cancel(self) -> None:
         """`run` ends with CancelledError at once; contributions that are held stay."""
         self.attempt.cancel()
@@ -239,5 +259,6 @@ class Exchange:
         moves = attempt.loop.time() - attempt.moved_at < attempt.pace.stall_s / 4
         if is_over or moves or not self.weights.all_ready:
             return [], []
-        owing = [upstream.parent.site_id for upstream in self.upstreams if upstream.all_sent and not upstream.is_done]
+        waiting = [upstream for upstream in self.upstreams if upstream.all_sent and not upstream.is_done]
+        owing = [upstream.parent.site_id for upstream in waiting if not upstream.is_before_average]
         return self.reducer.missing_site_ids, owing

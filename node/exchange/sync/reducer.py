@@ -12,11 +12,14 @@ import numpy as np
 
 from atoll.node.dataplane.averages import Contributions
 from atoll.node.dataplane.payload_file import AttemptKey
+from atoll.node.dataplane.products import products_of
 from atoll.node.exchange.peers.frames import Encoded
 from atoll.node.exchange.peers.progress import Worth
 from atoll.node.exchange.sync.attempt import Attempt
 from atoll.node.exchange.sync.average_errors import AverageErrors
 from atoll.node.exchange.sync.collection import Collection
+from atoll.node.exchange.sync.influences import Influences
+from atoll.node.exchange.sync.multiplication import Multiplication, Products
 from atoll.node.exchange.sync.reduction import Share
 from atoll.node.exchange.sync.retained import AT_ONCE, Key, Retained, free
 from atoll.node.exchange.sync.roots import Roots
@@ -25,6 +28,7 @@ from atoll.node.exchange.sync.turns import Turns
 from atoll.node.exchange.sync.weights import Weights
 from atoll.protocol.errors import AverageError, HostError, InvalidMessage, PeerError, StaleError
 from atoll.protocol.messages import Member
+from atoll.protocol.plans import reducing
 from atoll.protocol.v1 import peer_pb2
 
 REDUCTIONS_AT_ONCE = 16
@@ -39,6 +43,9 @@ class Reducer:
     share: InitVar[Share]
     weights: Weights
     roots: Roots
+    influences: Influences
+    multiplied: Callable[[Products], None]
+    """Called once, in the event loop, where averages are by influence and the plan has this site reduce."""
     retained: Retained
     collection: Collection
     errors: AverageErrors
@@ -58,6 +65,12 @@ class Reducer:
         self._missing, self._num_missing = share.missing, share.num_missing
         self._ready = deque(share.complete)  # to be reduced
         self._num_reducing = 0
+        self._multiplication: Multiplication | None = None
+        if not self.influences.are_told and self.attempt.me.site_id in reducing(self.attempt.plan):
+            chunks = [chunk for chunk in self.own.chunks if self._is_by_influence(chunk)]
+            multiply, made = self._multiply, self.multiplied
+            self._multiplication = Multiplication(attempt=self.attempt, chunks=chunks, multiply=multiply, made=made)
+            self._multiplication.complete(share.complete)
         self._received_bytes = dict.fromkeys(share.num_missing, 0)  # by child
         self._progress = {site_id: self.attempt.new_progress() for site_id in share.num_missing}
         self._worth_of = {site_id: Worth(share.own.num_bytes) for site_id in share.num_missing}
@@ -98,7 +111,9 @@ class Reducer:
         self.payloads += restored
         self.payload_bytes += num_bytes
         self._is_started = True
-        self._reduce_ready()
+        if self._multiplication is not None:
+            self._multiplication.start()
+        self.reduce_ready()
 
     def close(self) -> None:
         """The attempt is over."""
@@ -193,13 +208,15 @@ class Reducer:
             self._num_missing[site_id] -= 1
             if not missing:
                 self._ready.append(chunk)
-                self._reduce_ready()
+                if self._multiplication is not None:
+                    self._multiplication.complete([chunk])
+                self.reduce_ready()
 
     # --- averaging
 
-    def _reduce_ready(self) -> None:
-        """As many at once as the threads need; nothing before `start`, or after the end."""
-        if self._is_started and self.attempt.closed is None:
+    def reduce_ready(self) -> None:
+        """As many at once as the threads need; nothing before `start`, before influences are told, or after the end."""
+        if self._is_started and self.influences.are_told and self.attempt.closed is None:
             for _ in range(min(len(self._ready), REDUCTIONS_AT_ONCE - self._num_reducing)):
                 self._num_reducing += 1
                 self.attempt.tasks.spawn(self._reduce_some())
@@ -216,7 +233,8 @@ class Reducer:
 
     async def _reduce(self, chunk: int) -> None:
         attempt = self.attempt
-        contributions = [(self.weights.of(c), self._contribution(c, chunk)) for c in attempt.plan.contributors]
+        weight_of = self.influences.of if self._is_by_influence(chunk) else self.weights.of
+        contributions = [(weight_of(c), self._contribution(c, chunk)) for c in attempt.plan.contributors]
 
         def work() -> Encoded:
             try:
@@ -232,6 +250,17 @@ class Reducer:
         self.payload_bytes += encoded.num_bytes
         self.collection.note([chunk])
         self.turns.new_payload()
+
+    def _multiply(self, chunk: int) -> Products:
+        """In a thread."""
+        data, spec = self.attempt.data, self.attempt.data.layout.chunks[chunk]
+        contributions = [(1, self._contribution(c, chunk)) for c in self.attempt.plan.contributors]
+        return products_of(data.travels.of(spec.role), spec.num_elements, contributions)
+
+    def _is_by_influence(self, chunk: int) -> bool:
+        """Whether what a contribution to it counts is its influence, not its tokens."""
+        data = self.attempt.data
+        return data.travels.of(data.layout.chunks[chunk].role).by_influence
 
     def _average(self, chunk: int, contributions: Contributions) -> bytes:
         """In a thread: with what was lost of the last average of the chunk, if that was made here."""

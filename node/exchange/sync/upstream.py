@@ -104,6 +104,12 @@ class Upstream:
     def all_sent(self) -> bool:
         return self.parent not in self.turns.unsent
 
+    @property
+    def is_before_average(self) -> bool:
+        """The parent has all that this site gives it, and averages nothing before the coordinator has said more: it
+        knows who is late with what that takes."""
+        return self.all_sent and not self.reducer.influences.are_told
+
     def restart_clocks(self, now: float) -> None:
         """What was before is not held against the peer."""
         self.progress.restart(now)
@@ -134,7 +140,7 @@ class Upstream:
 
     def check(self, now: float) -> None:
         """Raises PeerError if the peer makes no progress."""
-        problem = "" if self.is_done else self.progress.problem(now)
+        problem = "" if self.is_done or self.is_before_average else self.progress.problem(now)
         if not problem:
             return
         self.dialer.disconnect(self.parent, Purpose.EXCHANGE)

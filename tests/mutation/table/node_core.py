@@ -294,7 +294,7 @@ MUTATIONS = (
         name="a plan with weights",
         rule="a plan says no weights: they come apart",
         where="node.core.lanes.exchanges:planned",
-        old="    if any(member.tokens for",
+        old="    if any(member.tokens or member.influence for",
         new="    if False and any(member.tokens for",
         tests=("tests/unit/node_core/test_plan_ahead.py",),
     ),

@@ -273,7 +273,7 @@ MUTATIONS = (
     Mutation(
         name="a task for each chunk that is ready",
         rule="nothing that grows with the model runs in an event loop",
-        where="node.exchange.sync.reducer:Reducer._reduce_ready",
+        where="node.exchange.sync.reducer:Reducer.reduce_ready",
         old="range(min(len(self._ready), REDUCTIONS_AT_ONCE - self._num_reducing))",
         new="range(len(self._ready))",
         tests=("tests/unit/local/test_steps_in_a_loop.py::test_no_callback_of_an_exchange_goes_through_all_chunks",),

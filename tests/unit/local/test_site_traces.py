@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from atoll.node.core import events as e
 from atoll.node.core import outputs as out
+from atoll.node.core.exchange_events import ExchangeFinished
 from atoll.node.daemon.tracing import MOST_SYNCS, SiteTraces
 from atoll.protocol import messages as m
 from atoll.protocol import traces
@@ -55,7 +56,7 @@ def test_attempts_that_break_and_are_cancelled_are_exchanges_of_one_site_span() 
     site.begin(2, 13.0)
     site.traces.wanted(out.CancelExchange(1, 2), 14.0)
     site.begin(3, 15.0)
-    site.traces.heard(e.ExchangeFinished(replace(PLAN, attempt=3), bytes(32)), 16.0)
+    site.traces.heard(ExchangeFinished(replace(PLAN, attempt=3), bytes(32)), 16.0)
     exchanges = [span for span in site.spans if span.name == "exchange"]
     assert [span.place for span in exchanges] == [traces.of_exchange("run", 1, 1, n) for n in (1, 2, 3)]
     assert {span.parent for span in site.spans} == {traces.of_site("run", 1, 1)}

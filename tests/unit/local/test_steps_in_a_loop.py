@@ -35,6 +35,7 @@ from atoll.protocol.layout import Layout, Manifest, Role, TensorSpec
 from atoll.protocol.messages import Member, Plan, Tree
 from atoll.protocol.plans import payload_digest, payload_hash, weights
 from atoll.protocol.settings import RunSettings
+from atoll.protocol.spec import spec_of
 from atoll.protocol.sync_settings import SyncSettings
 from tests.harness import data_plane as dp
 from tests.harness.coordinator_story import Story, some_settings
@@ -100,6 +101,7 @@ class Data:
 
     is_audited = False
     kept = None
+    travels = spec_of(SyncSettings(), 0, 0)
 
     def __init__(self, layout: Layout) -> None:
         self.layout = layout

@@ -7,6 +7,7 @@ import pytest
 from atoll.node.core import events as e
 from atoll.node.core import outputs as out
 from atoll.node.core.events import AnswerKind, FailureKind
+from atoll.node.core.exchange_events import ExchangeFinished
 from atoll.node.core.host_events import HostsChanged, SlicesArrived, SnapshotShared
 from atoll.node.core.ranks.pieces import site_pieces
 from atoll.node.local_protocol import Boundary, LocalHello, MergedReport, Piece, SealedReport
@@ -295,7 +296,7 @@ def test_what_a_lost_host_was_to_send_is_not_contributed(comes: str, is_planned:
     if comes != "before the plan":
         planned(node)
     if comes == "after it, and another attempt follows":
-        node(e.ExchangeFinished(plan=plan(1), payload_digest=HASH))
+        node(ExchangeFinished(plan=plan(1), payload_digest=HASH))
     outputs = node(HostsChanged((1,), LOST))
     if comes == "amid the exchange":
         error = StateError("host 1 of this site is lost, with its part of sync 1")
@@ -319,7 +320,7 @@ def test_what_was_exchanged_counts_though_a_host_is_missed_again_and_again(is_do
     shared(node)
     planned(node)
     if is_done:
-        node(e.ExchangeFinished(plan=plan(1), payload_digest=HASH))
+        node(ExchangeFinished(plan=plan(1), payload_digest=HASH))
     node(HostsChanged((1,), LOST))
     node(HostsChanged((1,), LOST))
     outputs = node(e.Received(1, commit(1, 1)))
@@ -335,7 +336,7 @@ def test_what_was_exchanged_before_a_host_was_lost_counts_when_a_commit_holds_it
     arrived(node)
     shared(node)
     planned(node)
-    node(e.ExchangeFinished(plan=plan(1), payload_digest=HASH))
+    node(ExchangeFinished(plan=plan(1), payload_digest=HASH))
     node(HostsChanged((1,), LOST))
     outputs = node(e.Received(1, commit(1, 1)))
     assert [o for o in outputs if isinstance(o, out.ApplyCommit)]

@@ -14,6 +14,7 @@ from atoll.node.core import events as e
 from atoll.node.core import outputs as out
 from atoll.node.core.disk import Outer
 from atoll.node.core.events import AnswerKind, MergeMode
+from atoll.node.core.exchange_events import ExchangeFinished
 from atoll.protocol import messages as m
 from atoll.protocol.errors import AverageError, NoRoomError, StateError
 from atoll.protocol.layout import Manifest, Role, TensorSpec
@@ -184,7 +185,7 @@ def at_boundary(drive: Driver, step: int = 10) -> None:
 
 
 def exchanged(drive: Driver, sync: int, attempt: int = 1) -> None:
-    drive(e.ExchangeFinished(plan=plan(sync, attempt), payload_digest=HASH))
+    drive(ExchangeFinished(plan=plan(sync, attempt), payload_digest=HASH))
 
 
 @pytest.mark.parametrize("contributors", [(1, 2), (2, 3)])
@@ -195,7 +196,7 @@ def test_the_site_says_how_links_were_used_as_a_contributor_and_as_a_receiver(co
     drive.receive(planned)
     drive.sent()
     links = (m.LinkUse(site_id=2, received_bytes=7, seconds=0.5),)
-    drive(e.ExchangeFinished(plan=planned, payload_digest=HASH, links=links))
+    drive(ExchangeFinished(plan=planned, payload_digest=HASH, links=links))
     assert [s.links for s in drive.sent() if isinstance(s, m.Done)] == [links]
 
 
@@ -881,7 +882,7 @@ def test_an_exchange_that_is_finished_once_the_state_is_gone_is_not_said() -> No
     drive.receive(plan(1))
     evicted_and_a_joiner_again(drive)
     assert drive.holds() is None
-    drive(e.ExchangeFinished(plan=plan(1), payload_digest=HASH))
+    drive(ExchangeFinished(plan=plan(1), payload_digest=HASH))
     assert not [message for message in drive.sent() if isinstance(message, m.Done)]
 
 

@@ -71,6 +71,29 @@ def test_a_run_that_goes_on_as_it_is_tells_its_members_once() -> None:
         told = after(message, told)
 
 
+def test_influences_are_told_apart_too_and_a_commit_with_others_is_whole() -> None:
+    told = NOTHING
+    counted = replace(
+        a_commit(a_plan(1, 2), 5, 6), contributors=with_weights(a_plan(1, 2), (5, 6), (9, 1)).contributors
+    )
+    influences = m.Influences(sync=1, attempt=1, term=1, influences=(9, 1))
+    for message, left_out in (
+        (a_plan(1, 2), WHOLE),
+        (weights(1, 5, 6), WHOLE),
+        (counted, WHOLE),
+        (influences, WHOLE),
+        (a_commit(a_plan(1, 2), 5, 6), WHOLE),
+        (counted, Same(contributors=True)),
+        (a_plan(2, 2), Same(contributors=True, trees=True)),
+        (weights(2, 5, 6), WHOLE),
+        (a_commit(a_plan(2, 2), 5, 6), Same(contributors=True)),
+    ):
+        short, same = shorten(message, told)
+        assert same == left_out
+        assert complete(short, same, told) == message
+        told = after(message, told)
+
+
 @pytest.mark.parametrize(
     "message",
     [

@@ -9,7 +9,7 @@ import pytest
 from atoll.protocol.digest import Digest
 from atoll.protocol.errors import InvalidMessage
 from atoll.protocol.messages import Endpoint, Member, Plan, Tree
-from atoll.protocol.plans import payload_digest, plan_digest, reducers
+from atoll.protocol.plans import payload_digest, plan_digest, reducers, weights, with_weights
 
 MEMBERS = tuple(Member(site_id=i, incarnation=1, address=f"h:{i}", tokens=10 * i) for i in (1, 2, 5))
 PLAN = Plan(
@@ -79,6 +79,10 @@ BEFORE_ENDPOINTS = "4a620a4ded46cfa0d0f0e5384b496401766a8cffe1058375020fbbbf8bd8
 """The digest of PLAN in versions that knew of no endpoints."""
 
 
+BEFORE_INFLUENCES = "b8947048001bfafd3e3a9ade15eac8f64ad512659006d2f85388f8761ceb4b16"
+"""That of its payloads in versions that knew of no influences."""
+
+
 def at(*firsts: tuple[int, ...], host: str = "h") -> Plan:
     """PLAN, with endpoints of its contributors that begin at these chunks."""
     return replace(
@@ -110,8 +114,11 @@ def test_the_payload_digest_covers_run_attempt_weights_and_payloads() -> None:
         payload_digest("r", replace(PLAN, contributors=(replace(MEMBERS[0], tokens=11), *MEMBERS[1:])), hashes),
         payload_digest("r", PLAN, hashes[::-1]),
         payload_digest("r", PLAN, hashes[:1]),
+        payload_digest("r", with_weights(PLAN, weights(PLAN), (1, 2, 3)), hashes),
+        payload_digest("r", with_weights(PLAN, weights(PLAN), (3, 2, 1)), hashes),
     }
-    assert len(values) == 7
+    assert len(values) == 9
+    assert payload_digest("r", PLAN, hashes).hex() == BEFORE_INFLUENCES
 
 
 def test_a_parent_that_is_no_place_in_the_list_is_refused() -> None:

@@ -86,6 +86,7 @@ def test_an_older_version_that_would_not_train_on_or_mix_is_told_what_the_run_ne
         (SyncSettings(strategy="gradient", every=1), ["gradient exchange"]),
         (SyncSettings(robust="clip"), ["clipped averages"]),
         (SyncSettings(robust="trim", trim=2), ["trimmed averages"]),
+        (SyncSettings(robust="gram"), ["averages by influence"]),
         (SyncSettings(error_feedback=1.0), ["error feedback"]),
         (SyncSettings(error_feedback_down=0.5), ["error feedback of averages"]),
         (SyncSettings(**MOMENTUM, warmup_codec="int8"), ["gradient exchange", "momentum exchange"]),
@@ -139,6 +140,17 @@ def test_an_older_version_that_would_compute_another_model_is_told_what_the_run_
         ({}, {"keep_models": 2}, "keep_models = 2 without run.save_every: .* say with save_every how often"),
         ({"robust": "trim"}, {"max_sites": 65}, "max_sites = 65 with .* chunks of 1048576 elements: .* at most 64"),
         ({"robust": "trim", "chunk_elements": 1 << 24}, {"max_sites": 5}, 'choose at most 4, or "clip"'),
+        ({"robust": "gram"}, {"max_sites": 65}, 'max_sites = 65 with sync.robust = "gram" .* at most 64, or "clip"'),
+        (
+            {"robust": "gram"},
+            {"max_sites": 64, "min_sites": 2, "quorum": 2},
+            'quorum = 2 with sync.robust = "gram": of fewer than 3 contributions nobody .* choose 3 or more',
+        ),
+        (
+            {"robust": "gram", "codec": "dct1"},
+            {"max_sites": 9, "min_sites": 3, "quorum": 3},
+            "with codec dct1, where each site averages by itself: choose",
+        ),
         (
             {"error_feedback": 1.0, "codec": "fp32"},
             {},
