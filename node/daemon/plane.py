@@ -45,12 +45,11 @@ class DataPlane:
         self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix="apply") if num_threads > 1 else None
         self._on_disk = home.disk, spares_for(num_threads)
         self._published: dict[int, Content] = {}  # of each fragment, what PUBLISH holds
-        self._published_frozen = False
+        self._published_frozen = self._is_distrusted = False  # the latter until it is fetched or seeded anew
         self.own: range | None = None  # chunks that this host exchanges; None: all of them
         self.own_part: range | None = None  # the same of this process
         self.parts: list[range] = [range(0)]  # of each process of this host
-        self.home = home
-        self.settings = settings
+        self.home, self.settings = home, settings
         self.layout = Layout(manifest, settings.sync.chunk_elements, settings.sync.fragments)
         self.optimizer = OuterOptimizer(settings)
         self._of_run = self.layout, self.optimizer.slots, settings.run_id
@@ -62,7 +61,6 @@ class DataPlane:
         self._snapshot_began = 0  # at this commit
         self._shown: tuple[tuple[Evidence, int, int, int], bytes] | None = None  # for the next part
         self._num_changes = 0  # of the state, but for those by commits: what was shown before is another one's
-        self._is_distrusted = False  # until it is fetched or seeded anew
         self._num_rebuilding = 0  # older commits are put together: no snapshot takes away what they are made of
         self._spared_until = 0  # the run has not gone back if a commit after this one is applied
         self._rebuild()
