@@ -25,7 +25,7 @@ def site(name: str, **changes: Any) -> dict[str, Any]:
         "wait_s": 1.0, "utilization": 0.9, "last_commit": 1, "state_hash": "ab" * 32, "incarnation": 1, "silent_s": 0.1,
         "state_kind": "member", "num_ranks": 1, "num_wrong_states": 0, "doing": "", "not_dialled_by": [],
         "up_bytes_per_s": None, "down_bytes_per_s": 1e6, "contributes_every": 1, "extra_s": 0.0,
-        "norm": None, "cosine": None, "high_in_a_row": 0, "telemetry": {}, "has_told": False,
+        "norm": None, "cosine": None, "high_in_a_row": 0, "telemetry": {}, "has_told": False, "influence": None,
     } | changes  # fmt: skip
 
 

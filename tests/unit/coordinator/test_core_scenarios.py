@@ -64,7 +64,9 @@ def transactions_of(story: Story) -> list[tuple[e.Record, ...]]:
     return found
 
 
-@pytest.mark.parametrize(("steps", "follow"), [(0, [e.OpenRecord, e.PlanRecord]), (10, [e.FinishedRecord])])
+@pytest.mark.parametrize(
+    ("steps", "follow"), [(0, [e.OpenRecord, e.PlanRecord]), (10, [e.FinishedRecord, e.CurveRecord, e.CurveRecord])]
+)
 def test_5_a_commit_and_what_it_opens_are_one_transaction(steps: int, follow: list[type[e.Record]]) -> None:
     story = a_story(steps=steps) if steps else a_story()
     transactions = transactions_of(story)

@@ -68,7 +68,8 @@ def test_a_start_of_a_site_signs_with_one_key_whatever_certificates_are_made() -
     "changes",
     [
         {"sync": 6}, {"attempt": 3}, {"term": 4}, {"fragment": 1}, {"base_commit": 5},
-        {"contributors": (replace(A, tokens=8),)}, {"contributors": (A, A)},
+        {"contributors": (replace(A, tokens=8),)}, {"contributors": (replace(A, influence=8),)},
+        {"contributors": (A, A)},
     ],
 )  # fmt: skip
 def test_what_is_signed_of_payloads_says_of_which_attempt_and_with_which_weights(changes: dict[str, Any]) -> None:

@@ -26,8 +26,10 @@ def test_what_is_logged_within_the_outer_parameters_is_of_these(monkeypatch: pyt
     monkeypatch.setattr(joined_site, "disconnect", node.close)
     net = nn.Linear(2, 1, bias=False)
     node.script = [(0, apply(MergeMode.REPLACE, 9, run_step=40, fresh=True))]
-    with atoll.join(net, torch.optim.SGD(net.parameters(), lr=1.0)) as site:
+    optimizer = torch.optim.SGD(net.parameters(), lr=1.0)
+    with atoll.join(net, optimizer) as site:
         net(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
         site.step(tokens=1)
         site.log({"val_loss": torch.tensor(2.5)})
         with site.outer_parameters():
