@@ -209,8 +209,8 @@ METRICS: tuple[Row[Document], ...] = (
     LEADS,
     Row(GAUGE, "atoll_lease_seconds", "How long this coordinator leads without renewing its lease (PostgreSQL).",
         lambda d: d["leading"]["left_s"] if d.get("leading") else None),
-    Row(GAUGE, "atoll_standbys", "Other coordinators that stand by (PostgreSQL).",
-        lambda d: float(len(d["leading"]["standbys"])) if d.get("leading") else None),
+    Row(GAUGE, "atoll_standbys", "Other coordinators that stand by (PostgreSQL); 0 where the store is a file.",
+        lambda d: float(len(d["leading"]["standbys"])) if d.get("leading") else 0.0),
     Row(GAUGE, "atoll_event_loop_lag_seconds", "How late the event loop comes to what is due, at most in 99.9 % of all "
         "moments.", lambda d: d["event_loop"]["lag_p999_s"] if "event_loop" in d else None),
     Row(COUNTER, "atoll_spans_lost", "Of traces, those that their collector has not taken since this start; not there "

@@ -126,8 +126,8 @@ class Disk:
 
     def try_room(self, folder: Path, size_bytes: int) -> bool:
         """Whether it was tried to have so much more there: it is allocated, and freed again. What is free says nothing
-        of quotas. False if this kernel or file system allocates nothing that is not written. Raises HostError if it
-        cannot be had."""
+        of quotas. False if this kernel or file system allocates nothing that is not written, or no file of that size.
+        Raises HostError if it cannot be had."""
         if _fallocate is None or size_bytes <= 0:
             return False
         try:
@@ -138,7 +138,7 @@ class Disk:
                 number = ctypes.get_errno()
         except OSError as error:
             raise disk_error(error, folder) from error
-        if number in (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINTR):
+        if number in (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINTR, errno.EFBIG):
             return False
         raise disk_error(OSError(number, os.strerror(number)), folder / "room", size_bytes)
 

@@ -274,7 +274,7 @@ def test_what_a_quota_leaves_is_tried_before_the_site_offers_itself(
     assert asked == [footprint(LAYOUT, SETTINGS).disk_bytes - free_for(home, Disk()).home_bytes]
 
 
-@pytest.mark.parametrize("number", [errno.EOPNOTSUPP, errno.ENOSYS])
+@pytest.mark.parametrize("number", [errno.EOPNOTSUPP, errno.ENOSYS, errno.EFBIG])
 def test_a_disk_that_cannot_be_tried_is_believed(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(*_: object) -> int:
         ctypes.set_errno(number)
