@@ -125,11 +125,11 @@ class Disk:
             raise disk_error(error, path, size_bytes) from error
 
     def try_room(self, folder: Path, size_bytes: int) -> bool:
-        """Whether it was tried to have so much more there: it is allocated, and freed again. What is free says nothing
-        of quotas. False if this kernel or file system allocates nothing that is not written, or no file of that size.
-        Raises HostError if it cannot be had."""
-        if _fallocate is None or size_bytes <= 0:
-            return False
+        """Whether it is known that so much more can be had there: it is allocated, and freed again. What is free says
+        nothing of quotas. False if this kernel or file system allocates nothing that is not written, or no file of that
+        size. Raises HostError if it cannot be had."""
+        if size_bytes <= 0 or _fallocate is None:
+            return size_bytes <= 0
         try:
             with tempfile.TemporaryFile(prefix=".room-", dir=folder) as file:  # gone with this process, however it ends
                 length = ctypes.c_int64(size_bytes)

@@ -160,8 +160,9 @@ def room_of(
             home,
             kind,
         )
-    elif kind not in file_systems.IN_MEMORY:  # where to try it would take the memory
-        disk.try_room(_there(home), needs.disk_bytes - free.home_bytes)
+    # Where files are in memory, to try it would take the memory.
+    elif kind not in file_systems.IN_MEMORY and not disk.try_room(_there(home), needs.disk_bytes - free.home_bytes):
+        log.info("%s: what a quota leaves for this node cannot be tried on %s; free space is believed", home, kind)
     return room
 
 

@@ -18,7 +18,7 @@ class LoggedValues:
         self._say = say
         self._waiting: list[LoggedValue] = []
         self._names: set[str] = set()
-        self._warned: set[str] = set()  # names of which a line was written
+        self._warned: set[str] = set()  # of which a line was written: names, and that there are more
 
     def log(self, values: Mapping[str, SupportsFloat], step: int, *, of_outer: bool) -> None:
         """Raises ConfigError for what is no name or no number."""
@@ -37,7 +37,7 @@ class LoggedValues:
 
     def _is_taken(self, value: LoggedValue) -> bool:
         if value.name not in self._names and len(self._names) == MAX_NAMES:
-            self._warn("", f"keeps the first {MAX_NAMES} names, and {value.name!r} is one more")
+            self._warn("more names", f"keeps the first {MAX_NAMES} names, and {value.name!r} is one more")
             return False
         if not math.isfinite(value.value):
             self._warn(value.name, f"leaves out {value.name} where it is {value.value}, first at step {value.step}")

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
+import pytest
 
 from atoll.node.core.events import Answer, AnswerKind, MergeMode
 from atoll.node.local_protocol import (
@@ -23,6 +24,8 @@ from atoll.node.local_protocol import (
     RankReadings,
     SealedReport,
 )
+from atoll.node.worker import join as join_module
+from atoll.node.worker import joined_site
 from atoll.node.worker.client import JoinedLayout, LocalClient
 from atoll.node.worker.connection import Connection
 from atoll.protocol.layout import Layout, Manifest
@@ -146,6 +149,14 @@ class FakeNode:
 
     def close(self) -> None:
         self.told.append(("close", {}))
+
+
+def in_memory(monkeypatch: pytest.MonkeyPatch, settings: RunSettings) -> FakeNode:
+    """The one that atoll.join finds for the rest of the test."""
+    node = FakeNode()
+    monkeypatch.setattr(join_module, "connect", lambda: node.connection(settings))
+    monkeypatch.setattr(joined_site, "disconnect", node.close)
+    return node
 
 
 def _pages(num_bytes: int) -> memoryview:

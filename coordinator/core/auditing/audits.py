@@ -33,15 +33,15 @@ class Accused:
 
     site_id: int
     why: str
-    owns_up_by: tuple[AuditOutcome, bytes] | None = None
-    """What it finds then, with the payload's hash (empty: any). None: it is not asked."""
+    owns_up_by: tuple[AuditOutcome, bytes | None] | None = None
+    """What it finds then, with the payload's hash (None: any). None: it is not asked."""
 
     def owns_up(self, found: ChunkAudited) -> bool:
         """Whether that is what the others say."""
         if self.owns_up_by is None:
             return False
         outcome, payload_hash = self.owns_up_by
-        return found.outcome is outcome and payload_hash in (b"", found.payload_hash)
+        return found.outcome is outcome and payload_hash in (None, found.payload_hash)
 
 
 @dataclass(slots=True, kw_only=True)

@@ -141,7 +141,7 @@ def _right(run: Run, audit: Audit, site: Site) -> None:
         end(run, audit)
         return
     why = f"it says that {_chunk(audit)} is wrong, and it comes out as it is at {site.label}"
-    owns_up_by = AuditOutcome.RIGHT, b""
+    owns_up_by = AuditOutcome.RIGHT, None
     accused = [Accused(site_id=site_id, why=why, owns_up_by=owns_up_by) for site_id in audit.accusers]
     sentencing.accuse(run, audit, accused)
 

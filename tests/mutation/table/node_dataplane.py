@@ -153,8 +153,8 @@ MUTATIONS = (
         name="what a quota leaves is not tried",
         rule="what cannot fit is refused at the door",
         where="node.daemon.room:room_of",
-        old="    elif kind not in file_systems.IN_MEMORY:",
-        new="    elif False:",
+        old="elif kind not in file_systems.IN_MEMORY and",
+        new="elif False and",
         tests=("tests/unit/dataplane/test_footprint.py",),
     ),
     Mutation(

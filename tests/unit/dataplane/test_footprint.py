@@ -275,7 +275,9 @@ def test_what_a_quota_leaves_is_tried_before_the_site_offers_itself(
 
 
 @pytest.mark.parametrize("number", [errno.EOPNOTSUPP, errno.ENOSYS, errno.EFBIG])
-def test_a_disk_that_cannot_be_tried_is_believed(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_cannot_be_tried_is_believed(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     def refused(*_: object) -> int:
         ctypes.set_errno(number)
         return -1
@@ -283,6 +285,10 @@ def test_a_disk_that_cannot_be_tried_is_believed(number: int, tmp_path: Path, mo
     assert Disk().try_room(tmp_path, 1 << 16) is True
     monkeypatch.setattr(disk, "_fallocate", refused)
     assert Disk().try_room(tmp_path, 1 << 16) is False
+    assert Disk().try_room(tmp_path, 0) is True
+    with caplog.at_level("INFO", "atoll.node"):
+        room_of(node_config(tmp_path), SETTINGS, MANIFEST, tmp_path, Disk(), has_buffers=False)
+    assert "what a quota leaves for this node cannot be tried on" in caplog.text
 
 
 @pytest.mark.parametrize(("kind", "is_tried"), [("ext4", True), ("tmpfs", False), ("nfs4", False)])

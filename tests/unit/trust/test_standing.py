@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from atoll.protocol.trust.security import MutualTls
 from atoll.protocol.trust.standing import Standing
 from tests.harness.coordinator_story import some_settings
 from tests.harness.memory_store import MemoryStore
+from tests.harness.sites import until
 from tests.harness.sockets import free_address
 
 LIMIT_S = 20.0
@@ -87,12 +88,6 @@ async def joined(invite: Invite, home: Path) -> None:
         roots=signed.roots,
         disk=Disk(),
     )
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(LIMIT_S):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.005)
 
 
 def test_who_stands_by_is_learned_kept_and_asked_when_the_first_one_is_gone(tmp_path: Path) -> None:

@@ -11,14 +11,12 @@ from torch.utils.data import Dataset, IterableDataset
 
 import atoll
 from atoll.node.core.events import MergeMode
-from atoll.node.worker import join as join_module
-from atoll.node.worker import joined_site
 from atoll.node.worker.loader import Loader, _say_that_passes_are_within
 from atoll.node.worker.site import Site
 from atoll.protocol.errors import ConfigError
 from atoll.protocol.sample_order import SampleOrder
 from atoll.protocol.settings import RunSettings
-from tests.harness.fake_node import STOP, FakeNode, apply
+from tests.harness.fake_node import STOP, FakeNode, apply, in_memory
 
 SETTINGS = RunSettings(run_id="r", steps=100, min_sites=3, max_sites=8)
 
@@ -33,10 +31,7 @@ class Numbers(Dataset[int]):
 
 @pytest.fixture
 def node(monkeypatch: pytest.MonkeyPatch) -> FakeNode:
-    fake = FakeNode()
-    monkeypatch.setattr(join_module, "connect", lambda: fake.connection(SETTINGS))
-    monkeypatch.setattr(joined_site, "disconnect", fake.close)
-    return fake
+    return in_memory(monkeypatch, SETTINGS)
 
 
 def joined() -> Site:

@@ -14,8 +14,6 @@ from torch import nn
 
 import atoll
 from atoll.node.core.events import Answer, MergeMode
-from atoll.node.worker import join as join_module
-from atoll.node.worker import joined_site
 from atoll.node.worker.local_steps import LocalWindow, WindowStart
 from atoll.protocol.errors import ConfigError
 from atoll.protocol.outer import bias_at
@@ -23,7 +21,7 @@ from atoll.protocol.outer_settings import OuterSettings
 from atoll.protocol.settings import RunSettings
 from atoll.protocol.sync_settings import SyncSettings
 from tests.harness.devices import DEVICES
-from tests.harness.fake_node import SNAPSHOT, STOP, FakeNode, Question, apply, go_on
+from tests.harness.fake_node import SNAPSHOT, STOP, FakeNode, Question, apply, go_on, in_memory
 
 OUTER = OuterSettings(optimizer="adamw", momentum=0.75, beta2=0.5, epsilon=1e-3)
 BIAS = (0.9, 0.6)
@@ -139,10 +137,7 @@ BASE = 4
 
 @pytest.fixture
 def node(monkeypatch: pytest.MonkeyPatch) -> FakeNode:
-    fake = FakeNode()
-    monkeypatch.setattr(join_module, "connect", lambda: fake.connection(SETTINGS))
-    monkeypatch.setattr(joined_site, "disconnect", fake.close)
-    return fake
+    return in_memory(monkeypatch, SETTINGS)
 
 
 def published(node: FakeNode, value: float, momentum: float, answer: Answer) -> Question:

@@ -10,20 +10,16 @@ from torch import nn
 
 import atoll
 from atoll.node.core.events import MergeMode
-from atoll.node.worker import join as join_module
-from atoll.node.worker import joined_site
 from atoll.node.worker.logged_values import LoggedValues
 from atoll.node.worker.site import Site
 from atoll.protocol.errors import ConfigError
 from atoll.protocol.logged import MAX_LOGGED, MAX_NAMES, LoggedValue
 from atoll.protocol.settings import RunSettings
-from tests.harness.fake_node import FakeNode, apply
+from tests.harness.fake_node import apply, in_memory
 
 
 def test_what_is_logged_within_the_outer_parameters_is_of_these(monkeypatch: pytest.MonkeyPatch) -> None:
-    node = FakeNode()
-    monkeypatch.setattr(join_module, "connect", lambda: node.connection(RunSettings(run_id="r", steps=100)))
-    monkeypatch.setattr(joined_site, "disconnect", node.close)
+    node = in_memory(monkeypatch, RunSettings(run_id="r", steps=100))
     net = nn.Linear(2, 1, bias=False)
     node.script = [(0, apply(MergeMode.REPLACE, 9, run_step=40, fresh=True))]
     optimizer = torch.optim.SGD(net.parameters(), lr=1.0)

@@ -8,14 +8,13 @@ from torch import nn
 
 import atoll
 from atoll.node.core.events import MergeMode
-from atoll.node.worker import join as join_module
-from atoll.node.worker import joined_site, own_frozen
+from atoll.node.worker import own_frozen
 from atoll.node.worker.own_frozen import MARK
 from atoll.node.worker.tensors import ModelTensors, find_tensors
 from atoll.protocol.errors import ConfigError
 from atoll.protocol.layout import Layout
 from atoll.protocol.settings import RunSettings
-from tests.harness.fake_node import SNAPSHOT, STOP, FakeNode, apply
+from tests.harness.fake_node import SNAPSHOT, STOP, apply, in_memory
 
 
 class LoRA(nn.Module):
@@ -58,9 +57,7 @@ def test_another_base_is_another_model(what: str) -> None:
 
 
 def test_a_base_that_the_script_changes_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    node = FakeNode()
-    monkeypatch.setattr(join_module, "connect", lambda: node.connection(RunSettings(run_id="r", steps=9)))
-    monkeypatch.setattr(joined_site, "disconnect", node.close)
+    node = in_memory(monkeypatch, RunSettings(run_id="r", steps=9))
     node.script = [(0, apply(MergeMode.REPLACE, 1, fresh=True)), (1, SNAPSHOT), (1, apply(MergeMode.REPLACE, 2))]
     node.script += [(2, SNAPSHOT), (2, STOP)]
     net = LoRA()

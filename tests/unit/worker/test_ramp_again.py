@@ -8,12 +8,10 @@ from torch import nn
 
 import atoll
 from atoll.node.core.events import MergeMode
-from atoll.node.worker import join as join_module
-from atoll.node.worker import joined_site
 from atoll.node.worker.ramp import num_ramp_steps
 from atoll.protocol.errors import ConfigError
 from atoll.protocol.settings import RunSettings
-from tests.harness.fake_node import SNAPSHOT, FakeNode, apply
+from tests.harness.fake_node import SNAPSHOT, apply, in_memory
 
 
 def adam(*betas: float) -> torch.optim.Optimizer:
@@ -37,9 +35,7 @@ def test_it_comes_again_when_the_run_went_on_without_this_site(
 ) -> None:
     """Two windows of two steps that count, then a commit that is so many more steps on: more than the four of the
     ramp, or not."""
-    node = FakeNode()
-    monkeypatch.setattr(join_module, "connect", lambda: node.connection(RunSettings(run_id="r", steps=99)))
-    monkeypatch.setattr(joined_site, "disconnect", node.close)
+    node = in_memory(monkeypatch, RunSettings(run_id="r", steps=99))
     node.script = [
         (0, apply(MergeMode.REPLACE, 2, fresh=True)),
         (2, SNAPSHOT),

@@ -12,8 +12,6 @@ from torch.distributed.fsdp import fully_shard
 
 import atoll
 from atoll.node.core.events import Answer, MergeMode
-from atoll.node.worker import join as join_module
-from atoll.node.worker import joined_site
 from atoll.node.worker.script_checks import ScriptChecks
 from atoll.node.worker.site import Step
 from atoll.node.worker.taken_back import NUM_STEPS
@@ -22,7 +20,7 @@ from atoll.protocol.errors import ConfigError
 from atoll.protocol.settings import RunSettings
 from tests.harness.copying_optimizers import InState, Lookahead, Unfindable, Within
 from tests.harness.fake_group import fake_rank
-from tests.harness.fake_node import SNAPSHOT, STOP, FakeNode, apply
+from tests.harness.fake_node import SNAPSHOT, STOP, FakeNode, apply, in_memory
 
 SETTINGS = RunSettings(run_id="r", steps=100)
 REPLACE, MERGE = MergeMode.REPLACE, MergeMode.MERGE
@@ -33,10 +31,7 @@ Make = Callable[[nn.Module], torch.optim.Optimizer]
 
 @pytest.fixture
 def node(monkeypatch: pytest.MonkeyPatch) -> FakeNode:
-    fake = FakeNode()
-    monkeypatch.setattr(join_module, "connect", lambda: fake.connection(SETTINGS))
-    monkeypatch.setattr(joined_site, "disconnect", fake.close)
-    return fake
+    return in_memory(monkeypatch, SETTINGS)
 
 
 def network(dtype: torch.dtype = torch.float32) -> nn.Sequential:

@@ -14,12 +14,11 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 import atoll
 from atoll.node.core.events import MergeMode
 from atoll.node.worker import join as join_module
-from atoll.node.worker import joined_site
 from atoll.node.worker.site import Site
 from atoll.protocol.errors import ConfigError
 from atoll.protocol.sample_order import SampleOrder
 from atoll.protocol.settings import RunSettings
-from tests.harness.fake_node import SNAPSHOT, STOP, FakeNode, apply
+from tests.harness.fake_node import SNAPSHOT, STOP, FakeNode, apply, in_memory
 
 SETTINGS = RunSettings(run_id="r", steps=100)
 ORDER = SampleOrder(1, 0, 50)
@@ -39,10 +38,7 @@ def samples(first: int, count: int, order: SampleOrder = ORDER) -> list[int]:
 
 @pytest.fixture
 def node(monkeypatch: pytest.MonkeyPatch) -> FakeNode:
-    fake = FakeNode()
-    monkeypatch.setattr(join_module, "connect", lambda: fake.connection(SETTINGS))
-    monkeypatch.setattr(joined_site, "disconnect", fake.close)
-    return fake
+    return in_memory(monkeypatch, SETTINGS)
 
 
 def joined() -> Site:

@@ -23,7 +23,7 @@ from atoll.node.worker.site import Site, Step
 from atoll.protocol.errors import ConfigError, NonFiniteError, NotYetError
 from atoll.protocol.settings import RunSettings
 from atoll.protocol.sync_settings import SyncSettings
-from tests.harness.fake_node import SNAPSHOT, STOP, FakeNode, Question, apply, go_on
+from tests.harness.fake_node import SNAPSHOT, STOP, FakeNode, Question, apply, go_on, in_memory
 from tests.harness.zero import ZeroRedundancyOptimizer, rank_of_two
 
 SETTINGS = RunSettings(run_id="r", steps=100)
@@ -32,10 +32,7 @@ REPLACE, MERGE, SHIFT, MIX = MergeMode.REPLACE, MergeMode.MERGE, MergeMode.SHIFT
 
 @pytest.fixture
 def node(monkeypatch: pytest.MonkeyPatch) -> FakeNode:
-    fake = FakeNode()
-    monkeypatch.setattr(join_module, "connect", lambda: fake.connection(SETTINGS))
-    monkeypatch.setattr(joined_site, "disconnect", fake.close)
-    return fake
+    return in_memory(monkeypatch, SETTINGS)
 
 
 def model() -> tuple[nn.Linear, torch.optim.SGD]:
