@@ -63,7 +63,7 @@ MUTATIONS = (
         name="whoever is asked itself owns up, whatever it says",
         rule="a lie is told from bad memory by what the site computes itself",
         where="coordinator.core.auditing.audits:Accused.owns_up",
-        old='return found.outcome is outcome and payload_hash in (None, found.payload_hash)',
+        old="return found.outcome is outcome and payload_hash in (None, found.payload_hash)",
         new="return True",
         tests=(f"{CORE}::test_a_reducer_that_two_sites_refute_is_evicted_and_the_second_time_banned",),
     ),
