@@ -91,7 +91,7 @@ class Enrolment:
     def may_look(self, token: str) -> bool:
         """Whether whoever shows this is a viewer."""
         found = self._authority.token_of(token)
-        return found is not None and self._core.knows_token(found.token_id)
+        return found is not None and found.token_id in self._core.token_ids
 
     async def join(self, request: session_pb2.JoinRequest, context: Any) -> session_pb2.JoinResponse:
         try:

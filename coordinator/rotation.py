@@ -72,7 +72,7 @@ class Rotation:
             return replace(answer, found=answer.found if asked.step == "retire" else "")
 
     def kept(self, records: Sequence[Record]) -> None:
-        """What is kept by now: others may be banned."""
+        """What is kept by now: others may be banned, or other tokens count."""
         if any(isinstance(record, OF_BANS) for record in records):
             self.watchers.changed()
 
@@ -132,7 +132,9 @@ def rotation_of(
     store."""
     if authority is None:
         return None
-    watchers = Watchers(security, lambda: Known(authority.roots, core.banned_names, coordinators()))
+    watchers = Watchers(
+        security, lambda: Known(authority.roots, core.banned_names, coordinators(), tuple(core.token_ids))
+    )
     if leading is not None:
         leading.told.append(watchers.changed)
     return Rotation(authority, watchers, ask, core.here, leading)

@@ -1,5 +1,5 @@
-"""Who hears which roots are in force, who is banned, and where coordinators are: each process of a site or a relay, at
-once and whenever that changes, and says which roots it trusts."""
+"""Who hears which roots are in force, who is banned, where coordinators are, and which tokens of viewers count: each
+process of a site or a relay, at once and whenever that changes, and says which roots it trusts."""
 
 from __future__ import annotations
 
@@ -36,6 +36,8 @@ class Known:
     """Names of sites that others are to have nothing to do with."""
     coordinators: tuple[str, ...]
     """Addresses of all that may serve the run; empty if there is this one alone."""
+    tokens: tuple[str, ...] = ()
+    """Ids of those of viewers."""
 
 
 class Watchers:
@@ -91,7 +93,10 @@ class Watchers:
                 watcher.changed.clear()
                 known = self._known
                 said = session_pb2.WatchResponse(
-                    roots=known.roots, banned=known.banned, coordinators=known.coordinators
+                    roots=known.roots,
+                    banned=known.banned,
+                    coordinators=known.coordinators,
+                    tokens=session_pb2.KnownTokens(ids=known.tokens),
                 )
                 await context.write(said)
                 await watcher.changed.wait()

@@ -159,10 +159,10 @@ class Core:
         """Names of sites that are connected."""
         return [site.name for site in self.run.members.sites.values() if site.stream is not None and site.is_certified]
 
-    def knows_token(self, token_id: str) -> bool:
-        """It was given out, and not taken back."""
-        known = self.run.invites.get(token_id)
-        return known is not None and known.is_token
+    @property
+    def token_ids(self) -> list[str]:
+        """Of viewers' tokens that were given out, and not taken back."""
+        return [known.invite_id for known in self.run.invites.values() if known.is_token]
 
     def last_start(self, name: str) -> int:
         """Of the site of that name, from which a home that is new to it counts on; 0 if there is none."""

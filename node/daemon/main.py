@@ -150,7 +150,9 @@ async def _stay(config: NodeConfig, machine: Machine, prepared: asyncio.Task[Non
         if exporter is not None:
             stack.callback(_traced(node, exporter).close)
         if config.http_listen:
-            access = page_access(config.http_listen, settings.run_id, security.among_sites, machine)
+            access = page_access(
+                config.http_listen, settings.run_id, security.among_sites, machine, security.knows_token
+            )
             metrics = node.shell.observer.pages(access)
             await metrics.start(config.http_listen, "metrics")
             stack.push_async_callback(metrics.close)

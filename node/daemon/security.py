@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +36,10 @@ class NodeSecurity:
     def identity_until_s(self) -> float:
         """When the identity expires, in seconds since 1970; 0 in plain text."""
         return self.standing.identity_until_s if self.standing is not None else 0.0
+
+    def knows_token(self, token_id: str) -> bool:
+        """Whether a viewer's token was not taken back; there is none in plain text."""
+        return self.standing is not None and self.standing.knows_token(token_id)
 
 
 PLAIN_TEXT = NodeSecurity()
@@ -89,9 +93,11 @@ class Identity:
         return NodeSecurity(standing.before_coordinator, among_sites, standing)
 
 
-def page_access(http_listen: str, run_id: str, among_sites: Security, machine: Machine) -> Access:
+def page_access(
+    http_listen: str, run_id: str, among_sites: Security, machine: Machine, knows_token: Callable[[str], bool]
+) -> Access:
     """To the metrics of a node or relay: on this machine for all, elsewhere by a viewer's token for nodes, which
-    the run's root has signed. Neither hears which tokens were taken back: they are good here until they expire."""
+    the run's root has signed, and of which the run knows. `knows_token`: by its id."""
     if is_loopback(http_listen):
         return ByName(LOOPBACK_NAMES | {parse_address(http_listen)[0].lower()})
     if not isinstance(among_sites, MutualTls):
@@ -105,6 +111,7 @@ def page_access(http_listen: str, run_id: str, among_sites: Security, machine: M
             token = tokens.from_text(text, certificates.from_pem(among_sites.shown.roots))
         except InvalidMessage:
             return False
-        return token.run_id == run_id and token.is_of_nodes and token.expires_s > machine.wall_time()
+        is_in_force = token.expires_s > machine.wall_time() and knows_token(token.token_id)
+        return token.run_id == run_id and token.is_of_nodes and is_in_force
 
     return ByToken((), tls.context, is_good)

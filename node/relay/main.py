@@ -23,10 +23,10 @@ from atoll.protocol.exit_codes import ENDED_AT_ONCE
 from atoll.protocol.http import Answer, plain_text
 from atoll.protocol.machine import Machine
 from atoll.protocol.metrics import families
+from atoll.protocol.page_access import Access
 from atoll.protocol.signals import Signals, end_process
 from atoll.protocol.trust import enrolled
 from atoll.protocol.trust.names import Kind
-from atoll.protocol.trust.security import MutualTls
 from atoll.protocol.trust.standing import Standing
 
 log = logging.getLogger("atoll.relay")
@@ -78,7 +78,8 @@ async def serve(config: RelayConfig) -> None:
         stack.push_async_callback(server.close)
         standing.tell_banned(server.ban)
         if config.http_listen:
-            metrics = _metrics(server, config, run_id, tls, machine)
+            access = page_access(config.http_listen, run_id, tls, machine, standing.knows_token)
+            metrics = _metrics(server, access)
             await metrics.start(config.http_listen, "metrics")
             stack.push_async_callback(metrics.close)
             log.info("metrics on %s", metrics.address)
@@ -93,10 +94,10 @@ async def serve(config: RelayConfig) -> None:
         await asked.wait()
 
 
-def _metrics(server: RelayServer, config: RelayConfig, run_id: str, tls: MutualTls, machine: Machine) -> pages.Pages:
+def _metrics(server: RelayServer, access: Access) -> pages.Pages:
     async def answer(path: str) -> Answer:
         if path != "/metrics":
             return plain_text(404, "only /metrics is here")
         return pages.metrics((*families(METRICS, server), *PROCESS.collect()))
 
-    return pages.Pages(answer, page_access(config.http_listen, run_id, tls, machine))
+    return pages.Pages(answer, access)

@@ -39,6 +39,7 @@ class Standing:
         self._wakes = asyncio.Event(), asyncio.Event()
         self._banned: tuple[str, ...] = ()
         self._told: list[Callable[[tuple[str, ...]], None]] = []
+        self._tokens: frozenset[str] | None = None  # as of the last coordinator that said it
 
     async def open(self, stack: AsyncExitStack, wait_s: float) -> MutualTls:
         """What is shown among sites. Raises PeerError if no coordinator answers within `wait_s`, or RefusedError."""
@@ -68,6 +69,10 @@ class Standing:
         self._told.append(tell)
         tell(self._banned)
 
+    def knows_token(self, token_id: str) -> bool:
+        """Whether a viewer's token that the root has signed was not taken back, as far as was heard since the start."""
+        return self._tokens is None or token_id in self._tokens
+
     async def _renewed(self) -> Shown:
         return await renew(self.before_coordinator, self.addresses, self._among, self._machine.network)
 
@@ -92,6 +97,7 @@ class Standing:
             self._kept = pem
         for wake in self._wakes:
             wake.set()
+        self._tokens = self._tokens if news.tokens is None else news.tokens
         if news.banned != self._banned:
             self._banned = news.banned
             for tell in self._told:

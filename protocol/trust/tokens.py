@@ -16,6 +16,9 @@ from atoll.protocol.trust.certificates import Certificate, PrivateKey
 CONTEXT = b"atoll/viewer-token/v1\0"
 """In front of what is signed: no certificate begins so."""
 MAX_CHARACTERS = 1024
+MAX_TOKENS = 4096
+"""That a run knows."""
+MAX_ID_CHARACTERS = 64
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,5 @@
-"""Hears from the coordinator, as long as a process lives, which roots are in force, who is banned, and who else may
-serve the run."""
+"""Hears from the coordinator, as long as a process lives, which roots are in force, who is banned, who else may serve
+the run, and which tokens of viewers it knows."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from atoll.protocol.trust.invites import check_addresses
 from atoll.protocol.trust.joining import MAX_ROOTS
 from atoll.protocol.trust.names import Kind
 from atoll.protocol.trust.security import MutualTls
+from atoll.protocol.trust.tokens import MAX_ID_CHARACTERS, MAX_TOKENS
 from atoll.protocol.v1 import session_pb2, session_pb2_grpc
 
 log = logging.getLogger(__name__)
@@ -51,12 +52,16 @@ class News:
     """Names of sites."""
     coordinators: tuple[str, ...]
     """Addresses of all that may serve the run; empty if only this one is known to."""
+    tokens: frozenset[str] | None
+    """Ids of viewers' tokens that were given out and not taken back; None from a coordinator that does not say it."""
 
 
 def read(said: session_pb2.WatchResponse) -> News:
     """Raises InvalidMessage."""
     if not 1 <= len(said.roots) <= MAX_ROOTS or len(said.banned) > MAX_BANNED:
         raise InvalidMessage(f"{len(said.roots)} roots and {len(said.banned)} names that are banned")
+    if len(said.tokens.ids) > MAX_TOKENS or any(len(token_id) > MAX_ID_CHARACTERS for token_id in said.tokens.ids):
+        raise InvalidMessage(f"{len(said.tokens.ids)} tokens, or an id of more than {MAX_ID_CHARACTERS} characters")
     roots = [certificates.from_der(root) for root in said.roots]
     if len({certificates.salt_of(root) for root in roots}) != 1:
         raise InvalidMessage("roots of several runs")
@@ -65,7 +70,8 @@ def read(said: session_pb2.WatchResponse) -> News:
             check_addresses(said.coordinators)
     except ConfigError as error:
         raise InvalidMessage(str(error)) from None
-    return News(roots, tuple(said.banned), tuple(said.coordinators))
+    known = frozenset(said.tokens.ids) if said.HasField("tokens") else None
+    return News(roots, tuple(said.banned), tuple(said.coordinators), known)
 
 
 async def watch(

@@ -276,6 +276,7 @@ class WatchResponse(_message.Message):
     ROOTS_FIELD_NUMBER: _builtins.int
     BANNED_FIELD_NUMBER: _builtins.int
     COORDINATORS_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def roots(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
         """DER; the first one signs"""
@@ -288,20 +289,47 @@ class WatchResponse(_message.Message):
     def coordinators(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Where the run may be served, if several coordinators share its store; else empty."""
 
+    @_builtins.property
+    def tokens(self) -> Global___KnownTokens:
+        """absent from a coordinator that does not say it"""
+
     def __init__(
         self,
         *,
         roots: _abc.Iterable[_builtins.bytes] | None = ...,
         banned: _abc.Iterable[_builtins.str] | None = ...,
         coordinators: _abc.Iterable[_builtins.str] | None = ...,
+        tokens: Global___KnownTokens | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["tokens", b"tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["banned", b"banned", "coordinators", b"coordinators", "roots", b"roots"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["banned", b"banned", "coordinators", b"coordinators", "roots", b"roots", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___WatchResponse: _TypeAlias = WatchResponse  # noqa: Y015
+
+@_typing.final
+class KnownTokens(_message.Message):
+    """Viewers' tokens that were given out and not taken back."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    IDS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        ids: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ids", b"ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KnownTokens: _TypeAlias = KnownTokens  # noqa: Y015
 
 @_typing.final
 class StatusRequest(_message.Message):

@@ -20,6 +20,7 @@ from atoll.protocol.trust import certificates, joining, watching
 from atoll.protocol.trust.invites import MAX_ADDRESSES
 from atoll.protocol.trust.names import Kind, Subject
 from atoll.protocol.trust.security import Caller
+from atoll.protocol.trust.tokens import MAX_ID_CHARACTERS
 from atoll.protocol.v1 import session_pb2
 from tests.harness.coordinator_story import Story, some_settings
 from tests.harness.fuzzing import fuzz
@@ -105,18 +106,24 @@ def test_any_request_for_a_certificate_is_signed_for_whom_it_is_or_refused(data:
     st.lists(st.one_of(bytes_like(certificates.to_der(ROOT.certificate)), st.just(CERTIFICATE)), max_size=10),
     st.lists(st.text(max_size=8), max_size=3),
     st.lists(st.one_of(st.text(max_size=8), st.just("a.example:7700")), max_size=MAX_ADDRESSES + 1),
+    st.one_of(st.none(), st.lists(st.text(max_size=MAX_ID_CHARACTERS + 1), max_size=3)),
 )
 def test_whatever_a_coordinator_says_of_roots_and_bans_is_heeded_or_refused(
-    roots: list[bytes], names: list[str], addresses: list[str]
+    roots: list[bytes], names: list[str], addresses: list[str], tokens: list[str] | None
 ) -> None:
+    said = session_pb2.WatchResponse(roots=roots, banned=names, coordinators=addresses)
+    if tokens is not None:
+        said.tokens.ids.extend(tokens)
     try:
-        news = watching.read(session_pb2.WatchResponse(roots=roots, banned=names, coordinators=addresses))
+        news = watching.read(said)
     except InvalidMessage:
         return
     assert len({certificates.salt_of(root) for root in news.roots}) == 1
     assert len(news.roots) == len(roots) <= joining.MAX_ROOTS
     assert news.banned == tuple(names)
     assert news.coordinators == tuple(addresses)
+    assert news.tokens == (None if tokens is None else frozenset(tokens))
+    assert all(len(token) <= MAX_ID_CHARACTERS for token in news.tokens or ())
     assert len(addresses) <= MAX_ADDRESSES
     for address in addresses:
         parse_address(address)

@@ -90,6 +90,7 @@ def test_other_machines_see_the_run_by_a_token_over_tls(tmp_path: Path) -> None:
         to_nodes = {"Authorization": f"Bearer {node_token}"}
         assert at_node.asks("/metrics").status == 401
         assert at_node.asks("/metrics", **shows).status == 401, "it is for the coordinator"
+        run.wait(lambda _: at_node.asks("/metrics", **to_nodes).status == 200, LIMIT_S)  # once it has heard of it
         assert 'site="a"' in at_node.asks("/metrics", **to_nodes).text
         assert browser.asks("/metrics", **to_nodes).status == 401, "sites are shown it"
         assert Browser(run, port, page).asks("/metrics", Host="run.example", **shows).status == 200
@@ -109,6 +110,9 @@ def test_other_machines_see_the_run_by_a_token_over_tls(tmp_path: Path) -> None:
 
         assert atoll(run, "invite", str(run.toml), "--viewer", "anna", "--take-back").popen.returncode == 0
         assert browser.asks("/status.json", Cookie=cookie).status == 401
+        run.wait(lambda _: at_node.asks("/metrics", **to_nodes).status == 401, LIMIT_S)
+        again = atoll(run, "token", str(run.toml), "--viewer", "anna", "--nodes").lines[-1]
+        run.wait(lambda _: at_node.asks("/metrics", Authorization=f"Bearer {again}").status == 200, LIMIT_S)
 
 
 def test_every_address_needs_a_name_and_loopback_is_for_this_machine(tmp_path: Path) -> None:

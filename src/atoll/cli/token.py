@@ -3,8 +3,7 @@
 The coordinator shows its page and its metrics to other machines if it listens there (`atoll coordinator --http-listen
 HOST:PORT --http-name NAME`), over TLS, and to whoever has a token: a browser is asked for it, a program shows it in a
 header (Authorization: Bearer TOKEN). `atoll invite --viewer NAME --take-back` ends it. A node with an --http-listen of
-its own takes another kind (--nodes), so that no site is shown what the coordinator takes; nodes take it until it
-expires.
+its own takes another kind (--nodes), so that no site is shown what the coordinator takes.
 
 With --prometheus a folder is written from which a Prometheus can be started: its configuration, the run's root by
 which it knows whom it asks, and a token of each kind. Rules and alerts are in deploy/prometheus.

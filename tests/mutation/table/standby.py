@@ -131,8 +131,8 @@ MUTATIONS = (
         name="nobody hears that another coordinator stands by",
         rule="sites find the coordinator that leads",
         where="coordinator.rotation:rotation_of",
-        old="coordinators())",
-        new="())",
+        old="coordinators(), tuple(",
+        new="(), tuple(",
         tests=(LEARNED,),
     ),
     Mutation(

@@ -15,6 +15,7 @@ ENROLLED = "tests/unit/trust/test_enrolled.py"
 DIALER = "tests/unit/exchange/test_dialer.py"
 PAGES = "tests/unit/protocol/test_page_access.py"
 TOKENS = "tests/unit/trust/test_tokens.py"
+STANDING = "tests/unit/trust/test_standing.py"
 SECURITY = "tests/unit/trust/test_security.py"
 
 RELAY = "tests/unit/relay/test_server.py"
@@ -649,9 +650,25 @@ MUTATIONS = (
         name="a token that was taken back",
         rule="a token that was taken back is good for nothing",
         where="coordinator.enrolment:Enrolment.may_look",
-        old="return found is not None and self._core.knows_token(found.token_id)",
+        old="return found is not None and found.token_id in self._core.token_ids",
         new="return found is not None",
         tests=(f"{TOKENS}::test_a_token_that_is_taken_back_is_good_for_nothing",),
+    ),
+    Mutation(
+        name="a token that was taken back at a node",
+        rule="a token that was taken back is good for nothing",
+        where="node.daemon.security:page_access.is_good",
+        old=" and knows_token(token.token_id)",
+        new="",
+        tests=(f"{TOKENS}::test_what_a_node_is_shown_is_no_token_for_the_coordinator",),
+    ),
+    Mutation(
+        name="nodes forget which tokens count",
+        rule="a token that was taken back is good for nothing",
+        where="protocol.trust.standing:Standing.knows_token",
+        old="return self._tokens is None or token_id in self._tokens",
+        new="return True",
+        tests=(f"{STANDING}::test_a_token_counts_while_the_coordinator_says_so",),
     ),
     Mutation(
         name="a token is an invite",
@@ -664,9 +681,9 @@ MUTATIONS = (
     Mutation(
         name="an invite is a token",
         rule="nobody joins by a token, and nobody looks by an invite",
-        where="coordinator.core.core:Core.knows_token",
-        old="return known is not None and known.is_token",
-        new="return known is not None",
+        where="coordinator.core.core:Core.token_ids",
+        old=" if known.is_token]",
+        new="]",
         tests=(f"{TOKENS}::test_an_invite_is_no_token_and_a_token_no_invite",),
     ),
     Mutation(

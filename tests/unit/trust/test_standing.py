@@ -12,7 +12,7 @@ import pytest
 
 from atoll.coordinator.authority import Authority
 from atoll.coordinator.config import CoordinatorConfig
-from atoll.coordinator.core.events import BanAsked, InviteAsked
+from atoll.coordinator.core.events import BanAsked, InviteAsked, TakeBackAsked
 from atoll.coordinator.lease import Leading, Standby
 from atoll.coordinator.restoring import Restoring
 from atoll.coordinator.service import CoordinatorServer
@@ -22,7 +22,7 @@ from atoll.protocol.deposits import Seal
 from atoll.protocol.disk import Disk
 from atoll.protocol.errors import PeerError
 from atoll.protocol.machine import Machine
-from atoll.protocol.trust import certificates, enrolled, watching
+from atoll.protocol.trust import certificates, enrolled, tokens, watching
 from atoll.protocol.trust.invites import Invite, from_text
 from atoll.protocol.trust.joining import join
 from atoll.protocol.trust.security import MutualTls
@@ -161,5 +161,28 @@ def test_while_a_coordinator_is_restored_whoever_wants_a_certificate_or_news_tri
                 standing.tell_banned(heard.append)
                 await server.ask(BanAsked(name="x", reason="it lies"))
                 await until(lambda: heard[-1] == ("x",))
+
+    asyncio.run(main())
+
+
+def test_a_token_counts_while_the_coordinator_says_so(tmp_path: Path) -> None:
+    home, address = tmp_path / "home", free_address()
+
+    async def main() -> None:
+        coordinators = Coordinators(tmp_path)
+        async with AsyncExitStack() as stack, coordinators.leads(address) as server:
+            await joined(await invited(server, "berlin"), home)
+            found = enrolled.load(home / enrolled.FOLDER)
+            assert found is not None
+            standing = Standing(found, home / enrolled.FOLDER, (address,), Machine())
+            assert standing.knows_token("of nobody"), "nothing was heard yet"
+            await standing.open(stack, LIMIT_S)
+            await until(lambda: not standing.knows_token("of nobody"))
+            given = await server.ask(InviteAsked(role="viewer", name="anna", is_token=True, life_s=3600))
+            root = coordinators.authority.root.certificate
+            token_id = tokens.from_text(given.found, [root]).token_id
+            await until(lambda: standing.knows_token(token_id))
+            await server.ask(TakeBackAsked(role="viewer", name="anna"))
+            await until(lambda: not standing.knows_token(token_id))
 
     asyncio.run(main())

@@ -115,19 +115,26 @@ def test_what_a_node_is_shown_is_no_token_for_the_coordinator(tmp_path: Path) ->
     run = Run(tmp_path / "trust")
     machine = replace(Machine(), wall_time=lambda: run.story.wall_s)
     tls = MutualTls("run", run.authority.shown())
-    at_node = page_access("0.0.0.0:0", "run", tls, machine)
+    known: set[str] = set()
+    at_node = page_access("0.0.0.0:0", "run", tls, machine, known.__contains__)
     run_token, node_token = run.token().found, run.token(is_of_nodes=True).found
 
     def seen(token: str) -> bool:
+        known.update(run.story.core.token_ids)
         return at_node.refusal(Request("GET", "/metrics", {"authorization": f"Bearer {token}"})) is None
 
     assert (seen(node_token), run.enrolment.may_look(node_token)) == (True, False)
     assert (seen(run_token), run.enrolment.may_look(run_token)) == (False, True)
     run.story.wall_from_s += 3601
     assert not seen(node_token)
+    run.story.wall_from_s -= 3601
+    known.clear()
+    run.story.happens(e.TakeBackAsked(role="viewer", name="anna", request=50))
+    assert not seen(node_token)
+    run.story.wall_from_s += 3601
     another = MutualTls("run", Authority.opened(tmp_path / "another", "run", machine).shown())
     run.story.wall_from_s -= 3601
-    assert page_access("0.0.0.0:0", "run", another, machine).refusal(
+    assert page_access("0.0.0.0:0", "run", another, machine, known.__contains__).refusal(
         Request("GET", "/metrics", {"authorization": f"Bearer {node_token}"})
     ), "another run's root has not signed it"
 
