@@ -215,7 +215,9 @@ def test_a_run_of_two_ranks(tmp_path: Path) -> None:
 
     in_loop(main)
     traces = [[json.loads(line) for line in (tmp_path / f"trace-{r}").read_text().splitlines()] for r in range(2)]
-    assert [t[0]["owned"] for t in traces] == [list(range(6)), []]
+    owned = [t[0]["owned"] for t in traces]
+    assert all(owned), "each writes some of what both have"
+    assert sorted([*owned[0], *owned[1]]) == list(range(6))
     assert traces[0][-1]["event"] == "stop"
     # Replicas stayed equal to the last bit.
     digests = [[line["digest"] for line in t if line["event"] == "merged"] for t in traces]

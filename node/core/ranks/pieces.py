@@ -64,8 +64,10 @@ def site_pieces(ranks: Sequence[LocalJoin], ranks_a_host: int = 0) -> SitePieces
 
 
 def merge_ranks(ranks: Sequence[LocalJoin], ranks_a_host: int = 0) -> SitePieces:
-    """Give each distinct slice to the lowest rank that has it. A pipeline rank's manifest lacks the tensors of other
-    stages. `ranks_a_host`: each host keeps the optimizer's state of what its ranks hold; 0: all are on one host.
+    """Give each distinct slice to a rank that has it: what is trained is shared out by elements among the ranks of the
+    first host that has it, each of which copies over a link of its own; of the rest, which may differ, the lowest
+    rank's counts. A pipeline rank's manifest lacks the tensors of other stages. `ranks_a_host`: each host keeps the
+    optimizer's state of what its ranks hold; 0: all are on one host.
 
     Raises ConfigError, naming tensor and ranks, if ranks describe a tensor differently, or if the slices do not tile
     every tensor exactly once, or if what ranks seem to have in common may be two tensors. Uneven shards and empty
@@ -106,14 +108,19 @@ def merge_ranks(ranks: Sequence[LocalJoin], ranks_a_host: int = 0) -> SitePieces
     shared = []
     for name, slices in holders.items():
         for (offsets, sizes), found in slices.items():
-            owned[found[0].rank].append(found[0].piece)
+            writer = found[0]
             if specs[name].role is Role.TRAINABLE:
+                keepers = []
                 for _, here in itertools.groupby(found, lambda holder: holder.rank // (ranks_a_host or len(ranks))):
                     keeper = min(here, key=lambda holder: num_kept[holder.rank])
                     kept[keeper.rank].append(keeper.piece)
                     num_kept[keeper.rank] += math.prod(sizes)
+                    keepers.append(keeper)
+                writer = keepers[0]  # on the first host, or slices would go over the network between hosts
+            owned[writer.rank].append(writer.piece)
             if len(found) > 1 and specs[name].role is Role.TRAINABLE:
-                shared.append(SharedSlice(name=name, box=_box(offsets, sizes), holders=tuple(found)))
+                others = (holder for holder in found if holder != writer)
+                shared.append(SharedSlice(name=name, box=_box(offsets, sizes), holders=(writer, *others)))
     return SitePieces(
         manifest=Manifest.canonical(list(specs.values()), list(tied.values())),
         offered=tuple(entry.pieces for entry in ranks),

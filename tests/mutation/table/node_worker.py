@@ -224,6 +224,22 @@ MUTATIONS = (
         tests=("tests/unit/worker/test_checkpoints_of_layouts.py::test_what_ranks_have_alike_is_written_once",),
     ),
     Mutation(
+        name="the first replica copies all",
+        rule="what ranks have alike is copied to the node by all of them",
+        where="node.core.ranks.pieces:merge_ranks",
+        old="writer = keepers[0]",
+        new="pass",
+        tests=("tests/unit/local/test_pieces.py::test_what_ranks_have_alike_is_written_by_all_of_them",),
+    ),
+    Mutation(
+        name="the last host's rank copies what all hosts have",
+        rule="slices that host 0 has do not go over the network",
+        where="node.core.ranks.pieces:merge_ranks",
+        old="writer = keepers[0]",
+        new="writer = keepers[-1]",
+        tests=("tests/unit/local/test_pieces.py::test_each_host_keeps_what_its_ranks_hold_of_the_optimizer",),
+    ),
+    Mutation(
         name="what ranks of any optimizer have is taken to be alike",
         rule="state that one rank has is written by it",
         where="node.worker.optimizer_state:OptimizerState._names_written",

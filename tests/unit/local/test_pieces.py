@@ -28,7 +28,7 @@ def rank(specs: list[TensorSpec], *pieces: Piece, tied: list[TiedName] | None = 
     return offer(Manifest.canonical(specs, tied), pieces)
 
 
-def test_replicas_are_written_by_the_lowest_rank() -> None:
+def test_replicas_are_written_by_one_rank() -> None:
     full = piece("a", (0, 0), (4, 2), "BF16")
     site = merge_ranks([rank([spec("a", 4, 2)], full), rank([spec("a", 4, 2)], full)])
     assert site.owned == ((0,), ())
@@ -45,7 +45,22 @@ def test_each_host_keeps_what_its_ranks_hold_of_the_optimizer() -> None:
     assert merge_ranks(ranks).kept == ((0,), (1,), (), ())
     assert merge_ranks(ranks, 2).kept == ((0,), (1,), (0,), (1,))
     assert merge_ranks(ranks, 1).kept == ((0, 1),) * 4
-    assert merge_ranks(ranks, 2).owned == ((0, 1), (), (), ())
+    assert merge_ranks(ranks, 2).owned == ((0,), (1,), (), ()), "of the first host that has it"
+
+
+def test_what_ranks_have_alike_is_written_by_all_of_them() -> None:
+    """Each copies over a link of its own; but of buffers, which may differ, the lowest rank's are the site's."""
+    names = [f"t{i}" for i in range(9)]
+    specs = [*(spec(name, 4) for name in names), spec("mean", 2, role=Role.BUFFER_MEAN)]
+    pieces = [*(piece(name, (0,), (4,)) for name in names), piece("mean", (0,), (2,))]
+    site = merge_ranks([rank(specs, *pieces) for _ in range(4)])
+    assert [len(owned) for owned in site.owned] == [4, 2, 2, 2]
+    assert sorted(index for owned in site.owned for index in owned) == list(range(10))
+    assert 9 in site.owned[0]
+    assert site.shared
+    for shared in site.shared:
+        assert shared.holders[0].piece in site.owned[shared.holders[0].rank]
+        assert sorted(holder.rank for holder in shared.holders) == [0, 1, 2, 3]
 
 
 def test_uneven_and_empty_shards_and_a_scalar() -> None:
@@ -58,7 +73,7 @@ def test_uneven_and_empty_shards_and_a_scalar() -> None:
             rank(specs, piece("a", (5, 0), (0, 2)), scalar),
         ]
     )
-    assert site.owned == ((0, 1), (1,), ())
+    assert site.owned == ((0,), (1,), (1,)), "the scalar is of the rank that has nothing else"
     assert site.shared_of(2) == (1,)
 
 
