@@ -122,6 +122,15 @@ def test_one_site_cannot_take_the_room_of_all() -> None:
     assert Series(7000, "n") in dict(curves.all()), "whoever is forgotten makes room"
 
 
+def test_a_curve_for_which_there_is_no_room_is_said_once() -> None:
+    story = a_story()
+    for number in range(2 * MAX_NAMES + 3):
+        story.says("a", logged(f"n{number}", 12, 1.0))
+    said = [text for _, text in story.reports if "no room" in text]
+    assert len(said) == 1
+    assert said[0].startswith(f"no room for the curve 'n{2 * MAX_NAMES}' of a")
+
+
 def test_a_long_curve_is_thinned_evenly_and_ends_with_its_newest_point() -> None:
     curve = Curve()
     for step in range(10_001):
