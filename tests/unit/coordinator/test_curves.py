@@ -200,6 +200,8 @@ def test_a_sync_is_seen_from_its_opening_until_its_state_is_attested() -> None:
     assert second["ready_s"] is None
     timeline.kept([e.AbandonRecord(sync=8, reason="", num_abandoned=1)], 109.0)
     assert (timeline.document()[1]["ended_s"], timeline.document()[1]["commit"]) == (109.0, None)
-    for sync in range(9, 9 + 2 * SHOWN_SYNCS):
+    timeline.kept([an_open(9), e.FinishedRecord(7, "stopped")], 109.5)
+    assert (timeline.document()[2]["ended_s"], timeline.document()[2]["commit"]) == (109.5, None), "the run is over"
+    for sync in range(10, 10 + 2 * SHOWN_SYNCS):
         timeline.kept([an_open(sync), a_commit(sync)], 110.0)
     assert len(timeline.document()) == SHOWN_SYNCS
