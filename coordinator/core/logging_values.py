@@ -40,8 +40,8 @@ def _note(run: Run, series: Series, step: int, value: float) -> None:
         label = run.members.known(series.site_id).label
         run.report(
             logging.WARNING,
-            f"no room for the curve {series.name!r} of {label}: a run has {MAX_CURVES} of them, those of sites that have "
-            f"left too, and a site's script {MAX_NAMES} names; it and more that come are left out (said once)",
+            f"no room for the curve {series.name!r} of {label}: a run has {MAX_CURVES} of them, those of sites that "
+            f"have left too, and a site's script {MAX_NAMES} names; it and more that come are left out (said once)",
         )
 
 

@@ -27,7 +27,9 @@ MUTATIONS = (
         where="protocol.trust.watching:watch",
         old="except Exception as error:  # whatever it is: nobody waits for this, and a root may be replaced",
         new="except AtollError as error:",
-        tests=("tests/unit/trust/test_standing.py::test_a_failure_that_nothing_was_prepared_for_leaves_nobody_deaf_to_bans",),
+        tests=(
+            "tests/unit/trust/test_standing.py::test_a_failure_that_nothing_was_prepared_for_leaves_nobody_deaf_to_bans",
+        ),
     ),
     Mutation(
         name="hosts of another site are hosts of this one",
