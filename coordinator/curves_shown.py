@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import fields
 from typing import Any
 
 from atoll.coordinator.core.core import Core
+from atoll.coordinator.core.view.document import CurveView
 
 AGE_S = 1.0
 """At most, of what is shown."""
@@ -30,4 +31,10 @@ class CurvesShown:
 
     def _make(self) -> dict[str, Any]:
         run = [(step, tokens, self._times.get(commit), loss) for commit, step, tokens, loss in self._core.losses()]
-        return {"run": run, "sites": [asdict(view) for view in self._core.curves()]}
+        return {"run": run, "sites": [_document(view) for view in self._core.curves()]}
+
+
+def _document(view: CurveView) -> dict[str, Any]:
+    """Its points as they are: `asdict` would copy each of them, in the event loop, which is half a second of a run's
+    130,000."""
+    return {field.name: getattr(view, field.name) for field in fields(view)}

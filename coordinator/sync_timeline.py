@@ -10,6 +10,7 @@ from atoll.coordinator.core.records import (
     AbandonRecord,
     AttestationRecord,
     CommitRecord,
+    FinishedRecord,
     OpenRecord,
     PlanRecord,
     Record,
@@ -55,6 +56,9 @@ class SyncTimeline:
                     self._end(record.commit.sync, now_s, record.commit.commit)
                 case AbandonRecord():
                     self._end(record.sync, now_s, None)
+                case FinishedRecord():
+                    for sync in list(self._open):  # nothing comes of it any more
+                        self._end(sync, now_s, None)
                 case AttestationRecord() if self._ended and self._ended[-1].commit == record.commit:
                     self._ended.append(replace(self._ended.pop(), attested_s=now_s))
                 case _:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 
-from atoll.coordinator.core.curves import SENT_BYTES, TRAINING_LOSS, Point, Series
+from atoll.coordinator.core.curves import MAX_CURVES, SENT_BYTES, TRAINING_LOSS, Point, Series
 from atoll.coordinator.core.run import Run
 from atoll.coordinator.core.sites.membership import Site
+from atoll.protocol.logged import MAX_NAMES
 from atoll.protocol.messages import Logged
 
 
@@ -32,7 +34,15 @@ def committed(run: Run, losses: Mapping[int, float]) -> None:
 
 
 def _note(run: Run, series: Series, step: int, value: float) -> None:
+    had_room = not run.curves.num_left_out
     run.curves.note(series, _point(run, step, value))
+    if had_room and run.curves.num_left_out:
+        label = run.members.known(series.site_id).label
+        run.report(
+            logging.WARNING,
+            f"no room for the curve {series.name!r} of {label}: a run has {MAX_CURVES} of them, those of sites that "
+            f"have left too, and a site's script {MAX_NAMES} names; it and more that come are left out (said once)",
+        )
 
 
 def _point(run: Run, step: int, value: float) -> Point:

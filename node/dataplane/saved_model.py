@@ -287,9 +287,12 @@ def put_in_place(folder: Path, num_earlier: int = 0) -> None:
             os.replace(aside, folder)
             aside = former
         sync_folder(folder.parent)
-        retire(aside, folder, num_earlier)
     except OSError as error:
         failed = disk_error(error, folder)
         if (written := aside_of(folder)).is_dir():
             failed = HostError(f"{failed}; the model that was to be there is whole in {written}")
         raise failed from error
+    try:
+        retire(aside, folder, num_earlier)
+    except OSError as error:
+        log.warning("%s: the model is there; earlier ones beside it are not as they should be: %s", folder, error)

@@ -158,7 +158,7 @@ def _encode(value: object, path: str, tensors: list[ScriptTensor], depth: int = 
             raise ConfigError(f'state: "{path}" is a {type(local).__name__} of {local.dtype}, which cannot be kept')
         if local.layout is not torch.strided:
             raise ConfigError(f'state: "{path}" is {local.layout}, which cannot be kept; make it dense')
-        name = f"state/{path}"
+        name = f"state/{len(tensors)}/{path}"  # keys have dots in them: two paths may read alike
         tensors.append(ScriptTensor(name=name, values=local.detach(), is_sharded=isinstance(value, DTensor)))
         return {"tensor": name}
     if isinstance(value, list | tuple):

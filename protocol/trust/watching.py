@@ -87,10 +87,11 @@ async def watch(
         for address in addresses():
             try:
                 await _watch(tls, address, heed, network)
-            except AtollError as error:
+            except Exception as error:  # whatever it is: nobody waits for this, and a root may be replaced
                 if not isinstance(error, PeerError) and str(error) != told:
-                    told = str(error)
-                    log.warning("it is not known who is banned: %s", told)
+                    told, is_fault = str(error), not isinstance(error, AtollError)
+                    level = logging.ERROR if is_fault else logging.WARNING
+                    log.log(level, "it is not known who is banned: %s", told, exc_info=is_fault)
             else:
                 wait_s, told = FIRST_WAIT_S, ""
         await asyncio.sleep(wait_s)

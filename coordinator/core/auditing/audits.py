@@ -14,6 +14,8 @@ from atoll.protocol.messages import AuditChunk, AuditOutcome, ChunkAudited, Memb
 
 MAX_OPEN = 256
 """Audits; a run whose sites do not answer begins no more."""
+TERM_BITS = 32
+"""The number of a question has the term of its coordinator above these."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,9 +91,10 @@ class Audits:
         """By site: times that it did not give, in a round of an audit, what it had contributed or found out."""
         self._last_number = 0
 
-    def draw_with(self, secret: bytes) -> None:
-        """Before the first commit of this start."""
-        self.secret = secret
+    def draw_with(self, secret: bytes, term: int) -> None:
+        """Before the first commit of this start. A site may yet answer what the start before has asked: questions of
+        two terms have different numbers."""
+        self.secret, self._last_number = secret, term << TERM_BITS
 
     def take_left_open(self) -> list[Audit]:
         """Once."""

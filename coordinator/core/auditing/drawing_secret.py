@@ -15,7 +15,7 @@ def begin(run: Run, before: DrawingRecord | None, secret: bytes) -> None:
         return
     if before is not None:
         run.note(COORDINATOR, f"{REVEALED}{before.secret.hex()}", "in the start before")
-    run.auditing.draw_with(secret)
+    run.auditing.draw_with(secret, run.term)
     run.persist(DrawingRecord(secret))
     run.note(COORDINATOR, f"{COMMITTED}{secret_digest(secret).hex()}", "in this start")
 

@@ -28,6 +28,14 @@ MUTATIONS = (
         tests=(f"{CORE}::test_an_accusation_alone_judges_nobody",),
     ),
     Mutation(
+        name="an answer to the coordinator before answers a question of this one",
+        rule="every message belongs to a term",
+        where="coordinator.core.auditing.audits:Audits.draw_with",
+        old="term << TERM_BITS",
+        new="0",
+        tests=(f"{CORE}::test_an_answer_to_the_coordinator_before_answers_no_question_of_this_one",),
+    ),
+    Mutation(
         name="an auditor that lies goes free",
         rule="an auditor that lies is judged as a reducer is",
         where="coordinator.core.auditing.judging:_right",

@@ -8,6 +8,17 @@ AFTER_CUTS = ("tests/unit/local/test_snapshot_and_log.py",)
 
 MUTATIONS = (
     Mutation(
+        name="an earlier model takes the place of somebody else's folder",
+        rule="a folder of another run, or of anything else, is never removed for an earlier model",
+        where="node.dataplane.earlier_models:_keep",
+        old="if os.path.lexists(place) and _commit_of(place, run_id) is None:",
+        new="if False:",
+        tests=(
+            "tests/unit/dataplane/test_saved_model.py::"
+            "test_what_lies_where_an_earlier_model_goes_and_is_none_of_the_run_stays",
+        ),
+    ),
+    Mutation(
         name="an error that was advanced in part counts",
         rule="one number says which error all chunks of a fragment have",
         where="node.dataplane.error_feedback:ErrorFeedback.commits",

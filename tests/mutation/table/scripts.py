@@ -9,6 +9,14 @@ STATE = "tests/unit/worker/test_script_state.py"
 
 MUTATIONS = (
     Mutation(
+        name="tensors of a script whose keys read alike are one",
+        rule="what a script keeps comes back as it was",
+        where="node.worker.script_state:_encode",
+        old='f"state/{len(tensors)}/{path}"',
+        new='f"state/{path}"',
+        tests=("tests/unit/worker/test_script_state.py::test_tensors_whose_keys_read_alike_are_kept_apart",),
+    ),
+    Mutation(
         name="masters that were found do not take the update",
         rule="what comes from the other sites reaches the copies that an optimizer trains",
         where="node.worker.pieces:SharedTensors.apply",

@@ -26,6 +26,14 @@ MUTATIONS = (
         tests=(f"{CURVES}::test_one_site_cannot_take_the_room_of_all",),
     ),
     Mutation(
+        name="each look at the curves copies them",
+        rule="what people look at costs the coordinator's event loop little",
+        where="coordinator.curves_shown:_document",
+        old="return {field.name: getattr(view, field.name) for field in fields(view)}",
+        new="import dataclasses; return dataclasses.asdict(view)",
+        tests=(f"{CURVES}::test_whoever_looks_at_curves_costs_no_copy_of_each_point",),
+    ),
+    Mutation(
         name="any text is a label",
         rule="names of logged values are of one alphabet, checked at the coordinator",
         where="coordinator.core.logging_values:heard",

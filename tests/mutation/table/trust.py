@@ -23,6 +23,16 @@ WITHIN = "tests/process/test_hosts_with_certificates.py"
 
 MUTATIONS = (
     Mutation(
+        name="a failure leaves a process deaf to bans",
+        rule="whoever is in a run hears who is banned and which roots are in force, as long as it lives",
+        where="protocol.trust.watching:watch",
+        old="except Exception as error:  # whatever it is: nobody waits for this, and a root may be replaced",
+        new="except AtollError as error:",
+        tests=(
+            "tests/unit/trust/test_standing.py::test_a_failure_that_nothing_was_prepared_for_leaves_nobody_deaf_to_bans",
+        ),
+    ),
+    Mutation(
         name="hosts of another site are hosts of this one",
         rule="the port of host 0 is for hosts of the same site",
         where="node.daemon.hosts.leader:Leader._refusal",

@@ -501,6 +501,19 @@ def test_audits_that_are_open_begin_anew_when_the_coordinator_is_back_and_sites_
     assert found == [3], "what has ended is not open any more"
 
 
+def test_an_answer_to_the_coordinator_before_answers_no_question_of_this_one() -> None:
+    """A site that was averaging when the coordinator ended says what it found to the next one, which has asked it for
+    another chunk by then."""
+    story = Audited(audits=4)
+    before = [(who, message.number) for who, message in story.sent if isinstance(message, m.AuditChunk)]
+    assert len(before) == 4
+    back_after_restart(story)
+    story.next_commit()
+    for who, number in before:
+        story.says(who, m.ChunkAudited(number=number, outcome=RIGHT, payload_hash=TRUTH))
+    assert story.view.num_audits_right == 0
+
+
 def test_open_audits_of_commits_that_are_void_do_not_begin_anew() -> None:
     story = Audited()
     asked = e.OpenAuditsRecord(commit=2, payload_digest=TRUTH, asked=(), reducers=())

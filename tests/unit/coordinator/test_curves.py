@@ -3,9 +3,12 @@ back."""
 
 from __future__ import annotations
 
+import asyncio
+import json
 from dataclasses import asdict
 from itertools import pairwise
 from math import nan
+from typing import Any
 
 from atoll.coordinator.core import curves as curves_module
 from atoll.coordinator.core import events as e
@@ -20,8 +23,10 @@ from atoll.coordinator.core.curves import (
     Point,
     Series,
 )
+from atoll.coordinator.curves_shown import CurvesShown
 from atoll.coordinator.metrics import METRICS
 from atoll.coordinator.sync_timeline import SHOWN_SYNCS, SyncTimeline
+from atoll.coordinator.web import in_json
 from atoll.protocol import messages as m
 from atoll.protocol import pages
 from atoll.protocol.logged import MAX_NAMES
@@ -71,6 +76,23 @@ def test_what_a_site_logs_is_a_curve_and_what_it_logs_of_the_outer_parameters_an
     assert 'atoll_site_logged{name="val_loss",of="local",site="a"} 2.25' in scraped
 
 
+def test_whoever_looks_at_curves_costs_no_copy_of_each_point() -> None:
+    """It is made in the event loop, in which the coordinator decides: half a second for a run's 130,000 points."""
+    story = a_story()
+    story.says("a", logged("val_loss", 12, 2.5))
+
+    async def shown() -> dict[str, Any]:
+        return await CurvesShown(story.core, asyncio.Lock(), {1: 7.0}).recent()
+
+    document = asyncio.run(shown())
+    named = {(curve["site"], curve["name"]): curve for curve in document["sites"]}
+    logged_points = next(view.points for view in story.core.curves() if view.name == "val_loss")
+    assert named["a", "val_loss"]["points"][0] is logged_points[0]
+    assert document["run"] == [(10, 200, 7.0, 2.0)]
+    assert in_json(document) == json.dumps(document)
+    assert in_json({}) == "{}"
+
+
 def test_a_site_outside_the_run_has_no_curve_and_a_name_that_is_none_ends_its_stream() -> None:
     story = a_story()
     story.join("c")
@@ -98,6 +120,15 @@ def test_one_site_cannot_take_the_room_of_all() -> None:
     curves.forget(1)
     curves.note(Series(7000, "n"), at(1))
     assert Series(7000, "n") in dict(curves.all()), "whoever is forgotten makes room"
+
+
+def test_a_curve_for_which_there_is_no_room_is_said_once() -> None:
+    story = a_story()
+    for number in range(2 * MAX_NAMES + 3):
+        story.says("a", logged(f"n{number}", 12, 1.0))
+    said = [text for _, text in story.reports if "no room" in text]
+    assert len(said) == 1
+    assert said[0].startswith(f"no room for the curve 'n{2 * MAX_NAMES}' of a")
 
 
 def test_a_long_curve_is_thinned_evenly_and_ends_with_its_newest_point() -> None:
@@ -169,6 +200,8 @@ def test_a_sync_is_seen_from_its_opening_until_its_state_is_attested() -> None:
     assert second["ready_s"] is None
     timeline.kept([e.AbandonRecord(sync=8, reason="", num_abandoned=1)], 109.0)
     assert (timeline.document()[1]["ended_s"], timeline.document()[1]["commit"]) == (109.0, None)
-    for sync in range(9, 9 + 2 * SHOWN_SYNCS):
+    timeline.kept([an_open(9), e.FinishedRecord(7, "stopped")], 109.5)
+    assert (timeline.document()[2]["ended_s"], timeline.document()[2]["commit"]) == (109.5, None), "the run is over"
+    for sync in range(10, 10 + 2 * SHOWN_SYNCS):
         timeline.kept([an_open(sync), a_commit(sync)], 110.0)
     assert len(timeline.document()) == SHOWN_SYNCS

@@ -229,6 +229,49 @@ def test_so_many_earlier_models_stay_beside_the_newest_and_those_of_void_commits
     assert there() == {"model": 6, "model.commit-3": 3, "model.commit-0": 0}, "without it nothing else is touched"
 
 
+@pytest.mark.parametrize("in_the_way", ["notes", "a file", "another run"])
+def test_what_lies_where_an_earlier_model_goes_and_is_none_of_the_run_stays(
+    tmp_path: Path, used: Layout, outer: OuterState, caplog: pytest.LogCaptureFixture, in_the_way: str
+) -> None:
+    """A run that goes on from a saved model counts its commits from 0 again, and may save to the same place."""
+    folder, place = tmp_path / "model", tmp_path / "model.commit-2"
+    if in_the_way == "another run":
+        save(place, outer, used, SLOTS, INFO)
+        manifest = place / "manifest.json"
+        manifest.write_text(manifest.read_text().replace(RUN, "another"))
+    elif in_the_way == "notes":
+        place.mkdir()
+        (place / "notes").write_text("not a model")
+    else:
+        place.write_text("not a model")
+
+    def there() -> dict[str, bytes]:
+        files = [place] if place.is_file() else list(place.iterdir())
+        return {path.name: path.read_bytes() for path in files}
+
+    before = there()
+    save(folder, outer, used, SLOTS, INFO, 2)
+    apply_all(outer, payloads(outer, (3,)), 3)
+    save(folder, outer, used, SLOTS, INFO, 2)
+    assert there() == before
+    restore(folder, seeded(tmp_path / "restored", used, seed=4))
+    assert f"the model of commit 2 is not kept: {place} is no saved model of run" in caplog.text
+    assert sorted(path.name for path in tmp_path.glob("*model*")) == ["model", "model.commit-2"]
+
+
+def test_a_model_counts_where_earlier_ones_cannot_be_put_in_order(
+    tmp_path: Path, used: Layout, outer: OuterState, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(former: Path, folder: Path, num_earlier: int) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", str(folder.parent))
+
+    monkeypatch.setattr(saved_model, "retire", refuse)
+    folder = tmp_path / "model"
+    save(folder, outer, used, SLOTS, INFO, 2)
+    assert load_manifest(folder).commit == 2
+    assert f"{folder}: the model is there; earlier ones beside it are not as they should be: " in caplog.text
+
+
 def test_an_interrupted_save_leaves_the_former_one(
     tmp_path: Path, used: Layout, outer: OuterState, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -186,3 +187,36 @@ def test_a_token_counts_while_the_coordinator_says_so(tmp_path: Path) -> None:
             await until(lambda: not standing.knows_token(token_id))
 
     asyncio.run(main())
+
+
+def test_a_failure_that_nothing_was_prepared_for_leaves_nobody_deaf_to_bans(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The task is nobody's to wait for: ended, it would be missed by no one until the root is another one."""
+    monkeypatch.setattr(watching, "FIRST_WAIT_S", 0.0)
+    again = asyncio.Event()
+
+    class Broken:
+        num_dialled = 0
+
+        def open_channel(self, address: str, **options: Any) -> Any:
+            self.num_dialled += 1
+            if self.num_dialled > 2:
+                again.set()
+            raise RuntimeError(f"no thread for {address}")
+
+    async def main() -> None:
+        network: Any = Broken()
+        tls: Any = SimpleNamespace(towards=lambda kind: None)
+        listening = asyncio.create_task(watching.watch(tls, lambda: ["here"], pytest.fail, network))
+        waiting = asyncio.create_task(again.wait())
+        async with asyncio.timeout(LIMIT_S):
+            await asyncio.wait((listening, waiting), return_when=asyncio.FIRST_COMPLETED)
+        assert again.is_set(), listening
+        listening.cancel()
+        await asyncio.gather(listening, return_exceptions=True)
+
+    asyncio.run(main())
+    errors = [record for record in caplog.records if record.levelname == "ERROR"]
+    assert [record.message for record in errors] == ["it is not known who is banned: no thread for here"], "said once"
+    assert errors[0].exc_info

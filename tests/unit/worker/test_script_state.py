@@ -89,6 +89,15 @@ def test_tensors_and_plain_values_come_back_as_they_were(tmp_path: Path) -> None
     assert [type(value) for value in again.state["nested"].values()] == [tuple, list, Counter, OrderedDict]
 
 
+def test_tensors_whose_keys_read_alike_are_kept_apart(tmp_path: Path) -> None:
+    """Names of parameters have dots in them, and so does the path to what is nested."""
+    alike = {"a.b": torch.zeros(2), "a": {"b": torch.ones(2)}, 1: torch.full((2,), 2.0), "1": torch.full((2,), 3.0)}
+    Trained(tmp_path, {"mine": Keeps(alike)}).write()
+    again = Keeps({})
+    Trained(tmp_path, {"mine": again}).go_on()
+    assert [again.state["a.b"][0], again.state["a"]["b"][0], again.state[1][0], again.state["1"][0]] == [0, 1, 2, 3]
+
+
 @pytest.mark.parametrize(
     ("value", "words"),
     [
@@ -143,7 +152,7 @@ def test_shards_go_to_the_ranks_that_had_them(tmp_path: Path, capsys: pytest.Cap
     Trained(tmp_path, {"ema": ema, "count": count}).go_on()
     assert ema.state["w"].unique().tolist() == [0.0]
     assert count.state == {"n": 9}
-    assert "state[\"ema\"] begins again: 'state/ema.w' was sharded" in capsys.readouterr().err
+    assert "state[\"ema\"] begins again: 'state/0/ema.w' was sharded" in capsys.readouterr().err
 
 
 def test_a_scheduler_and_an_ema_go_on_after_a_crash(node: FakeNode, tmp_path: Path) -> None:
