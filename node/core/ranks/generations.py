@@ -56,7 +56,7 @@ class Generations:
         self.num_elsewhere = num_elsewhere
         self._step_times = StepTimes()
         self._earlier_checkpoints: CheckpointCounts = NO_CHECKPOINTS
-        self._earlier_tokens = 0
+        self._earlier_tokens = self._earlier_skipped = 0
         self._crashed_from: deque[CheckpointId] = deque(maxlen=MAX_CHECKPOINTS)
         self._lost: tuple[float, str] | None = None  # until when the exit may say more, and why
         self._seen_at = now
@@ -66,6 +66,7 @@ class Generations:
         self._lost = None
         if self._num_ranks:
             self._earlier_checkpoints, self._earlier_tokens = self.checkpoints, self.trained_tokens
+            self._earlier_skipped = self.skipped_steps
             self.group = WorkerGroup(generation, self._num_ranks, now, self._step_times, self.num_elsewhere)
 
     def end(self) -> None:
@@ -168,6 +169,12 @@ class Generations:
         """Of all generations, as far as their ranks have said."""
         ranks = () if self.group is None else self.group.ranks
         return self._earlier_tokens + tokens_once((rank.data_rank, rank.readings.trained_tokens) for rank in ranks)
+
+    @property
+    def skipped_steps(self) -> int:
+        """Of all generations; of ranks that skip together, one counts."""
+        ranks = () if self.group is None else self.group.ranks
+        return self._earlier_skipped + max((rank.readings.skipped_steps for rank in ranks), default=0)
 
     @property
     def crashed_from(self) -> tuple[CheckpointId, ...]:

@@ -1,0 +1,34 @@
+"""Training scripts that fail raw."""
+
+from __future__ import annotations
+
+from tests.mutation.mutation import Mutation
+
+LOSSES = "tests/unit/worker/test_losses.py"
+
+MUTATIONS = (
+    Mutation(
+        name="a loss that is not finite is in the mean",
+        rule="a step whose loss is not finite is left out of the mean",
+        where="node.worker.losses:Losses.take",
+        old="finite = [loss for loss in losses if math.isfinite(loss)]",
+        new="finite = losses",
+        tests=(f"{LOSSES}::test_a_step_with_a_loss_that_is_not_finite_is_left_out_counted_and_said",),
+    ),
+    Mutation(
+        name="a row of bad losses ends at a boundary",
+        rule="steps in a row count over boundaries",
+        where="node.worker.losses:Losses._judge",
+        old="        self._in_a_row = row\n",
+        new="        self._in_a_row = 0\n",
+        tests=(f"{LOSSES}::test_so_many_in_a_row_end_the_site_also_over_a_boundary",),
+    ),
+    Mutation(
+        name="parameters that a bad step reached are contributed",
+        rule="after a loss that is not finite the parameters are looked at before they are contributed",
+        where="node.worker.losses:Losses._judge",
+        old="if (name := _not_finite(held)) is not None:",
+        new="if (name := None) is not None:",
+        tests=(f"{LOSSES}::test_a_step_that_reached_the_parameters_ends_the_site_by_name",),
+    ),
+)
