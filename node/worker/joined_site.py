@@ -23,8 +23,8 @@ from atoll.node.worker.checkpoint import LocalCheckpoints
 from atoll.node.worker.connection import Connection, disconnect, ranks_here
 from atoll.node.worker.draws import LeasedBatches
 from atoll.node.worker.local_steps import WindowStart
-from atoll.node.worker.losses import DEFAULT_MAX_SKIPPED, Losses, SpoiledError
 from atoll.node.worker.logged_values import LoggedValues
+from atoll.node.worker.losses import DEFAULT_MAX_SKIPPED, Losses, SpoiledError
 from atoll.node.worker.naming import Naming
 from atoll.node.worker.optimizer_state import OptimizerState, keeps_no_state
 from atoll.node.worker.optimizers import NodeOptimizer, check, rated_groups
@@ -34,7 +34,7 @@ from atoll.node.worker.script_checks import ScriptChecks
 from atoll.node.worker.script_state import ScriptState
 from atoll.node.worker.site import DEFAULT_BUSY_LIMIT_S, AmongSites, Mark, Site, Step
 from atoll.node.worker.tensors import BufferPolicy, find_tensors
-from atoll.protocol.errors import ConfigError, NotYetError
+from atoll.protocol.errors import AtollError, ConfigError, NotYetError
 from atoll.protocol.sample_order import GLOBAL_LINE, SampleOrder
 
 PROGRESS_EVERY_S = 1.0
@@ -242,6 +242,9 @@ class JoinedSite(Site):
             self.running = False
         else:
             self._connection.tell(error)
+            if kind is not None and not issubclass(kind, AtollError):
+                # Other ranks fail by what this one's clean-up ends: the node is to know which was first.
+                sys.stderr.write(f"atoll: rank {self.rank} fails with {kind.__name__}\n")
             if error is not None and self._checkpoints is not None and self._checkpoints.is_writing:
                 traceback.print_exception(error)  # the node may take the wait for a hang, and end this rank in it
         if self._checkpoints is not None:

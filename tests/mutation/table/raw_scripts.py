@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.mutation.mutation import Mutation
 
+OUTPUT = "tests/unit/local/test_rank_output.py"
 LOSSES = "tests/unit/worker/test_losses.py"
 
 MUTATIONS = (
@@ -30,5 +31,29 @@ MUTATIONS = (
         old="if (name := _not_finite(held)) is not None:",
         new="if (name := None) is not None:",
         tests=(f"{LOSSES}::test_a_step_that_reached_the_parameters_ends_the_site_by_name",),
+    ),
+    Mutation(
+        name="the last rank that failed is taken for the first",
+        rule="of a crash the rank that failed first is shown",
+        where="node.daemon.rank_output:_first",
+        old="return min(signs)[1]",
+        new="return max(signs)[1]",
+        tests=(f"{OUTPUT}::test_the_first_that_failed_is_shown_and_the_others_are_a_line_each",),
+    ),
+    Mutation(
+        name="a handled traceback is taken for the crash",
+        rule="a traceback that many lines follow was handled",
+        where="node.daemon.rank_output:RankOutput._follow",
+        old="            self._traceback = None\n",
+        new="            pass\n",
+        tests=(f"{OUTPUT}::test_what_a_script_has_handled_is_no_crash",),
+    ),
+    Mutation(
+        name="a traceback of any length is kept",
+        rule="what is kept of a traceback has a bound",
+        where="node.daemon.rank_output:_Traceback.add",
+        old="        while self.tail_bytes > TAIL_BYTES:",
+        new="        while False:",
+        tests=(f"{OUTPUT}::test_a_traceback_has_a_bound_and_keeps_both_ends",),
     ),
 )

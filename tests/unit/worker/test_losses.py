@@ -1,4 +1,4 @@
-"""Losses that are not finite: steps of them are left out and counted; many in a row, or one in the parameters, end it."""
+"""Losses that are not finite: their steps are left out and counted. Many in a row, or one in the parameters, end it."""
 
 from __future__ import annotations
 
