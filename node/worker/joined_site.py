@@ -242,10 +242,10 @@ class JoinedSite(Site):
             self.running = False
         else:
             self._connection.tell(error)
-            if kind is not None and not issubclass(kind, AtollError):
+            if isinstance(error, Exception) and not isinstance(error, AtollError):
                 # Other ranks fail by what this one's clean-up ends: the node is to know which was first.
-                sys.stderr.write(f"atoll: rank {self.rank} fails with {kind.__name__}\n")
-            if error is not None and self._checkpoints is not None and self._checkpoints.is_writing:
+                sys.stderr.write(f"atoll: rank {self.rank} fails with {type(error).__name__}\n")
+            if isinstance(error, Exception) and self._checkpoints is not None and self._checkpoints.is_writing:
                 traceback.print_exception(error)  # the node may take the wait for a hang, and end this rank in it
         if self._checkpoints is not None:
             self._checkpoints.finish()
