@@ -120,6 +120,9 @@ class JoinedSite(Site):
             names_are_said=naming.is_said,
             tied_here=tensors.tied_here,
         )
+        if connection.is_starting:
+            connection.is_starting = False
+            self._client.busy("", 0.0)
         joined = self._client.join(offered, connection.settings.sync.num_shared_moments)
         self._told = told = joined.told
         self._shared = SharedTensors(tensors, joined, connection.settings.sync, optimizers)

@@ -48,9 +48,10 @@ HEARS: dict[type[local.Said], Callable[[WorkerGroup, int, Any, float], Outcome]]
 class Generations:
     """`group` is the last one that was begun, if any; to be read."""
 
-    def __init__(self, num_ranks: int, now: float, num_elsewhere: int = 0) -> None:
+    def __init__(self, num_ranks: int, now: float, num_elsewhere: int = 0, start_limit_s: float = 0.0) -> None:
         """`num_ranks` of each generation; 0: nobody watches them, and what they agree on comes as events.
-        `num_elsewhere`: so many of them, the last ones, are on other hosts."""
+        `num_elsewhere`: so many of them, the last ones, are on other hosts. `start_limit_s`: see SiteIdentity."""
+        self._start_limit_s = start_limit_s
         self.group: WorkerGroup | None = None
         self._num_ranks = num_ranks
         self.num_elsewhere = num_elsewhere
@@ -128,7 +129,9 @@ class Generations:
 
     def watch(self, limits: TimeLimits) -> Watch | None:
         """The rank whose time is over first."""
-        return None if self.group is None else self.group.watch(limits.worker_floor_s, limits.worker_start_s)
+        if self.group is None:
+            return None
+        return self.group.watch(limits.worker_floor_s, self._start_limit_s or limits.worker_start_s)
 
     def overdue(self, now: float, limits: TimeLimits) -> str:
         """Why they count as crashed now; empty while they do not."""

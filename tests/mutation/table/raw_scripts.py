@@ -56,4 +56,30 @@ MUTATIONS = (
         new="        while False:",
         tests=(f"{OUTPUT}::test_a_traceback_has_a_bound_and_keeps_both_ends",),
     ),
+    Mutation(
+        name="a script has no time to clean up",
+        rule="when its node goes, a script's own clean-up runs",
+        where="node.worker.node_gone:end_process",
+        old="    threading.Event().wait(CLEAN_UP_S)\n",
+        new="",
+        tests=(
+            "tests/process/test_worker_processes.py::test_a_script_cleans_up_when_its_node_goes_and_ends_whatever_hangs",
+        ),
+    ),
+    Mutation(
+        name="a script of a killed node has no time to clean up",
+        rule="when its node is killed, a script's own clean-up runs",
+        where="node.daemon.child:_guard",
+        old="            ends_at_s = time.monotonic() + CLEAN_UP_S\n            continue\n",
+        new="            return int(signal.SIGKILL)\n",
+        tests=("tests/process/test_worker_processes.py::test_a_script_cleans_up_when_its_node_is_killed",),
+    ),
+    Mutation(
+        name="the node's own limit of a start is not heard",
+        rule="--start-limit-s takes the place of the run's limit",
+        where="node.core.ranks.generations:Generations.watch",
+        old="self._start_limit_s or limits",
+        new="limits",
+        tests=("tests/unit/node_core/test_generations.py",),
+    ),
 )
