@@ -82,4 +82,12 @@ MUTATIONS = (
         new="limits",
         tests=("tests/unit/node_core/test_generations.py",),
     ),
+    Mutation(
+        name="copies of ranks with other batches may begin differently",
+        rule="copies that begin differently are refused by name, and none is overwritten in silence",
+        where="node.core.ranks.replicas:check_replicas",
+        old="first_plain.setdefault(piece.name, (number, piece))",
+        new="first_plain.setdefault(f'{rank.data_rank} {piece.name}', (number, piece))",
+        tests=("tests/unit/local/test_pieces.py::test_slices_that_are_tensors_of_their_own_are_asked_about",),
+    ),
 )
