@@ -90,4 +90,40 @@ MUTATIONS = (
         new="first_plain.setdefault(f'{rank.data_rank} {piece.name}', (number, piece))",
         tests=("tests/unit/local/test_pieces.py::test_slices_that_are_tensors_of_their_own_are_asked_about",),
     ),
+    Mutation(
+        name="the length of a run in tokens jumps with each commit",
+        rule="the estimate of a run's length is held until it is off by a tenth",
+        where="node.worker.run_length:RunLength.in_steps",
+        old="if num_tokens != self._of_tokens or abs(found - self._steps) > SLACK * self._steps:",
+        new="if True:",
+        tests=("tests/unit/worker/test_worker_site.py::test_run_length_in_tokens_is_estimated",),
+    ),
+    Mutation(
+        name="the part of a run that is done falls",
+        rule="the part of the run that is done does not fall",
+        where="node.worker.run_length:RunLength.share",
+        old="max(self._share, min(1.0, done / length))",
+        new="min(1.0, done / length)",
+        tests=("tests/unit/worker/test_worker_site.py::test_run_length_in_tokens_is_estimated",),
+    ),
+    Mutation(
+        name="a constant buffer may change",
+        rule="a constant buffer that changes is refused by name",
+        where="node.worker.frozen:FrozenTensors.check",
+        old="                if held.parameter is None:\n",
+        new="                if held.parameter is None:\n                    continue\n",
+        tests=(
+            "tests/unit/worker/test_scripts.py::test_a_constant_buffer_travels_once_and_a_change_of_it_is_refused_by_name",
+        ),
+    ),
+    Mutation(
+        name="a lazy module fails raw",
+        rule="parameters without a shape are refused by name",
+        where="node.worker.tensor_kinds:check_kind",
+        old="    if is_lazy(tensor):",
+        new="    if False:",
+        tests=(
+            "tests/unit/worker/test_scripts.py::test_a_lazy_module_is_refused_by_name_until_a_batch_went_through_it",
+        ),
+    ),
 )

@@ -75,8 +75,10 @@ def test_a_sync_from_seed_to_end(node: FakeNode) -> None:
     steps: list[Step] = []
     with atoll.join(net, optimizer, data_fingerprint=b"f" * 32, data_rank=3) as site:
         assert (site.site_id, site.seed, site.rank, site.world, site.run_length) == (7, 99, 0, 1, 100)
+        assert site.run_share == 0.0
         while site.running:
             steps.append(site.step(tokens=10, loss=train(net, optimizer)))
+        assert site.run_share == 0.04
     assert steps == [Step(True, False, 1), Step(True, True, 2), Step(True, False, 3), Step(False, False, 4)]
     assert net.weight.tolist() == [[3.0, 3.0]]
     assert node.said("join") == [{"fingerprint": b"f" * 32, "data_rank": 3}]
@@ -489,6 +491,18 @@ def test_run_length_in_tokens_is_estimated(
         site._steps = 0
         site.step(tokens=10)
         assert site.run_length == 50  # 60 tokens a step, as the run really went
+        assert site.run_share == 60 / 3000
+        site._tokens += 10  # a step after the commit, of three sites like this one
+        assert site.run_share == (60 + 10 * num_data_ranks * 3) / 3000
+        site._base_run_tokens, site._base_run_step = 63, 1
+        site._base = site._base._replace(tokens=site._tokens)
+        assert site.run_length == 50, "a site was slower: so little of a change is none for a schedule"
+        assert site.run_share == (60 + 10 * num_data_ranks * 3) / 3000, "it does not fall"
+        site._base_run_tokens = 120
+        assert site.run_length == 25
+        assert site.run_share == max(120, 60 + 10 * num_data_ranks * 3) / 3000
+        site._run_length = 6000  # by an operator
+        assert site.run_length == 50
 
 
 # --- the learning-rate ramp
