@@ -162,7 +162,7 @@ class JoinedSite(Site):
         if not self.running:
             return Step(False, False, self.inner_step)
         self._check_gradients()
-        if not self._checks.is_step():
+        if not self._checks.is_step(loss):
             return self._go_on_without_a_step()
         self._count(tokens)
         if loss is not None:

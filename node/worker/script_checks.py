@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 
 import torch
+from torch import Tensor
 
 from atoll.node.worker.constant_buffers import ConstantBuffers
 from atoll.node.worker.losses import DEFAULT_MAX_SKIPPED
@@ -38,9 +39,9 @@ class ScriptChecks:
         """Calls of `site.step` that stand for no step."""
         return self._steps.num_idle if self._steps is not None else 0
 
-    def is_step(self) -> bool:
+    def is_step(self, loss: Tensor | float | None = None) -> bool:
         """At each call of `site.step`. Raises ConfigError, see `StepCount` and `TakenBack`."""
-        if self._steps is not None and not self._steps.is_step():
+        if self._steps is not None and not self._steps.is_step(loss):
             return False
         if self._taken_back is not None:
             self._taken_back.stepped()

@@ -3,6 +3,7 @@ GradScaler left out, a call stands for no step, and its tokens have no weight in
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Sequence
 
@@ -12,7 +13,7 @@ from torch import Tensor
 from atoll.node.worker.local_steps import local_of
 from atoll.node.worker.losses import DEFAULT_MAX_SKIPPED
 from atoll.node.worker.optimizer_copies import sample_places
-from atoll.protocol.errors import ConfigError
+from atoll.protocol.errors import ConfigError, NonFiniteError
 
 MAX_IDLE = 32
 """Calls without a step; more are an error where they are a third of all."""
@@ -32,9 +33,9 @@ class StepCount:
         self._max_in_a_row = max_in_a_row
         self._at_idle: list[Tensor] = []  # values at the last call, if that was without a step
 
-    def is_step(self) -> bool:
+    def is_step(self, loss: Tensor | float | None = None) -> bool:
         """At each call of `site.step`: whether it stands for a step. Raises ConfigError where calls without one go
-        on."""
+        on, NonFiniteError if the loss tells why."""
         self._num_calls += 1
         if self._is_believed or self._stepped or not (self._has_stepped or self._has_gradients()):
             self._stepped, self._at_idle, self._in_a_row = False, [], 0
@@ -49,7 +50,8 @@ class StepCount:
         self._in_a_row += 1
         goes_on = self.num_idle > MAX_IDLE and 3 * self.num_idle >= self._num_calls
         if goes_on or self._in_a_row >= self._max_in_a_row:
-            raise ConfigError(
+            is_finite = loss is None or math.isfinite(float(loss))
+            raise (ConfigError if is_finite else NonFiniteError)(
                 f"site.step was called {self._num_calls} times, and in {self.num_idle} of them no optimizer given to "
                 "atoll.join had done a step since the call before: call site.step once after each optimizer.step(), "
                 "with the tokens of all its microbatches; where a GradScaler leaves steps out, its scale does not "

@@ -86,6 +86,26 @@ def test_a_step_that_reached_the_parameters_ends_the_site_by_name(node: FakeNode
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("loss", [NAN, 1.0])
+def test_so_many_steps_in_a_row_that_the_script_leaves_out_end_the_site(node: FakeNode, loss: float) -> None:
+    """A loss that is not finite is the reason then, and may be a commit's doing."""
+    net = nn.Linear(2, 1, bias=False)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    with atoll.join(net, optimizer, max_skipped=3) as site:
+        for number in range(8):
+            net.weight.grad = torch.full_like(net.weight, 0.1)
+            if number in (0, 3):
+                optimizer.step()
+            elif number == 6:
+                with pytest.raises(
+                    ConfigError if loss == 1.0 else NonFiniteError, match=r"max_skipped=3\) is the limit"
+                ):
+                    site.step(tokens=1, loss=loss)
+                return
+            site.step(tokens=1, loss=loss if number % 3 else 1.0)
+            assert site.inner_step == 20 + 1 + (number >= 3)
+
+
 def test_many_losses_of_a_window_take_little_of_a_device_and_keep_their_order() -> None:
     losses = Losses(0, 2)
     shared = torch.zeros(())
