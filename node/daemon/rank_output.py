@@ -1,7 +1,7 @@
 """What ranks print, as far as it tells why they crashed: the rank that failed first, with its whole traceback. Pure.
 
 A rank that fails takes others with it, whose errors are of lost connections. So the ranks are told apart by when their
-first sign of failure was read, and of all but the first one only the last line is shown.
+first sign of failure was written, and of all but the first one only the last line is shown.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import re
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from signal import SIGBUS, SIGFPE, SIGILL, SIGKILL, SIGSEGV
 
 NUM_LAST_LINES = 20
 HEAD_BYTES, TAIL_BYTES = 6 << 10, 18 << 10
@@ -19,8 +18,6 @@ NUM_LINES_AFTER = 100
 """A traceback that more lines follow was handled: the script went on."""
 NUM_OTHERS = 4
 OTHER_CHARACTERS = 160
-OWN_SIGNALS = frozenset(-number for number in (SIGBUS, SIGFPE, SIGILL, SIGKILL, SIGSEGV))
-"""Exit codes of a process that no other one's failure has ended."""
 
 FAILS = re.compile(r"atoll: rank \d+ fails with ")
 """What `atoll.join` prints as an error leaves its block, before the script's own clean-up."""
@@ -60,7 +57,7 @@ class _Traceback:
 
 
 class RankOutput:
-    """Of one rank. `add` each line, in the order in which lines of all ranks were read."""
+    """Of one rank. `add` each line."""
 
     def __init__(self) -> None:
         self.last_lines: deque[str] = deque(maxlen=NUM_LAST_LINES)
@@ -71,7 +68,7 @@ class RankOutput:
 
     @property
     def failed_at(self) -> int | None:
-        """Place of the first sign of failure; None without one."""
+        """When the first sign of failure was written; None without one."""
         if self._failed_at is not None:
             return self._failed_at
         return None if self._traceback is None else self._began_at
@@ -82,7 +79,7 @@ class RankOutput:
         return "" if self._traceback is None else self._traceback.error
 
     def add(self, line: str, at: int) -> None:
-        """`at`: its place among all lines of all ranks."""
+        """`at`: when it was written, in any unit that all ranks share."""
         self.last_lines.append(line)
         text = _OF_TORCH.sub("", line, count=1)
         if FAILS.match(text):
@@ -110,9 +107,9 @@ class RankOutput:
         return list(self.last_lines) if self._traceback is None else self._traceback.lines()
 
 
-def crash_lines(ranks: Mapping[str, RankOutput], ended: Sequence[tuple[str, int]]) -> tuple[str, ...]:
-    """What to show of a crash. `ended`: ranks that ended badly by themselves and their exit codes, in order; none where
-    that is not known.
+def crash_lines(ranks: Mapping[str, RankOutput], ended: Sequence[tuple[str, bool]]) -> tuple[str, ...]:
+    """What to show of a crash. `ended`: ranks that ended badly by themselves, in order, and whether by a signal that no
+    other rank's failure sends; none where that is not known.
 
     Empty where no rank printed anything.
     """
@@ -130,9 +127,9 @@ def crash_lines(ranks: Mapping[str, RankOutput], ended: Sequence[tuple[str, int]
     return (f"{name} failed first{after}", *lines)
 
 
-def _first(ranks: Mapping[str, RankOutput], ended: Sequence[tuple[str, int]]) -> str | None:
+def _first(ranks: Mapping[str, RankOutput], ended: Sequence[tuple[str, bool]]) -> str | None:
     """The rank that no other one's failure has ended, as far as that can be told."""
-    if by_signal := [name for name, code in ended if code in OWN_SIGNALS]:
+    if by_signal := [name for name, is_own in ended if is_own]:
         return by_signal[0]
     among: Iterable[str] = [name for name, _ in ended] or ranks
     signs = [(at, name) for name in among if (at := ranks[name].failed_at) is not None]

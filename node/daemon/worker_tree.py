@@ -10,8 +10,6 @@ import shutil
 import signal
 import subprocess
 import tempfile
-from collections.abc import Iterator
-from itertools import count
 from pathlib import Path
 
 from atoll.node.daemon import processes
@@ -23,6 +21,10 @@ from atoll.protocol.text import clean
 ENV_TREE = "ATOLL_TREE"
 """Marks every process that a generation of workers consists of."""
 MAX_LINE_BYTES = 8192
+OWN_SIGNALS = frozenset(
+    -number for number in (signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGKILL, signal.SIGSEGV)
+)
+"""Exit codes of a process that no other one's failure has ended."""
 AGENT, STORE = "agent", "store"  # names of pipes, beside rank-N
 AGENT_WORDS = "torchrun"
 
@@ -41,9 +43,8 @@ class WorkerTree:
         self._store: tuple[subprocess.Popen[bytes], int] | None = None
         self._store_lost: asyncio.Future[int] = asyncio.get_running_loop().create_future()  # with its exit code
         self._pipes: dict[str, _Pipe] = {}
-        self._order = count()  # of the lines of all pipes
         self._ranks: list[str] = []  # of each root; empty where an agent starts the ranks
-        self._failed: list[tuple[str, int]] = []  # ranks that ended badly by themselves, with their exit codes
+        self._failed: list[tuple[str, bool]] = []  # ranks that ended badly by themselves; see `crash_lines`
 
     @property
     def own_pids(self) -> frozenset[int]:
@@ -87,7 +88,7 @@ class WorkerTree:
     def _open_pipe(self, name: str, words: str) -> Path:
         path = self.folder / name
         os.mkfifo(path, 0o600)
-        self._pipes[words] = _Pipe(path, words, self._order)
+        self._pipes[words] = _Pipe(path, words)
         return path
 
     async def ended(self) -> tuple[int, str]:
@@ -121,7 +122,7 @@ class WorkerTree:
         """The ranks that have failed by now: what others print from here on may be that they were ended."""
         for name, (popen, _) in zip(self._ranks, self._roots, strict=False):
             if code := popen.poll():
-                self._failed.append((name, code))
+                self._failed.append((name, code in OWN_SIGNALS))
 
     def last_lines(self) -> tuple[str, ...]:
         """Why ranks failed, by what they printed; what else printed, if they printed nothing or lost their store."""
@@ -151,15 +152,18 @@ class WorkerTree:
 class _Pipe:
     """What one rank prints, line by line."""
 
-    def __init__(self, path: Path, words: str, order: Iterator[int]) -> None:
+    def __init__(self, path: Path, words: str) -> None:
         # Open for writing too, so that there is no end of file between two writers.
         self._fd = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
-        self._words, self._order = words, order
+        self._words = words
         self._rest = b""
+        self._written_ns = 0
         self.output = RankOutput()
         asyncio.get_running_loop().add_reader(self._fd, self._read)
 
     def _read(self) -> bool:
+        # The kernel's note of the last write orders ranks also where this process comes late to read.
+        self._written_ns = os.fstat(self._fd).st_mtime_ns
         try:
             data = os.read(self._fd, 1 << 16)
         except BlockingIOError:
@@ -174,7 +178,7 @@ class _Pipe:
 
     def _print(self, line: bytes) -> None:
         text = _shown(line[:MAX_LINE_BYTES])
-        self.output.add(text, next(self._order))
+        self.output.add(text, self._written_ns)
         _output.info("[%s] %s", self._words, text)
 
     def close(self) -> None:

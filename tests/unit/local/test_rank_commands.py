@@ -157,7 +157,9 @@ def test_of_ranks_that_crash_the_first_one_is_shown_with_all_of_its_traceback(tm
         "    raise ValueError('the reason\\nin two lines')\ndeep(40)"
     )
     second = (
-        f"open({str(meeting)!r}, 'rb').read()\nfor n in range(30):\n    print('line', n)\nraise OSError('peer is gone')"
+        f"import time\nopen({str(meeting)!r}, 'rb').read()\n"
+        "time.sleep(0.05)  # more than a tick of the kernel's clock of files\n"
+        "for n in range(30):\n    print('line', n)\nraise OSError('peer is gone')"
     )
 
     async def main(folder: Path) -> tuple[str, ...]:

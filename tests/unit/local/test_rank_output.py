@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from itertools import count
-from signal import SIGABRT, SIGSEGV
 
 import pytest
 
@@ -32,12 +31,12 @@ class Printed:
         for line in lines:
             self.ranks[f"rank {rank}"].add(line, next(self._places))
 
-    def shown(self, *ended: tuple[int, int]) -> list[str]:
-        return list(crash_lines(self.ranks, [(f"rank {rank}", code) for rank, code in ended]))
+    def shown(self, *ended: tuple[int, bool]) -> list[str]:
+        return list(crash_lines(self.ranks, [(f"rank {rank}", is_own) for rank, is_own in ended]))
 
 
-@pytest.mark.parametrize("ended", [(), ((0, 1), (1, 1), (2, 1))])
-def test_the_first_that_failed_is_shown_and_the_others_are_a_line_each(ended: tuple[tuple[int, int], ...]) -> None:
+@pytest.mark.parametrize("ended", [(), ((0, False), (1, False), (2, False))])
+def test_the_first_that_failed_is_shown_and_the_others_are_a_line_each(ended: tuple[tuple[int, bool], ...]) -> None:
     printed = Printed(3)
     printed(0, ["step 1"])
     printed(1, [f"[rank1]: {line}" for line in REASON])
@@ -57,17 +56,17 @@ def test_a_rank_whose_clean_up_ends_the_others_is_first() -> None:
     printed(1, ["atoll: rank 1 fails with ValueError"])
     printed(0, LOST)
     printed(1, REASON)
-    assert printed.shown((0, 1), (1, 1))[1:] == [f"[rank 1] {line}" for line in REASON]
+    assert printed.shown((0, False), (1, False))[1:] == [f"[rank 1] {line}" for line in REASON]
 
 
 def test_one_that_a_signal_ended_is_first_but_for_an_abort() -> None:
     printed = Printed(2)
     printed(0, LOST)
     printed(1, [f"step {n}" for n in range(50)])
-    shown = printed.shown((0, 1), (1, -SIGSEGV))
+    shown = printed.shown((0, False), (1, True))
     assert shown[0] == "rank 1 failed first; after it rank 0: RuntimeError: Connection closed by peer"
     assert len(shown) == 1 + NUM_LAST_LINES
-    assert printed.shown((0, 1), (1, -SIGABRT))[0] == "rank 0 failed first"
+    assert printed.shown((0, False), (1, False))[0] == "rank 0 failed first"
 
 
 def test_what_a_script_has_handled_is_no_crash() -> None:
@@ -76,7 +75,7 @@ def test_what_a_script_has_handled_is_no_crash() -> None:
     printed(1, REASON)
     assert printed.shown()[0] == "rank 1 failed first"
     printed(0, LOST)
-    assert printed.shown((0, 1))[0].startswith("rank 0 failed first; after it rank 1: ValueError")
+    assert printed.shown((0, False))[0].startswith("rank 0 failed first; after it rank 1: ValueError")
 
 
 def test_causes_are_of_the_same_traceback_and_errors_of_the_end_do_not_replace_it() -> None:
@@ -84,7 +83,7 @@ def test_causes_are_of_the_same_traceback_and_errors_of_the_end_do_not_replace_i
     chain = [*LOST, "", "The above exception was the direct cause of the following exception:", "", *REASON]
     end = ["Exception ignored in: <function f>", *LOST]
     printed(0, [*LOST, "went on", *chain, *end])
-    assert printed.shown((0, 1)) == [f"[rank 0] {line}" for line in [*chain, *end]]
+    assert printed.shown((0, False)) == [f"[rank 0] {line}" for line in [*chain, *end]]
 
 
 def test_a_traceback_has_a_bound_and_keeps_both_ends() -> None:

@@ -341,7 +341,7 @@ def test_tensors_of_a_kind_of_their_own_are_refused_by_name(sharded: bool) -> No
     class WeightWithFloat8CastTensor(TwoTensor):
         """As torchao has one within each parameter, for an all-gather in float8."""
 
-    values = WeightWithFloat8CastTensor(torch.ones(16, 8), torch.ones(16, 8))
+    values = WeightWithFloat8CastTensor(torch.ones(16, 8), torch.ones(16, 8))  # type: ignore[no-untyped-call]
     net = network()
     with fake_rank(0, 2):
         weight = DTensor.from_local(values, init_device_mesh("cpu", (2,))) if sharded else values
@@ -350,7 +350,7 @@ def test_tensors_of_a_kind_of_their_own_are_refused_by_name(sharded: bool) -> No
             ConfigError, match=r"'0\.weight' is a Weight.*enable_fsdp_float8_all_gather=True of torchao"
         ):
             find_tensors([net], [])
-    net[0].weight = nn.Parameter(TwoTensor(torch.ones(16, 8), torch.ones(16, 8)))
+    net[0].weight = nn.Parameter(TwoTensor(*(torch.ones(16, 8) for _ in range(2))))  # type: ignore[no-untyped-call]
     with pytest.raises(ConfigError, match=r"'0\.weight' is a TwoTensor, .* convert it to a plain tensor"):
         find_tensors([net], [])
 
