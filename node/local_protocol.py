@@ -105,6 +105,8 @@ class RankReadings:
     """Of its GPU, in bfloat16, by the data sheet."""
     trained_tokens: int = 0
     """Of its batches, in this generation."""
+    skipped_steps: int = 0
+    """Of this generation: left out by the script, or with a loss that is not finite."""
 
 
 NO_READINGS = RankReadings()

@@ -21,6 +21,8 @@ class SiteIdentity:
     """But for what it holds."""
     incarnation: int
     bandwidth_bytes_per_s: int = 0
+    start_limit_s: float = 0.0
+    """Of its workers, up to their first step, in place of the run's; 0: the run's."""
 
 
 @dataclass(slots=True, kw_only=True)

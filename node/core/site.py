@@ -70,7 +70,7 @@ class SiteCore:
                 held_errors=held_errors,
                 missing_hosts=tuple(range(1, num_hosts)),
             ),
-            ranks=Generations(num_ranks, now, num_ranks - num_ranks // num_hosts),
+            ranks=Generations(num_ranks, now, num_ranks - num_ranks // num_hosts, identity.start_limit_s),
             now=now,
         )
         self.site = self.ctx.site

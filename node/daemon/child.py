@@ -1,21 +1,25 @@
 """Run as a file, before each worker, store and torchrun: `python -I -S child.py [--output FOLDER] -- COMMAND ...`.
 
 Without --output it guards COMMAND: it starts it, waits, kills what COMMAND left behind, and ends as it ended. When the
-node dies, however suddenly, the guard kills COMMAND and everything that descends from it.
+node dies, however suddenly, the guard kills COMMAND and everything that descends from it, after the seconds that a
+script has for its own clean-up.
 With --output it becomes COMMAND, with the pipe of its rank in FOLDER for its output; this is how torchrun starts ranks.
 Either way COMMAND is killed with its parent, whatever it is doing. Standard library only, and little of it.
 """
 
 import ctypes
+import math
 import os
 import resource
 import signal
 import sys
+import time
 
 ENV_PARENT = "ATOLL_PARENT_PID"
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _NODE_DIED = signal.SIGUSR1
+CLEAN_UP_S = 4.0  # a second more than node/worker/node_gone.py takes
 
 
 def main(arguments: list[str]) -> None:
@@ -42,10 +46,21 @@ def main(arguments: list[str]) -> None:
 
 
 def _guard(child: int) -> int:
-    """Waits until `child` ends and returns its wait status, or until the node dies, and returns SIGKILL's."""
+    """Waits until `child` ends and returns its wait status, or until its time after the death of the node is over, and
+    returns SIGKILL's."""
+    ends_at_s = math.inf
     while True:
-        if signal.sigwait({signal.SIGCHLD, _NODE_DIED}) == _NODE_DIED:
-            return int(signal.SIGKILL)
+        left_s = ends_at_s - time.monotonic()
+        if left_s == math.inf:
+            number = signal.sigwait({signal.SIGCHLD, _NODE_DIED})
+        else:
+            found = signal.sigtimedwait({signal.SIGCHLD}, max(0.0, left_s))
+            if found is None:
+                return int(signal.SIGKILL)
+            number = signal.Signals(found.si_signo)
+        if number == _NODE_DIED:
+            ends_at_s = time.monotonic() + CLEAN_UP_S
+            continue
         while True:
             pid, status = os.waitpid(-1, os.WNOHANG)  # there is at least `child`
             if pid == child:

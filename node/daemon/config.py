@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -73,6 +74,9 @@ class NodeConfig:
     """How much less of busy cores the threads of the node's kernels get than its workers do, 0 to 19: docs/log.md."""
     command: tuple[str, ...] = ()
     """The user's script and its arguments; empty: the built-in trainer."""
+    start_limit_s: float = 0.0
+    """What the workers may take up to their first step (imports, loading, compilation), in seconds; without it, what
+    the run's time_limits say."""
     launcher: str = "python"
     """python: run the script once for each rank; exec: the same with any command; torchrun: its agent starts the ranks,
     and opens a port without a password on every address of this machine."""
@@ -168,6 +172,8 @@ def validate(config: NodeConfig) -> None:
         raise ConfigError(f"--threads or --node-threads {fewest}: must be at least 1, or 0 for the default")
     if not 0 <= config.nice <= MAX_NICE:
         raise ConfigError(f"--nice {config.nice}: 0 (as the workers) to {MAX_NICE} (only where they leave cores idle)")
+    if not 0 <= config.start_limit_s < math.inf:
+        raise ConfigError(f"--start-limit-s {config.start_limit_s:g}: give seconds, or leave it out for the run's")
     if config.launcher not in LAUNCHERS:
         raise ConfigError(f"--launcher {config.launcher}: choose one of {', '.join(LAUNCHERS)}")
     if config.launcher == "exec" and not config.command:

@@ -93,6 +93,8 @@ METRICS: tuple[Row[Look], ...] = (
     Row(COUNTER, "atoll_node_wait_seconds", "Time the workers waited for a sync.", lambda look: look.said.wait_s),
     Row(COUNTER, "atoll_node_tokens", "Tokens that the workers trained on.",
         lambda look: look.core.ranks.trained_tokens),
+    Row(COUNTER, "atoll_node_skipped_steps", "Steps that the script left out, or whose loss was not finite.",
+        lambda look: look.core.ranks.skipped_steps),
     Row(COUNTER, "atoll_node_worker_starts", "Generations of workers launched.",
         lambda look: look.core.site.workers.generation),
     Row(COUNTER, "atoll_node_worker_crashes", "Times that the workers crashed or hung.",

@@ -82,6 +82,7 @@ class Node:
             hello=hello,
             incarnation=home.incarnation,
             bandwidth_bytes_per_s=config.bandwidth_bytes_per_s or config.max_upload_bytes_per_s,
+            start_limit_s=config.start_limit_s,
         )
         held = plane.held() if plane else None
         outer: Outer | None = None

@@ -10,19 +10,23 @@ import shutil
 import signal
 import subprocess
 import tempfile
-from collections import deque
 from pathlib import Path
 
 from atoll.node.daemon import processes
 from atoll.node.daemon.rank_commands import tied
+from atoll.node.daemon.rank_output import RankOutput, crash_lines
 from atoll.node.daemon.site_log import OUTPUT_LOGGER
 from atoll.protocol.text import clean
 
 ENV_TREE = "ATOLL_TREE"
 """Marks every process that a generation of workers consists of."""
 MAX_LINE_BYTES = 8192
-NUM_LAST_LINES = 20
+OWN_SIGNALS = frozenset(
+    -number for number in (signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGKILL, signal.SIGSEGV)
+)
+"""Exit codes of a process that no other one's failure has ended."""
 AGENT, STORE = "agent", "store"  # names of pipes, beside rank-N
+AGENT_WORDS = "torchrun"
 
 _log = logging.getLogger("atoll.node")
 _output = logging.getLogger(OUTPUT_LOGGER)
@@ -39,6 +43,8 @@ class WorkerTree:
         self._store: tuple[subprocess.Popen[bytes], int] | None = None
         self._store_lost: asyncio.Future[int] = asyncio.get_running_loop().create_future()  # with its exit code
         self._pipes: dict[str, _Pipe] = {}
+        self._ranks: list[str] = []  # of each root; empty where an agent starts the ranks
+        self._failed: list[tuple[str, bool]] = []  # ranks that ended badly by themselves; see `crash_lines`
 
     @property
     def own_pids(self) -> frozenset[int]:
@@ -46,17 +52,18 @@ class WorkerTree:
         return frozenset(popen.pid for popen, _ in (*self._roots, *store))
 
     def spawn_rank(self, command: list[str], rank: int, environment: dict[str, str]) -> None:
-        self._roots.append(self._spawn(command, environment, self._open_pipe(f"rank-{rank}", f"[rank {rank}]")))
+        self._roots.append(self._spawn(command, environment, self._open_pipe(f"rank-{rank}", f"rank {rank}")))
+        self._ranks.append(f"rank {rank}")
 
     def spawn_agent(self, command: list[str], num_ranks: int, environment: dict[str, str]) -> None:
         for rank in range(num_ranks):
-            self._open_pipe(f"rank-{rank}", f"[rank {rank}]")
-        self._roots.append(self._spawn(command, environment, self._open_pipe(AGENT, "[torchrun]")))
+            self._open_pipe(f"rank-{rank}", f"rank {rank}")
+        self._roots.append(self._spawn(command, environment, self._open_pipe(AGENT, AGENT_WORDS)))
 
     def spawn_store(self, command: list[str], fd: int, environment: dict[str, str]) -> None:
         """At most once, with the socket `fd`. If the store cannot be started, or ends before the ranks, they fail."""
         try:
-            self._store = self._spawn(command, environment, self._open_pipe(STORE, "[store]"), fd)
+            self._store = self._spawn(command, environment, self._open_pipe(STORE, "store"), fd)
         except OSError as error:
             _log.error("the store of the ranks' process groups cannot be started: %s", error)
             self._store_lost.set_result(1)
@@ -78,10 +85,10 @@ class WorkerTree:
             )
         return popen, os.pidfd_open(popen.pid)
 
-    def _open_pipe(self, name: str, prefix: str) -> Path:
+    def _open_pipe(self, name: str, words: str) -> Path:
         path = self.folder / name
         os.mkfifo(path, 0o600)
-        self._pipes[name] = _Pipe(path, prefix)
+        self._pipes[words] = _Pipe(path, words)
         return path
 
     async def ended(self) -> tuple[int, str]:
@@ -96,6 +103,7 @@ class WorkerTree:
                 waiting -= over
                 codes = [future.result() for future in over if future is not self._store_lost]
                 if failed := next((code for code in codes if code != 0), 0):
+                    self._note_failed()
                     return failed, f"the workers {_how(failed, 'were')}"
                 if self._store_lost in over and waiting:
                     code = self._store_lost.result() or 1
@@ -110,11 +118,23 @@ class WorkerTree:
         asyncio.get_running_loop().remove_reader(fd)
         self._store_lost.set_result(popen.wait())  # at once: it has ended
 
+    def _note_failed(self) -> None:
+        """The ranks that have failed by now: what others print from here on may be that they were ended."""
+        for name, (popen, _) in zip(self._ranks, self._roots, strict=False):
+            if code := popen.poll():
+                self._failed.append((name, code in OWN_SIGNALS))
+
     def last_lines(self) -> tuple[str, ...]:
-        """The last that ranks printed; what else printed, if they printed nothing or lost their store."""
-        ranks = [line for name, pipe in self._pipes.items() if name.startswith("rank-") for line in pipe.last_lines]
-        others = [line for name, pipe in self._pipes.items() if name in (AGENT, STORE) for line in pipe.last_lines]
-        return tuple(others + ranks if self._store_lost.done() else ranks or others)
+        """Why ranks failed, by what they printed; what else printed, if they printed nothing or lost their store."""
+        ranks = {words: pipe.output for words, pipe in self._pipes.items() if words not in (AGENT_WORDS, STORE)}
+        others = tuple(
+            f"[{words}] {line}"
+            for words, pipe in self._pipes.items()
+            if words in (AGENT_WORDS, STORE)
+            for line in pipe.output.last_lines
+        )
+        of_ranks = crash_lines(ranks, self._failed)
+        return others + of_ranks if self._store_lost.done() else of_ranks or others
 
     def close(self) -> None:
         """After the last process is gone: reads what is left in the pipes, and removes them."""
@@ -132,15 +152,18 @@ class WorkerTree:
 class _Pipe:
     """What one rank prints, line by line."""
 
-    def __init__(self, path: Path, prefix: str) -> None:
+    def __init__(self, path: Path, words: str) -> None:
         # Open for writing too, so that there is no end of file between two writers.
         self._fd = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
-        self._prefix = prefix
+        self._words = words
         self._rest = b""
-        self.last_lines: deque[str] = deque(maxlen=NUM_LAST_LINES)
+        self._written_ns = 0
+        self.output = RankOutput()
         asyncio.get_running_loop().add_reader(self._fd, self._read)
 
     def _read(self) -> bool:
+        # The kernel's note of the last write orders ranks also where this process comes late to read.
+        self._written_ns = os.fstat(self._fd).st_mtime_ns
         try:
             data = os.read(self._fd, 1 << 16)
         except BlockingIOError:
@@ -154,9 +177,9 @@ class _Pipe:
         return True
 
     def _print(self, line: bytes) -> None:
-        text = f"{self._prefix} {_shown(line[:MAX_LINE_BYTES])}"
-        self.last_lines.append(text)
-        _output.info("%s", text)
+        text = _shown(line[:MAX_LINE_BYTES])
+        self.output.add(text, self._written_ns)
+        _output.info("[%s] %s", self._words, text)
 
     def close(self) -> None:
         while self._read():

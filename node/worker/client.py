@@ -1,6 +1,7 @@
 """A worker's connection to its node: blocking calls, and one thread that reads. No torch, no numpy.
 
-The thread also ends this process when the node's socket closes unexpectedly, so that no worker outlives its node.
+The thread also ends this process when the node's socket closes unexpectedly, so that no worker outlives its node:
+`node_gone.py`.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ import mmap
 import os
 import queue
 import socket
-import sys
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -26,14 +26,13 @@ from atoll.node.local_protocol import (
     LocalLayout,
     RankReadings,
 )
+from atoll.node.worker.node_gone import NodeGone, end_process, prepare
 from atoll.protocol import PROTOCOL_VERSION, wire
 from atoll.protocol.errors import InvalidMessage, RefusedError, StaleError, WorkerError
 from atoll.protocol.layout import Layout, Manifest
 from atoll.protocol.messages import DataRange, Logged, LoggedValue
 from atoll.protocol.v1 import local_pb2
 
-EXIT_NODE_GONE = 17
-"""Exit code of a worker whose node went away."""
 REFUSED_GRACE_S = 10.0
 """A worker that was refused has this long to end by itself."""
 
@@ -75,6 +74,7 @@ class LocalClient:
         self._drawn: _Responses = queue.SimpleQueue()
         self._closing = threading.Event()
         self._read_ended = threading.Event()
+        self._is_gone = False  # the node; this process ends
         self._refused: RefusedError | None = None
         self._reader = threading.Thread(target=self._read_all, name="atoll-node-socket", daemon=True)
         self._reader.start()
@@ -99,6 +99,7 @@ class LocalClient:
         path = environ.get(local.ENV_SOCKET)
         if not path:
             return None
+        prepare()
         return cls.connect(path, int(environ[local.ENV_GENERATION]), int(environ.get("RANK", "0")))
 
     # --- calls that wait for the node
@@ -199,7 +200,7 @@ class LocalClient:
             self._socket.shutdown(socket.SHUT_RDWR)  # wakes the reader
         except OSError:
             pass  # the node closed first
-        if threading.current_thread() is not self._reader:
+        if threading.current_thread() is not self._reader and not self._is_gone:
             self._reader.join()
         self._socket.close()
 
@@ -215,11 +216,15 @@ class LocalClient:
         except OSError as error:
             # The reader sees the same end, and ends this process unless the node's last word was a refusal.
             self._read_ended.wait()
+            if self._is_gone:
+                raise NodeGone from None
             raise self._refused or WorkerError(f"rank {self.rank}: the node went away ({error})") from None
 
     def _receive(self, expected: str) -> tuple[local_pb2.LocalResponse, list[int]]:
         item = (self._drawn if expected == "drawn" else self._responses).get()
         if item is None:
+            if self._is_gone:
+                raise NodeGone
             raise self._refused or WorkerError(f"rank {self.rank}: the connection to the node is closed")
         response = item[0]
         got = response.WhichOneof("body")
@@ -252,12 +257,9 @@ class LocalClient:
             self._closing.wait(REFUSED_GRACE_S)
             reason = f"refused this rank: {self._refused}"
         if not self._closing.is_set():
+            self._is_gone = True
             line = f"atoll: rank {self.rank}: the node at {self._path} {reason}; this worker ends\n"
-            try:
-                os.write(sys.__stderr__.fileno() if sys.__stderr__ else 2, line.encode())
-            except OSError:
-                pass  # the node read our output; nobody is left to read this line
-            os._exit(EXIT_NODE_GONE)  # before a caller wakes: this line is the reason, not what it would raise
+            end_process(line, self._wake_callers)
         self._wake_callers()
 
     def _wake_callers(self) -> None:

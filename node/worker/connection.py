@@ -23,6 +23,8 @@ class Connection:
     rank: int
     world: int
     told: bool = False
+    is_starting: bool = False
+    """It has announced that it takes long before it joins."""
 
     def tell(self, error: BaseException) -> None:
         """Say to the node that this rank ends for good, if `error` means that; anything else is a crash."""

@@ -37,8 +37,8 @@ class ConstantBuffers:
             sys.stderr.write(
                 f"atoll: {len(same)} buffers that training does not change are sent at every sync, "
                 f"{num_bytes / 2**20:.0f} MiB in fp32; the largest is {largest!r}. If no site ever changes it, "
-                "register it with persistent=False, or leave it to each site: "
-                f'atoll.join(..., buffers={{"{largest}": "local"}})\n'
+                "let it travel once, with the first values: "
+                f'atoll.join(..., buffers={{"{largest}": "constant"}})\n'
             )
 
     def _state(self) -> list[tuple[int, int]]:

@@ -1,4 +1,5 @@
-"""Frozen parameters keep the values of commit 0: the other sites have those, a restart and the saved model too.
+"""Frozen parameters and constant buffers keep the values of commit 0: other sites, a restart and the saved model have
+those too.
 
 A script that changes one of its own (a teacher, a target network) would train something that nobody else has.
 """
@@ -50,6 +51,12 @@ class FrozenTensors:
         for index in dict.fromkeys(due + self._some()):
             held, publish = self._pairs[index]
             if not _same(held.local(), publish):
+                if held.parameter is None:
+                    raise ConfigError(
+                        f'the buffer {held.spec.name!r} is "constant" by buffers= of atoll.join, but the script has '
+                        "changed it since: the other sites, a restart and the saved model would keep its first "
+                        'values. Leave it out of buffers= (it is averaged then), or say "lowest" or "local"'
+                    )
                 raise ConfigError(
                     f"{held.spec.name!r} is frozen (requires_grad = False), but the script has changed it since "
                     "atoll.join: the other sites, a restart and the saved model would keep its first values. Give it a "
@@ -72,9 +79,10 @@ class FrozenTensors:
 
 def _version(held: Held) -> int:
     """Counts writes in place, but for those through `.data`."""
-    assert held.parameter is not None
-    tensor: Tensor = held.parameter._local_tensor if isinstance(held.parameter, DTensor) else held.parameter
-    return tensor._version
+    tensor = held.parameter
+    if tensor is None:
+        return held.local()._version
+    return tensor._local_tensor._version if isinstance(tensor, DTensor) else tensor._version
 
 
 def _same(local: Tensor, publish: Tensor) -> bool:

@@ -11,6 +11,7 @@ from torch import nn
 
 from atoll.node.worker.connection import connect
 from atoll.node.worker.joined_site import JoinedSite
+from atoll.node.worker.losses import DEFAULT_MAX_SKIPPED
 from atoll.node.worker.naming import Naming, SharedParts
 from atoll.node.worker.ramp import RampSteps
 from atoll.node.worker.site import Site
@@ -31,16 +32,18 @@ def join(
     tied: Mapping[str, str] | None = None,
     frozen: Literal["run", "own"] = "run",
     state: Mapping[str, Any] | None = None,
+    max_skipped: int = DEFAULT_MAX_SKIPPED,
 ) -> Site:
     """Make this process a rank of its site. Returns when the model holds the run's parameters; use it in `with`.
 
     `model`: one or several modules, or what `atoll.share` gives, which knows its data rank, names and ties.
 
-    `buffers`: patterns of buffers' names to "mean", "summed", "lowest" or "local" (by default floating-point buffers
-    are averaged, others taken from the lowest contributor). One that training adds to is "summed": it is averaged too,
-    and keeps what was added while the sites exchanged. A pattern may name frozen parameters, which a script changes by
-    hand (a teacher, a target network): without a policy they keep the run's first values. `ramp_steps`: the learning
-    hand (a teacher, a target network): without a policy they keep the run's first values. `ramp_steps`: the learning
+    `buffers`: patterns of buffers' names to "mean", "summed", "lowest", "local" or "constant" (by default
+    floating-point buffers are averaged, others taken from the lowest contributor). One that training adds to is
+    "summed": it is averaged too, and keeps what was added while the sites exchanged. A large one that nothing changes,
+    as a mask, is "constant": it travels once, with the first values, and a change of it ends the site by name. A
+    pattern may name frozen parameters, which a script changes by hand (a teacher, a target network): without a policy
+    they keep the run's first values. `ramp_steps`: the learning
     rate of a fresh optimizer rises over so many steps after joining a run that is under way, and so does that of any
     optimizer when the run has made more steps than that without this site; "beta2" is 2 / (1 - beta2), 0 turns it off,
     None takes the run's setting. `data_fingerprint`: 32 bytes, needed unless the run says data = "local"; sites with
@@ -55,6 +58,8 @@ def join(
     `state`: what goes on after a crash with the optimizers' checkpoint, as {"scheduler": scheduler, "ema": ema}:
     anything with state_dict and load_state_dict, of tensors and plain values. A scheduler that is kept keeps its
     optimizer's learning rates too.
+    `max_skipped`: the site ends after so many steps in a row that have a loss that is not finite, or that the script
+    left out. Fewer are counted and said, and training goes on while the parameters are finite.
 
     Without a node the same script trains alone, and says so. Raises ConfigError, naming the tensor or optimizer, for
     what cannot be kept in step with other sites; RefusedError if the run does not want this model or data.
@@ -91,6 +96,7 @@ def join(
             naming=naming,
             has_own_frozen=frozen == "own",
             state=state,
+            max_skipped=max_skipped,
         )
     except BaseException as error:
         connection.tell(error)

@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from atoll.node.core.events import Answer, AnswerKind, MergeMode
 from atoll.node.local_protocol import NO_CHECKPOINTS, DataSet, LocalJoin, SealedReport
@@ -25,6 +24,7 @@ from atoll.node.worker.connection import Connection, disconnect, ranks_here
 from atoll.node.worker.draws import LeasedBatches
 from atoll.node.worker.local_steps import WindowStart
 from atoll.node.worker.logged_values import LoggedValues
+from atoll.node.worker.losses import DEFAULT_MAX_SKIPPED, Losses, SpoiledError
 from atoll.node.worker.naming import Naming
 from atoll.node.worker.optimizer_state import OptimizerState, keeps_no_state
 from atoll.node.worker.optimizers import NodeOptimizer, check, rated_groups
@@ -34,7 +34,7 @@ from atoll.node.worker.script_checks import ScriptChecks
 from atoll.node.worker.script_state import ScriptState
 from atoll.node.worker.site import DEFAULT_BUSY_LIMIT_S, AmongSites, Mark, Site, Step
 from atoll.node.worker.tensors import BufferPolicy, find_tensors
-from atoll.protocol.errors import ConfigError, NonFiniteError, NotYetError
+from atoll.protocol.errors import AtollError, ConfigError, NotYetError
 from atoll.protocol.sample_order import GLOBAL_LINE, SampleOrder
 
 PROGRESS_EVERY_S = 1.0
@@ -46,20 +46,6 @@ class _Window:
 
     first_step: int
     train_s: float = 0.0
-    loss: Tensor | float = 0.0
-    """The sum, on its device."""
-    num_losses: int = 0
-
-    def add(self, loss: Tensor | float) -> None:
-        if isinstance(loss, Tensor):
-            if loss.numel() != 1 or isinstance(loss, DTensor):
-                raise ConfigError(
-                    f"site.step got a loss of {type(loss).__name__} and shape {list(loss.shape)}; "
-                    "give a plain scalar: the mean over this rank's batch"
-                )
-            loss = loss.detach().reshape(()).to(torch.float32)
-        self.loss = self.loss + loss  # a new tensor, without synchronization; no graph is kept
-        self.num_losses += 1
 
 
 class JoinedSite(Site):
@@ -78,11 +64,13 @@ class JoinedSite(Site):
         naming: Naming,
         has_own_frozen: bool,
         state: Mapping[str, Any] | None = None,
+        max_skipped: int = DEFAULT_MAX_SKIPPED,
     ) -> None:
         super().__init__()
         self._connection, self._client = connection, connection.client
         self.settings = connection.settings
         self._optimizers = optimizers
+        self._losses = Losses(self.rank, max_skipped)
         check(optimizers, connection.settings.sync, connection.settings.outer)
         self._of_node = [optimizer for optimizer in optimizers if isinstance(optimizer, NodeOptimizer)]
         self._rated = rated_groups(optimizers)
@@ -95,7 +83,7 @@ class JoinedSite(Site):
                 f"atoll: the buffer {name!r} holds values that are not finite. It must not change in training, because "
                 f'they have no mean; if it does: atoll.join(..., buffers={{"{name}": "local"}})\n'
             )
-        self._checks = ScriptChecks(tensors, optimizers)
+        self._checks = ScriptChecks(tensors, optimizers, max_skipped)
         self._checkpoints: LocalCheckpoints | None = None
         self._checkpoint_every = connection.settings.checkpoint_every
         folder = connection.greeting.checkpoint_folder
@@ -132,6 +120,9 @@ class JoinedSite(Site):
             names_are_said=naming.is_said,
             tied_here=tensors.tied_here,
         )
+        if connection.is_starting:
+            connection.is_starting = False
+            self._client.busy("", 0.0)
         joined = self._client.join(offered, connection.settings.sync.num_shared_moments)
         self._told = told = joined.told
         self._shared = SharedTensors(tensors, joined, connection.settings.sync, optimizers)
@@ -171,11 +162,11 @@ class JoinedSite(Site):
         if not self.running:
             return Step(False, False, self.inner_step)
         self._check_gradients()
-        if not self._checks.is_step():
+        if not self._checks.is_step(loss):
             return self._go_on_without_a_step()
         self._count(tokens)
         if loss is not None:
-            self._window.add(loss)
+            self._losses.add(loss, self.inner_step)
         if self._steps == 1 and self._is_restored:
             # At once: where workers crash without a step, the node lets go of the checkpoint.
             self._client.progress(1, math.nan)
@@ -254,7 +245,10 @@ class JoinedSite(Site):
             self.running = False
         else:
             self._connection.tell(error)
-            if error is not None and self._checkpoints is not None and self._checkpoints.is_writing:
+            if isinstance(error, Exception) and not isinstance(error, AtollError):
+                # Other ranks fail by what this one's clean-up ends: the node is to know which was first.
+                sys.stderr.write(f"atoll: rank {self.rank} fails with {type(error).__name__}\n")
+            if isinstance(error, Exception) and self._checkpoints is not None and self._checkpoints.is_writing:
                 traceback.print_exception(error)  # the node may take the wait for a hang, and end this rank in it
         if self._checkpoints is not None:
             self._checkpoints.finish()
@@ -291,7 +285,12 @@ class JoinedSite(Site):
         rate = (self._steps - self._reported_step) / (now_s - self._reported_at_s)
         self._logged.flush()
         checkpoints = self._checkpoints.counts if self._checkpoints is not None else NO_CHECKPOINTS
-        self._client.progress(self._steps, rate, checkpoints, readings.of_this_rank(self._tokens))
+        self._client.progress(
+            self._steps,
+            rate,
+            checkpoints,
+            readings.of_this_rank(self._tokens, self._losses.num_skipped + self._checks.num_skipped),
+        )
         self._reported_at_s, self._reported_step = now_s, self._steps
 
     # --- at a boundary
@@ -339,9 +338,9 @@ class JoinedSite(Site):
             self._tokens - self._base.tokens - sum(mark.tokens for mark in in_flight),
         )
         self._listed[answer.fragment] = listed
-        loss_sum = self._loss_sum()
+        mean_loss = self._mean_loss()
         # Of all steps: the time of the window is divided by them. A loss that is given now and then is their mean.
-        num_steps = self._steps - window.first_step if window.num_losses else 0
+        num_steps = self._steps - window.first_step if mean_loss is not None else 0
         self._checks.check(self._steps)
         if not is_seed:
             self._shared.check_frozen()
@@ -354,7 +353,7 @@ class JoinedSite(Site):
             fragment=answer.fragment,
             data_rank=self._data_rank,
             tokens=listed.tokens,
-            loss_sum=loss_sum * (num_steps / window.num_losses) if num_steps else 0.0,
+            loss_sum=(mean_loss or 0.0) * num_steps,
             num_steps=num_steps,
             train_s=window.train_s,
             hashes=self._shared.hashes() if answer.hash_shared else (),
@@ -385,6 +384,7 @@ class JoinedSite(Site):
             self._base = Mark(self._steps, self._tokens)
             self._listed.clear()
             self._window = _Window(self._steps)  # its steps, if any, are undone
+            self._losses.forget()
         elif listed is not None and answer.mode is not MergeMode.SHIFT:
             self._base = Mark(self._base.steps + listed.steps, self._base.tokens + listed.tokens)
 
@@ -411,18 +411,14 @@ class JoinedSite(Site):
         for optimizer in self._of_node:
             optimizer.at_commit(commit, start)
 
-    def _loss_sum(self) -> float:
+    def _mean_loss(self) -> float | None:
         """Of the window. Raises NonFiniteError."""
-        loss_sum = float(self._window.loss)
-        if not math.isfinite(loss_sum):
+        try:
+            return self._losses.take(self._tensors.held)
+        except SpoiledError:
             if self._checkpoints is not None:
                 self._checkpoints.discard()
-            raise NonFiniteError(
-                f"the loss on rank {self.rank} became {loss_sum} between steps "
-                f"{self.inner_step - self._window.num_losses + 1} and {self.inner_step}; "
-                "lower the learning rate, clip gradients, or look at the data of these steps"
-            )
-        return loss_sum
+            raise
 
     def _apply(self, answer: Answer) -> None:
         with self._checks.update(is_restored=answer.fresh and self._is_restored) as copies:

@@ -34,14 +34,15 @@ def peak_flops_per_s(gpu: str) -> float:
     return 0.0
 
 
-def of_this_rank(trained_tokens: int) -> RankReadings:
+def of_this_rank(trained_tokens: int, skipped_steps: int = 0) -> RankReadings:
     """The GPU is the one that is current here, where there is one."""
     if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        return RankReadings(memory_bytes=resident_bytes(), trained_tokens=trained_tokens)
+        return RankReadings(memory_bytes=resident_bytes(), trained_tokens=trained_tokens, skipped_steps=skipped_steps)
     free, total = torch.cuda.mem_get_info()
     return RankReadings(
         memory_bytes=resident_bytes(),
         trained_tokens=trained_tokens,
+        skipped_steps=skipped_steps,
         gpu_used_bytes=total - free,
         gpu_total_bytes=total,
         peak_flops_per_s=peak_flops_per_s(torch.cuda.get_device_name()),

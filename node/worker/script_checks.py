@@ -6,8 +6,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 
 import torch
+from torch import Tensor
 
 from atoll.node.worker.constant_buffers import ConstantBuffers
+from atoll.node.worker.losses import DEFAULT_MAX_SKIPPED
 from atoll.node.worker.optimizer_copies import Copies, OptimizerCopies
 from atoll.node.worker.optimizers import NodeOptimizer
 from atoll.node.worker.step_count import StepCount
@@ -19,17 +21,27 @@ from atoll.protocol.errors import ConfigError
 class ScriptChecks:
     """Of one rank. Where the nodes do the steps, its optimizers have nothing of their own to look for."""
 
-    def __init__(self, tensors: ModelTensors, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+    def __init__(
+        self,
+        tensors: ModelTensors,
+        optimizers: Sequence[torch.optim.Optimizer],
+        max_skipped: int = DEFAULT_MAX_SKIPPED,
+    ) -> None:
         self._tensors, self._optimizers = tensors, optimizers
         own = [optimizer for optimizer in optimizers if not isinstance(optimizer, NodeOptimizer)]
         self.copies = OptimizerCopies(tensors, own)
         self._taken_back = TakenBack(tensors, own) if own else None
-        self._steps = StepCount(own) if own else None
+        self._steps = StepCount(own, max_skipped) if own else None
         self._constant = ConstantBuffers(tensors.held)
 
-    def is_step(self) -> bool:
+    @property
+    def num_skipped(self) -> int:
+        """Calls of `site.step` that stand for no step."""
+        return self._steps.num_idle if self._steps is not None else 0
+
+    def is_step(self, loss: Tensor | float | None = None) -> bool:
         """At each call of `site.step`. Raises ConfigError, see `StepCount` and `TakenBack`."""
-        if self._steps is not None and not self._steps.is_step():
+        if self._steps is not None and not self._steps.is_step(loss):
             return False
         if self._taken_back is not None:
             self._taken_back.stepped()

@@ -3,7 +3,6 @@ at. This one is alone, without a node; `joined_site.py` has the one under a node
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sized
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from atoll.node.worker.connection import rank_and_world
 from atoll.node.worker.draws import LeasedBatches
 from atoll.node.worker.loader import SHARDS_AHEAD, Loader, batches_ahead, check_options, shards
 from atoll.node.worker.logged_values import LoggedValues
+from atoll.node.worker.run_length import RunLength
 from atoll.protocol.errors import ConfigError
 from atoll.protocol.messages import DataRange
 from atoll.protocol.sample_order import GLOBAL_LINE, SampleOrder
@@ -68,6 +68,7 @@ class Site:
         self._base_run_step = 0  # run_step of the commit that the local parameters are based on
         self._base_run_tokens = 0
         self._run_length = 0  # of the run, where an operator has changed it
+        self._run = RunLength()
         self._among = AmongSites(0, 1)
         self._base = Mark(0, 0)  # what this rank has trained that is in the base, or undone
         self._steps = self._tokens = 0  # of this rank, in this generation
@@ -82,14 +83,17 @@ class Site:
 
     @property
     def run_length(self) -> int | None:
-        """Inner steps from the start of the run to its end, for schedules; estimated if the run's length is in tokens.
-        It changes where an operator sets it (`atoll set`).
+        """Inner steps from the start of the run to its end, for schedules. It changes where an operator sets it
+        (`atoll set`).
 
-        None without a node.
+        Of a run whose length is in tokens it is an estimate, by the tokens of a step so far: all of the run's up to
+        the last commit, or this site's own times `run.min_sites` before the first. It is held until it is off by a
+        tenth, so a schedule that is built once from it ends early or late; before the first step it is the number of
+        tokens, an upper bound. `run_share` is exact. None without a node.
         """
         if self.settings is None:
             return None
-        length = self._run_length or self.settings.steps or self.settings.tokens
+        length = self._length
         if self.settings.steps:
             return length
         if self._base_run_step:
@@ -98,8 +102,28 @@ class Site:
             own_steps = max(1, self._steps - self._base.steps)
             own_tokens = self._tokens - self._base.tokens
             tokens_per_step = own_tokens / own_steps * self._num_data_ranks * self.settings.min_sites
-        # Before the first step nothing is known; no step has more than all steps' tokens.
-        return max(1, math.ceil(length / tokens_per_step)) if tokens_per_step else length
+        return self._run.in_steps(length, tokens_per_step)
+
+    @property
+    def run_share(self) -> float | None:
+        """The part of the run that is done, 0 to 1, in what its length is in: for schedules that fit a run in tokens
+        as well as one in steps, `LambdaLR(optimizer, lambda _: 1 - site.run_share)`.
+
+        Exact at each commit. In between, a run in tokens counts as if all `num_sites` trained as this one does. It
+        never falls while this process trains. None without a node.
+        """
+        if self.settings is None:
+            return None
+        if self.settings.steps:
+            return self._run.share(self.inner_step, self._length)
+        own_tokens = (self._tokens - self._base.tokens) * self._num_data_ranks
+        return self._run.share(self._base_run_tokens + own_tokens * self.num_sites, self._length)
+
+    @property
+    def _length(self) -> int:
+        """Of the run, in steps or tokens."""
+        assert self.settings is not None
+        return self._run_length or self.settings.steps or self.settings.tokens
 
     @property
     def num_sites(self) -> int:

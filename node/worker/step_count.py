@@ -3,6 +3,7 @@ GradScaler left out, a call stands for no step, and its tokens have no weight in
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Sequence
 
@@ -10,12 +11,12 @@ import torch
 from torch import Tensor
 
 from atoll.node.worker.local_steps import local_of
+from atoll.node.worker.losses import DEFAULT_MAX_SKIPPED
 from atoll.node.worker.optimizer_copies import sample_places
-from atoll.protocol.errors import ConfigError
+from atoll.protocol.errors import ConfigError, NonFiniteError
 
 MAX_IDLE = 32
-"""Calls without a step; more are an error where they are a third of all. A GradScaler that begins with 2**16 leaves out
-16 steps at most until its scale is 1."""
+"""Calls without a step; more are an error where they are a third of all."""
 NUM_TENSORS = 8
 """That tell whether parameters moved."""
 
@@ -24,19 +25,20 @@ class StepCount:
     """Of one rank's optimizers. Until one of them has done a step that torch tells of, a call is believed, unless
     gradients lie there unused."""
 
-    def __init__(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+    def __init__(self, optimizers: Sequence[torch.optim.Optimizer], max_in_a_row: int = DEFAULT_MAX_SKIPPED) -> None:
         self._parameters = [p for o in optimizers for group in o.param_groups for p in group["params"]]
         self._handles = [stepping(optimizer).register_step_post_hook(self._after_step) for optimizer in optimizers]
         self._stepped = self._has_stepped = self._is_believed = False
-        self._num_calls = self._num_idle = 0
+        self._num_calls = self.num_idle = self._in_a_row = 0
+        self._max_in_a_row = max_in_a_row
         self._at_idle: list[Tensor] = []  # values at the last call, if that was without a step
 
-    def is_step(self) -> bool:
+    def is_step(self, loss: Tensor | float | None = None) -> bool:
         """At each call of `site.step`: whether it stands for a step. Raises ConfigError where calls without one go
-        on."""
+        on, NonFiniteError if the loss tells why."""
         self._num_calls += 1
         if self._is_believed or self._stepped or not (self._has_stepped or self._has_gradients()):
-            self._stepped, self._at_idle = False, []
+            self._stepped, self._at_idle, self._in_a_row = False, [], 0
             return True
         before, self._at_idle = self._at_idle, self._sample()
         if before and not all(map(torch.equal, before, self._at_idle)):
@@ -44,19 +46,23 @@ class StepCount:
             self.close()
             sys.stderr.write("atoll: steps of the optimizer are not seen, so each call of site.step counts as one\n")
             return True
-        self._num_idle += 1
-        if self._num_idle > MAX_IDLE and 3 * self._num_idle >= self._num_calls:
-            raise ConfigError(
-                f"site.step was called {self._num_calls} times, and in {self._num_idle} of them no optimizer given to "
+        self.num_idle += 1
+        self._in_a_row += 1
+        goes_on = self.num_idle > MAX_IDLE and 3 * self.num_idle >= self._num_calls
+        if goes_on or self._in_a_row >= self._max_in_a_row:
+            is_finite = loss is None or math.isfinite(float(loss))
+            raise (ConfigError if is_finite else NonFiniteError)(
+                f"site.step was called {self._num_calls} times, and in {self.num_idle} of them no optimizer given to "
                 "atoll.join had done a step since the call before: call site.step once after each optimizer.step(), "
                 "with the tokens of all its microbatches; where a GradScaler leaves steps out, its scale does not "
-                "settle: look for values that are not finite"
+                "settle: look for values that are not finite (atoll.join(..., max_skipped="
+                f"{self._max_in_a_row}) is the limit for calls in a row)"
             )
-        if self._num_idle == 1:
+        if self._in_a_row == 1:
             sys.stderr.write(
                 "atoll: site.step was called without a step of the optimizer since the call before (a microbatch, or a "
-                "step that a GradScaler left out): it does not count, nor do its tokens; said once, and an error if it "
-                "goes on\n"
+                f"step that was left out): it does not count, nor do its tokens; {self.num_idle} so far, and "
+                f"{self._max_in_a_row} in a row are an error\n"
             )
         return False
 

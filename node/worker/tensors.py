@@ -20,16 +20,18 @@ from atoll.node.worker.naming import AS_SEEN, Naming
 from atoll.node.worker.optimizers import rated_groups
 from atoll.node.worker.own_frozen import OwnFrozen
 from atoll.node.worker.shared_storage import Place, check_shared_storage
+from atoll.node.worker.tensor_kinds import check_kind
 from atoll.protocol.errors import ConfigError
 from atoll.protocol.layout import MAX_GROUPS, Manifest, Role, TensorSpec, TiedName
 from atoll.protocol.strict import nearest
 
-BufferPolicy = Literal["mean", "summed", "lowest", "local"]
+BufferPolicy = Literal["mean", "summed", "lowest", "local", "constant"]
 BUFFER_ROLES: dict[str, Role] = {
     "mean": Role.BUFFER_MEAN,
     "summed": Role.BUFFER_MEAN,
     "lowest": Role.BUFFER_LOWEST,
     "local": Role.BUFFER_LOCAL,
+    "constant": Role.FROZEN,
 }
 DTYPE_NAMES = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64",
@@ -175,6 +177,8 @@ def find_tensors(
         raise ConfigError("atoll.join got no model")
     reshard(modules)
     seen = [item for module in modules for item in _walk(module, "")]
+    for item in seen:
+        check_kind(item.name, item.tensor)
     naming.check(item.name for item in seen)
     found = [replace(item, name=naming.name(item.name)) for item in seen]
     by_tensor: dict[object, list[_Found]] = {}

@@ -735,6 +735,7 @@ class RankReadings(_message.Message):
     GPU_TOTAL_BYTES_FIELD_NUMBER: _builtins.int
     PEAK_FLOPS_PER_S_FIELD_NUMBER: _builtins.int
     TRAINED_TOKENS_FIELD_NUMBER: _builtins.int
+    SKIPPED_STEPS_FIELD_NUMBER: _builtins.int
     memory_bytes: _builtins.int
     """resident, of this process"""
     gpu_used_bytes: _builtins.int
@@ -744,6 +745,8 @@ class RankReadings(_message.Message):
     """of its GPU, in bfloat16, by the data sheet"""
     trained_tokens: _builtins.int
     """of its batches, in this generation"""
+    skipped_steps: _builtins.int
+    """of this generation: left out by the script, or with a loss that is not finite"""
     def __init__(
         self,
         *,
@@ -752,10 +755,11 @@ class RankReadings(_message.Message):
         gpu_total_bytes: _builtins.int = ...,
         peak_flops_per_s: _builtins.float = ...,
         trained_tokens: _builtins.int = ...,
+        skipped_steps: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["gpu_total_bytes", b"gpu_total_bytes", "gpu_used_bytes", b"gpu_used_bytes", "memory_bytes", b"memory_bytes", "peak_flops_per_s", b"peak_flops_per_s", "trained_tokens", b"trained_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["gpu_total_bytes", b"gpu_total_bytes", "gpu_used_bytes", b"gpu_used_bytes", "memory_bytes", b"memory_bytes", "peak_flops_per_s", b"peak_flops_per_s", "skipped_steps", b"skipped_steps", "trained_tokens", b"trained_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from atoll.node.worker.optimizers import SGD, AdamW, OneBitAdam, SignSGD, ZeroOneAdam
     from atoll.node.worker.own_model import SharedModel, share
     from atoll.node.worker.site import Site, Step
+    from atoll.node.worker.starting import starting
 
 __all__ = [
     "SGD",
@@ -24,11 +25,13 @@ __all__ = [
     "__version__",
     "join",
     "share",
+    "starting",
 ]
 _MODULES = {
     "join": "join",
     "share": "own_model",
     "SharedModel": "own_model",
+    "starting": "starting",
     **dict.fromkeys(("AdamW", "OneBitAdam", "SGD", "SignSGD", "ZeroOneAdam"), "optimizers"),
 }
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 PROCESS = b"this process"
 
 
-def an_identity(*, from_saved_model: bool = False) -> SiteIdentity:
+def an_identity(*, from_saved_model: bool = False, start_limit_s: float = 0.0) -> SiteIdentity:
     """Of the site `a`, started for the first time."""
     hello = m.Hello(
         name="a",
@@ -38,7 +38,7 @@ def an_identity(*, from_saved_model: bool = False) -> SiteIdentity:
         from_saved_model=from_saved_model,
         process_id=PROCESS,
     )
-    return SiteIdentity(hello=hello, incarnation=1)
+    return SiteIdentity(hello=hello, incarnation=1, start_limit_s=start_limit_s)
 
 
 def a_core(
@@ -56,10 +56,17 @@ def a_core(
 
 
 def a_node_core(
-    settings: RunSettings, now: float, num_ranks: int = 1, *, held: Outer | None = None, num_hosts: int = 1
+    settings: RunSettings,
+    now: float,
+    num_ranks: int = 1,
+    *,
+    held: Outer | None = None,
+    num_hosts: int = 1,
+    start_limit_s: float = 0.0,
 ) -> SiteCore:
     """With ranks, which are divided among its hosts."""
-    return SiteCore(an_identity(), settings, held, now, num_ranks=num_ranks, num_hosts=num_hosts)
+    identity = an_identity(start_limit_s=start_limit_s)
+    return SiteCore(identity, settings, held, now, num_ranks=num_ranks, num_hosts=num_hosts)
 
 
 def wanted(core: SiteCore, event: Event, now: float) -> list[out.Output]:

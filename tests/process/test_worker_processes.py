@@ -39,7 +39,7 @@ from atoll.node.daemon.rank_commands import STOP_LIMIT_S, STORE_MODULE
 from atoll.node.daemon.shared_memory import SharedBuffer
 from atoll.node.daemon.site_log import OUTPUT_LOGGER
 from atoll.node.local_protocol import ENV_GENERATION, ENV_SOCKET, Greeting
-from atoll.node.worker.client import EXIT_NODE_GONE
+from atoll.node.worker.node_gone import EXIT_NODE_GONE
 from atoll.protocol.errors import ConfigError
 from atoll.protocol.layout import Layout
 from atoll.protocol.settings import RunSettings, settings_to_json
@@ -49,7 +49,8 @@ from tests.harness.ranks import Happened, ServedRanks
 
 WORKERS = Path(__file__).parent.parent / "workers"
 PLAIN = (sys.executable, str(WORKERS / "plain_worker.py"))
-NONE_LEFT_S = 5.0
+CLEANING = (sys.executable, str(WORKERS / "cleaning_worker.py"))
+NONE_LEFT_S = 60.0
 SETTINGS_JSON = settings_to_json(RunSettings(run_id="run"))
 
 # A process that has children in sessions of their own, one with an empty environment; all wait for ever. A line is one
@@ -375,6 +376,34 @@ def test_a_worker_ends_when_its_nodes_socket_closes() -> None:
     in_loop(main)
 
 
+def test_a_script_cleans_up_when_its_node_goes_and_ends_whatever_hangs(tmp_path: Path) -> None:
+    """All at once: two of them are ended after seconds, one by its client and one by the kernel."""
+    ends = {"sleeps": EXIT_NODE_GONE, "hangs": EXIT_NODE_GONE, "hangs-beside-python": -signal.SIGALRM}
+
+    async def main() -> None:
+        server = ServedRanks(lambda happened: None, unexpected)
+        await server.start()
+        server.serve(1, 1, Greeting(settings_json=SETTINGS_JSON, data_paths=()))
+        workers = {}
+        for how in ends:
+            (tmp_path / how).mkdir()
+            workers[how] = await asyncio.create_subprocess_exec(
+                *CLEANING, str(tmp_path / how), how,
+                env={**os.environ, ENV_SOCKET: server.path, ENV_GENERATION: "1"}, stdout=subprocess.PIPE,
+            )  # fmt: skip
+        for worker in workers.values():
+            assert worker.stdout is not None
+            assert (await worker.stdout.readline()).startswith(b"pid ")
+        await server.close()
+        async with asyncio.timeout(NONE_LEFT_S):
+            assert {how: await worker.wait() for how, worker in workers.items()} == ends
+        for how in ends:
+            left = {path.name for path in (tmp_path / how).iterdir()}
+            assert left == {"unwound", "begun"} | ({"ended"} if how == "sleeps" else set()), how
+
+    in_loop(main)
+
+
 @pytest.fixture(autouse=True)
 def temporary_files(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """A killed node leaves its folders; `tmp_path` is too long for the path of a socket."""
@@ -428,6 +457,11 @@ def kill_node(node: subprocess.Popen[str], below: list[int]) -> None:
 
 def test_no_process_outlives_a_killed_node_with_joined_workers() -> None:
     kill_node(*tiny_node("exec", 2, 0, *PLAIN, "--step-delay-s", "0.01"))
+
+
+def test_a_script_cleans_up_when_its_node_is_killed(tmp_path: Path) -> None:
+    kill_node(*tiny_node("exec", 1, 1, *CLEANING, str(tmp_path), "sleeps"))
+    assert (tmp_path / "ended").exists()
 
 
 def test_no_process_outlives_a_killed_node_before_joining() -> None:

@@ -48,15 +48,16 @@ HEARS: dict[type[local.Said], Callable[[WorkerGroup, int, Any, float], Outcome]]
 class Generations:
     """`group` is the last one that was begun, if any; to be read."""
 
-    def __init__(self, num_ranks: int, now: float, num_elsewhere: int = 0) -> None:
+    def __init__(self, num_ranks: int, now: float, num_elsewhere: int = 0, start_limit_s: float = 0.0) -> None:
         """`num_ranks` of each generation; 0: nobody watches them, and what they agree on comes as events.
-        `num_elsewhere`: so many of them, the last ones, are on other hosts."""
+        `num_elsewhere`: so many of them, the last ones, are on other hosts. `start_limit_s`: see SiteIdentity."""
+        self._start_limit_s = start_limit_s
         self.group: WorkerGroup | None = None
         self._num_ranks = num_ranks
         self.num_elsewhere = num_elsewhere
         self._step_times = StepTimes()
         self._earlier_checkpoints: CheckpointCounts = NO_CHECKPOINTS
-        self._earlier_tokens = 0
+        self._earlier_tokens = self._earlier_skipped = 0
         self._crashed_from: deque[CheckpointId] = deque(maxlen=MAX_CHECKPOINTS)
         self._lost: tuple[float, str] | None = None  # until when the exit may say more, and why
         self._seen_at = now
@@ -66,6 +67,7 @@ class Generations:
         self._lost = None
         if self._num_ranks:
             self._earlier_checkpoints, self._earlier_tokens = self.checkpoints, self.trained_tokens
+            self._earlier_skipped = self.skipped_steps
             self.group = WorkerGroup(generation, self._num_ranks, now, self._step_times, self.num_elsewhere)
 
     def end(self) -> None:
@@ -127,7 +129,9 @@ class Generations:
 
     def watch(self, limits: TimeLimits) -> Watch | None:
         """The rank whose time is over first."""
-        return None if self.group is None else self.group.watch(limits.worker_floor_s, limits.worker_start_s)
+        if self.group is None:
+            return None
+        return self.group.watch(limits.worker_floor_s, self._start_limit_s or limits.worker_start_s)
 
     def overdue(self, now: float, limits: TimeLimits) -> str:
         """Why they count as crashed now; empty while they do not."""
@@ -168,6 +172,12 @@ class Generations:
         """Of all generations, as far as their ranks have said."""
         ranks = () if self.group is None else self.group.ranks
         return self._earlier_tokens + tokens_once((rank.data_rank, rank.readings.trained_tokens) for rank in ranks)
+
+    @property
+    def skipped_steps(self) -> int:
+        """Of all generations; of ranks that skip together, one counts."""
+        ranks = () if self.group is None else self.group.ranks
+        return self._earlier_skipped + max((rank.readings.skipped_steps for rank in ranks), default=0)
 
     @property
     def crashed_from(self) -> tuple[CheckpointId, ...]:

@@ -16,6 +16,11 @@ FACTOR = 8
 SPREADS = 4
 """... which is the median and so many times the median distance from it."""
 
+SLOW_START = (
+    "; where loading takes longer, start the node with --start-limit-s, or call "
+    'atoll.starting("loading", limit_s=...) before it'
+)
+
 
 class StepTimes:
     """How long the steps of this site's workers take, over all generations."""
@@ -73,5 +78,7 @@ def first_to_hang(ranks: Iterable[RankStatus], times: StepTimes, floor_s: float,
             limit_s = deadline - status.moved_at
             who = f"rank {status.rank} (pid {status.pid or 'unknown'})"
             text = f"{who} has got no further for {limit_s:.0f} s ({doing}, step {status.step}{times})"
+            if status.step == 0:
+                text += SLOW_START
             first = Watch(deadline=deadline, limit_s=limit_s, doing=doing, text=text)
     return first

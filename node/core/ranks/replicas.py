@@ -24,7 +24,7 @@ def check_replicas(ranks: Sequence[LocalJoin], specs: Mapping[str, TensorSpec]) 
         )
     trained = [{s.name for s in rank.manifest.tensors if s.role is Role.TRAINABLE} for rank in ranks]
     first: dict[str, int] = {}  # of each tensor, the first rank that holds it whole
-    by_batch: dict[tuple[int, str], tuple[int, Piece]] = {}  # the same among the ranks of one batch
+    first_plain: dict[str, tuple[int, Piece]] = {}  # the same of those that do not say themselves what they are
     for number, rank in enumerate(ranks):
         for piece in rank.pieces:
             spec = specs[piece.name]
@@ -42,11 +42,17 @@ def check_replicas(ranks: Sequence[LocalJoin], specs: Mapping[str, TensorSpec]) 
                 )
             if not piece.first_values:  # a DTensor says itself what it is
                 continue
-            same, known = by_batch.setdefault((rank.data_rank, piece.name), (number, piece))
+            same, known = first_plain.setdefault(piece.name, (number, piece))
             if known.first_values != piece.first_values:
+                batch = (
+                    f"see the same batch (data rank {rank.data_rank})"
+                    if ranks[same].data_rank == rank.data_rank
+                    else "see different batches"
+                )
                 raise ConfigError(
-                    f"ranks {same} and {number} see the same batch (data rank {rank.data_rank}) and both hold all of "
-                    f"{piece.name!r} {list(spec.shape)}, with different first values: if they are slices of one "
-                    "matrix, make it a DTensor, as torch's tensor parallelism does; if they are copies, begin them "
-                    "alike (the same seed, or a broadcast) before atoll.join"
+                    f"ranks {same} and {number} {batch} and both hold all of {piece.name!r} {list(spec.shape)}, with "
+                    "different first values: if they are copies, begin them alike (the same seed, or a broadcast) "
+                    "before atoll.join; if they are slices of one matrix, make it a DTensor, as torch's tensor "
+                    "parallelism does; if they are two tensors, as two experts, give each a name of its own with "
+                    'names={"expert": "experts.0"}'
                 )

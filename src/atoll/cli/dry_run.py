@@ -64,7 +64,7 @@ def described(settings: RunSettings, config: NodeConfig) -> tuple[Manifest, str]
     """The model of what would train here, and this machine's device. Raises WorkerError, ConfigError."""
     what = " ".join(config.command) or "the built-in trainer"
     _print("", f"starting {what} to learn its model; it is ended once it calls atoll.join")
-    manifest = asyncio.run(model_of_script(config, settings, SCRIPT_LIMIT_S))
+    manifest = asyncio.run(model_of_script(config, settings, config.start_limit_s or SCRIPT_LIMIT_S))
     import torch
 
     if not torch.cuda.is_available():

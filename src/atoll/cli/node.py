@@ -73,6 +73,7 @@ FLAGS = {
     "num_threads": Flag("N", "--threads"),
     "num_node_threads": Flag("N", "--node-threads"),
     "nice": Flag("N"),
+    "start_limit_s": Flag("S"),
     "launcher": Flag("HOW"),
     "interface": Flag("NAME"),
     "max_retained_bytes": Flag("MIB", "--max-retained-mib", mebibytes),

@@ -98,6 +98,7 @@ def test_public_names() -> None:
         "__version__",
         "join",
         "share",
+        "starting",
     ]
     code = "import atoll\nfor name in atoll.__all__: getattr(atoll, name)\nprint('all there')"
     assert python(code).endswith("all there")

@@ -116,17 +116,18 @@ def test_only_what_is_trained_tells_stages_from_copies() -> None:
 
 @pytest.mark.parametrize("data_ranks", [(0, 0), (0, 1)])
 def test_slices_that_are_tensors_of_their_own_are_asked_about(data_ranks: tuple[int, int]) -> None:
-    """Copies of ranks of one batch begin alike. Those of other batches need not: commit 0 makes them one."""
+    """Copies begin alike, whatever batches their ranks see: else one of them would be overwritten without a word."""
     full = piece("w", (0,), (4,))
     entries = [
         replace(rank([spec("w", 4)], replace(full, first_values=bytes([number]))), data_rank=data_rank)
         for number, data_rank in enumerate(data_ranks)
     ]
-    if data_ranks[0] == data_ranks[1]:
-        with pytest.raises(ConfigError, match=r"ranks 0 and 1 see the same batch \(data rank 0\).*'w' \[4\].*DTensor"):
-            merge_ranks(entries)
-    else:
-        assert len(merge_ranks(entries).shared) == 1
+    batch = r"the same batch \(data rank 0\)" if data_ranks == (0, 0) else "different batches"
+    with pytest.raises(ConfigError, match=rf"ranks 0 and 1 see {batch}.*'w' \[4\].*the same seed.*DTensor.*names="):
+        merge_ranks(entries)
+    said = [replace(entry, names_are_said=True) for entry in entries]
+    with pytest.raises(ConfigError, match="with different first values"):
+        merge_ranks(said)
     one_says_nothing = [entries[0], replace(entries[1], pieces=(full,))]
     assert len(merge_ranks(one_says_nothing).shared) == 1, "a copy that is a DTensor says itself what it is"
     alike = [replace(entry, pieces=(replace(full, first_values=b"a"),)) for entry in entries]

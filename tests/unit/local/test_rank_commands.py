@@ -145,3 +145,38 @@ def test_ranks_do_not_go_on_without_their_store(rank: str, store: str, ending: t
     with tempfile.TemporaryDirectory() as folder:
         asyncio.run(main(folder))
         assert not list(Path(folder).iterdir())
+
+
+def test_of_ranks_that_crash_the_first_one_is_shown_with_all_of_its_traceback(tmp_path: Path) -> None:
+    """The other one fails by its end, and says more."""
+    meeting = tmp_path / "meeting"
+    os.mkfifo(meeting)
+    first = (
+        f"held = open({str(meeting)!r}, 'wb')\n"
+        "def deep(n):\n    if n % 2:\n        return deep(n - 1) + 1\n    elif n:\n        return deep(n - 1)\n"
+        "    raise ValueError('the reason\\nin two lines')\ndeep(40)"
+    )
+    second = (
+        f"import time\nopen({str(meeting)!r}, 'rb').read()\n"
+        "time.sleep(0.05)  # more than a tick of the kernel's clock of files\n"
+        "for n in range(30):\n    print('line', n)\nraise OSError('peer is gone')"
+    )
+
+    async def main(folder: Path) -> tuple[str, ...]:
+        tree = WorkerTree(1, folder)
+        name, _, value = tree.mark.partition("=")
+        environment = {**os.environ, name: value, ENV_PARENT: str(os.getpid())}
+        for rank, script in enumerate((second, first)):
+            tree.spawn_rank([sys.executable, "-S", "-c", script], rank, environment)
+        code, text = await tree.ended()
+        assert (code, text) == (1, "the workers ended with exit code 1")
+        await processes.end_tree(tree.mark, 60.0, tree.own_pids)
+        tree.close()
+        return tree.last_lines()
+
+    said, *lines = asyncio.run(main(tmp_path))
+    assert said.startswith("rank 1 failed first")
+    assert lines[0] == "[rank 1] Traceback (most recent call last):"
+    assert lines[-2:] == ["[rank 1] ValueError: the reason", "[rank 1] in two lines"]
+    assert len(lines) > 40
+    assert all(line.startswith("[rank 1]") for line in lines)

@@ -14,6 +14,7 @@ from atoll.node.core.ranks.pieces import site_pieces
 from atoll.node.local_protocol import (
     NO_CHECKPOINTS,
     Boundary,
+    Busy,
     CheckpointCounts,
     CheckpointId,
     LocalHello,
@@ -39,8 +40,8 @@ CHECKPOINT = CheckpointId(incarnation=1, generation=1, step=7)
 class Node:
     """A core with one rank, which asks at its first boundary when it is told to."""
 
-    def __init__(self) -> None:
-        self.core, self.now = a_node_core(SETTINGS, 100.0), 100.0
+    def __init__(self, start_limit_s: float = 0.0) -> None:
+        self.core, self.now = a_node_core(SETTINGS, 100.0, start_limit_s=start_limit_s), 100.0
         self(e.SessionOpened())
         self(e.Received(1, m.Welcome(settings_json=settings_to_json(SETTINGS))))
 
@@ -116,6 +117,28 @@ def test_a_rank_that_hangs_is_a_crash_and_says_how_far_it_came() -> None:
     assert crash.num_steps == 3
     assert "rank 0 (pid 5) has got no further for" in crash.text
     assert node.now == 101.0 + node.core.limits.worker_floor_s
+
+
+@pytest.mark.parametrize("start_limit_s", [0.0, 4000.0])
+def test_a_slow_start_has_the_limit_of_the_node_or_what_the_script_announces(start_limit_s: float) -> None:
+    node = Node(start_limit_s)
+    limit_s = start_limit_s or node.core.limits.worker_start_s
+    (crash,) = node.wait(10_000.0)
+    assert isinstance(crash, out.DescribeCrash)
+    assert node.now == 100.0 + limit_s
+    assert "start the node with --start-limit-s, or call atoll.starting(" in crash.text
+
+    node = Node(start_limit_s)
+    assert not node.says(LocalHello(world_size=1, pid=5, protocol_version=PROTOCOL_VERSION))
+    assert not node.says(Busy(what="loading", limit_s=9000.0))
+    watch = node.core.ranks.watch(node.core.limits)
+    assert watch is not None
+    assert (watch.doing, watch.limit_s) == ("busy: loading", 9000.0), "as the status shows it"
+    assert not node.wait(9099.0)
+    node.now = 9000.0
+    assert not node.says(Busy(what="", limit_s=0.0))
+    (crash,) = node.wait(100_000.0)
+    assert node.now == 9000.0 + limit_s, "what comes after it has the usual limit"
 
 
 def test_a_node_that_stood_still_blames_no_rank_for_it() -> None:

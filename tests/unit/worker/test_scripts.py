@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.testing._internal.two_tensor import TwoTensor
 
 import atoll
 from atoll.node.core.events import Answer, MergeMode
@@ -169,7 +171,7 @@ def test_a_parameter_that_was_replaced_after_join_is_refused(node: FakeNode, how
     assert len(node.said("sealed")) == 1
 
 
-def test_calls_without_a_step_count_nothing_and_are_said_once(
+def test_calls_without_a_step_count_nothing_and_each_row_of_them_is_said(
     node: FakeNode, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """As where a GradScaler leaves a step out: neither the step nor its tokens are in what the sites average, nor is
@@ -191,7 +193,9 @@ def test_calls_without_a_step_count_nothing_and_are_said_once(
     assert [step.inner_step for step in steps] == [0, 1, 1, 1, 2, 3]
     (_, sealed) = node.said("sealed")
     assert (sealed["tokens"], sealed["num_steps"]) == (30, 3)
-    assert capsys.readouterr().err.count("site.step was called without a step of the optimizer") == 1
+    said = capsys.readouterr().err
+    assert said.count("site.step was called without a step of the optimizer") == 2, "of the rows 0 and 2, 3"
+    assert "it does not count, nor do its tokens; 2 so far, and 32 in a row are an error" in said
 
 
 def test_a_call_at_each_microbatch_is_an_error(node: FakeNode) -> None:
@@ -302,7 +306,63 @@ def test_large_buffers_that_never_change_are_said_once(
             site.step(tokens=1)
     said = capsys.readouterr().err
     assert said.count("1 buffers that training does not change are sent at every sync, 1 MiB") == 1 - is_written
-    assert ("'mask'" in said) != is_written
+    assert ('buffers={"mask": "constant"}' in said) != is_written
+
+
+@pytest.mark.parametrize("how", ["", "write", "assign", "data"])
+def test_a_constant_buffer_travels_once_and_a_change_of_it_is_refused_by_name(node: FakeNode, how: str) -> None:
+    net = network()
+    mask = torch.full((8, 8), float("-inf"), dtype=torch.bfloat16).triu(1)
+    net.register_buffer("mask", mask.clone())
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    node.script = [*seeded(node, 1), (1, SNAPSHOT), (1, apply(REPLACE, 2, version=1)), (2, STOP)]
+    with atoll.join(net, optimizer, buffers={"mask": "constant"}) as site:
+        first = node.values(node.snapshot, "mask", "uint16").copy()
+        assert first.tobytes() == mask.view(torch.uint16).numpy().tobytes(), "its own bytes, with the first values"
+        node.snapshot[:] = bytes(len(node.snapshot))
+        if how == "assign":
+            net.mask = mask + 1.0
+        elif how == "data":
+            net.get_buffer("mask").data[7, 0] = 1.0
+        elif how == "write":
+            net.get_buffer("mask")[7, 0] = 1.0
+        if how:
+            with pytest.raises(ConfigError, match=r"the buffer 'mask' is \"constant\" by buffers= of atoll\.join, but"):
+                site.step(tokens=1)
+            return
+        site.step(tokens=1)
+        assert not node.values(node.snapshot, "mask", "uint16").any(), "never again"
+        site.step(tokens=1)
+    assert len(node.said("sealed")) == 2
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+def test_tensors_of_a_kind_of_their_own_are_refused_by_name(sharded: bool) -> None:
+    class WeightWithFloat8CastTensor(TwoTensor):
+        """As torchao has one within each parameter, for an all-gather in float8."""
+
+    values = WeightWithFloat8CastTensor(torch.ones(16, 8), torch.ones(16, 8))  # type: ignore[no-untyped-call]
+    net = network()
+    with fake_rank(0, 2):
+        weight = DTensor.from_local(values, init_device_mesh("cpu", (2,))) if sharded else values
+        net[0].weight = nn.Parameter(weight)
+        with pytest.raises(
+            ConfigError, match=r"'0\.weight' is a Weight.*enable_fsdp_float8_all_gather=True of torchao"
+        ):
+            find_tensors([net], [])
+    net[0].weight = nn.Parameter(TwoTensor(*(torch.ones(16, 8) for _ in range(2))))  # type: ignore[no-untyped-call]
+    with pytest.raises(ConfigError, match=r"'0\.weight' is a TwoTensor, .* convert it to a plain tensor"):
+        find_tensors([net], [])
+
+
+def test_a_lazy_module_is_refused_by_name_until_a_batch_went_through_it() -> None:
+    net = nn.Sequential(nn.LazyLinear(4), nn.LazyBatchNorm1d())
+    with pytest.raises(
+        ConfigError, match=r"'0\.weight' has no shape yet.*run one batch through the model before atoll"
+    ):
+        find_tensors([net], [])
+    net(torch.ones(2, 3))
+    assert find_tensors([net], [torch.optim.SGD(net.parameters(), lr=0.1)]).manifest.tensors
 
 
 def test_a_wrapper_that_only_passes_on_is_seen_through(node: FakeNode) -> None:

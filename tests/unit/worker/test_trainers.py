@@ -108,6 +108,8 @@ def test_an_error_at_a_step_is_told_to_the_node(node: FakeNode) -> None:
     training = Training()
     net = nn.Linear(2, 1)
     training.begin(net, torch.optim.SGD(net.parameters(), lr=0.1))
+    with torch.no_grad():
+        net.weight.fill_(float("inf"))
     training.add(torch.ones(3, 2), torch.tensor(float("nan")))
     with pytest.raises(NonFiniteError):
         training.step()

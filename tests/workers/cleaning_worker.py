@@ -1,0 +1,46 @@
+"""A worker with a clean-up of its own, which its node leaves: `cleaning_worker.py FOLDER how`.
+
+How it waits and ends: "sleeps" in the kernel; "hangs" in its clean-up; "hangs-beside-python", where no thread of Python
+runs meanwhile. It writes FOLDER/begun and FOLDER/ended in its clean-up.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+
+from atoll.node.worker.client import LocalClient
+
+
+def main(folder: Path, how: str) -> None:
+    client = LocalClient.from_environment()
+    assert client is not None
+
+    def clean_up() -> None:
+        (folder / "begun").touch()
+        if how == "hangs":
+            threading.Event().wait()
+        elif how == "hangs-beside-python":
+            pipe, _ = os.pipe()
+            ctypes.PyDLL(None).read(pipe, ctypes.create_string_buffer(1), 1)
+        client.close()
+        (folder / "ended").touch()
+
+    atexit.register(clean_up)
+    sys.stdout.write(f"pid {os.getpid()}\n")
+    sys.stdout.flush()
+    try:
+        time.sleep(1000)
+    except Exception:  # of a script that goes on after an error
+        time.sleep(1000)
+    finally:
+        (folder / "unwound").touch()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2])
