@@ -142,7 +142,8 @@ class Model:
             dtype = options.dtype if spec.role is Role.TRAINABLE else spec.dtype
             self.pieces.append(Piece(name=spec.name, offsets=offsets, sizes=sizes, dtype=dtype))
         self.values = [self._first(spec)[part].copy() for spec, part in zip(specs, self.slices, strict=True)]
-        self.targets = [normal(spec, seed, 2)[part] for spec, part in zip(specs, self.slices, strict=True)]
+        aimed_at = [] if options.step_s else specs  # a timed step has no target
+        self.targets = [normal(spec, seed, 2)[part] for spec, part in zip(aimed_at, self.slices, strict=False)]
         for i, spec in enumerate(specs):
             if spec.role is Role.TRAINABLE:
                 self.set(i, self.values[i])
