@@ -1,4 +1,4 @@
-"""Two nodes with a model of real size on one machine: both commit, one is killed and catches up; their states are equal.
+"""Two nodes with a model of real size on one machine: both commit, one is killed and catches up to the same state.
 
 Beside it what each node had resident at the most, counted whole, in bytes a parameter: memory of its own, what it
 shares with its worker, and what is mapped of its outer file. Nothing is begun where memory or disk have no room for it.

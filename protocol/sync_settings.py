@@ -110,7 +110,7 @@ class SyncSettings:
     snapshots: int = within(0, 64, 2)
     """Snapshots of the outer state that stay on each site's disk. They are taken every so many commits as the log has,
     over snapshots + 1, so that the newest one and the log give the state back after a power cut; 0: none."""
-    fsync: bool = False
+    fsync: bool = True
     """Wait for the disk before Done and after each commit. Without it a process crash loses nothing; a power cut may
     take a site back by some commits, to its last snapshot at worst."""
 
