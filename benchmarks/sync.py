@@ -121,6 +121,7 @@ def _print_synced(args: argparse.Namespace, mbit: int | None) -> None:
         order = (False, True) if turn % 2 else (True, False)
         found = {fsync: _measure(args, mbit, fsync=fsync) for fsync in order}
         ratios.append(found[True].commit_s / found[False].commit_s)
+        print(f"turn {turn}: {found[True].commit_s:.3f} s and without {found[False].commit_s:.3f} s", flush=True)
     shown = ", ".join(f"{ratio:.2f}" for ratio in sorted(ratios))
     link = f"{mbit} Mbit/s" if mbit else "loopback"
     print(f"sync.fsync at {link}: {statistics.median(ratios):.2f} times as long, to Commit ({shown})", flush=True)
@@ -241,6 +242,8 @@ def _medians(run: LocalRun, num_syncs: int, interface_bytes: float, header_bytes
         sealed_s, committed_s, published_s, sent_bytes = [], [], [], []
         for name in NAMES:
             commits = {line["commit"]: line for line in run.journal(name, "commit")}
+            if not commits.keys() >= {commit - 1, commit}:
+                continue  # fetched as a state
             windows = [line["time_s"] for line in run.journal(name, "window")]
             of_this = [at_s for at_s in windows if commits[commit - 1]["time_s"] < at_s < commits[commit]["time_s"]]
             sent_bytes.append(commits[commit]["sent_bytes"] - commits[commit - 1]["sent_bytes"])
