@@ -110,9 +110,10 @@ class SyncSettings:
     snapshots: int = within(0, 64, 2)
     """Snapshots of the outer state that stay on each site's disk. They are taken every so many commits as the log has,
     over snapshots + 1, so that the newest one and the log give the state back after a power cut; 0: none."""
-    fsync: bool = True
+    fsync: bool = False
     """Payloads are on the disk for good before Done, and the record of a commit before it is applied. Without it a
-    process crash loses nothing; a power cut may take a site back by some commits, to its last snapshot at worst."""
+    process crash loses nothing; a power cut may take a site back by some commits, to its last snapshot at worst. A new
+    run.toml has it on; where sites exchange at every step its cost is a larger part of a sync."""
 
     @property
     def codec_up(self) -> str:

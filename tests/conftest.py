@@ -20,10 +20,6 @@ for name in ("CI", "BUILD_NUMBER"):
 # a millisecond takes a second.
 os.environ["OMP_NUM_THREADS"] = "1"
 
-# No test loses power but those of tests/harness/power_cut.py, which notes what is synced: nobody waits for a disk here.
-for name in ("fsync", "fdatasync"):
-    setattr(os, name, lambda descriptor: None)
-
 loop_guard.install()
 if not int(os.environ.get("ATOLL_FUZZ_TIMES", "0")):  # else others are wanted: tests/harness/fuzzing.py
     same_draws.install()
