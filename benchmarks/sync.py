@@ -5,6 +5,8 @@ that the link takes for the bytes that went through the interface, and with `--r
 without (contributions, payloads, and Done and Commit with the coordinator in the middle: one round trip and a half).
 Beside it what `atoll plan` says of a sync over such a link, and measured over planned.
 
+With `--synced` each row again with `sync.fsync`, in turns: what a Done costs whose payloads are on the disk.
+
 With `--hosts-per-site` each site is so many hosts, too, each with a link of its own, and a network without a limit
 between them; then how much faster that is than one host a site. With `--exchange-processes` the host of each site
 exchanges by so many processes, too, on loopback, beside one: where there are cores for all of them.
@@ -32,7 +34,7 @@ from tests.harness.local_run import PLAIN, LocalRun
 NAMES = ("a", "b", "c")
 WARM_UP_SYNCS = 2
 TRIPS = 1.5
-TRACED_TURNS = 5
+TURNS = 5
 STEP_S = 1.0
 HEADER_BYTES = 66
 """Of each frame: Ethernet, IPv4, and TCP with time stamps. Nodes count what they hand over and take, without these."""
@@ -56,6 +58,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--exchange-processes", type=int, default=1, help="beside one of each host, on loopback")
     parser.add_argument("--secured", action="store_true", help="each row again over TLS")
     parser.add_argument("--traced", action="store_true", help="on loopback, with traces and without, in turns")
+    parser.add_argument("--synced", action="store_true", help="with sync.fsync and without, in turns")
     args = parser.parse_args(argv)
     print(f"{args.parameters} parameters ({args.parameters * 4 / 2**20:.0f} MiB in fp32), {args.codec}, 3 sites")
     print(
@@ -70,6 +73,8 @@ def main(argv: list[str]) -> int:
         print(f"TLS on loopback: {secured.commit_s / alone.commit_s:.2f} times as long, to Commit")
     if args.traced:
         _print_traced(args)
+    if args.synced:
+        _print_synced(args, None)
     if (num := args.exchange_processes) > 1:
         shared = _measure(args, None, num_processes=num)
         _print_row(f"{num} processes", shared)
@@ -87,6 +92,8 @@ def main(argv: list[str]) -> int:
             secured = _measure(args, mbit, secured=True)
             _print_row("over TLS", secured, _limit_s(args, secured, mbit), _planned_s(args, mbit))
             print(f"TLS at {mbit} Mbit/s: {secured.commit_s / measured.commit_s:.2f} times as long, to Commit")
+        if args.synced:
+            _print_synced(args, mbit)
         if args.hosts_per_site > 1:
             shared = _measure(args, mbit, args.hosts_per_site)
             _print_row(f"{mbit} x {args.hosts_per_site}", shared, _limit_s(args, shared, mbit, args.hosts_per_site))
@@ -99,12 +106,25 @@ def _print_traced(args: argparse.Namespace) -> None:
     """To a collector in this process, which needs a share of the same cores."""
     ratios = []
     with collecting() as collector:
-        for _ in range(TRACED_TURNS):
+        for _ in range(TURNS):
             plain = _measure(args, None)
             traced = _measure(args, None, environment={"OTEL_EXPORTER_OTLP_ENDPOINT": collector.endpoint})
             ratios.append(traced.commit_s / plain.commit_s)
     shown = ", ".join(f"{ratio:.2f}" for ratio in sorted(ratios))
     print(f"traces: {statistics.median(ratios):.2f} times as long, to Commit ({shown}); {len(collector.spans)} spans")
+
+
+def _print_synced(args: argparse.Namespace, mbit: int | None) -> None:
+    """All sites write to one disk here. The first of a turn is another one each time."""
+    ratios = []
+    for turn in range(TURNS):
+        order = (False, True) if turn % 2 else (True, False)
+        found = {fsync: _measure(args, mbit, fsync=fsync) for fsync in order}
+        ratios.append(found[True].commit_s / found[False].commit_s)
+        print(f"turn {turn}: {found[True].commit_s:.3f} s and without {found[False].commit_s:.3f} s", flush=True)
+    shown = ", ".join(f"{ratio:.2f}" for ratio in sorted(ratios))
+    link = f"{mbit} Mbit/s" if mbit else "loopback"
+    print(f"sync.fsync at {link}: {statistics.median(ratios):.2f} times as long, to Commit ({shown})", flush=True)
 
 
 def _limit_s(args: argparse.Namespace, measured: Measured, mbit: int, num_hosts: int = 1) -> float:
@@ -146,7 +166,7 @@ def _print_row(link: str, measured: Measured, limit_s: float = 0.0, planned_s: f
     print(f"{link:>12} {times} {measured.sent_bytes / 1e6:15.2f} {through:>30} {limit}", flush=True)
 
 
-def _sync_settings(args: argparse.Namespace) -> SyncSettings:
+def _sync_settings(args: argparse.Namespace, *, fsync: bool = False) -> SyncSettings:
     return SyncSettings(
         every=1,
         codec=args.codec,
@@ -154,6 +174,7 @@ def _sync_settings(args: argparse.Namespace) -> SyncSettings:
         log_commits=2,
         snapshots=0,
         chunk_elements=args.chunk_elements,
+        fsync=fsync,
     )
 
 
@@ -164,6 +185,7 @@ def _measure(
     num_processes: int = 1,
     *,
     secured: bool = False,
+    fsync: bool = False,
     environment: dict[str, str] | None = None,
 ) -> Measured:
     num_syncs = WARM_UP_SYNCS + args.syncs
@@ -173,7 +195,7 @@ def _measure(
         min_sites=len(NAMES),
         data="local",
         time_limits="lan",
-        sync=_sync_settings(args),
+        sync=_sync_settings(args, fsync=fsync),
     )
     tensors = ",".join(f"w{part}={args.parameters // num_hosts}" for part in range(num_hosts))
     worker = [sys.executable, str(WORKER), "--tensors", tensors, "--step-delay-s", str(STEP_S), "--shard"]
@@ -220,6 +242,8 @@ def _medians(run: LocalRun, num_syncs: int, interface_bytes: float, header_bytes
         sealed_s, committed_s, published_s, sent_bytes = [], [], [], []
         for name in NAMES:
             commits = {line["commit"]: line for line in run.journal(name, "commit")}
+            if not commits.keys() >= {commit - 1, commit}:
+                continue  # fetched as a state
             windows = [line["time_s"] for line in run.journal(name, "window")]
             of_this = [at_s for at_s in windows if commits[commit - 1]["time_s"] < at_s < commits[commit]["time_s"]]
             sent_bytes.append(commits[commit]["sent_bytes"] - commits[commit - 1]["sent_bytes"])

@@ -23,6 +23,8 @@ _RENAME_EXCHANGE = 2
 _C = ctypes.CDLL(None, use_errno=True)
 _renameat2 = getattr(_C, "renameat2", None)
 _fallocate = getattr(_C, "fallocate", None)
+_sync_file_range = getattr(_C, "sync_file_range", None)
+_SYNC_FILE_RANGE_WRITE = 2
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -67,6 +69,13 @@ def write_at(descriptor: int, data: bytes | memoryview, offset: int) -> None:
     while rest:
         written = os.pwrite(descriptor, rest, offset)
         offset, rest = offset + written, rest[written:]
+
+
+def begin_to_write_back(descriptor: int, offset: int, num_bytes: int) -> None:
+    """The kernel begins to write these bytes to the disk, and a sync finds them there or on their way. A hint: where
+    the kernel or the file system takes none, the sync has them all to wait for."""
+    if _sync_file_range is not None:
+        _sync_file_range(descriptor, ctypes.c_int64(offset), ctypes.c_int64(num_bytes), _SYNC_FILE_RANGE_WRITE)
 
 
 @contextmanager

@@ -111,8 +111,9 @@ class SyncSettings:
     """Snapshots of the outer state that stay on each site's disk. They are taken every so many commits as the log has,
     over snapshots + 1, so that the newest one and the log give the state back after a power cut; 0: none."""
     fsync: bool = False
-    """Wait for the disk before Done and after each commit. Without it a process crash loses nothing; a power cut may
-    take a site back by some commits, to its last snapshot at worst."""
+    """Payloads are on the disk for good before Done, and the record of a commit before it is applied. Without it a
+    process crash loses nothing; a power cut may take a site back by some commits, to its last snapshot at worst. A new
+    run.toml has it on; where sites exchange at every step its cost is a larger part of a sync."""
 
     @property
     def codec_up(self) -> str:

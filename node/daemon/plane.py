@@ -11,6 +11,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Self
 
+from atoll.node.computing import compute
 from atoll.node.core.events import Content, Difference, Values
 from atoll.node.daemon.home import Home
 from atoll.node.daemon.shared_memory import SharedBuffer
@@ -33,7 +34,6 @@ from atoll.protocol.messages import Commit, Evidence
 from atoll.protocol.plans import weights
 from atoll.protocol.settings import RunSettings
 from atoll.protocol.spec import spec_of
-from atoll.protocol.threads import run_to_its_end
 
 log = logging.getLogger("atoll.node")
 
@@ -129,7 +129,7 @@ class DataPlane:
         async with self._changing():
             self.snapshots.void()  # one with chunks from before and after would need commits that no log here has
             try:
-                yield await run_to_its_end(self.fresh_outer)
+                yield await compute(self.fresh_outer)
             finally:
                 self.snapshots.void()
 
@@ -170,7 +170,7 @@ class DataPlane:
             return self.held()
 
         async with self._changing():
-            return await run_to_its_end(work)
+            return await compute(work)
 
     async def put_aside(self, commit: int, expected: bytes, last_commit: int) -> bytes:
         """The state at an older commit, as a snapshot beside the one that is held; its hash.
@@ -191,7 +191,7 @@ class DataPlane:
             if self._snapshot is not None:
                 await asyncio.shield(self._snapshot)
             async with self.lock:
-                return await run_to_its_end(work)
+                return await compute(work)
         finally:
             self._num_rebuilding -= 1
 
@@ -206,7 +206,7 @@ class DataPlane:
         if self._shown is not None and self._shown[0] == asked:
             return self._shown[1]
         self._shown = None
-        found = await run_to_its_end(partial(self._evidence, evidence, commit, chunk))
+        found = await compute(partial(self._evidence, evidence, commit, chunk))
         self._shown = asked, found
         return found
 
@@ -243,7 +243,7 @@ class DataPlane:
             return damaged
 
         async with self.lock:
-            return await run_to_its_end(work)
+            return await compute(work)
 
     def _apply_chunk(self, outer: OuterState, chunk: int, update: OuterUpdate) -> None:
         outer.apply(chunk, self.log.read(update.commit, chunk), update)
@@ -261,7 +261,7 @@ class DataPlane:
             return outer.state_hash()
 
         async with self.lock:
-            return await run_to_its_end(work)
+            return await compute(work)
 
     def sync_data(
         self, base_commit: int, fragment: int, error_commits: tuple[int, ...], own: range | None = None
@@ -287,7 +287,7 @@ class DataPlane:
         """What `commit`, which holds this site's contribution, leaves of it; its norm, see `ErrorFeedback.advance`."""
         assert self.errors is not None
         async with self.lock:
-            return await run_to_its_end(
+            return await compute(
                 partial(self.errors.advance, filter(data.is_own, data.chunks), commit, data.left_over, self._pool)
             )
 
@@ -322,7 +322,7 @@ class DataPlane:
 
         await self._keep_log_for_snapshot(commit)  # without the lock, which `_mend` takes
         async with self.lock:
-            return await run_to_its_end(work)
+            return await compute(work)
 
     # --- snapshots
 
@@ -346,7 +346,7 @@ class DataPlane:
         keep, done = self.settings.sync.snapshots, asyncio.get_running_loop().create_future()
         self._snapshot, self._snapshot_began = done, outer.commit or 0
         try:
-            await run_to_its_end(partial(self.snapshots.write, outer, keep, num_cleared))
+            await compute(partial(self.snapshots.write, outer, keep, num_cleared))
         except StateError as error:
             log.error("%s", error)
             await self._mend()
@@ -372,7 +372,7 @@ class DataPlane:
                 )
 
         async with self.lock:
-            await run_to_its_end(work)
+            await compute(work)
 
     async def _keep_log_for_snapshot(self, commit: Commit) -> None:
         """The log drops what is too old at each commit: never what the newest snapshot still needs."""
@@ -408,20 +408,20 @@ class DataPlane:
             self._published[content.fragment] = content
 
         async with self.lock:
-            await run_to_its_end(work)
+            await compute(work)
 
     @asynccontextmanager
     async def frozen(self, commit: int) -> AsyncIterator[FrozenState]:
         """The outer state, which is at `commit`. Commits go on meanwhile. Raises StateError if it has gone on
         already."""
         async with self.lock:
-            frozen = await run_to_its_end(self._present_outer().freeze)
+            frozen = await compute(self._present_outer().freeze)
         try:
             if frozen.commit != commit:
                 raise StateError(f"the model of commit {commit} is to be saved, the outer state is at {frozen.commit}")
             yield frozen
         finally:
-            await run_to_its_end(frozen.close)
+            await compute(frozen.close)
 
     async def save(
         self, frozen: FrozenState, folder: Path, info: Mapping[str, Any], instead: Path | None = None
@@ -440,7 +440,7 @@ class DataPlane:
     async def _write_model(self, folder: Path, frozen: FrozenState, info: Mapping[str, Any]) -> None:
         slots = self.optimizer.slots
         write = partial(saved_model.write_aside, folder, frozen, self.layout, slots, info, disk=self.home.disk)
-        await run_to_its_end(write)
+        await compute(write)
 
     def close(self) -> None:
         if self._pool is not None:

@@ -15,13 +15,15 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from atoll.protocol.digest import DIGEST_BYTES, Digest
-from atoll.protocol.disk import disk_error, open_new, sync_folder, write_at
+from atoll.protocol.disk import begin_to_write_back, disk_error, open_new, sync_folder, write_at
 from atoll.protocol.errors import DigestMismatch, InvalidMessage, StateError
 
 _MAGIC = b"ATOLLCF1"
 _HEAD = struct.Struct("<8s32sQ")  # magic, key, number of chunks
 _ENTRY = struct.Struct("<QIQ32s")  # offset, length, version, hash
 ENTRY_BYTES = _ENTRY.size
+WRITTEN_BACK_BYTES = 1 << 20
+"""Of a file that is synced in the end, so many at a time are on their way to the disk before."""
 
 
 class ChunkFile:
@@ -41,6 +43,7 @@ class ChunkFile:
         self.num_seals = 0
         self.chunks = chunks
         self._fsync = fsync
+        self._written_back = 0  # up to here, more or less: threads may still write before it
         self._head = _HEAD.pack(_MAGIC, key, len(chunks))
         self._end = _HEAD.size + _ENTRY.size * len(chunks) + DIGEST_BYTES
         self._limit = sys.maxsize  # what is put ends before it
@@ -83,6 +86,10 @@ class ChunkFile:
             self._end += len(data)
         with self._opened() as descriptor:
             write_at(descriptor, data, offset)
+            begin, end = self._written_back, offset + len(data)
+            if self._fsync and end - begin >= WRITTEN_BACK_BYTES:
+                self._written_back = end
+                begin_to_write_back(descriptor, begin, end - begin)
         with self._lock:
             if not self._is_held(chunk, hash):  # another thread may have been faster
                 self._entries[chunk] = _ENTRY.pack(offset, len(data), version, hash)

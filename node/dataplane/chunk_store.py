@@ -155,8 +155,9 @@ class ChunkStore:
 
     # --- writing
 
-    def replace(self, chunk: int, version: int, fill: Callable[[Bytes], None]) -> bytes:
-        """Lets `fill` compute a record into a spare place, then puts it in force; its hash.
+    def replace(self, chunk: int, version: int, fill: Callable[[Bytes], None], hash: bytes | None = None) -> bytes:
+        """Lets `fill` compute a record into a spare place, then puts it in force; its hash. `hash`: of what is filled
+        in, if the caller has just computed it.
 
         Nothing changes if `fill` raises. Raises StateError if no place becomes free, and none is written.
         """
@@ -177,7 +178,7 @@ class ChunkStore:
         try:
             record = self._record(chunk, place)
             fill(record)
-            entry = Entry(version, self._serials[chunk] + 1, place, chunk_hash(record.data))
+            entry = Entry(version, self._serials[chunk] + 1, place, hash or chunk_hash(record.data))
             self._index.write(chunk, entry)
             done = True
         finally:

@@ -22,6 +22,8 @@ ENTRY_BYTES = 52
 
 NODE_CONSTANT_BYTES = 150 << 20
 """Python, gRPC, numpy, compiled kernels."""
+THREAD_ARRAYS = 4
+"""Of the largest chunk in fp32, that a thread computes in as a rule (`protocol/codecs/scratch.py`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,13 +39,15 @@ class Footprint:
     the chunks are spread evenly."""
     payload_bytes: int
     """The most that all payloads of a sync have, where `min_sites` contribute."""
+    thread_bytes: int
+    """What threads compute in: as many that exchange as apply commits, and one job of the disk."""
     disk_parts: tuple[tuple[str, int], ...]
     """The most of each kind, in words, that may lie on the disk at one time."""
 
     @property
     def memory_bytes(self) -> int:
         """Of the node, without the training processes."""
-        return NODE_CONSTANT_BYTES + self.outer_bytes + self.shared_bytes + self.sync_bytes
+        return NODE_CONSTANT_BYTES + self.outer_bytes + self.shared_bytes + self.sync_bytes + self.thread_bytes
 
     @property
     def disk_bytes(self) -> int:
@@ -51,7 +55,7 @@ class Footprint:
 
 
 def footprint(layout: Layout, settings: RunSettings, num_threads: int = 1) -> Footprint:
-    """`num_threads`: that apply commits."""
+    """`num_threads`: that apply commits, and as many that exchange."""
     num_spares = spares_for(num_threads)
     num_synced = layout.num_sync_chunks
     tensors = layout.manifest.tensors
@@ -61,11 +65,13 @@ def footprint(layout: Layout, settings: RunSettings, num_threads: int = 1) -> Fo
     payload_bytes = max(sum(spec.payload_bytes(*chunk, settings.min_sites) for chunk in synced) for spec in specs)
     outer_bytes = PlaceMap(records, num_spares).file_bytes
     sync_bytes = max(sum(spec.max_bytes(*chunk) for chunk in synced) for spec in specs)
+    largest_bytes = 4 * max((chunk.num_elements for chunk in layout.chunks), default=0)
     return Footprint(
         shared_bytes=2 * layout.buffer_bytes + settings.sync.num_shared_moments * layout.moment_bytes,
         outer_bytes=outer_bytes,
         sync_bytes=sync_bytes,
         payload_bytes=payload_bytes,
+        thread_bytes=(2 * num_threads + 1) * THREAD_ARRAYS * largest_bytes,
         disk_parts=(
             ("outer state", outer_bytes + INDEX_BYTES * len(records)),
             *_errors(layout, settings, num_spares),

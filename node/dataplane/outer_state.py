@@ -246,8 +246,9 @@ class OuterState:
 
         self._replace(chunk, 0, fill)
 
-    def put(self, chunk: int, version: int, data: Encoded) -> bytes:
-        """A whole record as a donor sent it; returns its hash. Raises InvalidMessage for a wrong size or version."""
+    def put(self, chunk: int, version: int, data: Encoded, hash: bytes | None = None) -> bytes:
+        """A whole record as a donor sent it; returns its hash. `hash`: of these bytes, if the caller has computed it.
+        Raises InvalidMessage for a wrong size or version."""
         source = np.frombuffer(data, np.uint8)
         expected = record_bytes(self.layout, self.slots, chunk)
         if source.size != expected:
@@ -258,7 +259,7 @@ class OuterState:
         def fill(record: Bytes) -> None:
             record[:] = source
 
-        return self._replace(chunk, version, fill)
+        return self._replace(chunk, version, fill, hash)
 
     def apply(self, chunk: int, payload: Encoded, update: OuterUpdate) -> None:
         """The outer update of one chunk by its payload in that commit, of its fragment; nothing if it is there already.
@@ -284,8 +285,8 @@ class OuterState:
 
             self._replace(chunk, update.commit, fill)
 
-    def _replace(self, chunk: int, version: int, fill: Callable[[Bytes], None]) -> bytes:
-        found = self.store.replace(chunk, version, fill)
+    def _replace(self, chunk: int, version: int, fill: Callable[[Bytes], None], hash: bytes | None = None) -> bytes:
+        found = self.store.replace(chunk, version, fill, hash)
         self._move_away(chunk)
         return found
 

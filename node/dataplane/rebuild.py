@@ -220,7 +220,7 @@ class Rebuilder:
     def _put(self, chunk: int, file: SnapshotFile) -> bool:
         try:
             record = file.record(chunk)
-            self.outer.put(chunk, record.version, record.data)
+            self.outer.put(chunk, record.version, record.data, record.hash)
         except StateError as error:
             log.warning("%s", error)
             file.lose(chunk)

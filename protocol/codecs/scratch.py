@@ -4,10 +4,13 @@ arithmetic done in them."""
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+T = TypeVar("T")
 _local = threading.local()
 
 
@@ -23,3 +26,11 @@ def array(purpose: str, num_bytes: int) -> npt.NDArray[np.uint8]:
 def floats(purpose: str, num_elements: int) -> npt.NDArray[np.float32]:
     """The same, as fp32."""
     return array(purpose, 4 * num_elements).view(np.float32)
+
+
+def freed(work: Callable[[], T]) -> T:
+    """What `work` gives. This thread has no arrays after it: for a thread that seldom computes."""
+    try:
+        return work()
+    finally:
+        _local.__dict__.pop("arrays", None)

@@ -18,6 +18,7 @@ import argparse
 import json
 import os
 import sys
+import tempfile
 import threading
 import time
 import zlib
@@ -71,6 +72,7 @@ def arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--fetched-ahead", type=int, default=0, help="batches that are drawn before they are needed")
     parser.add_argument("--step-delay-s", type=float, default=0.0)
     parser.add_argument("--step-s", type=float, default=0.0, help="a step lasts exactly so long, and is traced")
+    parser.add_argument("--mapped", action="store_true", help="values lie in a file: as on a GPU, not in this memory")
     parser.add_argument("--grow", type=float, default=1.0, help="what was trained since the base counts so many times")
     parser.add_argument("--start-delay-s", type=float, default=0.0, help="before joining")
     parser.add_argument("--trace", help="append JSON lines to this file; {rank} is replaced")
@@ -116,6 +118,13 @@ def round_to_bf16(values: Array) -> Array:
     return rounded.view(np.float32).reshape(values.shape)
 
 
+def mapped(values: Array) -> Array:
+    """A copy in a file of no name, which the kernel can write back."""
+    with tempfile.TemporaryFile() as file:
+        values.tofile(file)
+        return np.memmap(file, values.dtype, "r+", shape=values.shape)
+
+
 def normal(spec: Spec, *seed: int) -> Array:
     generator = np.random.default_rng([*seed, zlib.crc32(spec.name.encode())])
     return np.asarray(generator.standard_normal(spec.shape), np.float32)
@@ -141,8 +150,10 @@ class Model:
             self.slices.append((slice(first, last), ...) if spec.shape else (...,))
             dtype = options.dtype if spec.role is Role.TRAINABLE else spec.dtype
             self.pieces.append(Piece(name=spec.name, offsets=offsets, sizes=sizes, dtype=dtype))
-        self.values = [self._first(spec)[part].copy() for spec, part in zip(specs, self.slices, strict=True)]
-        self.targets = [normal(spec, seed, 2)[part] for spec, part in zip(specs, self.slices, strict=True)]
+        place = mapped if options.mapped else np.ndarray.copy
+        self.values = [place(self._first(spec)[part]) for spec, part in zip(specs, self.slices, strict=True)]
+        aimed_at = [] if options.step_s else specs  # a timed step has no target
+        self.targets = [normal(spec, seed, 2)[part] for spec, part in zip(aimed_at, self.slices, strict=False)]
         for i, spec in enumerate(specs):
             if spec.role is Role.TRAINABLE:
                 self.set(i, self.values[i])

@@ -174,7 +174,7 @@ class Fetch:
         value = await self._in_pool(lambda: chunk_hash(received.data))
         if not self._index.is_valid(chunk, fragment, version, value):
             raise DigestMismatch(f"{client.where}: chunk {chunk} does not have the hash attested at commit {version}")
-        await self._in_pool(lambda: self.outer.put(chunk, version, received.data))
+        await self._in_pool(lambda: self.outer.put(chunk, version, received.data, value))
         self._trusted.add(chunk)
         self._num_fetched += 1
         self.donors.moved(len(received.data))

@@ -113,7 +113,7 @@ def memory_lines(settings: RunSettings, manifest: Manifest, num_threads: int) ->
             "memory",
             f"{byte_count(needs.memory_bytes)} for the node: {byte_count(needs.shared_bytes)} shared with the workers, "
             f"{byte_count(needs.outer_bytes)} outer state (mapped), {byte_count(needs.sync_bytes)} held as a reducer, "
-            f"{byte_count(NODE_CONSTANT_BYTES)} of its own",
+            f"{byte_count(needs.thread_bytes)} that threads compute in, {byte_count(NODE_CONSTANT_BYTES)} of its own",
         ),
         (
             "disk",

@@ -85,7 +85,8 @@ def _node(plan: RunPlan) -> list[str]:
     return [
         f"the node of a site, with {plan.node_of}:",
         f"  memory   {byte_count(needs.memory_bytes)}: {byte_count(needs.shared_bytes)} shared with the workers, "
-        f"{byte_count(needs.outer_bytes)} outer state (mapped), {byte_count(needs.sync_bytes)} held as a reducer",
+        f"{byte_count(needs.outer_bytes)} outer state (mapped), {byte_count(needs.sync_bytes)} held as a reducer, "
+        f"{byte_count(needs.thread_bytes)} that threads compute in",
         f"           and {byte_count(plan.copies_bytes)} for the ranks' copies of the inner optimizer",
         *(
             [f"           and {byte_count(plan.offloaded_bytes)} of the ranks' own, with offload=1"]

@@ -15,8 +15,8 @@ from atoll.protocol.outer_settings import AUTO
 from atoll.protocol.presets import PRESETS
 
 WIDTH = 100
-AT_FIRST: Tables = {"outer": {"optimizer": AUTO}}
-"""What a new file has in the place of a field's default."""
+AT_FIRST: Tables = {"outer": {"optimizer": AUTO}, "sync": {"fsync": True}}
+"""What a new file has in the place of a field's default, but for what its preset decides."""
 HEADINGS = {
     "run": "What is trained, for how long, and by how many.",
     "model": None,  # the class's own docstring
@@ -53,12 +53,14 @@ def render(values: Tables) -> str:
     for section, keys in sections().items():
         cls = SECTIONS[section]
         docs = field_docs(cls)
-        known = defaults(cls) | AT_FIRST.get(section, {}) | values.get(section, {})
+        first = AT_FIRST.get(section, {}) if "strategy" not in of_preset.get("sync", {}) else {}
+        known = defaults(cls) | first | values.get(section, {})
         lines += ["", f"[{section}]", *_comment(HEADINGS[section] or inspect.getdoc(cls) or "")]
         for key in keys:
             if key in docs:
                 lines += ["", *_comment(docs[key])]
-            if section in of_preset and key not in values.get(section, {}):
+            is_decided = key in values.get(section, {}) or (key in first and key not in of_preset.get(section, {}))
+            if section in of_preset and not is_decided:
                 found = {**defaults(cls), **of_preset[section]}[key]
                 by = "  # by the preset" if key in of_preset[section] else ""
                 lines.append(f"# {key} = {toml_value(found)}{by}")

@@ -37,8 +37,10 @@ def fake_torch(settings: RunSettings, config: NodeConfig) -> tuple[Manifest, str
 
 def test_memory_follows_the_formula() -> None:
     text = " ".join(line for _, line in dry_run.memory_lines(SETTINGS, MANIFEST, 2))
-    # 1 Mi parameters, Nesterov: 8 MiB shared, 8 MiB outer with a spare place as large, 4 MiB encoded (and its headers).
-    assert "178.0 MiB for the node: 8.0 MiB shared with the workers, 16.0 MiB outer state" in text
+    # 1 Mi parameters, Nesterov: 8 MiB shared, 8 MiB outer with a spare place as large, 4 MiB encoded (and its headers);
+    # 2 threads that exchange, 2 that apply and a job of the disk compute in four chunks of 4 MiB each.
+    assert "258.0 MiB for the node: 8.0 MiB shared with the workers, 16.0 MiB outer state" in text
+    assert "80.0 MiB that threads compute in, 150.0 MiB of its own" in text
     plain = replace(SETTINGS, outer=OuterSettings(optimizer="sgd"))
     assert "8.0 MiB outer state" in dict(dry_run.memory_lines(plain, MANIFEST, 2))["memory"]
 

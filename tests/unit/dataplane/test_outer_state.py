@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.node.dataplane import publish
+from atoll.node.dataplane import chunk_store, publish
 from atoll.node.dataplane.chunk_index import ENTRY_BYTES, ChunkIndex
 from atoll.node.dataplane.outer_state import OuterState
 from atoll.node.dataplane.outer_update import record_bytes
@@ -429,3 +429,25 @@ def test_places_do_not_overlap_and_waste_little(sizes: list[int]) -> None:
 def test_large_records_get_places_of_nearly_their_size() -> None:
     for size in (8 << 20, (8 << 20) + 1, 5_000_000):
         assert size <= place_bytes(size) <= size * 1.125 + 64
+
+
+def test_bytes_of_a_record_are_hashed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As they are computed; and not again where the caller has hashed them to see whether they are right."""
+    used, hashed = layout(), list[int]()
+
+    def counted(data: memoryview) -> bytes:
+        hashed.append(len(data))
+        return chunk_hash(data)
+
+    donor = seeded(tmp_path / "donor", used)
+    found, joiner = payloads(donor, (1, 2)), OuterState.create(tmp_path / "joiner", used, SLOTS, RUN)
+    synced = [record_bytes(used, SLOTS, chunk) for chunk in used.sync_chunks if used.chunks[chunk].num_elements]
+    monkeypatch.setattr(chunk_store, "chunk_hash", counted)
+    apply_all(donor, found, 1)
+    assert sorted(hashed) == sorted(synced)
+    for chunk in used.chunks:
+        record = donor.read(chunk.index)
+        joiner.put(chunk.index, record.version, record.data, record.hash)
+    assert len(hashed) == len(synced)
+    assert joiner.state_hash() == donor.state_hash()
+    assert not joiner.damaged()
