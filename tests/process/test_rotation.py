@@ -52,7 +52,7 @@ def refusal_by(address: str, shown: Shown, name: str, run_id: str = "secret-run"
     header = common_pb2.Header(protocol_version=PROTOCOL_VERSION, run_id=run_id)
     with grpc.secure_channel(address, handshake.credentials, options=[transport.expects(handshake)]) as channel:
         try:
-            peer_pb2_grpc.PeerServiceStub(channel).Probe(peer_pb2.ProbeRequest(header=header), timeout=5)
+            peer_pb2_grpc.PeerServiceStub(channel).Probe(peer_pb2.ProbeRequest(header=header), timeout=LIMIT_S)
         except grpc.RpcError as error:
             code: grpc.StatusCode = error.code()
             return code
