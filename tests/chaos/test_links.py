@@ -21,7 +21,7 @@ SETTINGS = settings(min_sites=2)
 
 
 def num_refused(metrics_address: str) -> float:
-    with urllib.request.urlopen(f"http://{metrics_address}/metrics", timeout=5) as reply:
+    with urllib.request.urlopen(f"http://{metrics_address}/metrics", timeout=60) as reply:
         found = re.search(r"^atoll_node_refused_messages_total\S* (\S+)$", reply.read().decode(), re.MULTILINE)
     assert found
     return float(found[1])

@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import Any
 
 import grpc
-from grpc._cython import cygrpc
+from grpc._cython import cygrpc  # type: ignore[attr-defined]
 
 ENDED = (grpc.RpcError, asyncio.InvalidStateError)
 """What `write` raises where the other side has ended the call: with an error, or without one."""
@@ -21,7 +21,8 @@ async def write(call: Any, message: Any) -> None:
     if not call.done():
         serializer = call._request_serializer
         try:
-            return await call._cython_call.send_serialized_message(serializer(message) if serializer else message)
+            await call._cython_call.send_serialized_message(serializer(message) if serializer else message)
+            return
         except cygrpc.InternalError:
             pass
     await call._raise_for_status()

@@ -99,7 +99,7 @@ class ChaosRun(LocalRun):
         for process in processes:
             process.popen.kill()
         for process in processes:
-            process.wait(10)
+            process.wait(LIMIT_S)
 
     def kill_coordinator(self) -> None:
         assert self.coordinator is not None

@@ -41,6 +41,8 @@ from tests.harness.warm_start import Forked, warm_start
 
 Status = dict[str, Any]
 POLL_S = 0.1
+ANSWER_LIMIT_S = END_LIMIT_S = 60.0
+"""Of a hang: where twenty processes share a core, an answer or an end takes many seconds."""
 CHANNEL_OPTIONS = [
     ("grpc.enable_http_proxy", 0),
     ("grpc.initial_reconnect_backoff_ms", 100),
@@ -119,7 +121,7 @@ class Process:
 
     def kill(self) -> None:
         self.popen.kill()
-        self.wait(10)
+        self.wait(END_LIMIT_S)
 
     def interrupt(self) -> None:
         self.popen.send_signal(signal.SIGINT)
@@ -131,8 +133,8 @@ class Process:
                 self.popen.wait(10)
             except subprocess.TimeoutExpired:
                 self.popen.kill()
-                self.popen.wait(10)
-        self._reader.join(10)
+                self.popen.wait(END_LIMIT_S)
+        self._reader.join(END_LIMIT_S)
         assert self.popen.stdout is not None
         self.popen.stdout.close()
 
@@ -263,7 +265,9 @@ class LocalRun:
         if self._channel is None:
             self._channel = grpc.insecure_channel(self.address, options=CHANNEL_OPTIONS)
         stub = session_pb2_grpc.CoordinatorServiceStub(self._channel)
-        status: Status = json.loads(stub.Status(session_pb2.StatusRequest(), timeout=5, wait_for_ready=True).json)
+        status: Status = json.loads(
+            stub.Status(session_pb2.StatusRequest(), timeout=ANSWER_LIMIT_S, wait_for_ready=True).json
+        )
         return status
 
     def wait(

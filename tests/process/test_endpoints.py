@@ -121,7 +121,7 @@ WAYS = {
     [pytest.param(way, marks=[pytest.mark.slow] * (way not in ("one bit", "fragments in flight"))) for way in WAYS],
 )
 def test_sites_of_one_two_and_three_hosts_hold_the_same_bits(tmp_path: Path, way: str) -> None:
-    with LocalRun(tmp_path, replace(SETTINGS, sync=WAYS[way])) as run:
+    with LocalRun(tmp_path, replace(SETTINGS, quorum=3, time_limits="wan", sync=WAYS[way])) as run:
         run.start_coordinator()
         sites = Sites(run, {"one": 1, "two": 2, "three": 3})
         sites.start_all()

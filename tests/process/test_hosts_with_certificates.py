@@ -54,7 +54,9 @@ async def greeted(address: str, security: Security, site: str, **said: Any) -> A
 
 
 def test_hosts_of_a_site_have_certificates_and_take_nobody_else(tmp_path: Path) -> None:
-    settings = replace(SETTINGS, min_sites=2, steps=100_000, sync=SyncSettings(every=10, chunk_elements=500))
+    settings = replace(
+        SETTINGS, min_sites=2, steps=100_000, time_limits="wan", sync=SyncSettings(every=10, chunk_elements=500)
+    )
     with LocalRun(tmp_path, settings, secured=True) as run:
         run.start_coordinator()
         sites = Sites(run, {"one": 1, "two": 2}, "--step-delay-s", "0.01")

@@ -24,6 +24,7 @@ def test_all_of_many_sites_get_every_commit(tmp_path: Path) -> None:
         run_id="load",
         steps=NUM_SYNCS,
         min_sites=NUM_SITES,
+        quorum=NUM_SITES,
         data="local",
         time_limits="wan",
         sync=SyncSettings(every=1),

@@ -42,7 +42,7 @@ def test_merges_of_two_sites_are_what_the_formulas_say(tmp_path: Path, merge: st
         min_sites=2,
         quorum=2,
         data="local",
-        time_limits="local",
+        time_limits="wan",
         sync=SyncSettings(every=EVERY, codec="fp32", overlap_steps=TAU, merge=merge, alpha=alpha),
         outer=OuterSettings(optimizer="sgd"),
     )

@@ -13,7 +13,7 @@ from atoll.protocol.sync_settings import SyncSettings
 from tests.harness.chromium import Chromium, needs_chromium
 from tests.harness.local_run import LocalRun
 
-LIMIT_S = 60
+LIMIT_S = 100
 LOGGING = Path(__file__).parents[1] / "workers" / "logging_worker.py"
 pytestmark = [needs_chromium, pytest.mark.timeout(150)]
 

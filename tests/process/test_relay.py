@@ -36,7 +36,7 @@ def start_relay(run: LocalRun, listen: str = "", *extra: str, prefix: Sequence[s
 
 
 def test_sites_behind_a_relay_finish_a_run_though_it_is_killed_meanwhile(tmp_path: Path) -> None:
-    with LocalRun(tmp_path, replace(SETTINGS, steps=600), secured=True) as run:
+    with LocalRun(tmp_path, replace(SETTINGS, steps=600, time_limits="wan"), secured=True) as run:
         run.start_coordinator()
         relay, address = start_relay(run)
         for name in "ab":
@@ -68,7 +68,7 @@ def test_a_site_that_can_be_dialled_and_one_that_cannot(tmp_path: Path) -> None:
         run.start_node("a", MODEL, extra=["--exchange-processes", "2"])
         run.start_node("b", MODEL, extra=["--relay", address])
         run.wait(lambda s: s["last_commit"] > 2 and count_contributors(s, 2), LIMIT_S)
-        with urllib.request.urlopen(f"http://{page}/metrics", timeout=10) as answer:
+        with urllib.request.urlopen(f"http://{page}/metrics", timeout=60) as answer:
             lines = answer.read().decode().splitlines()
         assert "atoll_relay_attached_sites 1.0" in lines
         (carried,) = [line for line in lines if line.startswith("atoll_relay_carried_bytes_total")]

@@ -69,7 +69,7 @@ def trusts(run: LocalRun, name: str, roots: bytes, _: Status) -> bool:
 
 
 def test_another_root_takes_the_place_of_the_runs_and_no_sync_is_lost(tmp_path: Path) -> None:
-    with LocalRun(tmp_path, FOREVER, secured=True) as run:
+    with LocalRun(tmp_path, replace(FOREVER, time_limits="wan"), secured=True) as run:
         coordinator = run.start_coordinator()
         for name in "ab":
             run.start_node(name, MODEL)

@@ -154,7 +154,7 @@ def test_a_node_that_waits_to_restart_its_workers_says_so_and_ends_with_ctrl_c(t
         metrics = free_address()
         node = run.start_node("a", BROKEN, extra=["--http-listen", metrics])
         node.wait_for_line("restarting them in 15 s", LIMIT_S)
-        with urllib.request.urlopen(f"http://{metrics}/metrics", timeout=5) as reply:
+        with urllib.request.urlopen(f"http://{metrics}/metrics", timeout=60) as reply:
             text = reply.read().decode()
         assert "atoll_node_worker_crashes_total 2.0" in text
         (wait_s,) = re.findall(r"^atoll_node_restart_wait_seconds (\S+)$", text, re.MULTILINE)
@@ -165,7 +165,7 @@ def test_a_node_that_waits_to_restart_its_workers_says_so_and_ends_with_ctrl_c(t
 
 
 def test_ctrl_c_leaves_after_the_sync_under_way(tmp_path: Path) -> None:
-    with LocalRun(tmp_path, replace(SETTINGS, steps=200)) as run:
+    with LocalRun(tmp_path, replace(SETTINGS, steps=200, time_limits="wan")) as run:
         run.start_coordinator()
         for name in "abc":
             run.start_node(name, SLOW)
@@ -233,7 +233,7 @@ def test_parameters_that_are_not_finite_are_refused_by_name(tmp_path: Path) -> N
 
 
 def test_a_loader_that_ends_leaves_the_run(tmp_path: Path) -> None:
-    with LocalRun(tmp_path, SETTINGS) as run:
+    with LocalRun(tmp_path, replace(SETTINGS, time_limits="wan")) as run:
         run.start_coordinator()
         run.start_node("a", SLOW)
         run.start_node("b", SLOW)

@@ -377,7 +377,7 @@ def test_what_a_site_shows_is_renewed_without_a_sync_that_fails(tmp_path: Path) 
     """Certificates of 12 seconds, looked at twice a second: a run that lasts longer than several of them. Site b has
     two hosts."""
     program = [sys.executable, str(Path(__file__).parents[1] / "workers" / "short_certificates.py")]
-    with LocalRun(tmp_path, FOREVER, secured=True, program=program[1:]) as run:
+    with LocalRun(tmp_path, replace(FOREVER, time_limits="wan"), secured=True, program=program[1:]) as run:
         coordinator = run.start_coordinator()
         run.start_node("a", MODEL)
         of_hosts = ["--site-hosts", "2", "--site-address", free_address()]

@@ -157,7 +157,7 @@ def check_prometheus(run: LocalRun, nat: Nat) -> None:
 
     def asked(path: str, **parameters: str) -> Any:
         url = f"http://{PROMETHEUS}/api/v1/{path}?{urllib.parse.urlencode(parameters)}"
-        with urllib.request.urlopen(url, timeout=10) as answer:
+        with urllib.request.urlopen(url, timeout=60) as answer:
             return json.load(answer)["data"]
 
     def known() -> Status:

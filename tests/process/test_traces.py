@@ -18,7 +18,7 @@ from tests.process.test_secured_runs import LIMIT_S, MODEL, SETTINGS
 pytestmark = pytest.mark.timeout(150)
 
 NUM_COMMITS = 4
-RUN = replace(SETTINGS, steps=NUM_COMMITS * SETTINGS.sync.every)
+RUN = replace(SETTINGS, steps=NUM_COMMITS * SETTINGS.sync.every, quorum=2, time_limits="wan")
 PHASES = ["train", "wait for plan", "exchange", "wait for commit", "apply", "publish", "take"]
 OF_COORDINATOR = ["collect", "attempt", "attest"]
 
