@@ -21,7 +21,7 @@ from atoll.protocol.trust.names import Kind, Subject
 from atoll.protocol.trust.security import MutualTls
 from tests.harness.local_run import LocalRun, Process
 from tests.harness.sockets import free_address
-from tests.process.test_secured_runs import FOREVER, LIMIT_S, MODEL, SETTINGS, atoll, count_contributors
+from tests.process.test_secured_runs import FOREVER, LIMIT_S, MODEL, atoll, count_contributors
 
 pytestmark = pytest.mark.timeout(150)
 
