@@ -18,7 +18,7 @@ from tests.harness.sockets import free_address
 from tests.process.test_reach import closed_port
 from tests.process.test_secured_runs import FOREVER, LIMIT_S, MODEL, atoll, count_contributors
 
-pytestmark = pytest.mark.timeout(150)
+pytestmark = pytest.mark.timeout(400)
 SPEED = r"[\d.]+ ms there and back, [\d.e+]+ Mbit/s up, [\d.e+]+ Mbit/s down"
 
 

@@ -18,7 +18,7 @@ FOUND_OUT = {
     "waiting": r"could not exchange with {0} .*it says that it waits for sites",
 }
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(400)
 
 
 @pytest.mark.parametrize(

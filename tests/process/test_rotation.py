@@ -22,7 +22,7 @@ from atoll.protocol.v1 import common_pb2, peer_pb2, peer_pb2_grpc
 from tests.harness.local_run import GUARDED, POLL_S, LocalRun, Process, Status
 from tests.process.test_secured_runs import FOREVER, LIMIT_S, MODEL, atoll, count_contributors
 
-pytestmark = pytest.mark.timeout(150)
+pytestmark = pytest.mark.timeout(400)
 
 
 def until_done(run: LocalRun, *arguments: str) -> Process:
