@@ -41,7 +41,9 @@ from tests.harness.warm_start import Forked, warm_start
 
 Status = dict[str, Any]
 POLL_S = 0.1
-ANSWER_LIMIT_S = END_LIMIT_S = 60.0
+GRACE_S = 10.0
+"""Of a process that a test is done with; what does not end by then is killed."""
+ANSWER_LIMIT_S = END_LIMIT_S = START_LIMIT_S = 60.0
 """Of a hang: where twenty processes share a core, an answer or an end takes many seconds."""
 CHANNEL_OPTIONS = [
     ("grpc.enable_http_proxy", 0),
@@ -82,6 +84,7 @@ class Process:
         self.log = folder / f"{name}.out"
         self._lines: list[str] = []
         self._changed = threading.Condition()
+        self._is_asked = False
         self.popen = _begin(command, {**os.environ, **environment})
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -126,11 +129,17 @@ class Process:
     def interrupt(self) -> None:
         self.popen.send_signal(signal.SIGINT)
 
-    def end(self) -> None:
-        if self.popen.poll() is None:
+    def ask_to_end(self) -> None:
+        """Once: it would end at once if it were asked again."""
+        if self.popen.poll() is None and not self._is_asked:
+            self._is_asked = True
             self.popen.terminate()
+
+    def end(self) -> None:
+        self.ask_to_end()
+        if self.popen.poll() is None:
             try:
-                self.popen.wait(10)
+                self.popen.wait(GRACE_S)
             except subprocess.TimeoutExpired:
                 self.popen.kill()
                 self.popen.wait(END_LIMIT_S)
@@ -177,7 +186,11 @@ class LocalRun:
     ) -> None:
         if self._channel is not None:
             self._channel.close()
-        for process in reversed(self.processes):
+        # A site that leaves needs its coordinator, which may have been started after it; and sites leave side by side.
+        nodes = list(self.nodes.values())
+        for process in nodes:
+            process.ask_to_end()
+        for process in (*nodes, *reversed(self.processes)):
             process.end()
         if error is not None:
             sys.stderr.write(self.story())
@@ -206,7 +219,7 @@ class LocalRun:
         command = [*prefix, sys.executable, *program, "coordinator", str(self.toml), "--listen", listen]
         command += [] if self.secured else [in_plain_text(listen)]
         process = self.start("coordinator", [*command, *extra], environment)
-        self.address = process.wait_for_line(until, 30).groupdict().get("address", listen)
+        self.address = process.wait_for_line(until, START_LIMIT_S).groupdict().get("address", listen)
         self.coordinator = process
         return process
 

@@ -34,7 +34,7 @@ def start_relay(run: LocalRun, listen: str = "", *extra: str, prefix: Sequence[s
         assert run.start("join", [*prefix, sys.executable, *run.program, *joining]).wait(LIMIT_S) == 0
     command = ["relay", "--home", str(home), "--listen", listen or free_address(), *extra]
     process = run.start("relay", [*prefix, sys.executable, *run.program, *command])
-    return process, process.wait_for_line(r"listening on (\S+)", 30).group(1)
+    return process, process.wait_for_line(r"listening on (\S+)", LIMIT_S).group(1)
 
 
 def attached_twice(node: Process) -> bool:
