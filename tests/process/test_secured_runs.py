@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import getpass
 import json
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -320,11 +321,16 @@ def test_the_root_may_lie_elsewhere_and_both_sides_say_whether_they_work(tmp_pat
         run.wait(lambda s: count_contributors(s, 1), LIMIT_S)
         assert atoll(run, "health", str(run.toml), "--ready").lines[-1] == "the coordinator lives and is ready"
         assert atoll(run, "health", "--node", str(run.home("a")), "--ready").lines[-1] == "the node lives and is ready"
-        assert any("   ok  coordinator  127.0.0.1" in line for line in node.lines), "a machine is looked at as it joins"
+        # How fast the coordinator answers and the disk takes bytes is this machine's affair: `!` says that it is slow.
+        said = [
+            line for line in node.lines if re.search(r" (ok|!)  coordinator  127\.0\.0\.1:\d+ answers in \d+ ms", line)
+        ]
+        assert len(said) == 1, "a machine is looked at as it joins"
         looked = atoll(run, "doctor", "--home", str(run.home("a")))
         assert looked.popen.returncode == 0, looked.lines
         verdicts = {line.split()[1]: line.split()[0] for line in looked.lines if not line.strip().startswith("->")}
-        assert verdicts.items() >= dict.fromkeys(("identity", "coordinator", "clock", "version", "disk"), "ok").items()
+        assert verdicts.items() >= dict.fromkeys(("identity", "clock", "version"), "ok").items()
+        assert {verdicts["coordinator"], verdicts["disk"]} <= {"ok", "!"}
         node.kill()
         gone = atoll(run, "health", "--node", str(run.home("a")))
         assert gone.popen.returncode == HostError.exit_code
