@@ -55,7 +55,7 @@ def test_a_site_whose_disk_is_full_leaves_and_the_others_go_on(tmp_path: Path) -
         fill()
         assert run.wait_all(LIMIT_S, ["c"]) == {"c": HostError.exit_code}
         at = run.status()["last_commit"]
-        run.wait(committed(at + 2), LIMIT_S, "the others go on")
+        run.wait(lambda s: committed(at + 2)(s) and len(s["commits"][-1]["contributors"]) == 2, LIMIT_S, "others go on")
         admin.ask(run.store_path, "stop", reason="the test is over")
         assert run.wait_all(LIMIT_S, ["a", "b"]) == {"a": 0, "b": 0}
         lines = run.nodes["c"].lines

@@ -88,7 +88,12 @@ def test_a_run_goes_on_from_its_newest_commit_with_an_old_copy_of_the_store(
         again = run.start_coordinator(extra=["--restore"])
         last = int(again.wait_for_line(r"the run goes on from commit (\d+)", LIMIT_S).group(1))
         assert last >= before["last_commit"] > at_copy + 5
-        run.wait(committed(last + 3), LIMIT_S)
+        everybody = {"a", "b", "late"}
+        run.wait(
+            lambda s: committed(last + 3)(s) and set(s["commits"][-1]["contributors"]) == everybody,
+            LIMIT_S,
+            "all are back",
+        )
         admin.ask(run.store_path, "stop", reason="the test is over")
         assert [text.partition(":")[0] for text in run.status()["banned"]] == ["x"]
         assert run.wait_all(LIMIT_S, ["a", "b", "late"]) == {"a": 0, "b": 0, "late": 0}

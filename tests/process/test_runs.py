@@ -173,7 +173,7 @@ def test_ctrl_c_leaves_after_the_sync_under_way(tmp_path: Path) -> None:
         run.nodes["c"].interrupt()
         assert run.nodes["c"].wait(LIMIT_S) == 0
         left_at = run.journal("c", "commit")[-1]["commit"]
-        run.wait(committed(left_at + 2), LIMIT_S, "the others go on")
+        run.wait(lambda s: len(s["commits"][-1]["contributors"]) == 2 and committed(left_at + 2)(s), LIMIT_S)
         admin.ask(run.store_path, "stop", reason="the test is over")
         assert run.wait_all(LIMIT_S, ["a", "b"]) == {"a": 0, "b": 0}
         assert_equal_at_the_end(run, ["a", "b"], run.status()["last_commit"])

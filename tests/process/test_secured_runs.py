@@ -8,6 +8,7 @@ import json
 import re
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from atoll.protocol.trust.names import Kind, Subject
 from atoll.protocol.trust.security import MutualTls, Shown
 from atoll.protocol.v1 import common_pb2, peer_pb2, peer_pb2_grpc, session_pb2, session_pb2_grpc
 from tests.harness.calls import write
-from tests.harness.local_run import LocalRun, Process
+from tests.harness.local_run import LocalRun, Process, Status
 from tests.harness.relay import Relay
 from tests.harness.sockets import free_address
 
@@ -205,6 +206,10 @@ def answered(shown: Shown, name: str, address: str) -> bool:
     return True
 
 
+def is_refused(shown: Shown, name: str, address: str, _: Status) -> bool:
+    return not answered(shown, name, address)
+
+
 def test_who_is_banned_is_refused_with_its_certificate_and_another_invite(tmp_path: Path) -> None:
     with LocalRun(tmp_path, FOREVER, secured=True) as run:
         coordinator = run.start_coordinator()
@@ -222,7 +227,7 @@ def test_who_is_banned_is_refused_with_its_certificate_and_another_invite(tmp_pa
         assert run.wait_all(LIMIT_S, ["c"]) == {"c": RefusedError.exit_code}
         last = run.status()["last_commit"]
         for name in "ab":  # its certificate holds for a day
-            run.wait(lambda _, name=name: not answered(shown, name, peers[name]), LIMIT_S, f"{name} has heard of it")
+            run.wait(partial(is_refused, shown, name, peers[name]), LIMIT_S, f"{name} has heard of it")
         run.wait(lambda s: s["last_commit"] > last, LIMIT_S, "the others go on")
         coordinator.kill()
         run.start_coordinator()

@@ -71,7 +71,8 @@ def fill_disk(path: Path) -> None:
 
 def assert_ends_well(run: LocalRun, store: Path) -> None:
     """It goes on, and is stopped then."""
-    run.wait(committed(run.status()["last_commit"] + 3), LIMIT_S, "the run goes on")
+    at = run.status()["last_commit"]
+    run.wait(lambda s: committed(at + 3)(s) and len(s["commits"][-1]["contributors"]) == 2, LIMIT_S, "the run goes on")
     admin.ask(store, "stop", reason="the test is over")
     assert run.wait_all(LIMIT_S, ["a", "b"]) == {"a": 0, "b": 0}
     last = run.status()["last_commit"]
