@@ -15,13 +15,13 @@ from tests.harness.links import CutShort, FlipBit, Spoiler, relay_in_front, rela
 from tests.harness.relay import Relay
 from tests.harness.sockets import free_address
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(400)
 
 SETTINGS = settings(min_sites=2)
 
 
 def num_refused(metrics_address: str) -> float:
-    with urllib.request.urlopen(f"http://{metrics_address}/metrics", timeout=5) as reply:
+    with urllib.request.urlopen(f"http://{metrics_address}/metrics", timeout=60) as reply:
         found = re.search(r"^atoll_node_refused_messages_total\S* (\S+)$", reply.read().decode(), re.MULTILINE)
     assert found
     return float(found[1])

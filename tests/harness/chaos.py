@@ -44,7 +44,7 @@ SETTINGS = RunSettings(
     sync=SyncSettings(every=10, chunk_elements=1000, codec="int8"),
     outer=OuterSettings(learning_rate=0.7, momentum=0.5),
 )
-LIMIT_S = 60.0
+LIMIT_S = 100.0
 TRIES = 5
 """To hit a phase that lasts some milliseconds."""
 SIGNS_OF_A_BUG = ("Traceback", "never retrieved", "was destroyed")
@@ -99,7 +99,7 @@ class ChaosRun(LocalRun):
         for process in processes:
             process.popen.kill()
         for process in processes:
-            process.wait(10)
+            process.wait(LIMIT_S)
 
     def kill_coordinator(self) -> None:
         assert self.coordinator is not None

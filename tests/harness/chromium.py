@@ -15,7 +15,7 @@ import pytest
 
 PROGRAM = which("chromium")
 needs_chromium = pytest.mark.skipif(PROGRAM is None, reason="needs Debian's package chromium")
-LIMIT_S = 40.0
+LIMIT_S = 100.0
 
 
 class Chromium:

@@ -59,7 +59,7 @@ def assert_every_sample_counts_once(run: LocalRun) -> int:
     assert place == line["num_passes_begun"] * NUM_SAMPLES
     assert run.coordinator is not None
     run.coordinator.interrupt()
-    assert run.coordinator.wait(10) == 0
+    assert run.coordinator.wait(60) == 0
     done = Ranges()
     with closing(sqlite3.connect(run.store_path)) as db:
         for (body,) in db.execute("SELECT body FROM records WHERE kind = 'commit' ORDER BY number"):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -16,6 +17,7 @@ from atoll.node.local_protocol import Piece
 from atoll.protocol import PROTOCOL_VERSION, transport, wire
 from atoll.protocol.status import from_rpc_error
 from atoll.protocol.v1 import hosts_pb2, local_pb2
+from tests.harness.calls import ENDED, done_writing, write
 from tests.harness.model_on_hosts import LAYOUT, OWNED_BY_RANK_1
 
 T = TypeVar("T")
@@ -40,10 +42,12 @@ class HandHost:
         """The number of what it was told to hold, or to go back to, last."""
 
     async def says(self, message: hosts.HostSaid) -> None:
-        await self._call.write(hosts.said(message))
+        await self.says_bytes(hosts.said(message))
 
     async def says_bytes(self, envelope: hosts_pb2.AttachRequest) -> None:
-        await self._call.write(envelope)
+        """If the leader ends the stream meanwhile, `hears` raises what it says of that."""
+        with suppress(*ENDED):
+            await write(self._call, envelope)
 
     async def says_hello(self, **more: Any) -> None:
         hello = hosts.HostHello(
@@ -121,15 +125,15 @@ class HandHost:
         parts += [hosts_pb2.PutSlicesRequest(data=data) for data in messages(found, hosts.MAX_DATA_BYTES, digest)]
         parts.append(hosts_pb2.PutSlicesRequest(hash=wrong_hash or digest.finish()))
 
-        async def sent() -> AsyncIterator[hosts_pb2.PutSlicesRequest]:
-            yield parts[0]
+        call = method()
+        try:
+            await write(call, parts[0])
             if after_opening is not None:
                 await after_opening()
             for part in parts[1:]:
-                yield part
-
-        try:
-            await method(sent())
+                await write(call, part)
+            await done_writing(call)
+            await call
         except grpc.RpcError as error:
             raise from_rpc_error(error, "host 0") from None
 
@@ -163,13 +167,13 @@ class HandHost:
             response_deserializer=hosts_pb2.PutPayloadsResponse.FromString,
         )
 
-        async def sent() -> AsyncIterator[hosts_pb2.PutPayloadsRequest]:
-            yield hosts_pb2.PutPayloadsRequest(open=wire.to_proto(of))
-            for data in parts:
-                yield hosts_pb2.PutPayloadsRequest(data=data)
-
+        call = method()
         try:
-            await method(sent())
+            await write(call, hosts_pb2.PutPayloadsRequest(open=wire.to_proto(of)))
+            for data in parts:
+                await write(call, hosts_pb2.PutPayloadsRequest(data=data))
+            await done_writing(call)
+            await call
         except grpc.RpcError as error:
             raise from_rpc_error(error, "host 0") from None
 

@@ -41,6 +41,10 @@ from tests.harness.warm_start import Forked, warm_start
 
 Status = dict[str, Any]
 POLL_S = 0.1
+GRACE_S = 10.0
+"""Of a process that a test is done with; what does not end by then is killed."""
+ANSWER_LIMIT_S = END_LIMIT_S = START_LIMIT_S = 60.0
+"""Of a hang: where twenty processes share a core, an answer or an end takes many seconds."""
 CHANNEL_OPTIONS = [
     ("grpc.enable_http_proxy", 0),
     ("grpc.initial_reconnect_backoff_ms", 100),
@@ -80,6 +84,7 @@ class Process:
         self.log = folder / f"{name}.out"
         self._lines: list[str] = []
         self._changed = threading.Condition()
+        self._is_asked = False
         self.popen = _begin(command, {**os.environ, **environment})
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -119,20 +124,26 @@ class Process:
 
     def kill(self) -> None:
         self.popen.kill()
-        self.wait(10)
+        self.wait(END_LIMIT_S)
 
     def interrupt(self) -> None:
         self.popen.send_signal(signal.SIGINT)
 
-    def end(self) -> None:
-        if self.popen.poll() is None:
+    def ask_to_end(self) -> None:
+        """Once: it would end at once if it were asked again."""
+        if self.popen.poll() is None and not self._is_asked:
+            self._is_asked = True
             self.popen.terminate()
+
+    def end(self) -> None:
+        self.ask_to_end()
+        if self.popen.poll() is None:
             try:
-                self.popen.wait(10)
+                self.popen.wait(GRACE_S)
             except subprocess.TimeoutExpired:
                 self.popen.kill()
-                self.popen.wait(10)
-        self._reader.join(10)
+                self.popen.wait(END_LIMIT_S)
+        self._reader.join(END_LIMIT_S)
         assert self.popen.stdout is not None
         self.popen.stdout.close()
 
@@ -175,7 +186,11 @@ class LocalRun:
     ) -> None:
         if self._channel is not None:
             self._channel.close()
-        for process in reversed(self.processes):
+        # A site that leaves needs its coordinator, which may have been started after it; and sites leave side by side.
+        nodes = list(self.nodes.values())
+        for process in nodes:
+            process.ask_to_end()
+        for process in (*nodes, *reversed(self.processes)):
             process.end()
         if error is not None:
             sys.stderr.write(self.story())
@@ -204,7 +219,7 @@ class LocalRun:
         command = [*prefix, sys.executable, *program, "coordinator", str(self.toml), "--listen", listen]
         command += [] if self.secured else [in_plain_text(listen)]
         process = self.start("coordinator", [*command, *extra], environment)
-        self.address = process.wait_for_line(until, 30).groupdict().get("address", listen)
+        self.address = process.wait_for_line(until, START_LIMIT_S).groupdict().get("address", listen)
         self.coordinator = process
         return process
 
@@ -263,7 +278,9 @@ class LocalRun:
         if self._channel is None:
             self._channel = grpc.insecure_channel(self.address, options=CHANNEL_OPTIONS)
         stub = session_pb2_grpc.CoordinatorServiceStub(self._channel)
-        status: Status = json.loads(stub.Status(session_pb2.StatusRequest(), timeout=5, wait_for_ready=True).json)
+        status: Status = json.loads(
+            stub.Status(session_pb2.StatusRequest(), timeout=ANSWER_LIMIT_S, wait_for_ready=True).json
+        )
         return status
 
     def wait(

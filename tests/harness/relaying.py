@@ -18,7 +18,7 @@ from atoll.protocol.trust.names import Kind
 from atoll.protocol.trust.security import MutualTls
 from tests.unit.trust.test_security import tls
 
-LIMIT_S = 20.0
+LIMIT_S = 60.0
 
 
 def site(name: str) -> MutualTls:

@@ -10,6 +10,14 @@ from xdist.scheduler import LoadScheduling
 from xdist.workermanage import WorkerController
 
 OF_SITES = ("tests/chaos/", "tests/process/")
+LONG = tuple(
+    f"tests/process/test_{name}.py"
+    for name in (
+        "layouts", "sites_of_several_ranks", "sites_of_several_hosts", "standby", "local_checkpoint", "secured_runs",
+        "three_sites_behind_nat", "two_clouds", "audits", "hostile_members",
+    )
+)  # fmt: skip
+"""Have tests of half a minute and more, and are begun first: else one of them is alone at the end."""
 
 
 class ByKind(LoadScheduling):  # type: ignore[misc]
@@ -23,7 +31,11 @@ class ByKind(LoadScheduling):  # type: ignore[misc]
         collection = self.collection
         assert collection is not None
         runs_sites = not node.gateway.spec.nice
-        if chosen := sorted(self.pending, key=lambda i: collection[i].startswith(OF_SITES) != runs_sites)[:num]:
+
+        def place(i: int) -> tuple[bool, bool]:
+            return collection[i].startswith(OF_SITES) != runs_sites, not collection[i].startswith(LONG)
+
+        if chosen := sorted(self.pending, key=place)[:num]:
             self.pending = [i for i in self.pending if i not in chosen]
             self.node2pending[node].extend(chosen)
             node.send_runtest_some(chosen)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import functools
 import ipaddress
 import os
 import random
 import socket
+import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -14,18 +17,30 @@ Address = tuple[str, int]
 LISTEN = "0A"
 FIRST_PORT = 10_000
 _ANY = random.SystemRandom()  # tests that run side by side, with one seed each, are to find different ones
+_CLAIMED: set[int] = set()
 
 
 def free_address() -> str:
     """On loopback, for what is to listen there later, or again. No connection is given such a port by the system
-    meanwhile: it is below those that the system gives by itself."""
+    meanwhile: it is below those that the system gives by itself. No other test is given it: not in this process, and
+    in no other one of this user as long as this process lives."""
     first_given = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     while True:
         port = _ANY.randrange(FIRST_PORT, first_given)
+        if port in _CLAIMED:
+            continue
         with socket.socket() as probe, contextlib.suppress(OSError):
+            fcntl.lockf(_claims(), fcntl.LOCK_EX | fcntl.LOCK_NB, 1, port)
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(("127.0.0.1", port))
+            _CLAIMED.add(port)
             return f"127.0.0.1:{port}"
+
+
+@functools.cache
+def _claims() -> int:
+    """A file whose n-th byte is locked by the process whose tests have port n."""
+    return os.open(f"{tempfile.gettempdir()}/atoll-tests-ports-{os.getuid()}", os.O_RDWR | os.O_CREAT, 0o600)
 
 
 def listening(pids: Iterable[int]) -> set[Address]:

@@ -13,7 +13,7 @@ from atoll.protocol.trust import certificates, enrolled
 from tests.harness.chaos import LIMIT_S, SETTINGS, ChaosRun
 from tests.process.test_hostile_members import HOSTILE_NODE
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(400)
 HONEST = "abc"
 
 

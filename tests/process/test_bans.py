@@ -23,9 +23,9 @@ SETTINGS = RunSettings(
     time_limits="local",
     sync=SyncSettings(every=15, chunk_elements=1000, codec="fp32"),
 )
-LIMIT_S = 60.0
+LIMIT_S = 150.0
 
-pytestmark = pytest.mark.timeout(150)
+pytestmark = pytest.mark.timeout(400)
 
 
 def atoll(run: LocalRun, *arguments: str) -> Process:

@@ -303,7 +303,7 @@ def test_nothing_is_written_after_a_fetch_has_ended_in_the_middle_of_a_commit(tm
                 if how == "failed" and chunk == 0:
                     raise StateError("the payload of chunk 0 is damaged")
                 loop.call_soon_threadsafe(begun.set)
-                assert go_on.wait(10)
+                assert go_on.wait(60)
                 apply(chunk, *args)
 
             away.outer.apply = apply_later  # type: ignore[method-assign,assignment]

@@ -8,7 +8,8 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,11 +31,12 @@ from atoll.protocol.errors import ConfigError, HostError
 from atoll.protocol.messages import Deposit
 from atoll.protocol.pace import Pace
 from atoll.protocol.v1 import session_pb2, session_pb2_grpc
+from tests.harness.calls import ENDED, done_writing, write
 from tests.harness.coordinator_story import a_hash, a_manifest, some_settings
 from tests.harness.memory_store import MemoryStore
 
 SETTINGS = some_settings(run_id="run", min_sites=2, steps=10)
-LIMIT_S = 20.0
+LIMIT_S = 90.0
 FIRST_BYTES, OFFER_BYTES, MOST_BYTES = 1 << 14, 1 << 16, 1 << 20
 """What a stranger, a newcomer and a site may say at once, as docs/protocol.md has it."""
 
@@ -55,11 +57,14 @@ class Client:
         # Bytes out, so that a test can send anything.
         self.call: Any = self.channel.stream_stream(
             f"/{SERVICE}/Session", response_deserializer=lambda data: wire.parse(session_pb2.SessionResponse, data)
-        )(self._requests())  # type: ignore[arg-type]
+        )()
+        self._writing = asyncio.create_task(self._write())
 
-    async def _requests(self) -> AsyncIterator[bytes]:
-        while (data := await self._outgoing.get()) is not None:
-            yield data
+    async def _write(self) -> None:
+        with suppress(*ENDED):  # `hear` says of it
+            while (data := await self._outgoing.get()) is not None:
+                await write(self.call, data)
+            await done_writing(self.call)
 
     def raw(self, data: bytes) -> None:
         self._outgoing.put_nowait(data)
@@ -125,6 +130,8 @@ class Client:
     async def close(self) -> None:
         self._outgoing.put_nowait(None)
         await self.channel.close()
+        self._writing.cancel()
+        await asyncio.gather(self._writing, return_exceptions=True)
 
 
 def serving(test: Callable[[CoordinatorServer], Awaitable[None]], tmp_path: Path) -> None:
@@ -329,7 +336,8 @@ def test_a_message_over_the_transports_bound_ends_that_stream_alone(tmp_path: Pa
         await a.join()
         channel = grpc.aio.insecure_channel(server.address)
         call: Any = channel.stream_stream(f"/{SERVICE}/Session")()
-        await call.write(b"\0" * (MOST_BYTES + 1))
+        with suppress(*ENDED):  # the rest of it is not taken
+            await write(call, b"\0" * (MOST_BYTES + 1))
         async with asyncio.timeout(LIMIT_S):
             assert await call.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         await channel.close()

@@ -88,7 +88,7 @@ def test_idle_connections_end_no_node_and_close_no_page(tmp_path: Path) -> None:
         status = run.wait(lambda s: s["last_commit"] >= 1, LIMIT_S, "a commit")
 
         def shown() -> Status:
-            with urllib.request.urlopen(page + "status.json", timeout=20) as answer:
+            with urllib.request.urlopen(page + "status.json", timeout=60) as answer:
                 document: Status = json.load(answer)
                 return document
 

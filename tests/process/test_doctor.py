@@ -18,12 +18,12 @@ from tests.harness.sockets import free_address
 from tests.process.test_reach import closed_port
 from tests.process.test_secured_runs import FOREVER, LIMIT_S, MODEL, atoll, count_contributors
 
-pytestmark = pytest.mark.timeout(150)
+pytestmark = pytest.mark.timeout(400)
 SPEED = r"[\d.]+ ms there and back, [\d.e+]+ Mbit/s up, [\d.e+]+ Mbit/s down"
 
 
 def test_links_are_measured_and_a_peer_dials_this_machine(tmp_path: Path) -> None:
-    with LocalRun(tmp_path, replace(FOREVER, min_sites=1), secured=True) as run:
+    with LocalRun(tmp_path, replace(FOREVER, min_sites=1, time_limits="wan"), secured=True) as run:
         run.start_coordinator()
         run.start_node("b", MODEL)
         home = run.home("a")

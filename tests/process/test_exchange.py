@@ -36,6 +36,7 @@ from atoll.protocol.plans import plan_digest, weights
 from atoll.protocol.status import from_rpc_error
 from atoll.protocol.transport import MAX_FRAME_BYTES, open_channel
 from atoll.protocol.v1 import common_pb2, peer_pb2
+from tests.harness.calls import write
 from tests.harness.chunks import paste
 from tests.harness.relay import Relay
 from tests.harness.sites import (
@@ -660,7 +661,7 @@ class Door:
         try:
             call = method()
             for message in (peer_pb2.ExchangeRequest(open=self.open).SerializeToString(), *messages):
-                await call.write(message)
+                await write(call, message)
             while isinstance(await call.read(), bytes):
                 pass
             raise AssertionError("the stream ended without an error")

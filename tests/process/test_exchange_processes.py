@@ -33,7 +33,7 @@ from tests.process.test_endpoints import (
     contributes,
 )
 
-pytestmark = pytest.mark.timeout(200)
+pytestmark = pytest.mark.timeout(400)
 WORKER = [sys.executable, PLAIN_WORKER, "--tensors", TENSORS, "--shard", "--fingerprint", "x"]
 LONG = replace(SETTINGS, steps=5000, min_sites=2, quorum=1, sync=SIGN1)
 
@@ -54,7 +54,7 @@ def exchanged(run: LocalRun, name: str) -> dict[int, list[int]]:
     [pytest.param(way, marks=[pytest.mark.slow] * (way not in ("both ways", "fragments in flight"))) for way in WAYS],
 )
 def test_sites_of_one_two_and_three_processes_hold_the_same_bits(tmp_path: Path, way: str) -> None:
-    with LocalRun(tmp_path, replace(SETTINGS, sync=WAYS[way])) as run:
+    with LocalRun(tmp_path, replace(SETTINGS, quorum=3, time_limits="wan", sync=WAYS[way])) as run:
         run.start_coordinator()
         for name, num in NUM_PROCESSES.items():
             run.start_node(name, WORKER, extra=["--exchange-processes", str(num)])
@@ -95,7 +95,7 @@ def stop(run: LocalRun, *names: str) -> None:
 
 
 def test_a_process_that_is_killed_is_started_again_where_it_was(tmp_path: Path) -> None:
-    with LocalRun(tmp_path, LONG) as run:
+    with LocalRun(tmp_path, replace(LONG, time_limits="wan")) as run:
         run.start_coordinator()
         start(run, "one", 1)
         node = start(run, "two", 3)

@@ -33,7 +33,7 @@ def test_each_commit_takes_its_fragment_and_leaves_the_other(tmp_path: Path, ove
         min_sites=2,
         quorum=2,
         data="local",
-        time_limits="local",
+        time_limits="wan",
         sync=SyncSettings(every=EVERY, fragments=2, codec="fp32", overlap_steps=overlap_steps),
         outer=OuterSettings(optimizer="sgd"),
     )

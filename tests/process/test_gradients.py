@@ -85,7 +85,7 @@ def log_of(run: LocalRun) -> Log:
     names = {site["site_id"]: site["name"] for site in run.status()["sites"]}
     assert run.coordinator is not None
     run.coordinator.interrupt()
-    assert run.coordinator.wait(10) == 0
+    assert run.coordinator.wait(LIMIT_S) == 0
     found = [record.commit for record in commits_of(run.folder / "run.db")]
     return [(commit, [names[member.site_id] for member in commit.contributors]) for commit in found]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness.chaos import LIMIT_S, ChaosRun
+from tests.harness.chaos import LIMIT_S, ChaosRun, settings
 
 HOSTILE_NODE = str(Path(__file__).parents[1] / "workers" / "hostile_node.py")
 FOUND_OUT = {
@@ -18,7 +18,7 @@ FOUND_OUT = {
     "waiting": r"could not exchange with {0} .*it says that it waits for sites",
 }
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(400)
 
 
 @pytest.mark.parametrize(
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.timeout(240)
 )
 def test_7_three_honest_sites_go_on_beside_two_hostile_members(tmp_path: Path, kinds: tuple[str, str]) -> None:
     hostile = dict(zip("xy", kinds, strict=True))
-    with ChaosRun(tmp_path) as run:
+    with ChaosRun(tmp_path, settings(quorum=3)) as run:
         run.begin("abc", 2)
         coordinator = run.coordinator
         assert coordinator is not None

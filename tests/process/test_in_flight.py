@@ -20,7 +20,7 @@ LAST = STEPS - 1
 FRAGMENTS = [slice(64 * i, min(64 * i + 64, 200)) for i in range(NUM)]
 """Of the values: layer by layer."""
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(400)
 
 
 @pytest.mark.parametrize(("merge", "alpha"), [("keep", 0.0), ("mix", 0.25)])
@@ -33,7 +33,7 @@ def test_each_copy_takes_its_own_commits_and_no_other(tmp_path: Path, merge: str
         min_sites=2,
         quorum=2,
         data="local",
-        time_limits="local",
+        time_limits="wan",
         sync=SyncSettings(every=EVERY, fragments=NUM, codec="fp32", overlap_steps=EVERY, merge=merge, alpha=alpha),
         outer=OuterSettings(optimizer="sgd"),
     )

@@ -29,7 +29,7 @@ LAYOUTS_OF_TP = [
     "tp=2,sequence_parallel=1,checkpointing=selective",
     "tp=2,sequence_parallel=1,checkpointing=full",
 ]
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 
 @pytest.mark.parametrize("layouts", [LAYOUTS, LAYOUTS_OF_TP], ids=["whole matrices", "shared ones"])

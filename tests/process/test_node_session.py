@@ -302,7 +302,7 @@ def test_where_several_may_serve_the_run_the_session_finds_the_one_that_does_and
         session.addresses = [session.addresses[0], address]
         session.__post_init__()
         task = asyncio.create_task(session.run())
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             assert "refuses connections" in await heard.get()
             assert await heard.get() == m.Welcome(settings_json="{}")
             assert await heard.get() == "the coordinator ended the session"
@@ -327,7 +327,7 @@ def test_addresses_that_are_none_end_the_stream(addresses: list[str]) -> None:
         heard: asyncio.Queue[Any] = asyncio.Queue()
         session = a_session(address, heard)
         task = asyncio.create_task(session.run())
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             assert "a message that cannot be read" in await heard.get()
         assert session.address == address
         task.cancel()

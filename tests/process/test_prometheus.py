@@ -34,11 +34,13 @@ NOT_IN_A_FAST_RUN = {
 }
 """Said where exchanges take long enough to be measured."""
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(400)
 
 
 def promtool(*arguments: str, folder: Path = RULES) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(["promtool", *arguments], check=False, cwd=folder, capture_output=True, text=True, timeout=60)
+    return subprocess.run(
+        ["promtool", *arguments], check=False, cwd=folder, capture_output=True, text=True, timeout=240
+    )
 
 
 def alerts() -> list[dict[str, Any]]:
@@ -127,7 +129,7 @@ def test_a_real_prometheus_finds_all_that_rules_and_dashboards_ask_for(tmp_path:
 
         def asked(path: str, **parameters: str) -> Any:
             url = f"http://{address}/api/v1/{path}?{urllib.parse.urlencode(parameters)}"
-            with urllib.request.urlopen(url, timeout=10) as answer:
+            with urllib.request.urlopen(url, timeout=60) as answer:
                 return json.load(answer)["data"]
 
         def unanswered() -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import sys
 import urllib.request
 from collections.abc import Sequence
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from atoll.cli.client import fetch_status
+from atoll.coordinator import admin
 from atoll.protocol.errors import ConfigError, RefusedError
 from atoll.protocol.trust import enrolled
 from atoll.protocol.trust.joining import renew
@@ -19,9 +21,9 @@ from atoll.protocol.trust.names import Kind, Subject
 from atoll.protocol.trust.security import MutualTls
 from tests.harness.local_run import LocalRun, Process
 from tests.harness.sockets import free_address
-from tests.process.test_secured_runs import FOREVER, LIMIT_S, MODEL, SETTINGS, atoll, count_contributors
+from tests.process.test_secured_runs import FOREVER, LIMIT_S, MODEL, atoll, count_contributors
 
-pytestmark = pytest.mark.timeout(150)
+pytestmark = pytest.mark.timeout(400)
 
 
 def start_relay(run: LocalRun, listen: str = "", *extra: str, prefix: Sequence[str] = ()) -> tuple[Process, str]:
@@ -32,11 +34,15 @@ def start_relay(run: LocalRun, listen: str = "", *extra: str, prefix: Sequence[s
         assert run.start("join", [*prefix, sys.executable, *run.program, *joining]).wait(LIMIT_S) == 0
     command = ["relay", "--home", str(home), "--listen", listen or free_address(), *extra]
     process = run.start("relay", [*prefix, sys.executable, *run.program, *command])
-    return process, process.wait_for_line(r"listening on (\S+)", 30).group(1)
+    return process, process.wait_for_line(r"listening on (\S+)", LIMIT_S).group(1)
+
+
+def attached_twice(node: Process) -> bool:
+    return sum(re.search("(?<!not )attached to the relay at", line) is not None for line in node.lines) == 2
 
 
 def test_sites_behind_a_relay_finish_a_run_though_it_is_killed_meanwhile(tmp_path: Path) -> None:
-    with LocalRun(tmp_path, replace(SETTINGS, steps=600), secured=True) as run:
+    with LocalRun(tmp_path, replace(FOREVER, time_limits="wan"), secured=True) as run:
         run.start_coordinator()
         relay, address = start_relay(run)
         for name in "ab":
@@ -50,10 +56,15 @@ def test_sites_behind_a_relay_finish_a_run_though_it_is_killed_meanwhile(tmp_pat
         unready = atoll(run, "health", "--node", str(run.home("a")), "--ready")
         assert any("is not attached to its relay" in line for line in unready.lines), unready.lines
         again, _ = start_relay(run, address)
+        run.wait(lambda _: all(attached_twice(run.nodes[name]) for name in "ab"), LIMIT_S, "both are back at the relay")
+        at = run.status()["last_commit"]
+        run.wait(lambda s: s["last_commit"] > at + 2 and count_contributors(s, 2), LIMIT_S, "both contribute")
+        admin.ask(run.store_path, "stop", reason="the test is over")
         assert run.wait_all(LIMIT_S) == {"a": 0, "b": 0}
         last = run.status()["last_commit"]
-        assert last == 40
-        assert len(set(run.hashes(last).values())) == 1
+        hashes = run.hashes(last)
+        assert set(hashes) == {"a", "b"}
+        assert len(set(hashes.values())) == 1
         assert run.status()["num_evicted"] == 0
         again.interrupt()
         assert again.wait(LIMIT_S) == 0
@@ -61,21 +72,24 @@ def test_sites_behind_a_relay_finish_a_run_though_it_is_killed_meanwhile(tmp_pat
 
 def test_a_site_that_can_be_dialled_and_one_that_cannot(tmp_path: Path) -> None:
     """The first with two exchange processes. And what the relay says of itself."""
-    with LocalRun(tmp_path, replace(SETTINGS, steps=300), secured=True) as run:
+    with LocalRun(tmp_path, FOREVER, secured=True) as run:
         run.start_coordinator()
         page = free_address()
         _, address = start_relay(run, "", "--http-listen", page)
         run.start_node("a", MODEL, extra=["--exchange-processes", "2"])
         run.start_node("b", MODEL, extra=["--relay", address])
         run.wait(lambda s: s["last_commit"] > 2 and count_contributors(s, 2), LIMIT_S)
-        with urllib.request.urlopen(f"http://{page}/metrics", timeout=10) as answer:
+        with urllib.request.urlopen(f"http://{page}/metrics", timeout=60) as answer:
             lines = answer.read().decode().splitlines()
         assert "atoll_relay_attached_sites 1.0" in lines
         (carried,) = [line for line in lines if line.startswith("atoll_relay_carried_bytes_total")]
         assert carried.startswith('atoll_relay_carried_bytes_total{site="a"}'), "b dials a itself"
         assert float(carried.split()[1]) > 1000
+        admin.ask(run.store_path, "stop", reason="the test is over")
         assert run.wait_all(LIMIT_S) == {"a": 0, "b": 0}
-        assert len(set(run.hashes(20).values())) == 1
+        hashes = run.hashes(run.status()["last_commit"])
+        assert set(hashes) == {"a", "b"}
+        assert len(set(hashes.values())) == 1
 
 
 def test_at_the_end_of_a_quota_the_site_and_the_relay_say_so(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from atoll.cli.main import main
-from atoll.coordinator import restoring, rows
+from atoll.coordinator import admin, restoring, rows
 from atoll.coordinator.core.events import PausedRecord, StopRecord
 from atoll.coordinator.core.restored import PASSED_OVER
 from atoll.coordinator.lease import Claim
@@ -71,7 +71,7 @@ def test_a_run_goes_on_from_its_newest_commit_with_an_old_copy_of_the_store(
 ) -> None:
     """Another site has joined since the copy, and one was banned: both are known."""
     copy = tmp_path / "copy.db"
-    with LocalRun(tmp_path, replace(SETTINGS, data=data), secured=secured) as run:
+    with LocalRun(tmp_path, replace(SETTINGS, steps=100_000, data=data), secured=secured) as run:
         coordinator = run.start_coordinator()
         for name in "abx":
             run.start_node(name, MODEL)
@@ -88,11 +88,17 @@ def test_a_run_goes_on_from_its_newest_commit_with_an_old_copy_of_the_store(
         again = run.start_coordinator(extra=["--restore"])
         last = int(again.wait_for_line(r"the run goes on from commit (\d+)", LIMIT_S).group(1))
         assert last >= before["last_commit"] > at_copy + 5
-        run.wait(committed(last + 3), LIMIT_S)
+        everybody = {"a", "b", "late"}
+        run.wait(
+            lambda s: committed(last + 3)(s) and set(s["commits"][-1]["contributors"]) == everybody,
+            LIMIT_S,
+            "all are back",
+        )
+        admin.ask(run.store_path, "stop", reason="the test is over")
         assert [text.partition(":")[0] for text in run.status()["banned"]] == ["x"]
         assert run.wait_all(LIMIT_S, ["a", "b", "late"]) == {"a": 0, "b": 0, "late": 0}
         assert_account_balances(run.status())
-        final = run.status()["last_commit"]
+        final, step = (run.status()[name] for name in ("last_commit", "run_step"))
         hashes = run.hashes(final)
         assert set(hashes) == {"a", "b", "late"}
         assert len(set(hashes.values())) == 1
@@ -100,7 +106,7 @@ def test_a_run_goes_on_from_its_newest_commit_with_an_old_copy_of_the_store(
         assert again.wait(LIMIT_S) == 0
         commits = commits_of(run.store_path)
         assert [c.commit.commit for c in commits] == list(range(1, final + 1)), "none is missing"
-        assert [c.commit.run_step for c in commits][-1] == 400
+        assert [c.commit.run_step for c in commits][-1] == step > before["run_step"]
         assert_each_sample_counts_once(commits)
         known = {c["commit"]: (c["run_step"], c["state_hash"]) for c in before["commits"] if c["state_hash"]}
         kept = {c.commit.commit: c.commit.run_step for c in commits}

@@ -18,10 +18,10 @@ from tests.harness.data_account import LEASED, TRACE, assert_every_sample_counts
 from tests.harness.local_run import GUARDED, PLAIN, LocalRun, Process, Status
 
 SITES = "ab"
-SETTINGS = replace(chaos.SETTINGS, min_sites=2)
+SETTINGS = replace(chaos.SETTINGS, min_sites=2, time_limits="wan")
 OPTIONS = ("--tensors", "a=300x40,b=10", "--step-delay-s", "0.02", *LEASED)
 
-pytestmark = pytest.mark.timeout(150)
+pytestmark = pytest.mark.timeout(400)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,7 +22,7 @@ from atoll.protocol.v1 import common_pb2, peer_pb2, peer_pb2_grpc
 from tests.harness.local_run import GUARDED, POLL_S, LocalRun, Process, Status
 from tests.process.test_secured_runs import FOREVER, LIMIT_S, MODEL, atoll, count_contributors
 
-pytestmark = pytest.mark.timeout(150)
+pytestmark = pytest.mark.timeout(400)
 
 
 def until_done(run: LocalRun, *arguments: str) -> Process:
@@ -52,7 +52,7 @@ def refusal_by(address: str, shown: Shown, name: str, run_id: str = "secret-run"
     header = common_pb2.Header(protocol_version=PROTOCOL_VERSION, run_id=run_id)
     with grpc.secure_channel(address, handshake.credentials, options=[transport.expects(handshake)]) as channel:
         try:
-            peer_pb2_grpc.PeerServiceStub(channel).Probe(peer_pb2.ProbeRequest(header=header), timeout=5)
+            peer_pb2_grpc.PeerServiceStub(channel).Probe(peer_pb2.ProbeRequest(header=header), timeout=LIMIT_S)
         except grpc.RpcError as error:
             code: grpc.StatusCode = error.code()
             return code
@@ -69,7 +69,7 @@ def trusts(run: LocalRun, name: str, roots: bytes, _: Status) -> bool:
 
 
 def test_another_root_takes_the_place_of_the_runs_and_no_sync_is_lost(tmp_path: Path) -> None:
-    with LocalRun(tmp_path, FOREVER, secured=True) as run:
+    with LocalRun(tmp_path, replace(FOREVER, time_limits="wan"), secured=True) as run:
         coordinator = run.start_coordinator()
         for name in "ab":
             run.start_node(name, MODEL)

@@ -38,9 +38,9 @@ SETTINGS = RunSettings(
     sync=SyncSettings(every=10, chunk_elements=1000, codec="int8"),
     outer=OuterSettings(learning_rate=0.7, momentum=0.5),
 )
-LIMIT_S = 60.0
+LIMIT_S = 150.0
 
-pytestmark = pytest.mark.timeout(150)
+pytestmark = pytest.mark.timeout(400)
 
 
 def committed(count: int) -> Callable[[Status], bool]:
@@ -154,7 +154,7 @@ def test_a_node_that_waits_to_restart_its_workers_says_so_and_ends_with_ctrl_c(t
         metrics = free_address()
         node = run.start_node("a", BROKEN, extra=["--http-listen", metrics])
         node.wait_for_line("restarting them in 15 s", LIMIT_S)
-        with urllib.request.urlopen(f"http://{metrics}/metrics", timeout=5) as reply:
+        with urllib.request.urlopen(f"http://{metrics}/metrics", timeout=60) as reply:
             text = reply.read().decode()
         assert "atoll_node_worker_crashes_total 2.0" in text
         (wait_s,) = re.findall(r"^atoll_node_restart_wait_seconds (\S+)$", text, re.MULTILINE)
@@ -165,17 +165,18 @@ def test_a_node_that_waits_to_restart_its_workers_says_so_and_ends_with_ctrl_c(t
 
 
 def test_ctrl_c_leaves_after_the_sync_under_way(tmp_path: Path) -> None:
-    with LocalRun(tmp_path, replace(SETTINGS, steps=200)) as run:
+    with LocalRun(tmp_path, replace(SETTINGS, steps=1_000_000, time_limits="wan")) as run:
         run.start_coordinator()
         for name in "abc":
             run.start_node(name, SLOW)
         run.wait(committed(2), LIMIT_S)
         run.nodes["c"].interrupt()
         assert run.nodes["c"].wait(LIMIT_S) == 0
-        last = run.journal("c", "commit")[-1]["commit"]
+        left_at = run.journal("c", "commit")[-1]["commit"]
+        run.wait(lambda s: len(s["commits"][-1]["contributors"]) == 2 and committed(left_at + 2)(s), LIMIT_S)
+        admin.ask(run.store_path, "stop", reason="the test is over")
         assert run.wait_all(LIMIT_S, ["a", "b"]) == {"a": 0, "b": 0}
-        assert_equal_at_the_end(run, ["a", "b"], 20)
-        assert last < 20
+        assert_equal_at_the_end(run, ["a", "b"], run.status()["last_commit"])
         lines = run.journal("c", "exit")
         assert lines[-1]["text"] == "Ctrl-C"
         evicted = run.status()["num_evicted"]
@@ -233,7 +234,7 @@ def test_parameters_that_are_not_finite_are_refused_by_name(tmp_path: Path) -> N
 
 
 def test_a_loader_that_ends_leaves_the_run(tmp_path: Path) -> None:
-    with LocalRun(tmp_path, SETTINGS) as run:
+    with LocalRun(tmp_path, replace(SETTINGS, time_limits="wan")) as run:
         run.start_coordinator()
         run.start_node("a", SLOW)
         run.start_node("b", SLOW)
@@ -319,7 +320,7 @@ def test_a_node_without_a_coordinator_ends_with_one_line(tmp_path: Path) -> None
 
 
 def test_two_nodes_cannot_share_a_home(tmp_path: Path) -> None:
-    with LocalRun(tmp_path, replace(SETTINGS, min_sites=1, steps=2000)) as run:
+    with LocalRun(tmp_path, replace(SETTINGS, min_sites=1, steps=1_000_000)) as run:
         run.start_coordinator()
         first = run.start_node("a", SLOW)
         run.wait(committed(1), LIMIT_S)

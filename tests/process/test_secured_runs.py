@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import getpass
 import json
+import re
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 
+from atoll.coordinator import admin
 from atoll.coordinator.authority import folder_of
 from atoll.protocol import PROTOCOL_VERSION, transport
 from atoll.protocol.dates import date_of
@@ -25,7 +28,8 @@ from atoll.protocol.trust.joining import renew
 from atoll.protocol.trust.names import Kind, Subject
 from atoll.protocol.trust.security import MutualTls, Shown
 from atoll.protocol.v1 import common_pb2, peer_pb2, peer_pb2_grpc, session_pb2, session_pb2_grpc
-from tests.harness.local_run import LocalRun, Process
+from tests.harness.calls import write
+from tests.harness.local_run import LocalRun, Process, Status
 from tests.harness.relay import Relay
 from tests.harness.sockets import free_address
 
@@ -40,9 +44,9 @@ SETTINGS = RunSettings(
     sync=SyncSettings(every=15, chunk_elements=1000, codec="fp32"),
 )
 FOREVER = replace(SETTINGS, steps=100_000)
-LIMIT_S = 60.0
+LIMIT_S = 150.0
 
-pytestmark = pytest.mark.timeout(150)
+pytestmark = pytest.mark.timeout(400)
 
 
 def atoll(run: LocalRun, *arguments: str) -> Process:
@@ -56,18 +60,20 @@ def count_contributors(status: dict[str, Any], num: int) -> bool:
 
 
 def test_sites_join_by_invites_train_and_come_back_without_one(tmp_path: Path) -> None:
-    with LocalRun(tmp_path, replace(SETTINGS, steps=300), secured=True) as run:
+    with LocalRun(tmp_path, FOREVER, secured=True) as run:
         run.start_coordinator()
         for name in "ab":
             run.start_node(name, MODEL)
-        run.wait(lambda s: s["last_commit"] > 1, LIMIT_S)
+        run.wait(lambda s: s["last_commit"] > 1 and count_contributors(s, 2), LIMIT_S)
         run.nodes["b"].kill()
         again = run.start_node("b", MODEL)
+        again.wait_for_line("start 2", LIMIT_S)
+        at = run.status()["last_commit"]
+        run.wait(lambda s: s["last_commit"] > at + 1 and count_contributors(s, 2), LIMIT_S, "both contribute again")
+        admin.ask(run.store_path, "stop", reason="the test is over")
         assert run.wait_all(LIMIT_S) == {"a": 0, "b": 0}
         assert not any("joined run" in line for line in again.lines), "its certificate is enough"
-        assert any("start 2" in line for line in again.lines)
         last = run.status()["last_commit"]
-        assert last == 20
         assert len(set(run.hashes(last).values())) == 1
         assert set(run.hashes(last)) == {"a", "b"}
 
@@ -87,10 +93,10 @@ def test_a_stranger_gets_no_answer_and_members_are_themselves_alone(tmp_path: Pa
                 kind = "stream_stream" if method.endswith("Session") else "unary_unary"
                 made = getattr(channel, kind)(method)
                 if kind == "unary_unary":
-                    await made(b"", timeout=5)
+                    await made(b"", timeout=LIMIT_S)
                 else:
-                    stream = made(timeout=5)
-                    await stream.write(b"")
+                    stream = made(timeout=LIMIT_S)
+                    await write(stream, b"")
                     await stream.read()
             except grpc.aio.AioRpcError as error:
                 return error.code()
@@ -192,12 +198,16 @@ def answered(shown: Shown, name: str, address: str) -> bool:
     header = common_pb2.Header(protocol_version=PROTOCOL_VERSION, run_id="secret-run")
     with grpc.secure_channel(address, handshake.credentials, options=[transport.expects(handshake)]) as channel:
         try:
-            peer_pb2_grpc.PeerServiceStub(channel).Probe(peer_pb2.ProbeRequest(header=header), timeout=5)
+            peer_pb2_grpc.PeerServiceStub(channel).Probe(peer_pb2.ProbeRequest(header=header), timeout=LIMIT_S)
         except grpc.RpcError as error:
             if error.code() is grpc.StatusCode.PERMISSION_DENIED:
                 return False
             raise
     return True
+
+
+def is_refused(shown: Shown, name: str, address: str, _: Status) -> bool:
+    return not answered(shown, name, address)
 
 
 def test_who_is_banned_is_refused_with_its_certificate_and_another_invite(tmp_path: Path) -> None:
@@ -216,10 +226,9 @@ def test_who_is_banned_is_refused_with_its_certificate_and_another_invite(tmp_pa
         assert atoll(run, "ban", str(run.toml), "c", "--reason", "it lies").popen.returncode == 0
         assert run.wait_all(LIMIT_S, ["c"]) == {"c": RefusedError.exit_code}
         last = run.status()["last_commit"]
-        run.wait(lambda s: s["last_commit"] > last, LIMIT_S, "the others have heard of it, and go on")
-        assert [answered(shown, name, peers[name]) for name in "ab"] == [False, False], (
-            "its certificate holds for a day"
-        )
+        for name in "ab":  # its certificate holds for a day
+            run.wait(partial(is_refused, shown, name, peers[name]), LIMIT_S, f"{name} has heard of it")
+        run.wait(lambda s: s["last_commit"] > last, LIMIT_S, "the others go on")
         coordinator.kill()
         run.start_coordinator()
         again = run.start_node("c", MODEL)
@@ -245,10 +254,10 @@ def test_a_viewer_looks_at_the_run_from_elsewhere_and_can_do_no_more(tmp_path: P
             stub = session_pb2_grpc.CoordinatorServiceStub(channel)
             request = certificates.request(certificates.new_key())
             for call in (
-                lambda: stub.Join(session_pb2.JoinRequest(), timeout=5),
-                lambda: stub.Renew(session_pb2.RenewRequest(signing_request=request), timeout=5),
-                lambda: stub.Renew(session_pb2.RenewRequest(signing_request=request, identity=True), timeout=5),
-                lambda: next(stub.Watch(iter(()), timeout=5)),
+                lambda: stub.Join(session_pb2.JoinRequest(), timeout=LIMIT_S),
+                lambda: stub.Renew(session_pb2.RenewRequest(signing_request=request), timeout=LIMIT_S),
+                lambda: stub.Renew(session_pb2.RenewRequest(signing_request=request, identity=True), timeout=LIMIT_S),
+                lambda: next(stub.Watch(iter(()), timeout=LIMIT_S)),
             ):
                 with pytest.raises(grpc.RpcError) as refused:
                     call()
@@ -317,11 +326,16 @@ def test_the_root_may_lie_elsewhere_and_both_sides_say_whether_they_work(tmp_pat
         run.wait(lambda s: count_contributors(s, 1), LIMIT_S)
         assert atoll(run, "health", str(run.toml), "--ready").lines[-1] == "the coordinator lives and is ready"
         assert atoll(run, "health", "--node", str(run.home("a")), "--ready").lines[-1] == "the node lives and is ready"
-        assert any("   ok  coordinator  127.0.0.1" in line for line in node.lines), "a machine is looked at as it joins"
+        # How fast the coordinator answers and the disk takes bytes is this machine's affair: `!` says that it is slow.
+        said = [
+            line for line in node.lines if re.search(r" (ok|!)  coordinator  127\.0\.0\.1:\d+ answers in \d+ ms", line)
+        ]
+        assert len(said) == 1, "a machine is looked at as it joins"
         looked = atoll(run, "doctor", "--home", str(run.home("a")))
         assert looked.popen.returncode == 0, looked.lines
         verdicts = {line.split()[1]: line.split()[0] for line in looked.lines if not line.strip().startswith("->")}
-        assert verdicts.items() >= dict.fromkeys(("identity", "coordinator", "clock", "version", "disk"), "ok").items()
+        assert verdicts.items() >= dict.fromkeys(("identity", "clock", "version"), "ok").items()
+        assert {verdicts["coordinator"], verdicts["disk"]} <= {"ok", "!"}
         node.kill()
         gone = atoll(run, "health", "--node", str(run.home("a")))
         assert gone.popen.returncode == HostError.exit_code
@@ -377,7 +391,7 @@ def test_what_a_site_shows_is_renewed_without_a_sync_that_fails(tmp_path: Path) 
     """Certificates of 12 seconds, looked at twice a second: a run that lasts longer than several of them. Site b has
     two hosts."""
     program = [sys.executable, str(Path(__file__).parents[1] / "workers" / "short_certificates.py")]
-    with LocalRun(tmp_path, FOREVER, secured=True, program=program[1:]) as run:
+    with LocalRun(tmp_path, replace(FOREVER, time_limits="wan"), secured=True, program=program[1:]) as run:
         coordinator = run.start_coordinator()
         run.start_node("a", MODEL)
         of_hosts = ["--site-hosts", "2", "--site-address", free_address()]
@@ -415,5 +429,5 @@ def test_a_certificate_that_is_shown_by_nobody_who_may(tmp_path: Path) -> None:
         handshake = MutualTls("secret-run", shown).towards(Kind.COORDINATOR)
         with grpc.secure_channel(run.address, handshake.credentials, options=[transport.expects(handshake)]) as channel:
             with pytest.raises(grpc.RpcError) as refused:
-                session_pb2_grpc.CoordinatorServiceStub(channel).Status(session_pb2.StatusRequest(), timeout=5)
+                session_pb2_grpc.CoordinatorServiceStub(channel).Status(session_pb2.StatusRequest(), timeout=LIMIT_S)
             assert refused.value.code() is grpc.StatusCode.UNAVAILABLE

@@ -22,7 +22,7 @@ STEPS = 2 * EVERY + 2
 """Of each shard at least: it is in progress over two windows."""
 TOKENS_A_STEP = 2
 
-pytestmark = pytest.mark.timeout(150)
+pytestmark = pytest.mark.timeout(400)
 
 
 def begun(trace: Path) -> list[tuple[int, int]]:
@@ -62,7 +62,7 @@ def test_a_killed_sites_shard_is_drawn_again_and_each_is_listed_once_a_pass(tmp_
         status = run.status()
         assert run.coordinator is not None
         run.coordinator.interrupt()
-        assert run.coordinator.wait(10) == 0
+        assert run.coordinator.wait(LIMIT_S) == 0
         done = listed(run.store)
         assert set(done.values()) == {1}, "a position is listed once"
         assert len(done) == status["data"][0]["num_done"]

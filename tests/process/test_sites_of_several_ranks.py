@@ -17,12 +17,12 @@ from atoll.protocol.settings import RunSettings
 from atoll.protocol.sync_settings import SyncSettings
 from tests.harness.local_run import LocalRun, Status
 
-LIMIT_S = 100.0
+LIMIT_S = 150.0
 DIGITS, OWN_MODEL = (Path(__file__).parents[2] / "examples" / name for name in ("digits.py", "own_model.py"))
 SETTINGS = RunSettings(
     run_id="ranks", steps=40, min_sites=2, data="local", time_limits="local", sync=SyncSettings(every=10)
 )
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(400)
 
 
 def ends_well(run: LocalRun, tokens_a_sample: int) -> None:

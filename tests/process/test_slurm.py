@@ -16,7 +16,7 @@ from tests.process.test_secured_runs import FOREVER, LIMIT_S, MODEL, count_contr
 
 SCRIPT = Path(__file__).parents[2] / "deploy" / "slurm" / "site.sbatch"
 
-pytestmark = pytest.mark.timeout(150)
+pytestmark = pytest.mark.timeout(400)
 
 
 def job(run: LocalRun, number: int) -> Process:

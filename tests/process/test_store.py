@@ -12,10 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from atoll.coordinator import admin
 from atoll.protocol.errors import HostError, RefusedError, StateError
 from atoll.protocol.outer_settings import OuterSettings
 from atoll.protocol.settings import RunSettings
 from atoll.protocol.sync_settings import SyncSettings
+from tests.harness.commit_records import commits_of
 from tests.harness.local_run import LocalRun, Process, Status
 from tests.harness.small_disk import read_only, small_disk
 
@@ -23,16 +25,16 @@ WORKER = [sys.executable, str(Path(__file__).parents[1] / "workers" / "plain_wor
 SLOW = [*WORKER, "--step-delay-s", "0.02"]
 SETTINGS = RunSettings(
     run_id="run",
-    steps=150,
+    steps=100_000,
     min_sites=2,
     data="local",
     time_limits="local",
     sync=SyncSettings(every=10, chunk_elements=1000, codec="fp32"),
     outer=OuterSettings(learning_rate=0.7, momentum=0.5),
 )
-LIMIT_S = 60.0
+LIMIT_S = 150.0
 
-pytestmark = pytest.mark.timeout(150)
+pytestmark = pytest.mark.timeout(400)
 
 
 def committed(count: int) -> Callable[[Status], bool]:
@@ -67,19 +69,26 @@ def fill_disk(path: Path) -> None:
             pass
 
 
-def assert_ends_well(run: LocalRun) -> None:
+def assert_ends_well(run: LocalRun, store: Path) -> None:
+    """It goes on, and is stopped then."""
+    at = run.status()["last_commit"]
+    run.wait(lambda s: committed(at + 3)(s) and len(s["commits"][-1]["contributors"]) == 2, LIMIT_S, "the run goes on")
+    admin.ask(store, "stop", reason="the test is over")
     assert run.wait_all(LIMIT_S, ["a", "b"]) == {"a": 0, "b": 0}
-    hashes = run.hashes(15)
+    last = run.status()["last_commit"]
+    hashes = run.hashes(last)
     assert set(hashes) == {"a", "b"}
     assert len(set(hashes.values())) == 1
-    assert [commit["commit"] for commit in run.status()["commits"]] == list(range(1, 16)), "none twice, none lost"
+    assert run.coordinator is not None
+    stopped(run.coordinator)
+    assert [record.commit.commit for record in commits_of(store)] == list(range(1, last + 1)), "none twice, none lost"
 
 
 @pytest.mark.root
 def test_a_full_disk_ends_the_coordinator_with_a_reason_and_not_the_run(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", 2 << 20), LocalRun(tmp_path, SETTINGS) as run:
-        store = ["--store", str(tmp_path / "disk" / "run.db")]
-        coordinator = run.start_coordinator(extra=store)
+        store = tmp_path / "disk" / "run.db"
+        coordinator = run.start_coordinator(extra=["--store", str(store)])
         run.start_node("a", SLOW)
         run.start_node("b", SLOW)
         run.wait(committed(2), LIMIT_S)
@@ -88,10 +97,10 @@ def test_a_full_disk_ends_the_coordinator_with_a_reason_and_not_the_run(tmp_path
         assert coordinator.wait(LIMIT_S) == HostError.exit_code
         assert any("run.db: the disk is full; make room" in line for line in coordinator.lines), coordinator.lines
         assert not any("Traceback" in line for line in coordinator.lines), coordinator.lines
-        assert not_started(run, tmp_path / "disk" / "run.db").popen.returncode == HostError.exit_code
+        assert not_started(run, store).popen.returncode == HostError.exit_code
         filler.unlink()
-        run.start_coordinator(extra=store)
-        assert_ends_well(run)
+        run.start_coordinator(extra=["--store", str(store)])
+        assert_ends_well(run, store)
 
 
 @pytest.mark.root
@@ -148,7 +157,7 @@ def test_a_store_with_a_flipped_bit_or_without_a_row_is_refused_and_its_copy_is_
             assert any(f"{store} is damaged" in line and says in line for line in process.lines), process.lines
             shutil.copyfile(tmp_path / "copy.db", store)
         run.start_coordinator()
-        assert_ends_well(run)
+        assert_ends_well(run, store)
 
 
 def test_a_store_is_put_back_from_a_copy_and_an_older_copy_is_refused_by_the_sites(tmp_path: Path) -> None:
@@ -179,4 +188,4 @@ def test_a_store_is_put_back_from_a_copy_and_an_older_copy_is_refused_by_the_sit
         run.start_coordinator()
         for name in "ab":
             run.start_node(name, SLOW)
-        assert_ends_well(run)
+        assert_ends_well(run, store)

@@ -24,6 +24,7 @@ from atoll.protocol.errors import NotYetError, PeerError
 from atoll.protocol.layout import Layout, Manifest, Role, TensorSpec
 from atoll.protocol.plans import plan_digest
 from atoll.protocol.v1 import peer_pb2
+from tests.harness.calls import ENDED, write
 from tests.harness.relay import Relay
 from tests.harness.sites import (
     PACE,
@@ -75,7 +76,7 @@ async def stream_to(site: Site, plan: Any, member: Site) -> AsyncIterator[grpc.a
     method: grpc.aio.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(EXCHANGE_METHOD)
     call = method()
     try:
-        await call.write(peer_pb2.ExchangeRequest(open=opening).SerializeToString())
+        await write(call, peer_pb2.ExchangeRequest(open=opening).SerializeToString())
         await call.read()  # what is held
         yield call
     finally:
@@ -100,12 +101,11 @@ def test_a_contributor_that_trickles_is_named_by_the_reducer(tmp_path: Path) -> 
             plan = replace(plan, trees=tuple(replace(tree, parents=(-1, 0)) for tree in plan.trees))
             exchange = first.begin(plan)
             async with stream_to(first, plan, second) as call:
-                await call.write(contribution(second, second.data.chunks[0]))
+                await write(call, contribution(second, second.data.chunks[0]))
                 running = asyncio.create_task(exchange.run())
                 for chunk in second.data.chunks[1:-1]:
-                    if running.done():
-                        break
-                    await call.write(contribution(second, chunk))
+                    with suppress(*ENDED):  # the attempt may end while it is written
+                        await write(call, contribution(second, chunk))
                     await asyncio.wait({running}, timeout=0.25)
             with pytest.raises(PeerError, match=r"site 2.*only \d+ bytes in \d\.\d s") as caught:
                 await running
@@ -124,15 +124,17 @@ def test_what_was_sent_before_and_empty_messages_are_no_progress(tmp_path: Path)
             plan = star_plan(run.layout, run.sites, stall_limit_s=1)
             running = asyncio.create_task(first.begin(plan).run())
             own = [c for c in first.data.chunks if c % 2 == 0]
-            async with stream_to(first, plan, second) as call:
-                while not running.done():
-                    await call.write(contribution(second, own[0]))
-                    await asyncio.wait({running}, timeout=0.1)
+            with suppress(*ENDED):  # the attempt may end while it is written
+                async with stream_to(first, plan, second) as call:
+                    while not running.done():
+                        await write(call, contribution(second, own[0]))
+                        await asyncio.wait({running}, timeout=0.1)
             with pytest.raises(PeerError, match=r"site 2.*no byte for 1\.0 s"):
                 await running
             again = asyncio.create_task(first.begin(replace(plan, attempt=2)).run())
             async with stream_to(first, replace(plan, attempt=2), second) as call:
-                await call.write(peer_pb2.ExchangeRequest(contribution=peer_pb2.Parts()).SerializeToString())
+                with suppress(*ENDED):
+                    await write(call, peer_pb2.ExchangeRequest(contribution=peer_pb2.Parts()).SerializeToString())
                 with pytest.raises(grpc.aio.AioRpcError, match="without contributions"):
                     await read_to_the_end(call)
             await ended(again)
@@ -154,10 +156,10 @@ def test_a_contribution_that_is_begun_again_and_again_is_no_progress_for_ever(tm
             for _ in range(200):
                 if running.done():
                     break
-                with suppress(grpc.RpcError):  # the attempt may end before a stream is opened, or while it is written
+                with suppress(*ENDED):  # the attempt may end before a stream is opened, or while it is written
                     async with stream_to(first, plan, second) as call:
                         for part in parts:
-                            await call.write(part)
+                            await write(call, part)
                         await asyncio.wait({running}, timeout=0.05)
             assert running.done()
             with pytest.raises(PeerError, match=r"site 2.*no byte for 0\.6 s"):
@@ -179,7 +181,7 @@ def test_who_takes_its_payloads_again_and_again_gets_nobody_any_further(tmp_path
             running = asyncio.create_task(first.begin(plan).run())
             async with stream_to(first, plan, second) as call:
                 for chunk in second.data.chunks:
-                    await call.write(contribution(second, chunk))
+                    await write(call, contribution(second, chunk))
                 await running
             moved = [first.hub.counters.moved_bytes]
             for _ in range(8):
@@ -207,7 +209,7 @@ def test_a_peer_that_never_reads_its_payloads_is_cut_off(tmp_path: Path, caplog:
                 for chunk in second.data.chunks:
                     data = second.data.contribution(chunk)
                     for frame in pack_frames([Encoded(chunk, data, second.data.payload_hash(data))]):
-                        await call.write(frame)
+                        await write(call, frame)
                 await running
                 await until(lambda: "site 2 (run sites, sync 1, attempt 1) has taken no byte for 1.0 s" in caplog.text)
 

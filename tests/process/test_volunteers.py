@@ -35,7 +35,7 @@ def test_all_that_a_site_sends_is_within_what_its_owner_gives(tmp_path: Path) ->
         run.wait_for_contributors("ab")
 
         def metrics() -> dict[str, float]:
-            with urllib.request.urlopen(f"http://{page}/metrics", timeout=10) as answer:
+            with urllib.request.urlopen(f"http://{page}/metrics", timeout=60) as answer:
                 families = text_string_to_metric_families(answer.read().decode())
                 return {sample.name: sample.value for family in families for sample in family.samples}
 

@@ -36,7 +36,7 @@ signal.signal(signal.SIGTERM, lambda *a: sys.exit(0))
 print("ready", flush=True)
 while True: time.sleep(1)
 """
-LIMIT_S = 30.0
+LIMIT_S = 60.0
 
 
 def script(text: str) -> list[str]:

@@ -97,13 +97,13 @@ def test_who_reads_as_it_is_closed_ends_that_and_nobody_reads_after_it(
 
     def slow(data: bytes) -> bytes:
         reads.set()
-        assert may_go_on.wait(5)
+        assert may_go_on.wait(60)
         return chunk_hash(data)
 
     monkeypatch.setattr(File, "hashed", staticmethod(slow))
     with ThreadPoolExecutor(1) as pool:
         reading = pool.submit(file.read, 7)
-        assert reads.wait(5)
+        assert reads.wait(60)
         file.remove()
         may_go_on.set()
         assert reading.result() == CHUNKS[7]

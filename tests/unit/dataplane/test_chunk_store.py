@@ -136,7 +136,7 @@ def test_as_many_records_are_replaced_at_once_as_the_store_was_made_for(tmp_path
     all_at_once = threading.Barrier(num)
 
     def fill(record: Bytes) -> None:
-        all_at_once.wait(10)
+        all_at_once.wait(60)
         record[:] = 7
 
     with ThreadPoolExecutor(num) as pool:

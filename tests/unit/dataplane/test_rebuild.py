@@ -256,13 +256,13 @@ def test_a_record_is_found_while_another_thread_takes_snapshots_away(
         num_looked_at += 1
         if num_looked_at == 2:
             is_reading.set()
-            assert are_gone.wait(5)
+            assert are_gone.wait(60)
         return version(file, chunk)
 
     def while_it_is_read(path: Path, missing_ok: bool = False) -> None:
         if not readers:
             readers.append(pool.submit(site.rebuilder.record_at, chunk=1, commit=1))
-            assert is_reading.wait(5)
+            assert is_reading.wait(60)
         unlink(path, missing_ok=missing_ok)
 
     monkeypatch.setattr(SnapshotFile, "version", slow_after_the_first)

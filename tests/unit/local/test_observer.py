@@ -78,7 +78,7 @@ def test_metrics_are_read_on_the_event_loop_where_they_change(tmp_path: Path) ->
         return [], []
 
     def scrape(address: str) -> str:
-        with urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as answer:
+        with urllib.request.urlopen(f"http://{address}/metrics", timeout=60) as answer:
             return str(answer.read().decode())
 
     async def main() -> str:

@@ -544,11 +544,11 @@ def test_nothing_is_written_after_a_commit_has_failed(home: Home, monkeypatch: p
 
     def apply(chunk: int, *_: Any) -> None:
         if chunk == 0:
-            assert writing.wait(10)
+            assert writing.wait(60)
             threading.Timer(0.1, go_on.set).start()
             raise StateError("the payload of chunk 0 is damaged")
         writing.set()
-        assert go_on.wait(10)
+        assert go_on.wait(60)
         written.set()
 
     monkeypatch.setattr(plane.outer, "apply", apply)

@@ -94,7 +94,7 @@ def test_it_says_so_now_and_then_and_never_twice_at_once(monkeypatch: pytest.Mon
     def stuck(_: Path) -> Resources:
         nonlocal num_asked
         num_asked += 1
-        assert may_go_on.wait(20)
+        assert may_go_on.wait(60)
         return Resources()
 
     async def main() -> None:

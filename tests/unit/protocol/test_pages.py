@@ -18,7 +18,7 @@ from atoll.protocol.page_access import Access, ByToken
 from atoll.protocol.trust import certificates
 from atoll.protocol.trust.server_tls import ServerTls
 
-LIMIT_S = 20.0
+LIMIT_S = 60.0
 BODY = b"x" * 100_000
 
 

@@ -43,7 +43,7 @@ async def probed(port: int, handshake: transport.Handshake | None) -> grpc.Statu
     channel = transport.open_channel(f"127.0.0.1:{port}", handshake=handshake, max_message_bytes=1000)
     try:
         call: Any = channel.unary_unary(PROBE_METHOD)
-        assert await call(b"who", timeout=5) == b"b"
+        assert await call(b"who", timeout=60) == b"b"
     except grpc.aio.AioRpcError as error:
         return error.code()
     finally:

@@ -33,7 +33,7 @@ from tests.harness.memory_store import MemoryStore
 from tests.harness.sites import until
 from tests.harness.sockets import free_address
 
-LIMIT_S = 20.0
+LIMIT_S = 60.0
 SETTINGS = some_settings(run_id="run")
 
 
