@@ -9,12 +9,16 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from atoll.protocol.audit_messages import (
+    KEPT_SYNCS,
+    NO_ERROR,
     AuditChunk,
     AuditOutcome,
     ChunkAudited,
+    ErrorsBefore,
     FalsePayload,
     Made,
     Signature,
+    SignedErrors,
 )
 from atoll.protocol.deposit_messages import Deposit, Deposits, DepositsReturned, ReturnDeposits
 from atoll.protocol.dispute_messages import (
@@ -234,6 +238,7 @@ class Done(SiteMessage):
     averaged: Averaged | None = None
     payloads_root: bytes = bounded(32, b"")
     signature: Signature | None = None
+    errors: SignedErrors | None = None
 
 
 class Direction(IntEnum):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from atoll.node.dataplane.kept_contributions import KEPT_SYNCS
+from atoll.protocol.messages import KEPT_SYNCS
 from atoll.node.dataplane.places import PlaceMap, error_sizes, spares_for
 from atoll.protocol.codecs.table import SPARSE
 from atoll.protocol.digest import DIGEST_BYTES

@@ -16,7 +16,7 @@ import pytest
 from atoll.cli.main import main
 from atoll.node.dataplane import false_payload
 from atoll.node.dataplane.averages import recomputed
-from atoll.node.dataplane.kept_contributions import KEPT_SYNCS, Kept, KeptContributions
+from atoll.node.dataplane.kept_contributions import Kept, KeptContributions
 from atoll.node.exchange.auditing import Auditor
 from atoll.node.exchange.catchup.expected_donors import ExpectedDonors
 from atoll.node.exchange.peers.counters import Counters
@@ -29,7 +29,7 @@ from atoll.protocol.disk import Disk
 from atoll.protocol.errors import AtollError, ConfigError, InvalidMessage, RefusedError, StateError
 from atoll.protocol.hash_tree import HashTree
 from atoll.protocol.layout import Layout, Manifest, Role, TensorSpec
-from atoll.protocol.messages import AuditChunk, AuditOutcome, ChunkAudited, FalsePayload, Header, Made, Member
+from atoll.protocol.messages import KEPT_SYNCS, AuditChunk, AuditOutcome, ChunkAudited, FalsePayload, Header, Made, Member
 from atoll.protocol.plans import payload_hash
 from atoll.protocol.settings import RunSettings
 from atoll.protocol.spec import spec_of
