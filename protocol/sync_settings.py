@@ -278,8 +278,6 @@ def _check_audits(sync: SyncSettings) -> None:
     problem = ""
     if sync.steps_at_nodes:
         problem = f'sync.strategy = "{sync.strategy}", in which commits are made faster than they are audited'
-    elif sync.error_feedback_down:
-        problem = f"sync.error_feedback_down = {sync.error_feedback_down}: only the reducer has what its codec lost"
     elif sync.robust == "clip" and sync.codec_down != BUNDLE:
         problem = f'sync.robust = "clip" with codec {sync.codec_up}, whose norms differ in their last bits by machine'
     if problem:

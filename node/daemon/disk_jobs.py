@@ -17,10 +17,10 @@ from atoll.node.daemon.shell import Shell, fatal
 from atoll.node.dataplane import false_payload
 from atoll.node.dataplane.kept_contributions import KeptContributions, check_parts
 from atoll.node.exchange.auditing import Auditor
-from atoll.node.exchange.sync.audited_errors import AuditedErrors
 from atoll.node.exchange.catchup.donor_client import dialled
 from atoll.node.exchange.peers.dialer import Purpose
 from atoll.node.exchange.peers.progress import Pace
+from atoll.node.exchange.sync.audited_errors import AuditedErrors
 from atoll.protocol import messages as m
 from atoll.protocol.errors import AtollError, InvalidMessage, NonFiniteError, PeerError, StateError
 from atoll.protocol.payload_lists import listed

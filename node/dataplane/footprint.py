@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from atoll.protocol.messages import KEPT_SYNCS
 from atoll.node.dataplane.places import PlaceMap, error_sizes, spares_for
 from atoll.protocol.codecs.table import SPARSE
 from atoll.protocol.digest import DIGEST_BYTES
 from atoll.protocol.layout import DTYPE_BYTES, Layout, Role
 from atoll.protocol.log_length import LogLength
+from atoll.protocol.messages import KEPT_SYNCS
 from atoll.protocol.recompute import record_bytes
 from atoll.protocol.settings import RunSettings
 from atoll.protocol.spec import specs_of

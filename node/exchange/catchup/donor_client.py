@@ -150,7 +150,7 @@ class DonorClient:
             header=wire.to_proto(self.header), of_sync=attempt.sync, of_term=attempt.term, of_attempt=attempt.attempt,
             chunks=[chunk],
         )  # fmt: skip
-        left, asked = self._asked([chunk], lambda _: num_bytes)
+        _, asked = self._asked([chunk], lambda _: num_bytes)
         said: peer_pb2.ErrorGiven | None = None
         items: list[Encoded] = []
         async for data in self._call(FETCH_PAYLOADS_METHOD, request):

@@ -156,7 +156,7 @@ class DonorServer:
 
     async def _error(self, request: peer_pb2.FetchPayloadsRequest, chunks: Sequence[int]) -> AsyncGenerator[bytes]:
         """Frames of what this site added, as a reducer, to its average of one chunk, and what says so. Other requests
-        are not in its way: a reducer that does not give its error may be judged. Raises StateError if it is not here."""
+        are not in its way: a reducer that gives no error may be judged. Raises StateError if it is not here."""
         errors, site_id = self.errors, request.header.site_id
         if errors is None or len(chunks) != 1:
             raise StateError("what this site added to its averages is not kept here")

@@ -1,8 +1,8 @@
 """What a reducer says, and gives to auditors, of the errors that it adds to its averages (`average_errors.py`).
 
-With Done it signs two roots over its chunks: of the hashes of what it added, and of what its codec left. An error counts
-only after an attempt whose roots it has signed, and under the coordinator's start that heard them. What has counted is
-kept for auditors until the audits of the average that it was added to are over. See
+With Done it signs two roots over its chunks: of the hashes of what it added, and of what its codec left. An error
+counts only after an attempt whose roots it has signed, and under the coordinator's start that heard them. What has
+counted is kept for auditors until the audits of the average that it was added to are over. See
 docs/decisions/0069-audited-reducers.md.
 """
 
@@ -83,9 +83,7 @@ class AuditedErrors:
             note = self._notes.get(attempt, {}).get(chunk) if attempt is not None else None
         return error if note is not None and hash_of(error) == note.after else NOTHING
 
-    def note(
-        self, attempt: AttemptKey, chunk: int, earlier: AttemptKey | None, added: Floats, left: Floats
-    ) -> None:
+    def note(self, attempt: AttemptKey, chunk: int, earlier: AttemptKey | None, added: Floats, left: Floats) -> None:
         """An average was made."""
         note = _Note(hash_of(added), hash_of(left), earlier if added.size else None)
         with self._lock:
