@@ -22,6 +22,7 @@ from atoll.node.exchange.catchup.expected_donors import ExpectedDonors
 from atoll.node.exchange.peers.counters import Counters
 from atoll.node.exchange.peers.frames import Encoded, PartAssembler, pack_frames
 from atoll.node.exchange.peers.progress import Pace
+from atoll.node.exchange.sync.average_errors import AverageErrors
 from atoll.node.exchange.sync.roots import Roots
 from atoll.protocol import PROTOCOL_VERSION
 from atoll.protocol.codecs import kernels
@@ -200,6 +201,7 @@ def audit(
                 layout=LAYOUT,
                 log=payload_log,
                 kept=KeptContributions(tmp_path / "own"),
+                errors=AverageErrors(pool),
                 header=lambda: Header(protocol_version=PROTOCOL_VERSION, run_id="r", site_id=9, incarnation=1),
                 dialled=None,  # type: ignore[arg-type]
                 expected=ExpectedDonors(),
@@ -336,7 +338,6 @@ def test_an_audit_that_fits_no_sync_is_unknown(tmp_path: Path, changes: dict[str
     ("changes", "problem"),
     [
         ({"robust": "clip"}, "differ in their last bits by machine"),
-        ({"error_feedback_down": 0.5}, "only the reducer has what its codec lost"),
         ({"strategy": "gradient", "every": 1, "overlap_steps": 0}, "faster than they are audited"),
     ],
 )
