@@ -82,6 +82,13 @@ def audited_shape(seed: int, *, num_sites: int, num_syncs: int) -> Shape:
     )
 
 
+def with_errors(seed: int, *, num_syncs: int) -> Shape:
+    """The same, where what codecs lose of averages is fed back."""
+    shape = audited_shape(seed, num_sites=4, num_syncs=num_syncs)
+    sync = replace(shape.settings.sync, error_feedback_down=0.75 + 0.25 * (seed % 2))
+    return replace(shape, settings=replace(shape.settings, sync=sync))
+
+
 def lies_as_reducer(world: World, node: SimNode, lies: Callable[[], bool], lied: Callable[[int], None]) -> None:
     """Payloads that it makes are of the first contribution alone, whenever `lies` says so."""
     assert node.node is not None

@@ -30,7 +30,16 @@ from atoll.protocol.disk import Disk
 from atoll.protocol.errors import AtollError, ConfigError, InvalidMessage, RefusedError, StateError
 from atoll.protocol.hash_tree import HashTree
 from atoll.protocol.layout import Layout, Manifest, Role, TensorSpec
-from atoll.protocol.messages import KEPT_SYNCS, AuditChunk, AuditOutcome, ChunkAudited, FalsePayload, Header, Made, Member
+from atoll.protocol.messages import (
+    KEPT_SYNCS,
+    AuditChunk,
+    AuditOutcome,
+    ChunkAudited,
+    FalsePayload,
+    Header,
+    Made,
+    Member,
+)
 from atoll.protocol.plans import payload_hash
 from atoll.protocol.settings import RunSettings
 from atoll.protocol.spec import spec_of
