@@ -78,12 +78,14 @@ def footprint(layout: Layout, settings: RunSettings, num_threads: int = 1) -> Fo
 
 
 def _errors(layout: Layout, settings: RunSettings, num_spares: int) -> list[tuple[str, int]]:
-    """Errors of averages: of the last commit and of the attempt under way, for a site that reduces every chunk."""
+    """Errors of averages: of the last commit and of the attempt under way, for a site that reduces every chunk; with
+    audits, of the syncs before too."""
     sizes, found = error_sizes(layout), []
     if settings.sync.error_feedback:
         found.append(("error feedback", PlaceMap(sizes, num_spares).file_bytes + INDEX_BYTES * len(sizes)))
     if settings.sync.error_feedback_down:
-        found.append(("error feedback of averages, at most", 2 * sum(sizes)))
+        num_kept = KEPT_SYNCS + settings.sync.most_in_flight if settings.sync.audits else 0
+        found.append(("error feedback of averages, at most", (2 + num_kept) * sum(sizes)))
     return found
 
 
