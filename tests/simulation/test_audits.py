@@ -84,7 +84,7 @@ def test_with_errors_of_averages_a_reducer_that_gives_none_or_others_is_named_an
     assert (set(found.offences), found.silences, found.faults) == ({found.liar}, {}, {}), outcome.story
 
 
-@seeds(12, every=12)
+@seeds(8, every=8)
 def test_cut_links_and_starts_anew_make_nobody_a_liar(seeds: Sequence[int]) -> None:
     for seed in seeds:
         outcome, found = audits.schedule(seed, audits.weather, shape=audits.with_errors(seed, num_syncs=8))

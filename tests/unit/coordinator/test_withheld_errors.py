@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 
 from atoll.protocol import messages as m
+from atoll.protocol.plans import reducing
 from tests.harness.audited_story import RIGHT, TRUTH, UNKNOWN, WRONG, Audited
 from tests.harness.coordinator_story import a_hash
 
@@ -114,6 +115,9 @@ def test_one_that_was_started_again_is_not_judged_and_averages_nothing_for_a_whi
     assert max(story.withheld_from.values()) == 1
     assert not story.evicted()
     assert story.view.num_audits_unknown == 1
+    site_id = story.sites[reducer].site_id
+    plans = [p for p in story.plans().values() if site_id in {c.site_id for c in p.contributors}]
+    assert any(site_id not in reducing(plan) for plan in plans)
 
 
 def test_what_may_not_be_kept_any_more_is_not_asked_for_as_little_as_of_a_site_without_a_witness() -> None:
