@@ -22,8 +22,6 @@ class AuditOutcome(IntEnum):
     UNKNOWN = 3
 
 
-KEPT_SYNCS = 8
-"""That are over: what an audit and those that settle it ask for is kept by sites so long."""
 NO_ERROR = bytes(DIGEST_BYTES)
 """In place of the hash of an error, where there is none."""
 MAX_ERROR_BYTES = 4 * MAX_CHUNK_ELEMENTS

@@ -98,7 +98,7 @@ def audited_shape(seed: int, *, num_sites: int, num_syncs: int) -> Shape:
 def with_errors(seed: int, *, num_syncs: int) -> Shape:
     """The same, where what codecs lose of averages is fed back."""
     shape = audited_shape(seed, num_sites=4, num_syncs=num_syncs)
-    sync = replace(shape.settings.sync, error_feedback_down=0.75 + 0.25 * (seed % 2))
+    sync = replace(shape.settings.sync, error_feedback_down=0.75 + 0.25 * (seed % 2), log_commits=16)
     return replace(shape, settings=replace(shape.settings, sync=sync))
 
 

@@ -347,6 +347,7 @@ def test_an_audit_that_fits_no_sync_is_unknown(tmp_path: Path, changes: dict[str
     ("changes", "problem"),
     [
         ({"robust": "clip"}, "differ in their last bits by machine"),
+        ({"error_feedback_down": 0.5, "log_commits": 8}, "needs payloads of 9 commits"),
         ({"strategy": "gradient", "every": 1, "overlap_steps": 0}, "faster than they are audited"),
     ],
 )
