@@ -12,8 +12,9 @@ from pathlib import Path
 import numpy as np
 
 from atoll.node.dataplane.averages import recomputed
-from atoll.node.dataplane.kept_contributions import KEPT_SYNCS, KeptContributions
+from atoll.node.dataplane.kept_contributions import KeptContributions
 from atoll.protocol.codecs import kernels
+from atoll.protocol.messages import KEPT_SYNCS
 from atoll.protocol.plans import payload_hash
 from atoll.protocol.spec import spec_of
 from atoll.protocol.sync_settings import SyncSettings

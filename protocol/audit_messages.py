@@ -12,6 +12,7 @@ from atoll.protocol.digest import DIGEST_BYTES
 from atoll.protocol.fields import MAX_MEMBERS, CoordinatorMessage, SiteMessage, bounded, digest
 from atoll.protocol.hash_tree import MAX_PROOF_BYTES
 from atoll.protocol.members import Member
+from atoll.protocol.sync_settings import MAX_CHUNK_ELEMENTS
 
 
 class AuditOutcome(IntEnum):
@@ -21,6 +22,9 @@ class AuditOutcome(IntEnum):
     UNKNOWN = 3
 
 
+NO_ERROR = bytes(DIGEST_BYTES)
+"""In place of the hash of an error, where there is none."""
+MAX_ERROR_BYTES = 4 * MAX_CHUNK_ELEMENTS
 MAX_SIGNATURE_BYTES = 80
 """Of ECDSA with P-256, DER: 72 at most."""
 MAX_CERTIFICATE_BYTES = 4096
@@ -33,12 +37,28 @@ class Signature:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SignedErrors:
+    before: bytes = digest()
+    after: bytes = digest()
+    signature: Signature | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Made:
     site_id: int
     first_chunks: tuple[int, ...] = bounded(MAX_MEMBERS)
     nums_chunks: tuple[int, ...] = bounded(MAX_MEMBERS)
     root: bytes = digest()
     signature: Signature | None = None
+    errors: SignedErrors | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ErrorsBefore:
+    sync: int
+    term: int
+    attempt: int
+    made: Made
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +75,7 @@ class AuditChunk(CoordinatorMessage):
     chunk: int
     signatures: tuple[Signature, ...] = bounded(MAX_MEMBERS, ())
     made: Made | None = None
+    before: ErrorsBefore | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +97,11 @@ class FalsePayload:
     payload_place: int
     num_payloads: int
     payload_proof: bytes = bounded(MAX_PROOF_BYTES)
+    error_beta: float = 0.0
+    error: bytes = bounded(MAX_ERROR_BYTES, b"")
+    error_proof: bytes = bounded(MAX_PROOF_BYTES, b"")
+    left_hash: bytes = bounded(DIGEST_BYTES, b"")
+    left_proof: bytes = bounded(MAX_PROOF_BYTES, b"")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,3 +112,4 @@ class ChunkAudited(SiteMessage):
     silent_site_ids: tuple[int, ...] = bounded(MAX_MEMBERS, ())
     refuted_site_ids: tuple[int, ...] = bounded(MAX_MEMBERS, ())
     text: str = bounded(1024, "")
+    withheld: bool = False

@@ -9,12 +9,15 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from atoll.protocol.audit_messages import (
+    NO_ERROR,
     AuditChunk,
     AuditOutcome,
     ChunkAudited,
+    ErrorsBefore,
     FalsePayload,
     Made,
     Signature,
+    SignedErrors,
 )
 from atoll.protocol.deposit_messages import Deposit, Deposits, DepositsReturned, ReturnDeposits
 from atoll.protocol.dispute_messages import (
@@ -35,6 +38,7 @@ from atoll.protocol.layout import MAX_GROUPS
 from atoll.protocol.logged import Logged, LoggedValue
 from atoll.protocol.members import MAX_ENDPOINTS, Endpoint, Member
 from atoll.protocol.product_messages import Influences, Products
+from atoll.protocol.sync_settings import KEPT_SYNCS
 
 MAX_LOG_COMMITS = 4096
 MAX_FRAGMENTS = 1 << 10
@@ -234,6 +238,7 @@ class Done(SiteMessage):
     averaged: Averaged | None = None
     payloads_root: bytes = bounded(32, b"")
     signature: Signature | None = None
+    errors: SignedErrors | None = None
 
 
 class Direction(IntEnum):

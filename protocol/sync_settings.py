@@ -21,6 +21,8 @@ USUAL_LOG_COMMITS = 32
 MAX_COMPARED_SITES = 64
 MAX_AUDITS = 64
 MAX_CHUNK_ELEMENTS = 1 << 24
+KEPT_SYNCS = 8
+"""That are over: what an audit and those that settle it ask for is kept by sites so long."""
 MAX_COMPARED_ELEMENTS = 1 << 26
 """To cut the highest and the lowest of each element, or to multiply contributions with each other, a thread of a
 reducer holds a chunk of every site in memory."""
@@ -279,8 +281,11 @@ def _check_audits(sync: SyncSettings) -> None:
     problem = ""
     if sync.steps_at_nodes:
         problem = f'sync.strategy = "{sync.strategy}", in which commits are made faster than they are audited'
-    elif sync.error_feedback_down:
-        problem = f"sync.error_feedback_down = {sync.error_feedback_down}: only the reducer has what its codec lost"
+    elif sync.error_feedback_down and (sync.log_commits or USUAL_LOG_COMMITS) < KEPT_SYNCS + sync.fragments:
+        problem = (
+            f"sync.error_feedback_down = {sync.error_feedback_down} and sync.log_commits = {sync.log_commits}: what "
+            f"settles whether a reducer keeps silent needs payloads of {KEPT_SYNCS + sync.fragments} commits"
+        )
     elif sync.robust == "clip" and sync.codec_down != BUNDLE:
         problem = f'sync.robust = "clip" with codec {sync.codec_up}, whose norms differ in their last bits by machine'
     if problem:

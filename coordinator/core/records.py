@@ -46,6 +46,8 @@ class SiteRecord:
     """How often audits found it out, and it did not own up."""
     faults: tuple[int, ...] = ()
     """The last commits by which it owned up to what an audit had found."""
+    silences: tuple[int, ...] = ()
+    """The last commits by which it had given auditors nothing of its errors."""
     has_contributed: bool = False
     """Since it was admitted."""
     endpoints: tuple[Endpoint, ...] = ()  # beside the address

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from atoll.protocol.messages import Averaged, LinkUse, Plan, Signature
+from atoll.protocol.messages import Averaged, LinkUse, Plan, Signature, SignedErrors
 
 Outlying = tuple[int, float, float]
 """Whose contribution, its norm, and its limit."""
@@ -33,3 +33,4 @@ class ExchangeFinished:
     averaged: Averaged | None = None
     payloads_root: bytes = b""  # with audits: over the payloads that were made here
     signature: Signature | None = None  # of that; None in plain text
+    errors: SignedErrors | None = None  # with audits and error feedback of averages: of what was made here

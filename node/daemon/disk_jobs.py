@@ -20,6 +20,7 @@ from atoll.node.exchange.auditing import Auditor
 from atoll.node.exchange.catchup.donor_client import dialled
 from atoll.node.exchange.peers.dialer import Purpose
 from atoll.node.exchange.peers.progress import Pace
+from atoll.node.exchange.sync.audited_errors import AuditedErrors
 from atoll.protocol import messages as m
 from atoll.protocol.errors import AtollError, InvalidMessage, NonFiniteError, PeerError, StateError
 from atoll.protocol.payload_lists import listed
@@ -72,6 +73,8 @@ class DiskJobs:
         check_parts(settings.sync, shell.config.site_hosts, shell.config.exchange_processes)
         if settings.sync.audits and self.kept is None:
             self.kept = KeptContributions(shell.home.kept_folder, settings.sync.most_in_flight)
+            if settings.sync.error_feedback_down:
+                shell.hub.average_errors.audited = AuditedErrors(settings.sync.most_in_flight)
         plane.divide(0, shell.config.site_hosts, shell.config.exchange_processes)
         plane.attach_workers(pieces.dtypes)
         return plane
@@ -94,6 +97,7 @@ class DiskJobs:
                 layout=plane.layout,
                 log=plane.log,
                 kept=kept,
+                errors=hub.average_errors,
                 header=hub.identity,
                 dialled=dialled(hub.dialer, Purpose.AUDIT),
                 expected=hub.expected_donors,

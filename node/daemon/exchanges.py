@@ -153,9 +153,11 @@ class Exchanges:
             return
         self._shell.observer.exchanged(loop.time() - started)
         said = result.tokens, result.stood_out, result.links, result.averaged
-        root, signature, words = result.payloads_root, None, self._shell.words
+        root, signature, errors, words = result.payloads_root, None, result.errors, self._shell.words
         if root and words is not None:
             way = spec_of(self._disk.present.settings.sync, plan.base_commit, plan.fragment).trainable
             plan = with_weights(plan, result.tokens, result.influences)
             signature = words.signed(of_payloads(words.run_id, plan, way, self._shell.start_of_site, root))
-        self._shell.handle(ExchangeFinished(plan, result.payload_digest, *said, root, signature))
+            if errors is not None:
+                errors = words.signed_errors(plan, way, self._shell.start_of_site, errors)
+        self._shell.handle(ExchangeFinished(plan, result.payload_digest, *said, root, signature, errors))

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from atoll.node.dataplane.error_feedback import leave_over
 from atoll.node.dataplane.trimming import trimmed_mean
 from atoll.protocol import clipping
 from atoll.protocol.codecs import arithmetic, bundles, kernels, scratch
@@ -65,13 +66,29 @@ def bundle(way: Way, num_elements: int, parts: Sequence[bytes]) -> bytes:
     return bundles.join(num_elements, parts, over_all=over_all, clip=way.clipped)
 
 
-def recomputed(way: Way, num_elements: int, contributions: Contributions) -> bytes:
-    """The payload of these contributions, which are encoded chunks of so many elements, to the bit. Of averages whose
-    errors are not fed back. Raises InvalidMessage, NonFiniteError."""
+def recomputed(
+    way: Way,
+    num_elements: int,
+    contributions: Contributions,
+    error: Floats = arithmetic.NOTHING,
+    left: Floats = arithmetic.NOTHING,
+) -> bytes:
+    """The payload of these contributions, which are encoded chunks of so many elements, to the bit. `error`: what its
+    reducer added; `left`: where what its codec loses is written, if it is not empty. Raises InvalidMessage,
+    NonFiniteError."""
     if way.aggregation.is_bundle:
         return bundle(way, num_elements, [read(of) for _, of in contributions])
     average, weights = scratch.floats("average", num_elements), weights_of(contributions)
     norms = add_up(way, contributions, weights, average)
     if way.robust != "off":
         make_robust(way, contributions, weights, clipping.factors(norms, way.clip), average)
-    return encode(way, average)
+    payload = encode(way, average, error)
+    if left.size:
+        lose(way, average, payload, error, left)
+    return payload
+
+
+def lose(way: Way, average: Floats, payload: bytes, error: Floats, left: Floats) -> None:
+    """`left := average + beta * error - decode(payload)`."""
+    np.copyto(left, average)
+    leave_over(way.down, payload, error, np.float32(way.error_beta_down), left)

@@ -9,14 +9,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
+
 from atoll.node.dataplane.averages import recomputed
 from atoll.protocol import wire
 from atoll.protocol.codecs import kernels
+from atoll.protocol.codecs.arithmetic import NOTHING, Floats
 from atoll.protocol.codecs.table import BUNDLE, CODECS
 from atoll.protocol.disk import Disk, make_folder
 from atoll.protocol.errors import InvalidMessage
 from atoll.protocol.hash_tree import check_proof
-from atoll.protocol.messages import FalsePayload, Member, Signature
+from atoll.protocol.messages import NO_ERROR, FalsePayload, Made, Member, Signature, SignedErrors
 from atoll.protocol.plans import payload_hash
 from atoll.protocol.spec import Aggregation, Contribution, Way
 from atoll.protocol.sync_settings import MAX_CHUNK_ELEMENTS
@@ -67,8 +70,13 @@ def check(found: FalsePayload, roots: Sequence[Certificate]) -> str:
     check_proof(
         made.root, found.num_payloads, found.payload_place, asked.chunk, found.payload_hash, found.payload_proof
     )
-    computed = payload_hash(recomputed(way, found.num_elements, contributions))
-    if computed == found.payload_hash:
+    error, left = NOTHING, NOTHING
+    if way.error_beta_down:
+        word = words.of_errors(found.run_id, asked, start, way.error_beta_down, _errors(made))
+        _check_signed(found, roots, reducer, word, _errors(made).signature)
+        error, left = _error(found, _errors(made)), np.empty(found.num_elements, np.float32)
+    computed = payload_hash(recomputed(way, found.num_elements, contributions, error, left))
+    if computed == found.payload_hash and (not left.size or payload_hash(left.tobytes()) == found.left_hash):
         raise InvalidMessage("the payload is the average of what was contributed")
     names = ", ".join(member.name for member in asked.contributors)
     return (
@@ -78,9 +86,29 @@ def check(found: FalsePayload, roots: Sequence[Certificate]) -> str:
     )
 
 
+def _errors(made: Made) -> SignedErrors:
+    if made.errors is None:
+        raise InvalidMessage("its reducer signed nothing of its errors")
+    return made.errors
+
+
+def _error(found: FalsePayload, errors: SignedErrors) -> Floats:
+    """What its reducer signed that it added; what it left is as it signed too."""
+    if len(found.error) not in (0, 4 * found.num_elements):
+        raise InvalidMessage(f"an error of {len(found.error)} bytes, of {found.num_elements} elements")
+    for root, hash, proof in (
+        (errors.before, payload_hash(found.error) if found.error else NO_ERROR, found.error_proof),
+        (errors.after, found.left_hash, found.left_proof),
+    ):
+        check_proof(root, found.num_payloads, found.payload_place, found.asked.chunk, hash, proof)
+    return np.frombuffer(found.error, np.float32) if found.error else NOTHING
+
+
 def _check_signed(
-    found: FalsePayload, roots: Sequence[Certificate], member: Member, word: bytes, signature: Signature
+    found: FalsePayload, roots: Sequence[Certificate], member: Member, word: bytes, signature: Signature | None
 ) -> bytes:
+    if signature is None:
+        raise InvalidMessage(f"a word of site {member.name} that is not signed")
     return words.check(found.run_id, member.name, word, signature, roots)
 
 
@@ -97,4 +125,5 @@ def _way(found: FalsePayload) -> Way:
         robust=found.robust,
         clip=found.clip,
         trim=found.trim,
+        error_beta_down=found.error_beta,
     )

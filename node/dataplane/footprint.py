@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from atoll.node.dataplane.kept_contributions import KEPT_SYNCS
 from atoll.node.dataplane.places import PlaceMap, error_sizes, spares_for
 from atoll.protocol.codecs.table import SPARSE
 from atoll.protocol.digest import DIGEST_BYTES
 from atoll.protocol.layout import DTYPE_BYTES, Layout, Role
 from atoll.protocol.log_length import LogLength
+from atoll.protocol.messages import KEPT_SYNCS
 from atoll.protocol.recompute import record_bytes
 from atoll.protocol.settings import RunSettings
 from atoll.protocol.spec import specs_of
@@ -84,12 +84,14 @@ def footprint(layout: Layout, settings: RunSettings, num_threads: int = 1) -> Fo
 
 
 def _errors(layout: Layout, settings: RunSettings, num_spares: int) -> list[tuple[str, int]]:
-    """Errors of averages: of the last commit and of the attempt under way, for a site that reduces every chunk."""
+    """Errors of averages: of the last commit and of the attempt under way, for a site that reduces every chunk; with
+    audits, of the syncs before too."""
     sizes, found = error_sizes(layout), []
     if settings.sync.error_feedback:
         found.append(("error feedback", PlaceMap(sizes, num_spares).file_bytes + INDEX_BYTES * len(sizes)))
     if settings.sync.error_feedback_down:
-        found.append(("error feedback of averages, at most", 2 * sum(sizes)))
+        num_kept = KEPT_SYNCS + settings.sync.most_in_flight if settings.sync.audits else 0
+        found.append(("error feedback of averages, at most", (2 + num_kept) * sum(sizes)))
     return found
 
 

@@ -21,12 +21,9 @@ from atoll.protocol.digest import Digest
 from atoll.protocol.disk import disk_error, make_folder
 from atoll.protocol.errors import ConfigError, StateError
 from atoll.protocol.hash_tree import HashTree
+from atoll.protocol.messages import KEPT_SYNCS
 from atoll.protocol.plans import payload_hash
 from atoll.protocol.sync_settings import SyncSettings
-
-KEPT_SYNCS = 8
-"""That are over, for an audit and the third site that settles it: both begin at the commit, or when the one before has
-ended."""
 
 
 def check_parts(sync: SyncSettings, num_hosts: int, num_processes: int) -> None:

@@ -252,8 +252,7 @@ class SyncData:
             name = self.layout.name_of(chunk)
             raise AverageError(f"the average of {_place(name, spec)}: {problem}", name) from None
         if left.size:
-            np.copyto(left, average)
-            leave_over(way.down, payload, error, np.float32(way.error_beta_down), left)
+            averages.lose(way, average, payload, error, left)
         self._look_at(spec, contributions, payload)
         return payload
 

@@ -10,29 +10,48 @@ from __future__ import annotations
 import asyncio
 import logging
 from bisect import bisect_left
-from collections.abc import Callable, Collection
+from collections.abc import Awaitable, Callable, Collection
 from concurrent.futures import Executor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
 
 from atoll.node.dataplane.averages import recomputed
 from atoll.node.dataplane.kept_contributions import KeptContributions
+from atoll.node.dataplane.payload_file import AttemptKey
 from atoll.node.dataplane.payload_log import PayloadLog
+from atoll.node.exchange.added_errors import Refuted, checked, found_hash, made_chunks, signed_errors
 from atoll.node.exchange.catchup.donor_client import Ask, DonorClient
 from atoll.node.exchange.catchup.expected_donors import ExpectedDonors
 from atoll.node.exchange.peers.counters import Counters
 from atoll.node.exchange.peers.frames import Encoded
 from atoll.node.exchange.peers.progress import Pace
+from atoll.node.exchange.sync.audited_errors import Given, hash_of
+from atoll.node.exchange.sync.average_errors import AverageErrors
 from atoll.node.exchange.sync.roots import made_tree
 from atoll.protocol.codecs import kernels
+from atoll.protocol.codecs.arithmetic import NOTHING, Floats
 from atoll.protocol.errors import AtollError, HostError, InvalidMessage, NotYetError, PeerError, StateError
 from atoll.protocol.hash_tree import check_proof
 from atoll.protocol.layout import DTYPE_BYTES, Layout, Role
-from atoll.protocol.messages import AuditChunk, AuditOutcome, ChunkAudited, Donor, FalsePayload, Header, Made, Member
+from atoll.protocol.messages import (
+    AuditChunk,
+    AuditOutcome,
+    ChunkAudited,
+    Donor,
+    ErrorsBefore,
+    FalsePayload,
+    Header,
+    Made,
+    Member,
+    SignedErrors,
+)
 from atoll.protocol.plans import payload_hash
 from atoll.protocol.settings import RunSettings
 from atoll.protocol.spec import Way, spec_of
-from atoll.protocol.trust.words import Words, of_contributions, of_payloads
+from atoll.protocol.trust.words import Words, of_contributions, of_errors, of_payloads
 
 log = logging.getLogger("atoll.node")
 
@@ -43,8 +62,11 @@ RETRY_S = 0.5
 """A contributor serves few at once, and others may be asking it."""
 
 
-class _Refuted(InvalidMessage):
-    """What a contributor gave is not what its root is over."""
+_T = TypeVar("_T")
+
+
+class _Withheld(PeerError):
+    """A reducer does not give its own error."""
 
 
 @dataclass(eq=False, kw_only=True)
@@ -55,6 +77,7 @@ class Auditor:
     layout: Layout
     log: PayloadLog
     kept: KeptContributions
+    errors: AverageErrors
     header: Callable[[], Header]
     dialled: Ask
     expected: ExpectedDonors
@@ -88,12 +111,22 @@ class Auditor:
         loop = asyncio.get_running_loop()
         if refuted := await loop.run_in_executor(self.pool, self._check_words, asked):
             return _unknown(asked, "what its reducer signed is not over the payloads of it", refuted=refuted)
-        expected = await loop.run_in_executor(self.pool, self._payload_hash, asked)
+        expected = made_hash = await loop.run_in_executor(self.pool, self._payload_hash, asked)
+        error, given = NOTHING, None
+        if way.error_beta_down:
+            reducer, _ = signed_errors(asked)
+            try:
+                error, given = await self._added(asked)
+            except Refuted as problem:
+                return _unknown(asked, str(problem), refuted=[reducer.site_id])
+            except AtollError as problem:
+                return _unknown(asked, str(problem), silent=[reducer.site_id], withheld=isinstance(problem, _Withheld))
+            expected = found_hash(made_hash, given.after_hash)
         found: list[Encoded | AtollError] = []
         for first in range(0, len(asked.contributors), AT_ONCE):
             places = range(first, min(first + AT_ONCE, len(asked.contributors)))
             found += await asyncio.gather(*(self._contribution(asked, place, way) for place in places))
-        refuted = [c.site_id for c, of in zip(asked.contributors, found, strict=True) if isinstance(of, _Refuted)]
+        refuted = [c.site_id for c, of in zip(asked.contributors, found, strict=True) if isinstance(of, Refuted)]
         silent = [c.site_id for c, of in zip(asked.contributors, found, strict=True) if isinstance(of, AtollError)]
         if silent:
             why = next(str(of) for of in found if isinstance(of, AtollError))
@@ -103,10 +136,17 @@ class Auditor:
         contributions = [(w, of.data) for w, of in zip(weights, found, strict=True) if isinstance(of, Encoded)]
         num_elements = self.layout.chunks[asked.chunk].num_elements
 
+        def compute() -> bytes:
+            if not way.error_beta_down:
+                return payload_hash(recomputed(way, num_elements, contributions))
+            left = np.empty(num_elements, np.float32)
+            payload = payload_hash(recomputed(way, num_elements, contributions, error, left))
+            return found_hash(payload, hash_of(left))
+
         def work() -> bytes:
-            computed = payload_hash(recomputed(way, num_elements, contributions))
+            computed = compute()
             if computed != expected:  # a bit that flipped here is found, before another site is blamed for it
-                computed = payload_hash(recomputed(way, num_elements, contributions))
+                computed = compute()
             return computed
 
         computed = await loop.run_in_executor(self.pool, work)
@@ -117,10 +157,12 @@ class Auditor:
                 asked.chunk, asked.commit, expected.hex()[:12], computed.hex()[:12],
             )  # fmt: skip
             items = [of for of in found if isinstance(of, Encoded)]
-            await loop.run_in_executor(self.pool, self._keep_evidence, asked, way, items, expected)
+            await loop.run_in_executor(self.pool, self._keep_evidence, asked, way, items, made_hash, given)
         return ChunkAudited(number=asked.number, outcome=outcome, payload_hash=computed)
 
-    def _keep_evidence(self, asked: AuditChunk, way: Way, items: list[Encoded], made_hash: bytes) -> None:
+    def _keep_evidence(
+        self, asked: AuditChunk, way: Way, items: list[Encoded], made_hash: bytes, given: Given | None
+    ) -> None:
         """In a thread. Without signed words it would show nothing. A disk that is full does not hinder the audit."""
         if self.words is None or self.keep_evidence is None or asked.made is None:
             return
@@ -146,6 +188,15 @@ class Auditor:
             num_payloads=len(made),
             payload_proof=made_tree(payloads, made).proof(place),
         )
+        if given is not None:
+            evidence = replace(
+                evidence,
+                error_beta=way.error_beta_down,
+                error=given.error,
+                error_proof=given.before_proof,
+                left_hash=given.after_hash,
+                left_proof=given.after_proof,
+            )
         try:
             path = self.keep_evidence(evidence)
         except (HostError, OSError) as error:
@@ -161,8 +212,6 @@ class Auditor:
         num_signatures = len(asked.contributors) if self.words is not None else 0
         if len(asked.roots) != len(asked.contributors) or len(asked.signatures) != num_signatures:
             raise InvalidMessage(f"an audit of {len(asked.contributors)} contributors, without the words of each")
-        if asked.made is not None and len(asked.made.first_chunks) != len(asked.made.nums_chunks):
-            raise InvalidMessage(f"an audit of chunk {asked.chunk}, whose reducer made no such chunks")
         if not self.layout.travels(asked.chunk, asked.fragment):
             raise InvalidMessage(f"an audit of chunk {asked.chunk}, which does not fit its sync {asked.sync}")
         if self.layout.chunks[asked.chunk].role is not Role.TRAINABLE:
@@ -188,16 +237,27 @@ class Auditor:
             start = reducer.site_id, reducer.incarnation
             word = of_payloads(self.words.run_id, asked, self._way(asked), start, made.root)
             self.words.check(reducer, word, made.signature)
+            self._check_errors(asked, made, reducer)
         payloads = self.log.held(asked.sync, asked.term, asked.attempt)
         return [] if made_tree(payloads, self._made(asked, made)).root == made.root else [made.site_id]
 
+    def _check_errors(self, asked: AuditChunk, made: Made, reducer: Member) -> None:
+        """What it has signed of its errors, in this attempt and before."""
+        beta = self._way(asked).error_beta_down
+        said: list[tuple[AuditChunk | ErrorsBefore, SignedErrors | None]] = [(asked, made.errors)]
+        if not beta or self.words is None:
+            return
+        if asked.before is not None:
+            said.append((asked.before, asked.before.made.errors))
+        start = reducer.site_id, reducer.incarnation
+        for of, errors in said:
+            if errors is not None:
+                word = of_errors(self.words.run_id, of, start, beta, errors)
+                self.words.check(reducer, word, errors.signature)
+
     def _made(self, asked: AuditChunk, made: Made) -> list[int]:
         """Chunks, ascending."""
-        within = [range(f, f + n) for f, n in zip(made.first_chunks, made.nums_chunks, strict=True)]
-        chunks = [c for c in self.layout.chunks_of(asked.fragment) if any(c in some for some in within)]
-        if asked.chunk not in chunks:
-            raise InvalidMessage(f"chunk {asked.chunk} is none of those that its reducer made")
-        return chunks
+        return made_chunks(self.layout, asked.fragment, made, asked.chunk)
 
     def _payload_hash(self, asked: AuditChunk) -> bytes:
         """Of what all sites have applied. Raises StateError if that is not here any more."""
@@ -216,18 +276,49 @@ class Auditor:
             return error
         return item
 
-    async def _given(self, asked: AuditChunk, member: Member) -> Encoded:
+    async def _added(self, asked: AuditChunk) -> tuple[Floats, Given]:
+        """What the reducer added to its average, and all that it gave to show that. Raises Refuted; _Withheld if it
+        gives nothing."""
+        made, _ = signed_errors(asked)
+        reducer = next(c for c in asked.contributors if c.site_id == made.site_id)
+        try:
+            given = await self._tried(lambda: self._error_of(asked, reducer))
+        except AtollError as problem:
+            raise _Withheld(f"the reducer does not give its own error: {problem}") from None
+        fragment = self.layout.fragment_of[asked.chunk]
+
+        def check() -> Floats:
+            return checked(self.layout, asked, self.log.attempt_of(fragment, asked.base_commit), given)
+
+        return await asyncio.get_running_loop().run_in_executor(self.pool, check), given
+
+    async def _error_of(self, asked: AuditChunk, reducer: Member) -> Given:
+        attempt = AttemptKey(asked.sync, asked.term, asked.attempt, asked.fragment)
+        if self._is_own(reducer):
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(self.pool, self.errors.added, attempt, asked.chunk)
+        num_bytes = 4 * self.layout.chunks[asked.chunk].num_elements
+        return await self._client(asked, reducer).error(attempt, asked.chunk, num_bytes)
+
+    def _is_own(self, member: Member) -> bool:
         me = self.header()
-        if (member.site_id, member.incarnation) == (me.site_id, me.incarnation):
-            return await asyncio.get_running_loop().run_in_executor(self.pool, self._own, asked)
+        return (member.site_id, member.incarnation) == (me.site_id, me.incarnation)
+
+    async def _tried(self, ask: Callable[[], Awaitable[_T]]) -> _T:
+        """Some times, as whoever gives may be busy, or a link down."""
         for attempt in range(1, TRIES + 1):
             try:
-                return await self._fetched(asked, member)
+                return await ask()
             except (NotYetError, PeerError):
                 if attempt == TRIES:
                     raise
             await asyncio.sleep(RETRY_S)
         raise AssertionError("the last try returns or raises")
+
+    async def _given(self, asked: AuditChunk, member: Member) -> Encoded:
+        if self._is_own(member):
+            return await asyncio.get_running_loop().run_in_executor(self.pool, self._own, asked)
+        return await self._tried(lambda: self._fetched(asked, member))
 
     def _own(self, asked: AuditChunk) -> Encoded:
         kept = self.kept.of(asked.sync)
@@ -241,6 +332,9 @@ class Auditor:
         most = spec_of(self.settings.sync, asked.base_commit, asked.fragment).max_bytes(
             spec.role, spec.num_elements, DTYPE_BYTES[self.layout.wire_dtype(spec)]
         )
+        return await self._client(asked, member).contribution(asked.sync, asked.chunk, most)
+
+    def _client(self, asked: AuditChunk, member: Member) -> DonorClient:
         donor = Donor(
             site_id=member.site_id,
             incarnation=member.incarnation,
@@ -249,13 +343,12 @@ class Auditor:
             name=member.name,
         )
         ask = self.expected.ask if member.site_id in self.undialable() else self.dialled
-        client = DonorClient(
+        return DonorClient(
             donor=donor, ask=ask, header=self.header(), counters=self.counters, pace=self.pace, share=AT_ONCE
         )
-        return await client.contribution(asked.sync, asked.chunk, most)
 
     def _check(self, asked: AuditChunk, root: bytes, way: Way, item: Encoded) -> None:
-        """In a thread. Raises _Refuted."""
+        """In a thread. Raises Refuted."""
         chunks = self.layout.chunks_of(asked.fragment)
         try:
             if payload_hash(item.data) != item.hash:
@@ -265,11 +358,16 @@ class Auditor:
             num_elements = self.layout.chunks[asked.chunk].num_elements
             kernels.check(item.data, way.up, num_elements, self.layout.wire_dtype(self.layout.chunks[asked.chunk]))
         except InvalidMessage as error:
-            raise _Refuted(str(error)) from None
+            raise Refuted(str(error)) from None
 
 
 def _unknown(
-    asked: AuditChunk, text: str, *, silent: list[int] | None = None, refuted: list[int] | None = None
+    asked: AuditChunk,
+    text: str,
+    *,
+    silent: list[int] | None = None,
+    refuted: list[int] | None = None,
+    withheld: bool = False,
 ) -> ChunkAudited:
     log.info("audit of chunk %d in commit %d: %s", asked.chunk, asked.commit, text)
     return ChunkAudited(
@@ -278,4 +376,5 @@ def _unknown(
         silent_site_ids=tuple(silent or ()),
         refuted_site_ids=tuple(refuted or ()),
         text=text[:1024],
+        withheld=withheld,
     )

@@ -116,6 +116,7 @@ class Hub:
             pace=pace,
             uplink=self.uplink,
             kept=kept,
+            errors=self.average_errors,
         )
 
     def keep_payloads_in(self, log: AttemptLog) -> None:

@@ -4,8 +4,9 @@ site to it, whatever the coordinator says, and later. The bytes are in docs/prot
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
-from atoll.protocol.audit_messages import AuditChunk, Signature
+from atoll.protocol.audit_messages import AuditChunk, ErrorsBefore, Signature, SignedErrors
 from atoll.protocol.digest import Digest
 from atoll.protocol.errors import InvalidMessage
 from atoll.protocol.members import Member
@@ -37,6 +38,14 @@ def of_payloads(run_id: str, of: Plan | AuditChunk, way: Way, start: Start, root
         way.trim
     )
     return digest.uints(start).data(root).finish()
+
+
+def of_errors(
+    run_id: str, of: Plan | AuditChunk | ErrorsBefore, start: Start, beta: float, errors: SignedErrors
+) -> bytes:
+    """What a reducer added to its averages, times beta, and what its codec left of them, in that attempt."""
+    digest = Digest("atoll/signed-errors/v1").text(run_id).uint(of.sync).uint(of.term).uint(of.attempt).uints(start)
+    return digest.text(repr(float(beta))).data(errors.before).data(errors.after).finish()
 
 
 def is_by(key_digest: bytes, word: bytes, signature: Signature) -> bool:
@@ -78,6 +87,11 @@ class Words:
         shown = self._tls.shown
         key, (certificate, *_) = certificates.key_from_pem(shown.key), certificates.from_pem(shown.certificate)
         return Signature(value=certificates.signature(key, word), certificate=certificates.to_der(certificate))
+
+    def signed_errors(self, plan: Plan, way: Way, start: Start, errors: SignedErrors) -> SignedErrors:
+        """The same roots, with a signature."""
+        word = of_errors(self.run_id, plan, start, way.error_beta_down, errors)
+        return replace(errors, signature=self.signed(word))
 
     def check(self, member: Member, word: bytes, signature: Signature | None) -> None:
         """That start of that site has signed it, by the key by which it signed before: whoever has the root's key can

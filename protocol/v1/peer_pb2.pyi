@@ -394,9 +394,14 @@ class FetchPayloadsRequest(_message.Message):
     COMMIT_FIELD_NUMBER: _builtins.int
     CHUNKS_FIELD_NUMBER: _builtins.int
     OF_SYNC_FIELD_NUMBER: _builtins.int
+    OF_TERM_FIELD_NUMBER: _builtins.int
+    OF_ATTEMPT_FIELD_NUMBER: _builtins.int
     commit: _builtins.int
     of_sync: _builtins.int
     """with audits: not the payloads of a commit, but what the donor contributed to this sync, with proofs"""
+    of_term: _builtins.int
+    """With `of_sync`, and error feedback of averages: the error that the donor added to its average of one chunk, as reducer."""
+    of_attempt: _builtins.int
     @_builtins.property
     def header(self) -> _common_pb2.Header: ...
     @_builtins.property
@@ -410,10 +415,12 @@ class FetchPayloadsRequest(_message.Message):
         commit: _builtins.int = ...,
         chunks: _abc.Iterable[_builtins.int] | None = ...,
         of_sync: _builtins.int = ...,
+        of_term: _builtins.int = ...,
+        of_attempt: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunks", b"chunks", "commit", b"commit", "header", b"header", "of_sync", b"of_sync"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunks", b"chunks", "commit", b"commit", "header", b"header", "of_attempt", b"of_attempt", "of_sync", b"of_sync", "of_term", b"of_term"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -424,20 +431,63 @@ class FetchPayloadsResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     PARTS_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def parts(self) -> _containers.RepeatedCompositeFieldContainer[Global___Part]: ...
+    @_builtins.property
+    def error(self) -> Global___ErrorGiven:
+        """in the first message of an answer that gives one; parts follow if it is not empty"""
+
     def __init__(
         self,
         *,
         parts: _abc.Iterable[Global___Part] | None = ...,
+        error: Global___ErrorGiven | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["parts", b"parts"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "parts", b"parts"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___FetchPayloadsResponse: _TypeAlias = FetchPayloadsResponse  # noqa: Y015
+
+@_typing.final
+class ErrorGiven(_message.Message):
+    """A reducer's own error of a chunk, and what says so. Hashes are zeros where there is no error."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BEFORE_HASH_FIELD_NUMBER: _builtins.int
+    BEFORE_PROOF_FIELD_NUMBER: _builtins.int
+    AFTER_HASH_FIELD_NUMBER: _builtins.int
+    AFTER_PROOF_FIELD_NUMBER: _builtins.int
+    EARLIER_PROOF_FIELD_NUMBER: _builtins.int
+    before_hash: _builtins.bytes
+    """of what it added"""
+    before_proof: _builtins.bytes
+    """that what it signed in the attempt is over that"""
+    after_hash: _builtins.bytes
+    """of what its codec left"""
+    after_proof: _builtins.bytes
+    earlier_proof: _builtins.bytes
+    """that what it signed in the attempt before is over what it added; empty if it added nothing"""
+    def __init__(
+        self,
+        *,
+        before_hash: _builtins.bytes = ...,
+        before_proof: _builtins.bytes = ...,
+        after_hash: _builtins.bytes = ...,
+        after_proof: _builtins.bytes = ...,
+        earlier_proof: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after_hash", b"after_hash", "after_proof", b"after_proof", "before_hash", b"before_hash", "before_proof", b"before_proof", "earlier_proof", b"earlier_proof"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ErrorGiven: _TypeAlias = ErrorGiven  # noqa: Y015
 
 @_typing.final
 class DonateOpen(_message.Message):

@@ -1077,6 +1077,7 @@ class Done(_message.Message):
     AVERAGED_FIELD_NUMBER: _builtins.int
     PAYLOADS_ROOT_FIELD_NUMBER: _builtins.int
     SIGNATURE_FIELD_NUMBER: _builtins.int
+    ERRORS_FIELD_NUMBER: _builtins.int
     sync: _builtins.int
     attempt: _builtins.int
     term: _builtins.int
@@ -1107,6 +1108,10 @@ class Done(_message.Message):
     def signature(self) -> Global___Signature:
         """of that root, by this site; not in plain text"""
 
+    @_builtins.property
+    def errors(self) -> Global___SignedErrors:
+        """with audits and error feedback of averages: of a site that made payloads; else nothing"""
+
     def __init__(
         self,
         *,
@@ -1122,14 +1127,47 @@ class Done(_message.Message):
         averaged: Global___Averaged | None = ...,
         payloads_root: _builtins.bytes = ...,
         signature: Global___Signature | None = ...,
+        errors: Global___SignedErrors | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["averaged", b"averaged", "signature", b"signature", "stood_out", b"stood_out"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["averaged", b"averaged", "errors", b"errors", "signature", b"signature", "stood_out", b"stood_out"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "averaged", b"averaged", "last_commit", b"last_commit", "links", b"links", "payload_digest", b"payload_digest", "payloads_root", b"payloads_root", "signature", b"signature", "state_hash", b"state_hash", "stood_out", b"stood_out", "sync", b"sync", "term", b"term", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "averaged", b"averaged", "errors", b"errors", "last_commit", b"last_commit", "links", b"links", "payload_digest", b"payload_digest", "payloads_root", b"payloads_root", "signature", b"signature", "state_hash", b"state_hash", "stood_out", b"stood_out", "sync", b"sync", "term", b"term", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Done: _TypeAlias = Done  # noqa: Y015
+
+@_typing.final
+class SignedErrors(_message.Message):
+    """What a reducer says of its own errors, of each chunk whose payload it made in an attempt: roots of trees over hashes."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BEFORE_FIELD_NUMBER: _builtins.int
+    AFTER_FIELD_NUMBER: _builtins.int
+    SIGNATURE_FIELD_NUMBER: _builtins.int
+    before: _builtins.bytes
+    """over the errors that it added to its averages; zeros in place of a hash where it added none"""
+    after: _builtins.bytes
+    """over those that its codec left; zeros where errors are not fed back"""
+    @_builtins.property
+    def signature(self) -> Global___Signature:
+        """of both roots, by this site; not in plain text"""
+
+    def __init__(
+        self,
+        *,
+        before: _builtins.bytes = ...,
+        after: _builtins.bytes = ...,
+        signature: Global___Signature | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["signature", b"signature"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "before", b"before", "signature", b"signature"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SignedErrors: _TypeAlias = SignedErrors  # noqa: Y015
 
 @_typing.final
 class Products(_message.Message):
@@ -1970,6 +2008,7 @@ class AuditChunk(_message.Message):
     CHUNK_FIELD_NUMBER: _builtins.int
     SIGNATURES_FIELD_NUMBER: _builtins.int
     MADE_FIELD_NUMBER: _builtins.int
+    BEFORE_FIELD_NUMBER: _builtins.int
     number: _builtins.int
     """of this question, in this term"""
     commit: _builtins.int
@@ -1997,6 +2036,10 @@ class AuditChunk(_message.Message):
     def made(self) -> Global___Made:
         """what the chunk's reducer said in its Done; nothing if it was gone by then"""
 
+    @_builtins.property
+    def before(self) -> Global___ErrorsBefore:
+        """with error feedback of averages; nothing if its reducer said nothing in the attempt before"""
+
     def __init__(
         self,
         *,
@@ -2012,14 +2055,46 @@ class AuditChunk(_message.Message):
         chunk: _builtins.int = ...,
         signatures: _abc.Iterable[Global___Signature] | None = ...,
         made: Global___Made | None = ...,
+        before: Global___ErrorsBefore | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["made", b"made"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["before", b"before", "made", b"made"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "base_commit", b"base_commit", "chunk", b"chunk", "commit", b"commit", "contributors", b"contributors", "fragment", b"fragment", "made", b"made", "number", b"number", "roots", b"roots", "signatures", b"signatures", "sync", b"sync", "term", b"term"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "base_commit", b"base_commit", "before", b"before", "chunk", b"chunk", "commit", b"commit", "contributors", b"contributors", "fragment", b"fragment", "made", b"made", "number", b"number", "roots", b"roots", "signatures", b"signatures", "sync", b"sync", "term", b"term"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___AuditChunk: _TypeAlias = AuditChunk  # noqa: Y015
+
+@_typing.final
+class ErrorsBefore(_message.Message):
+    """What a reducer said of its errors in the attempt that was the last commit of the chunk's fragment before."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SYNC_FIELD_NUMBER: _builtins.int
+    TERM_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
+    MADE_FIELD_NUMBER: _builtins.int
+    sync: _builtins.int
+    term: _builtins.int
+    attempt: _builtins.int
+    @_builtins.property
+    def made(self) -> Global___Made: ...
+    def __init__(
+        self,
+        *,
+        sync: _builtins.int = ...,
+        term: _builtins.int = ...,
+        attempt: _builtins.int = ...,
+        made: Global___Made | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["made", b"made"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "made", b"made", "sync", b"sync", "term", b"term"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ErrorsBefore: _TypeAlias = ErrorsBefore  # noqa: Y015
 
 @_typing.final
 class Made(_message.Message):
@@ -2032,6 +2107,7 @@ class Made(_message.Message):
     NUMS_CHUNKS_FIELD_NUMBER: _builtins.int
     ROOT_FIELD_NUMBER: _builtins.int
     SIGNATURE_FIELD_NUMBER: _builtins.int
+    ERRORS_FIELD_NUMBER: _builtins.int
     site_id: _builtins.int
     root: _builtins.bytes
     @_builtins.property
@@ -2046,6 +2122,10 @@ class Made(_message.Message):
     def signature(self) -> Global___Signature:
         """not in plain text"""
 
+    @_builtins.property
+    def errors(self) -> Global___SignedErrors:
+        """with error feedback of averages"""
+
     def __init__(
         self,
         *,
@@ -2054,10 +2134,11 @@ class Made(_message.Message):
         nums_chunks: _abc.Iterable[_builtins.int] | None = ...,
         root: _builtins.bytes = ...,
         signature: Global___Signature | None = ...,
+        errors: Global___SignedErrors | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["signature", b"signature"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["errors", b"errors", "signature", b"signature"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["first_chunks", b"first_chunks", "nums_chunks", b"nums_chunks", "root", b"root", "signature", b"signature", "site_id", b"site_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["errors", b"errors", "first_chunks", b"first_chunks", "nums_chunks", b"nums_chunks", "root", b"root", "signature", b"signature", "site_id", b"site_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2088,6 +2169,11 @@ class FalsePayload(_message.Message):
     PAYLOAD_PLACE_FIELD_NUMBER: _builtins.int
     NUM_PAYLOADS_FIELD_NUMBER: _builtins.int
     PAYLOAD_PROOF_FIELD_NUMBER: _builtins.int
+    ERROR_BETA_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    ERROR_PROOF_FIELD_NUMBER: _builtins.int
+    LEFT_HASH_FIELD_NUMBER: _builtins.int
+    LEFT_PROOF_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     up: _builtins.str
     """how it was to be averaged, as its reducer signed"""
@@ -2109,6 +2195,16 @@ class FalsePayload(_message.Message):
     """of these"""
     payload_proof: _builtins.bytes
     """that the reducer's root is over it"""
+    error_beta: _builtins.float
+    """with error feedback of averages, as its reducer signed; else 0, and what follows is empty"""
+    error: _builtins.bytes
+    """that the reducer said it added, fp32; empty if it added none"""
+    error_proof: _builtins.bytes
+    """that its first root of errors is over it, or over nothing"""
+    left_hash: _builtins.bytes
+    """of what it said its codec left"""
+    left_proof: _builtins.bytes
+    """that its second root is over it"""
     @_builtins.property
     def asked(self) -> Global___AuditChunk:
         """with the words of all"""
@@ -2141,10 +2237,15 @@ class FalsePayload(_message.Message):
         payload_place: _builtins.int = ...,
         num_payloads: _builtins.int = ...,
         payload_proof: _builtins.bytes = ...,
+        error_beta: _builtins.float = ...,
+        error: _builtins.bytes = ...,
+        error_proof: _builtins.bytes = ...,
+        left_hash: _builtins.bytes = ...,
+        left_proof: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["asked", b"asked"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["aggregation", b"aggregation", "asked", b"asked", "clip", b"clip", "contributions", b"contributions", "down", b"down", "num_chunks", b"num_chunks", "num_elements", b"num_elements", "num_payloads", b"num_payloads", "payload_hash", b"payload_hash", "payload_place", b"payload_place", "payload_proof", b"payload_proof", "place", b"place", "proofs", b"proofs", "robust", b"robust", "run_id", b"run_id", "trim", b"trim", "up", b"up"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["aggregation", b"aggregation", "asked", b"asked", "clip", b"clip", "contributions", b"contributions", "down", b"down", "error", b"error", "error_beta", b"error_beta", "error_proof", b"error_proof", "left_hash", b"left_hash", "left_proof", b"left_proof", "num_chunks", b"num_chunks", "num_elements", b"num_elements", "num_payloads", b"num_payloads", "payload_hash", b"payload_hash", "payload_place", b"payload_place", "payload_proof", b"payload_proof", "place", b"place", "proofs", b"proofs", "robust", b"robust", "run_id", b"run_id", "trim", b"trim", "up", b"up"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2160,12 +2261,15 @@ class ChunkAudited(_message.Message):
     SILENT_SITE_IDS_FIELD_NUMBER: _builtins.int
     REFUTED_SITE_IDS_FIELD_NUMBER: _builtins.int
     TEXT_FIELD_NUMBER: _builtins.int
+    WITHHELD_FIELD_NUMBER: _builtins.int
     number: _builtins.int
     outcome: Global___AuditOutcome.ValueType
     payload_hash: _builtins.bytes
     """of what came out; empty if that is unknown"""
     text: _builtins.str
     """why it is unknown"""
+    withheld: _builtins.bool
+    """the chunk's reducer did not give its own error"""
     @_builtins.property
     def silent_site_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """contributors that did not give what they had contributed"""
@@ -2183,10 +2287,11 @@ class ChunkAudited(_message.Message):
         silent_site_ids: _abc.Iterable[_builtins.int] | None = ...,
         refuted_site_ids: _abc.Iterable[_builtins.int] | None = ...,
         text: _builtins.str = ...,
+        withheld: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["number", b"number", "outcome", b"outcome", "payload_hash", b"payload_hash", "refuted_site_ids", b"refuted_site_ids", "silent_site_ids", b"silent_site_ids", "text", b"text"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["number", b"number", "outcome", b"outcome", "payload_hash", b"payload_hash", "refuted_site_ids", b"refuted_site_ids", "silent_site_ids", b"silent_site_ids", "text", b"text", "withheld", b"withheld"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -59,7 +59,8 @@ def some_settings(**changes: Any) -> RunSettings:
     values: dict[str, Any] = {"run_id": "run", "steps": 40, "min_sites": 2, "time_limits": "local"} | changes
     sync = SyncSettings(
         every=values.pop("every", 10),
-        codec="fp32",
+        codec=values.pop("codec", "fp32"),
+        error_feedback_down=values.pop("errors_down", 0.0),
         chunk_elements=CHUNK_ELEMENTS,
         overlap_steps=values.pop("overlap", 0),
         fragments=values.pop("fragments", 1),
@@ -498,6 +499,9 @@ class Story(CoordinatorQuestions):
                 links=links,
                 averaged=averaged,
                 payloads_root=a_hash(f"made by {name}") if self.settings.sync.audits else b"",
+                errors=m.SignedErrors(before=a_hash(f"added by {name}"), after=a_hash(f"left by {name}"))
+                if self.settings.sync.audits and self.settings.sync.error_feedback_down
+                else None,
             ),
         )
 

@@ -11,12 +11,23 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from atoll.coordinator.core.events import BanRecord, SiteRecord
+from atoll.node.dataplane.payload_file import AttemptKey
 from atoll.node.exchange.auditing import Auditor
+from atoll.node.exchange.sync.audited_errors import Given
 from atoll.node.exchange.sync.exchange import Exchange
+from atoll.protocol.codecs.arithmetic import Floats
+from atoll.protocol.errors import StateError
 from atoll.protocol.layout import Manifest, Role, TensorSpec
 from atoll.protocol.messages import AuditChunk, AuditOutcome, ChunkAudited
 from tests.harness import hostile
-from tests.simulation.faults import MOST_WAIT_S
+from tests.simulation.faults import (
+    MOST_WAIT_S,
+    Fault,
+    cut_two_sites,
+    cut_two_sites_one_way,
+    kill_coordinator,
+    kill_site,
+)
 from tests.simulation.processes import SimNode
 from tests.simulation.sites import MANIFEST
 from tests.simulation.world import Outcome, Shape, World, draw_shape_of, play
@@ -34,6 +45,8 @@ class Found:
     """By name of the site; so are the next."""
     faults: dict[str, int] = field(default_factory=dict)
     """To which it owned up."""
+    silences: dict[str, int] = field(default_factory=dict)
+    """Where it gave auditors nothing of its errors."""
     banned: set[str] = field(default_factory=set)
     liar: str = ""
     first_lie: int = 0
@@ -80,6 +93,13 @@ def audited_shape(seed: int, *, num_sites: int, num_syncs: int) -> Shape:
         bf16=(False,) * num_sites,
         manifest=WIDE,
     )
+
+
+def with_errors(seed: int, *, num_syncs: int) -> Shape:
+    """The same, where what codecs lose of averages is fed back."""
+    shape = audited_shape(seed, num_sites=4, num_syncs=num_syncs)
+    sync = replace(shape.settings.sync, error_feedback_down=0.75 + 0.25 * (seed % 2), log_commits=16)
+    return replace(shape, settings=replace(shape.settings, sync=sync))
 
 
 def lies_as_reducer(world: World, node: SimNode, lies: Callable[[], bool], lied: Callable[[int], None]) -> None:
@@ -159,6 +179,7 @@ def schedule(
         sites = [record for record in world.store.kept if isinstance(record, SiteRecord)]
         found.offences.update({s.name: s.offences for s in sites if s.offences})
         found.faults.update({s.name: len(s.faults) for s in sites if s.faults})
+        found.silences.update({s.name: len(s.silences) for s in sites if s.silences})
         found.banned.update(r.name for r in world.store.kept if isinstance(r, BanRecord))
 
     return play(seed, faults, shape or audited_shape(seed, num_sites=num_sites, num_syncs=num_syncs)), found
@@ -210,6 +231,58 @@ def lying_auditor(world: World, generator: random.Random, found: Found) -> None:
     world.hostile.add(name)
 
 
+def silent_reducer(world: World, generator: random.Random, found: Found) -> None:
+    """What one site adds to its averages is made up, and it gives no auditor what that was."""
+    name = found.liar = of_one(world, generator)
+    node = world.nodes[name].node
+    assert node is not None
+    world.checks.has_false_averages = True
+    errors = node.hub.average_errors
+
+    def added(attempt: AttemptKey, chunk: int) -> Given:
+        raise StateError("it is not kept here any more")
+
+    errors.added = added  # type: ignore[method-assign]
+    world.hostile.add(name)
+
+
+def made_up_errors(world: World, generator: random.Random, found: Found) -> None:
+    """One site adds something else than what its codec had left, and says so."""
+    name = found.liar = of_one(world, generator)
+    node = world.nodes[name].node
+    assert node is not None
+    world.checks.has_false_averages = True
+    errors, made_up = node.hub.average_errors, dict[tuple[AttemptKey | None, int], Floats]()
+    audited, of, added = errors.audited, errors.of, errors.added
+    assert audited is not None
+
+    def of_so(chunk: int, attempt: AttemptKey | None) -> Floats:
+        return made_up.setdefault((attempt, chunk), 3 * of(chunk, attempt))
+
+    def added_so(attempt: AttemptKey, chunk: int) -> Given:
+        earlier = audited.earlier(attempt, chunk)
+        return replace(added(attempt, chunk), error=made_up[earlier, chunk].tobytes() if earlier else b"")
+
+    errors.of, errors.added = of_so, added_so  # type: ignore[method-assign]
+    audited.whole = lambda chunk, attempt, error: error  # type: ignore[method-assign]
+    world.hostile.add(name)
+
+
+def weather(world: World, generator: random.Random, found: Found) -> None:
+    """Links are cut, sites and the coordinator are killed, all the time, and all are honest."""
+    kinds = (cut_two_sites, cut_two_sites_one_way, cut_two_sites, kill_site, kill_coordinator)
+
+    def strike() -> None:
+        if world.checks.finished is not None:
+            return
+        draw, lasts_s = generator.randrange(1 << 30), generator.uniform(0.2, 2.0)
+        fault = Fault(kind="weather", after_events=0, delay_s=0.0, lasts_s=lasts_s, draw=draw)
+        generator.choice(kinds)(world, fault, random.Random(draw))
+        world.later(generator.uniform(0.3, 1.5), strike)
+
+    strike()
+
+
 def flipped_bits(world: World, generator: random.Random, found: Found) -> None:
     """At each site two averages, or two audits, or one of each, are not what they should be, some time."""
     for name in sorted(world.nodes):
@@ -227,8 +300,10 @@ def _those(numbers: set[int]) -> Callable[[], bool]:
 
 
 def with_flips(seed: int) -> Outcome:
-    """For thousands of them: a site that is banned makes the schedule unsound. Without the story if all is well."""
-    outcome, found = schedule(seed, flipped_bits, num_syncs=6)
+    """For thousands of them: a site that is banned makes the schedule unsound. Without the story if all is well. In
+    every other one what codecs lose of averages is fed back."""
+    shape = with_errors(seed, num_syncs=6) if seed % 2 else None
+    outcome, found = schedule(seed, flipped_bits, num_syncs=6, shape=shape)
     if found.banned and not outcome.problem:
         outcome = replace(outcome, problem=f"banned for flipped bits: {sorted(found.banned)}")
     num_found = {"sites that owned up": len(found.faults), "sites that did not": len(found.offences)}

@@ -73,3 +73,21 @@ def test_bits_that_flip_at_every_site_ban_nobody(seeds: Sequence[int]) -> None:
         assert not found.banned, outcome.story
         num_found += len(found.faults)
     assert num_found
+
+
+def test_with_errors_of_averages_a_reducer_that_gives_none_or_others_is_named_and_nobody_else() -> None:
+    outcome, found = audits.schedule(0, audits.silent_reducer, shape=audits.with_errors(0, num_syncs=7))
+    assert not outcome.problem, outcome.story
+    assert (set(found.silences), found.offences, found.faults) == ({found.liar}, {}, {}), outcome.story
+    outcome, found = audits.schedule(1, audits.made_up_errors, shape=audits.with_errors(1, num_syncs=5))
+    assert not outcome.problem, outcome.story
+    assert (set(found.offences), found.silences, found.faults) == ({found.liar}, {}, {}), outcome.story
+
+
+@seeds(8, every=8)
+def test_cut_links_and_starts_anew_make_nobody_a_liar(seeds: Sequence[int]) -> None:
+    for seed in seeds:
+        outcome, found = audits.schedule(seed, audits.weather, shape=audits.with_errors(seed, num_syncs=7))
+        assert not outcome.problem, f"seed {seed}: {outcome.problem}\n{outcome.story}"
+        assert not found.offences | found.faults | found.silences, outcome.story
+        assert found.num_right

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from math import inf
 
 from atoll.coordinator.core.events import OpenAuditsRecord
-from atoll.protocol.messages import AuditChunk, AuditOutcome, ChunkAudited, Member
+from atoll.protocol.messages import KEPT_SYNCS, AuditChunk, AuditOutcome, ChunkAudited, Commit, Made, Member
+from atoll.protocol.sync_settings import SyncSettings
 
 MAX_OPEN = 256
 """Audits; a run whose sites do not answer begins no more."""
@@ -35,6 +36,8 @@ class Accused:
 
     site_id: int
     why: str
+    is_silent: bool = False
+    """It gave nothing of what it had added to an average; nothing was found to be wrong."""
     owns_up_by: tuple[AuditOutcome, bytes | None] | None = None
     """What it finds then, with the payload's hash (None: any). None: it is not asked."""
 
@@ -60,6 +63,10 @@ class Audit:
     """Sites in whose computation another payload came out, and the hash of that."""
     refuted_by: dict[int, set[int]] = field(default_factory=dict)
     """By contributor, the sites to which it gave something else than its root is over."""
+    withheld: Counter[int] = field(default_factory=Counter)
+    """By site to which the reducer gave nothing of its error: in how many rounds."""
+    rests: bool = False
+    """Until the next commit, for another round."""
     accused: list[Accused] = field(default_factory=list)
     """Once it is known who is wrong: those that are not judged yet, the first of whom is asked."""
 
@@ -89,6 +96,7 @@ class Audits:
         """Audits that ended without an answer that counts."""
         self.silent: Counter[int] = Counter()
         """By site: times that it did not give, in a round of an audit, what it had contributed or found out."""
+        self._errors: dict[int, tuple[Commit, dict[int, Made]]] = {}  # by commit, the newest at the end
         self._last_number = 0
 
     def draw_with(self, secret: bytes, term: int) -> None:
@@ -129,6 +137,17 @@ class Audits:
         """Nobody is asked about it any more. Whether it was the last one of its commit."""
         self.open.remove(audit)
         return all(other.asked.commit != audit.asked.commit for other in self.open)
+
+    def note_errors(self, commit: Commit, said: dict[int, Made], sync: SyncSettings) -> None:
+        """What reducers of that commit have signed of their errors, by site; of the last ones, which a reducer keeps
+        too."""
+        self._errors.pop(commit.commit, None)  # of a branch that is void
+        self._errors[commit.commit] = commit, said
+        for number in list(self._errors)[: -2 * KEPT_SYNCS - sync.fragments - sync.most_in_flight]:
+            del self._errors[number]
+
+    def errors_of(self, commit: int) -> tuple[Commit, dict[int, Made]] | None:
+        return self._errors.get(commit)
 
     def next_due(self) -> float:
         """When a site must have answered."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 
 from atoll.coordinator.core import events as e
-from atoll.coordinator.core.auditing import sentencing
+from atoll.coordinator.core.auditing import left_over, sentencing, withholding
 from atoll.coordinator.core.auditing.asking import ask, end, may_be_asked
 from atoll.coordinator.core.auditing.audits import Accused, Audit, audits_of
 from atoll.coordinator.core.auditing.drawing import draw, drawn_in_words
@@ -30,7 +30,12 @@ def begin(run: Run, commit: m.Commit, attempt: Attempt) -> None:
     """The commit is made, and its payloads are what they are: from now on it is known what is audited."""
     num, plan, roots = run.settings.sync.audits, attempt.plan, attempt.weights.roots
     _begin(run, run.auditing.take_left_open())  # all contributors are here now
-    if not num or commit.final or not roots:
+    if not num:
+        return
+    for audit in withholding.committed(run, plan, commit):
+        _end_undecided(run, audit)
+    left_over.note(run, commit, attempt)
+    if commit.final or not roots:
         return
     sizes, secret = run.chunk_sizes.of_sync(commit.fragment), run.auditing.secret
     asked, reducers = [], []
@@ -55,6 +60,7 @@ def begin(run: Run, commit: m.Commit, attempt: Attempt) -> None:
                 chunk=chunk,
                 signatures=attempt.weights.signatures,
                 made=made_by(attempt, top_of(tree)),
+                before=left_over.before(run, plan, chunk, commit.contributors[top_of(tree)]),
             )
         )
     record = e.OpenAuditsRecord(
@@ -155,6 +161,8 @@ def _wrong(run: Run, audit: Audit, site: Site, payload_hash: bytes) -> None:
         f"audit: {_chunk(audit)} comes out as {payload_hash.hex()[:12]} at {site.label}, and is another one",
     )
     if not agreeing:
+        audit.asked_site_ids -= audit.withheld.keys() - {site.site_id}  # they may hear more by now
+        audit.withheld.clear()
         _ask_next(run, audit)
         return
     others = ", ".join(run.members.known(i).label for i in (*agreeing, site.site_id))
@@ -192,12 +200,15 @@ def _unknown(run: Run, audit: Audit, site: Site, message: m.ChunkAudited) -> Non
             why = f"what it gave is not what it has said, by a root, of sync {audit.asked.sync}"
             sentencing.accuse(run, audit, [Accused(site_id=site_id, why=why)])
             return
+    if message.withheld and withholding.heard(run, audit, site):
+        return
     _ask_next(run, audit)
 
 
 def _end_undecided(run: Run, audit: Audit) -> None:
     """Nobody is left to ask. An accusation that no other site could look at is for a person."""
     run.auditing.num_unknown += 1
+    withholding.undecided(run, audit)
     end(run, audit)
     if audit.accusers:
         says = " and ".join(run.members.known(i).label for i in audit.accusers)

@@ -27,13 +27,13 @@ def accuse(run: Run, audit: Audit, accused: Sequence[Accused]) -> None:
 def answered(run: Run, audit: Audit, found: m.ChunkAudited) -> None:
     """By the first of the accused."""
     accused = audit.accused.pop(0)
-    _judge(run, audit, accused, owns_up=accused.owns_up(found))
+    _judge(run, audit, accused, Cause.MEMORY if accused.owns_up(found) else Cause.AUDIT)
     _ask_next(run, audit)
 
 
 def passed_over(run: Run, audit: Audit) -> None:
     """The first of the accused has not answered."""
-    _judge(run, audit, audit.accused.pop(0), owns_up=False)
+    _judge(run, audit, audit.accused.pop(0), Cause.AUDIT)
     _ask_next(run, audit)
 
 
@@ -44,21 +44,31 @@ def _ask_next(run: Run, audit: Audit) -> None:
         if accused.owns_up_by is not None and (site := may_be_asked(run, members[accused.site_id])) is not None:
             ask(run, audit, site)
             return
-        _judge(run, audit, audit.accused.pop(0), owns_up=False)
+        _judge(run, audit, audit.accused.pop(0), Cause.SILENCE if accused.is_silent else Cause.AUDIT)
     run.auditing.num_wrong += 1
     end(run, audit)
 
 
-def _judge(run: Run, audit: Audit, accused: Accused, *, owns_up: bool) -> None:
+def _judge(run: Run, audit: Audit, accused: Accused, cause: Cause) -> None:
     site = run.members.by_id(accused.site_id)
     if site is None:
         return  # it has gone, and is forgotten
     conduct, commit, newest = site.conduct, audit.asked.commit, run.log.last
-    if not (conduct.own_up(commit, newest) if owns_up else conduct.offend(commit, newest)):
+    match cause:
+        case Cause.MEMORY:
+            is_new = conduct.own_up(commit, newest)
+        case Cause.SILENCE:
+            is_new = conduct.withhold(commit, newest)
+        case _:
+            is_new = conduct.offend(commit, newest)
+    if not is_new:
         return
     reason = f"an audit of commit {commit}: {accused.why}"
     too_often = ""
-    if owns_up:
+    if cause is Cause.SILENCE:
+        if conduct.is_silent_too_often:
+            too_often = f"this was the {len(conduct.silences)}th time within {FAULT_COMMITS} commits"
+    elif cause is Cause.MEMORY:
         reason += "; computed once more there it is as the others say, so a bit flipped: test that machine's memory"
         if conduct.has_too_many_faults:
             too_often = f"this was the {len(conduct.faults)}th time within {FAULT_COMMITS} commits"
@@ -69,5 +79,5 @@ def _judge(run: Run, audit: Audit, accused: Accused, *, owns_up: bool) -> None:
         run.note(COORDINATOR, f"ban name={site.name!r}", reason)
         reason += f"; it is banned, as {too_often}"
     if site.live:
-        run.evict(site, reason, Cause.MEMORY if owns_up else Cause.AUDIT, is_strike=False)
+        run.evict(site, reason, cause, is_strike=False)
     run.persist_site(site)

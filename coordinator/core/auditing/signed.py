@@ -7,10 +7,10 @@ from atoll.coordinator.core.run import Run
 from atoll.coordinator.core.sites.membership import Site
 from atoll.coordinator.core.sync.attempts import Attempt
 from atoll.protocol.digest import DIGEST_BYTES
-from atoll.protocol.messages import Done, Made, Ready, Signature
+from atoll.protocol.messages import Done, Made, Plan, Ready, Signature, SignedErrors
 from atoll.protocol.plans import top_of, with_weights
-from atoll.protocol.spec import spec_of
-from atoll.protocol.trust.words import is_by, of_contributions, of_payloads
+from atoll.protocol.spec import Way, spec_of
+from atoll.protocol.trust.words import is_by, of_contributions, of_errors, of_payloads
 
 
 def wrong_in_ready(run: Run, site: Site, message: Ready) -> str:
@@ -31,7 +31,17 @@ def wrong_in_done(run: Run, site: Site, attempt: Attempt, message: Done) -> str:
         return "a root over payloads that cannot be"
     plan = with_weights(attempt.plan, attempt.weights.tokens, attempt.influences)
     way = spec_of(run.settings.sync, plan.base_commit, plan.fragment).trainable
-    return _wrong(site, of_payloads(run.run_id, plan, way, site.start, message.payloads_root), message.signature)
+    word = of_payloads(run.run_id, plan, way, site.start, message.payloads_root)
+    return _wrong(site, word, message.signature) or _wrong_in_errors(run, site, plan, way, message.errors)
+
+
+def _wrong_in_errors(run: Run, site: Site, plan: Plan, way: Way, errors: SignedErrors | None) -> str:
+    """Of a site that made payloads."""
+    if (errors is None) != (not way.error_beta_down):
+        return "no roots over the errors of what it averaged" if errors is None else "roots over errors that cannot be"
+    if errors is None:
+        return ""
+    return _wrong(site, of_errors(run.run_id, plan, site.start, way.error_beta_down, errors), errors.signature)
 
 
 def _makes_any(run: Run, attempt: Attempt, site: Site) -> bool:
@@ -53,6 +63,7 @@ def made_by(attempt: Attempt, place: int) -> Made | None:
         nums_chunks=tuple(tree.num_chunks for tree in trees),
         root=done.payloads_root,
         signature=done.signature,
+        errors=done.errors,
     )
 
 

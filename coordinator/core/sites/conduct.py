@@ -39,6 +39,8 @@ class Cause(Enum):
     """What it averaged, or found in an audit, is not what comes out at two other sites."""
     MEMORY = "memory"
     """The same, and its own computation shows it too: a bit flipped."""
+    SILENCE = "silence"
+    """As a reducer it gives auditors nothing of what it added to its averages."""
     OPERATOR = "operator"
 
 
@@ -47,6 +49,7 @@ class Conduct:
     strikes: int = 0
     offences: int = 0  # times that audits found it out; they are not forgiven with time
     faults: tuple[int, ...] = ()  # commits by which it owned up to what an audit had found, of the last FAULT_COMMITS
+    silences: tuple[int, ...] = ()  # commits by which it had given auditors nothing, of the last FAULT_COMMITS
     _judged_to: int = -1  # the newest commit when one last did, in this start of the coordinator
     admitted_again_at: float = 0.0
     has_contributed: bool = False  # since it was admitted
@@ -78,6 +81,11 @@ class Conduct:
         """Its memory is of no use to the run, or it lies and owns up each time."""
         return len(self.faults) > MAX_FAULTS
 
+    @property
+    def is_silent_too_often(self) -> bool:
+        """It hides what it adds to its averages, whatever the reason is."""
+        return len(self.silences) > MAX_FAULTS
+
     def offend(self, commit: int, newest: int) -> bool:
         """An audit of that commit has found it out. False if it was found out since that was made: what was wrong with
         it then may have spoiled several chunks."""
@@ -89,6 +97,12 @@ class Conduct:
         """The same, and its own computation gives what that of others does."""
         if is_new := self._is_judged(commit, newest):
             self.faults = (*(c for c in self.faults if c > newest - FAULT_COMMITS), newest)
+        return is_new
+
+    def withhold(self, commit: int, newest: int) -> bool:
+        """The same, and what it may have done is not known, as it keeps silent."""
+        if is_new := self._is_judged(commit, newest):
+            self.silences = (*(c for c in self.silences if c > newest - FAULT_COMMITS), newest)
         return is_new
 
     def _is_judged(self, commit: int, newest: int) -> bool:
@@ -119,6 +133,7 @@ class Conduct:
         self.strikes, self._good_since = record.strikes, now
         self.offences = record.offences
         self.faults = record.faults
+        self.silences = record.silences
         if not record.live:
             self.admitted_again_at = now + self._wait_s(lease_s)
 

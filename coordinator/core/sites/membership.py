@@ -238,6 +238,7 @@ class Site:
             strikes=conduct.strikes,
             offences=conduct.offences,
             faults=conduct.faults,
+            silences=conduct.silences,
             has_contributed=conduct.has_contributed,
         )
 

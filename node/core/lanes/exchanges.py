@@ -239,6 +239,7 @@ def finished(ctx: Context, event: ExchangeFinished) -> None:
         averaged=event.averaged,
         payloads_root=event.payloads_root,
         signature=event.signature,
+        errors=event.errors,
     )
     _say(ctx, exchange, done)
     if not exchange.contributes and event.links:

@@ -11,11 +11,13 @@ from typing import Protocol
 import grpc.aio
 from google.protobuf.message import Message
 
+from atoll.node.dataplane.payload_file import AttemptKey
 from atoll.node.exchange.peers.counters import Counters
 from atoll.node.exchange.peers.dialer import Dialer, Purpose
 from atoll.node.exchange.peers.frames import Encoded, PartAssembler, parse
 from atoll.node.exchange.peers.progress import Pace, Progress
 from atoll.node.exchange.peers.rpc import FETCH_PAYLOADS_METHOD, FETCH_STATE_METHOD, call_errors
+from atoll.node.exchange.sync.audited_errors import Given
 from atoll.protocol import wire
 from atoll.protocol.digest import DIGEST_BYTES
 from atoll.protocol.errors import InvalidMessage, PeerError
@@ -141,6 +143,32 @@ class DonorClient:
             found += [item for part in parts if (item := asked.add(part)) is not None]
         self._check_end(left, asked)
         return found[0]
+
+    async def error(self, attempt: AttemptKey, chunk: int, num_bytes: int) -> Given:
+        """What the donor added to its average of a chunk in that attempt, and what says so."""
+        request = peer_pb2.FetchPayloadsRequest(
+            header=wire.to_proto(self.header), of_sync=attempt.sync, of_term=attempt.term, of_attempt=attempt.attempt,
+            chunks=[chunk],
+        )  # fmt: skip
+        _, asked = self._asked([chunk], lambda _: num_bytes)
+        said: peer_pb2.ErrorGiven | None = None
+        items: list[Encoded] = []
+        async for data in self._call(FETCH_PAYLOADS_METHOD, request):
+            response = parse(peer_pb2.FetchPayloadsResponse, data)
+            if response.HasField("error") != (said is None):
+                raise InvalidMessage(f"{self.where}: what says an error comes once, and first")
+            said = said or response.error
+            items += [item for part in response.parts if (item := asked.add(part)) is not None]
+        if said is None or asked.is_amid_chunk:
+            raise PeerError(f"{self.where}: the stream ended early", self.donor.site_id)
+        return Given(
+            error=items[0].data if items else b"",
+            before_hash=said.before_hash,
+            before_proof=said.before_proof,
+            after_hash=said.after_hash,
+            after_proof=said.after_proof,
+            earlier_proof=said.earlier_proof,
+        )
 
     def _asked(self, chunks: list[int], max_bytes: Callable[[int], int]) -> tuple[deque[int], PartAssembler]:
         """For these chunks, one after the other; and those that have not begun yet."""

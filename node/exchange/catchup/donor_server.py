@@ -16,12 +16,14 @@ from functools import partial
 
 from atoll.node.dataplane.kept_contributions import KeptContributions
 from atoll.node.dataplane.outer_state import OuterState
+from atoll.node.dataplane.payload_file import AttemptKey
 from atoll.node.dataplane.payload_log import PayloadLog
 from atoll.node.exchange.peers.counters import Counters
 from atoll.node.exchange.peers.frames import FRAME_BYTES, Encoded, batches, pack_frames
 from atoll.node.exchange.peers.progress import Pace, Progress
 from atoll.node.exchange.peers.rpc import NotRead, check_header, write_within
 from atoll.node.exchange.peers.uplink import Uplink
+from atoll.node.exchange.sync.average_errors import AverageErrors
 from atoll.protocol.digest import DIGEST_BYTES
 from atoll.protocol.errors import InvalidMessage, NotYetError, StateError
 from atoll.protocol.layout import Layout
@@ -71,8 +73,11 @@ class DonorServer:
     uplink: Uplink
     kept: KeptContributions | None = None
     """In a run with audits."""
+    errors: AverageErrors | None = None
+    """In the same, with error feedback of averages."""
     places: list[_Place] = field(default_factory=list, init=False)
     """Of the requests that are served."""
+    _auditing: set[int] = field(default_factory=set, init=False)  # sites that are given an error
     _served_at: OrderedDict[int, float] = field(default_factory=OrderedDict, init=False)  # by site, the last at the end
     _cut_off: set[asyncio.Task[object]] = field(default_factory=set, init=False)  # to make room for others
 
@@ -107,6 +112,10 @@ class DonorServer:
         """Frames of the payloads of a commit. Raises as `state` does; StateError if the log does not hold it."""
         check_header(request.header, self.run_id)
         chunks: Sequence[int] = self._checked(request.chunks, self.layout.num_sync_chunks)
+        if request.of_term:
+            async for frame in self._error(request, chunks):
+                yield frame
+            return
         if request.of_sync:
             async for frame in self._contributions(request.of_sync, chunks, request.header.site_id):
                 yield frame
@@ -144,6 +153,37 @@ class DonorServer:
                 for frame in await self._in_pool(partial(read, chunk)):
                     async with self._turn(frame):
                         yield frame
+
+    async def _error(self, request: peer_pb2.FetchPayloadsRequest, chunks: Sequence[int]) -> AsyncGenerator[bytes]:
+        """Frames of what this site added, as a reducer, to its average of one chunk, and what says so. Other requests
+        are not in its way: a reducer that gives no error may be judged. Raises StateError if it is not here."""
+        errors, site_id = self.errors, request.header.site_id
+        if errors is None or len(chunks) != 1:
+            raise StateError("what this site added to its averages is not kept here")
+        if site_id in self._auditing:
+            raise NotYetError(f"site {site_id} is given an error here already; ask again")
+        attempt, chunk = AttemptKey(request.of_sync, request.of_term, request.of_attempt), chunks[0]
+
+        def read() -> list[bytes]:
+            given = errors.added(attempt, chunk)
+            error = peer_pb2.ErrorGiven(
+                before_hash=given.before_hash,
+                before_proof=given.before_proof,
+                after_hash=given.after_hash,
+                after_proof=given.after_proof,
+                earlier_proof=given.earlier_proof,
+            )
+            first = peer_pb2.FetchPayloadsResponse(error=error).SerializeToString()
+            items = [Encoded(chunk, given.error, given.before_hash)] if given.error else []
+            return [first, *pack_frames(items, wrapped=False)]
+
+        self._auditing.add(site_id)
+        try:
+            for frame in await self._in_pool(read):
+                async with self._turn(frame):
+                    yield frame
+        finally:
+            self._auditing.discard(site_id)
 
     def _checked(self, chunks: Sequence[int], limit: int) -> list[int]:
         if len(chunks) > MAX_CHUNKS:

@@ -22,13 +22,19 @@ import numpy as np
 from atoll.node.dataplane.payload_file import AttemptKey
 from atoll.node.dataplane.payload_log import AttemptLog
 from atoll.node.exchange.peers.frames import Encoded
+from atoll.node.exchange.sync.audited_errors import AuditedErrors, Given
 from atoll.node.exchange.sync.retained import free
 from atoll.node.exchange.sync.spill import Spill, Spilled
 from atoll.protocol.codecs.arithmetic import NOTHING, Floats
-from atoll.protocol.errors import HostError
+from atoll.protocol.errors import HostError, StateError
 from atoll.protocol.plans import payload_hash
 
 log = logging.getLogger("atoll.node")
+
+
+def _read(item: Encoded | Spilled) -> bytes:
+    """Raises HostError."""
+    return item.read() if isinstance(item, Spilled) else item.data
 
 
 @dataclass(eq=False)
@@ -38,6 +44,8 @@ class AverageErrors:
     pool: Executor
     spill: Spill | None = None
     """Of errors alone. Without one all stays in memory."""
+    audited: AuditedErrors | None = None
+    """In a run with audits."""
     num_dropped: int = 0
     """Errors of chunks that counted, and were not followed by one of a later commit."""
     num_bytes: int = 0
@@ -54,11 +62,25 @@ class AverageErrors:
         if found is None:
             return NOTHING
         try:
-            data = found.read() if isinstance(found, Spilled) else found.data
+            data = _read(found)
         except HostError as error:
             log.warning("error feedback of averages: the error of chunk %d is dropped: %s", chunk, error)
             return NOTHING
         return np.frombuffer(data, np.float32)
+
+    def added(self, attempt: AttemptKey, chunk: int) -> Given:
+        """For an auditor: what was added to that average, which this site has signed. Raises StateError if that is not
+        here any more, HostError for the disk."""
+        if self.audited is None:
+            raise StateError("nobody audits in this run what reducers add")
+        earlier, error = self.audited.earlier(attempt, chunk), b""
+        if earlier is not None:
+            with self._lock:
+                found = self._kept.get(earlier, {}).get(chunk)
+            if (found := found or self.audited.past(earlier, chunk)) is None:
+                raise StateError(f"the error that was added to chunk {chunk} in sync {attempt.sync} is gone")
+            error = _read(found)
+        return self.audited.given(attempt, chunk, error)
 
     def keep(self, attempt: AttemptKey, chunk: int, left: Floats) -> None:
         """In place of that of earlier attempts at the sync, which become no commit any more. Without room for it on
@@ -95,6 +117,9 @@ class AverageErrors:
             self._counting = in_force.intersection(self._kept)
             self.num_dropped += len(lost)
             items = [item for kept in void.values() for item in kept.values()]
+            if self.audited is not None:
+                newest = max((key.sync for key in in_force), default=0)
+                items = self.audited.expired(void, self._kept.keys(), newest)
             self.num_bytes -= sum(item.num_bytes for item in items)
         self._free(items)
         if lost:

@@ -7,6 +7,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import InitVar, dataclass
 
+from atoll.node.dataplane.payload_file import AttemptKey
 from atoll.node.dataplane.payload_log import AttemptLog
 from atoll.node.exchange.peers.dialer import Dialer
 from atoll.node.exchange.peers.frames import Encoded
@@ -24,7 +25,7 @@ from atoll.node.exchange.sync.upstream import Upstream
 from atoll.node.exchange.sync.weights import Weights
 from atoll.node.tasks import end
 from atoll.protocol.errors import NotYetError, PeerError, RefusedError
-from atoll.protocol.messages import Averaged, LinkUse, Plan
+from atoll.protocol.messages import Averaged, LinkUse, Plan, SignedErrors
 from atoll.protocol.plans import heard, with_weights
 
 STALLS_OF_PARTS = 2
@@ -44,6 +45,8 @@ class ExchangeResult:
     """The same where averages are by influence."""
     payloads_root: bytes = b""
     """With audits: over the payloads that were made here; empty if there are none."""
+    errors: SignedErrors | None = None
+    """With errors of averages too: the roots over these of this site, not signed yet."""
 
 
 @dataclass(eq=False, kw_only=True)
@@ -133,7 +136,8 @@ class Exchange:
         await attempt.finished
         tokens = self.weights.vector()
         averaged = with_weights(attempt.plan, tokens, self.influences.vector)
-        digest, root = await attempt.in_pool(lambda: (self.collection.seal(averaged), self._payloads_root()))
+        digest = await attempt.in_pool(lambda: self.collection.seal(averaged))
+        root, errors = await attempt.in_pool(self._roots)
         return ExchangeResult(
             payload_digest=digest,
             tokens=tokens,
@@ -142,13 +146,18 @@ class Exchange:
             stood_out=self.reducer.stood_out(),
             averaged=attempt.data.averaged() if attempt.me.site_id in heard(attempt.plan) else None,
             payloads_root=root,
+            errors=errors,
         )
 
-    def _payloads_root(self) -> bytes:
-        """In a thread, once all are in the log."""
+    def _roots(self) -> tuple[bytes, SignedErrors | None]:
+        """In a thread, once all are in the log: over the payloads made here, and over the errors of them."""
         if not self.attempt.data.is_audited:
-            return b""
-        return made_tree(self.collection.file, self.reducer.own.chunks).root
+            return b"", None
+        root, audited = made_tree(self.collection.file, self.reducer.own.chunks).root, self.errors.audited
+        if not root or audited is None:
+            return root, None
+        before, after = audited.sign(AttemptKey.of(self.plan), self.reducer.own.chunks)
+        return root, SignedErrors(before=before, after=after)
 
     def _begin(self) -> tuple[list[Encoded], int]:
         self.collection.begin()

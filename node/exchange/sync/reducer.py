@@ -268,10 +268,17 @@ class Reducer:
         if not data.keeps_left_over(chunk):
             return data.reduce(chunk, contributions)
         fragment = data.layout.fragment_of[chunk]
-        error = self.errors.of(chunk, self.collection.log.attempt_of(fragment, plan.base_commit))
+        earlier, audited = self.collection.log.attempt_of(fragment, plan.base_commit), self.errors.audited
+        if audited is not None:
+            earlier = audited.counting(earlier, plan.term)
+        error = self.errors.of(chunk, earlier)
+        if audited is not None:
+            error = audited.whole(chunk, earlier, error)
         left = np.empty(data.layout.chunks[chunk].num_elements, np.float32)
         payload = data.reduce(chunk, contributions, error, left)
         self.errors.keep(AttemptKey.of(plan), chunk, left)
+        if audited is not None:
+            audited.note(AttemptKey.of(plan), chunk, earlier, error, left)
         return payload
 
     def _contribution(self, member: Member, chunk: int) -> bytes | Callable[[], bytes]:

@@ -79,8 +79,8 @@ MUTATIONS = (
         name="a site without an answer is taken to own up",
         rule="silence is no defence",
         where="coordinator.core.auditing.sentencing:passed_over",
-        old="owns_up=False",
-        new="owns_up=True",
+        old="Cause.AUDIT)",
+        new="Cause.MEMORY)",
         tests=(f"{CORE}::test_who_says_nothing_of_use_when_it_is_asked_itself_does_not_own_up",),
     ),
     Mutation(
@@ -103,8 +103,8 @@ MUTATIONS = (
         name="a flipped bit is an offence",
         rule="bad memory bans nobody at the second time",
         where="coordinator.core.auditing.sentencing:_judge",
-        old="conduct.own_up(commit, newest) if owns_up else",
-        new="",
+        old="is_new = conduct.own_up(commit, newest)",
+        new="is_new = conduct.offend(commit, newest)",
         tests=(f"{CORE}::test_a_site_that_owns_up_has_bad_memory_which_bans_it_the_third_time",),
     ),
     Mutation(
@@ -151,8 +151,8 @@ MUTATIONS = (
         name="a right payload is shown as a false one",
         rule="evidence is of a payload that is not the average",
         where="node.dataplane.false_payload:check",
-        old="if computed == found.payload_hash:",
-        new="if False:",
+        old="if computed == found.payload_hash and",
+        new="if False and",
         tests=(f"{EXCHANGE}::test_a_payload_that_is_right_shows_nothing",),
     ),
     Mutation(

@@ -28,7 +28,7 @@ MUTATIONS = (
     Mutation(
         name="the error of an average is of the average alone",
         rule="e' = average + beta * e - decode(payload)",
-        where="node.dataplane.sync_data:SyncData.reduce",
+        where="node.dataplane.averages:lose",
         old="leave_over(way.down, payload, error,",
         new="leave_over(way.down, payload, arithmetic.NOTHING,",
         tests=(
@@ -172,7 +172,7 @@ MUTATIONS = (
         name="errors of averages need no room",
         rule="what cannot fit is refused at the door",
         where="node.dataplane.footprint:_errors",
-        old="2 * sum(sizes)",
+        old="(2 + num_kept) * sum(sizes)",
         new="sum(sizes)",
         tests=("tests/unit/dataplane/test_footprint.py",),
     ),

@@ -16,12 +16,13 @@ import pytest
 from atoll.cli.main import main
 from atoll.node.dataplane import false_payload
 from atoll.node.dataplane.averages import recomputed
-from atoll.node.dataplane.kept_contributions import KEPT_SYNCS, Kept, KeptContributions
+from atoll.node.dataplane.kept_contributions import Kept, KeptContributions
 from atoll.node.exchange.auditing import Auditor
 from atoll.node.exchange.catchup.expected_donors import ExpectedDonors
 from atoll.node.exchange.peers.counters import Counters
 from atoll.node.exchange.peers.frames import Encoded, PartAssembler, pack_frames
 from atoll.node.exchange.peers.progress import Pace
+from atoll.node.exchange.sync.average_errors import AverageErrors
 from atoll.node.exchange.sync.roots import Roots
 from atoll.protocol import PROTOCOL_VERSION
 from atoll.protocol.codecs import kernels
@@ -29,7 +30,16 @@ from atoll.protocol.disk import Disk
 from atoll.protocol.errors import AtollError, ConfigError, InvalidMessage, RefusedError, StateError
 from atoll.protocol.hash_tree import HashTree
 from atoll.protocol.layout import Layout, Manifest, Role, TensorSpec
-from atoll.protocol.messages import AuditChunk, AuditOutcome, ChunkAudited, FalsePayload, Header, Made, Member
+from atoll.protocol.messages import (
+    KEPT_SYNCS,
+    AuditChunk,
+    AuditOutcome,
+    ChunkAudited,
+    FalsePayload,
+    Header,
+    Made,
+    Member,
+)
 from atoll.protocol.plans import payload_hash
 from atoll.protocol.settings import RunSettings
 from atoll.protocol.spec import spec_of
@@ -200,6 +210,7 @@ def audit(
                 layout=LAYOUT,
                 log=payload_log,
                 kept=KeptContributions(tmp_path / "own"),
+                errors=AverageErrors(pool),
                 header=lambda: Header(protocol_version=PROTOCOL_VERSION, run_id="r", site_id=9, incarnation=1),
                 dialled=None,  # type: ignore[arg-type]
                 expected=ExpectedDonors(),
@@ -336,7 +347,7 @@ def test_an_audit_that_fits_no_sync_is_unknown(tmp_path: Path, changes: dict[str
     ("changes", "problem"),
     [
         ({"robust": "clip"}, "differ in their last bits by machine"),
-        ({"error_feedback_down": 0.5}, "only the reducer has what its codec lost"),
+        ({"error_feedback_down": 0.5, "log_commits": 8}, "needs payloads of 9 commits"),
         ({"strategy": "gradient", "every": 1, "overlap_steps": 0}, "faster than they are audited"),
     ],
 )
