@@ -44,7 +44,6 @@ FLAGS = (
     "http_listen",
     "http_name",
     "trust",
-    "tensorboard",
 )
 """Of fields of CoordinatorConfig."""
 
@@ -102,7 +101,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "many have to (default: more than half of those that were in the run)",
     )
     parser.add_argument(
-        "--tensorboard", metavar="DIR", help="write the curves of the run and of its sites there, for TensorBoard"
+        "--tensorboard",
+        metavar="DIR",
+        help="write the curves of the run and of its sites there, for TensorBoard; "
+        "other tools are in [track] of the run's file",
     )
     parser.add_argument("--log-json", action="store_true", help="the log as JSON, an object a line")
     parser.add_argument(
@@ -148,7 +150,8 @@ def prepare(args: argparse.Namespace) -> tuple[RunSettings, CoordinatorConfig, d
         flags["store"] = args.store
     elif args.store is not None:
         store_path = Path(args.store)
-    settings, config = load_run(args.path, coordinator_flags=flags, store_path=store_path)
+    track = given(args, ("tensorboard",))
+    settings, config = load_run(args.path, coordinator_flags=flags, track_flags=track, store_path=store_path)
     if args.resume is None:
         return settings, config, None
     pretrained = args.resume.parent if args.resume.name == hugging_face.CONFIG_NAME else args.resume
