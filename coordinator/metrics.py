@@ -56,7 +56,10 @@ def _beaten(key: str) -> Of:
 
 
 def _tracked(d: Document) -> Values:
-    return {(one["name"], key): one[key] for one in d.get("trackers", ()) for key in ("told", "dropped")}
+    found: dict[tuple[str, ...], float] = {}
+    for one in d.get("trackers", ()):
+        found |= {(one["name"], key): one[key] for key in ("told", "dropped")}
+    return found
 
 
 def _disk_free(site: dict[str, Any]) -> float | None:

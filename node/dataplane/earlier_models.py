@@ -23,7 +23,7 @@ def retire(former: Path, folder: Path, num_earlier: int) -> None:
     Raises OSError, ConfigError if `folder` holds no saved model.
     """
     newest = load_manifest(folder)
-    if num_earlier and (commit := _commit_of(former, newest.run_id)) is not None:
+    if num_earlier and (commit := commit_of(former, newest.run_id)) is not None:
         place = earlier_of(folder, commit)
         shutil.rmtree(place, ignore_errors=True)  # of a void commit with the same number
         os.replace(former, place)
@@ -39,10 +39,10 @@ def retire(former: Path, folder: Path, num_earlier: int) -> None:
 def _earlier(folder: Path, run_id: str) -> list[tuple[int, Path]]:
     name = re.compile(re.escape(folder.name) + r"\.commit-[0-9]{1,20}")
     paths = [path for path in folder.parent.iterdir() if name.fullmatch(path.name)]
-    return [(commit, path) for path in paths if (commit := _commit_of(path, run_id)) is not None]
+    return [(commit, path) for path in paths if (commit := commit_of(path, run_id)) is not None]
 
 
-def _commit_of(folder: Path, run_id: str) -> int | None:
+def commit_of(folder: Path, run_id: str) -> int | None:
     """Of the saved model that is there; None if it is none, or of another run."""
     try:
         saved = load_manifest(folder)

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from safetensors import safe_open
 
-from atoll.node.dataplane import saved_model
+from atoll.node.dataplane import best_model, saved_model
 from atoll.node.dataplane.optim import OuterOptimizer
 from atoll.node.dataplane.outer_state import OuterState
 from atoll.node.dataplane.safetensors_file import Reader
@@ -227,6 +227,33 @@ def test_so_many_earlier_models_stay_beside_the_newest_and_those_of_void_commits
     restore(folder, seeded(tmp_path / "restored", used, seed=4))
     save(folder, outer, used, SLOTS, INFO)
     assert there() == {"model": 6, "model.commit-3": 3, "model.commit-0": 0}, "without it nothing else is touched"
+
+
+@pytest.mark.parametrize("has_links", [True, False])
+def test_the_best_model_stays_under_its_own_name_until_another_one_is_or_its_commit_is_void(
+    tmp_path: Path, used: Layout, outer: OuterState, monkeypatch: pytest.MonkeyPatch, *, has_links: bool
+) -> None:
+    def no_links(*_: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    if not has_links:
+        monkeypatch.setattr(os, "link", no_links)
+    folder, best = tmp_path / "models" / "model", tmp_path / "models" / "model.best"
+    saved = {}
+    for commit in (3, 4, 5):
+        save(folder, outer, used, SLOTS, INFO)
+        saved[commit] = (folder / "model.safetensors").read_bytes()
+        assert best_model.keep(folder, 9, RUN) is None, "no model of that commit is here"
+        assert best_model.keep(folder, 3, RUN) == best, "once it is, the next ones change nothing"
+        apply_all(outer, payloads(outer, (commit,)), commit)
+    assert (best / "model.safetensors").read_bytes() == saved[3] != saved[5]
+    assert best_model.keep(folder, 5, RUN) == best
+    assert (best / "model.safetensors").read_bytes() == saved[5]
+    restore(best, seeded(tmp_path / "restored", used, seed=4))
+    best_model.drop(folder, 5, RUN)
+    assert sorted(path.name for path in folder.parent.iterdir()) == ["model", "model.best"]
+    best_model.drop(folder, 4, RUN)
+    assert [path.name for path in folder.parent.iterdir()] == ["model"]
 
 
 def test_an_interrupted_save_leaves_the_former_one(
