@@ -7,7 +7,7 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
@@ -16,6 +16,7 @@ from typing import Any
 from atoll.coordinator.admin import admin_server
 from atoll.coordinator.authority import Authority, folder_of
 from atoll.coordinator.config import CoordinatorConfig, validate
+from atoll.coordinator.core.records import OpenRecord, Record
 from atoll.coordinator.lease import Leading, LeaseHeld
 from atoll.coordinator.loop_lag import LoopLag
 from atoll.coordinator.restoring import Restoring
@@ -47,6 +48,16 @@ log = logging.getLogger("atoll.coordinator")
 
 END_LIMIT_S = 2.0
 """From a second SIGINT or SIGTERM to the end of this process, at most."""
+
+
+class NewestSync:
+    """The one that was opened last, since this start."""
+
+    sync: int | None = None
+
+    def kept(self, records: Sequence[Record], _: float) -> None:
+        """In the store."""
+        self.sync = max((r.open.sync for r in records if isinstance(r, OpenRecord)), default=self.sync)
 
 
 async def secured(
@@ -198,13 +209,14 @@ async def serve(
     *,
     resume_parent: dict[str, Any] | None = None,
     restore_sites: int | None = None,
+    newest: NewestSync | None = None,
 ) -> None:
     """Serves one run; returns after SIGTERM or SIGINT, and a second one ends the process at once: what the store has
     kept is whole at any moment. Prints one line when it listens.
 
     `resume_parent`: run_id, commit, run_step and run_tokens of the saved model that commit 0 is made of.
     `restore_sites`: the store is an old copy, and so many sites have to say first what they have kept of the time
-    since; 0: more than half of those that were in the run.
+    since; 0: more than half of those that were in the run. `newest`: is told of syncs, for lines of the log.
     Raises ConfigError, HostError or StateError: what, where, what to do.
     """
     validate(config)
@@ -262,6 +274,8 @@ async def serve(
         if exporter is not None:
             server.hear_kept.append(SyncTraces(settings.run_id, exporter.send).kept)
             server.said_beside["num_lost_spans"] = lambda: exporter.num_lost
+        if newest is not None:
+            server.hear_kept.append(newest.kept)
         server.loop_lag = LoopLag()
         ticking = asyncio.create_task(server.loop_lag.run())
         stack.callback(ticking.cancel)

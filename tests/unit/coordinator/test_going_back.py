@@ -226,7 +226,6 @@ def test_samples_of_what_is_given_up_stay_done_if_a_person_wants_that(moment: st
     seen = story.done_samples()
     story.ask_to_go_back(1, skip_samples=True)
     story.rebuilt("a", "s1")
-    story.rebuilt("b", "s1")
     (record,) = story.rollbacks
     assert ranges_in_words(record.skipped[0].ranges) == "20-79", "of commits 2 to 4"
     if moment == "after a restart":

@@ -15,6 +15,7 @@ def applied(drive: Driver, number: int, best: int | None) -> list[out.Output]:
     said = None if best is None else m.Best(commit=best, run_step=10 * best, site_id=2, value=2.5)
     drive.receive(replace(commit(number, number), best=said, next=opened(number + 1, number)))
     found = drive(e.CommitApplied(commit=number, state_hash=HASH))
+    drive(e.Published(e.Values(number)))
     return [one for one in found if isinstance(one, out.KeepBest | out.SaveModel | out.DropBest)]
 
 
