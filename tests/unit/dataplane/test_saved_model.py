@@ -240,19 +240,19 @@ def test_the_best_model_stays_under_its_own_name_until_another_one_is_or_its_com
         monkeypatch.setattr(os, "link", no_links)
     folder, best = tmp_path / "models" / "model", tmp_path / "models" / "model.best"
     saved = {}
-    for commit in (3, 4, 5):
+    for commit in (2, 3, 4):
         save(folder, outer, used, SLOTS, INFO)
         saved[commit] = (folder / "model.safetensors").read_bytes()
         assert best_model.keep(folder, 9, RUN) is None, "no model of that commit is here"
-        assert best_model.keep(folder, 3, RUN) == best, "once it is, the next ones change nothing"
-        apply_all(outer, payloads(outer, (commit,)), commit)
-    assert (best / "model.safetensors").read_bytes() == saved[3] != saved[5]
-    assert best_model.keep(folder, 5, RUN) == best
-    assert (best / "model.safetensors").read_bytes() == saved[5]
+        assert best_model.keep(folder, 2, RUN) == best, "once it is, the next ones change nothing"
+        apply_all(outer, payloads(outer, (commit + 1,)), commit + 1)
+    assert (best / "model.safetensors").read_bytes() == saved[2] != saved[4]
+    assert best_model.keep(folder, 4, RUN) == best
+    assert (best / "model.safetensors").read_bytes() == saved[4]
     restore(best, seeded(tmp_path / "restored", used, seed=4))
-    best_model.drop(folder, 5, RUN)
-    assert sorted(path.name for path in folder.parent.iterdir()) == ["model", "model.best"]
     best_model.drop(folder, 4, RUN)
+    assert sorted(path.name for path in folder.parent.iterdir()) == ["model", "model.best"]
+    best_model.drop(folder, 3, RUN)
     assert [path.name for path in folder.parent.iterdir()] == ["model"]
 
 
