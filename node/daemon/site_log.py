@@ -48,6 +48,10 @@ class NewestSync:
     def __init__(self) -> None:
         self.of_node: Callable[[], int] = lambda: 0
 
+    def sync(self) -> int:
+        """0: none yet."""
+        return self.of_node()
+
 
 def log_to(folder: Path, stack: AsyncExitStack, config: NodeConfig, run_id: str) -> NewestSync:
     """Everything to the site's log file, and what the node itself says to the terminal too."""
@@ -56,7 +60,7 @@ def log_to(folder: Path, stack: AsyncExitStack, config: NodeConfig, run_id: str)
     newest = NewestSync()
     if config.log_format == "json":
         for handler in handlers:
-            handler.setFormatter(JsonFormatter(lambda: newest.of_node(), run=run_id, site=config.name))
+            handler.setFormatter(JsonFormatter(newest.sync, run=run_id, site=config.name))
     else:
         handlers[1].setFormatter(CleanFormatter("%(message)s"))
     handlers[1].addFilter(lambda record: record.name != OUTPUT_LOGGER)

@@ -1,5 +1,5 @@
-"""The saved model that is the run's best so far, under a name of its own: `model.best` beside `model`. Its files are the
-saved model's own (hard links), so that it takes no more room until that one goes."""
+"""The saved model that is the run's best so far, under a name of its own: `model.best` beside `model`. Its files are
+the saved model's own (hard links), so that it takes no more room until that one goes."""
 
 from __future__ import annotations
 

@@ -12,8 +12,8 @@ from atoll.coordinator.core.events import AttestationRecord, CommitRecord, Rollb
 from atoll.coordinator.core.persisted import LossRecord, Persisted, thinned
 from atoll.protocol.history import History
 from atoll.protocol.layout import Role
-from atoll.protocol.logged import Best
 from atoll.protocol.log_length import LogLength
+from atoll.protocol.logged import Best
 from atoll.protocol.messages import Attestation, Commit, Outlier
 from atoll.protocol.sync_settings import SyncSettings
 

@@ -19,9 +19,7 @@ from atoll.protocol import messages as m
 from atoll.protocol.digest import DIGEST_BYTES
 
 
-def begin(
-    run: Run, commit: int, reason: str, request: int = 0, *, without: int = 0, skip_samples: bool = False
-) -> str:
+def begin(run: Run, commit: int, reason: str, request: int = 0, *, without: int = 0, skip_samples: bool = False) -> str:
     """The run goes back to `commit` once a site has put it together; if none can, it goes on where it is.
 
     Returns why that is not even tried, and nothing changes then; empty if it is under way.

@@ -173,8 +173,8 @@ def go_back(
 ) -> None:
     """Commits after `commit` are void, for good. `state_hash`: of its state, if that is known. `holders` have just that
     commit; `returning` sites will soon, and are waited for. What is here of later commits is forgotten: those sites say
-    what they hold once their disks are rolled back. `passed_over`: so many branches may have been there meanwhile. `skip_samples`:
-    what void commits list stays done."""
+    what they hold once their disks are rolled back. `passed_over`: so many branches may have been there meanwhile.
+    `skip_samples`: what void commits list stays done."""
     last = run.log.last
     for sync in run.lanes.values():
         sync.abandon(reason)

@@ -63,9 +63,7 @@ def _best(run: Run) -> BestView | None:
         return None
     site = run.members.by_id(best.site_id)
     name = site.name if site is not None else f"site {best.site_id}"
-    return BestView(
-        commit=best.commit, run_step=best.run_step, site=name, name=run.settings.best_by, value=best.value
-    )
+    return BestView(commit=best.commit, run_step=best.run_step, site=name, name=run.settings.best_by, value=best.value)
 
 
 def view_of(run: Run, now: float) -> RunView:

@@ -11,7 +11,8 @@ checks its hash before anything is given up. If none can, the run stays where it
 commit that is possible.
 
 In both cases later commits are void for good, at sites that are away too: they take the run's state when they come
-back. Samples that they were trained on are drawn again, unless --skip-samples says that they are not. Commit numbers go on from N + 1, in a new branch.
+back. Samples that they were trained on are drawn again, unless --skip-samples says that they are not. Commit numbers go
+on from N + 1, in a new branch.
 
 examples:
   atoll rollback                       the run of ./run.toml, when `atoll status` says that it cannot go on
