@@ -47,11 +47,11 @@ test-all: lint type proto-check ## everything, slow tests included
 	$(BIN)/pytest $(IN_PARALLEL) -m 'not gpu' $(ARGS)
 
 $(VENV)/.trainers: $(VENV)/.installed
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) -c constraints.txt -e '.[node,dev,hf,lightning]' peft
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) -c constraints.txt -e '.[node,dev,hf,lightning,wandb,mlflow,trackio]' peft
 	touch $@
 
-test-more: $(VENV)/.trainers ## sites with trainers of others, which it installs: Hugging Face's, Lightning's
-	$(BIN)/pytest -m more tests/trainers $(ARGS)
+test-more: $(VENV)/.trainers ## trainers and trackers of others, which it installs
+	$(BIN)/pytest -m more tests/trainers tests/trackers $(ARGS)
 
 sim: install ## 5,000 seeded schedules of faults on simulated time, one of 100 sites that all reduce, one of 1,000 (ARGS="--help")
 	$(BIN)/python -m tests.simulation $(ARGS)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from atoll.coordinator.limits import CONNECTIONS_PER_ADDRESS
+from atoll.coordinator.tracking import config as tracking
+from atoll.coordinator.tracking.config import TrackConfig
 from atoll.protocol.errors import ConfigError
 from atoll.protocol.trust import plain_text
 
@@ -32,8 +34,6 @@ class CoordinatorConfig:
     trust: str = ""
     """The folder of the run's root: root.pem and root.key. Without it, the one beside the store, where a root is made
     at the first start."""
-    tensorboard: str = ""
-    """A folder to which the coordinator writes the run's curves for TensorBoard; empty: nowhere."""
     connections_per_address: int = CONNECTIONS_PER_ADDRESS
     """Connections from one address on which nobody has shown a certificate yet, at once; as many new ones may come at
     once, and then as many in ten seconds. Sites that are in do not count, so hundreds may share an address behind a
@@ -43,6 +43,8 @@ class CoordinatorConfig:
     insecure_network: bool = False
     """Plain text for other machines too: whoever reaches the port can join the run or disturb it, and whoever is
     between can read. For a network in which everybody is trusted."""
+
+    track: TrackConfig = field(default_factory=TrackConfig)
 
     @property
     def is_plain_text(self) -> bool:
@@ -59,6 +61,7 @@ DATABASES = ("postgresql://", "postgres://")
 
 def validate(config: CoordinatorConfig) -> None:
     """Raises ConfigError, naming the flag, if a value is out of range."""
+    tracking.validate(config.track)
     if config.connections_per_address < 1:
         raise ConfigError(f"--connections-per-address {config.connections_per_address}: must be at least 1")
     if config.store and not config.store.startswith(DATABASES):

@@ -7,7 +7,7 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
@@ -16,6 +16,7 @@ from typing import Any
 from atoll.coordinator.admin import admin_server
 from atoll.coordinator.authority import Authority, folder_of
 from atoll.coordinator.config import CoordinatorConfig, validate
+from atoll.coordinator.core.records import OpenRecord, Record
 from atoll.coordinator.lease import Leading, LeaseHeld
 from atoll.coordinator.loop_lag import LoopLag
 from atoll.coordinator.restoring import Restoring
@@ -23,9 +24,10 @@ from atoll.coordinator.service import CoordinatorServer
 from atoll.coordinator.sql_store import SqlStore
 from atoll.coordinator.sqlite_store import SqliteStore
 from atoll.coordinator.standby import only_here, stands_by
-from atoll.coordinator.tensorboard import TensorBoard
 from atoll.coordinator.tracing import SyncTraces
-from atoll.coordinator.tracking import Tracking
+from atoll.coordinator.tracking.curves_told import Tracking
+from atoll.coordinator.tracking.opened import feeds
+from atoll.coordinator.tracking.tracker import About
 from atoll.coordinator.web import status_pages
 from atoll.protocol import notify, outer
 from atoll.protocol.addresses import is_host, is_loopback, is_unspecified, parse_address
@@ -35,7 +37,7 @@ from atoll.protocol.exit_codes import ENDED_AT_ONCE
 from atoll.protocol.machine import Machine
 from atoll.protocol.outer_settings import AUTO
 from atoll.protocol.page_access import LOOPBACK_NAMES, Access, ByName, ByToken
-from atoll.protocol.settings import RunSettings
+from atoll.protocol.settings import RunSettings, settings_to_json
 from atoll.protocol.signals import Signals, end_process
 from atoll.protocol.trace_export import from_environment
 from atoll.protocol.trust.renewing import keep_in_force
@@ -46,6 +48,16 @@ log = logging.getLogger("atoll.coordinator")
 
 END_LIMIT_S = 2.0
 """From a second SIGINT or SIGTERM to the end of this process, at most."""
+
+
+class NewestSync:
+    """The one that was opened last, since this start."""
+
+    sync: int | None = None
+
+    def kept(self, records: Sequence[Record], _: float) -> None:
+        """In the store."""
+        self.sync = max((r.open.sync for r in records if isinstance(r, OpenRecord)), default=self.sync)
 
 
 async def secured(
@@ -182,19 +194,29 @@ async def _restored(restoring: Restoring, config: CoordinatorConfig, run_id: str
         await admin.close()
 
 
+def _track(config: CoordinatorConfig, server: CoordinatorServer, machine: Machine, stack: AsyncExitStack) -> None:
+    """Tells the tools that are named of the run, until `stack` ends."""
+    about = About(run_id=server.settings.run_id, settings=json.loads(settings_to_json(server.settings)))
+    if found := list(feeds(config.track, about, config.store_path.with_suffix(".tracked"), machine)):
+        tracking = Tracking(found, server.curves.recent)
+        server.said_beside["trackers"] = tracking.document
+        stack.push_async_callback(tracking.close, asyncio.create_task(tracking.run()))
+
+
 async def serve(
     config: CoordinatorConfig,
     settings: RunSettings,
     *,
     resume_parent: dict[str, Any] | None = None,
     restore_sites: int | None = None,
+    newest: NewestSync | None = None,
 ) -> None:
     """Serves one run; returns after SIGTERM or SIGINT, and a second one ends the process at once: what the store has
     kept is whole at any moment. Prints one line when it listens.
 
     `resume_parent`: run_id, commit, run_step and run_tokens of the saved model that commit 0 is made of.
     `restore_sites`: the store is an old copy, and so many sites have to say first what they have kept of the time
-    since; 0: more than half of those that were in the run.
+    since; 0: more than half of those that were in the run. `newest`: is told of syncs, for lines of the log.
     Raises ConfigError, HostError or StateError: what, where, what to do.
     """
     validate(config)
@@ -251,17 +273,15 @@ async def serve(
             log.info("outer.optimizer = auto: %s", outer.in_words(settings, server.settings.outer))
         if exporter is not None:
             server.hear_kept.append(SyncTraces(settings.run_id, exporter.send).kept)
-            server.num_lost_spans = lambda: exporter.num_lost
+            server.said_beside["num_lost_spans"] = lambda: exporter.num_lost
+        if newest is not None:
+            server.hear_kept.append(newest.kept)
         server.loop_lag = LoopLag()
         ticking = asyncio.create_task(server.loop_lag.run())
         stack.callback(ticking.cancel)
         await server.start()
         stack.push_async_callback(server.stop)
-        if config.tensorboard:
-            name = f"events.out.tfevents.{machine.wall_time():.0f}.{machine.token_bytes(4).hex()}"
-            tracker = TensorBoard(Path(config.tensorboard), name, machine.wall_time)
-            tracking = Tracking(tracker, server.curves.recent)
-            stack.push_async_callback(tracking.close, asyncio.create_task(tracking.run()))
+        _track(config, server, machine, stack)
 
         admin = admin_server(config.store_path, server.command)
         await admin.start()

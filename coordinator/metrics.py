@@ -55,6 +55,13 @@ def _beaten(key: str) -> Of:
     return _of_sites(lambda site: site[key] if site["phase"] else None)
 
 
+def _tracked(d: Document) -> Values:
+    found: dict[tuple[str, ...], float] = {}
+    for one in d.get("trackers", ()):
+        found |= {(one["name"], key): one[key] for key in ("told", "dropped")}
+    return found
+
+
 def _disk_free(site: dict[str, Any]) -> float | None:
     return site["telemetry"]["disk_free_bytes"] if site["telemetry"]["disk_total_bytes"] else None
 
@@ -215,6 +222,8 @@ METRICS: tuple[Row[Document], ...] = (
         "moments.", lambda d: d["event_loop"]["lag_p999_s"] if "event_loop" in d else None),
     Row(COUNTER, "atoll_spans_lost", "Of traces, those that their collector has not taken since this start; not there "
         "where nothing is traced.", lambda d: d.get("num_lost_spans")),
+    Row(COUNTER, "atoll_tracked_values", "Values of curves that a tool was told ([track]), or that were dropped, since "
+        "it is slow, away or not installed; since this start.", _tracked, ("name", "what")),
     Row(GAUGE, "atoll_root_expiry_timestamp_seconds", "When the run's root expires, since 1970.",
         lambda d: d.get("root_until_s")),
     Row(GAUGE, "atoll_plain_text", "1 for a run without TLS (--insecure).",

@@ -109,7 +109,7 @@ class CoordinatorServer:
         self._kept_view = self._core.view(self._viewed_at)
         self._sync_times, self._timeline, self._happenings = SyncTimes(), SyncTimeline(), Happenings()
         self.hear_kept: list[Callable[[Sequence[e.Record], float], None]] = [self._sync_times.kept]
-        self.num_lost_spans: Callable[[], int] | None = None  # where syncs are traced
+        self.said_beside: dict[str, Callable[[], Any]] = {"num_lost_spans": lambda: None, "trackers": list}
         self.status = StatusShown(self.document)
         self._keeping_since: float | None = None
         self._streams: dict[int, Stream] = {}
@@ -309,7 +309,7 @@ class CoordinatorServer:
         document |= {"root": certified and certified.root_pem, "root_until_s": certified and certified.root_until_s}
         document["time"] = self._machine.wall_time()
         document["delayed_messages"] = dict(self._delayed)
-        document["num_lost_spans"] = self.num_lost_spans() if self.num_lost_spans is not None else None
+        document |= {name: of() for name, of in self.said_beside.items()}
         document["turned_away"] = self._door.document() if self._door is not None else {}
         document["settings"] = json.loads(settings_to_json(self.settings))
         document["parent"] = self._parent

@@ -36,6 +36,17 @@ class LoggedValue:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Best:
+    """A saved model that is the best so far by what was logged of it."""
+
+    commit: int
+    run_step: int
+    site_id: int
+    """Whose word it is."""
+    value: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Logged(SiteMessage):
     """Nothing is decided by it."""
 

@@ -35,7 +35,7 @@ from atoll.protocol.dispute_messages import (
 from atoll.protocol.fields import MAX_MEMBERS, CoordinatorMessage, SiteMessage, bounded, digest
 from atoll.protocol.figures import Figures, Readings
 from atoll.protocol.layout import MAX_GROUPS
-from atoll.protocol.logged import Logged, LoggedValue
+from atoll.protocol.logged import Best, Logged, LoggedValue
 from atoll.protocol.members import MAX_ENDPOINTS, Endpoint, Member
 from atoll.protocol.product_messages import Influences, Products
 from atoll.protocol.sync_settings import KEPT_SYNCS
@@ -140,6 +140,7 @@ class Commit(CoordinatorMessage):
     error_commits: tuple[int, ...] = bounded(MAX_ERROR_COMMITS, ())
     rates: tuple[float, ...] = bounded(MAX_RATES, ())
     changed_json: str = bounded(MAX_CHANGED_CHARACTERS, "")
+    best: Best | None = None
 
 
 # --- site -> coordinator

@@ -10,6 +10,7 @@ from typing import Any
 from atoll.protocol.bounds import check_bounds, within
 from atoll.protocol.codecs.table import CODECS, SPARSE
 from atoll.protocol.errors import ConfigError, InvalidMessage, UnsupportedError
+from atoll.protocol.logged import LoggedValue
 from atoll.protocol.messages import MAX_MEMBERS
 from atoll.protocol.model_settings import ModelSettings, TrainerSettings, check_model
 from atoll.protocol.outer_settings import OUTER_OPTIMIZERS, OuterSettings, check_outer
@@ -48,6 +49,12 @@ class RunSettings:
     keep_models: int = within(1, 1024, 1)
     """With `save_every`: the newest so many saved models stay on a site's disk, the earlier ones beside the newest, by
     the number of their commit (model.commit-40)."""
+    best_by: str = ""
+    """With `save_every`: the saved model that is best by this value, which scripts log of the outer parameters, stays
+    on the sites' disks beside the others (model.best). The first site that logs it is the judge, and another one when
+    that has left. Empty: none."""
+    best_is: str = "lowest"
+    """lowest or highest: which value of `best_by` is the best."""
     checkpoint_every: int = within(0, 1 << 32, 100)
     """Workers write the state of their inner optimizer to the site's disk every so many of their steps, and go on from
     it after a crash; 0: never, and the optimizer starts fresh."""
@@ -71,6 +78,7 @@ class RunSettings:
 
 
 MAX_SETTINGS_CHARACTERS = 1 << 16
+BEST_IS = ("lowest", "highest")
 LEAST_MEDIAN_SITES = 3
 """Contributors of a commit whose average is a geometric median: that of two is anywhere between them."""
 RUN_ID = SITE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -106,6 +114,15 @@ def validate(settings: RunSettings) -> None:
             f"run.keep_models = {settings.keep_models} without run.save_every: there is one model, that of the end; "
             "say with save_every how often sites save it"
         )
+    if settings.best_by and not settings.save_every:
+        raise ConfigError(
+            f'run.best_by = "{settings.best_by}" without run.save_every: it is one of the models that sites save; say '
+            "how often they save one"
+        )
+    if settings.best_by and (problem := LoggedValue(name=settings.best_by, step=0, value=0.0).problem):
+        raise ConfigError(f"run.best_by: {problem}")
+    if settings.best_is not in BEST_IS:
+        raise ConfigError(f'run.best_is = "{settings.best_is}": write {" or ".join(BEST_IS)}')
     if 0 < settings.overrun_steps < settings.sync.overlap_steps:
         raise ConfigError(
             f"run.overrun_steps = {settings.overrun_steps} is less than sync.overlap_steps = "
@@ -139,7 +156,7 @@ CAPABILITIES = frozenset([
     "a codec for each direction", "mean over all", "error feedback", "error feedback of averages", "overlap",
     "merge mix", "fragments", "syncs in flight", "outer schedules", "clipped averages", "trimmed averages",
     "gradient exchange", "momentum exchange", "phases of momenta", "rotary base", "norm epsilon", "experts", CHANGES,
-    "audited reducers", "averages by influence",
+    "audited reducers", "averages by influence", "the best model",
 ])  # fmt: skip
 """What a run may need of whoever takes part, by name, and this version can do."""
 MAX_NEEDS = 256
@@ -170,6 +187,7 @@ def needs_of(settings: RunSettings) -> list[str]:
         "rotary base": model.rope_base != usual.rope_base,
         "norm epsilon": model.norm_eps != usual.norm_eps,
         "experts": model.num_experts > 0,
+        "the best model": settings.best_by != "",
     }
     warmup = [sync.warmup_codec] if sync.warmup_commits else []
     codecs = [sync.codec_up] if is_sparse else dict.fromkeys((sync.codec_up, sync.codec_down, *warmup))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Callable
 
 from atoll.protocol.dates import date_of
 
@@ -49,6 +50,9 @@ def differences(one: object, other: object, where: str = "") -> list[str]:
     return [text for place, a, b in places for text in differences(a, b, place)]
 
 
+LOG_FORMATS = ("text", "json")
+
+
 class CleanFormatter(logging.Formatter):
     """Log records of one line or more, none of which can be taken for another record."""
 
@@ -57,18 +61,21 @@ class CleanFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """For programs that read logs: one JSON object a line, with `time`, `level`, whose it is, `message`, and
-    `traceback` where there is one."""
+    """For programs that read logs: one JSON object a line, with `time`, `level`, whose it is, `logger`, `sync`,
+    `message`, and `traceback` where there is one."""
 
-    def __init__(self, **whose: str) -> None:
+    def __init__(self, sync: Callable[[], int | None] | None = None, **whose: str) -> None:
+        """`sync`: the newest one, if any was opened yet."""
         super().__init__()
-        self._whose = whose
+        self._whose, self._sync = whose, sync
 
     def format(self, record: logging.LogRecord) -> str:
         line = {
             "time": date_of(record.created).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
             **self._whose,
+            **({"sync": sync} if self._sync is not None and (sync := self._sync()) else {}),
+            "logger": record.name,
             "message": clean(record.getMessage()),
         }
         if record.exc_info:

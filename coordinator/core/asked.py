@@ -55,6 +55,8 @@ class RollbackAsked(Asked):
 
     reason: str
     to: int | None = None
+    skip_samples: bool = False
+    """With `to`: samples of the commits that are given up count as done, and nobody draws them again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

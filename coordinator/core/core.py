@@ -220,8 +220,8 @@ class Core:
                 run.answer(request, bans.drain(run, name, reason))
             case e.RollbackAsked(reason, None, request=request):
                 run.answer(request, *rollback.asked(run, reason))
-            case e.RollbackAsked(reason, int(commit), request=request):
-                if problem := going_back.begin(run, commit, reason, request):
+            case e.RollbackAsked(reason, int(commit), skip_samples=skip, request=request):
+                if problem := going_back.begin(run, commit, reason, request, skip_samples=skip):
                     run.answer(request, problem)
             case e.EvictAsked(name=name, reason=reason, request=request):
                 run.answer(request, bans.evict(run, name, reason))

@@ -9,7 +9,7 @@ from atoll.coordinator.core.curves import MAX_CURVES, SENT_BYTES, TRAINING_LOSS,
 from atoll.coordinator.core.run import Run
 from atoll.coordinator.core.sites.membership import Site
 from atoll.protocol.logged import MAX_NAMES
-from atoll.protocol.messages import Logged
+from atoll.protocol.messages import Logged, LoggedValue
 
 
 def heard(run: Run, site: Site, message: Logged) -> str:
@@ -18,8 +18,21 @@ def heard(run: Run, site: Site, message: Logged) -> str:
         return problem
     for value in message.values:
         _note(run, Series(site.site_id, value.name, value.of_outer), value.step, value.value)
+        _judge(run, site, value)
     _keep(run)
     return ""
+
+
+def _judge(run: Run, site: Site, value: LoggedValue) -> None:
+    """Whether it makes a saved model the best one."""
+    if run.finished is not None:
+        return
+    before = run.best.found
+    judge = run.members.by_id(before.site_id) if before is not None else None
+    if run.best.hear(run.log.records, site.site_id, value, judge_is_here=judge is not None and judge.live):
+        assert run.best.found is not None
+        text = f"commit {run.best.found.commit}: {value.name} {value.value:g}, by {site.label}"
+        run.report(logging.INFO, f"the best saved model so far is that of {text}")
 
 
 def committed(run: Run, losses: Mapping[int, float]) -> None:

@@ -11,6 +11,7 @@ from atoll.protocol.messages import (
     Commit,
     DataRange,
     Endpoint,
+    LineRanges,
     Open,
     Outlier,
     Plan,
@@ -202,6 +203,8 @@ class RollbackRecord:
     voided: tuple[int, ...]
     """Numbers of the commits that were void from then on, ascending."""
     reason: str
+    skipped: tuple[LineRanges, ...] = ()
+    """What these commits list and a person wants nobody to draw again: it is done, in no commit that counts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -124,12 +124,14 @@ def settled(
     for record in voided.values():
         for line in record.commit.done:
             run.ledger.void(line.line, line.ranges)
-    for commit in since(records):
-        for line in commit.commit.done:
+    found = [(f"commit {r.commit.commit}", r.commit.done) for r in since(records)]
+    found += [(f"the rollback to commit {r.commit}", r.skipped) for r in records if isinstance(r, e.RollbackRecord)]
+    for name, done in found:
+        for line in done:
             try:
                 run.ledger.finish_unheard(line.line, line.ranges)
             except StateError as error:
-                raise StateError(f"commit {commit.commit.commit}: {error}") from None
+                raise StateError(f"{name}: {error}") from None
     run.persist_ledger()
     run.has_used(run.last_sync + PASSED_OVER)
     last_id = run.members.last_id + PASSED_OVER

@@ -6,12 +6,12 @@ import json
 import logging
 from collections import Counter
 from collections.abc import Iterable
-from math import inf
 from typing import Any
 
 from atoll.coordinator.core import events as e
 from atoll.coordinator.core.audit import COORDINATOR, DONE, Audit, words_of
 from atoll.coordinator.core.auditing.audits import Audits
+from atoll.coordinator.core.best_so_far import BestSoFar
 from atoll.coordinator.core.changes import Changes
 from atoll.coordinator.core.curves import Curves
 from atoll.coordinator.core.data.ledger import Ledger
@@ -19,6 +19,7 @@ from atoll.coordinator.core.log.commits import CommitLog
 from atoll.coordinator.core.log.disputes import Dispute
 from atoll.coordinator.core.log.rebuilding import GoingBack
 from atoll.coordinator.core.persisted import Persisted
+from atoll.coordinator.core.run_outputs import RunOutputs
 from atoll.coordinator.core.sites.conduct import Cause
 from atoll.coordinator.core.sites.membership import Membership, Site, Standing
 from atoll.coordinator.core.sites.offers import Offers
@@ -40,19 +41,18 @@ from atoll.protocol.sample_order import GLOBAL_LINE
 from atoll.protocol.settings import RunSettings
 from atoll.protocol.time_limits import time_limits
 
-SAY_EVERY_S = 1.0
-"""Of commits, where there are many."""
 Refusal = tuple[m.RefusedKind, str]
 """Why a site does not come in: what, both values, what to do."""
 
 
-class Run:
+class Run(RunOutputs):
     """Mutable state of one run and one start of the coordinator.
 
     Raises StateError if what was kept does not fit together.
     """
 
     def __init__(self, settings: RunSettings, persisted: Persisted, now: float, wall_s: float) -> None:
+        super().__init__()
         self.settings = settings
         self.limits = time_limits(settings.time_limits)
         self.run_id = persisted.run.run_id
@@ -88,6 +88,7 @@ class Run:
         paused = persisted.one(e.PausedRecord)
         self.pause_reason = paused.reason if paused is not None else ""
         self.changes = Changes(settings, persisted.one(e.ChangedRecord), self.log.changed_json)
+        self.best = BestSoFar(settings, self.log.best)
         self.banned = {r.name: r for r in persisted.all(e.BanRecord)}
         for name, banned in self.banned.items():
             if (unwanted := self.members.sites.get(name)) is not None:
@@ -118,11 +119,7 @@ class Run:
         self.num_not_finite = self.num_failed = 0  # losses that stopped being numbers; sites that cannot go on
         self.num_refused = self.num_malformed = 0
         self.evictions: Counter[Cause] = Counter()
-        self._said_at = -inf  # what a sync comes to
         self.fatal_texts: list[str] = []
-        self._outputs: list[e.Output] = []
-        self._records: list[e.Record] = []
-        self._place = 0  # of the first of them, among the outputs
 
     def _resumed(self, opened: e.OpenRecord, persisted: Persisted) -> Sync:
         """A sync that was open when the coordinator ended."""
@@ -285,26 +282,6 @@ class Run:
 
     # --- outputs
 
-    def put_out(self, output: e.Output) -> None:
-        """For the shell to execute, after everything that was put out before."""
-        self._outputs.append(output)
-
-    def persist(self, *records: e.Record) -> None:
-        """All that the same events lead to becomes one transaction, at the place of its first record: a decision (a
-        commit and the sync that it opens) is in the store as a whole or not at all, and a thousand sites that are
-        admitted together do not wait for a thousand transactions."""
-        if not self._records:
-            self._place = len(self._outputs)
-        self._records += records
-
-    def take_outputs(self) -> list[e.Output]:
-        """What the shell is to execute, in order. Once."""
-        taken, self._outputs = self._outputs, []
-        if self._records:
-            taken.insert(self._place, e.Persist(tuple(self._records)))
-            self._records, self._place = [], 0
-        return taken
-
     def persist_site(self, site: Site) -> None:
         """What the site is now, if it was ever admitted."""
         if site.site_id:
@@ -328,16 +305,10 @@ class Run:
         self.persist(entry)
         self.report(logging.INFO, f"audit {entry.number} ({entry.digest}): {by}: {what}: {entry.outcome}")
 
-    def report(self, level: int, text: str) -> None:
-        """A line for a person."""
-        self.put_out(e.Report(level, text))
-
     def report_sync(self, text: str, *, is_seldom: bool = False) -> None:
         """What an ordinary sync comes to. Where sites exchange at every step a person is told one line a second; a line
         that comes once in a run (`is_seldom`) is always told."""
-        often = self.settings.sync.steps_at_nodes and self.now < self._said_at + SAY_EVERY_S and not is_seldom
-        if not often:
-            self._said_at = self.now
+        often = self.settings.sync.steps_at_nodes and not is_seldom and self.is_often(self.now)
         self.report(logging.DEBUG if often else logging.INFO, text)
 
     def send_on(self, stream: int, message: m.CoordinatorMessage) -> None:

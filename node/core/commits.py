@@ -109,5 +109,6 @@ def applied(ctx: Context, event: events.CommitApplied) -> None:
     if commit.next is not None:
         syncs.go_on_for(ctx, commit.next)
     holding.hold(ctx, outer, final=commit.final)
+    saving.keep_best(ctx, commit)  # before the next one takes the place of an older one
     if commit.final or (ctx.settings.save_every and commit.commit % ctx.settings.save_every == 0):
         saving.save(ctx)

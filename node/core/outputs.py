@@ -257,6 +257,20 @@ class DropModel:
 
 
 @dataclass(frozen=True, slots=True)
+class KeepBest:
+    """The saved model of this commit is the best so far: keep it under a name of its own, too."""
+
+    commit: int
+
+
+@dataclass(frozen=True, slots=True)
+class DropBest:
+    """Remove the one that is kept so, if it is of a later commit than this."""
+
+    after: int
+
+
+@dataclass(frozen=True, slots=True)
 class DistrustState:
     """What is on this disk is not the run's state, or too old: each chunk is checked against its own hash, and
     snapshots go. What is left is compared with the others' chunk by chunk when it is fetched."""
@@ -293,5 +307,5 @@ Output = (
     Send | Beat | Fulfil | ListPayloads | StartWorkers | StopWorkers | DescribeCrash | ToRanks | MergePieces
     | ShareSnapshot | SendLayout | SeedState | FetchState | TellFetch | CancelFetch | KeepContributions | BeginExchange
     | WeighExchange | InfluenceExchange | HurryExchange | CancelExchange | AdvanceErrors | ApplyCommit | PublishState
-    | DropSync | SaveModel | KeepModel | DropModel | DistrustState | RollBack | Report | Exit
+    | DropSync | SaveModel | KeepModel | DropModel | KeepBest | DropBest | DistrustState | RollBack | Report | Exit
 )  # fmt: skip

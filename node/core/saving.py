@@ -7,7 +7,7 @@ import logging
 from atoll.node.core import endings
 from atoll.node.core.context import Context
 from atoll.node.core.events import ModelKept, ModelSaved
-from atoll.node.core.outputs import DropModel, KeepModel, SaveModel
+from atoll.node.core.outputs import DropBest, DropModel, KeepBest, KeepModel, SaveModel
 from atoll.node.core.state import Saving
 from atoll.protocol import messages as m
 from atoll.protocol.errors import StateError
@@ -53,6 +53,16 @@ def void_after(ctx: Context, commit: int) -> None:
         site.saving.is_void = True
     if site.kept is not None and site.kept > commit:
         site.kept = None
+    if ctx.settings.best_by:
+        site.best = None  # it is asked for again, if there is one
+        ctx.emit(DropBest(commit))
+
+
+def keep_best(ctx: Context, commit: m.Commit) -> None:
+    """The commit says which saved model is the best so far."""
+    if commit.best is not None and commit.best.commit != ctx.site.best:
+        ctx.site.best = commit.best.commit
+        ctx.emit(KeepBest(commit.best.commit))
 
 
 def advance(ctx: Context) -> None:

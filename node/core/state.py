@@ -105,6 +105,7 @@ class SiteState:
     data: DataQueue = field(default_factory=DataQueue)
     saving: Saving | None = None
     kept: int | None = None  # the commit whose model was put in place last
+    best: int | None = None  # the commit whose model this site was told to be the best so far
     saved_elsewhere: str = ""  # where the last model is, and why it is there
     leaving: str = ""
     leave_deadline: float | None = None

@@ -110,8 +110,9 @@ class NodeConfig:
     """Where /metrics is served; without it, nowhere."""
     save_dir: Path | None = None
     """Where the model is saved, a folder of its own; without it, HOME/model."""
-    log_json: bool = False
-    """What the node says on the terminal as JSON, an object a line. The log in its home stays for people."""
+    log_format: str = "text"
+    """text or json: of what the node says on the terminal and of the log in its home, which has the lines of its
+    workers too. As json an object a line, with time, level, run, site, logger, sync and message."""
     debug: bool = False
     """Tracebacks and debug lines in the log."""
 

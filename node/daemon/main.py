@@ -119,7 +119,7 @@ async def _stay(config: NodeConfig, machine: Machine, prepared: asyncio.Task[Non
             return _Stay(settings.run_id, time_off=time_off)
         home = Home(folder, machine)
         stack.callback(home.close)
-        log_to(home.folder, stack, config, settings.run_id)
+        newest = log_to(home.folder, stack, config, settings.run_id)
         journal = Journal(home.folder / "journal.jsonl")
         stack.callback(journal.close)
         exporter = await from_environment(os.environ, "atoll-node", machine.wall_time)
@@ -147,6 +147,7 @@ async def _stay(config: NodeConfig, machine: Machine, prepared: asyncio.Task[Non
             security=security,
         )
         stack.callback(node.close)
+        newest.of_node = lambda: node.core.site.newest_sync
         if exporter is not None:
             stack.callback(_traced(node, exporter).close)
         if config.http_listen:

@@ -11,7 +11,7 @@ from atoll.node.core import events as e
 from atoll.node.core import outputs as out
 from atoll.node.daemon.disk_jobs import DiskJobs
 from atoll.node.daemon.shell import Shell, fatal
-from atoll.node.dataplane import saved_model
+from atoll.node.dataplane import best_model, saved_model
 from atoll.protocol.settings import settings_to_json
 from atoll.protocol.threads import run_to_its_end
 
@@ -34,7 +34,7 @@ class Models:
         self._void: int | None = None
 
     def execute(self, output: out.Output) -> None:
-        """Begin it; an event ends all but the last."""
+        """Begin it; an event ends a save, and putting it in place."""
         match output:
             case out.SaveModel():
                 self._shell.start(partial(self._save, output), fatal("saving the model: "))
@@ -43,6 +43,11 @@ class Models:
             case out.DropModel(commit):
                 self._void = commit
                 self._shell.start(self.drop, fatal("removing a wrong model: "))
+
+            case out.KeepBest(commit):
+                self._shell.start(partial(self._keep_best, commit), fatal("keeping the best model: "))
+            case out.DropBest(after):
+                self._shell.start(partial(self._drop_best, after), fatal("removing a wrong model: "))
 
     async def _save(self, output: out.SaveModel) -> e.Event:
         folder, plane = self.folder, self._disk.present
@@ -73,6 +78,20 @@ class Models:
             self._kept = commit
         log.info("saved the model of commit %d in %s", commit, self._written_to)
         return e.ModelKept(commit=commit)
+
+    async def _keep_best(self, commit: int) -> None:
+        async with self._lock:
+            run_id = self._shell.core.settings.run_id
+            place = await run_to_its_end(partial(best_model.keep, self._written_to, commit, run_id))
+        if place is not None:
+            log.info("the model of commit %d, the best so far, is in %s", commit, place)
+        else:
+            log.warning("the model of commit %d, the best so far, is none of those that this site has saved", commit)
+
+    async def _drop_best(self, after: int) -> None:
+        async with self._lock:
+            run_id = self._shell.core.settings.run_id
+            await run_to_its_end(partial(best_model.drop, self._written_to, after, run_id))
 
     async def drop(self) -> None:
         """What is written and not in place; and what is, if it turned out to be wrong."""

@@ -357,7 +357,7 @@ class Node:
                     self.journal.write("exit", code=code, text=text)
             case out.KeepContributions():
                 self.shell.start(partial(self.disk.keep_contributions, output), fatal())
-            case out.SaveModel() | out.KeepModel() | out.DropModel():
+            case out.SaveModel() | out.KeepModel() | out.DropModel() | out.KeepBest() | out.DropBest():
                 self.models.execute(output)
             case (
                 out.BeginExchange()

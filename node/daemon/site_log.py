@@ -6,6 +6,7 @@ import logging
 import logging.handlers
 import os
 import sys
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from io import TextIOWrapper
 from pathlib import Path
@@ -41,12 +42,27 @@ def site_log_handler(path: Path, max_bytes: int = MAX_LOG_BYTES) -> logging.Hand
     return handler
 
 
-def log_to(folder: Path, stack: AsyncExitStack, config: NodeConfig, run_id: str) -> None:
+class NewestSync:
+    """Of the node, once there is one: lines of the log as JSON say it."""
+
+    def __init__(self) -> None:
+        self.of_node: Callable[[], int] = lambda: 0
+
+    def sync(self) -> int:
+        """0: none yet."""
+        return self.of_node()
+
+
+def log_to(folder: Path, stack: AsyncExitStack, config: NodeConfig, run_id: str) -> NewestSync:
     """Everything to the site's log file, and what the node itself says to the terminal too."""
     root = logging.getLogger()
     handlers = [site_log_handler(folder / "node.log"), logging.StreamHandler(sys.stderr)]
-    in_json = JsonFormatter(run=run_id, site=config.name)
-    handlers[1].setFormatter(in_json if config.log_json else CleanFormatter("%(message)s"))
+    newest = NewestSync()
+    if config.log_format == "json":
+        for handler in handlers:
+            handler.setFormatter(JsonFormatter(newest.sync, run=run_id, site=config.name))
+    else:
+        handlers[1].setFormatter(CleanFormatter("%(message)s"))
     handlers[1].addFilter(lambda record: record.name != OUTPUT_LOGGER)
     stack.callback(root.setLevel, root.level)
     root.setLevel(logging.DEBUG if config.debug else logging.INFO)
@@ -54,3 +70,4 @@ def log_to(folder: Path, stack: AsyncExitStack, config: NodeConfig, run_id: str)
         root.addHandler(handler)
         stack.callback(handler.close)
         stack.callback(root.removeHandler, handler)
+    return newest

@@ -28,7 +28,7 @@ def retire(former: Path, folder: Path, num_earlier: int) -> None:
     """
     if num_earlier:
         newest = load_manifest(folder)
-        if (commit := _commit_of(former, newest.run_id)) is not None:
+        if (commit := commit_of(former, newest.run_id)) is not None:
             _keep(former, earlier_of(folder, commit), commit, newest.run_id)
         found = sorted(_earlier(folder, newest.run_id), reverse=True)
         valid = [path for commit, path in found if commit < newest.commit][:num_earlier]
@@ -39,7 +39,7 @@ def retire(former: Path, folder: Path, num_earlier: int) -> None:
 
 
 def _keep(former: Path, place: Path, commit: int, run_id: str) -> None:
-    if os.path.lexists(place) and _commit_of(place, run_id) is None:
+    if os.path.lexists(place) and commit_of(place, run_id) is None:
         log.warning("the model of commit %d is not kept: %s is no saved model of run %s", commit, place, run_id)
         return
     shutil.rmtree(place, ignore_errors=True)  # of a void commit with the same number
@@ -49,10 +49,10 @@ def _keep(former: Path, place: Path, commit: int, run_id: str) -> None:
 def _earlier(folder: Path, run_id: str) -> list[tuple[int, Path]]:
     name = re.compile(re.escape(folder.name) + r"\.commit-[0-9]{1,20}")
     paths = [path for path in folder.parent.iterdir() if name.fullmatch(path.name)]
-    return [(commit, path) for path in paths if (commit := _commit_of(path, run_id)) is not None]
+    return [(commit, path) for path in paths if (commit := commit_of(path, run_id)) is not None]
 
 
-def _commit_of(folder: Path, run_id: str) -> int | None:
+def commit_of(folder: Path, run_id: str) -> int | None:
     """Of the saved model that is there; None if it is none, or of another run."""
     try:
         saved = load_manifest(folder)

@@ -131,7 +131,7 @@ def _models(model_bytes: int, synced_bytes: int, num_chunks: int, settings: RunS
     one_bytes = model_bytes + DIGEST_BYTES * num_chunks
     if not settings.save_every:
         return "a saved model", one_bytes
-    num_kept = settings.keep_models
+    num_kept = settings.keep_models + bool(settings.best_by)
     what = "a saved model" if num_kept == 1 else f"{num_kept} saved models"
     return f"{what}, the next one and the chunks that change while it is written", (
         (num_kept + 1) * one_bytes + synced_bytes

@@ -19,8 +19,8 @@ class RelayConfig:
     """Where /metrics is served; without it, nowhere."""
     quota_gb: float = 0.0
     """Bytes a day that are carried for each site that calls another, in units of 10^9; 0 for any number."""
-    log_json: bool = False
-    """What the relay says as JSON, an object a line."""
+    log_format: str = "text"
+    """text or json: what the relay says; as json an object a line."""
 
 
 def validate(config: RelayConfig) -> None:

@@ -521,6 +521,7 @@ class Commit(_message.Message):
     ERROR_COMMITS_FIELD_NUMBER: _builtins.int
     RATES_FIELD_NUMBER: _builtins.int
     CHANGED_JSON_FIELD_NUMBER: _builtins.int
+    BEST_FIELD_NUMBER: _builtins.int
     commit: _builtins.int
     sync: _builtins.int
     attempt: _builtins.int
@@ -553,6 +554,10 @@ class Commit(_message.Message):
     def rates(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
         """with gradient exchange what every contributor's Ready says"""
 
+    @_builtins.property
+    def best(self) -> Global___Best:
+        """as it was known at this commit; absent: no model is the best"""
+
     def __init__(
         self,
         *,
@@ -572,14 +577,47 @@ class Commit(_message.Message):
         error_commits: _abc.Iterable[_builtins.int] | None = ...,
         rates: _abc.Iterable[_builtins.float] | None = ...,
         changed_json: _builtins.str = ...,
+        best: Global___Best | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["next", b"next"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["best", b"best", "next", b"next"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "branch", b"branch", "changed_json", b"changed_json", "commit", b"commit", "contributors", b"contributors", "done", b"done", "error_commits", b"error_commits", "final", b"final", "fragment", b"fragment", "next", b"next", "payload_digest", b"payload_digest", "rates", b"rates", "run_step", b"run_step", "run_tokens", b"run_tokens", "sync", b"sync", "term", b"term"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "best", b"best", "branch", b"branch", "changed_json", b"changed_json", "commit", b"commit", "contributors", b"contributors", "done", b"done", "error_commits", b"error_commits", "final", b"final", "fragment", b"fragment", "next", b"next", "payload_digest", b"payload_digest", "rates", b"rates", "run_step", b"run_step", "run_tokens", b"run_tokens", "sync", b"sync", "term", b"term"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Commit: _TypeAlias = Commit  # noqa: Y015
+
+@_typing.final
+class Best(_message.Message):
+    """Of the models that sites save, the one that is best by run.best_by: of which commit, at which run step, by which
+    site's word, and what it said.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    COMMIT_FIELD_NUMBER: _builtins.int
+    RUN_STEP_FIELD_NUMBER: _builtins.int
+    SITE_ID_FIELD_NUMBER: _builtins.int
+    VALUE_FIELD_NUMBER: _builtins.int
+    commit: _builtins.int
+    run_step: _builtins.int
+    site_id: _builtins.int
+    value: _builtins.float
+    def __init__(
+        self,
+        *,
+        commit: _builtins.int = ...,
+        run_step: _builtins.int = ...,
+        site_id: _builtins.int = ...,
+        value: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["commit", b"commit", "run_step", b"run_step", "site_id", b"site_id", "value", b"value"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Best: _TypeAlias = Best  # noqa: Y015
 
 @_typing.final
 class Logged(_message.Message):

@@ -553,10 +553,10 @@ class Story(CoordinatorQuestions):
             ),
         )
 
-    def ask_to_go_back(self, commit: int, reason: str = "atoll rollback --to") -> int:
+    def ask_to_go_back(self, commit: int, reason: str = "atoll rollback --to", *, skip_samples: bool = False) -> int:
         """The number of the request."""
         self._num_asked += 1
-        self.happens(e.RollbackAsked(reason, to=commit, request=self._num_asked))
+        self.happens(e.RollbackAsked(reason, to=commit, skip_samples=skip_samples, request=self._num_asked))
         return self._num_asked
 
     def evict(self, name: str, reason: str = "atoll evict") -> str:

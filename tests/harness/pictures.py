@@ -8,22 +8,27 @@ from __future__ import annotations
 import io
 import sys
 import tempfile
+from collections import deque
 from pathlib import Path
 
 from rich.console import Console
 
-from atoll.cli.client import local_status
+from atoll.cli import demo_view
+from atoll.cli.client import local_status, parse_status
+from atoll.cli.demo_watch import Watch
 from atoll.cli.main import main as atoll
 from atoll.cli.top import picture
+from atoll.coordinator.core.view.document import RunView
 from atoll.protocol.settings import RunSettings
 from atoll.protocol.sync_settings import SyncSettings
 from tests.harness.chromium import Chromium
-from tests.harness.local_run import LocalRun
+from tests.harness.local_run import LocalRun, Status
 
 FOLDER = Path(__file__).parents[2] / "docs" / "pictures"
 WORKER = Path(__file__).parents[1] / "workers" / "logging_worker.py"
 LIMIT_S = 120.0
 COLUMNS = 110
+LINES = 12
 CHOOSE = """
 const box = document.getElementById("what");
 box.value = "val_loss";
@@ -34,8 +39,32 @@ document.getElementById("curves-title").scrollIntoView();
 SITES = ("berlin", "oslo", "turin")
 
 
+class Seen:
+    """What `atoll demo` shows of a run: lines as things happen, and how it stands below them."""
+
+    def __init__(self) -> None:
+        self._watch, self._lines = Watch(), deque[str](maxlen=LINES)
+        self._status: RunView | None = None
+
+    def until(self, status: Status, commit: int) -> bool:
+        """Looks; whether the run is there."""
+        self._status = parse_status(status)
+        self._lines += self._watch.observe(self._status)
+        return self._status.last_commit >= commit
+
+    def draw(self, folder: Path) -> None:
+        """demo.svg."""
+        assert self._status is not None
+        console = Console(record=True, width=COLUMNS, file=io.StringIO())
+        for line in self._lines:
+            console.print(line, markup=False, highlight=False, emoji=False, soft_wrap=True)
+        console.print(demo_view.picture(self._status, self._watch, {}, COLUMNS))
+        console.save_svg(str(folder / "demo.svg"), title="atoll demo")
+
+
 def make(folder: Path) -> None:
-    """Of one run: the page, light and on a narrow dark screen, `atoll top`, and `atoll plot`."""
+    """Of one run: the page, light and on a narrow dark screen, what `atoll demo` and `atoll top` show, and
+    `atoll plot`."""
     settings = RunSettings(run_id="tide", steps=900, min_sites=2, sync=SyncSettings(every=20, codec="int8"))
     with tempfile.TemporaryDirectory() as name, LocalRun(Path(name), settings) as run:
         coordinator = run.start_coordinator(extra=("--http-listen", "127.0.0.1:0"))
@@ -44,11 +73,13 @@ def make(folder: Path) -> None:
         with Chromium(Path(name) / "browser") as page:
             page.look(Path(name) / "first.png")  # in its size from the beginning
             page.open(url)
-            run.wait(lambda status: status["last_commit"] >= 30, LIMIT_S)
+            seen = Seen()
+            run.wait(lambda status: seen.until(status, 30), LIMIT_S)
             nodes["turin"].kill()
             page.until("[...document.querySelectorAll('#sites tr')].some((row) => "
                        "row.cells[0].textContent === 'turin' && row.cells[2].className === 'bad')")  # fmt: skip
-            status = run.wait(lambda status: status["last_commit"] >= 36, LIMIT_S)
+            status = run.wait(lambda status: seen.until(status, 36), LIMIT_S)
+            seen.draw(folder)
             page.until(f"document.getElementById('facts').innerText.includes('{status['last_commit']}')")
             page.look(folder / "page.png", height=1000)
             page.ask(CHOOSE)

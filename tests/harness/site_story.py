@@ -319,6 +319,10 @@ class SiteStory(SiteQuestions):
                 return f"puts the model of commit {commit} in place"
             case out.DropModel(commit):
                 return f"removes the model of commit {commit}"
+            case out.KeepBest(commit):
+                return f"keeps the model of commit {commit} as the best so far"
+            case out.DropBest(commit):
+                return f"removes a best model that is of a commit after {commit}"
             case out.DistrustState(reason):
                 return f"checks every chunk on its disk: {reason}"
             case out.Fulfil(asked):

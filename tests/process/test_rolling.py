@@ -88,14 +88,19 @@ def roll(run: LocalRun, before: Version, after: Version) -> None:
     assert run.wait_all(LIMIT_S) == dict.fromkeys(SITES, 0)
 
 
-SETTINGS_SINCE = ("audits", "connections_per_address", "insecure_network", "keep_models", "store", "tensorboard")
+SETTINGS_SINCE = (
+    *("audits", "connections_per_address", "insecure_network", "keep_models", "store"),
+    *("project", "tensorboard", "wandb", "mlflow", "trackio"),
+)
 """Which the last release does not know."""
 
 
 def forget_settings_since(run: LocalRun) -> None:
     """A run.toml as the last release writes it."""
     lines = run.toml.read_text().splitlines(keepends=True)
-    run.toml.write_text("".join(line for line in lines if line.partition(" = ")[0] not in SETTINGS_SINCE))
+    run.toml.write_text(
+        "".join(line for line in lines if line.strip() != "[track]" and line.partition(" = ")[0] not in SETTINGS_SINCE)
+    )
 
 
 def assert_nothing_is_lost(run: LocalRun) -> None:

@@ -63,9 +63,9 @@ def assert_equal_at_the_end(run: LocalRun, names: list[str], commit: int = 6) ->
 
 def test_three_sites_end_with_the_same_bits_and_a_saved_model(tmp_path: Path) -> None:
     with LocalRun(tmp_path, SETTINGS) as run:
-        coordinator = run.start_coordinator(extra=["--log-json"])
+        coordinator = run.start_coordinator(extra=["--log-format", "json"])
         for name in "abc":
-            run.start_node(name, WORKER, extra=["--log-json"])
+            run.start_node(name, WORKER, extra=["--log-format", "json"])
         assert run.wait_all(LIMIT_S) == {"a": 0, "b": 0, "c": 0}
         assert_equal_at_the_end(run, ["a", "b", "c"])
         (said,) = [line for line in coordinator.lines if not line.startswith("{")]
@@ -75,6 +75,9 @@ def test_three_sites_end_with_the_same_bits_and_a_saved_model(tmp_path: Path) ->
             entries = [json.loads(line) for line in logged]
             assert {(entry["run"], entry.get("site")) for entry in entries} == {(SETTINGS.run_id, whose)}
             assert any(entry["level"] == "info" and "commit 6" in entry["message"] for entry in entries)
+            assert {entry.get("sync") for entry in entries} >= {*range(2, 7)}
+        in_file = [json.loads(line) for line in (run.home("a") / "node.log").read_text().splitlines()]
+        assert {"atoll.workers", "atoll.node"} <= {entry["logger"] for entry in in_file}
         assert run.status()["run_step"] == 60
         for name in "abc":
             manifest = json.loads((run.home(name) / "model" / "manifest.json").read_text())

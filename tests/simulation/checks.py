@@ -716,6 +716,10 @@ class Checks:
                 f"9: commit {commit.commit} lists {sorted(listed - trained)}, which nobody trained on, and not "
                 f"{sorted(trained - listed)}, on which somebody did",
             )
+        if not self._store.num_restored:
+            for skipped in (line for r in self._kept.rollbacks for line in r.skipped):
+                again = {p for r in skipped.ranges for p in range(r.first, r.end) if (skipped.line, p) in done}
+                self.require(not again, f"9: positions {sorted(again)} of line {skipped.line} were to be skipped")
         self.num_steps_in_commits = len(used)
         tokens = sum(member.tokens for commit in commits for member in commit.contributors)
         run_tokens = commits[-1].run_tokens if commits else 0

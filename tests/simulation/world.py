@@ -619,11 +619,12 @@ class World:
         last = of_server(server).last_commit() if server is not None else 0
         if server is None or not last:
             return
-        commit = generator.randrange(last)
-        self.story.tell("operator", f"atoll rollback --to {commit}")
+        commit, skip = generator.randrange(last), generator.random() < 0.5
+        self.story.tell("operator", f"atoll rollback --to {commit}{' --skip-samples' * skip}")
 
         async def ask() -> None:
-            problem = (await server.ask(RollbackAsked("what followed is of no use", to=commit))).problem
+            asked = RollbackAsked("what followed is of no use", to=commit, skip_samples=skip)
+            problem = (await server.ask(asked)).problem
             self.story.tell("operator", problem or f"the run went back to commit {commit}")
             self.num_returns += not problem
 

@@ -13,6 +13,7 @@ from atoll.coordinator.core.persisted import LossRecord, Persisted, thinned
 from atoll.protocol.history import History
 from atoll.protocol.layout import Role
 from atoll.protocol.log_length import LogLength
+from atoll.protocol.logged import Best
 from atoll.protocol.messages import Attestation, Commit, Outlier
 from atoll.protocol.sync_settings import SyncSettings
 
@@ -66,6 +67,11 @@ class CommitLog:
     def changed_json(self) -> str:
         """Settings that are not as the run began, as of the last commit."""
         return self.records[-1].commit.changed_json if self.records else ""
+
+    @property
+    def best(self) -> Best | None:
+        """The best saved model, as it was known at the last commit."""
+        return self.records[-1].commit.best if self.records else None
 
     def append(self, record: CommitRecord) -> None:
         """The next commit. What is known of state hashes of commits that are older than the log goes."""

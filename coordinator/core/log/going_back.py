@@ -19,7 +19,7 @@ from atoll.protocol import messages as m
 from atoll.protocol.digest import DIGEST_BYTES
 
 
-def begin(run: Run, commit: int, reason: str, request: int = 0, *, without: int = 0) -> str:
+def begin(run: Run, commit: int, reason: str, request: int = 0, *, without: int = 0, skip_samples: bool = False) -> str:
     """The run goes back to `commit` once a site has put it together; if none can, it goes on where it is.
 
     Returns why that is not even tried, and nothing changes then; empty if it is under way.
@@ -29,7 +29,9 @@ def begin(run: Run, commit: int, reason: str, request: int = 0, *, without: int 
         run.report(logging.WARNING, f"asked to go back to commit {commit} ({reason}): {problem}")
         return problem
     until = run.now + run.limits.give_up_s
-    run.going_back = GoingBack(commit=commit, reason=reason, until=until, request=request, without=without)
+    run.going_back = GoingBack(
+        commit=commit, reason=reason, until=until, request=request, without=without, skip_samples=skip_samples
+    )
     run.report(
         logging.WARNING,
         f"going back from commit {run.log.last} to commit {commit}: {reason}; sites are asked to put its state "
@@ -128,7 +130,15 @@ def _go_back(run: Run, going: GoingBack, able: list[Site]) -> None:
     holders = [s for s in run.members.live() if s.applied == going.commit and s.state_hash == state_hash]
     returning = [s for s in run.members.live() if s not in answers or answers[s].state_hash]
     run.going_back = None
-    rollback.go_back(run, going.commit, state_hash, going.reason, holders=holders, returning=returning)
+    rollback.go_back(
+        run,
+        going.commit,
+        state_hash,
+        going.reason,
+        holders=holders,
+        returning=returning,
+        skip_samples=going.skip_samples,
+    )
     if going.without:
         unusable.leave_out(run, going.without, going.commit)
     run.answer(going.request, "")

@@ -14,6 +14,8 @@ class GoingBack:
     reason: str
     until: float
     """Given up then, if no site has the commit."""
+    skip_samples: bool = False
+    """Those of the commits that are given up."""
     without: int = 0
     """A site that is left out of the next sync; 0: none."""
     request: int

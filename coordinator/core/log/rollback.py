@@ -9,13 +9,14 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from atoll.coordinator.core.events import AttestationRecord, CommitsRead, ReadCommits, RollbackRecord
+from atoll.coordinator.core.events import AttestationRecord, CommitRecord, CommitsRead, ReadCommits, RollbackRecord
 from atoll.coordinator.core.log import states
 from atoll.coordinator.core.run import Run
 from atoll.coordinator.core.sites.membership import Site, Standing
 from atoll.coordinator.core.sync import outcomes
 from atoll.coordinator.core.sync.decision import Wait
 from atoll.protocol import messages as m
+from atoll.protocol.ranges import union
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +146,15 @@ def _assess(run: Run) -> Unreachable | None:
     return Unreachable(commit, tuple(holders), obstacle, tuple(coming + starting + absent))
 
 
+def _listed(records: Sequence[CommitRecord]) -> tuple[m.LineRanges, ...]:
+    """Positions of commits, by line."""
+    by_line: dict[int, list[tuple[m.DataRange, ...]]] = {}
+    for record in records:
+        for line in record.commit.done:
+            by_line.setdefault(line.line, []).append(line.ranges)
+    return tuple(m.LineRanges(line=number, ranges=union(*parts)) for number, parts in sorted(by_line.items()))
+
+
 def go_back_to(run: Run, found: Unreachable, reason: str) -> None:
     """To what is held. Requires that nothing stands against it."""
     go_back(run, found.commit, found.holders[0].state_hash, reason, holders=found.holders)
@@ -159,27 +169,36 @@ def go_back(
     holders: Sequence[Site],
     returning: Sequence[Site] = (),
     passed_over: int = 0,
+    skip_samples: bool = False,
 ) -> None:
     """Commits after `commit` are void, for good. `state_hash`: of its state, if that is known. `holders` have just that
     commit; `returning` sites will soon, and are waited for. What is here of later commits is forgotten: those sites say
-    what they hold once their disks are rolled back. `passed_over`: so many branches may have been there meanwhile."""
+    what they hold once their disks are rolled back. `passed_over`: so many branches may have been there meanwhile.
+    `skip_samples`: what void commits list stays done."""
     last = run.log.last
     for sync in run.lanes.values():
         sync.abandon(reason)
     voided = run.log.roll_back(commit)
     numbers = tuple(r.commit.commit for r in voided)
-    record = RollbackRecord(branch=run.branch + 1 + passed_over, commit=commit, voided=numbers, reason=reason[:1024])
+    record = RollbackRecord(
+        branch=run.branch + 1 + passed_over,
+        commit=commit,
+        voided=numbers,
+        reason=reason[:1024],
+        skipped=_listed(voided) if skip_samples else (),
+    )
     text = f"rolled back from commit {last} to commit {commit}, branch {record.branch}: {reason}"
     run.report(logging.ERROR, text)
     run.rollbacks.append(record)
     run.changes.take(run.log.changed_json)
+    run.best.take(run.log.best)
     run.norms.forget()  # what they speak of is void
     run.curves.go_back(run.log.run_step)
     for sync in run.lanes.values():
         run.note_abandoned(sync.open.sync, f"rolled back to commit {commit}")
     run.persist(record)
-    for old_record in voided:
-        for line in old_record.commit.done:
+    if not skip_samples:
+        for line in _listed(voided):
             run.ledger.void(line.line, line.ranges)
     run.persist_ledger()
     if state_hash and commit not in run.log.attested:

@@ -249,6 +249,7 @@ def commit(run: Run, sync: Sync, attempt: Attempt, payload_digest: bytes, stood_
         error_commits=tuple(chain.from_iterable(attempt.weights.error_commits)),
         rates=attempt.weights.rates,
         changed_json=run.changes.changed_json,
+        best=run.best.found,
     )
     losses = [(c.tokens, sync.losses[c.site_id]) for c in contributors if c.site_id in sync.losses]
     weight = sum(t for t, _ in losses)

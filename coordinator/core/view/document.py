@@ -120,6 +120,18 @@ class CommitView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BestView:
+    """A saved model, and what was logged of it."""
+
+    commit: int
+    run_step: int
+    site: str
+    """Whose word it is."""
+    name: str
+    value: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LeasedView:
     site: str
     num_samples: int
@@ -246,6 +258,8 @@ class RunView:
     """That ended with a site that was found out."""
     num_audits_unknown: int = 0
     """Of which no site could tell how they end."""
+    best: BestView | None = None
+    """The saved model that is the best so far."""
     audit_silence: tuple[str, ...] = ()
     """Sites that did not give what audits asked them for, in words."""
     store_stuck_s: float = 0.0

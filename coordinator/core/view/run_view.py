@@ -12,6 +12,7 @@ from atoll.coordinator.core.sync import outcomes, reach
 from atoll.coordinator.core.sync.syncs import Sync
 from atoll.coordinator.core.view.data_ranges import data_view
 from atoll.coordinator.core.view.document import (
+    BestView,
     CommitView,
     CurveView,
     LinkView,
@@ -57,6 +58,14 @@ def _state(run: Run) -> tuple[str, str]:
     return "training", ending
 
 
+def _best(run: Run) -> BestView | None:
+    if (best := run.best.found) is None:
+        return None
+    site = run.members.by_id(best.site_id)
+    name = site.name if site is not None else f"site {best.site_id}"
+    return BestView(commit=best.commit, run_step=best.run_step, site=name, name=run.settings.best_by, value=best.value)
+
+
 def view_of(run: Run, now: float) -> RunView:
     """`now` is own time."""
     attested = run.log.newest_attested()
@@ -69,6 +78,7 @@ def view_of(run: Run, now: float) -> RunView:
         finished=run.finished is not None,
         last_commit=run.log.last,
         changed=run.changes.in_words,
+        best=_best(run),
         sync_every=sync.window_steps(0, run.log.last) if sync.steps_at_nodes else sync.every,
         num_parameters=run.manifest.manifest.num_trainable if run.manifest else 0,
         num_evicted=run.evictions.total(),

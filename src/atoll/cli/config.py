@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from atoll.coordinator.config import CoordinatorConfig
+from atoll.coordinator.tracking.config import TrackConfig
 from atoll.protocol.errors import ConfigError
 from atoll.protocol.outer_settings import AUTO
 from atoll.protocol.presets import PRESETS, against_preset, with_preset
@@ -22,7 +23,12 @@ Tables = dict[str, dict[str, Any]]
 
 _FILE_TYPES = (str, int, float, bool)
 PARTS: dict[str, type] = {key: kind for key, kind in field_types(RunSettings).items() if kind not in _FILE_TYPES}
-SECTIONS: dict[str, type] = {"run": RunSettings, **PARTS, "coordinator": CoordinatorConfig}
+SECTIONS: dict[str, type] = {
+    "run": RunSettings,
+    **PARTS,
+    "coordinator": CoordinatorConfig,
+    "track": TrackConfig,
+}
 MAX_FILE_BYTES = 1 << 20
 
 
@@ -35,12 +41,18 @@ def sections() -> dict[str, list[str]]:
 
 
 def load_run(
-    path: Path, *, coordinator_flags: Mapping[str, str] | None = None, store_path: Path
+    path: Path,
+    *,
+    coordinator_flags: Mapping[str, str] | None = None,
+    track_flags: Mapping[str, str] | None = None,
+    store_path: Path,
 ) -> tuple[RunSettings, CoordinatorConfig]:
     """Everything that `atoll coordinator` needs. Raises ConfigError: what, where, what to do."""
     tables = read_tables(path)
+    track = build(TrackConfig, tables.get("track", {}) | dict(track_flags or {}), f"{path} [track]")
     coordinator = tables.get("coordinator", {}) | dict(coordinator_flags or {}) | {"store_path": store_path}
-    return run_settings(tables, str(path)), build(CoordinatorConfig, coordinator, f"{path} [coordinator]")
+    config = build(CoordinatorConfig, coordinator, f"{path} [coordinator]")
+    return run_settings(tables, str(path)), dataclasses.replace(config, track=track)
 
 
 def default_store(path: Path) -> Path:

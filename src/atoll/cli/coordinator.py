@@ -28,6 +28,7 @@ from atoll.cli.flags import given
 from atoll.coordinator.limits import CONNECTIONS_PER_ADDRESS, REFILL_S
 from atoll.protocol.errors import ConfigError, InvalidMessage
 from atoll.protocol.outer_settings import AUTO
+from atoll.protocol.text import LOG_FORMATS
 
 if TYPE_CHECKING:
     from atoll.coordinator.config import CoordinatorConfig
@@ -44,7 +45,6 @@ FLAGS = (
     "http_listen",
     "http_name",
     "trust",
-    "tensorboard",
 )
 """Of fields of CoordinatorConfig."""
 
@@ -102,9 +102,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "many have to (default: more than half of those that were in the run)",
     )
     parser.add_argument(
-        "--tensorboard", metavar="DIR", help="write the curves of the run and of its sites there, for TensorBoard"
+        "--tensorboard",
+        metavar="DIR",
+        help="write the curves of the run and of its sites there, for TensorBoard; "
+        "other tools are in [track] of the run's file",
     )
-    parser.add_argument("--log-json", action="store_true", help="the log as JSON, an object a line")
+    parser.add_argument(
+        "--log-format",
+        choices=LOG_FORMATS,
+        default="text",
+        help="of the log (default: text); as json an object a line, with time, level, run, logger, sync and message",
+    )
     parser.add_argument(
         "--resume",
         type=Path,
@@ -116,20 +124,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     import logging
 
-    from atoll.coordinator.main import serve
+    from atoll.coordinator.main import NewestSync, serve
     from atoll.protocol import transport
     from atoll.protocol.text import CleanFormatter, JsonFormatter
 
     def formatter(run_id: str) -> logging.Formatter:
         in_words = CleanFormatter(f"%(asctime)s %(levelname).1s {run_id} %(message)s")
-        return JsonFormatter(run=run_id) if args.log_json else in_words
+        return JsonFormatter(lambda: newest.sync, run=run_id) if args.log_format == "json" else in_words
 
+    newest = NewestSync()
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(formatter("-"))
     logging.basicConfig(level=logging.DEBUG if args.debug else logging.INFO, handlers=[handler], force=True)
     settings, config, parent = prepare(args)
     handler.setFormatter(formatter(settings.run_id))
-    transport.run(serve(config, settings, resume_parent=parent, restore_sites=args.restore))
+    transport.run(serve(config, settings, resume_parent=parent, restore_sites=args.restore, newest=newest))
     return 0
 
 
@@ -148,7 +157,8 @@ def prepare(args: argparse.Namespace) -> tuple[RunSettings, CoordinatorConfig, d
         flags["store"] = args.store
     elif args.store is not None:
         store_path = Path(args.store)
-    settings, config = load_run(args.path, coordinator_flags=flags, store_path=store_path)
+    track = given(args, ("tensorboard",))
+    settings, config = load_run(args.path, coordinator_flags=flags, track_flags=track, store_path=store_path)
     if args.resume is None:
         return settings, config, None
     pretrained = args.resume.parent if args.resume.name == hugging_face.CONFIG_NAME else args.resume

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, get_args
 
 from atoll.protocol.strict import field_types
+from atoll.protocol.text import LOG_FORMATS
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,13 @@ def add_flags(parser: argparse.ArgumentParser, cls: type, flags: Mapping[str, Fl
             if rest == [Ellipsis]:
                 options |= {"nargs": "+", "action": "extend", "default": []}
         parser.add_argument(flag.name or f"--{item.name.replace('_', '-')}", **options)
+
+
+def log_format(text: str) -> str:
+    """Raises argparse's error."""
+    if text not in LOG_FORMATS:
+        raise argparse.ArgumentTypeError(f"write {' or '.join(LOG_FORMATS)}, not {text!r}")
+    return text
 
 
 def given(args: argparse.Namespace, names: Iterable[str]) -> dict[str, Any]:

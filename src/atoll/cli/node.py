@@ -25,7 +25,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from atoll.cli.flags import Flag, add_flags
+from atoll.cli.flags import Flag, add_flags, log_format
 from atoll.cli.sample import require_extra
 from atoll.protocol.errors import ConfigError
 
@@ -86,7 +86,7 @@ FLAGS = {
     "exchange_processes": Flag("N"),
     "http_listen": Flag("HOST:PORT"),
     "save_dir": Flag("DIR", "--save"),
-    "log_json": Flag(),
+    "log_format": Flag("text|json", read=log_format),
 }
 """Of fields of NodeConfig."""
 OF_THE_RUN = {"coordinator": Flag("HOST:PORT"), "name": Flag(), "insecure": Flag(), "insecure_network": Flag()}

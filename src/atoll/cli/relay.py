@@ -15,14 +15,14 @@ from __future__ import annotations
 
 import argparse
 
-from atoll.cli.flags import Flag, add_flags
+from atoll.cli.flags import Flag, add_flags, log_format
 
 FLAGS = {
     "home": Flag("DIR"),
     "listen": Flag("HOST:PORT"),
     "http_listen": Flag("HOST:PORT"),
     "quota_gb": Flag("GB"),
-    "log_json": Flag(),
+    "log_format": Flag("text|json", read=log_format),
 }
 """Of fields of RelayConfig."""
 
@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
 
     handler = logging.StreamHandler(sys.stderr)
     in_words = CleanFormatter("%(asctime)s %(levelname).1s %(message)s")
-    handler.setFormatter(JsonFormatter() if args.log_json else in_words)
+    handler.setFormatter(JsonFormatter() if args.log_format == "json" else in_words)
     logging.basicConfig(level=logging.DEBUG if args.debug else logging.INFO, handlers=[handler], force=True)
     transport.run(serve(RelayConfig(**{name: getattr(args, name) for name in FLAGS})))
     return 0

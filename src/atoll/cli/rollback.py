@@ -11,11 +11,13 @@ checks its hash before anything is given up. If none can, the run stays where it
 commit that is possible.
 
 In both cases later commits are void for good, at sites that are away too: they take the run's state when they come
-back. Samples that they were trained on are drawn again. Commit numbers go on from N + 1, in a new branch.
+back. Samples that they were trained on are drawn again, unless --skip-samples says that they are not. Commit numbers go
+on from N + 1, in a new branch.
 
 examples:
   atoll rollback                       the run of ./run.toml, when `atoll status` says that it cannot go on
   atoll rollback --to 120              undo everything after commit 120
+  atoll rollback --to 120 --skip-samples      and train no site again on what these commits were trained on
   atoll rollback --to 120 --reason "wrong data from berlin" --store /data/run.db
 """
 
@@ -32,12 +34,20 @@ from atoll.protocol.text import clean
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     operator.add_arguments(parser)
     parser.add_argument("--to", type=int, metavar="N", help="the commit to go on from; 0: the starting state")
+    parser.add_argument(
+        "--skip-samples",
+        action="store_true",
+        help="with --to: the samples of the commits that are given up count as seen, and no site draws them again (bad "
+        "data, say); without it, they are drawn again",
+    )
     parser.add_argument("--reason", default="", metavar="TEXT", help="shown at every site, and kept in the store")
 
 
 def run(args: argparse.Namespace) -> int:
     from atoll.coordinator.admin import GO_BACK_LIMIT_S
 
+    if args.to is None and args.skip_samples:
+        raise ConfigError("--skip-samples goes with --to N: without it, sites draw again what nobody holds any more")
     if args.to is None:
         was = operator.ask(args, "rollback", reason=args.reason or "atoll rollback")
         print(f"the run goes back; it was paused because {clean(was)}")
@@ -46,6 +56,6 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(f"--to {args.to}: commits are numbered from 0, the starting state")
     print(f"sites put the state of commit {args.to} together; the run waits for one of them", file=sys.stderr)
     reason = args.reason or f"atoll rollback --to {args.to}"
-    operator.ask(args, "rollback", limit_s=GO_BACK_LIMIT_S, to=args.to, reason=reason)
+    operator.ask(args, "rollback", limit_s=GO_BACK_LIMIT_S, to=args.to, reason=reason, skip_samples=args.skip_samples)
     print(f"the run goes on from commit {args.to}; what followed is void")
     return 0

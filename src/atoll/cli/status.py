@@ -26,7 +26,7 @@ from atoll.protocol.text import CONTINUED, byte_count, clean, last_line
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from atoll.coordinator.core.view.document import RunView
+    from atoll.coordinator.core.view.document import BestView, RunView
 
 WATCH_EVERY_S = 1.0
 NARROW_LEAVES_OUT = ("received",)
@@ -129,6 +129,11 @@ def rows(status: RunView) -> list[tuple[str, ...]]:
     ]
 
 
+def best_in_words(best: BestView) -> str:
+    where = f"commit {best.commit}, step {best.run_step}"
+    return f"the best saved model is that of {where}: {clean(best.name)} {best.value:g}, by {clean(best.site)}"
+
+
 def open_syncs(status: RunView) -> list[str]:
     """What each of them waits for."""
     return [
@@ -163,6 +168,7 @@ def notes(status: RunView) -> list[str]:
         *status.audit_silence,
         *(f"left out of a sync: {text}" for text in status.excluded),
         *(f"banned: {text}" for text in status.banned),
+        *([best_in_words(best)] if (best := status.best) is not None else []),
         *([f"changed by an operator: {status.changed}"] if status.changed else []),
     ]
 

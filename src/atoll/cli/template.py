@@ -24,6 +24,7 @@ HEADINGS = {
     "sync": "When and how the sites exchange what they learned.",
     "outer": "The optimizer of the outer step.",
     "coordinator": "The coordinator itself. Not sent to the nodes.",
+    "track": None,
 }
 
 

@@ -31,8 +31,8 @@ MUTATIONS = (
         name="samples of commits since the copy are open again",
         rule="each sample is counted once",
         where="coordinator.core.restored:settled",
-        old="for commit in since(records):",
-        new="for commit in since(records)[:0]:",
+        old="for r in since(records)]",
+        new="for r in since(records)[:0]]",
         tests=(GOES_ON,),
     ),
     Mutation(

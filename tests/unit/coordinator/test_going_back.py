@@ -8,7 +8,7 @@ import pytest
 
 from atoll.coordinator.core import events as e
 from atoll.protocol import messages as m
-from tests.harness.coordinator_story import Story, a_hash, ranges_of, some_settings
+from tests.harness.coordinator_story import Story, a_hash, ranges_in_words, ranges_of, some_settings
 
 
 def committed(*names: str, count: int = 3, log_commits: int = 8) -> Story:
@@ -207,6 +207,40 @@ def test_commits_older_than_the_log_are_read_from_the_store_and_their_samples_ar
     (record,) = story.rollbacks
     assert (record.commit, record.voided) == (2, tuple(range(3, 13)))
     assert story.done_samples() == ranges_of("0-39")
+
+
+@pytest.mark.parametrize("moment", ["at once", "after a restart"])
+def test_samples_of_what_is_given_up_stay_done_if_a_person_wants_that(moment: str) -> None:
+    story = committed("a", "b", count=0)
+
+    def commit(number: int) -> None:
+        for name in "ab":
+            story.ready(name, data=story.wants(name, 10))
+        for name in "ab":
+            story.done(name, f"s{number}", commit=story.view.last_commit)
+        for name in "ab":
+            story.applied(name, story.view.last_commit, f"s{number + 1}")
+
+    for number in range(4):
+        commit(number)
+    seen = story.done_samples()
+    story.ask_to_go_back(1, skip_samples=True)
+    story.rebuilt("a", "s1")
+    (record,) = story.rollbacks
+    assert ranges_in_words(record.skipped[0].ranges) == "20-79", "of commits 2 to 4"
+    if moment == "after a restart":
+        story.restart()
+        for name in "ab":
+            story.connect(name, state=(4, "s4"))
+    for name in "ab":
+        on_new_branch(story, name, 1)
+        assert not any(one.first < 80 for one in story.wants(name, 10)), "nobody draws them again"
+    assert story.done_samples() == seen
+    account = story.view.data[0]
+    assert (account.num_done, account.num_done + account.num_leased + account.num_open) == (
+        80,
+        account.num_passes_begun * account.num_samples,
+    )
 
 
 def test_the_starting_state_is_known_however_long_the_log_is_and_after_a_restart() -> None:

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from safetensors import safe_open
 
-from atoll.node.dataplane import saved_model
+from atoll.node.dataplane import best_model, saved_model
 from atoll.node.dataplane.optim import OuterOptimizer
 from atoll.node.dataplane.outer_state import OuterState
 from atoll.node.dataplane.safetensors_file import Reader
@@ -270,6 +270,33 @@ def test_a_model_counts_where_earlier_ones_cannot_be_put_in_order(
     save(folder, outer, used, SLOTS, INFO, 2)
     assert load_manifest(folder).commit == 2
     assert f"{folder}: the model is there; earlier ones beside it are not as they should be: " in caplog.text
+
+
+@pytest.mark.parametrize("has_links", [True, False])
+def test_the_best_model_stays_under_its_own_name_until_another_one_is_or_its_commit_is_void(
+    tmp_path: Path, used: Layout, outer: OuterState, monkeypatch: pytest.MonkeyPatch, *, has_links: bool
+) -> None:
+    def no_links(*_: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    if not has_links:
+        monkeypatch.setattr(os, "link", no_links)
+    folder, best = tmp_path / "models" / "model", tmp_path / "models" / "model.best"
+    saved = {}
+    for commit in (2, 3, 4):
+        save(folder, outer, used, SLOTS, INFO)
+        saved[commit] = (folder / "model.safetensors").read_bytes()
+        assert best_model.keep(folder, 9, RUN) is None, "no model of that commit is here"
+        assert best_model.keep(folder, 2, RUN) == best, "once it is, the next ones change nothing"
+        apply_all(outer, payloads(outer, (commit + 1,)), commit + 1)
+    assert (best / "model.safetensors").read_bytes() == saved[2] != saved[4]
+    assert best_model.keep(folder, 4, RUN) == best
+    assert (best / "model.safetensors").read_bytes() == saved[4]
+    restore(best, seeded(tmp_path / "restored", used, seed=4))
+    best_model.drop(folder, 4, RUN)
+    assert sorted(path.name for path in folder.parent.iterdir()) == ["model", "model.best"]
+    best_model.drop(folder, 3, RUN)
+    assert [path.name for path in folder.parent.iterdir()] == ["model"]
 
 
 def test_an_interrupted_save_leaves_the_former_one(

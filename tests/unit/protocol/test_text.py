@@ -72,7 +72,7 @@ def test_only_this_process_begins_a_line_of_its_log() -> None:
 def test_a_log_for_programs_has_an_object_a_line() -> None:
     record = logging.LogRecord("atoll", logging.WARNING, "", 0, "%s leaves: %s", ("b", FORGED), None)
     record.created = 1_800_000_000.25
-    formatter = JsonFormatter(run="run-1", site="b")
+    formatter = JsonFormatter(lambda: 7, run="run-1", site="b")
     line = formatter.format(record)
     assert line.isprintable()
     assert json.loads(line) == {
@@ -80,6 +80,8 @@ def test_a_log_for_programs_has_an_object_a_line() -> None:
         "level": "warning",
         "run": "run-1",
         "site": "b",
+        "sync": 7,
+        "logger": "atoll",
         "message": "b leaves: left\nrun run: finished\\r\\x1b[2J\\u202e\\x9b31m",
     }
     try:

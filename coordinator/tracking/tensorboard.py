@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from atoll.coordinator.tracking.tracker import Point
 from atoll.protocol.disk import PRIVATE_FILE, disk_error, make_folder
 
 POLYNOMIAL = 0x82F63B78  # of CRC-32C (Castagnoli), reflected
@@ -77,23 +78,19 @@ class TensorBoard:
     def __init__(self, folder: Path, name: str, now_s: Callable[[], float]) -> None:
         """`name`: of the files, such that no other start has the same."""
         self._folder, self._name, self._now_s = folder, name, now_s
-        self._waiting: dict[str, bytearray] = {}
         self._begun: set[str] = set()
         self._num_broken = 0  # a record may have been cut off: no other one can be read behind it
 
-    def write(self, series: str, tag: str, step: int, time_s: float, value: float) -> None:
-        """Waits for `flush`."""
-        data = self._waiting.setdefault(series, bytearray())
-        if series not in self._begun:
-            self._begun.add(series)
-            begins = _varint(1 << 3 | 1) + struct.pack("<d", self._now_s()) + _bytes(3, FILE_VERSION.encode())
-            data += record(begins)
-        data += record(scalar(tag, step, time_s, value))
-
-    def flush(self) -> None:
-        """To the files. What cannot be written is lost here, and the next values go into other files. Raises
-        HostError."""
-        waiting, self._waiting = self._waiting, {}
+    def write(self, points: Sequence[Point]) -> None:
+        """To the files. After an error the next values go into other files. Raises HostError."""
+        waiting: dict[str, bytearray] = {}
+        for point in points:
+            data = waiting.setdefault(point.series, bytearray())
+            if point.series not in self._begun:
+                self._begun.add(point.series)
+                begins = _varint(1 << 3 | 1) + struct.pack("<d", self._now_s()) + _bytes(3, FILE_VERSION.encode())
+                data += record(begins)
+            data += record(scalar(point.tag, point.step, point.time_s, point.value))
         for series, data in waiting.items():
             path = self._folder / series / f"{self._name}.{self._num_broken}"
             try:
@@ -104,3 +101,6 @@ class TensorBoard:
                 self._num_broken += 1
                 self._begun.clear()
                 raise disk_error(error, path, len(data)) from error
+
+    def close(self) -> None:
+        """Files are closed as they are written."""
