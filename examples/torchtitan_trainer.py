@@ -80,7 +80,8 @@ class BytesTokenizer(BaseTokenizer):
 def bytes_debugmodel() -> Trainer.Config:
     """As `--module torchtitan_trainer --config bytes_debugmodel` takes it."""
     config = llama3_debugmodel()
-    config.model_spec = model_registry("debugmodel", attn_backend="sdpa")
+    config.model_spec = model_registry("debugmodel")
+    config.model_spec.model.layers = config.model_spec.model.layers[:2]
     config.loss = CrossEntropyLoss.Config(global_vocab_size=2048)
     config.tokenizer, config.dataloader = BytesTokenizer.Config(), BytesLoader.Config()
     config.training.seq_len, config.training.disable_cuda_graphs = 256, True

@@ -40,7 +40,6 @@ def join(
     are averaged, others taken from the lowest contributor). One that training adds to is "summed": it is averaged too,
     and keeps what was added while the sites exchanged. A pattern may name frozen parameters, which a script changes by
     hand (a teacher, a target network): without a policy they keep the run's first values. `ramp_steps`: the learning
-    hand (a teacher, a target network): without a policy they keep the run's first values. `ramp_steps`: the learning
     rate of a fresh optimizer rises over so many steps after joining a run that is under way, and so does that of any
     optimizer when the run has made more steps than that without this site; "beta2" is 2 / (1 - beta2), 0 turns it off,
     None takes the run's setting. `data_fingerprint`: 32 bytes, needed unless the run says data = "local"; sites with

@@ -2,8 +2,9 @@
 
     python -m tests.trainers.torchtitan_on_cpu SCRIPT ...
 
-Three things stand in for a GPU's: the name of the device, its memory's figures, and what `torch.cpu` has no functions
-for. Model, trainer, optimizers, parallelism (over gloo) and data are torchtitan's own."""
+What differs from a GPU: the name of the device, no figures of its memory, and torchtitan's attention without masks in
+the place of FlexAttention, which torch cannot train with on a CPU. The rest is torchtitan's own: trainer, model,
+optimizers, schedules, FSDP2 (over gloo) and data."""
 
 from __future__ import annotations
 
@@ -32,8 +33,11 @@ class NoMemoryMonitor:
 def main() -> None:
     torch._utils._get_available_device_type = lambda: "cpu"
     from torchtitan.components import metrics
+    from torchtitan.models import llama3
+    from torchtitan.models.common.attention import ScaledDotProductAttention
 
     metrics.build_device_memory_monitor = NoMemoryMonitor
+    llama3.get_attention_config = lambda backend: ScaledDotProductAttention.Config()
     script = sys.argv[1]
     sys.argv = sys.argv[1:]
     sys.path.insert(0, str(Path(script).parent))
