@@ -21,7 +21,7 @@ from atoll.node.worker.optimizer_state import OptimizerState
 from atoll.node.worker.script_state import ScriptState
 from atoll.node.worker.tensors import find_tensors
 from atoll.protocol.errors import ConfigError
-from tests.harness.fake_node import SNAPSHOT, STOP, FakeNode, in_memory
+from tests.harness.fake_node import STOP, FakeNode, in_memory
 from tests.unit.worker.test_scripts import BETWEEN, SETTINGS, network, seeded, train, updates
 
 pytestmark = [pytest.mark.more, pytest.mark.timeout(300), pytest.mark.filterwarnings("default")]
@@ -107,12 +107,13 @@ class Kept:
 
 
 def test_lamb_of_timm_goes_on_after_a_crash(of_timm: Any, tmp_path: Path) -> None:
-    first, again = (Kept(tmp_path, lambda p: of_timm.Lamb(p, lr=0.01)) for _ in range(2))
+    first = Kept(tmp_path, lambda p: of_timm.Lamb(p, lr=0.01))
     for number in range(3):
         train(first.net, first.optimizer, number)
     first.write()
+    again = Kept(tmp_path, lambda p: of_timm.Lamb(p, lr=0.01))  # reads what is there
     again.net.load_state_dict(first.net.state_dict())  # as the outer state brings them
-    again.checkpoints.go_on(max(Kept(tmp_path, lambda p: of_timm.Lamb(p, lr=0.01)).checkpoints.usable), 1, 2)
+    again.checkpoints.go_on(max(again.checkpoints.usable), 1, 2)
     for one in (first, again):
         train(one.net, one.optimizer, 7)
     assert torch.equal(first.net[1].weight, again.net[1].weight)
@@ -120,7 +121,7 @@ def test_lamb_of_timm_goes_on_after_a_crash(of_timm: Any, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("kind", ["AdamW8bit", "AdamW4bit", "AdamWFp8"])
 def test_low_bit_states_of_torchao_train_without_a_checkpoint(
-    node: FakeNode, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, kind: str
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     optim = pytest.importorskip("torchao.optim", reason="torchao is not installed: make test-more")
     node = in_memory(monkeypatch, replace(SETTINGS, checkpoint_every=3))
@@ -141,10 +142,9 @@ def test_low_bit_states_of_torchao_train_without_a_checkpoint(
 def test_eight_bits_of_bitsandbytes_are_plain_tensors_that_go_on_after_a_crash(tmp_path: Path) -> None:
     """Its 8-bit step needs a GPU; what it keeps, and in which form, is the same on a CPU."""
     optim = pytest.importorskip("bitsandbytes.optim", reason="bitsandbytes is not installed: make test-more")
-    first, again, third = (Kept(tmp_path, lambda p: optim.AdamW8bit(p, lr=0.01)) for _ in range(3))
-    for one in (first, third):
-        for place, parameter in enumerate(one.net.parameters()):
-            one.optimizer.init_state(one.optimizer.param_groups[0], parameter, 0, place)
+    first = Kept(tmp_path, lambda p: optim.AdamW8bit(p, lr=0.01))
+    for place, parameter in enumerate(first.net.parameters()):
+        first.optimizer.init_state(first.optimizer.param_groups[0], parameter, 0, place)
     weight = first.net[1].weight
     state = first.optimizer.state[weight]
     assert state["state1"].dtype == torch.uint8
@@ -176,9 +176,7 @@ def test_a_stateful_loader_of_torchdata_goes_on_where_it_was(tmp_path: Path, num
         net = network()
         optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
         state = OptimizerState(find_tensors([net], [optimizer]), [optimizer], [set()])
-        return LocalCheckpoints(
-            tmp_path, state, "run", 0, 1, script=ScriptState({"loader": kept}, [optimizer])
-        )  # fmt: skip
+        return LocalCheckpoints(tmp_path, state, "run", 0, 1, script=ScriptState({"loader": kept}, [optimizer]))
 
     whole = [batch[0].tolist() for batch in loader()]
     first = loader()

@@ -1,5 +1,5 @@
-"""`examples/torchtitan_trainer.py`, torchtitan's Trainer and its Llama on the CPU, as two sites: real processes, and the
-real library."""
+"""`examples/torchtitan_trainer.py`, torchtitan's Trainer and its Llama on the CPU, as two sites: real processes, and
+the real library."""
 
 from __future__ import annotations
 
