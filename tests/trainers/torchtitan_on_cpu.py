@@ -2,7 +2,7 @@
 
     python -m tests.trainers.torchtitan_on_cpu SCRIPT ...
 
-What differs from a GPU: the name of the device, no figures of its memory, and torchtitan's attention without masks in
+What differs from a GPU: name and number of the device, no figures of its memory, and torchtitan's attention without masks in
 the place of FlexAttention, which torch cannot train with on a CPU. The rest is torchtitan's own: trainer, model,
 optimizers, schedules, FSDP2 (over gloo) and data."""
 
@@ -32,6 +32,7 @@ class NoMemoryMonitor:
 
 def main() -> None:
     torch._utils._get_available_device_type = lambda: "cpu"
+    torch.cpu.current_device = lambda: 0
     from torchtitan.components import metrics
     from torchtitan.models import llama3
     from torchtitan.models.common.attention import ScaledDotProductAttention
