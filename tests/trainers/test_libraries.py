@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from importlib import import_module
 from importlib.metadata import distribution
 from pathlib import Path
 from types import ModuleType
@@ -43,17 +44,19 @@ def node(monkeypatch: pytest.MonkeyPatch) -> FakeNode:
 
 
 @pytest.fixture
-def of_timm(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """`timm.optim` without timm's own `__init__`, which needs a torchvision: for the CPU's torch there is none."""
-    pytest.importorskip("yaml")
+def of_timm() -> Iterator[Callable[[str], Any]]:
+    """An optimizer of timm by its name, from its own file. timm itself imports torchvision, of which there is none for
+    the CPU's torch; its optimizers need torch alone."""
     try:
-        folder = distribution("timm").locate_file("timm")
+        folder = Path(str(distribution("timm").locate_file("timm")))
     except ModuleNotFoundError:
         pytest.skip("timm is not installed: make test-more")
-    package = ModuleType("timm")
-    package.__path__ = [str(folder)]
-    monkeypatch.setitem(sys.modules, "timm", package)
-    return pytest.importorskip("timm.optim")
+    for name, path in (("timm", folder), ("timm.optim", folder / "optim")):
+        sys.modules[name] = package = ModuleType(name)
+        package.__path__ = [str(path)]
+    yield lambda kind: getattr(import_module(f"timm.optim.{kind.lower()}"), kind)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "timm"]:
+        del sys.modules[name]
 
 
 def wide() -> nn.Sequential:
@@ -61,9 +64,9 @@ def wide() -> nn.Sequential:
     return nn.Sequential(nn.Linear(8, SIDE), nn.Linear(SIDE, SIDE), nn.Linear(SIDE, 8))
 
 
-def test_a_lookahead_of_timm_is_refused_by_name(of_timm: Any, node: FakeNode) -> None:
+def test_a_lookahead_of_timm_is_refused_by_name(of_timm: Callable[[str], Any], node: FakeNode) -> None:
     net = network()
-    optimizer = of_timm.Lookahead(torch.optim.AdamW(net.parameters(), lr=1e-3))
+    optimizer = of_timm("Lookahead")(torch.optim.AdamW(net.parameters(), lr=1e-3))
     node.script = [*seeded(node), *updates(node, 4), (5 * BETWEEN, STOP)]
     with atoll.join(net, optimizer, ramp_steps=0) as site:
 
@@ -78,9 +81,9 @@ def test_a_lookahead_of_timm_is_refused_by_name(of_timm: Any, node: FakeNode) ->
 
 
 @pytest.mark.parametrize("kind", ["Lamb", "Lion", "Adan", "NAdamW"])
-def test_optimizers_of_timm_take_nothing_back(of_timm: Any, node: FakeNode, kind: str) -> None:
+def test_optimizers_of_timm_take_nothing_back(of_timm: Callable[[str], Any], node: FakeNode, kind: str) -> None:
     net = network()
-    optimizer = getattr(of_timm, kind)(net.parameters(), lr=0.02)
+    optimizer = of_timm(kind)(net.parameters(), lr=0.02)
     node.script = [*seeded(node), *updates(node, 5), (6 * BETWEEN, STOP)]
     with atoll.join(net, optimizer, ramp_steps=0) as site:
         while site.running:
@@ -106,12 +109,12 @@ class Kept:
         self.checkpoints.finish()
 
 
-def test_lamb_of_timm_goes_on_after_a_crash(of_timm: Any, tmp_path: Path) -> None:
-    first = Kept(tmp_path, lambda p: of_timm.Lamb(p, lr=0.01))
+def test_lamb_of_timm_goes_on_after_a_crash(of_timm: Callable[[str], Any], tmp_path: Path) -> None:
+    first = Kept(tmp_path, lambda p: of_timm("Lamb")(p, lr=0.01))
     for number in range(3):
         train(first.net, first.optimizer, number)
     first.write()
-    again = Kept(tmp_path, lambda p: of_timm.Lamb(p, lr=0.01))  # reads what is there
+    again = Kept(tmp_path, lambda p: of_timm("Lamb")(p, lr=0.01))  # reads what is there
     again.net.load_state_dict(first.net.state_dict())  # as the outer state brings them
     again.checkpoints.go_on(max(again.checkpoints.usable), 1, 2)
     for one in (first, again):

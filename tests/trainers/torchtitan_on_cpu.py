@@ -2,9 +2,9 @@
 
     python -m tests.trainers.torchtitan_on_cpu SCRIPT ...
 
-What differs from a GPU: name and number of the device, no figures of its memory, and torchtitan's attention without masks in
-the place of FlexAttention, which torch cannot train with on a CPU. The rest is torchtitan's own: trainer, model,
-optimizers, schedules, FSDP2 (over gloo) and data."""
+What differs from a GPU: name and number of the device, no figures of its memory, and torchtitan's attention without
+masks in the place of FlexAttention, which torch cannot train with on a CPU. The rest is torchtitan's own: trainer,
+model, optimizers, schedules, FSDP2 (over gloo) and data."""
 
 from __future__ import annotations
 
