@@ -34,6 +34,7 @@ def test_an_ordinary_loop_counts_its_steps_and_takes_updates(node: FakeNode, how
     what autocast remembers see it."""
     net = network()
     forward = torch.compile(net, backend="eager") if how == "compiled" else net
+    assert isinstance(forward, nn.Module)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.125)
     node.script = [*seeded(node, 2), (2, SNAPSHOT), (2, lambda: take_sevens(node)), (3, SNAPSHOT), (3, STOP)]
     outputs: list[float] = []

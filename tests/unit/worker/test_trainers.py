@@ -76,7 +76,7 @@ def test_a_wrapped_optimizer_joins_a_run_that_is_under_way(node: FakeNode) -> No
 
 
 @pytest.mark.parametrize("said", [{}, {"data_rank": 3}])
-def test_what_a_script_says_goes_before_what_the_trainer_knows(node: FakeNode, said: dict[str, int]) -> None:
+def test_what_a_script_says_goes_before_what_the_trainer_knows(node: FakeNode, said: dict[str, Any]) -> None:
     node.script = [(0, apply(MergeMode.REPLACE, 2, fresh=True))]
     net = nn.Linear(2, 1)
     training = Training(data_fingerprint=b"f" * 32, **said)
