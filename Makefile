@@ -46,11 +46,12 @@ pytest: install # of `test`: mypy, which needs one core, runs beside it
 test-all: lint type proto-check ## everything, slow tests included
 	$(BIN)/pytest $(IN_PARALLEL) -m 'not gpu' $(ARGS)
 
-$(VENV)/.trainers: $(VENV)/.installed
+$(VENV)/.trainers: $(VENV)/.installed tests/trainers/requirements.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) -c constraints.txt -e '.[node,dev,hf,lightning,wandb,mlflow,trackio]' peft
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) --no-deps -r tests/trainers/requirements.txt
 	touch $@
 
-test-more: $(VENV)/.trainers ## trainers and trackers of others, which it installs
+test-more: $(VENV)/.trainers ## sites with trainers of others, optimizers of libraries, and trackers, which it installs
 	$(BIN)/pytest -m more tests/trainers tests/trackers $(ARGS)
 
 sim: install ## 5,000 seeded schedules of faults on simulated time, one of 100 sites that all reduce, one of 1,000 (ARGS="--help")

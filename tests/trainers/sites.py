@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from tests.harness import chaos
@@ -15,10 +16,13 @@ LIMIT_S = 120.0
 """To import the library beside another site that trains."""
 
 
-def late_joiner_ends_equal(folder: Path, example: str, words: Sequence[str], *, tokens_a_sample: int) -> Status:
+def late_joiner_ends_equal(
+    folder: Path, example: str, words: Sequence[str], *, tokens_a_sample: int, chunk_elements: int = 1000
+) -> Status:
     """Both sites contribute, hold the same bits at each commit, and every sample that a commit lists counts once; the
     workers of the first one are killed and come back with the optimizer that they had."""
     settings = chaos.settings(every=5, min_sites=1)
+    settings = replace(settings, sync=replace(settings.sync, chunk_elements=chunk_elements))
     with ChaosRun(folder, settings, [sys.executable, str(EXAMPLES / example), *words]) as run:
         run.tokens_a_sample = tokens_a_sample
         run.start_coordinator()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 
@@ -37,3 +38,21 @@ def test_every_invariant_has_its_tests() -> None:
     parts = re.split(r"^\d+\. ", section, flags=re.MULTILINE)[1:]
     assert len(parts) == 10
     assert all("`tests/" in part for part in parts)
+
+
+def test_every_row_about_scripts_names_a_test_that_is_there() -> None:
+    """What has no test is not listed. A row may have that of the row above it."""
+    rows = [line for line in (ROOT / "docs" / "scripts.md").read_text().splitlines() if line.startswith("| ")]
+    named = [re.findall(r"`((?:unit|process|trainers)/[\w/]+\.py)::(\w+)`", row.rpartition("|")[0]) for row in rows]
+    without = [
+        row
+        for row, found in zip(rows, named, strict=True)
+        if not found and not row.endswith(("| the same |", "| test |", "| --- |"))
+    ]
+    assert not without
+    tests: dict[str, set[str]] = {}
+    for file in {file for found in named for file, _ in found}:
+        nodes = ast.walk(ast.parse((ROOT / "tests" / file).read_text()))
+        tests[file] = {node.name for node in nodes if isinstance(node, ast.FunctionDef)}
+    assert not [f"{file}::{test}" for found in named for file, test in found if test not in tests[file]]
+    assert sum(map(len, named)) > 40

@@ -4,7 +4,7 @@ is joined."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sized
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from contextlib import ExitStack
 from typing import Any
 
@@ -59,9 +59,10 @@ class Training:
     def is_joined(self) -> bool:
         return self.site is not None
 
-    def begin(self, model: nn.Module, optimizers: Any) -> None:
+    def begin(self, model: nn.Module | Sequence[nn.Module], optimizers: Any, **options: Any) -> None:
+        """`options`: what the trainer knows, where the script says nothing else."""
         if self.settings is not None:
-            self.site = join(model, optimizers, **self._options)
+            self.site = join(model, optimizers, **{**options, **self._options})
 
     def add(self, batch: Any, loss: Tensor | None) -> None:
         """A batch was trained on. Several losses of one step are summed up."""

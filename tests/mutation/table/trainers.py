@@ -22,6 +22,14 @@ MUTATIONS = (
         tests=("tests/unit/worker/test_trainers.py::test_a_trainer_counts_what_it_trained_on_and_ends_with_the_run",),
     ),
     Mutation(
+        name="what a trainer knows goes before what the script says",
+        rule="options of a script count",
+        where="src.atoll.integrations.training:Training.begin",
+        old="{**options, **self._options}",
+        new="{**self._options, **options}",
+        tests=("tests/unit/worker/test_trainers.py::test_what_a_script_says_goes_before_what_the_trainer_knows",),
+    ),
+    Mutation(
         name="a schedule that went on is not set back",
         rule="a schedule is at the step of the run",
         where="src.atoll.integrations.training:follow",

@@ -75,6 +75,16 @@ def test_a_wrapped_optimizer_joins_a_run_that_is_under_way(node: FakeNode) -> No
     assert rates == pytest.approx([0.25, 0.5, 0.75, 1.0])
 
 
+@pytest.mark.parametrize("said", [{}, {"data_rank": 3}])
+def test_what_a_script_says_goes_before_what_the_trainer_knows(node: FakeNode, said: dict[str, Any]) -> None:
+    node.script = [(0, apply(MergeMode.REPLACE, 2, fresh=True))]
+    net = nn.Linear(2, 1)
+    training = Training(data_fingerprint=b"f" * 32, **said)
+    training.begin([net], torch.optim.SGD(net.parameters(), lr=0.1), data_rank=1, names={})
+    (joined,) = node.said("join")
+    assert joined == {"fingerprint": b"f" * 32, "data_rank": said.get("data_rank", 1)}
+
+
 def test_a_trainer_counts_what_it_trained_on_and_ends_with_the_run(node: FakeNode) -> None:
     node.script = [(0, apply(MergeMode.REPLACE, 2, fresh=True)), (2, SNAPSHOT), (2, STOP)]
     training = Training(data_fingerprint=b"f" * 32)
