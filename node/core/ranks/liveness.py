@@ -47,6 +47,7 @@ class StepTimes:
 class Watch:
     """Until when a rank must have got on."""
 
+    rank: int
     deadline: float
     limit_s: float
     """From when it last got on."""
@@ -73,5 +74,5 @@ def first_to_hang(ranks: Iterable[RankStatus], times: StepTimes, floor_s: float,
             limit_s = deadline - status.moved_at
             who = f"rank {status.rank} (pid {status.pid or 'unknown'})"
             text = f"{who} has got no further for {limit_s:.0f} s ({doing}, step {status.step}{times})"
-            first = Watch(deadline=deadline, limit_s=limit_s, doing=doing, text=text)
+            first = Watch(rank=status.rank, deadline=deadline, limit_s=limit_s, doing=doing, text=text)
     return first
