@@ -50,6 +50,12 @@ class TimeLimits:
         return self.worker_floor_s
 
     @property
+    def collective_s(self) -> float:
+        """A collective of a site's ranks that takes longer has failed. The node ends ranks that hang long before; one
+        may wait for another's first step, or, with the coordinator away, for its samples."""
+        return max(self.worker_start_s, self.give_up_s) + self.stall_s
+
+    @property
     def connect_s(self) -> float:
         return self.lease_s
 

@@ -58,6 +58,8 @@ class DescribeCrash:
     num_steps: int
     has_exited: bool
     """Then `text` ends with that."""
+    rank: int | None = None
+    """Which one is lost, or hangs, where one is to blame. Of another host nothing is known here that it printed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -272,7 +272,7 @@ def exited(ctx: Context, event: events.WorkersExited) -> None:
     """A crash, unless they have left the run or the site has ended: then a person is told of an end that is none."""
     ctx.ranks.exited(event.generation)
     if ctx.site.workers.running and ctx.site.exit is None:
-        _crashed(ctx, event.generation, event.text, has_exited=True)
+        _crashed(ctx, event.generation, event.text)
     elif event.code:
         ctx.report(logging.ERROR, f"after they had left the run {event.text}")
 
@@ -280,14 +280,16 @@ def exited(ctx: Context, event: events.WorkersExited) -> None:
 def crash_if_overdue(ctx: Context) -> None:
     """Ranks that have lost a connection and do not exit, or that hang."""
     workers = ctx.site.workers
-    if workers.running and (text := ctx.ranks.overdue(ctx.now, ctx.limits)):
-        _crashed(ctx, workers.generation, text, has_exited=False)
+    if workers.running and (overdue := ctx.ranks.overdue(ctx.now, ctx.limits)) is not None:
+        _crashed(ctx, workers.generation, overdue.text, rank=overdue.rank)
 
 
-def _crashed(ctx: Context, generation: int, text: str, *, has_exited: bool) -> None:
-    """The shell, which knows what they printed last, says the rest in `WorkersFailed`."""
-    num_steps = ctx.ranks.num_steps
-    ctx.emit(out.DescribeCrash(generation=generation, text=text, num_steps=num_steps, has_exited=has_exited))
+def _crashed(ctx: Context, generation: int, text: str, *, rank: int | None = None) -> None:
+    """The shell, which knows what they printed last, says the rest in `WorkersFailed`. `rank`: if none has exited."""
+    crash = out.DescribeCrash(
+        generation=generation, text=text, num_steps=ctx.ranks.num_steps, has_exited=rank is None, rank=rank
+    )
+    ctx.emit(crash)
 
 
 def left(ctx: Context, event: events.WorkersLeft) -> None:

@@ -213,7 +213,8 @@ class Node:
             self.handle(e.NodeFailed(str(error), error.exit_code))
 
     async def end_workers(self) -> None:
-        """After the last words to the coordinator. Nothing else that is under way is waited for."""
+        """After the last words to the coordinator and the other hosts. Nothing else that is under way is waited for."""
+        self.shell.leader.say_end(*self._result.result())
         if self._session is not None:
             await asyncio.wait({self._session}, timeout=FLUSH_S)
         await self.workers.end()

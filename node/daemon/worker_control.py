@@ -32,6 +32,13 @@ SCRIPT_NOTICE_S = 5.0
 """After which the node says that it waits for that; leaving Python and torch takes a second or two."""
 
 
+def said_of_crash(crash: out.DescribeCrash, ranks_a_host: int, launcher: Launcher) -> tuple[str, ...]:
+    """Lines for a person. What ranks of this host printed last says nothing of one on another host."""
+    if crash.rank is not None and crash.rank >= ranks_a_host:
+        return crash.text, f"what it printed is in the log of host {crash.rank // ranks_a_host} of this site"
+    return (crash.text,) if crash.has_exited else (crash.text, *launcher.last_lines)
+
+
 class WorkerControl:
     """`launcher` is there between `open` and the node's end."""
 
@@ -158,8 +165,8 @@ class WorkerControl:
 
     def _describe_crash(self, output: out.DescribeCrash) -> None:
         assert self.launcher is not None
-        lines = () if output.has_exited else self.launcher.last_lines
-        text, kind = "\n".join((output.text, *lines)), e.FailureKind.CRASHED
+        said, kind = said_of_crash(output, self._shell.config.num_ranks, self.launcher), e.FailureKind.CRASHED
+        text = "\n".join(said)
         failed = e.WorkersFailed(generation=output.generation, kind=kind, text=text, num_steps=output.num_steps)
         self._shell.handle(failed)
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import timedelta
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from atoll.node.parallel.settings import DIMENSIONS, ParallelSettings
 
@@ -26,8 +28,18 @@ class Mesh:
     """As `of_fsdp`, of the ranks that have the same experts; None if each rank has all."""
 
     @classmethod
-    def of_site(cls, device: torch.device, settings: ParallelSettings) -> Mesh:
-        """A process group of all ranks must be there. `settings` have a size for each dimension."""
+    def of_site(cls, device: torch.device, settings: ParallelSettings, collective_s: float | None = None) -> Mesh:
+        """A process group of all ranks must be there. `settings` have a size for each dimension. `collective_s`: the
+        limit of collectives; torch gives groups of a mesh its own, whatever that of all ranks has."""
+        mesh = cls._of_site(device, settings)
+        meshes = [part for part in (mesh.whole, mesh.of_fsdp, mesh.ep, mesh.of_experts) if part is not None]
+        if collective_s is not None:
+            for group in {group for part in meshes for group in part.get_all_groups()}:
+                _set_pg_timeout(timedelta(seconds=collective_s), group)
+        return mesh
+
+    @classmethod
+    def _of_site(cls, device: torch.device, settings: ParallelSettings) -> Mesh:
         sizes = tuple(getattr(settings, name) for name in DIMENSIONS)
         whole = init_device_mesh(device.type, sizes, mesh_dim_names=DIMENSIONS)
         shards = whole["dp_shard"]

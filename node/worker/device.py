@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -18,9 +19,9 @@ BACKENDS_OF_OFFLOAD = "cpu:gloo,cuda:nccl"
 
 
 @contextmanager
-def device_of_rank(*, has_host_tensors: bool) -> Iterator[torch.device]:
+def device_of_rank(*, has_host_tensors: bool, collective_s: float | None) -> Iterator[torch.device]:
     """A GPU of its own if this host has any; with several ranks, a process group around it, for tensors in the host's
-    memory too where there are any."""
+    memory too where there are any. `collective_s`: the limit of its collectives, if not torch's own."""
     rank, world = rank_and_world()
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
     device = torch.device("cpu")
@@ -35,7 +36,9 @@ def device_of_rank(*, has_host_tensors: bool) -> Iterator[torch.device]:
     sys.stdout.write(f"rank {rank} trains on {device} ({name})\n")
     if world > 1:
         of_gpu = BACKENDS_OF_OFFLOAD if has_host_tensors else "nccl"
-        dist.init_process_group(of_gpu if device.type == "cuda" else "gloo")
+        backend = of_gpu if device.type == "cuda" else "gloo"
+        limit = None if collective_s is None else timedelta(seconds=collective_s)
+        dist.init_process_group(backend, timeout=limit)
     try:
         yield device
     finally:

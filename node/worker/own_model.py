@@ -23,6 +23,7 @@ from atoll.node.worker.shared_model import Shareable
 from atoll.node.worker.shared_model import share as share_parts
 from atoll.node.worker.tensors import TRANSPARENT_CHILDREN, named_tensors
 from atoll.protocol.errors import ConfigError
+from atoll.protocol.time_limits import time_limits
 
 OF_THE_BUILT_IN = ("cp", "ep", "sequence_parallel")
 """Settings that need to know more of a model than its names say."""
@@ -104,11 +105,14 @@ def share(
     """
     connection = connect()
     _, world = rank_and_world()
-    parallel = parse(connection.greeting.parallel).resolved(world) if connection is not None else ALONE
+    parallel, collective_s = ALONE, None
+    if connection is not None:
+        parallel = parse(connection.greeting.parallel).resolved(world)
+        collective_s = time_limits(connection.settings.time_limits).collective_s
     try:
         _check(parallel, columns, rows)
-        with device_of_rank(has_host_tensors=parallel.offload == 1) as device:
-            mesh = Mesh.of_site(device, parallel) if connection is not None and world > 1 else None
+        with device_of_rank(has_host_tensors=parallel.offload == 1, collective_s=collective_s) as device:
+            mesh = Mesh.of_site(device, parallel, collective_s) if connection is not None and world > 1 else None
             names = Names(blocks=blocks, first=first, last=last, columns=columns, rows=rows)
             model = own(build, loss, names, parallel, device, seed=seed)
             passes, tied = share_parts(model, parallel, mesh, device), model.tied

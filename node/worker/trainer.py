@@ -21,6 +21,7 @@ from atoll.node.worker.recipe import TextWindows, learning_rate, optimizer_of
 from atoll.node.worker.shared_model import TIED, shared_model
 from atoll.node.worker.tensors import BufferPolicy
 from atoll.protocol.errors import AtollError, ConfigError
+from atoll.protocol.time_limits import time_limits
 
 
 def main() -> None:
@@ -52,8 +53,9 @@ def train(connection: Connection) -> None:
             f"begin the run with model.vocab_size = {corpus.vocab_size} or more"
         )
     fingerprint = data.fingerprint_for_run(settings.data, source)
-    with device_of_rank(has_host_tensors=parallel.offload == 1) as device:
-        mesh = Mesh.of_site(device, parallel) if connection.world > 1 else None
+    collective_s = time_limits(settings.time_limits).collective_s
+    with device_of_rank(has_host_tensors=parallel.offload == 1, collective_s=collective_s) as device:
+        mesh = Mesh.of_site(device, parallel, collective_s) if connection.world > 1 else None
         passes = shared_model(settings, parallel, mesh, device)
         optimizer = optimizer_of(parameters_of(passes), settings, shares_state=parallel.zero == 1 and mesh is not None)
         windows_of_text = TextWindows(corpus.training, trainer.sequence)

@@ -15,6 +15,7 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -62,6 +63,8 @@ choose the first two of the experts. own: not the built-in model, but that of an
 GATED = ("feed_forward.up", "shared.up", "widen")
 """Matrices whose product is noted."""
 CPU = torch.device("cpu")
+LIMIT_S = 77.0
+"""Of collectives of all groups."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +179,8 @@ def held(layout: str, world: int, alone: dict[tuple[str, str], Trained]) -> Held
     check_model(settings, MODELS[model])
     check_batch(settings, BATCH)
     check_sequence(settings, SEQUENCE)
-    mesh = Mesh.of_site(CPU, settings)
+    mesh = Mesh.of_site(CPU, settings, LIMIT_S)
+    assert limits_of_collectives() == {LIMIT_S}, layout
     expected, found = alone[alone_of(layout)], train(mesh, settings, model)
     everyone: list[tuple[int, list[float], list[str], frozenset[str]]] = [(0, [], [], frozenset())] * world
     dist.all_gather_object(everyone, (mesh.data_rank, found.losses, sorted(found.values), found.computed_in))
@@ -212,6 +216,12 @@ def held(layout: str, world: int, alone: dict[tuple[str, str], Trained]) -> Held
     )
 
 
+def limits_of_collectives() -> set[float]:
+    """Of all groups that there are."""
+    groups = [group for group in dist.distributed_c10d._world.pg_map if isinstance(group, dist.ProcessGroup)]
+    return {group._get_backend(CPU).options._timeout.total_seconds() for group in groups}
+
+
 def difference(found: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
     return max(((found[name] - expected[name]).abs().max().item() for name in found), default=0.0)
 
@@ -227,7 +237,8 @@ def difference_of(found: list[float], expected: list[float]) -> float:
 def main(rank: int, world: int, address: str, layouts: list[str]) -> None:
     torch.set_num_threads(1)
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world)}
-    dist.init_process_group("gloo", init_method=f"tcp://{address}", rank=rank, world_size=world)
+    limit = timedelta(seconds=LIMIT_S)
+    dist.init_process_group("gloo", init_method=f"tcp://{address}", rank=rank, world_size=world, timeout=limit)
     alone = {
         (model, precision): train(None, ParallelSettings(precision=precision), model)
         for model, precision in sorted({alone_of(layout) for layout in layouts})

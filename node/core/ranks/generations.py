@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from atoll.node import local_protocol as local
 from atoll.node.core.events import (
@@ -45,6 +45,13 @@ HEARS: dict[type[local.Said], Callable[[WorkerGroup, int, Any, float], Outcome]]
 """By the kind of a rank's message, what becomes of it."""
 
 
+class Overdue(NamedTuple):
+    """A rank that is lost, or hangs; `text` is for a person."""
+
+    rank: int
+    text: str
+
+
 class Generations:
     """`group` is the last one that was begun, if any; to be read."""
 
@@ -59,7 +66,7 @@ class Generations:
         self._earlier_checkpoints: CheckpointCounts = NO_CHECKPOINTS
         self._earlier_tokens = self._earlier_skipped = 0
         self._crashed_from: deque[CheckpointId] = deque(maxlen=MAX_CHECKPOINTS)
-        self._lost: tuple[float, str] | None = None  # until when the exit may say more, and why
+        self._lost: tuple[float, Overdue] | None = None  # until when the exit may say more
         self._seen_at = now
 
     def begin(self, generation: int, now: float) -> None:
@@ -85,7 +92,7 @@ class Generations:
         match event:
             case RankLost():
                 if (text := group.lost(event.rank, event.text)) is not None:
-                    self._lost = now + EXIT_GRACE_S, text
+                    self._lost = now + EXIT_GRACE_S, Overdue(event.rank, text)
                 return ()
             case PiecesMerged():
                 return group.put_together(event)
@@ -133,13 +140,13 @@ class Generations:
             return None
         return self.group.watch(limits.worker_floor_s, self._start_limit_s or limits.worker_start_s)
 
-    def overdue(self, now: float, limits: TimeLimits) -> str:
-        """Why they count as crashed now; empty while they do not."""
+    def overdue(self, now: float, limits: TimeLimits) -> Overdue | None:
+        """Why they count as crashed now; None while they do not."""
         watch = self.watch(limits)
         if self._lost is not None and now >= self._lost[0]:
-            text, self._lost = self._lost[1], None
-            return text
-        return watch.text if watch is not None and now >= watch.deadline else ""
+            lost, self._lost = self._lost[1], None
+            return lost
+        return Overdue(watch.rank, watch.text) if watch is not None and now >= watch.deadline else None
 
     def next_deadline(self, limits: TimeLimits) -> float | None:
         """While a rank is watched the node looks at it again and again, to see when it stood still itself."""

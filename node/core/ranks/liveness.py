@@ -52,6 +52,7 @@ class StepTimes:
 class Watch:
     """Until when a rank must have got on."""
 
+    rank: int
     deadline: float
     limit_s: float
     """From when it last got on."""
@@ -80,5 +81,5 @@ def first_to_hang(ranks: Iterable[RankStatus], times: StepTimes, floor_s: float,
             text = f"{who} has got no further for {limit_s:.0f} s ({doing}, step {status.step}{times})"
             if status.step == 0:
                 text += SLOW_START
-            first = Watch(deadline=deadline, limit_s=limit_s, doing=doing, text=text)
+            first = Watch(rank=status.rank, deadline=deadline, limit_s=limit_s, doing=doing, text=text)
     return first

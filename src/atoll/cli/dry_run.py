@@ -14,9 +14,10 @@ from atoll.node.daemon.config import NodeConfig, default_home
 from atoll.node.daemon.room import room_of
 from atoll.node.daemon.script_model import model_of_script
 from atoll.node.dataplane.footprint import NODE_CONSTANT_BYTES, footprint
-from atoll.node.parallel.settings import parse
+from atoll.node.parallel.settings import check_site, parse
 from atoll.node.plan.activations import ON_CPU, ON_GPU
 from atoll.node.plan.rank_memory import rank_memory
+from atoll.node.plan.tensors import manifest_of
 from atoll.protocol.addresses import parse_proxy
 from atoll.protocol.codecs.table import SPARSE
 from atoll.protocol.disk import Disk
@@ -61,10 +62,15 @@ def _print(name: str, text: str) -> None:
 
 
 def described(settings: RunSettings, config: NodeConfig) -> tuple[Manifest, str]:
-    """The model of what would train here, and this machine's device. Raises WorkerError, ConfigError."""
-    what = " ".join(config.command) or "the built-in trainer"
-    _print("", f"starting {what} to learn its model; it is ended once it calls atoll.join")
-    manifest = asyncio.run(model_of_script(config, settings, config.start_limit_s or SCRIPT_LIMIT_S))
+    """The model of what would train here, and this machine's device. Of a site of several hosts it is that of the
+    built-in trainer, by its settings. Raises WorkerError, ConfigError."""
+    if config.site_hosts > 1:  # its ranks would wait for those of the other hosts
+        check_site(config.parallel, config.num_site_ranks, settings)
+        manifest = manifest_of(settings.model)
+    else:
+        what = " ".join(config.command) or "the built-in trainer"
+        _print("", f"starting {what} to learn its model; it is ended once it calls atoll.join")
+        manifest = asyncio.run(model_of_script(config, settings, config.start_limit_s or SCRIPT_LIMIT_S))
     import torch
 
     if not torch.cuda.is_available():
@@ -80,7 +86,8 @@ def facts(settings: RunSettings, config: NodeConfig, manifest: Manifest, device:
     yield "data", ", ".join(str(path) for path in config.data_paths) or f"what the run names: {settings.data}"
     yield "ports", ports(config)
     how = f" ({config.parallel})" if config.parallel else ""
-    yield "device", f"{device}, {config.num_ranks} rank(s){how} of {config.num_rank_threads} thread(s)"
+    of_hosts = f" on each of {config.site_hosts} hosts" if config.site_hosts > 1 else ""
+    yield "device", f"{device}, {config.num_ranks} rank(s){of_hosts}{how} of {config.num_rank_threads} thread(s)"
     if not config.command:
         yield "a rank", rank_line(settings, config, device)
     chunks = ChunkSizes.of(manifest, settings.sync)
@@ -92,7 +99,7 @@ def facts(settings: RunSettings, config: NodeConfig, manifest: Manifest, device:
 
 def rank_line(settings: RunSettings, config: NodeConfig, device: str) -> str:
     """The plan's memory of the rank that needs most, in a step of the built-in trainer."""
-    parallel = parse(config.parallel).resolved(config.num_ranks)
+    parallel = parse(config.parallel).resolved(config.num_site_ranks)
     kernels = ON_CPU if device == "CPU" else ON_GPU
     needs = rank_memory(settings.model, parallel, settings.trainer.batch_size, settings.trainer.sequence, kernels)
     own = needs.weights + needs.gradients + needs.optimizer

@@ -108,10 +108,10 @@ def run(args: argparse.Namespace) -> int:
     require_extra("atoll node")
     config = node_config(args)
     if args.dry_run:
-        if config.site_hosts > 1:
+        if config.site_hosts > 1 and config.command:
             raise ConfigError(
-                "--dry-run starts the ranks of this host alone, which would wait for those of the others: leave out "
-                "--site-hosts and try a layout of one host, or ask `atoll plan`"
+                "--dry-run starts the script on this host alone, where its ranks would wait for those of the others: "
+                "leave out --site-hosts and try a layout of one host"
             )
         from atoll.cli.dry_run import dry_run
 

@@ -66,6 +66,14 @@ def test_the_built_in_model_is_learned_by_starting_the_trainer(tmp_path: Path) -
     manifest, device = dry_run.described(settings, config)
     assert manifest.num_trainable == 41120
     assert device
+    of_hosts = replace(config, site_hosts=2, site_address="127.0.0.1:7800", num_ranks=2, parallel="dp_shard=2,pp=2")
+    assert dry_run.described(settings, of_hosts) == (manifest, device), "of a site of two hosts nothing is started"
+    lines = dict(dry_run.facts(settings, of_hosts, manifest, "8 x NVIDIA H100"))
+    assert lines["device"].startswith("8 x NVIDIA H100, 2 rank(s) on each of 2 hosts (dp_shard=2,pp=2) of ")
+    of_four = replace(config, num_ranks=4, parallel="dp_shard=2,pp=2")
+    assert lines["a rank"] == dict(dry_run.facts(settings, of_four, manifest, "8 x NVIDIA H100"))["a rank"]
+    with pytest.raises(ConfigError, match=r"tp=16 does not divide model\.num_heads"):
+        dry_run.described(settings, replace(of_hosts, num_ranks=8, parallel="tp=16"))
     with pytest.raises(WorkerError, match="'books': say where it lies here with --data PATH"):
         dry_run.described(replace(settings, data="books"), config)
 

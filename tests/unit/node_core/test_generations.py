@@ -97,7 +97,7 @@ def test_a_lost_connection_is_a_crash_unless_the_exit_says_why_in_time() -> None
     node(e.RankLost(generation=1, rank=0, text="closed its connection"))
     (crash,) = node.wait(110.0)
     lost = "rank 0 (pid 0, starting, step 0) closed its connection"
-    assert crash == out.DescribeCrash(generation=1, text=lost, num_steps=0, has_exited=False)
+    assert crash == out.DescribeCrash(generation=1, text=lost, num_steps=0, has_exited=False, rank=0)
     assert node.now == 101.0
 
     node = Node()

@@ -7,9 +7,12 @@ import contextlib
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor.debug import CommDebugMode
 
 from atoll.node.core.events import MergeMode
 from atoll.node.parallel.mesh import Mesh
+from atoll.node.parallel.passes import parameters_of
 from atoll.node.parallel.settings import parse
 from atoll.node.worker import copies
 from atoll.node.worker.pieces import SharedTensors
@@ -60,6 +63,37 @@ def test_first_values(layout: str) -> None:
             assert live.most < live.now + 2 * 4 * 512 * 64
             whole = 4 * sum(p.numel() for part in passes.parts for p in part.parameters())
             assert live.now < whole, "the rank has a part of it"
+
+
+@pytest.mark.parametrize("layout", ["dp_shard=4", "tp=4", "dp_shard=2,tp=2", "dp_replicate=2,dp_shard=2", "cp=2,pp=2"])
+def test_ranks_that_share_a_model_gather_nothing_for_a_sync(layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No collective at all, and less than two of the rank's own largest tensors, from what a forward pass has left."""
+    monkeypatch.setattr(copies, "PIECE_BYTES", 2048)
+    model = ModelSettings(dim=64, num_layers=4, num_heads=4, num_kv_heads=4, ffn_dim=256, vocab_size=512)
+    settings = RunSettings(run_id="run", model=model, trainer=TrainerSettings(batch_size=8))
+    for rank in (0, 3):
+        with fake_rank(rank, 4):
+            parallel = parse(layout).resolved(4)
+            passes = shared_model(settings, parallel, Mesh.of_site(CPU, parallel), CPU)
+            parameters = parameters_of(passes)
+            tensors = find_tensors(passes.parts, [torch.optim.SGD(parameters, lr=0.1)])
+            node = FakeNode(manifest=tensors.manifest)
+            shared = SharedTensors(tensors, node.joined(len(tensors.pieces)), SyncSettings(alpha=0.5))
+            for part in passes.parts:
+                if isinstance(part, FSDPModule):
+                    part.unshard()
+            with Live() as live, CommDebugMode() as collectives:
+                for held, *views in shared._slices:
+                    for tensor in (held.local(), *views):
+                        live.count(tensor)
+                before = live.now
+                tensors.reshard()
+                shared.write_snapshot(0, with_frozen=True)
+                for mode in MergeMode:
+                    shared.apply(0, mode, fresh=False)
+                shared.write_snapshot(0, with_frozen=False)
+            assert collectives.get_total_counts() == 0
+            assert live.most < before + 2 * max(local(p).nbytes for p in parameters)
 
 
 def local(parameter: Tensor) -> Tensor:
