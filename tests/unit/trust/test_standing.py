@@ -207,8 +207,9 @@ def test_a_failure_that_nothing_was_prepared_for_leaves_nobody_deaf_to_bans(
 
     async def main() -> None:
         network: Any = Broken()
+        heed: Any = pytest.fail
         tls: Any = SimpleNamespace(towards=lambda kind: None)
-        listening = asyncio.create_task(watching.watch(tls, lambda: ["here"], pytest.fail, network))
+        listening = asyncio.create_task(watching.watch(tls, lambda: ["here"], heed, network))
         waiting = asyncio.create_task(again.wait())
         async with asyncio.timeout(LIMIT_S):
             await asyncio.wait((listening, waiting), return_when=asyncio.FIRST_COMPLETED)

@@ -91,11 +91,17 @@ def test_tensors_and_plain_values_come_back_as_they_were(tmp_path: Path) -> None
 
 def test_tensors_whose_keys_read_alike_are_kept_apart(tmp_path: Path) -> None:
     """Names of parameters have dots in them, and so does the path to what is nested."""
-    alike = {"a.b": torch.zeros(2), "a": {"b": torch.ones(2)}, 1: torch.full((2,), 2.0), "1": torch.full((2,), 3.0)}
+    alike: dict[Any, Any] = {
+        "a.b": torch.zeros(2),
+        "a": {"b": torch.ones(2)},
+        1: torch.full((2,), 2.0),
+        "1": torch.full((2,), 3.0),
+    }
     Trained(tmp_path, {"mine": Keeps(alike)}).write()
     again = Keeps({})
     Trained(tmp_path, {"mine": again}).go_on()
-    assert [again.state["a.b"][0], again.state["a"]["b"][0], again.state[1][0], again.state["1"][0]] == [0, 1, 2, 3]
+    found: dict[Any, Any] = again.state
+    assert [found["a.b"][0], found["a"]["b"][0], found[1][0], found["1"][0]] == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize(
