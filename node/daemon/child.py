@@ -8,18 +8,17 @@ Either way COMMAND is killed with its parent, whatever it is doing. Standard lib
 """
 
 import ctypes
-import math
 import os
 import resource
 import signal
 import sys
-import time
 
 ENV_PARENT = "ATOLL_PARENT_PID"
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _NODE_DIED = signal.SIGUSR1
-CLEAN_UP_S = 4.0  # a second more than node/worker/node_gone.py takes
+_HEARD = {signal.SIGCHLD, signal.SIGALRM, _NODE_DIED}
+CLEAN_UP_S = 4  # a second more than node/worker/node_gone.py takes
 
 
 def main(arguments: list[str]) -> None:
@@ -29,12 +28,12 @@ def main(arguments: list[str]) -> None:
         _tie_to(int(os.environ[ENV_PARENT]), signal.SIGKILL)
         _print_into(f"{options[1]}/rank-{os.environ['LOCAL_RANK']}")
         _become(command)
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD, _NODE_DIED})
+    signal.pthread_sigmask(signal.SIG_BLOCK, _HEARD)
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     guard = os.getpid()
     child = os.fork()
     if child == 0:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD, _NODE_DIED})
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _HEARD)
         _tie_to(guard, signal.SIGKILL)
         _become(command)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
@@ -48,19 +47,13 @@ def main(arguments: list[str]) -> None:
 def _guard(child: int) -> int:
     """Waits until `child` ends and returns its wait status, or until its time after the death of the node is over, and
     returns SIGKILL's."""
-    ends_at_s = math.inf
     while True:
-        left_s = ends_at_s - time.monotonic()
-        if left_s == math.inf:
-            number = signal.sigwait({signal.SIGCHLD, _NODE_DIED})
-        else:
-            found = signal.sigtimedwait({signal.SIGCHLD}, max(0.0, left_s))
-            if found is None:
-                return int(signal.SIGKILL)
-            number = signal.Signals(found.si_signo)
+        number = signal.sigwait(_HEARD)
         if number == _NODE_DIED:
-            ends_at_s = time.monotonic() + CLEAN_UP_S
+            signal.alarm(CLEAN_UP_S)
             continue
+        if number == signal.SIGALRM:
+            return int(signal.SIGKILL)
         while True:
             pid, status = os.waitpid(-1, os.WNOHANG)  # there is at least `child`
             if pid == child:

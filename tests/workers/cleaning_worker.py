@@ -14,10 +14,16 @@ import threading
 import time
 from pathlib import Path
 
+from atoll.node.worker import node_gone
 from atoll.node.worker.client import LocalClient
+
+LIMITS = {"sleeps": (60.0, 60), "hangs": (8.0, 60), "hangs-beside-python": (60.0, 8)}
+"""Of the thread and of the kernel, in seconds: a busy machine comes to the clean-up before them, and which of them ends
+it is told apart."""
 
 
 def main(folder: Path, how: str) -> None:
+    node_gone.CLEAN_UP_S, node_gone.ALARM_S = LIMITS[how]
     client = LocalClient.from_environment()
     assert client is not None
 

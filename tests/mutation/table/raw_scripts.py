@@ -70,7 +70,7 @@ MUTATIONS = (
         name="a script of a killed node has no time to clean up",
         rule="when its node is killed, a script's own clean-up runs",
         where="node.daemon.child:_guard",
-        old="            ends_at_s = time.monotonic() + CLEAN_UP_S\n            continue\n",
+        old="            signal.alarm(CLEAN_UP_S)\n            continue\n",
         new="            return int(signal.SIGKILL)\n",
         tests=("tests/process/test_worker_processes.py::test_a_script_cleans_up_when_its_node_is_killed",),
     ),
