@@ -55,8 +55,15 @@ def assert_all_equal(run: LocalRun, names: str, commit: int) -> None:
 
 
 def end_once_in(run: LocalRun, name: str) -> int:
-    """Stops a run that is long enough for a late site, once it contributes; the last commit."""
-    run.wait(lambda s: bool(s["commits"]) and name in s["commits"][-1]["contributors"], LIMIT_S, f"{name} contributes")
+    """Stops a run that is long enough for a late site, once it contributes to a sync that begins from now on; the last
+    commit."""
+    under_way = run.status()["last_commit"] + 1
+
+    def contributes(status: Status) -> bool:
+        newest = status["commits"][-1]
+        return bool(newest["commit"] > under_way and name in newest["contributors"])
+
+    run.wait(contributes, LIMIT_S, f"{name} contributes")
     stop = run.start("stop", [sys.executable, *GUARDED, "stop", str(run.toml)])
     assert stop.wait(LIMIT_S) == 0, stop.lines
     return int(run.wait(lambda s: bool(s["finished"]), LIMIT_S)["last_commit"])
