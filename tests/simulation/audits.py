@@ -13,7 +13,7 @@ from typing import Any
 from atoll.coordinator.core.events import BanRecord, SiteRecord
 from atoll.node.dataplane.payload_file import AttemptKey
 from atoll.node.exchange.auditing import Auditor
-from atoll.node.exchange.sync.audited_errors import Given
+from atoll.node.exchange.peers.errors_given import Given
 from atoll.node.exchange.sync.exchange import Exchange
 from atoll.protocol.codecs.arithmetic import Floats
 from atoll.protocol.errors import StateError

@@ -22,9 +22,10 @@ from atoll.node.exchange.added_errors import Refuted
 from atoll.node.exchange.auditing import Auditor
 from atoll.node.exchange.catchup.expected_donors import ExpectedDonors
 from atoll.node.exchange.peers.counters import Counters
+from atoll.node.exchange.peers.errors_given import Given
 from atoll.node.exchange.peers.frames import Encoded
 from atoll.node.exchange.peers.progress import Pace
-from atoll.node.exchange.sync.audited_errors import AuditedErrors, Given
+from atoll.node.exchange.sync.audited_errors import AuditedErrors
 from atoll.node.exchange.sync.average_errors import AverageErrors
 from atoll.protocol import PROTOCOL_VERSION
 from atoll.protocol import messages as m
