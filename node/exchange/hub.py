@@ -116,7 +116,7 @@ class Hub:
             pace=pace,
             uplink=self.uplink,
             kept=kept,
-            added=lambda attempt, chunk: self.average_errors.added(attempt, chunk),
+            added=self.average_errors.added,
         )
 
     def keep_payloads_in(self, log: AttemptLog) -> None:

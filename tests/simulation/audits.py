@@ -237,12 +237,13 @@ def silent_reducer(world: World, generator: random.Random, found: Found) -> None
     node = world.nodes[name].node
     assert node is not None
     world.checks.has_false_averages = True
-    errors = node.hub.average_errors
+    donor = node.hub.donor
+    assert donor is not None
 
     def added(attempt: AttemptKey, chunk: int) -> Given:
         raise StateError("it is not kept here any more")
 
-    errors.added = added  # type: ignore[method-assign]
+    donor.added = added
     world.hostile.add(name)
 
 
@@ -263,7 +264,8 @@ def made_up_errors(world: World, generator: random.Random, found: Found) -> None
         earlier = audited.earlier(attempt, chunk)
         return replace(added(attempt, chunk), error=made_up[earlier, chunk].tobytes() if earlier else b"")
 
-    errors.of, errors.added = of_so, added_so  # type: ignore[method-assign]
+    assert node.hub.donor is not None
+    errors.of, node.hub.donor.added = of_so, added_so  # type: ignore[method-assign]
     audited.whole = lambda chunk, attempt, error: error  # type: ignore[method-assign]
     world.hostile.add(name)
 
