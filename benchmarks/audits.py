@@ -14,10 +14,9 @@ import numpy as np
 from atoll.node.dataplane.averages import recomputed
 from atoll.node.dataplane.kept_contributions import KeptContributions
 from atoll.protocol.codecs import kernels
-from atoll.protocol.messages import KEPT_SYNCS
 from atoll.protocol.plans import payload_hash
 from atoll.protocol.spec import spec_of
-from atoll.protocol.sync_settings import SyncSettings
+from atoll.protocol.sync_settings import KEPT_SYNCS, SyncSettings
 
 ROUNDS = 3
 

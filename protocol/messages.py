@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from atoll.protocol.audit_messages import (
-    NO_ERROR,
     AuditChunk,
     AuditOutcome,
     ChunkAudited,
@@ -38,7 +37,6 @@ from atoll.protocol.layout import MAX_GROUPS
 from atoll.protocol.logged import Best, Logged, LoggedValue
 from atoll.protocol.members import MAX_ENDPOINTS, Endpoint, Member
 from atoll.protocol.product_messages import Influences, Products
-from atoll.protocol.sync_settings import KEPT_SYNCS
 
 MAX_LOG_COMMITS = 4096
 MAX_FRAGMENTS = 1 << 10

@@ -13,13 +13,14 @@ import numpy as np
 
 from atoll.node.dataplane.averages import recomputed
 from atoll.protocol import wire
+from atoll.protocol.audit_messages import NO_ERROR
 from atoll.protocol.codecs import kernels
 from atoll.protocol.codecs.arithmetic import NOTHING, Floats
 from atoll.protocol.codecs.table import BUNDLE, CODECS
 from atoll.protocol.disk import Disk, make_folder
 from atoll.protocol.errors import InvalidMessage
 from atoll.protocol.hash_tree import check_proof
-from atoll.protocol.messages import NO_ERROR, FalsePayload, Made, Member, Signature, SignedErrors
+from atoll.protocol.messages import FalsePayload, Made, Member, Signature, SignedErrors
 from atoll.protocol.plans import payload_hash
 from atoll.protocol.spec import Aggregation, Contribution, Way
 from atoll.protocol.sync_settings import MAX_CHUNK_ELEMENTS

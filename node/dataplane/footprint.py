@@ -9,10 +9,10 @@ from atoll.protocol.codecs.table import SPARSE
 from atoll.protocol.digest import DIGEST_BYTES
 from atoll.protocol.layout import DTYPE_BYTES, Layout, Role
 from atoll.protocol.log_length import LogLength
-from atoll.protocol.messages import KEPT_SYNCS
 from atoll.protocol.recompute import record_bytes
 from atoll.protocol.settings import RunSettings
 from atoll.protocol.spec import specs_of
+from atoll.protocol.sync_settings import KEPT_SYNCS
 
 INDEX_BYTES = 128
 """For each chunk, in the index of the outer state ..."""

@@ -21,9 +21,8 @@ from atoll.protocol.digest import Digest
 from atoll.protocol.disk import disk_error, make_folder
 from atoll.protocol.errors import ConfigError, StateError
 from atoll.protocol.hash_tree import HashTree
-from atoll.protocol.messages import KEPT_SYNCS
 from atoll.protocol.plans import payload_hash
-from atoll.protocol.sync_settings import SyncSettings
+from atoll.protocol.sync_settings import KEPT_SYNCS, SyncSettings
 
 
 def check_parts(sync: SyncSettings, num_hosts: int, num_processes: int) -> None:

@@ -11,13 +11,14 @@ from collections.abc import Sequence
 import numpy as np
 
 from atoll.node.dataplane.payload_file import AttemptKey
-from atoll.node.exchange.sync.audited_errors import Given
+from atoll.node.exchange.peers.errors_given import Given
+from atoll.protocol.audit_messages import NO_ERROR
 from atoll.protocol.codecs.arithmetic import NOTHING, Floats
 from atoll.protocol.digest import Digest
 from atoll.protocol.errors import InvalidMessage, StateError
 from atoll.protocol.hash_tree import check_proof
 from atoll.protocol.layout import Layout
-from atoll.protocol.messages import NO_ERROR, AuditChunk, Made, SignedErrors
+from atoll.protocol.messages import AuditChunk, Made, SignedErrors
 from atoll.protocol.plans import payload_hash
 
 

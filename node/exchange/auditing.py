@@ -26,9 +26,10 @@ from atoll.node.exchange.added_errors import Refuted, checked, found_hash, made_
 from atoll.node.exchange.catchup.donor_client import Ask, DonorClient
 from atoll.node.exchange.catchup.expected_donors import ExpectedDonors
 from atoll.node.exchange.peers.counters import Counters
+from atoll.node.exchange.peers.errors_given import Given
 from atoll.node.exchange.peers.frames import Encoded
 from atoll.node.exchange.peers.progress import Pace
-from atoll.node.exchange.sync.audited_errors import Given, hash_of
+from atoll.node.exchange.sync.audited_errors import hash_of
 from atoll.node.exchange.sync.average_errors import AverageErrors
 from atoll.node.exchange.sync.roots import made_tree
 from atoll.protocol.codecs import kernels

@@ -116,7 +116,7 @@ class Hub:
             pace=pace,
             uplink=self.uplink,
             kept=kept,
-            errors=self.average_errors,
+            added=self.average_errors.added,
         )
 
     def keep_payloads_in(self, log: AttemptLog) -> None:

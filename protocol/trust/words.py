@@ -88,9 +88,11 @@ class Words:
         key, (certificate, *_) = certificates.key_from_pem(shown.key), certificates.from_pem(shown.certificate)
         return Signature(value=certificates.signature(key, word), certificate=certificates.to_der(certificate))
 
-    def signed_errors(self, plan: Plan, way: Way, start: Start, errors: SignedErrors) -> SignedErrors:
+    def signed_errors(
+        self, of: Plan | AuditChunk | ErrorsBefore, way: Way, start: Start, errors: SignedErrors
+    ) -> SignedErrors:
         """The same roots, with a signature."""
-        word = of_errors(self.run_id, plan, start, way.error_beta_down, errors)
+        word = of_errors(self.run_id, of, start, way.error_beta_down, errors)
         return replace(errors, signature=self.signed(word))
 
     def check(self, member: Member, word: bytes, signature: Signature | None) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 from atoll.coordinator.core.events import BanRecord, SiteRecord
 from atoll.node.dataplane.payload_file import AttemptKey
 from atoll.node.exchange.auditing import Auditor
-from atoll.node.exchange.sync.audited_errors import Given
+from atoll.node.exchange.peers.errors_given import Given
 from atoll.node.exchange.sync.exchange import Exchange
 from atoll.protocol.codecs.arithmetic import Floats
 from atoll.protocol.errors import StateError
@@ -237,12 +237,13 @@ def silent_reducer(world: World, generator: random.Random, found: Found) -> None
     node = world.nodes[name].node
     assert node is not None
     world.checks.has_false_averages = True
-    errors = node.hub.average_errors
+    donor = node.hub.donor
+    assert donor is not None
 
     def added(attempt: AttemptKey, chunk: int) -> Given:
         raise StateError("it is not kept here any more")
 
-    errors.added = added  # type: ignore[method-assign]
+    donor.added = added
     world.hostile.add(name)
 
 
@@ -263,7 +264,8 @@ def made_up_errors(world: World, generator: random.Random, found: Found) -> None
         earlier = audited.earlier(attempt, chunk)
         return replace(added(attempt, chunk), error=made_up[earlier, chunk].tobytes() if earlier else b"")
 
-    errors.of, errors.added = of_so, added_so  # type: ignore[method-assign]
+    assert node.hub.donor is not None
+    errors.of, node.hub.donor.added = of_so, added_so  # type: ignore[method-assign]
     audited.whole = lambda chunk, attempt, error: error  # type: ignore[method-assign]
     world.hostile.add(name)
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from math import inf
 
 from atoll.coordinator.core.events import OpenAuditsRecord
-from atoll.protocol.messages import KEPT_SYNCS, AuditChunk, AuditOutcome, ChunkAudited, Commit, Made, Member
-from atoll.protocol.sync_settings import SyncSettings
+from atoll.protocol.messages import AuditChunk, AuditOutcome, ChunkAudited, Commit, Made, Member
+from atoll.protocol.sync_settings import KEPT_SYNCS, SyncSettings
 
 MAX_OPEN = 256
 """Audits; a run whose sites do not answer begins no more."""
@@ -69,6 +69,20 @@ class Audit:
     """Until the next commit, for another round."""
     accused: list[Accused] = field(default_factory=list)
     """Once it is known who is wrong: those that are not judged yet, the first of whom is asked."""
+
+    def withhold(self, site_id: int) -> int:
+        """The reducer gave that site nothing: in how many rounds by now."""
+        self.withheld[site_id] += 1
+        return self.withheld[site_id]
+
+    def hear_again(self, but: int) -> None:
+        """Sites to which the reducer gave nothing may hear more by now: they may be asked anew, but that one."""
+        self.asked_site_ids -= self.withheld.keys() - {but}
+        self.withheld.clear()
+
+    def rest(self, rests: bool) -> None:
+        """Until the next commit, or no more."""
+        self.rests = rests
 
 
 def audits_of(record: OpenAuditsRecord) -> list[Audit]:
@@ -147,6 +161,7 @@ class Audits:
             del self._errors[number]
 
     def errors_of(self, commit: int) -> tuple[Commit, dict[int, Made]] | None:
+        """The same, of one commit; None if it is not known."""
         return self._errors.get(commit)
 
     def next_due(self) -> float:

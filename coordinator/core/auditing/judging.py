@@ -161,8 +161,7 @@ def _wrong(run: Run, audit: Audit, site: Site, payload_hash: bytes) -> None:
         f"audit: {_chunk(audit)} comes out as {payload_hash.hex()[:12]} at {site.label}, and is another one",
     )
     if not agreeing:
-        audit.asked_site_ids -= audit.withheld.keys() - {site.site_id}  # they may hear more by now
-        audit.withheld.clear()
+        audit.hear_again(but=site.site_id)
         _ask_next(run, audit)
         return
     others = ", ".join(run.members.known(i).label for i in (*agreeing, site.site_id))

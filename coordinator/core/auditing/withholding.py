@@ -17,11 +17,12 @@ from atoll.coordinator.core.run import Run
 from atoll.coordinator.core.sites.membership import Site
 from atoll.protocol import messages as m
 from atoll.protocol.plans import reducing
+from atoll.protocol.sync_settings import KEPT_SYNCS
 
 WITNESSES = 2
 ROUNDS = 3
 """In each of which both of them got nothing."""
-MOST_SYNCS = m.KEPT_SYNCS - 2
+MOST_SYNCS = KEPT_SYNCS - 2
 """Since the one that is audited: a reducer keeps its errors for longer."""
 
 
@@ -30,8 +31,7 @@ def heard(run: Run, audit: Audit, witness: Site) -> bool:
     reducer = may_be_asked(run, audit.reducer)
     if reducer is None or _is_old(run, audit) or reducer.site_id in witness.unreachable_site_ids:
         return False
-    rounds = audit.withheld[witness.site_id] + 1
-    audit.withheld[witness.site_id] = rounds
+    rounds = audit.withhold(witness.site_id)
     run.report(logging.WARNING, f"audit: {reducer.label} gives {witness.label} nothing of its error, time {rounds}")
     if len(audit.withheld) < WITNESSES:
         return False
@@ -41,7 +41,7 @@ def heard(run: Run, audit: Audit, witness: Site) -> bool:
         why += f" to chunk {audit.asked.chunk}, and exchanged with both of them meanwhile"
         sentencing.accuse(run, audit, [Accused(site_id=reducer.site_id, why=why, is_silent=True)])
     elif not _ask_witness(run, audit, below=rounds):
-        audit.rests = True
+        audit.rest(True)
     return True
 
 
@@ -56,7 +56,7 @@ def committed(run: Run, plan: m.Plan, commit: m.Commit) -> list[Audit]:
         elif ids.issuperset({reducer.site_id, *audit.withheld}) and (
             reducer.site_id in reducers or reducers.issuperset(audit.withheld)
         ):
-            audit.rests = not _ask_witness(run, audit, below=ROUNDS)
+            audit.rest(not _ask_witness(run, audit, below=ROUNDS))
     return over
 
 

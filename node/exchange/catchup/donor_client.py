@@ -14,10 +14,10 @@ from google.protobuf.message import Message
 from atoll.node.dataplane.payload_file import AttemptKey
 from atoll.node.exchange.peers.counters import Counters
 from atoll.node.exchange.peers.dialer import Dialer, Purpose
+from atoll.node.exchange.peers.errors_given import Given
 from atoll.node.exchange.peers.frames import Encoded, PartAssembler, parse
 from atoll.node.exchange.peers.progress import Pace, Progress
 from atoll.node.exchange.peers.rpc import FETCH_PAYLOADS_METHOD, FETCH_STATE_METHOD, call_errors
-from atoll.node.exchange.sync.audited_errors import Given
 from atoll.protocol import wire
 from atoll.protocol.digest import DIGEST_BYTES
 from atoll.protocol.errors import InvalidMessage, PeerError

@@ -19,11 +19,11 @@ from atoll.node.dataplane.outer_state import OuterState
 from atoll.node.dataplane.payload_file import AttemptKey
 from atoll.node.dataplane.payload_log import PayloadLog
 from atoll.node.exchange.peers.counters import Counters
+from atoll.node.exchange.peers.errors_given import Given
 from atoll.node.exchange.peers.frames import FRAME_BYTES, Encoded, batches, pack_frames
 from atoll.node.exchange.peers.progress import Pace, Progress
 from atoll.node.exchange.peers.rpc import NotRead, check_header, write_within
 from atoll.node.exchange.peers.uplink import Uplink
-from atoll.node.exchange.sync.average_errors import AverageErrors
 from atoll.protocol.digest import DIGEST_BYTES
 from atoll.protocol.errors import InvalidMessage, NotYetError, StateError
 from atoll.protocol.layout import Layout
@@ -73,7 +73,7 @@ class DonorServer:
     uplink: Uplink
     kept: KeptContributions | None = None
     """In a run with audits."""
-    errors: AverageErrors | None = None
+    added: Callable[[AttemptKey, int], Given] | None = None
     """In the same, with error feedback of averages."""
     places: list[_Place] = field(default_factory=list, init=False)
     """Of the requests that are served."""
@@ -157,15 +157,15 @@ class DonorServer:
     async def _error(self, request: peer_pb2.FetchPayloadsRequest, chunks: Sequence[int]) -> AsyncGenerator[bytes]:
         """Frames of what this site added, as a reducer, to its average of one chunk, and what says so. Other requests
         are not in its way: a reducer that gives no error may be judged. Raises StateError if it is not here."""
-        errors, site_id = self.errors, request.header.site_id
-        if errors is None or len(chunks) != 1:
+        added, site_id = self.added, request.header.site_id
+        if added is None or len(chunks) != 1:
             raise StateError("what this site added to its averages is not kept here")
         if site_id in self._auditing:
             raise NotYetError(f"site {site_id} is given an error here already; ask again")
         attempt, chunk = AttemptKey(request.of_sync, request.of_term, request.of_attempt), chunks[0]
 
         def read() -> list[bytes]:
-            given = errors.added(attempt, chunk)
+            given = added(attempt, chunk)
             error = peer_pb2.ErrorGiven(
                 before_hash=given.before_hash,
                 before_proof=given.before_proof,

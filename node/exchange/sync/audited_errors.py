@@ -14,13 +14,15 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from atoll.node.dataplane.payload_file import AttemptKey
+from atoll.node.exchange.peers.errors_given import Given
 from atoll.node.exchange.peers.frames import Encoded
 from atoll.node.exchange.sync.spill import Spilled
+from atoll.protocol.audit_messages import NO_ERROR
 from atoll.protocol.codecs.arithmetic import NOTHING, Floats
 from atoll.protocol.errors import StateError
 from atoll.protocol.hash_tree import HashTree
-from atoll.protocol.messages import KEPT_SYNCS, NO_ERROR
 from atoll.protocol.plans import payload_hash
+from atoll.protocol.sync_settings import KEPT_SYNCS
 
 Item = Encoded | Spilled
 
@@ -45,20 +47,6 @@ class _Signed:
     chunks: tuple[int, ...]
     before: HashTree
     after: HashTree
-
-
-@dataclass(frozen=True, slots=True)
-class Given:
-    """For an auditor: of one chunk."""
-
-    error: bytes
-    """What was added; empty if nothing was."""
-    before_hash: bytes
-    before_proof: bytes
-    after_hash: bytes
-    after_proof: bytes
-    earlier_proof: bytes
-    """That what was added is what the attempt before has left."""
 
 
 @dataclass(eq=False)

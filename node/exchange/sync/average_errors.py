@@ -21,8 +21,9 @@ import numpy as np
 
 from atoll.node.dataplane.payload_file import AttemptKey
 from atoll.node.dataplane.payload_log import AttemptLog
+from atoll.node.exchange.peers.errors_given import Given
 from atoll.node.exchange.peers.frames import Encoded
-from atoll.node.exchange.sync.audited_errors import AuditedErrors, Given
+from atoll.node.exchange.sync.audited_errors import AuditedErrors
 from atoll.node.exchange.sync.retained import free
 from atoll.node.exchange.sync.spill import Spill, Spilled
 from atoll.protocol.codecs.arithmetic import NOTHING, Floats

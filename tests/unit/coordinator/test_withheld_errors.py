@@ -10,6 +10,7 @@ import pytest
 
 from atoll.protocol import messages as m
 from atoll.protocol.plans import reducing
+from atoll.protocol.sync_settings import KEPT_SYNCS
 from tests.harness.audited_story import RIGHT, TRUTH, UNKNOWN, WRONG, Audited
 from tests.harness.coordinator_story import a_hash
 
@@ -126,7 +127,7 @@ def test_what_may_not_be_kept_any_more_is_not_asked_for_as_little_as_of_a_site_w
     story.answer(story.withheld)
     story.drop(min(story.withheld_from))
     story.wait(60)
-    story.go_on(m.KEPT_SYNCS, story.withheld)
+    story.go_on(KEPT_SYNCS, story.withheld)
     assert max(story.withheld_from.values()) == 1
     assert story.reducer not in story.evicted()
     assert story.view.num_audits_unknown == 1

@@ -22,12 +22,14 @@ from atoll.node.exchange.added_errors import Refuted
 from atoll.node.exchange.auditing import Auditor
 from atoll.node.exchange.catchup.expected_donors import ExpectedDonors
 from atoll.node.exchange.peers.counters import Counters
+from atoll.node.exchange.peers.errors_given import Given
 from atoll.node.exchange.peers.frames import Encoded
 from atoll.node.exchange.peers.progress import Pace
-from atoll.node.exchange.sync.audited_errors import AuditedErrors, Given
+from atoll.node.exchange.sync.audited_errors import AuditedErrors
 from atoll.node.exchange.sync.average_errors import AverageErrors
 from atoll.protocol import PROTOCOL_VERSION
 from atoll.protocol import messages as m
+from atoll.protocol.audit_messages import NO_ERROR
 from atoll.protocol.codecs import kernels
 from atoll.protocol.codecs.arithmetic import NOTHING, Floats
 from atoll.protocol.errors import AtollError, InvalidMessage, PeerError, StateError
@@ -36,7 +38,7 @@ from atoll.protocol.layout import Layout, Manifest, Role, TensorSpec
 from atoll.protocol.plans import payload_hash
 from atoll.protocol.settings import RunSettings
 from atoll.protocol.spec import spec_of
-from atoll.protocol.sync_settings import SyncSettings
+from atoll.protocol.sync_settings import KEPT_SYNCS, SyncSettings
 from atoll.protocol.trust.words import of_contributions, of_payloads
 from tests.harness.site_keys import SiteKeys
 from tests.simulation.loop import InlineExecutor
@@ -112,7 +114,7 @@ def test_what_a_reducer_gives_is_held_against_what_it_signed() -> None:
         replace(given, error=other.tobytes()),
         replace(given, error=other.tobytes(), before_hash=payload_hash(other.tobytes())),
         replace(given, error=b""),
-        replace(given, error=b"", before_hash=m.NO_ERROR),
+        replace(given, error=b"", before_hash=NO_ERROR),
         replace(given, after_hash=payload_hash(b"")),
         replace(given, earlier_proof=given.after_proof[:-1]),
         replace(given, earlier_proof=b""),
@@ -121,9 +123,9 @@ def test_what_a_reducer_gives_is_held_against_what_it_signed() -> None:
             added_errors.checked(LAYOUT, asked, BEFORE, wrong)
     with pytest.raises(Refuted, match="another start of the coordinator"):
         added_errors.checked(LAYOUT, asked, replace(BEFORE, term=0), given)
-    for unknown in (lambda: replace(asked, before=None), lambda: replace(asked, made=None)):
+    for unknown in (replace(asked, before=None), replace(asked, made=None)):
         with pytest.raises((StateError, InvalidMessage)) as problem:
-            added_errors.checked(LAYOUT, unknown(), BEFORE, given)
+            added_errors.checked(LAYOUT, unknown, BEFORE, given)
         assert not isinstance(problem.value, Refuted), "nobody can say"
     with pytest.raises(StateError, match="not in the log here"):
         added_errors.checked(LAYOUT, asked, None, given)
@@ -141,7 +143,7 @@ def test_an_error_that_was_made_up_is_not_what_was_left_before() -> None:
 def test_an_average_without_an_error_needs_none() -> None:
     reducer = Reducer(NOTHING)
     given = reducer.errors.added(NOW, CHUNK)
-    assert (given.error, given.before_hash) == (b"", m.NO_ERROR)
+    assert (given.error, given.before_hash) == (b"", NO_ERROR)
     assert not added_errors.checked(LAYOUT, reducer.asked(before=None), None, given).size
 
 
@@ -160,7 +162,7 @@ def test_what_was_added_is_given_until_its_audits_are_over() -> None:
     reducer = Reducer()
     errors, step = reducer.errors, 4 * reducer.error.size
     errors.forget_void(log_with(BEFORE), in_flight={5})
-    for newest in range(5, 5 + m.KEPT_SYNCS + 2):
+    for newest in range(5, 5 + KEPT_SYNCS + 2):
         errors.forget_void(log_with(NOW, AttemptKey(newest, 1, 2)), in_flight=())
         assert errors.added(NOW, CHUNK).error == reducer.error.tobytes()
         assert not errors.of(CHUNK, BEFORE).size, "it counts no more"
@@ -229,7 +231,7 @@ def audit(
                 pace=Pace(stall_s=1, slowest_bytes_per_s=1),
                 pool=pool,
                 words=KEYS.words("s1"),
-                keep_evidence=kept.append,  # type: ignore[arg-type]
+                keep_evidence=kept.append,
             )
             auditor.gives = gives or (lambda: reducer.errors.added(NOW, CHUNK))
             return await auditor.audit(asked)

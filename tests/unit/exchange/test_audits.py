@@ -31,7 +31,6 @@ from atoll.protocol.errors import AtollError, ConfigError, InvalidMessage, Refus
 from atoll.protocol.hash_tree import HashTree
 from atoll.protocol.layout import Layout, Manifest, Role, TensorSpec
 from atoll.protocol.messages import (
-    KEPT_SYNCS,
     AuditChunk,
     AuditOutcome,
     ChunkAudited,
@@ -43,7 +42,7 @@ from atoll.protocol.messages import (
 from atoll.protocol.plans import payload_hash
 from atoll.protocol.settings import RunSettings
 from atoll.protocol.spec import spec_of
-from atoll.protocol.sync_settings import SyncSettings, check_sync
+from atoll.protocol.sync_settings import KEPT_SYNCS, SyncSettings, check_sync
 from atoll.protocol.trust import certificates
 from atoll.protocol.trust.words import Words, of_contributions, of_payloads
 from atoll.protocol.v1 import peer_pb2
