@@ -77,7 +77,8 @@ def test_three_sites_end_with_the_same_bits_and_a_saved_model(tmp_path: Path) ->
             assert any(entry["level"] == "info" and "commit 6" in entry["message"] for entry in entries)
             assert {entry.get("sync") for entry in entries} >= {*range(2, 7)}
         in_file = [json.loads(line) for line in (run.home("a") / "node.log").read_text().splitlines()]
-        assert {"atoll.workers", "atoll.node"} <= {entry["logger"] for entry in in_file}
+        assert {entry["site"] for entry in in_file} == {"a"}
+        assert "atoll.node" in {entry["logger"] for entry in in_file}
         assert run.status()["run_step"] == 60
         for name in "abc":
             manifest = json.loads((run.home(name) / "model" / "manifest.json").read_text())

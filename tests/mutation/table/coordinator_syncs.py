@@ -322,7 +322,7 @@ MUTATIONS = (
     Mutation(
         name="commit and next sync in two transactions",
         rule="a commit and the sync that it opens are kept as a whole",
-        where="coordinator.core.run:Run.take_outputs",
+        where="coordinator.core.run_outputs:RunOutputs.take_outputs",
         old="taken.insert(self._place, e.Persist(tuple(self._records)))",
         new="taken[self._place : self._place] = [e.Persist((r,)) for r in self._records]",
         tests=("tests/unit/coordinator/test_core_scenarios.py",),
@@ -330,7 +330,7 @@ MUTATIONS = (
     Mutation(
         name="send before persist",
         rule="a decision is kept before it is sent",
-        where="coordinator.core.run:Run.take_outputs",
+        where="coordinator.core.run_outputs:RunOutputs.take_outputs",
         old="taken.insert(self._place, e.Persist(tuple(self._records)))",
         new="taken.append(e.Persist(tuple(self._records)))",
         tests=("tests/golden/test_coordinator_stories.py",),

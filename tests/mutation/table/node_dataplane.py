@@ -155,7 +155,7 @@ MUTATIONS = (
     Mutation(
         name="another run's models are taken for earlier ones",
         rule="a folder that is no saved model of the run is left alone",
-        where="node.dataplane.earlier_models:_commit_of",
+        where="node.dataplane.earlier_models:commit_of",
         old="saved.commit if saved.run_id == run_id else None",
         new="saved.commit",
         tests=("tests/unit/dataplane/test_saved_model.py",),

@@ -43,4 +43,5 @@ def test_one_of_a_void_commit_is_removed_and_the_one_before_is_asked_for_again()
     found = drive.receive(m.RolledBack(branch=1, commit=1, reason="atoll rollback"))
     assert out.DropBest(1) in found
     drive(e.DiskRolledBack(branch=1, held=(1, HASH)))
-    assert drive.core.site.best is None
+    drive.receive(opened(4, 1))
+    assert out.KeepBest(1) not in drive.out, "no commit has said so"
