@@ -11,7 +11,7 @@ pytest.importorskip("accelerate", reason="accelerate is not installed: make test
 
 from tests.trainers.sites import late_joiner_ends_equal
 
-pytestmark = [pytest.mark.more, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.more, pytest.mark.timeout(900)]
 
 
 @pytest.mark.parametrize("words", [[], ["--lora"]], ids=["whole", "adapter"])

@@ -10,7 +10,7 @@ pytest.importorskip("lightning", reason="lightning is not installed: make test-m
 
 from tests.trainers.sites import late_joiner_ends_equal
 
-pytestmark = [pytest.mark.more, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.more, pytest.mark.timeout(900)]
 
 
 def test_two_sites_one_of_them_late_end_equal(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ pytest.importorskip("triton", reason="triton, which torchtitan imports, is not i
 
 from tests.trainers.sites import EXAMPLES, late_joiner_ends_equal
 
-pytestmark = [pytest.mark.more, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.more, pytest.mark.timeout(900)]
 
 ON_CPU = Path(__file__).with_name("torchtitan_on_cpu.py")
 SEQUENCE = 32
