@@ -18,6 +18,14 @@ from atoll.protocol.audit_messages import (
     Signature,
     SignedErrors,
 )
+from atoll.protocol.data_messages import (
+    MAX_RANGES_OF_COMMIT,
+    MAX_RANGES_OF_SITE,
+    DataRange,
+    LeaseRequest,
+    Leases,
+    LineRanges,
+)
 from atoll.protocol.deposit_messages import Deposit, Deposits, DepositsReturned, ReturnDeposits
 from atoll.protocol.dispute_messages import (
     EVIDENCE_PART_BYTES,
@@ -43,8 +51,6 @@ MAX_FRAGMENTS = 1 << 10
 MAX_ERROR_COMMITS = 1 << 18  # 64 fragments of 4,096 contributors
 MAX_RATES = 2 * MAX_GROUPS
 MAX_CHANGED_CHARACTERS = 1024
-MAX_RANGES_OF_SITE = 1 << 12
-MAX_RANGES_OF_COMMIT = 1 << 18
 MAX_BANNED = 1 << 16  # names
 MAX_PROBED = 32  # peers that one site probes
 MAX_DONORS = 8  # that one site asks at once
@@ -101,23 +107,6 @@ class Plan(CoordinatorMessage):
     deadline_s: float
     slowest_bytes_per_s: int
     ahead: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DataRange:
-    first: int
-    num_samples: int
-
-    @property
-    def end(self) -> int:
-        """One beyond the last position."""
-        return self.first + self.num_samples
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LineRanges:
-    line: int
-    ranges: tuple[DataRange, ...] = bounded(MAX_RANGES_OF_COMMIT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -296,12 +285,6 @@ class Leave(SiteMessage):
     fatal: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LeaseRequest(SiteMessage):
-    num_samples: int
-    wanted: int
-
-
 # --- coordinator -> site
 
 
@@ -444,8 +427,3 @@ class DialBack(CoordinatorMessage):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pulse(CoordinatorMessage):
     pass
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Leases(CoordinatorMessage):
-    ranges: tuple[DataRange, ...] = bounded(MAX_RANGES_OF_SITE, ())
