@@ -47,7 +47,7 @@ test-all: lint type proto-check ## everything, slow tests included
 	$(BIN)/pytest $(IN_PARALLEL) -m 'not gpu' $(ARGS)
 
 $(VENV)/.trainers: $(VENV)/.installed
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) -c constraints.txt -e '.[node,dev,hf,lightning]' peft
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) -c constraints.txt -e '.[node,dev,hf,lightning]' peft webdataset datasets
 	touch $@
 
 test-more: $(VENV)/.trainers ## sites with trainers of others, which it installs: Hugging Face's, Lightning's
