@@ -21,7 +21,11 @@ import atoll
 wds = pytest.importorskip("webdataset", reason="webdataset is not installed: make test-more")
 datasets = pytest.importorskip("datasets", reason="datasets is not installed: make test-more")
 
-pytestmark = pytest.mark.more
+pytestmark = [
+    pytest.mark.more,
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),  # webdataset does not close what it opens
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
 
 NUM_SHARDS, A_SHARD = 3, 5
 SAMPLES = [list(range(shard * A_SHARD, (shard + 1) * A_SHARD)) for shard in range(NUM_SHARDS)]
@@ -68,8 +72,9 @@ def streamed(folder: Path) -> Callable[[int], Iterator[int]]:
 
 @pytest.mark.parametrize("form", [webdataset, parquet, streamed])
 def test_each_sample_of_a_stream_comes_once_a_pass(
-    tmp_path: Path, form: Callable[[Path], Callable[[int], Iterator[int]]]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: Callable[[Path], Callable[[int], Iterator[int]]]
 ) -> None:
+    monkeypatch.setenv("KMP_DUPLICATE_LIB_OK", "True")  # scikit-learn sets it, which datasets imports
     read = form(tmp_path)
     model = torch.nn.Linear(1, 1)
     seen: list[list[int]] = []
