@@ -250,7 +250,7 @@ MUTATIONS = (
     Mutation(
         name="ranks that share a sequence keep their own gradients",
         rule="gradients are those of the whole batch",
-        where="node.parallel.mesh:Mesh.of_site",
+        where="node.parallel.mesh:Mesh._of_site",
         old="if settings.cp > 1:",
         new="if False:",
         tests=(f"{MESH}::test_ranks_of_one_sequence_draw_one_batch_and_share_parameters",),

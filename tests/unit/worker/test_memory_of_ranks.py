@@ -82,7 +82,7 @@ def test_ranks_that_share_a_model_gather_nothing_for_a_sync(layout: str, monkeyp
             for part in passes.parts:
                 if isinstance(part, FSDPModule):
                     part.unshard()
-            with Live() as live, CommDebugMode() as collectives:
+            with Live() as live, CommDebugMode() as collectives:  # type: ignore[no-untyped-call]
                 for held, *views in shared._slices:
                     for tensor in (held.local(), *views):
                         live.count(tensor)
