@@ -47,7 +47,7 @@ test-all: lint type proto-check ## everything, slow tests included
 	$(BIN)/pytest $(IN_PARALLEL) -m 'not gpu' $(ARGS)
 
 $(VENV)/.trainers: $(VENV)/.installed tests/trainers/requirements.txt
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) -c constraints.txt -e '.[node,dev,hf,lightning,wandb,mlflow,trackio]' peft
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) -c constraints.txt -e '.[node,dev,hf,lightning,wandb,mlflow,trackio]' peft webdataset datasets
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) --no-deps -r tests/trainers/requirements.txt
 	touch $@
 

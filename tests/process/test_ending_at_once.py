@@ -15,7 +15,8 @@ from atoll.protocol.exit_codes import ENDED_AT_ONCE
 from atoll.protocol.settings import RunSettings
 from atoll.protocol.sync_settings import SyncSettings
 from tests.harness.chaos import descendants
-from tests.harness.local_run import LocalRun
+from tests.harness.local_run import LocalRun, Process
+from tests.harness.sockets import free_address
 from tests.harness.stuck_disk import StuckDisk
 
 WORKER = [sys.executable, str(Path(__file__).parents[1] / "workers" / "plain_worker.py"), "--tensors", "a=30x40"]
@@ -67,6 +68,28 @@ def test_a_second_ctrl_c_ends_a_node_whose_disk_is_stuck_and_all_its_processes(w
         node.interrupt()
         assert node.wait(END_LIMIT_S + SLACK_S) == ENDED_AT_ONCE
         run.wait(lambda _: not any(Path(f"/proc/{pid}").exists() for pid in below), LIMIT_S, "all are gone")
+
+
+def test_other_hosts_of_the_site_hear_of_it(tmp_path: Path) -> None:
+    """Else they would wait half an hour for host 0."""
+    disk, address = StuckDisk(tmp_path), free_address()
+    with LocalRun(tmp_path, SETTINGS) as run:
+        run.start_coordinator()
+
+        def start(host: int, environment: dict[str, str]) -> Process:
+            extra = ["--site-hosts", "2", "--site-address", address, "--site-rank", str(host), "--name", "a"]
+            return run.start_node(f"a{host}", [*SLOW, "--shard"], extra=extra, environment=environment)
+
+        other, node = start(1, {}), start(0, disk.environment)
+        run.wait(lambda status: status["last_commit"] >= 1, LIMIT_S)
+        disk.begin()
+        run.wait(lambda _: disk.is_waited_for, LIMIT_S, "a thread in the disk")
+        node.interrupt()
+        node.wait_for_line("leaving after the sync under way", LIMIT_S)
+        node.interrupt()
+        assert node.wait(END_LIMIT_S + SLACK_S) == ENDED_AT_ONCE
+        assert other.wait(LIMIT_S) == ENDED_AT_ONCE
+        assert other.lines[-1].endswith("Ctrl-C again"), "it was told why"
 
 
 def test_a_node_that_waits_for_its_disk_before_it_has_begun_is_ended_by_ctrl_c_again(tmp_path: Path) -> None:

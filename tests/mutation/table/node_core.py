@@ -456,8 +456,8 @@ MUTATIONS = (
         name="a lost connection is a crash at once",
         rule="the exit of workers, which says why, is waited for a moment",
         where="node.core.ranks.generations:Generations.heard",
-        old="now + EXIT_GRACE_S, text",
-        new="now, text",
+        old="now + EXIT_GRACE_S, Overdue",
+        new="now, Overdue",
         tests=("tests/unit/node_core/test_generations.py",),
     ),
     Mutation(

@@ -61,6 +61,25 @@ MUTATIONS = (
         tests=("tests/unit/parallel/test_gradients.py",),
     ),
     Mutation(
+        name="groups of a mesh keep torch's own time limits",
+        rule="limits of collectives follow from the run's",
+        where="node.parallel.mesh:Mesh.of_site",
+        old="if collective_s is not None:",
+        new="if False:",
+        tests=("tests/process/test_layouts.py::test_each_is_one_process[two ranks]",),
+    ),
+    Mutation(
+        name="a sync gathers what ranks share",
+        rule="no rank gathers the model",
+        where="node.worker.tensors:Held.local",
+        old="return tensor.to_local() if isinstance(tensor, DTensor) else tensor",
+        new="return tensor.full_tensor()[self.slices] if isinstance(tensor, DTensor) else tensor",
+        tests=(
+            "tests/unit/worker/test_memory_of_ranks.py::"
+            "test_ranks_that_share_a_model_gather_nothing_for_a_sync[dp_shard=4]",
+        ),
+    ),
+    Mutation(
         name="a tie with a typing error is two tensors",
         rule="what is tied is there",
         where="node.core.ranks.replicas:check_replicas",
@@ -231,7 +250,7 @@ MUTATIONS = (
     Mutation(
         name="ranks that share a sequence keep their own gradients",
         rule="gradients are those of the whole batch",
-        where="node.parallel.mesh:Mesh.of_site",
+        where="node.parallel.mesh:Mesh._of_site",
         old="if settings.cp > 1:",
         new="if False:",
         tests=(f"{MESH}::test_ranks_of_one_sequence_draw_one_batch_and_share_parameters",),
