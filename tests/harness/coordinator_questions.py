@@ -47,6 +47,10 @@ class CoordinatorQuestions:
 
     # --- the run
 
+    def known_tokens(self) -> list[str]:
+        """Ids of viewers' tokens that were given out and not taken back."""
+        return self.core.token_ids
+
     def links_known(self) -> int:
         """How many directed links between sites something is known of."""
         return len(self.core.run.links.slowest(1 << 30))

@@ -11,7 +11,7 @@ MUTATIONS = (
         name="an earlier model takes the place of somebody else's folder",
         rule="a folder of another run, or of anything else, is never removed for an earlier model",
         where="node.dataplane.earlier_models:_keep",
-        old="if os.path.lexists(place) and _commit_of(place, run_id) is None:",
+        old="if os.path.lexists(place) and commit_of(place, run_id) is None:",
         new="if False:",
         tests=(
             "tests/unit/dataplane/test_saved_model.py::"

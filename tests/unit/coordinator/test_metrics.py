@@ -187,7 +187,7 @@ def test_evictions_are_counted_by_cause() -> None:
     found = by_label(shown(document_of(story))["atoll_sites_evicted"])
     assert found == {
         ("absence",): 1, ("hang",): 0, ("state",): 0, ("contribution",): 0, ("contradiction",): 0, ("audit",): 0,
-        ("memory",): 0, ("operator",): 1,
+        ("memory",): 0, ("silence",): 0, ("operator",): 1,
     }  # fmt: skip
     assert story.view.num_evicted == 2
 

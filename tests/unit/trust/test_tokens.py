@@ -120,7 +120,7 @@ def test_what_a_node_is_shown_is_no_token_for_the_coordinator(tmp_path: Path) ->
     run_token, node_token = run.token().found, run.token(is_of_nodes=True).found
 
     def seen(token: str) -> bool:
-        known.update(run.story.core.token_ids)
+        known.update(run.story.known_tokens())
         return at_node.refusal(Request("GET", "/metrics", {"authorization": f"Bearer {token}"})) is None
 
     assert (seen(node_token), run.enrolment.may_look(node_token)) == (True, False)
