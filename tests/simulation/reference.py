@@ -267,12 +267,19 @@ class ErrorsOfAverages:
         elif (
             made.reducer == reducer
             and not self._went_back
+            and not self._counts_no_more(before, commit)
             and commit.commit - number < self._length.num_kept(commit.commit - 1, self._num_bytes)
         ):
             raise AssertionError(f"{where}: the error of the same reducer's average in {before} is not added")
+        if self._sync.audits and made.added is not None and self._counts_no_more(before, commit):
+            raise AssertionError(f"{where}: the error of {before} is added, of another start of the coordinator")
         arrived = _through(codec, average)
         self._left[chunk.index] = commit.commit, name, made.reducer, average - arrived
         return arrived
+
+    def _counts_no_more(self, before: AttemptName | None, commit: Commit) -> bool:
+        """With audits, errors of averages under another start of the coordinator, which heard no word of them."""
+        return bool(self._sync.audits) and before is not None and before[1] != commit.term
 
 
 def trained(part: Part, chunk: Chunk, states: Sequence[Records], learned: Mapping[Step, F32], *, bf16: bool) -> F32:
