@@ -29,7 +29,7 @@ class Context:
     def __init__(self, mesh: DeviceMesh, ulysses: int, length: int) -> None:
         """`mesh`: one dimension, of the ranks that share a sequence of `length`; `ulysses` of them exchange heads."""
         self._cut = Cut(length, mesh.size() // ulysses, ulysses)
-        parts = mesh._unflatten(0, (self._cut.ring, ulysses), ("ring", "ulysses"))
+        self.parts = parts = mesh._unflatten(0, (self._cut.ring, ulysses), ("ring", "ulysses"))
         self._whole, self._ulysses = mesh.get_group(), parts.get_group("ulysses")
         self._rings: Sequence[Ring] = ()
         """Without and with the causal mask."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 
 import torch
@@ -26,16 +26,17 @@ class Mesh:
     """Neighbours among the shards, which have different experts; None if each rank has all."""
     of_experts: DeviceMesh | None
     """As `of_fsdp`, of the ranks that have the same experts; None if each rank has all."""
+    collective_s: float | None = None
+    """The limit of collectives; None: torch's own."""
 
     @classmethod
     def of_site(cls, device: torch.device, settings: ParallelSettings, collective_s: float | None = None) -> Mesh:
         """A process group of all ranks must be there. `settings` have a size for each dimension. `collective_s`: the
         limit of collectives; torch gives groups of a mesh its own, whatever that of all ranks has."""
-        mesh = cls._of_site(device, settings)
-        meshes = [part for part in (mesh.whole, mesh.of_fsdp, mesh.ep, mesh.of_experts) if part is not None]
-        if collective_s is not None:
-            for group in {group for part in meshes for group in part.get_all_groups()}:
-                _set_pg_timeout(timedelta(seconds=collective_s), group)
+        mesh = replace(cls._of_site(device, settings), collective_s=collective_s)
+        for part in (mesh.whole, mesh.of_fsdp, mesh.ep, mesh.of_experts):
+            if part is not None:
+                mesh.limit(part)
         return mesh
 
     @classmethod
@@ -51,6 +52,12 @@ class Mesh:
         parts = shards._unflatten(0, (shards.size() // settings.ep, settings.ep), ("dp_shard_of_experts", "ep"))
         of_experts = _with_replicas(whole, parts["dp_shard_of_experts"], settings)
         return cls(whole, settings, of_fsdp, parts["ep"], of_experts)
+
+    def limit(self, part: DeviceMesh) -> None:
+        """A part of this mesh that was cut anew has groups of its own."""
+        if self.collective_s is not None:
+            for group in part.get_all_groups():
+                _set_pg_timeout(timedelta(seconds=self.collective_s), group)
 
     def of(self, name: str) -> DeviceMesh | None:
         """None if one rank has no other to share in this dimension."""

@@ -82,6 +82,7 @@ def shared_model(settings: RunSettings, parallel: ParallelSettings, mesh: Mesh |
     context = None
     if mesh is not None and (cp := mesh.of("cp")) is not None:
         context = Context(cp, parallel.num_ulysses(settings.model), settings.trainer.sequence)
+        mesh.limit(context.parts)
     return share(built_in(settings, parallel, device, context), parallel, mesh, device, context)
 
 

@@ -196,8 +196,8 @@ def test_a_donor_that_advances_meanwhile_is_followed(
             loop = asyncio.get_running_loop()
             asked = 0
 
-            def put_and_advance(chunk: int, version: int, data: bytes) -> bytes:
-                value = put(chunk, version, data)
+            def put_and_advance(chunk: int, version: int, data: bytes, hash: bytes) -> bytes:
+                value = put(chunk, version, data, hash)
                 if len(run.commits) < 3:  # the donor goes on, two commits while chunks travel
                     asyncio.run_coroutine_threadsafe(run.sync([first]), loop).result()
                 return value
@@ -263,12 +263,12 @@ def test_an_interrupted_fetch_goes_on(num_fragments: int, tmp_path: Path, monkey
             loop = asyncio.get_running_loop()
             count = 0
 
-            def put_some(chunk: int, version: int, data: bytes) -> bytes:
+            def put_some(chunk: int, version: int, data: bytes, hash: bytes) -> bytes:
                 nonlocal count
                 count += 1
                 if count == 6:
                     loop.call_soon_threadsafe(task.cancel)
-                return put(chunk, version, data)
+                return put(chunk, version, data, hash)
 
             joiner.outer.put = put_some  # type: ignore[method-assign,assignment]
             with pytest.raises(asyncio.CancelledError):

@@ -180,7 +180,8 @@ def held(layout: str, world: int, alone: dict[tuple[str, str], Trained]) -> Held
     check_batch(settings, BATCH)
     check_sequence(settings, SEQUENCE)
     mesh = Mesh.of_site(CPU, settings, LIMIT_S)
-    assert limits_of_collectives() == {LIMIT_S}, layout
+    limits = limits_of_collectives()
+    assert limits == {LIMIT_S}, f"{layout}: {limits}"
     expected, found = alone[alone_of(layout)], train(mesh, settings, model)
     everyone: list[tuple[int, list[float], list[str], frozenset[str]]] = [(0, [], [], frozenset())] * world
     dist.all_gather_object(everyone, (mesh.data_rank, found.losses, sorted(found.values), found.computed_in))

@@ -63,8 +63,8 @@ MUTATIONS = (
     Mutation(
         name="groups of a mesh keep torch's own time limits",
         rule="limits of collectives follow from the run's",
-        where="node.parallel.mesh:Mesh.of_site",
-        old="if collective_s is not None:",
+        where="node.parallel.mesh:Mesh.limit",
+        old="if self.collective_s is not None:",
         new="if False:",
         tests=("tests/process/test_layouts.py::test_each_is_one_process[two ranks]",),
     ),

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from atoll.node.computing import compute
 from atoll.node.daemon.home import Home
 from atoll.node.daemon.plane import DataPlane
 from atoll.node.dataplane import publish
@@ -23,7 +24,6 @@ from atoll.node.dataplane.outer_state import OuterState
 from atoll.node.dataplane.payload_file import PayloadFile
 from atoll.node.dataplane.payload_log import PayloadLog
 from atoll.protocol.settings import RunSettings
-from atoll.protocol.threads import run_to_its_end
 from tests.harness.data_plane import DTYPES, filled, manifest
 from tests.harness.power_cut import Recorder
 from tests.unit.local.test_power_cut import SETTINGS, Truth, being_written, loaded, written
@@ -164,13 +164,13 @@ def test_commits_wait_for_a_snapshot_that_needs_the_log_though_the_one_before_is
 
             async def begins(work: Any) -> Any:
                 began.set()
-                return await run_to_its_end(work)
+                return await compute(work)
 
             async with being_written(site.plane, monkeypatch):
                 for number in range(9, 13):
                     await site.commit(number)
                 monkeypatch.setattr(asyncio, "shield", waits_for)
-                monkeypatch.setattr("atoll.node.daemon.plane.run_to_its_end", begins)
+                monkeypatch.setattr("atoll.node.daemon.plane.compute", begins)
                 commit = asyncio.create_task(site.commit(13))
                 await waits.wait()  # for the snapshot, or for its own work
                 assert not began.is_set(), "the record of commit 9 would go, and the snapshot has chunks of before it"
