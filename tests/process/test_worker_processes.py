@@ -460,7 +460,7 @@ def test_no_process_outlives_a_killed_node_with_joined_workers() -> None:
 
 
 def test_a_script_cleans_up_when_its_node_is_killed(tmp_path: Path) -> None:
-    kill_node(*tiny_node("exec", 1, 1, *CLEANING, str(tmp_path), "sleeps"))
+    kill_node(*tiny_node("exec", 1, 1, *CLEANING, str(tmp_path), "takes-time"))
     assert (tmp_path / "ended").exists()
 
 
