@@ -1,7 +1,7 @@
 """A worker with a clean-up of its own, which its node leaves: `cleaning_worker.py FOLDER how`.
 
-How it waits and ends: "sleeps" in the kernel; "takes-time" and "hangs" in its clean-up; "hangs-beside-python", where no thread of Python
-runs meanwhile. It writes FOLDER/begun and FOLDER/ended in its clean-up.
+How it waits and ends: "sleeps" in the kernel; "takes-time" and "hangs" in its clean-up; "hangs-beside-python", where no
+thread of Python runs meanwhile. It writes FOLDER/begun and FOLDER/ended in its clean-up.
 """
 
 from __future__ import annotations
