@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_EXCEPTION, Executor, ThreadPoolExecutor, wait
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
+from pathlib import Path
 from typing import TypeVar
 
 log = logging.getLogger("atoll.node")
@@ -16,11 +18,13 @@ Item = TypeVar("Item")
 
 def giving_way(num_threads: int, name: str, nice: int) -> ThreadPoolExecutor:
     """Threads that get less of busy cores than this one, the less the larger `nice` is. So do threads that these
-    start."""
+    start. `top -H` shows their name."""
     niceness = os.getpriority(os.PRIO_PROCESS, 0) + nice  # on Linux each thread has its own
 
     def give_way() -> None:
         os.setpriority(os.PRIO_PROCESS, 0, niceness)
+        with suppress(OSError):  # a name for people
+            Path(f"/proc/self/task/{threading.get_native_id()}/comm").write_text(name, encoding="ascii")
 
     return ThreadPoolExecutor(num_threads, thread_name_prefix=name, initializer=give_way)
 

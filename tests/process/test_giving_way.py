@@ -28,8 +28,14 @@ def test_all_threads_of_a_node_that_compute_give_way_and_its_workers_do_not(tmp_
             pid = node.popen.pid
             found = niceness_of_threads(pid)
             assert found.pop(pid) == own, "the event loop"
-            assert sum(value == own + 7 for value in found.values()) >= 5, "two that exchange, two that apply, one more"
+            for pool in ("exchange", "disk"):
+                assert {found[thread] for thread in threads_of(pid, pool)} == {own + 7}, pool
             assert all(value == own for worker in descendants(pid) for value in niceness_of_threads(worker).values())
+
+
+def threads_of(pid: int, pool: str) -> list[int]:
+    named = Path(f"/proc/{pid}/task").glob("*/comm")
+    return [int(comm.parent.name) for comm in named if comm.read_text().strip() == pool]
 
 
 def niceness_of_threads(pid: int) -> dict[int, int]:
