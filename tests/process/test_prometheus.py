@@ -23,6 +23,7 @@ from tests.harness.sockets import free_address
 from tests.process.test_secured_runs import FOREVER, LIMIT_S, MODEL, atoll
 
 RULES = Path(__file__).parents[2] / "deploy" / "prometheus"
+TESTS_OF_RULES = ("atoll.rules.test.yml", "atoll.rules.days.test.yml")
 needs_prometheus = pytest.mark.skipif(which("promtool") is None, reason="needs Debian's package prometheus")
 
 NOT_ON_CPU = {"atoll_site_gpu", "atoll_site_peak_flops", "atoll:site_flops_utilization"}
@@ -51,19 +52,20 @@ def alerts() -> list[dict[str, Any]]:
 @needs_prometheus
 def test_rules_are_right_and_do_what_their_tests_say() -> None:
     assert "SUCCESS" in promtool("check", "rules", "atoll.rules.yml").stdout
-    tested = promtool("test", "rules", "atoll.rules.test.yml")
+    tested = promtool("test", "rules", *TESTS_OF_RULES)
     assert "SUCCESS" in tested.stdout, tested.stdout + tested.stderr
 
 
 @needs_prometheus
 def test_an_alert_that_never_comes_or_always_does_is_noticed(tmp_path: Path) -> None:
-    shutil.copy(RULES / "atoll.rules.test.yml", tmp_path)
+    for name in TESTS_OF_RULES:
+        shutil.copy(RULES / name, tmp_path)
     rules = yaml.safe_load((RULES / "atoll.rules.yml").read_text())
     for wrong in ("vector(1) > 1", "vector(1)"):
         for alert in rules["groups"][1]["rules"]:
             alert["expr"] = wrong
         (tmp_path / "atoll.rules.yml").write_text(yaml.safe_dump(rules))
-        said = promtool("test", "rules", "atoll.rules.test.yml", folder=tmp_path)
+        said = promtool("test", "rules", *TESTS_OF_RULES, folder=tmp_path)
         noticed = set(re.findall(r"alertname: (\w+)", said.stdout + said.stderr))
         assert noticed == {alert["alert"] for alert in alerts()}, said.stdout + said.stderr
 
