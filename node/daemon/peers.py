@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 from concurrent.futures import Executor
 from contextlib import AsyncExitStack
@@ -154,8 +155,9 @@ async def listen_for_peers(
     return port
 
 
+@functools.cache
 def prepare_kernels() -> None:
-    """Compile and check everything that replicated state depends on, before the site says that it is ready."""
+    """Compile and check everything that replicated state depends on, before the site says that it is ready: once."""
     kernels.warm_up()
     kernels.self_test()
     outer_kernels.warm_up()
