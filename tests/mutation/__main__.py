@@ -161,7 +161,7 @@ def run_all(trees: list[Tree], mutations: tuple[Mutation, ...]) -> list[Verdict]
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.mutation", description=__doc__)
     parser.add_argument("names", nargs="*", help="only mutations whose name contains one of these words")
-    parser.add_argument("--processes", type=int, default=4)
+    parser.add_argument("--processes", type=int, default=6, help="default: 6, since tests that hang need no core")
     parser.add_argument("--tests-pass", action="store_true", help="they did just now: do not run them unmutated first")
     options = parser.parse_args()
     chosen = tuple(m for m in MUTATIONS if not options.names or any(word in m.name for word in options.names))
