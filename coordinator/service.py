@@ -245,11 +245,15 @@ class CoordinatorServer:
 
     async def _backup(self, path: Path) -> e.Answer:
         token = self._machine.token_bytes(NAME_BYTES).hex()
+
+        def last_commit() -> int:
+            return self._core.view(self._loop.time()).last_commit
+
         try:
-            await backup(self._store, self.config.store_path, path, self._deciding, token)
+            commit = await backup(self._store, self.config.store_path, path, self._deciding, token, last_commit)
         except (HostError, ConfigError) as error:
             return e.Answer(0, str(error))
-        return e.Answer(0, "", f"commit {self._core.view(self._loop.time()).last_commit}")
+        return e.Answer(0, "", f"commit {commit}")
 
     async def _decide(self, asked: e.Asked) -> e.Answer:
         """By the core."""
