@@ -92,10 +92,7 @@ class Exporter:
         self._endpoint = _shown(endpoint)
         self._ids = trace_spans.GivenIds()
         self._offset_s = offset_s
-        try:
-            self._exporter = OTLPSpanExporter()
-        except ValueError as error:
-            raise ConfigError(f"the environment asks for traces, and an OTEL_ variable is wrong: {error}") from None
+        self._exporter = OTLPSpanExporter()
         self._queue: queue.Queue[ReadableSpan | None] = queue.Queue(MAX_QUEUED)
         self.num_lost = 0
         """Spans that the collector has not taken."""
