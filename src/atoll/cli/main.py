@@ -17,6 +17,7 @@ import select
 import sys
 import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, Protocol
 
 from atoll import __version__
@@ -134,7 +135,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             # gRPC's C library writes lines of its own to stderr; what matters arrives as an error here.
             os.environ.setdefault("GRPC_VERBOSITY", "NONE")
         if isinstance(sys.stdout, io.TextIOWrapper):
-            sys.stdout.reconfigure(errors="backslashreplace")  # for a terminal that has not all characters
+            with suppress(OSError):  # its file was exchanged for a pipe
+                sys.stdout.reconfigure(errors="backslashreplace")  # for a terminal that has not all characters
     try:
         code = VERBS[args.verb].run(args)
         if sys.stdout is not None:
