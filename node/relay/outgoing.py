@@ -6,6 +6,7 @@ import asyncio
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from atoll.node.relay import greeting, words
 from atoll.node.relay.greeting import Stream
@@ -55,15 +56,18 @@ async def connect_first(addresses: Sequence[str]) -> socket.socket:
         else:
             found.set_result(connection)
 
+    async def wait(*those: asyncio.Future[Any], limit_s: float | None = None) -> None:
+        await asyncio.wait((found, *those), timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+
     attempts: list[asyncio.Task[None]] = []
     try:
         for address in addresses:
             attempts.append(asyncio.create_task(attempt(address)))
-            await asyncio.wait((found, attempts[-1]), timeout=NEXT_AFTER_S, return_when=asyncio.FIRST_COMPLETED)
+            await wait(attempts[-1], limit_s=NEXT_AFTER_S)
             if found.done():
                 return found.result()
         while not found.done() and (left := [task for task in attempts if not task.done()]):
-            await asyncio.wait((found, *left), return_when=asyncio.FIRST_COMPLETED)
+            await wait(*left)
         if not found.done():
             attempts[-1].result()  # its error
         return found.result()

@@ -221,7 +221,8 @@ def test_who_tells_while_it_is_kept_is_too_late(monkeypatch: pytest.MonkeyPatch)
         seal.sealed(rows.deposit_of(record, copy.last_seq() + seq, 2.0))
         for seq, record in ((5, PausedRecord("a rest")), (6, StopRecord("too late")))
     )
-    begun, goes_on, followed = threading.Event(), threading.Event(), []
+    begun, goes_on = threading.Event(), threading.Event()
+    followed: list[Row] = []
     restore, settled = copy.restore, restored.settled
 
     def waits(term: int, deposits: Sequence[Deposit], settle: Callable[[Persisted], Sequence[Record]]) -> None:

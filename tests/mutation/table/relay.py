@@ -178,8 +178,8 @@ MUTATIONS = (
         name="a relay waits for a coordinator whose machine is lost",
         rule="of several coordinators a relay leads to the one that answers",
         where="node.relay.outgoing:connect_first",
-        old="timeout=NEXT_AFTER_S",
-        new="timeout=None",
+        old="limit_s=NEXT_AFTER_S",
+        new="limit_s=None",
         tests=("tests/unit/relay/test_addresses.py",),
     ),
     Mutation(

@@ -293,6 +293,14 @@ def test_a_flag_whose_value_is_no_such_thing_is_named(words: list[str], capsys: 
     assert f"argument {words[1]}: invalid" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("words", [["invite", "--site", "a"], ["token", "--viewer", "a"]], ids=["invite", "token"])
+def test_a_time_that_is_none_is_told_what_one_is(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main([*words, "--expires", "1y"])
+    assert caught.value.code == 2
+    assert "argument --expires: write 90m, 24h or 7d, not '1y'" in capsys.readouterr().err
+
+
 def test_nothing_behind_the_two_dashes_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["node", "--insecure", "--coordinator", "127.0.0.1:1", "--name", "a", "--"]) == 2
     assert "leave it out for the built-in trainer" in capsys.readouterr().err

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from atoll.cli import operator
 from atoll.cli.main import main
 from atoll.protocol.errors import ConfigError, StateError
 from atoll.protocol.trust import certificates
@@ -31,6 +30,6 @@ def test_an_operator_whose_identity_has_expired_is_told_so(
 ) -> None:
     """And not that nobody answers."""
     joined(tmp_path, replace(an_invite(), role="operator", addresses=(free_address(),)))
-    monkeypatch.setattr(operator.time, "time", lambda: NOW_S + (366 * DAY).total_seconds())
+    monkeypatch.setattr("time.time", lambda: NOW_S + (366 * DAY).total_seconds())
     assert main(["stop", "--home", str(tmp_path)]) == ConfigError.exit_code
     assert "has expired at" in capsys.readouterr().err

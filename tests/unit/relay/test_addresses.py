@@ -15,9 +15,9 @@ from atoll.node.relay import accepting, outgoing
 from atoll.node.relay.forwarders import Forwarder
 from atoll.protocol.addresses import HERE, Relayed
 from atoll.protocol.machine import REAL
+from atoll.protocol.trust.names import Kind
 from tests.harness.relaying import LIMIT_S, echoed, echoing, relaying, site
 from tests.harness.sockets import free_address
-from tests.unit.trust.test_security import Kind
 
 
 @contextmanager
