@@ -199,8 +199,8 @@ MUTATIONS = (
         name="a copy is said to be of the commit that the run has come to",
         rule="a copy is whole as of one moment",
         where="coordinator.backup:backup",
-        old="        await run_to_its_end(partial(_publish, made, to, token))\n",
-        new="        await run_to_its_end(partial(_publish, made, to, token))\n        commit = last_commit()\n",
+        old="        await run_to_its_end(partial(_publish, made, to))\n",
+        new="        await run_to_its_end(partial(_publish, made, to))\n        commit = last_commit()\n",
         tests=(f"{RESTORED}::test_a_copy_is_of_the_commit_that_it_has_and_one_that_was_cut_off_is_removed",),
     ),
 )

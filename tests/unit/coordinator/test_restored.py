@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from atoll.coordinator import rows
-from atoll.coordinator.backup import backup, remove_left_over
+from atoll.coordinator.backup import backup, place_of, remove_left_over
 from atoll.coordinator.core import events as e
 from atoll.coordinator.core import restored
 from atoll.coordinator.core.persisted import DEPOSITED, LossRecord, Persisted, Row, RunRecord
@@ -319,7 +319,7 @@ def test_a_copy_is_whole_and_takes_no_others_place(tmp_path: Path) -> None:
     target = tmp_path / "copies" / "copy.db"
 
     async def copied(store: Store, to: Path) -> int:
-        return await backup(store, tmp_path / "run.db", to, asyncio.Lock(), "token", lambda: 7)
+        return await backup(store, place_of(tmp_path / "run.db", "token"), to, asyncio.Lock(), lambda: 7)
 
     with closing(SqliteStore(tmp_path / "run.db")) as store:
         term = store.begin(SETTINGS).term
@@ -363,7 +363,8 @@ def test_a_copy_is_of_the_commit_that_it_has_and_one_that_was_cut_off_is_removed
 
     store: Any = Slow()
     target = tmp_path / "copy.db"
-    assert asyncio.run(backup(store, tmp_path / "run[1].db", target, deciding, "token", last_commit)) == 3
+    made = place_of(tmp_path / "run[1].db", "token")
+    assert asyncio.run(backup(store, made, target, deciding, last_commit)) == 3
     assert (target.read_bytes(), commits) == (b"whole", [4])
     for name in ("run[1].db", "run[1].db.copy-1f", "run1.db.copy-1f", "run[1].db.trust"):
         (tmp_path / name).touch()
