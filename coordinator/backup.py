@@ -4,29 +4,52 @@ place after that: a slow target holds up nobody."""
 from __future__ import annotations
 
 import asyncio
+import glob
 import os
 import shutil
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from atoll.coordinator.store import Store
 from atoll.protocol.disk import PRIVATE_FILE, sync_folder
 from atoll.protocol.errors import ConfigError, HostError
+from atoll.protocol.threads import run_to_its_end
+
+COPY = ".copy-"
+"""In the name of a copy that is being made, behind that of the store."""
 
 
-async def backup(store: Store, beside: Path, to: Path, deciding: asyncio.Lock, token: str) -> None:
-    """`beside`: the store's file; `token`: of this copy alone. Raises ConfigError and HostError; nothing has the name
-    `to` then that had not before."""
-    made = beside.with_name(f"{beside.name}.copy-{token}")
+def place_of(beside: Path, token: str) -> Path:
+    """Where a copy is made. `beside`: the store's file; `token`: of this copy alone."""
+    return beside.with_name(f"{beside.name}{COPY}{token}")
+
+
+async def backup(store: Store, made: Path, to: Path, deciding: asyncio.Lock, last_commit: Callable[[], int]) -> int:
+    """The newest commit that the copy has. `made`: its `place_of`; `last_commit`: of the run. Raises ConfigError and
+    HostError; nothing has the name `to` then that had not before."""
     try:
         await asyncio.to_thread(_check, to)
         async with deciding:
-            await asyncio.to_thread(store.copy_to, made)
-        await asyncio.to_thread(_publish, made, to, token)
+            await run_to_its_end(partial(store.copy_to, made))
+            commit = last_commit()
+        await run_to_its_end(partial(_publish, made, to))
     except (OSError, ValueError) as error:
-        raise HostError(f"no copy at {to}: {error}; the run goes on") from None
+        raise HostError(
+            f"no copy at {to}: {error}; the coordinator writes it: its user has to be let there, and its unit "
+            "(ReadWritePaths=); the run goes on"
+        ) from None
     finally:
         await asyncio.to_thread(made.unlink, missing_ok=True)
+    return commit
+
+
+def remove_left_over(beside: Path) -> None:
+    """Copies that a coordinator had begun to make when it was killed. `beside`: the store's file, which is this
+    process's. Raises OSError."""
+    for path in beside.parent.glob(f"{glob.escape(beside.name)}{COPY}*"):
+        path.unlink(missing_ok=True)
 
 
 def _check(to: Path) -> None:
@@ -34,9 +57,9 @@ def _check(to: Path) -> None:
         raise ConfigError(f"{to} is there already, or is no full path: name a new file for the copy")
 
 
-def _publish(made: Path, to: Path, token: str) -> None:
+def _publish(made: Path, to: Path) -> None:
     """Takes the name of nobody. Raises OSError."""
-    part = to.with_name(f"{to.name[:64]}.{token}")
+    part = to.with_name(f"{to.name[:64]}{made.suffix}")
     descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, PRIVATE_FILE)
     try:
         with made.open("rb") as source, open(descriptor, "wb") as target:

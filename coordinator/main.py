@@ -15,6 +15,7 @@ from typing import Any
 
 from atoll.coordinator.admin import admin_server
 from atoll.coordinator.authority import Authority, folder_of
+from atoll.coordinator.backup import remove_left_over
 from atoll.coordinator.config import CoordinatorConfig, validate
 from atoll.coordinator.core.records import OpenRecord, Record
 from atoll.coordinator.lease import Leading, LeaseHeld
@@ -142,6 +143,7 @@ async def _opened(
             raise ConfigError(f"--restore: there is no {config.store_path}; put the copy there (atoll backup made it)")
         store = SqliteStore(config.store_path)
         stack.callback(store.close)
+        await asyncio.to_thread(remove_left_over, config.store_path)
         return store, None, *await secured(config, settings.run_id, machine, stack, is_new=is_new)
     try:
         from atoll.coordinator.shared_store import SharedStore

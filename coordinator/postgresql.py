@@ -22,7 +22,7 @@ IDLE_IN_TRANSACTION_S = 3
 """After this the server ends a transaction whose coordinator says nothing, and with it the locks that it holds. Less
 than a lease: whoever stands by finds nothing locked."""
 LOCK_WAIT_S = 5
-SECRETS = ("password", "sslpassword")
+SECRETS = ("password", "sslpassword", "oauth_client_secret", "scram_client_key", "scram_server_key")
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 
@@ -73,7 +73,7 @@ class Database:
         try:
             words = conninfo.conninfo_to_dict(url)
         except psycopg.Error as error:
-            raise ConfigError(f"the store {url}: {_line(error)}") from None
+            raise ConfigError(f"the store is no postgresql://HOST/DATABASE that can be read: {_line(error)}") from None
         host, port, name = (str(words.get(key) or "") for key in ("host", "port", "dbname"))
         place = join_address(host, int(port)) if port.isdigit() else host
         return cls(words, f"the store postgresql://{place}/{name}")

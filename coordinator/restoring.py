@@ -250,6 +250,8 @@ class Restoring:
             part, is_last = await asyncio.to_thread(self._read, data, after)
             found |= part
             after = max(part, default=after)
+        if self.is_keeping:
+            return  # too late: what is kept is what had been told when it began
         self._found |= found
         if hello.has_state:
             self._held[hello.name] = hello.branch, hello.last_commit

@@ -18,7 +18,7 @@ import grpc
 import atoll
 from atoll.coordinator import calls, commands, limits
 from atoll.coordinator.authority import Authority
-from atoll.coordinator.backup import backup
+from atoll.coordinator.backup import backup, place_of
 from atoll.coordinator.config import CoordinatorConfig
 from atoll.coordinator.core import events as e
 from atoll.coordinator.core.core import Core
@@ -244,12 +244,16 @@ class CoordinatorServer:
         return self.config.advertise or self.address
 
     async def _backup(self, path: Path) -> e.Answer:
-        token = self._machine.token_bytes(NAME_BYTES).hex()
+        made = place_of(self.config.store_path, self._machine.token_bytes(NAME_BYTES).hex())
+
+        def last_commit() -> int:
+            return self._core.view(self._loop.time()).last_commit
+
         try:
-            await backup(self._store, self.config.store_path, path, self._deciding, token)
+            commit = await backup(self._store, made, path, self._deciding, last_commit)
         except (HostError, ConfigError) as error:
             return e.Answer(0, str(error))
-        return e.Answer(0, "", f"commit {self._core.view(self._loop.time()).last_commit}")
+        return e.Answer(0, "", f"commit {commit}")
 
     async def _decide(self, asked: e.Asked) -> e.Answer:
         """By the core."""

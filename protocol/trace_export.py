@@ -11,7 +11,7 @@ import asyncio
 import logging
 import queue
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -37,18 +37,33 @@ CLOSE_LIMIT_S = 1.0
 
 
 def where(environ: Mapping[str, str]) -> str:
-    """The collector that the environment names; empty if nothing is to be traced. Raises ConfigError for what is not
-    supported."""
-    found = next((environ[name] for name in ENDPOINTS if environ.get(name)), "")
-    exporter = environ.get(EXPORTER, "otlp" if found else "none")
+    """The collector that the environment names; empty if nothing is to be traced. A variable that is empty is as one
+    that is not set. Raises ConfigError for what is not supported."""
+    by, found = _first(environ, ENDPOINTS)
+    exporter = environ.get(EXPORTER) or ("otlp" if found else "none")
     if exporter == "none" or environ.get(DISABLED, "").lower() == "true":
         return ""
     if exporter != "otlp":
         raise ConfigError(f"{EXPORTER}={exporter}: there is otlp, and none")
-    for name in PROTOCOLS:
-        if environ.get(name, HTTP) != HTTP:
-            raise ConfigError(f"{name}={environ[name]}: traces are sent by {HTTP} alone (port 4318 of a collector)")
+    name, protocol = _first(environ, PROTOCOLS)
+    if protocol not in ("", HTTP):
+        raise ConfigError(f"{name}={protocol}: traces are sent by {HTTP} alone (port 4318 of a collector)")
+    if found and not _is_url(found):
+        raise ConfigError(f"{by} names no collector: write http://HOST:4318, or https://")
     return found or "http://localhost:4318"
+
+
+def _first(environ: Mapping[str, str], names: Sequence[str]) -> tuple[str, str]:
+    """The name and value of the first that is set; empty if none is."""
+    return next(((name, value) for name in names if (value := environ.get(name))), ("", ""))
+
+
+def _is_url(endpoint: str) -> bool:
+    try:
+        found = urlsplit(endpoint)
+        return found.scheme in ("http", "https") and bool(found.hostname) and found.port != 0
+    except ValueError:
+        return False
 
 
 async def from_environment(environ: Mapping[str, str], service: str, wall_time: Callable[[], float]) -> Exporter | None:

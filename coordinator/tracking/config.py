@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from urllib.parse import urlsplit
 
 from atoll.protocol.errors import ConfigError
 
@@ -33,5 +34,17 @@ def validate(config: TrackConfig) -> None:
     """Raises ConfigError, naming the key."""
     if config.wandb not in WANDB_MODES:
         raise ConfigError(f'track.wandb = "{config.wandb}"; write "online", "offline" or nothing')
+    if has_password(config.mlflow):
+        raise ConfigError(
+            "track.mlflow has a password in it, which logs and the status page would show: leave it out, and put it "
+            "into MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD of the coordinator's environment"
+        )
     if not config.project or "/" in config.project:
         raise ConfigError(f'track.project = "{config.project}": a name without a slash')
+
+
+def has_password(address: str) -> bool:
+    try:
+        return urlsplit(address).password is not None
+    except ValueError:
+        return "@" in address

@@ -48,9 +48,8 @@ class Deposits:
             try:
                 if not self._is_broken:
                     await asyncio.to_thread(self._box.add, taken)
-            except HostError as error:  # the site needs none of it
-                self._is_broken = True
-                log.error("this site keeps nothing more for its coordinator until it is started anew: %s", error)
+            except HostError as error:
+                self._broken(error)
 
     def give_back(self, asked: m.ReturnDeposits) -> None:
         """A part for each time that it is asked."""
@@ -61,8 +60,17 @@ class Deposits:
     async def _give_back(self, after: int) -> None:
         if self._writing is not None:
             await asyncio.wait({self._writing})
-        found = await asyncio.to_thread(self._box.after, after)
-        self._say(m.DepositsReturned(deposits=found, is_last=not found))
+        try:
+            found = await asyncio.to_thread(self._box.after, after)
+        except HostError as error:  # no answer: that it has kept nothing would not be true
+            self._broken(error)
+        else:
+            self._say(m.DepositsReturned(deposits=found, is_last=not found))
+
+    def _broken(self, error: HostError) -> None:
+        """The site needs none of it."""
+        self._is_broken = True
+        log.error("this site keeps nothing more for its coordinator until it is started anew: %s", error)
 
     def close(self) -> None:
         """Once no task is left."""

@@ -11,6 +11,7 @@ import struct
 from collections.abc import Callable
 
 from atoll.node.relay import outgoing
+from atoll.node.relay.accepting import connections
 from atoll.node.relay.outgoing import Route
 from atoll.node.relay.splice import Splice
 from atoll.protocol.addresses import HERE, Relayed
@@ -46,10 +47,8 @@ class Forwarder:
 
     async def run(self) -> None:
         """Until it is cancelled."""
-        loop = asyncio.get_running_loop()
         try:
-            while True:
-                connection, _ = await loop.sock_accept(self._listening)
+            async for connection in connections(self._listening):
                 connection.setblocking(False)
                 if _process_of(connection) != os.getpid() or len(self._calls) >= MAX_CALLS:
                     connection.close()

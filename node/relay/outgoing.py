@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 from atoll.node.relay import greeting, words
 from atoll.node.relay.greeting import Stream
+from atoll.node.tasks import end
 from atoll.protocol.addresses import parse_address
 from atoll.protocol.errors import InvalidMessage, PeerError, RefusedError
 from atoll.protocol.trust.security import MutualTls
 
 CONNECT_LIMIT_S = 10.0
+NEXT_AFTER_S = 0.5
+"""Of silence at one of several addresses."""
 MAX_HEAD_BYTES = 1 << 13
 """Of a proxy's answer."""
 
@@ -42,12 +45,38 @@ async def connect(route: Route) -> socket.socket:
 
 
 async def connect_first(addresses: Sequence[str]) -> socket.socket:
-    """To the first that answers. Raises OSError of the last."""
-    *others, last = addresses
-    for address in others:
-        with suppress(OSError):
-            return await _connect(address)
-    return await _connect(last)
+    """To the first that answers. A machine that is lost says nothing at all: the next address is tried beside those
+    that are silent. Raises OSError of the last."""
+    found: asyncio.Future[socket.socket] = asyncio.get_running_loop().create_future()
+
+    async def attempt(address: str) -> None:
+        connection = await _connect(address)
+        if found.done():
+            connection.close()
+        else:
+            found.set_result(connection)
+
+    async def wait(*those: asyncio.Future[Any], limit_s: float | None = None) -> None:
+        await asyncio.wait((found, *those), timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+
+    attempts: list[asyncio.Task[None]] = []
+    try:
+        for address in addresses:
+            attempts.append(asyncio.create_task(attempt(address)))
+            await wait(attempts[-1], limit_s=NEXT_AFTER_S)
+            if found.done():
+                return found.result()
+        while not found.done() and (left := [task for task in attempts if not task.done()]):
+            await wait(*left)
+        if not found.done():
+            attempts[-1].result()  # its error
+        return found.result()
+    except BaseException:
+        if found.done():
+            found.result().close()
+        raise
+    finally:
+        await end(attempts)
 
 
 async def _connect(address: str) -> socket.socket:

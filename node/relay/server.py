@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 from atoll.node.relay import greeting, outgoing, words
+from atoll.node.relay.accepting import connections
 from atoll.node.relay.pairing import Control, Pair, Pairing
 from atoll.node.relay.quota import Quotas
 from atoll.node.relay.splice import Splice
@@ -32,8 +33,6 @@ MAX_UNREAD_BYTES = 1 << 16
 IDLE_LIMIT_S = 120.0
 """Of a pair; gRPC looks after its own connections every ten seconds."""
 LOOK_EVERY_S = 1.0
-ACCEPT_AGAIN_S = 0.1
-"""After an error of this machine: there may be no descriptors."""
 
 
 class RelayServer:
@@ -121,13 +120,7 @@ class RelayServer:
 
     async def _accept(self, listening: socket.socket) -> None:
         with listening:
-            while True:
-                try:
-                    connection, _ = await self._loop.sock_accept(listening)
-                except OSError as error:
-                    log.warning("no connection is taken: %s", error.strerror)
-                    await asyncio.sleep(ACCEPT_AGAIN_S)
-                    continue
+            async for connection in connections(listening):
                 task = self._begin(self._greet(connection))
                 self._strangers[task] = None
                 if len(self._strangers) > MAX_STRANGERS:

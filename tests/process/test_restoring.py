@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,9 @@ import pytest
 
 from atoll.cli.main import main
 from atoll.coordinator import admin, restoring, rows
-from atoll.coordinator.core.events import PausedRecord, StopRecord
+from atoll.coordinator.core import restored
+from atoll.coordinator.core.events import CommitRecord, PausedRecord, Record, StopRecord
+from atoll.coordinator.core.persisted import Persisted, Row
 from atoll.coordinator.core.restored import PASSED_OVER
 from atoll.coordinator.lease import Claim
 from atoll.coordinator.postgresql import Database
@@ -207,3 +210,50 @@ def test_what_no_coordinator_has_made_counts_for_nothing(
     assert kept.one(PausedRecord) == PausedRecord("a rest")
     assert kept.term > before.term + PASSED_OVER
     assert sum("does not count" in record.message for record in caplog.records) >= len(bad)
+
+
+def test_who_tells_while_it_is_kept_is_too_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What follows from records is made of those that are kept, and of no other ones."""
+    monkeypatch.setattr(restoring, "OTHERS_S", 0.0)
+    seal, settings, copy = Seal(b"secret", "run"), replace(SETTINGS, data="local"), MemoryStore()
+    copy.begin(settings)
+    in_time, late = (
+        seal.sealed(rows.deposit_of(record, copy.last_seq() + seq, 2.0))
+        for seq, record in ((5, PausedRecord("a rest")), (6, StopRecord("too late")))
+    )
+    begun, goes_on = threading.Event(), threading.Event()
+    followed: list[Row] = []
+    restore, settled = copy.restore, restored.settled
+
+    def waits(term: int, deposits: Sequence[Deposit], settle: Callable[[Persisted], Sequence[Record]]) -> None:
+        begun.set()
+        assert goes_on.wait(LIMIT_S)
+        restore(term, deposits, settle)
+
+    def follows(
+        of: RunSettings, folded: Persisted, voided: Mapping[int, CommitRecord], records: Sequence[Row], wall_s: float
+    ) -> tuple[Record, ...]:
+        followed.extend(records)
+        return settled(of, folded, voided, records, wall_s)
+
+    monkeypatch.setattr(copy, "restore", waits)
+    monkeypatch.setattr(restored, "settled", follows)
+
+    async def main() -> None:
+        started = Restoring(settings, copy, Machine(), security=PLAIN, seal=seal, num_sites=1)
+        address = await started.start("127.0.0.1:0")
+        work = asyncio.create_task(started.restored())
+        for name, deposit in (("a", in_time), ("b", late)):
+            site = Site(address, name)
+            site.keeps([deposit])
+            assert await site.ended()
+            await site.close()
+            assert await asyncio.to_thread(begun.wait, LIMIT_S)
+        goes_on.set()
+        async with asyncio.timeout(LIMIT_S):
+            await work
+        await started.stop()
+
+    asyncio.run(main())
+    assert followed == [PausedRecord("a rest")]
+    assert copy.begin(settings).one(StopRecord) is None

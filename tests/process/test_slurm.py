@@ -28,7 +28,8 @@ def job(run: LocalRun, number: int) -> Process:
         for program in programs.iterdir():
             program.chmod(0o755)
     disk = run.folder / f"disk-{number}"
-    disk.mkdir()
+    (disk / f"atoll-{number}" / "trust").mkdir(parents=True)  # of somebody who waits for a key
+    (disk / f"atoll-{number}" / "trust" / "identity.pem").touch()
     environment = {
         "PATH": f"{programs}:{os.environ['PATH']}",
         "SLURM_TMPDIR": str(disk),
@@ -47,10 +48,18 @@ def test_a_job_that_ends_is_queued_again_and_comes_back_as_the_same_site(tmp_pat
         first = job(run, 1)
         run.start_node("paris", MODEL)
         run.wait(lambda s: count_contributors(s, 2), LIMIT_S)
+        (renewed,) = run.folder.glob("disk-1/atoll-1-*/trust/coordinator.json")
+        renewed.write_text(f"{renewed.read_text()}\n")  # as one that the node has renewed
+        kept = renewed.read_text()
         first.popen.send_signal(signal.SIGTERM)
         assert first.wait(LIMIT_S) == 0, first.lines[-20:]
         assert (run.folder / "requeued").read_text() == "requeue 1\n"
-        assert not list((run.folder / "disk-1").iterdir()), "nothing is left on that machine"
+        assert [path.name for path in (run.folder / "disk-1").iterdir()] == ["atoll-1"], "nothing is left there"
+        assert (run.folder / "disk-1" / "atoll-1" / "trust" / "identity.pem").read_bytes() == b""
+        identity = run.folder / "identity" / "trust"
+        assert (identity / "coordinator.json").read_text() == kept
+        assert sorted(path.name for path in identity.iterdir()) == ["coordinator.json", "identity.pem", "roots.pem"]
+        assert not any(path.stat().st_mode & 0o077 for path in (identity, *identity.iterdir()))
         (run.folder / "berlin.invite").unlink()
         second = job(run, 2)
         run.wait(lambda s: count_contributors(s, 1), LIMIT_S)

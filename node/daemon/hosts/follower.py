@@ -7,7 +7,7 @@ import asyncio
 import logging
 import os
 import socket
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from atoll.node import host_protocol as hosts
 from atoll.node.core.events import WorkersExited
 from atoll.node.daemon.config import NodeConfig, default_home
 from atoll.node.daemon.exchange_processes.fleet import ExchangeProcesses
+from atoll.node.daemon.health import health_server
 from atoll.node.daemon.home import Home
 from atoll.node.daemon.hosts.endpoint import Endpoint
 from atoll.node.daemon.hosts.link import Outbox, heard, send_slices, while_heard
@@ -30,7 +31,7 @@ from atoll.node.daemon.security import PLAIN_TEXT, Identity, NodeSecurity
 from atoll.node.daemon.site_log import log_to
 from atoll.node.local_protocol import MAX_TEXT_CHARACTERS
 from atoll.node.tasks import together
-from atoll.protocol import PROTOCOL_VERSION, transport, wire
+from atoll.protocol import PROTOCOL_VERSION, notify, transport, wire
 from atoll.protocol.addresses import parse_proxy
 from atoll.protocol.errors import (
     AtollError,
@@ -113,18 +114,20 @@ class Follower:
 
     async def run(self) -> tuple[int, str]:
         """Raises RefusedError if the leader does not want this host, PeerError if it is not there for too long."""
+        watched = asyncio.create_task(notify.stay_watched())
+        self._stack.callback(watched.cancel)
         self._rank_socket.socket.open()
         self._stack.push_async_callback(self._rank_socket.close)
         self._stack.push_async_callback(self._launcher.stop)
         loop, told = asyncio.get_running_loop(), ""
         give_up_at = loop.time() + LEADER_WAIT_S
         while True:
-            self._is_welcome = False
             try:
                 return await self._attached()
             except PeerError as error:
                 if self._is_welcome:
                     give_up_at, told = loop.time() + LEADER_WAIT_S, ""
+                self._is_welcome = False
                 await self._launcher.stop()
                 self._rank_socket.drop()
                 if loop.time() >= give_up_at:
@@ -309,8 +312,17 @@ class Follower:
                 standing.tell_banned(endpoint.ban)
             stack.callback(endpoint.close)
             await endpoint.load()
+            health = health_server(folder, self._obstacles)
+            await health.start()
+            stack.push_async_callback(health.close)
+            notify.tell("READY=1", f"STATUS=host {config.site_rank} of site {config.name} of run {settings.run_id}")
             self._stack.push_async_callback(stack.pop_all().aclose)
         return endpoint
+
+    def _obstacles(self) -> Iterator[str]:
+        """To its work, for `atoll health`."""
+        if not self._is_welcome:
+            yield f"{self._where} does not hear this host"
 
     async def _lay_out(self, told: hosts.SiteLaidOut) -> None:
         endpoint = self._endpoint

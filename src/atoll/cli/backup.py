@@ -1,8 +1,9 @@
 """Copy a run's database while its coordinator goes on, on the coordinator's machine.
 
-The copy is one file, whole as of one moment. It need not be the newest when it is needed: sites keep what was decided
-since, and `atoll coordinator --restore` asks them for it. Keep the folder with the run's root (run.db.trust) as well,
-once, where nobody else can read it: without it no site knows the coordinator any more.
+The copy is one file, whole as of one moment. The coordinator writes it, as its own user, where its unit lets it. It
+need not be the newest when it is needed: sites keep what was decided since, and `atoll coordinator --restore` asks them
+for it. Keep the folder with the run's root (run.db.trust) as well, once, where nobody else can read it: without it no
+site knows the coordinator any more.
 
 examples:
   atoll backup --to /backup/run.db                      of the run of ./run.toml
@@ -15,6 +16,7 @@ import argparse
 from pathlib import Path
 
 from atoll.cli import operator
+from atoll.protocol.errors import HostError
 
 COPY_LIMIT_S = 600.0
 
@@ -33,5 +35,10 @@ def run(args: argparse.Namespace) -> int:
 
     to = args.to.absolute()
     found = admin.ask(operator.store_path(args), "backup", limit_s=COPY_LIMIT_S, path=str(to))
+    if not to.is_file():
+        raise HostError(
+            f"the coordinator has written a copy, and there is none at {to}: its unit has a /tmp of its own "
+            "(PrivateTmp=), or it takes no such name; choose a plain name in a folder that is the same for both"
+        )
     print(f"{to}: the run as of {found}")
     return 0

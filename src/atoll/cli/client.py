@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from atoll.coordinator.core.view.document import RunView
-from atoll.protocol.errors import ConfigError, HostError, InvalidMessage, PeerError
+from atoll.protocol.errors import AtollError, ConfigError, HostError, InvalidMessage, PeerError
 from atoll.protocol.strict import build, field_types
 from atoll.protocol.text import clean, last_line
 
@@ -133,31 +135,46 @@ def status_by(found: Enrolled, address: str = "", *, data_ranges: bool = False) 
 
 def status_of(home: Path, address: str = "", *, data_ranges: bool = False) -> dict[str, Any]:
     """The same, by whoever has joined with that home. Nothing of a viewer or an operator runs all the time, so its
-    identity is renewed as it looks, when that is due, or another root signs; and it learns then which coordinators
-    share the store. Raises as `fetch_status`, HostError."""
+    identity is renewed as it looks (`_renew_if_due`). Raises as `fetch_status`."""
+    from atoll.protocol.trust import enrolled
+    from atoll.protocol.trust.names import Kind
+
+    found = enrolled.joined(home)
+    document = status_by(found, address, data_ranges=data_ranges)
+    if found.subject.kind in (Kind.VIEWER, Kind.OPERATOR):
+        try:
+            _renew_if_due(found, home / enrolled.FOLDER, document, address)
+        except AtollError as error:  # who looks has seen the run
+            _say_once(f"atoll: what is in {home} is not renewed yet: {error}")
+    return document
+
+
+def _renew_if_due(found: Enrolled, folder: Path, document: Mapping[str, Any], address: str) -> None:
+    """When it is time, or another root signs; which coordinators share the store is learned then. `address`: of one
+    that answers, if it is said. Raises AtollError."""
     import asyncio
     import time
 
     from atoll.protocol.disk import Disk
     from atoll.protocol.trust import certificates, enrolled
     from atoll.protocol.trust.joining import renew_identity
-    from atoll.protocol.trust.names import Kind
     from atoll.protocol.trust.renewing import due_s
     from atoll.protocol.trust.security import MutualTls
 
-    found = enrolled.joined(home)
-    document = status_by(found, address, data_ranges=data_ranges)
-    if found.subject.kind in (Kind.VIEWER, Kind.OPERATOR):
-        signs = certificates.from_pem(str(document.get("root")).encode())[0]
-        identity = certificates.from_pem(found.shown.certificate)[0]
-        if time.time() >= due_s(found.shown) or not certificates.is_signed_by(identity, signs):
-            tls = MutualTls(found.subject.run_id, found.shown)
-            shown = asyncio.run(renew_identity(tls, found.addresses, found.subject))
-            enrolled.keep_shown(home / enrolled.FOLDER, shown, Disk())
-        coordinators = tuple(map(str, document.get("coordinators") or ()))
-        if coordinators and coordinators != found.learned:
-            enrolled.keep_learned(home / enrolled.FOLDER, coordinators, Disk())
-    return document
+    signs = certificates.from_pem(str(document.get("root")).encode())[0]
+    identity = certificates.from_pem(found.shown.certificate)[0]
+    if time.time() >= due_s(found.shown) or not certificates.is_signed_by(identity, signs):
+        tls = MutualTls(found.subject.run_id, found.shown)
+        addresses = [address] if address else found.addresses
+        enrolled.keep_shown(folder, asyncio.run(renew_identity(tls, addresses, found.subject)), Disk())
+    coordinators = tuple(map(str, document.get("coordinators") or ()))
+    if coordinators and coordinators != found.learned:
+        enrolled.keep_learned(folder, coordinators, Disk())
+
+
+@cache
+def _say_once(text: str) -> None:
+    print(text, file=sys.stderr)
 
 
 def read_document(text: str, address: str) -> dict[str, Any]:

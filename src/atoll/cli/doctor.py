@@ -17,6 +17,7 @@ import argparse
 import json
 import os
 import socket
+import tempfile
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -189,7 +190,11 @@ def _of_run(answer: _Answer, home: Path) -> Iterator[Finding]:
     else:
         yield doctor.Finding(doctor.Verdict.UNKNOWN, "memory, disk", "the run has no model yet: atoll node --dry-run")
     yield doctor.disk_kind(file_systems.kind_of(home), str(home))
-    yield doctor.disk_speed(_written_bytes_per_s(home), needs.outer_bytes)
+    try:
+        yield doctor.disk_speed(_written_bytes_per_s(home), needs.outer_bytes)
+    except OSError as error:
+        found = f"{home} cannot be written: {error.strerror}"
+        yield doctor.Finding(doctor.Verdict.FAIL, "disk speed", found, "make room, or choose another --home")
 
 
 def _of_peers(document: dict[str, Any], own: str) -> Iterator[Finding]:
@@ -225,20 +230,15 @@ def _sysctl(name: str) -> str:
 
 
 def _written_bytes_per_s(home: Path) -> float:
-    """Raises HostError."""
-    path, block = home / f".doctor-{os.getpid()}", os.urandom(1 << 20)
-    try:
-        began = time.monotonic()
-        with path.open("wb") as file:
-            for _ in range(WRITTEN_BYTES >> 20):
-                file.write(block)
-            file.flush()
-            os.fsync(file.fileno())
+    """Raises OSError."""
+    block = os.urandom(1 << 20)
+    began = time.monotonic()
+    with tempfile.TemporaryFile(dir=home) as file:  # gone with this process, however it ends
+        for _ in range(WRITTEN_BYTES >> 20):
+            file.write(block)
+        file.flush()
+        os.fsync(file.fileno())
         return WRITTEN_BYTES / max(1e-6, time.monotonic() - began)
-    except OSError as error:
-        raise HostError(f"{home} cannot be written: {error.strerror}; choose another --home") from None
-    finally:
-        path.unlink(missing_ok=True)
 
 
 def _dialled_s(address: str) -> float | None:

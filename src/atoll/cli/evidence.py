@@ -12,7 +12,12 @@ examples:
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from atoll.protocol.trust.certificates import Certificate
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,15 +30,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from atoll.node.dataplane import false_payload
     from atoll.protocol.errors import HostError, InvalidMessage, StateError
-    from atoll.protocol.trust import certificates
 
     try:
         if args.file.stat().st_size > false_payload.MAX_FILE_BYTES:
             raise StateError(f"{args.file} is larger than {false_payload.MAX_FILE_BYTES} bytes, which no such file is")
-        roots = certificates.from_pem(args.root.read_bytes())
+        roots = _roots(args.root)
         print(false_payload.check(false_payload.read(args.file.read_bytes()), roots))
     except OSError as error:
         raise HostError(f"{error.filename}: {error.strerror}") from None
     except InvalidMessage as error:
         raise StateError(f"{args.file} shows nothing against a reducer: {error}") from None
     return 0
+
+
+def _roots(path: Path) -> Sequence[Certificate]:
+    """Raises ConfigError, OSError."""
+    from atoll.protocol.errors import ConfigError, InvalidMessage
+    from atoll.protocol.trust import certificates
+
+    try:
+        return certificates.from_pem(path.read_bytes())
+    except InvalidMessage as error:
+        raise ConfigError(f"--root {path} is no root of a run: {error}") from None

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, get_args
 
+from atoll.protocol.dates import duration_s
 from atoll.protocol.strict import field_types
 from atoll.protocol.text import LOG_FORMATS
 
@@ -54,6 +55,14 @@ def log_format(text: str) -> str:
     if text not in LOG_FORMATS:
         raise argparse.ArgumentTypeError(f"write {' or '.join(LOG_FORMATS)}, not {text!r}")
     return text
+
+
+def lasting(text: str) -> int:
+    """Seconds. Raises argparse's error."""
+    try:
+        return duration_s(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"write 90m, 24h or 7d, not {text!r}") from None
 
 
 def given(args: argparse.Namespace, names: Iterable[str]) -> dict[str, Any]:

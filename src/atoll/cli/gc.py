@@ -1,8 +1,9 @@
 """List, or delete, what nothing needs any more in the homes of this machine's nodes.
 
-That is what killed nodes left behind, and, once the run has ended, all but the saved model, logs and identity. A site
-that was not there at the end does not know of it: start its node once more, or remove its home. A home that a node uses
-is left alone, and so is everything that a site needs to go on. Without --delete nothing is deleted.
+That is what killed nodes left behind, and, once the run has ended, all but the saved model, logs, identity, and what
+the site keeps for its coordinator (deposits.db). A site that was not there at the end does not know of it: start its
+node once more, or remove its home. A home that a node uses is left alone, and so is everything that a site needs to go
+on. Without --delete nothing is deleted.
 
 examples:
   atoll gc                                       all homes below ~/.local/state/atoll

@@ -24,7 +24,7 @@ import sys
 from pathlib import Path
 
 from atoll.cli import operator
-from atoll.protocol.dates import duration_s
+from atoll.cli.flags import lasting
 from atoll.protocol.errors import ConfigError
 
 ROLES = {
@@ -49,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     which.add_argument("--host", type=int, metavar="K", help="for that machine of the site alone, from 1")
     parser.add_argument(
-        "--expires", type=duration_s, default="24h", metavar="TIME", help="as 90m, 24h or 7d (default: 24h)"
+        "--expires", type=lasting, default="24h", metavar="TIME", help="as 90m, 24h or 7d (default: 24h)"
     )
     parser.add_argument(
         "--address", action="append", default=[], metavar="HOST:PORT", help="where the coordinator is reached"

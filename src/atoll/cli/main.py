@@ -11,10 +11,13 @@ examples:
 from __future__ import annotations
 
 import argparse
+import io
 import os
+import select
 import sys
 import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, Protocol
 
 from atoll import __version__
@@ -103,8 +106,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 def split_command(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     """The arguments of `atoll node` or `join`, and the user's command behind `--`; argparse would mix up the two."""
-    verb = next((a for a in argv if not a.startswith("-")), "")
-    if verb not in ("node", "join") or "--" not in argv:
+    if _verb_of(argv) not in ("node", "join") or "--" not in argv:
         return list(argv), []
     cut = list(argv).index("--")
     if cut == len(argv) - 1:
@@ -114,28 +116,61 @@ def split_command(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     return list(argv[:cut]), list(argv[cut + 1 :])
 
 
+def _verb_of(argv: Sequence[str]) -> str:
+    return next((word for word in argv if not word.startswith("-")), "")
+
+
 def main(argv: Sequence[str] | None = None) -> int:
+    words = sys.argv[1:] if argv is None else argv
     try:
-        own, command = split_command(sys.argv[1:] if argv is None else argv)
+        own, command = split_command(words)
     except ConfigError as error:
-        print(f"atoll node: {error}", file=sys.stderr)
+        print(f"atoll {_verb_of(words)}: {error}", file=sys.stderr)
         return error.exit_code
     args = make_parser().parse_args(own)
     args.debug = getattr(args, "debug", False)
     args.command, args.words = command, own
-    if not args.debug and argv is None:  # else the process, and its environment, is somebody else's
-        # gRPC's C library writes lines of its own to stderr; what matters arrives as an error here.
-        os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    if argv is None:  # else the process, and its environment, is somebody else's
+        if not args.debug:
+            # gRPC's C library writes lines of its own to stderr; what matters arrives as an error here.
+            os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            with suppress(OSError):  # its file was exchanged for a pipe
+                sys.stdout.reconfigure(errors="backslashreplace")  # for a terminal that has not all characters
     try:
-        return VERBS[args.verb].run(args)
-    except BrokenPipeError:
-        # The reader of our output has gone (`atoll status | head`). Python would complain again at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        code = VERBS[args.verb].run(args)
+        if sys.stdout is not None:
+            sys.stdout.flush()
+        return code
+    except BrokenPipeError as error:
+        return 0 if _is_unread() else _failed(args, error)  # `atoll status | head`
     except (AtollError, OSError) as error:
         return _failed(args, error)
     except KeyboardInterrupt as error:
         return exit_code_of(error)
+    finally:
+        _drop_unwritten()
+
+
+def _is_unread() -> bool:
+    """Whether the reader of our output has gone."""
+    try:
+        output = select.poll()
+        output.register(sys.stdout.fileno(), 0)
+    except (AttributeError, OSError):
+        return False
+    return any(found & (select.POLLERR | select.POLLHUP) for _, found in output.poll(0))
+
+
+def _drop_unwritten() -> None:
+    """What our output does not take: Python would try again as it exits, and change the exit code."""
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except OSError:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
 
 
 def _failed(args: argparse.Namespace, error: Exception) -> int:

@@ -4,6 +4,7 @@ elsewhere by the certificate of an operator that has joined (`--home`)."""
 from __future__ import annotations
 
 import argparse
+import time
 from pathlib import Path
 
 from atoll.cli.client import ANSWER_LIMIT_S
@@ -41,8 +42,10 @@ def ask(args: argparse.Namespace, command: str, *, limit_s: float = ANSWER_LIMIT
     """
     from atoll.cli.client import operate
     from atoll.coordinator import admin
-    from atoll.protocol.trust.enrolled import joined
+    from atoll.protocol.trust.enrolled import check_dates, joined
 
     if args.home is not None:
-        return operate(joined(args.home), command, limit_s=limit_s, **fields)
+        found = joined(args.home)
+        check_dates(found, time.time())  # what it warns of, `atoll status` says, and mends
+        return operate(found, command, limit_s=limit_s, **fields)
     return admin.ask(store_path(args), command, limit_s=limit_s, **fields)

@@ -20,8 +20,7 @@ from atoll.protocol.errors import ConfigError
 
 UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30}
 QUANTITY = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?([kmgt]i?|)(b|bit|bit/s|bps)", re.IGNORECASE)
-MOST_GPUS = 1 << 12
-
+MOST = {"gpus": 1 << 12, "sites": 1 << 10, "batch": 1 << 20, "sequence": 1 << 24, "every": 1 << 30}
 
 PEAK_TFLOPS = {"bf16": 989.0, "fp32": 67.0}
 """Of an H100, dense, by its data sheet."""
@@ -60,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
     from atoll.node.plan.plan import Question, plan
     from atoll.node.plan.syncs import Link
 
-    for name, most in (("gpus", MOST_GPUS), ("sites", 1 << 10), ("batch", 1 << 20), ("sequence", 1 << 24)):
+    for name, most in MOST.items():
         value = getattr(args, name)
         if value is not None and not 1 <= value <= most:
             raise ConfigError(f"--{name} {value}: choose 1 to {most}")

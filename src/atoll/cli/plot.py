@@ -26,7 +26,7 @@ MAX_LINES = 24
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("store", type=Path, help="the coordinator's store (PostgreSQL: a file of `atoll backup`)")
+    parser.add_argument("store", type=Path, help="the coordinator's store, a SQLite file, or a copy of it")
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="FILE", help="the picture")
     parser.add_argument("--log", action="store_true", help="losses on a logarithmic axis")
 

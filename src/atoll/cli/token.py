@@ -20,7 +20,7 @@ import sys
 from pathlib import Path
 
 from atoll.cli import operator
-from atoll.protocol.dates import duration_s
+from atoll.cli.flags import lasting
 from atoll.protocol.errors import ConfigError
 
 
@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     operator.add_arguments(parser)
     parser.add_argument("--viewer", metavar="NAME", required=True, help="whose it is")
     parser.add_argument(
-        "--expires", type=duration_s, default="90d", metavar="TIME", help="as 90m, 24h or 7d (default: 90d)"
+        "--expires", type=lasting, default="90d", metavar="TIME", help="as 90m, 24h or 7d (default: 90d)"
     )
     parser.add_argument("--nodes", action="store_true", help="for the metrics of nodes, not for the coordinator's page")
     where = parser.add_mutually_exclusive_group()

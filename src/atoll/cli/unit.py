@@ -18,6 +18,7 @@ Wants=network-online.target
 
 [Service]
 Type=notify
+WorkingDirectory=-{folder}
 ExecStart={command}
 Restart=on-failure
 RestartSec=5
@@ -35,9 +36,10 @@ WantedBy={target}
 
 
 def text(name: str, words: Sequence[str], *, is_system: bool) -> str:
-    """`words`: of the command that starts the node."""
+    """`words`: of the command that starts the node, in which paths may begin in this process's folder."""
     target = "multi-user.target" if is_system else "default.target"
-    return UNIT.format(name=name, command=" ".join(quoted(word) for word in words), target=target)
+    folder = str(Path.cwd()).replace("%", "%%")
+    return UNIT.format(name=name, folder=folder, command=" ".join(quoted(word) for word in words), target=target)
 
 
 def quoted(word: str) -> str:

@@ -39,4 +39,28 @@ MUTATIONS = (
         new='site.state_kind != "gone"',
         tests=("tests/unit/cli/test_demo_watch.py::test_the_table_says_what_the_status_says",),
     ),
+    Mutation(
+        name="any pipe that breaks is a reader that has gone",
+        rule="an error ends a service with its exit code",
+        where="src.atoll.cli.main:main",
+        old="0 if _is_unread() else _failed(args, error)",
+        new="0",
+        tests=("tests/unit/cli/test_output.py::test_another_pipe_that_breaks_is_an_error",),
+    ),
+    Mutation(
+        name="a copy is said to be where it is not",
+        rule="a command says that it has done what it has done",
+        where="src.atoll.cli.backup:run",
+        old="if not to.is_file():",
+        new="if False:",
+        tests=("tests/unit/coordinator/test_admin.py::test_a_copy_that_is_not_where_it_was_asked_for_is_none",),
+    ),
+    Mutation(
+        name="the node of a unit does not find what is beside where it was written",
+        rule="a unit starts the node as the command would have",
+        where="src.atoll.cli.unit",
+        old="WorkingDirectory=-{folder}\n",
+        new="",
+        tests=("tests/unit/cli/test_unit.py::test_a_user_gets_a_unit_of_their_own",),
+    ),
 )

@@ -1096,4 +1096,12 @@ MUTATIONS = (
         new="if False:",
         tests=(f"{PAYLOADS}::test_a_host_without_what_the_site_trained_refuses_its_part",),
     ),
+    Mutation(
+        name="the unit of a host that does not lead is never started",
+        rule="a service tells systemd when it does its work",
+        where="node.daemon.hosts.follower:Follower._make_endpoint",
+        old='            notify.tell("READY=1", ',
+        new='            log.debug("%s",',
+        tests=("tests/unit/local/test_followers.py::test_systemd_and_probes_hear_of_a_host_that_does_not_lead",),
+    ),
 )

@@ -174,4 +174,20 @@ MUTATIONS = (
         new="pass",
         tests=("tests/unit/cli/test_relay.py::test_a_machine_dials_through_a_proxy_only_if_one_is_named",),
     ),
+    Mutation(
+        name="a relay waits for a coordinator whose machine is lost",
+        rule="of several coordinators a relay leads to the one that answers",
+        where="node.relay.outgoing:connect_first",
+        old="limit_s=NEXT_AFTER_S",
+        new="limit_s=None",
+        tests=("tests/unit/relay/test_addresses.py",),
+    ),
+    Mutation(
+        name="a moment without descriptors ends a socket towards a relay",
+        rule="what listens goes on after an error of this machine",
+        where="node.relay.accepting:connections",
+        old="            continue\n",
+        new="            return\n",
+        tests=("tests/unit/relay/test_addresses.py",),
+    ),
 )

@@ -179,4 +179,28 @@ MUTATIONS = (
         new="            pass\n",
         tests=(f"{DEPOSITS}::test_a_site_says_what_it_has_and_gives_back_what_it_is_asked_for",),
     ),
+    Mutation(
+        name="who tells while it is kept counts",
+        rule="what follows from records is made of those that are kept",
+        where="coordinator.restoring:Restoring._ask",
+        old="if self.is_keeping:",
+        new="if False:",
+        tests=(f"{RESTORING}::test_who_tells_while_it_is_kept_is_too_late",),
+    ),
+    Mutation(
+        name="a box that cannot be read ends the node",
+        rule="nothing at a site depends on what it keeps for its coordinator",
+        where="node.daemon.deposits:Deposits._give_back",
+        old="except HostError as error:",
+        new="except ZeroDivisionError as error:",
+        tests=(f"{DEPOSITS}::test_a_box_that_cannot_be_read_costs_the_site_nothing_and_says_nothing_that_is_not_true",),
+    ),
+    Mutation(
+        name="a copy is said to be of the commit that the run has come to",
+        rule="a copy is whole as of one moment",
+        where="coordinator.backup:backup",
+        old="        await run_to_its_end(partial(_publish, made, to))\n",
+        new="        await run_to_its_end(partial(_publish, made, to))\n        commit = last_commit()\n",
+        tests=(f"{RESTORED}::test_a_copy_is_of_the_commit_that_it_has_and_one_that_was_cut_off_is_removed",),
+    ),
 )

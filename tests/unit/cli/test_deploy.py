@@ -69,6 +69,14 @@ def test_codes_that_prevent_a_restart_are_atolls(unit: Path) -> None:
     assert {int(code) for code in codes.split()} <= EXIT_CODES
 
 
+def test_the_coordinators_unit_lets_it_write_the_copies_of_its_store() -> None:
+    """Where the page says, and it is the coordinator that writes them."""
+    text = (UNITS[0].parents[1] / "README.md").read_text()
+    (to,) = re.findall(r"^ +atoll backup .*--to (\S+)$", text, re.MULTILINE)
+    (folder,) = re.findall(r"^ +install -d -o atoll -m 700 (\S+)$", text, re.MULTILINE)
+    assert (values(UNITS[0], "ReadWritePaths"), str(Path(to).parent)) == ([f"-{folder}"], folder)
+
+
 @pytest.mark.skipif(which("nft") is None or os.geteuid() != 0, reason="needs root and Debian's package nftables")
 def test_rules_before_a_nodes_port_are_understood() -> None:
     """They are only checked, not put in place."""

@@ -81,11 +81,13 @@ def test_commands_of_pods_and_probes_are_understood() -> None:
                 continue
             for container in found["spec"]["template"]["spec"]["containers"]:
                 verbs.append(is_understood(container["args"]))
-                for probe in ("livenessProbe", "readinessProbe"):
+                for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
                     program, *words = container[probe]["exec"]["command"]
                     assert program == "atoll"
                     verbs.append(is_understood(words))
-    assert verbs == ["coordinator", "health", "health", "node", "health", "health"]
+                start = container["startupProbe"]
+                assert start["periodSeconds"] * start["failureThreshold"] >= 1800, "a node reads all of its state"
+    assert verbs == ["coordinator", "health", "health", "health", "node", "health", "health", "health"]
 
 
 def test_all_that_is_in_the_folder_of_manifests_is_built_or_said_not_to_be() -> None:

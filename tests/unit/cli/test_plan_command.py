@@ -72,6 +72,8 @@ def test_quantities(said: str, is_bits: bool, value: float) -> None:
         ["--gpu-memory", "80"],
         ["--gpu-memory", "0GB"],
         ["--gpus", "0"],
+        ["--every", "0"],
+        ["--every", "-3"],
         ["--step-s", "0"],
         ["--flops", "nan"],
         ["--rtt-ms", "-1"],

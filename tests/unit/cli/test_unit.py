@@ -49,8 +49,11 @@ def test_systemd_finds_no_mistake_in_it(tmp_path: Path) -> None:
 def test_a_user_gets_a_unit_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     monkeypatch.setattr("os.geteuid", lambda: 1000)
+    here = tmp_path / "100% here"
+    here.mkdir()
+    monkeypatch.chdir(here)  # where `--data texts` and `-- train.py` lie
     commands = unit.install("berlin", ["/bin/true"])
     assert commands[:2] == ["systemctl --user daemon-reload", "systemctl --user enable --now atoll-berlin.service"]
     written = (tmp_path / "systemd" / "user" / "atoll-berlin.service").read_text()
-    assert "ExecStart=/bin/true\n" in written
+    assert f"WorkingDirectory=-{tmp_path}/100%% here\nExecStart=/bin/true\n" in written
     assert "WantedBy=default.target" in written

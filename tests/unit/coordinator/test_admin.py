@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import pytest
 
+from atoll.cli.main import main
 from atoll.coordinator import admin, commands
 from atoll.coordinator.core import events as e
 from atoll.protocol import messages as m
@@ -125,3 +126,19 @@ def test_what_is_no_request_changes_nothing(line: bytes, problem: str, tmp_path:
     assert answer["problem"].startswith("not a request: ")
     assert problem in answer["problem"]
     assert heard == []
+
+
+def test_a_copy_that_is_not_where_it_was_asked_for_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A coordinator whose unit gives it a /tmp of its own has written it there."""
+    to = tmp_path / "copy.db"
+
+    def ask(store: Path) -> list[int]:
+        codes = [main(["backup", "--store", str(store), "--to", str(to)])]
+        to.touch()
+        return [*codes, main(["backup", "--store", str(store), "--to", str(to)])]
+
+    codes, heard = served(tmp_path, ask, e.Answer(1, "", "commit 7"))
+    assert (codes, heard) == ([HostError.exit_code, 0], 2 * [commands.BackupAsked(path=str(to))])
+    out, err = capsys.readouterr()
+    assert f"there is none at {to}: its unit has a /tmp of its own" in err
+    assert out == f"{to}: the run as of commit 7\n"

@@ -7,11 +7,12 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from atoll.coordinator import rows
-from atoll.coordinator.backup import backup
+from atoll.coordinator.backup import backup, place_of, remove_left_over
 from atoll.coordinator.core import events as e
 from atoll.coordinator.core import restored
 from atoll.coordinator.core.persisted import DEPOSITED, LossRecord, Persisted, Row, RunRecord
@@ -317,13 +318,13 @@ def test_a_copy_is_whole_and_takes_no_others_place(tmp_path: Path) -> None:
     (tmp_path / "copies").mkdir()
     target = tmp_path / "copies" / "copy.db"
 
-    async def copied(store: Store, to: Path) -> None:
-        await backup(store, tmp_path / "run.db", to, asyncio.Lock(), "token")
+    async def copied(store: Store, to: Path) -> int:
+        return await backup(store, place_of(tmp_path / "run.db", "token"), to, asyncio.Lock(), lambda: 7)
 
     with closing(SqliteStore(tmp_path / "run.db")) as store:
         term = store.begin(SETTINGS).term
         store.persist(term, [e.StopRecord("x")], 1.0)
-        asyncio.run(copied(store, target))
+        assert asyncio.run(copied(store, target)) == 7
         with pytest.raises(ConfigError, match="is there already"):
             asyncio.run(copied(store, target))
         for name in ("elsewhere/copy.db", "x" * 300, "a\0b"):
@@ -342,3 +343,32 @@ def test_a_copy_is_whole_and_takes_no_others_place(tmp_path: Path) -> None:
         assert kept.one(e.StopRecord) == e.StopRecord("x")
         assert kept.one(e.PausedRecord) is None
         assert kept.term == term + 1
+
+
+def test_a_copy_is_of_the_commit_that_it_has_and_one_that_was_cut_off_is_removed(tmp_path: Path) -> None:
+    """While it is brought to its place the run goes on."""
+    commits, deciding = [3], asyncio.Lock()
+
+    class Slow:
+        """Its copies are brought to their place as the next commit is made."""
+
+        def copy_to(self, path: Path) -> None:
+            assert deciding.locked()
+            path.write_bytes(b"whole")
+
+    def last_commit() -> int:
+        found = commits[0]
+        commits[0] += deciding.locked()  # nothing is decided before the copy is made
+        return found
+
+    store: Any = Slow()
+    target = tmp_path / "copy.db"
+    made = place_of(tmp_path / "run[1].db", "token")
+    assert asyncio.run(backup(store, made, target, deciding, last_commit)) == 3
+    assert (target.read_bytes(), commits) == (b"whole", [4])
+    for name in ("run[1].db", "run[1].db.copy-1f", "run1.db.copy-1f", "run[1].db.trust"):
+        (tmp_path / name).touch()
+    remove_left_over(tmp_path / "run[1].db")
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "copy.db", "run1.db.copy-1f", "run[1].db", "run[1].db.trust",
+    ]  # fmt: skip

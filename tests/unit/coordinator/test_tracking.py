@@ -185,6 +185,12 @@ def test_settings_for_tools_without_tables_and_a_mode_that_is_none() -> None:
         validate(TrackConfig(wandb="of"))
     with pytest.raises(ConfigError, match="a name without a slash"):
         validate(TrackConfig(project="a/b"))
+    for address in ("https://me:geheim@mlflow.example", "postgresql://me:geheim@db/mlflow", "http://[me:geheim@x"):
+        with pytest.raises(ConfigError, match=r"track\.mlflow has a password in it") as refused:
+            validate(TrackConfig(mlflow=address))
+        assert "geheim" not in str(refused.value)
+    for address in ("https://mlflow.example:5000", "sqlite:///mlflow.db", "databricks://me", "file:///a@b"):
+        validate(TrackConfig(mlflow=address))
 
 
 # --- the formats of tools, with libraries that keep what they are told

@@ -140,3 +140,23 @@ def test_a_disk_that_fails_costs_the_site_nothing(tmp_path: Path, caplog: pytest
     asyncio.run(main())
     (line,) = [record.message for record in caplog.records]
     assert "keeps nothing more for its coordinator" in line
+
+
+def test_a_box_that_cannot_be_read_costs_the_site_nothing_and_says_nothing_that_is_not_true(tmp_path: Path) -> None:
+    failures: list[BaseException] = []
+    said: list[m.SiteMessage] = []
+
+    async def main() -> None:
+        box, tasks = DepositBox(tmp_path / "deposits.db"), Tasks(failures.append)
+        deposits = Deposits(box, tasks, said.append)
+        box.add([a_deposit(1, 1)])
+        box._db.execute("ALTER TABLE deposits RENAME TO lost")  # as pages that are damaged
+        deposits.give_back(m.ReturnDeposits(after_seq=0))
+        while tasks:
+            await asyncio.wait(tasks)
+        hello = m.Hello(name="a", key=bytes(32), address="h:1")
+        assert deposits.in_hello(hello).deposits_to == 0, "it keeps nothing for its coordinator"
+        box.close()
+
+    asyncio.run(main())
+    assert (failures, said) == ([], [])

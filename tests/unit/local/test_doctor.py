@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
+import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import NoReturn, cast
 
 import pytest
 
 from atoll.cli import doctor as command
+from atoll.cli import doctor_links
 from atoll.node.daemon import doctor
 from atoll.node.daemon.doctor import Finding, Verdict
-from atoll.protocol.errors import HostError
+from atoll.node.exchange.peers.dialer import Dialer
+from atoll.protocol.errors import HostError, PeerError
+from atoll.protocol.machine import Machine
 from atoll.protocol.measuring import Speed
+from atoll.protocol.messages import Member
+from atoll.protocol.settings import RunSettings, settings_to_json
+from atoll.protocol.trust.enrolled import Enrolled
+from atoll.protocol.trust.names import Kind
 from tests.harness.sockets import free_address
+from tests.unit.trust.test_security import tls
 
 OK, WARN, FAIL = Verdict.OK, Verdict.WARN, Verdict.FAIL
 SLOW = Speed(0.1, 50e3, 9e9)
@@ -86,7 +99,7 @@ def test_what_would_surely_fail_is_an_error_at_the_end(capsys: pytest.CaptureFix
 def test_the_disk_is_measured_and_left_as_it_was(tmp_path: Path) -> None:
     assert command._written_bytes_per_s(tmp_path) > 0
     assert not list(tmp_path.iterdir())
-    with pytest.raises(HostError, match="cannot be written"):
+    with pytest.raises(FileNotFoundError):
         command._written_bytes_per_s(tmp_path / "nowhere")
 
 
@@ -103,3 +116,41 @@ def test_ports_are_tried() -> None:
 
 def test_one_slow_link_of_several_is_that_sites_own() -> None:
     assert doctor.all_links([SLOW, Speed(0.1, 70e3, 9e9)], 64 << 10) == []
+
+
+def test_a_disk_that_takes_nothing_is_one_finding_of_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(home: Path) -> float:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(command, "_written_bytes_per_s", full)
+    settings = json.loads(settings_to_json(RunSettings(run_id="run", steps=40)))
+    document = {"settings": settings, "num_parameters": 0, "atoll_version": "1.2"}
+    *_, last = command._of_run(command._Answer(document, "c:1", 0.01, 0.0), tmp_path)
+    assert (last.verdict, last.found) == (FAIL, f"{tmp_path} cannot be written: No space left on device")
+    assert last.remedy
+
+
+def test_a_few_sites_alone_are_asked_to_dial_this_machine() -> None:
+    """Each that does not answer takes its time, and a run may have a thousand."""
+    sites = [{"site_id": n, "name": f"s{n}", "address": f"s{n}:1", "connected": True} for n in range(1, 50)]
+    asked: list[str] = []
+
+    class Nobody:
+        async def channel(self, member: Member, purpose: object) -> NoReturn:
+            asked.append(member.name)
+            raise PeerError(f"{member.name} does not answer")
+
+    async def found() -> Finding:
+        about = doctor_links.Asked(
+            joined=cast(Enrolled, SimpleNamespace(subject=SimpleNamespace(run_id="run", name="a"))),
+            coordinator="127.0.0.1:1",
+            document={"sites": sites},
+            machine=Machine(),
+            listen=free_address(),
+            advertise="",
+        )
+        return await doctor_links._dialled_back(about, cast(Dialer, Nobody()), tls(Kind.SITE, "a"))
+
+    finding = asyncio.run(found())
+    assert (finding.verdict, len(asked)) == (Verdict.UNKNOWN, doctor_links.MOST_ASKED)
+    assert "does not answer" in finding.found

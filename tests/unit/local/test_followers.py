@@ -16,13 +16,14 @@ from atoll.node.core import events as e
 from atoll.node.core.events import Answer, AnswerKind, FailureKind, Values
 from atoll.node.core.host_events import SlicesArrived
 from atoll.node.core.ranks.pieces import SitePieces, site_pieces
+from atoll.node.daemon import health
 from atoll.node.daemon import plane as plane_module
 from atoll.node.daemon.hosts import leader as leader_module
 from atoll.node.daemon.hosts.link import Outbox
 from atoll.node.dataplane.slices import Wanted
 from atoll.node.local_protocol import LocalJoin, Piece, SealedReport
 from atoll.node.worker.client import LocalClient
-from atoll.protocol import transport
+from atoll.protocol import line_socket, transport
 from atoll.protocol.errors import ConfigError, HostError
 from atoll.protocol.layout import Layout, Manifest, Role, TensorSpec
 from tests.harness.following import GREETING, Rank, TwoHosts, attached, following, hosts_meet_at_once
@@ -37,6 +38,7 @@ from tests.harness.model_on_hosts import (
     random_bytes,
 )
 from tests.unit.node_core.test_gradients import LOCAL
+from tests.unit.test_health import Systemd
 
 WITH_MOMENTS = replace(LOCAL, run_id=SETTINGS.run_id, time_limits=SETTINGS.time_limits)
 EVERYTHING = Wanted(fragment=0, with_frozen=True)
@@ -319,3 +321,31 @@ def test_a_word_that_is_said_as_the_stream_ends_does_not_end_the_host(
             assert not failures
 
     transport.run(main())
+
+
+def test_systemd_and_probes_hear_of_a_host_that_does_not_lead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its unit is started when it is attached, and watched from its start on."""
+
+    async def main() -> None:
+        async with led(tmp_path) as site, following(site.address, tmp_path) as host:
+            said = {await asyncio.to_thread(systemd.hears)}
+            while not any("READY=1" in word for word in said):
+                said.add(await asyncio.to_thread(systemd.hears))
+            assert said == {"WATCHDOG=1", "READY=1\nSTATUS=host 1 of site a of run run"}
+            await site.hosts_changed()
+
+            async def obstacles() -> str:
+                path = health.socket_path(tmp_path / "host1")
+                return (await asyncio.to_thread(line_socket.ask, path, health.ASKED, "node"))["found"]
+
+            assert await obstacles() == ""
+            server, site.leader._server = site.leader._server, None
+            assert server is not None
+            await server.stop(0)
+            await host.launcher.stopped.get()
+            assert await obstacles() == f"host 0 of this site at {site.address} does not hear this host"
+
+    with Systemd(tmp_path / "notify") as systemd:
+        monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+        monkeypatch.setenv("WATCHDOG_USEC", "3000000")
+        transport.run(main())

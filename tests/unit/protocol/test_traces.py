@@ -20,6 +20,7 @@ from atoll.protocol.trace_export import MAX_QUEUED, Exporter
 from atoll.protocol.traces import Span
 
 ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
+TRACES_PROTOCOL = "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL"
 
 
 def a_span(number: int = 1) -> Span:
@@ -67,6 +68,12 @@ def test_a_stream_to_a_peer_carries_the_exchange_that_it_is_of() -> None:
         ({ENDPOINT: "http://c:4318", "OTEL_TRACES_EXPORTER": "none"}, ""),
         ({ENDPOINT: "http://c:4318", "OTEL_SDK_DISABLED": "true"}, ""),
         ({"OTEL_TRACES_EXPORTER": "otlp"}, "http://localhost:4318"),
+        ({ENDPOINT: "", "OTEL_TRACES_EXPORTER": "", "OTEL_EXPORTER_OTLP_PROTOCOL": ""}, ""),
+        ({ENDPOINT: "http://[::1]:4318", "OTEL_TRACES_EXPORTER": ""}, "http://[::1]:4318"),
+        (
+            {ENDPOINT: "http://c:1", TRACES_PROTOCOL: "http/protobuf", "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"},
+            "http://c:1",
+        ),
     ],
 )
 def test_the_environment_turns_it_on(environ: dict[str, str], endpoint: str) -> None:
@@ -81,11 +88,17 @@ def test_the_environment_turns_it_on(environ: dict[str, str], endpoint: str) -> 
             {ENDPOINT: "http://c", "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"},
             "=grpc: traces are sent by http/protobuf",
         ),
+        ({ENDPOINT: "http://c", TRACES_PROTOCOL: "grpc"}, "=grpc: traces are sent by http/protobuf"),
+        *(
+            ({ENDPOINT: endpoint}, f"{ENDPOINT} names no collector: write http://HOST:4318")
+            for endpoint in ("c.example:4318", "user:secret@c:4318", "http://c:port", "http://", "grpc://c:4317", "/x")
+        ),
     ],
 )
 def test_what_is_not_supported_is_said(environ: dict[str, str], problem: str) -> None:
-    with pytest.raises(ConfigError, match=problem):
+    with pytest.raises(ConfigError, match=problem) as raised:
         trace_export.where(environ)
+    assert "secret" not in str(raised.value)
 
 
 def test_without_the_extra_it_is_said_how_to_have_it(monkeypatch: pytest.MonkeyPatch) -> None:
