@@ -9,7 +9,6 @@ from typing import Any
 
 from atoll.protocol.layout import Manifest
 
-
 PLAIN = frozenset((type(None), bool, int, float, str, bytes))
 """Nearly all that a core holds, and so looked for first: a core is compared thousands of times."""
 
