@@ -158,6 +158,15 @@ class ParallelSettings:
         if found.ep == THE_REST:
             found = replace(found, ep=found.dp_shard * found.cp)
         _check_sizes(found)
+        if (shards := found.dp_shard * found.cp) % found.ep:
+            raise ConfigError(
+                f"--parallel ep={found.ep} does not divide the {shards} ranks of dp_shard={found.dp_shard} and "
+                f"cp={found.cp}, of which it takes some to share experts: choose another ep, or say dp_shard={found.ep}"
+            )
+        if found.offload and not found.has_fsdp:
+            raise ConfigError(
+                "--parallel offload=1 is of parameters that FSDP2 has: say dp_shard=2 or more, or leave out offload"
+            )
         return found
 
     def num_ulysses(self, model: ModelSettings) -> int:
@@ -246,12 +255,12 @@ def _check(settings: ParallelSettings) -> None:
             "--parallel zero=1 is of ranks that each have the whole model: say dp_replicate=2 or more, or -1, and "
             "nothing else that shares it; with dp_shard, zero=2 and zero=3 share the optimizer's state too"
         )
-    if THE_REST not in (getattr(settings, name) for name in SIZES):
+    if THE_REST not in (settings.pp, settings.cp, settings.tp, settings.ep):
         _check_sizes(settings)
 
 
 def _check_sizes(settings: ParallelSettings) -> None:
-    """What is wrong with these sizes, none of which is `THE_REST`."""
+    """What is wrong with sizes of which none but dp_replicate or dp_shard may be `THE_REST`."""
     if settings.pp == 1 and (settings.microbatches or settings.pp_schedule != "1f1b"):
         raise ConfigError("--parallel microbatches and pp_schedule are of a pipeline: say pp=2 or more")
     if settings.pp > 1 and settings.accumulation > 1:
@@ -262,12 +271,6 @@ def _check_sizes(settings: ParallelSettings) -> None:
     if settings.sequence_parallel and settings.tp == 1:
         raise ConfigError("--parallel sequence_parallel=1 is of ranks that share matrices: say tp=2 or more")
     _check_microbatches(settings)
-    if (shards := settings.dp_shard * settings.cp) % settings.ep:
-        raise ConfigError(
-            f"--parallel ep={settings.ep} does not divide the {shards} ranks of dp_shard={settings.dp_shard} and "
-            f"cp={settings.cp}, of which it takes some to share experts: choose another ep, or say "
-            f"dp_shard={settings.ep}"
-        )
     if settings.ep > 1 and settings.checkpointing == "selective":
         raise ConfigError(
             f"--parallel checkpointing=selective with ep={settings.ep}: what FSDP2 does with experts inside a block is "
@@ -277,10 +280,6 @@ def _check_sizes(settings: ParallelSettings) -> None:
         raise ConfigError(
             f"--parallel compile=1 with tp={settings.tp} and checkpointing=full: torch 2.13 cannot compile that; "
             "choose checkpointing=selective, or leave out compile"
-        )
-    if settings.offload and not settings.has_fsdp:
-        raise ConfigError(
-            "--parallel offload=1 is of parameters that FSDP2 has: say dp_shard=2 or more, or leave out offload"
         )
     if settings.cp_ulysses and settings.cp % settings.cp_ulysses:
         raise ConfigError(

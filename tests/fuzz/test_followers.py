@@ -49,6 +49,9 @@ LAID_OUT = hosts.SiteLaidOut(
     chunk_elements=SETTINGS.sync.chunk_elements,
     dtypes=tuple(pieces_of_site().dtypes[spec.name] for spec in MANIFEST.tensors),
     pieces=FOR_HOST_1,
+    num_pieces=(len(FOR_HOST_1), 0),
+    host_addresses=("", "127.0.0.1:9"),
+    key=bytes(hosts.KEY_BYTES),
 )
 SOURCE = random_bytes(LAYOUT.buffer_bytes)
 CHANGING = Wanted(fragment=0, with_frozen=False)

@@ -50,7 +50,14 @@ def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def hand_ready(state_hash: bytes, address: str = HAND_ADDRESS) -> hosts.HostReady:
     """Of one that holds commit 0, if that has a hash."""
-    return hosts.HostReady(address=address, has_state=bool(state_hash), commit=0, state_hash=state_hash, branch=0)
+    return hosts.HostReady(
+        address=address,
+        has_state=bool(state_hash),
+        commit=0,
+        state_hash=state_hash,
+        branch=0,
+        site_address=HAND_ADDRESS,
+    )
 
 
 def taken(**wrong: int) -> hosts.SnapshotTaken:
