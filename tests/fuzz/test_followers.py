@@ -19,11 +19,15 @@ from atoll.node.daemon.hosts import follower as follower_module
 from atoll.node.daemon.hosts.endpoint import Endpoint
 from atoll.node.daemon.hosts.host_exchanges import HostExchanges
 from atoll.node.daemon.hosts.rank_socket import _Rank
-from atoll.node.dataplane.slices import Wanted, messages, new_digest, views
+from atoll.node.daemon.hosts.slices_between import SlicesServed
+from atoll.node.dataplane.slices import Items, Wanted, messages, new_digest, views
+from atoll.node.local_protocol import Piece
 from atoll.protocol import wire
 from atoll.protocol.errors import AtollError, InvalidMessage
 from atoll.protocol.settings import settings_to_json
+from atoll.protocol.trust.security import PLAIN
 from atoll.protocol.v1 import hosts_pb2, local_pb2
+from tests.fuzz.test_hosts import is_refused
 from tests.harness.following import FakeLauncher, seeded
 from tests.harness.fuzzing import fuzz, protos
 from tests.harness.host_exchanges import no_processes
@@ -237,6 +241,36 @@ def test_slices_that_are_taken_are_whole_or_the_leader_is_given_up(here: Here, d
             assert asked == [expected]
 
     here.run(main())
+
+
+@fuzz(100)
+@given(protos(hosts_pb2.TakeFromHostRequest), st.booleans(), st.integers(0, 3))
+def test_whoever_asks_a_host_for_slices_gets_its_own_or_is_refused(
+    here: Here, asked: hosts_pb2.TakeFromHostRequest, is_right: bool, host: int
+) -> None:
+    """The rank of this host has `w` for itself, and `v` for host 0."""
+
+    async def main() -> None:
+        async with here.example() as follower:
+            await follower._lay_out(LAID_OUT)
+            ranks, pieces = follower._rank_socket, pieces_of(1)
+            rank = ranks._ranks[1]
+            rank.owned, rank.sealed = tuple(range(len(pieces))), {0: (10, 2)}
+            if is_right:
+                asked.key, asked.fragment, asked.step, asked.seq, asked.host = LAID_OUT.key, 0, 10, 2, host
+            served = SlicesServed(here.endpoint._config, PLAIN, here.endpoint._limits, ranks.written_for)
+            stream = Stream([])
+            is_of_site = is_right and host == 1
+            assert await is_refused(served.take_from_host(asked, stream)) is not is_of_site
+            data = b"".join(message.data for message in stream.sent)
+            assert len(data) == (sum(view.nbytes for view in of_host_1(here, pieces)) if is_of_site else 0)
+
+    here.run(main())
+
+
+def of_host_1(here: Here, pieces: tuple[Piece, ...]) -> list[Items]:
+    assert here.plane.snapshot is not None
+    return list(views(LAYOUT, here.plane.snapshot.view, [p for p in pieces if p.name in ("count", "w")], CHANGING))
 
 
 @fuzz(100)
