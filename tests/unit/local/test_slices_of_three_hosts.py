@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import numpy as np
 import pytest
 
 from atoll.node import host_protocol as hosts
@@ -19,20 +20,23 @@ from atoll.node.core.outputs import ShareSnapshot
 from atoll.node.core.ranks.pieces import SitePieces, site_pieces
 from atoll.node.daemon.config import NodeConfig
 from atoll.node.daemon.hosts import slices_between
-from atoll.node.daemon.hosts.slices_between import SlicesTaken
+from atoll.node.daemon.hosts.slices_between import SlicesServed, SlicesTaken
 from atoll.node.dataplane.slices import Wanted
 from atoll.node.local_protocol import LocalJoin, Piece
 from atoll.node.tasks import end
 from atoll.node.worker.client import LocalClient
 from atoll.protocol import transport, wire
-from atoll.protocol.errors import InvalidMessage, StaleError
+from atoll.protocol.errors import InvalidMessage, PeerError, RefusedError, StaleError
 from atoll.protocol.status import from_rpc_error
-from atoll.protocol.trust.security import PLAIN
+from atoll.protocol.time_limits import PRESETS
+from atoll.protocol.trust.names import Kind, Subject
+from atoll.protocol.trust.security import PLAIN, MutualTls, Security
 from atoll.protocol.v1 import hosts_pb2
 from tests.harness.following import GREETING, following, hosts_meet_at_once
 from tests.harness.hosts import Led, config_of, led
 from tests.harness.model_on_hosts import LAYOUT, MANIFEST, copied, random_bytes
 from tests.unit.local.test_followers import answered, report
+from tests.unit.trust.test_security import shown
 
 CHANGING = Wanted(fragment=0, with_frozen=False)
 SHARE = ShareSnapshot(generation=1, fragment=0, step=0, seq=0)
@@ -201,3 +205,43 @@ def test_a_layout_of_hosts_that_cannot_be_is_refused(wrong: dict[str, Any], text
     taken.lay_out(LAID_OUT)
     with pytest.raises(InvalidMessage, match=text):
         taken.lay_out(replace(LAID_OUT, **wrong))
+
+
+def test_a_host_gives_slices_to_the_host_of_its_site_that_they_are_for(tmp_path: Path) -> None:
+    """By certificates. A host that asks expects that of the host that it asks."""
+    asker = Subject("run", Kind.HOST, "a/2")
+
+    async def main() -> None:
+        config = config_of(1, "127.0.0.1:1", site_hosts=3)
+        async with AsyncExitStack() as stack:
+            served = SlicesServed(
+                config, MutualTls("run", shown(Kind.HOST, "a/1")), PRESETS["local"], lambda _: [np.arange(3, dtype="u4")]
+            )
+            address = await served.open(stack)
+
+            async def answer(security: Security, expected: str = "a/1", host: int = 2) -> Any:
+                channel = transport.open_channel(
+                    address, handshake=security.towards(Kind.HOST, expected), max_message_bytes=1 << 20
+                )
+                method: Any = channel.unary_stream(
+                    hosts.TAKE_FROM_HOST_METHOD,
+                    request_serializer=hosts_pb2.TakeFromHostRequest.SerializeToString,
+                    response_deserializer=hosts_pb2.TakeSlicesResponse.FromString,
+                )
+                try:
+                    request = hosts_pb2.TakeFromHostRequest(host=host, key=bytes(hosts.KEY_BYTES))
+                    return b"".join([part.data async for part in method(request)])
+                except grpc.RpcError as error:
+                    return type(from_rpc_error(error, "host 1"))
+                finally:
+                    await channel.close()
+
+            by_2 = MutualTls("run", shown(asker.kind, asker.name))
+            assert await answer(by_2) == np.arange(3, dtype="u4").tobytes()
+            assert await answer(by_2, host=1) is RefusedError
+            assert await answer(by_2, "a/3") is PeerError, "another host's address"
+            for kind, name in ((Kind.SITE, "a"), (Kind.HOST, "b/2"), (Kind.HOST_IDENTITY, "a/2")):
+                assert await answer(MutualTls("run", shown(kind, name))) is RefusedError, name
+            assert await answer(PLAIN) is PeerError
+
+    transport.run(main())
