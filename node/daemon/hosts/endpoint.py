@@ -359,6 +359,4 @@ class Endpoint:
     async def _take_snapshot(self, job: hosts.TakeSnapshot, channel: grpc.aio.Channel, session: int) -> None:
         """What other hosts wrote of this one's tensors, into its own SNAPSHOT."""
         if await self._slices.take(job, self._present, channel, session, self._limits.stall_s):
-            self._say(
-                hosts.SnapshotTaken(generation=job.generation, fragment=job.fragment, step=job.step, seq=job.seq)
-            )
+            self._say(hosts.SnapshotTaken(generation=job.generation, fragment=job.fragment, step=job.step, seq=job.seq))

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-import secrets
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -42,7 +41,7 @@ from atoll.protocol import messages as m
 from atoll.protocol.endpoints import Places
 from atoll.protocol.errors import AtollError, InvalidMessage, PeerError, RefusedError
 from atoll.protocol.layout import Layout, Manifest
-from atoll.protocol.machine import Network
+from atoll.protocol.machine import Machine, Network
 from atoll.protocol.settings import RunSettings, settings_to_json
 from atoll.protocol.time_limits import TimeLimits
 from atoll.protocol.trust.access import WITHIN_SITE, guarded
@@ -202,7 +201,7 @@ class Leader:
             pieces=pieces,
             snapshot=snapshot,
             tensors_of=tuple(frozenset(map(layout.name_of, chunks)) for chunks in own),
-            key=secrets.token_bytes(hosts.KEY_BYTES),
+            key=Machine().token_bytes(hosts.KEY_BYTES),
         )
         addresses_of = {host.number: host.site_address for host in self._hosts.ready}
         everyone = range(self._config.site_hosts)

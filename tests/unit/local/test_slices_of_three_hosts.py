@@ -168,7 +168,9 @@ def test_slices_go_from_host_to_host_and_one_that_dies_as_it_gives_them_is_named
             address_of_1 = site.leader._hosts[1].site_address
             await life_of_1.aclose()
             attached = site.leader._hosts
-            await attached.until(lambda: 2 in attached and attached[2].session != before and bool(attached[2].addresses))
+            await attached.until(
+                lambda: 2 in attached and attached[2].session != before and bool(attached[2].addresses)
+            )
             assert 1 not in attached
             assert f"host 1 of this site at {address_of_1}" in caplog.text
             await end([sharing])
@@ -214,9 +216,8 @@ def test_a_host_gives_slices_to_the_host_of_its_site_that_they_are_for(tmp_path:
     async def main() -> None:
         config = config_of(1, "127.0.0.1:1", site_hosts=3)
         async with AsyncExitStack() as stack:
-            served = SlicesServed(
-                config, MutualTls("run", shown(Kind.HOST, "a/1")), PRESETS["local"], lambda _: [np.arange(3, dtype="u4")]
-            )
+            own = MutualTls("run", shown(Kind.HOST, "a/1"))
+            served = SlicesServed(config, own, PRESETS["local"], lambda _: [np.arange(3, dtype="u4")])
             address = await served.open(stack)
 
             async def answer(security: Security, expected: str = "a/1", host: int = 2) -> Any:

@@ -1,5 +1,5 @@
-"""Snapshots of a site of several hosts: slices that ranks elsewhere have sealed come to host 0, and the other hosts take
-what they send as soon as all ranks have sealed."""
+"""Snapshots of a site of several hosts: slices that ranks elsewhere have sealed come to host 0, and the other hosts
+take what they send as soon as all ranks have sealed."""
 
 from __future__ import annotations
 

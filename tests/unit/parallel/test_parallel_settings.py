@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -107,7 +108,8 @@ def test_the_rest_is_what_is_left_or_refused(names: list[str], sizes: list[int],
         with pytest.raises(ConfigError, match=f"cannot be divided by the {product} .* choose --ranks"):
             settings.resolved(num_ranks)
     else:
-        assert settings.resolved(num_ranks) == replace(settings, **{names[0]: num_ranks // product})
+        taken: dict[str, Any] = {names[0]: num_ranks // product}
+        assert settings.resolved(num_ranks) == replace(settings, **taken)
 
 
 @pytest.mark.parametrize(
