@@ -660,6 +660,31 @@ class TakeSlicesResponse(_message.Message):
 Global___TakeSlicesResponse: _TypeAlias = TakeSlicesResponse  # noqa: Y015
 
 @_typing.final
+class TakeFromHostResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DATA_FIELD_NUMBER: _builtins.int
+    HASH_FIELD_NUMBER: _builtins.int
+    data: _builtins.bytes
+    hash: _builtins.bytes
+    """last"""
+    def __init__(
+        self,
+        *,
+        data: _builtins.bytes = ...,
+        hash: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "data", b"data", "hash", b"hash"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "data", b"data", "hash", b"hash"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["data", "hash"]  # noqa: Y015
+    _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
+
+Global___TakeFromHostResponse: _TypeAlias = TakeFromHostResponse  # noqa: Y015
+
+@_typing.final
 class HostReady(_message.Message):
     """The host may be told what to hold, and where its peers reach it."""
 

@@ -19,7 +19,7 @@ from atoll.node.daemon.hosts import follower as follower_module
 from atoll.node.daemon.hosts.endpoint import Endpoint
 from atoll.node.daemon.hosts.host_exchanges import HostExchanges
 from atoll.node.daemon.hosts.rank_socket import _Rank
-from atoll.node.daemon.hosts.slices_between import SlicesServed
+from atoll.node.daemon.hosts.slices_between import SlicesServed, _received
 from atoll.node.dataplane.slices import Items, Wanted, messages, new_digest, views
 from atoll.node.local_protocol import Piece
 from atoll.protocol import wire
@@ -239,6 +239,30 @@ def test_slices_that_are_taken_are_whole_or_the_leader_is_given_up(here: Here, d
             assert all(mask[at] or not byte for at, byte in enumerate(plane.snapshot.view))
             expected = hosts_pb2.TakeSlicesRequest(session=5, generation=1, fragment=0, step=10, seq=2)
             assert asked == [expected]
+
+    here.run(main())
+
+
+@fuzz(100)
+@given(st.data())
+def test_slices_that_another_host_gives_are_whole_or_refused(here: Here, data: st.DataObject) -> None:
+    digest = new_digest()
+    parts = [
+        hosts_pb2.TakeFromHostResponse(data=part)
+        for part in messages(views(LAYOUT, memoryview(SOURCE), FOR_HOST_1, CHANGING), 24, digest)
+    ]
+    parts.append(hosts_pb2.TakeFromHostResponse(hash=digest.finish()))
+    call: Any = Stream(data.draw(altered(parts)))
+    into = bytearray(LAYOUT.buffer_bytes)
+
+    async def main() -> None:
+        listed = list(views(LAYOUT, memoryview(into), FOR_HOST_1, CHANGING))
+        try:
+            await _received(call, listed, 60, "host 2 of this site")
+        except AtollError:
+            pass
+        else:
+            assert bytes(into) == copied(memoryview(SOURCE), bytes(LAYOUT.buffer_bytes), FOR_HOST_1, CHANGING)
 
     here.run(main())
 

@@ -15,7 +15,7 @@ from atoll.protocol.errors import InvalidMessage, PeerError
 from atoll.protocol.v1 import hosts_pb2
 
 Envelope = TypeVar("Envelope", hosts_pb2.AttachRequest, hosts_pb2.AttachResponse)
-Part = TypeVar("Part", hosts_pb2.PutSlicesRequest, hosts_pb2.TakeSlicesResponse)
+Part = TypeVar("Part", hosts_pb2.PutSlicesRequest, hosts_pb2.TakeSlicesResponse, hosts_pb2.TakeFromHostResponse)
 
 BEATS_A_LEASE = 4
 CONNECTIONS_EACH = 64

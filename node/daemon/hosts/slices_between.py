@@ -33,7 +33,7 @@ from atoll.protocol.trust.names import Kind, host_number, host_of_site
 from atoll.protocol.trust.security import Caller, Security
 from atoll.protocol.v1 import hosts_pb2
 
-Call = grpc.aio.UnaryStreamCall[Any, hosts_pb2.TakeSlicesResponse]
+Call = grpc.aio.UnaryStreamCall[Any, Any]
 STOP_S = 0.5
 LEADER = "host 0 of this site"
 
@@ -67,7 +67,7 @@ class SlicesServed:
             "TakeFromHost": grpc.unary_stream_rpc_method_handler(
                 self.take_from_host,
                 hosts_pb2.TakeFromHostRequest.FromString,
-                hosts_pb2.TakeSlicesResponse.SerializeToString,
+                hosts_pb2.TakeFromHostResponse.SerializeToString,
             )
         }
         allowed = guarded(hosts.SERVICE, handlers, self._security, self._refusal, may_call=WITHIN_SITE)
@@ -89,7 +89,7 @@ class SlicesServed:
         if caller is not None and host_number(caller.subject.name) != of.host:
             raise RefusedError(f"{caller.subject} asks for slices of host {of.host}")
         found, who = self._written_for(of), f"host {of.host} of this site"
-        await send_slices(found, hosts_pb2.TakeSlicesResponse, context.write, self._limits.stall_s, who)
+        await send_slices(found, hosts_pb2.TakeFromHostResponse, context.write, self._limits.stall_s, who)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,7 +157,7 @@ class SlicesTaken:
         method: grpc.aio.UnaryStreamMultiCallable[Any, Any] = self._channel(writer).unary_stream(
             hosts.TAKE_FROM_HOST_METHOD,
             request_serializer=hosts_pb2.TakeFromHostRequest.SerializeToString,
-            response_deserializer=hosts_pb2.TakeSlicesResponse.FromString,
+            response_deserializer=hosts_pb2.TakeFromHostResponse.FromString,
         )
         own = self._config.site_rank
         return method(

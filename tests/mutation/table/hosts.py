@@ -552,9 +552,9 @@ MUTATIONS = (
     Mutation(
         name="hosts are given what ranks of their own write",
         rule="a host takes what ranks of other hosts wrote",
-        where="node.daemon.hosts.moving:LaidOut.pieces_for",
-        old=" if rank not in ranks)",
-        new=")",
+        where="node.daemon.hosts.leader:Leader.laid_out",
+        old=" if of != host.number else []",
+        new="",
         tests=(f"{BETWEEN}::test_a_host_takes_what_others_wrote_of_its_tensors_and_then_the_snapshot_is_shared",),
     ),
     Mutation(

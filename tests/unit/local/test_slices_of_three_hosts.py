@@ -75,7 +75,7 @@ async def asked(site: Led, **wrong: Any) -> bytes:
     method: Any = channel.unary_stream(
         hosts.TAKE_FROM_HOST_METHOD,
         request_serializer=hosts_pb2.TakeFromHostRequest.SerializeToString,
-        response_deserializer=hosts_pb2.TakeSlicesResponse.FromString,
+        response_deserializer=hosts_pb2.TakeFromHostResponse.FromString,
     )
     try:
         return b"".join([part.data async for part in method(wire.to_proto(replace(right, **wrong)))])
@@ -165,6 +165,8 @@ def test_slices_go_from_host_to_host_and_one_that_dies_as_it_gives_them_is_named
             monkeypatch.setattr(slices_between, "send_slices", gives_nothing)
             sharing = asyncio.create_task(site.leader.share(replace(SHARE, seq=1)))
             await was_asked.wait()
+            for client in clients:  # else this process would end with their hosts
+                await asyncio.to_thread(client.close)
             address_of_1 = site.leader._hosts[1].site_address
             await life_of_1.aclose()
             attached = site.leader._hosts
@@ -227,7 +229,7 @@ def test_a_host_gives_slices_to_the_host_of_its_site_that_they_are_for(tmp_path:
                 method: Any = channel.unary_stream(
                     hosts.TAKE_FROM_HOST_METHOD,
                     request_serializer=hosts_pb2.TakeFromHostRequest.SerializeToString,
-                    response_deserializer=hosts_pb2.TakeSlicesResponse.FromString,
+                    response_deserializer=hosts_pb2.TakeFromHostResponse.FromString,
                 )
                 try:
                     request = hosts_pb2.TakeFromHostRequest(host=host, key=bytes(hosts.KEY_BYTES))
