@@ -20,12 +20,14 @@ SERVICE = hosts_pb2.DESCRIPTOR.services_by_name["HostService"].full_name
 ATTACH_METHOD = f"/{SERVICE}/Attach"
 PUT_METHOD = f"/{SERVICE}/PutSlices"
 TAKE_METHOD = f"/{SERVICE}/TakeSlices"
+TAKE_FROM_HOST_METHOD = f"/{SERVICE}/TakeFromHost"
 PUT_PAYLOADS_METHOD = f"/{SERVICE}/PutPayloads"
 TAKE_PAYLOADS_METHOD = f"/{SERVICE}/TakePayloads"
 
 MAX_HOSTS = 1024
 MAX_MESSAGE_BYTES = 2 * MAX_FRAME_BYTES
 """A rank's frame and what is around it, or the layout of all ranks."""
+KEY_BYTES = 16
 MAX_DATA_BYTES = 512 << 10
 """Of slices, in one message."""
 
@@ -113,6 +115,8 @@ class HostReady:
     """Of each fragment: the commit that has advanced the error of this host's chunks; -1: of a part of them."""
     process_addresses: tuple[str, ...] = bounded(m.MAX_ENDPOINTS, ())
     """Of its exchange processes beside its daemon."""
+    site_address: str = bounded(256)
+    """At which other hosts of the site ask for slices."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,7 +221,13 @@ class SiteLaidOut:
     dtypes: tuple[str, ...]
     """Of the workers, for each tensor of the manifest."""
     pieces: tuple[Piece, ...]
-    """What ranks of other hosts write of the tensors whose chunks this host has."""
+    """What ranks of other hosts write of the tensors whose chunks this host has, host by host."""
+    num_pieces: tuple[int, ...] = bounded(MAX_HOSTS)
+    """Of each host of the site."""
+    host_addresses: tuple[str, ...] = bounded(MAX_HOSTS)
+    """Of each host, for the others; that of host 0 is known."""
+    key: bytes = bounded(KEY_BYTES)
+    """Of these ranks: with it hosts ask each other for what they wrote."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -247,7 +257,7 @@ class PublishAtHost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TakeSnapshot:
-    """It is whole on host 0."""
+    """All ranks have sealed it."""
 
     generation: int
     fragment: int
@@ -324,6 +334,18 @@ class SlicesPut:
     seq: int
     fragment: int
     with_frozen: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TakeFromHostRequest:
+    """What the ranks of a host that does not lead have sealed, of the tensors of the host that asks."""
+
+    host: int
+    """That asks."""
+    key: bytes = bounded(KEY_BYTES)
+    fragment: int
+    step: int
+    seq: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -103,8 +103,8 @@ class AnswerWorkers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShareSnapshot:
-    """The snapshot of (step, seq) is whole on host 0: the others are to have what they send of it. SnapshotShared ends
-    it."""
+    """All ranks have sealed the snapshot of (step, seq): other hosts than host 0 are to have what they send of it.
+    SnapshotShared ends it."""
 
     generation: int
     fragment: int

@@ -62,9 +62,9 @@ class NodeConfig:
     """Where host 0 listens for the other hosts of this site, on a network that nobody else reaches."""
     parallel: str = ""
     """How the ranks share the model, the built-in one or that of a script with atoll.share, as dp_shard=2,tp=2: of
-    dp_replicate, dp_shard (-1: the ranks that are left), cp, cp_ulysses, tp, sequence_parallel, ep, pp, zero,
-    pp_schedule, microbatches, accumulation, checkpointing, precision, compile and offload. Without it, each rank has
-    all of it (DDP). It is this site's own: others may share it in another way."""
+    dp_replicate, dp_shard, cp, tp, pp, ep (one of these may be -1: as many as there are ranks left, of --ranks),
+    cp_ulysses, sequence_parallel, zero, pp_schedule, microbatches, accumulation, checkpointing, precision, compile and
+    offload. Without it, each rank has all of it (DDP). It is this site's own: others may share it in another way."""
     num_threads: int = 0
     """Of each worker, and of the node's kernels if nothing else is said of them; without it, cores / ranks."""
     num_node_threads: int = 0

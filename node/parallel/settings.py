@@ -19,6 +19,8 @@ THE_REST = -1
 MAX_RANKS = 1 << 20
 DIMENSIONS = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
 """From the outermost to the innermost: neighbouring ranks, which have the fastest links, share a tensor."""
+SIZES = (*DIMENSIONS, "ep")
+"""One of them may be `THE_REST`."""
 
 SCHEDULES = {
     "gpipe": "GPipe",
@@ -40,13 +42,17 @@ ONE_STAGE_SCHEDULES = ("gpipe", "1f1b")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParallelSettings:
-    """Of one site. Its batch, and so its weight, do not depend on them."""
+    """Of one site. Its batch, and so its weight, do not depend on them.
+
+    One of dp_replicate, dp_shard, cp, tp and pp may be -1: as many as there are ranks left. So may ep: all ranks of
+    dp_shard and cp.
+    """
 
     dp_replicate: int = 1
-    """Replicas of the model, each on its share of the batch; -1: as many as there are ranks left."""
+    """Replicas of the model, each on its share of the batch."""
     dp_shard: int = 1
     """Ranks that share one replica's parameters, gradients and optimizer (FSDP2), each on its share of the batch; with
-    dp_replicate, HSDP; -1: as many as there are ranks left."""
+    dp_replicate, HSDP."""
     cp: int = 1
     """Ranks that share each sequence (context parallelism), and with dp_shard the parameters."""
     cp_ulysses: int = 0
@@ -105,8 +111,8 @@ class ParallelSettings:
 
     @property
     def is_sharded(self) -> bool:
-        """Ranks share parameters; true also where dp_shard is `THE_REST`."""
-        return self.dp_shard != 1 or self.cp > 1
+        """Ranks share parameters; true also where dp_shard or cp is `THE_REST`."""
+        return self.dp_shard != 1 or self.cp != 1
 
     @property
     def has_fsdp(self) -> bool:
@@ -120,7 +126,7 @@ class ParallelSettings:
 
     @property
     def takes_the_rest(self) -> bool:
-        """Whether one of its sizes is what is left of the ranks."""
+        """Whether the number of ranks has to be said, as a dimension is what is left of them."""
         return any(getattr(self, name) == THE_REST for name in DIMENSIONS)
 
     def num_ranks(self, given: int) -> int:
@@ -132,20 +138,26 @@ class ParallelSettings:
                 said = ",".join(f"{name}={size}" for name, size in sizes.items() if size != 1) or "dp_replicate=1"
                 raise ConfigError(
                     f"--ranks {given} and --parallel {said}, which needs {product}: leave out --ranks, or let "
-                    "dp_shard=-1 or dp_replicate=-1 take what is left"
+                    f"one of {', '.join(DIMENSIONS)} be -1, which takes what is left"
                 )
             return product
         if given % product:
-            raise ConfigError(f"--ranks {given} cannot be divided by the {product} that --parallel {self} names")
+            raise ConfigError(
+                f"--ranks {given} cannot be divided by the {product} that --parallel {self} names; choose --ranks "
+                f"{math.ceil(given / product) * product}, or other sizes"
+            )
         return given
 
     def resolved(self, num_ranks: int) -> ParallelSettings:
-        """With a size for each dimension. Raises ConfigError."""
+        """With a number for each size. Raises ConfigError."""
         total = self.num_ranks(num_ranks)
         if total != num_ranks:
             raise ConfigError(f"--parallel {self} needs {total} ranks, this site has {num_ranks}")
         named = math.prod(size for name in DIMENSIONS if (size := getattr(self, name)) != THE_REST)
         found = replace(self, **{n: num_ranks // named for n in DIMENSIONS if getattr(self, n) == THE_REST})
+        if found.ep == THE_REST:
+            found = replace(found, ep=found.dp_shard * found.cp)
+        _check_sizes(found)
         if (shards := found.dp_shard * found.cp) % found.ep:
             raise ConfigError(
                 f"--parallel ep={found.ep} does not divide the {shards} ranks of dp_shard={found.dp_shard} and "
@@ -190,15 +202,19 @@ def parse(text: str) -> ParallelSettings:
 
 
 def _check(settings: ParallelSettings) -> None:
-    for name in DIMENSIONS:
-        size = getattr(settings, name)
-        if size == THE_REST and name.startswith("dp_"):
-            continue
-        if not 1 <= size <= MAX_RANKS:
-            rest = ", or -1 for the ranks that are left" if name.startswith("dp_") else ""
-            raise ConfigError(f"--parallel {name}={size}: at least 1{rest}")
-    if settings.dp_replicate == settings.dp_shard == THE_REST:
-        raise ConfigError("--parallel dp_replicate=-1,dp_shard=-1: only one of them can take the ranks that are left")
+    """What is wrong whatever size `THE_REST` is."""
+    for name in SIZES:
+        if (size := getattr(settings, name)) != THE_REST and not 1 <= size <= MAX_RANKS:
+            raise ConfigError(f"--parallel {name}={size}: choose 1 to {MAX_RANKS}, or -1 for the ranks that are left")
+    if settings.ep == THE_REST and not settings.is_sharded:
+        raise ConfigError(
+            "--parallel ep=-1 takes all ranks of dp_shard and cp, and there is one: say dp_shard=2 or more, or cp=2"
+        )
+    if len(rest := [name for name in SIZES if getattr(settings, name) == THE_REST]) > 1:
+        said = ",".join(f"{name}=-1" for name in rest)
+        raise ConfigError(
+            f"--parallel {said}: only one of them can take the ranks that are left; give the others a number"
+        )
     for name, choices in (
         ("zero", (0, 1, 2, 3)),
         ("sequence_parallel", (0, 1)),
@@ -211,39 +227,19 @@ def _check(settings: ParallelSettings) -> None:
         if getattr(settings, name) not in choices:
             said, known = str(getattr(settings, name)), [str(choice) for choice in choices]
             raise ConfigError(f"--parallel {name}={said}: {nearest(said, known)}")
-    if not 1 <= settings.ep <= MAX_RANKS:
-        raise ConfigError(f"--parallel ep={settings.ep}: at least 1")
     if settings.accumulation < 1 or settings.microbatches < 0:
         raise ConfigError("--parallel accumulation and microbatches: at least 1")
-    if settings.pp == 1 and (settings.microbatches or settings.pp_schedule != "1f1b"):
-        raise ConfigError("--parallel microbatches and pp_schedule are of a pipeline: say pp=2 or more")
-    if settings.pp > 1 and settings.accumulation > 1:
-        raise ConfigError(
-            f"--parallel accumulation={settings.accumulation} with pp={settings.pp}: a pipeline has microbatches, "
-            f"say microbatches={settings.accumulation * settings.num_microbatches}"
-        )
-    if settings.sequence_parallel and settings.tp == 1:
-        raise ConfigError("--parallel sequence_parallel=1 is of ranks that share matrices: say tp=2 or more")
-    _check_microbatches(settings)
+    if settings.cp_ulysses < 0:
+        raise ConfigError(f"--parallel cp_ulysses={settings.cp_ulysses}: at least 1, a divisor of cp")
     if settings.pp_schedule in DIVIDING_SCHEDULES and settings.checkpointing == "selective":
         raise ConfigError(
             f"--parallel checkpointing=selective with pp_schedule={settings.pp_schedule}, which divides backward "
             "passes: what is kept would be given up after the first half; choose checkpointing=full or none"
         )
-    if settings.ep > 1 and settings.checkpointing == "selective":
-        raise ConfigError(
-            f"--parallel checkpointing=selective with ep={settings.ep}: what FSDP2 does with experts inside a block is "
-            "not the same when the block is computed again; choose checkpointing=full or none"
-        )
     if settings.pp_schedule in DIVIDING_SCHEDULES and settings.compile:
         raise ConfigError(
             f"--parallel compile=1 with pp_schedule={settings.pp_schedule}, which divides backward passes: that of a "
             "compiled block is one; leave out compile, or choose another pp_schedule"
-        )
-    if settings.compile and settings.checkpointing == "full" and settings.tp > 1:
-        raise ConfigError(
-            f"--parallel compile=1 with tp={settings.tp} and checkpointing=full: torch 2.13 cannot compile that; "
-            "choose checkpointing=selective, or leave out compile"
         )
     if settings.pp_schedule in DIVIDING_SCHEDULES and settings.is_sharded and settings.zero != 2:
         raise ConfigError(
@@ -259,7 +255,33 @@ def _check(settings: ParallelSettings) -> None:
             "--parallel zero=1 is of ranks that each have the whole model: say dp_replicate=2 or more, or -1, and "
             "nothing else that shares it; with dp_shard, zero=2 and zero=3 share the optimizer's state too"
         )
-    if settings.cp_ulysses < 0 or (settings.cp_ulysses and settings.cp % settings.cp_ulysses):
+    if THE_REST not in (settings.pp, settings.cp, settings.tp, settings.ep):
+        _check_sizes(settings)
+
+
+def _check_sizes(settings: ParallelSettings) -> None:
+    """What is wrong with sizes of which none but dp_replicate or dp_shard may be `THE_REST`."""
+    if settings.pp == 1 and (settings.microbatches or settings.pp_schedule != "1f1b"):
+        raise ConfigError("--parallel microbatches and pp_schedule are of a pipeline: say pp=2 or more")
+    if settings.pp > 1 and settings.accumulation > 1:
+        raise ConfigError(
+            f"--parallel accumulation={settings.accumulation} with pp={settings.pp}: a pipeline has microbatches, "
+            f"say microbatches={settings.accumulation * settings.num_microbatches}"
+        )
+    if settings.sequence_parallel and settings.tp == 1:
+        raise ConfigError("--parallel sequence_parallel=1 is of ranks that share matrices: say tp=2 or more")
+    _check_microbatches(settings)
+    if settings.ep > 1 and settings.checkpointing == "selective":
+        raise ConfigError(
+            f"--parallel checkpointing=selective with ep={settings.ep}: what FSDP2 does with experts inside a block is "
+            "not the same when the block is computed again; choose checkpointing=full or none"
+        )
+    if settings.compile and settings.checkpointing == "full" and settings.tp > 1:
+        raise ConfigError(
+            f"--parallel compile=1 with tp={settings.tp} and checkpointing=full: torch 2.13 cannot compile that; "
+            "choose checkpointing=selective, or leave out compile"
+        )
+    if settings.cp_ulysses and settings.cp % settings.cp_ulysses:
         raise ConfigError(
             f"--parallel cp_ulysses={settings.cp_ulysses} does not divide cp={settings.cp}; choose a divisor of it, or "
             "leave out cp_ulysses"

@@ -38,6 +38,7 @@ MAY_CALL: Mapping[str, frozenset[Kind]] = {
     f"{HOST}/Attach": frozenset(),
     f"{HOST}/PutSlices": frozenset(),
     f"{HOST}/TakeSlices": frozenset(),
+    f"{HOST}/TakeFromHost": frozenset(),
     f"{HOST}/PutPayloads": frozenset(),
     f"{HOST}/TakePayloads": frozenset(),
 }
@@ -45,12 +46,13 @@ WITHIN_SITE: Mapping[str, frozenset[Kind]] = {
     f"{HOST}/Attach": _HOSTS,
     f"{HOST}/PutSlices": _HOSTS,
     f"{HOST}/TakeSlices": _HOSTS,
+    f"{HOST}/TakeFromHost": _HOSTS,
     f"{HOST}/PutPayloads": _HOSTS,
     f"{HOST}/TakePayloads": _HOSTS,
     f"{PEER}/FetchState": _HOSTS,
     f"{PEER}/FetchPayloads": _HOSTS,
 }
-"""At the port where host 0 of a site waits for the others of the same site."""
+"""At the ports where hosts of a site wait for others of the same site: host 0, and the others for slices."""
 
 Refusal = Callable[[Caller], str]
 LetIn = Callable[[Caller, str, Any], AbstractContextManager[Any]]

@@ -602,6 +602,39 @@ class TakeSlicesRequest(_message.Message):
 Global___TakeSlicesRequest: _TypeAlias = TakeSlicesRequest  # noqa: Y015
 
 @_typing.final
+class TakeFromHostRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HOST_FIELD_NUMBER: _builtins.int
+    KEY_FIELD_NUMBER: _builtins.int
+    FRAGMENT_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    SEQ_FIELD_NUMBER: _builtins.int
+    host: _builtins.int
+    """that asks"""
+    key: _builtins.bytes
+    """of SiteLaidOut"""
+    fragment: _builtins.int
+    step: _builtins.int
+    seq: _builtins.int
+    def __init__(
+        self,
+        *,
+        host: _builtins.int = ...,
+        key: _builtins.bytes = ...,
+        fragment: _builtins.int = ...,
+        step: _builtins.int = ...,
+        seq: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fragment", b"fragment", "host", b"host", "key", b"key", "seq", b"seq", "step", b"step"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TakeFromHostRequest: _TypeAlias = TakeFromHostRequest  # noqa: Y015
+
+@_typing.final
 class TakeSlicesResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -627,6 +660,31 @@ class TakeSlicesResponse(_message.Message):
 Global___TakeSlicesResponse: _TypeAlias = TakeSlicesResponse  # noqa: Y015
 
 @_typing.final
+class TakeFromHostResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DATA_FIELD_NUMBER: _builtins.int
+    HASH_FIELD_NUMBER: _builtins.int
+    data: _builtins.bytes
+    hash: _builtins.bytes
+    """last"""
+    def __init__(
+        self,
+        *,
+        data: _builtins.bytes = ...,
+        hash: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "data", b"data", "hash", b"hash"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "data", b"data", "hash", b"hash"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["data", "hash"]  # noqa: Y015
+    _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
+
+Global___TakeFromHostResponse: _TypeAlias = TakeFromHostResponse  # noqa: Y015
+
+@_typing.final
 class HostReady(_message.Message):
     """The host may be told what to hold, and where its peers reach it."""
 
@@ -639,12 +697,15 @@ class HostReady(_message.Message):
     BRANCH_FIELD_NUMBER: _builtins.int
     ERROR_COMMITS_FIELD_NUMBER: _builtins.int
     PROCESS_ADDRESSES_FIELD_NUMBER: _builtins.int
+    SITE_ADDRESS_FIELD_NUMBER: _builtins.int
     address: _builtins.str
     """HOST:PORT, for peers"""
     has_state: _builtins.bool
     commit: _builtins.int
     state_hash: _builtins.bytes
     branch: _builtins.int
+    site_address: _builtins.str
+    """HOST:PORT, for the other hosts of the site"""
     @_builtins.property
     def error_commits(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """of each fragment: what has advanced the chunks of this host; -1: a part of them"""
@@ -663,10 +724,11 @@ class HostReady(_message.Message):
         branch: _builtins.int = ...,
         error_commits: _abc.Iterable[_builtins.int] | None = ...,
         process_addresses: _abc.Iterable[_builtins.str] | None = ...,
+        site_address: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "branch", b"branch", "commit", b"commit", "error_commits", b"error_commits", "has_state", b"has_state", "process_addresses", b"process_addresses", "state_hash", b"state_hash"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "branch", b"branch", "commit", b"commit", "error_commits", b"error_commits", "has_state", b"has_state", "process_addresses", b"process_addresses", "site_address", b"site_address", "state_hash", b"state_hash"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -736,9 +798,14 @@ class SiteLaidOut(_message.Message):
     CHUNK_ELEMENTS_FIELD_NUMBER: _builtins.int
     DTYPES_FIELD_NUMBER: _builtins.int
     PIECES_FIELD_NUMBER: _builtins.int
+    NUM_PIECES_FIELD_NUMBER: _builtins.int
+    HOST_ADDRESSES_FIELD_NUMBER: _builtins.int
+    KEY_FIELD_NUMBER: _builtins.int
     generation: _builtins.int
     site_id: _builtins.int
     chunk_elements: _builtins.int
+    key: _builtins.bytes
+    """of these ranks: with it hosts ask each other for what they wrote"""
     @_builtins.property
     def manifest(self) -> _common_pb2.Manifest: ...
     @_builtins.property
@@ -747,7 +814,15 @@ class SiteLaidOut(_message.Message):
 
     @_builtins.property
     def pieces(self) -> _containers.RepeatedCompositeFieldContainer[_local_pb2.Piece]:
-        """what ranks of other hosts write of the tensors whose chunks this host has"""
+        """what ranks of other hosts write of the tensors whose chunks this host has, host by host"""
+
+    @_builtins.property
+    def num_pieces(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """of each host of the site"""
+
+    @_builtins.property
+    def host_addresses(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """of each host, for the others; empty: of host 0"""
 
     def __init__(
         self,
@@ -758,10 +833,13 @@ class SiteLaidOut(_message.Message):
         chunk_elements: _builtins.int = ...,
         dtypes: _abc.Iterable[_builtins.str] | None = ...,
         pieces: _abc.Iterable[_local_pb2.Piece] | None = ...,
+        num_pieces: _abc.Iterable[_builtins.int] | None = ...,
+        host_addresses: _abc.Iterable[_builtins.str] | None = ...,
+        key: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["manifest", b"manifest"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk_elements", b"chunk_elements", "dtypes", b"dtypes", "generation", b"generation", "manifest", b"manifest", "pieces", b"pieces", "site_id", b"site_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk_elements", b"chunk_elements", "dtypes", b"dtypes", "generation", b"generation", "host_addresses", b"host_addresses", "key", b"key", "manifest", b"manifest", "num_pieces", b"num_pieces", "pieces", b"pieces", "site_id", b"site_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -37,6 +37,8 @@ FUZZED = {
     "AttachResponse": "test_followers.py::test_any_words_of_a_leader_are_followed_or_the_host_ends_its_stream",
     "PutSlicesRequest": "test_hosts.py::test_slices_that_are_put_are_whole_or_the_host_is_given_up",
     "TakeSlicesRequest": "test_hosts.py::test_whoever_takes_slices_gets_those_of_its_tensors_or_is_refused",
+    "TakeFromHostRequest": "test_followers.py::test_whoever_asks_a_host_for_slices_gets_its_own_or_is_refused",
+    "TakeFromHostResponse": "test_followers.py::test_slices_that_another_host_gives_are_whole_or_refused",
     "TakeSlicesResponse": "test_followers.py::test_slices_that_are_taken_are_whole_or_the_leader_is_given_up",
     "PutPayloadsRequest": "test_hosts.py::test_payloads_that_are_put_are_those_of_the_host_or_refused",
     "TakePayloadsRequest": "test_hosts.py::test_payloads_that_are_put_are_those_of_the_host_or_refused",

@@ -19,11 +19,15 @@ from atoll.node.daemon.hosts import follower as follower_module
 from atoll.node.daemon.hosts.endpoint import Endpoint
 from atoll.node.daemon.hosts.host_exchanges import HostExchanges
 from atoll.node.daemon.hosts.rank_socket import _Rank
-from atoll.node.dataplane.slices import Wanted, messages, new_digest, views
+from atoll.node.daemon.hosts.slices_between import SlicesServed, _received
+from atoll.node.dataplane.slices import Items, Wanted, messages, new_digest, views
+from atoll.node.local_protocol import Piece
 from atoll.protocol import wire
 from atoll.protocol.errors import AtollError, InvalidMessage
 from atoll.protocol.settings import settings_to_json
+from atoll.protocol.trust.security import PLAIN
 from atoll.protocol.v1 import hosts_pb2, local_pb2
+from tests.fuzz.test_hosts import is_refused
 from tests.harness.following import FakeLauncher, seeded
 from tests.harness.fuzzing import fuzz, protos
 from tests.harness.host_exchanges import no_processes
@@ -49,6 +53,9 @@ LAID_OUT = hosts.SiteLaidOut(
     chunk_elements=SETTINGS.sync.chunk_elements,
     dtypes=tuple(pieces_of_site().dtypes[spec.name] for spec in MANIFEST.tensors),
     pieces=FOR_HOST_1,
+    num_pieces=(len(FOR_HOST_1), 0),
+    host_addresses=("", "127.0.0.1:9"),
+    key=bytes(hosts.KEY_BYTES),
 )
 SOURCE = random_bytes(LAYOUT.buffer_bytes)
 CHANGING = Wanted(fragment=0, with_frozen=False)
@@ -234,6 +241,60 @@ def test_slices_that_are_taken_are_whole_or_the_leader_is_given_up(here: Here, d
             assert asked == [expected]
 
     here.run(main())
+
+
+@fuzz(100)
+@given(st.data())
+def test_slices_that_another_host_gives_are_whole_or_refused(here: Here, data: st.DataObject) -> None:
+    digest = new_digest()
+    parts = [
+        hosts_pb2.TakeFromHostResponse(data=part)
+        for part in messages(views(LAYOUT, memoryview(SOURCE), FOR_HOST_1, CHANGING), 24, digest)
+    ]
+    parts.append(hosts_pb2.TakeFromHostResponse(hash=digest.finish()))
+    call: Any = Stream(data.draw(altered(parts)))
+    into = bytearray(LAYOUT.buffer_bytes)
+
+    async def main() -> None:
+        listed = list(views(LAYOUT, memoryview(into), FOR_HOST_1, CHANGING))
+        try:
+            await _received(call, listed, 60, "host 2 of this site")
+        except AtollError:
+            pass
+        else:
+            assert bytes(into) == copied(memoryview(SOURCE), bytes(LAYOUT.buffer_bytes), FOR_HOST_1, CHANGING)
+
+    here.run(main())
+
+
+@fuzz(100)
+@given(protos(hosts_pb2.TakeFromHostRequest), st.booleans(), st.integers(0, 3))
+def test_whoever_asks_a_host_for_slices_gets_its_own_or_is_refused(
+    here: Here, asked: hosts_pb2.TakeFromHostRequest, is_right: bool, host: int
+) -> None:
+    """The rank of this host has `w` for itself, and `v` for host 0."""
+
+    async def main() -> None:
+        async with here.example() as follower:
+            await follower._lay_out(LAID_OUT)
+            ranks, pieces = follower._rank_socket, pieces_of(1)
+            rank = ranks._ranks[1]
+            rank.owned, rank.sealed = tuple(range(len(pieces))), {0: (10, 2)}
+            if is_right:
+                asked.key, asked.fragment, asked.step, asked.seq, asked.host = LAID_OUT.key, 0, 10, 2, host
+            served = SlicesServed(here.endpoint._config, PLAIN, here.endpoint._limits, ranks.written_for)
+            stream = Stream([])
+            is_of_site = is_right and host == 1
+            assert await is_refused(served.take_from_host(asked, stream)) is not is_of_site
+            data = b"".join(message.data for message in stream.sent)
+            assert len(data) == (sum(view.nbytes for view in of_host_1(here, pieces)) if is_of_site else 0)
+
+    here.run(main())
+
+
+def of_host_1(here: Here, pieces: tuple[Piece, ...]) -> list[Items]:
+    assert here.plane.snapshot is not None
+    return list(views(LAYOUT, here.plane.snapshot.view, [p for p in pieces if p.name in ("count", "w")], CHANGING))
 
 
 @fuzz(100)

@@ -52,7 +52,9 @@ from tests.harness.ranks import ServedRanks
 
 GENERATION = 3
 HELLO = hosts.HostHello(protocol_version=PROTOCOL_VERSION, site_name="a", host=1, num_hosts=2, num_ranks=1)
-READY = hosts.HostReady(address=HAND_ADDRESS, has_state=False, commit=0, state_hash=b"", branch=0)
+READY = hosts.HostReady(
+    address=HAND_ADDRESS, has_state=False, commit=0, state_hash=b"", branch=0, site_address=HAND_ADDRESS
+)
 SOURCE = random_bytes(LAYOUT.buffer_bytes)
 EVERYTHING = Wanted(fragment=0, with_frozen=True)
 ONES = memoryview(b"\1" * LAYOUT.buffer_bytes)

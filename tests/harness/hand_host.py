@@ -57,7 +57,9 @@ class HandHost:
 
     def ready(self, **more: Any) -> hosts.HostReady:
         """Without a state, unless it is said."""
-        ready = hosts.HostReady(address=HAND_ADDRESS, has_state=False, commit=0, state_hash=b"", branch=0)
+        ready = hosts.HostReady(
+            address=HAND_ADDRESS, has_state=False, commit=0, state_hash=b"", branch=0, site_address=HAND_ADDRESS
+        )
         return replace(ready, **more)
 
     async def holds(self, commit: int, state_hash: bytes, lacks: str = "") -> None:

@@ -144,6 +144,7 @@ class Led:
             commit=0,
             state_hash=state_hash if has_state else b"",
             branch=0,
+            site_address=HAND_ADDRESS,
         )
         host = await self.host(ready=ready)
         await self.hosts_changed()

@@ -201,3 +201,24 @@ def test_hosts_that_lose_each_other_come_together_again(tmp_path: Path) -> None:
         run.wait(contributes("one", "two"), LIMIT_S, "both contribute again")
         assert run.status()["num_evicted"] == 0
         sites.stop()
+
+
+@pytest.mark.slow
+@pytest.mark.root
+@pytest.mark.skipif(bool(netns.available()), reason=f"network namespaces: {netns.available()}")
+def test_a_link_between_two_hosts_that_do_not_lead_is_cut(tmp_path: Path) -> None:
+    """Nobody is told of it, and both hear host 0 as before."""
+    settings = replace(SETTINGS, steps=20_000, min_sites=2, quorum=1, sync=SIGN1)
+    with netns.Hosts(4, 1_000_000_000) as machines, LocalRun(tmp_path, settings) as run:
+        run.start_coordinator(f"{machines.bridge_address}:17700")
+        sites = Sites(run, {"three": 3, "one": 1}, "--step-delay-s", "0.01", machines=machines)
+        sites.start_all()
+        run.wait(contributes("one", "three"), LIMIT_S, "both contribute")
+        machines.drop(1, 2)
+        where = machines.address(1).replace(".", "[.]")
+        run.nodes["three-host2"].wait_for_line(f"host 1 of this site at {where}:.*workers of this host wait", LIMIT_S)
+        run.wait(contributes("one"), LIMIT_S, "the other site goes on")
+        machines.restore(1, 2)
+        run.wait(contributes("one", "three"), LIMIT_S, "both contribute again")
+        assert run.status()["num_evicted"] == 0
+        sites.stop()

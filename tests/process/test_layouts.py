@@ -27,9 +27,9 @@ def held(num_ranks: int, layouts: list[str]) -> list[dict[str, Any]]:
     return found
 
 
-def is_one_process(found: dict[str, Any]) -> None:
+def is_one_process(found: dict[str, Any], num_ranks: int) -> None:
     model, _, text = found["layout"].rpartition(" ")
-    settings, has_experts = parse(text), model in ("experts", "crowded")
+    settings, has_experts = parse(text).resolved(num_ranks), model in ("experts", "crowded")
     close = CLOSE
     if settings.precision == "bf16":
         close = BF16_OF_EXPERTS if has_experts else BF16
@@ -55,15 +55,15 @@ LAYOUTS = [
             "dp_replicate=2,zero=1",
             "dp_shard=2",
             "dp_shard=2,zero=2,accumulation=2",
-            "tp=2,checkpointing=selective",
-            "pp=2",
+            "tp=-1,checkpointing=selective",
+            "pp=-1",
             "pp=2,pp_schedule=zbv,checkpointing=full",
             "cp=2,cp_ulysses=1",
             "dp_shard=2,precision=bf16",
             "tied pp=2",
             "experts dp_shard=2",
             "experts dp_shard=2,ep=2",
-            "experts cp=2,ep=2",
+            "experts cp=2,ep=-1",
             "crowded dp_shard=2,ep=2",
             "own dp_shard=2",
             "tp=2,sequence_parallel=1",
@@ -230,7 +230,7 @@ COMPILED = [
 @pytest.mark.parametrize(("num_ranks", "layouts"), LAYOUTS)
 def test_each_is_one_process(num_ranks: int, layouts: list[str]) -> None:
     for found in held(num_ranks, layouts):
-        is_one_process(found)
+        is_one_process(found, num_ranks)
 
 
 @pytest.mark.slow
@@ -238,4 +238,4 @@ def test_each_is_one_process(num_ranks: int, layouts: list[str]) -> None:
 @pytest.mark.parametrize(("num_ranks", "layout"), COMPILED)
 def test_each_is_one_process_when_compiled(num_ranks: int, layout: str) -> None:
     (found,) = held(num_ranks, [layout])
-    is_one_process(found)
+    is_one_process(found, num_ranks)

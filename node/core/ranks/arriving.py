@@ -1,7 +1,8 @@
-"""Snapshots of a site of several hosts: sealed when all ranks have reported, whole when the slices of the other hosts
-are here, and ready when each of these has what it is to send.
+"""Snapshots of a site of several hosts: sealed when all ranks have reported, ready when each host has what it is to
+send of them.
 
-Slices and reports come by different ways, so either may be there first. Pure."""
+Slices for host 0 and reports come by different ways, so either may be there first. As soon as all ranks have sealed,
+the other hosts are asked to take theirs. Pure."""
 
 from __future__ import annotations
 
@@ -16,10 +17,7 @@ class _Snapshot:
     fragment: int
     missing: set[int]  # ranks whose slices are not in the site's SNAPSHOT yet
     is_sealed: bool = False  # by all ranks
-
-    @property
-    def is_whole(self) -> bool:
-        return self.is_sealed and not self.missing
+    is_shared: bool = False  # the other hosts have what they are to send
 
 
 class Arriving:
@@ -45,26 +43,27 @@ class Arriving:
         if snapshot is None:
             return []
         snapshot.is_sealed = True
-        return self._if_whole(snapshot, step, seq)
+        return [ShareSnapshot(generation=self._generation, fragment=snapshot.fragment, step=step, seq=seq)]
 
-    def came(self, rank: int, step: int, seq: int) -> list[ShareSnapshot]:
+    def came(self, rank: int, step: int, seq: int) -> list[SnapshotArrived]:
         """The slices of that rank."""
         snapshot = self._snapshots.get((step, seq))
         if snapshot is None or rank not in snapshot.missing:
             return []
         snapshot.missing.remove(rank)
-        return self._if_whole(snapshot, step, seq)
-
-    def _if_whole(self, snapshot: _Snapshot, step: int, seq: int) -> list[ShareSnapshot]:
-        fragment, generation = snapshot.fragment, self._generation
-        return (
-            [ShareSnapshot(generation=generation, fragment=fragment, step=step, seq=seq)] if snapshot.is_whole else []
-        )
+        return self._if_ready(step, seq)
 
     def shared(self, step: int, seq: int) -> list[SnapshotArrived]:
         """Every host has what it is to send, as it was asked to."""
         snapshot = self._snapshots.get((step, seq))
-        if snapshot is None or not snapshot.is_whole:
+        if snapshot is None or not snapshot.is_sealed:
+            return []
+        snapshot.is_shared = True
+        return self._if_ready(step, seq)
+
+    def _if_ready(self, step: int, seq: int) -> list[SnapshotArrived]:
+        snapshot = self._snapshots[step, seq]
+        if snapshot.missing or not snapshot.is_shared:
             return []
         del self._snapshots[step, seq]
         return [SnapshotArrived(generation=self._generation, fragment=snapshot.fragment, step=step, seq=seq)]

@@ -29,6 +29,7 @@ class AttachedHost:
     lost: asyncio.Future[str]  # why, if the leader gives it up
     ranks: Ranks
     addresses: tuple[str, ...] = ()  # where peers reach it, and its processes; empty until it is ready
+    site_address: str = ""  # where other hosts of the site reach it
     is_laid_out: bool = False  # its ranks have buffers
     follows: bool = False  # it does as the leader does, commit by commit
     said: hosts.StateHeld = NOTHING  # what its disk holds, as it said last

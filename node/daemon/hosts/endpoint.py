@@ -11,9 +11,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
-import grpc
 import grpc.aio
 
 from atoll.node import host_protocol as hosts
@@ -23,15 +21,15 @@ from atoll.node.daemon.exchange_processes.fleet import ExchangeProcesses
 from atoll.node.daemon.followed_exchanges import beat_of
 from atoll.node.daemon.home import Home
 from atoll.node.daemon.hosts.host_exchanges import HostExchanges, sync_data
-from atoll.node.daemon.hosts.link import receive_slices
+from atoll.node.daemon.hosts.slices_between import SlicesTaken
 from atoll.node.daemon.peers import Met
 from atoll.node.daemon.plane import DataPlane
 from atoll.node.daemon.room import room_of
-from atoll.node.dataplane.slices import Wanted, views
 from atoll.node.exchange.peers.progress import Pace
-from atoll.node.local_protocol import MAX_TEXT_CHARACTERS, Piece
+from atoll.node.local_protocol import MAX_TEXT_CHARACTERS
 from atoll.node.tasks import together
 from atoll.protocol import messages as m
+from atoll.protocol.endpoints import Places
 from atoll.protocol.errors import (
     AtollError,
     ConfigError,
@@ -43,10 +41,8 @@ from atoll.protocol.errors import (
     StateError,
 )
 from atoll.protocol.settings import RunSettings
-from atoll.protocol.status import error_of
 from atoll.protocol.threads import run_to_its_end
 from atoll.protocol.time_limits import TimeLimits
-from atoll.protocol.v1 import hosts_pb2
 
 log = logging.getLogger("atoll.node")
 
@@ -66,8 +62,10 @@ class Endpoint:
         home: Home,
         met: Met,
         processes: ExchangeProcesses,
+        site_address: str,
         say: Callable[[hosts.HostSaid], None],
     ) -> None:
+        """`site_address`: where the other hosts of the site ask for slices."""
         self._config = config
         self._settings = settings
         self._limits = limits
@@ -77,7 +75,8 @@ class Endpoint:
         self._processes = processes
         self._say = say
         self.plane: DataPlane | None = None
-        self._pieces: tuple[Piece, ...] = ()  # that other hosts have of this one's tensors
+        self._site_address = site_address
+        self._slices = SlicesTaken(config, met.security)
         self._jobs: asyncio.Queue[Job] = asyncio.Queue()
         self._level = logging.DEBUG if settings.sync.steps_at_nodes else logging.INFO  # of what comes with each commit
         self._is_behind = False
@@ -141,6 +140,7 @@ class Endpoint:
             await together([follow(), failure(), self._processes.failed()])
         finally:
             await exchanges.close()
+            await self._slices.close()
 
     async def _ready(self) -> hosts.HostReady:
         held, errors = await self._held(), self.plane.errors if self.plane is not None else None
@@ -155,6 +155,7 @@ class Endpoint:
             branch=self._home.branch,
             error_commits=tuple(-1 if at is None else at for at in commits),
             process_addresses=self._processes.addresses,
+            site_address=self._site_address,
         )
 
     def _have(self, plane: DataPlane) -> None:
@@ -169,10 +170,11 @@ class Endpoint:
         return Pace(stall_s=self._limits.stall_s, slowest_bytes_per_s=self._limits.slowest_bytes_per_s)
 
     @property
-    def own_tensors(self) -> frozenset[str]:
-        """Those whose chunks this host has."""
-        plane = self._present
-        return frozenset(map(plane.layout.name_of, plane.own or ()))
+    def tensors_of(self) -> tuple[frozenset[str], ...]:
+        """Those whose chunks each host of the site has."""
+        config, layout = self._config, self._present.layout
+        places = Places.of(layout.manifest, layout.chunk_elements, config.site_hosts, config.exchange_processes)
+        return tuple(frozenset(map(layout.name_of, places.of_host(host))) for host in range(config.site_hosts))
 
     @property
     def _present(self) -> DataPlane:
@@ -206,7 +208,8 @@ class Endpoint:
         """
         if len(told.dtypes) != len(told.manifest.tensors):
             raise InvalidMessage(f"{len(told.dtypes)} dtypes of {len(told.manifest.tensors)} tensors")
-        self._hub.site_id, self._pieces = told.site_id, told.pieces
+        self._slices.lay_out(told)
+        self._hub.site_id = told.site_id
         if self.plane is not None and self.plane.layout.manifest.digest != told.manifest.digest:
             raise ConfigError(
                 f"{self._home.folder} holds the state of another model than host 0 has; choose another with --home"
@@ -355,27 +358,5 @@ class Endpoint:
 
     async def _take_snapshot(self, job: hosts.TakeSnapshot, channel: grpc.aio.Channel, session: int) -> None:
         """What other hosts wrote of this one's tensors, into its own SNAPSHOT."""
-        plane = self._present
-        assert plane.snapshot is not None
-        method: grpc.aio.UnaryStreamMultiCallable[Any, Any] = channel.unary_stream(
-            hosts.TAKE_METHOD,
-            request_serializer=hosts_pb2.TakeSlicesRequest.SerializeToString,
-            response_deserializer=hosts_pb2.TakeSlicesResponse.FromString,
-        )
-        call = method(
-            hosts_pb2.TakeSlicesRequest(
-                session=session, generation=job.generation, fragment=job.fragment, step=job.step, seq=job.seq
-            )
-        )
-        wanted = Wanted(fragment=job.fragment, with_frozen=False)
-        into = views(plane.layout, plane.snapshot.view, self._pieces, wanted)
-        try:
-            await receive_slices(into, call.read, self._limits.stall_s, "host 0 of this site")
-        except grpc.RpcError:
-            error = error_of(await call.code(), await call.details() or "", "host 0 of this site")
-            if isinstance(error, StaleError):
-                return  # those ranks are gone
-            raise error from None
-        finally:
-            call.cancel()
-        self._say(hosts.SnapshotTaken(generation=job.generation, fragment=job.fragment, step=job.step, seq=job.seq))
+        if await self._slices.take(job, self._present, channel, session, self._limits.stall_s):
+            self._say(hosts.SnapshotTaken(generation=job.generation, fragment=job.fragment, step=job.step, seq=job.seq))

@@ -23,6 +23,7 @@ from atoll.node.daemon.home import Home
 from atoll.node.daemon.hosts.endpoint import Endpoint
 from atoll.node.daemon.hosts.link import Outbox, heard, send_slices, while_heard
 from atoll.node.daemon.hosts.rank_socket import RankSocket, Sealed, Shared
+from atoll.node.daemon.hosts.slices_between import SlicesServed
 from atoll.node.daemon.launcher import WORKERS_END_LIMIT_S, Launcher
 from atoll.node.daemon.peers import meet_peers, prepare_kernels
 from atoll.node.daemon.rank_commands import Meeting
@@ -305,8 +306,16 @@ class Follower:
             stack.push_async_callback(processes.close)
             if config.exchange_processes > 1:
                 await processes.start()
+            served = SlicesServed(config, met.security, self._limits, self._rank_socket.written_for)
             endpoint = Endpoint(
-                config, settings, self._limits, home=self._home, met=met, processes=processes, say=self._say
+                config,
+                settings,
+                self._limits,
+                home=self._home,
+                met=met,
+                processes=processes,
+                site_address=await served.open(stack),
+                say=self._say,
             )
             if (standing := self._security.standing) is not None:
                 standing.tell_banned(endpoint.ban)
@@ -337,7 +346,8 @@ class Follower:
                 layout=plane.layout,
                 snapshot=plane.snapshot,
                 publish=plane.publish_buffer,
-                own_tensors=endpoint.own_tensors,
+                tensors_of=endpoint.tensors_of,
+                key=told.key,
             )
         )
 

@@ -25,7 +25,7 @@ from atoll.node.daemon.config import NodeConfig
 from atoll.node.daemon.home import Home
 from atoll.node.daemon.hosts.attached import AttachedHost, Hosts
 from atoll.node.daemon.hosts.leading_exchanges import LeadingExchanges
-from atoll.node.daemon.hosts.link import Outbox, heard, while_heard
+from atoll.node.daemon.hosts.link import CONNECTIONS_EACH, IDLE_LIMIT_S, Outbox, heard, while_heard
 from atoll.node.daemon.hosts.moving import Context, LaidOut, Moving, refusing
 from atoll.node.daemon.hosts.ranks_elsewhere import RankElsewhere
 from atoll.node.daemon.hosts.replicas import Replicas
@@ -41,7 +41,7 @@ from atoll.protocol import messages as m
 from atoll.protocol.endpoints import Places
 from atoll.protocol.errors import AtollError, InvalidMessage, PeerError, RefusedError
 from atoll.protocol.layout import Layout, Manifest
-from atoll.protocol.machine import Network
+from atoll.protocol.machine import Machine, Network
 from atoll.protocol.settings import RunSettings, settings_to_json
 from atoll.protocol.time_limits import TimeLimits
 from atoll.protocol.trust.access import WITHIN_SITE, guarded
@@ -54,11 +54,6 @@ log = logging.getLogger("atoll.node")
 STOP_S = 0.5
 CLOSE_LIMIT_S = 5.0
 """For the hosts to hear that the site has ended."""
-CONNECTIONS_EACH = 64
-"""Of another host, which needs about six. Those that a cut link has left count until keepalive notices, up to 30 s
-later: a link that comes and goes leaves several of each."""
-IDLE_LIMIT_S = 86_400.0
-"""Of connections for slices, between two windows."""
 IS_OPEN = (
     "%s is open to the network without credentials, and so is the store in which the ranks of the site's hosts meet: "
     "let nobody but these hosts reach them"
@@ -206,15 +201,24 @@ class Leader:
             pieces=pieces,
             snapshot=snapshot,
             tensors_of=tuple(frozenset(map(layout.name_of, chunks)) for chunks in own),
+            key=Machine().token_bytes(hosts.KEY_BYTES),
         )
+        addresses_of = {host.number: host.site_address for host in self._hosts.ready}
+        everyone = range(self._config.site_hosts)
         for host in self._hosts.ready:
+            written = [
+                ranks.pieces_for(host.number, self._ranks_of(of)) if of != host.number else [] for of in everyone
+            ]
             word = hosts.SiteLaidOut(
                 generation=self._generation,
                 site_id=self._donor().site_id,
                 manifest=layout.manifest,
                 chunk_elements=layout.chunk_elements,
                 dtypes=tuple(pieces.dtypes.get(spec.name, spec.dtype) for spec in layout.manifest.tensors),
-                pieces=tuple(ranks.pieces_for(host.number, self._ranks_of(host.number))),
+                pieces=tuple(itertools.chain.from_iterable(written)),
+                num_pieces=tuple(map(len, written)),
+                host_addresses=tuple(addresses_of.get(of, "") for of in everyone),
+                key=ranks.key,
             )
             host.say(word)
             host.is_laid_out = True
@@ -242,7 +246,7 @@ class Leader:
             await self.replicas.publish(content, lambda: ranks is self.ranks)
 
     async def share(self, output: ShareSnapshot) -> None:
-        """SNAPSHOT is whole here: each host takes what it is to send of it."""
+        """All ranks have sealed: each host takes what it is to send, from the hosts whose ranks wrote it."""
         ranks = self.ranks
         if ranks is None or ranks.generation != output.generation:
             return
@@ -366,12 +370,12 @@ class Leader:
 
     def _is_ready(self, host: AttachedHost, ready: hosts.HostReady) -> None:
         found = (ready.address, *ready.process_addresses)
-        if host.addresses or not all(map(addresses.is_plain, found)):
-            where = ", ".join(map(repr, found))
+        if host.addresses or not all(map(addresses.is_plain, (*found, ready.site_address))):
+            where = ", ".join(map(repr, (*found, ready.site_address)))
             raise InvalidMessage(f"{host.words} says again where it is, or at no address: {where}")
         if len(found) != self._config.exchange_processes:
             raise InvalidMessage(f"{host.words} is at {len(found)} addresses, one for each process is expected")
-        host.addresses = found
+        host.addresses, host.site_address = found, ready.site_address
         log.info("%s is here", host.words)
         if self._settings.sync.error_feedback:
             self._handle(HostErrors(tuple(None if at < 0 else at for at in ready.error_commits)))

@@ -15,9 +15,14 @@ from atoll.protocol.errors import InvalidMessage, PeerError
 from atoll.protocol.v1 import hosts_pb2
 
 Envelope = TypeVar("Envelope", hosts_pb2.AttachRequest, hosts_pb2.AttachResponse)
-Part = TypeVar("Part", hosts_pb2.PutSlicesRequest, hosts_pb2.TakeSlicesResponse)
+Part = TypeVar("Part", hosts_pb2.PutSlicesRequest, hosts_pb2.TakeSlicesResponse, hosts_pb2.TakeFromHostResponse)
 
 BEATS_A_LEASE = 4
+CONNECTIONS_EACH = 64
+"""Of another host, which needs about six. Those that a cut link has left count until keepalive notices, up to 30 s
+later: a link that comes and goes leaves several of each."""
+IDLE_LIMIT_S = 86_400.0
+"""Of connections for slices, between two windows."""
 
 
 class Outbox(Generic[Envelope]):

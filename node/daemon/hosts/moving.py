@@ -42,14 +42,17 @@ class LaidOut:
     tensors_of: tuple[frozenset[str], ...]
     """Those whose chunks each host has."""
 
-    def pieces_for(self, host: int, ranks: range) -> list[Piece]:
-        """What ranks of other hosts write of that host's tensors."""
-        others = (rank for rank in range(len(self.pieces.owned)) if rank not in ranks)
-        return [p for rank in others for p in self.pieces.owned_by(rank) if p.name in self.tensors_of[host]]
+    key: bytes
+    """With which hosts ask each other for what these ranks wrote."""
 
-    def pieces_from(self, host: int, rank: int, *, all_tensors: bool) -> list[Piece]:
-        """What host 0 needs of a rank of that host: where it makes the state of it, all tensors."""
-        return [p for p in self.pieces.owned_by(rank) if all_tensors or p.name not in self.tensors_of[host]]
+    def pieces_for(self, host: int, ranks: range) -> list[Piece]:
+        """What these ranks write of that host's tensors."""
+        written = (rank for rank in range(len(self.pieces.owned)) if rank in ranks)
+        return [p for rank in written for p in self.pieces.owned_by(rank) if p.name in self.tensors_of[host]]
+
+    def pieces_from(self, rank: int, *, all_tensors: bool) -> list[Piece]:
+        """What host 0 needs of a rank of another host: where it makes the state of it, all tensors."""
+        return [p for p in self.pieces.owned_by(rank) if all_tensors or p.name in self.tensors_of[0]]
 
 
 def refusing(answer: Callable[..., Any]) -> Callable[..., Any]:
@@ -125,7 +128,7 @@ class Moving:
         if opened.rank not in self.ranks_of(host.number):
             raise InvalidMessage(f"{host.words} has no rank {opened.rank}")
         wanted = Wanted(fragment=opened.fragment, with_frozen=opened.with_frozen)
-        pieces = laid_out.pieces_from(host.number, opened.rank, all_tensors=opened.with_frozen)
+        pieces = laid_out.pieces_from(opened.rank, all_tensors=opened.with_frozen)
         into = views(laid_out.layout, laid_out.snapshot.view, pieces, wanted)
 
         async def read() -> Any:
@@ -145,10 +148,11 @@ class Moving:
 
     @refusing
     async def take_slices(self, asked: hosts_pb2.TakeSlicesRequest, context: Context) -> None:
-        """From SNAPSHOT, which does not change until this host says that it has them."""
+        """What ranks of host 0 wrote, from SNAPSHOT. That does not change until the host says that it has it, or until
+        it is given up, and then written under another number."""
         host, laid_out = self._of_session(asked.session), self._laid_out(asked.generation)
         wanted = Wanted(fragment=asked.fragment, with_frozen=False)
-        pieces = laid_out.pieces_for(host.number, self.ranks_of(host.number))
+        pieces = laid_out.pieces_for(host.number, self.ranks_of(0))
         found = views(laid_out.layout, laid_out.snapshot.view, pieces, wanted)
         await send_slices(found, hosts_pb2.TakeSlicesResponse, context.write, self.limits.stall_s, host.words)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -21,7 +21,7 @@ from atoll.node.dataplane.slices import Items, Wanted, views
 from atoll.node.local_protocol import Greeting, LocalJoin, LocalLayout, Piece, SealedReport
 from atoll.node.tasks import Tasks, end
 from atoll.protocol import wire
-from atoll.protocol.errors import ConfigError, InvalidMessage
+from atoll.protocol.errors import ConfigError, InvalidMessage, StaleError
 from atoll.protocol.layout import Layout
 from atoll.protocol.threads import run_to_its_end
 from atoll.protocol.v1 import local_pb2
@@ -39,6 +39,11 @@ class _Rank:
     pieces: tuple[Piece, ...] = ()
     owned: tuple[int, ...] = ()  # indices into them
     has_applied: bool = False  # it was told to take a version: what it seals next has no frozen tensors
+    sealed: dict[int, tuple[int, int]] = field(default_factory=dict)  # by fragment: step and seq of the last
+
+    @property
+    def owned_pieces(self) -> tuple[Piece, ...]:
+        return tuple(self.pieces[index] for index in self.owned)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,8 +64,10 @@ class Shared:
     layout: Layout
     snapshot: SharedBuffer
     publish: SharedBuffer
-    own_tensors: frozenset[str]
-    """Whose chunks this host has."""
+    tensors_of: tuple[frozenset[str], ...]
+    """Whose chunks each host of the site has."""
+    key: bytes
+    """With which other hosts ask for what these ranks wrote."""
 
 
 class RankSocket:
@@ -143,13 +150,14 @@ class RankSocket:
             rank.rank, rank.pieces = request.rank, joined.pieces
         self._say(hosts.RankFrame(connection=number, data=frame))
         if body == "sealed":
-            pieces = tuple(rank.pieces[index] for index in rank.owned)
+            report = wire.from_proto(SealedReport, request.sealed)
+            rank.sealed[report.fragment] = report.step, report.seq
             self._sealed(
                 Sealed(
                     generation=request.generation,
                     rank=rank.rank,
-                    report=wire.from_proto(SealedReport, request.sealed),
-                    pieces=pieces,
+                    report=report,
+                    pieces=rank.owned_pieces,
                     with_frozen=not rank.has_applied,
                 )
             )
@@ -203,7 +211,24 @@ class RankSocket:
         shared = self._shared
         assert shared is not None
         wanted = Wanted(fragment=sealed.report.fragment, with_frozen=sealed.with_frozen)
-        pieces = [p for p in sealed.pieces if sealed.with_frozen or p.name not in shared.own_tensors]
+        pieces = [p for p in sealed.pieces if sealed.with_frozen or p.name in shared.tensors_of[0]]
+        return list(views(shared.layout, shared.snapshot.view, pieces, wanted))
+
+    def written_for(self, asked: hosts.TakeFromHostRequest) -> list[Items]:
+        """Of this host's SNAPSHOT, what its ranks wrote of the tensors of the host that asks. They write there again
+        only under another number, by which the host that asks knows that what it has is nothing.
+
+        Raises StaleError unless it is what they have sealed last.
+        """
+        shared, of = self._shared, (asked.step, asked.seq)
+        sealed = [rank for rank in self._ranks.values() if rank.sealed.get(asked.fragment) == of]
+        if shared is None or asked.key != shared.key or len(sealed) < self._config.num_ranks:
+            raise StaleError("what these ranks wrote is not there, or not any more")
+        if not 0 < asked.host < self._config.site_hosts:
+            raise InvalidMessage(f"host {asked.host} of a site of {self._config.site_hosts} asks for slices")
+        listed = (piece for rank in sorted(sealed, key=lambda rank: rank.rank) for piece in rank.owned_pieces)
+        pieces = [piece for piece in listed if piece.name in shared.tensors_of[asked.host]]
+        wanted = Wanted(fragment=asked.fragment, with_frozen=False)
         return list(views(shared.layout, shared.snapshot.view, pieces, wanted))
 
 

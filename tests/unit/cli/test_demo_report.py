@@ -12,7 +12,7 @@ import pytest
 from atoll.cli.demo import DemoOptions
 from atoll.cli.demo_report import Baselines, Report, SiteReport, as_document, as_text, data_parallel_bytes, failures
 from atoll.cli.demo_script import losses_of, script_command
-from atoll.cli.demo_setup import demo_settings
+from atoll.cli.demo_setup import demo_settings, layouts, node_command, site_names
 from atoll.cli.recorded import default_file, find_recorded, read_entries
 from atoll.cli.words import count, duration, share
 from atoll.protocol.errors import ConfigError
@@ -203,3 +203,17 @@ def test_a_script_and_its_arguments(tmp_path: Path) -> None:
 def test_options_that_a_script_does_not_go_with(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="--script"):
         demo_settings(DemoOptions(**options))
+
+
+def test_a_site_of_the_demo_has_as_many_ranks_as_its_layout_names(tmp_path: Path) -> None:
+    assert [str(layout) for layout in layouts(DemoOptions(num_sites=2, layouts="1,fsdp=2+ep=-1"))] == [
+        "",
+        "dp_shard=2,ep=2",
+    ]
+    options = DemoOptions(num_sites=3, layouts="1,fsdp=2,tp=2+pp=2")
+    told = [" ".join(node_command(options, tmp_path, name)) for name in site_names(3)]
+    assert "--parallel" not in told[0]
+    assert "--parallel dp_shard=2 " in told[1]
+    assert "--parallel tp=2,pp=2 " in told[2]
+    with pytest.raises(ConfigError, match=r"--layouts tp=-1\+pp=2: .* give each size a number"):
+        layouts(DemoOptions(num_sites=2, layouts="1,tp=-1+pp=2"))

@@ -36,6 +36,8 @@ def config_of(words: str, coordinator: str = "--coordinator 127.0.0.1:1") -> Nod
         ("--parallel tp=2", 1),
         ("--parallel pp=2 --ranks 1", 1),
         ("--parallel dp_shard=-1", 1),
+        ("--parallel pp=-1,tp=2 --ranks 4", 4),
+        ("--parallel dp_shard=4,ep=-1", 2),
     ],
 )
 def test_ranks_are_said_of_each_host_and_the_layout_of_all(words: str, num_ranks: int) -> None:

@@ -17,7 +17,7 @@ from atoll.protocol.layout import Manifest, Role, TensorSpec
 from atoll.protocol.v1 import hosts_pb2, session_pb2
 
 SAID, TOLD = get_args(hosts.HostSaid), get_args(hosts.HostTold)
-CLASSES = list(dict.fromkeys((*SAID, *TOLD, hosts.SlicesPut, hosts.PayloadsOf)))
+CLASSES = list(dict.fromkeys((*SAID, *TOLD, hosts.SlicesPut, hosts.TakeFromHostRequest, hosts.PayloadsOf)))
 MEMBER = m.Member(site_id=3, incarnation=1, address="10.0.0.1:5", tokens=5)
 PLAN = m.Plan(
     sync=1,
@@ -48,7 +48,9 @@ SOURCES = m.Sources(
     touched=(),
 )
 MANIFEST = Manifest.canonical([TensorSpec(name="w", shape=(3,), dtype="F32", role=Role.TRAINABLE)])
-READY = hosts.HostReady(address="10.0.0.2:5", has_state=False, commit=0, state_hash=b"", branch=0)
+READY = hosts.HostReady(
+    address="10.0.0.2:5", has_state=False, commit=0, state_hash=b"", branch=0, site_address="10.1.0.2:5"
+)
 DONE = m.Done(sync=1, attempt=2, term=3, payload_digest=bytes(32), last_commit=0, state_hash=bytes(32), tokens=(5,))
 FAILED = m.ExchangeFailed(
     sync=1, attempt=2, term=3, peer_site_id=4, direction=m.Direction.SENDING, phase="payloads", text="silent"
@@ -90,6 +92,7 @@ def test_words_come_back_equal() -> None:
             state_hash=bytes(32),
             branch=3,
             error_commits=(0, -1, 1 << 60),
+            site_address="10.1.0.2:5",
         ),
         hosts.StateHeld(has_state=False, commit=0, state_hash=b"", lacks="payloads", number=2),
         hosts.SourcesWanted(),
@@ -114,6 +117,9 @@ def test_words_come_back_equal() -> None:
             chunk_elements=400,
             dtypes=("F32", "BF16"),
             pieces=(Piece(name="w", offsets=(1,), sizes=(2,), dtype="F32"),),
+            num_pieces=(1, 0, 0),
+            host_addresses=("", "10.1.0.2:5", "10.1.0.3:5"),
+            key=bytes(16),
         ),
         hosts.HoldState(site_id=3, sources=SOURCES, number=1 << 60),
         hosts.ApplyAtHost(commit=COMMIT),
@@ -152,6 +158,7 @@ def test_what_has_no_body_or_is_too_long_is_refused() -> None:
         hosts.HostFailed(generation=1, text="x" * 4097, exit_code=1),
         hosts.RankFrame(connection=1, data=bytes(MAX_FRAME_BYTES + 1)),
         replace(READY, address="a" * 257),
+        replace(READY, site_address="a" * 257),
         replace(READY, state_hash=bytes(33)),
         replace(READY, error_commits=(0,) * (m.MAX_FRAGMENTS + 1)),
         hosts.StateHeld(has_state=True, commit=0, state_hash=bytes(33)),
@@ -170,6 +177,8 @@ def test_the_largest_frame_of_a_rank_fits_into_a_message() -> None:
 def test_slices_say_where_they_belong() -> None:
     put = hosts.SlicesPut(session=1, generation=2, rank=3, step=4, seq=5, fragment=6, with_frozen=True)
     assert wire.from_proto(hosts.SlicesPut, wire.to_proto(put)) == put
+    taken = hosts.TakeFromHostRequest(host=1, key=bytes(16), fragment=3, step=4, seq=5)
+    assert wire.from_proto(hosts.TakeFromHostRequest, wire.to_proto(taken)) == taken
     of = hosts.PayloadsOf(session=1, sync=2, term=3, attempt=4)
     assert wire.from_proto(hosts.PayloadsOf, wire.to_proto(of)) == of
 

@@ -36,7 +36,14 @@ def test_publishing_is_said_as_it_is_and_waits_for_every_host(tmp_path: Path, co
     async def main() -> None:
         async with led(tmp_path, site_hosts=3) as site:
             state_hash = await site.has_state()
-            ready = hosts.HostReady(address="127.0.0.1:9", has_state=True, commit=0, state_hash=state_hash, branch=0)
+            ready = hosts.HostReady(
+                address="127.0.0.1:9",
+                has_state=True,
+                commit=0,
+                state_hash=state_hash,
+                branch=0,
+                site_address="127.0.0.1:9",
+            )
             told = [await site.host(number, ready=ready, num_hosts=3) for number in (1, 2)]
             for missing in ((2,), ()):
                 await site.hosts_changed(*missing)

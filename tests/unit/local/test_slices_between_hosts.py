@@ -50,7 +50,14 @@ def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def hand_ready(state_hash: bytes, address: str = HAND_ADDRESS) -> hosts.HostReady:
     """Of one that holds commit 0, if that has a hash."""
-    return hosts.HostReady(address=address, has_state=bool(state_hash), commit=0, state_hash=state_hash, branch=0)
+    return hosts.HostReady(
+        address=address,
+        has_state=bool(state_hash),
+        commit=0,
+        state_hash=state_hash,
+        branch=0,
+        site_address=HAND_ADDRESS,
+    )
 
 
 def taken(**wrong: int) -> hosts.SnapshotTaken:
@@ -178,11 +185,14 @@ def test_slices_that_arrive_when_their_generation_is_over_are_not_said(
 def test_a_host_hears_what_the_site_holds_and_what_ranks_elsewhere_write_of_its_tensors(tmp_path: Path) -> None:
     async def main() -> None:
         async with led(tmp_path, site_hosts=3) as site:
-            both = [await site.host(number, num_hosts=3) for number in (1, 2)]
-            for _ in both:
+            both = []
+            for number in (1, 2):
+                ready = replace(hand_ready(b""), site_address=f"127.0.0.1:{number}")
+                both.append(await site.host(number, ready=ready, num_hosts=3))
                 await site.event(HostsChanged)
             site.starts(1)
             site.lays_out()
+            assert site.leader.ranks is not None
             for host, of in zip(both, ((), ("w", "count")), strict=True):  # of two tensors and a count
                 await host.hears(hosts.StartRanks)
                 told = await host.hears(hosts.SiteLaidOut)
@@ -193,6 +203,10 @@ def test_a_host_hears_what_the_site_holds_and_what_ranks_elsewhere_write_of_its_
                 ranks = (0,) if host.number == 1 else (0, 1)
                 owned = [piece for rank in ranks for piece in pieces_of_site().owned_by(rank)]
                 assert [p for p in told.pieces if p.name in of] == [p for p in owned if p.name in of]
+                by_host = [[p for p in pieces_of_site().owned_by(rank) if p.name != "v"] for rank in (0, 1)]
+                assert told.num_pieces == ((0, 0, 0) if host.number == 1 else (*map(len, by_host), 0))
+                assert told.host_addresses == ("", "127.0.0.1:1", "127.0.0.1:2")
+                assert told.key == site.leader.ranks.key
 
     transport.run(main())
 

@@ -22,6 +22,7 @@ from atoll.protocol.layout import Manifest
 from atoll.protocol.sources_parts import most_bytes
 from tests.harness.data_plane import commit_record, filled
 from tests.harness.following import Following, an_older_state, following, hosts_meet_at_once
+from tests.harness.hand_host import HAND_ADDRESS
 from tests.harness.hosts import SITE_ID, Led, led
 from tests.harness.model_on_hosts import LAYOUT, SETTINGS, SPECS, logged, payloads_of
 
@@ -427,7 +428,12 @@ def test_a_host_at_another_commit_is_brought_to_that_of_host_0(tmp_path: Path, a
             await site.commits(1)
             await site.commits(2)
             ready = hosts.HostReady(
-                address="127.0.0.1:9", has_state=at is not None, commit=at or 0, state_hash=first, branch=0
+                address="127.0.0.1:9",
+                has_state=at is not None,
+                commit=at or 0,
+                state_hash=first,
+                branch=0,
+                site_address=HAND_ADDRESS,
             )
             host = await site.host(ready=ready)
             assert [donor.commit for donor in (await host.hears(hosts.HoldState)).sources.donors] == [2]

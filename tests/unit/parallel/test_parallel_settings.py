@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -35,6 +37,10 @@ MODEL = ModelSettings(dim=32, num_layers=4, num_heads=4, num_kv_heads=2, ffn_dim
         ("dp_replicate=-1, dp_shard=2, pp=2", 12, 6),
         ("tp=2,pp=2", 4, 1),
         ("dp_shard=-1,cp=2,cp_ulysses=1", 8, 4),
+        ("tp=-1,dp_shard=2", 8, 2),
+        ("pp=-1,pp_schedule=interleaved-1f1b,dp_replicate=2", 8, 2),
+        ("cp=-1,cp_ulysses=2,tp=2", 8, 1),
+        ("ep=-1,dp_shard=4,pp=2", 8, 4),
         ("dp_replicate=2,zero=0", 2, 2),
     ],
 )
@@ -74,6 +80,58 @@ def test_ranks_that_do_not_fit_are_refused(text: str, num_ranks: int, words: str
         parse(text).num_ranks(num_ranks)
 
 
+@pytest.mark.parametrize(
+    ("text", "num_ranks", "named"),
+    [
+        ("dp_replicate=-1,dp_shard=2", 6, "dp_replicate=3,dp_shard=2"),
+        ("dp_shard=-1,tp=3", 6, "dp_shard=2,tp=3"),
+        ("cp=-1,pp=3", 6, "cp=2,pp=3"),
+        ("tp=-1", 6, "tp=6"),
+        ("pp=-1,dp_shard=2", 6, "pp=3,dp_shard=2"),
+        ("ep=-1,dp_shard=3,cp=2", 6, "ep=6,dp_shard=3,cp=2"),
+    ],
+)
+def test_any_one_size_takes_the_rest(text: str, num_ranks: int, named: str) -> None:
+    assert parse(text).resolved(num_ranks) == parse(named)
+
+
+@given(
+    st.permutations(("dp_replicate", "dp_shard", "cp", "tp", "pp")),
+    st.lists(st.integers(1, 4), min_size=5, max_size=5),
+    st.integers(1, 400),
+)
+def test_the_rest_is_what_is_left_or_refused(names: list[str], sizes: list[int], num_ranks: int) -> None:
+    others = dict(zip(names[1:], sizes, strict=False))
+    product = math.prod(others.values())
+    settings = parse(",".join(f"{name}={size}" for name, size in {**others, names[0]: -1}.items()))
+    if num_ranks % product:
+        with pytest.raises(ConfigError, match=f"cannot be divided by the {product} .* choose --ranks"):
+            settings.resolved(num_ranks)
+    else:
+        taken: dict[str, Any] = {names[0]: num_ranks // product}
+        assert settings.resolved(num_ranks) == replace(settings, **taken)
+
+
+@pytest.mark.parametrize(
+    ("text", "num_ranks", "words"),
+    [
+        ("pp=-1,pp_schedule=gpipe", 1, "say pp=2 or more"),
+        ("pp=-1,microbatches=2,tp=2", 6, "microbatches=2 with pp=3"),
+        ("pp=-1,accumulation=2", 2, "say microbatches=8"),
+        ("tp=-1,sequence_parallel=1", 1, "say tp=2 or more"),
+        ("tp=-1,compile=1,checkpointing=full", 2, "choose checkpointing=selective"),
+        ("cp=-1,cp_ulysses=3", 4, "cp_ulysses=3 does not divide cp=4"),
+        ("cp=-1,ep=3", 4, "ep=3 does not divide the 4 ranks"),
+        ("ep=-1,dp_shard=2,checkpointing=selective", 2, "with ep=2"),
+        ("cp=-1,offload=1", 1, "offload=1 is of parameters that FSDP2 has"),
+    ],
+)
+def test_what_contradicts_the_rest_is_refused_when_it_is_known(text: str, num_ranks: int, words: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        parse(text).resolved(num_ranks)
+    assert words in str(raised.value)
+
+
 @pytest.mark.parametrize("text", ["offload=1", "dp_replicate=2,offload=1", "dp_shard=-1,offload=1,dp_replicate=2"])
 def test_offload_is_of_what_fsdp2_has(text: str) -> None:
     with pytest.raises(ConfigError, match="say dp_shard=2 or more, or leave out offload"):
@@ -93,12 +151,16 @@ def test_a_site_of_another_number_of_ranks_is_refused() -> None:
         ("tp=", 'say "tp=..." with a value'),
         ("tp=2,tp=2", "tp is said twice"),
         ("tp=two", 'tp is a whole number, not "two"'),
-        ("tp=0", "tp=0: at least 1"),
-        ("tp=-1", "tp=-1: at least 1"),
-        ("pp=-1", "pp=-1: at least 1"),
-        ("dp_shard=0", "or -1 for the ranks that are left"),
-        (f"tp={1 << 40}", "at least 1"),
-        ("dp_shard=-1,dp_replicate=-1", "only one of them"),
+        ("tp=0", "tp=0: choose 1 to 1048576, or -1 for the ranks that are left"),
+        ("pp=-2", "pp=-2: choose 1 to"),
+        (f"tp={1 << 40}", "choose 1 to 1048576"),
+        ("dp_shard=-1,dp_replicate=-1", "dp_replicate=-1,dp_shard=-1: only one of them"),
+        ("tp=-1,pp=-1,cp=2", "pp=-1,tp=-1: only one of them"),
+        ("dp_shard=-1,ep=-1", "dp_shard=-1,ep=-1: only one of them"),
+        ("ep=-1", "ep=-1 takes all ranks of dp_shard and cp, and there is one: say dp_shard=2"),
+        ("ep=-1,tp=2", "ep=-1 takes all ranks"),
+        ("cp=-1,zero=0", "zero=0 shares nothing"),
+        ("tp=-1,dp_replicate=2,zero=1", "zero=1 is of ranks that each have the whole model"),
         ("zero=4,dp_shard=2", "zero=4"),
         ("zero=1,dp_shard=2", "zero=1 is of ranks that each have the whole model"),
         ("zero=1,dp_replicate=2,tp=2", "zero=1 is of ranks that each have the whole model"),
@@ -109,7 +171,6 @@ def test_a_site_of_another_number_of_ranks_is_refused() -> None:
         ("pp=2,pp_schedule=interleaved-zero-bubble,microbatches=7", "choose microbatches=6"),
         ("pp=2,pp_schedule=zbv,checkpointing=selective", "choose checkpointing=full or none"),
         ("zero=2", "say dp_shard=2 or more"),
-        ("cp=-1", "cp=-1: at least 1"),
         ("cp=4,cp_ulysses=3", "cp_ulysses=3 does not divide cp=4"),
         ("cp_ulysses=2", "cp_ulysses=2 does not divide cp=1"),
         ("cp=2,cp_ulysses=-1", "cp_ulysses=-1"),
@@ -126,7 +187,7 @@ def test_a_site_of_another_number_of_ranks_is_refused() -> None:
         ("precision=fp8", "precision=fp8"),
         ("dp_shard=2,zero=0", "say dp_replicate in place of dp_shard"),
         ("cp=2,zero=0", "zero=0 shares nothing"),
-        ("ep=0", "ep=0: at least 1"),
+        ("ep=0", "ep=0: choose 1 to"),
         ("dp_shard=2,ep=2,checkpointing=selective", "choose checkpointing=full or none"),
         ("sequence_parallel=1", "say tp=2 or more"),
         ("sequence_parallel=2,tp=2", "sequence_parallel=2"),
