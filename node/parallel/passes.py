@@ -3,8 +3,8 @@ pipeline."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Protocol
 
 import torch
@@ -34,6 +34,9 @@ class Passes(Protocol):
         """The mean loss of this rank's share of the batch, whose gradients are there then, averaged over the data
         ranks; None where another stage of the pipeline has the loss."""
 
+    def loss_of(self, inputs: Tensor, targets: Tensor) -> Tensor | None:
+        """The same without gradients, and without a trace in the model: of a batch as large as those of training."""
+
 
 def parameters_of(passes: Passes) -> list[nn.Parameter]:
     """Of all parts that this rank has."""
@@ -45,6 +48,20 @@ def computing(settings: ParallelSettings, device: torch.device) -> AbstractConte
     if settings.precision == "bf16" and not settings.has_fsdp:
         return torch.autocast(device.type, torch.bfloat16)
     return nullcontext()
+
+
+@contextmanager
+def _evaluating(parts: Sequence[nn.Module]) -> Iterator[None]:
+    """Without gradients, and with modules as they are when they do not train."""
+    training = [part.training for part in parts]
+    try:
+        for part in parts:
+            part.eval()
+        with torch.no_grad():
+            yield
+    finally:
+        for part, was_training in zip(parts, training, strict=True):
+            part.train(was_training)
 
 
 class WholeModel:
@@ -67,6 +84,14 @@ class WholeModel:
             total += loss.detach()
         return total
 
+    def loss_of(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        num_parts = self._settings.accumulation
+        total = torch.zeros((), device=inputs.device)
+        with _evaluating(self.parts), computing(self._settings, inputs.device):
+            for x, y in zip(inputs.chunk(num_parts), targets.chunk(num_parts), strict=True):
+                total += self._loss(self._model(x), y) / num_parts
+        return total
+
     def _alone(self, waits: bool) -> AbstractContextManager[object]:
         """Without a word to other ranks if more is to come."""
         if isinstance(self._model, FSDPModule):
@@ -86,6 +111,10 @@ class SharedSequences:
 
     def __call__(self, inputs: Tensor, targets: Tensor) -> Tensor | None:
         loss = self._passes(self._context.take(inputs), self._context.take(targets))
+        return None if loss is None else self._context.mean(loss)
+
+    def loss_of(self, inputs: Tensor, targets: Tensor) -> Tensor | None:
+        loss = self._passes.loss_of(self._context.take(inputs), self._context.take(targets))
         return None if loss is None else self._context.mean(loss)
 
 
@@ -139,6 +168,16 @@ class Pipeline:
                 self._schedule.step(*given, return_outputs=False)
         if self._tied is not None:
             self._sum_up(self._tied)
+        return torch.stack(losses).mean() if self._has_last else None
+
+    def loss_of(self, inputs: Tensor, targets: Tensor) -> Tensor | None:
+        losses: list[Tensor] = []
+        given = (inputs,) if self._has_first else ()
+        with _evaluating(self.parts), computing(self._settings, self._device):
+            if self._has_last:
+                self._schedule.eval(*given, target=targets, losses=losses)
+            else:
+                self._schedule.eval(*given)
         return torch.stack(losses).mean() if self._has_last else None
 
     def _sum_up(self, tied: nn.Parameter) -> None:

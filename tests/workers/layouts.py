@@ -39,6 +39,8 @@ from examples import own_model
 
 STEPS, BATCH, SEQUENCE, MAX_NORM, RATE = 5, 16, 18, 2.0, 0.25
 """No ranks can share a sequence of 18 without filling it up."""
+EVALUATED_AT = 2
+"""The step after which its batch is evaluated: one loss more."""
 SAME_LOSS = 2e-6
 """What ranks of one data rank may differ by: the last bits of a sum in another order."""
 SETTINGS = RunSettings(
@@ -136,7 +138,7 @@ def train(mesh: Mesh | None, parallel: ParallelSettings, model: str) -> Trained:
     noted = "head" if parallel.compile else GATED
     for module in (m for part in passes.parts for name, m in part.named_modules() if name.endswith(noted)):
         module.register_forward_hook(note)
-    for batch in batches():
+    for number, batch in enumerate(batches()):
         share = batch if mesh is None else batch.chunk(mesh.settings.num_data_ranks)[mesh.data_rank]
         optimizer.zero_grad(set_to_none=True)
         loss = passes(share[:, :-1], share[:, 1:])
@@ -144,6 +146,9 @@ def train(mesh: Mesh | None, parallel: ParallelSettings, model: str) -> Trained:
         optimizer.step()
         balance(passes.parts, mesh)
         losses += [] if loss is None else [loss.item()]
+        if number == EVALUATED_AT:
+            evaluated = passes.loss_of(share[:, :-1], share[:, 1:])
+            losses += [] if evaluated is None else [evaluated.item()]
     num_elements = sum(local(parameter).numel() for parameter in parameters)
     num_graphs, num_breaks = counters["stats"]["unique_graphs"], sum(counters["graph_break"].values())
     values = whole(passes.parts)
@@ -191,7 +196,7 @@ def held(layout: str, world: int, alone: dict[tuple[str, str], Trained]) -> Held
             known = said.setdefault(data_rank, losses)
             assert difference_of(known, losses) <= SAME_LOSS, f"data rank {data_rank}: {known} and {losses}"
     means = [sum(of_step) / len(said) for of_step in zip(*said.values(), strict=True)]
-    assert len(means) == STEPS
+    assert len(means) == STEPS + 1
     worst = torch.tensor(
         [
             difference(found.first, expected.first),
