@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import sys
 from pathlib import Path
@@ -37,6 +38,12 @@ def test_the_page_follows_a_run_and_shows_a_killed_site(tmp_path: Path) -> None:
         page.ask("document.getElementById('chart').focus()")
         page.press("ArrowLeft")
         assert page.ask("document.getElementById('readout').textContent").startswith("step ")
+        page.until("['train', 'wait', 'exchange', 'apply'].every((kind) => document.querySelector('#phases .' + kind))")
+        page.ask("const of = document.getElementById('phases-of'); of.value = 'a';"
+                 "of.dispatchEvent(new Event('change')); document.getElementById('phases').focus()")  # fmt: skip
+        page.press("ArrowLeft")
+        told = page.ask("document.getElementById('phases-readout').textContent")
+        assert re.fullmatch(r"sync \d+, a: train [\d.]+ s, snapshot .* s, exchange .* s, apply .* s, wait [\d.]+ s", told)
         for width in (1200, 390):
             page.look(tmp_path / f"{width}.png", width=width, dark=width == 390)
             assert page.ask("document.documentElement.scrollWidth") <= width, "nothing lies beyond the screen"

@@ -195,7 +195,8 @@ def test_samples_that_a_rollback_has_skipped_since_the_copy_stay_done() -> None:
     assert again.done_samples() == story.done_samples() == ranges_of("0-24,50-79")
     again.sites = {}
     for name in "ab":
-        again.connect(name, state=(1, "t1"), branch=again.view.branch)
+        again.connect(name, state=(1, "t1"), branch=1)
+        again.connect(name, state=(1, "t1"), branch=again.view.branch, again=True)
         again.offer(name)
     assert again.wants("a", 30) == ranges_of("25-49,80-84"), "harmful ones are not drawn again"
 

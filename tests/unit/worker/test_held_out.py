@@ -95,7 +95,7 @@ def test_too_little_text_to_evaluate_on_is_said(
     (tmp_path / "text").write_bytes(TEXT[:320])
     node = FakeNode()
     start(node, monkeypatch, (str(tmp_path / "text"),), settings=EVERY_SECOND)
-    node.script = [(0, apply(MergeMode.REPLACE, 1, fresh=True)), (1, apply(MergeMode.REPLACE, 2, version=2)), (1, STOP)]
+    node.script = [(0, apply(MergeMode.REPLACE, 1, fresh=True)), (1, apply(MergeMode.REPLACE, 2, version=2)), (2, STOP)]
     trainer.main()
     assert "nothing is evaluated: 16 held-out bytes or tokens are fewer than a sequence of 16" in capsys.readouterr().err
     assert node.said("logged") == []
