@@ -22,6 +22,7 @@ PLAIN = Path(__file__).parents[1] / "workers" / "plain_worker.py"
 WORKER = [sys.executable, str(PLAIN), "--step-delay-s", "0.1", "--best-commit", str(BEST)]
 SETTINGS = RunSettings(
     run_id="tracked",
+    data="local",
     steps=100_000,
     min_sites=2,
     quorum=2,
