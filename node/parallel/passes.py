@@ -29,6 +29,8 @@ class Passes(Protocol):
     """What this rank has of the model."""
     counted_elsewhere: Sequence[nn.Parameter]
     """Of these, what another stage has too, which counts it in the norm of the gradients."""
+    why_no_loss: str
+    """Why there is no `loss_of`; empty if there is."""
 
     def __call__(self, inputs: Tensor, targets: Tensor) -> Tensor | None:
         """The mean loss of this rank's share of the batch, whose gradients are there then, averaged over the data
@@ -70,6 +72,7 @@ class WholeModel:
     def __init__(self, model: nn.Module, loss: Loss, settings: ParallelSettings) -> None:
         self.parts: Sequence[nn.Module] = (model,)
         self.counted_elsewhere: Sequence[nn.Parameter] = ()
+        self.why_no_loss = ""
         self._model, self._loss, self._settings = model, loss, settings
 
     def __call__(self, inputs: Tensor, targets: Tensor) -> Tensor:
@@ -107,6 +110,7 @@ class SharedSequences:
     def __init__(self, passes: Passes, context: Context) -> None:
         """`passes` have the loss `context.of_share`."""
         self.parts, self.counted_elsewhere = passes.parts, passes.counted_elsewhere
+        self.why_no_loss = passes.why_no_loss
         self._passes, self._context = passes, context
 
     def __call__(self, inputs: Tensor, targets: Tensor) -> Tensor | None:
@@ -145,6 +149,9 @@ class Pipeline:
 
         settings, group = mesh.settings, mesh.whole.get_group("pp")
         self._tied, self._group = tied, group
+        self.why_no_loss = ""
+        if (name := settings.pp_schedule) in V_SCHEDULES:  # a stage takes the gradients of its neighbour on this rank
+            self.why_no_loss = f"torch's schedule pp_schedule={name} has no forward passes alone"
         self.parts = parts
         self._settings, self._device = settings, device
         numbers = stages_of(mesh.stage, settings)

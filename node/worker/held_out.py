@@ -38,13 +38,15 @@ class HeldOut:
         self._says = is_first_reader
         self._batch_size, self._sequence = batch_size, settings.trainer.sequence
         self._every = settings.trainer.evaluate_every
-        if self._every and len(text) <= self._sequence:
+        why_not = passes.why_no_loss
+        if len(text) <= self._sequence:
+            why_not = (
+                f"{len(text)} held-out bytes or tokens are fewer than a sequence of {self._sequence} and one more"
+            )
+        if self._every and why_not:
             self._every = 0
             if site.rank == 0:
-                sys.stderr.write(
-                    f"atoll: nothing is evaluated: {len(text)} held-out bytes or tokens are fewer than a sequence of "
-                    f"{self._sequence} and one more\n"
-                )
+                sys.stderr.write(f"atoll: nothing is evaluated while this site is the run's first: {why_not}\n")
 
     def is_due(self, step: Step) -> bool:
         """Alike at all ranks: the commit decides, and who contributed to it."""
