@@ -40,9 +40,7 @@ class HeldOut:
         self._every = settings.trainer.evaluate_every
         why_not = passes.why_no_loss
         if len(text) <= self._sequence:
-            why_not = (
-                f"{len(text)} held-out bytes or tokens are fewer than a sequence of {self._sequence} and one more"
-            )
+            why_not = f"{len(text)} held-out bytes or tokens are fewer than a sequence of {self._sequence} and one more"
         if self._every and why_not:
             self._every = 0
             if site.rank == 0:
@@ -67,4 +65,4 @@ class HeldOut:
         size = self._sequence + 1
         offsets = np.linspace(0, len(self._text) - size, NUM_BATCHES * self._batch_size, dtype=np.int64)
         windows = torch.from_numpy(np.stack([self._text.window(int(at), size) for at in offsets]))
-        return [batch.to(self._device).long() for batch in windows.split(self._batch_size)]
+        return [batch.to(self._device).long() for batch in torch.split(windows, self._batch_size)]

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from atoll.protocol.figures import PHASES
 from atoll.protocol.settings import RunSettings
 from atoll.protocol.sync_settings import SyncSettings
 from tests.harness.chromium import Chromium, needs_chromium
@@ -43,7 +44,8 @@ def test_the_page_follows_a_run_and_shows_a_killed_site(tmp_path: Path) -> None:
                  "of.dispatchEvent(new Event('change')); document.getElementById('phases').focus()")  # fmt: skip
         page.press("ArrowLeft")
         told = page.ask("document.getElementById('phases-readout').textContent")
-        assert re.fullmatch(r"sync \d+, a: train [\d.]+ s, snapshot .* s, exchange .* s, apply .* s, wait [\d.]+ s", told)
+        seconds = ", ".join(rf"{name} [\d.]+ s" for name in PHASES)
+        assert re.fullmatch(rf"sync \d+, a: {seconds}", told)
         for width in (1200, 390):
             page.look(tmp_path / f"{width}.png", width=width, dark=width == 390)
             assert page.ask("document.documentElement.scrollWidth") <= width, "nothing lies beyond the screen"

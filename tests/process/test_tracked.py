@@ -84,4 +84,3 @@ def test_the_best_model_is_kept_and_each_value_told_once(tmp_path: Path) -> None
         assert after[-1] > before[-1]
         log = (run.home("a") / "node.log").read_text()
         assert re.search(rf"^\S+ \S+ I tracked a [1-9]\d* commit {BEST}\b", log, re.MULTILINE), log[-2000:]
-

@@ -1,5 +1,4 @@
-"""What the newest syncs took at each site, as sites say it with their heartbeats: for people, nothing is decided by it.
-"""
+"""What the newest syncs took at each site, as sites say it with their heartbeats: for people, and nothing else."""
 
 from __future__ import annotations
 
@@ -17,7 +16,7 @@ class PhasesSaid:
         self._by_sync: dict[int, dict[int, tuple[float, ...]]] = {}
 
     def note(self, site_id: int, said: SyncPhases, last_sync: int) -> None:
-        """`last_sync`: the newest one that was opened. What is said of older or later ones than are kept is left out."""
+        """`last_sync`: the newest one that was opened. Later syncs, and those older than are kept, are left out."""
         if not last_sync - KEPT_SYNCS < said.sync <= last_sync:
             return
         for sync in [sync for sync in self._by_sync if sync <= last_sync - KEPT_SYNCS]:

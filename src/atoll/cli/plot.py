@@ -122,9 +122,7 @@ def draw(parts: Sequence[Part], output: Path, *, is_log: bool) -> None:
         for name, (steps, values) in list(part.lines.items())[:MAX_LINES]:
             is_run = name == "the run"
             style = "--" if name.endswith(OUTER) else "-"
-            axes.plot(
-                steps, values, style, label=name, linewidth=2.0 if is_run else 1.0, zorder=3 if is_run else 2
-            )
+            axes.plot(steps, values, style, label=name, linewidth=2.0 if is_run else 1.0, zorder=3 if is_run else 2)
         more = len(part.lines) - MAX_LINES
         axes.set_title(f"{part.title}{f' (and {more} more)' if more > 0 else ''}", loc="left", fontsize=10)
         axes.grid(alpha=0.3)

@@ -46,8 +46,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def picture(document: Mapping[str, Any], width: int, problem: str = "") -> Group:
-    """The run's bar, the table of sites with its notes, figures, and the newest events; `problem`: why no newer ones.
-    """
+    """The run's bar, the table of sites with its notes, figures, newest events; `problem`: why none of it is newer."""
     from rich.console import Group
     from rich.progress_bar import ProgressBar
     from rich.text import Text

@@ -5,13 +5,14 @@ from __future__ import annotations
 import io
 import json
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.console import Console
 
-from atoll.cli import figures, looks, plot, status
+from atoll.cli import figures, plot, status
 from atoll.cli.events import News
 from atoll.cli.main import main
 from atoll.cli.top import picture
@@ -94,9 +95,13 @@ def test_a_restart_of_the_coordinator_ends_no_look(
         (["events", "--follow"], ["commit 1 of term 1", "commit 2 of term 2"]),
         (["status", "--watch"], ["run r: training", "run r: training"]),
     ):
-        monkeypatch.setattr(looks.time, "sleep", lambda s: None)
-        answers = iter([lambda: as_json(1, 1), away, away, lambda: as_json(2, 2, finished=True)])
-        monkeypatch.setattr(status, "source", lambda args, **asked: lambda: next(answers)())
+        monkeypatch.setattr("atoll.cli.looks.time.sleep", lambda s: None)
+        answers = iter((as_json(1, 1), None, None, as_json(2, 2, finished=True)))
+
+        def look(answers: Iterator[dict[str, Any] | None] = answers) -> dict[str, Any]:
+            return next(answers) or away()
+
+        monkeypatch.setattr(status, "source", lambda args, look=look, **asked: look)
         assert main(command) == 0
         found = capsys.readouterr()
         lines = [line for line in found.out.splitlines() if any(words in line for words in said)]
