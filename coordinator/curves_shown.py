@@ -1,4 +1,4 @@
-"""/curves.json: the curves of a run and of its sites, for the page."""
+"""/curves.json: the curves of a run and of its sites, and what its newest syncs took, for the page."""
 
 from __future__ import annotations
 
@@ -31,7 +31,11 @@ class CurvesShown:
 
     def _make(self) -> dict[str, Any]:
         run = [(step, tokens, self._times.get(commit), loss) for commit, step, tokens, loss in self._core.losses()]
-        return {"run": run, "sites": [_document(view) for view in self._core.curves()]}
+        return {
+            "run": run,
+            "sites": [_document(view) for view in self._core.curves()],
+            "phases": [{"sync": sync, "sites": of_sites} for sync, of_sites in self._core.phases()],
+        }
 
 
 def _document(view: CurveView) -> dict[str, Any]:

@@ -307,7 +307,8 @@ class CoordinatorServer:
         if data_ranges:
             document["data_ranges"] = [asdict(view) for view in self._core.data_ranges()]
         document["store_stuck_s"] = round(self._stuck_s, 1)
-        document["sync_times"], document["timeline"] = self._sync_times.document(), self._timeline.document()
+        document["sync_times"] = self._sync_times.document()
+        document["timeline"] = self._timeline.document(self._core.median_phases())
         document["events"] = self._happenings.document()
         certified = self._enrolment
         document |= {"root": certified and certified.root_pem, "root_until_s": certified and certified.root_until_s}

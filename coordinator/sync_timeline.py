@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 
 from atoll.coordinator.core.records import (
@@ -68,6 +68,6 @@ class SyncTimeline:
         if (span := self._open.pop(sync, None)) is not None:
             self._ended.append(replace(span, ended_s=now_s, commit=commit))
 
-    def document(self) -> list[dict[str, object]]:
-        """The newest, ascending; those that are open come last."""
-        return [asdict(span) for span in (*self._ended, *self._open.values())]
+    def document(self, phases: Mapping[int, Mapping[str, float]]) -> list[dict[str, object]]:
+        """The newest, ascending; those that are open come last. `phases`: what sites say of them, by sync."""
+        return [asdict(span) | {"phases": phases.get(span.sync)} for span in (*self._ended, *self._open.values())]

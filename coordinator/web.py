@@ -25,7 +25,7 @@ PROCESS = ProcessCollector(registry=None)
 
 
 async def no_curves() -> Document:
-    return {"run": [], "sites": []}
+    return {"run": [], "sites": [], "phases": []}
 
 
 def status_pages(

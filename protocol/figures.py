@@ -22,6 +22,26 @@ class Figures:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SyncPhases:
+    """What one sync took at a site, for people: ranks train, write SNAPSHOT, wait; the node exchanges and applies."""
+
+    sync: int
+    train_s: float = 0.0
+    snapshot_s: float = 0.0
+    exchange_s: float = 0.0
+    apply_s: float = 0.0
+    wait_s: float = 0.0
+
+    @property
+    def seconds(self) -> tuple[float, ...]:
+        """In the order of `PHASES`."""
+        return self.train_s, self.snapshot_s, self.exchange_s, self.apply_s, self.wait_s
+
+
+PHASES = ("train", "snapshot", "exchange", "apply", "wait")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Readings:
     """What a node says of itself and its ranks now and then, for people alone. Counts are since the node started; 0 is
     said of what is not known."""

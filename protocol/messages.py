@@ -40,7 +40,7 @@ from atoll.protocol.dispute_messages import (
     Shown,
 )
 from atoll.protocol.fields import MAX_MEMBERS, CoordinatorMessage, SiteMessage, bounded, digest
-from atoll.protocol.figures import Figures, Readings
+from atoll.protocol.figures import Figures, Readings, SyncPhases
 from atoll.protocol.layout import MAX_GROUPS
 from atoll.protocol.logged import Best, Logged, LoggedValue
 from atoll.protocol.members import MAX_ENDPOINTS, Endpoint, Member
@@ -56,6 +56,7 @@ MAX_PROBED = 32  # peers that one site probes
 MAX_DONORS = 8  # that one site asks at once
 MAX_LISTED_DONORS = 64  # that it is told of at once; of others when it asks again
 MAX_WAITS = 64  # sites of each kind that a heartbeat names
+MAX_PHASES = 64  # syncs of which a heartbeat says what they took
 MAX_LINKS = 32  # of which a site says at once how they were used
 MAX_TOKENS = 1 << 48  # of one site in one sync
 MAX_MANIFEST_BYTES = 32 << 20
@@ -258,6 +259,7 @@ class Heartbeat(Figures, SiteMessage):
     waits_for_contributions: tuple[int, ...] = bounded(MAX_WAITS, ())
     waits_for_payloads: tuple[int, ...] = bounded(MAX_WAITS, ())
     progress: int = 0
+    phases: tuple[SyncPhases, ...] = bounded(MAX_PHASES, ())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

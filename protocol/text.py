@@ -56,6 +56,16 @@ LOG_FORMATS = ("text", "json")
 class CleanFormatter(logging.Formatter):
     """Log records of one line or more, none of which can be taken for another record."""
 
+    def __init__(self, form: str, sync: Callable[[], int | None] | None = None) -> None:
+        """`sync`: the newest one, for `%(sync)s` in the form; `-` before any was opened."""
+        super().__init__(form)
+        self._sync = sync
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        if self._sync is not None:
+            record.sync = self._sync() or "-"
+        return super().formatMessage(record)
+
     def format(self, record: logging.LogRecord) -> str:
         return CONTINUED.join(clean(super().format(record)).split("\n"))
 

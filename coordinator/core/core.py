@@ -136,6 +136,18 @@ class Core:
         """As in the view, of the run."""
         return tuple(self.run.log.losses.values())
 
+    def phases(self) -> list[tuple[int, dict[str, tuple[float, ...]]]]:
+        """Of the newest syncs, ascending: what each took, by the names of sites, in the order of `PHASES`."""
+        names = {site.site_id: site.name for site in self.run.members.sites.values()}
+        return [
+            (sync, {names.get(site_id, str(site_id)): seconds for site_id, seconds in sorted(of_sites.items())})
+            for sync, of_sites in self.run.phases_said.of_sites()
+        ]
+
+    def median_phases(self) -> dict[int, dict[str, float]]:
+        """By sync: what each phase took at the median site."""
+        return self.run.phases_said.medians()
+
     def curves(self) -> tuple[CurveView, ...]:
         """Of the sites, by step of the run."""
         return curve_views(self.run)
@@ -331,6 +343,8 @@ class Core:
         if message.limit_s != site.heartbeat.limit_s:
             self._due = self._limit_at = self.run.now  # a limit that may be nearer
             liveness.note_limit(self.run, site, message)
+        for phases in message.phases if site.live else ():
+            self.run.phases_said.note(site.site_id, phases, self.run.last_sync)
         site.beats(message)
 
     def _telemetry(self, number: int, header: m.Header, message: m.Telemetry, ack: int) -> None:

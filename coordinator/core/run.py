@@ -31,6 +31,7 @@ from atoll.coordinator.core.sync.link_health import Trouble
 from atoll.coordinator.core.sync.links import PATIENCE, Links
 from atoll.coordinator.core.sync.norms import Norms
 from atoll.coordinator.core.sync.pace import Pace
+from atoll.coordinator.core.sync.phases_said import PhasesSaid
 from atoll.coordinator.core.sync.resting import Resting
 from atoll.coordinator.core.sync.stragglers import Stragglers
 from atoll.coordinator.core.sync.syncs import Sync
@@ -108,6 +109,7 @@ class Run(RunOutputs):
         self.stragglers = Stragglers()
         self.norms = Norms()
         self.curves = Curves(persisted.all(e.CurveRecord), now)
+        self.phases_said = PhasesSaid()
         self.auditing = Audits(persisted.all(e.OpenAuditsRecord))
         self.going_back: GoingBack | None = None
         self.reads_commits = False  # older ones than the log has are being read from the store

@@ -19,6 +19,7 @@ from atoll.node.daemon.config import NodeConfig
 from atoll.node.daemon.journal import Journal
 from atoll.node.daemon.logged_values import LoggedValues
 from atoll.node.daemon.metrics import METRICS, Look
+from atoll.node.daemon.sync_phases import SitePhases
 from atoll.node.daemon.tracing import SiteTraces
 from atoll.node.exchange.hub import Hub
 from atoll.node.relay.attached import Attached
@@ -62,6 +63,7 @@ class Observer:
         self.exchange_total_s = self.apply_total_s = 0.0
         self._sealed_at = 0.0
         self._work: object = None
+        self.phases = SitePhases()
         self.traces: SiteTraces | None = None
         """Of syncs, where they are traced."""
         self.num_lost_spans: Callable[[], int | None] = lambda: None
@@ -80,7 +82,7 @@ class Observer:
     def heartbeat(self) -> m.Heartbeat:
         """What the coordinator hears. Each counts progress."""
         said = self._said()
-        return replace(said, progress=self._count_progress(said))
+        return replace(said, progress=self._count_progress(said), phases=self.phases.taken())
 
     def _count_progress(self, said: m.Heartbeat) -> int:
         """How often the paths that do the work had done any since the heartbeat before; signs of life are none."""
@@ -163,6 +165,7 @@ class Observer:
 
     def observe(self, event: e.Event) -> None:
         """Losses and events for the journal, the metrics and the trace."""
+        self.phases.heard(event, self._loop.time())
         if self.traces is not None:
             self.traces.heard(event, self._loop.time())
         match event:
@@ -213,5 +216,6 @@ class Observer:
 
     def wanted(self, output: out.Output) -> None:
         """By the core, before it is done; for the trace."""
+        self.phases.wanted(output, self._loop.time())
         if self.traces is not None:
             self.traces.wanted(output, self._loop.time())

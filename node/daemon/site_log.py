@@ -38,12 +38,11 @@ def site_log_handler(path: Path, max_bytes: int = MAX_LOG_BYTES) -> logging.Hand
         handler = PrivateFiles(path, maxBytes=max_bytes, backupCount=NUM_OLD_LOGS, encoding="utf-8", errors="replace")
     except OSError as error:
         raise HostError(f"log file {path}: {error.strerror}") from None
-    handler.setFormatter(CleanFormatter("%(asctime)s %(levelname).1s %(message)s"))
     return handler
 
 
 class NewestSync:
-    """Of the node, once there is one: lines of the log as JSON say it."""
+    """Of the node, once there is one: lines of the log say it."""
 
     def __init__(self) -> None:
         self.of_node: Callable[[], int] = lambda: 0
@@ -51,6 +50,10 @@ class NewestSync:
     def sync(self) -> int:
         """0: none yet."""
         return self.of_node()
+
+    def in_words(self, run_id: str, site: str) -> logging.Formatter:
+        """Lines of the log as text: whose they are, and of which sync."""
+        return CleanFormatter(f"%(asctime)s %(levelname).1s {run_id} {site} %(sync)s %(message)s", self.sync)
 
 
 def log_to(folder: Path, stack: AsyncExitStack, config: NodeConfig, run_id: str) -> NewestSync:
@@ -62,6 +65,7 @@ def log_to(folder: Path, stack: AsyncExitStack, config: NodeConfig, run_id: str)
         for handler in handlers:
             handler.setFormatter(JsonFormatter(newest.sync, run=run_id, site=config.name))
     else:
+        handlers[0].setFormatter(newest.in_words(run_id, config.name))
         handlers[1].setFormatter(CleanFormatter("%(message)s"))
     handlers[1].addFilter(lambda record: record.name != OUTPUT_LOGGER)
     stack.callback(root.setLevel, root.level)

@@ -3,8 +3,8 @@ pipeline."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Protocol
 
 import torch
@@ -29,10 +29,15 @@ class Passes(Protocol):
     """What this rank has of the model."""
     counted_elsewhere: Sequence[nn.Parameter]
     """Of these, what another stage has too, which counts it in the norm of the gradients."""
+    why_no_loss: str
+    """Why there is no `loss_of`; empty if there is."""
 
     def __call__(self, inputs: Tensor, targets: Tensor) -> Tensor | None:
         """The mean loss of this rank's share of the batch, whose gradients are there then, averaged over the data
         ranks; None where another stage of the pipeline has the loss."""
+
+    def loss_of(self, inputs: Tensor, targets: Tensor) -> Tensor | None:
+        """The same without gradients, and without a trace in the model: of a batch as large as those of training."""
 
 
 def parameters_of(passes: Passes) -> list[nn.Parameter]:
@@ -47,12 +52,27 @@ def computing(settings: ParallelSettings, device: torch.device) -> AbstractConte
     return nullcontext()
 
 
+@contextmanager
+def _evaluating(parts: Sequence[nn.Module]) -> Iterator[None]:
+    """Without gradients, and with modules as they are when they do not train."""
+    training = [part.training for part in parts]
+    try:
+        for part in parts:
+            part.eval()
+        with torch.no_grad():
+            yield
+    finally:
+        for part, was_training in zip(parts, training, strict=True):
+            part.train(was_training)
+
+
 class WholeModel:
     """With `accumulation`, in parts one after the other; gradients go to the other ranks with the last one."""
 
     def __init__(self, model: nn.Module, loss: Loss, settings: ParallelSettings) -> None:
         self.parts: Sequence[nn.Module] = (model,)
         self.counted_elsewhere: Sequence[nn.Parameter] = ()
+        self.why_no_loss = ""
         self._model, self._loss, self._settings = model, loss, settings
 
     def __call__(self, inputs: Tensor, targets: Tensor) -> Tensor:
@@ -65,6 +85,14 @@ class WholeModel:
                 loss = self._loss(outputs, y) / num_parts
                 loss.backward()  # type: ignore[no-untyped-call]
             total += loss.detach()
+        return total
+
+    def loss_of(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        num_parts = self._settings.accumulation
+        total = torch.zeros((), device=inputs.device)
+        with _evaluating(self.parts), computing(self._settings, inputs.device):
+            for x, y in zip(inputs.chunk(num_parts), targets.chunk(num_parts), strict=True):
+                total += self._loss(self._model(x), y) / num_parts
         return total
 
     def _alone(self, waits: bool) -> AbstractContextManager[object]:
@@ -82,10 +110,15 @@ class SharedSequences:
     def __init__(self, passes: Passes, context: Context) -> None:
         """`passes` have the loss `context.of_share`."""
         self.parts, self.counted_elsewhere = passes.parts, passes.counted_elsewhere
+        self.why_no_loss = passes.why_no_loss
         self._passes, self._context = passes, context
 
     def __call__(self, inputs: Tensor, targets: Tensor) -> Tensor | None:
         loss = self._passes(self._context.take(inputs), self._context.take(targets))
+        return None if loss is None else self._context.mean(loss)
+
+    def loss_of(self, inputs: Tensor, targets: Tensor) -> Tensor | None:
+        loss = self._passes.loss_of(self._context.take(inputs), self._context.take(targets))
         return None if loss is None else self._context.mean(loss)
 
 
@@ -116,6 +149,9 @@ class Pipeline:
 
         settings, group = mesh.settings, mesh.whole.get_group("pp")
         self._tied, self._group = tied, group
+        self.why_no_loss = ""
+        if (name := settings.pp_schedule) in V_SCHEDULES:  # a stage takes the gradients of its neighbour on this rank
+            self.why_no_loss = f"torch's schedule pp_schedule={name} has no forward passes alone"
         self.parts = parts
         self._settings, self._device = settings, device
         numbers = stages_of(mesh.stage, settings)
@@ -139,6 +175,16 @@ class Pipeline:
                 self._schedule.step(*given, return_outputs=False)
         if self._tied is not None:
             self._sum_up(self._tied)
+        return torch.stack(losses).mean() if self._has_last else None
+
+    def loss_of(self, inputs: Tensor, targets: Tensor) -> Tensor | None:
+        losses: list[Tensor] = []
+        given = (inputs,) if self._has_first else ()
+        with _evaluating(self.parts), computing(self._settings, self._device):
+            if self._has_last:
+                self._schedule.eval(*given, target=targets, losses=losses)
+            else:
+                self._schedule.eval(*given)
         return torch.stack(losses).mean() if self._has_last else None
 
     def _sum_up(self, tied: nn.Parameter) -> None:

@@ -145,7 +145,6 @@ class JoinedSite(Site):
         self._publish_changes = False  # the next one is being written
         self._window = _Window(0)
         self._next_step = 0  # ask there
-        self._base_commit = 0  # whose values the local parameters are based on
         self._wait_s = 0.0
         self._resumed_at_s = self._reported_at_s = time.monotonic()
         self._reported_step = self._resumed_step = 0

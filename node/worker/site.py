@@ -65,7 +65,8 @@ class Site:
         """Of the run; None without a node."""
         self.running = True
         self._num_data_ranks, self._reader = self.world, self.rank
-        self._base_run_step = 0  # run_step of the commit that the local parameters are based on
+        self._base_commit = 0  # whose values the local parameters are based on
+        self._base_run_step = 0  # its run_step
         self._base_run_tokens = 0
         self._run_length = 0  # of the run, where an operator has changed it
         self._run = RunLength()
@@ -80,6 +81,11 @@ class Site:
     def inner_step(self) -> int:
         """Steps of the run: those of the commit that the parameters are based on, and this site's own since."""
         return self._base_run_step + self._steps - self._base.steps
+
+    @property
+    def commit(self) -> int:
+        """Of the run: the last one that the parameters have taken. 0 before the first, and without a node."""
+        return self._base_commit
 
     @property
     def run_length(self) -> int | None:
@@ -151,8 +157,9 @@ class Site:
         """Call once after each `optimizer.step()`.
 
         `tokens`: in this rank's own batches of this step; the site's weight in the average. `loss`: its mean over
-        them, a scalar; it stays on its device until a boundary. Raises NonFiniteError there if it is not finite,
-        RefusedError if the node or the coordinator does not want this site any more.
+        them, a scalar; it stays on its device until a boundary. One that is not finite is left out and counted. Raises
+        NonFiniteError where `max_skipped` of them come in a row, RefusedError if the node or the coordinator does not
+        want this site any more.
         """
         del loss
         self._count(tokens)

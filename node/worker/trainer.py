@@ -15,6 +15,7 @@ from atoll.node.worker import data
 from atoll.node.worker.connection import Connection, connect, disconnect
 from atoll.node.worker.device import device_of_rank
 from atoll.node.worker.experts import BUFFERS, balance
+from atoll.node.worker.held_out import HeldOut
 from atoll.node.worker.join import join
 from atoll.node.worker.naming import SharedParts
 from atoll.node.worker.recipe import TextWindows, learning_rate, optimizer_of
@@ -64,13 +65,25 @@ def train(connection: Connection) -> None:
         parts = SharedParts(passes.parts, mesh.data_rank if mesh is not None else 0, tied)
         buffers: dict[str, BufferPolicy] = {BUFFERS: "summed"} if settings.model.num_experts else {}
         with join(parts, optimizer, buffers=buffers, data_fingerprint=fingerprint) as site:
+            held_out = HeldOut(
+                passes,
+                site,
+                corpus.held_out,
+                settings,
+                batch_size=batch_size,
+                device=device,
+                is_first_reader=parts.data_rank == 0,
+            )
             for batch in site.loader(windows_of_text, batch_size):
                 total_steps = site.run_length
                 assert total_steps is not None
                 for group in optimizer.param_groups:
                     group["lr"] = learning_rate(trainer, site.inner_step, total_steps)
                 loss = train_step(passes, optimizer, batch.to(device), trainer.grad_clip, mesh)
-                site.step(tokens=batch_size * trainer.sequence, loss=loss)
+                step = site.step(tokens=batch_size * trainer.sequence, loss=loss)
+                if held_out.is_due(step):
+                    optimizer.zero_grad(set_to_none=True)  # its room is for what the outer parameters take the place of
+                    held_out.evaluate()
 
 
 def train_step(

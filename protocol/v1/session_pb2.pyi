@@ -1383,6 +1383,7 @@ class Heartbeat(_message.Message):
     WAITS_FOR_PAYLOADS_FIELD_NUMBER: _builtins.int
     PROGRESS_FIELD_NUMBER: _builtins.int
     ERROR_SHARE_FIELD_NUMBER: _builtins.int
+    PHASES_FIELD_NUMBER: _builtins.int
     phase: _builtins.str
     inner_step: _builtins.int
     steps_per_s: _builtins.float
@@ -1416,6 +1417,12 @@ class Heartbeat(_message.Message):
     def waits_for_payloads(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """of which sites, that have been sent everything"""
 
+    @_builtins.property
+    def phases(self) -> _containers.RepeatedCompositeFieldContainer[Global___SyncPhases]:
+        """after a start of the node until its next commit
+        of syncs whose result the ranks have taken since the heartbeat before; at most 64
+        """
+
     def __init__(
         self,
         *,
@@ -1435,14 +1442,56 @@ class Heartbeat(_message.Message):
         waits_for_payloads: _abc.Iterable[_builtins.int] | None = ...,
         progress: _builtins.int = ...,
         error_share: _builtins.float = ...,
+        phases: _abc.Iterable[Global___SyncPhases] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["doing", b"doing", "error_share", b"error_share", "inner_step", b"inner_step", "limit_s", b"limit_s", "loss", b"loss", "moved_bytes", b"moved_bytes", "num_ranks", b"num_ranks", "phase", b"phase", "progress", b"progress", "received_bytes", b"received_bytes", "sent_bytes", b"sent_bytes", "steps_per_s", b"steps_per_s", "train_s", b"train_s", "wait_s", b"wait_s", "waits_for_contributions", b"waits_for_contributions", "waits_for_payloads", b"waits_for_payloads"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["doing", b"doing", "error_share", b"error_share", "inner_step", b"inner_step", "limit_s", b"limit_s", "loss", b"loss", "moved_bytes", b"moved_bytes", "num_ranks", b"num_ranks", "phase", b"phase", "phases", b"phases", "progress", b"progress", "received_bytes", b"received_bytes", "sent_bytes", b"sent_bytes", "steps_per_s", b"steps_per_s", "train_s", b"train_s", "wait_s", b"wait_s", "waits_for_contributions", b"waits_for_contributions", "waits_for_payloads", b"waits_for_payloads"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Heartbeat: _TypeAlias = Heartbeat  # noqa: Y015
+
+@_typing.final
+class SyncPhases(_message.Message):
+    """What one sync took at a site, in seconds, for people: nothing is decided by it. Phases may overlap."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SYNC_FIELD_NUMBER: _builtins.int
+    TRAIN_S_FIELD_NUMBER: _builtins.int
+    SNAPSHOT_S_FIELD_NUMBER: _builtins.int
+    EXCHANGE_S_FIELD_NUMBER: _builtins.int
+    APPLY_S_FIELD_NUMBER: _builtins.int
+    WAIT_S_FIELD_NUMBER: _builtins.int
+    sync: _builtins.int
+    train_s: _builtins.float
+    """the window that the site contributed; 0 if it only received"""
+    snapshot_s: _builtins.float
+    """in which its ranks wrote what they had trained"""
+    exchange_s: _builtins.float
+    """of all attempts"""
+    apply_s: _builtins.float
+    """in which the node computed the next state, and wrote what the ranks take"""
+    wait_s: _builtins.float
+    """in which the ranks did nothing but wait"""
+    def __init__(
+        self,
+        *,
+        sync: _builtins.int = ...,
+        train_s: _builtins.float = ...,
+        snapshot_s: _builtins.float = ...,
+        exchange_s: _builtins.float = ...,
+        apply_s: _builtins.float = ...,
+        wait_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["apply_s", b"apply_s", "exchange_s", b"exchange_s", "snapshot_s", b"snapshot_s", "sync", b"sync", "train_s", b"train_s", "wait_s", b"wait_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SyncPhases: _TypeAlias = SyncPhases  # noqa: Y015
 
 @_typing.final
 class Telemetry(_message.Message):

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from atoll.cli import plot
+
 COMMAND = [sys.executable, "-m", "atoll", "demo", "--model", "nano", "--sites", "2", "--sync-every", "10"]
 LIMIT_S = 150.0
 
@@ -53,6 +55,12 @@ def test_two_sites_train_and_the_report_is_json(tmp_path: Path) -> None:
     assert json.loads((folder / "report.json").read_text()) == report
     assert {path.name for path in (folder / "logs").iterdir()} == {"coordinator.log", "amsterdam.log", "berlin.log"}
     assert left_behind(folder) == []
+    logged = {part.title: part.lines for part in plot.read(folder / "run.db")}["held_out_loss"]
+    ((name, (steps, losses)),) = logged.items()
+    assert name in {f"{site}, of the outer parameters" for site in ("amsterdam", "berlin")}, "one of them evaluates"
+    assert steps[-1] == 35, "the last word of a site comes to the coordinator, and is kept"
+    assert steps == sorted(set(steps) & {10, 20, 30, 35})
+    assert losses[-1] < losses[0]
 
     sampled = subprocess.run(
         [sys.executable, "-m", "atoll", "sample", str(folder / "model"), "def ", "--bytes", "20"],

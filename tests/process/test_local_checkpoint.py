@@ -22,9 +22,9 @@ SCRIPT = Path(__file__).parents[1] / "workers" / "torch_worker.py"
 SETTINGS = RunSettings(
     run_id="run", steps=1_000_000, time_limits="local", checkpoint_every=EVERY, sync=SyncSettings(every=8)
 )
-RESTORED = r" I \[rank 0\] atoll: the inner optimizer is restored from step (\d+) of the run"
-FRESH = r" I \[rank \d\] the optimizer has done \[\] steps"
-COUNTED = r" I \[rank \d\] the optimizer has done \[(\d+)\] steps"
+RESTORED = r" I run a \S+ \[rank 0\] atoll: the inner optimizer is restored from step (\d+) of the run"
+FRESH = r" I run a \S+ \[rank \d\] the optimizer has done \[\] steps"
+COUNTED = r" I run a \S+ \[rank \d\] the optimizer has done \[(\d+)\] steps"
 pytestmark = pytest.mark.timeout(400)
 
 
@@ -144,7 +144,8 @@ def test_a_state_that_crashes_workers_is_left_alone(tmp_path: Path) -> None:
         run.wait(committed(before + 4), LIMIT_S, "the run goes on")
         tried = found(run, RESTORED)
         assert len(tried) == len(set(tried)) == len(run.journal("a", "WorkersFailed")) == 2
-        assert len(found(run, r" I \[rank 0\] .* workers that went on from it crashed before their first step")) == 3
+        crashed = r" I run a \S+ \[rank 0\] .* workers that went on from it crashed before their first step"
+        assert len(found(run, crashed)) == 3
         assert len(found(run, FRESH)) == 2
 
 

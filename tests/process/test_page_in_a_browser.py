@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import sys
 from pathlib import Path
 
 import pytest
 
+from atoll.protocol.figures import PHASES
 from atoll.protocol.settings import RunSettings
 from atoll.protocol.sync_settings import SyncSettings
 from tests.harness.chromium import Chromium, needs_chromium
@@ -37,6 +39,13 @@ def test_the_page_follows_a_run_and_shows_a_killed_site(tmp_path: Path) -> None:
         page.ask("document.getElementById('chart').focus()")
         page.press("ArrowLeft")
         assert page.ask("document.getElementById('readout').textContent").startswith("step ")
+        page.until("['train', 'wait', 'exchange', 'apply'].every((kind) => document.querySelector('#phases .' + kind))")
+        page.ask("const of = document.getElementById('phases-of'); of.value = 'a';"
+                 "of.dispatchEvent(new Event('change')); document.getElementById('phases').focus()")  # fmt: skip
+        page.press("ArrowLeft")
+        told = page.ask("document.getElementById('phases-readout').textContent")
+        seconds = ", ".join(rf"{name} [\d.]+ s" for name in PHASES)
+        assert re.fullmatch(rf"sync \d+, a: {seconds}", told)
         for width in (1200, 390):
             page.look(tmp_path / f"{width}.png", width=width, dark=width == 390)
             assert page.ask("document.documentElement.scrollWidth") <= width, "nothing lies beyond the screen"

@@ -18,6 +18,8 @@ CONTRACT = {
     "view",
     "data_ranges",
     "curves",
+    "phases",
+    "median_phases",
     "refusal",
     "last_start",
     "phase",

@@ -40,6 +40,7 @@ from atoll.node.worker.draws import LeasedBatches
 from atoll.protocol.digest import Digest
 from atoll.protocol.errors import AtollError
 from atoll.protocol.layout import FP32_ROLES, Manifest, Role, TensorSpec, fragments_of
+from atoll.protocol.logged import LoggedValue
 from atoll.protocol.resources import resident_bytes
 from atoll.protocol.sample_order import GLOBAL_LINE, SampleOrder
 from atoll.protocol.settings import settings_from_json
@@ -75,6 +76,7 @@ def arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--mapped", action="store_true", help="values lie in a file: as on a GPU, not in this memory")
     parser.add_argument("--grow", type=float, default=1.0, help="what was trained since the base counts so many times")
     parser.add_argument("--start-delay-s", type=float, default=0.0, help="before joining")
+    parser.add_argument("--best-commit", type=int, help="log val_loss of the outer values, the lowest at this commit")
     parser.add_argument("--trace", help="append JSON lines to this file; {rank} is replaced")
     parser.add_argument("--fault-rank", type=int, default=-1, help="only on this rank (default: all)")
     parser.add_argument("--fault-generation", type=int, default=1, help="only in this generation; 0: in every one")
@@ -409,6 +411,10 @@ class Worker:
         if self.batches is not None:
             self.batches.begin_epoch(answer.data_epoch)
         self.client.merged(version=answer.version, step=self.step, wait_s=self.wait_s)
+        if self.options.best_commit is not None:
+            value = float(abs(answer.version - self.options.best_commit))
+            said = LoggedValue(name="val_loss", step=answer.run_step, value=value, of_outer=True)
+            self.client.logged((said,))
         self.trace("merged", version=answer.version, run_step=answer.run_step, digest=self.digest())
         self.wait_s = 0.0
 

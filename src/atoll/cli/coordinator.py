@@ -129,8 +129,9 @@ def run(args: argparse.Namespace) -> int:
     from atoll.protocol.text import CleanFormatter, JsonFormatter
 
     def formatter(run_id: str) -> logging.Formatter:
-        in_words = CleanFormatter(f"%(asctime)s %(levelname).1s {run_id} %(message)s")
-        return JsonFormatter(lambda: newest.sync, run=run_id) if args.log_format == "json" else in_words
+        if args.log_format == "json":
+            return JsonFormatter(lambda: newest.sync, run=run_id)
+        return CleanFormatter(f"%(asctime)s %(levelname).1s {run_id} %(sync)s %(message)s", lambda: newest.sync)
 
     newest = NewestSync()
     handler = logging.StreamHandler(sys.stderr)

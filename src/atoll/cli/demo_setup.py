@@ -28,6 +28,8 @@ DEFAULT_FOLDER = Path("atoll-demo")
 MARKER = "demo.lock"
 NAMES = ("amsterdam", "berlin", "cairo", "delhi", "essen", "fukuoka", "geneva", "helsinki")
 FEWEST_COMMITS_TO_KILL = 6
+EVALUATIONS = 5
+"""Of the outer parameters, about, while it trains."""
 FIELD_WORDS = {"fsdp": "dp_shard", "ddp": "dp_replicate"}
 """Of --layouts: what the field calls it."""
 
@@ -71,6 +73,7 @@ def demo_settings(options: DemoOptions) -> RunSettings:
         check_batch(layout, settings.trainer.batch_size)
         check_model(layout, settings.model)
     commits = expected_commits(settings)
+    settings = replace(settings, trainer=replace(settings.trainer, evaluate_every=max(1, commits // EVALUATIONS)))
     if options.kill and options.num_sites < 2:
         raise ConfigError("--kill needs at least two sites, so that one goes on")
     if options.kill and commits < FEWEST_COMMITS_TO_KILL:

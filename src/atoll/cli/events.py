@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import time
+import sys
 from collections.abc import Mapping
 from typing import Any
 
 from atoll.cli import status
+from atoll.cli.looks import looks
+from atoll.protocol.text import last_line
 
 EVERY_S = 0.5
 
@@ -28,15 +30,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    look = status.source(args)
-    news = News()
-    while True:
-        document = look()
-        for line in news.lines(document, in_json=args.format == "json"):
+    news, said = News(), ""
+    for seen in looks(status.source(args), EVERY_S):
+        for line in news.lines(seen.document, in_json=args.format == "json"):
             print(line, flush=True)
-        if not args.follow or document.get("finished"):
-            return 0
-        time.sleep(EVERY_S)
+        if seen.problem not in ("", said):
+            print(f"atoll events: {last_line(seen.problem)}", file=sys.stderr, flush=True)
+        said = seen.problem
+        if not args.follow:
+            break
+    return 0
 
 
 class News:
@@ -49,7 +52,6 @@ class News:
     def lines(self, document: Mapping[str, Any], *, in_json: bool) -> list[str]:
         """Another start of the coordinator counts from 1 again. What was missed in between is said, in text."""
         from atoll.protocol.dates import utc
-        from atoll.protocol.text import last_line
 
         if document.get("term") != self._term:
             self._term, self._seen = document.get("term"), 0

@@ -10,12 +10,14 @@ from math import isfinite
 from typing import Any
 
 from atoll.cli.words import count, duration
+from atoll.protocol.figures import PHASES
 from atoll.protocol.text import last_line
 
 RATE_COMMITS = 16
 BARS = "▁▂▃▄▅▆▇█"
 SPARKS = 40
 SHOWN_LOGGED = 8
+PAST = {"train": "trained", "snapshot": "snapshot", "exchange": "exchanged", "apply": "applied", "wait": "waited"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,17 +45,20 @@ def pace(document: Mapping[str, Any]) -> Pace | None:
 
 
 def last_sync(document: Mapping[str, Any]) -> str:
-    """What the parts of the newest commit's sync took; empty if that is not known."""
+    """What the parts of the newest commit's sync took at the median site, as far as sites have said so, else by the
+    coordinator's clock; empty if that is not known."""
     spans = [span for span in document.get("timeline", ()) if span.get("commit") is not None]
     if not spans:
         return ""
-    span = spans[-1]
+    span = next((span for span in reversed(spans) if span.get("phases")), spans[-1])
     times = [span["opened_s"], span["ready_s"], span["ended_s"], span["attested_s"]]
     parts = [
         f"{name} {max(0.0, end - begin):.1f} s"
         for name, begin, end in zip(("trained", "exchanged", "applied"), times, times[1:], strict=False)
         if begin is not None and end is not None
     ]
+    if said := span.get("phases"):
+        parts = [f"{PAST[name]} {said[name]:.1f} s" for name in PHASES if name in said]
     again = f", attempt {span['attempts']}" if span["attempts"] > 1 else ""
     return f"sync {span['sync']}: {', '.join(parts)}{again}" if parts else ""
 
@@ -102,4 +107,6 @@ def lines(document: Mapping[str, Any]) -> list[str]:
     losses = [loss for _, _, _, loss in document.get("losses", ())]
     if len(losses) > 1:
         found.append(f"loss {sparkline(losses)} {losses[0]:.3f} to {losses[-1]:.3f}")
+    untold = [tracker for tracker in document.get("trackers", ()) if tracker.get("problem")]
+    found += [last_line(f"{one['name']} is not told of the run, which goes on: {one['problem']}") for one in untold]
     return found + logged(document)

@@ -23,6 +23,10 @@ from atoll.protocol.errors import ConfigError, HostError, StateError
 FORMATS = (".png", ".pdf", ".svg")
 MAX_LINES = 24
 """Of one part of the picture: more cannot be told apart."""
+MAX_LOGGED = 8
+"""Names that scripts log, each a part of its own: their values have nothing in common. Those of the outer parameters
+come first."""
+OUTER = ", of the outer parameters"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -53,6 +57,11 @@ class Part:
     title: str
     lines: dict[str, tuple[list[int], list[float]]] = field(default_factory=dict)
 
+    @property
+    def has_outer(self) -> bool:
+        """Whether some of it is of the outer parameters."""
+        return any(name.endswith(OUTER) for name in self.lines)
+
 
 def read(path: Path) -> list[Part]:
     """Of the run that the store has, parts that are not empty. Raises HostError if it is in use or no file, StateError
@@ -66,16 +75,20 @@ def read(path: Path) -> list[Part]:
     losses = [row for row in rows if isinstance(row, LossRecord)]
     if not losses:
         raise StateError(f"{path}: the run has no commit with a loss yet")
-    loss, logged = Part("training loss"), Part("logged by scripts")
+    loss, logged = Part("training loss"), dict[str, Part]()
     share, sent = Part("share of time training"), Part("bytes sent, since its node started")
     loss.lines["the run"] = [row.run_step for row in losses], [row.median_loss for row in losses]
     own = {TRAINING_LOSS: loss, UTILIZATION: share, SENT_BYTES: sent}
     for row in rows:
         if isinstance(row, CurveRecord):
-            site, part = names.get(row.site_id, str(row.site_id)), own.get(row.name, logged)
-            name = site if part is not logged else f"{row.name}{' (outer)' if row.of_outer else ''}, {site}"
+            part = own.get(row.name) or logged.setdefault(row.name, Part(row.name))
+            name = f"{names.get(row.site_id, row.site_id)}{OUTER if row.of_outer else ''}"
             part.lines[name] = [point[0] for point in row.points], [point[3] for point in row.points]
-    return [part for part in (loss, logged, share, sent) if part.lines]
+    held_out = sorted(logged.values(), key=lambda part: (not part.has_outer, part.title))
+    shown, more = held_out[:MAX_LOGGED], held_out[MAX_LOGGED:]
+    if more:
+        shown[-1].title += f" (and {len(more)} more that scripts log: {', '.join(part.title for part in more)})"[:200]
+    return [part for part in (loss, *shown, share, sent) if part.lines]
 
 
 def _rows(path: Path, kinds: Sequence[str]) -> list[Any]:
@@ -96,6 +109,10 @@ def _rows(path: Path, kinds: Sequence[str]) -> list[Any]:
         raise StateError(f"{path} is no store, or is damaged: {error}") from None
 
 
+def _is_loss(part: Part) -> bool:
+    return "loss" in part.title and all(value > 0 for _, values in part.lines.values() for value in values)
+
+
 def draw(parts: Sequence[Part], output: Path, *, is_log: bool) -> None:
     """One above the other, by step. Raises HostError if the file cannot be written."""
     from matplotlib.figure import Figure
@@ -104,12 +121,13 @@ def draw(parts: Sequence[Part], output: Path, *, is_log: bool) -> None:
     for axes, part in zip(figure.subplots(len(parts), sharex=True, squeeze=False)[:, 0], parts, strict=True):
         for name, (steps, values) in list(part.lines.items())[:MAX_LINES]:
             is_run = name == "the run"
-            axes.plot(steps, values, label=name, linewidth=2.0 if is_run else 1.0, zorder=3 if is_run else 2)
+            style = "--" if name.endswith(OUTER) else "-"
+            axes.plot(steps, values, style, label=name, linewidth=2.0 if is_run else 1.0, zorder=3 if is_run else 2)
         more = len(part.lines) - MAX_LINES
         axes.set_title(f"{part.title}{f' (and {more} more)' if more > 0 else ''}", loc="left", fontsize=10)
         axes.grid(alpha=0.3)
         axes.legend(fontsize=7, ncols=2)
-        if is_log and part is parts[0]:
+        if is_log and _is_loss(part):
             axes.set_yscale("log")
     axes.set_xlabel("step of the run")
     try:

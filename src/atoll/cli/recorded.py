@@ -18,6 +18,7 @@ MAX_FILE_BYTES = 1 << 20
 def comparison_key(settings: RunSettings, num_sites: int) -> dict[str, Any]:
     """All that decides what the baselines reach: not the syncs, and not the limits of time."""
     table = asdict(settings)
+    del table["trainer"]["evaluate_every"]
     return {name: table[name] for name in ("seed", "data", "steps", "model", "trainer")} | {"num_sites": num_sites}
 
 

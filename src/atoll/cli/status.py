@@ -20,6 +20,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from atoll.cli import figures, operator
+from atoll.cli.looks import looks
 from atoll.cli.words import share
 from atoll.protocol.text import CONTINUED, byte_count, clean, last_line
 
@@ -54,20 +55,22 @@ def run(args: argparse.Namespace) -> int:
 
     look = source(args, data_ranges=args.data)
     in_place = args.watch and args.format == "text" and not args.data and sys.stdout.isatty()
+    said = ""
     with Live(refresh_per_second=4) if in_place else nullcontext() as live:
-        while True:
-            document = look()
-            status = parsed(document)
+        for seen in looks(look, WATCH_EVERY_S):
+            document, status = seen.document, parsed(seen.document)
+            lines = [*figures.lines(document), *([last_line(seen.problem)] if seen.problem else ())]
             if live is not None:
-                live.update(table(status, live.console.width, figures.lines(document)))
-            else:
-                text = "\n".join(
-                    [text_lines(status), *figures.lines(document), *(data_lines(status) if args.data else ())]
-                )
+                live.update(table(status, live.console.width, lines))
+            elif not seen.problem:
+                text = "\n".join([text_lines(status), *lines, *(data_lines(status) if args.data else ())])
                 print(json.dumps(document) if args.format == "json" else text, flush=True)
-            if not args.watch or status.finished:
-                return 0
-            time.sleep(WATCH_EVERY_S)
+            elif seen.problem != said:
+                print(f"atoll status: {last_line(seen.problem)}", file=sys.stderr, flush=True)
+            said = seen.problem
+            if not args.watch:
+                break
+    return 0
 
 
 def source(args: argparse.Namespace, *, data_ranges: bool = False) -> Callable[[], dict[str, Any]]:

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import argparse
 import sys
-import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from atoll.cli import figures, status
 from atoll.cli.events import News
+from atoll.cli.looks import looks
+from atoll.protocol.text import last_line
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -37,18 +38,15 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError("atoll top draws on a terminal, and this is none; `atoll status --watch` writes lines")
     look = status.source(args)
     with Live(screen=True, auto_refresh=False) as live:
-        while True:
-            document = look()
-            live.update(picture(document, live.console.width), refresh=True)
-            if document.get("finished"):
-                break
-            time.sleep(EVERY_S)
+        for seen in looks(look, EVERY_S):
+            document = seen.document
+            live.update(picture(document, live.console.width, seen.problem), refresh=True)
     print("\n".join([status.headline(status.parsed(document)), *figures.lines(document)]))
     return 0
 
 
-def picture(document: Mapping[str, Any], width: int) -> Group:
-    """The run's bar, the table of sites with its notes, figures, and the newest events."""
+def picture(document: Mapping[str, Any], width: int, problem: str = "") -> Group:
+    """The run's bar, the table of sites with its notes, figures, newest events; `problem`: why none of it is newer."""
     from rich.console import Group
     from rich.progress_bar import ProgressBar
     from rich.text import Text
@@ -57,6 +55,7 @@ def picture(document: Mapping[str, Any], width: int) -> Group:
     done, total = (parsed.run_step, parsed.steps) if parsed.steps else (parsed.run_tokens, parsed.tokens)
     happened = News().lines(document, in_json=False)[-SHOWN_EVENTS:]
     return Group(
+        *([Text(last_line(problem), style="bold red")] if problem else ()),
         status.table(parsed, width),
         Text(),
         ProgressBar(total=max(1, total), completed=done, width=min(BAR_COLUMNS, width)),

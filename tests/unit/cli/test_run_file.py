@@ -99,7 +99,9 @@ def test_what_init_writes_are_the_defaults(tmp_path: Path) -> None:
     assert init.run(parse_init(str(path), "--name", "books")) == 0
     settings, coordinator = load_run(path, store_path=tmp_path / "s.db")
     expected = RunSettings(run_id=settings.run_id, outer=OuterSettings(optimizer=AUTO))
-    assert settings == dataclasses.replace(expected, sync=dataclasses.replace(expected.sync, fsync=True))
+    trainer = dataclasses.replace(expected.trainer, evaluate_every=200 // expected.sync.every)
+    synced = dataclasses.replace(expected.sync, fsync=True)
+    assert settings == dataclasses.replace(expected, sync=synced, trainer=trainer), "a held-out curve, too"
     assert settings.run_id.startswith("books-")
     assert coordinator == CoordinatorConfig(store_path=tmp_path / "s.db")
     document = tomllib.loads(path.read_text())
@@ -113,13 +115,20 @@ def test_init_takes_a_preset_and_leaves_its_settings_to_it(tmp_path: Path, name:
     settings, _ = load_run(path, store_path=tmp_path / "s.db")
     is_synced = "strategy" not in PRESETS[name].sync  # at every step its cost is a larger part of a sync
     synced = {"fsync": True} if is_synced else {}
-    expected = run_settings({"run": {"run_id": settings.run_id, "preset": name}, "sync": synced}, "here")
+    trainer = {"evaluate_every": settings.trainer.evaluate_every}
+    expected = run_settings(
+        {"run": {"run_id": settings.run_id, "preset": name}, "sync": synced, "trainer": trainer}, "here"
+    )
     assert settings == expected
+    window = settings.sync.window_steps(0, 0)
+    assert trainer["evaluate_every"] == 1 or 100 < trainer["evaluate_every"] * window <= 200, "steps in between"
     text = path.read_text()
     assert f"\n# every = {PRESETS[name].sync['every']}  # by the preset\n" in text
     for other in PRESETS:  # another name is another preset
         path.write_text(text.replace(f'preset = "{name}"', f'preset = "{other}"'))
-        wanted = run_settings({"run": {"run_id": settings.run_id, "preset": other}, "sync": synced}, "here")
+        wanted = run_settings(
+            {"run": {"run_id": settings.run_id, "preset": other}, "sync": synced, "trainer": trainer}, "here"
+        )
         assert load_run(path, store_path=tmp_path / "s.db")[0] == wanted
     assert init.run(parse_init(str(path), "--force", "--preset", name, "--codec", "int8")) == 0
     assert load_run(path, store_path=tmp_path / "s.db")[0].sync.codec == "int8", "a flag counts"

@@ -5,13 +5,14 @@ from __future__ import annotations
 import io
 import json
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.console import Console
 
-from atoll.cli import figures, plot
+from atoll.cli import figures, plot, status
 from atoll.cli.events import News
 from atoll.cli.main import main
 from atoll.cli.top import picture
@@ -68,6 +69,53 @@ def test_lines_below_the_table() -> None:
         "lr 0.001 at step 41, a",
     ]
     assert figures.lines(document(losses=[])) == [], "a coordinator of an older version"
+
+
+def test_what_sites_say_of_a_sync_and_what_is_wrong_with_a_tracker_are_lines_of_their_own() -> None:
+    said = {"train": 4.0, "snapshot": 0.25, "exchange": 1.5, "apply": 0.5, "wait": 2.0}
+    newer = SPAN | {"sync": 8, "commit": 7, "phases": None}
+    trackers = [{"name": "wandb", "problem": "OSError: away\x1b[31m"}, {"name": "mlflow", "problem": ""}]
+    found = figures.lines(a_document(timeline=[SPAN | {"phases": said}, newer], trackers=trackers))
+    assert found[1] == "sync 7: trained 4.0 s, snapshot 0.2 s, exchanged 1.5 s, applied 0.5 s, waited 2.0 s, attempt 2"
+    assert found[3] == "wandb is not told of the run, which goes on: OSError: away\\x1b[31m"
+    assert not any("mlflow" in line for line in found)
+
+
+def test_a_restart_of_the_coordinator_ends_no_look(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def away() -> dict[str, Any]:
+        raise HostError("no coordinator here\n")
+
+    def as_json(number: int, term: int, **changes: Any) -> dict[str, Any]:
+        happened = [{"number": number, "time_s": 1000.0, "level": "info", "text": f"commit {number} of term {term}"}]
+        return a_document(events=happened, term=term, **changes)
+
+    for command, said in (
+        (["events", "--follow"], ["commit 1 of term 1", "commit 2 of term 2"]),
+        (["status", "--watch"], ["run r: training", "run r: training"]),
+    ):
+        monkeypatch.setattr("atoll.cli.looks.time.sleep", lambda s: None)
+        answers = iter((as_json(1, 1), None, None, as_json(2, 2, finished=True)))
+
+        def look(answers: Iterator[dict[str, Any] | None] = answers) -> dict[str, Any]:
+            return next(answers) or away()
+
+        monkeypatch.setattr(status, "source", lambda args, look=look, **asked: look)
+        assert main(command) == 0
+        found = capsys.readouterr()
+        lines = [line for line in found.out.splitlines() if any(words in line for words in said)]
+        assert [words for words, line in zip(said, lines, strict=True) if words in line] == said
+        assert found.err.count("no coordinator here") == 1, "said once"
+    monkeypatch.setattr(status, "source", lambda args, **asked: away)
+    assert main(["events", "--follow"]) == HostError.exit_code, "where nobody answered, nothing is followed"
+
+
+def test_the_whole_terminal_says_that_it_is_of_before() -> None:
+    out = io.StringIO()
+    Console(file=out, width=120, force_terminal=False).print(picture(a_document(), 120, "no coordinator\nanswers"))
+    assert out.getvalue().startswith("answers")
+    assert "run r: training" in out.getvalue()
 
 
 def test_a_sparkline_has_a_character_for_each_part_and_leaves_out_what_is_no_number() -> None:
@@ -128,7 +176,7 @@ def test_a_store_is_drawn(tmp_path: Path) -> None:
     a_store(path).close()
     parts = {part.title: part.lines for part in plot.read(path)}
     assert parts["training loss"].keys() == {"the run", "s1"}
-    assert parts["logged by scripts"] == {"val_loss (outer), s1": ([10, 20], [2.0, 1.5])}
+    assert parts["val_loss"] == {"s1, of the outer parameters": ([10, 20], [2.0, 1.5])}
     assert parts["bytes sent, since its node started"]["s1"] == ([10, 20], [2.0, 1.5])
     pytest.importorskip("matplotlib", reason="matplotlib, the extra plots, is not installed")
     for name, begins in (("run.png", b"\x89PNG"), ("run.svg", b"<?xml")):

@@ -187,21 +187,21 @@ def test_a_sync_is_seen_from_its_opening_until_its_state_is_attested() -> None:
     timeline = SyncTimeline()
     timeline.kept([an_open(7), a_plan(7, 1)], 100.0)  # a plan that came with the commit before
     timeline.kept([some_weights(7, 1)], 104.0)
-    (span,) = timeline.document()
+    (span,) = timeline.document({})
     assert (span["opened_s"], span["ready_s"], span["ended_s"]) == (100.0, 104.0, None)
     timeline.kept([a_plan(7, 2)], 105.0)
-    (span,) = timeline.document()
+    (span,) = timeline.document({})
     assert (span["ready_s"], span["attempts"]) == (None, 2), "again"
     timeline.kept([some_weights(7, 2)], 106.0)
     timeline.kept([a_commit(7), an_open(8)], 107.0)
     timeline.kept([e.AttestationRecord(7, b"")], 108.0)
-    first, second = timeline.document()
+    first, second = timeline.document({})
     assert (first["ready_s"], first["ended_s"], first["attested_s"], first["commit"]) == (106.0, 107.0, 108.0, 7)
     assert second["ready_s"] is None
     timeline.kept([e.AbandonRecord(sync=8, reason="", num_abandoned=1)], 109.0)
-    assert (timeline.document()[1]["ended_s"], timeline.document()[1]["commit"]) == (109.0, None)
+    assert (timeline.document({})[1]["ended_s"], timeline.document({})[1]["commit"]) == (109.0, None)
     timeline.kept([an_open(9), e.FinishedRecord(7, "stopped")], 109.5)
-    assert (timeline.document()[2]["ended_s"], timeline.document()[2]["commit"]) == (109.5, None), "the run is over"
+    assert (timeline.document({})[2]["ended_s"], timeline.document({})[2]["commit"]) == (109.5, None), "the run is over"
     for sync in range(10, 10 + 2 * SHOWN_SYNCS):
         timeline.kept([an_open(sync), a_commit(sync)], 110.0)
-    assert len(timeline.document()) == SHOWN_SYNCS
+    assert len(timeline.document({})) == SHOWN_SYNCS

@@ -180,6 +180,28 @@ def test_commits_that_went_back_since_the_copy_are_void_and_their_samples_open()
     assert again.view.branch == 2 + restored.PASSED_OVER
 
 
+def test_samples_that_a_rollback_has_skipped_since_the_copy_stay_done() -> None:
+    """Of a commit that the copy has, and of one that only sites know."""
+    story, copy = a_run()
+    commit(story, "s1", "s2", a="10-19", b="60-69")
+    story.ask_to_go_back(0, skip_samples=True)
+    story.rebuilt("a", "s0")
+    assert story.rollbacks[-1].skipped[0].ranges == ranges_of("0-19,50-69")
+    for name in "ab":
+        story.connect(name, state=(0, "s0"), branch=1)
+        story.offer(name)
+    commit(story, "s0", "t1", a="20-24", b="70-79")
+    again = go_on(story, copy)
+    assert again.view.last_commit == 1
+    assert again.done_samples() == story.done_samples() == ranges_of("0-24,50-79")
+    again.sites = {}
+    for name in "ab":
+        again.connect(name, state=(1, "t1"), branch=1)
+        again.connect(name, state=(1, "t1"), branch=again.view.branch, again=True)
+        again.offer(name)
+    assert again.wants("a", 30) == ranges_of("25-49,80-84"), "harmful ones are not drawn again"
+
+
 def test_what_was_decided_before_training_is_kept_and_training_begins_with_sites_enough() -> None:
     store = MemoryStore()
     story = Story(some_settings(min_sites=2, steps=1000), store=store)

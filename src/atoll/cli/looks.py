@@ -1,0 +1,33 @@
+"""Looking at a run again and again: a restart of its coordinator, or a link that is down, ends no look."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from atoll.protocol.errors import HostError, PeerError
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    document: dict[str, Any]
+    """Of the run, the newest that is known."""
+    problem: str = ""
+    """Why none newer is; empty if this one is of now."""
+
+
+def looks(look: Callable[[], dict[str, Any]], every_s: float) -> Iterator[Seen]:
+    """Until the run is over. Raises what the first look raises; later, while nobody answers, it is said in place of
+    what is new."""
+    seen = Seen(look())
+    while True:
+        yield seen
+        if seen.document.get("finished"):
+            return
+        time.sleep(every_s)
+        try:
+            seen = Seen(look())
+        except (HostError, PeerError) as error:
+            seen = Seen(seen.document, f"this was known before, and is asked for again: {error}")
