@@ -284,6 +284,7 @@ class BeginAtHost:
     in_flight: tuple[int, ...] = bounded(MAX_FRAGMENTS, ())
     error_commits: tuple[int, ...] = bounded(MAX_FRAGMENTS, ())
     site_id: int
+    roots: tuple[bytes, ...] = bounded(m.MAX_MEMBERS, ())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from atoll.protocol.trust.security import Shown
 
 MAX_PROCESSES = 16
+MAX_FILE_NAME_CHARACTERS = 255
 """Of one host, its node among them."""
 MAX_ENTRIES_BYTES = 16 << 20
 """Where payloads lie, in one message."""
@@ -167,6 +168,8 @@ class BeginInProcess:
     """The attempts that left errors of averages, of the base."""
     in_force: tuple[AttemptInLog, ...] = bounded(m.MAX_FRAGMENTS, ())
     """See `PayloadLog.attempts_in_force`."""
+    kept: str = bounded(MAX_FILE_NAME_CHARACTERS, "")
+    """In a run with audits: the file of what this site contributes; empty if it does not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,7 +21,9 @@ TRIMMED_EVERY = 1024
 SHARE_OF_HOME = 32
 """The part (one in so many) of what a home may have."""
 MORE_ON_DISK = 4
-"""And one in so many of that for what comes between two trims, and for SQLite's own log."""
+"""And one in so many of that for what comes between two trims."""
+SQLITE_LOG_BYTES = 8 << 20
+"""Of SQLite, beside the file."""
 _MANY = ("commit", "attestation", "open")
 _COLUMNS = "seq, record, kind, number, part, name, body, kept_at, seal"
 _TABLE = """CREATE TABLE IF NOT EXISTS deposits (
@@ -40,7 +42,7 @@ def box_bytes(max_disk_bytes: int) -> int:
 
 def most_on_disk(max_bytes: int) -> int:
     """That the files of a box of `max_bytes` have."""
-    return max_bytes + max_bytes // MORE_ON_DISK
+    return max_bytes + max_bytes // MORE_ON_DISK + SQLITE_LOG_BYTES
 
 
 class DepositBox:

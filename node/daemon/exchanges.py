@@ -61,8 +61,8 @@ class Exchanges:
                     self._beginning = self._shell.tasks.spawn(self._begin(begun))
                 case out.WeighExchange(plan, weights, roots):
                     self._hub.weigh(plan, weights, roots)
-                    self._of_hosts.weigh(plan, weights)
-                    self._of_processes.weigh(plan, weights)
+                    self._of_hosts.weigh(plan, weights, roots)
+                    self._of_processes.weigh(plan, weights, roots)
                 case out.InfluenceExchange(plan, influences):
                     self._hub.influence(plan, influences)
                 case out.HurryExchange(sync):
@@ -94,6 +94,7 @@ class Exchanges:
             in_flight=tuple(sorted(begun.in_flight)),
             error_commits=begun.error_commits,
             site_id=self._hub.site_id,
+            roots=begun.roots,
         )
 
     async def _begin(self, begun: out.BeginExchange) -> None:

@@ -65,8 +65,9 @@ class FollowedExchanges(ABC):
         plan = begun.plan
         self._plans[plan.sync] = plan
         try:
-            if begun.weights and len(begun.weights) != len(plan.contributors):
-                raise InvalidMessage(f"{len(begun.weights)} weights of {len(plan.contributors)} contributors")
+            for said, what in ((begun.weights, "weights"), (begun.roots, "roots")):
+                if said and len(said) != len(plan.contributors):
+                    raise InvalidMessage(f"{len(said)} {what} of {len(plan.contributors)} contributors")
             share = await run_to_its_end(self.hub.share(plan, data), self.hub.pool)
             exchange = self.hub.begin(
                 plan,
@@ -74,6 +75,7 @@ class FollowedExchanges(ABC):
                 share,
                 tokens=begun.tokens,
                 weights=begun.weights,
+                roots=begun.roots,
                 spread_s=begun.spread_s,
                 in_flight=begun.in_flight,
             )
@@ -90,10 +92,10 @@ class FollowedExchanges(ABC):
 
     def tell(self, word: m.Weights | hosts.HurryAtHost | hosts.CancelAtHost) -> None:
         match word:
-            case m.Weights(sync=sync, tokens=tokens):
+            case m.Weights(sync=sync, tokens=tokens, roots=roots):
                 plan = self._plans.get(sync)
                 if plan is not None and (plan.term, plan.attempt) == (word.term, word.attempt):
-                    self.hub.weigh(plan, tokens)
+                    self.hub.weigh(plan, tokens, roots)
             case hosts.HurryAtHost(sync=sync):
                 self.hub.hurry(sync)
             case hosts.CancelAtHost(sync=sync, attempt=attempt):

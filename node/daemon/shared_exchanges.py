@@ -98,8 +98,8 @@ class SharedExchanges(Generic[P]):
         for part in parts:
             part.done.pop(key_of(plan), None)
 
-    def weigh(self, plan: m.Plan, weights: tuple[int, ...]) -> None:
-        self.tell(m.Weights(sync=plan.sync, attempt=plan.attempt, term=plan.term, tokens=weights))
+    def weigh(self, plan: m.Plan, weights: tuple[int, ...], roots: tuple[bytes, ...]) -> None:
+        self.tell(m.Weights(sync=plan.sync, attempt=plan.attempt, term=plan.term, tokens=weights, roots=roots))
 
     def hurry(self, sync: int) -> None:
         self.tell(hosts.HurryAtHost(sync=sync))

@@ -1017,6 +1017,7 @@ class BeginAtHost(_message.Message):
     IN_FLIGHT_FIELD_NUMBER: _builtins.int
     ERROR_COMMITS_FIELD_NUMBER: _builtins.int
     SITE_ID_FIELD_NUMBER: _builtins.int
+    ROOTS_FIELD_NUMBER: _builtins.int
     tokens: _builtins.int
     spread_s: _builtins.float
     site_id: _builtins.int
@@ -1028,6 +1029,10 @@ class BeginAtHost(_message.Message):
     def in_flight(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
     def error_commits(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def roots(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """with audits: of all contributors, where they are told already"""
+
     def __init__(
         self,
         *,
@@ -1038,10 +1043,11 @@ class BeginAtHost(_message.Message):
         in_flight: _abc.Iterable[_builtins.int] | None = ...,
         error_commits: _abc.Iterable[_builtins.int] | None = ...,
         site_id: _builtins.int = ...,
+        roots: _abc.Iterable[_builtins.bytes] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["plan", b"plan"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["error_commits", b"error_commits", "in_flight", b"in_flight", "plan", b"plan", "site_id", b"site_id", "spread_s", b"spread_s", "tokens", b"tokens", "weights", b"weights"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error_commits", b"error_commits", "in_flight", b"in_flight", "plan", b"plan", "roots", b"roots", "site_id", b"site_id", "spread_s", b"spread_s", "tokens", b"tokens", "weights", b"weights"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

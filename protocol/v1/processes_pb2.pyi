@@ -384,11 +384,14 @@ class BeginInProcess(_message.Message):
     LAST_FIELD_NUMBER: _builtins.int
     LEFT_ERRORS_FIELD_NUMBER: _builtins.int
     IN_FORCE_FIELD_NUMBER: _builtins.int
+    KEPT_FIELD_NUMBER: _builtins.int
     region_start: _builtins.int
     """of the file of payloads, set aside for this process"""
     region_end: _builtins.int
     held: _builtins.bytes
     """entries of its chunks that are in the file already"""
+    kept: _builtins.str
+    """with audits: the name of the file of what this site contributes; empty if it does not"""
     @_builtins.property
     def begun(self) -> _hosts_pb2.BeginAtHost: ...
     @_builtins.property
@@ -411,10 +414,11 @@ class BeginInProcess(_message.Message):
         last: _abc.Iterable[Global___LastCommit] | None = ...,
         left_errors: _abc.Iterable[Global___AttemptInLog] | None = ...,
         in_force: _abc.Iterable[Global___AttemptInLog] | None = ...,
+        kept: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["begun", b"begun"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["begun", b"begun", "held", b"held", "in_force", b"in_force", "last", b"last", "left_errors", b"left_errors", "region_end", b"region_end", "region_start", b"region_start"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["begun", b"begun", "held", b"held", "in_force", b"in_force", "kept", b"kept", "last", b"last", "left_errors", b"left_errors", "region_end", b"region_end", "region_start", b"region_start"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
