@@ -71,7 +71,7 @@ def item_of(kept: Kept, chunk: int) -> Encoded:
 
 
 def roots_at(kept: Kept | None, told: tuple[bytes, ...] = ()) -> Roots:
-    data = SimpleNamespace(is_audited=True, kept=kept, chunks=CHUNKS)
+    data = SimpleNamespace(is_audited=True, kept=kept, chunks=CHUNKS, all_chunks=CHUNKS)
     attempt: Any = SimpleNamespace(
         data=data,
         plan=SimpleNamespace(contributors=MEMBERS),
