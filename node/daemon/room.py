@@ -134,7 +134,7 @@ def _beside(settings: RunSettings, manifest: Manifest, max_disk_bytes: int) -> P
     """What a home has at the most beside the state; of checkpoints those of AdamW, which are the largest."""
     num_bytes = MAX_CHECKPOINTS * BYTES_OF_ADAMW * manifest.num_trainable if settings.checkpoint_every else 0
     deposits = most_on_disk(box_bytes(max_disk_bytes))
-    return ("checkpoints of an AdamW", num_bytes), ("logs", LOG_BYTES), ("records kept for the coordinator", deposits)
+    return ("checkpoints of an AdamW", num_bytes), ("records kept for the coordinator", deposits), ("logs", LOG_BYTES)
 
 
 def room_of(

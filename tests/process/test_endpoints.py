@@ -55,8 +55,8 @@ class Sites:
     def daemons(self, name: str) -> list[str]:
         return [name, *(f"{name}-host{host}" for host in range(1, self.num_hosts[name]))]
 
-    def start(self, name: str, host: int = 0) -> Process:
-        num_hosts, extra = self.num_hosts[name], [*self._extra]
+    def start(self, name: str, host: int = 0, *, extra: Sequence[str] = ()) -> Process:
+        num_hosts, extra = self.num_hosts[name], [*self._extra, *extra]
         if num_hosts > 1:
             extra += ["--site-hosts", str(num_hosts), "--site-address", self._addresses[name]]
             extra += ["--site-rank", str(host), "--name", name] if not self._run.secured else []  # the invite says it

@@ -106,7 +106,11 @@ class InDatabase:
 
 @pytest.mark.parametrize(
     ("secured", "data", "is_shared"),
-    [(True, DATA, False), (False, "local", False), pytest.param(True, DATA, True, marks=postgresql.needed)],
+    [
+        (True, DATA, False),
+        (False, "local", False),
+        pytest.param(True, DATA, True, marks=[postgresql.needed, pytest.mark.slow]),
+    ],
     ids=["secured", "plain, own data", "postgresql"],
 )
 def test_a_run_goes_on_from_its_newest_commit_with_an_old_copy_of_the_store(
