@@ -51,6 +51,10 @@ MORE_THAN_HALF = "more than half"
 """Of the sites; `--restore` without a number."""
 
 
+def _num_sites(text: str) -> int | str:
+    return text if text == MORE_THAN_HALF else int(text)
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("path", type=Path, help="the run's file, see `atoll init`")
     parser.add_argument("--listen", metavar="HOST:PORT", help="where nodes connect (port 0: any free one)")
@@ -96,7 +100,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--restore",
-        type=int,
+        type=_num_sites,
         nargs="?",
         const=MORE_THAN_HALF,
         metavar="SITES",
