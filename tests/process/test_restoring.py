@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import psycopg
 import pytest
 
 from atoll.cli.main import main
@@ -88,9 +89,9 @@ class InDatabase:
     """The same in PostgreSQL."""
 
     def __init__(self, server: postgresql.Server, copy: Path) -> None:
-        self._server, self._copy, url = server, copy, server.database()
-        self._name = urlsplit(url).path.removeprefix("/")
-        self.flags = ["--store", url]
+        self._server, self._copy, self._url = server, copy, server.database()
+        self._name = urlsplit(self._url).path.removeprefix("/")
+        self.flags = ["--store", self._url]
 
     def keep_copy(self) -> None:
         self._server.dump(self._name, self._copy)
@@ -100,8 +101,8 @@ class InDatabase:
         self._server.put_back(self._name, self._copy)
 
     def commits(self) -> list[CommitRecord]:
-        with self._server.connected(self._name) as db:
-            return decoded(db.execute("SELECT body FROM atoll.records WHERE kind = 'commit' ORDER BY number"))
+        with psycopg.connect(self._url) as db:
+            return decoded(db.execute("SELECT body FROM atoll.records WHERE kind = 'commit' ORDER BY number").fetchall())
 
 
 @pytest.mark.parametrize(
