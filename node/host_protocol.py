@@ -162,7 +162,7 @@ class HostErrorsAdvanced:
 
 HostSaid = (
     HostHello | HostBeat | RankFrame | RankClosed | RanksExited | HostFailed | HostReady | StateHeld | SourcesWanted
-    | StatePublished | SnapshotTaken | HostErrorsAdvanced | m.Done | m.ExchangeFailed
+    | StatePublished | SnapshotTaken | HostErrorsAdvanced | m.Done | m.ExchangeFailed | m.Products
 )  # fmt: skip
 
 
@@ -304,7 +304,7 @@ class DropAtHost:
 
 
 OfState = HoldState | ApplyAtHost | PublishAtHost | TakeSnapshot | AdvanceAtHost | RollBackHost
-OfExchange = BeginAtHost | m.Weights | HurryAtHost | CancelAtHost | DropAtHost
+OfExchange = BeginAtHost | m.Weights | m.Influences | HurryAtHost | CancelAtHost | DropAtHost
 HostTold = (
     HostWelcome | HostBeat | RankFrame | RankClosed | StartRanks | StopRanks | SiteEnded | SiteLaidOut | OfState
     | OfExchange

@@ -64,7 +64,9 @@ class ProcessLog:
     text: str = bounded(1 << 16)
 
 
-ProcessSaid = ProcessReady | HostBeat | PayloadsStored | m.Done | m.ExchangeFailed | ProcessFailed | ProcessLog
+ProcessSaid = (
+    ProcessReady | HostBeat | PayloadsStored | m.Done | m.ExchangeFailed | m.Products | ProcessFailed | ProcessLog
+)  # fmt: skip
 
 
 # --- the node to a process
@@ -187,7 +189,7 @@ class AbandonAll:
 
 ProcessTold = (
     ProcessStart | ProcessLayout | BeginInProcess | m.Weights | HurryAtHost | CancelAtHost | DropInProcess | AbandonAll
-    | ProcessIdentity | ProcessShown | m.Banned
+    | ProcessIdentity | ProcessShown | m.Banned | m.Influences
 )  # fmt: skip
 
 _REQUESTS = wire.bodies_of(processes_pb2.ProcessRequest, {cls.__name__: cls for cls in get_args(ProcessSaid)})

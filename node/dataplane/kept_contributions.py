@@ -27,9 +27,7 @@ from atoll.protocol.sync_settings import KEPT_SYNCS, SyncSettings
 
 def check_parts(sync: SyncSettings, num_hosts: int, num_processes: int) -> None:
     """Raises ConfigError if the run wants of a site what one of several hosts or exchange processes cannot do."""
-    if sync.averages_by_influence and num_hosts * num_processes > 1:
-        problem = f'sync.robust = "{sync.robust}": one process says the inner products of all that a site reduces'
-    elif sync.audits and num_hosts > 1:
+    if sync.audits and num_hosts > 1:
         problem = f"sync.audits = {sync.audits}: one machine keeps all that a site contributes"
     elif sync.audits and sync.error_feedback_down and num_processes > 1:
         problem = (

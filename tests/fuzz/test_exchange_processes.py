@@ -485,6 +485,8 @@ class Process:
             self.layout,
             self.identity,
             m.Weights(sync=1, attempt=1, term=1, tokens=(100,)),
+            m.Weights(sync=1, attempt=1, term=1, tokens=(100,), roots=(bytes(32),)),
+            m.Influences(sync=1, attempt=1, term=1, influences=(7,)),
             hosts.HurryAtHost(sync=1),
             hosts.CancelAtHost(sync=1, attempt=1),
             processes.DropInProcess(sync=1, in_force=(attempt,)),

@@ -113,6 +113,7 @@ WAYS = {
         every=10, chunk_elements=500, codec="sign1", up="int8", error_feedback_down=0.5, error_feedback=0.5
     ),
     "fragments in flight": SyncSettings(every=10, chunk_elements=500, fragments=2, overlap_steps=3),
+    "by influence": SyncSettings(every=10, chunk_elements=500, robust="gram"),
 }
 
 

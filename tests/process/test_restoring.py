@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -36,7 +37,7 @@ from atoll.protocol.trust.security import PLAIN
 from tests.harness import postgresql
 from tests.harness.commit_records import assert_each_sample_counts_once, commits_of, decoded
 from tests.harness.data_account import DATA, LEASED, assert_account_balances
-from tests.harness.local_run import LocalRun, Process
+from tests.harness.local_run import POLL_S, LocalRun, Process
 from tests.harness.memory_store import MemoryStore
 from tests.process.test_coordinator_session import Client
 
@@ -99,10 +100,17 @@ class InDatabase:
     def lose(self, coordinator: Process) -> None:
         coordinator.kill()
         self._server.put_back(self._name, self._copy)
+        deadline = time.monotonic() + LIMIT_S
+        with psycopg.connect(self._url, autocommit=True) as db:  # of the coordinator that had it when it was copied
+            while db.execute("SELECT until > clock_timestamp() FROM atoll.lease").fetchall() != [(False,)]:
+                assert time.monotonic() < deadline
+                time.sleep(POLL_S)
 
     def commits(self) -> list[CommitRecord]:
         with psycopg.connect(self._url) as db:
-            return decoded(db.execute("SELECT body FROM atoll.records WHERE kind = 'commit' ORDER BY number").fetchall())
+            return decoded(
+                db.execute("SELECT body FROM atoll.records WHERE kind = 'commit' ORDER BY number").fetchall()
+            )
 
 
 @pytest.mark.parametrize(

@@ -101,7 +101,7 @@ def test_a_site_in_several_parts_is_refused_by_name_a_run_that_it_cannot_be_in()
     audited = SyncSettings(audits=1, log_commits=16)
     with_errors = replace(audited, codec="sign1", error_feedback_down=0.5)
     for sync, named, taken in (
-        (SyncSettings(robust="gram"), 'robust = "gram": one process', ()),
+        (SyncSettings(robust="gram"), "", ((2, 1), (1, 2), (2, 2))),
         (audited, "audits = 1: one machine", ((1, 2),)),
         (with_errors, "audits = 1 with sync.error_feedback_down: one process", ()),
     ):
