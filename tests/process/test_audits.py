@@ -18,7 +18,11 @@ pytestmark = pytest.mark.timeout(400)
 HONEST = "abc"
 
 
-@pytest.mark.parametrize("has_errors", [False, True], ids=["one site of two exchange processes", "two-sided errors"])
+@pytest.mark.parametrize(
+    "has_errors",
+    [pytest.param(False, marks=pytest.mark.slow), True],
+    ids=["one site of two exchange processes", "two-sided errors"],
+)
 def test_a_reducer_that_lies_is_named_evicted_and_banned_and_the_others_hold_the_same(
     tmp_path: Path, has_errors: bool
 ) -> None:

@@ -122,9 +122,10 @@ WAYS = {
     [pytest.param(way, marks=[pytest.mark.slow] * (way not in ("one bit", "fragments in flight"))) for way in WAYS],
 )
 def test_sites_of_one_two_and_three_hosts_hold_the_same_bits(tmp_path: Path, way: str) -> None:
-    with LocalRun(tmp_path, replace(SETTINGS, quorum=3, time_limits="wan", sync=WAYS[way])) as run:
+    of_processes = ["--exchange-processes", "2"] if way == "by influence" else []  # of each host
+    with LocalRun(tmp_path, replace(SETTINGS, quorum=3, max_sites=64, time_limits="wan", sync=WAYS[way])) as run:
         run.start_coordinator()
-        sites = Sites(run, {"one": 1, "two": 2, "three": 3})
+        sites = Sites(run, {"one": 1, "two": 2, "three": 3}, extra=of_processes)
         sites.start_all()
         assert run.wait_all(LIMIT_S) == sites.all_ended()
         status = run.status()
