@@ -84,4 +84,12 @@ MUTATIONS = (
         new="False",
         tests=("tests/unit/protocol/test_pages.py::test_handshakes_have_a_pace_by_address_and_in_all",),
     ),
+    Mutation(
+        name="a site says products before all of its parts have",
+        rule="influences are found of all contributions to all chunks",
+        where="node.daemon.shared_products:SharedProducts._look",
+        old="awaited.said.keys() >= {OWN, *awaited.parts}",
+        new="awaited.said",
+        tests=("tests/unit/local/test_shared_products.py",),
+    ),
 )
