@@ -57,13 +57,13 @@ def ban(run: Run, asked: BanAsked) -> str:
     digest = _key_of(run, asked.name)
     record = BanRecord(name=asked.name, key_digest=digest, reason=asked.reason[:1024], until_s=until_s)
     _ban(run, record)
-    run.report(logging.WARNING, f"{asked.name} is banned{_until(record)}: {asked.reason}")
     return ""
 
 
 def _ban(run: Run, record: BanRecord) -> None:
     """Whoever has that name or key is sent away."""
     run.ban(record)
+    run.report(logging.WARNING, f"{record.name} is banned{_until(record)}: {record.reason}")
     for site in list(run.members.sites.values()):
         if site.name == record.name or (record.key_digest and site.key_digest == record.key_digest):
             run.send_away(site, f"banned: {record.reason}")
