@@ -56,6 +56,14 @@ class CoordinatorConfig:
         return self.store or str(self.store_path)
 
 
+@dataclass(frozen=True, slots=True)
+class Restore:
+    """The store is an old copy: sites say first what they have kept of the time since."""
+
+    num_sites: int | None = None
+    """That have to; None: more than half of those that were in the run, as far as is known."""
+
+
 DATABASES = ("postgresql://", "postgres://")
 
 

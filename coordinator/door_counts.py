@@ -3,7 +3,6 @@ from then on. Pure: time is passed in."""
 
 from __future__ import annotations
 
-import ipaddress
 from collections import Counter
 from collections.abc import Hashable
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from itertools import takewhile
 from typing import TypeVar
 
 from atoll.coordinator import limits
+from atoll.protocol.addresses import source_of
 from atoll.protocol.pace import Buckets, Pace
 
 K = TypeVar("K")
@@ -168,13 +168,3 @@ def _leave(groups: dict[K, dict[int, None]], key: K, number: int) -> None:
     del groups[key][number]
     if not groups[key]:
         del groups[key]
-
-
-def source_of(address: str) -> str:
-    """Whose an address is: of IPv6 its network of 64 bits, as one machine has all of that."""
-    found = ipaddress.ip_address(address.partition("%")[0])
-    if isinstance(found, ipaddress.IPv4Address):
-        return str(found)
-    if found.ipv4_mapped is not None:
-        return str(found.ipv4_mapped)
-    return str(ipaddress.ip_network((int(found) >> 64 << 64, 64)))

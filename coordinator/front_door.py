@@ -17,7 +17,7 @@ from functools import partial
 import grpc
 
 from atoll.coordinator import limits
-from atoll.coordinator.door_counts import Counts, Turned, source_of
+from atoll.coordinator.door_counts import Counts, Turned
 from atoll.coordinator.guest import Guest
 from atoll.coordinator.shut_out import shut_out
 from atoll.protocol import addresses
@@ -121,7 +121,7 @@ class FrontDoor:
             self.turned_away[decided] += 1
             accepted.close()
             if decided in (Turned.ADDRESS, Turned.PACE):
-                self._hurry(source_of(address))
+                self._hurry(addresses.source_of(address))
             return
         self._end(decided, Turned.FULL)
         accepted.setblocking(False)

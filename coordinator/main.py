@@ -16,7 +16,7 @@ from typing import Any
 from atoll.coordinator.admin import admin_server
 from atoll.coordinator.authority import Authority, folder_of
 from atoll.coordinator.backup import remove_left_over
-from atoll.coordinator.config import CoordinatorConfig, validate
+from atoll.coordinator.config import CoordinatorConfig, Restore, validate
 from atoll.coordinator.core.records import OpenRecord, Record
 from atoll.coordinator.lease import Leading, LeaseHeld
 from atoll.coordinator.loop_lag import LoopLag
@@ -210,15 +210,14 @@ async def serve(
     settings: RunSettings,
     *,
     resume_parent: dict[str, Any] | None = None,
-    restore_sites: int | None = None,
+    restore: Restore | None = None,
     newest: NewestSync | None = None,
 ) -> None:
     """Serves one run; returns after SIGTERM or SIGINT, and a second one ends the process at once: what the store has
     kept is whole at any moment. Prints one line when it listens.
 
     `resume_parent`: run_id, commit, run_step and run_tokens of the saved model that commit 0 is made of.
-    `restore_sites`: the store is an old copy, and so many sites have to say first what they have kept of the time
-    since; 0: more than half of those that were in the run. `newest`: is told of syncs, for lines of the log.
+    `newest`: is told of syncs, for lines of the log.
     Raises ConfigError, HostError or StateError: what, where, what to do.
     """
     validate(config)
@@ -238,7 +237,7 @@ async def serve(
         if exporter is not None:
             stack.push_async_callback(exporter.close)
         store, leading, authority, security = await _opened(
-            config, settings, parent_json, machine, stack, is_restored=restore_sites is not None
+            config, settings, parent_json, machine, stack, is_restored=restore is not None
         )
         make = partial(
             CoordinatorServer,
@@ -251,9 +250,9 @@ async def serve(
             security=security,
             leading=leading,
         )
-        if restore_sites is not None:
+        if restore is not None:
             seal = Seal(authority.secret if authority is not None else b"", settings.run_id)
-            restoring = Restoring(settings, store, machine, security=security, seal=seal, num_sites=restore_sites)
+            restoring = Restoring(settings, store, machine, security=security, seal=seal, num_sites=restore.num_sites)
             if leading is not None:
                 leading.start(stack)
             if not await _restored(restoring, config, settings.run_id, asked):

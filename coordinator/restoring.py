@@ -46,7 +46,7 @@ MAX_REPORTED = 256
 class Restoring:
     """`start`, wait for `restored`, `stop`; then the store is as if it had been here all the time.
 
-    `num_sites`: how many have to tell; 0: more than half of those that were in the run, as far as is known.
+    `num_sites`: how many have to tell, see `Restore`.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Restoring:
         *,
         security: Security,
         seal: Seal,
-        num_sites: int = 0,
+        num_sites: int | None = None,
     ) -> None:
         self._store = store
         self._copy: Persisted = store.begin(settings)
@@ -158,7 +158,7 @@ class Restoring:
 
     def _needed(self) -> tuple[int, frozenset[str]]:
         """How many sites have to tell, and which ones count."""
-        if self._num_sites:
+        if self._num_sites is not None:
             return self._num_sites, restored.known_sites(self._copy, self._rows)
         known = restored.sites_in_the_run(self._copy, self._rows)
         return len(known) // 2 + 1, known or restored.known_sites(self._copy, self._rows)
@@ -168,7 +168,7 @@ class Restoring:
         are to be enough goes on from what there is: what sites hold beyond it is void."""
         if missing := restored.missing(self._last(), self._rows):
             return restored.in_words(self._copy, missing, self._rows)
-        for name, (branch, commit) in sorted(self._held.items()) if not self._num_sites else ():
+        for name, (branch, commit) in sorted(self._held.items()) if self._num_sites is None else ():
             if restored.is_unknown(self._copy, self._rows, branch):
                 return f"{name} has gone back to an earlier commit with others (branch {branch}), of which nobody tells"
             held = restored.held(self._copy, self._rows, branch, commit)

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import grpc
 
@@ -19,11 +19,10 @@ import atoll
 from atoll.coordinator import calls, commands, limits
 from atoll.coordinator.authority import Authority
 from atoll.coordinator.backup import backup, place_of
+from atoll.coordinator.computing import Computing
 from atoll.coordinator.config import CoordinatorConfig
 from atoll.coordinator.core import events as e
 from atoll.coordinator.core.core import Core
-from atoll.coordinator.core.log import evidence
-from atoll.coordinator.core.sites import manifests
 from atoll.coordinator.core.view.document import RunView
 from atoll.coordinator.curves_shown import CurvesShown
 from atoll.coordinator.deposits import Depositing
@@ -53,7 +52,6 @@ from atoll.protocol.trust.names import Subject
 from atoll.protocol.trust.security import PLAIN, Caller, Security
 from atoll.protocol.v1 import session_pb2
 
-T = TypeVar("T")
 log = logging.getLogger("atoll.coordinator")
 
 SERVICE = "atoll.protocol.v1.CoordinatorService"
@@ -124,6 +122,9 @@ class CoordinatorServer:
         seal = Seal(authority.secret if authority is not None else b"", settings.run_id)
         self._depositing = Depositing(store, seal, deciding, bodies)
         self._events: asyncio.Queue[tuple[e.Event, Stream | None] | None] = asyncio.Queue()
+        self._computing = Computing(
+            lambda event: self._events.put_nowait((event, None)), lambda: self._events.put_nowait(None)
+        )
         self._server: grpc.aio.Server | None = None
         self._door: FrontDoor | None = None
         self._calls = Buckets[tuple[str, Subject]](limits.CALLS_OF_ONE, limits.MAX_SOURCES)
@@ -190,6 +191,7 @@ class CoordinatorServer:
                     if stream is not None:
                         stream.slots.release()
             if item is None:
+                self._computing.raise_fault()
                 return
 
     async def stop(self) -> None:
@@ -372,16 +374,9 @@ class CoordinatorServer:
                     commits, attestations = await asyncio.to_thread(self._store.read_commits, first, last)
                     read = e.CommitsRead(commits=commits, attestations=attestations)
                     self._events.put_nowait((read, None))
-                case e.ReadManifest():  # one at a time
-                    self._compute(manifests.read, output)
-                case e.Recompute():  # another one is of a later dispute
-                    self._compute(evidence.recompute, output)
+                case e.ReadManifest() | e.Recompute():
+                    self._computing.begin(output)
         self._depositing.kept(deposits)
-
-    def _compute(self, event_of: Callable[[T], e.Event], asked: T) -> None:
-        """In a thread, while other events are handled."""
-        done = self._loop.run_in_executor(None, event_of, asked)
-        done.add_done_callback(lambda done: self._events.put_nowait((done.result(), None)))
 
     # --- streams
 

@@ -166,7 +166,7 @@ class HostErrorsAdvanced:
 
 HostSaid = (
     HostHello | HostBeat | RankFrame | RankClosed | RanksExited | HostFailed | HostReady | StateHeld | SourcesWanted
-    | StatePublished | SnapshotTaken | HostErrorsAdvanced | m.Done | m.ExchangeFailed
+    | StatePublished | SnapshotTaken | HostErrorsAdvanced | m.Done | m.ExchangeFailed | m.Products
 )  # fmt: skip
 
 
@@ -294,6 +294,7 @@ class BeginAtHost:
     in_flight: tuple[int, ...] = bounded(MAX_FRAGMENTS, ())
     error_commits: tuple[int, ...] = bounded(MAX_FRAGMENTS, ())
     site_id: int
+    roots: tuple[bytes, ...] = bounded(m.MAX_MEMBERS, ())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -313,7 +314,7 @@ class DropAtHost:
 
 
 OfState = HoldState | ApplyAtHost | PublishAtHost | TakeSnapshot | AdvanceAtHost | RollBackHost
-OfExchange = BeginAtHost | m.Weights | HurryAtHost | CancelAtHost | DropAtHost
+OfExchange = BeginAtHost | m.Weights | m.Influences | HurryAtHost | CancelAtHost | DropAtHost
 HostTold = (
     HostWelcome | HostBeat | RankFrame | RankClosed | StartRanks | StopRanks | SiteEnded | SiteLaidOut | OfState
     | OfExchange

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from atoll.protocol.trust.security import Shown
 
 MAX_PROCESSES = 16
+MAX_FILE_NAME_CHARACTERS = 255
 """Of one host, its node among them."""
 MAX_ENTRIES_BYTES = 16 << 20
 """Where payloads lie, in one message."""
@@ -63,7 +64,9 @@ class ProcessLog:
     text: str = bounded(1 << 16)
 
 
-ProcessSaid = ProcessReady | HostBeat | PayloadsStored | m.Done | m.ExchangeFailed | ProcessFailed | ProcessLog
+ProcessSaid = (
+    ProcessReady | HostBeat | PayloadsStored | m.Done | m.ExchangeFailed | m.Products | ProcessFailed | ProcessLog
+)  # fmt: skip
 
 
 # --- the node to a process
@@ -167,6 +170,8 @@ class BeginInProcess:
     """The attempts that left errors of averages, of the base."""
     in_force: tuple[AttemptInLog, ...] = bounded(m.MAX_FRAGMENTS, ())
     """See `PayloadLog.attempts_in_force`."""
+    kept: str = bounded(MAX_FILE_NAME_CHARACTERS, "")
+    """In a run with audits: the file of what this site contributes; empty if it does not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,7 +189,7 @@ class AbandonAll:
 
 ProcessTold = (
     ProcessStart | ProcessLayout | BeginInProcess | m.Weights | HurryAtHost | CancelAtHost | DropInProcess | AbandonAll
-    | ProcessIdentity | ProcessShown | m.Banned
+    | ProcessIdentity | ProcessShown | m.Banned | m.Influences
 )  # fmt: skip
 
 _REQUESTS = wire.bodies_of(processes_pb2.ProcessRequest, {cls.__name__: cls for cls in get_args(ProcessSaid)})

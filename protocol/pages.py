@@ -2,7 +2,7 @@
 waits.
 
 Whoever opens connections and says nothing takes no thread, no place for long, and no descriptor that others need: where
-all places are taken, the connection that has been silent for longest ends.
+all places are taken, the connection that has been silent for longest ends. Handshakes of TLS have a pace.
 """
 
 from __future__ import annotations
@@ -19,12 +19,18 @@ from prometheus_client.core import Metric
 from atoll.protocol import addresses, http
 from atoll.protocol.errors import HostError
 from atoll.protocol.http import Answer, Request, plain_text
+from atoll.protocol.pace import Buckets, Pace
 from atoll.protocol.page_access import Access, ByName
 
 MAX_CONNECTIONS = 64
 MAX_REQUEST_BYTES = 8 << 10
 REQUEST_LIMIT_S = 5.0
 """For the whole request to come."""
+HANDSHAKES_OF_ONE = Pace(at_once=256, per_s=16.0)
+"""Of TLS, with one address: some milliseconds of the event loop each, in which a coordinator decides nothing."""
+HANDSHAKES_OF_ALL = Pace(at_once=512, per_s=64.0)
+MAX_ADDRESSES = 4096
+"""That are remembered."""
 ANSWER_LIMIT_S = 10.0
 """For the answer to be made, and again for it to be read."""
 OPEN = ByName(())
@@ -55,6 +61,8 @@ class Pages:
         self._silent: dict[asyncio.StreamWriter, None] = {}  # no request yet; the oldest first
         self._busy: dict[asyncio.StreamWriter, None] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._of_one = Buckets[str](HANDSHAKES_OF_ONE, MAX_ADDRESSES)
+        self._of_all = Buckets[None](HANDSHAKES_OF_ALL, 1)
 
     async def start(self, listen: str, what: str) -> None:
         """Raises ConfigError, HostError; `what` names the pages in it."""
@@ -87,9 +95,17 @@ class Pages:
         kind = asyncio.StreamReaderProtocol if self._access.tls is None else _OverTls
         return kind(reader, self._serve)
 
+    def _may_shake_hands(self, writer: asyncio.StreamWriter) -> bool:
+        now = asyncio.get_running_loop().time()
+        source = addresses.source_of(writer.get_extra_info("peername")[0])
+        return self._of_one.take(source, now) and self._of_all.take(None, now)
+
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
+        if self._access.tls is not None and not self._may_shake_hands(writer):
+            writer.transport.abort()
+            return
         self._tasks.add(task)
         self._silent[writer] = None
         if len(self._silent) + len(self._busy) > MAX_CONNECTIONS:

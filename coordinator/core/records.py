@@ -232,6 +232,8 @@ class BanRecord:
     reason: str
     until_s: float = 0.0
     """Seconds since 1970, by the coordinator's clock; 0: until the ban is lifted."""
+    is_over: bool = False
+    """That time has come. The ban is kept for a while: the clock may have been wrong."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -35,11 +35,13 @@ def sites_in_the_run(copy: Persisted, records: Sequence[Row]) -> frozenset[str]:
 def known_sites(copy: Persisted, records: Sequence[Row]) -> frozenset[str]:
     """Names of those that were ever in the run and are not banned, as far as is known."""
     names = {r.name for r in (*copy.all(e.SiteRecord), *records) if isinstance(r, e.SiteRecord)}
-    banned = {r.name for r in copy.all(e.BanRecord)}
+    banned = {r.name for r in copy.all(e.BanRecord) if not r.is_over}
     for record in records:
         match record:
-            case e.BanRecord(name=name):
+            case e.BanRecord(name=name, is_over=False):
                 banned.add(name)
+            case e.BanRecord(name=name):
+                banned.discard(name)
             case e.BanLiftedRecord(name):
                 banned.discard(name)
             case _:

@@ -6,6 +6,7 @@ import json
 import logging
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 from atoll.coordinator.core import events as e
@@ -90,7 +91,9 @@ class Run(RunOutputs):
         self.pause_reason = paused.reason if paused is not None else ""
         self.changes = Changes(settings, persisted.one(e.ChangedRecord), self.log.changed_json)
         self.best = BestSoFar(settings, self.log.best)
-        self.banned = {r.name: r for r in persisted.all(e.BanRecord)}
+        bans = persisted.all(e.BanRecord)
+        self.banned = {r.name: r for r in bans if not r.is_over}
+        self.bans_over = {r.name: (r, now) for r in bans if r.is_over}  # and own time since when
         for name, banned in self.banned.items():
             if (unwanted := self.members.sites.get(name)) is not None:
                 unwanted.is_gone(f"banned: {banned.reason}")
@@ -237,6 +240,7 @@ class Run(RunOutputs):
 
     def ban(self, record: e.BanRecord) -> None:
         """Neither this name nor this key comes in any more."""
+        self.bans_over.pop(record.name, None)
         self.banned[record.name] = record
         self.persist(record)
         self.tell_banned()
@@ -246,6 +250,18 @@ class Run(RunOutputs):
         del self.banned[name]
         self.persist(e.BanLiftedRecord(name))
         self.tell_banned()
+
+    def end_ban(self, name: str) -> None:
+        """Its time is over, if the clock is right."""
+        record = replace(self.banned.pop(name), is_over=True)
+        self.bans_over[name] = record, self.now
+        self.persist(record)
+        self.tell_banned()
+
+    def forget_ban(self, name: str) -> None:
+        """Its time has been over for long."""
+        del self.bans_over[name]
+        self.persist(e.BanLiftedRecord(name))
 
     def tell_banned(self, *sites: Site) -> None:
         """Sites that have come, also where nobody is banned: a ban may have been lifted while they were away. All that

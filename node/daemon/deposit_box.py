@@ -15,9 +15,15 @@ from atoll.protocol.messages import Deposit
 MAX_KEPT = 1 << 16
 """Of each kind; the coordinator keeps as many commits."""
 MAX_KEPT_BYTES = 1 << 30
-"""Of all; then the older half of those goes of which there are many."""
+"""Of all, where nobody says less; then the older half of those goes of which there are many."""
 TRIMMED_EVERY = 1024
 """Records: so many more there may be."""
+SHARE_OF_HOME = 32
+"""The part (one in so many) of what a home may have."""
+MORE_ON_DISK = 4
+"""And one in so many of that for what comes between two trims."""
+SQLITE_LOG_BYTES = 8 << 20
+"""Of SQLite, beside the file."""
 _MANY = ("commit", "attestation", "open")
 _COLUMNS = "seq, record, kind, number, part, name, body, kept_at, seal"
 _TABLE = """CREATE TABLE IF NOT EXISTS deposits (
@@ -29,18 +35,29 @@ _NEWER = """INSERT INTO deposits VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT 
     body = excluded.body, kept_at = excluded.kept_at, seal = excluded.seal WHERE excluded.seq > seq"""
 
 
+def box_bytes(max_disk_bytes: int) -> int:
+    """For a home that may have so much; 0: as much as there is."""
+    return min(MAX_KEPT_BYTES, max_disk_bytes // SHARE_OF_HOME) if max_disk_bytes else MAX_KEPT_BYTES
+
+
+def most_on_disk(max_bytes: int) -> int:
+    """That the files of a box of `max_bytes` have."""
+    return max_bytes + max_bytes // MORE_ON_DISK + SQLITE_LOG_BYTES
+
+
 class DepositBox:
     """Opened for the life of the node; one call at a time, from any thread. Raises HostError.
 
     A file that cannot be opened any more is begun anew: the coordinator says everything again.
     """
 
-    def __init__(self, path: Path | None) -> None:
-        """None: in memory."""
+    def __init__(self, path: Path | None, max_bytes: int = MAX_KEPT_BYTES) -> None:
+        """`path` None: in memory. `max_bytes`: of the file's pages that are in use; see `most_on_disk`."""
         self._path = path
+        self._max_bytes = max_bytes
         self.last_seq = 0
         self._db = self._opened()
-        self._num_untrimmed = 0
+        self._num_untrimmed = self._bytes_untrimmed = 0
 
     def _opened(self) -> sqlite3.Connection:
         try:
@@ -57,6 +74,7 @@ class DepositBox:
         db = sqlite3.connect(self._path or ":memory:", isolation_level=None, check_same_thread=False)
         try:
             db.execute("PRAGMA journal_mode = WAL")
+            db.execute("PRAGMA journal_size_limit = 0")  # what SQLite's log has grown to is given back
             db.execute("PRAGMA synchronous = NORMAL")  # what a power cut takes, other sites have, or it is said again
             db.execute(_TABLE)
             (self.last_seq,) = db.execute("SELECT ifnull(max(seq), 0) FROM deposits").fetchone()
@@ -84,7 +102,10 @@ class DepositBox:
                     row = (d.seq, d.record, d.kind, d.number, d.part, d.name, d.body, d.kept_at, d.seal)
                     self._db.execute(_NEWER, row)
                 self._num_untrimmed += len(deposits)
-                if self._num_untrimmed >= TRIMMED_EVERY:
+                self._bytes_untrimmed += sum(len(d.body) for d in deposits)
+                if self._num_untrimmed >= TRIMMED_EVERY or self._bytes_untrimmed > self._max_bytes // (
+                    2 * MORE_ON_DISK
+                ):
                     self._trim()
                 self._db.execute("COMMIT")
             except BaseException:
@@ -94,11 +115,10 @@ class DepositBox:
         self.last_seq = max([self.last_seq, *(d.seq for d in deposits)])
 
     def _trim(self) -> None:
-        self._num_untrimmed = 0
-        sizes = "SELECT kind, count(*), total(length(body)) FROM deposits GROUP BY kind"
-        found = {kind: (num, size) for kind, num, size in self._db.execute(sizes).fetchall()}
-        is_large = sum(size for _, size in found.values()) > MAX_KEPT_BYTES
-        for kind, (num, _) in found.items():
+        self._num_untrimmed = self._bytes_untrimmed = 0
+        found = dict(self._db.execute("SELECT kind, count(*) FROM deposits GROUP BY kind").fetchall())
+        is_large = self._used_bytes() > self._max_bytes
+        for kind, num in found.items():
             most = num // 2 if is_large and kind in _MANY else MAX_KEPT
             if num > most:
                 self._db.execute(
@@ -106,6 +126,12 @@ class DepositBox:
                     "ORDER BY seq DESC LIMIT 1 OFFSET ?)",
                     (kind, kind, most),
                 )
+
+    def _used_bytes(self) -> int:
+        """Of the file; what is free in it is used again."""
+        asked = ("page_size", "page_count", "freelist_count")
+        size, num, num_free = (self._db.execute(f"PRAGMA {name}").fetchone()[0] for name in asked)
+        return int(size * (num - num_free))
 
     def after(self, seq: int) -> tuple[Deposit, ...]:
         """The next ones, for one message; nothing if there is no more."""

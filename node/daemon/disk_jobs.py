@@ -15,7 +15,7 @@ from atoll.node.daemon.hosts.replicas import Replicas
 from atoll.node.daemon.plane import DataPlane
 from atoll.node.daemon.shell import Shell, fatal
 from atoll.node.dataplane import false_payload
-from atoll.node.dataplane.kept_contributions import KeptContributions, check_parts
+from atoll.node.dataplane.kept_contributions import KeptContributions
 from atoll.node.exchange.auditing import Auditor
 from atoll.node.exchange.catchup.donor_client import dialled
 from atoll.node.exchange.peers.dialer import Purpose
@@ -70,7 +70,6 @@ class DiskJobs:
             raise InvalidMessage(
                 f"{self._shell.home.folder} holds the state of another model; choose another folder with --home"
             )
-        check_parts(settings.sync, shell.config.site_hosts, shell.config.exchange_processes)
         if settings.sync.audits and self.kept is None:
             self.kept = KeptContributions(shell.home.kept_folder, settings.sync.most_in_flight)
             if settings.sync.error_feedback_down:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from functools import partial
 
 from atoll.node import host_protocol as hosts
 from atoll.node.core import events as e
@@ -14,6 +15,7 @@ from atoll.node.daemon.exchange_processes.process_exchanges import ProcessExchan
 from atoll.node.daemon.hosts.leading_exchanges import LeadingExchanges
 from atoll.node.daemon.shell import Shell
 from atoll.node.exchange.sync.exchange import Exchange
+from atoll.node.exchange.sync.multiplication import Products
 from atoll.protocol import messages as m
 from atoll.protocol.errors import AtollError, HostError, NonFiniteError
 from atoll.protocol.plans import with_weights
@@ -61,10 +63,12 @@ class Exchanges:
                     self._beginning = self._shell.tasks.spawn(self._begin(begun))
                 case out.WeighExchange(plan, weights, roots):
                     self._hub.weigh(plan, weights, roots)
-                    self._of_hosts.weigh(plan, weights)
-                    self._of_processes.weigh(plan, weights)
+                    self._of_hosts.weigh(plan, weights, roots)
+                    self._of_processes.weigh(plan, weights, roots)
                 case out.InfluenceExchange(plan, influences):
                     self._hub.influence(plan, influences)
+                    self._of_hosts.influence(plan, influences)
+                    self._of_processes.influence(plan, influences)
                 case out.HurryExchange(sync):
                     self._hub.hurry(sync)
                     self._of_hosts.hurry(sync)
@@ -94,6 +98,7 @@ class Exchanges:
             in_flight=tuple(sorted(begun.in_flight)),
             error_commits=begun.error_commits,
             site_id=self._hub.site_id,
+            roots=begun.roots,
         )
 
     async def _begin(self, begun: out.BeginExchange) -> None:
@@ -122,7 +127,7 @@ class Exchanges:
                 roots=begun.roots,
                 spread_s=begun.spread_s,
                 in_flight=begun.in_flight,
-                multiplied=lambda products: self._shell.handle(ProductsMade(plan, products)),
+                multiplied=partial(self._multiplied, plan),
             )
             self._shell.tasks.spawn(self._run(exchange))
             self._of_hosts.has_begun(plan)
@@ -133,6 +138,14 @@ class Exchanges:
             self._shell.handle(e.ExchangeBroken(plan, error))
         self._beginning = None
         self._go_on()
+
+    def _multiplied(self, plan: m.Plan, products: Products) -> None:
+        """By this process; the site says those of all its parts."""
+
+        def made(of_site: Products) -> None:
+            self._shell.handle(ProductsMade(plan, of_site))
+
+        self._of_processes.summed(plan, products, lambda of_host: self._of_hosts.summed(plan, of_host, made))
 
     async def _run(self, exchange: Exchange) -> None:
         loop, plan = asyncio.get_running_loop(), exchange.plan

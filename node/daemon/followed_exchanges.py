@@ -8,13 +8,16 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
+from functools import partial
 
 from atoll.node import host_protocol as hosts
 from atoll.node.core.exchange_failures import failure_of, outlier_of
+from atoll.node.daemon.shared_exchanges import OfRunning, key_of
 from atoll.node.dataplane.sync_data import SyncData
 from atoll.node.exchange.hub import Hub
 from atoll.node.exchange.peers.counters import Counters
 from atoll.node.exchange.sync.exchange import Exchange, ExchangeResult
+from atoll.node.exchange.sync.multiplication import Products
 from atoll.node.tasks import end
 from atoll.protocol import messages as m
 from atoll.protocol.errors import AtollError, HostError, InvalidMessage, NonFiniteError
@@ -40,7 +43,7 @@ class FollowedExchanges(ABC):
     """`close` it when the one that leads is lost."""
 
     hub: Hub
-    say: Callable[[m.Done | m.ExchangeFailed], None]
+    say: Callable[[m.Done | m.ExchangeFailed | m.Products], None]
     level: int
     """At which an exchange that is done is logged."""
     failed: Callable[[BaseException], None]
@@ -65,8 +68,9 @@ class FollowedExchanges(ABC):
         plan = begun.plan
         self._plans[plan.sync] = plan
         try:
-            if begun.weights and len(begun.weights) != len(plan.contributors):
-                raise InvalidMessage(f"{len(begun.weights)} weights of {len(plan.contributors)} contributors")
+            for said, what in ((begun.weights, "weights"), (begun.roots, "roots")):
+                if said and len(said) != len(plan.contributors):
+                    raise InvalidMessage(f"{len(said)} {what} of {len(plan.contributors)} contributors")
             share = await run_to_its_end(self.hub.share(plan, data), self.hub.pool)
             exchange = self.hub.begin(
                 plan,
@@ -74,8 +78,10 @@ class FollowedExchanges(ABC):
                 share,
                 tokens=begun.tokens,
                 weights=begun.weights,
+                roots=begun.roots,
                 spread_s=begun.spread_s,
                 in_flight=begun.in_flight,
+                multiplied=partial(self.multiplied, plan),
             )
         except AtollError as error:
             self.refuse(plan, error)
@@ -88,12 +94,20 @@ class FollowedExchanges(ABC):
     def refuse(self, plan: m.Plan, error: Exception) -> None:
         self.say(failure_of(plan, error, self.hub.site_id))
 
-    def tell(self, word: m.Weights | hosts.HurryAtHost | hosts.CancelAtHost) -> None:
+    def multiplied(self, plan: m.Plan, products: Products) -> None:
+        """Of the chunks of this part, as the one that leads hears them."""
+        self.say(m.Products(sync=plan.sync, attempt=plan.attempt, term=plan.term, products=products))
+
+    def tell(self, word: OfRunning) -> None:
         match word:
-            case m.Weights(sync=sync, tokens=tokens):
+            case m.Influences(sync=sync, influences=influences):
                 plan = self._plans.get(sync)
-                if plan is not None and (plan.term, plan.attempt) == (word.term, word.attempt):
-                    self.hub.weigh(plan, tokens)
+                if plan is not None and key_of(plan) == key_of(word):
+                    self.hub.influence(plan, influences)
+            case m.Weights(sync=sync, tokens=tokens, roots=roots):
+                plan = self._plans.get(sync)
+                if plan is not None and key_of(plan) == key_of(word):
+                    self.hub.weigh(plan, tokens, roots)
             case hosts.HurryAtHost(sync=sync):
                 self.hub.hurry(sync)
             case hosts.CancelAtHost(sync=sync, attempt=attempt):

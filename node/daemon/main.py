@@ -24,6 +24,7 @@ from atoll.node.daemon.security import Identity, NodeSecurity, page_access
 from atoll.node.daemon.site_log import log_to
 from atoll.node.daemon.time_off import Account, Watch, home_of, stay_off
 from atoll.node.daemon.tracing import SiteTraces
+from atoll.node.dataplane.kept_contributions import check_parts
 from atoll.node.threads import giving_way
 from atoll.protocol import notify
 from atoll.protocol.addresses import parse_proxy
@@ -113,6 +114,7 @@ async def _stay(config: NodeConfig, machine: Machine, prepared: asyncio.Task[Non
         settings, address = await discover(coordinators, handshake, FIRST_CONTACT_S, machine.network)
         config = replace(config, coordinator=",".join(dict.fromkeys((address, *coordinators))))
         check_cap(config, settings)
+        check_parts(settings.sync, config.site_hosts, config.exchange_processes)
         folder = home_of(config, settings.run_id)
         account = await asyncio.to_thread(Account, folder, machine.disk)
         if (time_off := config.allowance.time_off(account.sent, machine.wall_time())) is not None:

@@ -14,6 +14,7 @@ from atoll.node.core.context import SiteIdentity
 from atoll.node.core.disk import Outer
 from atoll.node.core.site import SiteCore
 from atoll.node.daemon.config import NodeConfig
+from atoll.node.daemon.deposit_box import box_bytes
 from atoll.node.daemon.deposits import Deposits
 from atoll.node.daemon.disk_jobs import DiskJobs
 from atoll.node.daemon.exchange_processes.fleet import ExchangeProcesses
@@ -143,7 +144,9 @@ class Node:
             num_parameters=self._num_parameters,
             certificate_until_s=lambda: security.identity_until_s,
         )
-        self.deposits = Deposits(parts.deposit_box(home.deposit_file), tasks, self.session.send)
+        self.deposits = Deposits(
+            parts.deposit_box(home.deposit_file, box_bytes(config.max_disk_bytes)), tasks, self.session.send
+        )
         processes = ExchangeProcesses(config, settings, met, home=home.folder, lease_s=core.limits.lease_s)
         self.shell = shell = Shell(
             config=config,

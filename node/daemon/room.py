@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from atoll.node.daemon.config import NodeConfig
+from atoll.node.daemon.deposit_box import box_bytes, most_on_disk
 from atoll.node.daemon.journal import MAX_JOURNAL_BYTES
 from atoll.node.daemon.shared_memory import RESERVE_BYTES, MemoryLimit, memory_limit
 from atoll.node.daemon.site_log import MAX_LOG_BYTES, NUM_OLD_LOGS
@@ -129,10 +130,11 @@ def _in_words(parts: Parts) -> str:
     return f"{byte_count(total)} are needed ({listed})"
 
 
-def _beside(settings: RunSettings, manifest: Manifest) -> Parts:
+def _beside(settings: RunSettings, manifest: Manifest, max_disk_bytes: int) -> Parts:
     """What a home has at the most beside the state; of checkpoints those of AdamW, which are the largest."""
     num_bytes = MAX_CHECKPOINTS * BYTES_OF_ADAMW * manifest.num_trainable if settings.checkpoint_every else 0
-    return ("checkpoints of an AdamW", num_bytes), ("logs", LOG_BYTES)
+    deposits = most_on_disk(box_bytes(max_disk_bytes))
+    return ("checkpoints of an AdamW", num_bytes), ("records kept for the coordinator", deposits), ("logs", LOG_BYTES)
 
 
 def room_of(
@@ -150,7 +152,7 @@ def room_of(
         reduce_buffer_bytes=config.reduce_buffer_bytes,
         has_buffers=has_buffers,
         max_disk_bytes=config.max_disk_bytes,
-        beside=_beside(settings, manifest),
+        beside=_beside(settings, manifest, config.max_disk_bytes),
     )
     kind = file_systems.kind_of(home)
     if kind in file_systems.NETWORK:

@@ -12,8 +12,10 @@ from typing import Generic, Protocol, TypeVar
 
 from atoll.node import host_protocol as hosts
 from atoll.node.core.exchange_failures import error_of
+from atoll.node.daemon.shared_products import AttemptKey, SharedProducts
 from atoll.node.exchange.hub import Hub
 from atoll.node.exchange.sync.exchange import ExchangeResult
+from atoll.node.exchange.sync.multiplication import Products
 from atoll.protocol import messages as m
 from atoll.protocol.errors import AtollError, InvalidMessage, StateError
 
@@ -22,10 +24,13 @@ MOST_BYTES = 1 << 63
 LARGEST_NORM = float.fromhex("0x1.fffffep+127")
 """That the wire carries."""
 
-AttemptKey = tuple[int, int, int]  # sync, term, attempt
+OfRunning = m.Weights | m.Influences | hosts.HurryAtHost | hosts.CancelAtHost
+"""What parts are told of an exchange that has begun."""
 
 
-def key_of(said: m.Plan | m.Weights | m.Done | m.ExchangeFailed | hosts.PayloadsOf) -> AttemptKey:
+def key_of(
+    said: m.Plan | m.Weights | m.Products | m.Influences | m.Done | m.ExchangeFailed | hosts.PayloadsOf,
+) -> AttemptKey:
     return said.sync, said.term, said.attempt
 
 
@@ -40,7 +45,7 @@ class Part(Protocol):
     done: dict[AttemptKey, m.Done]
     """Of the exchanges that are not over."""
 
-    def say(self, message: m.Weights | hosts.HurryAtHost | hosts.CancelAtHost) -> None: ...
+    def say(self, message: OfRunning) -> None: ...
 
 
 P = TypeVar("P", bound=Part)
@@ -84,6 +89,9 @@ class SharedExchanges(Generic[P]):
     _failures: dict[AttemptKey, AtollError] = field(default_factory=dict, init=False)
     """Of these attempts."""
 
+    _products: SharedProducts = field(default_factory=SharedProducts, init=False)
+    """Where averages are by influence."""
+
     # --- what the one that leads wants
 
     def replace(self, plan: m.Plan) -> None:
@@ -95,11 +103,20 @@ class SharedExchanges(Generic[P]):
     def take_part(self, plan: m.Plan, parts: list[P]) -> None:
         """From now on these do, in that attempt, which may be begun again."""
         self._shared[plan.sync] = plan, parts
+        self._products.forget(plan.sync)
+        self._products.expect(key_of(plan), [part.number for part in parts])
         for part in parts:
             part.done.pop(key_of(plan), None)
 
-    def weigh(self, plan: m.Plan, weights: tuple[int, ...]) -> None:
-        self.tell(m.Weights(sync=plan.sync, attempt=plan.attempt, term=plan.term, tokens=weights))
+    def weigh(self, plan: m.Plan, weights: tuple[int, ...], roots: tuple[bytes, ...]) -> None:
+        self.tell(m.Weights(sync=plan.sync, attempt=plan.attempt, term=plan.term, tokens=weights, roots=roots))
+
+    def influence(self, plan: m.Plan, influences: tuple[int, ...]) -> None:
+        self.tell(m.Influences(sync=plan.sync, attempt=plan.attempt, term=plan.term, influences=influences))
+
+    def summed(self, plan: m.Plan, products: Products, then: Callable[[Products], None]) -> None:
+        """`products`: of the one that leads. `then` hears those of all parts together, once these have said theirs."""
+        self._products.made(key_of(plan), products, then)
 
     def hurry(self, sync: int) -> None:
         self.tell(hosts.HurryAtHost(sync=sync))
@@ -109,6 +126,7 @@ class SharedExchanges(Generic[P]):
 
     def _forget(self, sync: int) -> None:
         self._shared.pop(sync, None)
+        self._products.forget(sync)
         self.attached.changed()
         for key in [key for key in self._failures if key[0] == sync]:
             del self._failures[key]
@@ -118,7 +136,7 @@ class SharedExchanges(Generic[P]):
         if (error := self._failures.get(key_of(plan))) is not None:
             self.hub.fail(plan, error)
 
-    def tell(self, word: m.Weights | hosts.HurryAtHost | hosts.CancelAtHost) -> None:
+    def tell(self, word: OfRunning) -> None:
         """Those that take part in that sync."""
         _, taking_part = self._shared.get(word.sync, (None, ()))
         for part in filter(self.attached.is_here, taking_part):
@@ -171,6 +189,16 @@ class SharedExchanges(Generic[P]):
         _check(done.averaged, len(plan.contributors), len(self.own_of(part.number)), part.words)
         part.done[key_of(done)] = done
         self.attached.changed()
+
+    def heard_products(self, part: P, said: m.Products) -> None:
+        """Raises InvalidMessage for others than of the contributors."""
+        plan, taking_part = self._shared.get(said.sync, (None, []))
+        if plan is None or key_of(plan) != key_of(said) or part not in taking_part:
+            return  # it is over
+        num = len(plan.contributors)
+        if len(said.products) != num * (num + 1) // 2:
+            raise InvalidMessage(f"{part.words} says {len(said.products)} products of {num} contributors")
+        self._products.heard(key_of(plan), part.number, said.products)
 
     def heard_failed(self, part: P, failed: m.ExchangeFailed) -> None:
         """What one of them cannot do, the site cannot."""

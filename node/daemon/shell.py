@@ -45,7 +45,7 @@ class Parts:
 
     local_server: Callable[[Callable[[e.RankEvent], None], OnFailure], LocalServer] = LocalServer
     launcher: Callable[[NodeConfig, Callable[[e.WorkersExited], None], OnFailure], Launcher] = Launcher
-    deposit_box: Callable[[Path], DepositBox] = DepositBox
+    deposit_box: Callable[[Path, int], DepositBox] = DepositBox
     data_plane: Callable[[Home, RunSettings, Manifest, int], DataPlane] = DataPlane
 
 

@@ -26,21 +26,19 @@ from atoll.protocol.sync_settings import KEPT_SYNCS, SyncSettings
 
 
 def check_parts(sync: SyncSettings, num_hosts: int, num_processes: int) -> None:
-    """Raises ConfigError if what a site contributes, or reduces, is in several places and may not be."""
-    if num_hosts == num_processes == 1:
-        return
-    if sync.audits:
-        setting, why = f"sync.audits = {sync.audits}", "one process keeps all that a site contributes"
-    elif sync.averages_by_influence:
-        setting, why = (
-            f'sync.robust = "{sync.robust}"',
-            "one process says the inner products of all that a site reduces",
+    """Raises ConfigError if the run wants of a site what one of several hosts or exchange processes cannot do."""
+    if sync.audits and num_hosts > 1:
+        problem = f"sync.audits = {sync.audits}: one machine keeps all that a site contributes"
+    elif sync.audits and sync.error_feedback_down and num_processes > 1:
+        problem = (
+            f"sync.audits = {sync.audits} with sync.error_feedback_down: one process has what auditors ask for, the "
+            "errors of all averages that a site makes"
         )
     else:
         return
     raise ConfigError(
-        f"{setting}, and this site has {num_hosts} hosts and {num_processes} exchange processes: in such a run {why}; "
-        "choose 1 of each"
+        f"{problem}, and this site has {num_hosts} hosts and {num_processes} exchange processes: choose 1 of each, or "
+        "a run without it"
     )
 
 
@@ -71,6 +69,17 @@ class Kept:
         return self.tree.proof(place)
 
 
+def _key(sync: int) -> bytes:
+    return Digest("atoll/kept/v1").uint(sync).finish()
+
+
+def kept_by_node(path: Path, sync: int, chunks: Sequence[int]) -> Kept:
+    """For an exchange process of its host, in a thread. Raises StateError if that is not what the file is of, or if it
+    is gone."""
+    file = _KeptFile(path, _key(sync), chunks, is_new=False, fsync=False)
+    return Kept(file, HashTree(chunks, file.all_hashes()))
+
+
 @dataclass(eq=False)
 class KeptContributions:
     """Methods may be called from several threads. Raises HostError for the disk."""
@@ -92,7 +101,7 @@ class KeptContributions:
     def keep(self, sync: int, chunks: Sequence[int], encode: Callable[[int], bytes], pool: Executor | None) -> Kept:
         """In a thread: encodes all of it, in place of what was kept of that sync. Raises what `encode` does."""
         path = self.folder / f"{sync}-{next(self._numbers)}"
-        file = _KeptFile(path, Digest("atoll/kept/v1").uint(sync).finish(), tuple(chunks), is_new=True, fsync=False)
+        file = _KeptFile(path, _key(sync), tuple(chunks), is_new=True, fsync=False)
 
         def put(chunk: int) -> None:
             data = encode(chunk)
@@ -100,6 +109,7 @@ class KeptContributions:
 
         try:
             each(put, chunks, pool)
+            file.seal()  # exchange processes of this host read it
             kept = Kept(file, HashTree(file.chunks, file.all_hashes()))
         except BaseException:
             file.remove()

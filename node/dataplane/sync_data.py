@@ -67,6 +67,7 @@ class SyncData:
     own: range | None = None  # the chunks that this process of the site exchanges; None: all of them
     keeps_own_alone: bool = False  # payloads of other chunks are another process's affair
     chunks: tuple[int, ...] = field(init=False)  # those that travel
+    all_chunks: tuple[int, ...] = field(init=False)  # the same, with those that are another process's affair
     kept: Kept | None = field(default=None, init=False)
     """In a run with audits: this site's contributions, which are encoded once."""
     _nearest: list[tuple[float, Outlier]] = field(default_factory=list, init=False)
@@ -79,7 +80,7 @@ class SyncData:
 
     def __post_init__(self) -> None:
         """Raises InvalidMessage if there is no such fragment."""
-        self.chunks = chunks = self.layout.chunks_of(self.fragment)
+        self.chunks = self.all_chunks = chunks = self.layout.chunks_of(self.fragment)
         if self.keeps_own_alone and self.own is not None:
             self.chunks = chunks[bisect_left(chunks, self.own.start) : bisect_left(chunks, self.own.stop)]
 

@@ -44,6 +44,7 @@ class AttachRequest(_message.Message):
     ERRORS_ADVANCED_FIELD_NUMBER: _builtins.int
     DONE_FIELD_NUMBER: _builtins.int
     EXCHANGE_FAILED_FIELD_NUMBER: _builtins.int
+    PRODUCTS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___HostHello:
         """first"""
@@ -78,6 +79,10 @@ class AttachRequest(_message.Message):
 
     @_builtins.property
     def exchange_failed(self) -> _session_pb2.ExchangeFailed: ...
+    @_builtins.property
+    def products(self) -> _session_pb2.Products:
+        """of the chunks of this host"""
+
     def __init__(
         self,
         *,
@@ -95,12 +100,13 @@ class AttachRequest(_message.Message):
         errors_advanced: Global___HostErrorsAdvanced | None = ...,
         done: _session_pb2.Done | None = ...,
         exchange_failed: _session_pb2.ExchangeFailed | None = ...,
+        products: _session_pb2.Products | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["beat", b"beat", "body", b"body", "closed", b"closed", "done", b"done", "errors_advanced", b"errors_advanced", "exchange_failed", b"exchange_failed", "exited", b"exited", "failed", b"failed", "frame", b"frame", "held", b"held", "hello", b"hello", "published", b"published", "ready", b"ready", "snapshot_taken", b"snapshot_taken", "sources_wanted", b"sources_wanted"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["beat", b"beat", "body", b"body", "closed", b"closed", "done", b"done", "errors_advanced", b"errors_advanced", "exchange_failed", b"exchange_failed", "exited", b"exited", "failed", b"failed", "frame", b"frame", "held", b"held", "hello", b"hello", "products", b"products", "published", b"published", "ready", b"ready", "snapshot_taken", b"snapshot_taken", "sources_wanted", b"sources_wanted"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["beat", b"beat", "body", b"body", "closed", b"closed", "done", b"done", "errors_advanced", b"errors_advanced", "exchange_failed", b"exchange_failed", "exited", b"exited", "failed", b"failed", "frame", b"frame", "held", b"held", "hello", b"hello", "published", b"published", "ready", b"ready", "snapshot_taken", b"snapshot_taken", "sources_wanted", b"sources_wanted"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["beat", b"beat", "body", b"body", "closed", b"closed", "done", b"done", "errors_advanced", b"errors_advanced", "exchange_failed", b"exchange_failed", "exited", b"exited", "failed", b"failed", "frame", b"frame", "held", b"held", "hello", b"hello", "products", b"products", "published", b"published", "ready", b"ready", "snapshot_taken", b"snapshot_taken", "sources_wanted", b"sources_wanted"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["hello", "beat", "frame", "closed", "exited", "failed", "ready", "held", "sources_wanted", "published", "snapshot_taken", "errors_advanced", "done", "exchange_failed"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["hello", "beat", "frame", "closed", "exited", "failed", "ready", "held", "sources_wanted", "published", "snapshot_taken", "errors_advanced", "done", "exchange_failed", "products"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 
@@ -131,6 +137,7 @@ class AttachResponse(_message.Message):
     HURRY_EXCHANGE_FIELD_NUMBER: _builtins.int
     CANCEL_EXCHANGE_FIELD_NUMBER: _builtins.int
     DROP_SYNC_FIELD_NUMBER: _builtins.int
+    INFLUENCES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def welcome(self) -> Global___HostWelcome:
         """first"""
@@ -173,6 +180,8 @@ class AttachResponse(_message.Message):
     def cancel_exchange(self) -> Global___CancelAtHost: ...
     @_builtins.property
     def drop_sync(self) -> Global___DropAtHost: ...
+    @_builtins.property
+    def influences(self) -> _session_pb2.Influences: ...
     def __init__(
         self,
         *,
@@ -195,12 +204,13 @@ class AttachResponse(_message.Message):
         hurry_exchange: Global___HurryAtHost | None = ...,
         cancel_exchange: Global___CancelAtHost | None = ...,
         drop_sync: Global___DropAtHost | None = ...,
+        influences: _session_pb2.Influences | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["advance_errors", b"advance_errors", "apply", b"apply", "beat", b"beat", "begin_exchange", b"begin_exchange", "body", b"body", "cancel_exchange", b"cancel_exchange", "closed", b"closed", "drop_sync", b"drop_sync", "ended", b"ended", "frame", b"frame", "hold", b"hold", "hurry_exchange", b"hurry_exchange", "laid_out", b"laid_out", "publish", b"publish", "roll_back", b"roll_back", "start", b"start", "stop", b"stop", "take_snapshot", b"take_snapshot", "weights", b"weights", "welcome", b"welcome"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["advance_errors", b"advance_errors", "apply", b"apply", "beat", b"beat", "begin_exchange", b"begin_exchange", "body", b"body", "cancel_exchange", b"cancel_exchange", "closed", b"closed", "drop_sync", b"drop_sync", "ended", b"ended", "frame", b"frame", "hold", b"hold", "hurry_exchange", b"hurry_exchange", "influences", b"influences", "laid_out", b"laid_out", "publish", b"publish", "roll_back", b"roll_back", "start", b"start", "stop", b"stop", "take_snapshot", b"take_snapshot", "weights", b"weights", "welcome", b"welcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["advance_errors", b"advance_errors", "apply", b"apply", "beat", b"beat", "begin_exchange", b"begin_exchange", "body", b"body", "cancel_exchange", b"cancel_exchange", "closed", b"closed", "drop_sync", b"drop_sync", "ended", b"ended", "frame", b"frame", "hold", b"hold", "hurry_exchange", b"hurry_exchange", "laid_out", b"laid_out", "publish", b"publish", "roll_back", b"roll_back", "start", b"start", "stop", b"stop", "take_snapshot", b"take_snapshot", "weights", b"weights", "welcome", b"welcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["advance_errors", b"advance_errors", "apply", b"apply", "beat", b"beat", "begin_exchange", b"begin_exchange", "body", b"body", "cancel_exchange", b"cancel_exchange", "closed", b"closed", "drop_sync", b"drop_sync", "ended", b"ended", "frame", b"frame", "hold", b"hold", "hurry_exchange", b"hurry_exchange", "influences", b"influences", "laid_out", b"laid_out", "publish", b"publish", "roll_back", b"roll_back", "start", b"start", "stop", b"stop", "take_snapshot", b"take_snapshot", "weights", b"weights", "welcome", b"welcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["welcome", "beat", "frame", "closed", "start", "stop", "ended", "laid_out", "hold", "apply", "publish", "take_snapshot", "advance_errors", "roll_back", "begin_exchange", "weights", "hurry_exchange", "cancel_exchange", "drop_sync"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["welcome", "beat", "frame", "closed", "start", "stop", "ended", "laid_out", "hold", "apply", "publish", "take_snapshot", "advance_errors", "roll_back", "begin_exchange", "weights", "hurry_exchange", "cancel_exchange", "drop_sync", "influences"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 
@@ -1095,6 +1105,7 @@ class BeginAtHost(_message.Message):
     IN_FLIGHT_FIELD_NUMBER: _builtins.int
     ERROR_COMMITS_FIELD_NUMBER: _builtins.int
     SITE_ID_FIELD_NUMBER: _builtins.int
+    ROOTS_FIELD_NUMBER: _builtins.int
     tokens: _builtins.int
     spread_s: _builtins.float
     site_id: _builtins.int
@@ -1106,6 +1117,10 @@ class BeginAtHost(_message.Message):
     def in_flight(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
     def error_commits(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def roots(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """with audits: of all contributors, where they are told already"""
+
     def __init__(
         self,
         *,
@@ -1116,10 +1131,11 @@ class BeginAtHost(_message.Message):
         in_flight: _abc.Iterable[_builtins.int] | None = ...,
         error_commits: _abc.Iterable[_builtins.int] | None = ...,
         site_id: _builtins.int = ...,
+        roots: _abc.Iterable[_builtins.bytes] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["plan", b"plan"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["error_commits", b"error_commits", "in_flight", b"in_flight", "plan", b"plan", "site_id", b"site_id", "spread_s", b"spread_s", "tokens", b"tokens", "weights", b"weights"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error_commits", b"error_commits", "in_flight", b"in_flight", "plan", b"plan", "roots", b"roots", "site_id", b"site_id", "spread_s", b"spread_s", "tokens", b"tokens", "weights", b"weights"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

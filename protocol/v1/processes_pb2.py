@@ -27,7 +27,7 @@ from atoll.protocol.v1 import hosts_pb2 as atoll_dot_protocol_dot_v1_dot_hosts__
 from atoll.protocol.v1 import session_pb2 as atoll_dot_protocol_dot_v1_dot_session__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!atoll/protocol/v1/processes.proto\x12\x11\x61toll.protocol.v1\x1a\x1e\x61toll/protocol/v1/common.proto\x1a\x1d\x61toll/protocol/v1/hosts.proto\x1a\x1f\x61toll/protocol/v1/session.proto\"\xf5\x02\n\x0eProcessRequest\x12\x30\n\x05ready\x18\x01 \x01(\x0b\x32\x1f.atoll.protocol.v1.ProcessReadyH\x00\x12+\n\x04\x62\x65\x61t\x18\x02 \x01(\x0b\x32\x1b.atoll.protocol.v1.HostBeatH\x00\x12\x33\n\x06stored\x18\x03 \x01(\x0b\x32!.atoll.protocol.v1.PayloadsStoredH\x00\x12\'\n\x04\x64one\x18\x04 \x01(\x0b\x32\x17.atoll.protocol.v1.DoneH\x00\x12<\n\x0f\x65xchange_failed\x18\x05 \x01(\x0b\x32!.atoll.protocol.v1.ExchangeFailedH\x00\x12\x32\n\x06\x66\x61iled\x18\x06 \x01(\x0b\x32 .atoll.protocol.v1.ProcessFailedH\x00\x12,\n\x03log\x18\x07 \x01(\x0b\x32\x1d.atoll.protocol.v1.ProcessLogH\x00\x42\x06\n\x04\x62ody\"\xe7\x04\n\x0fProcessResponse\x12\x30\n\x05start\x18\x01 \x01(\x0b\x32\x1f.atoll.protocol.v1.ProcessStartH\x00\x12\x34\n\x08laid_out\x18\x02 \x01(\x0b\x32 .atoll.protocol.v1.ProcessLayoutH\x00\x12;\n\x0e\x62\x65gin_exchange\x18\x03 \x01(\x0b\x32!.atoll.protocol.v1.BeginInProcessH\x00\x12-\n\x07weights\x18\x04 \x01(\x0b\x32\x1a.atoll.protocol.v1.WeightsH\x00\x12\x38\n\x0ehurry_exchange\x18\x05 \x01(\x0b\x32\x1e.atoll.protocol.v1.HurryAtHostH\x00\x12:\n\x0f\x63\x61ncel_exchange\x18\x06 \x01(\x0b\x32\x1f.atoll.protocol.v1.CancelAtHostH\x00\x12\x35\n\tdrop_sync\x18\x07 \x01(\x0b\x32 .atoll.protocol.v1.DropInProcessH\x00\x12\x34\n\x0b\x61\x62\x61ndon_all\x18\x08 \x01(\x0b\x32\x1d.atoll.protocol.v1.AbandonAllH\x00\x12\x36\n\x08identity\x18\t \x01(\x0b\x32\".atoll.protocol.v1.ProcessIdentityH\x00\x12\x30\n\x05shown\x18\n \x01(\x0b\x32\x1f.atoll.protocol.v1.ProcessShownH\x00\x12+\n\x06\x62\x61nned\x18\x0b \x01(\x0b\x32\x19.atoll.protocol.v1.BannedH\x00\x42\x06\n\x04\x62ody\"\xf1\x01\n\x0cProcessStart\x12\x0e\n\x06number\x18\x01 \x01(\r\x12\x0c\n\x04home\x18\x02 \x01(\x0c\x12\x15\n\rsettings_json\x18\x03 \x01(\t\x12\x11\n\tlisten_on\x18\x04 \x01(\t\x12\x13\n\x0bnum_threads\x18\x05 \x01(\r\x12\x0c\n\x04nice\x18\x06 \x01(\r\x12\x10\n\x08is_debug\x18\x07 \x01(\x08\x12\x0e\n\x06\x62\x65\x61t_s\x18\x08 \x01(\x01\x12\x15\n\rnum_processes\x18\t \x01(\r\x12.\n\x05shown\x18\n \x01(\x0b\x32\x1f.atoll.protocol.v1.ProcessShown\x12\r\n\x05proxy\x18\x0b \x01(\t\"?\n\x0cProcessShown\x12\r\n\x05roots\x18\x01 \x01(\x0c\x12\x13\n\x0b\x63\x65rtificate\x18\x02 \x01(\x0c\x12\x0b\n\x03key\x18\x03 \x01(\x0c\"7\n\x0fProcessIdentity\x12\x0f\n\x07site_id\x18\x01 \x01(\r\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\"\x1c\n\x0cProcessReady\x12\x0c\n\x04port\x18\x01 \x01(\r\"\xc7\x01\n\rProcessLayout\x12-\n\x08manifest\x18\x01 \x01(\x0b\x32\x1b.atoll.protocol.v1.Manifest\x12\x16\n\x0e\x63hunk_elements\x18\x02 \x01(\r\x12\x0e\n\x06\x64types\x18\x03 \x03(\t\x12\x13\n\x0b\x66irst_chunk\x18\x04 \x01(\x04\x12\x11\n\tend_chunk\x18\x05 \x01(\x04\x12\x1a\n\x12max_retained_bytes\x18\x06 \x01(\x04\x12\x1b\n\x13reduce_buffer_bytes\x18\x07 \x01(\x04\"b\n\x0c\x41ttemptInLog\x12\x0c\n\x04sync\x18\x01 \x01(\x04\x12\x0c\n\x04term\x18\x02 \x01(\x04\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\r\x12\x10\n\x08\x66ragment\x18\x04 \x01(\r\x12\x13\n\x0bof_fragment\x18\x05 \x01(\r\"I\n\nLastCommit\x12\x10\n\x08\x66ragment\x18\x01 \x01(\r\x12)\n\x06\x63ommit\x18\x02 \x01(\x0b\x32\x19.atoll.protocol.v1.Commit\"\x8d\x02\n\x0e\x42\x65ginInProcess\x12-\n\x05\x62\x65gun\x18\x01 \x01(\x0b\x32\x1e.atoll.protocol.v1.BeginAtHost\x12\x14\n\x0cregion_start\x18\x02 \x01(\x04\x12\x12\n\nregion_end\x18\x03 \x01(\x04\x12\x0c\n\x04held\x18\x04 \x01(\x0c\x12+\n\x04last\x18\x05 \x03(\x0b\x32\x1d.atoll.protocol.v1.LastCommit\x12\x34\n\x0bleft_errors\x18\x06 \x03(\x0b\x32\x1f.atoll.protocol.v1.AttemptInLog\x12\x31\n\x08in_force\x18\x07 \x03(\x0b\x32\x1f.atoll.protocol.v1.AttemptInLog\"N\n\x0ePayloadsStored\x12\x0c\n\x04sync\x18\x01 \x01(\x04\x12\x0c\n\x04term\x18\x02 \x01(\x04\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\r\x12\x0f\n\x07\x65ntries\x18\x04 \x01(\x0c\"P\n\rDropInProcess\x12\x0c\n\x04sync\x18\x01 \x01(\x04\x12\x31\n\x08in_force\x18\x02 \x03(\x0b\x32\x1f.atoll.protocol.v1.AttemptInLog\"\x0c\n\nAbandonAll\"0\n\rProcessFailed\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x11\n\texit_code\x18\x02 \x01(\r\")\n\nProcessLog\x12\r\n\x05level\x18\x01 \x01(\r\x12\x0c\n\x04text\x18\x02 \x01(\tb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!atoll/protocol/v1/processes.proto\x12\x11\x61toll.protocol.v1\x1a\x1e\x61toll/protocol/v1/common.proto\x1a\x1d\x61toll/protocol/v1/hosts.proto\x1a\x1f\x61toll/protocol/v1/session.proto\"\xa6\x03\n\x0eProcessRequest\x12\x30\n\x05ready\x18\x01 \x01(\x0b\x32\x1f.atoll.protocol.v1.ProcessReadyH\x00\x12+\n\x04\x62\x65\x61t\x18\x02 \x01(\x0b\x32\x1b.atoll.protocol.v1.HostBeatH\x00\x12\x33\n\x06stored\x18\x03 \x01(\x0b\x32!.atoll.protocol.v1.PayloadsStoredH\x00\x12\'\n\x04\x64one\x18\x04 \x01(\x0b\x32\x17.atoll.protocol.v1.DoneH\x00\x12<\n\x0f\x65xchange_failed\x18\x05 \x01(\x0b\x32!.atoll.protocol.v1.ExchangeFailedH\x00\x12\x32\n\x06\x66\x61iled\x18\x06 \x01(\x0b\x32 .atoll.protocol.v1.ProcessFailedH\x00\x12,\n\x03log\x18\x07 \x01(\x0b\x32\x1d.atoll.protocol.v1.ProcessLogH\x00\x12/\n\x08products\x18\x08 \x01(\x0b\x32\x1b.atoll.protocol.v1.ProductsH\x00\x42\x06\n\x04\x62ody\"\x9c\x05\n\x0fProcessResponse\x12\x30\n\x05start\x18\x01 \x01(\x0b\x32\x1f.atoll.protocol.v1.ProcessStartH\x00\x12\x34\n\x08laid_out\x18\x02 \x01(\x0b\x32 .atoll.protocol.v1.ProcessLayoutH\x00\x12;\n\x0e\x62\x65gin_exchange\x18\x03 \x01(\x0b\x32!.atoll.protocol.v1.BeginInProcessH\x00\x12-\n\x07weights\x18\x04 \x01(\x0b\x32\x1a.atoll.protocol.v1.WeightsH\x00\x12\x38\n\x0ehurry_exchange\x18\x05 \x01(\x0b\x32\x1e.atoll.protocol.v1.HurryAtHostH\x00\x12:\n\x0f\x63\x61ncel_exchange\x18\x06 \x01(\x0b\x32\x1f.atoll.protocol.v1.CancelAtHostH\x00\x12\x35\n\tdrop_sync\x18\x07 \x01(\x0b\x32 .atoll.protocol.v1.DropInProcessH\x00\x12\x34\n\x0b\x61\x62\x61ndon_all\x18\x08 \x01(\x0b\x32\x1d.atoll.protocol.v1.AbandonAllH\x00\x12\x36\n\x08identity\x18\t \x01(\x0b\x32\".atoll.protocol.v1.ProcessIdentityH\x00\x12\x30\n\x05shown\x18\n \x01(\x0b\x32\x1f.atoll.protocol.v1.ProcessShownH\x00\x12+\n\x06\x62\x61nned\x18\x0b \x01(\x0b\x32\x19.atoll.protocol.v1.BannedH\x00\x12\x33\n\ninfluences\x18\x0c \x01(\x0b\x32\x1d.atoll.protocol.v1.InfluencesH\x00\x42\x06\n\x04\x62ody\"\xf1\x01\n\x0cProcessStart\x12\x0e\n\x06number\x18\x01 \x01(\r\x12\x0c\n\x04home\x18\x02 \x01(\x0c\x12\x15\n\rsettings_json\x18\x03 \x01(\t\x12\x11\n\tlisten_on\x18\x04 \x01(\t\x12\x13\n\x0bnum_threads\x18\x05 \x01(\r\x12\x0c\n\x04nice\x18\x06 \x01(\r\x12\x10\n\x08is_debug\x18\x07 \x01(\x08\x12\x0e\n\x06\x62\x65\x61t_s\x18\x08 \x01(\x01\x12\x15\n\rnum_processes\x18\t \x01(\r\x12.\n\x05shown\x18\n \x01(\x0b\x32\x1f.atoll.protocol.v1.ProcessShown\x12\r\n\x05proxy\x18\x0b \x01(\t\"?\n\x0cProcessShown\x12\r\n\x05roots\x18\x01 \x01(\x0c\x12\x13\n\x0b\x63\x65rtificate\x18\x02 \x01(\x0c\x12\x0b\n\x03key\x18\x03 \x01(\x0c\"7\n\x0fProcessIdentity\x12\x0f\n\x07site_id\x18\x01 \x01(\r\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\"\x1c\n\x0cProcessReady\x12\x0c\n\x04port\x18\x01 \x01(\r\"\xc7\x01\n\rProcessLayout\x12-\n\x08manifest\x18\x01 \x01(\x0b\x32\x1b.atoll.protocol.v1.Manifest\x12\x16\n\x0e\x63hunk_elements\x18\x02 \x01(\r\x12\x0e\n\x06\x64types\x18\x03 \x03(\t\x12\x13\n\x0b\x66irst_chunk\x18\x04 \x01(\x04\x12\x11\n\tend_chunk\x18\x05 \x01(\x04\x12\x1a\n\x12max_retained_bytes\x18\x06 \x01(\x04\x12\x1b\n\x13reduce_buffer_bytes\x18\x07 \x01(\x04\"b\n\x0c\x41ttemptInLog\x12\x0c\n\x04sync\x18\x01 \x01(\x04\x12\x0c\n\x04term\x18\x02 \x01(\x04\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\r\x12\x10\n\x08\x66ragment\x18\x04 \x01(\r\x12\x13\n\x0bof_fragment\x18\x05 \x01(\r\"I\n\nLastCommit\x12\x10\n\x08\x66ragment\x18\x01 \x01(\r\x12)\n\x06\x63ommit\x18\x02 \x01(\x0b\x32\x19.atoll.protocol.v1.Commit\"\x9b\x02\n\x0e\x42\x65ginInProcess\x12-\n\x05\x62\x65gun\x18\x01 \x01(\x0b\x32\x1e.atoll.protocol.v1.BeginAtHost\x12\x14\n\x0cregion_start\x18\x02 \x01(\x04\x12\x12\n\nregion_end\x18\x03 \x01(\x04\x12\x0c\n\x04held\x18\x04 \x01(\x0c\x12+\n\x04last\x18\x05 \x03(\x0b\x32\x1d.atoll.protocol.v1.LastCommit\x12\x34\n\x0bleft_errors\x18\x06 \x03(\x0b\x32\x1f.atoll.protocol.v1.AttemptInLog\x12\x31\n\x08in_force\x18\x07 \x03(\x0b\x32\x1f.atoll.protocol.v1.AttemptInLog\x12\x0c\n\x04kept\x18\x08 \x01(\t\"N\n\x0ePayloadsStored\x12\x0c\n\x04sync\x18\x01 \x01(\x04\x12\x0c\n\x04term\x18\x02 \x01(\x04\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\r\x12\x0f\n\x07\x65ntries\x18\x04 \x01(\x0c\"P\n\rDropInProcess\x12\x0c\n\x04sync\x18\x01 \x01(\x04\x12\x31\n\x08in_force\x18\x02 \x03(\x0b\x32\x1f.atoll.protocol.v1.AttemptInLog\"\x0c\n\nAbandonAll\"0\n\rProcessFailed\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x11\n\texit_code\x18\x02 \x01(\r\")\n\nProcessLog\x12\r\n\x05level\x18\x01 \x01(\r\x12\x0c\n\x04text\x18\x02 \x01(\tb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,33 +35,33 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'atoll.protocol.v1.processes
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_PROCESSREQUEST']._serialized_start=153
-  _globals['_PROCESSREQUEST']._serialized_end=526
-  _globals['_PROCESSRESPONSE']._serialized_start=529
-  _globals['_PROCESSRESPONSE']._serialized_end=1144
-  _globals['_PROCESSSTART']._serialized_start=1147
-  _globals['_PROCESSSTART']._serialized_end=1388
-  _globals['_PROCESSSHOWN']._serialized_start=1390
-  _globals['_PROCESSSHOWN']._serialized_end=1453
-  _globals['_PROCESSIDENTITY']._serialized_start=1455
-  _globals['_PROCESSIDENTITY']._serialized_end=1510
-  _globals['_PROCESSREADY']._serialized_start=1512
-  _globals['_PROCESSREADY']._serialized_end=1540
-  _globals['_PROCESSLAYOUT']._serialized_start=1543
-  _globals['_PROCESSLAYOUT']._serialized_end=1742
-  _globals['_ATTEMPTINLOG']._serialized_start=1744
-  _globals['_ATTEMPTINLOG']._serialized_end=1842
-  _globals['_LASTCOMMIT']._serialized_start=1844
-  _globals['_LASTCOMMIT']._serialized_end=1917
-  _globals['_BEGININPROCESS']._serialized_start=1920
-  _globals['_BEGININPROCESS']._serialized_end=2189
-  _globals['_PAYLOADSSTORED']._serialized_start=2191
-  _globals['_PAYLOADSSTORED']._serialized_end=2269
-  _globals['_DROPINPROCESS']._serialized_start=2271
-  _globals['_DROPINPROCESS']._serialized_end=2351
-  _globals['_ABANDONALL']._serialized_start=2353
-  _globals['_ABANDONALL']._serialized_end=2365
-  _globals['_PROCESSFAILED']._serialized_start=2367
-  _globals['_PROCESSFAILED']._serialized_end=2415
-  _globals['_PROCESSLOG']._serialized_start=2417
-  _globals['_PROCESSLOG']._serialized_end=2458
+  _globals['_PROCESSREQUEST']._serialized_end=575
+  _globals['_PROCESSRESPONSE']._serialized_start=578
+  _globals['_PROCESSRESPONSE']._serialized_end=1246
+  _globals['_PROCESSSTART']._serialized_start=1249
+  _globals['_PROCESSSTART']._serialized_end=1490
+  _globals['_PROCESSSHOWN']._serialized_start=1492
+  _globals['_PROCESSSHOWN']._serialized_end=1555
+  _globals['_PROCESSIDENTITY']._serialized_start=1557
+  _globals['_PROCESSIDENTITY']._serialized_end=1612
+  _globals['_PROCESSREADY']._serialized_start=1614
+  _globals['_PROCESSREADY']._serialized_end=1642
+  _globals['_PROCESSLAYOUT']._serialized_start=1645
+  _globals['_PROCESSLAYOUT']._serialized_end=1844
+  _globals['_ATTEMPTINLOG']._serialized_start=1846
+  _globals['_ATTEMPTINLOG']._serialized_end=1944
+  _globals['_LASTCOMMIT']._serialized_start=1946
+  _globals['_LASTCOMMIT']._serialized_end=2019
+  _globals['_BEGININPROCESS']._serialized_start=2022
+  _globals['_BEGININPROCESS']._serialized_end=2305
+  _globals['_PAYLOADSSTORED']._serialized_start=2307
+  _globals['_PAYLOADSSTORED']._serialized_end=2385
+  _globals['_DROPINPROCESS']._serialized_start=2387
+  _globals['_DROPINPROCESS']._serialized_end=2467
+  _globals['_ABANDONALL']._serialized_start=2469
+  _globals['_ABANDONALL']._serialized_end=2481
+  _globals['_PROCESSFAILED']._serialized_start=2483
+  _globals['_PROCESSFAILED']._serialized_end=2531
+  _globals['_PROCESSLOG']._serialized_start=2533
+  _globals['_PROCESSLOG']._serialized_end=2574
 # @@protoc_insertion_point(module_scope)

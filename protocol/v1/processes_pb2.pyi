@@ -37,6 +37,7 @@ class ProcessRequest(_message.Message):
     EXCHANGE_FAILED_FIELD_NUMBER: _builtins.int
     FAILED_FIELD_NUMBER: _builtins.int
     LOG_FIELD_NUMBER: _builtins.int
+    PRODUCTS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def ready(self) -> Global___ProcessReady:
         """first"""
@@ -55,6 +56,10 @@ class ProcessRequest(_message.Message):
     def failed(self) -> Global___ProcessFailed: ...
     @_builtins.property
     def log(self) -> Global___ProcessLog: ...
+    @_builtins.property
+    def products(self) -> _session_pb2.Products:
+        """of its chunks"""
+
     def __init__(
         self,
         *,
@@ -65,12 +70,13 @@ class ProcessRequest(_message.Message):
         exchange_failed: _session_pb2.ExchangeFailed | None = ...,
         failed: Global___ProcessFailed | None = ...,
         log: Global___ProcessLog | None = ...,
+        products: _session_pb2.Products | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["beat", b"beat", "body", b"body", "done", b"done", "exchange_failed", b"exchange_failed", "failed", b"failed", "log", b"log", "ready", b"ready", "stored", b"stored"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["beat", b"beat", "body", b"body", "done", b"done", "exchange_failed", b"exchange_failed", "failed", b"failed", "log", b"log", "products", b"products", "ready", b"ready", "stored", b"stored"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["beat", b"beat", "body", b"body", "done", b"done", "exchange_failed", b"exchange_failed", "failed", b"failed", "log", b"log", "ready", b"ready", "stored", b"stored"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["beat", b"beat", "body", b"body", "done", b"done", "exchange_failed", b"exchange_failed", "failed", b"failed", "log", b"log", "products", b"products", "ready", b"ready", "stored", b"stored"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["ready", "beat", "stored", "done", "exchange_failed", "failed", "log"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["ready", "beat", "stored", "done", "exchange_failed", "failed", "log", "products"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 
@@ -93,6 +99,7 @@ class ProcessResponse(_message.Message):
     IDENTITY_FIELD_NUMBER: _builtins.int
     SHOWN_FIELD_NUMBER: _builtins.int
     BANNED_FIELD_NUMBER: _builtins.int
+    INFLUENCES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def start(self) -> Global___ProcessStart:
         """first"""
@@ -119,6 +126,8 @@ class ProcessResponse(_message.Message):
     def shown(self) -> Global___ProcessShown: ...
     @_builtins.property
     def banned(self) -> _session_pb2.Banned: ...
+    @_builtins.property
+    def influences(self) -> _session_pb2.Influences: ...
     def __init__(
         self,
         *,
@@ -133,12 +142,13 @@ class ProcessResponse(_message.Message):
         identity: Global___ProcessIdentity | None = ...,
         shown: Global___ProcessShown | None = ...,
         banned: _session_pb2.Banned | None = ...,
+        influences: _session_pb2.Influences | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["abandon_all", b"abandon_all", "banned", b"banned", "begin_exchange", b"begin_exchange", "body", b"body", "cancel_exchange", b"cancel_exchange", "drop_sync", b"drop_sync", "hurry_exchange", b"hurry_exchange", "identity", b"identity", "laid_out", b"laid_out", "shown", b"shown", "start", b"start", "weights", b"weights"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["abandon_all", b"abandon_all", "banned", b"banned", "begin_exchange", b"begin_exchange", "body", b"body", "cancel_exchange", b"cancel_exchange", "drop_sync", b"drop_sync", "hurry_exchange", b"hurry_exchange", "identity", b"identity", "influences", b"influences", "laid_out", b"laid_out", "shown", b"shown", "start", b"start", "weights", b"weights"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["abandon_all", b"abandon_all", "banned", b"banned", "begin_exchange", b"begin_exchange", "body", b"body", "cancel_exchange", b"cancel_exchange", "drop_sync", b"drop_sync", "hurry_exchange", b"hurry_exchange", "identity", b"identity", "laid_out", b"laid_out", "shown", b"shown", "start", b"start", "weights", b"weights"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abandon_all", b"abandon_all", "banned", b"banned", "begin_exchange", b"begin_exchange", "body", b"body", "cancel_exchange", b"cancel_exchange", "drop_sync", b"drop_sync", "hurry_exchange", b"hurry_exchange", "identity", b"identity", "influences", b"influences", "laid_out", b"laid_out", "shown", b"shown", "start", b"start", "weights", b"weights"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["start", "laid_out", "begin_exchange", "weights", "hurry_exchange", "cancel_exchange", "drop_sync", "abandon_all", "identity", "shown", "banned"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["start", "laid_out", "begin_exchange", "weights", "hurry_exchange", "cancel_exchange", "drop_sync", "abandon_all", "identity", "shown", "banned", "influences"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 
@@ -384,11 +394,14 @@ class BeginInProcess(_message.Message):
     LAST_FIELD_NUMBER: _builtins.int
     LEFT_ERRORS_FIELD_NUMBER: _builtins.int
     IN_FORCE_FIELD_NUMBER: _builtins.int
+    KEPT_FIELD_NUMBER: _builtins.int
     region_start: _builtins.int
     """of the file of payloads, set aside for this process"""
     region_end: _builtins.int
     held: _builtins.bytes
     """entries of its chunks that are in the file already"""
+    kept: _builtins.str
+    """with audits: the name of the file of what this site contributes; empty if it does not"""
     @_builtins.property
     def begun(self) -> _hosts_pb2.BeginAtHost: ...
     @_builtins.property
@@ -411,10 +424,11 @@ class BeginInProcess(_message.Message):
         last: _abc.Iterable[Global___LastCommit] | None = ...,
         left_errors: _abc.Iterable[Global___AttemptInLog] | None = ...,
         in_force: _abc.Iterable[Global___AttemptInLog] | None = ...,
+        kept: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["begun", b"begun"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["begun", b"begun", "held", b"held", "in_force", b"in_force", "last", b"last", "left_errors", b"left_errors", "region_end", b"region_end", "region_start", b"region_start"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["begun", b"begun", "held", b"held", "in_force", b"in_force", "kept", b"kept", "last", b"last", "left_errors", b"left_errors", "region_end", b"region_end", "region_start", b"region_start"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

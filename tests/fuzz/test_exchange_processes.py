@@ -243,6 +243,7 @@ class Beside:
         said: list[processes.ProcessSaid] = [
             stored,
             replace(DONE, averaged=averaged, links=(m.LinkUse(site_id=2, received_bytes=5, seconds=0.5),)),
+            m.Products(sync=1, attempt=1, term=1, products=(1.0,)),
             FAILED,
             hosts.HostBeat(sent_bytes=5, received_bytes=6, moved_bytes=11),
             processes.ProcessLog(level=20, text="it goes on"),
@@ -485,6 +486,8 @@ class Process:
             self.layout,
             self.identity,
             m.Weights(sync=1, attempt=1, term=1, tokens=(100,)),
+            m.Weights(sync=1, attempt=1, term=1, tokens=(100,), roots=(bytes(32),)),
+            m.Influences(sync=1, attempt=1, term=1, influences=(7,)),
             hosts.HurryAtHost(sync=1),
             hosts.CancelAtHost(sync=1, attempt=1),
             processes.DropInProcess(sync=1, in_force=(attempt,)),

@@ -831,7 +831,7 @@ def _identity(record: e.Record) -> tuple[str, int, int]:
         case e.ResumedRecord():
             return "end of the pause", 0, 0
         case e.BanRecord():
-            return f"that {record.name} is banned", 0, 0
+            return f"that {record.name} is banned{' no more' if record.is_over else ''}", 0, 0
         case e.BanLiftedRecord():
             return f"that {record.name} may come in", 0, 0
         case e.InviteRecord():

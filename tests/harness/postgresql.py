@@ -100,6 +100,21 @@ class Server:
             db.execute(f"CREATE DATABASE {name}".encode())
         return f"postgresql://{USER}@/{name}?host={self.folder}"
 
+    def dump(self, name: str, to: Path) -> None:
+        """What an operator keeps as a copy of that database."""
+        self._run("pg_dump", name, "-f", str(to))
+
+    def put_back(self, name: str, dump: Path) -> None:
+        """The database is lost, and what there is of it is that copy. Nobody is connected."""
+        with self.connected("postgres") as db:
+            db.execute(f"DROP DATABASE {name} WITH (FORCE)".encode())
+            db.execute(f"CREATE DATABASE {name}".encode())
+        self._run("psql", name, "-q", "-v", "ON_ERROR_STOP=1", "-f", str(dump))
+
+    def _run(self, program: str, name: str, *arguments: str) -> None:
+        command = [str(self._programs / program), "-h", str(self.folder), "-U", USER, "-d", name, *arguments]
+        subprocess.run(command, check=True, capture_output=True)
+
     def emptied(self) -> str:
         """The address of one without a store, which tests that need no other one share."""
         with self.connected("postgres") as db:

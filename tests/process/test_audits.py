@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from atoll.node.dataplane import false_payload
+from atoll.protocol.errors import ConfigError
 from atoll.protocol.trust import certificates, enrolled
 from tests.harness.chaos import LIMIT_S, SETTINGS, ChaosRun
 from tests.process.test_hostile_members import HOSTILE_NODE
@@ -17,14 +18,30 @@ pytestmark = pytest.mark.timeout(400)
 HONEST = "abc"
 
 
-def test_a_reducer_that_lies_is_named_evicted_and_banned_and_the_others_hold_the_same(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "has_errors",
+    [pytest.param(False, marks=pytest.mark.slow), True],
+    ids=["one site of two exchange processes", "two-sided errors"],
+)
+def test_a_reducer_that_lies_is_named_evicted_and_banned_and_the_others_hold_the_same(
+    tmp_path: Path, has_errors: bool
+) -> None:
     """Twelve chunks of four sites, all of which reduce. What it had made of them before all sites hold alike."""
-    with ChaosRun(tmp_path, replace(SETTINGS, sync=replace(SETTINGS.sync, audits=2)), secured=True) as run:
+    sync = replace(SETTINGS.sync, audits=2)
+    if has_errors:
+        sync = replace(sync, codec="sign1", up="int8", error_feedback=0.5, error_feedback_down=0.5, log_commits=16)
+    with ChaosRun(tmp_path, replace(SETTINGS, sync=sync), secured=True) as run:
         run.start_coordinator()
         coordinator = run.coordinator
         assert coordinator is not None
+        two_processes = ["--exchange-processes", "2"]
         for name in HONEST:
-            run.start_site(name)
+            run.start_node(name, run.worker, extra=two_processes if name == "a" and not has_errors else [])
+        if has_errors:
+            refused = run.start_node("split", run.worker, extra=two_processes)
+            run.killed.add(refused)
+            assert refused.wait(LIMIT_S) == ConfigError.exit_code
+            assert any("audits = 2 with sync.error_feedback_down: one process" in line for line in refused.lines)
         liar = run.start_node("liar", run.worker, program=(HOSTILE_NODE, "false"))
         run.killed.add(liar)
         found = coordinator.wait_for_line(

@@ -55,8 +55,8 @@ class Sites:
     def daemons(self, name: str) -> list[str]:
         return [name, *(f"{name}-host{host}" for host in range(1, self.num_hosts[name]))]
 
-    def start(self, name: str, host: int = 0) -> Process:
-        num_hosts, extra = self.num_hosts[name], [*self._extra]
+    def start(self, name: str, host: int = 0, *, extra: Sequence[str] = ()) -> Process:
+        num_hosts, extra = self.num_hosts[name], [*self._extra, *extra]
         if num_hosts > 1:
             extra += ["--site-hosts", str(num_hosts), "--site-address", self._addresses[name]]
             extra += ["--site-rank", str(host), "--name", name] if not self._run.secured else []  # the invite says it
@@ -113,6 +113,7 @@ WAYS = {
         every=10, chunk_elements=500, codec="sign1", up="int8", error_feedback_down=0.5, error_feedback=0.5
     ),
     "fragments in flight": SyncSettings(every=10, chunk_elements=500, fragments=2, overlap_steps=3),
+    "by influence": SyncSettings(every=10, chunk_elements=500, robust="gram"),
 }
 
 
@@ -121,9 +122,10 @@ WAYS = {
     [pytest.param(way, marks=[pytest.mark.slow] * (way not in ("one bit", "fragments in flight"))) for way in WAYS],
 )
 def test_sites_of_one_two_and_three_hosts_hold_the_same_bits(tmp_path: Path, way: str) -> None:
-    with LocalRun(tmp_path, replace(SETTINGS, quorum=3, time_limits="wan", sync=WAYS[way])) as run:
+    of_processes = ["--exchange-processes", "2"] if way == "by influence" else []  # of each host
+    with LocalRun(tmp_path, replace(SETTINGS, quorum=3, max_sites=64, time_limits="wan", sync=WAYS[way])) as run:
         run.start_coordinator()
-        sites = Sites(run, {"one": 1, "two": 2, "three": 3})
+        sites = Sites(run, {"one": 1, "two": 2, "three": 3}, extra=of_processes)
         sites.start_all()
         assert run.wait_all(LIMIT_S) == sites.all_ended()
         status = run.status()

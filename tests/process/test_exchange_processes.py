@@ -54,7 +54,7 @@ def exchanged(run: LocalRun, name: str) -> dict[int, list[int]]:
     [pytest.param(way, marks=[pytest.mark.slow] * (way not in ("both ways", "fragments in flight"))) for way in WAYS],
 )
 def test_sites_of_one_two_and_three_processes_hold_the_same_bits(tmp_path: Path, way: str) -> None:
-    with LocalRun(tmp_path, replace(SETTINGS, quorum=3, time_limits="wan", sync=WAYS[way])) as run:
+    with LocalRun(tmp_path, replace(SETTINGS, quorum=3, max_sites=64, time_limits="wan", sync=WAYS[way])) as run:
         run.start_coordinator()
         for name, num in NUM_PROCESSES.items():
             run.start_node(name, WORKER, extra=["--exchange-processes", str(num)])

@@ -97,7 +97,7 @@ def test_one_of_four_sites_does_not_spoil_a_run_and_counts_next_to_nothing_in_it
     with LocalRun(tmp_path, settings, GUARDED) as run:
         run.start_coordinator()
         for name in "abc":
-            run.start_node(name, worker)
+            run.start_node(name, worker, extra=["--exchange-processes", "2"] if name == "a" else [])
         run.start_node("hostile", [*worker, "--grow", str(GROW)])
         ids: dict[str, int] = {}
 

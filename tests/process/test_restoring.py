@@ -6,12 +6,15 @@ import asyncio
 import shutil
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
+import psycopg
 import pytest
 
 from atoll.cli.main import main
@@ -35,9 +38,9 @@ from atoll.protocol.settings import RunSettings
 from atoll.protocol.sync_settings import SyncSettings
 from atoll.protocol.trust.security import PLAIN
 from tests.harness import postgresql
-from tests.harness.commit_records import assert_each_sample_counts_once, commits_of
+from tests.harness.commit_records import assert_each_sample_counts_once, commits_of, decoded
 from tests.harness.data_account import DATA, LEASED, assert_account_balances
-from tests.harness.local_run import LocalRun, Process
+from tests.harness.local_run import POLL_S, LocalRun, Process
 from tests.harness.memory_store import MemoryStore
 from tests.process.test_coordinator_session import Client
 
@@ -68,27 +71,84 @@ def lost(run: LocalRun, coordinator: Process, copy: Path) -> None:
     shutil.copyfile(copy, run.store_path)
 
 
-@pytest.mark.parametrize(("secured", "data"), [(True, DATA), (False, "local")], ids=["secured", "plain, own data"])
+class InFile:
+    """The store of a run, and the copy of it."""
+
+    def __init__(self, run: LocalRun, copy: Path) -> None:
+        self._run, self._copy = run, copy
+        self.flags: list[str] = []
+
+    def keep_copy(self) -> None:
+        assert main(["backup", "--store", str(self._run.store_path), "--to", str(self._copy)]) == 0
+
+    def lose(self, coordinator: Process) -> None:
+        lost(self._run, coordinator, self._copy)
+
+    def commits(self) -> list[CommitRecord]:
+        """While no coordinator runs, or none but the copy was written."""
+        return commits_of(self._run.store_path)
+
+
+class InDatabase:
+    """The same in PostgreSQL."""
+
+    def __init__(self, server: postgresql.Server, copy: Path) -> None:
+        self._server, self._copy, self._url = server, copy, server.database()
+        self._name = urlsplit(self._url).path.removeprefix("/")
+        self.flags = ["--store", self._url]
+
+    def keep_copy(self) -> None:
+        self._server.dump(self._name, self._copy)
+
+    def lose(self, coordinator: Process) -> None:
+        coordinator.kill()
+        self._server.put_back(self._name, self._copy)
+        deadline = time.monotonic() + LIMIT_S
+        with psycopg.connect(self._url, autocommit=True) as db:  # of the coordinator that had it when it was copied
+            while db.execute("SELECT until > clock_timestamp() FROM atoll.lease").fetchall() != [(False,)]:
+                assert time.monotonic() < deadline
+                time.sleep(POLL_S)
+
+    def commits(self) -> list[CommitRecord]:
+        with psycopg.connect(self._url) as db:
+            return decoded(
+                db.execute("SELECT body FROM atoll.records WHERE kind = 'commit' ORDER BY number").fetchall()
+            )
+
+
+@pytest.mark.parametrize(
+    ("secured", "data", "is_shared"),
+    [
+        (True, DATA, False),
+        (False, "local", False),
+        pytest.param(True, DATA, True, marks=[postgresql.needed, pytest.mark.slow]),
+    ],
+    ids=["secured", "plain, own data", "postgresql"],
+)
 def test_a_run_goes_on_from_its_newest_commit_with_an_old_copy_of_the_store(
-    tmp_path: Path, secured: bool, data: str
+    tmp_path: Path, secured: bool, data: str, is_shared: bool, request: pytest.FixtureRequest
 ) -> None:
     """Another site has joined since the copy, and one was banned: both are known."""
     copy = tmp_path / "copy.db"
     with LocalRun(tmp_path, replace(SETTINGS, steps=100_000, data=data), secured=secured) as run:
-        coordinator = run.start_coordinator()
+        store: InFile | InDatabase = InFile(run, copy)
+        if is_shared:
+            store = InDatabase(request.getfixturevalue("postgresql_server"), copy)
+        coordinator = run.start_coordinator(extra=store.flags)
         for name in "abx":
             run.start_node(name, MODEL)
         run.wait(committed(2), LIMIT_S)
-        assert main(["backup", "--store", str(run.store_path), "--to", str(copy)]) == 0
-        at_copy = commits_of(copy)[-1].commit.commit
+        store.keep_copy()
+        at_copy = run.status()["last_commit"]
         run.start_node("late", MODEL)
         assert main(["ban", "--store", str(run.store_path), "x"]) == 0
         run.wait(
             lambda s: any("late" in c["contributors"] for c in s["commits"]) and committed(at_copy + 6)(s), LIMIT_S
         )
         before = run.status()
-        lost(run, coordinator, copy)
-        again = run.start_coordinator(extra=["--restore"])
+        store.lose(coordinator)
+        assert store.commits()[-1].commit.commit <= at_copy, "it is an old one"
+        again = run.start_coordinator(extra=[*store.flags, "--restore"])
         last = int(again.wait_for_line(r"the run goes on from commit (\d+)", LIMIT_S).group(1))
         assert last >= before["last_commit"] > at_copy + 5
         everybody = {"a", "b", "late"}
@@ -107,7 +167,7 @@ def test_a_run_goes_on_from_its_newest_commit_with_an_old_copy_of_the_store(
         assert len(set(hashes.values())) == 1
         again.popen.terminate()
         assert again.wait(LIMIT_S) == 0
-        commits = commits_of(run.store_path)
+        commits = store.commits()
         assert [c.commit.commit for c in commits] == list(range(1, final + 1)), "none is missing"
         assert [c.commit.run_step for c in commits][-1] == step > before["run_step"]
         assert_each_sample_counts_once(commits)

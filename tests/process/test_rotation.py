@@ -14,12 +14,16 @@ import pytest
 
 from atoll.protocol import PROTOCOL_VERSION, transport
 from atoll.protocol.errors import HostError, PeerError
+from atoll.protocol.sync_settings import SyncSettings
 from atoll.protocol.trust import certificates, enrolled
 from atoll.protocol.trust.joining import renew
 from atoll.protocol.trust.names import Kind, Subject
 from atoll.protocol.trust.security import MutualTls, Shown
 from atoll.protocol.v1 import common_pb2, peer_pb2, peer_pb2_grpc
 from tests.harness.local_run import GUARDED, POLL_S, LocalRun, Process, Status
+from tests.process.test_endpoints import SETTINGS as SETTINGS_OF_HOSTS
+from tests.process.test_endpoints import Sites
+from tests.process.test_relay import start_relay
 from tests.process.test_secured_runs import FOREVER, LIMIT_S, MODEL, atoll, count_contributors
 
 pytestmark = pytest.mark.timeout(400)
@@ -136,3 +140,47 @@ def test_another_root_takes_the_place_of_the_runs_and_no_sync_is_lost(tmp_path: 
         run.start_node("a", MODEL)
         last = run.status()["last_commit"]
         run.wait(lambda s: s["last_commit"] > last and count_contributors(s, 3), LIMIT_S, "a is back by what was kept")
+
+
+@pytest.mark.slow  # the test above has all steps; this one has everybody else who shows certificates
+def test_a_site_of_two_hosts_and_one_behind_a_relay_follow_to_another_root(tmp_path: Path) -> None:
+    """Each of the hosts and the relay is started anew after it, by what it has kept."""
+    settings = replace(
+        SETTINGS_OF_HOSTS, min_sites=2, quorum=2, steps=100_000, time_limits="wan",
+        sync=SyncSettings(every=10, chunk_elements=500),
+    )  # fmt: skip
+    with LocalRun(tmp_path, settings, secured=True) as run:
+        run.start_coordinator()
+        relay, address = start_relay(run)
+        sites = Sites(run, {"one": 1, "two": 2}, "--step-delay-s", "0.01")
+        sites.start("one", extra=["--relay", address])
+        for host in range(2):
+            sites.start("two", host)
+        run.wait(lambda s: s["last_commit"] > 0 and count_contributors(s, 2), LIMIT_S)
+        assert f"one@{address}" in {site["address"] for site in run.status()["sites"]}
+
+        assert atoll(run, "rotate", str(run.toml)).popen.returncode == 0
+        until_done(run, "rotate", str(run.toml), "--sign")  # once all of them trust the next root, the relay too
+        for daemon in ("one", "two", "two-host1"):
+            run.wait(partial(has_renewed, run.nodes[daemon]), LIMIT_S)
+        run.wait(partial(has_renewed, relay), LIMIT_S)
+        until_done(run, "rotate", str(run.toml), "--retire", "--now")
+        roots = run.status()["root"].encode()
+        assert len(certificates.from_pem(roots)) == 1
+        for daemon in ("one", "two", "two-host1"):
+            run.wait(partial(trusts, run, daemon, roots), LIMIT_S)
+        last = run.status()["last_commit"]
+        run.wait(lambda s: s["last_commit"] > last + 2 and count_contributors(s, 2), LIMIT_S)
+        status = run.status()
+        assert status["num_evicted"] == 0
+        assert status["num_attempts"] - status["last_commit"] <= 1, "no sync was begun again"
+
+        relay.kill()
+        again, _ = start_relay(run, address)
+        run.nodes["two-host1"].kill()
+        sites.start("two", 1)
+        last = run.status()["last_commit"]
+        run.wait(lambda s: s["last_commit"] > last + 3 and count_contributors(s, 2), LIMIT_S, "all are back")
+        sites.stop()
+        again.interrupt()
+        assert again.wait(LIMIT_S) == 0

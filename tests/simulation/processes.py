@@ -460,7 +460,7 @@ class SimNode:
                 parts=Parts(
                     local_server=SimLocalServer,
                     launcher=self._launcher,
-                    deposit_box=lambda _: self._machine.deposit_box,
+                    deposit_box=lambda *_: self._machine.deposit_box,
                     data_plane=self._data_plane,
                 ),
             )

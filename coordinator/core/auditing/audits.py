@@ -152,10 +152,18 @@ class Audits:
         self.open.remove(audit)
         return all(other.asked.commit != audit.asked.commit for other in self.open)
 
+    def void_after(self, commit: int) -> list[Audit]:
+        """Those of later commits, which are open no more; what is known of these commits is forgotten."""
+        void = [audit for audit in (*self.open, *self._left_open) if audit.asked.commit > commit]
+        self.open = [audit for audit in self.open if audit.asked.commit <= commit]
+        self._left_open = [audit for audit in self._left_open if audit.asked.commit <= commit]
+        for number in [number for number in self._errors if number > commit]:
+            del self._errors[number]
+        return void
+
     def note_errors(self, commit: Commit, said: dict[int, Made], sync: SyncSettings) -> None:
         """What reducers of that commit have signed of their errors, by site; of the last ones, which a reducer keeps
         too."""
-        self._errors.pop(commit.commit, None)  # of a branch that is void
         self._errors[commit.commit] = commit, said
         for number in list(self._errors)[: -2 * KEPT_SYNCS - sync.fragments - sync.most_in_flight]:
             del self._errors[number]

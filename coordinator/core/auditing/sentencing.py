@@ -37,6 +37,13 @@ def passed_over(run: Run, audit: Audit) -> None:
     _ask_next(run, audit)
 
 
+def not_heard(run: Run, audit: Audit) -> None:
+    """The commit is void, so none of the accused can be asked any more: none denies."""
+    run.auditing.num_wrong += bool(audit.accused)
+    for accused in audit.accused:
+        _judge(run, audit, accused, Cause.MEMORY, "the run has gone back, so it was not asked itself")
+
+
 def _ask_next(run: Run, audit: Audit) -> None:
     members = {member.site_id: member for member in audit.asked.contributors}
     while audit.accused:
@@ -49,7 +56,10 @@ def _ask_next(run: Run, audit: Audit) -> None:
     end(run, audit)
 
 
-def _judge(run: Run, audit: Audit, accused: Accused, cause: Cause) -> None:
+OWNED_UP = "computed once more there it is as the others say, so a bit flipped: test that machine's memory"
+
+
+def _judge(run: Run, audit: Audit, accused: Accused, cause: Cause, owned_up: str = OWNED_UP) -> None:
     site = run.members.by_id(accused.site_id)
     if site is None:
         return  # it has gone, and is forgotten
@@ -69,7 +79,7 @@ def _judge(run: Run, audit: Audit, accused: Accused, cause: Cause) -> None:
         if conduct.is_silent_too_often:
             too_often = f"this was the {len(conduct.silences)}th time within {FAULT_COMMITS} commits"
     elif cause is Cause.MEMORY:
-        reason += "; computed once more there it is as the others say, so a bit flipped: test that machine's memory"
+        reason += f"; {owned_up}"
         if conduct.has_too_many_faults:
             too_often = f"this was the {len(conduct.faults)}th time within {FAULT_COMMITS} commits"
     elif conduct.is_second_offence:

@@ -9,6 +9,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from atoll.coordinator.core.auditing import judging
 from atoll.coordinator.core.events import AttestationRecord, CommitRecord, CommitsRead, ReadCommits, RollbackRecord
 from atoll.coordinator.core.log import states
 from atoll.coordinator.core.run import Run
@@ -228,3 +229,4 @@ def go_back(
                 site.says_less()
             if site.applied is not None:
                 states.send_pending(run, site)
+    judging.gone_back(run)  # last: who is found out is sent away as one that is in the run

@@ -1,12 +1,14 @@
 """Sites that a person does not want in the run: asked to leave (`atoll drain`), sent away (`atoll evict`), or banned by
 name and key (`atoll ban`).
 
-A ban holds until it is lifted, or until a time. Sites that were found out too often (`conduct`) are banned alike.
+A ban holds until it is lifted, or until a time. Sites that were found out too often (`conduct`) are banned alike. A ban
+whose time is over is kept for a day: a clock that was ahead, and is set right meanwhile, lifts nothing.
 """
 
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from math import inf
 
 from atoll.coordinator.core.audit import COORDINATOR
@@ -19,6 +21,8 @@ from atoll.protocol.messages import RefusedKind
 
 MAX_BAN_S = 10 * 365 * 86_400
 """With an end."""
+OVER_S = 86_400.0
+"""By the coordinator's own clock: so long a ban whose time is over is kept."""
 
 
 def evict(run: Run, name: str, reason: str) -> str:
@@ -50,15 +54,20 @@ def ban(run: Run, asked: BanAsked) -> str:
     if until_s and not 0 < until_s - run.wall_s <= MAX_BAN_S:
         ends = "is over" if until_s <= run.wall_s else "is more than ten years from now: leave out the end"
         return f"the end of the ban {ends}; it is {utc(run.wall_s)} at the coordinator"
-    site, digest = run.members.sites.get(asked.name), _key_of(run, asked.name)
+    digest = _key_of(run, asked.name)
     record = BanRecord(name=asked.name, key_digest=digest, reason=asked.reason[:1024], until_s=until_s)
-    run.ban(record)
-    run.report(logging.WARNING, f"{asked.name} is banned{_until(record)}: {asked.reason}")
-    same_key = [s for s in run.members.sites.values() if digest and s.key_digest == digest and s.name != asked.name]
-    for one in ([site] if site is not None else []) + same_key:
-        run.send_away(one, f"banned: {asked.reason}")
-        run.refuse(one.stream, *_banned(run, one.name, record))
+    _ban(run, record)
     return ""
+
+
+def _ban(run: Run, record: BanRecord) -> None:
+    """Whoever has that name or key is sent away."""
+    run.ban(record)
+    run.report(logging.WARNING, f"{record.name} is banned{_until(record)}: {record.reason}")
+    for site in list(run.members.sites.values()):
+        if site.name == record.name or (record.key_digest and site.key_digest == record.key_digest):
+            run.send_away(site, f"banned: {record.reason}")
+            run.refuse(site.stream, *_banned(run, site.name, record))
 
 
 def _key_of(run: Run, name: str) -> bytes:
@@ -85,24 +94,34 @@ def lift(run: Run, name: str) -> str:
 
 
 def expire(run: Run) -> None:
-    """Lifts the bans whose time is over."""
-    over = [record.name for record in run.banned.values() if 0 < record.until_s <= run.wall_s]
-    for name in over:
-        lift(run, name)
-        run.note(COORDINATOR, f"lift-ban name={name!r}", "its time is over")
+    """Ends the bans whose time is over. One that ended by a clock that was ahead holds again when that is set back."""
+    for record in [record for record in run.banned.values() if _is_over(run, record)]:
+        run.end_ban(record.name)
+        run.note(COORDINATOR, f"lift-ban name={record.name!r}", "its time is over")
+    for record, since in list(run.bans_over.values()):
+        if not _is_over(run, record):
+            _ban(run, replace(record, is_over=False))
+            run.note(COORDINATOR, f"ban name={record.name!r}", f"holds again{_until(record)}: the clock was set back")
+        elif run.now - since >= OVER_S:
+            run.forget_ban(record.name)
+
+
+def _is_over(run: Run, record: BanRecord) -> bool:
+    return 0 < record.until_s <= run.wall_s
 
 
 def next_due(run: Run) -> float:
-    """Own time at which the next ban is over."""
+    """Own time at which the next ban is over, or forgotten."""
     ends = (record.until_s for record in run.banned.values() if record.until_s)
-    return run.now + max(0.0, min(ends, default=inf) - run.wall_s)
+    forgotten = min((since + OVER_S for _, since in run.bans_over.values()), default=inf)
+    return min(run.now + max(0.0, min(ends, default=inf) - run.wall_s), forgotten)
 
 
 def refusal(run: Run, name: str, key_digest: bytes) -> Refusal | None:
     """Of whoever comes by a name that is banned, or under another one with a key that is."""
-    for record in run.banned.values():
-        if 0 < record.until_s <= run.wall_s:
-            continue  # over, and not lifted yet
+    for record in (*run.banned.values(), *(record for record, _ in run.bans_over.values())):
+        if _is_over(run, record):
+            continue  # whether or not that was seen yet
         if record.name == name or record.key_digest == key_digest:
             return _banned(run, name, record)
     return None

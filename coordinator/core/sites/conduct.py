@@ -108,9 +108,13 @@ class Conduct:
     def _is_judged(self, commit: int, newest: int) -> bool:
         if commit <= self._judged_to:
             return False
-        self._judged_to = newest
+        self._judged_to = max(commit, newest)  # the commit itself may be void by now
         self.has_contributed = False
         return True
+
+    def went_back(self, commit: int) -> None:
+        """The run did: later numbers are those of other commits from now on."""
+        self._judged_to = min(self._judged_to, commit)
 
     def strike(self, now: float, lease_s: float, *, is_absence: bool = False) -> None:
         """`is_absence`: it may be the network's doing, and keeps nobody out for good."""

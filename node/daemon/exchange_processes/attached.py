@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 
 from atoll.node import process_protocol as processes
 from atoll.node.daemon.rank_connection import RankConnection
-from atoll.node.daemon.shared_exchanges import AttemptKey, Changes
+from atoll.node.daemon.shared_exchanges import Changes
+from atoll.node.daemon.shared_products import AttemptKey
 from atoll.node.host_protocol import HostBeat
 from atoll.protocol import messages as m
 

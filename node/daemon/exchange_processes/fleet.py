@@ -238,6 +238,8 @@ class ExchangeProcesses:
             case m.Done():
                 process.has_worked = True
                 self.exchanges.heard_done(process, said)
+            case m.Products():
+                self.exchanges.heard_products(process, said)
             case m.ExchangeFailed():
                 self.exchanges.heard_failed(process, said)
 

@@ -6,6 +6,7 @@ import mmap
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
@@ -13,6 +14,7 @@ from atoll.node import process_protocol as processes
 from atoll.node.daemon.followed_exchanges import FollowedExchanges
 from atoll.node.daemon.home import HomeFolders
 from atoll.node.dataplane import error_feedback, outer_state, payload_part
+from atoll.node.dataplane.kept_contributions import kept_by_node
 from atoll.node.dataplane.optim import OuterOptimizer
 from atoll.node.dataplane.payload_part import LastPayloads, PartLog
 from atoll.node.dataplane.shared_records import SharedErrors, SharedOuter, SharedRecords
@@ -71,7 +73,8 @@ class PartOfModel:
         self.log = PartLog(folders.payload_folder, layout, settings.run_id)
 
     def data_of(self, told: processes.BeginInProcess) -> SyncData:
-        """In a thread. Raises StateError if the node has no state, or lets go of it now."""
+        """In a thread. Raises StateError if the node has no state, or lets go of it now; so of what it
+        kept of this site's contributions."""
         begun, plan = told.begun, told.begun.plan
         self._outer.look_anew()
         errors: SharedErrors | None = None
@@ -79,7 +82,7 @@ class PartOfModel:
             self._errors.look_anew()
             errors = SharedErrors(self.layout, np.float32(self._settings.sync.error_feedback), self._errors)
         commits = {last.fragment: last.commit for last in told.last}
-        return SyncData(
+        data = SyncData(
             self.layout,
             spec_of(self._settings.sync, plan.base_commit, plan.fragment),
             SharedOuter(self.layout, self._outer),
@@ -94,3 +97,7 @@ class PartOfModel:
             own=self._own,
             keeps_own_alone=True,
         )
+        data.is_audited = self._settings.sync.audits > 0
+        if told.kept:
+            data.kept = kept_by_node(self._folders.kept_folder / Path(told.kept).name, plan.sync, data.all_chunks)
+        return data

@@ -101,7 +101,7 @@ class ExchangeProcess:
                 await self._lay_out(told)
             case processes.BeginInProcess():
                 await self._begin(told)
-            case m.Weights() | HurryAtHost() | CancelAtHost():
+            case m.Weights() | m.Influences() | HurryAtHost() | CancelAtHost():
                 self._exchanges.tell(told)
             case processes.DropInProcess(sync=sync, in_force=in_force):
                 if self._model is not None:

@@ -102,6 +102,7 @@ class ProcessExchanges(SharedExchanges[AttachedProcess]):
                 last=last,
                 left_errors=left_errors,
                 in_force=in_force,
+                kept="" if data.kept is None else data.kept.file.path.name,
             )
         return collected, said
 

@@ -10,7 +10,8 @@ from typing import Any
 from atoll.node import host_protocol as hosts
 from atoll.node.daemon.hosts.link import Outbox
 from atoll.node.daemon.hosts.ranks_elsewhere import Ranks
-from atoll.node.daemon.shared_exchanges import AttemptKey, Changes
+from atoll.node.daemon.shared_exchanges import Changes
+from atoll.node.daemon.shared_products import AttemptKey
 from atoll.protocol import messages as m
 from atoll.protocol.v1 import hosts_pb2
 

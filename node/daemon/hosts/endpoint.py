@@ -236,7 +236,7 @@ class Endpoint:
                 await self._hold(job)
             case hosts.RollBackHost():
                 await self._roll_back(job)
-            case m.Weights() | hosts.HurryAtHost() | hosts.CancelAtHost():
+            case m.Weights() | m.Influences() | hosts.HurryAtHost() | hosts.CancelAtHost():
                 exchanges.tell(job)
             case hosts.DropAtHost(sync=sync):
                 exchanges.drop(sync)

@@ -17,9 +17,11 @@ from atoll.node import host_protocol as hosts
 from atoll.node.daemon.exchange_processes.process_exchanges import ProcessExchanges
 from atoll.node.daemon.followed_exchanges import FollowedExchanges
 from atoll.node.daemon.plane import DataPlane
+from atoll.node.daemon.shared_exchanges import OfRunning
 from atoll.node.dataplane.sync_data import SyncData
 from atoll.node.exchange.sync import sharing
 from atoll.node.exchange.sync.exchange import Exchange, ExchangeResult
+from atoll.node.exchange.sync.multiplication import Products
 from atoll.node.tasks import together
 from atoll.protocol import messages as m
 from atoll.protocol import wire
@@ -61,7 +63,11 @@ class HostExchanges(FollowedExchanges):
         await super().close()
         self.processes.abandon()
 
-    def tell(self, word: m.Weights | hosts.HurryAtHost | hosts.CancelAtHost) -> None:
+    def multiplied(self, plan: m.Plan, products: Products) -> None:
+        """With those of the other processes of this host."""
+        self.processes.summed(plan, products, partial(super().multiplied, plan))
+
+    def tell(self, word: OfRunning) -> None:
         super().tell(word)
         self.processes.tell(word)
 

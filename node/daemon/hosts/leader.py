@@ -400,6 +400,8 @@ class Leader:
                 self.replicas.has_advanced(host, said)
             case m.Done():
                 self.exchanges.heard_done(host, said)
+            case m.Products():
+                self.exchanges.heard_products(host, said)
             case m.ExchangeFailed():
                 self.exchanges.heard_failed(host, said)
         self._hosts.changed()

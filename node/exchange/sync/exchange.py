@@ -44,7 +44,7 @@ class ExchangeResult:
     influences: tuple[int, ...] = ()
     """The same where averages are by influence."""
     payloads_root: bytes = b""
-    """With audits: over the payloads that were made here; empty if there are none."""
+    """With audits: over the payloads that this site made; empty if there are none."""
     errors: SignedErrors | None = None
     """With errors of averages too: the roots over these of this site, not signed yet."""
 
@@ -70,6 +70,7 @@ class Exchange:
 
     def __post_init__(self, share: Share, said: Sequence[int], said_roots: Sequence[bytes], has_room: bool) -> None:
         attempt, retained = self.attempt, self.retained
+        self._made = share.made
         self.weights = Weights(attempt, said, retained.weights)
         self.roots = Roots(attempt, said_roots, retained.roots)
         self.influences = Influences(attempt)
@@ -150,13 +151,14 @@ class Exchange:
         )
 
     def _roots(self) -> tuple[bytes, SignedErrors | None]:
-        """In a thread, once all are in the log: over the payloads made here, and over the errors of them."""
-        if not self.attempt.data.is_audited:
+        """In a thread, once all are in the log: over the payloads that this site made, at all of its places, and over
+        the errors of them. A process that has its own chunks alone says none."""
+        if not self.attempt.data.is_audited or self.attempt.data.keeps_own_alone:
             return b"", None
-        root, audited = made_tree(self.collection.file, self.reducer.own.chunks).root, self.errors.audited
+        root, audited = made_tree(self.collection.file, self._made).root, self.errors.audited
         if not root or audited is None:
             return root, None
-        before, after = audited.sign(AttemptKey.of(self.plan), self.reducer.own.chunks)
+        before, after = audited.sign(AttemptKey.of(self.plan), self._made)
         return root, SignedErrors(before=before, after=after)
 
     def _begin(self) -> tuple[list[Encoded], int]:

@@ -47,6 +47,8 @@ class Share:
 
     own: Reduction
     """Whose top this site is, of no chunks if it reduces nothing."""
+    made: tuple[int, ...]
+    """The chunks that this site reduces, at all of its places."""
     of_others: tuple[Reduction, ...]
     """One for each other reducer, and each of its places, in the order in which this site begins with them."""
     missing: dict[int, set[int]]
@@ -152,6 +154,7 @@ def share_of(
                 num_missing[site[0]] -= 1
     return Share(
         own=own,
+        made=tuple(chunk for chunk in data.all_chunks if tops[chunk].site_id == site_id),
         of_others=of_others,
         missing=missing,
         complete=[chunk for chunk in own_chunks if not missing[chunk]],

@@ -64,6 +64,6 @@ class Roots:
         """In a thread: contributions of that site are those that its root is over. Raises InvalidMessage."""
         if not self._is_audited:
             return
-        root, chunks = self._known[member.site_id, member.incarnation], self._attempt.data.chunks
+        root, chunks = self._known[member.site_id, member.incarnation], self._attempt.data.all_chunks
         for item in items:
             check_proof(root, len(chunks), bisect_left(chunks, item.chunk), item.chunk, item.hash, item.proof)

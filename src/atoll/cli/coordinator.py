@@ -31,7 +31,7 @@ from atoll.protocol.outer_settings import AUTO
 from atoll.protocol.text import LOG_FORMATS
 
 if TYPE_CHECKING:
-    from atoll.coordinator.config import CoordinatorConfig
+    from atoll.coordinator.config import CoordinatorConfig, Restore
     from atoll.node.dataplane.saved_manifest import SavedManifest
     from atoll.protocol.settings import RunSettings
 
@@ -47,6 +47,12 @@ FLAGS = (
     "trust",
 )
 """Of fields of CoordinatorConfig."""
+MORE_THAN_HALF = "more than half"
+"""Of the sites; `--restore` without a number."""
+
+
+def _num_sites(text: str) -> int | str:
+    return text if text == MORE_THAN_HALF else int(text)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -94,9 +100,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--restore",
-        type=int,
+        type=_num_sites,
         nargs="?",
-        const=0,
+        const=MORE_THAN_HALF,
         metavar="SITES",
         help="the database is an old copy (`atoll backup`): sites say first what they have kept of the time since; so "
         "many have to (default: more than half of those that were in the run)",
@@ -139,8 +145,21 @@ def run(args: argparse.Namespace) -> int:
     logging.basicConfig(level=logging.DEBUG if args.debug else logging.INFO, handlers=[handler], force=True)
     settings, config, parent = prepare(args)
     handler.setFormatter(formatter(settings.run_id))
-    transport.run(serve(config, settings, resume_parent=parent, restore_sites=args.restore, newest=newest))
+    transport.run(serve(config, settings, resume_parent=parent, restore=_restore(args.restore), newest=newest))
     return 0
+
+
+def _restore(given: int | str | None) -> Restore | None:
+    """Raises ConfigError."""
+    from atoll.coordinator.config import Restore
+
+    if given is None:
+        return None
+    if isinstance(given, str):
+        return Restore()
+    if given < 1:
+        raise ConfigError(f"--restore {given}: one site has to say what it kept, or without a number most of them")
+    return Restore(given)
 
 
 def prepare(args: argparse.Namespace) -> tuple[RunSettings, CoordinatorConfig, dict[str, Any] | None]:
@@ -151,8 +170,9 @@ def prepare(args: argparse.Namespace) -> tuple[RunSettings, CoordinatorConfig, d
     from atoll.node.dataplane.saved_manifest import load_manifest
 
     flags = given(args, FLAGS)
-    if args.restore is not None and (args.restore < 0 or args.resume is not None):
-        raise ConfigError("--restore takes a number of sites, and is for a copy of the run's own database")
+    if args.restore is not None and args.resume is not None:
+        raise ConfigError("--restore is for a copy of the run's own database, and --resume for a new run: choose one")
+    _restore(args.restore)
     store_path = default_store(args.path)
     if args.store is not None and args.store.startswith(DATABASES):
         flags["store"] = args.store

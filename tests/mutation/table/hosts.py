@@ -1116,7 +1116,7 @@ MUTATIONS = (
         name="a host never hears weights",
         rule="an exchange may begin before its weights are known",
         where="node.daemon.followed_exchanges:FollowedExchanges.tell",
-        old="                    self.hub.weigh(plan, tokens)",
+        old="                    self.hub.weigh(plan, tokens, roots)",
         new="                    pass",
         tests=(f"{PAYLOADS}::test_an_exchange_that_began_without_weights_hears_them_on_every_host",),
     ),

@@ -499,9 +499,9 @@ MUTATIONS = (
     Mutation(
         name="a ban has no end",
         rule="a ban with an end is lifted then",
-        where="coordinator.core.sites.bans:expire",
-        old="if 0 < record.until_s <= run.wall_s]",
-        new="if 0 < record.until_s < 0]",
+        where="coordinator.core.sites.bans:_is_over",
+        old="0 < record.until_s <= run.wall_s",
+        new="0 < record.until_s < 0",
         tests=(f"{BANS}::test_a_ban_is_lifted_by_itself_when_its_time_is_over",),
     ),
     Mutation(
@@ -515,9 +515,9 @@ MUTATIONS = (
     Mutation(
         name="a ban without an end is lifted",
         rule="a ban without an end holds until it is lifted",
-        where="coordinator.core.sites.bans:expire",
-        old="if 0 < record.until_s <= run.wall_s]",
-        new="if record.until_s <= run.wall_s]",
+        where="coordinator.core.sites.bans:_is_over",
+        old="0 < record.until_s <= run.wall_s",
+        new="record.until_s <= run.wall_s",
         tests=(BANS,),
     ),
     Mutation(
@@ -731,9 +731,9 @@ MUTATIONS = (
     Mutation(
         name="another name of a banned key stays",
         rule="a ban sends away all names of its key",
-        where="coordinator.core.sites.bans:ban",
-        old="([site] if site is not None else []) + same_key",
-        new="[site] if site is not None else []",
+        where="coordinator.core.sites.bans:_ban",
+        old="site.name == record.name or (record.key_digest and site.key_digest == record.key_digest)",
+        new="site.name == record.name",
         tests=(f"{BANS}::test_all_names_of_a_key_are_sent_away_and_named_to_others",),
     ),
     Mutation(

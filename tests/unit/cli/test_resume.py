@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from atoll.cli.coordinator import prepare
+from atoll.cli.coordinator import _restore, prepare
 from atoll.cli.main import make_parser
-from atoll.coordinator.config import CoordinatorConfig
+from atoll.coordinator.config import CoordinatorConfig, Restore
 from atoll.node.dataplane.saved_manifest import MANIFEST_NAME, SavedManifest, to_json
 from atoll.protocol.errors import ConfigError
 from atoll.protocol.layout import Manifest, Role, TensorSpec
@@ -34,6 +34,24 @@ def saved(tmp_path: Path) -> Path:
     path = tmp_path / MANIFEST_NAME
     path.write_text(to_json(manifest))
     return path
+
+
+def test_how_many_sites_have_to_tell_for_a_restore_is_a_number_or_left_open(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text('[run]\nrun_id = "run"\nsteps = 10\n')
+
+    def given(*words: str) -> int | str | None:
+        args = make_parser().parse_args(["coordinator", str(path), *words])
+        prepare(args)
+        found: int | str | None = args.restore
+        return found
+
+    assert _restore(given()) is None
+    assert _restore(given("--restore")) == Restore(None)
+    assert _restore(given("--restore", "3")) == Restore(3)
+    for number in ("0", "-1"):
+        with pytest.raises(ConfigError, match="one site has to say what it kept, or without a number most of them"):
+            given("--restore", number)
 
 
 def ask(

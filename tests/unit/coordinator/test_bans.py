@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from atoll.coordinator.core import events as e
+from atoll.coordinator.core.sites import bans
 from atoll.protocol import messages as m
 from atoll.protocol.messages import AdmittedAs, RefusedKind
 from tests.harness.coordinator_story import Story, a_hash, some_settings
@@ -70,6 +71,43 @@ def test_a_ban_that_was_over_while_there_was_no_coordinator_is_lifted_as_it_star
     story.wall_from_s += 1000
     story.restart()
     story.happens(e.Tick())
+    assert not story.view.banned
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_ban_that_ended_by_a_clock_that_was_ahead_holds_again_when_that_is_set_right(restarted: bool) -> None:
+    """The site had come in meanwhile. Others hear of it."""
+    story = Story(some_settings(min_sites=2))
+    for number, name in enumerate("abc"):
+        story.happens(e.InviteAsked(role="site", name=name, invite_id=name, life_s=9999, request=10 + number))
+        story.happens(e.JoinAsked(invite_id=name, key_digest=a_hash(name), request=20 + number))
+        story.connect(name, certified=e.Certified(name, a_hash(name)))
+        story.offer(name)
+    story.ban("c", "lies", until_s=story.wall_s + 1000)
+    story.wall_from_s += 5000
+    story.happens(e.Tick())
+    assert not story.view.banned
+    assert story.last("a", m.Banned).names == ()
+    story.connect("c", incarnation=2, certified=e.Certified("c", a_hash("c")))
+    assert story.sites["c"].stream is not None
+    story.wall_from_s -= 5000
+    if restarted:
+        story.restart()
+        for name in "ac":
+            story.connect(name, incarnation=2, certified=e.Certified(name, a_hash(name)))
+    story.happens(e.Tick())
+    assert story.view.banned == ("c: lies",)
+    assert story.last("c", m.Refused).kind is RefusedKind.BANNED
+    assert story.sites["c"].stream is None
+    assert story.last("a", m.Banned).names == ("c",)
+    assert any(entry.outcome.startswith("holds again until") for entry in story.audit_log())
+    story.wait(1001)
+    assert not story.view.banned
+    story.wait(bans.OVER_S)
+    story.wall_from_s -= 2 * bans.OVER_S
+    story.happens(e.Tick())
+    assert not story.view.banned, "after a day it is forgotten"
+    story.restart()
     assert not story.view.banned
 
 

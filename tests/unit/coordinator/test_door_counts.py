@@ -6,7 +6,8 @@ import random
 import pytest
 
 from atoll.coordinator import limits
-from atoll.coordinator.door_counts import Counts, Turned, source_of
+from atoll.coordinator.door_counts import Counts, Turned
+from atoll.protocol.addresses import source_of
 
 HERE, THERE = "10.0.0.1", "10.0.0.2"
 

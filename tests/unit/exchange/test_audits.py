@@ -16,13 +16,14 @@ import pytest
 from atoll.cli.main import main
 from atoll.node.dataplane import false_payload
 from atoll.node.dataplane.averages import recomputed
-from atoll.node.dataplane.kept_contributions import Kept, KeptContributions
+from atoll.node.dataplane.kept_contributions import Kept, KeptContributions, kept_by_node
 from atoll.node.exchange.auditing import Auditor
 from atoll.node.exchange.catchup.expected_donors import ExpectedDonors
 from atoll.node.exchange.peers.counters import Counters
 from atoll.node.exchange.peers.frames import Encoded, PartAssembler, pack_frames
 from atoll.node.exchange.peers.progress import Pace
 from atoll.node.exchange.sync.average_errors import AverageErrors
+from atoll.node.exchange.sync.reduction import share_of
 from atoll.node.exchange.sync.roots import Roots
 from atoll.protocol import PROTOCOL_VERSION
 from atoll.protocol.codecs import kernels
@@ -38,6 +39,7 @@ from atoll.protocol.messages import (
     Header,
     Made,
     Member,
+    Tree,
 )
 from atoll.protocol.plans import payload_hash
 from atoll.protocol.settings import RunSettings
@@ -71,7 +73,7 @@ def item_of(kept: Kept, chunk: int) -> Encoded:
 
 
 def roots_at(kept: Kept | None, told: tuple[bytes, ...] = ()) -> Roots:
-    data = SimpleNamespace(is_audited=True, kept=kept, chunks=CHUNKS)
+    data = SimpleNamespace(is_audited=True, kept=kept, chunks=CHUNKS, all_chunks=CHUNKS)
     attempt: Any = SimpleNamespace(
         data=data,
         plan=SimpleNamespace(contributors=MEMBERS),
@@ -80,6 +82,40 @@ def roots_at(kept: Kept | None, told: tuple[bytes, ...] = ()) -> Roots:
         where="sync 5",
     )
     return Roots(attempt, told, {})
+
+
+def test_an_exchange_process_proves_what_its_node_kept_and_all_of_a_sites_chunks_are_under_its_root(
+    tmp_path: Path,
+) -> None:
+    kept = kept_of(tmp_path, 2)
+    read = kept_by_node(kept.file.path, 5, CHUNKS)
+    assert read.root == kept.root
+    assert [item_of(read, chunk) for chunk in CHUNKS] == [item_of(kept, chunk) for chunk in CHUNKS]
+    with pytest.raises(StateError, match="of another run"):
+        kept_by_node(kept.file.path, 6, CHUNKS)
+    kept.file.remove()
+    with pytest.raises(StateError):
+        kept_by_node(kept.file.path, 5, CHUNKS)
+    plan: Any = SimpleNamespace(
+        contributors=MEMBERS,
+        receivers=(),
+        trees=[
+            Tree(first_chunk=0, num_chunks=2, parents=(-1, 0, 0)),
+            Tree(first_chunk=2, num_chunks=1, parents=(1, -1, 1)),
+        ],
+    )
+    for own in (range(0, 1), range(1, 3)):
+        data: Any = SimpleNamespace(
+            layout=SimpleNamespace(num_sync_chunks=3),
+            chunks=[chunk for chunk in CHUNKS if chunk in own],
+            all_chunks=CHUNKS,
+            is_own=own.__contains__,
+            max_bytes=lambda chunk: 8,
+            payload_bytes=lambda chunk, num: 8,
+        )
+        share = share_of(plan, data, 1, (), None)
+        assert share.own.chunks == [own.start], "of this process"
+        assert share.made == (0, 1), "of the site"
 
 
 def test_a_reducer_takes_what_the_root_of_its_site_is_over_and_nothing_else(tmp_path: Path) -> None:

@@ -97,13 +97,22 @@ def test_a_reducer_of_no_trainable_chunk_says_that_its_products_are_zero(disk: D
     assert said == [(0.0, 0.0, 0.0)]
 
 
-def test_a_site_in_several_parts_is_refused_such_a_run_and_one_with_audits_by_name() -> None:
-    for hosts, processes in ((2, 1), (1, 2)):
-        for sync, named in ((SyncSettings(robust="gram"), 'robust = "gram"'), (SyncSettings(audits=1), "audits = 1")):
-            with pytest.raises(ConfigError, match=f"{named}, and this site has {hosts} hosts and {processes} exchange"):
-                check_parts(sync, hosts, processes)
-            check_parts(sync, 1, 1)
-        check_parts(SyncSettings(), hosts, processes)
+def test_a_site_in_several_parts_is_refused_by_name_a_run_that_it_cannot_be_in() -> None:
+    audited = SyncSettings(audits=1, log_commits=16)
+    with_errors = replace(audited, codec="sign1", error_feedback_down=0.5)
+    for sync, named, taken in (
+        (SyncSettings(robust="gram"), "", ((2, 1), (1, 2), (2, 2))),
+        (audited, "audits = 1: one machine", ((1, 2),)),
+        (with_errors, "audits = 1 with sync.error_feedback_down: one process", ()),
+    ):
+        for parts in {(1, 1), (2, 1), (1, 2), (2, 2)}:
+            if parts == (1, 1) or parts in taken:
+                check_parts(sync, *parts)
+            else:
+                one_machine = "audits = 1: one machine" if sync.audits and parts[0] > 1 else named
+                with pytest.raises(ConfigError, match=f"{one_machine}.*this site has {parts[0]} hosts and {parts[1]} "):
+                    check_parts(sync, *parts)
+            check_parts(SyncSettings(), *parts)
 
 
 # --- whom it waits for

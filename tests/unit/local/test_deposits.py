@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from atoll.node.daemon import deposit_box
-from atoll.node.daemon.deposit_box import DepositBox
+from atoll.node.daemon.deposit_box import DepositBox, box_bytes, most_on_disk
 from atoll.node.daemon.deposits import Deposits
 from atoll.node.tasks import Tasks
 from atoll.protocol import messages as m
@@ -63,14 +63,27 @@ def test_a_later_record_of_a_key_takes_the_place_of_an_earlier_one_and_no_other_
 def test_it_keeps_the_newest_within_its_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(deposit_box, "MAX_KEPT", 3)
     monkeypatch.setattr(deposit_box, "TRIMMED_EVERY", 1)
-    box = DepositBox(None)
+    box = DepositBox(None, max_bytes=1 << 16)
     box.add([a_deposit(1, kind="ban"), *(a_deposit(n, n) for n in range(2, 8))])
     assert [d.seq for d in all_of(box)] == [1, 5, 6, 7], "of each kind"
-    monkeypatch.setattr(deposit_box, "MAX_KEPT_BYTES", 60)
-    box.add([a_deposit(8, 7, bytes(60))])
+    box.add([a_deposit(8, 7, bytes(1 << 16))])
     assert [d.seq for d in all_of(box)] == [1, 8], "of commits; what there are few of stays"
     box.add([a_deposit(9, 7, b"")])
     assert [d.seq for d in all_of(box)] == [1, 9], "what was replaced does not count"
+
+
+def test_its_files_have_at_most_what_is_counted_against_the_limit_of_the_disk(tmp_path: Path) -> None:
+    """Seventeen times as much comes as may stay there, in bodies of all sizes."""
+    max_bytes, path = box_bytes(64 << 20), tmp_path / "deposits.db"
+    assert (max_bytes, box_bytes(0), box_bytes(1 << 50)) == (2 << 20, 1 << 30, 1 << 30)
+    with closing(DepositBox(path, max_bytes)) as box:
+        for first in range(1, 480, 8):
+            kinds = ("commit", "open")
+            box.add([a_deposit(n, n, bytes(n % 97 * 1500), kinds[n % 2]) for n in range(first, first + 8)])
+            assert sum(file.stat().st_size for file in tmp_path.iterdir()) <= most_on_disk(max_bytes), first
+        kept = all_of(box)
+    assert kept[-1].seq == 480
+    assert sum(len(d.body) for d in kept) > max_bytes // 8, "it is used"
 
 
 def test_a_file_that_is_no_database_is_begun_anew(tmp_path: Path) -> None:

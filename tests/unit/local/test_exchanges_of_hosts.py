@@ -54,7 +54,7 @@ def test_hosts_are_told_what_host_0_is_to_do(tmp_path: Path) -> None:
                 error_commits=(4,),
                 site_id=SITE_ID,
             )
-            site.leader.exchanges.weigh(wanted.plan, (100, 50))
+            site.leader.exchanges.weigh(wanted.plan, (100, 50), ())
             assert await host.hears(m.Weights) == m.Weights(sync=1, attempt=1, term=1, tokens=(100, 50))
             site.leader.exchanges.hurry(1)
             assert await host.hears(hosts.HurryAtHost) == hosts.HurryAtHost(sync=1)

@@ -212,8 +212,8 @@ def test_an_exchange_that_began_without_weights_hears_them_on_every_host(tmp_pat
             assert endpoint is not None
             there = await endpoint._hub.running(1, 1, 1)
             assert not there.weights.are_known
-            site.leader.exchanges.weigh(replace(wanted.plan, attempt=2), (1, 2))  # of which nothing has begun
-            site.leader.exchanges.weigh(wanted.plan, (100, 50))
+            site.leader.exchanges.weigh(replace(wanted.plan, attempt=2), (1, 2), ())  # of which nothing has begun
+            site.leader.exchanges.weigh(wanted.plan, (100, 50), ())
             await site.publishes(0)  # after it
             assert there.weights.vector() == (100, 50)
 

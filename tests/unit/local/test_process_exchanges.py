@@ -318,7 +318,7 @@ def test_processes_hear_what_becomes_of_an_exchange(tmp_path: Path) -> None:
             both = [node.comes(number) for number in (1, 2)]
             await node.begins()
             plan = node.word.plan
-            node.exchanges.weigh(plan, (100,))
+            node.exchanges.weigh(plan, (100,), ())
             node.exchanges.hurry(1)
             node.exchanges.cancel(1, 1)
             node.exchanges.heard_done(both[0], DONE)

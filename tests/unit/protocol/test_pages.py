@@ -14,6 +14,7 @@ from atoll.coordinator.authority import Authority
 from atoll.protocol import pages
 from atoll.protocol.http import PLAIN, Answer, plain_text
 from atoll.protocol.machine import Machine
+from atoll.protocol.pace import Pace
 from atoll.protocol.page_access import Access, ByToken
 from atoll.protocol.trust import certificates
 from atoll.protocol.trust.server_tls import ServerTls
@@ -101,6 +102,36 @@ def test_silent_connections_make_room_over_tls_and_nobody_fills_the_log(
     asyncio.run(main())
     assert not unhandled
     assert not caplog.records
+
+
+def test_handshakes_have_a_pace_by_address_and_in_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What comes beyond it ends before TLS begins, and other addresses are served."""
+    monkeypatch.setattr(pages, "HANDSHAKES_OF_ONE", Pace(at_once=2, per_s=1e-9))
+    monkeypatch.setattr(pages, "HANDSHAKES_OF_ALL", Pace(at_once=3, per_s=1e-9))
+    authority = Authority.opened(tmp_path / "trust", "run", Machine())
+    server_tls = ServerTls(authority.shown_on_pages(["localhost"]))
+    mine = ssl.create_default_context(cadata=certificates.to_pem(authority.root.certificate).decode())
+
+    async def main() -> None:
+        async with served(ByToken((), server_tls.context, lambda token: True)) as server:
+            port = int(server.address.rpartition(":")[2])
+
+            async def is_served(address: str) -> bool:
+                try:
+                    reader, writer = await asyncio.open_connection(
+                        "127.0.0.1", port, ssl=mine, server_hostname="localhost", local_addr=(address, 0)
+                    )
+                    writer.write(b"GET / HTTP/1.1\r\nAuthorization: Bearer t\r\n\r\n")
+                    found = (await reader.read()).endswith(BODY)
+                except ConnectionError:
+                    return False
+                writer.close()
+                return found
+
+            asked_by = ["127.0.0.1"] * 3 + ["127.0.0.2"] * 2
+            assert [await is_served(address) for address in asked_by] == [True, True, False, True, False]
+
+    asyncio.run(main())
 
 
 def test_a_request_has_so_long_to_come(monkeypatch: pytest.MonkeyPatch) -> None:
