@@ -45,9 +45,9 @@ MUTATIONS = (
     Mutation(
         name="nothing is held against who lies under a number that was void",
         rule="47: what is found of one commit is one offence, and of another one another",
-        where="coordinator.core.auditing.judging:gone_back",
-        old="        site.conduct.went_back(run.log.last)\n",
-        new="        pass\n",
+        where="coordinator.core.sites.conduct:Conduct.went_back",
+        old="min(self._judged_to, commit)",
+        new="self._judged_to",
         tests=(GONE_BACK,),
     ),
     Mutation(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from atoll.coordinator.core.sites.conduct import Conduct
 from atoll.protocol import messages as m
 from tests.harness.audited_story import FALSE, RIGHT, TRUTH, WRONG, Audited
 
@@ -42,4 +43,13 @@ def test_a_rollback_ends_audits_of_what_is_void_and_who_cannot_be_asked_itself_h
     story.wrong_once_more(reducer)
     story.asked_itself(reducer, RIGHT, FALSE)
     assert story.by_cause() == {"memory": 1, "audit": 1}, "in a commit whose number was void before"
-    assert story.last_commit() <= 3 or not story.banned()
+
+
+def test_what_a_site_was_found_out_for_counts_up_to_a_commit_and_no_further_once_the_run_is_back_before_it() -> None:
+    conduct = Conduct()
+    assert conduct.offend(48, 50)
+    assert not conduct.offend(50, 51), "what was made before it was found out is one"
+    conduct.went_back(10)
+    assert not conduct.offend(10, 10)
+    assert conduct.offend(11, 11), "of another branch"
+    assert conduct.is_second_offence
