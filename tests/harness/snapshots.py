@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections import deque
 from enum import Enum
 from typing import Any
@@ -13,9 +12,13 @@ PLAIN = frozenset((type(None), bool, int, float, str, bytes))
 """Nearly all that a core holds, and so looked for first: a core is compared thousands of times."""
 
 
-@functools.cache
+_slots: dict[type, list[str]] = {}
+
+
 def _slots_of(cls: type) -> list[str]:
-    return [name for base in cls.__mro__ for name in getattr(base, "__slots__", ())]
+    if cls not in _slots:
+        _slots[cls] = [name for base in cls.__mro__ for name in getattr(base, "__slots__", ())]
+    return _slots[cls]
 
 
 def snapshot(value: Any, without: frozenset[str] = frozenset()) -> Any:
