@@ -4,8 +4,9 @@ place after that: a slow target holds up nobody."""
 from __future__ import annotations
 
 import asyncio
-import glob
+import logging
 import os
+import re
 import shutil
 from collections.abc import Callable
 from contextlib import suppress
@@ -17,13 +18,18 @@ from atoll.protocol.disk import PRIVATE_FILE, sync_folder
 from atoll.protocol.errors import ConfigError, HostError
 from atoll.protocol.threads import run_to_its_end
 
+log = logging.getLogger("atoll.coordinator")
+
 COPY = ".copy-"
 """In the name of a copy that is being made, behind that of the store."""
+TOKEN_BYTES = 16
+_LEFT_OVER = rf"[0-9a-f]{{{2 * TOKEN_BYTES}}}(-journal|-wal|-shm)?"
+"""What follows: no name that a person gives to a copy of theirs."""
 
 
-def place_of(beside: Path, token: str) -> Path:
-    """Where a copy is made. `beside`: the store's file; `token`: of this copy alone."""
-    return beside.with_name(f"{beside.name}{COPY}{token}")
+def place_of(beside: Path, token: bytes) -> Path:
+    """Where a copy is made. `beside`: the store's file; `token`: TOKEN_BYTES, of this copy alone."""
+    return beside.with_name(f"{beside.name}{COPY}{token.hex()}")
 
 
 async def backup(store: Store, made: Path, to: Path, deciding: asyncio.Lock, last_commit: Callable[[], int]) -> int:
@@ -46,10 +52,15 @@ async def backup(store: Store, made: Path, to: Path, deciding: asyncio.Lock, las
 
 
 def remove_left_over(beside: Path) -> None:
-    """Copies that a coordinator had begun to make when it was killed. `beside`: the store's file, which is this
-    process's. Raises OSError."""
-    for path in beside.parent.glob(f"{glob.escape(beside.name)}{COPY}*"):
-        path.unlink(missing_ok=True)
+    """Copies that a coordinator had begun to make when it was killed, and nothing else. `beside`: the store's file,
+    which is this process's."""
+    begins = f"{beside.name}{COPY}"
+    for path in beside.parent.iterdir():
+        if path.name.startswith(begins) and re.fullmatch(_LEFT_OVER, path.name.removeprefix(begins)):
+            try:
+                path.unlink(missing_ok=True)
+            except OSError as error:
+                log.warning("%s, a copy that was not finished, cannot be removed: %s", path, error.strerror)
 
 
 def _check(to: Path) -> None:

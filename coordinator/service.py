@@ -18,7 +18,7 @@ import grpc
 import atoll
 from atoll.coordinator import calls, commands, limits
 from atoll.coordinator.authority import Authority
-from atoll.coordinator.backup import backup, place_of
+from atoll.coordinator.backup import TOKEN_BYTES, backup, place_of
 from atoll.coordinator.computing import Computing
 from atoll.coordinator.config import CoordinatorConfig
 from atoll.coordinator.core import events as e
@@ -246,7 +246,7 @@ class CoordinatorServer:
         return self.config.advertise or self.address
 
     async def _backup(self, path: Path) -> e.Answer:
-        made = place_of(self.config.store_path, self._machine.token_bytes(NAME_BYTES).hex())
+        made = place_of(self.config.store_path, self._machine.token_bytes(TOKEN_BYTES))
 
         def last_commit() -> int:
             return self._core.view(self._loop.time()).last_commit

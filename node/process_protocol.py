@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from atoll.protocol.trust.security import Shown
 
 MAX_PROCESSES = 16
-MAX_FILE_NAME_CHARACTERS = 255
 """Of one host, its node among them."""
+MAX_FILE_NAME_CHARACTERS = 255
 MAX_ENTRIES_BYTES = 16 << 20
 """Where payloads lie, in one message."""
 

@@ -52,7 +52,12 @@ class Curve:
     is_kept: bool = True
 
     def add(self, point: Point) -> None:
-        """A site that says an earlier step has gone back: what it said beyond is void."""
+        """A site that says an earlier step has gone back: what it said beyond is void. Of one step the last counts."""
+        if self.newest is not None and point.step == self.newest.step:
+            if self.points[-1:] == [self.newest]:
+                self.points[-1] = point
+            self.newest, self.is_kept = point, False
+            return
         self.cut(point.step - 1)
         self.newest, self.is_kept = point, False
         self._since += 1

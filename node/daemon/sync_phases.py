@@ -105,7 +105,9 @@ class SitePhases:
         commits = sorted(commit for commit in self._of_commit if commit <= version)
         for commit in commits:
             number = self._of_commit.pop(commit)
-            sync = self._open.pop(number)
+            sync = self._open.pop(number, None)
+            if sync is None:
+                continue
             self._taken.append(
                 SyncPhases(
                     sync=number,

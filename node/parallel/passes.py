@@ -66,6 +66,20 @@ def _evaluating(parts: Sequence[nn.Module]) -> Iterator[None]:
             part.train(was_training)
 
 
+def _letting_go(loss: Loss) -> Loss:
+    """While nothing trains torch holds the outputs of all microbatches until the last one: as many logits as the whole
+    batch has, where training holds those of a few. So their memory is given back as soon as their loss is known."""
+
+    def of(outputs: Tensor, targets: Tensor) -> Tensor:
+        found = loss(outputs, targets)
+        if not torch.is_grad_enabled():
+            local = outputs.to_local() if isinstance(outputs, DTensor) else outputs
+            local.untyped_storage().resize_(0)
+        return found
+
+    return of
+
+
 class WholeModel:
     """With `accumulation`, in parts one after the other; gradients go to the other ranks with the last one."""
 
@@ -161,7 +175,8 @@ class Pipeline:
         ]
         made = get_schedule_class(SCHEDULES[settings.pp_schedule])
         of = stages[0] if settings.num_stages_of_rank == 1 else stages
-        self._schedule = made(of, settings.num_microbatches, loss_fn=loss)
+        self._stages = stages
+        self._schedule = made(of, settings.num_microbatches, loss_fn=_letting_go(loss))
         self._has_first, self._has_last = 0 in numbers, settings.num_stages - 1 in numbers
         self.counted_elsewhere: Sequence[nn.Parameter] = (tied,) if tied is not None and self._has_last else ()
 
@@ -182,9 +197,11 @@ class Pipeline:
         given = (inputs,) if self._has_first else ()
         with _evaluating(self.parts), computing(self._settings, self._device):
             if self._has_last:
-                self._schedule.eval(*given, target=targets, losses=losses)
+                self._schedule.eval(*given, target=targets, losses=losses, return_outputs=False)
             else:
-                self._schedule.eval(*given)
+                self._schedule.eval(*given, return_outputs=False)
+        for stage in self._stages:
+            stage.clear_runtime_states()  # else torch holds all outputs until the next step
         return torch.stack(losses).mean() if self._has_last else None
 
     def _sum_up(self, tied: nn.Parameter) -> None:

@@ -46,6 +46,13 @@ def to_local(shared: Tensor, local: Tensor) -> None:
         target.copy_(source.to(target.device))
 
 
+def are_equal(shared: Tensor, local: Tensor) -> bool:
+    """Whether `to_local` would change nothing."""
+    return all(
+        torch.equal(source.to(target.device).to(target.dtype), target) for source, target in pieces(shared, local)
+    )
+
+
 class Registration:
     """Host memory that the driver of GPUs knows, so that a GPU reads and writes it by itself. It lasts until `end`, or
     until nothing refers to this any more."""

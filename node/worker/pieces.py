@@ -148,19 +148,23 @@ class SharedTensors:
         return fragment in (self._fragments[held.spec.name], self._num_fragments)
 
     @torch.no_grad()
-    def swap_in(self) -> list[Tensor]:
-        """Put PUBLISH's trainable values and buffers in place; returns what was there, in CPU memory."""
-        saved: list[Tensor] = []
+    def swap_in(self) -> list[Tensor | None]:
+        """Put PUBLISH's trainable values and buffers in place; returns what was there, in CPU memory, and None of
+        tensors that had these values, as all have that took them at this step."""
+        saved: list[Tensor | None] = []
         for held, _, publish in self._synced:
             local = held.local()
-            saved.append(local.to("cpu", copy=True))
-            copies.to_local(publish, local)
+            is_there = copies.are_equal(publish, local)
+            saved.append(None if is_there else local.to("cpu", copy=True))
+            if not is_there:
+                copies.to_local(publish, local)
         return saved
 
     @torch.no_grad()
-    def swap_back(self, saved: list[Tensor]) -> None:
+    def swap_back(self, saved: list[Tensor | None]) -> None:
         for (held, _, _), value in zip(self._synced, saved, strict=True):
-            held.local().copy_(value)
+            if value is not None:
+                held.local().copy_(value)
 
 
 def _view(buffer: memoryview, held: Held, offset_bytes: int) -> Tensor:

@@ -91,6 +91,7 @@ def roll(run: LocalRun, before: Version, after: Version) -> None:
 SETTINGS_SINCE = (
     *("audits", "best_by", "best_is", "connections_per_address", "insecure_network", "keep_models", "store"),
     *("project", "tensorboard", "wandb", "mlflow", "trackio"),
+    "evaluate_every",
 )
 """Which the last release does not know."""
 

@@ -299,11 +299,11 @@ class SimCoordinator:
     async def _restore(self, settings: RunSettings, store: SimStore) -> None:
         """An operator does not wait for ever for a site that hangs."""
         seal = Seal(b"", settings.run_id)
-        for num_sites in (0, 1):
+        for num_sites in (None, 1):
             restoring = Restoring(settings, store, self._machine, security=PLAIN, seal=seal, num_sites=num_sites)
             await restoring.start(ADDRESS)
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(RESTORED_WITHIN_S if not num_sites else None):
+                async with asyncio.timeout(RESTORED_WITHIN_S if num_sites is None else None):
                     await restoring.restored()
             await restoring.stop()
             if not store.is_old:

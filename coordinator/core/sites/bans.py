@@ -73,7 +73,8 @@ def _ban(run: Run, record: BanRecord) -> None:
 def _key_of(run: Run, name: str) -> bytes:
     """As it was seen last: of the site, of the newest invite that it has used, or of the ban before; empty if it never
     was."""
-    site, before = run.members.sites.get(name), run.banned.get(name)
+    over, _ = run.bans_over.get(name, (None, 0.0))
+    site, before = run.members.sites.get(name), run.banned.get(name, over)
     used = [i for i in run.invites.values() if (i.role, i.name) == ("site", name) and i.key_digest]
     newest = max(used, key=lambda invite: invite.number, default=None)
     known = (found.key_digest for found in (site, newest, before) if found is not None)
@@ -81,15 +82,20 @@ def _key_of(run: Run, name: str) -> bytes:
 
 
 def lift(run: Run, name: str) -> str:
-    """Why that cannot be done; empty if it is."""
-    if name not in run.banned:
+    """What is held against the site is forgotten, also where the time of its ban is over. Why that cannot be done;
+    empty if it is."""
+    site = run.members.sites.get(name)
+    if name in run.banned:
+        run.lift_ban(name)
+    elif name in run.bans_over:
+        run.forget_ban(name)
+    elif site is None or not site.conduct.is_held_against:
         known = ", ".join(sorted(run.banned)) or "nobody"
         return f"{name!r} is not banned from run {run.run_id!r}: {known} is"
-    run.lift_ban(name)
-    if (site := run.members.sites.get(name)) is not None:
+    if site is not None:
         site.conduct = Conduct()
         run.persist_site(site)
-    run.report(logging.INFO, f"{name} may come in again")
+    run.report(logging.INFO, f"{name} may come in again, and nothing is held against it")
     return ""
 
 

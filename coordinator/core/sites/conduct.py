@@ -57,6 +57,11 @@ class Conduct:
     _good_since: float = 0.0  # its first contribution since the last strike or pardon
 
     @property
+    def is_held_against(self) -> bool:
+        """Something is."""
+        return bool(self.strikes or self.offences or self.faults or self.silences)
+
+    @property
     def is_on_trial(self) -> bool:
         """It has been found out, and not contributed since: nobody waits for it."""
         return self.strikes > 0 and not self.has_contributed

@@ -14,7 +14,7 @@ from atoll.coordinator.core.sites.offers import Incoming
 from atoll.coordinator.core.sync.chunk_sizes import ChunkSizes
 from atoll.protocol import messages as m
 from atoll.protocol import wire
-from atoll.protocol.errors import ConfigError
+from atoll.protocol.errors import AtollError, ConfigError
 from atoll.protocol.layout import Manifest, TensorSpec
 from atoll.protocol.log_length import LogLength
 from atoll.protocol.messages import RefusedKind
@@ -130,7 +130,7 @@ def read(asked: ReadManifest) -> ManifestRead:
         length = LogLength(manifest, asked.settings.sync)
         _ = manifest.digest, manifest.buffer_bytes  # they are kept with it
     except Exception as error:  # whatever a site has made of it: while nothing answers, nobody else can offer a model
-        return ManifestRead(stream=asked.stream, problem=str(error) or repr(error))
+        return ManifestRead(stream=asked.stream, problem=str(error) if isinstance(error, AtollError) else repr(error))
     return ManifestRead(stream=asked.stream, manifest=manifest, chunk_sizes=chunk_sizes, log_length=length)
 
 

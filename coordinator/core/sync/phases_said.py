@@ -10,6 +10,9 @@ KEPT_SYNCS = 48
 MAX_SITES = 64
 """Of one sync, those that say it first: of a thousand the others tell a person no more."""
 
+MOST_S = 1e9
+"""What is above that would be infinite in a sum, which is no JSON."""
+
 
 class PhasesSaid:
     def __init__(self) -> None:
@@ -23,14 +26,14 @@ class PhasesSaid:
             del self._by_sync[sync]
         of_sites = self._by_sync.setdefault(said.sync, {})
         if site_id in of_sites or len(of_sites) < MAX_SITES:
-            of_sites[site_id] = tuple(round(max(0.0, seconds), 3) for seconds in said.seconds)
+            of_sites[site_id] = tuple(round(min(max(0.0, seconds), MOST_S), 3) for seconds in said.seconds)
 
     def of_sites(self) -> list[tuple[int, dict[int, tuple[float, ...]]]]:
         """By sync, ascending, and site id: seconds of each phase, in the order of `PHASES`."""
         return [(sync, dict(self._by_sync[sync])) for sync in sorted(self._by_sync)]
 
     def medians(self) -> dict[int, dict[str, float]]:
-        """By sync: of each phase the median site's seconds, which no single site can falsify."""
+        """By sync: of each phase the median site's seconds, which of three sites and more no single one can falsify."""
         return {
             sync: {name: median(found[place] for found in of_sites.values()) for place, name in enumerate(PHASES)}
             for sync, of_sites in self._by_sync.items()

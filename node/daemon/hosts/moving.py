@@ -47,7 +47,7 @@ class LaidOut:
 
     def pieces_for(self, host: int, ranks: range) -> list[Piece]:
         """What these ranks write of that host's tensors."""
-        written = (rank for rank in range(len(self.pieces.owned)) if rank in ranks)
+        written = range(ranks.start, min(ranks.stop, len(self.pieces.owned)))
         return [p for rank in written for p in self.pieces.owned_by(rank) if p.name in self.tensors_of[host]]
 
     def pieces_from(self, rank: int, *, all_tensors: bool) -> list[Piece]:

@@ -7,6 +7,7 @@ of these ranks. So no slice travels twice.
 from __future__ import annotations
 
 import itertools
+import logging
 from collections.abc import Callable, Iterable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -32,6 +33,8 @@ from atoll.protocol.trust.access import WITHIN_SITE, guarded
 from atoll.protocol.trust.names import Kind, host_number, host_of_site
 from atoll.protocol.trust.security import Caller, Security
 from atoll.protocol.v1 import hosts_pb2
+
+log = logging.getLogger("atoll.node")
 
 Call = grpc.aio.UnaryStreamCall[Any, Any]
 STOP_S = 0.5
@@ -149,8 +152,9 @@ class SlicesTaken:
                 taking.append(_received(self._asked(writer, job), into, stall_s, who))
         try:
             await together(taking)
-        except StaleError:
-            return False  # those ranks are gone
+        except StaleError as error:  # those ranks are gone
+            log.warning("no slices of step %d: %s", job.step, error)
+            return False
         return True
 
     def _asked(self, writer: _Writer, job: hosts.TakeSnapshot) -> Call:

@@ -102,7 +102,7 @@ def _layout(text: str) -> ParallelSettings:
         return ALONE
     parts = (part.partition("=") for part in text.split("+"))
     found = parse(",".join(f"{FIELD_WORDS.get(name, name)}{equals}{size}" for name, equals, size in parts))
-    if found.takes_the_rest:
+    if found.takes_the_rest and "-1" in text:  # without any size there is one rank
         raise ConfigError(f"--layouts {text}: the number of ranks follows from the layout; give each size a number")
     return found.resolved(found.num_ranks(1))
 

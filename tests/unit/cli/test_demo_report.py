@@ -215,5 +215,7 @@ def test_a_site_of_the_demo_has_as_many_ranks_as_its_layout_names(tmp_path: Path
     assert "--parallel" not in told[0]
     assert "--parallel dp_shard=2 " in told[1]
     assert "--parallel tp=2,pp=2 " in told[2]
+    one, other = layouts(DemoOptions(num_sites=2, layouts="1,precision=bf16"))
+    assert (one.precision, other.precision, other.num_ranks(1)) == ("fp32", "bf16", 1)
     with pytest.raises(ConfigError, match=r"--layouts tp=-1\+pp=2: .* give each size a number"):
         layouts(DemoOptions(num_sites=2, layouts="1,tp=-1+pp=2"))

@@ -111,6 +111,35 @@ def test_a_ban_that_ended_by_a_clock_that_was_ahead_holds_again_when_that_is_set
     assert not story.view.banned
 
 
+@pytest.mark.parametrize("days", [0.5, 2])
+def test_what_is_held_against_a_site_is_forgotten_by_a_person_also_when_its_ban_is_over(days: float) -> None:
+    story = training("a", "b", "c")
+    story.set_strikes("c", 2)
+    story.ban("c", "lies", until_s=story.wall_s + 100)
+    key = a_hash("c")
+    story.wait(101)
+    story.wait(days * bans.OVER_S)
+    assert (story.view.banned, story.strikes_of("c")) == ((), 2)
+    assert story.lift_ban("c") == ""
+    assert story.strikes_of("c") == 0
+    story.wall_from_s -= 2 * days * bans.OVER_S
+    story.happens(e.Tick())
+    assert not story.view.banned, "a clock that is set back brings nothing again"
+    assert story.lift_ban("c").startswith("'c' is not banned")
+    assert key
+
+
+def test_a_ban_within_a_day_of_one_that_is_over_has_its_key_too() -> None:
+    story = training("a", "b")
+    story.happens(e.InviteAsked(role="site", name="c", invite_id="c", life_s=9999, request=10))
+    story.happens(e.JoinAsked(invite_id="c", key_digest=a_hash("c"), request=20))
+    story.ban("c", "lies", until_s=story.wall_s + 100)
+    story.wait(101)
+    story.ban("c", "lies again")
+    story.connect("d", certified=e.Certified("d", a_hash("c")))
+    assert story.last("d", m.Refused).kind is RefusedKind.BANNED
+
+
 def test_all_names_of_a_key_are_sent_away_and_named_to_others() -> None:
     story = Story(some_settings(min_sites=2))
     for number, (name, key) in enumerate((("a", "a"), ("berlin", "k"), ("munich", "k"), ("bonn", "k"))):

@@ -142,6 +142,19 @@ def test_a_long_curve_is_thinned_evenly_and_ends_with_its_newest_point() -> None
     assert steps[0] == 0
 
 
+def test_of_one_step_the_last_value_counts_and_the_curve_grows_on() -> None:
+    """Several ranks may log at one step."""
+    curve = Curve()
+    for step in range(1000):
+        for value in (1.0, 2.0):
+            curve.add(at(step, value))
+    found = curve.all()
+    assert {point.value for point in found} == {2.0}
+    assert len(found) > MAX_POINTS // 2
+    assert found[-1].step == 999
+    assert max(b.step - a.step for a, b in pairwise(found)) <= 8
+
+
 def test_a_site_that_went_back_says_the_later_steps_anew() -> None:
     curves = Curves((), 0.0)
     for step in (1, 2, 3, 4, 3):

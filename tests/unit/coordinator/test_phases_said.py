@@ -35,6 +35,14 @@ def test_each_sites_word_is_shown_by_its_name_and_the_median_in_the_timeline() -
     assert found == {1: {"train": 3.0, "snapshot": 0.0, "exchange": 0.0, "apply": 0.0, "wait": 1.0}, 2: None}
 
 
+def test_what_no_sync_can_take_is_no_infinite_median() -> None:
+    """Of which there is no JSON."""
+    phases = PhasesSaid()
+    for site_id in (1, 2):
+        phases.note(site_id, SyncPhases(sync=1, train_s=1.7e308), 1)
+    assert phases.medians()[1]["train"] == 1e9
+
+
 def test_a_site_outside_the_run_is_not_heard() -> None:
     story = Story(some_settings(min_sites=2))
     story.start("a", "b")

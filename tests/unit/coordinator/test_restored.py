@@ -341,7 +341,7 @@ def test_a_copy_is_whole_and_takes_no_others_place(tmp_path: Path) -> None:
     target = tmp_path / "copies" / "copy.db"
 
     async def copied(store: Store, to: Path) -> int:
-        return await backup(store, place_of(tmp_path / "run.db", "token"), to, asyncio.Lock(), lambda: 7)
+        return await backup(store, place_of(tmp_path / "run.db", bytes(16)), to, asyncio.Lock(), lambda: 7)
 
     with closing(SqliteStore(tmp_path / "run.db")) as store:
         term = store.begin(SETTINGS).term
@@ -385,12 +385,11 @@ def test_a_copy_is_of_the_commit_that_it_has_and_one_that_was_cut_off_is_removed
 
     store: Any = Slow()
     target = tmp_path / "copy.db"
-    made = place_of(tmp_path / "run[1].db", "token")
+    made, killed = (place_of(tmp_path / "run[1].db", bytes(15) + last) for last in (b"\1", b"\2"))
     assert asyncio.run(backup(store, made, target, deciding, last_commit)) == 3
     assert (target.read_bytes(), commits) == (b"whole", [4])
-    for name in ("run[1].db", "run[1].db.copy-1f", "run1.db.copy-1f", "run[1].db.trust"):
-        (tmp_path / name).touch()
+    kept = ["copy.db", "run1.db.copy-1f", "run[1].db", "run[1].db.copy-2026-11-28", "run[1].db.trust"]
+    for path in (killed, killed.with_name(f"{killed.name}-journal"), *(tmp_path / name for name in kept)):
+        path.touch()
     remove_left_over(tmp_path / "run[1].db")
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "copy.db", "run1.db.copy-1f", "run[1].db", "run[1].db.trust",
-    ]  # fmt: skip
+    assert sorted(path.name for path in tmp_path.iterdir()) == kept, "a copy that a person made is that person's"

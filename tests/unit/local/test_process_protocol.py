@@ -106,6 +106,7 @@ SAID_WORDS: list[processes.ProcessSaid] = [
     m.ExchangeFailed(
         sync=1, attempt=2, term=3, peer_site_id=4, direction=m.Direction.SENDING, phase="payloads", text="silent"
     ),
+    m.Products(sync=1, attempt=2, term=3, products=(1.0, -0.5, 2.0)),
     processes.ProcessFailed(text="no memory", exit_code=7),
     processes.ProcessLog(level=20, text="sync 1: exchanged 2 of the 3 chunks"),
 ]

@@ -105,7 +105,7 @@ class Data:
 
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
-        self.chunks = layout.sync_chunks
+        self.chunks = self.all_chunks = layout.sync_chunks
 
     def is_own(self, chunk: int) -> bool:
         return True

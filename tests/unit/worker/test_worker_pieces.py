@@ -287,3 +287,5 @@ def test_swap_in_and_back(device: str) -> None:
     shared.swap_back(saved)
     for name, value in net.state_dict().items():
         assert torch.equal(value, before[name]), name
+    shared.apply(0, MergeMode.REPLACE, fresh=False)
+    assert set(shared.swap_in()) == {None}, "what has been taken is there: nothing of it is kept beside it"
