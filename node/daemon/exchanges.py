@@ -127,7 +127,7 @@ class Exchanges:
                 roots=begun.roots,
                 spread_s=begun.spread_s,
                 in_flight=begun.in_flight,
-                multiplied=partial(self._multiplied, plan),
+                multiplied=partial(self.multiplied, plan),
             )
             self._shell.tasks.spawn(self._run(exchange))
             self._of_hosts.has_begun(plan)
@@ -139,7 +139,7 @@ class Exchanges:
         self._beginning = None
         self._go_on()
 
-    def _multiplied(self, plan: m.Plan, products: Products) -> None:
+    def multiplied(self, plan: m.Plan, products: Products) -> None:
         """By this process; the site says those of all its parts."""
 
         def made(of_site: Products) -> None:

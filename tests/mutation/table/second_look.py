@@ -8,8 +8,52 @@ BANS = "tests/unit/coordinator/test_bans.py"
 GONE_BACK = "tests/unit/coordinator/test_audits_gone_back.py"
 AUDITS = "tests/unit/exchange/test_audits.py"
 COMPUTING = "tests/unit/coordinator/test_computing.py"
+OF_HOSTS = "tests/unit/local/test_exchanges_of_hosts.py"
+RESTORED = "tests/unit/coordinator/test_restored.py"
+CURVES = "tests/unit/coordinator/test_curves.py"
+PIECES = "tests/unit/worker/test_worker_pieces.py"
 
 MUTATIONS = (
+    Mutation(
+        name="a site says the inner products of one process",
+        rule="47: what a site says of contributions is of all that it reduces",
+        where="node.daemon.exchanges:Exchanges.multiplied",
+        old="lambda of_host: self._of_hosts.summed(plan, of_host, made)",
+        new="made",
+        tests=(f"{OF_HOSTS}::test_inner_products_that_a_site_says_are_those_of_all_its_processes_and_hosts",),
+    ),
+    Mutation(
+        name="a start removes the copies that a person made",
+        rule="nothing is lost that a person made",
+        where="coordinator.backup:remove_left_over",
+        old=" and re.fullmatch(_LEFT_OVER, path.name.removeprefix(begins))",
+        new="",
+        tests=(RESTORED,),
+    ),
+    Mutation(
+        name="what is held against a site outlives a person's pardon",
+        rule="6: a person may forget what is held against a site whose ban is over",
+        where="coordinator.core.sites.bans:lift",
+        old="    elif name in run.bans_over:\n        run.forget_ban(name)\n",
+        new="",
+        tests=(f"{BANS}::test_what_is_held_against_a_site_is_forgotten_by_a_person_also_when_its_ban_is_over",),
+    ),
+    Mutation(
+        name="a curve of two ranks stops growing",
+        rule="of one step the last value counts",
+        where="coordinator.core.curves:Curve.add",
+        old="            self.newest, self.is_kept = point, False\n            return\n",
+        new="",
+        tests=(CURVES,),
+    ),
+    Mutation(
+        name="what is there is kept beside itself",
+        rule="no memory that nobody counts",
+        where="node.worker.pieces:SharedTensors.swap_in",
+        old="            is_there = copies.are_equal(publish, local)\n",
+        new="            is_there = False\n",
+        tests=(PIECES,),
+    ),
     Mutation(
         name="a clock that was ahead lifts a ban for good",
         rule="6: a ban with an end holds again if the clock is set back within a day",

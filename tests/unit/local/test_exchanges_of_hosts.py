@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from atoll.node import host_protocol as hosts
+from atoll.node.core.exchange_events import ProductsMade
 from atoll.node.core.exchange_failures import failure_of
+from atoll.node.daemon.exchanges import Exchanges
 from atoll.node.exchange.sync.exchange import ExchangeResult
 from atoll.protocol import messages as m
 from atoll.protocol import transport
@@ -64,6 +67,32 @@ def test_hosts_are_told_what_host_0_is_to_do(tmp_path: Path) -> None:
             assert await host.hears(hosts.DropAtHost) == hosts.DropAtHost(sync=1)
             site.leader.exchanges.hurry(1)  # it is over
             await site.says_no_more(host)
+
+    transport.run(main())
+
+
+def test_inner_products_that_a_site_says_are_those_of_all_its_processes_and_hosts(tmp_path: Path) -> None:
+    """And what the coordinator finds by them is told to all."""
+    handled: list[Any] = []
+    processes = SimpleNamespace(summed=lambda plan, own, then: then(tuple(4.0 + value for value in own)))
+
+    async def main() -> None:
+        async with led(tmp_path) as site:
+            host, wanted = await sharing(site), begun(site)
+            assert site.leader.exchanges.begin(wanted)
+            await host.hears(hosts.BeginAtHost)
+            shell: Any = SimpleNamespace(
+                handle=handled.append, hub=None, leader=site.leader, processes=SimpleNamespace(exchanges=processes)
+            )
+            disk: Any = None
+            Exchanges(shell, disk).multiplied(wanted.plan, (1.0, 2.0, 3.0))
+            assert not handled, "host 1 has said nothing yet"
+            await host.says(m.Products(sync=1, attempt=2, term=1, products=(9.0, 9.0, 9.0)))
+            await host.says(m.Products(sync=1, attempt=1, term=1, products=(0.5, 0.25, 0.0)))
+            await site.has_heard(host)
+            assert handled == [ProductsMade(wanted.plan, (5.5, 6.25, 7.0))]
+            site.leader.exchanges.influence(wanted.plan, (3, 4))
+            assert await host.hears(m.Influences) == m.Influences(sync=1, attempt=1, term=1, influences=(3, 4))
 
     transport.run(main())
 

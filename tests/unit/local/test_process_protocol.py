@@ -114,7 +114,7 @@ TOLD_WORDS: list[processes.ProcessTold] = [
     START,
     processes.ProcessIdentity(site_id=3, incarnation=1 << 60),
     m.Banned(names=("a", "b")),
-    m.Influences(sync=1, attempt=2, term=3, influences=(1, 1 << 40)),
+    m.Influences(sync=1, attempt=2, term=3, influences=(1, 1 << 20)),
     processes.ProcessShown(roots=b"roots", certificate=b"certificate", key=b"key"),
     processes.ProcessLayout(
         manifest=MANIFEST,
