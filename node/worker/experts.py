@@ -114,7 +114,7 @@ def balance(parts: Iterable[nn.Module], mesh: Mesh | None) -> None:
     routers = [module for part in parts for module in part.modules() if isinstance(module, Router)]
     if not routers:
         return
-    # Before its first step torch's pipeline has a forward pass more, to learn shapes.
+    # Before its first step, and the first after an evaluation, torch's pipeline has a forward pass more, for shapes.
     num_parts = mesh.settings.num_microbatches if mesh is not None and mesh.of("pp") is not None else 0
     loads = torch.stack([torch.stack(router.loads[-num_parts:]).sum(0) for router in routers])  # (routers, experts)
     for name in ("dp_replicate", "dp_shard", "cp"):

@@ -38,6 +38,7 @@ class HeldOut:
         self._says = is_first_reader
         self._batch_size, self._sequence = batch_size, settings.trainer.sequence
         self._every = settings.trainer.evaluate_every
+        self._number = site.commit // max(1, self._every)  # of the last one for which that was decided
         why_not = passes.why_no_loss
         if len(text) <= self._sequence:
             why_not = f"{len(text)} held-out bytes or tokens are fewer than a sequence of {self._sequence} and one more"
@@ -49,8 +50,14 @@ class HeldOut:
     def is_due(self, step: Step) -> bool:
         """Alike at all ranks: the commit decides, and who contributed to it."""
         site = self._site
-        is_time = self._every > 0 and step.synced and (site.commit % self._every == 0 or not step.running)
-        return is_time and site.index == 0 and site.has_outer_parameters
+        if not self._every or not step.synced:
+            return False
+        number = site.commit // self._every
+        is_time = number != self._number or not step.running  # a commit may have been taken together with the next one
+        if site.index == 0 and not site.has_outer_parameters:
+            return False
+        self._number = number
+        return is_time and site.index == 0
 
     def evaluate(self) -> None:
         """A collective of the site's ranks."""

@@ -74,6 +74,28 @@ def test_its_loss_is_of_the_outer_parameters_on_the_same_windows_at_each_second_
     assert node.said("goodbye") == [{"run_over": True}]
 
 
+def test_a_commit_that_was_taken_together_with_the_next_one_is_evaluated_with_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "text").write_bytes(TEXT)
+    node = FakeNode()
+    start(node, monkeypatch, (str(tmp_path / "text"),), settings=EVERY_SECOND)
+    for at, version in enumerate((1, 3, 3, 5)):
+        answer = apply(
+            MergeMode.REPLACE,
+            at + 1,
+            version=version,
+            run_step=version,
+            fresh=at == 0,
+            site_index=0,
+            num_sites=2,
+        )
+        node.script.append((at, answer))
+    node.script.append((4, STOP))
+    trainer.main()
+    assert [v.step for said in node.said("logged") for v in said["values"]] == [3, 5]
+
+
 def test_another_site_than_the_first_evaluates_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     node = FakeNode()
     trained(node, tmp_path, monkeypatch, site_index=1)
