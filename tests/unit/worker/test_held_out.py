@@ -23,7 +23,7 @@ TEXT = b"the quick brown fox jumps over the lazy dog. " * 100
 
 
 def trained(node: FakeNode, path: Path, monkeypatch: pytest.MonkeyPatch, *, site_index: int = 0) -> list[bytes]:
-    """Four steps with a commit after each, as of a site that is alone. What PUBLISH held at each commit."""
+    """Three steps with a commit after each, as of a site that is alone. What PUBLISH held at each commit."""
     (path / "text").write_bytes(TEXT)
     start(node, monkeypatch, (str(path / "text"),), settings=EVERY_SECOND)
     published = []
@@ -41,9 +41,9 @@ def trained(node: FakeNode, path: Path, monkeypatch: pytest.MonkeyPatch, *, site
             num_sites=2,
         )
 
-    for number in range(4):
+    for number in range(3):
         node.script += [(number, SNAPSHOT), (number, partial(commit, number, number + 1))]
-    node.script += [(4, SNAPSHOT), (4, partial(commit, 5, 4)), (4, STOP)]
+    node.script += [(3, SNAPSHOT), (3, partial(commit, 3, 3)), (3, STOP)]
     trainer.main()
     return published
 
@@ -67,8 +67,8 @@ def test_its_loss_is_of_the_outer_parameters_on_the_same_windows_at_each_second_
     node = FakeNode()
     published = trained(node, tmp_path, monkeypatch)
     values = [value for said in node.said("logged") for value in said["values"]]
-    assert [(v.name, v.step, v.of_outer) for v in values] == [("held_out_loss", 2, True), ("held_out_loss", 5, True)]
-    expected = [loss_of(node, published[n], tmp_path) for n in (2, 4)]
+    assert [(v.name, v.step, v.of_outer) for v in values] == [("held_out_loss", 2, True), ("held_out_loss", 3, True)]
+    expected = [loss_of(node, published[n], tmp_path) for n in (2, 3)]
     assert [v.value for v in values] == pytest.approx(expected, rel=1e-5)
     assert [said["what"] for said in node.said("busy")] == ["evaluation", "", "evaluation", ""]
     assert node.said("goodbye") == [{"run_over": True}]
