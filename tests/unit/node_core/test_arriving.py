@@ -181,7 +181,7 @@ def test_what_happens_to_snapshots_of_another_generation_is_nothing() -> None:
     assert site.shared(10) == [arrived(10)]
 
 
-@pytest.mark.parametrize("comes", ["before all reports", "before all slices", "before it is shared"])
+@pytest.mark.parametrize("comes", ["before all reports", "before all slices", "before it is shared", "after it is shared"])
 def test_after_a_failure_nothing_arrives(comes: str) -> None:
     site = Site()
     site.told(10)
@@ -190,6 +190,8 @@ def test_after_a_failure_nothing_arrives(comes: str) -> None:
     assert site.arrived(2, 10) == []
     if comes == "before it is shared":
         assert site.arrived(3, 10) == []
+    if comes == "after it is shared":
+        assert site.shared(10) == []
     site.hears(e.RankLost(generation=GENERATION, rank=0, text="closed its connection"))
     assert site.arrived(3, 10) == []
     assert site.shared(10) == []
