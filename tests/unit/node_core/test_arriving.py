@@ -181,7 +181,9 @@ def test_what_happens_to_snapshots_of_another_generation_is_nothing() -> None:
     assert site.shared(10) == [arrived(10)]
 
 
-@pytest.mark.parametrize("comes", ["before all reports", "before all slices", "before it is shared", "after it is shared"])
+@pytest.mark.parametrize(
+    "comes", ["before all reports", "before all slices", "before it is shared", "after it is shared"]
+)
 def test_after_a_failure_nothing_arrives(comes: str) -> None:
     site = Site()
     site.told(10)
