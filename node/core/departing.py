@@ -28,7 +28,8 @@ def finished(ctx: Context, message: m.Finished) -> None:
             disk.end_run(message.run_step, message.run_tokens)
             saving.save(ctx)
         return
-    site.over = f"the run is over at commit {commit}: {message.reason}"
+    here = "" if disk.outer is None else f"; this site holds commit {disk.outer.commit}: another one has the model"
+    site.over = f"the run is over at commit {commit}: {message.reason}{here}"
     next_is_here = disk.outer is not None and disk.outer.commit + 1 in site.commits
     if disk.applying is None and not (next_is_here and commit in site.commits):
         endings.exit(ctx, 0, site.over)

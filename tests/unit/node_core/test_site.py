@@ -993,6 +993,12 @@ def test_a_state_that_is_to_be_discarded_is_not_fetched_any_further() -> None:
     assert [type(x) for x in drive.sent()] == [m.FindSources]
 
 
+def over_at(commit: int, here: int) -> out.Exit:
+    """The exit of a site that cannot have the last commit, which it says."""
+    text = f"the run is over at commit {commit}: complete; this site holds commit {here}: another one has the model"
+    return out.Exit(0, text)
+
+
 def test_a_site_that_missed_the_end_applies_the_last_commit_if_it_has_the_payloads() -> None:
     for applied in (True, False):
         drive = Driver(Outer(commit=3, state_hash=HASH, run_step=0, run_tokens=0))
@@ -1009,7 +1015,7 @@ def test_a_site_that_missed_the_end_applies_the_last_commit_if_it_has_the_payloa
             assert drive.wants(out.Exit) == out.Exit(0, "the run is complete")
         else:
             drive(e.ApplyFailed(4, "its payloads are not in the log"))
-            assert drive.wants(out.Exit) == out.Exit(0, "the run is over at commit 4: complete")
+            assert drive.wants(out.Exit) == over_at(4, 3)
 
 
 def test_a_site_that_is_one_commit_behind_at_the_end_ends_when_it_has_applied_what_it_has() -> None:
@@ -1020,7 +1026,7 @@ def test_a_site_that_is_one_commit_behind_at_the_end_ends_when_it_has_applied_wh
     drive.receive(m.Finished(commit=2, reason="complete", run_step=20, run_tokens=300))
     assert not drive.has_ended()
     drive(e.CommitApplied(commit=1, state_hash=HASH))
-    assert drive.wants(out.Exit) == out.Exit(0, "the run is over at commit 2: complete")
+    assert drive.wants(out.Exit) == over_at(2, 1)
 
 
 @pytest.mark.parametrize("num_failed_before", [0, 7])
@@ -1049,7 +1055,7 @@ def test_a_site_that_cannot_have_the_last_commit_from_anybody_ends(num_failed_be
         if attempt < num_fetches - 1:
             drive.now += 8.0
             drive(e.Tick())
-    assert drive.wants(out.Exit) == out.Exit(0, "the run is over at commit 1: complete")
+    assert drive.wants(out.Exit) == over_at(1, 0)
 
 
 def test_a_site_whose_fetch_ends_before_the_last_commit_ends() -> None:
@@ -1063,7 +1069,7 @@ def test_a_site_whose_fetch_ends_before_the_last_commit_ends() -> None:
     drive.receive(m.Sources(attested=(m.Attestation(commit=2, state_hash=HASH),), donors=(donor,)))
     drive.wants(out.FetchState)
     drive(e.StateFetched(commit=1, state_hash=HASH, run_step=10, run_tokens=1, final=False))
-    assert drive.wants(out.Exit) == out.Exit(0, "the run is over at commit 2: complete")
+    assert drive.wants(out.Exit) == over_at(2, 1)
 
 
 def test_sources_of_the_commit_that_is_being_applied_are_not_asked_for_again() -> None:
