@@ -105,16 +105,14 @@ class SitePhases:
         commits = sorted(commit for commit in self._of_commit if commit <= version)
         for commit in commits:
             number = self._of_commit.pop(commit)
-            sync = self._open.pop(number, None)
-            if sync is None:
-                continue
-            self._taken.append(
-                SyncPhases(
-                    sync=number,
-                    train_s=sync.train_s,
-                    snapshot_s=sync.snapshot_s,
-                    exchange_s=sync.exchange_s,
-                    apply_s=sync.apply_s,
-                    wait_s=wait_s if commit == commits[-1] else 0.0,
+            if (sync := self._open.pop(number, None)) is not None:
+                self._taken.append(
+                    SyncPhases(
+                        sync=number,
+                        train_s=sync.train_s,
+                        snapshot_s=sync.snapshot_s,
+                        exchange_s=sync.exchange_s,
+                        apply_s=sync.apply_s,
+                        wait_s=wait_s if commit == commits[-1] else 0.0,
+                    )
                 )
-            )

@@ -9,9 +9,8 @@ from atoll.protocol.figures import PHASES, SyncPhases
 KEPT_SYNCS = 48
 MAX_SITES = 64
 """Of one sync, those that say it first: of a thousand the others tell a person no more."""
-
 MOST_S = 1e9
-"""What is above that would be infinite in a sum, which is no JSON."""
+"""Of a phase. The median of two larger values may be infinite, for which there is no JSON."""
 
 
 class PhasesSaid:

@@ -25,7 +25,7 @@ from atoll.node.daemon.config import NodeConfig
 from atoll.node.daemon.home import Home
 from atoll.node.daemon.hosts.attached import AttachedHost, Hosts
 from atoll.node.daemon.hosts.leading_exchanges import LeadingExchanges
-from atoll.node.daemon.hosts.link import CONNECTIONS_EACH, IDLE_LIMIT_S, Outbox, heard, while_heard
+from atoll.node.daemon.hosts.link import IDLE_LIMIT_S, Outbox, heard, most_connections, while_heard
 from atoll.node.daemon.hosts.moving import Context, LaidOut, Moving, refusing
 from atoll.node.daemon.hosts.ranks_elsewhere import RankElsewhere
 from atoll.node.daemon.hosts.replicas import Replicas
@@ -36,7 +36,7 @@ from atoll.node.exchange.hub import Hub
 from atoll.node.exchange.peers.rpc import SERVICE
 from atoll.node.exchange.service import PeerService
 from atoll.node.tasks import Tasks, end
-from atoll.protocol import PROTOCOL_VERSION, addresses, descriptors, transport
+from atoll.protocol import PROTOCOL_VERSION, addresses, transport
 from atoll.protocol import messages as m
 from atoll.protocol.endpoints import Places
 from atoll.protocol.errors import AtollError, InvalidMessage, PeerError, RefusedError
@@ -126,9 +126,7 @@ class Leader:
             return
         self._server = server = self._network.create_server(
             max_message_bytes=hosts.MAX_MESSAGE_BYTES,
-            max_connections=descriptors.for_connections(
-                descriptors.raise_limit(), CONNECTIONS_EACH * (config.site_hosts - 1), "hosts of this site"
-            ),
+            max_connections=most_connections(config.site_hosts),
             idle_limit_s=IDLE_LIMIT_S,
         )
         handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {

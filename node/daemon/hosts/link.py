@@ -11,6 +11,7 @@ from google.protobuf.message import Message
 from atoll.node.dataplane.slices import Filling, Items, messages, new_digest
 from atoll.node.host_protocol import MAX_DATA_BYTES, HostBeat
 from atoll.node.tasks import end
+from atoll.protocol import descriptors
 from atoll.protocol.errors import InvalidMessage, PeerError
 from atoll.protocol.v1 import hosts_pb2
 
@@ -23,6 +24,12 @@ CONNECTIONS_EACH = 64
 later: a link that comes and goes leaves several of each."""
 IDLE_LIMIT_S = 86_400.0
 """Of connections for slices, between two windows."""
+
+
+def most_connections(num_hosts: int) -> int:
+    """Of the other hosts of a site to one of them, as far as this process may have descriptors."""
+    wanted = CONNECTIONS_EACH * (num_hosts - 1)
+    return descriptors.for_connections(descriptors.raise_limit(), wanted, "hosts of this site")
 
 
 class Outbox(Generic[Envelope]):

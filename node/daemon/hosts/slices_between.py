@@ -19,13 +19,13 @@ import grpc.aio
 from atoll.node import host_protocol as hosts
 from atoll.node.daemon.config import NodeConfig
 from atoll.node.daemon.discover import local_address_towards
-from atoll.node.daemon.hosts.link import CONNECTIONS_EACH, IDLE_LIMIT_S, receive_slices, send_slices
+from atoll.node.daemon.hosts.link import IDLE_LIMIT_S, most_connections, receive_slices, send_slices
 from atoll.node.daemon.hosts.moving import Context, refusing
 from atoll.node.daemon.plane import DataPlane
 from atoll.node.dataplane.slices import Items, Wanted, views
 from atoll.node.local_protocol import Piece
 from atoll.node.tasks import together
-from atoll.protocol import addresses, descriptors, transport, wire
+from atoll.protocol import addresses, transport, wire
 from atoll.protocol.errors import InvalidMessage, RefusedError, StaleError
 from atoll.protocol.status import error_of
 from atoll.protocol.time_limits import TimeLimits
@@ -61,9 +61,7 @@ class SlicesServed:
         config = self._config
         server = transport.create_server(
             max_message_bytes=transport.MAX_FRAME_BYTES,
-            max_connections=descriptors.for_connections(
-                descriptors.raise_limit(), CONNECTIONS_EACH * (config.site_hosts - 1), "hosts of this site"
-            ),
+            max_connections=most_connections(config.site_hosts),
             idle_limit_s=IDLE_LIMIT_S,
         )
         handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
@@ -152,7 +150,7 @@ class SlicesTaken:
                 taking.append(_received(self._asked(writer, job), into, stall_s, who))
         try:
             await together(taking)
-        except StaleError as error:  # those ranks are gone
+        except StaleError as error:  # those ranks are gone, or another program answers at that address
             log.warning("no slices of step %d: %s", job.step, error)
             return False
         return True

@@ -30,4 +30,4 @@ def looks(look: Callable[[], dict[str, Any]], every_s: float) -> Iterator[Seen]:
         try:
             seen = Seen(look())
         except (HostError, PeerError) as error:
-            seen = Seen(seen.document, f"this was known before, and is asked for again: {error}")
+            seen = Seen(seen.document, f"nobody answers, and what is shown is of before: {error}")

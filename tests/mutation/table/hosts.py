@@ -835,9 +835,9 @@ MUTATIONS = (
     Mutation(
         name="connections that a cut link has left keep a host out",
         rule="a host whose link comes and goes comes back",
-        where="node.daemon.hosts.leader:Leader.open",
-        old="CONNECTIONS_EACH * (config.site_hosts - 1)",
-        new="4 * config.site_hosts",
+        where="node.daemon.hosts.link:most_connections",
+        old="CONNECTIONS_EACH * (num_hosts - 1)",
+        new="4 * num_hosts",
         tests=(f"{HOSTS}::test_connections_that_cut_links_have_left_keep_no_host_out",),
     ),
     Mutation(
