@@ -44,8 +44,9 @@ def test_publishing_is_said_as_it_is_and_waits_for_every_host(tmp_path: Path, co
                 branch=0,
                 site_address="127.0.0.1:9",
             )
-            told = [await site.host(number, ready=ready, num_hosts=3) for number in (1, 2)]
-            for missing in ((2,), ()):
+            told = []
+            for number, missing in ((1, (2,)), (2, ())):
+                told.append(await site.host(number, ready=ready, num_hosts=3))
                 await site.hosts_changed(*missing)
             await site.runs(1, *told)
             task = asyncio.create_task(site.leader.publish(site.leader.ranks, content))
