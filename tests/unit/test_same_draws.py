@@ -14,9 +14,9 @@ ROOT = Path(__file__).resolve().parents[2]
 
 PRINTS_DRAWS = """
 {before}
-from hypothesis import given, settings, strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
-@settings(max_examples=200, derandomize=True, database=None)
+@settings(max_examples=200, derandomize=True, database=None, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.integers(), st.text(), st.binary(), st.floats())
 def draws(integer, text, data, number):
     print(repr((integer, text, data, number)))
