@@ -1,0 +1,67 @@
+"""Which handshakes of TLS with pages may begin: each takes a piece of the event loop, in which a coordinator decides
+nothing. Pure: time is passed in.
+
+A stranger that begins many keeps out nobody else. An address has a pace; and of the pace of all a part is for addresses
+that were let in before, and one for those of which few handshakes come."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+from atoll.protocol.addresses import source_of
+from atoll.protocol.pace import Buckets, Pace
+
+OF_ONE = Pace(at_once=256, per_s=16.0)
+"""Of one address."""
+FEW = Pace(at_once=8, per_s=1.0)
+"""Of one address: a person's browser, or a Prometheus."""
+MAX_ADDRESSES = 4096
+"""That are remembered."""
+MAX_KNOWN = 1024
+LOOPBACK_OF_6 = source_of("::1")
+
+
+class Crowd(IntEnum):
+    """Of addresses; a handshake that finds no room in that of its own has the room of a lower one."""
+
+    MANY = 0
+    """More than few handshakes."""
+    FEW = 1
+    KNOWN = 2
+    """Somebody was let in from there, or it is this machine."""
+
+
+OF_ALL = {
+    Crowd.MANY: Pace(at_once=128, per_s=16.0),
+    Crowd.FEW: Pace(at_once=128, per_s=16.0),
+    Crowd.KNOWN: Pace(at_once=256, per_s=32.0),
+}
+"""Each takes half a millisecond."""
+
+
+class Handshakes:
+    """Of one port. Addresses are said as `source_of` does."""
+
+    def __init__(self) -> None:
+        self._of_one = Buckets[str](OF_ONE, MAX_ADDRESSES)
+        self._few = Buckets[str](FEW, MAX_ADDRESSES)
+        self._of_all = Buckets[Crowd](OF_ALL[Crowd.MANY], len(Crowd), OF_ALL)
+        self._known: dict[str, None] = {}  # the last that was let in at the end
+
+    def may_begin(self, source: str, now: float) -> bool:
+        """If so, it counts."""
+        if not self._of_one.take(source, now):
+            return False
+        return any(self._of_all.take(Crowd(rank), now) for rank in range(self._crowd(source, now), -1, -1))
+
+    def let_in(self, source: str) -> None:
+        """Somebody there has shown that pages are for them."""
+        self._known.pop(source, None)
+        self._known[source] = None
+        if len(self._known) > MAX_KNOWN:
+            del self._known[next(iter(self._known))]
+
+    def _crowd(self, source: str, now: float) -> Crowd:
+        if source in self._known or source.startswith("127.") or source == LOOPBACK_OF_6:
+            return Crowd.KNOWN
+        return Crowd.FEW if self._few.take(source, now) else Crowd.MANY
