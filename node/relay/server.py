@@ -60,6 +60,7 @@ class RelayServer:
         self._machine = machine
         self._coordinators = coordinators
         self.to_coordinator: set[Splice] = set()
+        self._num_led = 0  # that will be among these, if a coordinator answers
         self._banned: frozenset[str] = frozenset()
         self._idle_limit_s = idle_limit_s
         self._controls: dict[int, asyncio.StreamWriter] = {}  # by the number of Control
@@ -143,7 +144,8 @@ class RelayServer:
                 if not first.startswith(words.TLS_MARK):
                     raise InvalidMessage("neither TLS nor a ticket")
                 if self._tls.towards(Kind.COORDINATOR).expected.encode() in first:
-                    await self._lead_to_coordinator(connection)
+                    self._strangers.pop(task, None)  # in a crowd the coordinator takes seconds to answer
+                    await self._lead_to_coordinator(connection, first)
                     is_ours = False
                     return
                 is_ours = False  # asyncio closes it from here on
@@ -157,12 +159,17 @@ class RelayServer:
             if is_ours:
                 connection.close()
 
-    async def _lead_to_coordinator(self, connection: socket.socket) -> None:
-        """Whoever expects the coordinator at the other end of TLS. Takes the connection. Raises OSError, and
-        InvalidMessage where there are too many."""
-        if len(self.to_coordinator) >= MAX_TO_COORDINATOR:
+    async def _lead_to_coordinator(self, connection: socket.socket, hello: bytes) -> None:
+        """Whoever expects the coordinator at the other end of TLS, by that `hello`, which is still to be read. Takes
+        the connection. Raises OSError, and InvalidMessage where there are too many."""
+        if len(self.to_coordinator) + self._num_led >= MAX_TO_COORDINATOR:
             raise InvalidMessage(f"{MAX_TO_COORDINATOR} connections to the coordinator are open")
-        other = await outgoing.connect_first(self._coordinators())
+        self._num_led += 1
+        try:
+            other = await outgoing.connect_first(self._coordinators(), hello)
+        finally:
+            self._num_led -= 1
+        connection.recv(len(hello))  # it is said
         splice = Splice(connection, other, ended=lambda: self.to_coordinator.discard(splice))
         self.to_coordinator.add(splice)
 

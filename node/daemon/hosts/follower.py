@@ -244,7 +244,7 @@ class Follower:
                     self._endpoint.tell(told)
 
     def _welcome(self, welcome: hosts.HostWelcome) -> None:
-        """Raises InvalidMessage for settings that this version does not know, RefusedError for another run, or atoll."""
+        """Raises InvalidMessage for settings that this version does not know, RefusedError for another run or atoll."""
         check_release(welcome, self._where, "this host")
         config, settings = self._config, settings_from_json(welcome.settings_json)
         self._welcome_said = first = self._welcome_said or welcome

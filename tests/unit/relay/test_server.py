@@ -434,7 +434,7 @@ def test_who_expects_the_coordinator_is_led_to_it() -> None:
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test", handlers),))
         port = transport.bind(server, "127.0.0.1:0", tls(Kind.COORDINATOR).of_server())
         await server.start()
-        async with relaying(coordinator=f"127.0.0.1:{port}") as relay:
+        async with relaying(coordinator=f"127.0.0.1:{port}") as relay, echoing() as echoes:
             before = tls(Kind.SITE_IDENTITY, "a")
             channel = transport.open_channel(
                 relay.address, handshake=before.towards(Kind.COORDINATOR), max_message_bytes=1 << 20
@@ -446,6 +446,7 @@ def test_who_expects_the_coordinator_is_led_to_it() -> None:
             await until(lambda: not relay.to_coordinator)
             loop, name = asyncio.get_running_loop(), before.towards(Kind.COORDINATOR).expected.encode()
             hello = b"\x16\x03\x01" + (len(name)).to_bytes(2, "big") + name
+            relay._coordinators = lambda: [echoes]
             with await outgoing.connect(Route(relay.address)) as connection:
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 for at in range(len(hello)):
