@@ -1,5 +1,5 @@
-"""Which handshakes of TLS with pages may begin: each takes a piece of the event loop, in which a coordinator decides
-nothing. Pure: time is passed in.
+"""Which handshakes of TLS with pages, and with relays, may begin: each takes a piece of the event loop, in which a
+coordinator decides nothing and a relay carries nothing. Pure: time is passed in.
 
 A stranger that begins many keeps out nobody else. An address has a pace; and of the pace of all a part is for addresses
 that were let in before, and one for those of which few handshakes come."""
@@ -24,10 +24,10 @@ LOOPBACK_OF_6 = source_of("::1")
 class Crowd(IntEnum):
     """Of addresses; a handshake that finds no room in that of its own has the room of a lower one."""
 
-    MANY = 0
+    MANY = 1
     """More than few handshakes."""
-    FEW = 1
-    KNOWN = 2
+    FEW = 2
+    KNOWN = 3
     """Somebody was let in from there, or it is this machine."""
 
 
@@ -36,7 +36,7 @@ OF_ALL = {
     Crowd.FEW: Pace(at_once=128, per_s=16.0),
     Crowd.KNOWN: Pace(at_once=256, per_s=32.0),
 }
-"""Each takes half a millisecond."""
+"""Each takes half a millisecond at a page, and two at a relay."""
 
 
 class Handshakes:
@@ -48,14 +48,20 @@ class Handshakes:
         self._of_all = Buckets[Crowd](OF_ALL[Crowd.MANY], len(Crowd), OF_ALL)
         self._known: dict[str, None] = {}  # the last that was let in at the end
 
-    def may_begin(self, source: str, now: float) -> bool:
-        """If so, it counts."""
+    def begin(self, source: str, now: float) -> Crowd | None:
+        """As one of which crowd it counts; None if it may not begin."""
         if not self._of_one.take(source, now):
-            return False
-        return any(self._of_all.take(Crowd(rank), now) for rank in range(self._crowd(source, now), -1, -1))
+            return None
+        ranks = range(self._crowd(source, now), 0, -1)
+        return next((Crowd(rank) for rank in ranks if self._of_all.take(Crowd(rank), now)), None)
+
+    def give_back(self, source: str, crowd: Crowd, now: float) -> None:
+        """It is not to count after all."""
+        self._of_one.give_back(source, now)
+        self._of_all.give_back(crowd, now)
 
     def let_in(self, source: str) -> None:
-        """Somebody there has shown that pages are for them."""
+        """Somebody there has shown that what is behind the handshake is for them."""
         self._known.pop(source, None)
         self._known[source] = None
         if len(self._known) > MAX_KNOWN:

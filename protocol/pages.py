@@ -93,7 +93,7 @@ class Pages:
         task = asyncio.current_task()
         assert task is not None
         source, now = addresses.source_of(writer.get_extra_info("peername")[0]), asyncio.get_running_loop().time()
-        if self._access.tls is not None and not self._handshakes.may_begin(source, now):
+        if self._access.tls is not None and self._handshakes.begin(source, now) is None:
             writer.transport.abort()
             return
         self._tasks.add(task)

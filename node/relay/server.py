@@ -17,6 +17,7 @@ from atoll.node.relay.quota import Quotas
 from atoll.node.relay.splice import Splice
 from atoll.protocol import addresses
 from atoll.protocol.errors import HostError, InvalidMessage, RefusedError
+from atoll.protocol.handshakes import Handshakes
 from atoll.protocol.machine import Machine
 from atoll.protocol.trust.names import Kind
 from atoll.protocol.trust.security import MutualTls
@@ -66,6 +67,7 @@ class RelayServer:
         self._controls: dict[int, asyncio.StreamWriter] = {}  # by the number of Control
         self._waiting: dict[Pair, socket.socket] = {}  # the side that came first
         self._splices: dict[Pair, Splice] = {}
+        self._handshakes = Handshakes()
         self._strangers: dict[asyncio.Task[None], None] = {}  # the oldest first
         self._tasks: set[asyncio.Task[None]] = set()
         self._loop = asyncio.get_running_loop()
@@ -148,8 +150,13 @@ class RelayServer:
                     await self._lead_to_coordinator(connection, first)
                     is_ours = False
                     return
+                source = addresses.source_of(connection.getpeername()[0])
+                if (crowd := self._handshakes.begin(source, self._loop.time())) is None:
+                    raise InvalidMessage(f"too many handshakes, of {source} or of all")
                 is_ours = False  # asyncio closes it from here on
                 reader, writer = await greeting.accepted(connection, self._tls)
+            self._handshakes.let_in(source)
+            self._handshakes.give_back(source, crowd, self._loop.time())
             await self._speak(reader, writer, task)
         except (OSError, InvalidMessage) as error:
             self.num_strangers += 1

@@ -124,7 +124,7 @@ MUTATIONS = (
         name="handshakes without a pace",
         rule="strangers cost the coordinator little",
         where="protocol.pages:Pages._serve",
-        old="not self._handshakes.may_begin(source, now)",
+        old="self._handshakes.begin(source, now) is None",
         new="False",
         tests=(
             "tests/unit/protocol/test_pages.py::"

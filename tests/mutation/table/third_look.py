@@ -102,6 +102,22 @@ MUTATIONS = (
         tests=(ADDRESSES,),
     ),
     Mutation(
+        name="handshakes with a relay have no pace",
+        rule="strangers cost a relay little",
+        where="node.relay.server:RelayServer._greet",
+        old="(crowd := self._handshakes.begin(source, self._loop.time())) is None",
+        new="not (crowd := self._handshakes.begin(source, self._loop.time()) or 1)",
+        tests=("tests/unit/relay/test_server.py",),
+    ),
+    Mutation(
+        name="handshakes of sites with a relay count",
+        rule="what ends with a certificate is given back",
+        where="node.relay.server:RelayServer._greet",
+        old="            self._handshakes.give_back(source, crowd, self._loop.time())\n",
+        new="",
+        tests=("tests/unit/relay/test_server.py",),
+    ),
+    Mutation(
         name="a fault in reading a manifest leaves no trace",
         rule="what nobody foresaw can be mended",
         where="coordinator.computing:Computing._ended",

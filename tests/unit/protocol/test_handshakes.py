@@ -16,7 +16,7 @@ def flood(shaking: Handshakes, sources: list[str], now: float) -> int:
     """Each begins as many as it may. How many that are."""
     num = 0
     for source in sources:
-        while shaking.may_begin(source, now):
+        while shaking.begin(source, now):
             num += 1
     return num
 
@@ -27,9 +27,9 @@ def test_four_addresses_that_begin_all_that_they_may_keep_out_neither_a_known_vi
     strangers, num_known = [f"203.0.113.{number}" for number in range(4)], 0
     for now in range(SECONDS):
         flood(shaking, strangers, float(now))
-        num_known += sum(shaking.may_begin(VIEWER, float(now)) for _ in range(8))
+        num_known += sum(shaking.begin(VIEWER, float(now)) is Crowd.KNOWN for _ in range(8))
     assert num_known == 8 * SECONDS, "a page in eight tabs that looks each second"
-    assert shaking.may_begin(OTHER_VIEWER, float(SECONDS)), "nobody was let in from there before"
+    assert shaking.begin(OTHER_VIEWER, float(SECONDS)), "nobody was let in from there before"
 
 
 def test_strangers_of_many_addresses_keep_out_nobody_who_was_let_in_and_nobody_on_this_machine() -> None:
@@ -39,9 +39,9 @@ def test_strangers_of_many_addresses_keep_out_nobody_who_was_let_in_and_nobody_o
     num = flood(shaking, strangers, 0.0)
     assert num == OF_ALL[Crowd.MANY].at_once + OF_ALL[Crowd.FEW].at_once
     assert flood(shaking, strangers, 10.0) <= 10.0 * (OF_ALL[Crowd.MANY].per_s + OF_ALL[Crowd.FEW].per_s)
-    assert not shaking.may_begin(OTHER_VIEWER, 10.0), "a flood from a thousand addresses is a firewall's affair"
+    assert not shaking.begin(OTHER_VIEWER, 10.0), "a flood from a thousand addresses is a firewall's affair"
     for source in (VIEWER, source_of("127.0.0.1"), source_of("::1"), source_of("::ffff:127.0.0.1")):
-        assert shaking.may_begin(source, 10.0)
+        assert shaking.begin(source, 10.0)
 
 
 def test_an_address_that_was_let_in_has_a_pace_too_and_is_forgotten_after_many_others(
@@ -54,5 +54,5 @@ def test_an_address_that_was_let_in_has_a_pace_too_and_is_forgotten_after_many_o
     assert flood(shaking, [VIEWER], 0.0) == OF_ONE.at_once
     assert flood(shaking, [VIEWER], 10.0) == 10 * OF_ONE.per_s
     flood(shaking, [f"203.0.113.{number}" for number in range(200)], 10.0)
-    assert shaking.may_begin("192.0.2.1", 10.0)
-    assert not shaking.may_begin(OTHER_VIEWER, 10.0), "the one that was let in least recently"
+    assert shaking.begin("192.0.2.1", 10.0)
+    assert not shaking.begin(OTHER_VIEWER, 10.0), "the one that was let in least recently"

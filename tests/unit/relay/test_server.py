@@ -22,11 +22,12 @@ from atoll.node.relay import server as server_module
 from atoll.node.relay.client import RelayClient
 from atoll.node.relay.outgoing import Route
 from atoll.node.relay.server import RelayServer
-from atoll.protocol import transport
-from atoll.protocol.addresses import HERE, Relayed, parse_proxy
+from atoll.protocol import handshakes, transport
+from atoll.protocol.addresses import HERE, Relayed, parse_address, parse_proxy
 from atoll.protocol.dates import date_of
 from atoll.protocol.errors import InvalidMessage, PeerError, RefusedError
 from atoll.protocol.machine import REAL, Machine
+from atoll.protocol.pace import Pace
 from atoll.protocol.trust import certificates
 from atoll.protocol.trust.certificates import Root
 from atoll.protocol.trust.names import Kind
@@ -44,6 +45,7 @@ from tests.harness.relaying import (
     until_attached,
 )  # fmt: skip
 from tests.unit.trust.test_security import NOW_S, SALT, tls
+from tests.unit.trust.test_server_tls import any_client
 
 
 def played(
@@ -137,6 +139,34 @@ def test_who_shows_nothing_or_speaks_something_else_gets_nothing() -> None:
         await comes_to_nothing(cut)
         await until(lambda: server.num_strangers >= 6)
         assert server.pairing.num_pairs == 0
+
+    played(play)
+
+
+def test_handshakes_without_a_certificate_have_a_pace_and_those_of_sites_do_not_count(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(handshakes, "OF_ONE", Pace(at_once=3, per_s=1e-9))
+    to_relay = ssl.MemoryBIO()
+    with pytest.raises(ssl.SSLWantReadError):
+        any_client().wrap_bio(ssl.MemoryBIO(), to_relay).do_handshake()
+    hello = to_relay.read()
+
+    async def play(server: RelayServer, relay: str) -> None:
+        async def begins() -> bool:
+            with socket.create_connection(parse_address(relay), LIMIT_S, source_address=("127.0.0.2", 0)) as connection:
+                connection.setblocking(False)
+                loop = asyncio.get_running_loop()
+                try:
+                    await loop.sock_sendall(connection, hello)
+                    return bool(await loop.sock_recv(connection, 1))
+                except ConnectionError:
+                    return False
+
+        assert [await begins() for _ in range(5)] == [True] * 3 + [False] * 2
+        for _ in range(5):
+            with await called("a", relay, "b") as connection:
+                assert await echoed(connection, b"x") == b"x"
 
     played(play)
 
