@@ -24,7 +24,7 @@ MUTATIONS = (
     Mutation(
         name="strangers use up the handshakes of those who were let in",
         rule="no stranger keeps a viewer out",
-        where="protocol.handshakes:Handshakes._crowd",
+        where="protocol.handshakes:Crowds.of",
         old="source in self._known or",
         new="",
         tests=(HANDSHAKES,),
@@ -32,10 +32,18 @@ MUTATIONS = (
     Mutation(
         name="few handshakes are as good as many",
         rule="an address that begins many handshakes keeps nobody else out",
-        where="protocol.handshakes:Handshakes._crowd",
+        where="protocol.handshakes:Crowds.of",
         old="Crowd.FEW if self._few.take(source, now) else Crowd.MANY",
         new="Crowd.MANY",
         tests=(HANDSHAKES,),
+    ),
+    Mutation(
+        name="whoever comes first before the coordinator's door has its handshake first",
+        rule="an address that begins many handshakes keeps nobody else out",
+        where="coordinator.door_counts:Counts.__init__",
+        old="sorted(Crowd, reverse=True)",
+        new="sorted(Crowd)",
+        tests=("tests/unit/coordinator/test_door_counts.py",),
     ),
     Mutation(
         name="who shows no token is let in",
