@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+from collections import Counter
 from collections.abc import Callable, Collection, Coroutine, Sequence
 from functools import partial
 from typing import Any
@@ -25,7 +26,7 @@ from atoll.protocol.trust.security import MutualTls
 log = logging.getLogger("atoll.relay")
 
 MAX_STRANGERS = 256
-"""Connections that have not said yet what they are for; beyond that the oldest ends."""
+"""Connections that have not said yet what they are for; beyond that the address with the most loses its oldest."""
 MAX_TO_COORDINATOR = 1024
 CONTROL_LIMIT_S = 60.0
 """An attached site says something in that time, or is gone."""
@@ -68,7 +69,7 @@ class RelayServer:
         self._waiting: dict[Pair, socket.socket] = {}  # the side that came first
         self._splices: dict[Pair, Splice] = {}
         self._handshakes = Handshakes()
-        self._strangers: dict[asyncio.Task[None], None] = {}  # the oldest first
+        self._strangers: dict[asyncio.Task[None], str] = {}  # their addresses; the oldest first
         self._tasks: set[asyncio.Task[None]] = set()
         self._loop = asyncio.get_running_loop()
 
@@ -124,14 +125,16 @@ class RelayServer:
     async def _accept(self, listening: socket.socket) -> None:
         with listening:
             async for connection in connections(listening):
-                task = self._begin(self._greet(connection))
-                self._strangers[task] = None
+                source = _source_of(connection)
+                task = self._begin(self._greet(connection, source))
+                self._strangers[task] = source
                 if len(self._strangers) > MAX_STRANGERS:
-                    oldest = next(iter(self._strangers))
+                    ((most, _),) = Counter(self._strangers.values()).most_common(1)
+                    oldest = next(task for task, source in self._strangers.items() if source == most)
                     del self._strangers[oldest]
                     oldest.cancel()
 
-    async def _greet(self, connection: socket.socket) -> None:
+    async def _greet(self, connection: socket.socket, source: str) -> None:
         """Until it is known what the connection is for, and as long as that is."""
         task = asyncio.current_task()
         assert task is not None
@@ -150,7 +153,6 @@ class RelayServer:
                     await self._lead_to_coordinator(connection, first)
                     is_ours = False
                     return
-                source = addresses.source_of(connection.getpeername()[0])
                 if (crowd := self._handshakes.begin(source, self._loop.time())) is None:
                     raise InvalidMessage(f"too many handshakes, of {source} or of all")
                 is_ours = False  # asyncio closes it from here on
@@ -310,3 +312,11 @@ class RelayServer:
             for splice in self._all_splices():
                 if now - splice.moved_at > self._idle_limit_s:
                     splice.abort()
+
+
+def _source_of(connection: socket.socket) -> str:
+    """Whose address is at the other end; empty if it has gone."""
+    try:
+        return addresses.source_of(connection.getpeername()[0])
+    except OSError:
+        return ""

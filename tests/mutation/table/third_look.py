@@ -102,6 +102,14 @@ MUTATIONS = (
         tests=(ADDRESSES,),
     ),
     Mutation(
+        name="one address pushes all strangers out of a relay",
+        rule="an address that opens many connections makes room itself",
+        where="node.relay.server:RelayServer._accept",
+        old="if source == most)",
+        new="if source)",
+        tests=("tests/unit/relay/test_server.py",),
+    ),
+    Mutation(
         name="a crowd before the coordinator takes the places of strangers",
         rule="who waits for a coordinator is no stranger",
         where="node.relay.server:RelayServer._greet",

@@ -9,6 +9,7 @@ import ssl
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable
+from contextlib import ExitStack
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -200,6 +201,27 @@ def test_silent_strangers_make_room_for_others_and_have_no_long_time(monkeypatch
         await comes_to_nothing(late)
         for connection in silent:
             connection.close()
+
+    played(play)
+
+
+def test_an_address_that_opens_connections_and_says_nothing_makes_room_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many: a site of another address has all the time that it needs."""
+    monkeypatch.setattr(server_module, "MAX_STRANGERS", 3)
+
+    async def play(server: RelayServer, relay: str) -> None:
+        loop, no_ticket = asyncio.get_running_loop(), b"T" + bytes(32)
+        with ExitStack() as stack:
+            slow = stack.enter_context(await outgoing.connect(Route(relay)))
+            for _ in range(20):
+                flooding = stack.enter_context(socket.socket())
+                flooding.setblocking(False)
+                flooding.bind(("127.0.0.2", 0))
+                await loop.sock_connect(flooding, parse_address(relay))
+            await loop.sock_sendall(flooding, no_ticket)  # they are taken in their order
+            await until(lambda: server.num_strangers == 1)
+            await loop.sock_sendall(slow, no_ticket)
+            await until(lambda: server.num_strangers == 2)
 
     played(play)
 
