@@ -69,14 +69,12 @@ class Wires:
         return int(num)
 
     def said(self) -> list[bytes]:
-        """Of each connection what was said in each direction, in its order; and each packet that is none of TCP's."""
+        """Of each connection what was said in each direction, in its order."""
         streams: dict[Connection, bytearray] = {}
         first: dict[Connection, int] = {}
         num_of: dict[tuple[bytes, bytes], int] = {}
-        others: list[bytes] = []
         for packet in list(self._packets):
             if (found := _tcp_of(packet)) is None:
-                others.append(packet)
                 continue
             addresses, tcp = found
             ports, number, data = tcp[:4], int.from_bytes(tcp[4:8]), tcp[(tcp[12] >> 4) * 4 :]
@@ -87,7 +85,11 @@ class Wires:
             at = (number - first[key]) % (1 << 32)
             if data:
                 streams.setdefault(key, bytearray())[at : at + len(data)] = data
-        return [bytes(stream) for stream in streams.values()] + others
+        return [bytes(stream) for stream in streams.values()]
+
+    def other_packets(self) -> list[bytes]:
+        """That are none of TCP's."""
+        return [packet for packet in list(self._packets) if _tcp_of(packet) is None]
 
     def _read(self) -> None:
         while True:

@@ -28,6 +28,7 @@ LIMIT_S = 150.0
 SITES = ("amsterdam", "berlin")
 FEWEST_BYTES = 6
 """Of a word that is looked for: a shorter one may be in what is encrypted by chance."""
+TLS = b"\x16\x03"
 PRIVATE_KEY = re.compile(rb"-----BEGIN PRIVATE KEY-----\n.*?-----END PRIVATE KEY-----\n", re.DOTALL)
 no_wires = available()
 
@@ -70,13 +71,15 @@ def check_wires(wires: Wires, folder: Path, report: dict[str, Any]) -> None:
     enrolled_there = enrolled.load(folder / "sites" / SITES[0] / enrolled.FOLDER)
     assert enrolled_there is not None
     salt = certificates.salt_of(certificates.from_pem(enrolled_there.shown.roots)[0])
+    run_id = report["run_id"]
     coordinator, *sites = (
-        Subject(report["run_id"], *who).dns_name(salt).encode()
-        for who in ((Kind.COORDINATOR,), *((Kind.SITE, site) for site in SITES))
+        subject.dns_name(salt).encode()
+        for subject in (Subject(run_id, Kind.COORDINATOR), *(Subject(run_id, Kind.SITE, site) for site in SITES))
     )
     assert found([coordinator], said), "a handshake with the coordinator"
     assert found(sites, said), "and one of the two sites"
-    assert found(words, said) == set()
+    assert all(stream.startswith(TLS) for stream in said)
+    assert found(words, [*said, *wires.other_packets()]) == set()
     wires.inside(partial(say_in_clear, b" ".join(sorted(words))))
     wires.until_read(lambda said: found(words, said) == words)
 

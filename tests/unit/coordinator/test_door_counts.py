@@ -130,8 +130,8 @@ def test_some_addresses_that_begin_all_that_they_may_keep_out_neither_a_site_nor
             while counts.come(number := next(numbers), f"10.9.0.{address}", now) == ():
                 counts.wait(number)
         if now == 30.0:
-            for number, address in ((site, "10.1.0.0"), (newcomer, "10.2.0.0")):
-                assert counts.come(number, address, now) == ()
+            for number, source in ((site, "10.1.0.0"), (newcomer, "10.2.0.0")):
+                assert counts.come(number, source, now) == ()
                 counts.wait(number)
         entered.update(counts.enter(now))
         assert not {site, newcomer} & set(counts.late(now)), "they are let in before they are too late"

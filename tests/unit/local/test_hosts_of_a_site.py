@@ -80,8 +80,9 @@ def test_a_follower_whose_host_0_is_of_another_release_ends_with_both_versions(
     told = hosts.told
 
     def of_another_release(message: hosts.HostTold) -> hosts_pb2.AttachResponse:
-        is_welcome = isinstance(message, hosts.HostWelcome)
-        return told(replace(message, hosts_version=0, atoll_version="") if is_welcome else message)
+        if isinstance(message, hosts.HostWelcome):
+            message = replace(message, hosts_version=0, atoll_version="")
+        return told(message)
 
     monkeypatch.setattr(hosts, "told", of_another_release)
 

@@ -8,11 +8,13 @@ import logging
 import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, asynccontextmanager, closing, contextmanager
+from functools import partial
 
 import pytest
 
 from atoll.node.relay import accepting, outgoing, server
 from atoll.node.relay.forwarders import Forwarder
+from atoll.node.relay.server import RelayServer
 from atoll.protocol.addresses import HERE, Relayed
 from atoll.protocol.machine import REAL
 from atoll.protocol.trust.names import Kind
@@ -73,6 +75,10 @@ def test_who_expects_the_coordinator_is_led_to_the_one_that_lives_though_others_
     asyncio.run(main())
 
 
+def is_led(relay: RelayServer, num: int) -> bool:
+    return relay._num_led == num
+
+
 def test_a_crowd_that_waits_for_a_coordinator_makes_no_room_for_strangers_and_is_bounded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -88,7 +94,7 @@ def test_a_crowd_that_waits_for_a_coordinator_makes_no_room_for_strangers_and_is
                 for num in range(1, 4):
                     connection = stack.enter_context(await outgoing.connect(outgoing.Route(relay.address)))
                     await loop.sock_sendall(connection, hello)
-                    await until(lambda num=num: relay._num_led == num)
+                    await until(partial(is_led, relay, num))
                 connection = stack.enter_context(await outgoing.connect(outgoing.Route(relay.address)))
                 with pytest.raises(ConnectionResetError):
                     await echoed(connection, hello)
