@@ -117,7 +117,7 @@ def gone_back(run: Run) -> None:
     rollback.)"""
     for audit in run.auditing.void_after(run.log.last):
         sentencing.not_heard(run, audit)
-        withholding.not_heard(run, audit)
+        run.auditing.num_unknown += withholding.not_heard(run, audit)
     for site in run.members.sites.values():
         site.conduct.went_back(run.log.last)
 
