@@ -99,14 +99,15 @@ def say_in_clear(text: bytes) -> None:
             pass
 
 
-@pytest.mark.parametrize(
-    "has_wires",
-    [
-        pytest.param(False, marks=pytest.mark.skipif(not no_wires, reason="as root its wires are looked at, too")),
-        pytest.param(True, marks=[pytest.mark.root, pytest.mark.skipif(bool(no_wires), reason=f"wires: {no_wires}")]),
-    ],
-    ids=["", "nothing on its wires is in clear"],
+AS_ANYBODY = pytest.param(False, id="by an ordinary user")
+WITH_WIRES = pytest.param(
+    True,
+    marks=[pytest.mark.root, pytest.mark.skipif(bool(no_wires), reason=f"what goes over its wires: {no_wires}")],
+    id="with nothing on its wires in clear",
 )
+
+
+@pytest.mark.parametrize("has_wires", [AS_ANYBODY, WITH_WIRES] if no_wires else [WITH_WIRES])
 def test_two_sites_train_and_the_report_is_json(tmp_path: Path, has_wires: bool) -> None:
     folder = tmp_path / "demo"
     begin = partial(
