@@ -50,7 +50,8 @@ def test_a_manifest_on_which_reading_fails_in_a_way_that_nobody_foresaw_is_refus
 
     async def main() -> e.ManifestRead:
         heard: asyncio.Future[e.Event] = asyncio.get_running_loop().create_future()
-        Computing(heard.set_result, heard.cancel).begin(ASKED)
+        ended = AssertionError("it ends the coordinator")
+        Computing(heard.set_result, lambda: heard.set_exception(ended)).begin(ASKED)
         async with asyncio.timeout(LIMIT_S):
             found = await heard
         assert isinstance(found, e.ManifestRead)
