@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 
 from atoll.coordinator.core import events as e
 from atoll.coordinator.core.log import evidence
 from atoll.coordinator.core.sites import manifests
+
+log = logging.getLogger("atoll.coordinator")
 
 
 class Computing:
@@ -30,11 +33,14 @@ class Computing:
     def _ended(self, done: asyncio.Future[e.ManifestRead] | asyncio.Future[e.Recomputed]) -> None:
         if done.cancelled():
             return
-        if (fault := done.exception()) is None:
-            self._hear(done.result())
-        else:
+        if (fault := done.exception()) is not None:
             self._fault = fault
             self._failed()
+            return
+        found = done.result()
+        if isinstance(found, e.ManifestRead) and found.fault is not None:
+            log.error("a fault in reading the manifest of a site, which is refused", exc_info=found.fault)
+        self._hear(found)
 
     def raise_fault(self) -> None:
         """If there was one."""

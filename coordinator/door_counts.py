@@ -7,11 +7,12 @@ from collections import Counter
 from collections.abc import Hashable
 from dataclasses import dataclass
 from enum import StrEnum
-from itertools import takewhile
+from itertools import chain, takewhile
 from typing import TypeVar
 
 from atoll.coordinator import limits
 from atoll.protocol.addresses import source_of
+from atoll.protocol.handshakes import Crowd, Crowds
 from atoll.protocol.pace import Buckets, Pace
 
 K = TypeVar("K")
@@ -36,6 +37,7 @@ class Turned(StrEnum):
 @dataclass(slots=True)
 class _Guest:
     source: str
+    crowd: Crowd
     until_s: float
     """When it is closed if nobody knows whose it is."""
 
@@ -52,7 +54,9 @@ class Counts:
         self._known: dict[int, Hashable] = {}
         self._of_identity: dict[Hashable, dict[int, None]] = {}  # of these, the oldest first
         self._came = Buckets[str](Pace(per_address, per_address / limits.REFILL_S), limits.MAX_SOURCES)
-        self._waiting: dict[int, None] = {}  # of strangers, the oldest first
+        self._crowds = Crowds()
+        self._waiting: dict[Crowd, dict[int, None]] = {crowd: {} for crowd in sorted(Crowd, reverse=True)}
+        """Of strangers: those first whose addresses have shown certificates or come seldom; the oldest first."""
         self._entered: dict[int, float] = {}  # of strangers, when; the oldest first
         self._entered_of: Counter[str] = Counter()
         self._handshakes = Buckets[None](limits.HANDSHAKES, 1)
@@ -80,18 +84,18 @@ class Counts:
             crowd = max(self._of_source.values(), key=len)
             room = (next(iter(crowd)),)
             self.gone(room[0])
-        self._strangers[number] = _Guest(source, now + limits.HANDSHAKE_LIMIT_S)
+        self._strangers[number] = _Guest(source, self._crowds.of(source, now), now + limits.HANDSHAKE_LIMIT_S)
         self._of_source.setdefault(source, {})[number] = None
         return room
 
     def wait(self, number: int) -> None:
         """For its handshake: it has said something."""
-        self._waiting[number] = None
+        self._waiting[self._strangers[number].crowd][number] = None
 
     def enter(self, now: float) -> tuple[int, ...]:
-        """Those that may begin their handshakes, the oldest first."""
+        """Those that may begin their handshakes, in their order."""
         found = []
-        for number in tuple(self._waiting):
+        for number in tuple(chain.from_iterable(self._waiting.values())):
             guest = self._strangers[number]
             if len(self._entered) >= limits.MAX_HANDSHAKES:
                 break
@@ -99,7 +103,7 @@ class Counts:
                 continue
             if not self._handshakes.take(None, now):
                 break
-            del self._waiting[number]
+            del self._waiting[guest.crowd][number]
             guest.until_s = now + limits.HANDSHAKE_LIMIT_S
             self._entered[number] = now
             self._entered_of[guest.source] += 1
@@ -131,6 +135,7 @@ class Counts:
             return ()  # another call on it, or it has gone
         self.through(number, now)
         self.gone(number)
+        self._crowds.let_in(guest.source)
         if self._known_again.take(identity, now):
             self._came.give_back(guest.source, now)
         self._known[number] = identity
@@ -147,7 +152,7 @@ class Counts:
     def gone(self, number: int) -> None:
         if (guest := self._strangers.pop(number, None)) is not None:
             _leave(self._of_source, guest.source, number)
-            self._waiting.pop(number, None)
+            self._waiting[guest.crowd].pop(number, None)
             self._left(number, guest)
         elif number in self._known:
             _leave(self._of_identity, self._known.pop(number), number)
@@ -155,7 +160,7 @@ class Counts:
     def late(self, now: float) -> tuple[int, ...]:
         """Those on which nobody has shown a certificate in time; they are gone."""
         found = [number for number, guest in self._strangers.items() if guest.until_s <= now]
-        if self._waiting:
+        if any(self._waiting.values()):
             slow_s = now - limits.CROWDED_HANDSHAKE_LIMIT_S
             found += takewhile(lambda number: self._entered[number] <= slow_s, self._entered)
         found = list(dict.fromkeys(found))

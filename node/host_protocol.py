@@ -27,6 +27,9 @@ TAKE_PAYLOADS_METHOD = f"/{SERVICE}/TakePayloads"
 MAX_HOSTS = 1024
 MAX_MESSAGE_BYTES = 2 * MAX_FRAME_BYTES
 """A rank's frame and what is around it, or the layout of all ranks."""
+HOSTS_VERSION = 1
+"""Of these messages. What changes in them raises it: hosts of a site run one release, and sites of a run need not."""
+MAX_VERSION_CHARACTERS = 64
 KEY_BYTES = 16
 MAX_DATA_BYTES = 512 << 10
 """Of slices, in one message."""
@@ -82,6 +85,10 @@ class HostHello:
     """Of this start of the host alone."""
     num_processes: int = 1
     """That exchange, on this host."""
+    hosts_version: int = HOSTS_VERSION
+    """0: of a release before there were any."""
+    atoll_version: str = bounded(MAX_VERSION_CHARACTERS, "")
+    """For people."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,6 +190,9 @@ class HostWelcome:
     """Names this stream where slices and payloads are moved beside it."""
     incarnation: int
     """Of the site."""
+    hosts_version: int = HOSTS_VERSION
+    """As in HostHello, and so is the next."""
+    atoll_version: str = bounded(MAX_VERSION_CHARACTERS, "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,19 +18,14 @@ from prometheus_client.core import Metric
 
 from atoll.protocol import addresses, http
 from atoll.protocol.errors import HostError
+from atoll.protocol.handshakes import Handshakes
 from atoll.protocol.http import Answer, Request, plain_text
-from atoll.protocol.pace import Buckets, Pace
 from atoll.protocol.page_access import Access, ByName
 
 MAX_CONNECTIONS = 64
 MAX_REQUEST_BYTES = 8 << 10
 REQUEST_LIMIT_S = 5.0
 """For the whole request to come."""
-HANDSHAKES_OF_ONE = Pace(at_once=256, per_s=16.0)
-"""Of TLS, with one address: some milliseconds of the event loop each, in which a coordinator decides nothing."""
-HANDSHAKES_OF_ALL = Pace(at_once=512, per_s=64.0)
-MAX_ADDRESSES = 4096
-"""That are remembered."""
 ANSWER_LIMIT_S = 10.0
 """For the answer to be made, and again for it to be read."""
 OPEN = ByName(())
@@ -61,8 +56,7 @@ class Pages:
         self._silent: dict[asyncio.StreamWriter, None] = {}  # no request yet; the oldest first
         self._busy: dict[asyncio.StreamWriter, None] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._of_one = Buckets[str](HANDSHAKES_OF_ONE, MAX_ADDRESSES)
-        self._of_all = Buckets[None](HANDSHAKES_OF_ALL, 1)
+        self._handshakes = Handshakes()
 
     async def start(self, listen: str, what: str) -> None:
         """Raises ConfigError, HostError; `what` names the pages in it."""
@@ -95,15 +89,11 @@ class Pages:
         kind = asyncio.StreamReaderProtocol if self._access.tls is None else _OverTls
         return kind(reader, self._serve)
 
-    def _may_shake_hands(self, writer: asyncio.StreamWriter) -> bool:
-        now = asyncio.get_running_loop().time()
-        source = addresses.source_of(writer.get_extra_info("peername")[0])
-        return self._of_one.take(source, now) and self._of_all.take(None, now)
-
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
-        if self._access.tls is not None and not self._may_shake_hands(writer):
+        source, now = addresses.source_of(writer.get_extra_info("peername")[0]), asyncio.get_running_loop().time()
+        if self._access.tls is not None and self._handshakes.begin(source, now) is None:
             writer.transport.abort()
             return
         self._tasks.add(task)
@@ -122,7 +112,7 @@ class Pages:
                 return  # it had to make room
             del self._silent[writer]
             self._busy[writer] = None
-            answering.write((await self._answered(request)).to_bytes())
+            answering.write((await self._answered(request, source)).to_bytes())
             async with asyncio.timeout(ANSWER_LIMIT_S):
                 await answering.drain()
                 answering.close()
@@ -137,11 +127,12 @@ class Pages:
             self._busy.pop(writer, None)
             writer.transport.abort()
 
-    async def _answered(self, request: Request | None) -> Answer:
+    async def _answered(self, request: Request | None, source: str) -> Answer:
         if request is None:
             return plain_text(400, "not a request")
         if (refusal := self._access.refusal(request)) is not None:
             return refusal
+        self._handshakes.let_in(source)
         try:
             async with asyncio.timeout(ANSWER_LIMIT_S):
                 return await self._answer(request.path)

@@ -154,6 +154,8 @@ class ManifestRead:
     log_length: LogLength | None = None
     problem: str = ""
     """Why the run cannot have it: it is none, is too large, or is not the run's."""
+    fault: Exception | None = None
+    """That nobody foresaw, for whoever is to mend it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -58,6 +58,8 @@ class DepositBox:
         self.last_seq = 0
         self._db = self._opened()
         self._num_untrimmed = self._bytes_untrimmed = 0
+        with self._explained():
+            self._shrink()
 
     def _opened(self) -> sqlite3.Connection:
         try:
@@ -129,9 +131,24 @@ class DepositBox:
 
     def _used_bytes(self) -> int:
         """Of the file; what is free in it is used again."""
-        asked = ("page_size", "page_count", "freelist_count")
-        size, num, num_free = (self._db.execute(f"PRAGMA {name}").fetchone()[0] for name in asked)
-        return int(size * (num - num_free))
+        return self._in_file("page_size") * (self._in_file("page_count") - self._in_file("freelist_count"))
+
+    def _in_file(self, name: str) -> int:
+        return int(self._db.execute(f"PRAGMA {name}").fetchone()[0])
+
+    def _shrink(self) -> None:
+        """A file that was left when the home might have more: SQLite gives nothing back by itself."""
+        if (
+            self._in_file("page_size") * self._in_file("page_count")
+            <= self._max_bytes + self._max_bytes // MORE_ON_DISK
+        ):
+            return
+        num_before = -1
+        while self._used_bytes() > self._max_bytes and num_before != self._db.total_changes:
+            num_before = self._db.total_changes
+            self._trim()
+        self._db.execute("VACUUM")
+        self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")  # or the file has its old length, and another one beside it
 
     def after(self, seq: int) -> tuple[Deposit, ...]:
         """The next ones, for one message; nothing if there is no more."""

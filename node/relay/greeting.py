@@ -12,7 +12,7 @@ from atoll.protocol.errors import InvalidMessage
 from atoll.protocol.trust import certificates
 from atoll.protocol.trust.names import Kind, Subject
 from atoll.protocol.trust.security import MutualTls
-from atoll.protocol.trust.server_tls import load_chain
+from atoll.protocol.trust.server_tls import load_chain, new_context
 
 HANDSHAKE_LIMIT_S = 10.0
 SHUTDOWN_LIMIT_S = 1.0
@@ -25,8 +25,7 @@ Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 def _context(protocol: int, tls: MutualTls) -> ssl.SSLContext:
     """Of what `tls` shows now: of one handshake, so that a renewed certificate is shown in the next one."""
-    context = ssl.SSLContext(protocol)
-    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context = new_context(protocol)
     context.verify_mode = ssl.CERT_REQUIRED
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # a root that was given may have one above it
     context.load_verify_locations(cadata=tls.shown.roots.decode("ascii"))

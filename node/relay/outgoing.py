@@ -44,13 +44,21 @@ async def connect(route: Route) -> socket.socket:
     return connection
 
 
-async def connect_first(addresses: Sequence[str]) -> socket.socket:
-    """To the first that answers. A machine that is lost says nothing at all: the next address is tried beside those
-    that are silent. Raises OSError of the last."""
+async def connect_first(addresses: Sequence[str], hello: bytes) -> socket.socket:
+    """To the first that answers `hello`, which is said, and whose answer stays to be read. The next address is tried
+    beside those that are silent: a machine that is lost, or one whose kernel still takes connections for a process that
+    is stopped. Raises OSError of the last."""
     found: asyncio.Future[socket.socket] = asyncio.get_running_loop().create_future()
 
     async def attempt(address: str) -> None:
         connection = await _connect(address)
+        try:
+            await asyncio.get_running_loop().sock_sendall(connection, hello)
+            if not await greeting.first_record(connection):
+                raise ConnectionAbortedError(f"{address} has closed the connection")
+        except BaseException:
+            connection.close()
+            raise
         if found.done():
             connection.close()
         else:

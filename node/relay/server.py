@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+from collections import Counter
 from collections.abc import Callable, Collection, Coroutine, Sequence
 from functools import partial
 from typing import Any
@@ -17,6 +18,7 @@ from atoll.node.relay.quota import Quotas
 from atoll.node.relay.splice import Splice
 from atoll.protocol import addresses
 from atoll.protocol.errors import HostError, InvalidMessage, RefusedError
+from atoll.protocol.handshakes import Handshakes
 from atoll.protocol.machine import Machine
 from atoll.protocol.trust.names import Kind
 from atoll.protocol.trust.security import MutualTls
@@ -24,7 +26,7 @@ from atoll.protocol.trust.security import MutualTls
 log = logging.getLogger("atoll.relay")
 
 MAX_STRANGERS = 256
-"""Connections that have not said yet what they are for; beyond that the oldest ends."""
+"""Connections that have not said yet what they are for; beyond that the address with the most loses its oldest."""
 MAX_TO_COORDINATOR = 1024
 CONTROL_LIMIT_S = 60.0
 """An attached site says something in that time, or is gone."""
@@ -60,12 +62,14 @@ class RelayServer:
         self._machine = machine
         self._coordinators = coordinators
         self.to_coordinator: set[Splice] = set()
+        self._num_led = 0  # that will be among these, if a coordinator answers
         self._banned: frozenset[str] = frozenset()
         self._idle_limit_s = idle_limit_s
         self._controls: dict[int, asyncio.StreamWriter] = {}  # by the number of Control
         self._waiting: dict[Pair, socket.socket] = {}  # the side that came first
         self._splices: dict[Pair, Splice] = {}
-        self._strangers: dict[asyncio.Task[None], None] = {}  # the oldest first
+        self._handshakes = Handshakes()
+        self._strangers: dict[asyncio.Task[None], str] = {}  # their addresses; the oldest first
         self._tasks: set[asyncio.Task[None]] = set()
         self._loop = asyncio.get_running_loop()
 
@@ -121,14 +125,16 @@ class RelayServer:
     async def _accept(self, listening: socket.socket) -> None:
         with listening:
             async for connection in connections(listening):
-                task = self._begin(self._greet(connection))
-                self._strangers[task] = None
+                source = _source_of(connection)
+                task = self._begin(self._greet(connection, source))
+                self._strangers[task] = source
                 if len(self._strangers) > MAX_STRANGERS:
-                    oldest = next(iter(self._strangers))
+                    ((most, _),) = Counter(self._strangers.values()).most_common(1)
+                    oldest = next(task for task, source in self._strangers.items() if source == most)
                     del self._strangers[oldest]
                     oldest.cancel()
 
-    async def _greet(self, connection: socket.socket) -> None:
+    async def _greet(self, connection: socket.socket, source: str) -> None:
         """Until it is known what the connection is for, and as long as that is."""
         task = asyncio.current_task()
         assert task is not None
@@ -143,11 +149,16 @@ class RelayServer:
                 if not first.startswith(words.TLS_MARK):
                     raise InvalidMessage("neither TLS nor a ticket")
                 if self._tls.towards(Kind.COORDINATOR).expected.encode() in first:
-                    await self._lead_to_coordinator(connection)
+                    self._strangers.pop(task, None)  # in a crowd the coordinator takes seconds to answer
+                    await self._lead_to_coordinator(connection, first)
                     is_ours = False
                     return
+                if (crowd := self._handshakes.begin(source, self._loop.time())) is None:
+                    raise InvalidMessage(f"too many handshakes, of {source} or of all")
                 is_ours = False  # asyncio closes it from here on
                 reader, writer = await greeting.accepted(connection, self._tls)
+            self._handshakes.let_in(source)
+            self._handshakes.give_back(source, crowd, self._loop.time())
             await self._speak(reader, writer, task)
         except (OSError, InvalidMessage) as error:
             self.num_strangers += 1
@@ -157,12 +168,17 @@ class RelayServer:
             if is_ours:
                 connection.close()
 
-    async def _lead_to_coordinator(self, connection: socket.socket) -> None:
-        """Whoever expects the coordinator at the other end of TLS. Takes the connection. Raises OSError, and
-        InvalidMessage where there are too many."""
-        if len(self.to_coordinator) >= MAX_TO_COORDINATOR:
+    async def _lead_to_coordinator(self, connection: socket.socket, hello: bytes) -> None:
+        """Whoever expects the coordinator at the other end of TLS, by that `hello`, which is still to be read. Takes
+        the connection. Raises OSError, and InvalidMessage where there are too many."""
+        if len(self.to_coordinator) + self._num_led >= MAX_TO_COORDINATOR:
             raise InvalidMessage(f"{MAX_TO_COORDINATOR} connections to the coordinator are open")
-        other = await outgoing.connect_first(self._coordinators())
+        self._num_led += 1
+        try:
+            other = await outgoing.connect_first(self._coordinators(), hello)
+        finally:
+            self._num_led -= 1
+        connection.recv(len(hello))  # it is said
         splice = Splice(connection, other, ended=lambda: self.to_coordinator.discard(splice))
         self.to_coordinator.add(splice)
 
@@ -296,3 +312,11 @@ class RelayServer:
             for splice in self._all_splices():
                 if now - splice.moved_at > self._idle_limit_s:
                     splice.abort()
+
+
+def _source_of(connection: socket.socket) -> str:
+    """Whose address is at the other end; empty if it has gone."""
+    try:
+        return addresses.source_of(connection.getpeername()[0])
+    except OSError:
+        return ""

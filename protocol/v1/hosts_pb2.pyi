@@ -228,6 +228,8 @@ class HostHello(_message.Message):
     MACHINE_FIELD_NUMBER: _builtins.int
     PROCESS_FIELD_NUMBER: _builtins.int
     NUM_PROCESSES_FIELD_NUMBER: _builtins.int
+    HOSTS_VERSION_FIELD_NUMBER: _builtins.int
+    ATOLL_VERSION_FIELD_NUMBER: _builtins.int
     protocol_version: _builtins.int
     site_name: _builtins.str
     host: _builtins.int
@@ -241,6 +243,10 @@ class HostHello(_message.Message):
     """of this start of the host alone"""
     num_processes: _builtins.int
     """that exchange, on this host"""
+    hosts_version: _builtins.int
+    """of these messages; 0: a release that does not say it"""
+    atoll_version: _builtins.str
+    """for people"""
     def __init__(
         self,
         *,
@@ -252,10 +258,12 @@ class HostHello(_message.Message):
         machine: _builtins.str = ...,
         process: _builtins.bytes = ...,
         num_processes: _builtins.int = ...,
+        hosts_version: _builtins.int = ...,
+        atoll_version: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["host", b"host", "machine", b"machine", "num_hosts", b"num_hosts", "num_processes", b"num_processes", "num_ranks", b"num_ranks", "process", b"process", "protocol_version", b"protocol_version", "site_name", b"site_name"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["atoll_version", b"atoll_version", "host", b"host", "hosts_version", b"hosts_version", "machine", b"machine", "num_hosts", b"num_hosts", "num_processes", b"num_processes", "num_ranks", b"num_ranks", "process", b"process", "protocol_version", b"protocol_version", "site_name", b"site_name"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -269,12 +277,17 @@ class HostWelcome(_message.Message):
     SETTINGS_JSON_FIELD_NUMBER: _builtins.int
     SESSION_FIELD_NUMBER: _builtins.int
     INCARNATION_FIELD_NUMBER: _builtins.int
+    HOSTS_VERSION_FIELD_NUMBER: _builtins.int
+    ATOLL_VERSION_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     settings_json: _builtins.str
     session: _builtins.int
     """names this Attach in the other methods"""
     incarnation: _builtins.int
     """of the site, whose word this host's is"""
+    hosts_version: _builtins.int
+    """as in HostHello"""
+    atoll_version: _builtins.str
     def __init__(
         self,
         *,
@@ -282,10 +295,12 @@ class HostWelcome(_message.Message):
         settings_json: _builtins.str = ...,
         session: _builtins.int = ...,
         incarnation: _builtins.int = ...,
+        hosts_version: _builtins.int = ...,
+        atoll_version: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "run_id", b"run_id", "session", b"session", "settings_json", b"settings_json"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["atoll_version", b"atoll_version", "hosts_version", b"hosts_version", "incarnation", b"incarnation", "run_id", b"run_id", "session", b"session", "settings_json", b"settings_json"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -27,12 +27,15 @@ RECORD = FOLDER / "release.toml"
 BUF = Path(sys.executable).with_name("buf")
 CODE = ("src", "node", "protocol", "coordinator", "tests/workers/plain_worker.py")
 VERSION = re.compile(r"^PROTOCOL_VERSION = (\d+)$", re.MULTILINE)
+HOSTS_VERSION = re.compile(r"^HOSTS_VERSION = (\d+)$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Release:
     commit: str
     protocol_version: int
+    hosts_version: int
+    """Of what hosts of a site say to each other; 0: it had none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,14 +106,23 @@ def image_of(code: Code) -> bytes:
     return subprocess.run(command, capture_output=True, check=True).stdout
 
 
+def hosts_version_of(folder: Path) -> int:
+    """Of the code there."""
+    found = HOSTS_VERSION.search((folder / "node" / "host_protocol.py").read_text())
+    return int(found[1]) if found is not None else 0
+
+
 def keep(commit: str, folder: Path) -> None:
     named = subprocess.run(["git", "-C", str(ROOT), "rev-parse", commit], capture_output=True, text=True, check=True)
     code = code_of(named.stdout.strip(), folder)
     found = VERSION.search((folder / "protocol" / "__init__.py").read_text())
     assert found is not None
+    of_hosts = hosts_version_of(folder)
     IMAGE.write_bytes(image_of(code))
     head = "".join(line for line in RECORD.read_text().splitlines(keepends=True) if line.startswith("#"))
-    RECORD.write_text(f'{head}commit = "{named.stdout.strip()}"\nprotocol_version = {found[1]}\n')
+    RECORD.write_text(
+        f'{head}commit = "{named.stdout.strip()}"\nprotocol_version = {found[1]}\nhosts_version = {of_hosts}\n'
+    )
 
 
 def main(argv: list[str]) -> int:

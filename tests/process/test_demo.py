@@ -4,18 +4,33 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
+import socket
 import subprocess
 import sys
 import time
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from atoll.cli import plot
+from atoll.node.dataplane.saved_manifest import load_manifest
+from atoll.protocol.trust import certificates, enrolled
+from atoll.protocol.trust.names import Kind, Subject
+from tests.harness.wires import Wires, available, found
 
 COMMAND = [sys.executable, "-m", "atoll", "demo", "--model", "nano", "--sites", "2", "--sync-every", "10"]
 LIMIT_S = 150.0
+SITES = ("amsterdam", "berlin")
+FEWEST_BYTES = 6
+"""Of a word that is looked for: a shorter one may be in what is encrypted by chance."""
+TLS = b"\x16\x03"
+PRIVATE_KEY = re.compile(rb"-----BEGIN PRIVATE KEY-----\n.*?-----END PRIVATE KEY-----\n", re.DOTALL)
+no_wires = available()
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -33,17 +48,83 @@ def left_behind(folder: Path) -> list[str]:
     return found
 
 
-def test_two_sites_train_and_the_report_is_json(tmp_path: Path) -> None:
+def words_of(folder: Path, run_id: str) -> set[bytes]:
+    """What nobody on the wire is to read: names of the run, its sites and its tensors, settings, and keys."""
+    tensors = [tensor.name for tensor in load_manifest(folder / "model").manifest.tensors]
+    settings = re.findall(r"^(\w+_\w+) = ", (folder / "run.toml").read_text(), re.MULTILINE)
+    secrets = {(folder / "sites" / site / "key").read_bytes() for site in SITES}
+    keys = [text for path in folder.rglob("*.*") if path.is_file() for text in PRIVATE_KEY.findall(path.read_bytes())]
+    assert len(keys) >= 1 + len(SITES), "the root's, and an identity of each"
+    for text in keys:
+        number = certificates.key_from_pem(text).private_numbers().private_value
+        secrets |= {number.to_bytes(32), *text.splitlines()[1:-1]}
+    secrets |= {secret.hex().encode() for secret in secrets}
+    names = {run_id, "coordinator", "PRIVATE KEY", *SITES, *tensors, *settings}
+    return {word for word in {name.encode() for name in names} | secrets if len(word) >= FEWEST_BYTES}
+
+
+def check_wires(wires: Wires, folder: Path, report: dict[str, Any]) -> None:
+    """All that the demo's processes said to each other is there, and says nothing of the run."""
+    words, said = words_of(folder, report["run_id"]), wires.said()
+    assert wires.num_lost() == 0
+    assert sum(map(len, said)) > sum(site["sent_bytes"] for site in report["sites"]) > 100_000
+    enrolled_there = enrolled.load(folder / "sites" / SITES[0] / enrolled.FOLDER)
+    assert enrolled_there is not None
+    salt = certificates.salt_of(certificates.from_pem(enrolled_there.shown.roots)[0])
+    run_id = report["run_id"]
+    coordinator, *sites = (
+        subject.dns_name(salt).encode()
+        for subject in (Subject(run_id, Kind.COORDINATOR), *(Subject(run_id, Kind.SITE, site) for site in SITES))
+    )
+    assert found([coordinator], said), "a handshake with the coordinator"
+    assert found(sites, said), "and one of the two sites"
+    assert all(stream.startswith(TLS) for stream in said)
+    assert found(words, [*said, *wires.other_packets()]) == set()
+    wires.inside(partial(say_in_clear, b" ".join(sorted(words))))
+    wires.until_read(lambda said: found(words, said) == words)
+
+
+def say_in_clear(text: bytes) -> None:
+    """In two pieces, which cut a word."""
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listening,
+        socket.create_connection(listening.getsockname()) as one,
+        listening.accept()[0] as other,
+    ):
+        one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for piece in (text[:3], text[3:]):
+            one.sendall(piece)
+        one.shutdown(socket.SHUT_WR)
+        while other.recv(1 << 16):
+            pass
+
+
+AS_ANYBODY = pytest.param(False, id="by an ordinary user")
+WITH_WIRES = pytest.param(
+    True,
+    marks=[pytest.mark.root, pytest.mark.skipif(bool(no_wires), reason=f"what goes over its wires: {no_wires}")],
+    id="with nothing on its wires in clear",
+)
+
+
+@pytest.mark.parametrize("has_wires", [AS_ANYBODY, WITH_WIRES] if no_wires else [WITH_WIRES])
+def test_two_sites_train_and_the_report_is_json(tmp_path: Path, has_wires: bool) -> None:
     folder = tmp_path / "demo"
-    result = subprocess.run(
+    begin = partial(
+        subprocess.run,
         [*COMMAND, "--steps", "35", "--json", "--keep", str(folder)],
         capture_output=True,
         text=True,
         timeout=LIMIT_S,
         check=False,
     )
-    assert result.returncode == 0, result.stderr
-    report = json.loads(result.stdout)
+    with ExitStack() as stack:
+        wires = stack.enter_context(Wires()) if has_wires else None
+        result = wires.inside(begin) if wires is not None else begin()
+        assert result.returncode == 0, result.stderr
+        report = json.loads(result.stdout)
+        if wires is not None:
+            check_wires(wires, folder, report)
     assert report["ok"] is True
     assert report["commits"] == report["expected_commits"] == 4  # the last sync is shortened to the run's length
     assert len({site["state_hash"] for site in report["sites"]}) == 1

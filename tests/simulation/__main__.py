@@ -82,7 +82,8 @@ def many(seeds: Iterable[int], num: int, jobs: int, play_one: Callable[[int], Ou
                 unsound.append(outcome)
                 say(f"seed {outcome.seed}: {outcome.problem}")
                 say("\n".join(outcome.story.splitlines()[-STORY_LINES:]))
-                say(f"again: python -m tests.simulation --seed {outcome.seed}")
+                of_flips = " --flips" if play_one is with_flips else ""
+                say(f"again: python -m tests.simulation{of_flips} --seed {outcome.seed}")
             if time.monotonic() - said_s > SAY_EVERY_S:
                 said_s = time.monotonic()
                 say(f"{num_done} of {num} schedules, {len(unsound)} unsound, {said_s - began_s:.0f} s")
@@ -134,6 +135,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         seeds = range(options.first, options.first + options.num)
         return 1 if many(seeds, options.num, options.jobs, with_flips if options.flips else _briefly) else 0
     seed = options.seed
+    if options.flips:
+        return 1 if many([seed], 1, 1, with_flips) else 0
     faults = shrink(seed) if options.shrink else draw_faults(seed)
     outcome = one(seed, faults)
     say(outcome.story)

@@ -69,6 +69,8 @@ class Audit:
     """Until the next commit, for another round."""
     accused: list[Accused] = field(default_factory=list)
     """Once it is known who is wrong: those that are not judged yet, the first of whom is asked."""
+    advice: str = ""
+    """For people, once all of them are judged."""
 
     def withhold(self, site_id: int) -> int:
         """The reducer gave that site nothing: in how many rounds by now."""

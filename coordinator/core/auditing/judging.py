@@ -117,6 +117,7 @@ def gone_back(run: Run) -> None:
     rollback.)"""
     for audit in run.auditing.void_after(run.log.last):
         sentencing.not_heard(run, audit)
+        run.auditing.num_unknown += withholding.not_heard(run, audit)
     for site in run.members.sites.values():
         site.conduct.went_back(run.log.last)
 
@@ -184,12 +185,8 @@ def _wrong(run: Run, audit: Audit, site: Site, payload_hash: bytes) -> None:
         for other, found in audit.accusers.items()
         if found != payload_hash
     ]
-    run.report(
-        logging.ERROR,
-        f"commit {audit.asked.commit} holds a payload that is wrong, and every site has applied it; to undo it: "
-        f"atoll rollback --to {audit.asked.commit - 1}",
-    )
-    sentencing.accuse(run, audit, accused)
+    advice = f"commit {audit.asked.commit} holds a payload that is wrong, and every site has applied it; to undo it: "
+    sentencing.accuse(run, audit, accused, f"{advice}atoll rollback --to {audit.asked.commit - 1}")
 
 
 def _unknown(run: Run, audit: Audit, site: Site, message: m.ChunkAudited) -> None:

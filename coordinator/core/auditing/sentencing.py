@@ -7,6 +7,7 @@ See docs/decisions/0069-audited-reducers.md.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
 from atoll.coordinator.core import events as e
@@ -18,9 +19,11 @@ from atoll.coordinator.core.sites.conduct import FAULT_COMMITS, Cause
 from atoll.protocol import messages as m
 
 
-def accuse(run: Run, audit: Audit, accused: Sequence[Accused]) -> None:
-    """From now on nobody else is asked in this audit. It ends when all of them are judged."""
+def accuse(run: Run, audit: Audit, accused: Sequence[Accused], advice: str = "") -> None:
+    """From now on nobody else is asked in this audit. It ends when all of them are judged; then people hear `advice`.
+    (Not before: to follow it may make the commit void, and whoever is accused could not be asked any more.)"""
     audit.accused.extend(accused)
+    audit.advice = advice
     _ask_next(run, audit)
 
 
@@ -52,6 +55,8 @@ def _ask_next(run: Run, audit: Audit) -> None:
             ask(run, audit, site)
             return
         _judge(run, audit, audit.accused.pop(0), Cause.SILENCE if accused.is_silent else Cause.AUDIT)
+    if audit.advice:
+        run.report(logging.ERROR, audit.advice)
     run.auditing.num_wrong += 1
     end(run, audit)
 

@@ -68,6 +68,16 @@ def undecided(run: Run, audit: Audit) -> None:
         run.trouble.reduce_nothing.note([audit.reducer.site_id], run.last_sync)
 
 
+def not_heard(run: Run, audit: Audit) -> bool:
+    """The commit is void. A reducer that was silent to both of its witnesses averages nothing for a while, as where
+    nobody is left to ask; one that was silent to a single site may be what it says, and cannot bring this about.
+    Whether it was so."""
+    was_silent = len(audit.withheld) >= WITNESSES and not audit.accused
+    if was_silent:
+        run.trouble.reduce_nothing.note([audit.reducer.site_id], run.last_sync)
+    return was_silent
+
+
 def _ask_witness(run: Run, audit: Audit, *, below: int) -> bool:
     """The first that has said so in fewer rounds. Whether one can be asked."""
     members = {member.site_id: member for member in audit.asked.contributors}

@@ -129,8 +129,10 @@ def read(asked: ReadManifest) -> ManifestRead:
         chunk_sizes = ChunkSizes.of(manifest, asked.settings.sync)
         length = LogLength(manifest, asked.settings.sync)
         _ = manifest.digest, manifest.buffer_bytes  # they are kept with it
+    except AtollError as error:
+        return ManifestRead(stream=asked.stream, problem=str(error))
     except Exception as error:  # whatever a site has made of it: while nothing answers, nobody else can offer a model
-        return ManifestRead(stream=asked.stream, problem=str(error) if isinstance(error, AtollError) else repr(error))
+        return ManifestRead(stream=asked.stream, problem=repr(error), fault=error)
     return ManifestRead(stream=asked.stream, manifest=manifest, chunk_sizes=chunk_sizes, log_length=length)
 
 

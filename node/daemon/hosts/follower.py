@@ -21,7 +21,7 @@ from atoll.node.daemon.exchange_processes.fleet import ExchangeProcesses
 from atoll.node.daemon.health import health_server
 from atoll.node.daemon.home import Home
 from atoll.node.daemon.hosts.endpoint import Endpoint
-from atoll.node.daemon.hosts.link import Outbox, heard, send_slices, while_heard
+from atoll.node.daemon.hosts.link import ATOLL_VERSION, Outbox, check_release, heard, send_slices, while_heard
 from atoll.node.daemon.hosts.rank_socket import RankSocket, Sealed, Shared
 from atoll.node.daemon.hosts.slices_between import SlicesServed
 from atoll.node.daemon.launcher import WORKERS_END_LIMIT_S, Launcher
@@ -165,6 +165,7 @@ class Follower:
                     machine=socket.gethostname()[:256],
                     process=self._process,
                     num_processes=config.exchange_processes,
+                    atoll_version=ATOLL_VERSION,
                 )
             )
             try:
@@ -243,7 +244,8 @@ class Follower:
                     self._endpoint.tell(told)
 
     def _welcome(self, welcome: hosts.HostWelcome) -> None:
-        """Raises InvalidMessage for settings that this version does not know, RefusedError for another run."""
+        """Raises InvalidMessage for settings that this version does not know, RefusedError for another run or atoll."""
+        check_release(welcome, self._where, "this host")
         config, settings = self._config, settings_from_json(welcome.settings_json)
         self._welcome_said = first = self._welcome_said or welcome
         if (first.run_id, first.settings_json) != (welcome.run_id, welcome.settings_json):

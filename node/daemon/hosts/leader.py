@@ -25,7 +25,15 @@ from atoll.node.daemon.config import NodeConfig
 from atoll.node.daemon.home import Home
 from atoll.node.daemon.hosts.attached import AttachedHost, Hosts
 from atoll.node.daemon.hosts.leading_exchanges import LeadingExchanges
-from atoll.node.daemon.hosts.link import IDLE_LIMIT_S, Outbox, heard, most_connections, while_heard
+from atoll.node.daemon.hosts.link import (
+    ATOLL_VERSION,
+    IDLE_LIMIT_S,
+    Outbox,
+    check_release,
+    heard,
+    most_connections,
+    while_heard,
+)
 from atoll.node.daemon.hosts.moving import Context, LaidOut, Moving, refusing
 from atoll.node.daemon.hosts.ranks_elsewhere import RankElsewhere
 from atoll.node.daemon.hosts.replicas import Replicas
@@ -297,6 +305,7 @@ class Leader:
                 settings_json=settings_to_json(self._settings),
                 session=host.session,
                 incarnation=self._home.incarnation,
+                atoll_version=ATOLL_VERSION,
             )
         )
         why = f"{words} is lost"
@@ -311,6 +320,7 @@ class Leader:
 
     def _check(self, hello: hosts.HostHello, caller: Caller | None) -> None:
         """Raises RefusedError, with what to change."""
+        check_release(hello, f"host {hello.host} of this site", "host 0")
         config = self._config
         for ours, theirs, what in (
             (PROTOCOL_VERSION, hello.protocol_version, "version of the protocol; run both from one release of atoll"),

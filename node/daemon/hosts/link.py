@@ -8,11 +8,19 @@ from typing import Any, Generic, TypeVar
 
 from google.protobuf.message import Message
 
+from atoll import __version__
 from atoll.node.dataplane.slices import Filling, Items, messages, new_digest
-from atoll.node.host_protocol import MAX_DATA_BYTES, HostBeat
+from atoll.node.host_protocol import (
+    HOSTS_VERSION,
+    MAX_DATA_BYTES,
+    MAX_VERSION_CHARACTERS,
+    HostBeat,
+    HostHello,
+    HostWelcome,
+)
 from atoll.node.tasks import end
 from atoll.protocol import descriptors
-from atoll.protocol.errors import InvalidMessage, PeerError
+from atoll.protocol.errors import InvalidMessage, PeerError, RefusedError
 from atoll.protocol.v1 import hosts_pb2
 
 Envelope = TypeVar("Envelope", hosts_pb2.AttachRequest, hosts_pb2.AttachResponse)
@@ -24,6 +32,18 @@ CONNECTIONS_EACH = 64
 later: a link that comes and goes leaves several of each."""
 IDLE_LIMIT_S = 86_400.0
 """Of connections for slices, between two windows."""
+ATOLL_VERSION = __version__[:MAX_VERSION_CHARACTERS]
+
+
+def check_release(said: HostHello | HostWelcome, who: str, here: str) -> None:
+    """`who` has said that. Raises RefusedError if it speaks otherwise than this host, which is called `here`."""
+    if said.hosts_version == HOSTS_VERSION:
+        return
+    theirs = f"atoll {said.atoll_version}" if said.atoll_version else "an older atoll"
+    raise RefusedError(
+        f"{who} has {theirs} (version {said.hosts_version} of what hosts of a site say to each other), {here} has "
+        f"atoll {ATOLL_VERSION} (version {HOSTS_VERSION}): install one release on all hosts of the site"
+    )
 
 
 def most_connections(num_hosts: int) -> int:

@@ -36,7 +36,7 @@ MUTATIONS = (
         name="strangers keep all places for handshakes",
         rule="whoever takes long over a handshake makes room where others wait",
         where="coordinator.door_counts:Counts.late",
-        old="if self._waiting:",
+        old="if any(self._waiting.values()):",
         new="if False:",
         tests=(f"{COUNTS}::test_whoever_takes_long_over_a_handshake_makes_room_where_others_wait",),
     ),

@@ -72,7 +72,7 @@ MUTATIONS = (
         name="connections to the coordinator fill a relay",
         rule="what a relay carries for nobody it knows is bounded",
         where="node.relay.server:RelayServer._lead_to_coordinator",
-        old="len(self.to_coordinator) >= MAX_TO_COORDINATOR",
+        old="len(self.to_coordinator) + self._num_led >= MAX_TO_COORDINATOR",
         new="False",
         tests=(f"{SERVER}::test_connections_to_the_coordinator_are_bounded",),
     ),

@@ -124,9 +124,12 @@ MUTATIONS = (
         name="handshakes without a pace",
         rule="strangers cost the coordinator little",
         where="protocol.pages:Pages._serve",
-        old="not self._may_shake_hands(writer)",
+        old="self._handshakes.begin(source, now) is None",
         new="False",
-        tests=("tests/unit/protocol/test_pages.py::test_handshakes_have_a_pace_by_address_and_in_all",),
+        tests=(
+            "tests/unit/protocol/test_pages.py::"
+            "test_handshakes_have_a_pace_by_address_and_in_all_and_a_token_that_is_good_gives_more",
+        ),
     ),
     Mutation(
         name="a site says products before all of its parts have",

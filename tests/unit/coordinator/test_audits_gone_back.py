@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from atoll.coordinator.core.sites.conduct import Conduct
 from atoll.protocol import messages as m
+from atoll.protocol.plans import reducing
 from tests.harness.audited_story import FALSE, RIGHT, TRUTH, WRONG, Audited
+from tests.unit.coordinator.test_withheld_errors import FIRST, Fed
 
 
 def go_back(story: Audited, commit: int) -> None:
@@ -53,3 +55,18 @@ def test_what_a_site_was_found_out_for_counts_up_to_a_commit_and_no_further_once
     assert not conduct.offend(10, 10)
     assert conduct.offend(11, 11), "of another branch"
     assert conduct.is_second_offence
+
+
+def test_a_reducer_that_is_silent_as_the_run_goes_back_averages_nothing_for_a_while() -> None:
+    """Nobody can be given what it had added any more: it is as if nobody were left to ask."""
+    story = Fed()
+    story.answer(story.withheld)
+    assert len(story.withheld_from) == 2
+    go_back(story, FIRST - 1)
+    assert not story.evicted(), "not before the third round"
+    assert story.view.num_audits_unknown == 1
+    for name in story.names:
+        story.ready(name)
+    plan, site_id = story.plan(), story.sites[story.reducer].site_id
+    assert site_id in {c.site_id for c in plan.contributors}
+    assert site_id not in reducing(plan)

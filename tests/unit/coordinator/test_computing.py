@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from atoll.coordinator.computing import Computing
 from atoll.coordinator.config import CoordinatorConfig
 from atoll.coordinator.core import events as e
 from atoll.coordinator.core.sites import manifests
@@ -38,13 +39,24 @@ def test_a_fault_in_what_is_computed_beside_ends_the_coordinator_and_does_not_le
 
 
 def test_a_manifest_on_which_reading_fails_in_a_way_that_nobody_foresaw_is_refused(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Else nobody else could offer a model, and whoever sent it could end the coordinator."""
+    """Else nobody else could offer a model, and whoever sent it could end the coordinator. The log has where it was."""
 
     def fails(data: bytes, limit: int | None) -> None:
         raise RecursionError
 
     monkeypatch.setattr("atoll.protocol.wire.decode_manifest", fails)
-    found = manifests.read(ASKED)
+
+    async def main() -> e.ManifestRead:
+        heard: asyncio.Future[e.Event] = asyncio.get_running_loop().create_future()
+        ended = AssertionError("it ends the coordinator")
+        Computing(heard.set_result, lambda: heard.set_exception(ended)).begin(ASKED)
+        async with asyncio.timeout(LIMIT_S):
+            found = await heard
+        assert isinstance(found, e.ManifestRead)
+        return found
+
+    found = asyncio.run(main())
     assert (found.stream, found.problem, found.manifest) == (1, "RecursionError()", None)
+    assert "in fails\n    raise RecursionError" in caplog.text

@@ -115,6 +115,30 @@ def test_one_address_leaves_handshakes_to_others() -> None:
     assert counts.enter(0.0) == (most,)
 
 
+def test_some_addresses_that_begin_all_that_they_may_keep_out_neither_a_site_nor_a_newcomer() -> None:
+    """They end no handshake. A site comes back from an address from which it had come before, and another one comes for
+    the first time."""
+    counts, numbers = Counts(per_address=limits.CONNECTIONS_PER_ADDRESS, in_all=100_000), itertools.count()
+    site, newcomer, now = next(numbers), next(numbers), 0.0
+    a_crowd(counts, 1, first=site)
+    counts.enter(0.0)
+    counts.is_of(site, "site", 0.0)
+    counts.gone(site)
+    entered = set[int]()
+    while now < 60.0 and not entered >= {site, newcomer}:
+        for address in range(16):
+            while counts.come(number := next(numbers), f"10.9.0.{address}", now) == ():
+                counts.wait(number)
+        if now == 30.0:
+            for number, source in ((site, "10.1.0.0"), (newcomer, "10.2.0.0")):
+                assert counts.come(number, source, now) == ()
+                counts.wait(number)
+        entered.update(counts.enter(now))
+        assert not {site, newcomer} & set(counts.late(now)), "they are let in before they are too late"
+        now += limits.LOOK_EVERY_S
+    assert entered >= {site, newcomer}
+
+
 def test_handshakes_have_a_pace_and_those_of_sites_that_come_in_do_not_count() -> None:
     """However many addresses there are."""
     counts = Counts(per_address=2, in_all=100_000)
@@ -242,5 +266,5 @@ def test_counts_stay_true_whatever_happens() -> None:
     for one in here:
         counts.gone(one)
     assert len(counts) == 0
-    left = (counts._of_source, counts._of_identity, counts._waiting, counts._entered, counts._entered_of)
+    left = (counts._of_source, counts._of_identity, *counts._waiting.values(), counts._entered, counts._entered_of)
     assert not any(left), "nothing stays behind"

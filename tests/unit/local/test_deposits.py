@@ -86,6 +86,16 @@ def test_its_files_have_at_most_what_is_counted_against_the_limit_of_the_disk(tm
     assert sum(len(d.body) for d in kept) > max_bytes // 8, "it is used"
 
 
+def test_a_file_of_a_home_that_might_have_more_before_is_made_smaller(tmp_path: Path) -> None:
+    max_bytes, path = 1 << 20, tmp_path / "deposits.db"
+    with closing(DepositBox(path)) as box:
+        box.add([a_deposit(1, kind="ban"), *(a_deposit(n, n, bytes(100_000)) for n in range(2, 80))])
+    assert path.stat().st_size > 7 * max_bytes
+    with closing(DepositBox(path, max_bytes)) as box:
+        assert sum(file.stat().st_size for file in tmp_path.iterdir()) <= max_bytes + max_bytes // 4
+        assert [d.seq for d in all_of(box)] == [1, *range(71, 80)], "the newest, and what there are few of"
+
+
 def test_a_file_that_is_no_database_is_begun_anew(tmp_path: Path) -> None:
     path = tmp_path / "deposits.db"
     path.write_bytes(b"not a database" * 100)

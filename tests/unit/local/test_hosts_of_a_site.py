@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from atoll import __version__
 from atoll.node import host_protocol as hosts
 from atoll.node.core import events as e
 from atoll.node.core.events import FailureKind, Values
@@ -43,6 +44,12 @@ def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     ("wrong", "text"),
     [
         ({"protocol_version": PROTOCOL_VERSION + 1}, "run both from one release of atoll"),
+        (
+            {"hosts_version": 0, "atoll_version": ""},
+            "host 1 of this site has an older atoll (version 0 of what hosts of a site say to each other), host 0 has "
+            f"atoll {__version__} (version {hosts.HOSTS_VERSION}): install one release on all hosts of the site",
+        ),
+        ({"hosts_version": 9, "atoll_version": "7.1"}, "host 1 of this site has atoll 7.1 (version 9 of what hosts"),
         ({"site_name": "b"}, "host 0 of this site has 'a', this host 'b': --name"),
         ({"num_hosts": 3}, "host 0 of this site has 2, this host 3: --site-hosts"),
         ({"num_ranks": 4}, "host 0 of this site has 1, this host 4: number of ranks on each host (--ranks)"),
@@ -62,6 +69,27 @@ def test_a_host_that_was_told_something_else_is_refused_with_what_to_change(
             assert text in str(caught.value)
             assert site.events.empty(), "the core hears nothing of it"
             await host.close()
+
+    transport.run(main())
+
+
+def test_a_follower_whose_host_0_is_of_another_release_ends_with_both_versions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of an older one, which does not look at that and welcomes it."""
+    told = hosts.told
+
+    def of_another_release(message: hosts.HostTold) -> hosts_pb2.AttachResponse:
+        if isinstance(message, hosts.HostWelcome):
+            message = replace(message, hosts_version=0, atoll_version="")
+        return told(message)
+
+    monkeypatch.setattr(hosts, "told", of_another_release)
+
+    async def main() -> None:
+        async with led(tmp_path) as site, following(site.address, tmp_path) as host:
+            with pytest.raises(RefusedError, match=r"has an older atoll \(version 0 .*, this host has atoll "):
+                await host.task
 
     transport.run(main())
 

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from atoll.coordinator.authority import Authority
-from atoll.protocol import pages
+from atoll.protocol import addresses, handshakes, pages
+from atoll.protocol.handshakes import Crowd
 from atoll.protocol.http import PLAIN, Answer, plain_text
 from atoll.protocol.machine import Machine
 from atoll.protocol.pace import Pace
@@ -104,32 +105,40 @@ def test_silent_connections_make_room_over_tls_and_nobody_fills_the_log(
     assert not caplog.records
 
 
-def test_handshakes_have_a_pace_by_address_and_in_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_handshakes_have_a_pace_by_address_and_in_all_and_a_token_that_is_good_gives_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What comes beyond it ends before TLS begins, and other addresses are served."""
-    monkeypatch.setattr(pages, "HANDSHAKES_OF_ONE", Pace(at_once=2, per_s=1e-9))
-    monkeypatch.setattr(pages, "HANDSHAKES_OF_ALL", Pace(at_once=3, per_s=1e-9))
+    monkeypatch.setattr(handshakes, "OF_ONE", Pace(at_once=4, per_s=1e-9))
+    monkeypatch.setattr(handshakes, "FEW", Pace(at_once=1, per_s=1e-9))
+    num_of_all = {Crowd.MANY: 1, Crowd.FEW: 2, Crowd.KNOWN: 9}
+    paces = {crowd: Pace(at_once=num, per_s=1e-9) for crowd, num in num_of_all.items()}
+    monkeypatch.setattr(handshakes, "OF_ALL", paces)
+    monkeypatch.setattr(addresses, "source_of", lambda address: f"not {address}")  # as if from elsewhere
     authority = Authority.opened(tmp_path / "trust", "run", Machine())
     server_tls = ServerTls(authority.shown_on_pages(["localhost"]))
     mine = ssl.create_default_context(cadata=certificates.to_pem(authority.root.certificate).decode())
 
     async def main() -> None:
-        async with served(ByToken((), server_tls.context, lambda token: True)) as server:
+        async with served(ByToken((), server_tls.context, lambda token: token == "t")) as server:
             port = int(server.address.rpartition(":")[2])
 
-            async def is_served(address: str) -> bool:
+            async def asks(address: str, token: str) -> str:
                 try:
                     reader, writer = await asyncio.open_connection(
                         "127.0.0.1", port, ssl=mine, server_hostname="localhost", local_addr=(address, 0)
                     )
-                    writer.write(b"GET / HTTP/1.1\r\nAuthorization: Bearer t\r\n\r\n")
-                    found = (await reader.read()).endswith(BODY)
+                    writer.write(f"GET / HTTP/1.1\r\nAuthorization: Bearer {token}\r\n\r\n".encode())
+                    status = (await reader.read()).split()[1].decode()
                 except ConnectionError:
-                    return False
+                    return "cut off"
                 writer.close()
-                return found
+                return status
 
-            asked_by = ["127.0.0.1"] * 3 + ["127.0.0.2"] * 2
-            assert [await is_served(address) for address in asked_by] == [True, True, False, True, False]
+            stranger, viewer = "127.0.0.1", "127.0.0.2"
+            assert [await asks(stranger, "x") for _ in range(3)] == ["401", "401", "cut off"]
+            assert [await asks(viewer, "t") for _ in range(5)] == ["200"] * 4 + ["cut off"]
+            assert await asks("127.0.0.3", "t") == "cut off"
 
     asyncio.run(main())
 

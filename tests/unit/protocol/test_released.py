@@ -7,8 +7,11 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from google.protobuf.descriptor_pb2 import FileDescriptorProto, FileDescriptorSet
 
+from atoll.node.host_protocol import HOSTS_VERSION
 from atoll.protocol import PROTOCOL_VERSION
+from atoll.protocol.v1 import hosts_pb2
 from tests.harness import released
 
 
@@ -32,6 +35,30 @@ def test_what_is_kept_is_the_protocol_of_the_commit_that_it_names(tmp_path: Path
     assert released.image_of(code) == released.IMAGE.read_bytes(), "renew both with `make released`"
     (found,) = released.VERSION.findall((tmp_path / "protocol" / "__init__.py").read_text())
     assert int(found) == release.protocol_version <= PROTOCOL_VERSION
+    assert released.hosts_version_of(tmp_path) == release.hosts_version
+
+
+def fields_of(file: FileDescriptorProto) -> dict[str, list[tuple[object, ...]]]:
+    return {
+        message.name: [(f.name, f.number, f.type, f.label, f.type_name) for f in message.field]
+        for message in file.message_type
+    }
+
+
+def test_hosts_of_two_releases_that_say_other_things_to_each_other_have_other_versions() -> None:
+    """They refuse each other by that; sites of a run, which may be of two releases, have PROTOCOL_VERSION."""
+    (before,) = (
+        file
+        for file in FileDescriptorSet.FromString(released.IMAGE.read_bytes()).file
+        if file.name.endswith("v1/hosts.proto")
+    )
+    now = FileDescriptorProto()
+    hosts_pb2.DESCRIPTOR.CopyToProto(now)
+    version = released.last_release().hosts_version
+    if fields_of(now) == fields_of(before):
+        assert version == HOSTS_VERSION
+    else:
+        assert version < HOSTS_VERSION, "raise HOSTS_VERSION in node/host_protocol.py"
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import ssl
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable
+from contextlib import ExitStack
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -22,11 +23,12 @@ from atoll.node.relay import server as server_module
 from atoll.node.relay.client import RelayClient
 from atoll.node.relay.outgoing import Route
 from atoll.node.relay.server import RelayServer
-from atoll.protocol import transport
-from atoll.protocol.addresses import HERE, Relayed, parse_proxy
+from atoll.protocol import handshakes, transport
+from atoll.protocol.addresses import HERE, Relayed, parse_address, parse_proxy
 from atoll.protocol.dates import date_of
 from atoll.protocol.errors import InvalidMessage, PeerError, RefusedError
 from atoll.protocol.machine import REAL, Machine
+from atoll.protocol.pace import Pace
 from atoll.protocol.trust import certificates
 from atoll.protocol.trust.certificates import Root
 from atoll.protocol.trust.names import Kind
@@ -44,6 +46,7 @@ from tests.harness.relaying import (
     until_attached,
 )  # fmt: skip
 from tests.unit.trust.test_security import NOW_S, SALT, tls
+from tests.unit.trust.test_server_tls import any_client
 
 
 def played(
@@ -141,6 +144,34 @@ def test_who_shows_nothing_or_speaks_something_else_gets_nothing() -> None:
     played(play)
 
 
+def test_handshakes_without_a_certificate_have_a_pace_and_those_of_sites_do_not_count(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(handshakes, "OF_ONE", Pace(at_once=3, per_s=1e-9))
+    to_relay = ssl.MemoryBIO()
+    with pytest.raises(ssl.SSLWantReadError):
+        any_client().wrap_bio(ssl.MemoryBIO(), to_relay).do_handshake()
+    hello = to_relay.read()
+
+    async def play(server: RelayServer, relay: str) -> None:
+        async def begins() -> bool:
+            with socket.create_connection(parse_address(relay), LIMIT_S, source_address=("127.0.0.2", 0)) as connection:
+                connection.setblocking(False)
+                loop = asyncio.get_running_loop()
+                try:
+                    await loop.sock_sendall(connection, hello)
+                    return bool(await loop.sock_recv(connection, 1))
+                except ConnectionError:
+                    return False
+
+        assert [await begins() for _ in range(5)] == [True] * 3 + [False] * 2
+        for _ in range(5):
+            with await called("a", relay, "b") as connection:
+                assert await echoed(connection, b"x") == b"x"
+
+    played(play)
+
+
 def test_a_site_that_expects_a_relay_takes_no_site_for_one() -> None:
     async def main() -> None:
         async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -170,6 +201,27 @@ def test_silent_strangers_make_room_for_others_and_have_no_long_time(monkeypatch
         await comes_to_nothing(late)
         for connection in silent:
             connection.close()
+
+    played(play)
+
+
+def test_an_address_that_opens_connections_and_says_nothing_makes_room_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many: a site of another address has all the time that it needs."""
+    monkeypatch.setattr(server_module, "MAX_STRANGERS", 3)
+
+    async def play(server: RelayServer, relay: str) -> None:
+        loop, no_ticket = asyncio.get_running_loop(), b"T" + bytes(32)
+        with ExitStack() as stack:
+            slow = stack.enter_context(await outgoing.connect(Route(relay)))
+            for _ in range(20):
+                flooding = stack.enter_context(socket.socket())
+                flooding.setblocking(False)
+                flooding.bind(("127.0.0.2", 0))
+                await loop.sock_connect(flooding, parse_address(relay))
+            await loop.sock_sendall(flooding, no_ticket)  # they are taken in their order
+            await until(lambda: server.num_strangers == 1)
+            await comes_to_nothing(slow, no_ticket)
+            assert server.num_strangers == 2, "it was heard"
 
     played(play)
 
@@ -434,7 +486,7 @@ def test_who_expects_the_coordinator_is_led_to_it() -> None:
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test", handlers),))
         port = transport.bind(server, "127.0.0.1:0", tls(Kind.COORDINATOR).of_server())
         await server.start()
-        async with relaying(coordinator=f"127.0.0.1:{port}") as relay:
+        async with relaying(coordinator=f"127.0.0.1:{port}") as relay, echoing() as echoes:
             before = tls(Kind.SITE_IDENTITY, "a")
             channel = transport.open_channel(
                 relay.address, handshake=before.towards(Kind.COORDINATOR), max_message_bytes=1 << 20
@@ -446,6 +498,7 @@ def test_who_expects_the_coordinator_is_led_to_it() -> None:
             await until(lambda: not relay.to_coordinator)
             loop, name = asyncio.get_running_loop(), before.towards(Kind.COORDINATOR).expected.encode()
             hello = b"\x16\x03\x01" + (len(name)).to_bytes(2, "big") + name
+            relay._coordinators = lambda: [echoes]
             with await outgoing.connect(Route(relay.address)) as connection:
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 for at in range(len(hello)):
