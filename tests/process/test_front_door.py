@@ -253,7 +253,7 @@ def test_an_address_that_floods_is_dropped_by_the_kernel(monkeypatch: pytest.Mon
         with contextlib.ExitStack() as clients:
             for num_before in range(2 + 6):
                 clients.enter_context(connected(behind.port))
-                while door.num_open + door.turned_away.total() == num_before:
+                while door.num_open + door.turned_away.total() == num_before:  # noqa: ASYNC110
                     await asyncio.sleep(0)
             assert door.turned_away == {Turned.ADDRESS: 6}
             with pytest.raises(TimeoutError):

@@ -974,9 +974,7 @@ MUTATIONS = (
         where="node.daemon.hosts.replicas:Replicas.share_snapshot.is_awaited",
         old="is_wanted() and self._shared[fragment] == of",
         new="is_wanted()",
-        tests=(
-            f"{BETWEEN}::test_what_a_host_took_of_the_next_snapshot_is_not_this_one_which_nobody_waits_for",
-        ),
+        tests=(f"{BETWEEN}::test_what_a_host_took_of_the_next_snapshot_is_not_this_one_which_nobody_waits_for",),
     ),
     Mutation(
         name="what is known of snapshots that were given up is kept",
