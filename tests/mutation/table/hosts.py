@@ -1144,4 +1144,12 @@ MUTATIONS = (
         new='            log.debug("%s",',
         tests=("tests/unit/local/test_followers.py::test_systemd_and_probes_hear_of_a_host_that_does_not_lead",),
     ),
+    Mutation(
+        name="a host looks names up in its event loop",
+        rule="a host whose resolver is slow is not lost to its site",
+        where="node.daemon.hosts.slices_between:SlicesServed.open",
+        old="await asyncio.to_thread(local_address_towards, config.site_address)",
+        new="local_address_towards(config.site_address)",
+        tests=(FOLLOWERS,),
+    ),
 )
