@@ -26,7 +26,7 @@ def test_a_straggler_receives_and_contributes_all_its_tokens_and_the_values_are_
 ) -> None:
     """One site is three times slower. Every value that any worker ever had is computed again and compared."""
     sync = SyncSettings(every=EVERY, chunk_elements=50, codec="fp32")
-    settings = replace(SETTINGS, steps=15 * EVERY, data="local", quorum=2, sync=sync, time_limits="wan")
+    settings = replace(SETTINGS, steps=15 * EVERY, data="local", quorum=2, sync=sync)
     model = ["--tensors", "a=30x4,b=10"]
     delays_s = {"a": 0.1, "b": 0.1, "c": 0.3}
     traces = {name: tmp_path / f"{name}.jsonl" for name in delays_s}
