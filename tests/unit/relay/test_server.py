@@ -53,6 +53,7 @@ def played(play: Callable[[RelayServer, str], Awaitable[None]], bytes_a_day: int
         async with echoing() as port, relaying(bytes_a_day) as server:
             with attached("b", server.address, port):
                 await until_attached(server, "b")
+from tests.harness.sockets import free_address
                 async with asyncio.timeout(2 * LIMIT_S):
                     await play(server, server.address)
 
@@ -281,7 +282,7 @@ def test_a_call_that_nobody_comes_to_ends(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_a_site_comes_back_to_a_relay_that_was_away() -> None:
     async def main() -> None:
-        async with echoing() as port, relaying() as first:
+        async with echoing() as port, relaying(address=free_address()) as first:
             with attached("b", first.address, port) as at_b:
                 await until_attached(first, "b")
                 await until(lambda: at_b.is_attached)
