@@ -43,6 +43,7 @@ from tests.harness.relaying import (
     until,
     until_attached,
 )  # fmt: skip
+from tests.harness.sockets import free_address
 from tests.unit.trust.test_security import NOW_S, SALT, tls
 
 
@@ -53,7 +54,6 @@ def played(play: Callable[[RelayServer, str], Awaitable[None]], bytes_a_day: int
         async with echoing() as port, relaying(bytes_a_day) as server:
             with attached("b", server.address, port):
                 await until_attached(server, "b")
-from tests.harness.sockets import free_address
                 async with asyncio.timeout(2 * LIMIT_S):
                     await play(server, server.address)
 
