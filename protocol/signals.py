@@ -24,7 +24,7 @@ _NUMBERS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Signals:
-    """Made in the main thread, in the loop; `close` puts back what was there.
+    """Made in the main thread, in the loop; `close` puts back what was there, unless a signal was heard.
 
     Handlers of Python, not of the loop: they are heard while the loop is blocked, or closed, and threads are joined.
     """
@@ -40,6 +40,11 @@ class Signals:
         self._before = {number: signal.signal(number, self._heard) for number in _NUMBERS}
 
     def close(self) -> None:
+        """After a signal the next one is heard still: asyncio's own handler would take it for the first, and the end of
+        the loop waits for threads."""
+        if self.num_heard:
+            self.again = lambda _: end_process(ENDED_AT_ONCE)
+            return
         for number, handler in self._before.items():
             signal.signal(number, handler)
 

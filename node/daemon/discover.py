@@ -72,7 +72,8 @@ def settings_in(text: str, address: str) -> RunSettings:
 
 
 def local_address_towards(address: str) -> str:
-    """The local IP address of a connection to `address`. Raises HostError if there is no route or name."""
+    """The local IP address of a connection to `address`. Raises HostError if there is no route or name. In a thread: a
+    name may be looked up for many seconds."""
     host, port = addresses.parse_address(address)
     try:
         family, kind, _, _, target = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
@@ -81,10 +82,13 @@ def local_address_towards(address: str) -> str:
             return str(probe.getsockname()[0])
     except OSError as error:
         raise HostError(f"no route to {address}: {error.strerror}") from None
+    except UnicodeError:
+        raise HostError(f"no route to {address}: {host!r} is no name of a machine") from None
 
 
 def address_for_peers(listen: str, port: int, coordinator: str) -> str:
-    """What peers are told of a node that listens on `listen`: for all addresses, the one towards the coordinator."""
+    """What peers are told of a node that listens on `listen`: for all addresses, the one towards the coordinator. In a
+    thread, as that."""
     host, _ = addresses.parse_address(listen)
     if host in ("0.0.0.0", "::"):
         host = local_address_towards(coordinator)

@@ -82,13 +82,17 @@ class Launcher:
         self._tree = tree = WorkerTree(generation, Path(socket_path).parent)
         self.meeting = meeting
         try:
-            self._spawn(tree, socket_path)
+            host = LOOPBACK_ADDRESS
+            if self._config.site_hosts > 1:
+                host = await asyncio.to_thread(local_address_towards, self._config.site_address)
+            self._spawn(tree, socket_path, host)
         except BaseException:
             await self._end(tree)
             raise
         self._watching = watched(self._watch(tree), self._on_failure)
 
-    def _spawn(self, tree: WorkerTree, socket_path: str) -> None:
+    def _spawn(self, tree: WorkerTree, socket_path: str, host: str) -> None:
+        """`host`: this machine, as ranks of other hosts find it."""
         config, environment = self._config, self._environment(tree, socket_path)
         if config.launcher == "torchrun":
             agent = agent_command(config, tree.folder)
@@ -97,10 +101,7 @@ class Launcher:
             return
         command = rank_command(config)
         without_gpu = environment | {"CUDA_VISIBLE_DEVICES": ""}
-        host, interface = LOOPBACK_ADDRESS, LOOPBACK
-        if config.site_hosts > 1:
-            host = local_address_towards(config.site_address)
-            interface = config.interface or interface_with(host)
+        interface = LOOPBACK if config.site_hosts == 1 else config.interface or interface_with(host)
         if self.meeting is None:
             self._store = store = StoreSocket(host, lambda fd: tree.spawn_store(store_command(fd), fd, without_gpu))
             self.meeting = Meeting(address=store.address, group_name=tree.folder.name)

@@ -71,7 +71,7 @@ async def meet_peers(
     hub.incarnation, hub.num_processes = home.incarnation, config.exchange_processes
     if config.max_upload_bytes_per_s:
         hub.uplink.cap = UploadCap(config.max_upload_bytes_per_s, asyncio.get_running_loop().time())
-    towards_peers = LOOPBACK if config.relay else local_address_towards(towards)
+    towards_peers = LOOPBACK if config.relay else await asyncio.to_thread(local_address_towards, towards)
     listen_on = config.listen or addresses.join_address(towards_peers, 0)
     port = await listen_for_peers(hub, listen_on, machine, security, stack)
     attached = None
@@ -80,7 +80,7 @@ async def meet_peers(
         attached = relays.attach(config.relay, home.incarnation, addresses.on_this_machine(listen_on, port))
         address = str(Relayed(config.name, config.relay))
     else:
-        address = config.advertise or address_for_peers(listen_on, port, towards)
+        address = config.advertise or await asyncio.to_thread(address_for_peers, listen_on, port, towards)
     if security is PLAIN:
         who = "each user of this machine" if addresses.is_loopback(listen_on) else "whoever reaches it"
         here = addresses.join_address(addresses.parse_address(listen_on)[0], port)

@@ -54,10 +54,9 @@ class Attached:
                 problem = await self._once()
                 if self.is_attached and loop.time() - began > MOST_WAIT_S:
                     wait_s = FIRST_WAIT_S
-                self.is_attached = False
                 if problem != self.problem:
                     log.warning("not attached to the relay at %s: %s", self._route.relay, problem)
-                self.problem = problem
+                self.problem, self.is_attached = problem, False
                 await asyncio.sleep(wait_s * self._machine.random.uniform(0.5, 1.0))
                 wait_s = min(2.0 * wait_s, MOST_WAIT_S)
         finally:

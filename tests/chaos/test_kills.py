@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -62,7 +63,7 @@ def test_a_node_and_the_coordinator_are_killed_at_once(tmp_path: Path) -> None:
 
 def test_workers_are_killed(tmp_path: Path) -> None:
     """The first ones while they train, the next ones as their snapshot is exchanged: it stays in the sync."""
-    with ChaosRun(tmp_path, LARGE, LARGE_WORKER) as run:
+    with ChaosRun(tmp_path, replace(LARGE, time_limits="wan"), LARGE_WORKER) as run:
         run.begin("ab")
         for phase in ("training", "exchanging"):
             failures = len(run.journal("b", "WorkersFailed"))

@@ -10,6 +10,7 @@ import asyncio
 import inspect
 import os
 import shutil
+import socket
 import sys
 import tempfile
 import traceback
@@ -28,8 +29,8 @@ SIMULATION = f"{TESTS}simulation{os.sep}"
 ENDED = 97
 """An exit code that no process of the program has."""
 MUCH_BYTES = 1 << 20
-STARTS = ("coordinator/main.py", "node/daemon/main.py", "node/daemon/time_off.py")
-IN_STARTS = ("serve", "_opened", "_begun", "_stay", "stay_off", "_run")
+STARTS = ("coordinator/main.py", "coordinator/front_door.py", "node/daemon/main.py", "node/daemon/time_off.py")
+IN_STARTS = ("serve", "listen", "_opened", "_begun", "_stay", "stay_off", "_run")
 """What these coroutines of theirs call themselves happens before anybody is served."""
 LOOKERS_ON = ("watched", "watched_output", "allocate", "write_whole")
 """Functions of the simulator around those of the program: events, outputs, and a disk that may be full."""
@@ -63,6 +64,7 @@ def install(*, coordinator: bool = True, node: bool = True, ends_process: bool =
         (os, "remove"),
         (os, "pread"),
         (os, "pwrite"),
+        (socket, "getaddrinfo"),  # also of a number, which takes no time
         (shutil, "rmtree"),
         (shutil, "copyfile"),
         (layout, "state_hash"),

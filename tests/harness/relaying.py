@@ -33,6 +33,7 @@ async def relaying(
     max_pairs: int = 99,
     machine: Machine = REAL,
     coordinator: str = "127.0.0.1:9",
+    address: str = "127.0.0.1:0",
 ) -> AsyncIterator[RelayServer]:
     server = RelayServer(
         "run",
@@ -43,7 +44,7 @@ async def relaying(
         max_pairs=max_pairs,
         idle_limit_s=idle_limit_s,
     )
-    await server.start("127.0.0.1:0")
+    await server.start(address)
     try:
         yield server
     finally:

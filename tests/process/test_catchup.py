@@ -152,7 +152,7 @@ def test_where_some_lack_payloads_and_another_is_always_busy_chunks_are_fetched(
                 raise NotYetError("6 requests are served here already")
 
             busy.hub.served_donor().payloads = payloads  # type: ignore[method-assign]
-            got = await fetch(run, away, [first, busy], stall_limit_s=0.5)
+            got = await fetch(run, away, [first, busy], stall_limit_s=2)
             assert got.commit == 5
             assert records(away) == records(first)
 
@@ -383,7 +383,7 @@ def test_a_donor_of_wrong_payloads_that_falls_silent_when_it_is_asked_alone_hold
                 return read(commit, 1 if chunk == 0 else chunk)
 
             bad.log.read = wrong  # type: ignore[method-assign]
-            got = await fetch(run, away, [bad, good], stall_limit_s=0.5)
+            got = await fetch(run, away, [bad, good], stall_limit_s=2)
             assert (got.commit, got.state_hash) == (3, good.outer.state_hash())
             assert asked == {1}
             assert away.log.commits() == good.log.commits()

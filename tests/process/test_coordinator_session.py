@@ -30,6 +30,7 @@ from atoll.protocol import messages as m
 from atoll.protocol.errors import ConfigError, HostError
 from atoll.protocol.messages import Deposit
 from atoll.protocol.pace import Pace
+from atoll.protocol.settings import RunSettings
 from atoll.protocol.v1 import session_pb2, session_pb2_grpc
 from tests.harness.calls import ENDED, done_writing, write
 from tests.harness.coordinator_story import a_hash, a_manifest, some_settings
@@ -134,10 +135,12 @@ class Client:
         await asyncio.gather(self._writing, return_exceptions=True)
 
 
-def serving(test: Callable[[CoordinatorServer], Awaitable[None]], tmp_path: Path) -> None:
+def serving(
+    test: Callable[[CoordinatorServer], Awaitable[None]], tmp_path: Path, settings: RunSettings = SETTINGS
+) -> None:
     async def main() -> None:
         config = CoordinatorConfig(store_path=tmp_path / "run.db", listen="127.0.0.1:0", http_listen="")
-        server = CoordinatorServer(config, SETTINGS, MemoryStore())
+        server = CoordinatorServer(config, settings, MemoryStore())
         await server.start()
         running = asyncio.create_task(server.run())
         try:
@@ -429,28 +432,35 @@ def test_the_event_loop_answers_while_a_large_manifest_is_read(tmp_path: Path, m
     serving(test, tmp_path)
 
 
-def test_a_site_that_does_not_read_is_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_site_that_does_not_read_is_cut_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr(limits, "MAX_QUEUED_SENDS", 8)
     monkeypatch.setattr(limits, "PACE_OF_MESSAGES", Pace(at_once=2_000_000, per_s=1.0))
 
     async def test(server: CoordinatorServer) -> None:
-        a = Client(server.address, "a")
+        narrow = grpc.aio.insecure_channel(
+            server.address, options=[("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 1 << 12)]
+        )
+        a, deaf = Client(server.address, "a"), Client(server.address, "deaf", channel=narrow)
         await a.join()
-        deaf = Client(server.address, "deaf")
         await deaf.join()
-        # Large answers that nobody takes: the transport's windows fill up, then the queue.
+        a.say(m.Applied(commit=0, state_hash=a_hash("s0")))
+        # Nobody takes the answers: the transport's window fills up, which does not grow here, then the queue.
         sent = 0
         while (await server.document())["sites"][1]["connected"]:
             deaf.say(m.FindSources(has_state=False, after_commit=0))
             sent += 1
             await asyncio.sleep(0)
-            assert sent < 2_000_000
-        a.say(m.Applied(commit=0, state_hash=a_hash("s0")))
-        await a.hear(m.Pulse)
+            assert sent < 1_000_000
+        a.say(m.FindSources(has_state=False, after_commit=0))
+        await a.hear(m.Sources)
         await a.close()
         await deaf.close()
 
-    serving(test, tmp_path)
+    # Its lease is not what ends it.
+    serving(test, tmp_path, replace(SETTINGS, time_limits="wan"))
+    assert "is cut off: 8 messages wait for a site that does not read" in caplog.text
 
 
 def test_a_site_that_floods_one_kind_of_message_waits_and_others_do_not(
@@ -578,6 +588,7 @@ from atoll.coordinator.core.events import Record
 from atoll.coordinator.main import serve
 from atoll.protocol.errors import AtollError
 from atoll.protocol.pace import Pace
+from atoll.protocol.settings import RunSettings
 from atoll.protocol.settings import RunSettings
 config = CoordinatorConfig(store_path=Path(sys.argv[1]), listen="127.0.0.1:0", http_listen="127.0.0.1:0")
 try:

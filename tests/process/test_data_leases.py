@@ -54,9 +54,9 @@ def test_a_site_that_comes_back_leases_anew(tmp_path: Path) -> None:
 
 def test_a_frozen_site_is_evicted_and_what_it_trained_is_done_again(tmp_path: Path) -> None:
     with a_run(tmp_path) as run:
-        run.begin("abc", 3)
+        before = run.begin("abc", 3)["num_evicted"]
         with run.frozen(run.nodes["c"]):
-            run.wait(lambda s: s["num_evicted"] == 1, LIMIT_S, "c is evicted")
+            run.wait(lambda s: s["num_evicted"] > before, LIMIT_S, "c is evicted")
         run.wait_for_contributors("abc")
         assert any("local progress is discarded" in line["text"] for line in run.journal("c", "report"))
         run.end_well()

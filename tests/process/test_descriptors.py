@@ -82,7 +82,7 @@ def test_idle_connections_end_no_node_and_close_no_page(tmp_path: Path) -> None:
     )
     with LocalRun(tmp_path, settings) as run:
         coordinator = run.start_coordinator(prefix=HARD_1024, extra=("--http-listen", "127.0.0.1:0"))
-        page = coordinator.wait_for_line(r"status page (http://\S+/)", 30).group(1)
+        page = coordinator.wait_for_line(r"status page (http://\S+/)", LIMIT_S).group(1)
         for name in "ab":
             run.start_node(name, SLOW, prefix=HARD_1024)
         status = run.wait(lambda s: s["last_commit"] >= 1, LIMIT_S, "a commit")

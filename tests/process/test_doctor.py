@@ -15,7 +15,6 @@ from atoll.protocol.machine import Machine
 from atoll.protocol.trust import enrolled
 from tests.harness.local_run import LocalRun
 from tests.harness.sockets import free_address
-from tests.process.test_reach import closed_port
 from tests.process.test_secured_runs import FOREVER, LIMIT_S, MODEL, atoll, count_contributors
 
 pytestmark = pytest.mark.timeout(400)
@@ -40,7 +39,7 @@ def test_links_are_measured_and_a_peer_dials_this_machine(tmp_path: Path) -> Non
         ):
             assert any(re.match(shown, line) for line in process.lines), process.lines
 
-        found, nowhere = enrolled.joined(home), closed_port()
+        found, nowhere = enrolled.joined(home), free_address()
         asked = doctor_links.Asked(
             joined=found,
             coordinator=run.address,

@@ -26,8 +26,8 @@ from atoll.protocol.v1 import peer_pb2
 from tests.harness.calls import ENDED, write
 from tests.harness.local_run import LocalRun
 from tests.harness.sites import OPTIMIZER, Run, Site, big_layout, small_layout, until
+from tests.harness.sockets import free_address
 from tests.process.test_catchup import records
-from tests.process.test_reach import closed_port
 from tests.process.test_runs import LIMIT_S, SETTINGS, SLOW, WORKER, assert_equal_at_the_end
 
 pytestmark = pytest.mark.timeout(400)
@@ -42,7 +42,7 @@ class Transfer:
         self.asked: list[tuple[int, ...]] = []
         self.undialable: tuple[int, ...] = ()
         self.on_ask: Callable[[], None] = lambda: None
-        self.addresses = {site.site_id: closed_port() for site in donors}
+        self.addresses = {site.site_id: free_address() for site in donors}
 
     def sources(self) -> Sources:
         found = self.run.sources(self.donors)
@@ -178,7 +178,7 @@ def test_if_neither_can_dial_the_other_the_reason_says_so(tmp_path: Path) -> Non
             donors = await run.add(1)
             (joiner,) = await run.add(seeded=False)
             transfer = Transfer(run, joiner, donors, stall_s=1.0)
-            joiner.address = closed_port()
+            joiner.address = free_address()
             with pytest.raises(PeerError, match="cannot dial site 1, and asked to dial this site, none of them does"):
                 await transfer.fetch()
             assert (1,) in transfer.asked
@@ -238,7 +238,7 @@ def test_a_site_joins_a_run_whose_only_state_is_behind_a_closed_port(tmp_path: P
     are needed to go on."""
     with LocalRun(tmp_path, replace(SETTINGS, min_sites=2, quorum=2)) as run:
         run.start_coordinator()
-        run.start_node("a", SLOW, extra=["--advertise", closed_port()])
+        run.start_node("a", SLOW, extra=["--advertise", free_address()])
         run.wait(lambda s: any(site["last_commit"] == 0 for site in s["sites"]), LIMIT_S, "a makes the starting state")
         second = run.start_node("b", SLOW)
         run.wait(lambda s: s["last_commit"] >= 1, LIMIT_S, "b has the state and contributes")

@@ -26,7 +26,7 @@ def error_commits(run: LocalRun, name: str) -> list[tuple[int, list[int]]]:
 
 
 def test_each_commit_leaves_an_error_and_all_sites_hold_the_same_bits(tmp_path: Path) -> None:
-    with LocalRun(tmp_path, replace(SETTINGS, sync=SIGN1)) as run:
+    with LocalRun(tmp_path, replace(SETTINGS, quorum=3, sync=SIGN1)) as run:
         run.start_coordinator()
         for name in "abc":
             run.start_node(name, WORKER)
@@ -57,7 +57,8 @@ def test_a_site_that_was_killed_comes_back_with_its_error_and_the_others_keep_th
         assert run.wait_all(LIMIT_S) == {"a": 0, "b": 0, "c": 0}
         last = run.status()["last_commit"]
         assert len(set(run.hashes(last).values())) == 1
-        contributors = {c["commit"]: c["contributors"] for c in run.status()["commits"]}
+        log = log_of(run)  # the status has the newest commits alone
+        contributors = {commit.commit: names for commit, names in log}
         for name in "abc":
             found = error_commits(run, name)
             assert found[-1][0] == last
@@ -65,7 +66,6 @@ def test_a_site_that_was_killed_comes_back_with_its_error_and_the_others_keep_th
                 assert (errors == [number]) == (name in contributors[number]), (name, number, errors)
         assert "c" in contributors[last]
         assert any("c" not in names for names in contributors.values())
-        log = log_of(run)
     with_c = [(commit, commit.error_commits[names.index("c")]) for commit, names in log if "c" in names]
     advanced = {number for number, errors in error_commits(run, "c") if errors == [number]}
     for (before, _), (commit, number) in pairwise(with_c):

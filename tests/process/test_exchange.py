@@ -375,7 +375,7 @@ def test_an_attempt_that_is_dropped_while_it_begins_leaves_nothing_in_the_log(tm
             def drop() -> None:
                 with lock:
                     has_it.set()
-                    assert go_on.wait(30)
+                    assert go_on.wait(60)
                     first.log.drop(1)
 
             dropping = asyncio.create_task(asyncio.to_thread(drop))
@@ -468,7 +468,7 @@ class GatedData(SyncData):
 
     def check(self, chunk: int, data: bytes | bytearray | memoryview) -> None:
         self.num_waiting += 1
-        self.gate.wait(30)
+        self.gate.wait(60)
         super().check(chunk, data)
 
 
@@ -482,7 +482,7 @@ def test_a_contribution_that_is_checked_while_the_next_attempt_begins_counts_in_
             gated = GatedData(second)
             tasks = [asyncio.create_task(e.run()) for e in (first.begin(plan), second.begin(plan, gated))]
             await until(lambda: gated.num_waiting > 0)
-            again = replace(next_attempt(plan, run.layout, [first, second]), stall_limit_s=20)
+            again = next_attempt(plan, run.layout, [first, second])
             begun = [first.begin(again), second.begin(again)]
             gated.gate.set()
             await asyncio.gather(*tasks, return_exceptions=True)

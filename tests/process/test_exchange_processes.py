@@ -17,6 +17,7 @@ import pytest
 from atoll.coordinator import admin
 from atoll.protocol.addresses import parse_address
 from atoll.protocol.errors import HostError
+from tests.harness.chaos import command_line, descendants
 from tests.harness.local_run import LocalRun, Process
 from tests.harness.pidfd import still_there
 from tests.harness.sockets import free_address
@@ -75,9 +76,7 @@ def test_sites_of_one_two_and_three_processes_hold_the_same_bits(tmp_path: Path,
 
 def processes_of(node: Process) -> list[int]:
     """The exchange processes beside it."""
-    tasks = Path(f"/proc/{node.popen.pid}/task").iterdir()
-    children = [int(child) for task in tasks for child in (task / "children").read_text().split()]
-    return [pid for pid in children if b"exchange_processes" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    return [p for p in descendants(node.popen.pid) if any("exchange_processes" in word for word in command_line(p))]
 
 
 def start(run: LocalRun, name: str, num_processes: int, *worker: str) -> Process:

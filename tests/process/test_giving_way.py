@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,17 +27,18 @@ def test_all_threads_of_a_node_that_compute_give_way_and_its_workers_do_not(tmp_
         own = os.getpriority(os.PRIO_PROCESS, 0)
         for node in nodes:
             pid = node.popen.pid
-            found = niceness_of_threads(pid)
-            assert found.pop(pid) == own, "the event loop"
+            found = threads_of(pid)
+            assert found.pop(pid)[1] == own, "the event loop"
             for pool in ("exchange", "disk"):
-                assert {found[thread] for thread in threads_of(pid, pool)} == {own + 7}, pool
-            assert all(value == own for worker in descendants(pid) for value in niceness_of_threads(worker).values())
+                assert {value for name, value in found.values() if name == pool} == {own + 7}, pool
+            assert all(value == own for worker in descendants(pid) for _, value in threads_of(worker).values())
 
 
-def threads_of(pid: int, pool: str) -> list[int]:
-    named = Path(f"/proc/{pid}/task").glob("*/comm")
-    return [int(comm.parent.name) for comm in named if comm.read_text().strip() == pool]
-
-
-def niceness_of_threads(pid: int) -> dict[int, int]:
-    return {int(tid): os.getpriority(os.PRIO_PROCESS, int(tid)) for tid in os.listdir(f"/proc/{pid}/task")}
+def threads_of(pid: int) -> dict[int, tuple[str, int]]:
+    """Name and niceness of each; threads of libraries come and go."""
+    found = {}
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        with suppress(FileNotFoundError, ProcessLookupError):
+            name = (task / "comm").read_text().strip()
+            found[int(task.name)] = name, os.getpriority(os.PRIO_PROCESS, int(task.name))
+    return found

@@ -45,6 +45,8 @@ SETTINGS = RunSettings(
 ONE_BIT = SyncSettings(
     strategy="momentum", every=1, warmup_commits=20, codec="int4", up="sign1", error_feedback=1.0, log_commits=64
 )
+BOTH = replace(SETTINGS, quorum=2, time_limits="wan")
+"""Both sites are in each commit, on however busy a machine."""
 MATRICES = ("0.weight", "2.weight")
 F32 = npt.NDArray[Any]
 
@@ -138,7 +140,7 @@ def is_as_the_reference(run: LocalRun, log: Log, outer: OuterSettings) -> None:
 
 
 def test_two_sites_of_different_shape_are_one_process_in_numpy(tmp_path: Path) -> None:
-    with LocalRun(tmp_path, SETTINGS) as run:
+    with LocalRun(tmp_path, BOTH) as run:
         run.start_coordinator()
         start(run, "one")
         start(run, "two", "--fsdp2", ranks=2)
@@ -149,7 +151,7 @@ def test_two_sites_of_different_shape_are_one_process_in_numpy(tmp_path: Path) -
 
 
 def test_a_site_of_two_hosts_hands_in_the_gradients_of_both(tmp_path: Path) -> None:
-    with LocalRun(tmp_path, SETTINGS) as run:
+    with LocalRun(tmp_path, BOTH) as run:
         run.start_coordinator()
         start(run, "one")
         address = free_address()
@@ -162,7 +164,7 @@ def test_a_site_of_two_hosts_hands_in_the_gradients_of_both(tmp_path: Path) -> N
 
 
 def test_a_site_of_two_exchange_processes_hands_in_the_same_gradients(tmp_path: Path) -> None:
-    with LocalRun(tmp_path, SETTINGS) as run:
+    with LocalRun(tmp_path, BOTH) as run:
         run.start_coordinator()
         start(run, "one")
         start(run, "two", extra=["--exchange-processes", "2"])
@@ -311,7 +313,7 @@ def is_nearly_the_reference(run: LocalRun, log: Log) -> None:
 
 
 def test_0_1_adam_of_sites_of_different_shape_is_one_process_in_numpy(tmp_path: Path) -> None:
-    with LocalRun(tmp_path, replace(SETTINGS, steps=60, sync=IN_PHASES)) as run:
+    with LocalRun(tmp_path, replace(BOTH, steps=60, sync=IN_PHASES)) as run:
         run.start_coordinator()
         start(run, "one", "--optimizer", "zeroone")
         start(run, "two", "--optimizer", "zeroone", "--fsdp2", ranks=2)

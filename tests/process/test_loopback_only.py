@@ -68,7 +68,9 @@ def test_torchrun_opens_one_port_and_says_so(tmp_path: Path) -> None:
 
         run.wait(finished, LIMIT_S)
         assert run.wait_all(LIMIT_S) == {"one": 0}
-        node.wait_for_line("torchrun: the store in which the ranks meet listens on every address of this machine", 1)
+        node.wait_for_line(
+            "torchrun: the store in which the ranks meet listens on every address of this machine", LIMIT_S
+        )
     assert len(outside_loopback(opened)) == 1
 
 

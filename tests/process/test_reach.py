@@ -16,16 +16,10 @@ from atoll.protocol.time_limits import PRESETS
 from tests.harness.failures import unexpected
 from tests.harness.local_run import LocalRun
 from tests.harness.sites import Run, Site, small_layout
+from tests.harness.sockets import free_address
 from tests.process.test_runs import LIMIT_S, SETTINGS, SLOW, WORKER, assert_equal_at_the_end
 
 pytestmark = pytest.mark.timeout(150)
-
-
-def closed_port() -> str:
-    """Nothing listens there, and nobody else gets it soon."""
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{taken.getsockname()[1]}"
 
 
 class Found:
@@ -50,13 +44,12 @@ class Found:
         return self._changes.qsize()
 
 
-@pytest.mark.timeout(40)
 def test_a_closed_port_and_a_wrong_host_are_found_and_so_is_the_peer_when_it_is_there(tmp_path: Path) -> None:
     async def main() -> None:
         async with Run(tmp_path, small_layout()) as run:
             first, second, third = await run.add(3)
             found = Found(first)
-            address = closed_port()
+            address = free_address()
             late = Member(site_id=4, incarnation=1, address=address)
             wrong = replace(third.member(0), address=second.address)
             found.prober.watch((second.member(0), wrong))
@@ -71,7 +64,6 @@ def test_a_closed_port_and_a_wrong_host_are_found_and_so_is_the_peer_when_it_is_
     asyncio.run(main())
 
 
-@pytest.mark.timeout(40)
 def test_a_peer_that_does_not_know_its_own_id_yet_is_asked_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -95,7 +87,7 @@ def test_a_peer_that_does_not_know_its_own_id_yet_is_asked_again(
 
             found = Found(first)
             monkeypatch.setattr(second.hub, "identity", identity)
-            found.prober.watch((second.member(0), Member(site_id=3, incarnation=1, address=closed_port())))
+            found.prober.watch((second.member(0), Member(site_id=3, incarnation=1, address=free_address())))
             assert await found.next() == (3,)
             await asked_again.wait()
             await found.prober.close()
@@ -104,7 +96,6 @@ def test_a_peer_that_does_not_know_its_own_id_yet_is_asked_again(
     asyncio.run(main())
 
 
-@pytest.mark.timeout(40)
 def test_another_start_of_the_peer_is_not_the_peer(tmp_path: Path) -> None:
     async def main() -> None:
         async with Run(tmp_path, small_layout()) as run:
@@ -117,7 +108,6 @@ def test_another_start_of_the_peer_is_not_the_peer(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-@pytest.mark.timeout(40)
 def test_a_new_peer_is_looked_at_while_probes_of_silent_hosts_are_under_way(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -144,7 +134,7 @@ def test_a_new_peer_is_looked_at_while_probes_of_silent_hosts_are_under_way(
                 found.prober.watch(tuple(silent))
                 for _ in silent:
                     await probed.get()
-                found.prober.watch((*silent, Member(site_id=2, incarnation=1, address=closed_port())))
+                found.prober.watch((*silent, Member(site_id=2, incarnation=1, address=free_address())))
                 assert await found.next() == (2,), "before any of the others has used up its time"
                 await found.prober.close()
 
@@ -158,7 +148,7 @@ def test_a_site_that_cannot_be_dialled_contributes_to_the_end(tmp_path: Path) ->
         run.start_node("a", SLOW)
         run.wait(lambda s: any(site["last_commit"] == 0 for site in s["sites"]), LIMIT_S, "a makes the starting state")
         run.start_node("b", SLOW)
-        run.start_node("c", WORKER, extra=["--advertise", closed_port()])
+        run.start_node("c", WORKER, extra=["--advertise", free_address()])
         shown = run.wait(lambda s: any(site["not_dialled_by"] for site in s["sites"]), LIMIT_S, "c is found out")
         assert {site["name"] for site in shown["sites"] if site["not_dialled_by"]} == {"c"}
         assert run.wait_all(LIMIT_S) == {"a": 0, "b": 0, "c": 0}
@@ -171,10 +161,10 @@ def test_two_sites_that_cannot_be_dialled_wait_and_say_so(tmp_path: Path) -> Non
         coordinator = run.start_coordinator()
         first = run.start_node("a", SLOW)
         run.wait(lambda s: any(site["last_commit"] == 0 for site in s["sites"]), LIMIT_S, "a makes the starting state")
-        run.start_node("b", SLOW, extra=["--advertise", closed_port()])
+        run.start_node("b", SLOW, extra=["--advertise", free_address()])
         run.wait(lambda s: s["last_commit"] >= 1, LIMIT_S)
         first.kill()
-        run.start_node("a", SLOW, extra=["--advertise", closed_port()])
+        run.start_node("a", SLOW, extra=["--advertise", free_address()])
         coordinator.wait_for_line("paused: no site can be dialled by the others", LIMIT_S)
         paused = run.wait(lambda s: "paused: no site can be dialled" in s["state"], LIMIT_S, "it is shown")
         assert not paused["finished"]

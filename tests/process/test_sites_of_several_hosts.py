@@ -64,7 +64,7 @@ WAYS = {
 )
 def test_a_site_of_two_hosts_and_one_of_one_train_one_model(tmp_path: Path, text: Path, way: str) -> None:
     layout, sync = WAYS[way]
-    with LocalRun(tmp_path, replace(of_shapes(min_sites=2, steps=40), sync=sync)) as run:
+    with LocalRun(tmp_path, replace(of_shapes(min_sites=2, steps=40), time_limits="wan", sync=sync)) as run:
         run.start_coordinator()
         hosts = TwoHosts(run, text, layout)
         hosts.start(1)

@@ -34,7 +34,7 @@ class SlowDisk:
                 return read(spilled)
             self.path = spilled.path
             self.is_read.set()
-            assert self.may_go_on.wait(30)
+            assert self.may_go_on.wait(60)
             try:
                 return read(spilled)
             except Exception as error:

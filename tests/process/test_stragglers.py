@@ -42,7 +42,7 @@ def test_a_straggler_receives_and_contributes_all_its_tokens_and_the_values_are_
         assert len(set(run.hashes(15).values())) == 1
         assert status["num_evicted"] == 0
         assert all(run.journal(name, "commit")[-1]["commit"] == 15 for name in "abc")
-        coordinator.wait_for_line(r"c \(site \d\) receive \(without c \(site \d\), slower than most\)", 1)
+        coordinator.wait_for_line(r"c \(site \d\) receive \(without c \(site \d\), slower than most\)", LIMIT_S)
 
     with_c = [c for c in commits if "c" in c["contributors"]]
     without_c = [c for c in commits if "c" not in c["contributors"]]

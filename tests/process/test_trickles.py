@@ -310,13 +310,13 @@ async def sends_empty_payloads(say: Say) -> None:
 @pytest.mark.parametrize(
     ("answer", "text"),
     [
-        (waits_and_nothing_moves, r"no byte for 0\.4 s; it says that it waits for sites 3"),
-        (waits_and_says_that_something_moves(), r"no byte for 0\.4 s"),
-        (waits_and_says_that_something_moves(1), r"no byte for 0\.4 s; it says that it waits for sites 1"),
-        (waits_and_says_that_something_moves(2), r"no byte for 0\.4 s; it says that it waits for sites 2"),
-        (waits_and_says_that_something_moves(3), r"no byte for 0\.4 s; it says that it waits for sites 3"),
-        (waits_for_what_it_was_sent, r"no byte for 0\.4 s; it says that it waits for sites 1"),
-        (takes_and_hangs_up, r"no byte for 0\.4 s; the last error: the stream ended early"),
+        (waits_and_nothing_moves, r"no byte for 1\.0 s; it says that it waits for sites 3"),
+        (waits_and_says_that_something_moves(), r"no byte for 1\.0 s"),
+        (waits_and_says_that_something_moves(1), r"no byte for 1\.0 s; it says that it waits for sites 1"),
+        (waits_and_says_that_something_moves(2), r"no byte for 1\.0 s; it says that it waits for sites 2"),
+        (waits_and_says_that_something_moves(3), r"no byte for 1\.0 s; it says that it waits for sites 3"),
+        (waits_for_what_it_was_sent, r"no byte for 1\.0 s; it says that it waits for sites 1"),
+        (takes_and_hangs_up, r"no byte for 1\.0 s; the last error: the stream ended early"),
         (waits_for_a_crowd, "refused bytes.*waits for 100000 sites, and 2 contribute"),
         (holds_nothing_new_for_ever, "refused bytes.*says nothing new"),
         (sends_empty_payloads, "refused bytes.*does not belong here"),
@@ -330,7 +330,7 @@ def test_a_reducer_that_only_gives_signs_of_life_is_named(
             first, second = await run.add(2)
             first.train(1)
             second.address = address
-            plan = star_plan(run.layout, run.sites, stall_limit_s=0.4, deadline_s=60)
+            plan = star_plan(run.layout, run.sites, stall_limit_s=1, deadline_s=60)
             plan = replace(plan, trees=tuple(replace(tree, parents=(1, -1)) for tree in plan.trees))
             with pytest.raises(PeerError, match=text) as caught:
                 await first.begin(plan).run()
@@ -342,7 +342,7 @@ def test_a_reducer_that_only_gives_signs_of_life_is_named(
 @pytest.mark.parametrize(
     ("deadline_s", "stall_s", "text"),
     [
-        (600.0, 0.4, r"no byte for 0\.4 s; it says that it waits for sites 3"),
+        (600.0, 1.0, r"no byte for 1\.0 s; it says that it waits for sites 3"),
         # Each sign excuses it for another stall: one that comes after 0.2 s is enough, on however busy a machine.
         (0.2, 2.0, "it says that it waits for sites 3, and names none of them"),
     ],
@@ -433,9 +433,9 @@ def test_whom_a_reducer_cannot_wait_for_is_no_excuse(tmp_path: Path, site_ids: t
             first, second, third, fourth = await run.add(4)
             first.train(1)
             second.address = address
-            plan = star_plan(run.layout, [first, second, third], [fourth], stall_limit_s=0.4, deadline_s=15)
+            plan = star_plan(run.layout, [first, second, third], [fourth], stall_limit_s=1, deadline_s=60)
             plan = replace(plan, trees=tuple(replace(tree, parents=(1, -1, 1)) for tree in plan.trees))
-            with pytest.raises(PeerError, match=r"no byte for 0\.4 s; it says that it waits for sites") as caught:
+            with pytest.raises(PeerError, match=r"no byte for 1\.0 s; it says that it waits for sites") as caught:
                 await first.begin(plan).run()
             assert caught.value.peer_site_id == 2
 

@@ -77,10 +77,10 @@ class OtherHost:
 
     # --- as the node wants it
 
-    async def _share(self, output: out.ShareSnapshot, is_wanted: Callable[[], bool]) -> None:
-        """One after the other. Returns when it has it, or is lost."""
+    async def _share(self, output: out.ShareSnapshot, is_wanted: Callable[[], bool]) -> bool:
+        """One after the other. True when it has it, False if it is lost."""
         if not self._is_here:
-            return
+            return False
         loop = asyncio.get_running_loop()
         taking: asyncio.Future[bool] = loop.create_future()
         self._taking.add(taking)
@@ -93,8 +93,10 @@ class OtherHost:
                 taking.set_result(True)
 
         loop.call_at(self._free_at, take)
-        if await taking and is_wanted():
-            self._taken[output.fragment] = output.generation, output.step, output.seq
+        if not await taking or not is_wanted():
+            return False
+        self._taken[output.fragment] = output.generation, output.step, output.seq
+        return True
 
     def _begin(self, word: BeginAtHost) -> bool:
         plan = word.plan

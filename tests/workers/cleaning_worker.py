@@ -40,9 +40,9 @@ def main(folder: Path, how: str) -> None:
         (folder / "ended").touch()
 
     atexit.register(clean_up)
-    sys.stdout.write(f"pid {os.getpid()}\n")
-    sys.stdout.flush()
     try:
+        sys.stdout.write(f"pid {os.getpid()}\n")  # from here on its node may go
+        sys.stdout.flush()
         time.sleep(1000)
     except Exception:  # of a script that goes on after an error
         time.sleep(1000)

@@ -29,8 +29,9 @@ class Arriving:
         self._snapshots: dict[tuple[int, int], _Snapshot] = {}  # by step and seq
 
     def begin(self, step: int, seq: int, fragment: int) -> None:
-        """Ranks are told to write it."""
+        """Ranks are told to write it: what they wrote of that fragment before was given up, or is whole."""
         if self._elsewhere:
+            self._snapshots = {at: s for at, s in self._snapshots.items() if s.fragment != fragment}
             self._snapshots[step, seq] = _Snapshot(fragment, set(self._elsewhere))
 
     def is_expected(self, step: int, seq: int) -> bool:

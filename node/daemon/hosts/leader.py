@@ -256,8 +256,7 @@ class Leader:
         ranks = self.ranks
         if ranks is None or ranks.generation != output.generation:
             return
-        await self.replicas.share_snapshot(output, lambda: ranks is self.ranks)
-        if ranks is self.ranks:
+        if await self.replicas.share_snapshot(output, lambda: ranks is self.ranks):
             self._handle(SnapshotShared(generation=output.generation, step=output.step, seq=output.seq))
 
     def _end_ranks(self) -> None:

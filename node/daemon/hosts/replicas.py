@@ -235,17 +235,24 @@ class Replicas:
         )
         await self._done_by_all(word, lambda host: host.published >= number, is_wanted)
 
-    async def share_snapshot(self, output: out.ShareSnapshot, is_wanted: Callable[[], bool]) -> None:
-        """Returns when each host has what it is to send of it. Where there is no state yet, host 0 alone needs it: it
-        makes the state of it."""
+    async def share_snapshot(self, output: out.ShareSnapshot, is_wanted: Callable[[], bool]) -> bool:
+        """True once each host has what it is to send of it; False if it is not wanted any more, or the next one of its
+        fragment is shared: it was given up. Where there is no state yet, host 0 alone needs it: it makes the state of
+        it."""
         of, fragment = (output.generation, output.step, output.seq), output.fragment
         self._shared[fragment] = of
         for host in self.attached.ready:
             host.snapshots.pop(fragment, None)  # of before
+        self.attached.changed()
         if self._holds is None:
-            return
+            return True
+
+        def is_awaited() -> bool:
+            return is_wanted() and self._shared[fragment] == of
+
         word = hosts.TakeSnapshot(generation=of[0], fragment=fragment, step=of[1], seq=of[2])
-        await self._done_by_all(word, lambda host: host.snapshots.get(fragment) == of, is_wanted)
+        await self._done_by_all(word, lambda host: host.snapshots.get(fragment) == of, is_awaited)
+        return is_awaited()
 
     def took_snapshot(self, host: AttachedHost, said: hosts.SnapshotTaken) -> None:
         of = said.generation, said.step, said.seq

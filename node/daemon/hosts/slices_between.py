@@ -6,6 +6,7 @@ of these ranks. So no slice travels twice.
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import logging
 from collections.abc import Callable, Iterable
@@ -73,7 +74,7 @@ class SlicesServed:
         }
         allowed = guarded(hosts.SERVICE, handlers, self._security, self._refusal, may_call=WITHIN_SITE)
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(hosts.SERVICE, allowed),))
-        here = local_address_towards(config.site_address)
+        here = await asyncio.to_thread(local_address_towards, config.site_address)
         port = transport.bind(server, addresses.join_address(here, 0), self._security.of_server())
         await server.start()
         stack.push_async_callback(server.stop, STOP_S)

@@ -99,6 +99,14 @@ MUTATIONS = (
         tests=("tests/process/test_coordinator_session.py",),
     ),
     Mutation(
+        name="what a site does not read is dropped",
+        rule="a site that does not read is cut off, and hears all when it comes back",
+        where="coordinator.streams:Stream.put",
+        old="            self.cut(f",
+        new="            print(f",
+        tests=("tests/process/test_coordinator_session.py::test_a_site_that_does_not_read_is_cut_off",),
+    ),
+    Mutation(
         name="a stranger's connection has 64 calls",
         rule="calls at once on a connection to the coordinator are few: each may hold a message of a stranger",
         where="coordinator.service:CoordinatorServer.start",

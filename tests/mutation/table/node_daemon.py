@@ -301,9 +301,9 @@ MUTATIONS = (
     Mutation(
         name="store of the ranks on every address",
         rule="a site of one host opens nothing for its ranks that another host can reach",
-        where="node.daemon.launcher:Launcher._spawn",
-        old="host, interface = LOOPBACK_ADDRESS, LOOPBACK",
-        new='host, interface = "0.0.0.0", LOOPBACK',
+        where="node.daemon.launcher:Launcher.start",
+        old="host = LOOPBACK_ADDRESS",
+        new='host = "0.0.0.0"',
         tests=("tests/process/test_loopback_only.py::test_an_unmodified_script_opens_nothing_to_the_network",),
     ),
     Mutation(

@@ -211,6 +211,14 @@ MUTATIONS = (
         ),
     ),
     Mutation(
+        name="a second Ctrl-C at the end of all is taken for a first one",
+        rule="a second Ctrl-C ends a node whatever its threads wait for",
+        where="protocol.signals:Signals.close",
+        old="        if self.num_heard:\n",
+        new="        if self.num_heard > 1:\n",
+        tests=("tests/unit/protocol/test_signals.py",),
+    ),
+    Mutation(
         name="all commits go in one message",
         rule="what a site has to hear fits the messages of a session, however long it was away",
         where="protocol.sources_parts:split",

@@ -54,18 +54,19 @@ def wait_for_line(path: Path, text: str) -> None:
 def is_running(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # the second, where it is gone as it is read
         return False
 
 
 def test_nothing_is_left_running(tmp_path: Path) -> None:
-    with Processes(tmp_path, os.environ, grace_s=0.2) as processes:
-        polite = processes.start("polite", script(POLITE))
-        stubborn = processes.start("stubborn", script(STUBBORN))
-        for child in (polite, stubborn):
+    for name, text, grace_s, expected in (
+        ("polite", POLITE, LIMIT_S, 0),
+        ("stubborn", STUBBORN, 0.2, -signal.SIGKILL),
+    ):
+        with Processes(tmp_path, os.environ, grace_s=grace_s) as processes:
+            child = processes.start(name, script(text))
             wait_for_line(child.log_path, "ready")
-    assert polite.exit_code == 0
-    assert stubborn.exit_code == -signal.SIGKILL
+        assert child.exit_code == expected
 
 
 def test_they_end_with_a_demo_that_is_killed(tmp_path: Path) -> None:

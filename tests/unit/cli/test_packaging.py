@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.harness import hashes, release
+from tests.harness.once import once_a_run
 
 ROOT = Path(__file__).parents[3]
 
@@ -29,11 +30,11 @@ def run(*command: str | Path, cwd: Path | None = None) -> str:
     return result.stdout
 
 
-@pytest.fixture(scope="module")
-def archives(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """The sdist of a commit with a tag, and the wheel that is built from it, where there is no git any more."""
+def build(folder: Path) -> None:
     # A copy, because setuptools leaves build/ and egg-info behind.
-    source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("out")
+    source, out = folder / "source", folder / "out"
+    source.mkdir()
+    out.mkdir()
     for name in ("pyproject.toml", "README.md", "CHANGELOG.md", "LICENSE", "MANIFEST.in", ".gitignore", "Makefile"):
         shutil.copy(ROOT / name, source / name)
     for name in ("src", "node", "protocol", "coordinator", "tests/released"):
@@ -55,7 +56,14 @@ def archives(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     sdist = out / run(sys.executable, "-c", BUILD, out, cwd=source).split()[-1]
     install = (sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--no-index")
     run(*install, "-w", out, sdist)
-    return sdist, out / f"atoll-{VERSION}-py3-none-any.whl"
+
+
+@pytest.fixture(scope="module")
+def archives(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """The sdist of a commit with a tag, and the wheel that is built from it, where there is no git any more."""
+    out = once_a_run(tmp_path_factory.getbasetemp(), "archives", build) / "out"
+    (sdist,), (wheel,) = out.glob("*.tar.gz"), out.glob("*.whl")
+    return sdist, wheel
 
 
 @pytest.fixture(scope="module")
@@ -64,8 +72,7 @@ def wheel(archives: tuple[Path, Path]) -> zipfile.ZipFile:
 
 
 def test_the_version_is_that_of_the_tag(archives: tuple[Path, Path], wheel: zipfile.ZipFile) -> None:
-    sdist, _ = archives
-    assert sdist.name == f"atoll-{VERSION}.tar.gz"
+    assert [path.name for path in archives] == [f"atoll-{VERSION}.tar.gz", f"atoll-{VERSION}-py3-none-any.whl"]
     assert f"__version__ = version = '{VERSION}'" in wheel.read("atoll/_version.py").decode()
     metadata = wheel.read(f"atoll-{VERSION}.dist-info/METADATA").decode()
     assert f"\nVersion: {VERSION}\n" in metadata

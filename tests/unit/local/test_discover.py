@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from atoll.node.daemon.discover import address_for_peers, local_address_towards, settings_in
-from atoll.protocol.errors import InvalidMessage
+from atoll.protocol.errors import HostError, InvalidMessage
 
 
 @pytest.mark.parametrize(
@@ -18,6 +18,8 @@ def test_peers_are_told_an_address_that_they_can_dial(listen: str, told: str) ->
 
 def test_the_address_of_a_node_is_the_one_its_coordinator_sees() -> None:
     assert local_address_towards("127.0.0.1:7700") == "127.0.0.1"
+    with pytest.raises(HostError, match=r"no route to a\.\.b:1: 'a\.\.b' is no name of a machine"):
+        local_address_towards("a..b:1")
 
 
 NESTED = "[" * 100_000

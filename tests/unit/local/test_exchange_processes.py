@@ -42,6 +42,12 @@ async def of(
             await found.close()
 
 
+async def started_and_failed(found: ExchangeProcesses) -> None:
+    """On a busy machine one of them may be started three times before the other one listens."""
+    await found.start()
+    await found.failed()
+
+
 def test_a_process_that_never_listens_ends_the_node(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         async with of(tmp_path, "ends") as found:
@@ -66,14 +72,12 @@ def test_a_process_that_ends_again_and_again_ends_the_node(tmp_path: Path, caplo
 
     async def main() -> None:
         async with of(tmp_path, "ends when it is ready") as found:
-            await found.start()
             with pytest.raises(HostError, match=r"process \d of this host has ended: exit code 4; see the log"):
-                await found.failed()
+                await started_and_failed(found)
 
     transport.run(main())
-    for number in (1, 2):
-        again = [line for line in caplog.messages if f"process {number} of this host has ended: exit code 4" in line]
-        assert len(again) in (1, 2), "the first of them to be started three times ends the node"
+    ends = [sum(f"process {n} of this host has ended: exit code 4" in line for line in caplog.messages) for n in (1, 2)]
+    assert max(ends) == 2, "the first of them to be started three times ends the node"
 
 
 @pytest.mark.parametrize(
@@ -90,9 +94,8 @@ def test_a_process_that_is_silent_or_makes_no_sense_is_killed(
 
     async def main() -> None:
         async with of(tmp_path, how, lease_s=0.05 if how == "is silent" else 600.0) as found:
-            await found.start()
             with pytest.raises(HostError, match=why):
-                await found.failed()
+                await started_and_failed(found)
 
     transport.run(main())
 

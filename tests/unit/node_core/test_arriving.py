@@ -233,7 +233,7 @@ def test_snapshots_of_several_fragments_at_one_step_arrive_each_by_itself() -> N
 
 @pytest.mark.parametrize("given_up", ["before its slices came", "before it was shared", "after it was shared"])
 def test_what_is_given_up_and_written_again_at_the_same_step_is_another_snapshot(given_up: str) -> None:
-    """What of the first one comes late says nothing about the second, and it is no harm either."""
+    """What of the first one comes late is nothing, and says nothing about the second."""
     site = Site()
     site.told(10)
     site.all_report(10)
@@ -246,7 +246,7 @@ def test_what_is_given_up_and_written_again_at_the_same_step_is_another_snapshot
     if given_up == "before its slices came":
         assert site.all_arrived(10) == []
     assert site.all_report(10, 2) == [sealed(10), share(10, 2)]
-    assert site.shared(10) == ([] if given_up == "after it was shared" else [arrived(10)])
+    assert site.shared(10) == []
     assert site.shared(10, 2) == []
     assert site.shared(10) == []
     assert site.all_arrived(10, 2) == [arrived(10, 2)]
@@ -262,6 +262,18 @@ def test_nothing_of_snapshots_that_have_arrived_is_kept() -> None:
         site.trains(step, 1, until=step + 1)
     assert site.ranks.group is not None
     assert not site.ranks.group.arriving._snapshots
+
+
+def test_of_snapshots_that_were_given_up_nothing_is_kept() -> None:
+    site = Site()
+    for step in range(10, 15):
+        for fragment in (0, 1):
+            site.told(step, 2 * fragment, fragment)
+            site.all_report(step, 2 * fragment, fragment)
+            site.moves_on(step, 2 * fragment + 1)
+        site.trains(step, 4, until=step + 1)
+    assert site.ranks.group is not None
+    assert list(site.ranks.group.arriving._snapshots) == [(14, 0), (14, 2)], "of each fragment the last one"
 
 
 def test_of_a_site_of_one_host_nothing_is_kept() -> None:
@@ -286,8 +298,9 @@ WORDS = (
 @fuzz(100)
 @given(st.data())
 def test_whatever_comes_when_each_snapshot_is_shared_once_and_then_arrives_once(data: st.DataObject) -> None:
-    """Three at one step; reports of one precede those of the next, slices and words of sharing come as they like."""
-    site, num = Site(), NUM
+    """Three at one step; reports of one precede those of the next, slices and words of sharing come as they like: once
+    the next one is written, those of the one before are nothing."""
+    site, num, newest = Site(), NUM, 0
     asked: list[int] = []
     come: list[int] = []
     is_shared: set[int] = set()
@@ -304,14 +317,14 @@ def test_whatever_comes_when_each_snapshot_is_shared_once_and_then_arrives_once(
                 outcome = site.reports(reported[writing], 10, writing)
                 reported[writing] += 1
                 if reported[writing] == 4 and writing + 1 < num:
-                    site.told(10, writing + 1)
+                    newest = writing + 1
+                    site.told(10, newest)
             case "slices":
-                was_told = seq == 0 or reported[seq - 1] == 4
-                has_slices[seq] |= {rank} if was_told else set()
+                has_slices[seq] |= {rank} if seq == newest else set()
                 outcome = site.arrived(rank, 10, seq)
             case _:
                 outcome = site.shared(10, seq)
-                is_shared |= {seq} if seq in asked else set()
+                is_shared |= {seq} if seq in asked and seq == newest else set()
         asked += [item.seq for item in outcome if isinstance(item, ShareSnapshot)]
         come += [item.seq for item in outcome if isinstance(item, e.SnapshotArrived)]
         assert sorted(asked) == [s for s in range(num) if reported[s] == 4]

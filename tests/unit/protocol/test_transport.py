@@ -172,7 +172,7 @@ def test_calls_that_are_under_way_when_a_program_ends_print_nothing(capfd: pytes
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test.Echo", handlers),))
         port = transport.bind(server, "127.0.0.1:0", None)
         await server.start()
-        begun = threading.Barrier(NUM_CALLERS + 1, timeout=30)
+        begun = threading.Barrier(NUM_CALLERS + 1, timeout=60)
         callers += [threading.Thread(target=call, args=(port, begun)) for _ in range(NUM_CALLERS)]
         for caller in callers:
             caller.start()

@@ -45,17 +45,16 @@ from tests.harness.relaying import (
     until,
     until_attached,
 )  # fmt: skip
+from tests.harness.sockets import free_address
 from tests.unit.trust.test_security import NOW_S, SALT, tls
 from tests.unit.trust.test_server_tls import any_client
 
 
-def played(
-    play: Callable[[RelayServer, str], Awaitable[None]], bytes_a_day: int = 0, idle_limit_s: float = 60.0
-) -> None:
+def played(play: Callable[[RelayServer, str], Awaitable[None]], bytes_a_day: int = 0) -> None:
     """With site b attached, which echoes."""
 
     async def main() -> None:
-        async with echoing() as port, relaying(bytes_a_day, idle_limit_s=idle_limit_s) as server:
+        async with echoing() as port, relaying(bytes_a_day) as server:
             with attached("b", server.address, port):
                 await until_attached(server, "b")
                 async with asyncio.timeout(2 * LIMIT_S):
@@ -309,10 +308,11 @@ def test_what_says_nothing_for_long_ends(monkeypatch: pytest.MonkeyPatch) -> Non
     async def play(server: RelayServer, relay: str) -> None:
         with await called("a", relay, "b") as connection:
             assert await echoed(connection, b"x") == b"x"
+            server._idle_limit_s = 0.0
             with pytest.raises(ConnectionResetError):
                 await asyncio.get_running_loop().sock_recv(connection, 1)
 
-    played(play, idle_limit_s=0.2)
+    played(play)
 
 
 def test_a_call_that_nobody_comes_to_ends(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -334,7 +334,7 @@ def test_a_call_that_nobody_comes_to_ends(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_a_site_comes_back_to_a_relay_that_was_away() -> None:
     async def main() -> None:
-        async with echoing() as port, relaying() as first:
+        async with echoing() as port, relaying(address=free_address()) as first:
             with attached("b", first.address, port) as at_b:
                 await until_attached(first, "b")
                 await until(lambda: at_b.is_attached)

@@ -422,7 +422,7 @@ def test_ranks_that_look_at_the_same_moment_leave_room_for_each_other(
     """Four files, and as much stays free."""
     ranks, each_bytes = four_ranks(tmp_path)
     all_look = threading.Barrier(len(ranks))
-    small(monkeypatch, int(room_for * each_bytes), lambda: all_look.wait(30))
+    small(monkeypatch, int(room_for * each_bytes), lambda: all_look.wait(60))
     for rank in ranks:
         rank.checkpoints.write(1, 1001)
     for rank in ranks:
