@@ -73,7 +73,7 @@ def test_the_page_for_people_has_each_codec_with_its_bits_and_for_how_many_sites
     assert sorted(name for name, _ in rows) == sorted(CODECS)
     for name, bits in rows:
         found = 8 * (max_encoded_bytes(name, 1 << 24) - HEADER_BYTES) / (1 << 24)
-        assert abs(float(bits) - found) <= 0.01 * found, f"{name} has {found} bits"
+        assert abs(float(bits) - found) <= 0.02 * found, f"{name} has {found} bits"
     assert f"above {most_bundled('topk2')} sites take `int4`" in " ".join(page.split())
 
 

@@ -133,7 +133,9 @@ def test_more_chunks_than_the_run_takes_are_refused_by_name() -> None:
 # --- bundles, of which each site gets as many contributions as there are
 
 
-@pytest.mark.parametrize(("codec", "num_sites", "is_said"), [("topk2", 46, False), ("topk2", 47, True), ("int4", 47, False)])
+@pytest.mark.parametrize(
+    ("codec", "num_sites", "is_said"), [("topk2", 46, False), ("topk2", 47, True), ("int4", 47, False)]
+)
 def test_the_status_says_above_how_many_sites_bundles_are_no_gain(codec: str, num_sites: int, is_said: bool) -> None:
     names = [f"s{i:02}" for i in range(num_sites)]
     story = Story(some_settings(codec=codec, min_sites=num_sites, quorum=num_sites))
