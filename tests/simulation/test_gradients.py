@@ -18,9 +18,7 @@ BEFORE, FETCHED = 20, 8
 NUM_COMMITS = 48
 STEP_S = 0.05
 LIMIT_S = 120.0
-MANIFEST = replace(
-    GROUPED, tensors=tuple(replace(t, shape=(64, 64)) if t.name == "w" else t for t in GROUPED.tensors)
-)
+MANIFEST = replace(GROUPED, tensors=tuple(replace(t, shape=(64, 64)) if t.name == "w" else t for t in GROUPED.tensors))
 """Of five chunks that travel as several frames each."""
 
 
