@@ -230,12 +230,4 @@ MUTATIONS = (
         new="least",
         tests=("tests/unit/dataplane/test_outer_state.py", "tests/simulation/test_gradients.py"),
     ),
-    Mutation(
-        name="who fetches knows the hashes of the last commits alone",
-        rule="a site that fetches is told what is attested of as many commits as donors keep hash lists of",
-        where="coordinator.core.log.commits",
-        old="ATTESTATIONS_IN_SOURCES = 64",
-        new="ATTESTATIONS_IN_SOURCES = 3",
-        tests=("tests/simulation/test_gradients.py",),
-    ),
 )
