@@ -143,6 +143,16 @@ def most_bundled(codec: str) -> int:
     return 2 * dense // one - 1  # of n sites: one + n * one against 2 * dense, each times (n - 1) / n
 
 
+def too_many_bundled(codec: str, num_sites: int) -> str:
+    """Why so many sites had better have another codec, for a person; empty where they had not."""
+    if codec not in SPARSE or num_sites <= (most := most_bundled(codec)):
+        return ""
+    return (
+        f"with {num_sites} sites {codec} sends more than 4 bits a parameter in each direction would: each site gets "
+        f"what all others send. Above {most} sites take codec int4, or up sign1"
+    )
+
+
 # --- payloads that are at hand without the settings of their run
 
 

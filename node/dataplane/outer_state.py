@@ -34,9 +34,14 @@ from atoll.protocol.layout import FP32_ROLES, Chunk, Layout, state_hash
 
 log = logging.getLogger("atoll.node")
 
-KEPT_HASH_LISTS = 2
-"""Lists are kept of so many of the last commits, and of two more for each fragment. Donors serve them, and they settle
-a dispute over a commit from which sites may have gone on."""
+LEAST_HASH_LISTS = 2
+"""Lists are kept of so many of the last commits, and of two more for each fragment: they settle a dispute over a commit
+from which sites may have gone on."""
+MOST_HASH_LISTS = 64
+"""Of so many where they are small. Donors serve them: whoever fetches checks a chunk by the list of the commit at which
+a donor read it, and several commits may be made while the chunk is on its way."""
+MOST_KEPT_HASHES = 1 << 16
+"""In all lists together, but for the least: some 5 MB."""
 _NAME = "outer"
 _FORMAT = 2  # 1: tensors were cut into runs of `chunk_elements`
 
@@ -326,7 +331,9 @@ class OuterState:
             return
         self._hash_lists.pop(commit, None)
         self._hash_lists[commit] = self.store.hashes()
-        while len(self._hash_lists) > KEPT_HASH_LISTS + 2 * len(self.layout.fragments):
+        least = LEAST_HASH_LISTS + 2 * len(self.layout.fragments)
+        most = min(MOST_HASH_LISTS, MOST_KEPT_HASHES // len(self._hash_lists[commit]))
+        while len(self._hash_lists) > max(least, most):
             self._hash_lists.popitem(last=False)
 
     def _verify(self, num_threads: int) -> None:

@@ -20,7 +20,9 @@ from atoll.protocol.sync_settings import SyncSettings
 REPORTS_OF_COMMITS = 2
 """Reports are kept of so many commits, and of as many more as syncs may be in flight. Sites keep the hashes of chunks
 of these commits, and of the older ones from which a dispute over them is computed."""
-ATTESTATIONS_IN_SOURCES = 8
+ATTESTATIONS_IN_SOURCES = 64
+"""As many as donors may have lists of hashes of, 2.5 kB: a site that fetches knows each version at which chunks were
+read that are on their way."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -262,6 +262,8 @@ class RunView:
     """The saved model that is the best so far."""
     audit_silence: tuple[str, ...] = ()
     """Sites that did not give what audits asked them for, in words."""
+    too_many_bundled: str = ""
+    """Why so many sites had better have another codec, in words; empty where they had not."""
     store_stuck_s: float = 0.0
     """How long the store has kept a decision waiting, all the rest being of before; the shell says it."""
     syncs: tuple[SyncView, ...]

@@ -24,6 +24,7 @@ from atoll.coordinator.core.view.document import (
 from atoll.protocol.addresses import is_plain
 from atoll.protocol.figures import Readings
 from atoll.protocol.plans import weights
+from atoll.protocol.spec import too_many_bundled
 from atoll.protocol.text import last_line
 
 V = TypeVar("V", RunView, SiteView, SyncView, CommitView)
@@ -103,6 +104,7 @@ def view_of(run: Run, now: float) -> RunView:
             for site_id, times in run.auditing.silent.most_common(SHOWN_SILENT)
             if (site := run.members.by_id(site_id)) is not None
         ),
+        too_many_bundled=_too_many_bundled(run),
         store_stuck_s=0.0,
         syncs=tuple(_sync_view(run, s) for s in sorted(run.lanes.values(), key=lambda s: s.open.run_step)),
         sites=tuple(_site_view(run, s, now, blind.get(s.site_id, ())) for s in _shown(run)),
@@ -121,6 +123,12 @@ def view_of(run: Run, now: float) -> RunView:
         data=data_view(run),
         losses=tuple(run.log.losses.values()),
     )
+
+
+def _too_many_bundled(run: Run) -> str:
+    """Of those that contributed to the newest commit."""
+    advice = too_many_bundled(run.settings.sync.codec_up, len(run.log.contributors(run.log.last)))
+    return f"{advice}, in another run: the codec of this one stays" if advice else ""
 
 
 def _view(cls: type[V], sources: tuple[object, ...], **others: Any) -> V:

@@ -17,11 +17,10 @@ from dataclasses import asdict
 from pathlib import Path
 
 from atoll.cli.flags import Flag, add_flags, given
-from atoll.protocol.codecs.table import SPARSE
 from atoll.protocol.errors import ConfigError
 from atoll.protocol.presets import PRESETS
 from atoll.protocol.settings import RunSettings
-from atoll.protocol.spec import most_bundled
+from atoll.protocol.spec import too_many_bundled
 from atoll.protocol.sync_settings import SyncSettings
 
 RUN_FLAGS = {
@@ -86,11 +85,8 @@ def run(args: argparse.Namespace) -> int:
             "the built-in trainer reads text as bytes, tokens 0 to 255: for the tokens of that folder's tokenizer, "
             f"atoll tokenize --tokenizer {args.from_hf} ..., and --data"
         )
-    if settings.sync.codec_up in SPARSE and settings.min_sites > (most := most_bundled(settings.sync.codec_up)):
-        print(
-            f"with {settings.min_sites} sites {settings.sync.codec_up} sends more than 4 bits a parameter in each "
-            f"direction would: each site gets what all others send. Above {most} sites take codec int4, or up sign1"
-        )
+    if advice := too_many_bundled(settings.sync.codec_up, settings.min_sites):
+        print(advice)
     return 0
 
 

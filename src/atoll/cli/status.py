@@ -169,6 +169,7 @@ def notes(status: RunView) -> list[str]:
         *_newest_cut(status),
         *status.high,
         *status.audit_silence,
+        *([status.too_many_bundled] if status.too_many_bundled else ()),
         *(f"left out of a sync: {text}" for text in status.excluded),
         *(f"banned: {text}" for text in status.banned),
         *([best_in_words(best)] if (best := status.best) is not None else []),

@@ -222,4 +222,12 @@ MUTATIONS = (
         new="",
         tests=("tests/process/test_catchup.py",),
     ),
+    Mutation(
+        name="donors have the hashes of the last commits alone",
+        rule="donors keep hash lists of as many commits as may be made while a chunk is on its way",
+        where="node.dataplane.outer_state:OuterState._note_commit",
+        old="max(least, most)",
+        new="least",
+        tests=("tests/unit/dataplane/test_outer_state.py", "tests/simulation/test_gradients.py"),
+    ),
 )

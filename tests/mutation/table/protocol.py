@@ -318,4 +318,20 @@ MUTATIONS = (
         new="_checksum_field(body.checksum)",
         tests=("tests/unit/protocol/test_checksums.py",),
     ),
+    Mutation(
+        name="plans of two fragments have one digest",
+        rule="4: a stream of another fragment, base or window than the plan is refused",
+        where="protocol.plans:plan_digest",
+        old=".uint(plan.fragment)",
+        new="",
+        tests=("tests/unit/protocol/test_plans.py",),
+    ),
+    Mutation(
+        name="plans of two bases have one digest",
+        rule="4: a stream of another fragment, base or window than the plan is refused",
+        where="protocol.plans:plan_digest",
+        old="digest.uint(plan.base_commit).uint(plan.num_steps)",
+        new="digest.uint(plan.num_steps)",
+        tests=("tests/unit/protocol/test_plans.py",),
+    ),
 )

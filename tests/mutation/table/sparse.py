@@ -187,4 +187,12 @@ MUTATIONS = (
         new="",
         tests=("tests/unit/coordinator/test_disputes.py",),
     ),
+    Mutation(
+        name="nobody is told that bundles of so many sites are no gain",
+        rule="above the number of sites where averages in 4 bits are smaller, init and the status recommend these",
+        where="protocol.spec:too_many_bundled",
+        old="num_sites <= (most",
+        new="num_sites <= 2 * (most",
+        tests=("tests/unit/coordinator/test_chunk_sizes.py", "tests/unit/cli/test_run_file.py"),
+    ),
 )

@@ -27,8 +27,9 @@ from atoll.protocol.codecs import (
     peek_codec,
 )
 from atoll.protocol.codecs.arithmetic import NOTHING, Terms
-from atoll.protocol.codecs.table import BUNDLE, DENSE, TABLE, UNCHANGED
+from atoll.protocol.codecs.table import BUNDLE, CODECS, DENSE, TABLE, UNCHANGED
 from atoll.protocol.errors import InvalidMessage, NonFiniteError, SelfTestFailed
+from atoll.protocol.spec import most_bundled
 
 pytestmark = pytest.mark.timeout(120)  # a kernel that is in no cache is compiled at its first use
 
@@ -63,6 +64,17 @@ def test_a_codec_is_a_row_a_module_and_a_line_of_the_page() -> None:
         if name not in (UNCHANGED, BUNDLE):
             arithmetic = kernels.ARITHMETIC.get(name) or kernels.SPARSE_ARITHMETIC[name]
             assert bool(arithmetic.golden) == (name != "raw")
+
+
+def test_the_page_for_people_has_each_codec_with_its_bits_and_for_how_many_sites_it_is() -> None:
+    page = (PAGE.parent / "codecs.md").read_text()
+    table = page.partition("\nBelow 8 bits")[0]
+    rows = re.findall(r"^\| `(\w+)` \| [^|]+ \| ([\d.]+)(?: up)? \| [\d.e-]+ \| [^|]+ \|$", table, re.M)
+    assert sorted(name for name, _ in rows) == sorted(CODECS)
+    for name, bits in rows:
+        found = 8 * (max_encoded_bytes(name, 1 << 24) - HEADER_BYTES) / (1 << 24)
+        assert abs(float(bits) - found) <= 0.02 * found, f"{name} has {found} bits"
+    assert f"above {most_bundled('topk2')} sites take `int4`" in " ".join(page.split())
 
 
 @given(st.sampled_from(DENSE), sizes, seeds, exponents)

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from atoll.cli.status import notes
 from atoll.coordinator.core.sync.chunk_sizes import ChunkSizes
 from atoll.coordinator.core.sync.topology import Reducer, direct
 from atoll.protocol.codecs import max_encoded_bytes
@@ -14,6 +15,7 @@ from atoll.protocol.layout import Layout, Manifest, Role, TensorSpec
 from atoll.protocol.spec import spec_of
 from atoll.protocol.sync_settings import SyncSettings
 from tests.harness.chunk_runs import sizes_of_runs
+from tests.harness.coordinator_story import Story, some_settings
 from tests.harness.fuzzing import fuzz
 
 RUNS = st.lists(st.tuples(st.integers(1, 6), st.sampled_from([0, 1, 16, 20, 1000])), max_size=6)
@@ -126,3 +128,23 @@ def test_more_chunks_than_the_run_takes_are_refused_by_name() -> None:
     assert len(ChunkSizes.of(manifest, SyncSettings(chunk_elements=10, max_chunks=10))) == 10
     with pytest.raises(ConfigError, match=r"has 10 chunks of 10 elements, a run takes 9: .*sync\.max_chunks"):
         ChunkSizes.of(manifest, SyncSettings(chunk_elements=10, max_chunks=9))
+
+
+# --- bundles, of which each site gets as many contributions as there are
+
+
+@pytest.mark.parametrize(
+    ("codec", "num_sites", "is_said"), [("topk2", 46, False), ("topk2", 47, True), ("int4", 47, False)]
+)
+def test_the_status_says_above_how_many_sites_bundles_are_no_gain(codec: str, num_sites: int, is_said: bool) -> None:
+    names = [f"s{i:02}" for i in range(num_sites)]
+    story = Story(some_settings(codec=codec, min_sites=num_sites, quorum=num_sites))
+    story.start(*names)
+    assert not story.view.too_many_bundled
+    story.commit_one(*names, state="s0", following="s1")
+    text = story.view.too_many_bundled
+    assert bool(text) == is_said
+    if is_said:
+        assert text.startswith("with 47 sites topk2 sends more than 4 bits a parameter")
+        assert text.endswith("Above 46 sites take codec int4, or up sign1, in another run: the codec of this one stays")
+        assert text in notes(story.view)

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.node.dataplane import chunk_store, publish
+from atoll.node.dataplane import chunk_store, outer_state, publish
 from atoll.node.dataplane.chunk_index import ENTRY_BYTES, ChunkIndex
 from atoll.node.dataplane.outer_state import OuterState
 from atoll.node.dataplane.outer_update import record_bytes
@@ -160,21 +160,29 @@ def test_a_joiner_that_takes_records_has_the_same_state(tmp_path: Path) -> None:
     assert joiner.state_hash() == donor.state_hash()
 
 
-def test_hash_lists_of_the_last_commits_are_kept(tmp_path: Path) -> None:
-    outer = seeded(tmp_path, layout())
+@pytest.mark.parametrize(("most_hashes", "kept"), [(0, 4), (5, 5), (1 << 16, 10)])
+def test_hash_lists_of_the_last_commits_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most_hashes: int, kept: int
+) -> None:
+    """`most_hashes`: for each chunk. However many these are, those that settle a dispute stay."""
+    used = layout()
+    monkeypatch.setattr(outer_state, "MOST_KEPT_HASHES", most_hashes * len(used.chunks))
+    monkeypatch.setattr(outer_state, "MOST_HASH_LISTS", 10)
+    outer = seeded(tmp_path, used)
     hashes = [outer.chunk_hashes(0)]
-    for commit in range(1, 6):
+    for commit in range(1, 12):
         apply_all(outer, payloads(outer, (commit,)), commit)
         hashes.append(outer.chunk_hashes(commit))
-    for commit in range(6):
-        expected = hashes[commit] if commit >= 2 else None
+    for commit in range(12):
+        expected = hashes[commit] if commit >= 12 - kept else None
         assert outer.chunk_hashes(commit) == expected
 
 
-def test_of_several_fragments_more_hash_lists_are_kept(tmp_path: Path) -> None:
+def test_of_several_fragments_more_hash_lists_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sites that disagree about a commit go on while others are in flight: it is settled by the list of the commit
     before."""
     used = layout(num_fragments=3)
+    monkeypatch.setattr(outer_state, "MOST_KEPT_HASHES", 0)
     later: list[int] = []
     outer = seeded(tmp_path, used)
     outer.history = lambda: History((0, 0, 0), later)

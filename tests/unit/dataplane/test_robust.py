@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+import re
 import tracemalloc
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,6 +29,7 @@ from tests.harness.data_plane import DTYPES, filled, layout, seeded, tensor
 from tests.harness.reference_codecs import clipped
 
 Floats = npt.NDArray[np.float32]
+PAGE = Path(__file__).parents[3] / "docs" / "protocol.md"
 TOKENS = (100, 7, 3000, 20)
 norms = st.lists(st.one_of(st.just(0.0), st.floats(1e-30, 1e30)), max_size=9)
 
@@ -150,6 +153,17 @@ def test_the_highest_and_lowest_of_each_element_are_cut(number: int, trim: int, 
     trimmed_mean(values, weights, trim, out)
     cut = min(trim, (number - 1) // 2)
     assert out.tobytes() == reference_trimmed(values, weights, cut).tobytes()
+
+
+def test_the_vector_of_the_page_is_trimmed_so() -> None:
+    (block,) = re.findall(r"```json trim-vector\n(.*?)```", PAGE.read_text(), re.S)
+    vector = json.loads(block)
+    values = np.stack([np.frombuffer(bytes.fromhex(row), np.float32) for row in vector["values"]])
+    weights = [count / sum(vector["tokens"]) for count in vector["tokens"]]
+    for trim, average in vector["averages"].items():
+        out = np.empty(values.shape[1], np.float32)
+        trimmed_mean(values, weights, int(trim), out)
+        assert out.tobytes().hex() == average
 
 
 @pytest.mark.parametrize("codec", ["fp32", "int8", "sign1"])

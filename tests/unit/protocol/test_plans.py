@@ -61,6 +61,10 @@ def test_contributors_must_be_distinct_and_ascending() -> None:
 def test_the_plan_digest_notices_what_sites_must_agree_on() -> None:
     variants = [
         PLAN,
+        replace(PLAN, sync=PLAN.sync + 1),
+        replace(PLAN, fragment=PLAN.fragment + 1),
+        replace(PLAN, base_commit=PLAN.base_commit + 1),
+        replace(PLAN, num_steps=PLAN.num_steps + 1),
         replace(PLAN, attempt=2),
         replace(PLAN, term=2),
         replace(PLAN, contributors=MEMBERS[:2], receivers=MEMBERS[2:]),
