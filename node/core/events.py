@@ -83,6 +83,7 @@ class Answer:
     data_epoch: int = 0
     hash_shared: bool = False
     """Set for the ranks of a site among themselves."""
+    run_over: bool = False
 
 
 # --- events: the session

@@ -308,7 +308,7 @@ class JoinedSite(Site):
             answer = self._client.boundary(self._steps, seq)
             self._wait_s += time.monotonic() - asked_s
             if answer.kind is AnswerKind.STOP:
-                self.running = False
+                self.running, self.run_over = False, answer.run_over
                 break
             if answer.kind is AnswerKind.SNAPSHOT:
                 self._write_snapshot(answer, seq)

@@ -593,6 +593,7 @@ class Answer(_message.Message):
     RUN_LENGTH_FIELD_NUMBER: _builtins.int
     SITE_INDEX_FIELD_NUMBER: _builtins.int
     NUM_SITES_FIELD_NUMBER: _builtins.int
+    RUN_OVER_FIELD_NUMBER: _builtins.int
     step: _builtins.int
     """of the Boundary it answers"""
     seq: _builtins.int
@@ -620,6 +621,8 @@ class Answer(_message.Message):
     """APPLY: place of this site among the contributors of that commit and itself, by their ids"""
     num_sites: _builtins.int
     """APPLY: how many these are; 0: not known"""
+    run_over: _builtins.bool
+    """STOP: the run is complete, and not this site alone told to leave"""
     def __init__(
         self,
         *,
@@ -639,10 +642,11 @@ class Answer(_message.Message):
         run_length: _builtins.int = ...,
         site_index: _builtins.int = ...,
         num_sites: _builtins.int = ...,
+        run_over: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["data_epoch", b"data_epoch", "fragment", b"fragment", "fresh", b"fresh", "hash_shared", b"hash_shared", "kind", b"kind", "mode", b"mode", "next_step", b"next_step", "num_sites", b"num_sites", "reason", b"reason", "run_length", b"run_length", "run_step", b"run_step", "run_tokens", b"run_tokens", "seq", b"seq", "site_index", b"site_index", "step", b"step", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data_epoch", b"data_epoch", "fragment", b"fragment", "fresh", b"fresh", "hash_shared", b"hash_shared", "kind", b"kind", "mode", b"mode", "next_step", b"next_step", "num_sites", b"num_sites", "reason", b"reason", "run_length", b"run_length", "run_over", b"run_over", "run_step", b"run_step", "run_tokens", b"run_tokens", "seq", b"seq", "site_index", b"site_index", "step", b"step", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -171,7 +171,7 @@ def _decide(
         return Hold("waiting for the starting state")
     if all(copy.version == outer.commit for copy in workers.copies):
         if disk.final:
-            return Answer(kind=AnswerKind.STOP, reason="the run is complete")
+            return Answer(kind=AnswerKind.STOP, reason="the run is complete", run_over=True)
         if site.leaving and step == site.window_step and not site.in_flight:
             return Answer(kind=AnswerKind.STOP, reason=site.leaving)
     stale = [f for f, copy in enumerate(workers.copies) if copy.version != outer.commit or copy.is_discarded]
