@@ -164,6 +164,7 @@ def test_the_whole_terminal() -> None:
     text = out.getvalue()
     assert "run r: training" in text
     assert "val_loss 2.25" in text
+    assert any(line.startswith("0 tokens/s") for line in text.splitlines()), "below the bar"
     assert "warning  evicted b (site 2): \\x1b[31msilent" in text, "nothing steers the terminal"
 
 
