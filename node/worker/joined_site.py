@@ -119,6 +119,7 @@ class JoinedSite(Site):
             checkpoints=self._checkpoints.usable if self._checkpoints is not None else (),
             names_are_said=naming.is_said,
             tied_here=tensors.tied_here,
+            reads_in_place=all(held.local().device.type == "cpu" for held in tensors.held),
         )
         if connection.is_starting:
             connection.is_starting = False
