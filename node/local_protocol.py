@@ -27,6 +27,11 @@ MAX_FRAME_BYTES = 64 << 20
 LENGTH_BYTES = 4
 NUM_BUFFERS = 2
 """File descriptors beside LocalLayout: SNAPSHOT, then PUBLISH."""
+MAX_PAGE_BYTES = 1 << 16
+TABLE_HEADER_WORDS = 2
+HERE, GONE = 0, -1
+"""Entries of the table behind PUBLISH, where ranks read in place: the chunk is in PUBLISH, or nowhere. Else the number
+of its page in the outer file, from 1 on. Before them come device and number of that file."""
 MAX_TEXT_CHARACTERS = 4096
 MAX_CHECKPOINTS = 8
 """That one rank may offer at join."""
@@ -154,6 +159,8 @@ class LocalJoin:
     """The script says that the names are those of the whole model, whatever ranks seem to have in common."""
     tied_here: tuple[str, ...] = bounded(MAX_TENSORS, ())
     """Of tensors with several names, those that a module of this rank has."""
+    reads_in_place: bool = False
+    """It can take outer values from the outer file, where PUBLISH has none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -309,6 +316,8 @@ class LocalLayout:
     num_readers: int = 1
     checkpoint: CheckpointId | None = None
     """The newest that every rank offered."""
+    outer_path: str = ""
+    """Of the file of records, if the ranks read there; PUBLISH is a file then, with a table behind its values."""
 
 
 def encode_frame(message: local_pb2.LocalRequest | local_pb2.LocalResponse) -> bytes:
@@ -344,3 +353,13 @@ def data_seed(run_seed: int, site_id: int, incarnation: int, generation: int) ->
     """`site.seed`, for random choices of one generation of workers; 63 bits."""
     digest = Digest("atoll/data-seed/v1").uint(run_seed).uint(site_id).uint(incarnation).uint(generation)
     return int.from_bytes(digest.finish()[:8], "little") >> 1
+
+
+def values_bytes(buffer_bytes: int) -> int:
+    """Of the values in PUBLISH, up to where the table begins: at a page, whatever its size is."""
+    return -(-buffer_bytes // MAX_PAGE_BYTES) * MAX_PAGE_BYTES
+
+
+def table_bytes(num_chunks: int) -> int:
+    """Words of 8 bytes."""
+    return 8 * (TABLE_HEADER_WORDS + num_chunks)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from functools import cached_property
@@ -25,6 +25,8 @@ MAX_FRAGMENTS = 64
 MAX_GROUPS = 64
 """Of parameters, each with rates of its own."""
 ALIGNMENT_BYTES = 64  # of each tensor in SNAPSHOT and PUBLISH
+PAGE_BYTES = 4096  # the same of a large one: so its chunks can be mapped there
+LARGE_BYTES = 1 << 16
 
 # safetensors' names of dtypes -> bytes an element
 DTYPE_BYTES = {
@@ -139,7 +141,7 @@ class Manifest:
     @cached_property
     def buffer_bytes(self) -> int:
         """Of SNAPSHOT, and of the values in PUBLISH."""
-        return max(sum(_aligned_bytes(spec) for spec in self.tensors), ALIGNMENT_BYTES)
+        return max(_places(self.tensors)[1], ALIGNMENT_BYTES)
 
     @cached_property
     def num_groups(self) -> int:
@@ -154,6 +156,18 @@ class Manifest:
 def _aligned_bytes(spec: TensorSpec) -> int:
     """In SNAPSHOT and PUBLISH."""
     return -(-spec.num_elements * spec.carried_itemsize // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+
+
+def _places(specs: Sequence[TensorSpec]) -> tuple[list[int], int]:
+    """Where each tensor begins in SNAPSHOT and PUBLISH, and where the last one ends."""
+    starts, end = [], 0
+    for spec in specs:
+        num_bytes = _aligned_bytes(spec)
+        if num_bytes >= LARGE_BYTES:
+            end = -(-end // PAGE_BYTES) * PAGE_BYTES
+        starts.append(end)
+        end += num_bytes
+    return starts, end
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -260,12 +274,7 @@ class Layout:
             raise ConfigError(f"sync.chunk_elements is {chunk_elements}; choose 1 to {1 << 24}")
         self.manifest = manifest
         self.chunk_elements = chunk_elements
-        offsets: list[int] = []
-        end = 0
-        for spec in manifest.tensors:
-            offsets.append(end)
-            end += _aligned_bytes(spec)
-        self.tensor_offsets_bytes = tuple(offsets)
+        self.tensor_offsets_bytes = tuple(_places(manifest.tensors)[0])
         self.buffer_bytes = manifest.buffer_bytes
         moments = [_aligned_bytes(spec) if spec.role is Role.TRAINABLE else 0 for spec in manifest.tensors]
         *self.moment_offsets_bytes, self.moment_bytes = accumulate(moments, initial=0)

@@ -171,6 +171,12 @@ class SyncSettings:
         return self.gradient_doubling > 0 or self.local_doubling > 0
 
     @property
+    def may_read_in_place(self) -> bool:
+        """Whether ranks without a GPU, on one host, take outer values from the outer file, so that PUBLISH holds no
+        copy: they wait for each sync, which is of the whole model."""
+        return self.fragments == 1 and not self.overlap_steps and not self.steps_at_nodes
+
+    @property
     def num_shared_moments(self) -> int:
         """Of adamw: how many a node shares with its ranks, which do steps by themselves with them."""
         return 2 if self.local_doubling else 0

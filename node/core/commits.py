@@ -62,7 +62,7 @@ def apply_next(ctx: Context) -> None:
     exchange = exchanges.current(ctx, commit)
     if exchange is not None and exchange.is_under_way:
         return
-    ctx.emit(disk.begin(ApplyCommit(commit)))
+    ctx.emit(disk.begin(ApplyCommit(commit, lets_go=site.nobody_reads(commit.commit))))
 
 
 def apply_failed(ctx: Context, event: events.ApplyFailed) -> None:

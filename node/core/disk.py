@@ -63,6 +63,7 @@ class Disk:
     lacks: int = 0  # the commit after `outer`, if its payloads are not in this site's log
     branch: int = 0  # in which the commits on this disk are numbered
     published: Content | None = None  # what PUBLISH holds
+    has_let_go: bool = False  # of what ranks read in place, and nothing was published since
     publish_is_void: bool = False  # the one that runs is for workers that are gone
     running: Job | None = None
     queue: list[Job] = field(default_factory=list)
@@ -109,8 +110,10 @@ class Disk:
         if self.running is not None:
             raise IllegalStep(f"{job} is to begin, while {self.running} has not ended and these wait: {self.queue}")
         self.running = job
-        if isinstance(job, PublishState | DistrustState | RollBack):
+        lets_go = isinstance(job, ApplyCommit) and job.lets_go
+        if lets_go or isinstance(job, PublishState | DistrustState | RollBack):
             self.published = None
+        self.has_let_go = self.has_let_go or lets_go
         if isinstance(job, RollBack):
             self.has_moved = False  # it ends with what is held then
         return job
@@ -149,6 +152,7 @@ class Disk:
         """PUBLISH holds this now."""
         self.end(PublishState)
         self.published, self.publish_is_void = None if self.publish_is_void else content, False
+        self.has_let_go = False
 
     def cancel_fetch(self) -> bool:
         """Whether one was under way. What its thread still writes, the lock of the data plane keeps from the next."""

@@ -83,6 +83,7 @@ class Answer:
     data_epoch: int = 0
     hash_shared: bool = False
     """Set for the ranks of a site among themselves."""
+    run_over: bool = False
 
 
 # --- events: the session
@@ -158,6 +159,8 @@ class WorkersJoined:
     """What this node may hold as a reducer."""
     endpoints: tuple[Endpoint, ...] = ()
     """Of the other hosts of the site."""
+    read_in_place: bool = False
+    """They take outer values from the outer file, which keeps those that they may still read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

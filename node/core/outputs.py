@@ -219,6 +219,8 @@ class AdvanceErrors:
 @dataclass(frozen=True, slots=True)
 class ApplyCommit:
     commit: m.Commit
+    lets_go: bool = False
+    """Where ranks read in place: none does until PUBLISH holds this commit, or a later one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -157,7 +157,19 @@ class SiteState:
         """PUBLISH holds a difference that the workers have not taken yet, and of which no other one can be made. The
         outer state does not change until PUBLISH holds their values again."""
         content = self.disk.published
+        if self.workers.running and self.workers.read_in_place and self.workers.is_taking:
+            return True  # it is read where it lies
         if not isinstance(content, Difference) or not self.workers.running:
             return False
         copy = self.workers.copies[content.fragment]
         return content.base == copy.taken and not copy.is_discarded
+
+    def nobody_reads(self, commit: int) -> bool:
+        """Where ranks read the outer values in place: none does before it takes that commit, or a later one, for which
+        the old values are not needed. All have sealed what it holds, and asked again at that step; one that was told to
+        train on since, or did not contribute, may read."""
+        workers, snapshot = self.workers, self.lanes[0].snapshot
+        if not workers.read_in_place or workers.ask is None or workers.is_taking:
+            return False
+        is_held = snapshot.is_sealed and snapshot.committed_in == commit
+        return is_held and (snapshot.generation, snapshot.step) == (workers.generation, workers.ask.step)

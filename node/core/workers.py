@@ -29,6 +29,7 @@ class Workers:
     committed_step: int = 0  # no commit holds what they trained after this generation step
     taken_step: int = 0  # the generation step at which a version was taken last
     sealed_in_vain: bool = False  # a snapshot was ready when a commit came without it
+    read_in_place: bool = False  # they take outer values from the outer file
 
     def is_current(self, generation: int) -> bool:
         """Whether what that generation says still counts."""
@@ -47,6 +48,11 @@ class Workers:
         self.ask = None
         if answer.kind in (AnswerKind.APPLY, AnswerKind.CONTINUE):
             self.resumed_at, self.resumed_step = now, ask.step
+
+    @property
+    def is_taking(self) -> bool:
+        """Not all ranks have taken what was offered."""
+        return any(copy.offered is not None for copy in self.copies)
 
     def copies_of(self, fragment: int) -> Sequence[LocalCopy]:
         """Of one fragment, or of all."""

@@ -68,6 +68,7 @@ def joined(ctx: Context, event: events.WorkersJoined) -> None:
         endings.give_up(ctx, "the restarted workers built another model than before", ConfigError.exit_code)
         return
     ctx.site.workers.joined = True
+    ctx.site.workers.read_in_place = event.read_in_place and ctx.settings.sync.may_read_in_place
     before, ctx.joined = ctx.joined, event
     goes_on = before is not None and ctx.site.admitted
     if goes_on:

@@ -75,7 +75,7 @@ class DiskJobs:
             if settings.sync.error_feedback_down:
                 shell.hub.average_errors.audited = AuditedErrors(settings.sync.most_in_flight)
         plane.divide(0, shell.config.site_hosts, shell.config.exchange_processes)
-        plane.attach_workers(pieces.dtypes)
+        plane.attach_workers(pieces.dtypes, read_in_place=pieces.reads_in_place)
         return plane
 
     @property
@@ -138,8 +138,8 @@ class DiskJobs:
                 self._shell.start(
                     partial(self._advance_errors, output), lambda error: e.ErrorsAdvanced(str(error) or repr(error))
                 )
-            case out.ApplyCommit(commit):
-                apply, number = partial(self._apply, commit), commit.commit
+            case out.ApplyCommit(commit, lets_go):
+                apply, number = partial(self._apply, commit, lets_go=lets_go), commit.commit
                 self._shell.start(apply, lambda error: e.ApplyFailed(number, str(error), self._has_moved))
             case out.PublishState(content):
                 self._shell.start(partial(self._publish, content), fatal())
@@ -244,10 +244,10 @@ class DiskJobs:
             return e.ErrorsAdvanced(problem)
         return e.ErrorsAdvanced(share=share)
 
-    async def _apply(self, commit: m.Commit) -> e.Event:
+    async def _apply(self, commit: m.Commit, *, lets_go: bool) -> e.Event:
         loop = asyncio.get_running_loop()
         started = loop.time()
-        state_hash = await self._replicas.apply(commit)
+        state_hash = await self._replicas.apply(commit, lets_go=lets_go)
         self._shell.observer.apply_s = loop.time() - started
         often = self._core.settings.sync.steps_at_nodes and started < self._said_at + SAY_EVERY_S
         if not often:

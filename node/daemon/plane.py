@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any, Self
 
 from atoll.node.computing import compute
-from atoll.node.core.events import Content, Difference, Values
+from atoll.node.core.events import Content
 from atoll.node.daemon.home import Home
+from atoll.node.daemon.published import Published
 from atoll.node.daemon.shared_memory import SharedBuffer
 from atoll.node.dataplane import publish, saved_model
 from atoll.node.dataplane.bases import check_base_dtypes
@@ -44,8 +45,7 @@ class DataPlane:
     def __init__(self, home: Home, settings: RunSettings, manifest: Manifest, num_threads: int) -> None:
         self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix="apply") if num_threads > 1 else None
         self._on_disk = home.disk, spares_for(num_threads)
-        self._published: dict[int, Content] = {}  # of each fragment, what PUBLISH holds
-        self._published_frozen = self._is_distrusted = False  # the latter until it is fetched or seeded anew
+        self._is_distrusted = False  # until it is fetched or seeded anew
         self.own: range | None = None  # chunks that this host exchanges; None: all of them
         self.own_part: range | None = None  # the same of this process
         self.parts: list[range] = [range(0)]  # of each process of this host
@@ -65,7 +65,7 @@ class DataPlane:
         self._spared_until = 0  # the run has not gone back if a commit after this one is applied
         self._rebuild()
         self.snapshot: SharedBuffer | None = None
-        self.publish_buffer: SharedBuffer | None = None
+        self.published = Published(self.layout, settings, home)
         self.errors = ErrorFeedback.found(home.error_folder, self.layout, settings, home.disk, num_threads)
         self.dtypes: Mapping[str, str] = {}
         self.lock = asyncio.Lock()
@@ -92,22 +92,20 @@ class DataPlane:
         manifest = home.read_manifest()
         return None if manifest is None else cls(home, settings, manifest, num_threads)
 
-    def attach_workers(self, dtypes: Mapping[str, str]) -> None:
-        """In a thread: allocate the shared buffers (once) and note what the workers receive.
+    def attach_workers(self, dtypes: Mapping[str, str], *, read_in_place: bool = False) -> None:
+        """In a thread: allocate the shared buffers (once) and note what the workers receive, and whether they can read
+        the outer values in place.
 
-        Raises ConfigError for a dtype that has no base, HostError for the memory.
+        Raises ConfigError for a dtype that has no base, HostError for the memory or the disk.
         """
         check_base_dtypes(self.layout.manifest, dtypes)
         self.dtypes, sync = dict(dtypes), self.settings.sync
+        self.published.attach(read_in_place=read_in_place)
         if self.snapshot is None:
-            self.snapshot = self._shared_buffer("snapshot")
-            self.publish_buffer = self._shared_buffer("publish", sync.num_shared_moments)
+            self.snapshot = SharedBuffer(self.layout.buffer_bytes, "snapshot")
             if sync.error_feedback and self.errors is None:
                 self.errors = ErrorFeedback.create(self.home.error_folder, self.layout, self.settings, *self._on_disk)
             self.home.keep_manifest(self.layout.manifest)
-
-    def _shared_buffer(self, name: str, num_moments: int = 0) -> SharedBuffer:
-        return SharedBuffer(self.layout.buffer_bytes + num_moments * self.layout.moment_bytes, name)
 
     def held(self) -> tuple[int, bytes] | None:
         """Commit and state hash of a whole outer state."""
@@ -159,9 +157,10 @@ class DataPlane:
             if self.errors is not None:
                 self.errors.roll_back(commit)
             self.log.roll_back(commit)
-            self._published = {f: content for f, content in self._published.items() if content.version <= commit}
+            self.published.roll_back(commit)
             is_void = self.outer is not None and any((version or 0) > commit for version in self.outer.versions)
             if is_void:
+                self.published.keep()
                 self.outer = None
                 OuterState.discard(self.home.state_folder)
             self.snapshots.roll_back(commit)  # after it: a snapshot that begins now is not of a void state
@@ -233,7 +232,7 @@ class DataPlane:
 
         def work() -> list[int]:
             self.snapshots.clear()
-            self._published_frozen, self._published = False, {}
+            self.published.distrust()
             if self.errors is not None:
                 self.errors.roll_back(-1)
             damaged = self.outer.damaged() if self.outer is not None else []
@@ -305,11 +304,14 @@ class DataPlane:
         except StateError:
             return None  # fetched as a state, or damaged
 
-    async def apply(self, commit: Commit) -> bytes:
-        """The state hash after `commit`. Raises StateError if its payloads are not in the log or not its own."""
+    async def apply(self, commit: Commit, *, lets_go: bool = False) -> bytes:
+        """The state hash after `commit`. `lets_go`: no rank reads PUBLISH before the next publish. Raises StateError if
+        its payloads are not in the log or not its own."""
 
         def work() -> bytes:
             outer = self._present_outer()
+            if lets_go:
+                self.published.let_go()
             if commit.commit > self._spared_until:
                 self.snapshots.spared = None
             self._shown = None
@@ -387,25 +389,10 @@ class DataPlane:
             await asyncio.shield(self._snapshot)  # who waits for it may be cancelled, it may not
 
     async def publish(self, content: Content) -> None:
-        """Fill PUBLISH for a fragment. Raises StateError if the outer state is not at that version, or if PUBLISH does
-        not hold the values that a difference starts from."""
+        """Fill PUBLISH for a fragment; see `Published.fill`."""
 
         def work() -> None:
-            outer, buffer, sync = self._present_outer(), self.publish_buffer, self.settings.sync
-            assert buffer is not None
-            held, chunks = self._published.pop(content.fragment, None), self.layout.fragments[content.fragment]
-            if outer.commit != content.version:
-                raise StateError(f"{content} cannot be published: the outer state is at commit {outer.commit}")
-            if isinstance(content, Difference):
-                if held != Values(content.base, content.fragment):
-                    raise StateError(f"{content} cannot be made of what the shared buffer holds, {held}; start again")
-                publish.publish_shift(outer, buffer.view, chunks, self.dtypes, self._pool)
-            else:
-                frozen = () if self._published_frozen else self.layout.frozen_chunks
-                num_moments = sync.moments_at(content.version)
-                publish.publish_replace(outer, buffer.view, [*chunks, *frozen], self._pool, num_moments)
-                self._published_frozen = True
-            self._published[content.fragment] = content
+            self.published.fill(content, self._present_outer(), self.dtypes, self._pool)
 
         async with self.lock:
             await compute(work)
@@ -446,5 +433,6 @@ class DataPlane:
         if self._pool is not None:
             self._pool.shutdown()
         self.log.close()
-        for buffer in filter(None, (self.snapshot, self.publish_buffer)):
-            buffer.close()
+        self.published.close()
+        if self.snapshot is not None:
+            self.snapshot.close()

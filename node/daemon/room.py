@@ -14,6 +14,7 @@ from atoll.node.daemon.journal import MAX_JOURNAL_BYTES
 from atoll.node.daemon.shared_memory import RESERVE_BYTES, MemoryLimit, memory_limit
 from atoll.node.daemon.site_log import MAX_LOG_BYTES, NUM_OLD_LOGS
 from atoll.node.dataplane.footprint import Footprint, footprint
+from atoll.node.dataplane.in_place import has_pages
 from atoll.protocol import file_systems
 from atoll.protocol.disk import Disk, disk_error
 from atoll.protocol.errors import HostError
@@ -138,12 +139,20 @@ def _beside(settings: RunSettings, manifest: Manifest, max_disk_bytes: int) -> P
 
 
 def room_of(
-    config: NodeConfig, settings: RunSettings, manifest: Manifest, home: Path, disk: Disk, *, has_buffers: bool
+    config: NodeConfig,
+    settings: RunSettings,
+    manifest: Manifest,
+    home: Path,
+    disk: Disk,
+    *,
+    has_buffers: bool,
+    read_in_place: bool = False,
 ) -> Room:
     """In a thread: what there is on this machine for that model, as `room_for` says. The disk is tried, too: what is
     free says nothing of quotas. Raises HostError."""
     layout, free = Layout(manifest, settings.sync.chunk_elements), free_for(home, disk)
-    needs = footprint(layout, settings, config.num_kernel_threads)
+    read_in_place = read_in_place and any(map(has_pages, layout.chunks))
+    needs = footprint(layout, settings, config.num_kernel_threads, read_in_place=read_in_place)
     room = room_for(
         needs,
         free,

@@ -143,7 +143,14 @@ class WorkerControl:
         has_buffers = plane is not None and plane.snapshot is not None
         try:
             room = await asyncio.to_thread(
-                room_of, config, settings, pieces.manifest, home.folder, home.disk, has_buffers=has_buffers
+                room_of,
+                config,
+                settings,
+                pieces.manifest,
+                home.folder,
+                home.disk,
+                has_buffers=has_buffers,
+                read_in_place=pieces.reads_in_place and not has_buffers,  # else its file is there
             )
         except AtollError as error:
             self._refuse(generation, error)
@@ -181,12 +188,19 @@ class WorkerControl:
         try:
             plane = await self._disk.attach(pieces)
             assert plane.snapshot is not None
-            assert plane.publish_buffer is not None
+            assert plane.published.buffer is not None
             self._exchanges.have_buffers()
             if not is_here or group is None:
                 return  # those workers are gone meanwhile; the model is that of those who follow
-            told = partial(layout_of, group, output, self._shell.home.incarnation, plane.layout.chunk_elements)
+            told = partial(
+                layout_of,
+                group,
+                output,
+                self._shell.home.incarnation,
+                plane.layout.chunk_elements,
+                outer_path=plane.published.outer_path,
+            )
             self._leader.laid_out(pieces, plane.layout, plane.snapshot)
-            await self.server.send_layout(output.generation, told, plane.layout, plane.snapshot, plane.publish_buffer)
+            await self.server.send_layout(output.generation, told, plane.layout, plane.snapshot, plane.published.buffer)
         except (AtollError, OSError) as error:
             self._refuse(output.generation, error)

@@ -120,17 +120,24 @@ class ChunkStore:
     @contextmanager
     def pinned(self, chunk: int) -> Iterator[Pin]:
         """Raises StateError if there is no valid record."""
-        with self.lock:
-            entry = self._entries[chunk]
-            if entry is None:
-                raise StateError(
-                    f"{self.folder}: chunk {chunk} of {self.kind.name_of(chunk)!r} is missing; fetch the state again"
-                )
-            pin = self._pin(chunk, entry)
+        pin = self.pin(chunk)
         try:
             yield pin
         finally:
             self.unpin(chunk, pin)
+
+    def pin(self, chunk: int) -> Pin:
+        """As `pinned`, until it is unpinned."""
+        with self.lock:
+            if (entry := self._entries[chunk]) is None:
+                raise StateError(
+                    f"{self.folder}: chunk {chunk} of {self.kind.name_of(chunk)!r} is missing; fetch the state again"
+                )
+            return self._pin(chunk, entry)
+
+    def offset_bytes(self, chunk: int, pin: Pin) -> int:
+        """Of its record in the file of records."""
+        return self._places.offset_bytes(chunk, pin.entry.place)
 
     def pin_all(self) -> dict[int, Pin]:
         """The records of all chunks that have one, as they are at this moment; each is to be unpinned."""

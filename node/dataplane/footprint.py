@@ -31,7 +31,7 @@ class Footprint:
     """In bytes."""
 
     shared_bytes: int
-    """SNAPSHOT and PUBLISH, with moments if it has them: allocated, and never dropped."""
+    """SNAPSHOT, and PUBLISH with moments if it has them unless ranks read in place: allocated, and never dropped."""
     outer_bytes: int
     """The outer file with its spare places: on the disk, and mapped."""
     sync_bytes: int
@@ -54,8 +54,10 @@ class Footprint:
         return sum(num_bytes for _, num_bytes in self.disk_parts)
 
 
-def footprint(layout: Layout, settings: RunSettings, num_threads: int = 1) -> Footprint:
-    """`num_threads`: that apply commits, and as many that exchange."""
+def footprint(layout: Layout, settings: RunSettings, num_threads: int = 1, *, read_in_place: bool = False) -> Footprint:
+    """`num_threads`: that apply commits, and as many that exchange. `read_in_place`: by all ranks, as far as the run
+    lets them."""
+    read_in_place = read_in_place and settings.sync.may_read_in_place
     num_spares = spares_for(num_threads)
     num_synced = layout.num_sync_chunks
     tensors = layout.manifest.tensors
@@ -67,13 +69,14 @@ def footprint(layout: Layout, settings: RunSettings, num_threads: int = 1) -> Fo
     sync_bytes = max(sum(spec.max_bytes(*chunk) for chunk in synced) for spec in specs)
     largest_bytes = 4 * max((chunk.num_elements for chunk in layout.chunks), default=0)
     return Footprint(
-        shared_bytes=2 * layout.buffer_bytes + settings.sync.num_shared_moments * layout.moment_bytes,
+        shared_bytes=(2 - read_in_place) * layout.buffer_bytes + settings.sync.num_shared_moments * layout.moment_bytes,
         outer_bytes=outer_bytes,
         sync_bytes=sync_bytes,
         payload_bytes=payload_bytes,
         thread_bytes=(2 * num_threads + 1) * THREAD_ARRAYS * largest_bytes,
         disk_parts=(
             ("outer state", outer_bytes + INDEX_BYTES * len(records)),
+            *([("what ranks may still read of the state before", layout.buffer_bytes)] if read_in_place else ()),
             *_errors(layout, settings, num_spares),
             _payloads(layout, settings, payload_bytes + ENTRY_BYTES * num_synced),
             *_kept(settings, sync_bytes + ENTRY_BYTES * num_synced),

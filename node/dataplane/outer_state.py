@@ -56,6 +56,17 @@ class PinnedChunk:
     data: Bytes
 
 
+class Reader(Protocol):
+    """Of a commit that was, which has pinned its records."""
+
+    @property
+    def is_over(self) -> bool: ...
+
+    def move_away(self, chunk: int) -> None:
+        """Copies the record elsewhere, if it is read still, and unpins it: its place is wanted."""
+        ...
+
+
 class OuterRecords(Protocol):
     """Of an outer state, to read."""
 
@@ -85,7 +96,7 @@ class OuterState:
     def __post_init__(self) -> None:
         self.folder = self.store.folder
         self.store.noted = self._note  # under its lock, like all that reads what follows
-        self._frozen: list[FrozenState] = []
+        self._readers: list[Reader] = []
         self._at_version: list[Counter[int]] = [Counter() for _ in self.layout.fragments]  # its chunks
         self._hash_lists: OrderedDict[int, list[bytes]] = OrderedDict()
 
@@ -94,6 +105,11 @@ class OuterState:
     @staticmethod
     def exists(folder: Path) -> bool:
         return store_files.exists(folder, _NAME)
+
+    @staticmethod
+    def path(folder: Path) -> Path:
+        """Of the file with its records."""
+        return store_files.path_of(folder, _NAME, "chunks")
 
     @classmethod
     def create(  # noqa: PLR0917
@@ -228,8 +244,16 @@ class OuterState:
                 folder=self.folder,
                 release=lambda chunk: self.store.unpin(chunk, pins[chunk]),
             )
-            self._frozen = [*(f for f in self._frozen if not f.is_over), frozen]
+            self._read_by(frozen)
         return frozen
+
+    def read_by(self, reader: Reader) -> None:
+        """From now on it is told of each record that loses its place."""
+        with self.store.lock:
+            self._read_by(reader)
+
+    def _read_by(self, reader: Reader) -> None:
+        self._readers = [*(r for r in self._readers if not r.is_over), reader]
 
     def read(self, chunk: int) -> ChunkRecord:
         """Version, hash and bytes that belong together. Raises StateError if there is no valid record."""
@@ -297,8 +321,8 @@ class OuterState:
 
     def _move_away(self, chunk: int) -> None:
         """Its former record, where it is kept for a reader of a whole commit. Not under the lock: it takes its time."""
-        for frozen in self._frozen:
-            frozen.move_away(chunk)
+        for reader in self._readers:
+            reader.move_away(chunk)
 
     # --- damage
 

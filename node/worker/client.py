@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from atoll.node import local_protocol as local
-from atoll.node.core.events import Answer
+from atoll.node.core.events import Answer, AnswerKind
 from atoll.node.local_protocol import (
     NO_CHECKPOINTS,
     NO_READINGS,
@@ -26,6 +26,7 @@ from atoll.node.local_protocol import (
     LocalLayout,
     RankReadings,
 )
+from atoll.node.worker.in_place import PublishInPlace
 from atoll.node.worker.node_gone import NodeGone, end_process, prepare
 from atoll.protocol import PROTOCOL_VERSION, wire
 from atoll.protocol.errors import InvalidMessage, RefusedError, StaleError, WorkerError
@@ -51,6 +52,8 @@ class JoinedLayout:
     layout: Layout
     snapshot: memoryview
     publish: memoryview
+    in_place: PublishInPlace | None = None
+    """Where PUBLISH is read, if it is the outer file."""
     moments: tuple[memoryview, ...] = ()
     """Of the trainable values in `publish`: momentum and variance, where ranks do steps by themselves. Each is
     `layout.moment_bytes` long."""
@@ -76,6 +79,7 @@ class LocalClient:
         self._read_ended = threading.Event()
         self._is_gone = False  # the node; this process ends
         self._refused: RefusedError | None = None
+        self._in_place: PublishInPlace | None = None
         self._reader = threading.Thread(target=self._read_all, name="atoll-node-socket", daemon=True)
         self._reader.start()
 
@@ -123,11 +127,20 @@ class LocalClient:
             raise InvalidMessage(f"the node names piece {max(indices)} of {len(offered.pieces)}")
         if told.checkpoint is not None and told.checkpoint not in offered.checkpoints:
             raise InvalidMessage(f"the node names {told.checkpoint}, which this rank did not offer")
-        snapshot, publish = (memoryview(mmap.mmap(fd, num_bytes)) for fd, num_bytes in zip(fds, wanted, strict=True))
+        if told.outer_path:
+            self._in_place = PublishInPlace(fds.pop(), layout, told.outer_path)
+        snapshot, *others = (memoryview(mmap.mmap(fd, num_bytes)) for fd, num_bytes in zip(fds, wanted, strict=False))
         for fd in fds:
             os.close(fd)  # the mappings last as long as their views
-        moments = tuple(publish[size + n * moment_bytes :][:moment_bytes] for n in range(num_moments))
-        return JoinedLayout(told=told, layout=layout, snapshot=snapshot, publish=publish[:size], moments=moments)
+        publish = others[0] if self._in_place is None else self._in_place.view
+        return JoinedLayout(
+            told=told,
+            layout=layout,
+            snapshot=snapshot,
+            publish=publish[:size],
+            in_place=self._in_place,
+            moments=tuple(publish[size + n * moment_bytes :][:moment_bytes] for n in range(num_moments)),
+        )
 
     def boundary(self, step: int, seq: int) -> Answer:
         """Ask what to do at `step`, where the last answer said to ask; `seq` counts the questions at one step.
@@ -138,7 +151,10 @@ class LocalClient:
         answer = self._receive("answer")[0].answer
         if (answer.step, answer.seq) != (step, seq):
             raise InvalidMessage(f"asked at step {step}.{seq}, answered for {answer.step}.{answer.seq}")
-        return wire.from_proto(Answer, answer)
+        found = wire.from_proto(Answer, answer)
+        if self._in_place is not None and found.kind is AnswerKind.APPLY:
+            self._in_place.refresh()  # it does not change until all ranks have taken it
+        return found
 
     def draw(self, epoch: int, first: int, num_samples: int) -> tuple[DataRange, ...]:
         """Positions of the site's queue from place `first` on, at least so many; waits until they are leased.

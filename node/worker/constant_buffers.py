@@ -1,4 +1,5 @@
-"""Buffers that training never changes, such as attention masks, and that travel in fp32 at every sync nevertheless."""
+"""Buffers that training never changes, such as attention masks. Their values are in no contribution
+(`SyncData.contribution`: unchanged); they are copied and compared at every sync nevertheless."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from atoll.node.worker.tensors import Held
 from atoll.protocol.layout import Role
 
 MIN_BYTES = 1 << 20
-"""As they travel, together; fewer are not worth a word."""
+"""In fp32, together; fewer are not worth a word."""
 
 
 class ConstantBuffers:
@@ -35,10 +36,9 @@ class ConstantBuffers:
         if num_bytes >= MIN_BYTES:
             largest = max(same, key=lambda item: item.spec.num_elements).spec.name
             sys.stderr.write(
-                f"atoll: {len(same)} buffers that training does not change are sent at every sync, "
-                f"{num_bytes / 2**20:.0f} MiB in fp32; the largest is {largest!r}. If no site ever changes it, "
-                "let it travel once, with the first values: "
-                f'atoll.join(..., buffers={{"{largest}": "constant"}})\n'
+                f"atoll: {len(same)} buffers that training does not change: no sync sends their values, but each "
+                f"copies and compares them, {num_bytes / 2**20:.0f} MiB in fp32; the largest is {largest!r}. "
+                f'If no site ever changes it, that is spared by atoll.join(..., buffers={{"{largest}": "constant"}})\n'
             )
 
     def _state(self) -> list[tuple[int, int]]:

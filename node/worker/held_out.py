@@ -53,7 +53,9 @@ class HeldOut:
         if not self._every or not step.synced:
             return False
         number = site.commit // self._every
-        is_time = number != self._number or not step.running  # a commit may have been taken together with the next one
+        is_time = number != self._number or site.run_over  # a commit may have been taken together with the next one
+        if not step.running and not site.run_over:
+            return False  # a site that leaves keeps nobody waiting, and the next site is the first one
         if site.index == 0 and not site.has_outer_parameters:
             return False
         self._number = number

@@ -119,6 +119,7 @@ class JoinedSite(Site):
             checkpoints=self._checkpoints.usable if self._checkpoints is not None else (),
             names_are_said=naming.is_said,
             tied_here=tensors.tied_here,
+            reads_in_place=all(held.local().device.type == "cpu" for held in tensors.held),
         )
         if connection.is_starting:
             connection.is_starting = False
@@ -308,7 +309,7 @@ class JoinedSite(Site):
             answer = self._client.boundary(self._steps, seq)
             self._wait_s += time.monotonic() - asked_s
             if answer.kind is AnswerKind.STOP:
-                self.running = False
+                self.running, self.run_over = False, answer.run_over
                 break
             if answer.kind is AnswerKind.SNAPSHOT:
                 self._write_snapshot(answer, seq)

@@ -19,7 +19,7 @@ from atoll.node.worker.frozen import FrozenTensors
 from atoll.node.worker.optimizer_copies import Copies
 from atoll.node.worker.optimizers import NodeOptimizer
 from atoll.node.worker.tensors import TORCH_DTYPES, Held, ModelTensors
-from atoll.protocol.errors import InvalidMessage
+from atoll.protocol.errors import InvalidMessage, StateError
 from atoll.protocol.layout import FP32_ROLES, Role, fragments_of
 from atoll.protocol.sync_settings import SyncSettings
 
@@ -40,6 +40,7 @@ class SharedTensors:
         self._num_fragments = sync.fragments
         self._owned = frozenset(joined.told.owned_pieces)
         self._shared = joined.told.shared_pieces
+        self._in_place = joined.in_place
         self._slices: list[tuple[Held, Tensor, Tensor]] = []  # held, of SNAPSHOT, of PUBLISH
         self.moments: dict[nn.Parameter, tuple[Tensor, Tensor]] = {}
         """Momentum and variance in PUBLISH, where it has them."""
@@ -119,6 +120,8 @@ class SharedTensors:
                 self._take(mode, local, snapshot, publish)
             elif mode is MergeMode.REPLACE or (mode is not MergeMode.SHIFT and _is_as(snapshot, local)):
                 copies.to_local(publish, local)
+        if self._in_place is not None and not self._in_place.is_current:
+            raise StateError("the outer values were replaced while this rank took them: its node is at fault")
 
     def _take(self, mode: MergeMode, local: Tensor, snapshot: Tensor, publish: Tensor) -> None:
         if mode is MergeMode.REPLACE:
@@ -151,6 +154,15 @@ class SharedTensors:
     def swap_in(self) -> list[Tensor | None]:
         """Put PUBLISH's trainable values and buffers in place; returns what was there, in CPU memory, and None of
         tensors that had these values, as all have that took them at this step."""
+        while True:
+            if self._in_place is not None:
+                self._in_place.refresh()
+            saved = self._swapped_in()
+            if self._in_place is None or self._in_place.is_current:
+                return saved
+            self.swap_back(saved)  # some were replaced meanwhile; where they lie now no commit replaces them
+
+    def _swapped_in(self) -> list[Tensor | None]:
         saved: list[Tensor | None] = []
         for held, _, publish in self._synced:
             local = held.local()

@@ -64,6 +64,8 @@ class Site:
         self.settings: RunSettings | None = None
         """Of the run; None without a node."""
         self.running = True
+        self.run_over = False
+        """The run is complete; where `running` is False and this too, the site alone was told to leave."""
         self._num_data_ranks, self._reader = self.world, self.rank
         self._base_commit = 0  # whose values the local parameters are based on
         self._base_run_step = 0  # its run_step

@@ -330,11 +330,14 @@ class LocalJoin(_message.Message):
     CHECKPOINTS_FIELD_NUMBER: _builtins.int
     NAMES_ARE_SAID_FIELD_NUMBER: _builtins.int
     TIED_HERE_FIELD_NUMBER: _builtins.int
+    READS_IN_PLACE_FIELD_NUMBER: _builtins.int
     data_fingerprint: _builtins.bytes
     data_rank: _builtins.int
     """ranks that see the same batch share one"""
     names_are_said: _builtins.bool
     """the script says that the names are those of the whole model"""
+    reads_in_place: _builtins.bool
+    """it can take outer values from the outer file"""
     @_builtins.property
     def manifest(self) -> _common_pb2.Manifest:
         """full tensors; the node wants the same from every rank that has the tensor"""
@@ -359,10 +362,11 @@ class LocalJoin(_message.Message):
         checkpoints: _abc.Iterable[Global___CheckpointId] | None = ...,
         names_are_said: _builtins.bool = ...,
         tied_here: _abc.Iterable[_builtins.str] | None = ...,
+        reads_in_place: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["manifest", b"manifest"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoints", b"checkpoints", "data_fingerprint", b"data_fingerprint", "data_rank", b"data_rank", "manifest", b"manifest", "names_are_said", b"names_are_said", "pieces", b"pieces", "tied_here", b"tied_here"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoints", b"checkpoints", "data_fingerprint", b"data_fingerprint", "data_rank", b"data_rank", "manifest", b"manifest", "names_are_said", b"names_are_said", "pieces", b"pieces", "reads_in_place", b"reads_in_place", "tied_here", b"tied_here"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -384,6 +388,7 @@ class LocalLayout(_message.Message):
     NUM_READERS_FIELD_NUMBER: _builtins.int
     CHECKPOINT_FIELD_NUMBER: _builtins.int
     KEPT_PIECES_FIELD_NUMBER: _builtins.int
+    OUTER_PATH_FIELD_NUMBER: _builtins.int
     site_id: _builtins.int
     incarnation: _builtins.int
     run_seed: _builtins.int
@@ -394,6 +399,8 @@ class LocalLayout(_message.Message):
     """place of this rank's data rank among the site's, ascending, from 0"""
     num_readers: _builtins.int
     """how many data ranks the site has"""
+    outer_path: _builtins.str
+    """of the outer file, if ranks read there: a table behind PUBLISH's values says where"""
     @_builtins.property
     def manifest(self) -> _common_pb2.Manifest:
         """of the whole site, canonical order"""
@@ -429,10 +436,11 @@ class LocalLayout(_message.Message):
         num_readers: _builtins.int = ...,
         checkpoint: Global___CheckpointId | None = ...,
         kept_pieces: _abc.Iterable[_builtins.int] | None = ...,
+        outer_path: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "manifest", b"manifest"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "chunk_elements", b"chunk_elements", "data_seed", b"data_seed", "incarnation", b"incarnation", "kept_pieces", b"kept_pieces", "manifest", b"manifest", "num_readers", b"num_readers", "owned_pieces", b"owned_pieces", "reader", b"reader", "run_seed", b"run_seed", "shared_pieces", b"shared_pieces", "site_id", b"site_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "chunk_elements", b"chunk_elements", "data_seed", b"data_seed", "incarnation", b"incarnation", "kept_pieces", b"kept_pieces", "manifest", b"manifest", "num_readers", b"num_readers", "outer_path", b"outer_path", "owned_pieces", b"owned_pieces", "reader", b"reader", "run_seed", b"run_seed", "shared_pieces", b"shared_pieces", "site_id", b"site_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -593,6 +601,7 @@ class Answer(_message.Message):
     RUN_LENGTH_FIELD_NUMBER: _builtins.int
     SITE_INDEX_FIELD_NUMBER: _builtins.int
     NUM_SITES_FIELD_NUMBER: _builtins.int
+    RUN_OVER_FIELD_NUMBER: _builtins.int
     step: _builtins.int
     """of the Boundary it answers"""
     seq: _builtins.int
@@ -620,6 +629,8 @@ class Answer(_message.Message):
     """APPLY: place of this site among the contributors of that commit and itself, by their ids"""
     num_sites: _builtins.int
     """APPLY: how many these are; 0: not known"""
+    run_over: _builtins.bool
+    """STOP: the run is complete, and not this site alone told to leave"""
     def __init__(
         self,
         *,
@@ -639,10 +650,11 @@ class Answer(_message.Message):
         run_length: _builtins.int = ...,
         site_index: _builtins.int = ...,
         num_sites: _builtins.int = ...,
+        run_over: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["data_epoch", b"data_epoch", "fragment", b"fragment", "fresh", b"fresh", "hash_shared", b"hash_shared", "kind", b"kind", "mode", b"mode", "next_step", b"next_step", "num_sites", b"num_sites", "reason", b"reason", "run_length", b"run_length", "run_step", b"run_step", "run_tokens", b"run_tokens", "seq", b"seq", "site_index", b"site_index", "step", b"step", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data_epoch", b"data_epoch", "fragment", b"fragment", "fresh", b"fresh", "hash_shared", b"hash_shared", "kind", b"kind", "mode", b"mode", "next_step", b"next_step", "num_sites", b"num_sites", "reason", b"reason", "run_length", b"run_length", "run_over", b"run_over", "run_step", b"run_step", "run_tokens", b"run_tokens", "seq", b"seq", "site_index", b"site_index", "step", b"step", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -186,4 +186,5 @@ def go_on(next_step: int) -> Answer:
 
 
 SNAPSHOT = Answer(kind=AnswerKind.SNAPSHOT)
-STOP = Answer(kind=AnswerKind.STOP, reason="the run is complete")
+STOP = Answer(kind=AnswerKind.STOP, reason="the run is complete", run_over=True)
+TOLD_TO_LEAVE = Answer(kind=AnswerKind.STOP, reason="SIGTERM")

@@ -79,8 +79,8 @@ class Led:
         plane.divide(0, self.config.site_hosts)
         plane.attach_workers(pieces_of_site().dtypes)
         assert plane.snapshot is not None
-        assert plane.publish_buffer is not None
-        self.snapshot, self.publish = plane.snapshot, plane.publish_buffer
+        assert plane.published.buffer is not None
+        self.snapshot, self.publish = plane.snapshot, plane.published.buffer
         self.hub.serve(plane.layout, lambda: plane.outer, plane.log, PACE)
         self.leader = self.a_leader()
         self._made: list[HandHost] = []

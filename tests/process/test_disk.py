@@ -89,7 +89,9 @@ LARGE = [*WORKER[:2], "--tensors", "a=1000x1000"]
 
 def saving_bytes() -> int:
     spec = TensorSpec(name="a", shape=(1000, 1000), dtype="F32", role=Role.TRAINABLE)
-    return footprint(Layout(Manifest.canonical([spec]), SAVING.sync.chunk_elements), SAVING).disk_bytes
+    return footprint(
+        Layout(Manifest.canonical([spec]), SAVING.sync.chunk_elements), SAVING, read_in_place=True
+    ).disk_bytes
 
 
 @pytest.mark.root

@@ -24,10 +24,11 @@ pytestmark = pytest.mark.timeout(400)
 def test_a_straggler_receives_and_contributes_all_its_tokens_and_the_values_are_those_of_a_replay(
     tmp_path: Path,
 ) -> None:
-    """One site is three times slower. Every value that any worker ever had is computed again and compared."""
-    sync = SyncSettings(every=EVERY, chunk_elements=50, codec="fp32")
+    """One site is three times slower. Every value that any worker ever had is computed again and compared; most of `b`
+    they read in the outer file, whose places the next commits take."""
+    sync = SyncSettings(every=EVERY, chunk_elements=4096, codec="fp32")
     settings = replace(SETTINGS, steps=15 * EVERY, data="local", quorum=2, sync=sync)
-    model = ["--tensors", "a=30x4,b=10"]
+    model = ["--tensors", "a=30x4,b=20000"]
     delays_s = {"a": 0.1, "b": 0.1, "c": 0.3}
     traces = {name: tmp_path / f"{name}.jsonl" for name in delays_s}
     with LocalRun(tmp_path, settings) as run:
@@ -49,6 +50,8 @@ def test_a_straggler_receives_and_contributes_all_its_tokens_and_the_values_are_
     assert len(without_c) >= 4, "it is not waited for"
     assert len(with_c) >= 4, "it is not starved"
     assert all({"a", "b"} <= set(c["contributors"]) for c in commits)
+
+    assert all("read the outer values where they lie" in (run.home(name) / "node.log").read_text() for name in "abc")
 
     replay = Replay(traces, model, settings.seed, settings.outer)
     replay.play(commits)

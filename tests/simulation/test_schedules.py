@@ -531,7 +531,7 @@ def test_a_difference_that_is_made_of_a_difference_is_seen(monkeypatch: pytest.M
 
     async def publishes(plane: SimDataPlane, content: Content) -> None:
         if isinstance(content, Difference):
-            plane._published[content.fragment] = Values(content.base, content.fragment)
+            plane.published.content[content.fragment] = Values(content.base, content.fragment)
         await publish(plane, content)
 
     take_no_care_of_bases(monkeypatch)

@@ -122,6 +122,20 @@ def test_lamb_of_timm_goes_on_after_a_crash(of_timm: Callable[[str], Any], tmp_p
     assert torch.equal(*(one.net[1].get_parameter("weight") for one in (first, again)))
 
 
+@pytest.mark.parametrize("is_gathered_in_float8", [False, True])
+def test_float8_of_torchao_is_shared_as_it_is_and_its_all_gather_refused_by_name(is_gathered_in_float8: bool) -> None:
+    float8 = pytest.importorskip("torchao.float8", reason="torchao is not installed: make test-more")
+    net = nn.Sequential(nn.Linear(32, 32), nn.Linear(32, 32))
+    config = float8.Float8LinearConfig(enable_fsdp_float8_all_gather=is_gathered_in_float8, emulate=True)
+    float8.convert_to_float8_training(net, config=config)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    if is_gathered_in_float8:
+        with pytest.raises(ConfigError, match=r"'0\.weight' is a Weight.*a tensor of a kind of its own, whose values"):
+            find_tensors([net], [optimizer])
+    else:
+        assert [spec.name for spec in find_tensors([net], [optimizer]).manifest.tensors][1] == "0.weight"
+
+
 @pytest.mark.parametrize("kind", ["AdamW8bit", "AdamW4bit", "AdamWFp8"])
 def test_low_bit_states_of_torchao_train_without_a_checkpoint(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, kind: str

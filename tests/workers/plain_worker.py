@@ -73,6 +73,7 @@ def arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--fetched-ahead", type=int, default=0, help="batches that are drawn before they are needed")
     parser.add_argument("--step-delay-s", type=float, default=0.0)
     parser.add_argument("--step-s", type=float, default=0.0, help="a step lasts exactly so long, and is traced")
+    parser.add_argument("--takes-copies", action="store_true", help="of outer values, and reads none in place")
     parser.add_argument("--mapped", action="store_true", help="values lie in a file: as on a GPU, not in this memory")
     parser.add_argument("--grow", type=float, default=1.0, help="what was trained since the base counts so many times")
     parser.add_argument("--start-delay-s", type=float, default=0.0, help="before joining")
@@ -233,6 +234,7 @@ class Worker:
                 pieces=tuple(self.model.pieces),
                 data_fingerprint=fingerprint,
                 data_rank=client.rank,
+                reads_in_place=not options.takes_copies,
             )
         )
         self.told = joined.told

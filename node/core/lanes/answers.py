@@ -93,8 +93,19 @@ def decide(site: SiteState, settings: RunSettings, *, away: bool, now: float) ->
     open_ = next_sync(site, site.disk.outer, away=away) if site.disk.outer is not None else None
     decision = _decide(site, settings, open_, step, now, away=away)
     if isinstance(decision, Hold):
-        return _train_on(site, settings, open_, step, now, away=away) or decision
-    return decision
+        decision = _train_on(site, settings, open_, step, now, away=away) or decision
+    goes_on = isinstance(decision, Answer) and decision.kind in (AnswerKind.CONTINUE, AnswerKind.SNAPSHOT)
+    return _with_values(site, decision) if goes_on and site.disk.has_let_go else decision
+
+
+def _with_values(site: SiteState, decision: Decision) -> Decision:
+    """Ranks that would go on from the values that they have, which PUBLISH does not give them any more."""
+    disk, has_any = site.disk, any(copy.version is not None for copy in site.workers.copies)
+    if not has_any:
+        return decision
+    if disk.outer is None or disk.running is not None or disk.has_moved:
+        return Hold("what they read is being replaced")
+    return PublishState(Values(disk.outer.commit, 0))
 
 
 def next_sync(site: SiteState, outer: Outer, *, away: bool) -> Open | None:
@@ -171,7 +182,7 @@ def _decide(
         return Hold("waiting for the starting state")
     if all(copy.version == outer.commit for copy in workers.copies):
         if disk.final:
-            return Answer(kind=AnswerKind.STOP, reason="the run is complete")
+            return Answer(kind=AnswerKind.STOP, reason="the run is complete", run_over=True)
         if site.leaving and step == site.window_step and not site.in_flight:
             return Answer(kind=AnswerKind.STOP, reason=site.leaving)
     stale = [f for f, copy in enumerate(workers.copies) if copy.version != outer.commit or copy.is_discarded]

@@ -192,7 +192,9 @@ class Generations:
         return tuple(self._crashed_from)
 
 
-def layout_of(group: WorkerGroup, admits: SendLayout, incarnation: int, chunk_elements: int, rank: int) -> LocalLayout:
+def layout_of(
+    group: WorkerGroup, admits: SendLayout, incarnation: int, chunk_elements: int, rank: int, *, outer_path: str = ""
+) -> LocalLayout:
     """What this rank is told. Requires that all ranks have joined; nothing that it reads changes after that."""
     assert group.pieces is not None
     reader, num_readers = group.reader_of(rank)
@@ -208,4 +210,5 @@ def layout_of(group: WorkerGroup, admits: SendLayout, incarnation: int, chunk_el
         reader=reader,
         num_readers=num_readers,
         checkpoint=group.checkpoint,
+        outer_path=outer_path,
     )

@@ -99,10 +99,8 @@ class WorkerGroup:
     def put_together(self, merged: events.PiecesMerged) -> Outcome:
         """What the ranks of MergePieces hold together."""
         pieces = merged.pieces
-        if self.failed:
-            return []
-        if isinstance(pieces, str):
-            return self.fail(pieces)
+        if self.failed or isinstance(pieces, str):
+            return self.fail(pieces) if isinstance(pieces, str) else []
         self.pieces = pieces
         joined = events.WorkersJoined(
             generation=self.generation,
@@ -110,6 +108,7 @@ class WorkerGroup:
             data_fingerprint=self._joined[0].data_fingerprint,
             max_retained_bytes=merged.max_retained_bytes,
             endpoints=merged.endpoints,
+            read_in_place=pieces.reads_in_place,
         )
         return [joined]
 

@@ -45,6 +45,8 @@ class SitePieces:
     shared: tuple[SharedSlice, ...]
     dtypes: dict[str, str]
     """The workers' own dtype of each tensor."""
+    reads_in_place: bool = False
+    """All ranks can, and are on one host."""
 
     def owned_by(self, rank: int) -> list[Piece]:
         """That it writes."""
@@ -129,6 +131,7 @@ def merge_ranks(ranks: Sequence[LocalJoin], ranks_a_host: int = 0) -> SitePieces
         shared=tuple(shared),
         # A tensor without elements may have no piece at all; then the manifest's dtype stands.
         dtypes={name: dtypes[name][0] if name in dtypes else spec.dtype for name, spec in specs.items()},
+        reads_in_place=ranks_a_host in (0, len(ranks)) and all(entry.reads_in_place for entry in ranks),
     )
 
 

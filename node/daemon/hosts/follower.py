@@ -342,12 +342,12 @@ class Follower:
         plane = endpoint.plane
         assert plane is not None
         assert plane.snapshot is not None
-        assert plane.publish_buffer is not None
+        assert plane.published.buffer is not None
         self._rank_socket.share(
             Shared(
                 layout=plane.layout,
                 snapshot=plane.snapshot,
-                publish=plane.publish_buffer,
+                publish=plane.published.buffer,
                 tensors_of=endpoint.tensors_of,
                 key=told.key,
             )

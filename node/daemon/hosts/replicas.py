@@ -65,7 +65,7 @@ class Replicas:
 
     # --- what the leader does
 
-    async def apply(self, commit: m.Commit) -> bytes:
+    async def apply(self, commit: m.Commit, *, lets_go: bool = False) -> bytes:
         """On the leader, and on the hosts that follow. The leader's state hash then.
 
         Raises what hinders the leader: hosts, which may have applied it, are brought to what the leader holds still.
@@ -73,7 +73,7 @@ class Replicas:
         assert self.plane is not None
         self._applying(commit)
         try:
-            state_hash = await self.plane.apply(commit)
+            state_hash = await self.plane.apply(commit, lets_go=lets_go)
         except (AtollError, OSError):
             self._holds_instead(await run_to_its_end(self.plane.held))
             for host in self.attached.ready:

@@ -14,6 +14,8 @@ from atoll.protocol.figures import PHASES
 from atoll.protocol.text import last_line
 
 RATE_COMMITS = 16
+SAID_LATE_S = 30.0
+"""After a commit sites have said what its sync took at them; what they said of older ones is not of the last one."""
 BARS = "▁▂▃▄▅▆▇█"
 SPARKS = 40
 SHOWN_LOGGED = 8
@@ -45,12 +47,13 @@ def pace(document: Mapping[str, Any]) -> Pace | None:
 
 
 def last_sync(document: Mapping[str, Any]) -> str:
-    """What the parts of the newest commit's sync took at the median site, as far as sites have said so, else by the
-    coordinator's clock; empty if that is not known."""
+    """What the parts of the newest commit's sync took by the coordinator's clock, or those of one that ended with it or
+    shortly before at the median site, if sites have said so; empty if that is not known."""
     spans = [span for span in document.get("timeline", ()) if span.get("commit") is not None]
     if not spans:
         return ""
-    span = next((span for span in reversed(spans) if span.get("phases")), spans[-1])
+    newest = [span for span in spans if spans[-1]["ended_s"] - span["ended_s"] <= SAID_LATE_S]
+    span = next((span for span in reversed(newest) if span.get("phases")), spans[-1])
     times = [span["opened_s"], span["ready_s"], span["ended_s"], span["attested_s"]]
     parts = [
         f"{name} {max(0.0, end - begin):.1f} s"

@@ -48,6 +48,7 @@ def run(args: argparse.Namespace) -> int:
 def picture(document: Mapping[str, Any], width: int, problem: str = "") -> Group:
     """The run's bar, the table of sites with its notes, figures, newest events; `problem`: why none of it is newer."""
     from rich.console import Group
+    from rich.padding import Padding
     from rich.progress_bar import ProgressBar
     from rich.text import Text
 
@@ -58,7 +59,7 @@ def picture(document: Mapping[str, Any], width: int, problem: str = "") -> Group
         *([Text(last_line(problem), style="bold red")] if problem else ()),
         status.table(parsed, width),
         Text(),
-        ProgressBar(total=max(1, total), completed=done, width=min(BAR_COLUMNS, width)),
+        Padding(ProgressBar(total=max(1, total), completed=done, width=min(BAR_COLUMNS, width)), 0),  # ends its line
         *(Text(line, no_wrap=True, overflow="ellipsis") for line in figures.lines(document)),
         Text(),
         *(Text(line, style="dim", no_wrap=True, overflow="ellipsis") for line in happened),

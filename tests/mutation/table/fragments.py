@@ -239,9 +239,9 @@ MUTATIONS = (
     Mutation(
         name="all of PUBLISH is filled at once",
         rule="PUBLISH changes where the fragment lies, and nowhere else",
-        where="node.daemon.plane:DataPlane.publish.work",
-        old="self.layout.fragments[content.fragment]",
-        new="self.layout.sync_chunks",
+        where="node.daemon.published:Published.fill",
+        old="self._layout.fragments[content.fragment]",
+        new="self._layout.sync_chunks",
         tests=("tests/unit/local/test_plane.py::test_no_difference_is_made_of_a_difference[of_3]",),
     ),
     Mutation(

@@ -193,7 +193,7 @@ MUTATIONS = (
     Mutation(
         name="values of a void commit are kept",
         rule="a difference does not start from the values of a void commit, whose number another one has",
-        where="node.daemon.plane:DataPlane.roll_back.work",
+        where="node.daemon.published:Published.roll_back",
         old=" if content.version <= commit}",
         new="}",
         tests=("tests/unit/local/test_plane.py",),
@@ -201,7 +201,7 @@ MUTATIONS = (
     Mutation(
         name="values that a rollback leaves in force are forgotten",
         rule="a difference may start from the values of a commit that stays",
-        where="node.daemon.plane:DataPlane.roll_back.work",
+        where="node.daemon.published:Published.roll_back",
         old=" if content.version <= commit}",
         new=" if False}",
         tests=(
@@ -213,17 +213,18 @@ MUTATIONS = (
         rule="the outer state is looked up under its lock: a rollback takes another one",
         where="node.daemon.plane:DataPlane.publish.work",
         old="        def work() -> None:\n"
-        "            outer, buffer, sync = self._present_outer(), self.publish_buffer, self.settings.sync\n",
-        new="        outer, buffer, sync = self._present_outer(), self.publish_buffer, self.settings.sync\n\n"
-        "        def work() -> None:\n",
+        "            self.published.fill(content, self._present_outer(), self.dtypes, self._pool)\n",
+        new="        outer = self._present_outer()\n\n"
+        "        def work() -> None:\n"
+        "            self.published.fill(content, outer, self.dtypes, self._pool)\n",
         tests=("tests/unit/local/test_plane.py::test_work_that_waits_for_a_rollback_is_done_on_what_that_leaves",),
     ),
     Mutation(
         name="a difference is made of a difference",
         rule="a shift starts from the values that the workers' base was taken from",
-        where="node.daemon.plane:DataPlane.publish.work",
-        old="                if held != Values(content.base, content.fragment):\n",
-        new="                if held is None:\n",
+        where="node.daemon.published:Published.fill",
+        old="            if held != Values(content.base, content.fragment):\n",
+        new="            if held is None:\n",
         tests=("tests/unit/local/test_plane.py::test_no_difference_is_made_of_a_difference[of_1]",),
     ),
     Mutation(

@@ -49,7 +49,7 @@ MUTATIONS = (
     Mutation(
         name="what is there is kept beside itself",
         rule="no memory that nobody counts",
-        where="node.worker.pieces:SharedTensors.swap_in",
+        where="node.worker.pieces:SharedTensors._swapped_in",
         old="            is_there = copies.are_equal(publish, local)\n",
         new="            is_there = False\n",
         tests=(PIECES,),

@@ -14,13 +14,14 @@ from rich.console import Console
 
 from atoll.cli import figures, plot, status
 from atoll.cli.events import News
+from atoll.cli.looks import AWAY_LIMIT_S
 from atoll.cli.main import main
 from atoll.cli.top import picture
 from atoll.coordinator.core.curves import SENT_BYTES, TRAINING_LOSS
 from atoll.coordinator.core.records import CurveRecord
 from atoll.coordinator.happenings import KEPT, MAX_CHARACTERS, Happenings
 from atoll.coordinator.sqlite_store import SqliteStore
-from atoll.protocol.errors import HostError, StateError
+from atoll.protocol.errors import HostError, PeerError, StateError
 from tests.unit.cli.test_demo_watch import commit, document, site
 from tests.unit.coordinator.test_store_contract import SETTINGS, a_commit, a_site
 
@@ -81,6 +82,37 @@ def test_what_sites_say_of_a_sync_and_what_is_wrong_with_a_tracker_are_lines_of_
     assert not any("mlflow" in line for line in found)
 
 
+def test_what_sites_said_of_an_old_sync_is_not_shown_as_that_of_the_last_one() -> None:
+    """Nobody has said anything of the newer one, as sites of an older version, or none that takes commits any more."""
+    said = SPAN | {"phases": {"train": 4.0, "exchange": 1.5}}
+    of_sites = "sync 7: trained 4.0 s, exchanged 1.5 s, attempt 2"
+    for ended_s, shown in ((135.5, of_sites), (135.6, "sync 8: trained 9.0 s, exchanged 20.6 s")):
+        newer = {"sync": 8, "opened_s": 106.0, "ready_s": 115.0, "ended_s": ended_s, "attested_s": None, "attempts": 1}
+        timeline = [said, newer | {"commit": 7, "phases": None}, newer | {"sync": 9, "commit": None, "ended_s": None}]
+        assert figures.last_sync(a_document(timeline=timeline)).startswith(shown)
+
+
+def test_nobody_is_asked_for_ever(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """The run may be over, and its coordinator gone for good. An answer in between begins the wait anew."""
+    now_s, answers = 0.0, (0.0, 1200.0)
+
+    def sleep(seconds: float) -> None:
+        nonlocal now_s
+        now_s += 600.0
+
+    def look() -> dict[str, Any]:
+        if now_s not in answers:
+            raise HostError("no coordinator here")
+        return a_document()
+
+    monkeypatch.setattr("atoll.cli.looks.time.sleep", sleep)
+    monkeypatch.setattr("atoll.cli.looks.time.monotonic", lambda: now_s)
+    monkeypatch.setattr(status, "source", lambda args, **asked: look)
+    assert main(["status", "--watch"]) == PeerError.exit_code
+    assert now_s == 1200.0 + AWAY_LIMIT_S
+    assert "nobody has answered for 30 min 0 s, so this look ends: no coordinator here" in capsys.readouterr().err
+
+
 def test_a_restart_of_the_coordinator_ends_no_look(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -132,6 +164,7 @@ def test_the_whole_terminal() -> None:
     text = out.getvalue()
     assert "run r: training" in text
     assert "val_loss 2.25" in text
+    assert any(line.startswith("0 tokens/s") for line in text.splitlines()), "below the bar"
     assert "warning  evicted b (site 2): \\x1b[31msilent" in text, "nothing steers the terminal"
 
 

@@ -285,7 +285,7 @@ def test_a_model_is_of_its_commit_though_the_one_before_is_still_being_removed(
             assert held == commit
             yield held
 
-        async def apply(commit: m.Commit) -> bytes:
+        async def apply(commit: m.Commit, *, lets_go: bool) -> bytes:
             nonlocal held
             held = commit.commit
             return bytes(32)
@@ -665,7 +665,7 @@ def test_an_exchange_that_begins_before_there_are_buffers_waits_for_them(tmp_pat
         have_joined(node, 0)
         plane: Any = SimpleNamespace(
             snapshot=b"",
-            publish_buffer=b"",
+            published=SimpleNamespace(buffer=b"", outer_path=""),
             layout=layout(),
             log=None,
             own_part=None,

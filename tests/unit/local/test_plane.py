@@ -194,13 +194,13 @@ def test_no_difference_is_made_of_a_difference(home: Home, num_fragments: int) -
         asyncio.run(plane.publish(Difference(0, 0)))
     asyncio.run(plane.publish(Values(0)))
     asyncio.run(plane.apply(logged(plane.log, outer, 1, payloads(outer))))
-    assert plane.publish_buffer is not None
-    before = bytes(plane.publish_buffer.view)
+    assert plane.published.buffer is not None
+    before = bytes(plane.published.buffer.view)
     asyncio.run(plane.publish(Difference(0, 1)))
     changed = {
         plane.layout.fragment_of[chunk.index]
         for chunk in plane.layout.chunks[: plane.layout.num_sync_chunks]
-        if cut_out(before, chunk) != cut_out(plane.publish_buffer.view, chunk)
+        if cut_out(before, chunk) != cut_out(plane.published.buffer.view, chunk)
     }
     assert changed == {0}
     asyncio.run(plane.apply(logged(plane.log, outer, 2, payloads(outer, (3,)))))
@@ -213,7 +213,7 @@ def test_no_difference_is_made_of_a_difference(home: Home, num_fragments: int) -
         asyncio.run(plane.publish(Values(2, fragment)))
     expected = memoryview(bytearray(plane.layout.buffer_bytes))
     publish.publish_replace(outer, expected, range(len(outer.layout.chunks)), None)
-    assert plane.publish_buffer.view == expected, "values can be written whatever was there"
+    assert plane.published.buffer.view == expected, "values can be written whatever was there"
     with pytest.raises(StateError, match="the outer state is at commit 2"):
         asyncio.run(plane.publish(Values(1)))
     plane.close()

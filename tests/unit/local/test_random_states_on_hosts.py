@@ -86,8 +86,8 @@ class Story:
         site, host = self._site, self._host
         await site.publishes(self._commit)
         assert host.plane.held() == site.plane.held()
-        assert host.plane.publish_buffer is not None
-        assert bytes(host.plane.publish_buffer.view) == bytes(site.publish.view)
+        assert host.plane.published.buffer is not None
+        assert bytes(host.plane.published.buffer.view) == bytes(site.publish.view)
 
 
 @pytest.mark.parametrize("seed", range(NUM_SEEDS))

@@ -69,8 +69,8 @@ def test_a_host_without_a_state_fetches_that_of_host_0_and_follows_commit_by_com
                 await site.commits(commit, host.plane)
             await site.publishes(3)
             assert host.plane.held() == site.plane.held()
-            assert host.plane.publish_buffer is not None
-            assert bytes(host.plane.publish_buffer.view) == bytes(site.publish.view)
+            assert host.plane.published.buffer is not None
+            assert bytes(host.plane.published.buffer.view) == bytes(site.publish.view)
             assert "fetch" not in caplog.text
 
     transport.run(main())

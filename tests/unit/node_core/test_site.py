@@ -469,7 +469,8 @@ def test_the_last_commit_is_applied_saved_and_left() -> None:
     assert drive.answer().next_step == 10
     drive.merged(1)
     drive.ask(10, 2)
-    assert drive.answer().kind is AnswerKind.STOP
+    assert (stop := drive.answer()).kind is AnswerKind.STOP
+    assert stop.run_over
     drive(e.WorkersLeft(generation=1, reason="stopped"))
     assert not drive.out
     put_in_place(drive, 1)
@@ -489,7 +490,8 @@ def test_leaving_finishes_the_sync_under_way() -> None:
     assert drive.answer().next_step == 10, "no further window"
     drive.merged(1)
     drive.ask(10, 2)
-    assert drive.answer().kind is AnswerKind.STOP
+    assert (stop := drive.answer()).kind is AnswerKind.STOP
+    assert not stop.run_over, "for others it goes on"
     drive(e.WorkersLeft(generation=1, reason="stopped"))
     assert drive.wants(out.Exit) == out.Exit(0, "Ctrl-C")
 

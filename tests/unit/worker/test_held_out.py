@@ -15,7 +15,7 @@ from atoll.node.worker import trainer
 from atoll.node.worker.data import load, source_for_run
 from atoll.node.worker.model import Transformer
 from atoll.node.worker.recipe import next_byte_loss
-from tests.harness.fake_node import SNAPSHOT, STOP, FakeNode, apply
+from tests.harness.fake_node import SNAPSHOT, STOP, TOLD_TO_LEAVE, FakeNode, apply
 from tests.unit.worker.test_worker_trainer import SETTINGS, start
 
 EVERY_SECOND = dataclasses.replace(SETTINGS, trainer=dataclasses.replace(SETTINGS.trainer, evaluate_every=2))
@@ -94,6 +94,22 @@ def test_a_commit_that_was_taken_together_with_the_next_one_is_evaluated_with_th
     node.script.append((4, STOP))
     trainer.main()
     assert [v.step for said in node.said("logged") for v in said["values"]] == [3, 5]
+
+
+def test_a_site_that_was_told_to_leave_evaluates_nothing_on_its_way_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor at a commit of the schedule: all wait for who leaves, and the next site evaluates from now on."""
+    for version in (3, 4):
+        (tmp_path / "text").write_bytes(TEXT)
+        node = FakeNode()
+        start(node, monkeypatch, (str(tmp_path / "text"),), settings=EVERY_SECOND)
+        first = apply(MergeMode.REPLACE, 1, version=2, run_step=2, fresh=True, site_index=0, num_sites=2)
+        last = apply(MergeMode.REPLACE, 1, version=version, run_step=version, site_index=0, num_sites=2)
+        node.script = [(0, first), (1, SNAPSHOT), (1, last), (1, TOLD_TO_LEAVE)]
+        trainer.main()
+        assert node.said("logged") == []
+        assert node.said("goodbye") == [{"run_over": True}]
 
 
 def test_another_site_than_the_first_evaluates_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

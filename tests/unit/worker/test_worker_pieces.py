@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +18,7 @@ from atoll.node.dataplane.bases import cast_base
 from atoll.node.local_protocol import PieceHash, piece_hash
 from atoll.node.worker.pieces import SharedTensors
 from atoll.node.worker.tensors import ModelTensors, find_tensors
-from atoll.protocol.errors import ConfigError
+from atoll.protocol.errors import ConfigError, StateError
 from atoll.protocol.sync_settings import SyncSettings
 from tests.harness.devices import DEVICES
 from tests.harness.fake_node import FakeNode
@@ -289,3 +291,44 @@ def test_swap_in_and_back(device: str) -> None:
         assert torch.equal(value, before[name]), name
     shared.apply(0, MergeMode.REPLACE, fresh=False)
     assert set(shared.swap_in()) == {None}, "what has been taken is there: nothing of it is kept beside it"
+
+
+class Moving:
+    """PUBLISH whose values the node moves so many times while they are read; until then what is there is no value."""
+
+    def __init__(self, node: FakeNode, times: int, whole: Tensor) -> None:
+        self._node, self._left, self._whole = node, times, whole
+
+    def refresh(self) -> None:
+        fill(self._node, "weight", self._whole if not self._left else torch.full((5, 3), torch.nan))
+
+    @property
+    def is_current(self) -> bool:
+        self._left -= 1
+        return self._left < 0
+
+
+@pytest.mark.parametrize("times", [0, 1, 3])
+def test_outer_values_that_are_moved_while_they_are_read_are_read_again(times: int) -> None:
+    """Of several ranks one looks at them while its node goes on."""
+    net = Net()
+    tensors, node, _ = share(net)
+    moving: Any = Moving(node, times, torch.ones(5, 3))
+    joined = replace(node.joined(len(tensors.pieces)), in_place=moving)
+    shared = SharedTensors(tensors, joined, SyncSettings())
+    before = {name: value.clone() for name, value in net.state_dict().items()}
+    saved = shared.swap_in()
+    assert net.weight.tolist() == [[1.0] * 3] * 5
+    shared.swap_back(saved)
+    for name, value in net.state_dict().items():
+        assert torch.equal(value, before[name]), name
+
+
+def test_outer_values_that_are_moved_while_they_are_taken_end_the_rank() -> None:
+    """The node keeps them until all ranks have them; a merge cannot be done again."""
+    net = Net()
+    tensors, node, _ = share(net)
+    moving: Any = Moving(node, 1, torch.ones(5, 3))
+    shared = SharedTensors(tensors, replace(node.joined(len(tensors.pieces)), in_place=moving), SyncSettings())
+    with pytest.raises(StateError, match="were replaced while this rank took them"):
+        shared.apply(0, MergeMode.MERGE, fresh=False)

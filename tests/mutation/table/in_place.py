@@ -1,0 +1,76 @@
+"""Ranks that read the outer values where they lie."""
+
+from __future__ import annotations
+
+from tests.mutation.mutation import Mutation
+
+CORE = "tests/unit/node_core/test_in_place.py"
+FILES = "tests/unit/dataplane/test_in_place.py"
+PIECES = "tests/unit/worker/test_worker_pieces.py"
+
+MUTATIONS = (
+    Mutation(
+        name="what a late site's difference starts from is let go",
+        rule="the old outer values stay for ranks whose snapshot the commit does not hold",
+        where="node.core.state:SiteState.nobody_reads",
+        old="snapshot.is_sealed and snapshot.committed_in == commit",
+        new="True",
+        tests=(CORE,),
+    ),
+    Mutation(
+        name="ranks that were told to train on read nothing",
+        rule="the old outer values stay for ranks that go on from their snapshot",
+        where="node.core.state:SiteState.nobody_reads",
+        old="(snapshot.generation, snapshot.step) == (workers.generation, workers.ask.step)",
+        new="snapshot.generation == workers.generation",
+        tests=(f"{CORE}::test_they_stay_where_ranks_were_told_to_train_on",),
+    ),
+    Mutation(
+        name="a commit is applied while ranks take the one before",
+        rule="the outer state stays while ranks take it where it lies",
+        where="node.core.state:SiteState.publish_is_in_use",
+        old="if self.workers.running and self.workers.read_in_place and self.workers.is_taking:",
+        new="if False:",
+        tests=(f"{CORE}::test_the_outer_state_stays_while_ranks_take_it",),
+    ),
+    Mutation(
+        name="ranks go on from values that are gone",
+        rule="ranks whose outer values were let go wait until values are published",
+        where="node.core.lanes.answers:decide",
+        old="if goes_on and site.disk.has_let_go else decision",
+        new="if False else decision",
+        tests=(f"{CORE}::test_ranks_that_go_on_from_values_that_went_wait_until_these_are_published_again",),
+    ),
+    Mutation(
+        name="a record that loses its place is not kept for ranks",
+        rule="what ranks may still read is moved to PUBLISH before its place is given away",
+        where="node.dataplane.in_place:InPlace.move_away",
+        old="        scatter(pin.data[: spec.num_bytes], self._values, spec)\n",
+        new="",
+        tests=(FILES,),
+    ),
+    Mutation(
+        name="what is let go is read on",
+        rule="values that are gone are an error to who reads them",
+        where="node.worker.in_place:PublishInPlace.refresh",
+        old="if entry == GONE:",
+        new="if False:",
+        tests=(f"{FILES}::test_what_is_let_go_is_not_copied_and_no_rank_reads_it",),
+    ),
+    Mutation(
+        name="a rank does not look a second time",
+        rule="what a rank read was whole if the table says the same after it",
+        where="node.worker.in_place:PublishInPlace.is_current",
+        old="return self._table.tolist() == self._mapped",
+        new="return True",
+        tests=(f"{FILES}::test_what_is_read_in_place_is_what_was_published",),
+    ),
+    Mutation(
+        name="outer values that moved are evaluated",
+        rule="outer values that are moved while a rank reads them are read again",
+        where="node.worker.pieces:SharedTensors.swap_in",
+        old="if self._in_place is None or self._in_place.is_current:",
+        new="if True:",
+        tests=(PIECES,),
+    ),
+)
