@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -101,17 +102,28 @@ def test_a_script_on_two_hosts_has_its_last_word(tmp_path: Path) -> None:
         assert float(found[1]) > 80, "an untrained model has 10"
 
 
+NAMESPACES = [
+    pytest.mark.root,
+    pytest.mark.skipif(bool(netns.available()), reason=f"network namespaces: {netns.available()}"),
+]
+
+
 @pytest.mark.slow  # without torch: test_endpoints.py
 @pytest.mark.parametrize("host", [0, 1])
-def test_a_host_that_is_killed_stops_its_site_until_it_is_back(tmp_path: Path, text: Path, host: int) -> None:
+@pytest.mark.parametrize("are_apart", [False, pytest.param(True, marks=NAMESPACES)], ids=["loopback", "namespaces"])
+def test_a_host_that_is_killed_stops_its_site_until_it_is_back(
+    tmp_path: Path, text: Path, host: int, are_apart: bool
+) -> None:
     """The other site trains on; the one that lost a host catches up, and contributes again."""
-    with LocalRun(
-        tmp_path, replace(of_shapes(min_sites=2, steps=2000), sync=SyncSettings(every=10), checkpoint_every=10)
-    ) as run:
-        run.start_coordinator()
-        hosts = TwoHosts(run, text, "dp_shard=2")
+    settings = replace(of_shapes(min_sites=2, steps=100_000), sync=SyncSettings(every=10), checkpoint_every=10)
+    with ExitStack() as held:
+        machines = held.enter_context(netns.Hosts(3, 1_000_000_000)) if are_apart else None
+        run = held.enter_context(LocalRun(tmp_path, settings))
+        run.start_coordinator(f"{machines.bridge_address}:17700" if machines is not None else "")
+        hosts = TwoHosts(run, text, "dp_shard=2", machines)
         daemons = [hosts.start(0), hosts.start(1)]
-        run.start_node("one", launcher="python", extra=["--data", str(text)])
+        prefix = machines.prefix(2) if machines is not None else []
+        run.start_node("one", launcher="python", prefix=prefix, extra=["--data", str(text)])
         run.wait(lambda status: contributors(status) == {"one", "two"}, LIMIT_S, "both contribute")
         daemons[host].popen.kill()
         daemons[host].wait(LIMIT_S)
