@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import random
 import re
+import signal
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +14,7 @@ import pytest
 
 from atoll.protocol.sync_settings import SyncSettings
 from benchmarks import netns
+from tests.harness.chaos import command_line, descendants
 from tests.harness.local_run import LocalRun, Process, Status
 from tests.harness.sockets import free_address
 from tests.process.test_sites_of_several_ranks import DIGITS, SETTINGS, contributors, of_shapes
@@ -142,6 +145,30 @@ def test_a_host_that_is_killed_stops_its_site_until_it_is_back(
         assert len(run.hashes(at)) == 2
         assert len(set(run.hashes(at).values())) == 1
         assert "the inner optimizer is restored from step" in (run.home("two") / "node.log").read_text()
+
+
+@pytest.mark.slow
+def test_a_rank_that_is_killed_costs_its_site_a_start_on_all_hosts(tmp_path: Path, text: Path) -> None:
+    """The ranks of host 0 wait for the one of host 1 in a collective, and are ended, however long that may take."""
+    with LocalRun(tmp_path, of_shapes(min_sites=2, steps=100_000)) as run:
+        run.start_coordinator()
+        hosts = TwoHosts(run, text, "tp=2")
+        daemons = [hosts.start(0), hosts.start(1)]
+        run.start_node("one", launcher="python", extra=["--data", str(text)])
+        run.wait(lambda status: contributors(status) == {"one", "two"}, LIMIT_S, "both contribute")
+        (rank,) = workers_below(daemons[1])
+        (of_host_0,) = workers_below(daemons[0])
+        os.kill(rank, signal.SIGKILL)
+        at = newest(run.wait(lambda status: "two" not in contributors(status), LIMIT_S, "the other site goes on"))
+        run.wait(lambda status: newest(status) > at and "two" in contributors(status), LIMIT_S, "it contributes again")
+        assert [daemon.popen.poll() for daemon in daemons] == [None, None], "both hosts are here still"
+        assert of_host_0 not in workers_below(daemons[0])
+        assert len(run.journal("two", "WorkersFailed")) == 1
+        assert len(set(run.hashes(at).values())) == 1
+
+
+def workers_below(daemon: Process) -> list[int]:
+    return [pid for pid in descendants(daemon.popen.pid) if "atoll.node.worker" in command_line(pid)]
 
 
 @pytest.mark.slow

@@ -231,6 +231,9 @@ DENSE = ("dp_replicate=2,zero=1", "tp=2,sequence_parallel=1", "dp_shard=2")
     [
         pytest.param(False, DENSE[:2], id="dense"),
         pytest.param(False, DENSE, id="dense, three times", marks=pytest.mark.slow),
+        pytest.param(
+            False, ("pp=2", "cp=2,cp_ulysses=1", "dp_replicate=2"), id="stages, sequences", marks=pytest.mark.slow
+        ),
         pytest.param(True, ("dp_shard=2,ep=2", "tp=2"), id="with experts", marks=pytest.mark.slow),
     ],
 )
