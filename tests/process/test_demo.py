@@ -121,7 +121,7 @@ def test_sites_of_three_shapes_of_which_one_is_killed_hold_the_same(tmp_path: Pa
     folder = tmp_path / "demo"
     command = [sys.executable, "-m", "atoll", "demo", "--layouts", "1,fsdp=2,tp=2+pp=2", "--kill", "--json"]
     result = subprocess.run(
-        [*command, "--steps", "60", "--sync-every", "10", "--keep", str(folder)],
+        [*command, "--steps", "200", "--sync-every", "20", "--keep", str(folder)],
         capture_output=True,
         text=True,
         timeout=SHAPES_LIMIT_S,
