@@ -52,7 +52,7 @@ $(VENV)/.trainers: $(VENV)/.installed tests/trainers/requirements.txt
 	touch $@
 
 test-more: $(VENV)/.trainers ## sites with trainers of others, optimizers of libraries, and trackers, which it installs
-	$(BIN)/pytest -m more tests/trainers tests/trackers $(ARGS)
+	$(BIN)/pytest -m more tests/trainers tests/trackers tests/unit/worker/test_hugging_face.py $(ARGS)
 
 sim: install ## 5,000 seeded schedules of faults on simulated time, one of 100 sites that all reduce, one of 1,000 (ARGS="--help")
 	$(BIN)/python -m tests.simulation $(ARGS)

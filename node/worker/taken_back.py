@@ -3,14 +3,16 @@
 It has values of its own, which no search has found: masters that it rounds at random, slow weights of a look-ahead. A
 few elements of each tensor are looked at before an update is taken, after it, and after each of some steps. With `d`
 the update and `c` what one step changed, the step took back the share `f = -(c . d) / (d . d)`; it was this and no
-training if `c` points where `-d` does, and not where the gradient or its sign does. Seen at two updates, of the same
-tensor, this ends the site with the tensor's name; one may be chance.
+training if `c` points where `-d` does, and not where the gradient or its sign does, and is larger than other steps are:
+an average undoes a part of what this site has trained, and momentum goes on with that in steps of the usual size. Seen
+at two updates, of the same tensor, this ends the site with the tensor's name; one may be chance.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -31,6 +33,9 @@ MIN_ELEMENTS = NUM_SAMPLES // 2
 MIN_SHARE = 0.3
 SAME_DIRECTION = 0.9
 """Of the square of the cosine."""
+MIN_TIMES = 3.0
+"""A step that takes back is so many times as large as the median of those that are watched. Of one alone nothing is
+known."""
 
 
 class TakenBack:
@@ -101,11 +106,12 @@ class TakenBack:
         gradients = [_on_host(values) for values in self._gradients]
         self._before, self._trail, self._gradients = [], [], []
         self._left -= 1
-        update = trail[0] - before
+        update, changes = trail[0] - before, [later - earlier for earlier, later in pairwise(trail)]
+        usual = torch.stack([change.square().sum(1) for change in changes]).median(dim=0).values
         found = torch.zeros(len(update), dtype=torch.float64)
-        for earlier, later, gradient in zip(trail, trail[1:], gradients, strict=False):
-            change = later - earlier
+        for change, gradient in zip(changes, gradients, strict=False):
             trained = _is_along(change, gradient) | _is_along(change, gradient.sign())
+            trained |= change.square().sum(1) < MIN_TIMES**2 * usual
             found = torch.maximum(found, torch.where(trained, 0.0, _share_taken(change, update)))
         struck = {int(index) for index in found.nonzero()}
         again = sorted(self._strikes & struck)

@@ -25,6 +25,7 @@ from tests.harness.wires import Wires, available, found
 
 COMMAND = [sys.executable, "-m", "atoll", "demo", "--model", "nano", "--sites", "2", "--sync-every", "10"]
 LIMIT_S = 150.0
+SHAPES_LIMIT_S = 390.0
 SITES = ("amsterdam", "berlin")
 FEWEST_BYTES = 6
 """Of a word that is looked for: a shorter one may be in what is encrypted by chance."""
@@ -191,4 +192,27 @@ def test_a_script_of_ones_own_beside_one_site_of_it_alone(tmp_path: Path) -> Non
     assert report["script"]["alone"] < report["script"]["first"]
     assert result.stderr.count("commit 2: step 20") == 2, "of two sites, then of one"
     assert {path.name for path in (folder / "alone" / "logs").iterdir()} == {"coordinator.log", "amsterdam.log"}
+    assert left_behind(folder) == []
+
+
+@pytest.mark.slow  # seven training processes
+def test_sites_of_three_shapes_of_which_one_is_killed_hold_the_same(tmp_path: Path) -> None:
+    """The four processes of the third site are those that are killed."""
+    folder = tmp_path / "demo"
+    command = [sys.executable, "-m", "atoll", "demo", "--layouts", "1,fsdp=2,tp=2+pp=2", "--kill", "--json"]
+    result = subprocess.run(
+        [*command, "--steps", "200", "--sync-every", "20", "--keep", str(folder)],
+        capture_output=True,
+        text=True,
+        timeout=SHAPES_LIMIT_S,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    report = json.loads(result.stdout)
+    assert report["ok"] is True
+    assert {site["state_hash"] for site in report["sites"]} == {report["state_hash"]}
+    assert [site["name"] for site in report["sites"] if site["note"]], "one was killed, and came back"
+    for name, num_ranks in {"amsterdam": 1, "berlin": 2, "cairo": 4}.items():
+        log = (folder / "sites" / name / "node.log").read_text()
+        assert set(re.findall(r"\[rank (\d)\] rank \d trains on cpu", log)) == {str(n) for n in range(num_ranks)}
     assert left_behind(folder) == []

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import random
 import re
+import signal
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from atoll.node.daemon.rank_commands import TRAINER_MODULE
 from atoll.protocol.sync_settings import SyncSettings
 from benchmarks import netns
+from tests.harness.chaos import command_line, descendants
 from tests.harness.local_run import LocalRun, Process, Status
 from tests.harness.sockets import free_address
 from tests.process.test_sites_of_several_ranks import DIGITS, SETTINGS, contributors, of_shapes
@@ -101,17 +106,28 @@ def test_a_script_on_two_hosts_has_its_last_word(tmp_path: Path) -> None:
         assert float(found[1]) > 80, "an untrained model has 10"
 
 
+NAMESPACES = [
+    pytest.mark.root,
+    pytest.mark.skipif(bool(netns.available()), reason=f"network namespaces: {netns.available()}"),
+]
+
+
 @pytest.mark.slow  # without torch: test_endpoints.py
 @pytest.mark.parametrize("host", [0, 1])
-def test_a_host_that_is_killed_stops_its_site_until_it_is_back(tmp_path: Path, text: Path, host: int) -> None:
+@pytest.mark.parametrize("are_apart", [False, pytest.param(True, marks=NAMESPACES)], ids=["loopback", "namespaces"])
+def test_a_host_that_is_killed_stops_its_site_until_it_is_back(
+    tmp_path: Path, text: Path, host: int, are_apart: bool
+) -> None:
     """The other site trains on; the one that lost a host catches up, and contributes again."""
-    with LocalRun(
-        tmp_path, replace(of_shapes(min_sites=2, steps=2000), sync=SyncSettings(every=10), checkpoint_every=10)
-    ) as run:
-        run.start_coordinator()
-        hosts = TwoHosts(run, text, "dp_shard=2")
+    settings = replace(of_shapes(min_sites=2, steps=100_000), sync=SyncSettings(every=10), checkpoint_every=10)
+    with ExitStack() as held:
+        machines = held.enter_context(netns.Hosts(3, 1_000_000_000)) if are_apart else None
+        run = held.enter_context(LocalRun(tmp_path, settings))
+        run.start_coordinator(f"{machines.bridge_address}:17700" if machines is not None else "")
+        hosts = TwoHosts(run, text, "dp_shard=2", machines)
         daemons = [hosts.start(0), hosts.start(1)]
-        run.start_node("one", launcher="python", extra=["--data", str(text)])
+        prefix = machines.prefix(2) if machines is not None else []
+        run.start_node("one", launcher="python", prefix=prefix, extra=["--data", str(text)])
         run.wait(lambda status: contributors(status) == {"one", "two"}, LIMIT_S, "both contribute")
         daemons[host].popen.kill()
         daemons[host].wait(LIMIT_S)
@@ -130,6 +146,30 @@ def test_a_host_that_is_killed_stops_its_site_until_it_is_back(tmp_path: Path, t
         assert len(run.hashes(at)) == 2
         assert len(set(run.hashes(at).values())) == 1
         assert "the inner optimizer is restored from step" in (run.home("two") / "node.log").read_text()
+
+
+@pytest.mark.slow
+def test_a_rank_that_is_killed_costs_its_site_a_start_on_all_hosts(tmp_path: Path, text: Path) -> None:
+    """The ranks of host 0 wait for the one of host 1 in a collective, and are ended, however long that may take."""
+    with LocalRun(tmp_path, of_shapes(min_sites=2, steps=100_000)) as run:
+        run.start_coordinator()
+        hosts = TwoHosts(run, text, "tp=2")
+        daemons = [hosts.start(0), hosts.start(1)]
+        run.start_node("one", launcher="python", extra=["--data", str(text)])
+        run.wait(lambda status: contributors(status) == {"one", "two"}, LIMIT_S, "both contribute")
+        of_host_0, rank = (worker_below(daemon) for daemon in daemons)
+        os.kill(rank, signal.SIGKILL)
+        at = newest(run.wait(lambda status: "two" not in contributors(status), LIMIT_S, "the other site goes on"))
+        run.wait(lambda status: newest(status) > at and "two" in contributors(status), LIMIT_S, "it contributes again")
+        assert [daemon.popen.poll() for daemon in daemons] == [None, None], "both hosts are here still"
+        assert of_host_0 != worker_below(daemons[0])
+        assert len(run.journal("two", "WorkersFailed")) == 1
+        assert len(set(run.hashes(at).values())) == 1
+
+
+def worker_below(daemon: Process) -> int:
+    """Of a host with one rank; what starts a rank has its command too, and comes before it."""
+    return [pid for pid in descendants(daemon.popen.pid) if TRAINER_MODULE in command_line(pid)][-1]
 
 
 @pytest.mark.slow

@@ -153,6 +153,50 @@ def test_experts_are_shared_by_ranks_at_one_site_and_not_at_the_other(tmp_path: 
         assert biases.abs().max() < 0.4, "less than in each of 40 steps"
 
 
+SHAPES = {"one": "", "shards": "dp_shard=2", "experts": "dp_shard=2,ep=2", "stages": "tp=2,pp=2"}
+
+
+def have_contributed(run: LocalRun, names: set[str], after: int) -> None:
+    """Each of them to a commit after that one, not all to the same: nine ranks are on the cores of this machine."""
+    left = set(names)
+
+    def all_have(status: Status) -> bool:
+        left.difference_update(*(c["contributors"] for c in status["commits"] if c["commit"] > after))
+        return not left
+
+    run.wait(all_have, LIMIT_S, f"contributions of {sorted(names)} after commit {after}")
+
+
+@pytest.mark.slow  # nine ranks
+@pytest.mark.timeout(900)
+def test_sites_of_four_shapes_come_and_go_and_hold_the_same(tmp_path: Path, text: Path) -> None:
+    """Two join a run that goes on; of these one leaves and one is killed, and both catch up."""
+    with LocalRun(tmp_path, with_experts(of_shapes(min_sites=2, steps=100_000))) as run:
+        run.start_coordinator()
+        for name in ("one", "shards"):
+            start(run, name, text, SHAPES[name])
+        have_contributed(run, {"one", "shards"}, after=0)
+        joined_after = run.status()["last_commit"]
+        for name in ("experts", "stages"):
+            start(run, name, text, SHAPES[name])
+        have_contributed(run, set(SHAPES), joined_after)
+        run.nodes["stages"].interrupt()
+        run.nodes["experts"].kill()
+        assert run.nodes["stages"].wait(LIMIT_S) == 0
+        have_contributed(run, {"one", "shards"}, run.status()["last_commit"] + 1)
+        without = run.status()["last_commit"]
+        for name in ("experts", "stages"):
+            start(run, name, text, SHAPES[name])
+        have_contributed(run, set(SHAPES), without)
+        admin.ask(run.toml.with_name("run.db"), "stop", reason="the test is over")
+        assert run.wait_all(LIMIT_S) == dict.fromkeys(SHAPES, 0)
+        last = run.status()["last_commit"]
+        held = {commit: run.hashes(commit) for commit in range(1, last + 1)}
+        assert not {commit: hashes for commit, hashes in held.items() if len(set(hashes.values())) > 1}
+        for name in SHAPES:
+            assert any(name in hashes and len(hashes) > 1 for commit, hashes in held.items() if commit > without), name
+
+
 def test_a_model_that_cannot_be_shared_so_ends_the_node_before_a_rank_is_started(tmp_path: Path, text: Path) -> None:
     with LocalRun(tmp_path, of_shapes(min_sites=1, steps=40)) as run:
         run.start_coordinator()
@@ -187,6 +231,9 @@ DENSE = ("dp_replicate=2,zero=1", "tp=2,sequence_parallel=1", "dp_shard=2")
     [
         pytest.param(False, DENSE[:2], id="dense"),
         pytest.param(False, DENSE, id="dense, three times", marks=pytest.mark.slow),
+        pytest.param(
+            False, ("pp=2", "cp=2,cp_ulysses=1", "dp_replicate=2"), id="stages, sequences", marks=pytest.mark.slow
+        ),
         pytest.param(True, ("dp_shard=2,ep=2", "tp=2"), id="with experts", marks=pytest.mark.slow),
     ],
 )

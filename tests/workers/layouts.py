@@ -83,6 +83,8 @@ class Trained:
     losses: list[float]
     norms: list[float]
     first: dict[str, Tensor]
+    gradients: dict[str, Tensor]
+    """Of the first step, at equal values. Those of later steps are in `norms` and in `values`."""
     values: dict[str, Tensor]
     num_elements: int
     """Of this rank."""
@@ -102,6 +104,7 @@ class Held:
     loss: float
     norm: float
     first: float
+    gradients: float
     values: float
     biases: float
     """Of routers, which move by whole steps."""
@@ -133,6 +136,7 @@ def train(mesh: Mesh | None, parallel: ParallelSettings, model: str) -> Trained:
     if mesh is not None and mesh.settings.zero == 1:
         optimizer = zero_1(optimizer)
     losses, norms, first = list[float](), list[float](), whole(passes.parts)
+    gradients = dict[str, Tensor]()
     dtypes = set[str]()
     if model == "crowded":
         for router in (m for part in passes.parts for m in part.modules() if isinstance(m, Router)):
@@ -149,6 +153,7 @@ def train(mesh: Mesh | None, parallel: ParallelSettings, model: str) -> Trained:
         share = batch if mesh is None else batch.chunk(mesh.settings.num_data_ranks)[mesh.data_rank]
         optimizer.zero_grad(set_to_none=True)
         loss = passes(share[:, :-1], share[:, 1:])
+        gradients = gradients or whole_gradients(passes.parts)
         norms.append(clip(parameters, MAX_NORM, mesh, passes.counted_elsewhere).item())
         optimizer.step()
         balance(passes.parts, mesh)
@@ -159,7 +164,7 @@ def train(mesh: Mesh | None, parallel: ParallelSettings, model: str) -> Trained:
     num_elements = sum(local(parameter).numel() for parameter in parameters)
     num_graphs, num_breaks = counters["stats"]["unique_graphs"], sum(counters["graph_break"].values())
     values = whole(passes.parts)
-    return Trained(losses, norms, first, values, num_elements, frozenset(dtypes), num_graphs, num_breaks)
+    return Trained(losses, norms, first, gradients, values, num_elements, frozenset(dtypes), num_graphs, num_breaks)
 
 
 def local(tensor: Tensor) -> Tensor:
@@ -167,11 +172,22 @@ def local(tensor: Tensor) -> Tensor:
 
 
 def whole(parts: Sequence[nn.Module]) -> dict[str, Tensor]:
+    return {name: gathered(tensor) for part in parts for name, tensor in named_tensors(part)}
+
+
+def whole_gradients(parts: Sequence[nn.Module]) -> dict[str, Tensor]:
+    """Of every parameter that this rank has a part of."""
     found = {}
     for part in parts:
         for name, tensor in named_tensors(part):
-            found[name] = (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach().clone()
+            if isinstance(tensor, nn.Parameter):
+                assert tensor.grad is not None, name
+                found[name] = gathered(tensor.grad)
     return found
+
+
+def gathered(tensor: Tensor) -> Tensor:
+    return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach().clone()
 
 
 def read(layout: str) -> tuple[str, ParallelSettings]:
@@ -214,6 +230,7 @@ def held(layout: str, world: int, alone: dict[tuple[str, str], Trained]) -> Held
             difference_of(found.norms, expected.norms),
             found.num_elements / expected.num_elements,
             difference(biases(found.values), biases(expected.values)),
+            difference(found.gradients, expected.gradients),
         ]
     )
     dist.all_reduce(worst, dist.ReduceOp.MAX)
@@ -222,6 +239,7 @@ def held(layout: str, world: int, alone: dict[tuple[str, str], Trained]) -> Held
         loss=difference_of(means, wanted),
         norm=worst[2].item(),
         first=worst[0].item(),
+        gradients=worst[5].item(),
         values=worst[1].item(),
         biases=worst[4].item(),
         num_tensors=len({name for _, _, names, _ in everyone for name in names}),

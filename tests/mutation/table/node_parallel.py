@@ -10,6 +10,7 @@ MESH = "tests/unit/parallel/test_mesh.py"
 MEMORY = "tests/unit/parallel/test_plan_memory.py"
 EXPERTS = "tests/unit/worker/test_worker_experts.py"
 
+LIMITS = "tests/unit/worker/test_limits_of_collectives.py"
 OWN = "tests/unit/worker/test_own_model.py"
 MUTATIONS = (
     Mutation(
@@ -91,6 +92,22 @@ MUTATIONS = (
         old="if self.collective_s is not None:",
         new="if False:",
         tests=("tests/process/test_layouts.py::test_each_is_one_process[two ranks]",),
+    ),
+    Mutation(
+        name="groups of a script's ranks keep torch's own time limits",
+        rule="limits of collectives follow from the run's",
+        where="node.worker.own_model:share",
+        old="Mesh.of_site(device, parallel, collective_s)",
+        new="Mesh.of_site(device, parallel)",
+        tests=(f"{LIMITS}::test_of_a_script_that_shares_its_model",),
+    ),
+    Mutation(
+        name="the group of all ranks has the limits of another run",
+        rule="limits of collectives follow from the run's",
+        where="node.worker.trainer:train",
+        old="time_limits(settings.time_limits).collective_s",
+        new='time_limits("lan").collective_s',
+        tests=(f"{LIMITS}::test_of_the_built_in_trainer",),
     ),
     Mutation(
         name="a sync gathers what ranks share",

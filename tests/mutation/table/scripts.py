@@ -33,6 +33,14 @@ MUTATIONS = (
         tests=(f"{SCRIPTS}::test_an_optimizer_that_takes_updates_back_is_refused_by_name",),
     ),
     Mutation(
+        name="momentum after an average is taken for weights of its own",
+        rule="a site whose optimizer only goes on as before is not ended",
+        where="node.worker.taken_back:TakenBack._close",
+        old="trained |= change.square().sum(1) < MIN_TIMES**2 * usual",
+        new="del usual",
+        tests=(f"{SCRIPTS}::test_momentum_that_goes_on_with_what_an_average_has_undone_takes_nothing_back",),
+    ),
+    Mutation(
         name="masters of a checkpoint are left as they were",
         rule="after a crash the copies of parameters get the run's values, as the checkpoint names them",
         where="node.worker.optimizer_state:OptimizerState.restore",

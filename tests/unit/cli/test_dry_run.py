@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +24,8 @@ from atoll.protocol.model_settings import MODELS, TrainerSettings
 from atoll.protocol.outer_settings import OuterSettings
 from atoll.protocol.settings import RunSettings, settings_to_json
 from atoll.protocol.sync_settings import SyncSettings
+from examples.own_model import Model
+from tests.harness.chaos import command_line, descendants
 
 WORKERS = Path(__file__).parents[2] / "workers"
 CONFIG = NodeConfig(coordinator="127.0.0.1:7700", name="a")
@@ -98,6 +101,19 @@ def test_the_model_of_a_script_is_learned_by_starting_it(tmp_path: Path) -> None
     assert "a rank" not in lines
     assert "listens on 127.0.0.1:7000, told to others as 203.0.113.7:7000" in lines["ports"]
     assert lines["as a reducer"].startswith("holds at most ")
+
+
+@pytest.mark.slow  # seven processes with torch
+def test_a_script_that_shares_its_model_has_the_same_one_in_every_layout_and_leaves(tmp_path: Path) -> None:
+    script = str(Path(__file__).parents[3] / "examples" / "own_model.py")
+    config = replace(CONFIG, command=(script,), launcher="python", home=tmp_path, num_threads=1)
+    found = {}
+    for layout, num_ranks in {"": 1, "pp=2": 2, "dp_shard=2,tp=2": 4}.items():
+        shared = replace(config, parallel=layout, num_ranks=num_ranks)
+        found[layout] = asyncio.run(model_of_script(shared, SETTINGS, limit_s=120.0))
+        assert not [pid for pid in descendants(os.getpid()) if script in command_line(pid)]
+    assert len({manifest.digest for manifest in found.values()}) == 1
+    assert found[""].num_trainable == sum(p.numel() for p in Model().parameters())
 
 
 def test_a_script_that_ends_before_it_joins_says_why() -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import re
 from dataclasses import fields
+from itertools import combinations
 from pathlib import Path
 from typing import NamedTuple, cast
 
 import pytest
 
-from atoll.node.parallel.settings import SCHEDULES, ParallelSettings, parse
+from atoll.node.parallel.settings import DIMENSIONS, SCHEDULES, ParallelSettings, parse
 from tests.process.test_layouts import COMPILED, LAYOUTS
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -28,6 +29,7 @@ SCHEDULE_CLASSES = {f"Schedule{name}" for name in SCHEDULES.values()}
 GROUPS = [cast(tuple[int, list[str]], group.values) for group in LAYOUTS]
 TEXTS = [*(text for _, texts in GROUPS for text in texts), *(text for _, text in COMPILED)]
 TESTED = [parse(text.rpartition(" ")[2]) for text in TEXTS]
+RESOLVED = [parse(text.rpartition(" ")[2]).resolved(num_ranks) for num_ranks, texts in GROUPS for text in texts]
 
 
 class Row(NamedTuple):
@@ -89,6 +91,21 @@ def test_its_option_is_one_that_is_shown(row: Row) -> None:
         parse(line.translate(SIZES))
         said = dict(part.split("=") for part in line.split(","))
         assert any(has(settings, said) for settings in TESTED), line
+
+
+SHARING = [
+    *({name} for name in DIMENSIONS),
+    *({"ep", name} for name in ("dp_shard", "cp")),  # whose ranks share experts
+    *map(set, combinations(DIMENSIONS, 2)),
+    *({"ep", "dp_shard", name} for name in ("dp_replicate", "cp", "tp", "pp")),
+    {"dp_shard", "tp", "pp"},
+]
+"""Each dimension alone, each pair, and three."""
+
+
+@pytest.mark.parametrize("dimensions", SHARING, ids=lambda names: "-".join(sorted(names)))
+def test_each_dimension_and_each_pair_trains_beside_one_process(dimensions: set[str]) -> None:
+    assert dimensions in [{name for name in (*DIMENSIONS, "ep") if getattr(one, name) > 1} for one in RESOLVED]
 
 
 def has(settings: ParallelSettings, said: dict[str, str]) -> bool:

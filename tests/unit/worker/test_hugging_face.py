@@ -135,12 +135,10 @@ def test_an_independent_llama_computes_the_same_from_the_folder(
     torch.testing.assert_close(reference(found, tokens()), model(tokens()), rtol=0, atol=CLOSE)
 
 
-@pytest.mark.slow
+@pytest.mark.more
 @torch.no_grad()
 def test_transformers_computes_the_same_from_the_folder(saved: tuple[Path, Transformer]) -> None:
-    transformers = pytest.importorskip(
-        "transformers", reason="not in constraints.txt, it is large: docs/decisions/0053"
-    )
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed: make test-more")
     folder, model = saved
     for words in ((), ("--max-shard-gb", "0.000012")):
         found = exported(folder, *words)

@@ -155,6 +155,35 @@ def test_optimizers_of_torch_take_nothing_back(node: FakeNode, kind: str, mode: 
     assert len(node.said("merged")) == 6
 
 
+def test_momentum_that_goes_on_with_what_an_average_has_undone_takes_nothing_back(node: FakeNode) -> None:
+    """The other site stood still, so the average is halfway back; gradients are small and point anywhere."""
+    net = nn.Linear(8, 8, bias=False)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.99)
+    window, last = 4, torch.empty(64)
+
+    def halfway(number: int) -> Callable[[], Answer]:
+        def take() -> Answer:
+            sealed, moved = (torch.frombuffer(memory, dtype=torch.float32) for memory in (node.snapshot, node.publish))
+            moved.copy_((sealed + last) / 2 if number else sealed)
+            last.copy_(moved)
+            return apply(REPLACE, (number + 1) * window, version=number, fresh=not number)
+
+        return take
+
+    for number in range(6):
+        node.script += [(number * window, SNAPSHOT), (number * window, halfway(number))]
+    node.script.append((6 * window, STOP))
+    generator = torch.Generator().manual_seed(1)
+    with atoll.join(net, optimizer, ramp_steps=0) as site:
+        size = 1.0
+        while site.running:
+            net.weight.grad = size * torch.randn(8, 8, generator=generator)
+            optimizer.step()
+            site.step(tokens=1)
+            size = 1e-3
+    assert len(node.said("merged")) == 6
+
+
 @pytest.mark.parametrize("how", ["assigned", "replaced"])
 def test_a_parameter_that_was_replaced_after_join_is_refused(node: FakeNode, how: str) -> None:
     """The old one would be sent, and the new one never take an update."""
