@@ -94,12 +94,13 @@ def decide(site: SiteState, settings: RunSettings, *, away: bool, now: float) ->
     decision = _decide(site, settings, open_, step, now, away=away)
     if isinstance(decision, Hold):
         decision = _train_on(site, settings, open_, step, now, away=away) or decision
-    goes_on = isinstance(decision, Answer) and decision.kind in (AnswerKind.CONTINUE, AnswerKind.SNAPSHOT)
+    goes_on = isinstance(decision, Answer) and decision.kind is not AnswerKind.APPLY
     return _with_values(site, decision) if goes_on and site.disk.has_let_go else decision
 
 
 def _with_values(site: SiteState, decision: Decision) -> Decision:
-    """Ranks that would go on from the values that they have, which PUBLISH does not give them any more."""
+    """Ranks that would go on from the values that they have, or end with them, which PUBLISH does not give them any
+    more: a script may look at them after its last step."""
     disk, has_any = site.disk, any(copy.version is not None for copy in site.workers.copies)
     if not has_any:
         return decision
