@@ -5,7 +5,9 @@ A frame is a little-endian uint32 length, then one LocalRequest (to the node) or
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TypeVar, get_args
 
 from google.protobuf.message import DecodeError
@@ -27,8 +29,11 @@ MAX_FRAME_BYTES = 64 << 20
 LENGTH_BYTES = 4
 NUM_BUFFERS = 2
 """File descriptors beside LocalLayout: SNAPSHOT, then PUBLISH."""
+MOST_FDS = NUM_BUFFERS + 1
+"""With the folder of the outer file, for ranks that read there."""
 MAX_PAGE_BYTES = 1 << 16
 TABLE_HEADER_WORDS = 2
+MOST_WORD = (1 << 63) - 1
 HERE, GONE = 0, -1
 """Entries of the table behind PUBLISH, where ranks read in place: the chunk is in PUBLISH, or nowhere. Else the number
 of its page in the outer file, from 1 on. Before them come device and number of that file."""
@@ -316,8 +321,9 @@ class LocalLayout:
     num_readers: int = 1
     checkpoint: CheckpointId | None = None
     """The newest that every rank offered."""
-    outer_path: str = ""
-    """Of the file of records, if the ranks read there; PUBLISH is a file then, with a table behind its values."""
+    outer_name: str = ""
+    """Of the file of records in the folder that is passed, if the ranks read there; PUBLISH is a file then, with a
+    table behind its values."""
 
 
 def encode_frame(message: local_pb2.LocalRequest | local_pb2.LocalResponse) -> bytes:
@@ -358,6 +364,12 @@ def data_seed(run_seed: int, site_id: int, incarnation: int, generation: int) ->
 def values_bytes(buffer_bytes: int) -> int:
     """Of the values in PUBLISH, up to where the table begins: at a page, whatever its size is."""
     return -(-buffer_bytes // MAX_PAGE_BYTES) * MAX_PAGE_BYTES
+
+
+def file_id(file: int | Path) -> tuple[int, int]:
+    """Device and number, in words of 8 bytes with a sign: some file systems have numbers beyond these."""
+    found = os.stat(file)
+    return found.st_dev & MOST_WORD, found.st_ino & MOST_WORD
 
 
 def table_bytes(num_chunks: int) -> int:

@@ -105,7 +105,7 @@ class LocalServer:
             return
         for rank, frame in frames.items():
             if rank in self._of_rank:  # else it is lost, and the core has heard of that
-                self._of_rank[rank].send_frame(frame, tuple(buffer.fd for buffer in buffers))
+                self._of_rank[rank].send_frame(frame, tuple(fd for buffer in buffers for fd in buffer.fds))
         self._tell(LayoutSent(generation))
 
     def execute(self, output: ToRanks) -> None:

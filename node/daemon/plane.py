@@ -65,7 +65,7 @@ class DataPlane:
         self._spared_until = 0  # the run has not gone back if a commit after this one is applied
         self._rebuild()
         self.snapshot: SharedBuffer | None = None
-        self.published = Published(self.layout, settings, home)
+        self.published = Published(self.layout, settings, home, self._shared_buffer)
         self.errors = ErrorFeedback.found(home.error_folder, self.layout, settings, home.disk, num_threads)
         self.dtypes: Mapping[str, str] = {}
         self.lock = asyncio.Lock()
@@ -102,10 +102,13 @@ class DataPlane:
         self.dtypes, sync = dict(dtypes), self.settings.sync
         self.published.attach(read_in_place=read_in_place)
         if self.snapshot is None:
-            self.snapshot = SharedBuffer(self.layout.buffer_bytes, "snapshot")
+            self.snapshot = self._shared_buffer(self.layout.buffer_bytes, "snapshot")
             if sync.error_feedback and self.errors is None:
                 self.errors = ErrorFeedback.create(self.home.error_folder, self.layout, self.settings, *self._on_disk)
             self.home.keep_manifest(self.layout.manifest)
+
+    def _shared_buffer(self, num_bytes: int, name: str) -> SharedBuffer:
+        return SharedBuffer(num_bytes, name)
 
     def held(self) -> tuple[int, bytes] | None:
         """Commit and state hash of a whole outer state."""
@@ -160,7 +163,7 @@ class DataPlane:
             self.published.roll_back(commit)
             is_void = self.outer is not None and any((version or 0) > commit for version in self.outer.versions)
             if is_void:
-                self.published.keep()
+                self.published.leave()
                 self.outer = None
                 OuterState.discard(self.home.state_folder)
             self.snapshots.roll_back(commit)  # after it: a snapshot that begins now is not of a void state
@@ -367,6 +370,7 @@ class DataPlane:
                 outer.forget(chunk)
             if damaged:
                 self._rebuilder(outer).rebuild()
+                self.published.mended(outer, damaged, self._pool)
             if before is not None and self.held() != before:
                 raise StateError(
                     f"{outer.folder}: {len(damaged)} chunks are damaged and cannot be put together here; start this "

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
+from pathlib import Path
 
 from atoll.node.core.events import Content, Difference, Values
 from atoll.node.daemon.home import Home
@@ -13,18 +14,30 @@ from atoll.node.daemon.shared_memory import SharedBuffer
 from atoll.node.dataplane import publish
 from atoll.node.dataplane.in_place import InPlace, has_pages
 from atoll.node.dataplane.outer_state import OuterState
+from atoll.protocol import file_systems
 from atoll.protocol.errors import StateError
 from atoll.protocol.layout import Layout
 from atoll.protocol.settings import RunSettings
+from atoll.protocol.sync_settings import SyncSettings
 
 log = logging.getLogger("atoll.node")
+
+
+def gains_in_place(layout: Layout, sync: SyncSettings, folder: Path) -> bool:
+    """Whether ranks that can are to read the outer values in place: most of these fill whole pages, and the disk is of
+    this machine, as what a late rank still reads is written there at each commit."""
+    in_place_bytes = sum(chunk.num_bytes for chunk in layout.chunks if has_pages(chunk))
+    is_local = file_systems.kind_of(folder) not in file_systems.NETWORK
+    return sync.may_read_in_place and 2 * in_place_bytes > layout.buffer_bytes and is_local
 
 
 class Published:
     """Methods come one at a time, in a thread."""
 
-    def __init__(self, layout: Layout, settings: RunSettings, home: Home) -> None:
-        self._layout, self._sync, self._home = layout, settings.sync, home
+    def __init__(
+        self, layout: Layout, settings: RunSettings, home: Home, shared_buffer: Callable[[int, str], SharedBuffer]
+    ) -> None:
+        self._layout, self._sync, self._home, self._shared_buffer = layout, settings.sync, home, shared_buffer
         self.buffer: SharedBuffer | None = None
         self.content: dict[int, Content] = {}  # of each fragment
         self._has_frozen = False
@@ -34,22 +47,23 @@ class Published:
     def attach(self, *, read_in_place: bool) -> None:
         """To workers that can take outer values from the outer file, if run and model let them, or cannot. The buffer
         is allocated once. Raises HostError."""
-        read_in_place = read_in_place and self._sync.may_read_in_place and any(map(has_pages, self._layout.chunks))
+        read_in_place = read_in_place and gains_in_place(self._layout, self._sync, self._home.folder)
         if self.buffer is None and read_in_place:
-            self.buffer = PublishFile(self._layout, self._home.folder, self._home.disk)
+            folder = self._home.state_folder
+            self.buffer = PublishFile(self._layout, self._home.folder, folder, self._home.disk)
             self._in_place = InPlace(self._layout, self.buffer.view, OuterState.path(self._home.state_folder))
             log.info("the workers read the outer values where they lie, and PUBLISH holds no copy of them")
         elif self.buffer is None:
             moment_bytes = self._sync.num_shared_moments * self._layout.moment_bytes
-            self.buffer = SharedBuffer(self._layout.buffer_bytes + moment_bytes, "publish")
+            self.buffer = self._shared_buffer(self._layout.buffer_bytes + moment_bytes, "publish")
         self._reads_in_place = read_in_place and self._in_place is not None
         if not self._reads_in_place:
             self.keep()
 
     @property
-    def outer_path(self) -> str:
+    def outer_name(self) -> str:
         """For ranks that read there; empty if these do not."""
-        return str(OuterState.path(self._home.state_folder)) if self._reads_in_place else ""
+        return OuterState.path(self._home.state_folder).name if self._reads_in_place else ""
 
     def fill(self, content: Content, outer: OuterState, dtypes: Mapping[str, str], pool: Executor | None) -> None:
         """Raises StateError if the outer state is not at that version, or if PUBLISH does not hold the values that a
@@ -67,6 +81,8 @@ class Published:
             frozen = () if self._has_frozen else self._layout.frozen_chunks
             if self._in_place is not None and self._reads_in_place:
                 chunks = tuple(self._in_place.publish(outer, chunks))
+            else:
+                self.keep()  # of ranks that read in place, if there were any until now
             num_moments = self._sync.moments_at(content.version)
             publish.publish_replace(outer, self.buffer.view, [*chunks, *frozen], pool, num_moments)
             self._has_frozen = True
@@ -82,6 +98,18 @@ class Published:
         if self._in_place is not None:
             self.content = {}
             self._in_place.let_go()
+
+    def mended(self, outer: OuterState, chunks: Sequence[int], pool: Executor | None) -> None:
+        """Records that were damaged, perhaps before they were moved here, are whole again."""
+        held = {f for f, content in self.content.items() if (content.version, f) == (outer.commit, content.fragment)}
+        again = [chunk for chunk in chunks if self._layout.fragment_of[chunk] in held]
+        if self._in_place is not None and self.buffer is not None:
+            publish.publish_replace(outer, self.buffer.view, again, pool)
+
+    def leave(self) -> None:
+        """The outer state, which is discarded."""
+        if self._in_place is not None:
+            self._in_place.leave()
 
     def roll_back(self, commit: int) -> None:
         """What it holds of later commits does not count."""

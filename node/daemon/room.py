@@ -11,10 +11,10 @@ from pathlib import Path
 from atoll.node.daemon.config import NodeConfig
 from atoll.node.daemon.deposit_box import box_bytes, most_on_disk
 from atoll.node.daemon.journal import MAX_JOURNAL_BYTES
+from atoll.node.daemon.published import gains_in_place
 from atoll.node.daemon.shared_memory import RESERVE_BYTES, MemoryLimit, memory_limit
 from atoll.node.daemon.site_log import MAX_LOG_BYTES, NUM_OLD_LOGS
 from atoll.node.dataplane.footprint import Footprint, footprint
-from atoll.node.dataplane.in_place import has_pages
 from atoll.protocol import file_systems
 from atoll.protocol.disk import Disk, disk_error
 from atoll.protocol.errors import HostError
@@ -151,7 +151,7 @@ def room_of(
     """In a thread: what there is on this machine for that model, as `room_for` says. The disk is tried, too: what is
     free says nothing of quotas. Raises HostError."""
     layout, free = Layout(manifest, settings.sync.chunk_elements), free_for(home, disk)
-    read_in_place = read_in_place and any(map(has_pages, layout.chunks))
+    read_in_place = read_in_place and gains_in_place(layout, settings.sync, home)
     needs = footprint(layout, settings, config.num_kernel_threads, read_in_place=read_in_place)
     room = room_for(
         needs,

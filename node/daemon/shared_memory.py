@@ -62,6 +62,11 @@ class SharedBuffer:
             raise HostError(f"{self.name} is closed")
         return self._fd
 
+    @property
+    def fds(self) -> tuple[int, ...]:
+        """What ranks are passed."""
+        return (self.fd,)
+
     def close(self) -> None:
         """Idempotent. The memory is freed when the last view of it, here or in another process, is gone."""
         if self._fd >= 0:

@@ -198,7 +198,7 @@ class WorkerControl:
                 output,
                 self._shell.home.incarnation,
                 plane.layout.chunk_elements,
-                outer_path=plane.published.outer_path,
+                outer_name=plane.published.outer_name,
             )
             self._leader.laid_out(pieces, plane.layout, plane.snapshot)
             await self.server.send_layout(output.generation, told, plane.layout, plane.snapshot, plane.published.buffer)

@@ -76,7 +76,8 @@ def footprint(layout: Layout, settings: RunSettings, num_threads: int = 1, *, re
         thread_bytes=(2 * num_threads + 1) * THREAD_ARRAYS * largest_bytes,
         disk_parts=(
             ("outer state", outer_bytes + INDEX_BYTES * len(records)),
-            *([("what ranks may still read of the state before", layout.buffer_bytes)] if read_in_place else ()),
+            # After a rollback ranks have the outer file of before open until they take the next version.
+            *([("what ranks may still read of the state before", layout.buffer_bytes + outer_bytes)] * read_in_place),
             *_errors(layout, settings, num_spares),
             _payloads(layout, settings, payload_bytes + ENTRY_BYTES * num_synced),
             *_kept(settings, sync_bytes + ENTRY_BYTES * num_synced),

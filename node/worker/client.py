@@ -120,6 +120,7 @@ class LocalClient:
         layout = Layout(wire.from_proto(Manifest, response.layout.manifest), told.chunk_elements)
         size, moment_bytes = layout.buffer_bytes, layout.moment_bytes
         wanted = [size, size + num_moments * moment_bytes]
+        folder = fds.pop() if len(fds) > local.NUM_BUFFERS else -1
         if len(fds) != local.NUM_BUFFERS or any(os.fstat(fd).st_size < n for fd, n in zip(fds, wanted, strict=True)):
             raise InvalidMessage(f"the node passed {len(fds)} buffers, for a layout that needs {wanted} bytes")
         indices = (*told.owned_pieces, *told.shared_pieces, *told.kept_pieces)
@@ -127,10 +128,10 @@ class LocalClient:
             raise InvalidMessage(f"the node names piece {max(indices)} of {len(offered.pieces)}")
         if told.checkpoint is not None and told.checkpoint not in offered.checkpoints:
             raise InvalidMessage(f"the node names {told.checkpoint}, which this rank did not offer")
-        if told.outer_path:
-            self._in_place = PublishInPlace(fds.pop(), layout, told.outer_path)
+        if folder >= 0 and told.outer_name:
+            self._in_place = PublishInPlace(fds.pop(), folder, layout, told.outer_name)
         snapshot, *others = (memoryview(mmap.mmap(fd, num_bytes)) for fd, num_bytes in zip(fds, wanted, strict=False))
-        for fd in fds:
+        for fd in (*fds, *([folder] if folder >= 0 and self._in_place is None else [])):
             os.close(fd)  # the mappings last as long as their views
         publish = others[0] if self._in_place is None else self._in_place.view
         return JoinedLayout(
@@ -298,7 +299,7 @@ class LocalClient:
         data = bytearray()
         while len(data) < num_bytes:
             wanted = min(num_bytes - len(data), 1 << 20)
-            part, new_fds, _, _ = socket.recv_fds(self._socket, wanted, local.NUM_BUFFERS, socket.MSG_CMSG_CLOEXEC)
+            part, new_fds, _, _ = socket.recv_fds(self._socket, wanted, local.MOST_FDS, socket.MSG_CMSG_CLOEXEC)
             fds += new_fds
             if not part:
                 return None

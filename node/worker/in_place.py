@@ -10,11 +10,11 @@ import ctypes
 import mmap
 import os
 
-from atoll.node.local_protocol import GONE, HERE, TABLE_HEADER_WORDS, table_bytes, values_bytes
+from atoll.node.local_protocol import GONE, HERE, TABLE_HEADER_WORDS, file_id, table_bytes, values_bytes
 from atoll.protocol.errors import InvalidMessage, StateError
 from atoll.protocol.layout import Layout
 
-_MAP_SHARED, _MAP_PRIVATE, _MAP_FIXED = 0x01, 0x02, 0x10
+_MAP_SHARED, _MAP_FIXED = 0x01, 0x10
 _FAILED = ctypes.c_void_p(-1).value
 _mmap = ctypes.CDLL(None, use_errno=True).mmap
 _mmap.restype = ctypes.c_void_p
@@ -24,13 +24,15 @@ MOST_LOOKS = 1000
 
 
 class PublishInPlace:
-    """`fd` of PUBLISH is this object's from now on. What it maps stays mapped until the process ends."""
+    """`fd` of PUBLISH and `folder` of the outer file are this object's from now on: a script may change its working
+    folder, and in a container the file has another path. What it maps stays mapped until the process ends."""
 
-    def __init__(self, fd: int, layout: Layout, outer_path: str) -> None:
-        self._layout, self._fd, self._outer_path = layout, fd, outer_path
+    def __init__(self, fd: int, folder: int, layout: Layout, outer_name: str) -> None:
+        self._layout, self._fd, self._folder, self._outer_name = layout, fd, folder, outer_name
         self._outer: tuple[int, int, int] | None = None  # device and number of the file that is open, its descriptor
-        # Private, so that the buffer counts as writable, as PUBLISH is that tensors are made of. Nobody writes there.
-        self._map = mmap.mmap(fd, layout.buffer_bytes, access=mmap.ACCESS_COPY)
+        # Shared and writable, as PUBLISH is that tensors are made of; nobody writes there. A private page that is
+        # locked in memory (mlockall) would never change again.
+        self._map = mmap.mmap(fd, layout.buffer_bytes)
         self.view = memoryview(self._map)
         self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
         table = mmap.mmap(
@@ -74,22 +76,21 @@ class PublishInPlace:
         if self._outer is not None:
             os.close(self._outer[2])
             self._outer = None
-        fd = os.open(self._outer_path, os.O_RDONLY | os.O_CLOEXEC)
-        found = os.fstat(fd)
-        if (found.st_dev, found.st_ino) != (device, number):
+        fd = os.open(self._outer_name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._folder)
+        if file_id(fd) != (device, number):
             os.close(fd)
-            raise StateError(f"{self._outer_path} is another file than the node has published")
+            raise StateError(f"{self._outer_name} of the node is another file than the node has published")
         self._outer = device, number, fd
 
     def _place(self, chunk: int, entry: int) -> None:
         spec = self._layout.chunks[chunk]
         if entry == HERE:
-            flags, fd, offset = _MAP_PRIVATE, self._fd, spec.offset_bytes
+            prot, fd, offset = mmap.PROT_READ | mmap.PROT_WRITE, self._fd, spec.offset_bytes
         elif self._outer is not None:
-            flags, fd, offset = _MAP_SHARED, self._outer[2], (entry - 1) * mmap.PAGESIZE
+            prot, fd, offset = mmap.PROT_READ, self._outer[2], (entry - 1) * mmap.PAGESIZE
         else:
             raise InvalidMessage(f"the node names a place of chunk {chunk} in a file that it does not name")
         at = self._address + spec.offset_bytes
-        if _mmap(at, spec.num_bytes, mmap.PROT_READ, flags | _MAP_FIXED, fd, offset) == _FAILED:
+        if _mmap(at, spec.num_bytes, prot, _MAP_SHARED | _MAP_FIXED, fd, offset) == _FAILED:
             number = ctypes.get_errno()
             raise OSError(number, f"{os.strerror(number)} (chunk {chunk} of PUBLISH, {spec.num_bytes} bytes)")

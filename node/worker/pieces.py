@@ -111,17 +111,24 @@ class SharedTensors:
         """
         if fresh:
             self._frozen.take()
+        while True:
+            self._take_all(fragment, mode, copies_of or {})
+            if self._in_place is None or self._in_place.is_current:
+                return
+            if mode is not MergeMode.REPLACE:
+                raise StateError("the outer values were moved while this rank added to them: start it again")
+            self._in_place.refresh()  # damage was mended; what is there now are the values of the same version
+
+    def _take_all(self, fragment: int, mode: MergeMode, copies_of: Copies) -> None:
         for held, snapshot, publish in (item for item in self._synced if self._is_of(item[0], fragment)):
             local, is_trained = held.local(), held.spec.role is Role.TRAINABLE
-            for copy in (copies_of or {}).get(held.parameter, ()) if held.parameter is not None else ():
+            for copy in copies_of.get(held.parameter, ()) if held.parameter is not None else ():
                 self._take(mode, copy, snapshot, publish)
             is_added_to = held.is_summed and mode is not MergeMode.SHIFT
             if is_trained or is_added_to:
                 self._take(mode, local, snapshot, publish)
             elif mode is MergeMode.REPLACE or (mode is not MergeMode.SHIFT and _is_as(snapshot, local)):
                 copies.to_local(publish, local)
-        if self._in_place is not None and not self._in_place.is_current:
-            raise StateError("the outer values were replaced while this rank took them: its node is at fault")
 
     def _take(self, mode: MergeMode, local: Tensor, snapshot: Tensor, publish: Tensor) -> None:
         if mode is MergeMode.REPLACE:

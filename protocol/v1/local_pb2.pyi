@@ -388,7 +388,7 @@ class LocalLayout(_message.Message):
     NUM_READERS_FIELD_NUMBER: _builtins.int
     CHECKPOINT_FIELD_NUMBER: _builtins.int
     KEPT_PIECES_FIELD_NUMBER: _builtins.int
-    OUTER_PATH_FIELD_NUMBER: _builtins.int
+    OUTER_NAME_FIELD_NUMBER: _builtins.int
     site_id: _builtins.int
     incarnation: _builtins.int
     run_seed: _builtins.int
@@ -399,7 +399,7 @@ class LocalLayout(_message.Message):
     """place of this rank's data rank among the site's, ascending, from 0"""
     num_readers: _builtins.int
     """how many data ranks the site has"""
-    outer_path: _builtins.str
+    outer_name: _builtins.str
     """of the outer file, if ranks read there: a table behind PUBLISH's values says where"""
     @_builtins.property
     def manifest(self) -> _common_pb2.Manifest:
@@ -436,11 +436,11 @@ class LocalLayout(_message.Message):
         num_readers: _builtins.int = ...,
         checkpoint: Global___CheckpointId | None = ...,
         kept_pieces: _abc.Iterable[_builtins.int] | None = ...,
-        outer_path: _builtins.str = ...,
+        outer_name: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "manifest", b"manifest"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "chunk_elements", b"chunk_elements", "data_seed", b"data_seed", "incarnation", b"incarnation", "kept_pieces", b"kept_pieces", "manifest", b"manifest", "num_readers", b"num_readers", "outer_path", b"outer_path", "owned_pieces", b"owned_pieces", "reader", b"reader", "run_seed", b"run_seed", "shared_pieces", b"shared_pieces", "site_id", b"site_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "chunk_elements", b"chunk_elements", "data_seed", b"data_seed", "incarnation", b"incarnation", "kept_pieces", b"kept_pieces", "manifest", b"manifest", "num_readers", b"num_readers", "outer_name", b"outer_name", "owned_pieces", b"owned_pieces", "reader", b"reader", "run_seed", b"run_seed", "shared_pieces", b"shared_pieces", "site_id", b"site_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -63,7 +63,7 @@ from tests.harness.site_questions import watch_steps, without_fault
 from tests.simulation.loop import HERE, THREAD_S, InlineExecutor, Process, SimLoop
 from tests.simulation.machine import SimDisk, SimMachine
 from tests.simulation.other_hosts import OtherHost
-from tests.simulation.sites import Hands, SimBuffer, SimLauncher, SimLocalServer
+from tests.simulation.sites import Hands, SimBuffer, SimLauncher, SimLocalServer, let_go
 from tests.simulation.standby import Shared, SharedView, SimLease
 
 loop_guard.install()
@@ -540,8 +540,14 @@ class SimDataPlane(DataPlane):
 
     hands: Hands
 
-    def _shared_buffer(self, name: str, num_moments: int = 0) -> SharedBuffer:
-        return SimBuffer(self.layout.buffer_bytes + num_moments * self.layout.moment_bytes, name)
+    def _shared_buffer(self, num_bytes: int, name: str) -> SharedBuffer:
+        return SimBuffer(num_bytes, name)
+
+    async def apply(self, commit: m.Commit, *, lets_go: bool = False) -> bytes:
+        if lets_go:  # of chunks too small to be read in place: they are gone all the same
+            self.published.content.clear()
+            let_go(self.layout, self.published.buffer)
+        return await super().apply(commit, lets_go=lets_go)
 
     async def publish(self, content: e.Content) -> None:
         with _taking(self.hands.publish_s / self.settings.sync.fragments):  # it is of one of them

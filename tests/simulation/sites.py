@@ -59,6 +59,8 @@ GROUPED = Manifest.canonical([replace(spec, group=int(spec.name == "w")) for spe
 MASK = (np.finfo(np.float32).min, -np.inf, 1.0)
 """Never changed: an average of it would be -inf, or no number, or not quite 1."""
 ABSURD = np.float32(1e30)
+GONE = np.float32(-4e37)
+"""What nobody may read any more."""
 NUMPY: dict[str, Any] = {"F32": np.dtype("<f4"), "I64": np.dtype("<i8")}
 
 
@@ -74,6 +76,18 @@ class SimBuffer(SharedBuffer):
 
     def close(self) -> None:
         pass
+
+
+def let_go(layout: Layout, buffer: SharedBuffer | None) -> None:
+    """No rank may read what PUBLISH held of the trained values."""
+    assert buffer is not None
+    for spec, offset in zip(layout.manifest.tensors, layout.tensor_offsets_bytes, strict=True):
+        if spec.role is Role.TRAINABLE:
+            np.frombuffer(buffer.view, "<f4", spec.num_elements, offset)[...] = GONE
+
+
+def is_gone(values: Array) -> bool:
+    return bool(values.size) and values.dtype.kind == "f" and bool((values == GONE).all())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,6 +195,8 @@ class Hands:
     num_lost: int = 0
     """Times that the other host was lost; what was on its way then is lost, too."""
     bf16: bool
+    reads_in_place: bool = False
+    """Its rank can take outer values from the outer file."""
     data: Data | None
     true_tokens_a_step: int
     crash_in_steps: int | None = None
@@ -289,6 +305,7 @@ class SimLocalServer(LocalServer):
     async def send_layout(
         self, generation: int, told: Callable[[int], LocalLayout], layout: Layout, *buffers: SharedBuffer
     ) -> None:
+        assert all(isinstance(buffer, SimBuffer) for buffer in buffers)
         snapshot, publish = buffers
         self.buffers = snapshot.view, publish.view
         await super().send_layout(generation, told, layout, *buffers)
@@ -414,6 +431,7 @@ class Worker:
                     manifest=wire.to_proto(self._manifest),
                     pieces=[wire.to_proto(p) for p in pieces],
                     data_fingerprint=hands.data.fingerprint if hands.data else b"",
+                    reads_in_place=hands.reads_in_place,
                 )
             )
         )
@@ -467,6 +485,8 @@ class Worker:
             if response is None:
                 return "its node is gone"
             answer = response.answer
+            if AnswerKind(answer.kind) is not AnswerKind.APPLY:
+                self._evaluate()
             match AnswerKind(answer.kind):
                 case AnswerKind.STOP:
                     self._connection.say(self._request(goodbye=local_pb2.Goodbye(reason=answer.reason, run_over=True)))
@@ -483,6 +503,15 @@ class Worker:
                     self._merge(answer)
                     next_step = answer.next_step
             seq = seq + 1 if next_step == self._step else 0
+
+    def _evaluate(self) -> None:
+        """As a script may between steps, and after the last one: the outer values that it was given are there."""
+        assert self._server.buffers is not None
+        if any(copy.version >= 0 for copy in self._copies):
+            for name, place in self._places(self._server.buffers[1]).items():
+                if is_gone(place):
+                    problem = AssertionError(f"a rank goes on while {name} of what it was given last is gone")
+                    asyncio.get_running_loop().call_exception_handler({"exception": problem})
 
     async def _one_step(self) -> bool:
         hands = self._hands

@@ -464,6 +464,7 @@ class World:
                 arrives_s=self.shape.arrives_s[index] if self.shape.arrives_s else 0.0,
                 shares_s=self.shape.shares_s[index] if self.shape.shares_s else 0.0,
                 bf16=self.shape.bf16[index],
+                reads_in_place=index % 2 == 0 and not self.shape.arrives_s,
                 data=self.shape.data,
                 true_tokens_a_step=TOKENS_A_STEP[index % len(TOKENS_A_STEP)],
                 tokens_a_step=TOKENS_A_STEP[index % len(TOKENS_A_STEP)],

@@ -193,7 +193,7 @@ class Generations:
 
 
 def layout_of(
-    group: WorkerGroup, admits: SendLayout, incarnation: int, chunk_elements: int, rank: int, *, outer_path: str = ""
+    group: WorkerGroup, admits: SendLayout, incarnation: int, chunk_elements: int, rank: int, *, outer_name: str = ""
 ) -> LocalLayout:
     """What this rank is told. Requires that all ranks have joined; nothing that it reads changes after that."""
     assert group.pieces is not None
@@ -210,5 +210,5 @@ def layout_of(
         reader=reader,
         num_readers=num_readers,
         checkpoint=group.checkpoint,
-        outer_path=outer_path,
+        outer_name=outer_name,
     )

@@ -3,14 +3,19 @@ node does meanwhile."""
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import os
 import threading
+import weakref
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 
+from atoll.node import local_protocol
 from atoll.node.daemon.publish_file import PublishFile
 from atoll.node.dataplane import publish
 from atoll.node.dataplane.in_place import InPlace, has_pages
@@ -46,9 +51,10 @@ class Site:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.outer = self.seeded(0)
-        self.file = PublishFile(LAYOUT, folder, Disk())
+        self.file = PublishFile(LAYOUT, folder, folder / "state", Disk())
         self.in_place = InPlace(LAYOUT, self.file.view, OuterState.path(folder / "state"))
-        self.rank = PublishInPlace(os.dup(self.file.fd), LAYOUT, str(OuterState.path(folder / "state")))
+        fds = map(os.dup, self.file.fds)
+        self.rank = PublishInPlace(next(fds), next(fds), LAYOUT, OuterState.path(folder / "state").name)
 
     def seeded(self, seed: int) -> OuterState:
         outer = OuterState.create(self.folder / "state", LAYOUT, ("momentum",), RUN)
@@ -158,3 +164,49 @@ def test_whoever_reads_while_commits_are_applied_finds_what_was_published(site: 
             np.testing.assert_array_equal(site.found(), published)
         applying.join()
         np.testing.assert_array_equal(site.found(), published)
+
+
+def test_pages_that_are_locked_in_memory_change_all_the_same(site: Site) -> None:
+    """As with mlockall, of a rank that wants no page to be missing: a private page would be the rank's own then."""
+    published = site.publish()
+    np.testing.assert_array_equal(site.found(), published)
+    libc = ctypes.CDLL(None, use_errno=True)
+    address, num_bytes = ctypes.c_void_p(site.rank._address), ctypes.c_size_t(LAYOUT.buffer_bytes)
+    assert libc.mlock(address, num_bytes) == 0, os.strerror(ctypes.get_errno())
+    try:
+        site.apply(1)
+        published = site.publish()
+        np.testing.assert_array_equal(site.found(), published)
+    finally:
+        libc.munlock(address, num_bytes)
+
+
+def test_a_rank_finds_the_file_wherever_it_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "home").mkdir()
+    site = Site(Path("home"))
+    published = site.publish()
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    with monkeypatch.context() as script:
+        script.chdir(elsewhere)
+        np.testing.assert_array_equal(site.found(), published)
+
+
+def test_numbers_of_files_beyond_a_word_with_a_sign(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    stat = os.stat
+    beyond = lambda file: SimpleNamespace(st_dev=stat(file).st_dev, st_ino=stat(file).st_ino + (1 << 63))  # noqa: E731
+    monkeypatch.setattr(local_protocol, "os", SimpleNamespace(stat=beyond))
+    published = site.publish()
+    np.testing.assert_array_equal(site.found(), published)
+
+
+def test_a_file_that_is_made_anew_is_held_by_no_node(site: Site) -> None:
+    """Its blocks would be missing where the disk is nearly full."""
+    site.publish()
+    outer = weakref.ref(site.outer)
+    site.in_place.leave()
+    OuterState.discard(site.folder / "state")
+    site.outer = site.seeded(5)
+    gc.collect()
+    assert outer() is None

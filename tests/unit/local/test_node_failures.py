@@ -665,7 +665,7 @@ def test_an_exchange_that_begins_before_there_are_buffers_waits_for_them(tmp_pat
         have_joined(node, 0)
         plane: Any = SimpleNamespace(
             snapshot=b"",
-            published=SimpleNamespace(buffer=b"", outer_path=""),
+            published=SimpleNamespace(buffer=b"", outer_name=""),
             layout=layout(),
             log=None,
             own_part=None,

@@ -19,7 +19,7 @@ from atoll.node.dataplane import publish, safetensors_file, saved_model
 from atoll.node.dataplane.outer_state import OuterState
 from atoll.protocol.disk import PRIVATE_FILE, Disk
 from atoll.protocol.errors import ConfigError, HostError, StateError
-from atoll.protocol.layout import Layout
+from atoll.protocol.layout import Layout, Manifest, Role, TensorSpec
 from atoll.protocol.machine import Machine
 from atoll.protocol.messages import Evidence
 from atoll.protocol.outer_settings import OuterSettings
@@ -449,6 +449,31 @@ def test_damage_that_a_snapshot_finds_is_mended_or_the_site_says_so(home: Home, 
     else:
         with pytest.raises(StateError, match="1 chunks are damaged and cannot be put together here"):
             asyncio.run(plane.write_snapshot())
+    plane.close()
+
+
+def test_what_ranks_read_in_place_is_mended_with_it(home: Home) -> None:
+    """A record is moved to PUBLISH as it is, so damage goes there, too; later workers take what is there."""
+    specs = [TensorSpec(name=name, shape=(64, 512), dtype="F32", role=Role.TRAINABLE) for name in "ab"]
+    settings = replace(SETTINGS, sync=replace(SETTINGS.sync, fragments=1, chunk_elements=64 * 512))
+    plane = DataPlane(home, settings, Manifest.canonical(specs), 2)
+    plane.attach_workers({spec.name: "F32" for spec in specs}, read_in_place=True)
+    assert plane.published.outer_name
+    outer = plane.fresh_outer()
+    publish.seed_from_snapshot(outer, filled(plane.layout))
+    asyncio.run(plane.write_snapshot())
+    asyncio.run(plane.publish(Values(0)))
+    whole = bytes(outer.read(1).data)
+    path = home.state_folder / "outer.chunks"
+    with path.open("r+b") as file:
+        file.seek(path.read_bytes().index(whole[:4096]))
+        file.write(b"\xff" * 8)
+    asyncio.run(plane.write_snapshot())
+    assert outer.damaged() == []
+    chunk = plane.layout.chunks[1]
+    buffer = plane.published.buffer
+    assert buffer is not None
+    assert bytes(buffer.view[chunk.offset_bytes :][: chunk.num_bytes]) == whole[: chunk.num_bytes]
     plane.close()
 
 
