@@ -4,7 +4,7 @@ from then on. Pure: time is passed in."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import chain, takewhile
@@ -94,8 +94,11 @@ class Counts:
 
     def enter(self, now: float) -> tuple[int, ...]:
         """Those that may begin their handshakes, in their order."""
+        if len(self._entered) >= limits.MAX_HANDSHAKES or not self._handshakes.take(None, now):
+            return ()  # in a flood nearly always: what follows looks at all that wait
+        self._handshakes.give_back(None, now)
         found = []
-        for number in tuple(chain.from_iterable(self._waiting.values())):
+        for number in chain.from_iterable(map(self._in_turn, self._waiting.values())):
             guest = self._strangers[number]
             if len(self._entered) >= limits.MAX_HANDSHAKES:
                 break
@@ -109,6 +112,15 @@ class Counts:
             self._entered_of[guest.source] += 1
             found.append(number)
         return tuple(found)
+
+    def _in_turn(self, waiting: Iterable[int]) -> list[int]:
+        """Those first with which their address has the fewest handshakes under way, of these the oldest."""
+        num_of, places = Counter(self._entered_of), dict[int, int]()
+        for number in waiting:
+            source = self._strangers[number].source
+            places[number] = num_of[source]
+            num_of[source] += 1
+        return sorted(places, key=places.__getitem__)
 
     def through(self, number: int, now: float) -> None:
         """Its handshake has ended well. It counts for its address until it is known whose it is."""

@@ -5,9 +5,7 @@ A frame is a little-endian uint32 length, then one LocalRequest (to the node) or
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TypeVar, get_args
 
 from google.protobuf.message import DecodeError
@@ -366,10 +364,9 @@ def values_bytes(buffer_bytes: int) -> int:
     return -(-buffer_bytes // MAX_PAGE_BYTES) * MAX_PAGE_BYTES
 
 
-def file_id(file: int | Path) -> tuple[int, int]:
-    """Device and number, in words of 8 bytes with a sign: some file systems have numbers beyond these."""
-    found = os.stat(file)
-    return found.st_dev & MOST_WORD, found.st_ino & MOST_WORD
+def words_of(device: int, number: int) -> tuple[int, int]:
+    """Of a file, in words of 8 bytes with a sign: some file systems have numbers beyond these."""
+    return device & MOST_WORD, number & MOST_WORD
 
 
 def table_bytes(num_chunks: int) -> int:

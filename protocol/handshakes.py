@@ -37,7 +37,7 @@ OF_ALL: Mapping[Crowd, Pace] = {
     Crowd.FEW: Pace(at_once=128, per_s=16.0),
     Crowd.KNOWN: Pace(at_once=256, per_s=32.0),
 }
-"""Each takes half a millisecond at a page, and two at a relay."""
+"""Each takes 0.23 ms at a page and 1.25 at a relay (decision 0085)."""
 
 
 class Crowds:

@@ -3,6 +3,7 @@ lost and only an old copy of it is left."""
 
 from __future__ import annotations
 
+import logging
 import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -11,6 +12,8 @@ from pathlib import Path
 from atoll.protocol.deposit_messages import DEPOSITS_PART_BYTES, MAX_DEPOSITS_AT_ONCE
 from atoll.protocol.errors import HostError
 from atoll.protocol.messages import Deposit
+
+log = logging.getLogger("atoll.node")
 
 MAX_KEPT = 1 << 16
 """Of each kind; the coordinator keeps as many commits."""
@@ -58,8 +61,10 @@ class DepositBox:
         self.last_seq = 0
         self._db = self._opened()
         self._num_untrimmed = self._bytes_untrimmed = 0
-        with self._explained():
+        try:
             self._shrink()
+        except (sqlite3.Error, OSError) as error:  # to be made smaller a file needs room; nothing here depends on that
+            log.warning("%s could not be made smaller, and stays as large as it is: %s", path, error)
 
     def _opened(self) -> sqlite3.Connection:
         try:

@@ -18,7 +18,7 @@ import numpy as np
 from atoll.node.dataplane.blocks import scatter
 from atoll.node.dataplane.chunk_store import Pin
 from atoll.node.dataplane.outer_state import OuterState
-from atoll.node.local_protocol import GONE, HERE, TABLE_HEADER_WORDS, file_id, table_bytes, values_bytes
+from atoll.node.local_protocol import GONE, HERE, TABLE_HEADER_WORDS, table_bytes, values_bytes, words_of
 from atoll.protocol.layout import Chunk, Layout, Role
 
 PAGE_BYTES = mmap.PAGESIZE
@@ -67,7 +67,8 @@ class InPlace:
         """From now on the ranks, none of which reads now, find these as they are. Those that are to be copied."""
         self._release()
         if outer is not self._outer:
-            self._table[0], self._table[1] = file_id(self._outer_path)
+            found = self._outer_path.stat()
+            self._table[0], self._table[1] = words_of(found.st_dev, found.st_ino)
             outer.read_by(self)
             self._outer = outer
         rest = []

@@ -157,9 +157,12 @@ class RelayServer:
                     raise InvalidMessage(f"too many handshakes, of {source} or of all")
                 is_ours = False  # asyncio closes it from here on
                 reader, writer = await greeting.accepted(connection, self._tls)
-            self._handshakes.let_in(source)
-            self._handshakes.give_back(source, crowd, self._loop.time())
-            await self._speak(reader, writer, task)
+
+            def is_welcome() -> None:
+                self._handshakes.let_in(source)
+                self._handshakes.give_back(source, crowd, self._loop.time())
+
+            await self._speak(reader, writer, task, is_welcome)
         except (OSError, InvalidMessage) as error:
             self.num_strangers += 1
             log.debug("a connection came to nothing: %s", error)
@@ -185,14 +188,19 @@ class RelayServer:
     # --- over TLS
 
     async def _speak(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, task: asyncio.Task[None]
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        task: asyncio.Task[None],
+        is_welcome: Callable[[], None],
     ) -> None:
-        """Raises InvalidMessage, OSError, TimeoutError."""
+        """`is_welcome` is called once it is a site that is not banned. Raises InvalidMessage, OSError, TimeoutError."""
         try:
             subject, expires_s = greeting.site_of(writer, self._run_id)
             name = subject.site
             if name in self._banned:
                 raise InvalidMessage(f"{subject} is banned")
+            is_welcome()
             async with asyncio.timeout(greeting.HANDSHAKE_LIMIT_S):
                 word = await greeting.read_word(reader)
                 self._strangers.pop(task, None)

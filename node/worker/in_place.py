@@ -10,7 +10,7 @@ import ctypes
 import mmap
 import os
 
-from atoll.node.local_protocol import GONE, HERE, TABLE_HEADER_WORDS, file_id, table_bytes, values_bytes
+from atoll.node.local_protocol import GONE, HERE, TABLE_HEADER_WORDS, table_bytes, values_bytes, words_of
 from atoll.protocol.errors import InvalidMessage, StateError
 from atoll.protocol.layout import Layout
 
@@ -77,7 +77,8 @@ class PublishInPlace:
             os.close(self._outer[2])
             self._outer = None
         fd = os.open(self._outer_name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._folder)
-        if file_id(fd) != (device, number):
+        found = os.fstat(fd)
+        if words_of(found.st_dev, found.st_ino) != (device, number):
             os.close(fd)
             raise StateError(f"{self._outer_name} of the node is another file than the node has published")
         self._outer = device, number, fd

@@ -116,7 +116,7 @@ class SharedTensors:
             if self._in_place is None or self._in_place.is_current:
                 return
             if mode is not MergeMode.REPLACE:
-                raise StateError("the outer values were moved while this rank added to them: start it again")
+                raise StateError("the outer values were replaced while this rank took them, which cannot be done twice")
             self._in_place.refresh()  # damage was mended; what is there now are the values of the same version
 
     def _take_all(self, fragment: int, mode: MergeMode, copies_of: Copies) -> None:

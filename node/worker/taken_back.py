@@ -36,6 +36,7 @@ SAME_DIRECTION = 0.9
 MIN_TIMES = 3.0
 """A step that takes back is so many times as large as the median of those that are watched. Of one alone nothing is
 known."""
+MIN_MOVES = 2
 
 
 class TakenBack:
@@ -107,11 +108,13 @@ class TakenBack:
         self._before, self._trail, self._gradients = [], [], []
         self._left -= 1
         update, changes = trail[0] - before, [later - earlier for earlier, later in pairwise(trail)]
-        usual = torch.stack([change.square().sum(1) for change in changes]).median(dim=0).values
+        squares = torch.stack([change.square().sum(1) for change in changes])
+        moved = squares > 0  # an expert without a token, a layer that rests, moves in few steps
+        usual = torch.where(moved, squares, torch.nan).nanmedian(dim=0).values
         found = torch.zeros(len(update), dtype=torch.float64)
         for change, gradient in zip(changes, gradients, strict=False):
             trained = _is_along(change, gradient) | _is_along(change, gradient.sign())
-            trained |= change.square().sum(1) < MIN_TIMES**2 * usual
+            trained |= (change.square().sum(1) < MIN_TIMES**2 * usual) | (moved.sum(0) < MIN_MOVES)
             found = torch.maximum(found, torch.where(trained, 0.0, _share_taken(change, update)))
         struck = {int(index) for index in found.nonzero()}
         again = sorted(self._strikes & struck)

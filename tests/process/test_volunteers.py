@@ -70,7 +70,9 @@ def test_a_site_is_in_the_run_in_its_hours_and_until_its_share_of_the_month_is_s
     clock = tmp_path / "clock"
 
     def set_clock(text: str) -> None:
-        clock.write_text(str(datetime.fromisoformat(text).replace(tzinfo=UTC).timestamp()))
+        new = clock.with_suffix(".new")  # whole at each moment: nodes read it all the time
+        new.write_text(str(datetime.fromisoformat(text).replace(tzinfo=UTC).timestamp()))
+        new.replace(clock)
 
     with ChaosRun(tmp_path, SETTINGS) as run:
         run.begin("a")

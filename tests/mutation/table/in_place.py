@@ -73,4 +73,20 @@ MUTATIONS = (
         new="if True:",
         tests=(PIECES,),
     ),
+    Mutation(
+        name="what damage has spoilt in PUBLISH stays",
+        rule="a record that is mended is mended where ranks read it, too",
+        where="node.daemon.plane:DataPlane._mend.work",
+        old="self.published.mended(outer, damaged, self._pool)",
+        new="pass",
+        tests=("tests/unit/local/test_plane.py::test_what_ranks_read_in_place_is_mended_with_it",),
+    ),
+    Mutation(
+        name="an outer file that is made anew stays with its node",
+        rule="blocks of a state that is discarded are free for the next one",
+        where="node.dataplane.in_place:InPlace.leave",
+        old="self._outer = None",
+        new="pass",
+        tests=(f"{FILES}::test_a_file_that_is_made_anew_is_held_by_no_node",),
+    ),
 )

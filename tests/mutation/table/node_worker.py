@@ -272,7 +272,7 @@ MUTATIONS = (
     Mutation(
         name="a bias that moved while sites exchanged never takes the mean",
         rule="what training added to a summed buffer is kept on top of the mean",
-        where="node.worker.pieces:SharedTensors.apply",
+        where="node.worker.pieces:SharedTensors._take_all",
         old="is_added_to = held.is_summed and mode is not MergeMode.SHIFT",
         new="is_added_to = False",
         tests=(

@@ -100,7 +100,7 @@ MUTATIONS = (
     Mutation(
         name="a buffer forgets the steps beyond a snapshot",
         rule="a buffer that training changed since the snapshot stays as it is when a commit is taken",
-        where="node.worker.pieces:SharedTensors.apply",
+        where="node.worker.pieces:SharedTensors._take_all",
         old=" and _is_as(snapshot, local)",
         new="",
         tests=(

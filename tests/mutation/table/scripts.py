@@ -19,7 +19,7 @@ MUTATIONS = (
     Mutation(
         name="masters that were found do not take the update",
         rule="what comes from the other sites reaches the copies that an optimizer trains",
-        where="node.worker.pieces:SharedTensors.apply",
+        where="node.worker.pieces:SharedTensors._take_all",
         old="                self._take(mode, copy, snapshot, publish)\n",
         new="                pass\n",
         tests=(f"{SCRIPTS}::test_masters_that_are_found_take_the_update",),
@@ -36,9 +36,17 @@ MUTATIONS = (
         name="momentum after an average is taken for weights of its own",
         rule="a site whose optimizer only goes on as before is not ended",
         where="node.worker.taken_back:TakenBack._close",
-        old="trained |= change.square().sum(1) < MIN_TIMES**2 * usual",
-        new="del usual",
+        old="(change.square().sum(1) < MIN_TIMES**2 * usual) | ",
+        new="",
         tests=(f"{SCRIPTS}::test_momentum_that_goes_on_with_what_an_average_has_undone_takes_nothing_back",),
+    ),
+    Mutation(
+        name="an expert that rests has no step like others",
+        rule="a site whose optimizer only goes on as before is not ended",
+        where="node.worker.taken_back:TakenBack._close",
+        old="moved = squares > 0",
+        new="moved = squares >= 0",
+        tests=(f"{SCRIPTS}::test_an_expert_that_rests_in_most_steps_and_goes_on_with_its_momentum_takes_nothing_back",),
     ),
     Mutation(
         name="masters of a checkpoint are left as they were",

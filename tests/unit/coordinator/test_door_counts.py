@@ -139,6 +139,28 @@ def test_some_addresses_that_begin_all_that_they_may_keep_out_neither_a_site_nor
     assert entered >= {site, newcomer}
 
 
+def test_addresses_where_sites_were_before_and_that_flood_now_keep_no_other_such_site_out() -> None:
+    """A NAT of a campus, say: whoever sits behind it may begin all that a site there might."""
+    counts, numbers = Counts(per_address=limits.CONNECTIONS_PER_ADDRESS, in_all=100_000), itertools.count()
+    flooding, now = [f"10.9.0.{address}" for address in range(6)], 0.0
+    for number, source in enumerate((*flooding, "10.1.0.0"), start=1_000_000):
+        assert counts.come(number, source, 0.0) == ()
+        counts.is_of(number, f"site {number}", 0.0)
+        counts.gone(number)
+    site, entered = 2_000_000, set[int]()
+    while now < 60.0 and site not in entered:
+        for source in flooding:
+            while counts.come(number := next(numbers), source, now) == ():
+                counts.wait(number)
+        if now == 30.0:
+            assert counts.come(site, "10.1.0.0", now) == ()
+            counts.wait(site)
+        entered.update(counts.enter(now))
+        assert site not in counts.late(now), "it is let in before it is too late"
+        now += limits.LOOK_EVERY_S
+    assert site in entered
+
+
 def test_handshakes_have_a_pace_and_those_of_sites_that_come_in_do_not_count() -> None:
     """However many addresses there are."""
     counts = Counts(per_address=2, in_all=100_000)

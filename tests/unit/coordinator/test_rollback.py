@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from atoll.coordinator.core import events as e
+from atoll.coordinator.core.log import commits
 from atoll.protocol import messages as m
 from atoll.protocol.messages import AdmittedAs, Deposit
 from tests.harness.coordinator_story import Story, ranges_of, some_settings
@@ -143,6 +144,12 @@ def test_a_site_that_is_starting_and_holds_more_is_waited_for_whoever_asks() -> 
     assert (story.view.last_commit, story.view.state) == (2, "training")
 
 
+@pytest.fixture
+def few_attestations(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In an answer: fewer than the stories have commits."""
+    monkeypatch.setattr(commits, "ATTESTATIONS_IN_SOURCES", 8)
+
+
 def lost_disk_and_long_way_back() -> Story:
     """The power cut left `a` far behind the newest attested commits, and `b` with nothing."""
     story = committed("a", "b", count=12, log_commits=32)
@@ -154,6 +161,7 @@ def lost_disk_and_long_way_back() -> Story:
     return story
 
 
+@pytest.mark.usefixtures("few_attestations")
 def test_whoever_comes_without_a_state_gets_what_is_left_and_the_run_goes_on_from_there() -> None:
     story = lost_disk_and_long_way_back()
     found = story.last("b", m.Sources)
@@ -166,6 +174,7 @@ def test_whoever_comes_without_a_state_gets_what_is_left_and_the_run_goes_on_fro
     assert (story.view.branch, story.view.last_commit, story.view.state) == (1, 1, "training")
 
 
+@pytest.mark.usefixtures("few_attestations")
 def test_old_states_are_attested_to_joiners_only_while_there_is_nothing_newer() -> None:
     story = committed("a", "b", "c", count=12, log_commits=32)
     story.drop("c")

@@ -12,7 +12,7 @@ from functools import partial
 
 import pytest
 
-from atoll.node.relay import accepting, outgoing, server
+from atoll.node.relay import accepting, greeting, outgoing, server
 from atoll.node.relay.forwarders import Forwarder
 from atoll.node.relay.server import RelayServer
 from atoll.protocol.addresses import HERE, Relayed
@@ -20,6 +20,12 @@ from atoll.protocol.machine import REAL
 from atoll.protocol.trust.names import Kind
 from tests.harness.relaying import LIMIT_S, echoed, echoing, relaying, site, until
 from tests.harness.sockets import free_address
+
+
+@pytest.fixture(autouse=True)
+def _however_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What waits for a coordinator that says nothing waits until the test has looked."""
+    monkeypatch.setattr(greeting, "HANDSHAKE_LIMIT_S", 600.0)
 
 
 @contextmanager

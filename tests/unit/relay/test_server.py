@@ -171,6 +171,23 @@ def test_handshakes_without_a_certificate_have_a_pace_and_those_of_sites_do_not_
     played(play)
 
 
+def test_handshakes_of_a_site_that_is_banned_are_those_of_a_stranger(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its certificate is good for a day."""
+    monkeypatch.setattr(handshakes, "OF_ONE", Pace(at_once=3, per_s=1e-9))
+
+    async def play(server: RelayServer, relay: str) -> None:
+        with pytest.raises(RefusedError, match="site c"):
+            await called("b", relay, "c")
+        server.ban(["a"])
+        for _ in range(3):
+            with pytest.raises(PeerError):
+                await called("a", relay, "b")
+        with pytest.raises(PeerError):  # from the same address
+            await called("b", relay, "c")
+
+    played(play)
+
+
 def test_a_site_that_expects_a_relay_takes_no_site_for_one() -> None:
     async def main() -> None:
         async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
