@@ -14,11 +14,11 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from atoll.node import local_protocol
 from atoll.node.daemon.publish_file import PublishFile
 from atoll.node.dataplane import publish
 from atoll.node.dataplane.in_place import InPlace, has_pages
 from atoll.node.dataplane.outer_state import OuterState
+from atoll.node.local_protocol import words_of
 from atoll.node.worker.in_place import PublishInPlace
 from atoll.protocol.codecs import kernels
 from atoll.protocol.disk import Disk
@@ -192,10 +192,8 @@ def test_a_rank_finds_the_file_wherever_it_works(tmp_path: Path, monkeypatch: py
         np.testing.assert_array_equal(site.found(), published)
 
 
-def test_numbers_of_files_beyond_a_word_with_a_sign(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local_protocol, "MOST_WORD", 1)  # a file's own number is beyond that
-    published = site.publish()
-    np.testing.assert_array_equal(site.found(), published)
+def test_numbers_of_files_beyond_a_word_with_a_sign_fit_the_table() -> None:
+    assert np.array(words_of((1 << 63) + 7, (1 << 64) - 1), np.int64).tolist() == [7, (1 << 63) - 1]
 
 
 def test_a_file_that_is_made_anew_is_held_by_no_node(site: Site) -> None:
