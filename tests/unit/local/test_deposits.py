@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import fields, replace
@@ -94,6 +95,22 @@ def test_a_file_of_a_home_that_might_have_more_before_is_made_smaller(tmp_path: 
     with closing(DepositBox(path, max_bytes)) as box:
         assert sum(file.stat().st_size for file in tmp_path.iterdir()) <= max_bytes + max_bytes // 4
         assert [d.seq for d in all_of(box)] == [1, *range(71, 80)], "the newest, and what there are few of"
+
+
+def test_where_a_full_disk_leaves_no_room_to_make_it_smaller_it_stays_as_it_is_and_the_node_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "deposits.db"
+    with closing(DepositBox(path)) as box:
+        box.add([a_deposit(n, n, bytes(100_000)) for n in range(1, 40)])
+
+    def full(_: DepositBox) -> None:
+        raise sqlite3.OperationalError("database or disk is full")
+
+    monkeypatch.setattr(DepositBox, "_trim", full)
+    with closing(DepositBox(path, 1 << 20)) as box:
+        assert [d.seq for d in all_of(box)] == [*range(1, 40)]
+    assert "could not be made smaller, and stays as large as it is: database or disk is full" in caplog.text
 
 
 def test_a_file_that_is_no_database_is_begun_anew(tmp_path: Path) -> None:
