@@ -196,7 +196,7 @@ def test_memory_that_is_not_there_ends_the_site_with_the_reason(
             site.lays_out()
             failed = await site.event(e.WorkersFailed)
             assert (failed.kind, failed.exit_code) == (FailureKind.FATAL, HostError.exit_code)
-            assert f"snapshot needs {LAYOUT.buffer_bytes} bytes of shared memory" in failed.text
+            assert f"publish needs {LAYOUT.buffer_bytes} bytes of shared memory" in failed.text
 
     transport.run(main())
 
