@@ -155,11 +155,9 @@ def test_optimizers_of_torch_take_nothing_back(node: FakeNode, kind: str, mode: 
     assert len(node.said("merged")) == 6
 
 
-def test_momentum_that_goes_on_with_what_an_average_has_undone_takes_nothing_back(node: FakeNode) -> None:
-    """The other site stood still, so the average is halfway back; gradients are small and point anywhere."""
-    net = nn.Linear(8, 8, bias=False)
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.99)
-    window, last = 4, torch.empty(64)
+def beside_one_that_stands_still(node: FakeNode, num_elements: int, window: int) -> None:
+    """Six syncs, the average of each halfway back."""
+    last = torch.empty(num_elements)
 
     def halfway(number: int) -> Callable[[], Answer]:
         def take() -> Answer:
@@ -173,6 +171,13 @@ def test_momentum_that_goes_on_with_what_an_average_has_undone_takes_nothing_bac
     for number in range(6):
         node.script += [(number * window, SNAPSHOT), (number * window, halfway(number))]
     node.script.append((6 * window, STOP))
+
+
+def test_momentum_that_goes_on_with_what_an_average_has_undone_takes_nothing_back(node: FakeNode) -> None:
+    """Gradients are small and point anywhere."""
+    net = nn.Linear(8, 8, bias=False)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.99)
+    beside_one_that_stands_still(node, 64, window=4)
     generator = torch.Generator().manual_seed(1)
     with atoll.join(net, optimizer, ramp_steps=0) as site:
         size = 1.0
@@ -185,32 +190,19 @@ def test_momentum_that_goes_on_with_what_an_average_has_undone_takes_nothing_bac
 
 
 def test_an_expert_that_rests_in_most_steps_and_goes_on_with_its_momentum_takes_nothing_back(node: FakeNode) -> None:
-    """Only in the first step of a window it has a gradient and moves, and in the one after it by its momentum alone."""
+    """It moves in the first and the last step of a window alone."""
     net = nn.ModuleList([nn.Linear(8, 8, bias=False), nn.Linear(8, 8, bias=False)])
     always, seldom = (layer.get_parameter("weight") for layer in net)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.99)
-    window, half = 6, torch.empty(128)
-
-    def halfway(number: int) -> Callable[[], Answer]:
-        def take() -> Answer:
-            sealed, moved = (torch.frombuffer(memory, dtype=torch.float32) for memory in (node.snapshot, node.publish))
-            moved.copy_((sealed + half) / 2 if number else sealed)
-            half.copy_(moved)
-            return apply(REPLACE, (number + 1) * window, version=number, fresh=not number)
-
-        return take
-
-    for number in range(6):
-        node.script += [(number * window, SNAPSHOT), (number * window, halfway(number))]
-    node.script.append((6 * window, STOP))
+    window = 6
+    beside_one_that_stands_still(node, 128, window)
     generator = torch.Generator().manual_seed(1)
     with atoll.join(net, optimizer, ramp_steps=0) as site:
         step = 0
         while site.running:
             always.grad = 1e-3 * torch.randn(8, 8, generator=generator)
-            seldom.grad = 1e-3 * torch.randn(8, 8, generator=generator) if step % window in (0, window - 1) else None
-            if step == 0:
-                seldom.grad = torch.randn(8, 8, generator=generator)
+            size = 1e-3 if step else 1.0
+            seldom.grad = size * torch.randn(8, 8, generator=generator) if step % window in (0, window - 1) else None
             optimizer.step()
             site.step(tokens=1)
             step += 1
