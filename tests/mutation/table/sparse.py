@@ -167,9 +167,7 @@ MUTATIONS = (
         where="node.exchange.catchup.fetch:Fetch._payload_bytes",
         old="len(record.contributors)",
         new="0",
-        tests=(
-            "tests/process/test_error_feedback.py::test_a_site_that_was_killed_comes_back_with_its_error_and_the_others_keep_theirs",
-        ),
+        tests=("tests/unit/exchange/test_fetch_sizes.py",),
     ),
     Mutation(
         name="bundles are planned as averages",
