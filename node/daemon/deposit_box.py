@@ -143,10 +143,8 @@ class DepositBox:
 
     def _shrink(self) -> None:
         """A file that was left when the home might have more: SQLite gives nothing back by itself."""
-        if (
-            self._in_file("page_size") * self._in_file("page_count")
-            <= self._max_bytes + self._max_bytes // MORE_ON_DISK
-        ):
+        file_bytes = self._in_file("page_size") * self._in_file("page_count")
+        if file_bytes <= self._max_bytes + self._max_bytes // MORE_ON_DISK:
             return
         num_before = -1
         while self._used_bytes() > self._max_bytes and num_before != self._db.total_changes:

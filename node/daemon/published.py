@@ -49,9 +49,9 @@ class Published:
         is allocated once. Raises HostError."""
         read_in_place = read_in_place and gains_in_place(self._layout, self._sync, self._home.folder)
         if self.buffer is None and read_in_place:
-            folder = self._home.state_folder
-            self.buffer = PublishFile(self._layout, self._home.folder, folder, self._home.disk)
-            self._in_place = InPlace(self._layout, self.buffer.view, OuterState.path(self._home.state_folder))
+            home, folder = self._home, self._home.state_folder
+            self.buffer = PublishFile(self._layout, home.folder, folder, home.disk)
+            self._in_place = InPlace(self._layout, self.buffer.view, OuterState.path(folder))
             log.info("the workers read the outer values where they lie, and PUBLISH holds no copy of them")
         elif self.buffer is None:
             moment_bytes = self._sync.num_shared_moments * self._layout.moment_bytes

@@ -98,9 +98,10 @@ class WorkerGroup:
 
     def put_together(self, merged: events.PiecesMerged) -> Outcome:
         """What the ranks of MergePieces hold together."""
-        pieces = merged.pieces
-        if self.failed or isinstance(pieces, str):
-            return self.fail(pieces) if isinstance(pieces, str) else []
+        if self.failed:
+            return []
+        if isinstance(pieces := merged.pieces, str):
+            return self.fail(pieces)
         self.pieces = pieces
         joined = events.WorkersJoined(
             generation=self.generation,

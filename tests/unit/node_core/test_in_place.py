@@ -60,13 +60,18 @@ def applied_next(drive: Driver) -> bool:
     return found.lets_go
 
 
-def test_the_old_values_may_go_where_all_ranks_wait_for_newer_ones() -> None:
-    drive = started()
+def let_go(drive: Driver) -> None:
+    """Of the old values, with the commit that holds what all ranks have sealed."""
     at_boundary(drive)
     drive.receive(plan(1))
     exchanged(drive, 1)
     drive.receive(commit(1, 1))
     assert applied_next(drive)
+
+
+def test_the_old_values_may_go_where_all_ranks_wait_for_newer_ones() -> None:
+    drive = started()
+    let_go(drive)
     drive(e.CommitApplied(commit=1, state_hash=HASH))
     assert drive.wants(out.PublishState) == out.PublishState(e.Values(1))
     drive(e.Published(e.Values(1)))
@@ -144,11 +149,7 @@ def test_the_outer_state_stays_while_ranks_take_it() -> None:
 def test_ranks_that_go_on_from_values_that_went_wait_until_these_are_published_again() -> None:
     """The commit that they wait for cannot be applied, and the coordinator is gone: they train on."""
     drive = started()
-    at_boundary(drive)
-    drive.receive(plan(1))
-    exchanged(drive, 1)
-    drive.receive(commit(1, 1))
-    assert applied_next(drive)
+    let_go(drive)
     drive(e.SessionLost("away"))
     drive.now += drive.core.limits.lease_s
     drive(e.Tick())
@@ -162,11 +163,7 @@ def test_ranks_that_go_on_from_values_that_went_wait_until_these_are_published_a
 
 def test_new_workers_read_nothing_before_their_first_values() -> None:
     drive = started()
-    at_boundary(drive)
-    drive.receive(plan(1))
-    exchanged(drive, 1)
-    drive.receive(commit(1, 1))
-    assert applied_next(drive)
+    let_go(drive)
     drive(e.WorkersFailed(generation=1, kind=e.FailureKind.CRASHED, text="killed", num_steps=10))
     drive(e.CommitApplied(commit=1, state_hash=HASH))
     drive.now += 100.0
