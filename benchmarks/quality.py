@@ -82,10 +82,11 @@ class CodedOuter(Outer):
         arrived = np.empty((len(sent), out.size), np.float32)
         for row, part in zip(arrived, sent, strict=True):
             kernels.decode(part, sync.codec_up, out.size, row)
-        if sync.robust == "trim":
-            trimmed_mean(arrived, [share] * len(sent), sync.trim, out)
-            return
         norms = [arithmetic.norm(row) for row in arrived]
+        if sync.robust == "trim":
+            places = clipping.counted(clipping.factors(norms, sync.clip), sync.trim)
+            trimmed_mean(arrived[places], [share] * len(places), sync.trim, out)
+            return
         factors = clipping.factors(norms, clip) if clip else [1.0] * len(sent)
         for part, factor in zip(sent, factors, strict=True):
             kernels.accumulate(part, sync.codec_up, np.float32(share * factor), out)

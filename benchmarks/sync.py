@@ -8,8 +8,10 @@ Beside it what `atoll plan` says of a sync over such a link, and measured over p
 With `--synced` each row again with `sync.fsync`, in turns: what a Done costs whose payloads are on the disk.
 
 With `--hosts-per-site` each site is so many hosts, too, each with a link of its own, and a network without a limit
-between them; then how much faster that is than one host a site. With `--exchange-processes` the host of each site
-exchanges by so many processes, too, on loopback, beside one: where there are cores for all of them.
+between them; then how much faster that is than one host a site. That is of links: nothing else said, these are so slow
+that the cores of one machine, which all hosts share, are not the limit, and chunks so small that each host has many for
+each site to reduce. With `--exchange-processes` the host of each site exchanges by so many processes, too, on loopback,
+beside one: where there are cores for all of them.
 """
 
 from __future__ import annotations
@@ -36,31 +38,20 @@ WARM_UP_SYNCS = 2
 TRIPS = 1.5
 TURNS = 5
 STEP_S = 1.0
+LINKS_MBIT, LINKS_OF_HOSTS_MBIT = (200, 2000), (25,)
+CHUNK_ELEMENTS_OF_HOSTS = 1 << 18
+"""As many chunks of these 16 Mi parameters as a model four times as large has without a word."""
 HEADER_BYTES = 66
 """Of each frame: Ethernet, IPv4, and TCP with time stamps. Nodes count what they hand over and take, without these."""
 WORKER = Path(__file__).parents[1] / "tests" / "workers" / "plain_worker.py"
 
 
 def main(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks sync", description=__doc__)
-    parser.add_argument("--parameters", type=int, default=16 << 20)
-    parser.add_argument("--codec", default="int8")
-    parser.add_argument("--robust", choices=ROBUST, default=SyncSettings().robust)
-    parser.add_argument("--chunk-elements", type=int, default=SyncSettings().chunk_elements)
-    parser.add_argument("--syncs", type=int, default=12, help=f"counted, after {WARM_UP_SYNCS} that are not")
-    parser.add_argument(
-        "--mbit", type=int, nargs="*", default=[200, 2000], help="links to limit (root); none: loopback"
+    args = arguments(argv)
+    print(
+        f"{args.parameters} parameters ({args.parameters * 4 / 2**20:.0f} MiB in fp32) in chunks of "
+        f"{args.chunk_elements}, {args.codec}, 3 sites"
     )
-    parser.add_argument("--rtt", type=int, default=0, help="round trip time between two sites in ms (root)")
-    parser.add_argument("--forgets", action="store_true", help="hosts without deploy/sysctl.d (with --rtt)")
-    parser.add_argument("--congestion", default="cubic", help="TCP congestion control of the hosts")
-    parser.add_argument("--hosts-per-site", type=int, default=1, help="beside sites of one host (root)")
-    parser.add_argument("--exchange-processes", type=int, default=1, help="beside one of each host, on loopback")
-    parser.add_argument("--secured", action="store_true", help="each row again over TLS")
-    parser.add_argument("--traced", action="store_true", help="on loopback, with traces and without, in turns")
-    parser.add_argument("--synced", action="store_true", help="with sync.fsync and without, in turns")
-    args = parser.parse_args(argv)
-    print(f"{args.parameters} parameters ({args.parameters * 4 / 2**20:.0f} MiB in fp32), {args.codec}, 3 sites")
     print(
         f"{'link':>12} {'to Commit s':>12} {'to published s':>15} {'MB sent a site':>15} {'at the interface':>17} "
         f"{'less headers':>12} {'limit s':>8} {'ratio':>6} {'planned s':>10} {'ratio':>6}"
@@ -102,6 +93,33 @@ def main(argv: list[str]) -> int:
     return 0
 
 
+def arguments(argv: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks sync", description=__doc__)
+    parser.add_argument("--parameters", type=int, default=16 << 20)
+    parser.add_argument("--codec", default="int8")
+    parser.add_argument("--robust", choices=ROBUST, default=SyncSettings().robust)
+    parser.add_argument("--chunk-elements", type=int, help="the default of a run; with --hosts-per-site 262144")
+    parser.add_argument("--syncs", type=int, default=12, help=f"counted, after {WARM_UP_SYNCS} that are not")
+    parser.add_argument(
+        "--mbit", type=int, nargs="*", help="links to limit (root); none: loopback; 200 2000, with --hosts-per-site 25"
+    )
+    parser.add_argument("--rtt", type=int, default=0, help="round trip time between two sites in ms (root)")
+    parser.add_argument("--forgets", action="store_true", help="hosts without deploy/sysctl.d (with --rtt)")
+    parser.add_argument("--congestion", default="cubic", help="TCP congestion control of the hosts")
+    parser.add_argument("--hosts-per-site", type=int, default=1, help="beside sites of one host (root)")
+    parser.add_argument("--exchange-processes", type=int, default=1, help="beside one of each host, on loopback")
+    parser.add_argument("--secured", action="store_true", help="each row again over TLS")
+    parser.add_argument("--traced", action="store_true", help="on loopback, with traces and without, in turns")
+    parser.add_argument("--synced", action="store_true", help="with sync.fsync and without, in turns")
+    args = parser.parse_args(argv)
+    has_hosts = args.hosts_per_site > 1
+    if args.mbit is None:
+        args.mbit = LINKS_OF_HOSTS_MBIT if has_hosts else LINKS_MBIT
+    if args.chunk_elements is None:
+        args.chunk_elements = CHUNK_ELEMENTS_OF_HOSTS if has_hosts else SyncSettings().chunk_elements
+    return args
+
+
 def _print_traced(args: argparse.Namespace) -> None:
     """To a collector in this process, which needs a share of the same cores."""
     ratios = []
@@ -135,7 +153,7 @@ def _limit_s(args: argparse.Namespace, measured: Measured, mbit: int, num_hosts:
 def _planned_s(args: argparse.Namespace, mbit: int) -> float:
     tensor = TensorSpec(name="w", shape=(args.parameters,), dtype="F32", role=Role.TRAINABLE)
     link = Link(bits_per_s=mbit * 1e6, rtt_s=args.rtt / 1e3, num_sites=len(NAMES))
-    (plan,) = sync_plans("bench", _sync_settings(args), Manifest.canonical([tensor]), link, step_s=STEP_S)
+    (plan,) = sync_plans("bench", _settings(args).sync, Manifest.canonical([tensor]), link, step_s=STEP_S)
     return plan.sync_s
 
 
@@ -166,15 +184,25 @@ def _print_row(link: str, measured: Measured, limit_s: float = 0.0, planned_s: f
     print(f"{link:>12} {times} {measured.sent_bytes / 1e6:15.2f} {through:>30} {limit}", flush=True)
 
 
-def _sync_settings(args: argparse.Namespace, *, fsync: bool = False) -> SyncSettings:
-    return SyncSettings(
-        every=1,
-        codec=args.codec,
-        robust=args.robust,
-        log_commits=2,
-        snapshots=0,
-        chunk_elements=args.chunk_elements,
-        fsync=fsync,
+def _settings(args: argparse.Namespace, *, fsync: bool = False) -> RunSettings:
+    """All sites take part in all syncs: what some values of `robust` ask for, said or not."""
+    return RunSettings(
+        run_id="bench",
+        steps=WARM_UP_SYNCS + args.syncs,
+        min_sites=len(NAMES),
+        max_sites=len(NAMES),
+        quorum=len(NAMES),
+        data="local",
+        time_limits="lan",
+        sync=SyncSettings(
+            every=1,
+            codec=args.codec,
+            robust=args.robust,
+            log_commits=2,
+            snapshots=0,
+            chunk_elements=args.chunk_elements,
+            fsync=fsync,
+        ),
     )
 
 
@@ -189,14 +217,7 @@ def _measure(
     environment: dict[str, str] | None = None,
 ) -> Measured:
     num_syncs = WARM_UP_SYNCS + args.syncs
-    settings = RunSettings(
-        run_id="bench",
-        steps=num_syncs,
-        min_sites=len(NAMES),
-        data="local",
-        time_limits="lan",
-        sync=_sync_settings(args, fsync=fsync),
-    )
+    settings = _settings(args, fsync=fsync)
     tensors = ",".join(f"w{part}={args.parameters // num_hosts}" for part in range(num_hosts))
     worker = [sys.executable, str(WORKER), "--tensors", tensors, "--step-delay-s", str(STEP_S), "--shard"]
     with ExitStack() as stack:

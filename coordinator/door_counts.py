@@ -4,16 +4,17 @@ from then on. Pure: time is passed in."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable
 from dataclasses import dataclass
 from enum import StrEnum
-from itertools import chain, takewhile
+from itertools import takewhile
+from operator import attrgetter
 from typing import TypeVar
 
 from atoll.coordinator import limits
 from atoll.protocol.addresses import source_of
-from atoll.protocol.handshakes import Crowd, Crowds
-from atoll.protocol.pace import Buckets, Pace
+from atoll.protocol.handshakes import Crowds
+from atoll.protocol.pace import Buckets, Pace, Recent
 
 K = TypeVar("K")
 
@@ -37,7 +38,8 @@ class Turned(StrEnum):
 @dataclass(slots=True)
 class _Guest:
     source: str
-    crowd: Crowd
+    is_known: bool
+    """Somebody has shown a certificate at its address before."""
     until_s: float
     """When it is closed if nobody knows whose it is."""
 
@@ -55,10 +57,11 @@ class Counts:
         self._of_identity: dict[Hashable, dict[int, None]] = {}  # of these, the oldest first
         self._came = Buckets[str](Pace(per_address, per_address / limits.REFILL_S), limits.MAX_SOURCES)
         self._crowds = Crowds()
-        self._waiting: dict[Crowd, dict[int, None]] = {crowd: {} for crowd in sorted(Crowd, reverse=True)}
-        """Of strangers: those first whose addresses have shown certificates or come seldom; the oldest first."""
+        self._waiting: dict[int, None] = {}  # of strangers, the oldest first
         self._entered: dict[int, float] = {}  # of strangers, when; the oldest first
         self._entered_of: Counter[str] = Counter()
+        self._in_vain = Recent[str | bool](limits.HALF_FORGOTTEN_S, limits.MAX_SOURCES)
+        """Handshakes that were begun and have not ended well, by address, and of all that are known or not."""
         self._handshakes = Buckets[None](limits.HANDSHAKES, 1)
         self._accepted = Buckets[None](limits.ACCEPTED, 1)
         self._known_again = Buckets[Hashable](limits.CONNECTIONS_OF_ONE, limits.MAX_SOURCES)
@@ -84,13 +87,14 @@ class Counts:
             crowd = max(self._of_source.values(), key=len)
             room = (next(iter(crowd)),)
             self.gone(room[0])
-        self._strangers[number] = _Guest(source, self._crowds.of(source, now), now + limits.HANDSHAKE_LIMIT_S)
+        self._strangers[number] = _Guest(source, self._crowds.is_known(source), now + limits.HANDSHAKE_LIMIT_S)
         self._of_source.setdefault(source, {})[number] = None
         return room
 
     def wait(self, number: int) -> None:
         """For its handshake: it has said something."""
-        self._waiting[self._strangers[number].crowd][number] = None
+        assert number in self._strangers
+        self._waiting[number] = None
 
     def enter(self, now: float) -> tuple[int, ...]:
         """Those that may begin their handshakes, in their order."""
@@ -98,7 +102,7 @@ class Counts:
             return ()  # in a flood nearly always: what follows looks at all that wait
         self._handshakes.give_back(None, now)
         found = []
-        for number in chain.from_iterable(map(self._in_turn, self._waiting.values())):
+        for number in self._in_turn(now):
             guest = self._strangers[number]
             if len(self._entered) >= limits.MAX_HANDSHAKES:
                 break
@@ -106,28 +110,36 @@ class Counts:
                 continue
             if not self._handshakes.take(None, now):
                 break
-            del self._waiting[guest.crowd][number]
+            del self._waiting[number]
             guest.until_s = now + limits.HANDSHAKE_LIMIT_S
             self._entered[number] = now
             self._entered_of[guest.source] += 1
+            for key in (guest.source, guest.is_known):
+                self._in_vain.add(key, now)
             found.append(number)
         return tuple(found)
 
-    def _in_turn(self, waiting: Iterable[int]) -> list[int]:
-        """Those first with which their address has the fewest handshakes under way, of these the oldest."""
-        num_of, places = Counter(self._entered_of), dict[int, int]()
-        for number in waiting:
-            source = self._strangers[number].source
-            places[number] = num_of[source]
-            num_of[source] += 1
-        return sorted(places, key=places.__getitem__)
+    def _in_turn(self, now: float) -> list[int]:
+        """Those of known addresses, or of others, of which fewer were begun in vain; of these the address with the
+        fewest; of it the oldest. Each is placed as if those before it had been begun."""
+        order = list(self._waiting)
+        for key_of in (attrgetter("source"), attrgetter("is_known")):
+            begun, places = dict[str | bool, float](), dict[int, float]()
+            for number in order:
+                key = key_of(self._strangers[number])
+                places[number] = begun[key] if key in begun else self._in_vain.of(key, now)
+                begun[key] = places[number] + 1
+            order.sort(key=places.__getitem__)
+        return order
 
     def through(self, number: int, now: float) -> None:
         """Its handshake has ended well. It counts for its address until it is known whose it is."""
-        guest = self._strangers.get(number)
+        guest, began = self._strangers.get(number), self._entered.get(number, now)
         if guest is not None and self._left(number, guest):
             self._handshakes.give_back(None, now)
             self._accepted.give_back(None, now)
+            for key in (guest.source, guest.is_known):
+                self._in_vain.give_back(key, began, now)
             guest.until_s = now + limits.FIRST_CALL_LIMIT_S
 
     def _left(self, number: int, guest: _Guest) -> bool:
@@ -164,7 +176,7 @@ class Counts:
     def gone(self, number: int) -> None:
         if (guest := self._strangers.pop(number, None)) is not None:
             _leave(self._of_source, guest.source, number)
-            self._waiting[guest.crowd].pop(number, None)
+            self._waiting.pop(number, None)
             self._left(number, guest)
         elif number in self._known:
             _leave(self._of_identity, self._known.pop(number), number)
@@ -172,7 +184,7 @@ class Counts:
     def late(self, now: float) -> tuple[int, ...]:
         """Those on which nobody has shown a certificate in time; they are gone."""
         found = [number for number, guest in self._strangers.items() if guest.until_s <= now]
-        if any(self._waiting.values()):
+        if self._waiting:
             slow_s = now - limits.CROWDED_HANDSHAKE_LIMIT_S
             found += takewhile(lambda number: self._entered[number] <= slow_s, self._entered)
         found = list(dict.fromkeys(found))

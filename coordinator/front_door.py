@@ -19,15 +19,12 @@ import grpc
 from atoll.coordinator import limits
 from atoll.coordinator.door_counts import Counts, Turned
 from atoll.coordinator.guest import Guest
-from atoll.coordinator.shut_out import shut_out
 from atoll.protocol import addresses
+from atoll.protocol.accepting import Accepting
 from atoll.protocol.errors import PeerError
 from atoll.protocol.transport import bind, cannot_listen
 
 log = logging.getLogger("atoll.coordinator")
-
-BACKLOG = 1024
-ACCEPTED_AT_ONCE = 64
 
 
 class FrontDoor:
@@ -40,10 +37,8 @@ class FrontDoor:
         self._behind = f"atoll-{name}"
         self._loop = asyncio.get_running_loop()
         self._numbers = itertools.count(1)
-        self._listening: socket.socket | None = None
+        self._accepting: Accepting | None = None
         self._guests: dict[int, Guest] = {}
-        self._too_fast: Counter[str] = Counter()  # by address, since the last look
-        self._shut: dict[str, float] = {}  # until when
         self._timer: asyncio.TimerHandle | None = None
 
     @property
@@ -62,11 +57,10 @@ class FrontDoor:
         try:
             family, _, _, _, found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
             both = host == "::" and socket.has_dualstack_ipv6()
-            listening = socket.create_server(found[:2], family=family, backlog=BACKLOG, dualstack_ipv6=both)
+            listening = socket.create_server(found[:2], family=family, dualstack_ipv6=both)
         except OSError:
             raise cannot_listen(listen) from None
-        listening.setblocking(False)
-        self._listening = listening
+        self._accepting = Accepting(listening, self._take, lambda: self._counts.may_come(self._loop.time()), log)
         self._look()
         return int(listening.getsockname()[1])
 
@@ -75,10 +69,9 @@ class FrontDoor:
         return {why.value: self.turned_away[why] for why in Turned}
 
     def close(self) -> None:
-        if self._listening is not None:
-            self._loop.remove_reader(self._listening)
-            self._listening.close()
-            self._listening = None
+        if self._accepting is not None:
+            self._accepting.close()
+            self._accepting = None
         if self._timer is not None:
             self._timer.cancel()
         for guest in tuple(self._guests.values()):
@@ -97,32 +90,13 @@ class FrontDoor:
         number = peer.removeprefix(f"unix-abstract:{self._behind}-")
         return int(number) if number.isascii() and number.isdigit() else 0
 
-    def _accept(self) -> None:
-        assert self._listening is not None
-        for _ in range(ACCEPTED_AT_ONCE):
-            try:
-                accepted, address = self._listening.accept()
-            except (BlockingIOError, ConnectionAbortedError, InterruptedError):
-                return
-            except OSError as error:
-                log.warning("no connection is taken for a moment: %s", error.strerror)
-                break
-            self._take(accepted, address[0])
-            if not self._counts.may_come(self._loop.time()):
-                break
-        else:
-            return  # others have their turn
-        self._loop.remove_reader(self._listening)  # until `_look`
-
-    def _take(self, accepted: socket.socket, address: str) -> None:
+    def _take(self, accepted: socket.socket, address: str) -> bool:
         number = next(self._numbers)
         decided = self._counts.come(number, address, self._loop.time())
         if isinstance(decided, Turned):
             self.turned_away[decided] += 1
             accepted.close()
-            if decided in (Turned.ADDRESS, Turned.PACE):
-                self._hurry(addresses.source_of(address))
-            return
+            return decided not in (Turned.ADDRESS, Turned.PACE)
         self._end(decided, Turned.FULL)
         accepted.setblocking(False)
         accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -134,6 +108,7 @@ class FrontDoor:
             through=partial(self._through, number),
             gone=partial(self._gone, number),
         )
+        return True
 
     def _waits(self, number: int) -> None:
         self._counts.wait(number)
@@ -153,34 +128,10 @@ class FrontDoor:
         if why is not None:
             self.turned_away[why] += 1
 
-    def _hurry(self, source: str) -> None:
-        self._too_fast[source] += 1
-        is_flood = self._too_fast[source] > limits.MAX_TURNED_AWAY and source not in self._shut
-        if is_flood and len(self._shut) < limits.MAX_SHUT:
-            self._shut[source] = self._loop.time() + limits.SHUT_S
-            log.warning("%s opens connections too fast: its next ones are dropped for %g s", source, limits.SHUT_S)
-            self._shut_out()
-
-    def _shut_out(self) -> None:
-        assert self._listening is not None
-        try:
-            shut_out(self._listening, tuple(self._shut))
-        except OSError as error:
-            log.warning("the kernel drops nobody's connections: %s", error.strerror)
-
     def _look(self) -> None:
-        """Now and then: who has not shown a certificate in time, who may enter, and who may come again."""
-        now = self._loop.time()
-        self._end(self._counts.late(now), Turned.SILENT)
+        """Now and then: who has not shown a certificate in time, and who may enter."""
+        self._end(self._counts.late(self._loop.time()), Turned.SILENT)
         self._let_enter()
-        if self._listening is not None:
-            self._loop.add_reader(self._listening, self._accept)
-        self._too_fast.clear()
-        again = [source for source, until_s in self._shut.items() if until_s <= now]
-        for source in again:
-            del self._shut[source]
-        if again:
-            self._shut_out()
         self._timer = self._loop.call_later(limits.LOOK_EVERY_S, self._look)
 
     def _end(self, numbers: tuple[int, ...], why: Turned) -> None:
@@ -199,4 +150,8 @@ async def listen(
         return port
     server.add_secure_port(door.address_behind, credentials)
     await server.start()
-    return door.start(address)
+    try:
+        return door.start(address)
+    except BaseException:
+        await server.stop(None)
+        raise

@@ -24,6 +24,8 @@ MAX_HANDSHAKES_OF_ADDRESS = 64
 HANDSHAKES = Pace(at_once=256, per_s=64.0)
 """That are begun, for all addresses; those that end with a certificate do not count. Each costs some two
 milliseconds."""
+HALF_FORGOTTEN_S = 10.0
+"""Half of what an address has begun and not ended is."""
 CROWDED_HANDSHAKE_LIMIT_S = 4.0
 """From its beginning, while others wait."""
 HANDSHAKE_LIMIT_S = 10.0
@@ -45,12 +47,7 @@ DESCRIPTORS_EACH = 3
 MAX_SOURCES = 4096
 """Addresses and identities of which the pace is remembered."""
 LOOK_EVERY_S = 0.25
-"""For connections that are late, those that wait, and addresses that may come again."""
-MAX_TURNED_AWAY = 64
-"""Of one address, between two looks: after that the kernel is asked to drop what it sends to open another one."""
-SHUT_S = 5.0
-MAX_SHUT = 64
-"""Addresses, of which the kernel is asked."""
+"""For connections that are late, and those that wait. An address that floods: protocol/accepting.py."""
 
 # --- calls
 
@@ -61,6 +58,8 @@ CALLS_OF_ONE = Pace(at_once=40, per_s=4.0)
 """Of each method, by one certificate's name: sessions that begin anew, status, joins by one invite."""
 STATUS_AGE_S = 0.5
 """At most, of what people are told of a run in which nothing was decided meanwhile."""
+STATUS_OF_PAGES = Pace(at_once=8, per_s=2.0)
+"""That are made for pages, however much is decided: each takes some five milliseconds, and grows with the run."""
 
 # --- messages
 

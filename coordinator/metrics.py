@@ -254,6 +254,8 @@ METRICS: tuple[Row[Document], ...] = (
     Row(COUNTER, "atoll_site_train_seconds", "Spent training since the node started.", _beaten("train_s"), SITE),
     Row(COUNTER, "atoll_site_wait_seconds", "Spent waiting for syncs since the node started.", _beaten("wait_s"), SITE),
     Row(GAUGE, "atoll_site_utilization", "Share of its time not spent waiting for syncs.", _site("utilization"), SITE),
+    Row(COUNTER, "atoll_site_snapshot_seconds", "Spent writing snapshots for syncs whose result it took, since the "
+        "coordinator started.", _site("snapshot_s"), SITE),
     Row(COUNTER, "atoll_site_exchange_seconds", "Spent exchanging since the node started, beside training or not.",
         _counted("exchange_total_s"), SITE),
     Row(COUNTER, "atoll_site_apply_seconds", "Spent applying commits since the node started.",

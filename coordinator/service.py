@@ -281,7 +281,7 @@ class CoordinatorServer:
         if (stuck_s := self._stuck_s) > STORE_PATIENCE_S:
             yield f"the store has kept a decision waiting for {stuck_s:.0f} s"
         if (missing := self._core.missing_for_quorum()) > 0:
-            yield f"{missing} more sites are needed for a quorum"
+            yield f"{missing} more {'site is' if missing == 1 else 'sites are'} needed for a quorum"
 
     def may_look(self, token: str) -> bool:
         """Whether that is a viewer's token."""

@@ -20,6 +20,7 @@ from atoll.protocol.metrics import families
 from atoll.protocol.page_access import Access
 
 LIVES = ("/healthz", "/livez")
+DOCUMENTS = ("/status.json", "/curves.json", "/metrics", "/sd")
 PROCESS = ProcessCollector(registry=None)
 """Memory, processor, descriptors."""
 
@@ -39,6 +40,7 @@ def status_pages(
     headers = {"Content-Security-Policy": policy}
 
     made: dict[str, tuple[Document, Answer]] = {}  # of which document
+    making = {path: asyncio.Lock() for path in DOCUMENTS}  # apart: curves do not wait for the store
 
     async def answer(path: str) -> Answer:
         if path == "/":
@@ -47,12 +49,13 @@ def status_pages(
             return plain_text(200, "ok")
         if path == "/readyz":
             return plain_text(200, "ok: it leads")
-        if path not in ("/status.json", "/curves.json", "/metrics", "/sd"):
+        if path not in DOCUMENTS:
             return plain_text(404, "there are /, /status.json, /curves.json, /metrics, /sd, /healthz and /readyz")
-        found = await (curves() if path == "/curves.json" else document())
-        if path not in made or made[path][0] is not found:
-            made[path] = found, await asyncio.to_thread(_answer, path, found, headers)
-        return made[path][1]
+        async with making[path]:  # of many that ask at once each would make its own
+            found = await (curves() if path == "/curves.json" else document())
+            if path not in made or made[path][0] is not found:
+                made[path] = found, await asyncio.to_thread(_answer, path, found, headers)
+            return made[path][1]
 
     return pages.Pages(answer, access)
 

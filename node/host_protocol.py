@@ -10,8 +10,10 @@ from atoll.node.local_protocol import MAX_FRAME_BYTES, MAX_TEXT_CHARACTERS, Piec
 from atoll.protocol import messages as m
 from atoll.protocol import wire
 from atoll.protocol.digest import DIGEST_BYTES
+from atoll.protocol.endpoints import MAX_PLACES
 from atoll.protocol.errors import InvalidMessage
 from atoll.protocol.fields import bounded
+from atoll.protocol.hash_tree import MAX_COVER
 from atoll.protocol.layout import Manifest
 from atoll.protocol.messages import MAX_FRAGMENTS
 from atoll.protocol.v1 import hosts_pb2
@@ -27,7 +29,7 @@ TAKE_PAYLOADS_METHOD = f"/{SERVICE}/TakePayloads"
 MAX_HOSTS = 1024
 MAX_MESSAGE_BYTES = 2 * MAX_FRAME_BYTES
 """A rank's frame and what is around it, or the layout of all ranks."""
-HOSTS_VERSION = 1
+HOSTS_VERSION = 2
 """Of these messages. What changes in them raises it: hosts of a site run one release, and sites of a run need not."""
 MAX_VERSION_CHARACTERS = 64
 KEY_BYTES = 16
@@ -171,9 +173,20 @@ class HostErrorsAdvanced:
     share: float
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostKept:
+    """What the host is to contribute under that number is encoded and on its disk."""
+
+    number: int
+    cover: tuple[bytes, ...] = bounded(MAX_COVER, ())
+    """The knots of the site's tree that are over it: `HashTree.cover`."""
+    problem: str = bounded(MAX_TEXT_CHARACTERS, "")
+    """Why it is of no use; empty: it is."""
+
+
 HostSaid = (
     HostHello | HostBeat | RankFrame | RankClosed | RanksExited | HostFailed | HostReady | StateHeld | SourcesWanted
-    | StatePublished | SnapshotTaken | HostErrorsAdvanced | m.Done | m.ExchangeFailed | m.Products
+    | StatePublished | SnapshotTaken | HostErrorsAdvanced | HostKept | m.Done | m.ExchangeFailed | m.Products
 )  # fmt: skip
 
 
@@ -286,6 +299,27 @@ class AdvanceAtHost:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class KeepAtHost:
+    """As `KeepContributions` of the core, for the chunks of this host."""
+
+    number: int
+    sync: int
+    fragment: int
+    base_commit: int
+    error_commits: tuple[int, ...] = bounded(MAX_FRAGMENTS, ())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptBySite:
+    """What all hosts keep under that number: with it each of them has proofs."""
+
+    number: int
+    fragment: int
+    knots: tuple[bytes, ...] = bounded(MAX_PLACES * MAX_COVER, ())
+    """The cover of each host, one after the other."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RollBackHost:
     last_commit: int
     """That stays; -1: none does."""
@@ -323,7 +357,9 @@ class DropAtHost:
     sync: int
 
 
-OfState = HoldState | ApplyAtHost | PublishAtHost | TakeSnapshot | AdvanceAtHost | RollBackHost
+OfState = (
+    HoldState | ApplyAtHost | PublishAtHost | TakeSnapshot | AdvanceAtHost | KeepAtHost | KeptBySite | RollBackHost
+)  # fmt: skip
 OfExchange = BeginAtHost | m.Weights | m.Influences | HurryAtHost | CancelAtHost | DropAtHost
 HostTold = (
     HostWelcome | HostBeat | RankFrame | RankClosed | StartRanks | StopRanks | SiteEnded | SiteLaidOut | OfState

@@ -18,6 +18,10 @@ from atoll.protocol.layout import MAX_TENSORS, Manifest
 from atoll.protocol.messages import MAX_RATES, Logged
 from atoll.protocol.v1 import local_pb2
 
+LOCAL_VERSION = 6
+"""Of what a node and its ranks say to each other, and of the layout of what they share: SNAPSHOT, PUBLISH with its
+table, records of the outer file. A break of any of it raises it; a rank of another one is refused. Up to 5 it was the
+version of all of atoll."""
 ENV_SOCKET = "ATOLL_SOCKET"
 """Path of the node's socket. Absent: the script trains alone."""
 ENV_GENERATION = "ATOLL_GENERATION"
@@ -145,6 +149,7 @@ class LocalHello:
     world_size: int
     pid: int
     protocol_version: int
+    """LOCAL_VERSION."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -354,7 +359,7 @@ def piece_hash(data: bytes | bytearray | memoryview) -> bytes:
 
 
 def data_seed(run_seed: int, site_id: int, incarnation: int, generation: int) -> int:
-    """`site.seed`, for random choices of one generation of workers; 63 bits."""
+    """`site.seed` of the first ranks, for random choices of one generation of workers; 63 bits."""
     digest = Digest("atoll/data-seed/v1").uint(run_seed).uint(site_id).uint(incarnation).uint(generation)
     return int.from_bytes(digest.finish()[:8], "little") >> 1
 

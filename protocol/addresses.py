@@ -66,8 +66,10 @@ def parse_address(address: str) -> tuple[str, int]:
     """Host and port of "HOST:PORT"; an IPv6 host is written in brackets. Raises ConfigError."""
     host, colon, port = address.rpartition(":")
     bracketed = host.startswith("[") and host.endswith("]")
-    if not colon or not host or "@" in host or not port.isascii() or not port.isdigit() or int(port) > 65535:
+    if not colon or not host or "@" in host or not port.isascii() or not port.isdigit():
         raise ConfigError(f"{address!r} is not an address; write HOST:PORT, for example 127.0.0.1:7700")
+    if len(port) > 5 or int(port) > 65535:  # Python takes no number of thousands of digits
+        raise ConfigError(f"{address!r} is not an address: a port is a number from 0 to 65535")
     if bracketed:
         host = host[1:-1]
     elif ":" in host:

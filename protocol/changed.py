@@ -4,14 +4,14 @@ that has its record knows with which settings it was made, whenever the site cam
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import is_dataclass, replace
 from functools import lru_cache
 from typing import Any
 
 from atoll.protocol.errors import ConfigError, InvalidMessage
 from atoll.protocol.outer_settings import OuterSettings
 from atoll.protocol.settings import RunSettings, validate
-from atoll.protocol.strict import check, field_types
+from atoll.protocol.strict import check, field_types, nearest
 
 CHANGEABLE = (
     "run.steps", "run.tokens", "outer.learning_rate", "outer.momentum", "outer.warmup", "outer.decay",
@@ -25,6 +25,8 @@ def with_change(settings: RunSettings, changed_json: str, name: str, value: str)
 
     Raises ConfigError if it cannot be changed, or not to that.
     """
+    if name not in (known := _names()):
+        raise ConfigError(f'"{name}" is no setting of the run; {nearest(name, known)}')
     if name not in CHANGEABLE:
         raise ConfigError(f"{name} stays as it is for the whole run; what can be set is {', '.join(CHANGEABLE)}")
     if name in ("run.steps", "run.tokens") and not _value(settings, name):
@@ -79,6 +81,13 @@ def _folded(settings: RunSettings, changed_json: str) -> RunSettings:
     found = replace(settings, **parts["run"], outer=replace(settings.outer, **parts["outer"]))
     validate(found)
     return found
+
+
+def _names() -> list[str]:
+    """Of all settings, as people write them."""
+    parts = {"run": RunSettings, **field_types(RunSettings)}
+    tables = {part: kind for part, kind in parts.items() if isinstance(kind, type) and is_dataclass(kind)}
+    return [f"{part}.{key}" for part, table in tables.items() for key in field_types(table)]
 
 
 def _read(changed_json: str) -> dict[str, Any]:

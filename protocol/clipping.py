@@ -18,3 +18,12 @@ def factors(norms: Sequence[float], clip: float) -> list[float]:
         return [1.0] * len(norms)
     limit = clip * ((moved[(len(moved) - 1) // 2] + moved[len(moved) // 2]) / 2)
     return [limit / norm if norm > limit else 1.0 for norm in norms]
+
+
+def counted(factors: Sequence[float], trim: int) -> list[int]:
+    """Places of the contributions that a trimmed average is of. At most `trim` of those with a factor below 1 are left
+    out whole: those with the smallest factors, of equal ones the last. Of what is left as many values can be cut as of
+    all: sites that stay within the limit do not outvote the others because honest ones were left out."""
+    most = min(trim, len(factors) - 1 - 2 * min(trim, (len(factors) - 1) // 2))
+    highest = sorted(range(len(factors)), key=lambda place: (factors[place], -place))[:most]
+    return [place for place, factor in enumerate(factors) if factor == 1 or place not in highest]

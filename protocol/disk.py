@@ -36,7 +36,7 @@ def disk_error(error: OSError, path: Path, need_bytes: int = 0) -> HostError:
         except OSError:
             free = ""
         need = f", {need_bytes / 2**20:.1f} MiB are needed" if need_bytes else ""
-        return HostError(f"{path}: no space is left{need}{free}; make room, or choose another folder with --home")
+        return HostError(f"{path}: no space is left{need}{free}; make room, or choose another folder")
     return HostError(f"{path}: {error.strerror or error}")
 
 

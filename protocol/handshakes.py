@@ -23,11 +23,12 @@ LOOPBACK_OF_6 = source_of("::1")
 
 
 class Crowd(IntEnum):
-    """Of addresses; a handshake that finds no room in that of its own has the room of a lower one."""
+    """Of handshakes, by their addresses; one may be of several."""
 
     MANY = 1
-    """More than few handshakes."""
+    """Any."""
     FEW = 2
+    """Of which few come."""
     KNOWN = 3
     """Somebody was let in from there, or it is this machine."""
 
@@ -47,11 +48,13 @@ class Crowds:
         self._few = Buckets[str](FEW, MAX_ADDRESSES)
         self._known: dict[str, None] = {}  # the last that was let in at the end
 
-    def of(self, source: str, now: float) -> Crowd:
-        """For a handshake, which counts."""
-        if source in self._known or source.startswith("127.") or source == LOOPBACK_OF_6:
-            return Crowd.KNOWN
-        return Crowd.FEW if self._few.take(source, now) else Crowd.MANY
+    def of(self, source: str, now: float) -> tuple[Crowd, ...]:
+        """For a handshake, which counts; the one with the fewest strangers first."""
+        is_one_of_few = self._few.take(source, now)
+        return (Crowd.KNOWN,) * self.is_known(source) + (Crowd.FEW,) * is_one_of_few + (Crowd.MANY,)
+
+    def is_known(self, source: str) -> bool:
+        return source in self._known or source.startswith("127.") or source == LOOPBACK_OF_6
 
     def let_in(self, source: str) -> None:
         """Somebody there has shown that what is behind the handshake is for them."""
@@ -73,8 +76,8 @@ class Handshakes:
         """As one of which crowd it counts; None if it may not begin."""
         if not self._of_one.take(source, now):
             return None
-        ranks = range(self._crowds.of(source, now), 0, -1)
-        return next((Crowd(rank) for rank in ranks if self._of_all.take(Crowd(rank), now)), None)
+        crowds = self._crowds.of(source, now)
+        return next((crowd for crowd in crowds if self._of_all.take(crowd, now)), None)
 
     def give_back(self, source: str, crowd: Crowd, now: float) -> None:
         """It is not to count after all."""

@@ -1,4 +1,4 @@
-"""How often something may happen: token buckets, by key. Pure: time is passed in."""
+"""How often something may happen, as token buckets, and how often it did of late: by key. Pure: time is passed in."""
 
 from __future__ import annotations
 
@@ -68,3 +68,30 @@ class Buckets(Generic[K]):
 
     def _is_full(self, key: K, now: float) -> bool:
         return self._now(key, now) >= self._pace_of(key).at_once
+
+
+class Recent(Generic[K]):
+    """How often it happened of late: after `half_life_s` each time counts half. Beyond `max_keys` the one of which it
+    happened least recently is forgotten."""
+
+    def __init__(self, half_life_s: float, max_keys: int) -> None:
+        self._half_life_s = half_life_s
+        self._max_keys = max_keys
+        self._times: dict[K, tuple[float, float]] = {}  # and when they were so many; the last at the end
+
+    def of(self, key: K, now: float) -> float:
+        times, since = self._times.get(key, (0.0, now))
+        return float(times * 0.5 ** ((now - since) / self._half_life_s))
+
+    def add(self, key: K, now: float) -> None:
+        self._keep(key, self.of(key, now) + 1, now)
+
+    def give_back(self, key: K, since: float, now: float) -> None:
+        """That it happened at `since` is not to count after all."""
+        self._keep(key, max(0.0, self.of(key, now) - 0.5 ** ((now - since) / self._half_life_s)), now)
+
+    def _keep(self, key: K, times: float, now: float) -> None:
+        self._times.pop(key, None)
+        self._times[key] = times, now
+        if len(self._times) > self._max_keys:
+            del self._times[next(iter(self._times))]

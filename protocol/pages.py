@@ -2,30 +2,47 @@
 waits.
 
 Whoever opens connections and says nothing takes no thread, no place for long, and no descriptor that others need: where
-all places are taken, the connection that has been silent for longest ends. Handshakes of TLS have a pace.
+all places are taken, the connection that has been silent for longest ends. Connections have a pace, and handshakes of
+TLS another one. So have requests of an address: those beyond it wait, and keep no other address waiting.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 import ssl
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 from prometheus_client import generate_latest
 from prometheus_client.core import Metric
 
 from atoll.protocol import addresses, http
+from atoll.protocol.accepting import Accepting
 from atoll.protocol.errors import HostError
-from atoll.protocol.handshakes import Handshakes
+from atoll.protocol.handshakes import MAX_ADDRESSES, Handshakes
 from atoll.protocol.http import Answer, Request, plain_text
+from atoll.protocol.pace import Buckets, Pace
 from atoll.protocol.page_access import Access, ByName
 
+log = logging.getLogger(__name__)
+
+CONNECTIONS = Pace(at_once=256, per_s=64.0)
+"""Of one address: as many as it has requests, of people and of machines. Each takes some 0.3 ms of the event loop, also
+without a request."""
+ACCEPTED = Pace(at_once=1024, per_s=250.0)
+"""Connections that are taken from the kernel, of all addresses."""
 MAX_CONNECTIONS = 64
 MAX_REQUEST_BYTES = 8 << 10
 REQUEST_LIMIT_S = 5.0
-"""For the whole request to come."""
+"""For the whole request to come, and for its turn."""
+REQUESTS = Pace(at_once=64, per_s=32.0)
+"""Of one address. Each takes some 0.4 ms of the event loop; a browser asks four times in three seconds. All places are
+waited for in two seconds, less than REQUEST_LIMIT_S."""
+OF_MACHINES = ("/livez", "/healthz", "/readyz", "/metrics", "/sd")
+"""Have the same pace once more: behind a proxy all viewers are one address, which may be that of Prometheus, too."""
 ANSWER_LIMIT_S = 10.0
 """For the answer to be made, and again for it to be read."""
 OPEN = ByName(())
@@ -52,11 +69,16 @@ class Pages:
         self.address = ""
         self._answer = answer
         self._access = access
-        self._server: asyncio.Server | None = None
-        self._silent: dict[asyncio.StreamWriter, None] = {}  # no request yet; the oldest first
-        self._busy: dict[asyncio.StreamWriter, None] = {}
+        self._accepting: Accepting | None = None
+        # By what a connection does, the oldest first: no request is there yet, it waits for its turn, it is answered.
+        self._silent: dict[asyncio.StreamWriter, asyncio.Task[None]] = {}
+        self._waiting: dict[asyncio.StreamWriter, asyncio.Task[None]] = {}
+        self._busy: dict[asyncio.StreamWriter, asyncio.Task[None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._came = Buckets[str](CONNECTIONS, MAX_ADDRESSES)
+        self._accepted = Buckets[None](ACCEPTED, 1)
         self._handshakes = Handshakes()
+        self._requests = Buckets[tuple[str, bool]](REQUESTS, MAX_ADDRESSES)
 
     async def start(self, listen: str, what: str) -> None:
         """Raises ConfigError, HostError; `what` names the pages in it."""
@@ -65,7 +87,7 @@ class Pages:
         try:
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listening.bind((host, port))
-            self._server = await asyncio.get_running_loop().create_server(self._protocol, sock=listening)
+            self._accepting = Accepting(listening, self._take, self._may_come, log)
         except OSError as error:
             listening.close()
             raise HostError(
@@ -75,43 +97,64 @@ class Pages:
         self.address = addresses.join_address(host, listening.getsockname()[1])
 
     async def close(self) -> None:
-        if self._server is None:
+        if self._accepting is None:
             return
-        self._server.close()
-        for writer in (*self._silent, *self._busy):
+        self._accepting.close()
+        self._accepting = None
+        for writer in (*self._silent, *self._waiting, *self._busy):
             writer.transport.abort()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def _protocol(self) -> asyncio.StreamReaderProtocol:
+    def _may_come(self) -> bool:
+        return self._accepted.take(None, asyncio.get_running_loop().time())
+
+    def _take(self, accepted: socket.socket, address: str) -> bool:
+        source, loop = addresses.source_of(address), asyncio.get_running_loop()
+        if not self._came.take(source, loop.time()):
+            accepted.close()
+            return False
+        accepted.setblocking(False)
+        connecting = loop.create_task(self._connect(accepted, source))
+        self._tasks.add(connecting)
+        connecting.add_done_callback(lambda task: self._connected(task, accepted))
+        return True
+
+    async def _connect(self, accepted: socket.socket, source: str) -> None:
+        await asyncio.get_running_loop().connect_accepted_socket(lambda: self._protocol(source), accepted)
+
+    def _connected(self, task: asyncio.Task[None], accepted: socket.socket) -> None:
+        self._tasks.discard(task)
+        if task.cancelled() or task.exception() is not None:  # by `close`, perhaps before it began; or it has gone
+            accepted.close()
+
+    def _protocol(self, source: str) -> asyncio.StreamReaderProtocol:
         reader = asyncio.StreamReader(limit=MAX_REQUEST_BYTES)
         kind = asyncio.StreamReaderProtocol if self._access.tls is None else _OverTls
-        return kind(reader, self._serve)
+        return kind(reader, partial(self._serve, source))
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
+    async def _serve(self, source: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task, now = asyncio.current_task(), asyncio.get_running_loop().time()
         assert task is not None
-        source, now = addresses.source_of(writer.get_extra_info("peername")[0]), asyncio.get_running_loop().time()
         if self._access.tls is not None and self._handshakes.begin(source, now) is None:
             writer.transport.abort()
             return
         self._tasks.add(task)
-        self._silent[writer] = None
-        if len(self._silent) + len(self._busy) > MAX_CONNECTIONS:
-            crowd = self._silent if len(self._silent) > 1 else self._busy
-            oldest = next(iter(crowd))
-            del crowd[oldest]
-            oldest.transport.abort()
+        self._silent[writer] = task
+        if len(self._silent) + len(self._waiting) + len(self._busy) > MAX_CONNECTIONS:
+            crowd = self._waiting or (self._silent if len(self._silent) > 1 else self._busy)
+            crowd.pop(next(iter(crowd))).cancel()  # a turn is waited for though the other side has gone
         try:
             async with asyncio.timeout(REQUEST_LIMIT_S):
                 # Here, so that whoever does not finish the handshake is counted.
                 answering = writer if self._access.tls is None else await _encrypted(reader, writer, self._access.tls)
                 request = await _read(reader)
-            if writer not in self._silent:
-                return  # it had to make room
-            del self._silent[writer]
-            self._busy[writer] = None
+                del self._silent[writer]
+                self._waiting[writer] = task
+                await self._turn((source, request is not None and request.path in OF_MACHINES))
+            del self._waiting[writer]
+            self._busy[writer] = task
             answering.write((await self._answered(request, source)).to_bytes())
             async with asyncio.timeout(ANSWER_LIMIT_S):
                 await answering.drain()
@@ -120,12 +163,21 @@ class Pages:
         except (TimeoutError, OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
             pass  # a browser that went away, or somebody who says nothing: nobody's error
         except asyncio.CancelledError:
-            pass  # by `close`; asyncio's streams would log it as an error of ours
+            pass  # by `close`, or it made room; asyncio's streams would log it as an error of ours
         finally:
             self._tasks.discard(task)
-            self._silent.pop(writer, None)
-            self._busy.pop(writer, None)
+            for crowd in (self._silent, self._waiting, self._busy):
+                crowd.pop(writer, None)
             writer.transport.abort()
+
+    async def _turn(self, whose: tuple[str, bool]) -> None:
+        """To be answered. What is not waited for to its end does not count."""
+        loop = asyncio.get_running_loop()
+        try:
+            await asyncio.sleep(self._requests.spend(whose, loop.time()))
+        except asyncio.CancelledError:
+            self._requests.give_back(whose, loop.time())
+            raise
 
     async def _answered(self, request: Request | None, source: str) -> Answer:
         if request is None:

@@ -154,9 +154,9 @@ CHANGES = "settings that change"
 CAPABILITIES = frozenset([
     *(f"codec {name}" for name in CODECS), *(f"outer optimizer {name}" for name in OUTER_OPTIMIZERS), "zstd",
     "a codec for each direction", "mean over all", "error feedback", "error feedback of averages", "overlap",
-    "merge mix", "fragments", "syncs in flight", "outer schedules", "clipped averages", "trimmed averages",
-    "gradient exchange", "momentum exchange", "phases of momenta", "rotary base", "norm epsilon", "experts", CHANGES,
-    "audited reducers", "averages by influence", "the best model",
+    "merge mix", "fragments", "syncs in flight", "outer schedules", "clipped averages",
+    "trimmed averages without the highest norms", "gradient exchange", "momentum exchange", "phases of momenta",
+    "rotary base", "norm epsilon", "experts", CHANGES, "audited reducers", "averages by influence", "the best model",
 ])  # fmt: skip
 """What a run may need of whoever takes part, by name, and this version can do."""
 MAX_NEEDS = 256
@@ -177,7 +177,7 @@ def needs_of(settings: RunSettings) -> list[str]:
         "fragments": sync.fragments > 1,
         "syncs in flight": sync.most_in_flight > 1,
         "clipped averages": sync.robust == "clip",
-        "trimmed averages": sync.robust == "trim",
+        "trimmed averages without the highest norms": sync.robust == "trim",
         "averages by influence": sync.robust == "gram",
         "audited reducers": sync.audits > 0,
         "gradient exchange": sync.steps_at_nodes,

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import os
 import signal
+import socket
 import sys
 import threading
 from collections.abc import Callable
@@ -27,6 +28,7 @@ class Signals:
     """Made in the main thread, in the loop; `close` puts back what was there, unless a signal was heard.
 
     Handlers of Python, not of the loop: they are heard while the loop is blocked, or closed, and threads are joined.
+    Each signal also wakes the loop: the kernel may give it to any thread, and the main one would hear of it much later.
     """
 
     def __init__(self, first: Callable[[str], None], again: Callable[[str], None], limit_s: float) -> None:
@@ -38,6 +40,11 @@ class Signals:
         self._loop = asyncio.get_running_loop()
         self.num_heard = 0
         self._before = {number: signal.signal(number, self._heard) for number in _NUMBERS}
+        self._woken, self._wakes = socket.socketpair()
+        for end in (self._woken, self._wakes):
+            end.setblocking(False)
+        self._loop.add_reader(self._woken, self._woken.recv, 4096)
+        signal.set_wakeup_fd(self._wakes.fileno(), warn_on_full_buffer=False)
 
     def close(self) -> None:
         """After a signal the next one is heard still: asyncio's own handler would take it for the first, and the end of
@@ -45,6 +52,10 @@ class Signals:
         if self.num_heard:
             self.again = lambda _: end_process(ENDED_AT_ONCE)
             return
+        signal.set_wakeup_fd(-1)
+        self._loop.remove_reader(self._woken)
+        self._woken.close()
+        self._wakes.close()
         for number, handler in self._before.items():
             signal.signal(number, handler)
 

@@ -85,10 +85,11 @@ class SyncSettings:
     averages it, as long as that is the same site (two-sided error feedback, arXiv 2102.02888)."""
     robust: str = one_of(ROBUST, "warn")
     """off, warn, clip, trim or gram: what becomes of contributions with high norms, above `clip` times the median of
-    all sites'. warn: a site that has them again and again is named. clip: they are made as small as that. trim: of each
-    element the `trim` highest and lowest are left out of the average (arXiv 1803.01498). gram: the average of a sync is
-    the geometric median of what its sites contribute (arXiv 1912.13445), which the coordinator finds by inner products;
-    it needs `run.quorum` = 3 or more, and each commit takes one more way to the coordinator and back."""
+    all sites'. warn: a site that has them again and again is named. clip: they are made as small as that. trim: the
+    `trim` highest of them are left out, where enough others are there, and of each element the `trim` highest and
+    lowest values of all others (arXiv 1803.01498). gram: the average of a sync is the geometric median of what its
+    sites contribute (arXiv 1912.13445), which the coordinator finds by inner products; it needs `run.quorum` = 3 or
+    more, and each commit takes one more way to the coordinator and back."""
     clip: float = within(1, 1 << 20, 3.0)
     """Times the median norm of a chunk's contributions."""
     trim: int = within(1, MAX_COMPARED_SITES // 2, 1)
@@ -96,7 +97,8 @@ class SyncSettings:
     audits: int = within(0, MAX_AUDITS, 0)
     """Chunks of each commit that are averaged once more by a site that did not reduce them, drawn by the coordinator: a
     reducer that lies is found. Each costs what every contributor sent of one chunk, and every site keeps what it
-    contributed to its last syncs; 0: none."""
+    contributed to its last syncs; 0: none. Of buffers (statistics of BatchNorm and the like) none is drawn; a run that
+    exchanges gradients or momenta has no audits, and says so."""
     chunk_elements: int = within(1, MAX_CHUNK_ELEMENTS, 1 << 20)
     """The most elements of a chunk, the unit that is sent, reduced, hashed and repaired: docs/protocol.md, "Chunks"."""
     max_chunks: int = within(1, MAX_CHUNKS, 1 << 18)
@@ -292,8 +294,9 @@ def _check_audits(sync: SyncSettings) -> None:
             f"sync.error_feedback_down = {sync.error_feedback_down} and sync.log_commits = {sync.log_commits}: what "
             f"settles whether a reducer keeps silent needs payloads of {KEPT_SYNCS + sync.fragments} commits"
         )
-    elif sync.robust == "clip" and sync.codec_down != BUNDLE:
-        problem = f'sync.robust = "clip" with codec {sync.codec_up}, whose norms differ in their last bits by machine'
+    elif sync.robust in ("clip", "trim") and sync.codec_down != BUNDLE:
+        which = f'sync.robust = "{sync.robust}" with codec {sync.codec_up}'
+        problem = f"{which}, whose norms may differ in their last bits by machine"
     if problem:
         raise ConfigError(
             f"sync.audits = {sync.audits} with {problem}: choose sync.audits = 0, or another setting there"

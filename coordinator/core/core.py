@@ -22,6 +22,7 @@ from atoll.coordinator.core.sites.conduct import Cause
 from atoll.coordinator.core.sites.membership import Site, Standing
 from atoll.coordinator.core.suspend_clock import OwnTime
 from atoll.coordinator.core.sync import driver, influence, outcomes, payload_lists, reach, standstill, unusable
+from atoll.coordinator.core.sync.phases_said import bounded
 from atoll.coordinator.core.sync.syncs import IllegalStep
 from atoll.coordinator.core.view.data_ranges import range_views
 from atoll.coordinator.core.view.document import CurveView, RangeView, RunView
@@ -62,6 +63,7 @@ class Core:
             drawing_secret.begin(self.run, persisted.one(e.DrawingRecord), secret)
         self._next_pulse_at = now + self.run.limits.heartbeat_s
         self._time = OwnTime(tolerance_s=self.run.limits.lease_s / 2)
+        self._clock_ahead_s = wall_s - now
         self._pardoned_until = now
         self._state = ""
         self._roster = reach.Roster()
@@ -78,6 +80,8 @@ class Core:
         if stopped_s:
             self._due = run.now
             self._pardon(stopped_s)
+        bans.clock_was_set_forward(run, wall_s - now - self._clock_ahead_s)
+        self._clock_ahead_s = wall_s - now
         for event in events:
             self._dispatch(event)
         if self._due is not None and run.now >= self._due:
@@ -345,6 +349,7 @@ class Core:
             liveness.note_limit(self.run, site, message)
         for phases in message.phases if site.live else ():
             self.run.phases_said.note(site.site_id, phases, self.run.last_sync)
+            site.has_written(bounded(phases.snapshot_s))
         site.beats(message)
 
     def _telemetry(self, number: int, header: m.Header, message: m.Telemetry, ack: int) -> None:

@@ -93,6 +93,7 @@ class Run(RunOutputs):
         self.best = BestSoFar(settings, self.log.best)
         bans = persisted.all(e.BanRecord)
         self.banned = {r.name: r for r in bans if not r.is_over}
+        self.bans_due = {r.name: now + r.until_s - wall_s for r in self.banned.values()}  # own time, by a right clock
         self.bans_over = {r.name: (r, now) for r in bans if r.is_over}  # and own time since when
         for name, banned in self.banned.items():
             if (unwanted := self.members.sites.get(name)) is not None:
@@ -239,21 +240,31 @@ class Run(RunOutputs):
         return ""
 
     def ban(self, record: e.BanRecord) -> None:
-        """Neither this name nor this key comes in any more."""
+        """Neither this name nor this key comes in any more, and no attempt commits what its site contributed."""
+        for attempt in self.attempts:
+            for site in (s for s in self.sites_of(record) if s.site_id in attempt.ids()):
+                attempt.spoil(f"{site.label} is banned")
         self.bans_over.pop(record.name, None)
         self.banned[record.name] = record
+        self.bans_due[record.name] = self.now + record.until_s - self.wall_s
         self.persist(record)
         self.tell_banned()
 
+    def sites_of(self, record: e.BanRecord) -> list[Site]:
+        """Those of its name, or of its key where it has one."""
+        key = record.key_digest
+        return [s for s in self.members.sites.values() if s.name == record.name or (key and s.key_digest == key)]
+
     def lift_ban(self, name: str) -> None:
         """A site that was banned may come in again."""
-        del self.banned[name]
+        del self.banned[name], self.bans_due[name]
         self.persist(e.BanLiftedRecord(name))
         self.tell_banned()
 
     def end_ban(self, name: str) -> None:
         """Its time is over, if the clock is right."""
         record = replace(self.banned.pop(name), is_over=True)
+        del self.bans_due[name]
         self.bans_over[name] = record, self.now
         self.persist(record)
         self.tell_banned()

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from atoll.node.daemon import interfaces
 from atoll.node.daemon.allowance import Allowance, hours
 from atoll.node.daemon.interfaces import LOOPBACK
 from atoll.node.host_protocol import MAX_HOSTS
@@ -184,6 +185,8 @@ def validate(config: NodeConfig) -> None:
             f"--interface {config.interface}: only with --launcher torchrun or --site-hosts; otherwise ranks use "
             f"{LOOPBACK} alone"
         )
+    if config.interface:
+        interfaces.check(config.interface)
     _validate_processes(config)
     parse_proxy(config.proxy)
     _validate_relay(config)
@@ -250,7 +253,10 @@ def _validate_hosts(config: NodeConfig) -> None:
     if not 1 <= config.site_hosts <= MAX_HOSTS:
         raise ConfigError(f"--site-hosts {config.site_hosts}: must be 1 to {MAX_HOSTS}")
     if not 0 <= config.site_rank < config.site_hosts:
-        raise ConfigError(f"--site-rank {config.site_rank}: the hosts of this site are 0 to {config.site_hosts - 1}")
+        raise ConfigError(
+            f"--site-rank {config.site_rank}: the hosts of this site are 0 to {config.site_hosts - 1}, as --site-hosts "
+            f"is {config.site_hosts}"
+        )
     if (config.site_hosts > 1) != bool(config.site_address):
         raise ConfigError(
             f"--site-hosts {config.site_hosts} and --site-address {config.site_address or '(none)'}: a site of several "

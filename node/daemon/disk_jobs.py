@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from functools import partial
 from math import inf
 
@@ -15,10 +16,8 @@ from atoll.node.daemon.hosts.replicas import Replicas
 from atoll.node.daemon.plane import DataPlane
 from atoll.node.daemon.shell import Shell, fatal
 from atoll.node.dataplane import false_payload
-from atoll.node.dataplane.kept_contributions import KeptContributions
+from atoll.node.dataplane.kept_contributions import Kept, KeptContributions, own_places
 from atoll.node.exchange.auditing import Auditor
-from atoll.node.exchange.catchup.donor_client import dialled
-from atoll.node.exchange.peers.dialer import Purpose
 from atoll.node.exchange.peers.progress import Pace
 from atoll.node.exchange.sync.audited_errors import AuditedErrors
 from atoll.protocol import messages as m
@@ -51,7 +50,8 @@ class DiskJobs:
     async def attach(self, pieces: SitePieces) -> DataPlane:
         """With shared buffers for these workers; peers are served from it. Raises atoll's errors and OSError."""
         self.plane = plane = await run_to_its_end(partial(self._attached, self.plane, pieces))
-        self._shell.hub.serve(plane.layout, lambda: plane.outer, plane.log, self._pace, self.kept)
+        elsewhere = self._shell.leader.kept_elsewhere.client
+        self._shell.hub.serve(plane.layout, lambda: plane.outer, plane.log, self._pace, self.kept, elsewhere=elsewhere)
         self._replicas.serve(plane, None)
         self._shell.processes.lay_out(plane)
         return plane
@@ -96,9 +96,10 @@ class DiskJobs:
                 layout=plane.layout,
                 log=plane.log,
                 kept=kept,
+                elsewhere=self._shell.leader.kept_elsewhere.client,
                 errors=hub.average_errors,
                 header=hub.identity,
-                dialled=dialled(hub.dialer, Purpose.AUDIT),
+                dialer=hub.dialer,
                 expected=hub.expected_donors,
                 undialable=lambda: self._core.site.unreachable_site_ids,
                 counters=hub.counters,
@@ -213,23 +214,44 @@ class DiskJobs:
         finally:
             self._sources = None
 
-    async def keep_contributions(self, job: out.KeepContributions) -> e.Event:
-        """What this site is ready with, in a run with audits. Without its base it is of no use any more."""
+    async def keep_contributions(self, job: out.KeepContributions) -> e.Event | None:
+        """What this site is ready with, in a run with audits. Without its base, or all hosts, it is of no use any more;
+        of a snapshot that was given up meanwhile nothing is said."""
+        lane = self._core.site.lanes[job.fragment]
+        of = lane.snapshot.generation, lane.snapshot.step, lane.snapshot.seq
+
+        def is_wanted() -> bool:
+            now = lane.snapshot
+            return now.kept_for == job.sync and (now.generation, now.step, now.seq) == of
+
         try:
-            assert self.kept is not None, "asked for in a run with audits"
-            data = self.present.sync_data(job.base_commit, job.fragment, job.error_commits)
-            encode, pool = data.contribution_on_base, self._shell.hub.pool
-            kept = await run_to_its_end(partial(self.kept.keep, job.sync, data.chunks, encode, pool))
+            kept = await self._keep(job, is_wanted)
         except StateError as error:
             log.info("sync %d: what this site would contribute is void: %s", job.sync, error)
-            return e.ContributionsKept(job.sync, job.fragment, b"")
+            return e.ContributionsKept(job.sync, job.fragment, b"") if is_wanted() else None
         except NonFiniteError as error:
             return e.NodeFailed(str(error), error.exit_code)
         signature, words = None, self._shell.words
         if words is not None:
             word = of_contributions(words.run_id, job.sync, self._shell.start_of_site, kept.root)
             signature = words.signed(word)
-        return e.ContributionsKept(job.sync, job.fragment, kept.root, signature)
+        return e.ContributionsKept(job.sync, job.fragment, kept.root, signature) if is_wanted() else None
+
+    async def _keep(self, job: out.KeepContributions, is_wanted: Callable[[], bool]) -> Kept:
+        """By all hosts of the site. Raises StateError, NonFiniteError."""
+        assert self.kept is not None, "asked for in a run with audits"
+        plane = self.present
+        data = plane.sync_data(job.base_commit, job.fragment, job.error_commits)
+        encode, pool = data.contribution_on_base, self._shell.hub.pool
+        of_hosts = asyncio.ensure_future(self._replicas.keep(job, is_wanted))
+        try:
+            kept = await run_to_its_end(partial(self.kept.keep, job.sync, data.chunks, encode, pool, plane.own))
+            said = await of_hosts
+        finally:
+            of_hosts.cancel()
+        if said.by:
+            await said.put_together(kept.tree, [own_places(data.chunks, own) for own in plane.of_hosts])
+        return kept
 
     async def _advance_errors(self, job: out.AdvanceErrors) -> e.Event:
         plane = self.present

@@ -9,7 +9,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from atoll.protocol.dates import utc
-from atoll.protocol.file_systems import NETWORK
+from atoll.protocol.file_systems import IN_MEMORY, NETWORK
 from atoll.protocol.text import byte_count
 
 if TYPE_CHECKING:
@@ -95,6 +95,9 @@ def disk_kind(file_system: str, home: str) -> Finding:
     if file_system in NETWORK:
         found = f"{home} is on a network file system ({file_system})"
         return Finding(Verdict.WARN, "disk kind", found, "put --home on a local disk: others' load becomes this site's")
+    if file_system in IN_MEMORY:
+        found = f"{home} is in memory ({file_system}): gone when the machine restarts, and memory that is never dropped"
+        return Finding(Verdict.WARN, "disk kind", found, "put --home on a disk")
     return Finding(Verdict.OK, "disk kind", file_system or "not known")
 
 
@@ -107,9 +110,10 @@ def disk_speed(bytes_per_s: float, state_bytes: int) -> Finding:
     return Finding(Verdict.OK, "disk speed", found)
 
 
-def memory(free_bytes: int, needed_bytes: int, source: str) -> Finding:
-    """For the node; the workers' own comes on top."""
-    found = f"{byte_count(free_bytes)} free ({source}); the node shares {byte_count(needed_bytes)} with its workers"
+def memory(free_bytes: int, needed_bytes: int, source: str, files_bytes: int = 0) -> Finding:
+    """For the node; the workers' own comes on top. `files_bytes` of it: still to come in a home that is in memory."""
+    what = "shares {} with its workers" if not files_bytes else f"needs {{}}, {byte_count(files_bytes)} of it for files"
+    found = f"{byte_count(free_bytes)} free ({source}); the node {what.format(byte_count(needed_bytes))}"
     if free_bytes < needed_bytes:
         return Finding(Verdict.FAIL, "memory", found, "free memory, raise the limit, or train a smaller model")
     return Finding(Verdict.OK, "memory", found)

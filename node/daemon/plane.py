@@ -48,6 +48,7 @@ class DataPlane:
         self._is_distrusted = False  # until it is fetched or seeded anew
         self.own: range | None = None  # chunks that this host exchanges; None: all of them
         self.own_part: range | None = None  # the same of this process
+        self.of_hosts: list[range] = [range(0)]  # of each host of the site
         self.parts: list[range] = [range(0)]  # of each process of this host
         self.home, self.settings = home, settings
         self.layout = Layout(manifest, settings.sync.chunk_elements, settings.sync.fragments)
@@ -77,7 +78,8 @@ class DataPlane:
         """Among the hosts of the site, each of which has error feedback of its `own` chunks alone; and among the
         processes of this host, of which this one exchanges `own_part` where all take part."""
         places = Places.of(self.layout.manifest, self.layout.chunk_elements, num_hosts, num_processes)
-        self.own = places.of_host(host) if num_hosts > 1 else None
+        self.of_hosts = [places.of_host(number) for number in range(num_hosts)]
+        self.own = self.of_hosts[host] if num_hosts > 1 else None
         self.parts = [places.of_process(host, process) for process in range(num_processes)]
         self.own_part = self.own if num_processes == 1 else self.parts[0]
 

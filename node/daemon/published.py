@@ -12,8 +12,9 @@ from atoll.node.daemon.home import Home
 from atoll.node.daemon.publish_file import PublishFile
 from atoll.node.daemon.shared_memory import SharedBuffer
 from atoll.node.dataplane import publish
-from atoll.node.dataplane.in_place import InPlace, has_pages
+from atoll.node.dataplane.in_place import InPlace
 from atoll.node.dataplane.outer_state import OuterState
+from atoll.node.dataplane.pages import can_read_in_place
 from atoll.protocol import file_systems
 from atoll.protocol.errors import StateError
 from atoll.protocol.layout import Layout
@@ -24,11 +25,9 @@ log = logging.getLogger("atoll.node")
 
 
 def gains_in_place(layout: Layout, sync: SyncSettings, folder: Path) -> bool:
-    """Whether ranks that can are to read the outer values in place: most of these fill whole pages, and the disk is of
-    this machine, as what a late rank still reads is written there at each commit."""
-    in_place_bytes = sum(chunk.num_bytes for chunk in layout.chunks if has_pages(chunk))
-    is_local = file_systems.kind_of(folder) not in file_systems.NETWORK
-    return sync.may_read_in_place and 2 * in_place_bytes > layout.buffer_bytes and is_local
+    """Whether ranks that can are to read the outer values in place: run and model let them, and the disk is of this
+    machine, as what a late rank still reads is written there at each commit."""
+    return can_read_in_place(layout, sync) and file_systems.kind_of(folder) not in file_systems.NETWORK
 
 
 class Published:
@@ -86,6 +85,8 @@ class Published:
             num_moments = self._sync.moments_at(content.version)
             publish.publish_replace(outer, self.buffer.view, [*chunks, *frozen], pool, num_moments)
             self._has_frozen = True
+        if self._in_place is not None:
+            self._in_place.unmap()
         self.content[content.fragment] = content
 
     def keep(self) -> None:

@@ -51,6 +51,12 @@ class Free:
     disk_bytes: int
     home_bytes: int
     """What the node's home has already of what the model needs."""
+    home_is_in_memory: bool = False
+    """Its files are memory that the kernel cannot drop (tmpfs)."""
+
+    def memory_for_files(self, model: Footprint) -> int:
+        """That the home still takes; 0 where it is on a disk."""
+        return max(0, model.disk_bytes - self.home_bytes) if self.home_is_in_memory else 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,11 +91,13 @@ def room_for(
     Raises HostError with the figures if the model does not fit.
     """
     shared_bytes = 0 if has_buffers else model.shared_bytes
-    free_memory = free.memory.available_bytes - shared_bytes - RESERVE_BYTES
+    files_bytes = free.memory_for_files(model)
+    free_memory = free.memory.available_bytes - shared_bytes - files_bytes - RESERVE_BYTES
     if free_memory < 0:
+        files = f"{byte_count(files_bytes)} for files of {home}, which is in memory (choose a disk with --home), "
         raise HostError(
             f"the model does not fit into this machine's memory: {byte_count(shared_bytes)} are needed to share "
-            f"parameters with the workers and {byte_count(RESERVE_BYTES)} to spare, "
+            f"parameters with the workers, {files if files_bytes else ''}and {byte_count(RESERVE_BYTES)} to spare, "
             f"{byte_count(free.memory.available_bytes)} are free, limited by {free.memory.source}; free memory, raise "
             "that limit, or train a smaller model"
         )
@@ -196,4 +204,9 @@ def free_for(home: Path, disk: Disk) -> Free:
                     continue  # removed meanwhile
     except OSError as error:
         raise disk_error(error, home) from error
-    return Free(memory=memory_limit(), disk_bytes=disk.free_bytes(there), home_bytes=used)
+    return Free(
+        memory=memory_limit(),
+        disk_bytes=disk.free_bytes(there),
+        home_bytes=used,
+        home_is_in_memory=file_systems.kind_of(home) in file_systems.IN_MEMORY,
+    )

@@ -1,4 +1,5 @@
-"""The model of a script, learned by starting it until all its ranks have joined. Nothing of a run is touched."""
+"""The model of a script and how its ranks share it, learned by starting it until all have joined. Nothing of a run is
+touched."""
 
 from __future__ import annotations
 
@@ -7,20 +8,19 @@ import asyncio
 from atoll.node.core.events import RankEvent, RankLost, WorkersExited, WorkersFailed
 from atoll.node.core.outputs import MergePieces, RefuseRank
 from atoll.node.core.ranks.generations import Generations
-from atoll.node.core.ranks.pieces import site_pieces
+from atoll.node.core.ranks.pieces import SitePieces, site_pieces
 from atoll.node.daemon.config import NodeConfig
 from atoll.node.daemon.launcher import Launcher
 from atoll.node.daemon.local_server import LocalServer
 from atoll.node.local_protocol import Greeting, LocalJoin
 from atoll.node.parallel.settings import check_site
 from atoll.protocol.errors import WorkerError
-from atoll.protocol.layout import Manifest
 from atoll.protocol.settings import RunSettings, settings_to_json
 
 GENERATION = 1
 
 
-async def model_of_script(config: NodeConfig, settings: RunSettings, limit_s: float) -> Manifest:
+async def model_of_script(config: NodeConfig, settings: RunSettings, limit_s: float) -> SitePieces:
     """Raises WorkerError if the script ends, fails or takes longer before `atoll.join`; ConfigError if there is none.
     Its processes are gone when this returns."""
     loop = asyncio.get_running_loop()
@@ -62,7 +62,7 @@ async def model_of_script(config: NodeConfig, settings: RunSettings, limit_s: fl
             pieces = await asyncio.to_thread(site_pieces, await found)
         if isinstance(pieces, str):
             raise WorkerError(f"the script cannot join: {pieces}")
-        return pieces.manifest
+        return pieces
     except TimeoutError:
         raise WorkerError(f"the script did not come to atoll.join within {limit_s:.0f} s") from None
     finally:

@@ -44,12 +44,14 @@ def add_up(way: Way, contributions: Contributions, weights: Sequence[float], ave
 def make_robust(
     way: Way, contributions: Contributions, weights: Sequence[float], factors: Sequence[float], average: Floats
 ) -> None:
-    """Changes the average where contributions are clipped, each by its factor, or trimmed."""
+    """Changes the average where contributions are clipped, each by its factor, or trimmed; what is trimmed leaves out
+    the highest norms first."""
     if way.trim:
-        values = scratch.floats("contributions", len(weights) * average.size).reshape(len(weights), -1)
-        for row, (_, of) in zip(values, contributions, strict=True):
-            kernels.decode(read(of), way.up, average.size, row)
-        trimmed_mean(values, weights, way.trim, average)
+        places = clipping.counted(factors, way.trim)
+        values = scratch.floats("contributions", len(places) * average.size).reshape(len(places), -1)
+        for row, place in zip(values, places, strict=True):
+            kernels.decode(read(contributions[place][1]), way.up, average.size, row)
+        trimmed_mean(values, [weights[place] for place in places], way.trim, average)
     elif way.clipped and min(factors) < 1:
         clipped = [weight * factor for weight, factor in zip(weights, factors, strict=True)]
         add_up(way, contributions, clipped, average)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from atoll.node.dataplane.pages import can_read_in_place
 from atoll.node.dataplane.places import PlaceMap, error_sizes, spares_for
 from atoll.protocol.codecs.table import SPARSE
 from atoll.protocol.digest import DIGEST_BYTES
@@ -32,6 +33,8 @@ class Footprint:
 
     shared_bytes: int
     """SNAPSHOT, and PUBLISH with moments if it has them unless ranks read in place: allocated, and never dropped."""
+    reads_in_place: bool
+    """Ranks take outer values from the outer file, and PUBLISH is on the disk."""
     outer_bytes: int
     """The outer file with its spare places: on the disk, and mapped."""
     sync_bytes: int
@@ -45,6 +48,11 @@ class Footprint:
     """The most of each kind, in words, that may lie on the disk at one time."""
 
     @property
+    def shared_in_words(self) -> str:
+        where = "SNAPSHOT; PUBLISH is on the disk, as they read in place"
+        return where if self.reads_in_place else "SNAPSHOT and PUBLISH"
+
+    @property
     def memory_bytes(self) -> int:
         """Of the node, without the training processes."""
         return NODE_CONSTANT_BYTES + self.outer_bytes + self.shared_bytes + self.sync_bytes + self.thread_bytes
@@ -55,9 +63,9 @@ class Footprint:
 
 
 def footprint(layout: Layout, settings: RunSettings, num_threads: int = 1, *, read_in_place: bool = False) -> Footprint:
-    """`num_threads`: that apply commits, and as many that exchange. `read_in_place`: by all ranks, as far as the run
-    lets them."""
-    read_in_place = read_in_place and settings.sync.may_read_in_place
+    """`num_threads`: that apply commits, and as many that exchange. `read_in_place`: by all ranks, as far as run and
+    model let them."""
+    read_in_place = read_in_place and can_read_in_place(layout, settings.sync)
     num_spares = spares_for(num_threads)
     num_synced = layout.num_sync_chunks
     tensors = layout.manifest.tensors
@@ -70,6 +78,7 @@ def footprint(layout: Layout, settings: RunSettings, num_threads: int = 1, *, re
     largest_bytes = 4 * max((chunk.num_elements for chunk in layout.chunks), default=0)
     return Footprint(
         shared_bytes=(2 - read_in_place) * layout.buffer_bytes + settings.sync.num_shared_moments * layout.moment_bytes,
+        reads_in_place=read_in_place,
         outer_bytes=outer_bytes,
         sync_bytes=sync_bytes,
         payload_bytes=payload_bytes,

@@ -18,24 +18,12 @@ import numpy as np
 from atoll.node.dataplane.blocks import scatter
 from atoll.node.dataplane.chunk_store import Pin
 from atoll.node.dataplane.outer_state import OuterState
+from atoll.node.dataplane.pages import PAGE_BYTES, has_pages
 from atoll.node.local_protocol import GONE, HERE, TABLE_HEADER_WORDS, table_bytes, values_bytes, words_of
-from atoll.protocol.layout import Chunk, Layout, Role
+from atoll.protocol.layout import Layout
 
-PAGE_BYTES = mmap.PAGESIZE
 MOST_CHUNKS = 30_000
 """In place at once: a process may have 65,530 mappings (`vm.max_map_count`), and one may be between two chunks."""
-
-
-def has_pages(chunk: Chunk) -> bool:
-    """Whether its values are whole pages of PUBLISH, as they are of a place in the outer file: large places begin at a
-    page, as their sizes are multiples of pages and the largest come first."""
-    return (
-        chunk.role is Role.TRAINABLE
-        and chunk.num_strips == 1
-        and chunk.num_bytes > 0
-        and chunk.num_bytes % PAGE_BYTES == 0
-        and chunk.offset_bytes % PAGE_BYTES == 0
-    )
 
 
 class InPlace:
@@ -44,6 +32,8 @@ class InPlace:
 
     def __init__(self, layout: Layout, buffer: memoryview, outer_path: Path) -> None:
         self._layout = layout
+        assert isinstance(buffer.obj, mmap.mmap)
+        self._map = buffer.obj
         self._values = np.frombuffer(buffer, np.uint8, layout.buffer_bytes)
         num_words = table_bytes(len(layout.chunks)) // 8
         self._table = np.frombuffer(buffer, np.int64, num_words, values_bytes(layout.buffer_bytes))
@@ -93,9 +83,15 @@ class InPlace:
                 return
         spec = self._layout.chunks[chunk]
         scatter(pin.data[: spec.num_bytes], self._values, spec)
+        # The node seldom needs it again: it is the kernel's to write and to drop, and no memory of this process.
+        self._map.madvise(mmap.MADV_DONTNEED, spec.offset_bytes, spec.num_bytes)
         self._enter(chunk, HERE)
         assert self._outer is not None
         self._outer.store.unpin(chunk, pin)
+
+    def unmap(self) -> None:
+        """What this process has mapped of the values in the buffer, which the file keeps."""
+        self._map.madvise(mmap.MADV_DONTNEED, 0, values_bytes(self._layout.buffer_bytes))
 
     def move_all(self) -> None:
         """What is still read in place."""

@@ -23,9 +23,10 @@ from atoll.node.dataplane.kept_contributions import KeptContributions
 from atoll.node.dataplane.payload_file import AttemptKey
 from atoll.node.dataplane.payload_log import PayloadLog
 from atoll.node.exchange.added_errors import Refuted, checked, found_hash, made_chunks, signed_errors
-from atoll.node.exchange.catchup.donor_client import Ask, DonorClient
+from atoll.node.exchange.catchup.donor_client import DonorClient, dialled
 from atoll.node.exchange.catchup.expected_donors import ExpectedDonors
 from atoll.node.exchange.peers.counters import Counters
+from atoll.node.exchange.peers.dialer import Dialer, Purpose
 from atoll.node.exchange.peers.errors_given import Given
 from atoll.node.exchange.peers.frames import Encoded
 from atoll.node.exchange.peers.progress import Pace
@@ -78,9 +79,11 @@ class Auditor:
     layout: Layout
     log: PayloadLog
     kept: KeptContributions
+    elsewhere: Callable[[int], DonorClient | None] = lambda chunk: None
+    """See `DonorServer`: of this site's own contributions."""
     errors: AverageErrors
     header: Callable[[], Header]
-    dialled: Ask
+    dialer: Dialer
     expected: ExpectedDonors
     """Contributors that this site cannot dial: the coordinator has them dial this site."""
     undialable: Callable[[], Collection[int]]
@@ -97,7 +100,7 @@ class Auditor:
     async def audit(self, asked: AuditChunk) -> ChunkAudited:
         """What is found. Raises nothing of what others did, or of what is not here: that is an answer too."""
         far = [(c.site_id, c.incarnation) for c in asked.contributors if c.site_id in self.undialable()]
-        new = self.expected.expect_too(far)  # before they come
+        self.expected.expect_too(far)  # before they come
         try:
             async with self._turn:
                 self.num_audited += 1
@@ -105,7 +108,9 @@ class Auditor:
         except (AtollError, OSError) as error:
             return _unknown(asked, f"it cannot be computed here: {error}")
         finally:
-            self.expected.forget(new)
+            self.expected.forget(far)
+            for member in asked.contributors:
+                self.dialer.disconnect(member, Purpose.AUDIT)
 
     async def _audit(self, asked: AuditChunk) -> ChunkAudited:
         way = self._way(asked)
@@ -317,9 +322,13 @@ class Auditor:
         raise AssertionError("the last try returns or raises")
 
     async def _given(self, asked: AuditChunk, member: Member) -> Encoded:
-        if self._is_own(member):
-            return await asyncio.get_running_loop().run_in_executor(self.pool, self._own, asked)
-        return await self._tried(lambda: self._fetched(asked, member))
+        async def given() -> Encoded:
+            client = self.elsewhere(asked.chunk) if self._is_own(member) else self._client(asked, member)
+            if client is None:
+                return await asyncio.get_running_loop().run_in_executor(self.pool, self._own, asked)
+            return await self._fetched(asked, client)
+
+        return await self._tried(given)
 
     def _own(self, asked: AuditChunk) -> Encoded:
         kept = self.kept.of(asked.sync)
@@ -328,12 +337,12 @@ class Auditor:
         data = kept.read(asked.chunk)
         return Encoded(asked.chunk, data, payload_hash(data), proof=kept.proof(asked.chunk))
 
-    async def _fetched(self, asked: AuditChunk, member: Member) -> Encoded:
+    async def _fetched(self, asked: AuditChunk, client: DonorClient) -> Encoded:
         spec = self.layout.chunks[asked.chunk]
         most = spec_of(self.settings.sync, asked.base_commit, asked.fragment).max_bytes(
             spec.role, spec.num_elements, DTYPE_BYTES[self.layout.wire_dtype(spec)]
         )
-        return await self._client(asked, member).contribution(asked.sync, asked.chunk, most)
+        return await client.contribution(asked.sync, asked.chunk, most)
 
     def _client(self, asked: AuditChunk, member: Member) -> DonorClient:
         donor = Donor(
@@ -343,7 +352,7 @@ class Auditor:
             commit=asked.commit,
             name=member.name,
         )
-        ask = self.expected.ask if member.site_id in self.undialable() else self.dialled
+        ask = self.expected.ask if member.site_id in self.undialable() else dialled(self.dialer, Purpose.AUDIT)
         return DonorClient(
             donor=donor, ask=ask, header=self.header(), counters=self.counters, pace=self.pace, share=AT_ONCE
         )

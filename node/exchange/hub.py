@@ -17,6 +17,7 @@ from atoll.node.dataplane.outer_state import OuterState
 from atoll.node.dataplane.payload_log import AttemptLog, PayloadLog
 from atoll.node.dataplane.sync_data import SyncData
 from atoll.node.exchange.catchup.donations import Donations
+from atoll.node.exchange.catchup.donor_client import DonorClient
 from atoll.node.exchange.catchup.donor_server import DonorServer
 from atoll.node.exchange.catchup.donors import Donors
 from atoll.node.exchange.catchup.expected_donors import ExpectedDonors
@@ -102,12 +103,14 @@ class Hub:
         log: PayloadLog,
         pace: Pace,
         kept: KeptContributions | None = None,
+        *,
+        elsewhere: Callable[[int], DonorClient | None] = lambda chunk: None,
     ) -> None:
         """From now on exchanges write to `log`, and peers that catch up are served from it and the outer state, if they
-        take what they ask for at `pace`."""
+        take what they ask for at `pace`. `elsewhere`: see `DonorServer`."""
         self.keep_payloads_in(log)
         self.donor = DonorServer(
-            run_id=self.run_id,
+            identity=self.identity,
             layout=layout,
             outer=outer,
             log=log,
@@ -116,6 +119,7 @@ class Hub:
             pace=pace,
             uplink=self.uplink,
             kept=kept,
+            elsewhere=elsewhere,
             added=self.average_errors.added,
         )
 

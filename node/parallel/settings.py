@@ -38,6 +38,8 @@ DIVIDING_SCHEDULES = ("interleaved-zero-bubble", "zbv", "dualpipev")
 """That divide a backward pass into two. Where parameters are gathered for each use, torch 2.13 gives them wrong
 gradients: tests/process/test_layouts.py has zero=2 with each."""
 ONE_STAGE_SCHEDULES = ("gpipe", "1f1b")
+OTHER_WORDS = {"fsdp": "dp_shard", "ddp": "dp_replicate"}
+"""Of the field; `atoll demo --layouts` takes them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +70,7 @@ class ParallelSettings:
     """Stages of a pipeline, on the same batch."""
     zero: int = 3
     """With dp_shard: 3 gathers the parameters of a block for each use, 2 once a step. With dp_replicate alone: 1 shares
-    the optimizer's state, 0 nothing, as does 3 (DDP)."""
+    the optimizer's state, 0 nothing (DDP), as where nothing is said."""
     pp_schedule: str = "1f1b"
     """Of the pipeline: gpipe, 1f1b, interleaved-1f1b, looped-bfs, interleaved-zero-bubble, zbv or dualpipev."""
     microbatches: int = 0
@@ -185,7 +187,8 @@ def parse(text: str) -> ParallelSettings:
     for part in filter(None, (part.strip() for part in text.split(","))):
         name, equals, value = (word.strip() for word in part.partition("="))
         if name not in kinds:
-            raise ConfigError(f'--parallel "{text}": there is no "{name}"; {nearest(name, kinds)}')
+            hint = nearest(OTHER_WORDS.get(name, name), kinds)
+            raise ConfigError(f'--parallel "{text}": there is no "{name}"; {hint}')
         if not equals or not value:
             raise ConfigError(f'--parallel "{text}": say "{name}=..." with a value')
         if name in values:
@@ -193,10 +196,13 @@ def parse(text: str) -> ParallelSettings:
         try:
             values[name] = kinds[name](value)
         except ValueError:
-            raise ConfigError(f'--parallel "{text}": {name} is a whole number, not "{value}"') from None
+            commas = "; settings are divided by commas" if "=" in value else ""
+            raise ConfigError(f'--parallel "{text}": {name} is a whole number, not "{value}"{commas}') from None
     if not values.keys() & set(DIMENSIONS):
         values["dp_replicate"] = THE_REST
     settings = ParallelSettings(**values)
+    if (zero := values.get("zero", 0)) in (2, 3) and not settings.is_sharded:  # where nobody said 3, it is DDP
+        raise ConfigError(f"--parallel zero={zero} is of shards: say dp_shard=2 or more, or cp=2 or more")
     _check(settings)
     return settings
 
@@ -248,8 +254,6 @@ def _check(settings: ParallelSettings) -> None:
         )
     if settings.zero == 0 and settings.is_sharded:
         raise ConfigError("--parallel zero=0 shares nothing: say dp_replicate in place of dp_shard, or leave out zero")
-    if settings.zero == 2 and not settings.is_sharded:
-        raise ConfigError("--parallel zero=2 is of shards: say dp_shard=2 or more, or cp=2 or more")
     if settings.zero == 1 and (not settings.is_replicated_alone or settings.dp_replicate == 1):
         raise ConfigError(
             "--parallel zero=1 is of ranks that each have the whole model: say dp_replicate=2 or more, or -1, and "

@@ -24,10 +24,11 @@ class NodeNeeds:
         return sum(num_bytes for _, num_bytes in self.written)
 
 
-def node_needs(manifest: Manifest, settings: RunSettings) -> NodeNeeds:
+def node_needs(manifest: Manifest, settings: RunSettings, *, read_in_place: bool = False) -> NodeNeeds:
+    """`read_in_place`: by all ranks, as far as run and model let them."""
     sync = settings.sync
     layout = Layout(manifest, sync.chunk_elements)
-    needs = footprint(layout, settings)
+    needs = footprint(layout, settings, read_in_place=read_in_place)
     tensors = manifest.tensors
     state_bytes = sum(
         record_bytes(c.role, tensors[c.tensor].dtype, c.num_elements, settings.outer) for c in layout.chunks

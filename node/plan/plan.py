@@ -10,7 +10,7 @@ from atoll.node.plan.bubbles import bubbles
 from atoll.node.plan.layouts import GPUS_OF_HOST, RESERVE, LayoutPlan, Site, layouts, reason
 from atoll.node.plan.node_needs import NodeNeeds, node_needs
 from atoll.node.plan.rank_memory import MOMENTS_BYTES
-from atoll.node.plan.syncs import STRATEGIES, Link, SyncPlan, advice, settings_of, sync_plans
+from atoll.node.plan.syncs import STRATEGIES, Link, SyncPlan, advice, recommended, settings_of, sync_plans
 from atoll.node.plan.tensors import active_parameters, manifest_of, parameters_by_part
 from atoll.protocol.errors import ConfigError
 from atoll.protocol.model_settings import MODELS, ModelSettings, TrainerSettings, check_model
@@ -73,6 +73,7 @@ class RunPlan:
 
     def document(self) -> dict[str, Any]:
         """As JSON has it."""
+        best, every, why = recommended(self.syncs)
         return {
             "question": asdict(self.question),
             "model": asdict(self.settings),
@@ -90,6 +91,8 @@ class RunPlan:
             "node": {
                 "strategy": self.node_of,
                 "memory_bytes": self.node.footprint.memory_bytes,
+                "shared_bytes": self.node.footprint.shared_bytes,
+                "reads_in_place": self.node.footprint.reads_in_place,
                 "copies_bytes": self.copies_bytes,
                 "offloaded_bytes": self.offloaded_bytes,
                 "disk_bytes": self.node.footprint.disk_bytes,
@@ -98,6 +101,7 @@ class RunPlan:
                 "written": dict(self.node.written),
             },
             "syncs": [asdict(sync) | {"advice": advice(sync)} for sync in self.syncs],
+            "recommended_sync": {"name": best.name, "every": every, "reason": why},
         }
 
 
@@ -132,6 +136,8 @@ def plan(question: Question) -> RunPlan:
     manifest = manifest_of(model)
     runs = _runs(question)
     node_of = next(iter(runs))
+    # GPUs are given copies; ranks of one host whose parameters are on the CPU read in place, of a local disk.
+    in_host_memory = best.settings.offload == 1 and question.num_gpus <= GPUS_OF_HOST
     return RunPlan(
         question=question,
         settings=model,
@@ -142,7 +148,7 @@ def plan(question: Question) -> RunPlan:
         bubbles={num: bubbles(num, 4 * num) for num in (2, 4, 8) if num <= min(question.num_gpus, GPUS_OF_HOST)},
         step_s=step_s,
         node_of=node_of,
-        node=node_needs(manifest, runs[node_of]),
+        node=node_needs(manifest, runs[node_of], read_in_place=in_host_memory),
         copies_bytes=MOMENTS_BYTES * manifest.num_trainable,
         offloaded_bytes=best.settings.offload
         * question.num_gpus

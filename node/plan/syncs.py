@@ -7,7 +7,7 @@ A site sends its contributions to what the others reduce and the payloads of its
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -145,6 +145,19 @@ def _planned(
         enough_overlap_steps=enough if can_overlap else 0,
         enough_every=max(1, math.ceil(GOAL / (1 - GOAL) * (all_s + trips_s) / step_s - 1e-9)),
     )
+
+
+def recommended(plans: Sequence[SyncPlan]) -> tuple[SyncPlan, int, str]:
+    """Of strategies with steps between exchanges, if there are any: which, with which H, and why."""
+    several = [plan for plan in plans if plan.every > 1] or list(plans)
+    goal = f"{100 * GOAL:.0f} % of the time in steps"
+    if enough := [plan for plan in several if plan.utilization >= GOAL]:
+        best = min(enough, key=lambda plan: (plan.every, -plan.bits_up - plan.bits_down))
+        return best, best.every, f"the shortest H of those with {goal}"
+    best = max(several, key=lambda plan: plan.utilization)
+    if best.enough_overlap_steps:
+        return best, best.every, f"waiting none has {goal} at its own H, and with this overlap no step waits"
+    return best, best.enough_every, f"none has {goal} at its own H; this is the nearest, with the H that has it"
 
 
 def advice(plan: SyncPlan) -> str:

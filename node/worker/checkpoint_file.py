@@ -92,13 +92,18 @@ def read_tensor(
         at(first)
         piece = data[first : first + READ_BYTES]
         piece[:] = reader.read(part.name, first, piece.nbytes)
-    if _hash(data) != part.hash:
-        raise HostError(f"{reader.path}: {part.name!r} does not have its own hash; the disk or a crash damaged it")
-    if not is_finite:
-        return values
-    if values.is_floating_point() and not torch.isfinite(values if values.itemsize > 1 else values.float()).all():
-        raise HostError(f"{reader.path}: {part.name!r} holds values that are not finite")
+    check(values, part, is_finite=is_finite)
     return values
+
+
+def check(values: Tensor, part: Part, *, is_finite: bool) -> None:
+    """Raises HostError unless they are as they were written, and finite where that `is_finite`."""
+    if _hash(as_bytes(values)) != part.hash:
+        raise HostError(f"{part.path}: {part.name!r} does not have its own hash; the disk or a crash damaged it")
+    if not is_finite:
+        return
+    if values.is_floating_point() and not torch.isfinite(values if values.itemsize > 1 else values.float()).all():
+        raise HostError(f"{part.path}: {part.name!r} holds values that are not finite")
 
 
 def as_bytes(values: Tensor) -> memoryview:

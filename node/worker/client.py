@@ -28,7 +28,7 @@ from atoll.node.local_protocol import (
 )
 from atoll.node.worker.in_place import PublishInPlace
 from atoll.node.worker.node_gone import NodeGone, end_process, prepare
-from atoll.protocol import PROTOCOL_VERSION, wire
+from atoll.protocol import wire
 from atoll.protocol.errors import InvalidMessage, RefusedError, StaleError, WorkerError
 from atoll.protocol.layout import Layout, Manifest
 from atoll.protocol.messages import DataRange, Logged, LoggedValue
@@ -109,7 +109,7 @@ class LocalClient:
     # --- calls that wait for the node
 
     def hello(self, world_size: int) -> Greeting:
-        self._send(local.LocalHello(world_size=world_size, pid=os.getpid(), protocol_version=PROTOCOL_VERSION))
+        self._send(local.LocalHello(world_size=world_size, pid=os.getpid(), protocol_version=local.LOCAL_VERSION))
         return wire.from_proto(Greeting, self._receive("greeting")[0].greeting)
 
     def join(self, offered: LocalJoin, num_moments: int = 0) -> JoinedLayout:

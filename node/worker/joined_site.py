@@ -30,6 +30,7 @@ from atoll.node.worker.optimizer_state import OptimizerState, keeps_no_state
 from atoll.node.worker.optimizers import NodeOptimizer, check, rated_groups
 from atoll.node.worker.pieces import SharedTensors
 from atoll.node.worker.ramp import LearningRateRamp, RampSteps, steps_of_ramp
+from atoll.node.worker.ranks_together import ranks_together
 from atoll.node.worker.script_checks import ScriptChecks
 from atoll.node.worker.script_state import ScriptState
 from atoll.node.worker.site import DEFAULT_BUSY_LIMIT_S, AmongSites, Mark, Site, Step
@@ -86,14 +87,16 @@ class JoinedSite(Site):
         self._checks = ScriptChecks(tensors, optimizers, max_skipped)
         self._checkpoints: LocalCheckpoints | None = None
         self._checkpoint_every = connection.settings.checkpoint_every
-        folder = connection.greeting.checkpoint_folder
-        if folder and (unkept := keeps_no_state(optimizers)):
+        folder, unkept = connection.greeting.checkpoint_folder, keeps_no_state(optimizers)
+        is_kept = bool(folder) and not unkept and not self._of_node  # optimizers may differ from rank to rank
+        together = ranks_together(ranks_here(), self.world, tensors.device, is_wanted=is_kept) if folder else None
+        if folder and unkept:
             if self.rank == 0:
                 sys.stderr.write(
                     f"atoll: no checkpoints are written of {unkept}: when workers crash, the inner optimizer begins "
                     "fresh\n"
                 )
-        elif folder and not self._of_node:
+        elif is_kept:
             copy_keys = self._checks.copies.keys
             self._checkpoints = LocalCheckpoints(
                 Path(folder),
@@ -105,6 +108,7 @@ class JoinedSite(Site):
                 crashed_from=connection.greeting.crashed_from,
                 busy=self._client.busy,
                 script=ScriptState(state, optimizers) if state else None,
+                together=together,
             )
         if state and self._checkpoints is None and self.rank == 0:
             sys.stderr.write(
@@ -135,7 +139,7 @@ class JoinedSite(Site):
             self._client.generation,
             {tensors.pieces[index].name for index in told.kept_pieces},
         )
-        self.site_id, self.seed, self._num_data_ranks = told.site_id, told.data_seed, told.num_readers
+        self.site_id, self.seed, self._num_data_ranks = told.site_id, told.data_seed ^ told.reader, told.num_readers
         self._reader = told.reader
         num_sites = connection.settings.min_sites
         self._among = AmongSites((told.site_id - 1) % num_sites, num_sites)

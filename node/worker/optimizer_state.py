@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from atoll.node.worker import group_values
+from atoll.node.worker.local_steps import local_of
 from atoll.node.worker.stored_state import Needed, Slice, StoredState, Wanted
 from atoll.node.worker.tensors import DTYPE_NAMES, TORCH_DTYPES, Held, ModelTensors, identity
 from atoll.protocol.errors import ConfigError
@@ -175,7 +176,7 @@ class OptimizerState:
     def empty(self, wanted: Wanted) -> StateTensor:
         """Room for it: where the optimizer would have made it, in the order of the parameter's own values in memory."""
         of, part = wanted.needed, wanted.parts[0]
-        like = _local(self._parameters[of.optimizer][of.parameter])
+        like = local_of(self._parameters[of.optimizer][of.parameter])
         device = torch.device("cpu") if part.on_cpu else like.device
         dtype = TORCH_DTYPES[part.dtype]
         if part.is_slice:
@@ -276,10 +277,6 @@ def _switches(group: Mapping[str, Any]) -> dict[str, Any]:
     return {key: on(value) for key, value in group.items() if value and key not in SELECT_NO_STATE}
 
 
-def _local(parameter: Tensor) -> Tensor:
-    return parameter.to_local() if isinstance(parameter, DTensor) else parameter
-
-
 def _state_tensor(index: int, name: str, key: object, value: Tensor, parameter: Tensor) -> StateTensor:
     where = f"the optimizer's {key!r} of {name!r}"
     is_sharded = isinstance(value, DTensor)
@@ -302,7 +299,7 @@ def _state_tensor(index: int, name: str, key: object, value: Tensor, parameter: 
         optimizer=index,
         parameter=name,
         key=key,
-        is_slice=value.shape == _local(parameter).shape and is_sharded == isinstance(parameter, DTensor),
+        is_slice=value.shape == local_of(parameter).shape and is_sharded == isinstance(parameter, DTensor),
         on_cpu=value.device.type == "cpu",
         values=value.detach(),
     )

@@ -9,7 +9,6 @@ from __future__ import annotations
 import sys
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,8 +17,6 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from atoll.node.dataplane import safetensors_file
-from atoll.node.worker import checkpoint_file
 from atoll.node.worker.stored_state import Part, Slice
 from atoll.node.worker.tensors import DTYPE_NAMES
 from atoll.protocol.errors import ConfigError
@@ -68,24 +65,25 @@ class ScriptState:
         rates = [[_rates(group) for group in optimizer.param_groups] for optimizer in self._rated]
         return {"kept": described, "rates": rates}, tensors
 
-    def restore(self, path: Path, *, is_own: bool, at: Callable[[int], None]) -> None:
-        """From a rank's checkpoint: its own, or, where the site has another number of ranks, the first one's, which has
-        what is not sharded. Raises HostError or ConfigError unless it is as it was written."""
-        described = checkpoint_file.read_description(path)
+    def restore(
+        self, path: Path, described: Mapping[str, Any], read: Callable[[Part], Tensor], *, is_own: bool
+    ) -> None:
+        """From a rank's checkpoint, as its description says: its own, or, where the site has another number of ranks,
+        the first one's, which has what is not sharded. Raises what `read` does."""
         found = described.get("script", {"kept": {}, "rates": []})
+        parts = {part.name: part for part in parts_of_script(path, described)}
         restored = []
-        with closing(safetensors_file.Reader(path)) as reader:
-            for name, item in self._kept.items():
-                if name not in found["kept"]:
-                    self._begins_again(name, "the checkpoint does not have it")
-                    continue
-                read = _Reading(reader, described["tensors"], at)
-                value = read.decode(found["kept"][name], item.state_dict())
-                if read.misfit or (read.is_sharded and not is_own):
-                    self._begins_again(name, read.misfit or "the site has another number of ranks, which share it")
-                    continue
-                item.load_state_dict(value)
-                restored.append(name)
+        for name, item in self._kept.items():
+            if name not in found["kept"]:
+                self._begins_again(name, "the checkpoint does not have it")
+                continue
+            reading = _Reading(parts, described["tensors"], read)
+            value = reading.decode(found["kept"][name], item.state_dict())
+            if reading.misfit or (reading.is_sharded and not is_own):
+                self._begins_again(name, reading.misfit or "the site has another number of ranks, which share it")
+                continue
+            item.load_state_dict(value)
+            restored.append(name)
         if restored and len(found["rates"]) == len(self._rated):
             for optimizer, groups in zip(self._rated, found["rates"], strict=True):
                 for group, rates in zip(optimizer.param_groups, groups, strict=False):
@@ -99,9 +97,9 @@ class _Reading:
     """Of one thing that is kept."""
 
     def __init__(
-        self, reader: safetensors_file.Reader, tensors: Mapping[str, Mapping[str, Any]], at: Callable[[int], None]
+        self, parts: Mapping[str, Part], tensors: Mapping[str, Mapping[str, Any]], read: Callable[[Part], Tensor]
     ) -> None:
-        self._reader, self._tensors, self._at = reader, tensors, at
+        self._parts, self._tensors, self._read = parts, tensors, read
         self.is_sharded = False
         self.misfit = ""
 
@@ -120,18 +118,7 @@ class _Reading:
 
     def _tensor(self, name: str, like: object) -> Tensor:
         item = self._tensors[name]
-        shape = tuple(item["shape"])
-        part = Part(
-            path=self._reader.path,
-            name=name,
-            slice=Slice((0,) * len(shape), shape),
-            shape=shape,
-            dtype=item["dtype"],
-            hash=item["hash"],
-            is_slice=False,
-            on_cpu=True,
-        )
-        values = checkpoint_file.read_tensor(self._reader, part, self._at, is_finite=False)
+        values = self._read(self._parts[name])
         self.is_sharded |= item["is_sharded"]
         if not isinstance(like, DTensor):
             if item["is_sharded"]:
@@ -144,6 +131,27 @@ class _Reading:
             values.to(like.device), like.device_mesh, like.placements, run_check=False, shape=like.shape,
             stride=like.stride(),
         )  # fmt: skip
+
+
+def parts_of_script(path: Path, described: Mapping[str, Any]) -> list[Part]:
+    """The tensors of what a script keeps, in the file at `path` that is described so."""
+    found = []
+    for name, item in described["tensors"].items():
+        if "is_sharded" in item:
+            shape = tuple(item["shape"])
+            found.append(
+                Part(
+                    path=path,
+                    name=name,
+                    slice=Slice((0,) * len(shape), shape),
+                    shape=shape,
+                    dtype=item["dtype"],
+                    hash=item["hash"],
+                    is_slice=False,
+                    on_cpu=True,
+                )
+            )
+    return found
 
 
 def _encode(value: object, path: str, tensors: list[ScriptTensor], depth: int = 0) -> Any:

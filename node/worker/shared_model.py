@@ -8,7 +8,6 @@ from functools import partial
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from atoll.node.parallel.context import Context
 from atoll.node.parallel.mesh import Mesh
@@ -16,6 +15,7 @@ from atoll.node.parallel.parallelize import Divide, parallelize
 from atoll.node.parallel.passes import Loss, Passes, Pipeline, SharedSequences, WholeModel, blocks_of, stages_of
 from atoll.node.parallel.settings import V_SCHEDULES, ParallelSettings
 from atoll.node.parallel.tensor import share_matrices
+from atoll.node.worker.local_steps import local_of
 from atoll.node.worker.model import Transformer, first_values
 from atoll.node.worker.recipe import token_loss
 from atoll.node.worker.tensors import named_tensors, slice_of
@@ -198,7 +198,8 @@ def set_first_values(parts: Sequence[nn.Module], values: Iterable[tuple[str, Ten
     for name, value in values:
         for tensor in here.pop(name, ()):
             offsets, sizes = slice_of(tensor, name)
-            local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+            local = local_of(tensor)
             if local.numel():
                 local.copy_(value[tuple(slice(o, o + n) for o, n in zip(offsets, sizes, strict=True))])
+        del value  # before the next one is made
     assert not here, f"{min(here)!r} would begin with whatever was in memory"

@@ -60,7 +60,8 @@ class Site:
         self.site_id = 0
         """Given by the coordinator; 0 without a node."""
         self.seed = 0
-        """For random choices of a script: differs between sites and between starts of their workers."""
+        """For random choices of a script: differs between sites, between their ranks (but for those that see the same
+        batch) and between starts of their workers."""
         self.settings: RunSettings | None = None
         """Of the run; None without a node."""
         self.running = True

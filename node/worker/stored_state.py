@@ -148,6 +148,10 @@ class StoredState:
             found.update({key: mine[0]} if mine else {})
         return found
 
+    def tells_of(self, needed: Needed) -> bool:
+        """Whether one of the files would have its state if there is any; files that are not here may have it."""
+        return self._is_own(needed) or (needed.optimizer, needed.parameter) in self._parts
+
     def _is_own(self, needed: Needed) -> bool:
         """This rank wrote the state of this very slice."""
         return self._own_slices.get((needed.optimizer, needed.parameter)) == needed.slice

@@ -110,6 +110,11 @@ class ModelTensors:
     def pieces(self) -> tuple[Piece, ...]:
         return tuple(held.piece for held in self.held)
 
+    @property
+    def device(self) -> torch.device:
+        """Where this rank's model is."""
+        return next((held.local().device for held in self.held), torch.device("cpu"))
+
     @torch.no_grad()
     def pieces_with_first_values(self) -> tuple[Piece, ...]:
         """The same, with what tells whether other ranks of the site have copies of them."""

@@ -50,7 +50,7 @@ WITHIN_SITE: Mapping[str, frozenset[Kind]] = {
     f"{HOST}/PutPayloads": _HOSTS,
     f"{HOST}/TakePayloads": _HOSTS,
     f"{PEER}/FetchState": _HOSTS,
-    f"{PEER}/FetchPayloads": _HOSTS,
+    f"{PEER}/FetchPayloads": _HOSTS | _SITES,  # host 0 asks others for what they keep for audits
 }
 """At the ports where hosts of a site wait for others of the same site: host 0, and the others for slices."""
 

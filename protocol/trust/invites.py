@@ -79,11 +79,11 @@ def _coded(data: bytes) -> str:
 
 def from_text(text: str) -> Invite:
     """Of what a person has copied, with line breaks and spaces as they come. Raises ConfigError: what is wrong."""
-    if len(text) > MAX_CHARACTERS:
-        raise ConfigError(f"that is no invite: {len(text)} characters, one has at most {MAX_CHARACTERS}")
-    line = re.sub(r"\s", "", text)
+    line = re.sub(r"\s", "", text[:MAX_CHARACTERS])
     if not line.startswith(PREFIX):
         raise ConfigError(f"that is no invite: one begins with {PREFIX} (`atoll invite` prints it)")
+    if len(text) > MAX_CHARACTERS:  # no more than that was read of a file
+        raise ConfigError(f"that is no invite: one has at most {MAX_CHARACTERS} characters")
     body = line.removeprefix(PREFIX)
     try:
         whole = base64.b64decode(body + "=" * (-len(body) % 4), altchars=b"-_", validate=True)

@@ -45,6 +45,7 @@ class AttachRequest(_message.Message):
     DONE_FIELD_NUMBER: _builtins.int
     EXCHANGE_FAILED_FIELD_NUMBER: _builtins.int
     PRODUCTS_FIELD_NUMBER: _builtins.int
+    KEPT_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___HostHello:
         """first"""
@@ -83,6 +84,8 @@ class AttachRequest(_message.Message):
     def products(self) -> _session_pb2.Products:
         """of the chunks of this host"""
 
+    @_builtins.property
+    def kept(self) -> Global___HostKept: ...
     def __init__(
         self,
         *,
@@ -101,12 +104,13 @@ class AttachRequest(_message.Message):
         done: _session_pb2.Done | None = ...,
         exchange_failed: _session_pb2.ExchangeFailed | None = ...,
         products: _session_pb2.Products | None = ...,
+        kept: Global___HostKept | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["beat", b"beat", "body", b"body", "closed", b"closed", "done", b"done", "errors_advanced", b"errors_advanced", "exchange_failed", b"exchange_failed", "exited", b"exited", "failed", b"failed", "frame", b"frame", "held", b"held", "hello", b"hello", "products", b"products", "published", b"published", "ready", b"ready", "snapshot_taken", b"snapshot_taken", "sources_wanted", b"sources_wanted"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["beat", b"beat", "body", b"body", "closed", b"closed", "done", b"done", "errors_advanced", b"errors_advanced", "exchange_failed", b"exchange_failed", "exited", b"exited", "failed", b"failed", "frame", b"frame", "held", b"held", "hello", b"hello", "kept", b"kept", "products", b"products", "published", b"published", "ready", b"ready", "snapshot_taken", b"snapshot_taken", "sources_wanted", b"sources_wanted"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["beat", b"beat", "body", b"body", "closed", b"closed", "done", b"done", "errors_advanced", b"errors_advanced", "exchange_failed", b"exchange_failed", "exited", b"exited", "failed", b"failed", "frame", b"frame", "held", b"held", "hello", b"hello", "products", b"products", "published", b"published", "ready", b"ready", "snapshot_taken", b"snapshot_taken", "sources_wanted", b"sources_wanted"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["beat", b"beat", "body", b"body", "closed", b"closed", "done", b"done", "errors_advanced", b"errors_advanced", "exchange_failed", b"exchange_failed", "exited", b"exited", "failed", b"failed", "frame", b"frame", "held", b"held", "hello", b"hello", "kept", b"kept", "products", b"products", "published", b"published", "ready", b"ready", "snapshot_taken", b"snapshot_taken", "sources_wanted", b"sources_wanted"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["hello", "beat", "frame", "closed", "exited", "failed", "ready", "held", "sources_wanted", "published", "snapshot_taken", "errors_advanced", "done", "exchange_failed", "products"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["hello", "beat", "frame", "closed", "exited", "failed", "ready", "held", "sources_wanted", "published", "snapshot_taken", "errors_advanced", "done", "exchange_failed", "products", "kept"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 
@@ -138,6 +142,8 @@ class AttachResponse(_message.Message):
     CANCEL_EXCHANGE_FIELD_NUMBER: _builtins.int
     DROP_SYNC_FIELD_NUMBER: _builtins.int
     INFLUENCES_FIELD_NUMBER: _builtins.int
+    KEEP_FIELD_NUMBER: _builtins.int
+    KEPT_BY_SITE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def welcome(self) -> Global___HostWelcome:
         """first"""
@@ -182,6 +188,12 @@ class AttachResponse(_message.Message):
     def drop_sync(self) -> Global___DropAtHost: ...
     @_builtins.property
     def influences(self) -> _session_pb2.Influences: ...
+    @_builtins.property
+    def keep(self) -> Global___KeepAtHost:
+        """with audits; so is the next"""
+
+    @_builtins.property
+    def kept_by_site(self) -> Global___KeptBySite: ...
     def __init__(
         self,
         *,
@@ -205,12 +217,14 @@ class AttachResponse(_message.Message):
         cancel_exchange: Global___CancelAtHost | None = ...,
         drop_sync: Global___DropAtHost | None = ...,
         influences: _session_pb2.Influences | None = ...,
+        keep: Global___KeepAtHost | None = ...,
+        kept_by_site: Global___KeptBySite | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["advance_errors", b"advance_errors", "apply", b"apply", "beat", b"beat", "begin_exchange", b"begin_exchange", "body", b"body", "cancel_exchange", b"cancel_exchange", "closed", b"closed", "drop_sync", b"drop_sync", "ended", b"ended", "frame", b"frame", "hold", b"hold", "hurry_exchange", b"hurry_exchange", "influences", b"influences", "laid_out", b"laid_out", "publish", b"publish", "roll_back", b"roll_back", "start", b"start", "stop", b"stop", "take_snapshot", b"take_snapshot", "weights", b"weights", "welcome", b"welcome"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["advance_errors", b"advance_errors", "apply", b"apply", "beat", b"beat", "begin_exchange", b"begin_exchange", "body", b"body", "cancel_exchange", b"cancel_exchange", "closed", b"closed", "drop_sync", b"drop_sync", "ended", b"ended", "frame", b"frame", "hold", b"hold", "hurry_exchange", b"hurry_exchange", "influences", b"influences", "keep", b"keep", "kept_by_site", b"kept_by_site", "laid_out", b"laid_out", "publish", b"publish", "roll_back", b"roll_back", "start", b"start", "stop", b"stop", "take_snapshot", b"take_snapshot", "weights", b"weights", "welcome", b"welcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["advance_errors", b"advance_errors", "apply", b"apply", "beat", b"beat", "begin_exchange", b"begin_exchange", "body", b"body", "cancel_exchange", b"cancel_exchange", "closed", b"closed", "drop_sync", b"drop_sync", "ended", b"ended", "frame", b"frame", "hold", b"hold", "hurry_exchange", b"hurry_exchange", "influences", b"influences", "laid_out", b"laid_out", "publish", b"publish", "roll_back", b"roll_back", "start", b"start", "stop", b"stop", "take_snapshot", b"take_snapshot", "weights", b"weights", "welcome", b"welcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["advance_errors", b"advance_errors", "apply", b"apply", "beat", b"beat", "begin_exchange", b"begin_exchange", "body", b"body", "cancel_exchange", b"cancel_exchange", "closed", b"closed", "drop_sync", b"drop_sync", "ended", b"ended", "frame", b"frame", "hold", b"hold", "hurry_exchange", b"hurry_exchange", "influences", b"influences", "keep", b"keep", "kept_by_site", b"kept_by_site", "laid_out", b"laid_out", "publish", b"publish", "roll_back", b"roll_back", "start", b"start", "stop", b"stop", "take_snapshot", b"take_snapshot", "weights", b"weights", "welcome", b"welcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["welcome", "beat", "frame", "closed", "start", "stop", "ended", "laid_out", "hold", "apply", "publish", "take_snapshot", "advance_errors", "roll_back", "begin_exchange", "weights", "hurry_exchange", "cancel_exchange", "drop_sync", "influences"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["welcome", "beat", "frame", "closed", "start", "stop", "ended", "laid_out", "hold", "apply", "publish", "take_snapshot", "advance_errors", "roll_back", "begin_exchange", "weights", "hurry_exchange", "cancel_exchange", "drop_sync", "influences", "keep", "kept_by_site"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 
@@ -1082,6 +1096,99 @@ class HostErrorsAdvanced(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___HostErrorsAdvanced: _TypeAlias = HostErrorsAdvanced  # noqa: Y015
+
+@_typing.final
+class KeepAtHost(_message.Message):
+    """Encode what this host is to contribute to the sync, and keep it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: _builtins.int
+    SYNC_FIELD_NUMBER: _builtins.int
+    FRAGMENT_FIELD_NUMBER: _builtins.int
+    BASE_COMMIT_FIELD_NUMBER: _builtins.int
+    ERROR_COMMITS_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    sync: _builtins.int
+    fragment: _builtins.int
+    base_commit: _builtins.int
+    @_builtins.property
+    def error_commits(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        number: _builtins.int = ...,
+        sync: _builtins.int = ...,
+        fragment: _builtins.int = ...,
+        base_commit: _builtins.int = ...,
+        error_commits: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_commit", b"base_commit", "error_commits", b"error_commits", "fragment", b"fragment", "number", b"number", "sync", b"sync"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KeepAtHost: _TypeAlias = KeepAtHost  # noqa: Y015
+
+@_typing.final
+class HostKept(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: _builtins.int
+    COVER_FIELD_NUMBER: _builtins.int
+    PROBLEM_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    problem: _builtins.str
+    """empty: there is none"""
+    @_builtins.property
+    def cover(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """the fewest hashes of the site's tree that are over what this host keeps"""
+
+    def __init__(
+        self,
+        *,
+        number: _builtins.int = ...,
+        cover: _abc.Iterable[_builtins.bytes] | None = ...,
+        problem: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cover", b"cover", "number", b"number", "problem", b"problem"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HostKept: _TypeAlias = HostKept  # noqa: Y015
+
+@_typing.final
+class KeptBySite(_message.Message):
+    """What all hosts keep under that number."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: _builtins.int
+    FRAGMENT_FIELD_NUMBER: _builtins.int
+    KNOTS_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    fragment: _builtins.int
+    @_builtins.property
+    def knots(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """the cover of each host, host 0 first"""
+
+    def __init__(
+        self,
+        *,
+        number: _builtins.int = ...,
+        fragment: _builtins.int = ...,
+        knots: _abc.Iterable[_builtins.bytes] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fragment", b"fragment", "knots", b"knots", "number", b"number"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KeptBySite: _TypeAlias = KeptBySite  # noqa: Y015
 
 @_typing.final
 class RollBackHost(_message.Message):

@@ -396,12 +396,18 @@ class FetchPayloadsRequest(_message.Message):
     OF_SYNC_FIELD_NUMBER: _builtins.int
     OF_TERM_FIELD_NUMBER: _builtins.int
     OF_ATTEMPT_FIELD_NUMBER: _builtins.int
+    OF_INCARNATION_FIELD_NUMBER: _builtins.int
+    FOR_SITE_ID_FIELD_NUMBER: _builtins.int
     commit: _builtins.int
     of_sync: _builtins.int
     """with audits: not the payloads of a commit, but what the donor contributed to this sync, with proofs"""
     of_term: _builtins.int
     """With `of_sync`, and error feedback of averages: the error that the donor added to its average of one chunk, as reducer."""
     of_attempt: _builtins.int
+    of_incarnation: _builtins.int
+    """With `of_sync`: by which start of the donor. 0, of an older site: by the one that answers."""
+    for_site_id: _builtins.int
+    """Between hosts of one site, with `of_sync`: the site that has asked host 0."""
     @_builtins.property
     def header(self) -> _common_pb2.Header: ...
     @_builtins.property
@@ -417,10 +423,12 @@ class FetchPayloadsRequest(_message.Message):
         of_sync: _builtins.int = ...,
         of_term: _builtins.int = ...,
         of_attempt: _builtins.int = ...,
+        of_incarnation: _builtins.int = ...,
+        for_site_id: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunks", b"chunks", "commit", b"commit", "header", b"header", "of_attempt", b"of_attempt", "of_sync", b"of_sync", "of_term", b"of_term"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunks", b"chunks", "commit", b"commit", "for_site_id", b"for_site_id", "header", b"header", "of_attempt", b"of_attempt", "of_incarnation", b"of_incarnation", "of_sync", b"of_sync", "of_term", b"of_term"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -45,7 +45,8 @@ from tests.harness.model_on_hosts import (
 )
 
 ADDRESS = "127.0.0.1:1"
-WELCOME = hosts.HostWelcome(run_id="run", settings_json=settings_to_json(SETTINGS), session=1, incarnation=1)
+AUDITED = replace(SETTINGS, sync=replace(SETTINGS.sync, audits=2))
+WELCOME = hosts.HostWelcome(run_id="run", settings_json=settings_to_json(AUDITED), session=1, incarnation=1)
 LAID_OUT = hosts.SiteLaidOut(
     generation=1,
     site_id=SITE_ID,
@@ -150,7 +151,7 @@ def test_any_words_of_a_leader_are_followed_or_the_host_ends_its_stream(
     here.run(main())
 
 
-STATE_WORDS = ("apply", "publish", "take_snapshot", "advance_errors", "roll_back")
+STATE_WORDS = ("apply", "publish", "take_snapshot", "advance_errors", "keep", "kept_by_site", "roll_back")
 EXCHANGE_WORDS = ("begin_exchange", "weights", "hurry_exchange", "cancel_exchange", "drop_sync")
 
 
@@ -185,6 +186,7 @@ def test_any_job_is_done_or_refused(here: Here, has_buffers: bool, told: list[ho
                 level=10,
                 failed=failed.append,
                 processes=no_processes(endpoint._hub),
+                kept=lambda: endpoint._kept,
             )
             try:
                 for envelope in told:
@@ -282,7 +284,9 @@ def test_whoever_asks_a_host_for_slices_gets_its_own_or_is_refused(
             rank.owned, rank.sealed = tuple(range(len(pieces))), {0: (10, 2)}
             if is_right:
                 asked.key, asked.fragment, asked.step, asked.seq, asked.host = LAID_OUT.key, 0, 10, 2, host
-            served = SlicesServed(here.endpoint._config, PLAIN, here.endpoint._limits, ranks.written_for)
+            served = SlicesServed(
+                here.endpoint._config, PLAIN, here.endpoint._limits, here.endpoint._hub, ranks.written_for
+            )
             stream = Stream([])
             is_of_site = is_right and host == 1
             assert await is_refused(served.take_from_host(asked, stream)) is not is_of_site

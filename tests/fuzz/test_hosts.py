@@ -258,6 +258,7 @@ def following(hub: Hub, channel: Any, said: list[Any]) -> HostExchanges:
         level=0,
         failed=unexpected,
         processes=no_processes(hub),
+        kept=lambda: None,
     )
 
 

@@ -16,7 +16,7 @@ from atoll.node.core.events import Answer, AnswerKind
 from atoll.node.core.ranks.pieces import site_pieces
 from atoll.node.daemon.local_server import LocalServer
 from atoll.node.daemon.rank_connection import ANY_RANK
-from atoll.node.local_protocol import Greeting, LocalLayout
+from atoll.node.local_protocol import LOCAL_VERSION, Greeting, LocalLayout
 from atoll.protocol import PROTOCOL_VERSION, wire
 from atoll.protocol import messages as m
 from atoll.protocol.errors import ConfigError, InvalidMessage, RefusedError
@@ -151,7 +151,7 @@ class Site:
         point = None if group.failed or due not in ("BOUNDARY", "SEALED", "MERGED") else group._point_of(status)
         match due:
             case "HELLO":
-                hello = local_pb2.LocalHello(world_size=self.num_ranks, pid=7, protocol_version=PROTOCOL_VERSION)
+                hello = local_pb2.LocalHello(world_size=self.num_ranks, pid=7, protocol_version=LOCAL_VERSION)
                 self.say(connection, self.request(rank, hello=hello))
             case "JOIN":
                 piece = local_pb2.Piece(name="w", offsets=[0], sizes=[4], dtype="F32")
@@ -269,7 +269,7 @@ class Node:
         body: dict[str, Any] = {}
         match status.due.name:
             case "HELLO":
-                body["hello"] = local_pb2.LocalHello(world_size=self.num_ranks, protocol_version=PROTOCOL_VERSION)
+                body["hello"] = local_pb2.LocalHello(world_size=self.num_ranks, protocol_version=LOCAL_VERSION)
             case "JOIN":
                 piece = local_pb2.Piece(name="w", offsets=[0], sizes=[4], dtype="F32")
                 body["join"] = local_pb2.LocalJoin(manifest=wire.to_proto(MANIFEST), pieces=[piece])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
@@ -423,7 +423,7 @@ class LyingDonor(DonorClient):
 
     frames: Sequence[bytes] = ()
 
-    async def _call(self, method: str, request: Message) -> AsyncIterator[bytes]:
+    async def _call(self, method: str, request: Message) -> AsyncGenerator[bytes]:
         for frame in self.frames:
             yield frame
 

@@ -51,6 +51,10 @@ class CoordinatorQuestions:
         """Ids of viewers' tokens that were given out and not taken back."""
         return self.core.token_ids
 
+    def bans_due(self) -> list[str]:
+        """Names for whose ban a time is kept."""
+        return list(self.core.run.bans_due)
+
     def links_known(self) -> int:
         """How many directed links between sites something is known of."""
         return len(self.core.run.links.slowest(1 << 30))

@@ -88,6 +88,7 @@ SITE_PANELS = (
     Panel("Time", "percentunit",
           ((_rate(_site("atoll_site_train_seconds_total")), "{{site}} trains"),
            (_rate(_site("atoll_site_wait_seconds_total")), "{{site}} waits"),
+           (_rate(_site("atoll_site_snapshot_seconds_total")), "{{site}} writes snapshots"),
            (_rate(_site("atoll_site_exchange_seconds_total")), "{{site}} exchanges"),
            (_rate(_site("atoll_site_apply_seconds_total")), "{{site}} applies")), width=12,
           text="Seconds a second: exchanges and applying may go on beside training."),

@@ -53,6 +53,7 @@ class FakeNode:
         self.checkpoint_folder = ""
         self.positions: list[int] = []
         self._checkpoint: CheckpointId | None = None
+        self.data_seed = 99
         if manifest is not None:
             self._allocate(manifest)
 
@@ -71,7 +72,7 @@ class FakeNode:
             site_id=7,
             incarnation=1,
             run_seed=1,
-            data_seed=99,
+            data_seed=self.data_seed,
             checkpoint=self._checkpoint,
             num_readers=self.num_readers,
             reader=self.reader,

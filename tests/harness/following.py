@@ -17,9 +17,9 @@ from atoll.node.daemon.hosts import leader as leader_module
 from atoll.node.daemon.hosts.follower import Follower
 from atoll.node.daemon.plane import DataPlane
 from atoll.node.daemon.rank_commands import Meeting
-from atoll.node.local_protocol import Greeting
+from atoll.node.local_protocol import LOCAL_VERSION, Greeting
 from atoll.node.tasks import end
-from atoll.protocol import PROTOCOL_VERSION, wire
+from atoll.protocol import wire
 from atoll.protocol.errors import AtollError
 from atoll.protocol.layout import Manifest
 from atoll.protocol.time_limits import PRESETS
@@ -106,7 +106,7 @@ class Rank:
         await self._writer.drain()
 
     async def says_hello(self) -> None:
-        await self.says(local.LocalHello(world_size=2, pid=7, protocol_version=PROTOCOL_VERSION))
+        await self.says(local.LocalHello(world_size=2, pid=7, protocol_version=LOCAL_VERSION))
 
     async def hears(self) -> local_pb2.LocalResponse | None:
         """None at the end of the stream."""

@@ -14,6 +14,7 @@ from atoll.node.core import outputs as out
 from atoll.node.exchange.peers.frames import Encoded
 from atoll.node.exchange.peers.progress import Worth
 from atoll.node.exchange.sync.exchange import Exchange
+from atoll.node.exchange.sync.reducer import Made
 from atoll.protocol import messages as m
 from atoll.protocol.errors import PeerError
 from atoll.protocol.v1 import peer_pb2
@@ -31,10 +32,10 @@ def exchanges_nothing(output: out.Output) -> bool:
     return not isinstance(output, out.BeginExchange | out.WeighExchange)
 
 
-class _KeptBack(list[Encoded]):
+class _KeptBack(list[Made]):
     """Payloads of which nobody hears."""
 
-    def append(self, payload: Encoded) -> None:
+    def append(self, payload: Made) -> None:
         pass
 
     def __iadd__(self, payloads: Any) -> _KeptBack:  # type: ignore[override,misc]

@@ -57,6 +57,13 @@ PLAIN = ("-m", "atoll")
 """The same as it is, to be measured."""
 
 
+def guarded_with(constant: str, value: float) -> list[str]:
+    """The program of a command that waits for less: one constant, as `atoll.node.daemon.main.NAME`, is another one."""
+    module = constant.rpartition(".")[0]
+    code = f"import sys, {module}; from tests.harness import guarded; {constant} = {value}; sys.exit(guarded.run())"
+    return ["-c", code]
+
+
 def in_plain_text(address: str) -> str:
     """The flag."""
     return "--insecure" if is_loopback(address) else "--insecure-network"

@@ -75,13 +75,11 @@ def install(*, coordinator: bool = True, node: bool = True, ends_process: bool =
     named += of_the_node() if node else []
     for owner, name in named:
         kind = name.strip("_") if name != "__init__" else f"making of a {owner.__name__}"
-        _put(owner, name, _guarded(getattr(owner, name), kind, _always, ends_process=ends_process))
+        _put(owner, name, guarded(getattr(owner, name), kind, _always, ends_process=ends_process))
     for name in ("encode", "to_proto", "decode", "from_proto"):
-        _put(
-            wire, name, _guarded(getattr(wire, name), f"{name} of a manifest", _is_manifest, ends_process=ends_process)
-        )
+        _put(wire, name, guarded(getattr(wire, name), f"{name} of a manifest", _is_manifest, ends_process=ends_process))
     for name in ("data", "more", "digests"):
-        _put(Digest, name, _guarded(getattr(Digest, name), "hash of much", _is_much, ends_process=ends_process))
+        _put(Digest, name, guarded(getattr(Digest, name), "hash of much", _is_much, ends_process=ends_process))
 
 
 def of_the_coordinator() -> list[tuple[Any, str]]:
@@ -146,8 +144,8 @@ def _is_much(*args: Any) -> bool:
     return len(args[1]) > MUCH_BYTES
 
 
-def _guarded(
-    real: Callable[..., Any], kind: str, applies: Callable[..., bool], *, ends_process: bool
+def guarded(
+    real: Callable[..., Any], kind: str, applies: Callable[..., bool] = _always, *, ends_process: bool = False
 ) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
         is_part = kwargs.get("dir_fd") is not None  # of a whole folder that is removed, which was looked at

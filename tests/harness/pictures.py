@@ -1,4 +1,5 @@
-"""Makes the pictures of the README, of a run on this machine of which one site is killed: `make pictures`.
+"""Makes the pictures of the README, of a run on this machine of which one site is killed, and a curve of held-out loss
+beside one site alone and data parallel, which takes minutes: `make pictures`.
 
 Needs Debian's package chromium, and matplotlib.
 """
@@ -6,6 +7,8 @@ Needs Debian's package chromium, and matplotlib.
 from __future__ import annotations
 
 import io
+import shutil
+import subprocess
 import sys
 import tempfile
 from collections import deque
@@ -93,6 +96,16 @@ def make(folder: Path) -> None:
         atoll(["plot", str(copy), "-o", str(folder / "plot.svg")])
 
 
+def draw_quality(folder: Path) -> None:
+    """Held-out loss of four sites in some codecs, beside one alone and data parallel: the command of docs/codecs.md."""
+    names = ["data parallel", "one site alone", "fp32", "int4", "sign1, error feedback", "topk2"]
+    with tempfile.TemporaryDirectory() as name:
+        command = [sys.executable, "-m", "benchmarks", "quality", "--seeds", "1", "--out", name, "--only", *names]
+        subprocess.run(command, check=True)
+        shutil.copyfile(Path(name) / "quality.png", folder / "quality.png")
+
+
 if __name__ == "__main__":
     FOLDER.mkdir(exist_ok=True)
     make(FOLDER)
+    draw_quality(FOLDER.parent)

@@ -15,9 +15,9 @@ WORKERS = Path(__file__).parents[1] / "workers"
 LIMIT_S = 200.0
 
 
-def told_by(worker: str, num_ranks: int, arguments: list[str]) -> list[dict[str, Any]]:
+def told_by(worker: str, num_ranks: int, arguments: list[str], limit_s: float = LIMIT_S) -> list[dict[str, Any]]:
     """Lines of JSON that the first rank writes; each is started with its rank, their number, an address and these
-    arguments. Fails if a rank does not end well."""
+    arguments. Fails if a rank does not end well, or not within the limit."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "CUDA_VISIBLE_DEVICES": ""}
     # Behind what is there: in a copy of the tree, its own code.
     environment["PYTHONPATH"] = os.pathsep.join(
@@ -35,11 +35,21 @@ def told_by(worker: str, num_ranks: int, arguments: list[str]) -> list[dict[str,
         for rank in range(num_ranks)
     ]
     try:
-        told = [rank.communicate(timeout=LIMIT_S) for rank in ranks]
+        told = [rank.communicate(timeout=limit_s) for rank in ranks]
+    except subprocess.TimeoutExpired:
+        for rank in ranks:
+            rank.kill()
+        raise AssertionError(f"not at their end after {limit_s:.0f} s\n{_errors(ranks)}") from None
     finally:
         for rank in ranks:
             rank.kill()
-    assert [rank.returncode for rank in ranks] == [0] * num_ranks, "\n".join(
-        errors.decode()[-3000:] for _, errors in told
-    )
+    assert [rank.returncode for rank in ranks] == [0] * num_ranks, "\n".join(_last(errors) for _, errors in told)
     return [json.loads(line) for line in told[0][0].splitlines()]
+
+
+def _errors(ended: list[subprocess.Popen[bytes]]) -> str:
+    return "\n".join(_last(rank.communicate()[1]) for rank in ended)
+
+
+def _last(errors: bytes) -> str:
+    return errors.decode(errors="replace")[-3000:]

@@ -17,8 +17,16 @@ from atoll.node.core.ranks.liveness import StepTimes
 from atoll.node.core.ranks.pieces import SitePieces, site_pieces
 from atoll.node.daemon.local_server import LocalServer
 from atoll.node.daemon.shared_memory import SharedBuffer
-from atoll.node.local_protocol import NO_CHECKPOINTS, CheckpointCounts, DataSet, Greeting, LocalJoin, Piece, Said
-from atoll.protocol import PROTOCOL_VERSION
+from atoll.node.local_protocol import (
+    LOCAL_VERSION,
+    NO_CHECKPOINTS,
+    CheckpointCounts,
+    DataSet,
+    Greeting,
+    LocalJoin,
+    Piece,
+    Said,
+)
 from atoll.protocol.layout import Layout, Manifest
 
 
@@ -44,7 +52,7 @@ class Ranks:
         return HEARS[type(heard)](self.group, rank, heard, now)
 
     def hello(self, rank: int, pid: int, now: float) -> Outcome:
-        hello = local.LocalHello(world_size=self.group.world_size, pid=pid, protocol_version=PROTOCOL_VERSION)
+        hello = local.LocalHello(world_size=self.group.world_size, pid=pid, protocol_version=LOCAL_VERSION)
         return self.say(rank, hello, now)
 
     def join(self, rank: int, offered: LocalJoin, now: float) -> Outcome:

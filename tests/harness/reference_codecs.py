@@ -237,6 +237,20 @@ def clipped(norms: list[float], clip: float) -> list[float]:
     return [limit / norm if norm > limit else 1.0 for norm in norms]
 
 
+def left_in(norms: list[float], clip: float, trim: int) -> list[int]:
+    """Places of what a trimmed average is of: one after the other the highest of those above the limit goes, as long as
+    a value is left beside those that are cut."""
+    factors, places = clipped(norms, clip), list(range(len(norms)))
+    num_cut = max(cut for cut in range(trim + 1) if 2 * cut < max(1, len(norms)))
+    for _ in range(trim):
+        if len(places) <= 2 * num_cut + 1:
+            break
+        lowest = min((factors[place] for place in places), default=1)
+        if lowest < 1:
+            places.remove(max(place for place in places if factors[place] == lowest))
+    return places
+
+
 def average_of(parts: list[Sent], tokens: list[int], *, over_all: bool, clip: float = 0.0) -> Floats:
     """Over the sites that sent a value, or over all."""
     summed = sum(tokens)

@@ -12,6 +12,7 @@ import threading
 import time
 from collections import deque
 from dataclasses import dataclass, replace
+from importlib.util import cache_from_source
 from pathlib import Path
 
 from tests.mutation.mutation import DoesNotFit, Mutation
@@ -19,8 +20,8 @@ from tests.mutation.table import FILE_OF, MUTATIONS
 from tests.mutation.warm_pytest import WarmPytest
 
 ROOT = Path(__file__).resolve().parents[2]
-NOT_NEEDED = ("cacheprovider", "xdist", "pytest_cov")
-"""Plugins of pytest."""
+PLUGINS = ("pytest_timeout", "_hypothesis_pytestplugin")
+"""Of pytest, beside its own; to load the others takes as long as many a test."""
 COPIED = (
     "protocol",
     "coordinator",
@@ -62,15 +63,15 @@ class Tree:
         folder.mkdir()
         for name in COPIED:
             source = ROOT / name
-            if source.is_dir():  # compiled kernels too: numba finds them by the time of the file beside them
-                # Compiled modules name the path that they were compiled at.
-                shutil.copytree(source, folder / name, symlinks=True, ignore=shutil.ignore_patterns("*.pyc"))
+            if source.is_dir():  # what is compiled too: it is found by the time, or the bytes, of the file beside it
+                shutil.copytree(source, folder / name, symlinks=True)
             else:
                 shutil.copy2(source, folder / name)
         self._pytest = WarmPytest()
 
     def pytest(self, *arguments: str, limit_s: float = LIMIT_S) -> tuple[int, str]:
-        options = ["-q", "-x", "--no-header", "--tb=line", *(f"-pno:{name}" for name in NOT_NEEDED)]
+        options = ["-q", "-x", "--no-header", "--tb=line", "--disable-plugin-autoload", "-pno:cacheprovider"]
+        options += [f"-p{name}" for name in PLUGINS]
         options += ["--hypothesis-profile=mutation"]
         # A mutation may let a test hang. A signal in the middle of grpc's polling may end the process without a word.
         options += ["-o", "timeout=20", "-o", "timeout_method=thread"]
@@ -97,6 +98,8 @@ def judge(tree: Tree, mutation: Mutation) -> Verdict:
         problem = f"{FILE_OF[mutation.name]}: {error}"
     else:
         before = {file: (file.read_text(encoding="utf-8"), file.stat()) for file in (path, *_compiled_with(path))}
+        compiled = [Path(cache_from_source(file)) for file in before]
+        as_it_was = {cache: cache.read_bytes() for cache in compiled if cache.is_file()}
         for file, (text, stat) in before.items():
             number = next(NUMBERS)
             file.write_text(mutated if file == path else f"{text}# {number}\n", encoding="utf-8")
@@ -108,6 +111,8 @@ def judge(tree: Tree, mutation: Mutation) -> Verdict:
             for file, (text, stat) in before.items():
                 file.write_text(text, encoding="utf-8")
                 os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+            for cache, code_as_it_was in as_it_was.items():  # else the next run compiles it again
+                cache.write_bytes(code_as_it_was)
         failed = [line for line in output.splitlines() if line.startswith("FAILED ")]
         hangs = code == TESTS_FAILED and not failed and HUNG in output
         if code == 0:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,6 +21,10 @@ import product
 def test_it():
     assert "atoll" not in sys.modules and not any(name.startswith("tests.") for name in sys.modules)
     assert product.VALUE == 1, "another value"
+"""
+NAMES_ITS_FILE = """
+def test_it():
+    assert test_it.__code__.co_filename == __file__
 """
 LEAVES_A_PROCESS = """
 import subprocess
@@ -56,6 +61,18 @@ def test_a_run_sees_the_source_as_it_is_then(warm: WarmPytest, tmp_path: Path) -
         found, output = run(warm, tmp_path)
         assert found == code, output
         assert said in output
+
+
+def test_what_was_compiled_elsewhere_names_the_file_that_it_is_in(warm: WarmPytest, tmp_path: Path) -> None:
+    first, copy = tmp_path / "first", tmp_path / "copy"
+    first.mkdir()
+    (first / "test_it.py").write_text(NAMES_ITS_FILE)
+    for tree in (first, copy):
+        code, output = run(warm, tree)
+        assert code == 0, output
+        if tree == first:
+            assert list(first.glob("__pycache__/*pytest*"))
+            shutil.copytree(first, copy)
 
 
 def test_what_a_run_leaves_behind_is_ended(warm: WarmPytest, tmp_path: Path) -> None:

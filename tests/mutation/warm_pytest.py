@@ -27,6 +27,8 @@ LIBRARIES = (
 )  # fmt: skip
 """What many tests import, directly or not. None of them starts a thread, which a fork would lack."""
 READY = b"ready\n"
+GARBAGE_THRESHOLD = 100_000
+"""Until tests begin: what is loaded is no garbage."""
 
 
 class WarmPytest:
@@ -92,6 +94,7 @@ def _become_pytest(tree: str, arguments: list[str], output: str) -> int:
         os.dup2(nothing.fileno(), 0)
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
+    gc.set_threshold(GARBAGE_THRESHOLD)
     os.chdir(tree)
     sys.path[:0] = [tree, f"{tree}/src"]
     os.environ["PYTHONPATH"] = f"{tree}/src"

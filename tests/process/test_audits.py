@@ -3,15 +3,19 @@ What it signed shows that to others."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from atoll.coordinator import admin
 from atoll.node.dataplane import false_payload
 from atoll.protocol.errors import ConfigError
 from atoll.protocol.trust import certificates, enrolled
 from tests.harness.chaos import LIMIT_S, SETTINGS, ChaosRun
+from tests.harness.local_run import LocalRun, Status
+from tests.process import test_endpoints as endpoints
 from tests.process.test_hostile_members import HOSTILE_NODE
 
 pytestmark = pytest.mark.timeout(400)
@@ -64,3 +68,55 @@ def test_a_reducer_that_lies_is_named_evicted_and_banned_and_the_others_hold_the
         assert dict(status["evictions"])["audit"] == 2
         assert not [line for line in coordinator.lines if any(f"evicted {name} (" in line for name in HONEST)]
         run.end_well(HONEST, 2 * LIMIT_S)
+
+
+def test_a_host_that_averages_falsely_is_found_as_its_site_and_sites_of_several_hosts_audit(tmp_path: Path) -> None:
+    """Host 0 of the site is honest: asked itself, it finds what the others did, by what its other host keeps."""
+    sync = replace(SETTINGS.sync, chunk_elements=500, audits=2)
+    settings = replace(endpoints.SETTINGS, steps=100_000, min_sites=2, sync=sync)
+    with LocalRun(tmp_path, settings, secured=True) as run:
+        run.start_coordinator()
+        coordinator = run.coordinator
+        assert coordinator is not None
+        honest = ("one", "two")
+        sites = endpoints.Sites(run, {"one": 1, "two": 2, "liar": 2}, "--step-delay-s", "0.02")
+        for name, host in (("one", 0), ("two", 0), ("two", 1), ("liar", 0)):
+            sites.start(name, host)
+        sites.start("liar", 1, program=(HOSTILE_NODE, "false"))
+        coordinator.wait_for_line(
+            r"evicted liar \(site \d\): .*the payload of chunk \d+ in commit \d+, which it made.*"
+            r"as found by (one|two) \(site \d\), (one|two) \(site \d\); computed once more there it is",
+            2 * LIMIT_S,
+        )
+        run.wait(endpoints.committed(run.status()["last_commit"] + 3), LIMIT_S)
+        assert run.status()["num_audits_right"] > 0
+        assert not [line for line in coordinator.lines if any(f"evicted {name} (" in line for name in honest)]
+        admin.ask(run.store_path, "stop", reason="the test is over")
+        assert run.wait_all(LIMIT_S, ["one", "two", "two-host1"]) == {"one": 0, "two": 0, "two-host1": 0}
+        held = run.hashes(run.status()["last_commit"])
+        assert held["one"] == held["two"]
+
+
+def test_a_site_that_loses_a_host_and_has_it_back_is_audited_before_and_after_and_blamed_for_nothing(
+    tmp_path: Path,
+) -> None:
+    sync = replace(SETTINGS.sync, chunk_elements=500, audits=2, fragments=2, overlap_steps=3)
+    settings = replace(endpoints.SETTINGS, steps=100_000, min_sites=2, quorum=1, sync=sync)
+    with LocalRun(tmp_path, settings) as run:
+        run.start_coordinator()
+        sites = endpoints.Sites(run, {"one": 1, "two": 2, "three": 3}, "--step-delay-s", "0.02")
+        sites.start_all()
+
+        def audited(more: int) -> Callable[[Status], bool]:
+            least = run.status()["num_audits_right"] + more
+            return lambda status: bool(status["num_audits_right"] >= least)
+
+        run.wait(audited(12), LIMIT_S, "right audits")
+        run.nodes["two-host1"].kill()
+        run.wait(endpoints.contributes("one", "three"), LIMIT_S, "the others go on")
+        sites.start("two", 1)
+        run.wait(endpoints.contributes("one", "three", "two"), LIMIT_S, "the site contributes again")
+        run.wait(audited(12), LIMIT_S, "right audits again")
+        status = run.status()
+        assert status["num_audits_wrong"] == status["num_evicted"] == 0
+        sites.stop()

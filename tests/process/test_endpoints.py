@@ -55,13 +55,14 @@ class Sites:
     def daemons(self, name: str) -> list[str]:
         return [name, *(f"{name}-host{host}" for host in range(1, self.num_hosts[name]))]
 
-    def start(self, name: str, host: int = 0, *, extra: Sequence[str] = ()) -> Process:
+    def start(self, name: str, host: int = 0, *, extra: Sequence[str] = (), program: Sequence[str] = ()) -> Process:
         num_hosts, extra = self.num_hosts[name], [*self._extra, *extra]
         if num_hosts > 1:
             extra += ["--site-hosts", str(num_hosts), "--site-address", self._addresses[name]]
             extra += ["--site-rank", str(host), "--name", name] if not self._run.secured else []  # the invite says it
         prefix = [] if self._machines is None else self._machines.prefix(self._firsts[name] + host)
-        return self._run.start_node(self.daemons(name)[host], self._worker, prefix=prefix, extra=extra)
+        daemon = self.daemons(name)[host]
+        return self._run.start_node(daemon, self._worker, prefix=prefix, extra=extra, program=program)
 
     def start_all(self) -> None:
         for name, num_hosts in self.num_hosts.items():

@@ -14,8 +14,10 @@ import grpc
 import numpy as np
 import pytest
 
+from atoll.node.dataplane.payload_file import PayloadFile
 from atoll.node.dataplane.sync_data import SyncData
 from atoll.node.exchange.peers.rpc import EXCHANGE_METHOD, Stream
+from atoll.node.exchange.sync import downstream, reducer
 from atoll.node.exchange.sync.spill import Spill
 from atoll.node.exchange.sync.upstream import Upstream
 from atoll.protocol import PROTOCOL_VERSION
@@ -23,6 +25,7 @@ from atoll.protocol.codecs import kernels
 from atoll.protocol.errors import (
     AverageError,
     DigestMismatch,
+    HostError,
     InvalidMessage,
     NonFiniteError,
     NotYetError,
@@ -220,6 +223,68 @@ def test_a_link_that_hangs_is_found_out(tmp_path: Path) -> None:
             other.cancel()
             await asyncio.gather(other, return_exceptions=True)
             await relay.stop()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("in_memory_bytes", [0, 300_000])
+def test_payloads_beyond_what_stays_in_memory_are_sent_from_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_memory_bytes: int
+) -> None:
+    monkeypatch.setattr(reducer, "MADE_IN_MEMORY_BYTES", in_memory_bytes)
+    monkeypatch.setattr(downstream, "READ_BYTES", 100_000)
+
+    async def main() -> None:
+        async with Run(tmp_path, big_layout()) as run:
+            sites = await run.add(3)
+            for site in sites:
+                site.train(1)
+            plan = star_plan(run.layout, sites)
+            exchanges = [site.begin(plan) for site in sites]
+            await asyncio.gather(*(exchange.run() for exchange in exchanges))
+            assert [site.payloads(plan) for site in sites] == [expected_payloads(plan, sites)] * 3
+            for exchange in exchanges:
+                made = exchange.reducer.payloads
+                in_memory = [item.num_bytes for item in made if item.data is not None]
+                assert sum(in_memory) <= in_memory_bytes
+                assert len(in_memory) < len(made) == len(exchange.reducer.own.chunks)
+                assert exchange.reducer.payload_bytes == sum(item.num_bytes for item in made)
+
+    asyncio.run(main())
+
+
+def test_a_payload_that_its_own_log_has_not_any_more_ends_the_attempt_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would be damaged at everybody's, and this site blamed by the hash."""
+    monkeypatch.setattr(reducer, "MADE_IN_MEMORY_BYTES", 0)
+    put = PayloadFile.put
+
+    def damaged(file: PayloadFile, chunk: int, data: bytes, hash: bytes, version: int = 0) -> None:
+        put(file, chunk, data, hash, version)
+        if "site-2" in str(file.path) and chunk in own:
+            found = bytearray(file.path.read_bytes())
+            at = found.rindex(data)
+            found[at] ^= 1
+            file.path.write_bytes(found)
+
+    own: set[int] = set()
+
+    async def main() -> None:
+        async with Run(tmp_path, small_layout()) as run:
+            sites = await run.add(2)
+            for site in sites:
+                site.train(1)
+            exchanges = [site.begin(star_plan(run.layout, sites)) for site in sites]
+            own.update(exchanges[1].reducer.own.chunks)
+            monkeypatch.setattr(PayloadFile, "put", damaged)
+            tasks = [asyncio.create_task(exchange.run()) for exchange in exchanges]
+            with pytest.raises(
+                HostError, match=r"chunk \d+ is damaged.*which this node has written.*look after its disk"
+            ):
+                await tasks[1]
+            tasks[0].cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     asyncio.run(main())
 

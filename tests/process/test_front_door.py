@@ -19,9 +19,9 @@ from atoll.coordinator.authority import Authority
 from atoll.coordinator.config import CoordinatorConfig
 from atoll.coordinator.core.asked import InviteAsked
 from atoll.coordinator.door_counts import Turned
-from atoll.coordinator.front_door import FrontDoor
+from atoll.coordinator.front_door import FrontDoor, listen
 from atoll.coordinator.service import CoordinatorServer
-from atoll.protocol import transport
+from atoll.protocol import accepting, transport
 from atoll.protocol.addresses import parse_address
 from atoll.protocol.errors import HostError, PeerError
 from atoll.protocol.machine import Machine
@@ -241,8 +241,8 @@ def test_an_alert_is_no_handshake_that_ended_well(monkeypatch: pytest.MonkeyPatc
 
 
 def test_an_address_that_floods_is_dropped_by_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "MAX_TURNED_AWAY", 5)
-    monkeypatch.setattr(limits, "LOOK_EVERY_S", 3600.0)
+    monkeypatch.setattr(accepting, "MAX_TURNED_AWAY", 5)
+    monkeypatch.setattr(accepting, "LOOK_EVERY_S", 3600.0)
 
     def connected(port: int, limit_s: float = LIMIT_S) -> socket.socket:
         """By the kernel, whoever takes it then."""
@@ -260,8 +260,9 @@ def test_an_address_that_floods_is_dropped_by_the_kernel(monkeypatch: pytest.Mon
                 connected(behind.port, 0.05)
         assert await behind.is_in(HERE)
         now = asyncio.get_running_loop().time()
-        monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: now + limits.SHUT_S + 3600.0)
-        behind.door._look()
+        monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: now + accepting.SHUT_S + 3600.0)
+        assert door._accepting is not None
+        door._accepting._look()
         connected(behind.port).close()  # it may come again after a while
 
     through(test)
@@ -273,6 +274,22 @@ def test_a_port_that_is_taken_is_said(tmp_path: Path) -> None:
             FrontDoor("another", per_address=1, in_all=1).start(f"{HERE}:{behind.port}")
 
     through(test)
+
+
+def test_a_server_that_got_no_port_is_ended() -> None:
+    """One that still runs as its loop is closed prints a traceback below the error."""
+
+    async def main() -> None:
+        server = transport.create_server(max_message_bytes=1 << 20)
+        door = FrontDoor(os.urandom(8).hex(), per_address=1, in_all=1)
+        credentials = grpc.local_server_credentials(grpc.LocalConnectionType.UDS)
+        with socket.create_server((HERE, 0)) as taken, pytest.raises(HostError, match="cannot listen on"):
+            await listen(server, f"{HERE}:{taken.getsockname()[1]}", door, credentials)
+        was_running = await server.wait_for_termination(timeout=1.0)
+        await server.stop(None)
+        assert not was_running
+
+    asyncio.run(main())
 
 
 async def calls(server: CoordinatorServer, handshake: transport.Handshake, num: int) -> list[grpc.StatusCode]:

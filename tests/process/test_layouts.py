@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from atoll.node.parallel.settings import SCHEDULES, parse
-from tests.harness.rank_lines import told_by
+from tests.harness.rank_lines import LIMIT_S, told_by
 
 CLOSE = {"loss": 2e-6, "norm": 3e-4, "gradients": 1e-5, "values": 1e-5}
 """fp32, summed in another order: of the loss (5.5 at first), of the gradients' norm (13), of the largest difference of
@@ -17,12 +17,15 @@ BF16 = {"loss": 0.03, "norm": 0.6, "gradients": 0.1, "values": 0.15}
 """Computed in 8 bits of mantissa, as the one process: in other places of the model, as FSDP2 casts norms too."""
 BF16_OF_EXPERTS = {"loss": 0.2, "norm": 1.0, "gradients": 0.3, "values": 0.3}
 """The same, where a last bit sends a token to another expert."""
+COMPILING_LIMIT_S = 900.0
+"""Alone, a minute: the C++ compiler works for each stage in turn, for its forward and its backward pass. On a machine
+that has other work it took more than four."""
 pytestmark = pytest.mark.timeout(240)
 
 
-def held(num_ranks: int, layouts: list[str]) -> list[dict[str, Any]]:
+def held(num_ranks: int, layouts: list[str], limit_s: float = LIMIT_S) -> list[dict[str, Any]]:
     """Each layout against one process; the ranks and their groups are started once for all of them."""
-    found = told_by("layouts.py", num_ranks, layouts)
+    found = told_by("layouts.py", num_ranks, layouts, limit_s)
     assert [one["layout"] for one in found] == layouts
     return found
 
@@ -234,8 +237,9 @@ def test_each_is_one_process(num_ranks: int, layouts: list[str]) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(COMPILING_LIMIT_S + 60)
 @pytest.mark.skipif(which("g++") is None, reason="torch.compile needs a C++ compiler: g++")
 @pytest.mark.parametrize(("num_ranks", "layout"), COMPILED)
 def test_each_is_one_process_when_compiled(num_ranks: int, layout: str) -> None:
-    (found,) = held(num_ranks, [layout])
+    (found,) = held(num_ranks, [layout], COMPILING_LIMIT_S)
     is_one_process(found, num_ranks)

@@ -50,9 +50,12 @@ def test_the_page_follows_a_run_and_shows_a_killed_site(tmp_path: Path) -> None:
             page.look(tmp_path / f"{width}.png", width=width, dark=width == 390)
             assert page.ask("document.documentElement.scrollWidth") <= width, "nothing lies beyond the screen"
 
+        page.ask("performance.clearResourceTimings()")
         nodes["b"].kill()
         page.until("[...document.querySelectorAll('#sites tr')].some((row) => "
                    "row.cells[0].textContent === 'b' && /away|gone/.test(row.cells[2].textContent))")  # fmt: skip
+        looks = "performance.getEntriesByType('resource').filter((one) => one.name.includes('status.json')).length"
+        assert page.ask(looks) <= 3, "one that was under way, and those of two seconds"
         page.until("document.getElementById('events').innerText.includes('b (site')")
         assert page.console == []
         said = {one["name"]: one for site in run.status()["sites"] if site["name"] == "a" for one in site["logged"]}

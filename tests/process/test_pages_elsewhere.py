@@ -49,6 +49,7 @@ class Browser:
 
     def __init__(self, run: LocalRun, port: int, name: str, root: Path | None = None, host: str = "127.0.0.1") -> None:
         self._tls = ssl.create_default_context(cafile=str(root or folder_of(run.store_path) / "root.pem"))
+        self._tls.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # as curl and Prometheus have it
         self._host, self._port = host, port
         self._name = name
 

@@ -40,7 +40,7 @@ from atoll.protocol.trust.security import PLAIN
 from tests.harness import postgresql
 from tests.harness.commit_records import assert_each_sample_counts_once, commits_of, decoded
 from tests.harness.data_account import DATA, LEASED, assert_account_balances
-from tests.harness.local_run import POLL_S, LocalRun, Process
+from tests.harness.local_run import POLL_S, LocalRun, Process, guarded_with
 from tests.harness.memory_store import MemoryStore
 from tests.process.test_coordinator_session import Client
 
@@ -189,7 +189,8 @@ def test_an_old_copy_is_refused_without_that_and_a_coordinator_that_waits_says_f
         for name in "bc":
             run.nodes[name].kill()
         lost(run, coordinator, copy)
-        again = run.start_coordinator(extra=["--restore"], until="sites tell what they kept")
+        often = guarded_with("atoll.coordinator.restoring.SAY_EVERY_S", 1.0)
+        again = run.start_coordinator(extra=["--restore"], until="sites tell what they kept", program=often)
         again.wait_for_line("a told what they kept; 2 sites have to, and these were in the run: b, c", LIMIT_S)
         again.interrupt()
         assert again.wait(LIMIT_S) == 0

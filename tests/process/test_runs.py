@@ -23,7 +23,7 @@ from atoll.protocol.errors import HostError, NonFiniteError, WorkerError
 from atoll.protocol.outer_settings import OuterSettings
 from atoll.protocol.settings import RunSettings
 from atoll.protocol.sync_settings import SyncSettings
-from tests.harness.local_run import GUARDED, LocalRun, Status
+from tests.harness.local_run import GUARDED, LocalRun, Status, guarded_with
 from tests.harness.sockets import free_address
 
 WORKER = [sys.executable, str(Path(__file__).parents[1] / "workers" / "plain_worker.py"), "--tensors", "a=300x40,b=10"]
@@ -317,7 +317,7 @@ def test_a_saved_model_starts_a_new_run(tmp_path: Path) -> None:
 def test_a_node_without_a_coordinator_ends_with_one_line(tmp_path: Path) -> None:
     with LocalRun(tmp_path, SETTINGS) as run:
         run.address = "127.0.0.1:1"
-        node = run.start_node("a", WORKER)
+        node = run.start_node("a", WORKER, program=guarded_with("atoll.node.daemon.main.FIRST_CONTACT_S", 1.0))
         assert node.wait(LIMIT_S) != 0
         assert any("no coordinator at 127.0.0.1:1" in line for line in node.lines), node.lines
         assert not any("Traceback" in line for line in node.lines)

@@ -319,7 +319,7 @@ def test_the_root_may_lie_elsewhere_and_both_sides_say_whether_they_work(tmp_pat
         lives = atoll(run, "health", str(run.toml))
         assert (lives.popen.returncode, lives.lines[-1]) == (
             0,
-            "the coordinator lives, and is not ready: 1 more sites are needed for a quorum",
+            "the coordinator lives, and is not ready: 1 more site is needed for a quorum",
         )
         assert atoll(run, "health", str(run.toml), "--ready").popen.returncode == HostError.exit_code
         node = run.start_node("a", MODEL)

@@ -6,6 +6,7 @@ import os
 import random
 import re
 import signal
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -30,6 +31,10 @@ def text(tmp_path: Path) -> Path:
     folder.mkdir()
     (folder / "a.txt").write_text("the quick brown fox jumps over the lazy dog\n" * 2000)
     return folder
+
+
+def both_have(homes: Sequence[Path], checkpoint: str) -> Callable[[Status], bool]:
+    return lambda _: all(any((home / "optimizer").glob(checkpoint)) for home in homes)
 
 
 class TwoHosts:
@@ -146,6 +151,30 @@ def test_a_host_that_is_killed_stops_its_site_until_it_is_back(
         assert len(run.hashes(at)) == 2
         assert len(set(run.hashes(at).values())) == 1
         assert "the inner optimizer is restored from step" in (run.home("two") / "node.log").read_text()
+
+
+@pytest.mark.slow  # what ranks read for each other: test_checkpoints_of_hosts.py
+def test_two_hosts_come_back_in_other_layouts_with_their_optimizer(tmp_path: Path, text: Path) -> None:
+    """What a rank needs of the earlier layout is on the other host in part."""
+    settings = replace(of_shapes(min_sites=1, steps=100_000), checkpoint_every=4)
+    worlds = {"dp_shard=2": 2, "tp=2": 2, "pp=2": 2, "dp_replicate=2,dp_shard=2": 4}
+    with LocalRun(tmp_path, settings) as run:
+        run.start_coordinator()
+        run.start_node("one", launcher="python", extra=["--data", str(text)])
+        homes = [run.home("two"), run.home("two-host1")]
+        for number, (layout, world) in enumerate(worlds.items()):
+            hosts = TwoHosts(run, text, layout)
+            daemons = [hosts.start(1), hosts.start(0)]
+            run.wait(lambda status: contributors(status) == {"one", "two"}, LIMIT_S, f"a commit with {layout}")
+            log = (homes[0] / "node.log").read_text()
+            restored = [int(step) for step in re.findall(r"the inner optimizer is restored from step (\d+)", log)]
+            assert len(restored) == number, "as often as it came back"
+            assert restored == sorted(set(restored))
+            run.wait(both_have(homes, f"rank-*-of-{world}.{number + 1}-*.safetensors"), LIMIT_S, "their checkpoint")
+            for daemon in daemons:
+                daemon.popen.kill()
+                daemon.wait(LIMIT_S)
+            run.wait(lambda status: contributors(status) == {"one"}, LIMIT_S, "commits of the other site")
 
 
 @pytest.mark.slow

@@ -1,5 +1,5 @@
-"""The batch script of Slurm, run directly: a job that is told to end leaves and is queued again, and the next one is
-the same site, though its machine is another one."""
+"""The batch script of Slurm, run directly and by a Slurm of this machine alone: a job that is told to end leaves and is
+queued again, and the next one is the same site, though its machine is another one."""
 
 from __future__ import annotations
 
@@ -11,22 +11,32 @@ from pathlib import Path
 
 import pytest
 
+from tests.harness import slurm
 from tests.harness.local_run import LocalRun, Process
-from tests.process.test_secured_runs import FOREVER, LIMIT_S, MODEL, count_contributors
+from tests.process.test_secured_runs import FOREVER, LIMIT_S, MODEL, atoll, count_contributors
 
 SCRIPT = Path(__file__).parents[2] / "deploy" / "slurm" / "site.sbatch"
 
 pytestmark = pytest.mark.timeout(400)
 
 
+OPTIONS = ["--launcher", "exec", "--threads", "1", "--", *MODEL]
+
+
+def make_programs(folder: Path, **others: str) -> Path:
+    """`atoll`, and the script of each other one."""
+    folder.mkdir()
+    this = f'exec {sys.executable} -m tests.harness.guarded "$@"'
+    for name, script in {"atoll": this, **others}.items():
+        (folder / name).write_text(f"#!/bin/sh\n{script}\n")
+        (folder / name).chmod(0o755)
+    return folder
+
+
 def job(run: LocalRun, number: int) -> Process:
     programs = run.folder / "programs"
     if not programs.exists():
-        programs.mkdir()
-        (programs / "scontrol").write_text(f'#!/bin/sh\necho "$@" >> {run.folder}/requeued\n')
-        (programs / "atoll").write_text(f'#!/bin/sh\nexec {sys.executable} -m tests.harness.guarded "$@"\n')
-        for program in programs.iterdir():
-            program.chmod(0o755)
+        make_programs(programs, scontrol=f'echo "$@" >> {run.folder}/requeued')
     disk = run.folder / f"disk-{number}"
     (disk / f"atoll-{number}" / "trust").mkdir(parents=True)  # of somebody who waits for a key
     (disk / f"atoll-{number}" / "trust" / "identity.pem").touch()
@@ -37,8 +47,7 @@ def job(run: LocalRun, number: int) -> Process:
         "ATOLL_IDENTITY": str(run.folder / "identity"),
         "ATOLL_INVITE": str(run.folder / "berlin.invite"),
     }
-    options = ["--launcher", "exec", "--threads", "1", "--", *MODEL]
-    return run.start("job", ["bash", str(SCRIPT), *options], environment)
+    return run.start("job", ["bash", str(SCRIPT), *OPTIONS], environment)
 
 
 def test_a_job_that_ends_is_queued_again_and_comes_back_as_the_same_site(tmp_path: Path) -> None:
@@ -69,3 +78,33 @@ def test_a_job_that_ends_is_queued_again_and_comes_back_as_the_same_site(tmp_pat
         assert len(status["sites"]) == 2
         second.popen.send_signal(signal.SIGTERM)
         assert second.wait(LIMIT_S) == 0
+
+
+@slurm.needed
+def test_slurm_queues_the_job_again_and_it_comes_back_as_the_same_site(tmp_path: Path) -> None:
+    """`atoll drain` ends it, and it is not queued again."""
+    with (
+        LocalRun(tmp_path, replace(FOREVER, min_sites=1), secured=True) as run,
+        slurm.running(tmp_path / "slurm") as by,
+    ):
+        run.start_coordinator()
+        run.invite("berlin")
+        programs = make_programs(run.folder / "programs")
+        # A machine without GPUs and with few cores; Python of tests finds them where they lie.
+        of_job = ["--gpus-per-node=0", "--cpus-per-task=1", f"--chdir={Path.cwd()}", f"--output={tmp_path}/job.log"]
+        environment = {
+            "PATH": f"{programs}:{os.environ['PATH']}",
+            "ATOLL_IDENTITY": str(run.folder / "identity"),
+            "ATOLL_INVITE": str(run.folder / "berlin.invite"),
+        }
+        number = by.submit([*of_job, str(SCRIPT), *OPTIONS], environment)
+        run.start_node("paris", MODEL)
+        run.wait(lambda s: count_contributors(s, 2), LIMIT_S)
+        by.ask("scancel", "--batch", "--signal=TERM", number)
+        run.wait(lambda _: by.state_of(number) == "PENDING", LIMIT_S, "it is queued again")
+        run.wait(lambda s: count_contributors(s, 1), LIMIT_S)
+        status = run.wait(lambda s: count_contributors(s, 2), LIMIT_S)
+        berlin = next(site for site in status["sites"] if site["name"] == "berlin")
+        assert (berlin["incarnation"], len(status["sites"])) == (2, 2), "the same site, started again"
+        assert atoll(run, "drain", str(run.toml), "berlin").popen.returncode == 0
+        run.wait(lambda _: by.state_of(number) == "COMPLETED", LIMIT_S, "it is over for good")

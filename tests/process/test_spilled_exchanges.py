@@ -208,7 +208,7 @@ def test_a_disk_that_is_full_ends_the_exchange_and_nothing_is_committed(tmp_path
                 exchanges = [site.begin(plan) for site in sites]  # there was room when the plan came
                 fill()
                 tasks = [asyncio.create_task(exchange.run()) for exchange in exchanges]
-                with pytest.raises(HostError, match=r"disk/spill/\d+: no space is left, .* make room, or .* --home"):
+                with pytest.raises(HostError, match=r"disk/spill/\d+: no space is left, .* make room, or choose"):
                     await tasks[0]
                 for task in tasks[1:]:
                     task.cancel()

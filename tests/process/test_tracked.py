@@ -67,7 +67,10 @@ def test_the_best_model_is_kept_and_each_value_told_once(tmp_path: Path) -> None
         last = run.status()["last_commit"]
 
         def has_gone_on(status: Status) -> bool:
-            return any(span["phases"] and span["commit"] > last for span in status["timeline"])
+            """A value comes after the commit that it is of: with one of its heartbeats a site says its newest ones."""
+            of_a = [one for site in status["sites"] if site["name"] == "a" for one in site["logged"]]
+            is_told = any(one["of_outer"] and one["step"] > before[-1] for one in of_a)
+            return is_told and any(span["phases"] and span["commit"] > last for span in status["timeline"])
 
         status = run.wait(has_gone_on, LIMIT_S, "the run goes on, and sites say what syncs took")
         assert status["best"]["commit"] == BEST, "known to another start of the coordinator"
@@ -77,6 +80,8 @@ def test_the_best_model_is_kept_and_each_value_told_once(tmp_path: Path) -> None
         assert run.coordinator is not None
         run.coordinator.ask_to_end()
         assert run.coordinator.wait(LIMIT_S) == 0
+        for node in run.nodes.values():
+            node.kill()  # asked to end, without a coordinator, it would give its script 20 s
         after = steps_told(board, "a")
         assert before == after[: len(before)]
         assert after == sorted(set(after)), "each once"

@@ -8,9 +8,11 @@ import random
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from atoll.coordinator.core.events import BanRecord, SiteRecord
+from atoll.node.core.events import LeaveAsked
 from atoll.node.dataplane.payload_file import AttemptKey
 from atoll.node.exchange.auditing import Auditor
 from atoll.node.exchange.peers.errors_given import Given
@@ -23,12 +25,14 @@ from tests.harness import hostile
 from tests.simulation.faults import (
     MOST_WAIT_S,
     Fault,
+    cut,
     cut_two_sites,
     cut_two_sites_one_way,
     kill_coordinator,
     kill_site,
+    lose_host,
 )
-from tests.simulation.processes import SimNode
+from tests.simulation.processes import COORDINATOR, SimNode
 from tests.simulation.sites import MANIFEST
 from tests.simulation.world import Outcome, Shape, World, draw_shape_of, play
 
@@ -100,6 +104,13 @@ def with_errors(seed: int, *, num_syncs: int) -> Shape:
     shape = audited_shape(seed, num_sites=4, num_syncs=num_syncs)
     sync = replace(shape.settings.sync, error_feedback_down=0.75 + 0.25 * (seed % 2), log_commits=16)
     return replace(shape, settings=replace(shape.settings, sync=sync))
+
+
+def with_hosts(seed: int, *, num_syncs: int) -> Shape:
+    """The same, where each site has another host."""
+    shape, generator = audited_shape(seed, num_sites=4, num_syncs=num_syncs), random.Random(f"hosts {seed}")
+    arrives_s, shares_s = (tuple(generator.choice([0.03, 0.3]) for _ in range(4)) for _ in range(2))
+    return replace(shape, arrives_s=arrives_s, shares_s=shares_s)
 
 
 def lies_as_reducer(world: World, node: SimNode, lies: Callable[[], bool], lied: Callable[[int], None]) -> None:
@@ -283,6 +294,47 @@ def weather(world: World, generator: random.Random, found: Found) -> None:
         world.later(generator.uniform(0.3, 1.5), strike)
 
     strike()
+
+
+def losing_hosts(world: World, generator: random.Random, found: Found) -> None:
+    """All are honest, and other hosts are lost all the time."""
+
+    def strike() -> None:
+        if world.checks.finished is not None:
+            return
+        fault = Fault(kind="lose_host", after_events=0, delay_s=0.0, lasts_s=generator.uniform(0.1, 1.0), draw=0)
+        lose_host(world, fault, generator)
+        world.later(generator.uniform(0.5, 2.0), strike)
+
+    strike()
+
+
+def coming_back_within_a_sync(world: World, generator: random.Random, found: Found) -> None:
+    """All are honest. Once one site is done, and another one's Done is long on its way, the first is told to leave at
+    once, and started anew at its address: it contributes to that sync again, when its start before is in the commit."""
+    name, other = generator.sample(sorted(world.nodes), 2)
+    world.network.next_port = lambda: 7000  # type: ignore[method-assign]
+    late: set[int] = set()
+    left: set[int] = set()
+
+    def look() -> None:
+        if world.checks.finished is not None:
+            return
+        world.later(0.005, look)
+        asked = world.coordinator.asked if world.coordinator is not None else None
+        if asked is None or (plan := asked.weighed_plan()) is None:
+            return
+        if plan.sync not in late:
+            late.add(plan.sync)
+            cut(world, [(other, COORDINATOR)], 2.0)
+        node = world.nodes.get(name)
+        if node is None:
+            world.start_site(name)
+        elif plan.sync not in left and node.node is not None and asked.is_done(name) and not asked.is_done(other):
+            left.add(plan.sync)
+            world.run_in(node.process, partial(node.node.handle, LeaveAsked("Ctrl-C", at_once=True)))
+
+    look()
 
 
 def flipped_bits(world: World, generator: random.Random, found: Found) -> None:

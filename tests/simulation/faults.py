@@ -153,7 +153,7 @@ def store_full(world: World, fault: Fault, generator: random.Random) -> None:
     world.later(fault.lasts_s, mend)
 
 
-def _cut(world: World, pairs: Sequence[tuple[str, str]], lasts_s: float) -> None:
+def cut(world: World, pairs: Sequence[tuple[str, str]], lasts_s: float) -> None:
     for a, b in pairs:
         world.story.tell("world", f"nothing gets from {a} to {b}")
         world.network.block(a, b)
@@ -170,14 +170,14 @@ def cut_two_sites(world: World, fault: Fault, generator: random.Random) -> None:
     names = sorted(world.nodes)
     if len(names) > 1:
         a, b = generator.sample(names, 2)
-        _cut(world, [(a, b), (b, a)], fault.lasts_s)
+        cut(world, [(a, b), (b, a)], fault.lasts_s)
 
 
 def cut_two_sites_one_way(world: World, fault: Fault, generator: random.Random) -> None:
     names = sorted(world.nodes)
     if len(names) > 1:
         a, b = generator.sample(names, 2)
-        _cut(world, [(a, b)], fault.lasts_s)
+        cut(world, [(a, b)], fault.lasts_s)
 
 
 def cut_off(world: World, fault: Fault, generator: random.Random) -> None:
@@ -185,19 +185,19 @@ def cut_off(world: World, fault: Fault, generator: random.Random) -> None:
     name = _site(world, generator)
     if name is not None:
         others = [COORDINATOR, *(n for n in sorted(world.nodes) if n != name)]
-        _cut(world, [(name, o) for o in others] + [(o, name) for o in others], fault.lasts_s)
+        cut(world, [(name, o) for o in others] + [(o, name) for o in others], fault.lasts_s)
 
 
 def cut_from_coordinator(world: World, fault: Fault, generator: random.Random) -> None:
     name = _site(world, generator)
     if name is not None:
-        _cut(world, [(name, COORDINATOR), (COORDINATOR, name)], fault.lasts_s)
+        cut(world, [(name, COORDINATOR), (COORDINATOR, name)], fault.lasts_s)
 
 
 def cut_from_coordinator_one_way(world: World, fault: Fault, generator: random.Random) -> None:
     name = _site(world, generator)
     if name is not None:
-        _cut(world, [generator.choice([(name, COORDINATOR), (COORDINATOR, name)])], fault.lasts_s)
+        cut(world, [generator.choice([(name, COORDINATOR), (COORDINATOR, name)])], fault.lasts_s)
 
 
 def partition(world: World, fault: Fault, generator: random.Random) -> None:
@@ -205,7 +205,7 @@ def partition(world: World, fault: Fault, generator: random.Random) -> None:
     machines = [COORDINATOR, *sorted(world.nodes)]
     away = [name for name in machines[1:] if generator.random() < 0.5]
     pairs = [(a, b) for a in machines for b in machines if (a in away) != (b in away)]
-    _cut(world, pairs, fault.lasts_s)
+    cut(world, pairs, fault.lasts_s)
 
 
 def reset(world: World, fault: Fault, generator: random.Random) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from atoll.node.core import outputs as out
 from atoll.node.core.host_events import HostErrors, HostsChanged
+from atoll.node.daemon.hosts.replicas import Keeping
 from atoll.node.daemon.node import Node
 from atoll.node.host_protocol import BeginAtHost
 from atoll.protocol.errors import StateError
@@ -41,6 +42,7 @@ class OtherHost:
         self._begin_alone = exchanges.begin
         replicas.share_snapshot = self._share  # type: ignore[method-assign]
         replicas.advance_errors = self._advance  # type: ignore[method-assign]
+        replicas.keep = self._keep  # type: ignore[method-assign]
         exchanges.begin = self._begin  # type: ignore[method-assign]
         self._say_errors()
 
@@ -78,7 +80,22 @@ class OtherHost:
     # --- as the node wants it
 
     async def _share(self, output: out.ShareSnapshot, is_wanted: Callable[[], bool]) -> bool:
-        """One after the other. True when it has it, False if it is lost."""
+        """True when it has it, False if it is lost."""
+        if not await self._has_done(self._hands.shares_s) or not is_wanted():
+            return False
+        self._taken[output.fragment] = output.generation, output.step, output.seq
+        return True
+
+    async def _keep(self, job: out.KeepContributions, is_wanted: Callable[[], bool]) -> Keeping:
+        """Host 0 encodes what this host has, too: nothing of it is here."""
+        if job.fragment not in self._taken:
+            raise StateError(f"{WORDS} came back without what the site trained")
+        if not await self._has_done(self._hands.shares_s):
+            raise StateError(f"{WORDS} was lost")
+        return Keeping(0, job.fragment, (), ())
+
+    async def _has_done(self, most_s: float) -> bool:
+        """One after the other. False if it is lost meanwhile."""
         if not self._is_here:
             return False
         loop = asyncio.get_running_loop()
@@ -86,17 +103,14 @@ class OtherHost:
         self._taking.add(taking)
         taking.add_done_callback(self._taking.discard)
         # Never at the same moment as the one before: the loop keeps no order among those.
-        self._free_at = max(self._free_at + LEAST_S, loop.time() + self._random.uniform(0, self._hands.shares_s))
+        self._free_at = max(self._free_at + LEAST_S, loop.time() + self._random.uniform(0, most_s))
 
         def take() -> None:
             if not taking.done():
                 taking.set_result(True)
 
         loop.call_at(self._free_at, take)
-        if not await taking or not is_wanted():
-            return False
-        self._taken[output.fragment] = output.generation, output.step, output.seq
-        return True
+        return await taking
 
     def _begin(self, word: BeginAtHost) -> bool:
         plan = word.plan

@@ -22,7 +22,7 @@ from atoll.protocol.messages import Commit
 from atoll.protocol.settings import RunSettings
 from tests.harness.chunks import cut_out
 from tests.harness.phases import is_of_gradients, local_steps
-from tests.harness.reference_codecs import Sent, average_of, clipped, decode_sparse, finished
+from tests.harness.reference_codecs import Sent, average_of, clipped, decode_sparse, finished, left_in
 from tests.simulation.sites import Part, Sealed, Step, to_bf16
 
 F32 = npt.NDArray[np.float32]
@@ -88,7 +88,8 @@ def replay(
             for decoded, weight, factor in zip(arrived, weights, clipped(norms, clip), strict=True):
                 average = average + np.float32(weight * factor) * decoded
             if is_trained and sync.robust == "trim":
-                average = trimmed(arrived, weights, sync.trim)
+                places = left_in(norms, sync.clip, sync.trim)
+                average = trimmed([arrived[i] for i in places], [weights[i] for i in places], sync.trim)
             if parts:
                 tokens = [member.tokens for member in commit.contributors]
                 average = average_of(parts, tokens, over_all=sync.mean_over == "all", clip=clip)

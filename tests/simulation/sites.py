@@ -20,9 +20,9 @@ from atoll.node.daemon.local_server import LocalServer
 from atoll.node.daemon.rank_commands import Meeting
 from atoll.node.daemon.rank_connection import ANY_RANK, Connection
 from atoll.node.daemon.shared_memory import SharedBuffer
-from atoll.node.local_protocol import LocalLayout, Piece
+from atoll.node.local_protocol import LOCAL_VERSION, LocalLayout, Piece
 from atoll.node.tasks import end
-from atoll.protocol import PROTOCOL_VERSION, wire
+from atoll.protocol import wire
 from atoll.protocol.layout import Layout, Manifest, Role, TensorSpec, fragments_of
 from atoll.protocol.settings import settings_from_json
 from atoll.protocol.sync_settings import SyncSettings
@@ -404,9 +404,7 @@ class Worker:
         hands = self._hands
         await asyncio.sleep(hands.start_s * self._random.uniform(0.8, 1.2))
         self._connection = connection = self._server.connect()
-        connection.say(
-            self._request(hello=local_pb2.LocalHello(world_size=1, protocol_version=PROTOCOL_VERSION, pid=1))
-        )
+        connection.say(self._request(hello=local_pb2.LocalHello(world_size=1, protocol_version=LOCAL_VERSION, pid=1)))
         if (greeting := await self._hear("greeting")) is None:
             return "refused"
         settings = settings_from_json(greeting.greeting.settings_json)

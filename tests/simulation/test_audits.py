@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 import pytest
@@ -27,6 +28,25 @@ def test_a_contributor_that_nobody_can_dial_dials_its_auditor() -> None:
     assert not outcome.problem, outcome.story
     assert found.num_right > found.num_unknown, outcome.story
     assert not found.offences | found.faults
+
+
+@seeds(8, every=8)
+def test_sites_that_lose_other_hosts_all_the_time_are_audited_and_judged_for_nothing(seeds: Sequence[int]) -> None:
+    num_right = 0
+    for seed in seeds:
+        outcome, found = audits.schedule(seed, audits.losing_hosts, shape=audits.with_hosts(seed, num_syncs=8))
+        assert not outcome.problem, f"seed {seed}: {outcome.problem}\n{outcome.story}"
+        assert outcome.num_commits > 1, outcome.story
+        assert not found.offences | found.faults | found.silences, outcome.story
+        num_right += found.num_right
+    assert num_right
+
+
+def test_a_site_that_comes_back_within_a_sync_is_not_judged_by_the_root_of_its_start_before() -> None:
+    outcome, found = audits.schedule(0, audits.coming_back_within_a_sync, num_syncs=4)
+    assert not outcome.problem, outcome.story
+    assert re.search(r"audit: .*: sync \d: start \d+ of this site is over", outcome.story), "nobody asked for it"
+    assert not found.offences | found.faults, outcome.story
 
 
 @seeds(8, every=8)

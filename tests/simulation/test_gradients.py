@@ -15,7 +15,7 @@ BYTES_PER_S = 20e3
 """Of the joiner's link while it fetches: a chunk is on its way for several commits."""
 BEFORE, FETCHED = 20, 8
 """Commits before it comes; those that the others make at least until it holds a state."""
-NUM_COMMITS = 48
+NUM_COMMITS = 192
 STEP_S = 0.05
 LIMIT_S = 120.0
 MANIFEST = replace(GROUPED, tensors=tuple(replace(t, shape=(64, 64)) if t.name == "w" else t for t in GROUPED.tensors))
@@ -54,10 +54,11 @@ def a_shape(seed: int) -> Shape:
 
 def test_a_joiner_comes_to_a_state_that_is_another_one_several_times_before_a_chunk_of_it_is_there() -> None:
     """It checks each chunk by the hashes of the commit at which a donor read it, which the donors and the coordinator
-    still have. What it costs the others is that plans do not come with the commit before. Every state is compared with
-    the reference, as in all schedules."""
+    still have. What it costs the others is that plans do not come with the commit before. Then it is one of those who
+    make commits. Every state is compared with the reference, as in all schedules."""
     times: list[float] = []
-    came, held = [0], [0]
+    makers: list[set[int]] = []  # of each commit, by site id
+    came, held, joiner = [0], [0], [0]
 
     async def join(world: World) -> None:
         world.lose_site(JOINER)  # before it has said anything
@@ -73,7 +74,9 @@ def test_a_joiner_comes_to_a_state_that_is_another_one_several_times_before_a_ch
             if came[0] and not held[0] and server is not None and of_server(server).is_known(JOINER):
                 held[0] = of_server(server).holds(JOINER) or 0
                 if held[0]:
+                    joiner[0] = of_server(server).id_of(JOINER)
                     world.network.thin.clear()
+        makers.extend({c.site_id for c in commit.contributors} for commit in world.checks.commits)
 
     outcome = play(1, join, a_shape(1))
     assert not outcome.problem, f"{outcome.problem}\n{outcome.story}"
@@ -81,3 +84,6 @@ def test_a_joiner_comes_to_a_state_that_is_another_one_several_times_before_a_ch
     alone_s = (times[came[0] - 1] - times[0]) / (came[0] - 1)
     beside_s = (times[held[0] - 1] - times[came[0] - 1]) / (held[0] - came[0])
     assert beside_s <= alone_s / 0.8, f"{beside_s} s a commit beside a joiner, {alone_s} s before\n{outcome.story}"
+    assert joiner[0] not in set().union(*makers[: held[0]])
+    assert any(joiner[0] in of_commit for of_commit in makers[held[0] :]), f"it only fetched\n{outcome.story}"
+    assert all(len(of_commit) >= 2 for of_commit in makers)

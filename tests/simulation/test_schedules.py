@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import random
 import statistics
@@ -424,6 +425,20 @@ def test_many_sites_that_all_reduce() -> None:
     assert not outcome.problem, f"{outcome.problem}\n{outcome.story}"
     assert set(outcome.num_faults) == {"kill_several", "coordinator_dies_before_it_sends", "partition"}
     assert outcome.num_commits == NUM_SYNCS
+
+
+def test_a_story_has_each_line_whatever_was_logged_before_it(request: pytest.FixtureRequest) -> None:
+    """A logger keeps what it found out about its level, and tests count lines."""
+    logger = logging.getLogger("atoll")
+    level = logger.level
+    request.addfinalizer(lambda: logger.setLevel(level))
+    num_lines = []
+    for earlier in (logging.INFO, logging.WARNING):
+        logger.setLevel(earlier)
+        logging.getLogger("atoll.coordinator").info("of a test before it")
+        num_lines.append(Counter(line.split()[1] for line in one(1, []).story.splitlines()))
+    assert num_lines[0] == num_lines[1]
+    assert num_lines[0]["coordinator.1"]
 
 
 def test_every_fault_is_drawn_and_strikes() -> None:

@@ -217,7 +217,7 @@ def _robust(settings: RunSettings, seed: int) -> RunSettings:
     if robust == "trim" and sync.codec_up in SPARSE:
         robust = "clip"
     if robust == "trim":
-        return replace(settings, sync=replace(sync, robust=robust, trim=generator.choice([1, 1, 2])), max_sites=64)
+        settings, sync = replace(settings, max_sites=64), replace(sync, trim=generator.choice([1, 1, 2]))
     return replace(settings, sync=replace(sync, robust=robust, clip=generator.choice([1.0, 1.5])))
 
 
@@ -857,7 +857,8 @@ def _whole(seed: int, faults: Callable[[World], Awaitable[None]], shape: Shape) 
     loop = SimLoop(seed)
     world = World(seed, loop, folder, shape)
     loggers = logging.getLogger("atoll")
-    level, loggers.level = loggers.level, logging.INFO
+    level = loggers.level
+    loggers.setLevel(logging.INFO)  # not `level`, which leaves what loggers below have found out before
     loggers.addHandler(world.story)
     loggers.propagate, propagate = False, loggers.propagate
     problem = ""
@@ -876,7 +877,8 @@ def _whole(seed: int, faults: Callable[[World], Awaitable[None]], shape: Shape) 
             problem += "\n" + "".join(traceback.format_exception(error.__cause__, limit=-10))
     finally:
         loggers.removeHandler(world.story)
-        loggers.level, loggers.propagate = level, propagate
+        loggers.setLevel(level)
+        loggers.propagate = propagate
         asyncio.set_event_loop(None)
         shutil.rmtree(folder, ignore_errors=True)
         _forget(loop)

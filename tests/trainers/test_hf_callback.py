@@ -75,13 +75,13 @@ def node(monkeypatch: pytest.MonkeyPatch) -> FakeNode:
     return fake
 
 
-def a_trainer(folder: Path, **changes: Any) -> Any:
+def a_trainer(folder: Path, held_out: Any = None, **changes: Any) -> Any:
     args = TrainingArguments(
         str(folder), per_device_train_batch_size=2, gradient_accumulation_steps=2, learning_rate=1.0, warmup_steps=0,
         lr_scheduler_type="linear", max_grad_norm=0.001, report_to="none", disable_tqdm=True, use_cpu=True,
-        save_strategy="no", **changes,
+        **{"save_strategy": "no", **changes},
     )  # fmt: skip
-    return Trainer(model=Model(), args=args, train_dataset=Points(), eval_dataset=Points())
+    return Trainer(model=Model(), args=args, train_dataset=Points(), eval_dataset=held_out or Points())
 
 
 def test_a_late_joiner_follows_the_run(node: FakeNode, tmp_path: Path) -> None:
@@ -109,6 +109,50 @@ def test_a_late_joiner_follows_the_run(node: FakeNode, tmp_path: Path) -> None:
     assert [sealed["tokens"] for sealed in node.said("sealed")] == [16, 24]
     assert node.said("busy").count({"what": "", "limit_s": 0.0}) == 5
     assert node.said("goodbye") == [{"run_over": True}]
+
+
+def test_what_the_trainer_measures_is_a_curve_of_the_outer_parameters(node: FakeNode, tmp_path: Path) -> None:
+    """Of two held-out data sets, which the trainer evaluates one after the other, as of one."""
+    node.script = [(0, apply(MergeMode.REPLACE, 3, run_step=40, fresh=True)), (3, SNAPSHOT), (3, STOP)]
+    trainer = a_trainer(tmp_path, {"first": Points(), "second": Points()}, eval_strategy="steps", eval_steps=2)
+    trainer.add_callback(SiteCallback(trainer, ramp_steps=0))
+    trainer.train()
+    outer = Model()
+    outer.load_state_dict({name: outer_values(node, name).view_as(at) for name, at in outer.state_dict().items()})
+    loss = torch.stack([outer(**point)["loss"] for point in (collated(index) for index in range(24))]).mean().item()
+    logged = {value.name: value for said in node.said("logged") for value in said["values"]}
+    assert set(logged) == {"eval_first_loss", "eval_second_loss"}
+    for value in logged.values():
+        assert (value.step, value.of_outer) == (40, True)
+        assert value.value == pytest.approx(loss)
+    assert [said["what"] for said in node.said("busy")] == ["the trainer's evaluation", ""]
+
+
+def outer_values(node: FakeNode, name: str) -> Tensor:
+    return torch.from_numpy(node.values(node.publish, name).copy())
+
+
+def collated(index: int) -> dict[str, Tensor]:
+    return {name: value[None] for name, value in Points()[index].items()}
+
+
+def test_a_save_after_an_evaluation_is_announced_and_has_the_sites_own(node: FakeNode, tmp_path: Path) -> None:
+    node.script = [(0, apply(MergeMode.REPLACE, 3, run_step=40, fresh=True)), (3, SNAPSHOT), (3, STOP)]
+    changes = {"eval_strategy": "steps", "eval_steps": 2, "save_strategy": "steps", "save_steps": 2}
+    trainer = a_trainer(tmp_path, **changes)
+    saved: list[Tensor] = []
+    save = trainer.save_model
+
+    def watched(*args: Any, **kwargs: Any) -> None:
+        saved.append(trainer.model.net.weight.detach().clone())
+        save(*args, **kwargs)
+
+    trainer.save_model = watched
+    trainer.add_callback(SiteCallback(trainer, ramp_steps=0))
+    trainer.train()
+    assert not torch.equal(saved[0], outer_values(node, "net.weight").view(1, 2))
+    said = [busy["what"] for busy in node.said("busy")]
+    assert said[:4] == ["the trainer's evaluation", "", "the trainer's checkpoint", ""]
 
 
 def test_steps_that_were_undone_do_not_end_training(

@@ -40,10 +40,12 @@ class Line(LightningModule):
         if batch_idx % 2 == 0:
             self.rates.append(self.trainer.optimizers[0].param_groups[0]["lr"])
         loss: Tensor = (self.net(batch[0]) - batch[1]).square().mean()
+        self.log("train_loss", loss)
         return loss
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         self.seen.append(self.net.weight.item())
+        self.log("val_weight", self.seen[-1])
 
     def on_train_epoch_end(self) -> None:
         self.num_epochs += 1
@@ -78,6 +80,10 @@ def test_a_late_joiner_trains_to_the_end_of_the_run(monkeypatch: pytest.MonkeyPa
     assert (sealed["tokens"], sealed["num_samples_used"], sealed["num_steps"]) == (28, 28, 7)
     assert model.num_epochs >= 2
     assert set(model.seen[:2]) == {node.values(node.publish, "net.weight").item()}, "validation of outer parameters"
+    logged = [value for said in node.said("logged") for value in said["values"]]
+    assert {(value.name, value.step, value.of_outer) for value in logged if value.of_outer} == {("val_weight", 3, True)}
+    assert {value.name for value in logged} == {"val_weight"}, "and not what training logs"
+    assert logged[0].value == pytest.approx(model.seen[0])
     assert [said["what"] for said in node.said("busy")][:2] == ["the trainer's validation", ""]
     assert node.said("goodbye") == [{"run_over": True}]
 

@@ -4,12 +4,21 @@ the real library."""
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
 pytest.importorskip("torchtitan", reason="torchtitan is not installed: make test-more")
 pytest.importorskip("triton", reason="triton, which torchtitan imports, is not installed: make test-more")
 
+from atoll.integrations import training as training_module
+from atoll.integrations.training import Training
+from atoll.node.core.events import MergeMode
+from atoll.protocol.settings import RunSettings
+from tests.harness.fake_node import apply, in_memory
 from tests.trainers.sites import EXAMPLES, late_joiner_ends_equal
 
 pytestmark = [pytest.mark.more, pytest.mark.timeout(900)]
@@ -26,3 +35,31 @@ def test_two_sites_one_of_them_late_end_equal(tmp_path: Path) -> None:
     ]  # fmt: skip
     status = late_joiner_ends_equal(tmp_path, str(ON_CPU), words, tokens_a_sample=SEQUENCE, chunk_elements=1 << 18)
     assert status["num_parameters"] > 1_000_000
+
+
+@pytest.mark.filterwarnings("ignore")  # of what torchtitan imports
+def test_a_validation_is_a_curve_of_the_outer_parameters(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a stand-in that has what the site takes the place of, and says its loss as torchtitan's does."""
+    from atoll.integrations import torchtitan as integration
+
+    settings = RunSettings(run_id="r", steps=100, min_sites=2, max_sites=8)
+    node = in_memory(monkeypatch, settings)
+    monkeypatch.setattr(training_module, "connect", lambda: node.connection(settings))
+    node.script = [(0, apply(MergeMode.REPLACE, 9, run_step=40, fresh=True))]
+    net, said = nn.Linear(2, 1), []
+    processor = SimpleNamespace(log_validation=lambda **given: said.append(given))
+    validator = SimpleNamespace(validate=lambda parts, step: processor.log_validation(loss=0.5, step=step))
+    checkpointer = SimpleNamespace(load=None, save=None)
+    trainer: Any = SimpleNamespace(
+        train=None, batch_generator=None, train_step=None, forward_backward_step=None, checkpointer=checkpointer,
+        validator=validator, metrics_processor=processor, dataloader=None,
+        config=SimpleNamespace(validator=SimpleNamespace(enable=True)),
+    )  # fmt: skip
+    training = Training(int)
+    integration._Attached(trainer, training)
+    training.begin(net, torch.optim.SGD(net.parameters(), lr=0.1))
+    trainer.validator.validate([net], 40)
+    training.end()
+    ((value,),) = [said["values"] for said in node.said("logged")]
+    assert (value.name, value.step, value.value, value.of_outer) == ("validation_loss", 40, 0.5, True)
+    assert said == [{"loss": 0.5, "step": 40, "extra_metrics": None}]

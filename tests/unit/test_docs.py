@@ -40,6 +40,23 @@ def test_every_invariant_has_its_tests() -> None:
     assert all("`tests/" in part for part in parts)
 
 
+def test_every_row_of_the_threat_model_names_tests_that_are_there() -> None:
+    """Whole, or by a beginning that one test has; files are looked for with those of all pages."""
+    lines = (ROOT / "docs" / "security.md").read_text().splitlines()
+    rows = [line.rstrip(" |").rpartition("| ")[2] for line in lines if line.startswith("| ")][2:]
+    source = "\n".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
+    tests = set(re.findall(r"^def (test_\w+)", source, re.MULTILINE))
+    named = [re.findall(r"`(test_\w+|tests/[\w/.]+|python -m benchmarks \w+)(\.\.\.)?`", row) for row in rows]
+    assert len(rows) > 60
+    assert not [row for row, found in zip(rows, named, strict=True) if not found]
+    ambiguous = [
+        name + more
+        for name, more in (one for found in named for one in found if one[0].startswith("test_"))
+        if (sum(test.startswith(name) for test in tests) != 1 if more else name not in tests)
+    ]
+    assert not ambiguous
+
+
 def test_every_row_about_scripts_names_a_test_that_is_there() -> None:
     """What has no test is not listed. A row may have that of the row above it."""
     rows = [line for line in (ROOT / "docs" / "scripts.md").read_text().splitlines() if line.startswith("| ")]

@@ -12,6 +12,7 @@ import pytest
 
 from atoll.coordinator import service
 from atoll.coordinator.config import CoordinatorConfig
+from atoll.coordinator.core.core import Core
 from atoll.coordinator.core.events import StopAsked
 from atoll.coordinator.service import CoordinatorServer
 from atoll.node.core import events as e
@@ -72,6 +73,8 @@ def test_a_coordinator_is_ready_with_a_quorum_and_a_store_that_takes_decisions(
             return (await server.command(b'{"command": "health"}', "?")).found
 
         assert await found() == "2 more sites are needed for a quorum"
+        monkeypatch.setattr(Core, "missing_for_quorum", lambda _: 1)
+        assert await found() == "1 more site is needed for a quorum"
         monkeypatch.setattr(server, "_keeping_since", asyncio.get_running_loop().time() - 7)
         assert "the store has kept a decision waiting for 7 s" in await found()
         monkeypatch.setattr(service, "STORE_PATIENCE_S", 60.0)

@@ -72,8 +72,8 @@ choose the first two of the experts. own: not the built-in model, but that of an
 GATED = ("feed_forward.up", "shared.up", "widen")
 """Matrices whose product is noted."""
 CPU = torch.device("cpu")
-LIMIT_S = 77.0
-"""Of collectives of all groups."""
+LIMIT_S = 177.0
+"""Of collectives of all groups. A stage of a pipeline waits in one while the stage before it is compiled."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,10 @@
 """Sites that a person does not want in the run: asked to leave (`atoll drain`), sent away (`atoll evict`), or banned by
 name and key (`atoll ban`).
 
-A ban holds until it is lifted, or until a time. Sites that were found out too often (`conduct`) are banned alike. A ban
-whose time is over is kept for a day: a clock that was ahead, and is set right meanwhile, lifts nothing.
+A ban holds until it is lifted, or until a time. Sites that were found out too often (`conduct`) are banned alike. That
+time is over when the clock says so and as much time of this process has gone by, so a clock that is set forward lifts
+nothing. A ban whose time is over is kept for a day: nor does a clock that was ahead when the coordinator started, if it
+is set right meanwhile.
 """
 
 from __future__ import annotations
@@ -21,6 +23,8 @@ from atoll.protocol.messages import RefusedKind
 
 MAX_BAN_S = 10 * 365 * 86_400
 """With an end."""
+STEP_S = 60.0
+"""A clock may be set forward by so much, and that is right."""
 OVER_S = 86_400.0
 """By the coordinator's own clock: so long a ban whose time is over is kept."""
 
@@ -64,10 +68,9 @@ def _ban(run: Run, record: BanRecord) -> None:
     """Whoever has that name or key is sent away."""
     run.ban(record)
     run.report(logging.WARNING, f"{record.name} is banned{_until(record)}: {record.reason}")
-    for site in list(run.members.sites.values()):
-        if site.name == record.name or (record.key_digest and site.key_digest == record.key_digest):
-            run.send_away(site, f"banned: {record.reason}")
-            run.refuse(site.stream, *_banned(run, site.name, record))
+    for site in run.sites_of(record):
+        run.send_away(site, f"banned: {record.reason}")
+        run.refuse(site.stream, *_banned(run, site.name, record))
 
 
 def _key_of(run: Run, name: str) -> bytes:
@@ -105,7 +108,7 @@ def expire(run: Run) -> None:
         run.end_ban(record.name)
         run.note(COORDINATOR, f"lift-ban name={record.name!r}", "its time is over")
     for record, since in list(run.bans_over.values()):
-        if not _is_over(run, record):
+        if record.until_s > run.wall_s:
             _ban(run, replace(record, is_over=False))
             run.note(COORDINATOR, f"ban name={record.name!r}", f"holds again{_until(record)}: the clock was set back")
         elif run.now - since >= OVER_S:
@@ -113,21 +116,36 @@ def expire(run: Run) -> None:
 
 
 def _is_over(run: Run, record: BanRecord) -> bool:
-    return 0 < record.until_s <= run.wall_s
+    """Of those that hold."""
+    return 0 < record.until_s <= run.wall_s and run.bans_due[record.name] - STEP_S <= run.now
+
+
+def clock_was_set_forward(run: Run, by_s: float) -> None:
+    """It went on by so much more than this process's time."""
+    ends = sorted(record.name for record in run.banned.values() if record.until_s)
+    if ends and by_s > STEP_S:
+        what = f"this machine's clock was set forward by {by_s:.0f} s, or the machine slept"
+        then = f"that shortens no ban (of {', '.join(ends)}): `atoll ban NAME --lift` ends one"
+        run.report(logging.WARNING, f"{what}; {then}")
+        run.note(COORDINATOR, "clock", f"{what}; {then}")
 
 
 def next_due(run: Run) -> float:
     """Own time at which the next ban is over, or forgotten."""
-    ends = (record.until_s for record in run.banned.values() if record.until_s)
+    ends = (
+        max(run.now + record.until_s - run.wall_s, run.bans_due[record.name] - STEP_S)
+        for record in run.banned.values()
+        if record.until_s
+    )
     forgotten = min((since + OVER_S for _, since in run.bans_over.values()), default=inf)
-    return min(run.now + max(0.0, min(ends, default=inf) - run.wall_s), forgotten)
+    return min(max(run.now, min(ends, default=inf)), forgotten)
 
 
 def refusal(run: Run, name: str, key_digest: bytes) -> Refusal | None:
-    """Of whoever comes by a name that is banned, or under another one with a key that is."""
-    for record in (*run.banned.values(), *(record for record, _ in run.bans_over.values())):
-        if _is_over(run, record):
-            continue  # whether or not that was seen yet
+    """Of whoever comes by a name that is banned, or under another one with a key that is; whether or not it was seen
+    yet that its time is over, or that the clock was set back."""
+    holding = [record for record in run.banned.values() if not _is_over(run, record)]
+    for record in (*holding, *(record for record, _ in run.bans_over.values() if record.until_s > run.wall_s)):
         if record.name == name or record.key_digest == key_digest:
             return _banned(run, name, record)
     return None

@@ -54,6 +54,7 @@ class Site:
     state_hash: bytes = b""
     left_with: tuple[int, bytes] | None = None  # commit and state hash when it went, for people
     num_wrong_states: int = 0  # times that its state was not the run's
+    snapshot_s: float = 0.0  # of all syncs of which it said what they took
     log_ends: bool = False  # the payloads of the commit after `applied` are not on this site's disk
     voided_sync: int = 0  # what this incarnation contributed to that one, and to those before it, is discarded
     contributed: bool = False  # to a commit, ever
@@ -119,6 +120,10 @@ class Site:
     def beats(self, heartbeat: Heartbeat) -> None:
         """What it says of itself now."""
         self.heartbeat = heartbeat
+
+    def has_written(self, snapshot_s: float) -> None:
+        """Its ranks, the snapshot of one more sync."""
+        self.snapshot_s += snapshot_s
 
     def is_away(self, until: float) -> None:
         """It has no stream, and is lost then."""

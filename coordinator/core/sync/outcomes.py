@@ -208,7 +208,7 @@ def _following(run: Run, base: int, before: m.Open, reached: tuple[int, int, flo
 def norm_in_words(run: Run, site: Site) -> str:
     """Of a site that is named."""
     sync = run.settings.sync
-    what = {"clip": "is clipped", "trim": "counts where it is not cut", "warn": "counts in full"}.get(
+    what = {"clip": "is clipped", "trim": "is left out where it is among the highest", "warn": "counts in full"}.get(
         sync.robust, "counts by its distance from the others"
     )
     times = f"{run.norms.high_in_a_row(site.site_id)} times in a row"

@@ -13,6 +13,11 @@ MOST_S = 1e9
 """Of a phase. The median of two larger values may be infinite, for which there is no JSON."""
 
 
+def bounded(seconds: float) -> float:
+    """Of one phase, whatever a site says; 0 if that is no number."""
+    return min(max(0.0, seconds), MOST_S)
+
+
 class PhasesSaid:
     def __init__(self) -> None:
         self._by_sync: dict[int, dict[int, tuple[float, ...]]] = {}
@@ -25,7 +30,7 @@ class PhasesSaid:
             del self._by_sync[sync]
         of_sites = self._by_sync.setdefault(said.sync, {})
         if site_id in of_sites or len(of_sites) < MAX_SITES:
-            of_sites[site_id] = tuple(round(min(max(0.0, seconds), MOST_S), 3) for seconds in said.seconds)
+            of_sites[site_id] = tuple(round(bounded(seconds), 3) for seconds in said.seconds)
 
     def of_sites(self) -> list[tuple[int, dict[int, tuple[float, ...]]]]:
         """By sync, ascending, and site id: seconds of each phase, in the order of `PHASES`."""

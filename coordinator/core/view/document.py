@@ -46,6 +46,8 @@ class SiteView(Figures):
     """Hexadecimal; empty if it holds no state."""
     num_wrong_states: int
     """How often its state was not the run's, so that it had to be repaired; since this start of the coordinator."""
+    snapshot_s: float
+    """Its ranks wrote snapshots for syncs whose result they took; since this start of the coordinator."""
     silent_s: float
     """Since its last message."""
     doing: str

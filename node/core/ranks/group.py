@@ -21,7 +21,6 @@ from atoll.node.core.ranks.pieces import SitePieces
 from atoll.node.core.ranks.reports import check_report, differing_replicas, in_words, sealed_by_all, wrong_in_data
 from atoll.node.core.ranks.status import Due, Point, RankStatus
 from atoll.node.local_protocol import FATAL_KINDS, CheckpointId, DataSet, LocalJoin, SealedReport
-from atoll.protocol import PROTOCOL_VERSION
 from atoll.protocol.errors import ConfigError, InvalidMessage, NonFiniteError, WorkerError
 from atoll.protocol.messages import MAX_TOKENS, Logged
 from atoll.protocol.sample_order import MAX_POSITION
@@ -68,9 +67,9 @@ class WorkerGroup:
     def hello(self, rank: int, hello: local.LocalHello, now: float) -> Outcome:
         """It has connected. What its model is comes next."""
         wrong, version = "", hello.protocol_version
-        if version != PROTOCOL_VERSION:
-            wrong = f"the worker speaks version {version} of the protocol, this node {PROTOCOL_VERSION}; run both from "
-            wrong += "one installation of atoll"
+        if version != local.LOCAL_VERSION:
+            wrong = f"the worker speaks version {version} of the local protocol, this node {local.LOCAL_VERSION}; "
+            wrong += "run both from one installation of atoll"
         elif hello.world_size != self.world_size or rank >= self.world_size:
             wrong = f"rank {rank} of {hello.world_size} asks to join; this site has {self.world_size} ranks (--ranks)"
         if wrong:

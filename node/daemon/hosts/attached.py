@@ -44,6 +44,8 @@ class AttachedHost:
     """By fragment: generation, step and seq of what it has taken of SNAPSHOT."""
     advanced: dict[tuple[int, int], hosts.HostErrorsAdvanced] = field(default_factory=dict)
     """By commit and fragment, of those that the leader waits for."""
+    kept: dict[int, hosts.HostKept] = field(default_factory=dict)
+    """By number, of those that the leader waits for."""
     giving: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Of payloads of a commit, one after the other."""
     done: dict[AttemptKey, m.Done] = field(default_factory=dict)

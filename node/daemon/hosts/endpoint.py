@@ -25,6 +25,7 @@ from atoll.node.daemon.hosts.slices_between import SlicesTaken
 from atoll.node.daemon.peers import Met
 from atoll.node.daemon.plane import DataPlane
 from atoll.node.daemon.room import room_of
+from atoll.node.dataplane.kept_contributions import Kept, KeptContributions, own_places
 from atoll.node.exchange.peers.progress import Pace
 from atoll.node.local_protocol import MAX_TEXT_CHARACTERS
 from atoll.node.tasks import together
@@ -76,6 +77,8 @@ class Endpoint:
         self._say = say
         self.plane: DataPlane | None = None
         self._site_address = site_address
+        self._kept: KeptContributions | None = None  # in a run with audits
+        self._keeping: dict[int, tuple[int, Kept]] = {}  # by fragment: what other hosts keep is not known yet
         self._slices = SlicesTaken(config, met.security)
         self._jobs: asyncio.Queue[Job] = asyncio.Queue()
         self._level = logging.DEBUG if settings.sync.steps_at_nodes else logging.INFO  # of what comes with each commit
@@ -100,7 +103,7 @@ class Endpoint:
         """What an earlier start left on this host's disk, if anything. Raises StateError if it is another run's."""
         load = partial(DataPlane.load, self._home, self._settings, self._config.num_kernel_threads)
         if (plane := await run_to_its_end(load)) is not None:
-            self._have(plane)
+            await self._have(plane)
 
     def beat(self) -> hosts.HostBeat:
         return beat_of(self._hub.counters)
@@ -112,6 +115,7 @@ class Endpoint:
         self._processes.identify()
         self._jobs, self._is_behind, self._sources = asyncio.Queue(), False, None
         self._number = self._num_rollbacks = 0
+        self._keeping.clear()
         failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
         def fail(error: BaseException) -> None:
@@ -126,6 +130,7 @@ class Endpoint:
             level=self._level,
             failed=fail,
             processes=self._processes.exchanges,
+            kept=lambda: self._kept,
         )
         self._say(await self._ready())
 
@@ -158,12 +163,16 @@ class Endpoint:
             site_address=self._site_address,
         )
 
-    def _have(self, plane: DataPlane) -> None:
-        config = self._config
+    async def _have(self, plane: DataPlane) -> None:
+        """Raises HostError for the disk."""
+        config, sync = self._config, self._settings.sync
+        if sync.audits:
+            keeps = partial(KeptContributions, self._home.kept_folder, sync.most_in_flight)
+            self._kept = await run_to_its_end(keeps)
         plane.divide(config.site_rank, config.site_hosts, config.exchange_processes)
         self.plane = plane
         self._has_plane.set()
-        self._hub.serve(plane.layout, lambda: plane.outer, plane.log, self._pace)
+        self._hub.serve(plane.layout, lambda: plane.outer, plane.log, self._pace, self._kept)
 
     @property
     def _pace(self) -> Pace:
@@ -222,7 +231,7 @@ class Endpoint:
         self._hub.allow(room.max_retained_bytes, room.reduce_buffer_bytes, keeps_errors=keeps_errors)
         if self.plane is None:
             make = partial(DataPlane, home, settings, told.manifest, config.num_kernel_threads)
-            self._have(await run_to_its_end(make))
+            await self._have(await run_to_its_end(make))
         names = (spec.name for spec in told.manifest.tensors)
         dtypes = dict(zip(names, told.dtypes, strict=True))
         await run_to_its_end(partial(self._present.attach_workers, dtypes))
@@ -249,12 +258,16 @@ class Endpoint:
                 await exchanges.begin(job, self._present)
             case hosts.AdvanceAtHost():
                 await self._advance_errors(job)
+            case hosts.KeptBySite():
+                await self._complete(job)
             case _ if self._is_behind:
                 pass  # it is said again
             case hosts.ApplyAtHost(commit=commit):
                 await self._apply(commit, exchanges)
             case hosts.PublishAtHost():
                 await self._publish(job)
+            case hosts.KeepAtHost():
+                await self._keep(job)
             case hosts.TakeSnapshot():
                 await self._take_snapshot(job, channel, session)
 
@@ -355,6 +368,31 @@ class Endpoint:
         except AtollError as error:
             problem = str(error)[:MAX_TEXT_CHARACTERS] or repr(error)
         self._say(hosts.HostErrorsAdvanced(commit=job.commit, fragment=job.fragment, problem=problem, share=share))
+
+    async def _keep(self, job: hosts.KeepAtHost) -> None:
+        """What this host is to contribute. Raises NonFiniteError, HostError."""
+        cover, problem, plane, kept = list[bytes](), "", self._present, self._kept
+        if kept is None:
+            raise InvalidMessage("contributions are to be kept in a run without audits")
+        try:
+            if not self._has_buffers:
+                raise StateError("this host came back without what the site trained")
+            data = sync_data(plane, job.base_commit, job.fragment, job.error_commits, plane.own)
+            encode, pool = data.contribution_on_base, self._hub.pool
+            keep = partial(kept.keep, job.sync, data.chunks, encode, pool, plane.own)
+            self._keeping[job.fragment] = job.number, (own := await run_to_its_end(keep))
+            cover = own.tree.cover()
+        except StateError as error:
+            problem = str(error)[:MAX_TEXT_CHARACTERS] or repr(error)
+        self._say(hosts.HostKept(number=job.number, cover=tuple(cover), problem=problem))
+
+    async def _complete(self, job: hosts.KeptBySite) -> None:
+        """What this host keeps can be shown to others from now on."""
+        number, kept = self._keeping.get(job.fragment, (0, None))
+        if kept is not None and number == job.number:
+            chunks = kept.tree.chunks
+            parts = [own_places(chunks, own) for own in self._present.of_hosts]
+            await run_to_its_end(partial(kept.tree.complete, parts, job.knots))
 
     async def _take_snapshot(self, job: hosts.TakeSnapshot, channel: grpc.aio.Channel, session: int) -> None:
         """What other hosts wrote of this one's tensors, into its own SNAPSHOT."""

@@ -308,7 +308,7 @@ class Follower:
             stack.push_async_callback(processes.close)
             if config.exchange_processes > 1:
                 await processes.start()
-            served = SlicesServed(config, met.security, self._limits, self._rank_socket.written_for)
+            served = SlicesServed(config, met.security, self._limits, met.hub, self._rank_socket.written_for)
             endpoint = Endpoint(
                 config,
                 settings,

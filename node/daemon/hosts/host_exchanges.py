@@ -18,6 +18,7 @@ from atoll.node.daemon.exchange_processes.process_exchanges import ProcessExchan
 from atoll.node.daemon.followed_exchanges import FollowedExchanges
 from atoll.node.daemon.plane import DataPlane
 from atoll.node.daemon.shared_exchanges import OfRunning
+from atoll.node.dataplane.kept_contributions import KeptContributions
 from atoll.node.dataplane.sync_data import SyncData
 from atoll.node.exchange.sync import sharing
 from atoll.node.exchange.sync.exchange import Exchange, ExchangeResult
@@ -25,7 +26,7 @@ from atoll.node.exchange.sync.multiplication import Products
 from atoll.node.tasks import together
 from atoll.protocol import messages as m
 from atoll.protocol import wire
-from atoll.protocol.errors import AtollError, InvalidMessage
+from atoll.protocol.errors import AtollError, InvalidMessage, StateError
 from atoll.protocol.status import error_of
 from atoll.protocol.threads import run_to_its_end
 from atoll.protocol.v1 import hosts_pb2
@@ -40,6 +41,8 @@ class HostExchanges(FollowedExchanges):
     channel: grpc.aio.Channel
     session: int
     processes: ProcessExchanges
+    kept: Callable[[], KeptContributions | None]
+    """In a run with audits, once the model is known."""
     _own: range = field(default=range(0), init=False)
 
     async def begin(self, begun: hosts.BeginAtHost, plane: DataPlane) -> None:
@@ -48,6 +51,10 @@ class HostExchanges(FollowedExchanges):
         try:
             await self.processes.wait_for(plan)
             data = sync_data(plane, plan.base_commit, plan.fragment, begun.error_commits, plane.own_part)
+            if (kept := self.kept()) is not None:
+                data.is_audited, data.kept = True, kept.of(plan.sync)
+                if begun.tokens and data.kept is None:
+                    raise StateError(f"what this host contributes to sync {plan.sync} is not kept here")
             await self.processes.begin(begun, plane, data)
         except AtollError as error:
             self.refuse(plan, error)

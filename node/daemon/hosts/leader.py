@@ -24,6 +24,7 @@ from atoll.node.core.ranks.pieces import SitePieces
 from atoll.node.daemon.config import NodeConfig
 from atoll.node.daemon.home import Home
 from atoll.node.daemon.hosts.attached import AttachedHost, Hosts
+from atoll.node.daemon.hosts.kept_elsewhere import KeptElsewhere
 from atoll.node.daemon.hosts.leading_exchanges import LeadingExchanges
 from atoll.node.daemon.hosts.link import (
     ATOLL_VERSION,
@@ -41,6 +42,7 @@ from atoll.node.daemon.rank_commands import Meeting
 from atoll.node.daemon.rank_connection import Connection
 from atoll.node.daemon.shared_memory import SharedBuffer
 from atoll.node.exchange.hub import Hub
+from atoll.node.exchange.peers.progress import Pace
 from atoll.node.exchange.peers.rpc import SERVICE
 from atoll.node.exchange.service import PeerService
 from atoll.node.tasks import Tasks, end
@@ -112,6 +114,14 @@ class Leader:
             own_of=self._own_of,
             site_id=lambda: donor().site_id,
             log=lambda: self.replicas.present.log,
+        )
+        self.kept_elsewhere = KeptElsewhere(
+            attached=attached,
+            hub=hub,
+            donor=donor,
+            num_hosts=config.site_hosts,
+            own_of=self._own_of,
+            pace=Pace(stall_s=limits.stall_s, slowest_bytes_per_s=limits.slowest_bytes_per_s),
         )
         self._moving = Moving(
             attached=attached,
@@ -405,6 +415,8 @@ class Leader:
                 self.replicas.took_snapshot(host, said)
             case hosts.HostErrorsAdvanced():
                 self.replicas.has_advanced(host, said)
+            case hosts.HostKept():
+                self.replicas.has_kept(host, said)
             case m.Done():
                 self.exchanges.heard_done(host, said)
             case m.Products():

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain
 
 from atoll.node import host_protocol as hosts
 from atoll.node.core import outputs as out
@@ -20,7 +21,8 @@ from atoll.node.daemon.hosts.attached import AttachedHost, Hosts
 from atoll.node.daemon.plane import DataPlane
 from atoll.node.tasks import Tasks
 from atoll.protocol import messages as m
-from atoll.protocol.errors import AtollError, StateError
+from atoll.protocol.errors import AtollError, InvalidMessage, StateError
+from atoll.protocol.hash_tree import HashTree, knots_over
 from atoll.protocol.sources_parts import most_bytes
 from atoll.protocol.threads import run_to_its_end
 
@@ -49,6 +51,8 @@ class Replicas:
     """By fragment: generation, step and seq of the snapshot that hosts are to have."""
     _advancing: set[tuple[int, int]] = field(default_factory=set, init=False)
     """Commits and fragments of errors that hosts are to advance."""
+    _keeping: set[int] = field(default_factory=set, init=False)
+    """Numbers under which hosts are to keep what they contribute."""
 
     def serve(self, plane: DataPlane, holds: tuple[int, bytes] | None) -> None:
         """From now on this is the leader's, with a state of this commit and hash."""
@@ -297,6 +301,57 @@ class Replicas:
     def has_advanced(self, host: AttachedHost, said: hosts.HostErrorsAdvanced) -> None:
         if (key := (said.commit, said.fragment)) in self._advancing:
             host.advanced[key] = said
+
+    async def keep(self, job: out.KeepContributions, is_wanted: Callable[[], bool]) -> Keeping:
+        """With audits: each host encodes and keeps what it is to contribute. Raises StateError if one cannot, was lost
+        before, or none of it is wanted any more."""
+        self._numbers += 1
+        listed, number = self.attached.ready, self._numbers
+        word = hosts.KeepAtHost(
+            number=number,
+            sync=job.sync,
+            fragment=job.fragment,
+            base_commit=job.base_commit,
+            error_commits=job.error_commits,
+        )
+        self._keeping.add(number)
+        try:
+            await self._done_by_all(word, lambda host: number in host.kept, is_wanted)
+        finally:
+            self._keeping.discard(number)
+            said = [host.kept.pop(number, None) for host in listed]
+        for host, of in zip(listed, said, strict=True):
+            if of is None or of.problem:
+                raise StateError(f"{host.words}: {of.problem if of is not None else 'it was lost, or is late'}")
+        if missing := self.attached.missing:
+            raise StateError(f"host {missing[0]} of this site is not here")
+        covers = [of.cover for of in said if of is not None]
+        return Keeping(number, job.fragment, listed, covers)
+
+    def has_kept(self, host: AttachedHost, said: hosts.HostKept) -> None:
+        if said.number in self._keeping:
+            host.kept[said.number] = said
+
+
+@dataclass(frozen=True, slots=True)
+class Keeping:
+    """What all hosts but host 0 keep, by the knots over it; none of them knows those of the others yet."""
+
+    number: int
+    fragment: int
+    by: Sequence[AttachedHost]
+    covers: Sequence[Sequence[bytes]]
+
+    async def put_together(self, tree: HashTree, parts: Sequence[range]) -> None:
+        """`tree`: of host 0. It is complete then, and so is that of each host. `parts`: of each host, host 0 first.
+        Raises InvalidMessage for what a host cannot keep."""
+        for host, part, cover in zip(self.by, parts[1:], self.covers, strict=True):
+            if (num := len(knots_over(len(tree.chunks), part))) != len(cover):
+                raise InvalidMessage(f"{host.words}: {len(cover)} hashes over what it contributes, {num} are expected")
+        knots = (*tree.cover(), *chain.from_iterable(self.covers))
+        await run_to_its_end(partial(tree.complete, parts, knots))
+        for host in self.by:
+            host.say(hosts.KeptBySite(number=self.number, fragment=self.fragment, knots=knots))
 
 
 def _that_fit(records: list[m.Commit]) -> list[m.Commit]:

@@ -24,6 +24,9 @@ from atoll.node.daemon.hosts.link import IDLE_LIMIT_S, most_connections, receive
 from atoll.node.daemon.hosts.moving import Context, refusing
 from atoll.node.daemon.plane import DataPlane
 from atoll.node.dataplane.slices import Items, Wanted, views
+from atoll.node.exchange.hub import Hub
+from atoll.node.exchange.peers.rpc import SERVICE
+from atoll.node.exchange.service import PeerService
 from atoll.node.local_protocol import Piece
 from atoll.node.tasks import together
 from atoll.protocol import addresses, transport, wire
@@ -50,11 +53,13 @@ class SlicesServed:
         config: NodeConfig,
         security: Security,
         limits: TimeLimits,
+        hub: Hub,
         written_for: Callable[[hosts.TakeFromHostRequest], Iterable[Items]],
     ) -> None:
         self._config = config
         self._security = security
         self._limits = limits
+        self._peers = PeerService(hub)
         self._written_for = written_for
 
     async def open(self, stack: AsyncExitStack) -> str:
@@ -72,8 +77,10 @@ class SlicesServed:
                 hosts_pb2.TakeFromHostResponse.SerializeToString,
             )
         }
-        allowed = guarded(hosts.SERVICE, handlers, self._security, self._refusal, may_call=WITHIN_SITE)
-        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(hosts.SERVICE, allowed),))
+        of_peers = {"FetchPayloads": self._peers.handlers["FetchPayloads"]}  # host 0 asks for what is kept here
+        for service, found in ((hosts.SERVICE, handlers), (SERVICE, of_peers)):
+            allowed = guarded(service, found, self._security, self._refusal, may_call=WITHIN_SITE)
+            server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, allowed),))
         here = await asyncio.to_thread(local_address_towards, config.site_address)
         port = transport.bind(server, addresses.join_address(here, 0), self._security.of_server())
         await server.start()

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -20,7 +21,7 @@ from atoll.node.exchange.peers.progress import Pace, Progress
 from atoll.node.exchange.peers.rpc import FETCH_PAYLOADS_METHOD, FETCH_STATE_METHOD, call_errors
 from atoll.protocol import wire
 from atoll.protocol.digest import DIGEST_BYTES
-from atoll.protocol.errors import InvalidMessage, PeerError
+from atoll.protocol.errors import InvalidMessage, NotYetError, PeerError
 from atoll.protocol.messages import Donor, Header
 from atoll.protocol.v1 import peer_pb2
 
@@ -74,6 +75,8 @@ class DonorClient:
     was_silent: bool = field(default=False, init=False)
     """It failed before the first answer."""
     num_failures: int = field(default=0, init=False)
+    moved_at: float = field(default=-math.inf, init=False)
+    """When bytes of a chunk or payload came, by the loop's clock."""
 
     @property
     def where(self) -> str:
@@ -113,6 +116,7 @@ class DonorClient:
             response = parse(peer_pb2.FetchStateResponse, data)
             if not response.chunks or response.hash_lists:
                 raise InvalidMessage(f"{self.where}: a message that is not of the chunks that were asked for")
+            self._moved(response.chunks)
             for part in response.chunks:
                 if (record := asked.add(part)) is not None:
                     if record.num_bytes != size_bytes(part.chunk):
@@ -130,12 +134,15 @@ class DonorClient:
             parts = parse(peer_pb2.FetchPayloadsResponse, data).parts
             if not parts:
                 raise InvalidMessage(f"{self.where}: a message without payloads")
+            self._moved(parts)
             yield [item for part in parts if (item := asked.add(part)) is not None]
         self._check_end(left, asked)
 
     async def contribution(self, sync: int, chunk: int, most_bytes: int) -> Encoded:
-        """What the donor contributed to that sync, of one chunk; with the proof that its root is over it."""
-        request = peer_pb2.FetchPayloadsRequest(header=wire.to_proto(self.header), of_sync=sync, chunks=[chunk])
+        """What that start of the donor contributed to the sync, of one chunk; with the proof that its root says it."""
+        request = peer_pb2.FetchPayloadsRequest(
+            header=wire.to_proto(self.header), of_sync=sync, of_incarnation=self.donor.incarnation, chunks=[chunk]
+        )
         left, asked = self._asked([chunk], lambda _: most_bytes)
         found: list[Encoded] = []
         async for data in self._call(FETCH_PAYLOADS_METHOD, request):
@@ -143,6 +150,14 @@ class DonorClient:
             found += [item for part in parts if (item := asked.add(part)) is not None]
         self._check_end(left, asked)
         return found[0]
+
+    def passed_on(self, request: peer_pb2.FetchPayloadsRequest) -> AsyncGenerator[bytes]:
+        """The frames that answer what another site has asked this one for. `aclose` it."""
+        asked = peer_pb2.FetchPayloadsRequest()
+        asked.CopyFrom(request)
+        asked.for_site_id = request.header.site_id
+        asked.header.CopyFrom(wire.to_proto(self.header))
+        return self._call(FETCH_PAYLOADS_METHOD, asked)
 
     async def error(self, attempt: AttemptKey, chunk: int, num_bytes: int) -> Given:
         """What the donor added to its average of a chunk in that attempt, and what says so."""
@@ -170,6 +185,10 @@ class DonorClient:
             earlier_proof=said.earlier_proof,
         )
 
+    def _moved(self, parts: Iterable[peer_pb2.ChunkState | peer_pb2.Part]) -> None:
+        self.counters.moved_bytes += sum(len(part.data) for part in parts)
+        self.moved_at = asyncio.get_running_loop().time()
+
     def _asked(self, chunks: list[int], max_bytes: Callable[[int], int]) -> tuple[deque[int], PartAssembler]:
         """For these chunks, one after the other; and those that have not begun yet."""
         left = deque(chunks)
@@ -185,11 +204,12 @@ class DonorClient:
         if left or asked.is_amid_chunk:
             raise PeerError(f"{self.where}: the stream ended early", self.donor.site_id)
 
-    async def _call(self, method: str, request: Message) -> AsyncIterator[bytes]:
+    async def _call(self, method: str, request: Message) -> AsyncGenerator[bytes]:
         answer = await self.ask(self.donor, method, request.SerializeToString())
         loop = asyncio.get_running_loop()
         waited_s = 0.0  # for the donor: the time to work on what it sent is not its own
         progress = Progress(self.pace, waited_s, self.share)
+        has_begun = False
         try:
             with call_errors(self.where, self.donor.site_id, may_lack=True):
                 while True:
@@ -207,7 +227,13 @@ class DonorClient:
                     if problem:
                         raise PeerError(f"{self.where}: {problem}", self.donor.site_id)
                     self.counters.received_bytes += len(data)
+                    has_begun = True
                     yield data
+        except NotYetError as error:
+            if not has_begun:
+                raise
+            # It rests then: of bytes that come for ever, and never make a chunk, nothing else would be the end.
+            raise PeerError(f"{self.where}: busy amid its answer: {error}", self.donor.site_id) from None
         except TimeoutError:
             raise PeerError(f"{self.where}: no byte for {self._limit_s:.1f} s", self.donor.site_id) from None
         finally:

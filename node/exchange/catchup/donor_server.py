@@ -18,6 +18,7 @@ from atoll.node.dataplane.kept_contributions import KeptContributions
 from atoll.node.dataplane.outer_state import OuterState
 from atoll.node.dataplane.payload_file import AttemptKey
 from atoll.node.dataplane.payload_log import PayloadLog
+from atoll.node.exchange.catchup.donor_client import DonorClient
 from atoll.node.exchange.peers.counters import Counters
 from atoll.node.exchange.peers.errors_given import Given
 from atoll.node.exchange.peers.frames import FRAME_BYTES, Encoded, batches, pack_frames
@@ -25,8 +26,9 @@ from atoll.node.exchange.peers.progress import Pace, Progress
 from atoll.node.exchange.peers.rpc import NotRead, check_header, write_within
 from atoll.node.exchange.peers.uplink import Uplink
 from atoll.protocol.digest import DIGEST_BYTES
-from atoll.protocol.errors import InvalidMessage, NotYetError, StateError
+from atoll.protocol.errors import InvalidMessage, NotYetError, PeerError, StateError
 from atoll.protocol.layout import Layout
+from atoll.protocol.messages import Header
 from atoll.protocol.plans import payload_hash
 from atoll.protocol.v1 import peer_pb2
 
@@ -62,7 +64,8 @@ class _Place:
 
 @dataclass(eq=False, kw_only=True)
 class DonorServer:
-    run_id: str
+    identity: Callable[[], Header]
+    """Of this start of the site."""
     layout: Layout
     outer: Callable[[], OuterState | None]
     """None while this node has no outer state."""
@@ -73,6 +76,9 @@ class DonorServer:
     uplink: Uplink
     kept: KeptContributions | None = None
     """In a run with audits."""
+    elsewhere: Callable[[int], DonorClient | None] = lambda chunk: None
+    """The same, at a site of several hosts: the one that keeps the contributions to that chunk; None: this one. It may
+    raise NotYetError."""
     added: Callable[[AttemptKey, int], Given] | None = None
     """In the same, with error feedback of averages."""
     places: list[_Place] = field(default_factory=list, init=False)
@@ -87,7 +93,7 @@ class DonorServer:
         Raises InvalidMessage, RefusedError; NotYetError if too many ask at once; StateError for a chunk without a
         valid record here.
         """
-        check_header(request.header, self.run_id)
+        check_header(request.header, self.identity().run_id)
         chunks = self._checked(request.chunks, len(self.layout.chunks))
         if len(request.hashes_of) > MAX_HASH_LISTS:
             raise InvalidMessage(f"{len(request.hashes_of)} hash lists asked for, at most {MAX_HASH_LISTS} are given")
@@ -110,14 +116,14 @@ class DonorServer:
 
     async def payloads(self, request: peer_pb2.FetchPayloadsRequest) -> AsyncGenerator[bytes]:
         """Frames of the payloads of a commit. Raises as `state` does; StateError if the log does not hold it."""
-        check_header(request.header, self.run_id)
+        check_header(request.header, self.identity().run_id)
         chunks: Sequence[int] = self._checked(request.chunks, self.layout.num_sync_chunks)
         if request.of_term:
             async for frame in self._error(request, chunks):
                 yield frame
             return
         if request.of_sync:
-            async for frame in self._contributions(request.of_sync, chunks, request.header.site_id):
+            async for frame in self._contributions(request, chunks):
                 yield frame
             return
         # In a thread: a commit has the log's lock while it is written.
@@ -137,8 +143,26 @@ class DonorServer:
                     async with self._turn(frame):
                         yield frame
 
-    async def _contributions(self, sync: int, chunks: Sequence[int], site_id: int) -> AsyncGenerator[bytes]:
-        """Frames of what this site contributed to the sync. Raises StateError if it is not kept here."""
+    async def _contributions(
+        self, request: peer_pb2.FetchPayloadsRequest, chunks: Sequence[int]
+    ) -> AsyncGenerator[bytes]:
+        """Frames of what this site contributed to the sync. Raises StateError if it is not kept here, or was another
+        start's; NotYetError while the host that keeps it does not give it."""
+        sync, site_id, start = request.of_sync, request.header.site_id, self.identity().incarnation
+        if request.for_site_id and site_id == self.identity().site_id:  # passed on by host 0
+            site_id = request.for_site_id
+        if request.of_incarnation not in (0, start):  # by the root of which this start would be refuted
+            raise StateError(f"sync {sync}: start {request.of_incarnation} of this site is over, this is {start}")
+        if self.kept is not None and chunks and (host := self.elsewhere(chunks[0])) is not None:
+            try:
+                with self._admitted(site_id):
+                    async with aclosing(host.passed_on(request)) as frames:
+                        async for frame in frames:
+                            async with self._turn(frame):
+                                yield frame
+            except PeerError as error:
+                raise NotYetError(str(error)) from None
+            return
         kept = self.kept.of(sync) if self.kept is not None else None
         if kept is None or not chunks:
             raise StateError(f"what this site contributed to sync {sync} is not kept here")

@@ -102,7 +102,7 @@ class Donors:
                     if not (rest_s := self._rest_s(may)):
                         return  # those that are left are asked already
                     await asyncio.sleep(rest_s)
-                    self._check_stall("donors are busy")
+                    self._check_busy()
                     continue
                 key, client, batch = key_of(donor), self._client(donor), waiting.popleft()
                 in_flight[key] += 1
@@ -111,7 +111,7 @@ class Donors:
                     self._busy_answers.pop(key, None)
                 except NotYetError as error:
                     self._serves_others(key, error)
-                    self._check_stall("donors are busy")
+                    self._check_busy()
                 except AtollError as error:
                     if isinstance(error, StateError):
                         lacking.add(key)
@@ -133,6 +133,12 @@ class Donors:
             if all_may_lack and lacking and self._is_stalled:
                 raise StateError(all_may_lack) from None
             raise
+
+    def _check_busy(self) -> None:
+        """Raises PeerError if nothing came whole for a stall, and no donor gave bytes of a chunk meanwhile."""
+        since = self._loop.time() - self.pace.stall_s
+        if not any(client.moved_at > since for client in self._clients.values()):
+            self._check_stall("donors are busy")
 
     def _next_free(self, may: Callable[[Donor], bool], in_flight: Counter[Key]) -> Donor | None:
         """Of the first that are not busy, the one that is asked for least; None if each is asked for enough."""
@@ -260,7 +266,6 @@ class Donors:
                 f"catching up: nothing moved for {self.pace.stall_s:.1f} s, {why}; donors: {donors}{because}"
             )
 
-    def moved(self, num_bytes: int = 0) -> None:
-        """Something that was lacking is here, of so many bytes of chunks."""
+    def moved(self) -> None:
+        """Something that was lacking is here, whole and checked."""
         self._moved_at = self._loop.time()
-        self.counters.moved_bytes += num_bytes

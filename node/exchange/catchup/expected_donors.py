@@ -6,7 +6,7 @@ Whoever is not expected at this moment is turned away. See docs/decisions/0012-d
 from __future__ import annotations
 
 import asyncio
-import itertools
+from collections import Counter
 from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass
@@ -60,6 +60,8 @@ class ExpectedDonors:
 
     def __init__(self) -> None:
         self._streams: dict[Site, list[DonorStream]] = {}  # the oldest first
+        self._of_state: set[Site] = set()  # to give it
+        self._of_audits: Counter[Site] = Counter()  # by how many
         self._changed = asyncio.Event()
 
     def _notify(self) -> None:
@@ -67,30 +69,32 @@ class ExpectedDonors:
         self._changed = asyncio.Event()
 
     def expect(self, sites: Collection[Site]) -> None:
-        """Besides those that are here; others that were expected before are not any more."""
-        for site in [site for site, streams in self._streams.items() if not streams and site not in sites]:
-            del self._streams[site]
+        """To give their state, besides those that are here; others that were before are not any more."""
+        self._of_state = {*sites, *(site for site in self._of_state if self._streams[site])}
+        for site in sites:
+            self._streams.setdefault(site, [])
+        self._end_unwanted()
+
+    def expect_too(self, sites: Collection[Site]) -> None:
+        """For an audit, besides all that are expected, until `forget`."""
+        self._of_audits.update(sites)
         for site in sites:
             self._streams.setdefault(site, [])
 
-    def expect_too(self, sites: Collection[Site]) -> list[Site]:
-        """Besides all that are expected; those that were not."""
-        new = [site for site in sites if site not in self._streams]
-        self._streams.update((site, []) for site in new)
-        return new
-
     def forget(self, sites: Collection[Site]) -> None:
-        """They are expected no longer."""
-        for site in sites:
-            for stream in self._streams.pop(site, []):
-                stream.end()
-        self._notify()
+        """An audit is over; another one may still wait for its turn with them."""
+        self._of_audits -= Counter(sites)
+        self._end_unwanted()
 
     def dismiss(self) -> None:
-        """Nobody is expected any more."""
-        for stream in itertools.chain.from_iterable(self._streams.values()):
-            stream.end()
-        self._streams.clear()
+        """Nobody is expected any more to give its state."""
+        self._of_state.clear()
+        self._end_unwanted()
+
+    def _end_unwanted(self) -> None:
+        for site in self._streams.keys() - self._of_state - self._of_audits.keys():
+            for stream in self._streams.pop(site):
+                stream.end()
         self._notify()
 
     def is_here(self, donor: Donor) -> bool:

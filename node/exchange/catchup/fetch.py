@@ -177,7 +177,7 @@ class Fetch:
         await self._in_pool(lambda: self.outer.put(chunk, version, received.data, value))
         self._trusted.add(chunk)
         self._num_fetched += 1
-        self.donors.moved(len(received.data))
+        self.donors.moved()
 
     async def _first_lists(self) -> None:
         while not self._useful_lists():
@@ -319,7 +319,7 @@ class Fetch:
 
         async for items in client.payloads(record.commit, sorted(batch), partial(self._payload_bytes, record)):
             if items:
-                self.donors.moved(sum(len(item.data) for item in items))
+                self.donors.moved()
             await self._in_pool(lambda items=items: store(items))  # type: ignore[misc]
             batch.difference_update(item.chunk for item in items)
 

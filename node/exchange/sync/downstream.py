@@ -5,14 +5,16 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from atoll.node.exchange.peers.frames import Encoded, pack_frames, parse
+from atoll.node.exchange.peers.frames import pack_frames, parse
 from atoll.node.exchange.peers.jobs import take_chunks
 from atoll.node.exchange.peers.rpc import Context, write_within
 from atoll.node.exchange.sync.exchange import Exchange
+from atoll.node.exchange.sync.reducer import Made
+from atoll.node.exchange.sync.retained import AT_ONCE
 from atoll.node.exchange.sync.turns import ServedPeer
 from atoll.node.tasks import end
 from atoll.protocol.errors import InvalidMessage, PeerError
@@ -23,6 +25,8 @@ HELD_PER_MESSAGE = 1 << 15
 EARLY_PAYLOADS = 2
 """Sent at once, the others after the contributions. The connection that carries them was idle since the last sync:
 TCP starts slowly on it, better while contributions still fill the uplink than when nothing else does."""
+READ_BYTES = 8 << 20
+"""Of payloads that are in the log alone, read at once."""
 
 
 @dataclass(eq=False)
@@ -111,7 +115,7 @@ class Downstream:
 
     # --- payloads
 
-    def _own_of(self, payloads: list[Encoded]) -> list[Encoded]:
+    def _own_of(self, payloads: list[Made]) -> list[Made]:
         """In a thread: those of `ids`."""
         return [item for item in payloads if item.chunk in self.ids]
 
@@ -123,7 +127,7 @@ class Downstream:
         num_left = self._num_own
         num_early = EARLY_PAYLOADS
         num_seen = 0
-        finished: list[Encoded] = []  # of `ids`, and not sent
+        finished: list[Made] = []  # of `ids`, and not sent
         while True:
             peer.changed.clear()
             if attempt.closed is not None:
@@ -139,9 +143,10 @@ class Downstream:
                 num_left -= len(due)
                 with attempt.uplink.sending():
                     missing = (item for item in due if item.chunk not in self.has_payloads)
-                    for frame in pack_frames(missing, attempt.frame_bytes):
-                        await self._send(await attempt.turn(frame))
-                        reducer.given(site_id, len(frame))
+                    for some in _read_at_once(missing):
+                        for frame in pack_frames(await reducer.encoded(some), attempt.frame_bytes):
+                            await self._send(await attempt.turn(frame))
+                            reducer.given(site_id, len(frame))
                 said_at = now()
             elif not num_left:
                 return
@@ -155,3 +160,16 @@ class Downstream:
                 waiting = reducer.waiting(site_id)
                 if waiting is not None:
                     await self._say(peer_pb2.ExchangeResponse(waiting=waiting))
+
+
+def _read_at_once(made: Iterable[Made]) -> Iterator[list[Made]]:
+    """In order: as many as AT_ONCE, and as READ_BYTES of the log has."""
+    some, num_bytes = list[Made](), 0
+    for item in made:
+        if len(some) == AT_ONCE or (item.data is None and some and num_bytes + item.num_bytes > READ_BYTES):
+            yield some
+            some, num_bytes = [], 0
+        some.append(item)
+        num_bytes += item.num_bytes if item.data is None else 0
+    if some:
+        yield some

@@ -10,13 +10,12 @@ from dataclasses import InitVar, dataclass
 from atoll.node.dataplane.payload_file import AttemptKey
 from atoll.node.dataplane.payload_log import AttemptLog
 from atoll.node.exchange.peers.dialer import Dialer
-from atoll.node.exchange.peers.frames import Encoded
 from atoll.node.exchange.sync.attempt import Attempt
 from atoll.node.exchange.sync.average_errors import AverageErrors
 from atoll.node.exchange.sync.collection import Collection
 from atoll.node.exchange.sync.influences import Influences
 from atoll.node.exchange.sync.multiplication import Products
-from atoll.node.exchange.sync.reducer import Reducer
+from atoll.node.exchange.sync.reducer import Made, Reducer
 from atoll.node.exchange.sync.reduction import Share
 from atoll.node.exchange.sync.retained import Retained
 from atoll.node.exchange.sync.roots import Roots, made_tree
@@ -161,7 +160,7 @@ class Exchange:
         before, after = audited.sign(AttemptKey.of(self.plan), self._made)
         return root, SignedErrors(before=before, after=after)
 
-    def _begin(self) -> tuple[list[Encoded], int]:
+    def _begin(self) -> tuple[list[Made], int]:
         self.collection.begin()
         for upstream in self.upstreams:
             upstream.restore()

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import InitVar, dataclass
 
 import numpy as np
@@ -26,13 +26,28 @@ from atoll.node.exchange.sync.roots import Roots
 from atoll.node.exchange.sync.spill import Spilled
 from atoll.node.exchange.sync.turns import Turns
 from atoll.node.exchange.sync.weights import Weights
-from atoll.protocol.errors import AverageError, HostError, InvalidMessage, PeerError, StaleError
+from atoll.protocol.errors import AverageError, HostError, InvalidMessage, PeerError, StaleError, StateError
 from atoll.protocol.messages import Member
 from atoll.protocol.plans import reducing
 from atoll.protocol.v1 import peer_pb2
 
 REDUCTIONS_AT_ONCE = 16
 """More than the pool has threads; a task for each of a million chunks would hold up the event loop."""
+
+
+MADE_IN_MEMORY_BYTES = 64 << 20
+"""Of the payloads of one attempt. The log has them all, and those beyond are read there when they are sent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A payload that is in the log."""
+
+    chunk: int
+    hash: bytes
+    num_bytes: int
+    data: bytes | None
+    """None: in the log alone."""
 
 
 @dataclass(eq=False, kw_only=True)
@@ -55,8 +70,9 @@ class Reducer:
 
     def __post_init__(self, share: Share, has_room: bool) -> None:
         self.own = share.own
-        self.payloads: list[Encoded] = []  # in the order they were finished
+        self.payloads: list[Made] = []  # in the order they were finished
         self.payload_bytes = 0
+        self._in_memory_bytes = 0  # of these
         self._has_room = asyncio.Event()
         if has_room:
             self._has_room.set()
@@ -95,19 +111,19 @@ class Reducer:
         finally:
             self._has_room.set()
 
-    def restore(self) -> tuple[list[Encoded], int]:
+    def restore(self) -> tuple[list[Made], int]:
         """In a thread: payloads that an earlier run of this attempt left in the log, and their bytes."""
         done = []
         for chunk in self.own.chunks:
             if self.collection.has(chunk):
                 payload = self.collection.file.read(chunk)
-                done.append(Encoded(chunk, payload, self.attempt.data.payload_hash(payload)))
+                done.append(self._made(Encoded(chunk, payload, self.attempt.data.payload_hash(payload))))
         for _ in range(len(self._ready) if done else 0):  # nobody else takes from its left before `start`
             if not self.collection.has(chunk := self._ready.popleft()):
                 self._ready.append(chunk)
         return done, sum(item.num_bytes for item in done)
 
-    def start(self, restored: list[Encoded], num_bytes: int) -> None:
+    def start(self, restored: list[Made], num_bytes: int) -> None:
         self.payloads += restored
         self.payload_bytes += num_bytes
         self._is_started = True
@@ -246,7 +262,7 @@ class Reducer:
             return encoded
 
         encoded = await attempt.in_pool(work)
-        self.payloads.append(encoded)
+        self.payloads.append(self._made(encoded))
         self.payload_bytes += encoded.num_bytes
         self.collection.note([chunk])
         self.turns.new_payload()
@@ -307,6 +323,30 @@ class Reducer:
         return None if found is None else (self.attempt.plan.contributors[found[0]].site_id, *found[1:])
 
     # --- those who wait for payloads
+
+    def _made(self, payload: Encoded) -> Made:
+        """It stays in memory while there is room for it."""
+        stays = self._in_memory_bytes + payload.num_bytes <= MADE_IN_MEMORY_BYTES
+        self._in_memory_bytes += payload.num_bytes if stays else 0
+        return Made(payload.chunk, payload.hash, payload.num_bytes, payload.data if stays else None)
+
+    async def encoded(self, made: Sequence[Made]) -> list[Encoded]:
+        """To be sent. Raises HostError, which ends the attempt too; why the attempt is closed, if it is."""
+        attempt, read = self.attempt, self.collection.file.read
+
+        def work() -> list[Encoded]:
+            return [Encoded(m.chunk, read(m.chunk) if m.data is None else m.data, m.hash) for m in made]
+
+        if all(m.data is not None for m in made):
+            return work()
+        try:
+            return await attempt.in_pool(work)
+        except (StateError, HostError) as error:
+            if attempt.closed is not None:  # its file is gone
+                raise attempt.closed from None
+            broken = HostError(f"{error}, which this node has written in {attempt.where}; look after its disk")
+            attempt.fail(broken)
+            raise broken from None
 
     def given(self, site_id: int, num_bytes: int) -> None:
         """Payloads, to a site that says that it lacks them."""

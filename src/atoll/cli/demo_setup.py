@@ -16,7 +16,7 @@ from atoll.cli.demo_script import script_command
 from atoll.cli.join import enrol
 from atoll.cli.template import render
 from atoll.coordinator.admin import ask
-from atoll.node.parallel.settings import ALONE, ParallelSettings, check_batch, check_model, parse
+from atoll.node.parallel.settings import ALONE, OTHER_WORDS, ParallelSettings, check_batch, check_model, parse
 from atoll.node.worker.token_index import packed_among
 from atoll.protocol.errors import ConfigError
 from atoll.protocol.model_settings import MODELS, ON_ONE_MACHINE
@@ -30,8 +30,6 @@ NAMES = ("amsterdam", "berlin", "cairo", "delhi", "essen", "fukuoka", "geneva", 
 FEWEST_COMMITS_TO_KILL = 6
 EVALUATIONS = 5
 """Of the outer parameters, about, while it trains."""
-FIELD_WORDS = {"fsdp": "dp_shard", "ddp": "dp_replicate"}
-"""Of --layouts: what the field calls it."""
 
 
 def site_names(num_sites: int) -> tuple[str, ...]:
@@ -101,7 +99,7 @@ def _layout(text: str) -> ParallelSettings:
     if text == "1":
         return ALONE
     parts = (part.partition("=") for part in text.split("+"))
-    found = parse(",".join(f"{FIELD_WORDS.get(name, name)}{equals}{size}" for name, equals, size in parts))
+    found = parse(",".join(f"{OTHER_WORDS.get(name, name)}{equals}{size}" for name, equals, size in parts))
     if found.takes_the_rest and "-1" in text:  # without any size there is one rank
         raise ConfigError(f"--layouts {text}: the number of ranks follows from the layout; give each size a number")
     return found.resolved(found.num_ranks(1))

@@ -185,7 +185,9 @@ def _of_run(answer: _Answer, home: Path) -> Iterator[Finding]:
     whole = Manifest.canonical([TensorSpec(name="model", shape=(size,), dtype="F32", role=Role.TRAINABLE)])
     needs, free = footprint(Layout(whole, settings.sync.chunk_elements), settings), free_for(home, Disk())
     if document["num_parameters"]:
-        yield doctor.memory(free.memory.available_bytes, needs.shared_bytes + RESERVE_BYTES, free.memory.source)
+        files_bytes = free.memory_for_files(needs)
+        needed_bytes = needs.shared_bytes + files_bytes + RESERVE_BYTES
+        yield doctor.memory(free.memory.available_bytes, needed_bytes, free.memory.source, files_bytes)
         yield doctor.disk(free.disk_bytes + free.home_bytes, needs.disk_bytes, str(home))
     else:
         yield doctor.Finding(doctor.Verdict.UNKNOWN, "memory, disk", "the run has no model yet: atoll node --dry-run")

@@ -11,6 +11,7 @@ from atoll.cli.status import whole
 from atoll.cli.words import count
 from atoll.coordinator.core.sync.chunk_sizes import ChunkSizes
 from atoll.node.daemon.config import NodeConfig, default_home
+from atoll.node.daemon.published import gains_in_place
 from atoll.node.daemon.room import room_of
 from atoll.node.daemon.script_model import model_of_script
 from atoll.node.dataplane.footprint import NODE_CONSTANT_BYTES, footprint
@@ -18,6 +19,7 @@ from atoll.node.parallel.settings import check_site, parse
 from atoll.node.plan.activations import ON_CPU, ON_GPU
 from atoll.node.plan.rank_memory import rank_memory
 from atoll.node.plan.tensors import manifest_of
+from atoll.protocol import file_systems
 from atoll.protocol.addresses import parse_proxy
 from atoll.protocol.codecs.table import SPARSE
 from atoll.protocol.disk import Disk
@@ -39,6 +41,8 @@ def dry_run(config: NodeConfig) -> int:
     failed: AtollError | None = None
     settings = RunSettings(run_id="unknown")
     try:
+        if not config.coordinators:
+            raise PeerError(f"host {config.site_rank} was told no --coordinator, which says what the run is set to")
         document = fetch_status(config.coordinators[0], joined, proxy=parse_proxy(config.proxy))
         if "settings" not in document:
             raise InvalidMessage(f"the status of {config.coordinator} has no settings; is it of another version?")
@@ -61,24 +65,28 @@ def _print(name: str, text: str) -> None:
     print(f"{name:<12} {whole(text)}", flush=True)  # the coordinator and the script say some of it
 
 
-def described(settings: RunSettings, config: NodeConfig) -> tuple[Manifest, str]:
-    """The model of what would train here, and this machine's device. Of a site of several hosts it is that of the
-    built-in trainer, by its settings. Raises WorkerError, ConfigError."""
+def described(settings: RunSettings, config: NodeConfig) -> tuple[Manifest, str, bool]:
+    """The model of what would train here, this machine's device, and whether the ranks can read outer values in place.
+    Of a site of several hosts it is the model of the built-in trainer, by its settings. Raises WorkerError,
+    ConfigError."""
     if config.site_hosts > 1:  # its ranks would wait for those of the other hosts
         check_site(config.parallel, config.num_site_ranks, settings)
-        manifest = manifest_of(settings.model)
+        manifest, read_in_place = manifest_of(settings.model), False
     else:
         what = " ".join(config.command) or "the built-in trainer"
         _print("", f"starting {what} to learn its model; it is ended once it calls atoll.join")
-        manifest = asyncio.run(model_of_script(config, settings, config.start_limit_s or SCRIPT_LIMIT_S))
+        pieces = asyncio.run(model_of_script(config, settings, config.start_limit_s or SCRIPT_LIMIT_S))
+        manifest, read_in_place = pieces.manifest, pieces.reads_in_place
     import torch
 
     if not torch.cuda.is_available():
-        return manifest, "CPU"
-    return manifest, f"{torch.cuda.device_count()} x {torch.cuda.get_device_name(0)}"
+        return manifest, "CPU", read_in_place
+    return manifest, f"{torch.cuda.device_count()} x {torch.cuda.get_device_name(0)}", read_in_place
 
 
-def facts(settings: RunSettings, config: NodeConfig, manifest: Manifest, device: str) -> Iterator[tuple[str, str]]:
+def facts(
+    settings: RunSettings, config: NodeConfig, manifest: Manifest, device: str, ranks_can_read_in_place: bool
+) -> Iterator[tuple[str, str]]:
     """(what, in words). Raises ConfigError or HostError, after what is known, if the run does not take the model, or it
     does not fit on this machine."""
     yield "model", f"{len(manifest.tensors)} tensors, {count(manifest.num_trainable)} trainable parameters"
@@ -92,9 +100,14 @@ def facts(settings: RunSettings, config: NodeConfig, manifest: Manifest, device:
         yield "a rank", rank_line(settings, config, device)
     chunks = ChunkSizes.of(manifest, settings.sync)
     yield "chunks", f"{len(chunks)} that travel; the run takes {settings.sync.max_chunks} (sync.max_chunks)"
-    yield from memory_lines(settings, manifest, config.num_kernel_threads)
     home = config.home or default_home(settings.run_id, config.name, os.environ)
-    yield "as a reducer", f"holds {room_of(config, settings, manifest, home, Disk(), has_buffers=False)}"
+    layout = Layout(manifest, settings.sync.chunk_elements)
+    read_in_place = ranks_can_read_in_place and gains_in_place(layout, settings.sync, home)
+    yield from memory_lines(settings, layout, config.num_kernel_threads, read_in_place=read_in_place)
+    if (kind := file_systems.kind_of(home)) in file_systems.IN_MEMORY:
+        yield "", f"{home} is in memory ({kind}): all of its disk is memory, which the kernel cannot drop"
+    room = room_of(config, settings, manifest, home, Disk(), has_buffers=False, read_in_place=read_in_place)
+    yield "as a reducer", f"holds {room}"
 
 
 def rank_line(settings: RunSettings, config: NodeConfig, device: str) -> str:
@@ -111,16 +124,19 @@ def rank_line(settings: RunSettings, config: NodeConfig, device: str) -> str:
     )
 
 
-def memory_lines(settings: RunSettings, manifest: Manifest, num_threads: int) -> list[tuple[str, str]]:
+def memory_lines(
+    settings: RunSettings, layout: Layout, num_threads: int, *, read_in_place: bool
+) -> list[tuple[str, str]]:
     """Of the node, by the formulas of docs/memory.md; the training processes' own comes on top."""
-    needs = footprint(Layout(manifest, settings.sync.chunk_elements), settings, num_threads)
+    needs = footprint(layout, settings, num_threads, read_in_place=read_in_place)
     sites = f" of {settings.min_sites} sites" if settings.sync.codec_up in SPARSE else ""
     return [
         (
             "memory",
-            f"{byte_count(needs.memory_bytes)} for the node: {byte_count(needs.shared_bytes)} shared with the workers, "
-            f"{byte_count(needs.outer_bytes)} outer state (mapped), {byte_count(needs.sync_bytes)} held as a reducer, "
-            f"{byte_count(needs.thread_bytes)} that threads compute in, {byte_count(NODE_CONSTANT_BYTES)} of its own",
+            f"{byte_count(needs.memory_bytes)} for the node: {byte_count(needs.shared_bytes)} shared with the workers "
+            f"({needs.shared_in_words}), {byte_count(needs.outer_bytes)} outer state (mapped), "
+            f"{byte_count(needs.sync_bytes)} held as a reducer, {byte_count(needs.thread_bytes)} that threads compute "
+            f"in, {byte_count(NODE_CONSTANT_BYTES)} of its own",
         ),
         (
             "disk",
@@ -134,9 +150,11 @@ def memory_lines(settings: RunSettings, manifest: Manifest, num_threads: int) ->
 def ports(config: NodeConfig) -> str:
     from atoll.node.daemon.discover import local_address_towards
 
+    towards = (*config.coordinators, config.site_address)[0]
+    dials = config.coordinator if config.site_rank == 0 else f"host 0 at {config.site_address}"
     try:
-        listen = config.listen or f"{local_address_towards(config.coordinators[0])}, any free port"
+        listen = config.listen or f"{local_address_towards(towards)}, any free port"
     except HostError as error:
         listen = f"unknown ({error})"
     told = f", told to others as {config.advertise}" if config.advertise else ""
-    return f"listens on {listen}{told}; dials {config.coordinator}; metrics on {config.http_listen or 'no port'}"
+    return f"listens on {listen}{told}; dials {dials}; metrics on {config.http_listen or 'no port'}"

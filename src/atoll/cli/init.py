@@ -17,7 +17,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 from atoll.cli.flags import Flag, add_flags, given
-from atoll.protocol.errors import ConfigError
+from atoll.protocol.disk import Disk, disk_error
+from atoll.protocol.errors import ConfigError, HostError
 from atoll.protocol.presets import PRESETS
 from atoll.protocol.settings import RunSettings
 from atoll.protocol.spec import too_many_bundled
@@ -69,13 +70,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     path: Path = args.path / "run.toml" if args.path.is_dir() else args.path
     text, settings = make_file(args, path)
+    if path.exists() and not path.is_file():
+        raise ConfigError(f"{path} is no file that could be replaced; name another one")
+    if not path.parent.is_dir():
+        raise ConfigError(f"{path}: there is no folder {path.parent}; make it, or name another file")
+    target = path.resolve() if path.is_symlink() else path
     try:
-        with path.open("w" if args.force else "x", encoding="utf-8") as file:
-            file.write(text)
+        if not args.force:
+            target.open("xb").close()  # of two at once one makes it
+        Disk().write_whole(target, text.encode(), mode=0o644)
     except FileExistsError:
         raise ConfigError(f"{path} is there already; --force replaces it") from None
     except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}") from None
+        raise disk_error(error, path) from error
+    except HostError:
+        if not args.force:
+            target.unlink(missing_ok=True)
+        raise
     if args.from_hf is None:
         print(f"wrote {path}; look it over, then: atoll coordinator {path}")
     else:

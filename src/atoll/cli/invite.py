@@ -121,6 +121,8 @@ def _files(args: argparse.Namespace, wanted: list[tuple[str, str]]) -> list[Path
     for file in files:
         if file is not None and (file.exists() or files.count(file) > 1):
             raise ConfigError(f"{file} is there already; name another file, or remove it")
+        if file is not None and not file.parent.is_dir():
+            raise ConfigError(f"{file}: there is no folder {file.parent}; make it, or name another file")
     return files
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from atoll.cli import node
-from atoll.protocol.errors import ConfigError, HostError
+from atoll.protocol.errors import ConfigError
 
 if TYPE_CHECKING:
     from atoll.protocol.trust.invites import Invite
@@ -96,7 +96,7 @@ def _check(args: argparse.Namespace, invite: Invite) -> None:
 
 
 def read_invite(path: Path) -> Invite:
-    """Raises ConfigError or HostError."""
+    """Raises ConfigError."""
     from getpass import getpass
 
     from atoll.protocol.trust.invites import MAX_CHARACTERS, from_text
@@ -106,7 +106,7 @@ def read_invite(path: Path) -> Invite:
             with path.open(encoding="ascii", errors="replace") as file:
                 return from_text(file.read(MAX_CHARACTERS + 1))
         except OSError as error:
-            raise HostError(f"{path}: {error.strerror}") from None
+            raise ConfigError(f"{path}: {error.strerror}; name the file that `atoll invite` wrote") from None
     if sys.stdin.isatty():
         return from_text(getpass("invite (it is not shown): "))
     return from_text(sys.stdin.read(MAX_CHARACTERS + 1))

@@ -83,6 +83,16 @@ _MODULES: tuple[Verb, ...] = (
 VERBS = {verb.__name__.rpartition(".")[2]: verb for verb in _MODULES}
 
 
+class _VerbParser(argparse.ArgumentParser):
+    """What is left over would be reported by the parser of `atoll`, with its usage and not the verb's."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        found, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return found, unknown
+
+
 def make_parser() -> argparse.ArgumentParser:
     debug = argparse.ArgumentParser(add_help=False)
     debug.add_argument(
@@ -96,7 +106,7 @@ def make_parser() -> argparse.ArgumentParser:
     }
     parser = argparse.ArgumentParser(prog="atoll", description=description, epilog=epilog, **common)
     parser.add_argument("--version", action="version", version=f"atoll {__version__}")
-    commands = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
+    commands = parser.add_subparsers(dest="verb", metavar="VERB", required=True, parser_class=_VerbParser)
     for name, verb in VERBS.items():
         description, _, epilog = (verb.__doc__ or "").partition("\n\n")
         line = description[:1].lower() + description[1:].removesuffix(".")

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -116,6 +117,9 @@ def run(args: argparse.Namespace) -> int:
         from atoll.cli.dry_run import dry_run
 
         return dry_run(config)
+    if config.log_format == "text":  # beside its log, which begins only when modules, kernels and the run are there
+        where = f"; its coordinator is at {config.coordinator}" if config.coordinator else ""
+        print(f"site {config.name} is starting{where}", file=sys.stderr, flush=True)
     import asyncio
 
     from atoll.protocol.loading import nothing_is_garbage
@@ -216,7 +220,10 @@ def _num_ranks(args: argparse.Namespace) -> int:
     is_said = args.num_ranks > 1 or settings.takes_the_rest
     total = settings.num_ranks(args.num_ranks * num_hosts if is_said else 1)
     if total % num_hosts:
-        raise ConfigError(f"--parallel {args.parallel} needs {total} ranks, which {num_hosts} hosts cannot share out")
+        raise ConfigError(
+            f"--parallel {args.parallel} needs {total} ranks, which {num_hosts} hosts cannot share out: choose sizes "
+            f"whose product is a multiple of {num_hosts}, or other --site-hosts"
+        )
     return int(total // num_hosts)
 
 

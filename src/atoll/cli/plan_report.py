@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from atoll.cli.words import count
 from atoll.node.plan.layouts import RECOMPUTED, LayoutPlan
 from atoll.node.plan.plan import ASSUMED, RunPlan
-from atoll.node.plan.syncs import advice
+from atoll.node.plan.syncs import advice, recommended
 from atoll.protocol.text import byte_count
 
 
@@ -40,6 +40,9 @@ def _layouts(plan: RunPlan) -> list[str]:
         f"  take --parallel {best.settings}" if best.fits else f"  does not fit; the least is {best.settings}",
         f"  {plan.reason}",
         f"  its peak is {byte_count(best.memory.peak)}, at {best.memory.moment}; a step takes {plan.step_s:.2f} s",
+        f"  bytes a parameter of the model, on its fullest GPU: {_each(plan, best.memory.weights)} weights, "
+        f"{_each(plan, best.memory.gradients)} gradients, {_each(plan, best.memory.optimizer)} AdamW, "
+        f"{_each(plan, best.memory.activations)} activations",
         "  memory of the fullest GPU, in GiB (*N: with accumulation=N, +seq: sequence_parallel=1, +off: offload=1):",
         *_table(rows),
     ]
@@ -68,6 +71,11 @@ def _row(layout: LayoutPlan) -> tuple[str, ...]:
     )
 
 
+def _each(plan: RunPlan, num_bytes: float) -> str:
+    """Bytes a parameter."""
+    return f"{num_bytes / plan.num_parameters:.2f}"
+
+
 def _gib(num_bytes: float) -> str:
     return f"{num_bytes / 2**30:.1f}"
 
@@ -84,8 +92,9 @@ def _node(plan: RunPlan) -> list[str]:
     needs, node = plan.node.footprint, plan.node
     return [
         f"the node of a site, with {plan.node_of}:",
-        f"  memory   {byte_count(needs.memory_bytes)}: {byte_count(needs.shared_bytes)} shared with the workers, "
-        f"{byte_count(needs.outer_bytes)} outer state (mapped), {byte_count(needs.sync_bytes)} held as a reducer, "
+        f"  memory   {byte_count(needs.memory_bytes)}: {byte_count(needs.shared_bytes)} shared with the workers "
+        f"({needs.shared_in_words}), {byte_count(needs.outer_bytes)} outer state (mapped), "
+        f"{byte_count(needs.sync_bytes)} held as a reducer, "
         f"{byte_count(needs.thread_bytes)} that threads compute in",
         f"           and {byte_count(plan.copies_bytes)} for the ranks' copies of the inner optimizer",
         *(
@@ -97,6 +106,9 @@ def _node(plan: RunPlan) -> list[str]:
         + ", ".join(f"{byte_count(size)} {what}" for what, size in needs.disk_parts),
         f"  written  {byte_count(node.written_bytes)} a sync: "
         + ", ".join(f"{byte_count(size)} {what}" for what, size in node.written),
+        f"  bytes a parameter: {_each(plan, needs.memory_bytes)} memory ({_each(plan, needs.shared_bytes)} shared, "
+        f"{_each(plan, needs.outer_bytes)} outer state, {_each(plan, needs.sync_bytes)} as a reducer), "
+        f"{_each(plan, needs.disk_bytes)} disk, {_each(plan, node.written_bytes)} written a sync",
     ]
 
 
@@ -118,9 +130,13 @@ def _syncs(plan: RunPlan) -> list[str]:
         )
         for sync in plan.syncs
     ]
+    best, every, why = recommended(plan.syncs)
+    tau = best.enough_overlap_steps if every == best.every else 0
+    overlap = f" and sync.overlap_steps = {tau}" if tau else ""
     return [
         f"syncs of {link.num_sites} sites over {link.bits_per_s / 1e6:g} Mbit/s, steps of {plan.step_s:.3g} s "
         "(in steps: share of the time; waiting: without overlap; tau: overlap_steps with which none waits):",
+        f"  take {best.name} with H = {every}{overlap}: {why}",
         *_table(rows),
         *(f"  {sync.name}: {advice(sync)}" for sync in plan.syncs if sync.every > 1),
     ]

@@ -38,13 +38,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     if args.output.suffix not in FORMATS:
         raise ConfigError(f"{args.output}: choose a name that ends in {', '.join(FORMATS)}")
+    parts = read(args.store)
     try:
         import matplotlib
 
         matplotlib.use("Agg")
     except ImportError:
         raise ConfigError("atoll plot needs matplotlib: pip install 'atoll[plots]'") from None
-    parts = read(args.store)
     draw(parts, args.output, is_log=args.log)
     print(f"{args.output}: {sum(len(part.lines) for part in parts)} curves of {args.store}")
     return 0

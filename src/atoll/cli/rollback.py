@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     if args.to < 0:
         raise ConfigError(f"--to {args.to}: commits are numbered from 0, the starting state")
-    print(f"sites put the state of commit {args.to} together; the run waits for one of them", file=sys.stderr)
+    print(f"asked for; if commit {args.to} is in reach, the run waits until a site has its state", file=sys.stderr)
     reason = args.reason or f"atoll rollback --to {args.to}"
     operator.ask(args, "rollback", limit_s=GO_BACK_LIMIT_S, to=args.to, reason=reason, skip_samples=args.skip_samples)
     print(f"the run goes on from commit {args.to}; what followed is void")

@@ -16,6 +16,8 @@ from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState,
 from atoll.integrations.training import LeasedLoader, Tokens, Training, follow, tokens_of
 from atoll.protocol.errors import ConfigError
 
+NO_MEASURES = ("epoch", "_runtime", "_per_second", "_preparation_time")
+"""What names of the trainer's figures end with that say nothing of the model."""
 OF_THE_TRAINERS_LOADER = ("collate_fn", "num_workers", "pin_memory", "timeout", "worker_init_fn", "prefetch_factor")
 
 
@@ -32,14 +34,17 @@ class SiteCallback(TrainerCallback):
         self._training = Training(tokens, **options)
         self._trainer = trainer
         self._make_loader, self._train = trainer.get_train_dataloader, trainer.training_step
+        self._evaluate = trainer.evaluate
         self._loader: LeasedLoader | None = None
         self._num_passes = self._steps_of_pass = 0
+        self._is_evaluating = False
         if (settings := self._training.settings) is None:
             return
         if settings.steps:
             trainer.args.max_steps = settings.steps
         trainer.get_train_dataloader = self._leased_loader  # type: ignore[method-assign, assignment, unused-ignore]
         trainer.training_step = self._counted_step  # type: ignore[method-assign, unused-ignore]
+        trainer.evaluate = self._outer_evaluated  # type: ignore[method-assign, unused-ignore]
 
     # --- in the place of methods of the trainer
 
@@ -57,6 +62,23 @@ class SiteCallback(TrainerCallback):
         loss: Tensor = self._train(model, inputs, num_items_in_batch)
         self._training.add(inputs, loss)
         return loss
+
+    def _outer_evaluated(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+        """Of several data sets the trainer calls this for each, within the call for all: what begins with the first
+        call ends with it."""
+        if self._is_evaluating:
+            return self._evaluate(*args, **kwargs)  # type: ignore[no-any-return, unused-ignore]
+        self._training.evaluate("the trainer's evaluation")
+        self._is_evaluating = True
+        try:
+            found: dict[str, float] = self._evaluate(*args, **kwargs)
+            self._training.measured({name: found[name] for name in found if not name.endswith(NO_MEASURES)})
+        finally:
+            self._is_evaluating = False
+            self._training.go_on()
+        if self._trainer.control.should_save:
+            self._training.pause("the trainer's checkpoint")
+        return found
 
     # --- events
 
@@ -96,11 +118,6 @@ class SiteCallback(TrainerCallback):
         self._training.go_on()
         return self._pause(control)
 
-    def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        self._training.go_on()
-        if control.should_save:
-            self._training.pause("the trainer's checkpoint")
-
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
@@ -115,10 +132,8 @@ class SiteCallback(TrainerCallback):
         state.epoch = self._num_passes + self._steps_of_pass / steps_per_pass
 
     def _pause(self, control: TrainerControl) -> TrainerControl:
-        """What the trainer does after this event takes long."""
-        if control.should_evaluate:
-            self._training.pause("the trainer's evaluation", evaluates=True)
-        elif control.should_save:
+        """Saving, which comes after this event, takes long, and after an evaluation if there is one."""
+        if control.should_save and not control.should_evaluate:
             self._training.pause("the trainer's checkpoint")
         return control
 

@@ -34,6 +34,7 @@ class SiteCallback(Callback):
     def __init__(self, tokens: Tokens = tokens_of, **options: Any) -> None:
         self._training = Training(tokens, **options)
         self._num_steps = 0  # of optimizers
+        self._measured: dict[str, Tensor] = {}  # before a validation
 
     def loader(self, dataset: Dataset[Any], batch_size: int, **options: Any) -> SizedLoader | DataLoader[Any]:
         """Samples that are leased, as `site.loader` does it, with options of a torch DataLoader. Its length, which is
@@ -79,9 +80,12 @@ class SiteCallback(Callback):
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._training.is_joined:
-            self._training.pause("the trainer's validation", evaluates=True)
+            self._training.evaluate("the trainer's validation")
+            self._measured = dict(trainer.callback_metrics)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        found = trainer.callback_metrics  # those of training too, which a validation leaves as they are
+        self._training.measured({name: found[name] for name in found if found[name] is not self._measured.get(name)})
         self._training.go_on()
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

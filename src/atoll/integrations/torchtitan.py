@@ -54,6 +54,8 @@ class _Attached:
         trainer.checkpointer.load, trainer.checkpointer.save = self.load, self.save
         if trainer.config.validator.enable:
             self._validate, trainer.validator.validate = trainer.validator.validate, self.validate
+            self._say = trainer.metrics_processor.log_validation
+            trainer.metrics_processor.log_validation = self.measured
         loader = trainer.dataloader
         dataset = getattr(loader, "dataset", None)
         if isinstance(dataset, Sized) and hasattr(dataset, "__getitem__"):
@@ -131,9 +133,13 @@ class _Attached:
         return found
 
     def validate(self, model_parts: list[torch.nn.Module], step: int) -> None:
-        self._training.pause("the trainer's validation", evaluates=True)
+        self._training.evaluate("the trainer's validation")
         self._validate(model_parts, step)
         self._training.go_on()
+
+    def measured(self, loss: float, step: int, extra_metrics: dict[str, Any] | None = None) -> None:
+        self._training.measured({"validation_loss": loss, **(extra_metrics or {})})
+        self._say(loss=loss, step=step, extra_metrics=extra_metrics)
 
     def _follow(self) -> None:
         """Schedules, checkpoints and logs have the steps of the run, which are not this process's where it is late."""

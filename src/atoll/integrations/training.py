@@ -18,6 +18,7 @@ from atoll.node.worker.loader import Loader, check_options
 from atoll.node.worker.site import DEFAULT_BUSY_LIMIT_S, Site
 from atoll.node.worker.wrapped import unwrapped
 from atoll.protocol.errors import ConfigError
+from atoll.protocol.logged import NAME
 from atoll.protocol.settings import RunSettings
 
 Tokens = Callable[[Any], int]
@@ -84,13 +85,22 @@ class Training:
             self.end(error)
             raise
 
-    def pause(self, what: str, *, evaluates: bool = False) -> None:
-        """The trainer does something else than training, until `go_on`; with the outer parameters to evaluate them."""
-        if self.site is None:
-            return
-        self._pause.enter_context(self.site.busy(what, self._busy_limit_s))
-        if evaluates and self.site.has_outer_parameters:
+    def pause(self, what: str) -> None:
+        """The trainer does something else than training, until `go_on`."""
+        if self.site is not None:
+            self._pause.enter_context(self.site.busy(what, self._busy_limit_s))
+
+    def evaluate(self, what: str) -> None:
+        """The same, with the outer parameters in place where the site has them."""
+        self.pause(what)
+        if self.site is not None and self.site.has_outer_parameters:
             self._pause.enter_context(self.site.outer_parameters())
+
+    def measured(self, values: Mapping[str, Any]) -> None:
+        """By the trainer, between `evaluate` and `go_on`. A trainer's name or value that no curve can have is left out:
+        it is no reason to end a training."""
+        if self.site is not None:
+            self.site.log({name: value for name, value in values.items() if _is_of_a_curve(name, value)})
 
     def go_on(self) -> None:
         self._pause.close()
@@ -100,6 +110,11 @@ class Training:
         site, self.site = self.site, None
         if site is not None:
             site.close(error)
+
+
+def _is_of_a_curve(name: str, value: Any) -> bool:
+    is_number = isinstance(value, int | float) or (isinstance(value, Tensor) and value.numel() == 1)
+    return is_number and NAME.fullmatch(name) is not None
 
 
 def follow(scheduler: Any, step: int) -> bool:

@@ -389,4 +389,12 @@ MUTATIONS = (
         new="",
         tests=("tests/unit/coordinator/test_tracking.py",),
     ),
+    Mutation(
+        name="who fetches hears of the last states alone",
+        rule="as many states are attested to whoever fetches as donors have hash lists of",
+        where="coordinator.core.log.commits:CommitLog.attestations",
+        old="listed = known[-ATTESTATIONS_IN_SOURCES:]\n",
+        new="listed = known[-4:]\n",
+        tests=("tests/unit/coordinator/test_rollback.py",),
+    ),
 )

@@ -225,6 +225,14 @@ MUTATIONS = (
         tests=("tests/unit/coordinator/test_bans.py",),
     ),
     Mutation(
+        name="what a banned site contributed is committed",
+        rule="no commit after a ban has what the banned site contributed",
+        where="coordinator.core.run:Run.ban",
+        old='attempt.spoil(f"{site.label} is banned")',
+        new="pass",
+        tests=("tests/unit/coordinator/test_bans.py",),
+    ),
+    Mutation(
         name="a limit without a bound",
         rule="a site may announce no longer limit than the run allows",
         where="coordinator.core.sites.liveness:_announced_s",

@@ -50,6 +50,22 @@ MUTATIONS = (
         tests=(FILES,),
     ),
     Mutation(
+        name="what was moved to PUBLISH stays mapped",
+        rule="what a node moved to PUBLISH is no memory of its process",
+        where="node.dataplane.in_place:InPlace.move_away",
+        old="        self._map.madvise(mmap.MADV_DONTNEED, spec.offset_bytes, spec.num_bytes)\n",
+        new="",
+        tests=(f"{FILES}::test_what_is_moved_away_is_not_memory_of_the_node",),
+    ),
+    Mutation(
+        name="what was copied to PUBLISH stays mapped",
+        rule="what a node moved to PUBLISH is no memory of its process",
+        where="node.daemon.published:Published.fill",
+        old="            self._in_place.unmap()\n",
+        new="            pass\n",
+        tests=("tests/unit/local/test_plane.py::test_what_a_node_has_published_in_a_file_is_not_memory_of_the_node",),
+    ),
+    Mutation(
         name="what is let go is read on",
         rule="values that are gone are an error to who reads them",
         where="node.worker.in_place:PublishInPlace.refresh",

@@ -6,6 +6,7 @@ from tests.mutation.mutation import Mutation
 
 COUNTS = "tests/unit/coordinator/test_door_counts.py"
 DOOR = "tests/process/test_front_door.py"
+SHOWN = "tests/unit/coordinator/test_status_shown.py"
 
 MUTATIONS = (
     Mutation(
@@ -36,7 +37,7 @@ MUTATIONS = (
         name="strangers keep all places for handshakes",
         rule="whoever takes long over a handshake makes room where others wait",
         where="coordinator.door_counts:Counts.late",
-        old="if any(self._waiting.values()):",
+        old="if self._waiting:",
         new="if False:",
         tests=(f"{COUNTS}::test_whoever_takes_long_over_a_handshake_makes_room_where_others_wait",),
     ),
@@ -68,9 +69,17 @@ MUTATIONS = (
         name="whoever says nothing stays",
         rule="a connection on which nobody shows a certificate in time is closed",
         where="coordinator.front_door:FrontDoor._look",
-        old="        self._end(self._counts.late(now), Turned.SILENT)\n",
+        old="        self._end(self._counts.late(self._loop.time()), Turned.SILENT)\n",
         new="",
         tests=(f"{DOOR}::test_whoever_does_not_show_a_certificate_in_time_has_to_go",),
+    ),
+    Mutation(
+        name="a server that got no port runs on",
+        rule="an error ends what was begun before it is said",
+        where="coordinator.front_door:listen",
+        old="        await server.stop(None)\n",
+        new="",
+        tests=(f"{DOOR}::test_a_server_that_got_no_port_is_ended",),
     ),
     Mutation(
         name="a call that came past the door counts nowhere",
@@ -91,7 +100,7 @@ MUTATIONS = (
     Mutation(
         name="the kernel drops nobody",
         rule="an address that floods is dropped by the kernel",
-        where="coordinator.shut_out:_program",
+        where="protocol.shut_out:_program",
         old="(_RETURN, 0, 0, 0)\n",
         new="(_RETURN, 0, 0, 0xFFFFFFFF)\n",
         tests=(f"{DOOR}::test_an_address_that_floods_is_dropped_by_the_kernel",),
@@ -140,5 +149,37 @@ MUTATIONS = (
         old="max(0.0, now - since)",
         new="abs(now - since)",
         tests=("tests/unit/protocol/test_pace.py::test_a_clock_that_goes_back_gives_nothing",),
+    ),
+    Mutation(
+        name="each decision makes another status for pages",
+        rule="however many ask, a page's status has a pace",
+        where="coordinator.status_shown:StatusShown._found",
+        old="(is_page and not self._of_pages.take(None, now))",
+        new="False",
+        tests=(f"{SHOWN}::test_for_pages_it_has_a_pace_whatever_is_decided_and_others_hear_of_each_decision",),
+    ),
+    Mutation(
+        name="a status is as old as the question",
+        rule="while the store is stuck pages show what was known before",
+        where="coordinator.status_shown:StatusShown._found",
+        old="self._shown = self._loop.time(), num_kept",
+        new="self._shown = now, num_kept",
+        tests=(f"{SHOWN}::test_what_takes_longer_than_it_is_recent_is_made_once_for_all_that_ask",),
+    ),
+    Mutation(
+        name="curves wait for the store",
+        rule="while the store is stuck pages show what was known before",
+        where="coordinator.web:status_pages",
+        old="{path: asyncio.Lock() for path in DOCUMENTS}",
+        new="dict.fromkeys(DOCUMENTS, asyncio.Lock())",
+        tests=(f"{SHOWN}::test_what_takes_longer_than_it_is_recent_is_made_once_for_all_that_ask",),
+    ),
+    Mutation(
+        name="many that ask at once have an answer made each",
+        rule="what is made of a document is made once",
+        where="coordinator.web:status_pages.answer",
+        old="        async with making[path]:",
+        new="        async with asyncio.Lock():",
+        tests=(f"{SHOWN}::test_an_answer_is_made_once_of_one_document_though_many_ask_at_once",),
     ),
 )

@@ -121,6 +121,14 @@ MUTATIONS = (
         tests=("tests/unit/dataplane/test_chunk_store.py",),
     ),
     Mutation(
+        name="a node with many threads applies four chunks at once",
+        rule="applying uses the threads that are free",
+        where="node.dataplane.places:spares_for",
+        old="max(SPARES, num_threads)",
+        new="SPARES",
+        tests=("tests/unit/dataplane/test_chunk_store.py",),
+    ),
+    Mutation(
         name="a slow disk is given up while it writes",
         rule="a disk is given up when it does not move, and not when it is slow",
         where="node.dataplane.chunk_store:ChunkStore.replace",

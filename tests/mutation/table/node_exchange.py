@@ -228,6 +228,14 @@ MUTATIONS = (
         ),
     ),
     Mutation(
+        name="payloads that a reducer has made stay in memory, however many",
+        rule="of the payloads that a node has made the log has all, and memory a bounded part",
+        where="node.exchange.sync.reducer:Reducer._made",
+        old="stays = self._in_memory_bytes + payload.num_bytes <= MADE_IN_MEMORY_BYTES",
+        new="stays = True",
+        tests=("tests/process/test_exchange.py::test_payloads_beyond_what_stays_in_memory_are_sent_from_the_log",),
+    ),
+    Mutation(
         name="payloads that are given for ever",
         rule="of what a site is given again and again only so much is progress",
         where="node.exchange.sync.reducer:Reducer.given",
@@ -292,9 +300,9 @@ MUTATIONS = (
         name="re-encode at the reducer",
         rule="a payload is encoded once and forwarded byte for byte",
         where="node.exchange.sync.reducer:Reducer._reduce",
-        old="        self.payloads.append(encoded)\n",
+        old="        self.payloads.append(self._made(encoded))\n",
         new="        again = attempt.data.reduce(chunk, [(1, encoded.data), (2, encoded.data)])\n"
-        "        self.payloads.append(Encoded(chunk, again, attempt.data.payload_hash(again)))\n",
+        "        self.payloads.append(self._made(Encoded(chunk, again, attempt.data.payload_hash(again))))\n",
         tests=("tests/process/test_exchange.py::test_all_sites_hold_the_reference_payloads",),
     ),
     Mutation(

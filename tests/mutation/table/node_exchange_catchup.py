@@ -96,6 +96,43 @@ MUTATIONS = (
         ),
     ),
     Mutation(
+        name="a chunk that is on its way is no progress",
+        rule="bytes of chunks count as they come",
+        where="node.exchange.catchup.donor_client:DonorClient.chunks",
+        old="self._moved(response.chunks)",
+        new="pass",
+        tests=("tests/unit/exchange/test_donors.py::test_a_chunk_counts_as_it_comes_and_not_when_it_is_whole",),
+    ),
+    Mutation(
+        name="busy donors end a fetch that another one serves",
+        rule="donors that are busy are no stall while a request is served",
+        where="node.exchange.catchup.donors:Donors._check_busy",
+        old="if not any(client.moved_at > since for client in self._clients.values()):",
+        new="if True:",
+        tests=(
+            "tests/unit/exchange/test_donors.py"
+            "::test_donors_that_are_busy_are_no_stall_while_another_request_is_served",
+        ),
+    ),
+    Mutation(
+        name="donors that are busy are no stall",
+        rule="a donor that gives nothing does not hold up who catches up",
+        where="node.exchange.catchup.donors:Donors._check_busy",
+        old="if not any(client.moved_at > since for client in self._clients.values()):",
+        new="if False:",
+        tests=(
+            "tests/unit/exchange/test_donors.py::test_a_request_that_brings_nothing_does_not_hold_up_a_fetch_whose_donor_is_busy",
+        ),
+    ),
+    Mutation(
+        name="a donor may be busy amid its answer",
+        rule="a donor that gives nothing does not hold up who catches up",
+        where="node.exchange.catchup.donor_client:DonorClient._call",
+        old="if not has_begun:",
+        new="if True:",
+        tests=("tests/unit/exchange/test_donors.py::test_a_donor_that_is_busy_amid_its_answer_has_failed",),
+    ),
+    Mutation(
         name="a donor does not say that it dialled in vain",
         rule="a peer that is not reached is dialled less and less often",
         where="node.exchange.catchup.donations:Donations._one",
@@ -157,6 +194,14 @@ MUTATIONS = (
         tests=(
             "tests/unit/exchange/test_donors.py::test_one_that_dialled_is_asked_though_the_coordinator_tells_of_others_now",
         ),
+    ),
+    Mutation(
+        name="an audit sends a donor away for which another audit waits",
+        rule="a donor is expected until all that want it are done",
+        where="node.exchange.catchup.expected_donors:ExpectedDonors.forget",
+        old="self._of_audits -= Counter(sites)",
+        new="self._of_audits.clear()",
+        tests=("tests/unit/exchange/test_expected_donors.py",),
     ),
     Mutation(
         name="a stream that ends is an answer",

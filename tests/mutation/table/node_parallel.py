@@ -22,6 +22,14 @@ MUTATIONS = (
         tests=(f"{SETTINGS}::test_what_contradicts_is_refused_with_what_to_choose",),
     ),
     Mutation(
+        name="zero=3 of whole replicas is DDP without a word",
+        rule="a setting that would do nothing is refused",
+        where="node.parallel.settings:parse",
+        old="in (2, 3) and not settings.is_sharded",
+        new="== 2 and not settings.is_sharded",
+        tests=(f"{SETTINGS}::test_what_contradicts_is_refused_with_what_to_choose",),
+    ),
+    Mutation(
         name="two sizes take the ranks that are left",
         rule="what a layout leaves open is one number",
         where="node.parallel.settings:_check",
@@ -439,6 +447,14 @@ MUTATIONS = (
         old="if connection.greeting.parallel and not is_shared:",
         new="if False:",
         tests=(f"{OWN}::test_a_script_that_shares_its_model_itself_has_no_use_for_parallel",),
+    ),
+    Mutation(
+        name="a tensor is kept while the next one gets its first values",
+        rule="a rank has room for less than two tensors more when first values are made",
+        where="node.worker.shared_model:set_first_values",
+        old="del value",
+        new="pass",
+        tests=("tests/unit/worker/test_memory_of_ranks.py::test_first_values[dp_shard=4,ep=2]",),
     ),
     Mutation(
         name="each stage of a script's model has an embedding",

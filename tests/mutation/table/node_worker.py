@@ -152,18 +152,105 @@ MUTATIONS = (
     Mutation(
         name="checkpoint that crashes workers is named again",
         rule="workers do not go on from a checkpoint with which others crashed before their first step",
-        where="node.worker.checkpoint:LocalCheckpoints._offered",
-        old="            if gives_up or item in crashed_from:\n",
-        new="            if gives_up:\n",
+        where="node.worker.checkpoint_reading:CheckpointReader._left_alone",
+        old=" else crashed_from\n",
+        new=" else set()\n",
         tests=("tests/unit/worker/test_worker_checkpoint.py::test_one_that_workers_crashed_with_is_not_taken_again",),
     ),
     Mutation(
         name="damaged checkpoint is loaded",
         rule="a checkpoint of the inner optimizer that is torn or damaged is passed over",
-        where="node.worker.checkpoint_file:read_tensor",
-        old="if _hash(data) != part.hash:",
+        where="node.worker.checkpoint_file:check",
+        old="if _hash(as_bytes(values)) != part.hash:",
         new="if False:",
         tests=("tests/unit/worker/test_worker_checkpoint.py::test_a_damaged_file_is_passed_over",),
+    ),
+    Mutation(
+        name="a rank of another host believes what it is sent of a checkpoint",
+        rule="a checkpoint of the inner optimizer that is torn or damaged is passed over",
+        where="node.worker.checkpoint_together:_Reading._take",
+        old="        checkpoint_file.check(self._values, part, is_finite=of_script is None)\n",
+        new="",
+        tests=(
+            "tests/unit/worker/test_checkpoints_of_hosts.py::test_one_that_is_damaged_on_either_host_is_passed_over_by_all",
+        ),
+    ),
+    Mutation(
+        name="ranks of several hosts do not agree on the checkpoint that they read",
+        rule="all ranks of a site go on from the same checkpoint",
+        where="node.worker.checkpoint_together:ReaderOfHosts._load_together",
+        old="if not together.all_say(yes=not problem):",
+        new="if not together.all_say(yes=True):",
+        tests=(
+            "tests/unit/worker/test_checkpoints_of_hosts.py::test_one_that_is_damaged_on_either_host_is_passed_over_by_all",
+        ),
+    ),
+    Mutation(
+        name="a rank goes on alone though others cannot",
+        rule="all ranks of a site go on from the same checkpoint",
+        where="node.worker.checkpoint_together:ReaderOfHosts._offered",
+        old='all(each["newest"] == mine for each in told)',
+        new="True",
+        tests=("tests/unit/worker/test_checkpoints_of_hosts.py::test_one_host_becomes_two",),
+    ),
+    Mutation(
+        name="what a host's files do not tell of is taken as nothing",
+        rule="a site that comes back in another layout has its optimizer's whole state",
+        where="node.worker.stored_state:StoredState.tells_of",
+        old="return self._is_own(needed) or (needed.optimizer, needed.parameter) in self._parts",
+        new="return True",
+        tests=(
+            "tests/unit/worker/test_checkpoints_of_hosts.py::test_a_rank_asks_for_what_no_file_of_its_own_host_tells_of",
+        ),
+    ),
+    Mutation(
+        name="a rank asks another host for what its own has",
+        rule="what several hosts have alike of a checkpoint, a rank takes from its own",
+        where="node.worker.checkpoint_together:ReaderOfHosts._described_by_all",
+        old="key=lambda rank: (holders[rank] != here, rank)",
+        new="key=lambda rank: rank",
+        tests=(
+            "tests/unit/worker/test_checkpoints_of_hosts.py::test_any_layout_goes_on_from_what_any_other_one_left_on_two_hosts"
+            "[replicas of rows-rows]",
+        ),
+    ),
+    Mutation(
+        name="a file of another layout is taken as a part of a checkpoint",
+        rule="a checkpoint is one only with the files of all ranks",
+        where="node.worker.checkpoint_together:ReaderOfHosts._offered_together",
+        old="listed if listed is not None and listed.world == world else Files(world)",
+        new="listed if listed is not None else Files(world)",
+        tests=(
+            "tests/unit/worker/test_checkpoints_of_hosts.py::test_another_layouts_file_of_the_same_number_is_no_part_of_it",
+        ),
+    ),
+    Mutation(
+        name="a rank waits for one that keeps no checkpoints",
+        rule="ranks read for each other only if all of them do",
+        where="node.worker.ranks_together:ranks_together",
+        old="together.all_say(yes=is_wanted and together.rank in here)",
+        new="is_wanted",
+        tests=("tests/unit/worker/test_checkpoints_of_hosts.py::test_ranks_of_a_process_group_hear_what_others_say",),
+    ),
+    Mutation(
+        name="a rank keeps the last tensor while it makes room for the next",
+        rule="a rank holds one tensor beside its own state while it goes on from a checkpoint",
+        where="node.worker.checkpoint_together:_Reading._take",
+        old="        self._values = torch.empty(0)  # before there is room for the next one\n",
+        new="",
+        tests=(
+            "tests/unit/worker/test_checkpoints_of_hosts.py::test_a_rank_lets_go_of_a_tensor_before_it_takes_the_next",
+        ),
+    ),
+    Mutation(
+        name="a rank has to do with two pieces a round",
+        rule="a rank holds one tensor beside its own state while it goes on from a checkpoint",
+        where="node.worker.reading_rounds:rounds_of",
+        old="at = max(free_at[rank] for rank in (reader, *of_reader))",
+        new="at = free_at[reader]",
+        tests=(
+            "tests/unit/worker/test_checkpoints_of_hosts.py::test_rounds_bring_each_rank_all_it_asked_for_a_tensor_at_a_time",
+        ),
     ),
     Mutation(
         name="description of a checkpoint is believed",
@@ -202,7 +289,7 @@ MUTATIONS = (
     Mutation(
         name="checkpoint of which a rank's file is missing",
         rule="a checkpoint is one only with the files of all ranks",
-        where="node.worker.checkpoint:_Files.are_all",
+        where="node.worker.checkpoint_files:Files.are_all",
         old="return self.paths.keys() >= set(here if self.world == world else range(self.world))",
         new="return True",
         tests=("tests/unit/worker/test_worker_checkpoint.py::test_what_another_rank_still_needs_is_kept",),
@@ -282,8 +369,8 @@ MUTATIONS = (
     Mutation(
         name="reading a checkpoint counts as hanging",
         rule="a rank that reads a large checkpoint is not killed as one that hangs",
-        where="node.worker.checkpoint:LocalCheckpoints._announce",
-        old="            self._busy(what, READ_LIMIT_S)\n",
+        where="node.worker.checkpoint_reading:CheckpointReader._announce",
+        old="            self._of.busy(what, READ_LIMIT_S)\n",
         new="            del what\n",
         tests=(
             "tests/unit/worker/test_worker_checkpoint.py::test_reading_for_longer_than_workers_have_to_start_is_getting_on",

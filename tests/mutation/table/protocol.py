@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from tests.mutation.mutation import Mutation
 
+PAGES = "tests/unit/protocol/test_pages.py"
+PACED = f"{PAGES}::test_requests_of_an_address_have_a_pace_and_another_address_waits_for_none"
+
 MUTATIONS = (
     Mutation(
         name="non-finite passes",
@@ -171,9 +174,57 @@ MUTATIONS = (
         name="silent connections keep their places at a page",
         rule="where all places of a page are taken, the oldest silent connection ends",
         where="protocol.pages:Pages._serve",
-        old="if len(self._silent) + len(self._busy) > MAX_CONNECTIONS:",
+        old="if len(self._silent) + len(self._waiting) + len(self._busy) > MAX_CONNECTIONS:",
         new="if False:",
         tests=("tests/unit/protocol/test_pages.py::test_silent_connections_make_room_the_oldest_first",),
+    ),
+    Mutation(
+        name="connections of an address without a pace",
+        rule="who floods a page with connections costs the coordinator little",
+        where="protocol.pages:Pages._take",
+        old="if not self._came.take(source, loop.time()):",
+        new="if False:",
+        tests=(f"{PAGES}::test_connections_of_an_address_have_a_pace_and_another_address_is_served",),
+    ),
+    Mutation(
+        name="a page's connections are taken as they come",
+        rule="who floods a page from many addresses costs the coordinator little",
+        where="protocol.accepting:Accepting._accept",
+        old="if not self._may_come():",
+        new="if False:",
+        tests=(f"{PAGES}::test_connections_beyond_the_pace_of_all_stay_in_the_queue_of_the_kernel",),
+    ),
+    Mutation(
+        name="requests of an address without a pace",
+        rule="who floods a page with requests costs the coordinator little",
+        where="protocol.pages:Pages._turn",
+        old="self._requests.spend(whose, loop.time())",
+        new="0",
+        tests=(PACED,),
+    ),
+    Mutation(
+        name="requests that had to make room keep those behind them waiting",
+        rule="a flood is forgotten when it is over",
+        where="protocol.pages:Pages._turn",
+        old="            self._requests.give_back(whose, loop.time())\n",
+        new="",
+        tests=(PACED,),
+    ),
+    Mutation(
+        name="viewers and what scrapes share a pace",
+        rule="behind a proxy all viewers are one address",
+        where="protocol.pages:Pages._serve",
+        old="request is not None and request.path in OF_MACHINES",
+        new="False",
+        tests=(PACED,),
+    ),
+    Mutation(
+        name="requests that wait for their turn keep the places of others",
+        rule="who floods a page with requests costs others nothing",
+        where="protocol.pages:Pages._serve",
+        old="self._waiting or (",
+        new="(",
+        tests=(PACED,),
     ),
     Mutation(
         name="weights are left out of the digest",
@@ -208,6 +259,17 @@ MUTATIONS = (
         tests=(
             "tests/process/test_ending_at_once.py"
             "::test_a_second_ctrl_c_ends_a_node_whose_disk_is_stuck_and_all_its_processes",
+        ),
+    ),
+    Mutation(
+        name="a signal that another thread has got wakes nobody",
+        rule="a second Ctrl-C ends a node whatever its threads wait for",
+        where="protocol.signals:Signals.__init__",
+        old="        signal.set_wakeup_fd(self._wakes.fileno(), warn_on_full_buffer=False)\n",
+        new="",
+        tests=(
+            "tests/unit/protocol/test_signals.py"
+            "::test_one_that_another_thread_has_got_is_heard_while_the_loop_waits_for_nothing",
         ),
     ),
     Mutation(

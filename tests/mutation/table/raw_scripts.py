@@ -9,6 +9,16 @@ LOSSES = "tests/unit/worker/test_losses.py"
 
 MUTATIONS = (
     Mutation(
+        name="ranks of a site draw alike",
+        rule="ranks of a site that see other batches have another seed",
+        where="node.worker.joined_site:JoinedSite.__init__",
+        old="told.data_seed ^ told.reader",
+        new="told.data_seed",
+        tests=(
+            "tests/unit/worker/test_scripts_at_work.py::test_a_loop_that_draws_its_batches_itself_draws_those_of_its_site",
+        ),
+    ),
+    Mutation(
         name="a loss that is not finite is in the mean",
         rule="a step whose loss is not finite is left out of the mean",
         where="node.worker.losses:Losses.take",

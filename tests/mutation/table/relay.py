@@ -101,6 +101,14 @@ MUTATIONS = (
         tests=(f"{SERVER}::test_a_site_that_expects_a_relay_takes_no_site_for_one",),
     ),
     Mutation(
+        name="a relay asks for the root above that of the run",
+        rule="the root of a run may be an authority that a company's own has signed",
+        where="node.relay.greeting:_context",
+        old="context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN",
+        new="pass",
+        tests=("tests/unit/trust/test_own_authority.py::test_a_relay_and_its_sites_know_each_other_by_it",),
+    ),
+    Mutation(
         name="a site stays attached when its certificate is over",
         rule="who has no certificate any more is not called by a relay",
         where="node.relay.server:RelayServer._speak",

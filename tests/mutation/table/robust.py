@@ -83,6 +83,62 @@ MUTATIONS = (
         tests=("tests/unit/dataplane/test_robust.py::test_the_highest_and_lowest_of_each_element_are_cut",),
     ),
     Mutation(
+        name="a trimmed average is audited by other norms",
+        rule="what is averaged once more has the same bits at every site",
+        where="protocol.sync_settings:_check_audits",
+        old='in ("clip", "trim")',
+        new='in ("clip",)',
+        tests=("tests/unit/exchange/test_audits.py::test_averages_that_nobody_else_can_compute_are_refused",),
+    ),
+    Mutation(
+        name="a trimmed average is of the highest norms, too",
+        rule="a trimmed average leaves out the highest norms above the limit",
+        where="protocol.clipping:counted",
+        old="if factor == 1 or place not in highest",
+        new="if factor <= 1 or place not in highest",
+        tests=(
+            "tests/unit/dataplane/test_robust.py::test_the_highest_norms_above_the_limit_are_not_in_a_trimmed_average",
+        ),
+    ),
+    Mutation(
+        name="a trimmed average leaves out every norm above the limit",
+        rule="a trimmed average leaves out as many contributions as `trim` whole at most",
+        where="protocol.clipping:counted",
+        old="[:most]",
+        new="",
+        tests=(
+            "tests/unit/dataplane/test_robust.py::test_the_highest_norms_above_the_limit_are_not_in_a_trimmed_average",
+        ),
+    ),
+    Mutation(
+        name="honest sites with high norms are left out until hostile ones are most of the rest",
+        rule="fewer than half of the sites, whose norms are not high, decide no trimmed average",
+        where="protocol.clipping:counted",
+        old="len(factors) - 1 - 2 * min(trim, (len(factors) - 1) // 2)",
+        new="len(factors)",
+        tests=(
+            "tests/unit/dataplane/test_robust.py::test_fewer_than_half_whose_norms_are_not_high_decide_no_trimmed_average",
+        ),
+    ),
+    Mutation(
+        name="of equal norms a trimmed average leaves out the first",
+        rule="of equal norms the last is left out",
+        where="protocol.clipping:counted",
+        old="(factors[place], -place)",
+        new="(factors[place], place)",
+        tests=(
+            "tests/unit/dataplane/test_robust.py::test_the_highest_norms_above_the_limit_are_not_in_a_trimmed_average",
+        ),
+    ),
+    Mutation(
+        name="an average is trimmed with the weights of others",
+        rule="a trimmed average weighs what it is of",
+        where="node.dataplane.averages:make_robust",
+        old="[weights[place] for place in places]",
+        new="weights[: len(places)]",
+        tests=("tests/unit/dataplane/test_robust.py::test_an_average_is_trimmed_and_encoded_once",),
+    ),
+    Mutation(
         name="of equal values the first is cut twice",
         rule="of equal values the first is the lowest, and the last the highest",
         where="node.dataplane.trimming:trimmed",

@@ -98,6 +98,22 @@ MUTATIONS = (
         tests=("tests/unit/coordinator/test_phases_said.py",),
     ),
     Mutation(
+        name="a site says that a snapshot took less than no time",
+        rule="what is added up of a site never becomes less, whatever it says",
+        where="coordinator.core.sync.phases_said:bounded",
+        old="return min(max(0.0, seconds), MOST_S)",
+        new="return min(seconds, MOST_S)",
+        tests=("tests/unit/coordinator/test_metrics.py",),
+    ),
+    Mutation(
+        name="the snapshot of the newest sync alone",
+        rule="the time of snapshots at a site is that of all its syncs",
+        where="coordinator.core.sites.membership:Site.has_written",
+        old="self.snapshot_s += snapshot_s",
+        new="self.snapshot_s = snapshot_s",
+        tests=("tests/unit/coordinator/test_metrics.py",),
+    ),
+    Mutation(
         name="one site's word is the run's phases",
         rule="what a sync took is shown as the median site has it",
         where="coordinator.core.sync.phases_said:PhasesSaid.medians",

@@ -30,6 +30,22 @@ MUTATIONS = (
         tests=("tests/unit/worker/test_trainers.py::test_what_a_script_says_goes_before_what_the_trainer_knows",),
     ),
     Mutation(
+        name="what a trainer measures is no curve",
+        rule="held-out loss is a curve wherever a run has one",
+        where="src.atoll.integrations.training:Training.measured",
+        old="if self.site is not None:",
+        new="if False:",
+        tests=("tests/unit/worker/test_trainers.py",),
+    ),
+    Mutation(
+        name="a trainer's odd name ends its training",
+        rule="what no curve can have is left out of what a trainer measures",
+        where="src.atoll.integrations.training:_is_of_a_curve",
+        old="is_number and NAME.fullmatch(name) is not None",
+        new="is_number",
+        tests=("tests/unit/worker/test_trainers.py",),
+    ),
+    Mutation(
         name="a schedule that went on is not set back",
         rule="a schedule is at the step of the run",
         where="src.atoll.integrations.training:follow",

@@ -521,6 +521,22 @@ MUTATIONS = (
         tests=(BANS,),
     ),
     Mutation(
+        name="a clock that is set forward ends bans",
+        rule="a ban with an end holds until as much time has gone by, whatever the clock says",
+        where="coordinator.core.sites.bans:_is_over",
+        old=" and run.bans_due[record.name] - STEP_S <= run.now",
+        new="",
+        tests=(f"{BANS}::test_a_clock_that_is_set_forward_ends_no_ban_and_that_is_said",),
+    ),
+    Mutation(
+        name="where the clock was set forward the coordinator looks for the end of a ban without a pause",
+        rule="the coordinator looks at what is due when a ban is over",
+        where="coordinator.core.sites.bans:next_due",
+        old=", run.bans_due[record.name] - STEP_S)",
+        new=", 0.0)",
+        tests=(BANS,),
+    ),
+    Mutation(
         name="a second ban forgets the key",
         rule="a ban knows the key of whoever had the name",
         where="coordinator.core.sites.bans:_key_of",
@@ -731,9 +747,9 @@ MUTATIONS = (
     Mutation(
         name="another name of a banned key stays",
         rule="a ban sends away all names of its key",
-        where="coordinator.core.sites.bans:_ban",
-        old="site.name == record.name or (record.key_digest and site.key_digest == record.key_digest)",
-        new="site.name == record.name",
+        where="coordinator.core.run:Run.sites_of",
+        old="s.name == record.name or (key and s.key_digest == key)",
+        new="s.name == record.name",
         tests=(f"{BANS}::test_all_names_of_a_key_are_sent_away_and_named_to_others",),
     ),
     Mutation(

@@ -176,6 +176,28 @@ def test_a_node_refuses_wrong_flags_before_it_does_anything(
 
 
 @pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--coordinator", "127.0.0.1:1"], "site a is starting; its coordinator is at 127.0.0.1:1\n"),
+        (["--site-hosts", "2", "--site-rank", "1", "--site-address", "127.0.0.1:2"], "site a is starting\n"),
+        (["--coordinator", "127.0.0.1:1", "--log-format", "json"], ""),
+    ],
+)
+def test_a_node_says_that_it_starts_before_it_loads_and_waits(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, words: list[str], said: str
+) -> None:
+    at_first = []
+
+    async def runs(config: object) -> int:
+        at_first.append(capsys.readouterr().err)
+        return 0
+
+    monkeypatch.setattr("atoll.node.daemon.main.run_node", runs)
+    assert main(["node", "--insecure", "--name", "a", *words]) == 0
+    assert at_first == [said]
+
+
+@pytest.mark.parametrize(
     ("words", "message"),
     [
         (["--sites", "0"], "--sites 0: choose 1 to 64"),
@@ -200,6 +222,26 @@ def test_the_demo_refuses_wrong_flags_before_it_starts(
     assert code == 2
     assert message in line
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "usage"),
+    [
+        (["health", "--foo"], "usage: atoll health "),
+        (["--debug", "plot", "run.db", "-o", "run.png", "more"], "usage: atoll plot "),
+        (["node", "--foo"], "usage: atoll node --run RUN"),
+        (["--foo", "health"], "usage: atoll [-h]"),
+    ],
+)
+def test_what_a_verb_does_not_know_is_met_with_its_own_usage(
+    capsys: pytest.CaptureFixture[str], words: list[str], usage: str
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(words)
+    assert caught.value.code == 2
+    err = capsys.readouterr().err
+    assert err.startswith(usage)
+    assert "unrecognized arguments: --foo" in err or "unrecognized arguments: more" in err
 
 
 def test_a_traceback_only_with_debug(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

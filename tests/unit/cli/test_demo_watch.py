@@ -26,6 +26,7 @@ def site(name: str, **changes: Any) -> dict[str, Any]:
         "state_kind": "member", "num_ranks": 1, "num_wrong_states": 0, "doing": "", "not_dialled_by": [],
         "up_bytes_per_s": None, "down_bytes_per_s": 1e6, "contributes_every": 1, "extra_s": 0.0,
         "norm": None, "cosine": None, "high_in_a_row": 0, "telemetry": {}, "has_told": False, "influence": None,
+        "snapshot_s": 0.0,
     } | changes  # fmt: skip
 
 

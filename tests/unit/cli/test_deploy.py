@@ -57,6 +57,17 @@ def test_units_leave_little_open(name: str, most: float) -> None:
     assert float(found[1]) <= most, said
 
 
+@pytest.mark.parametrize("unit", UNITS, ids=lambda u: u.name)
+@pytest.mark.skipif(which("systemd-analyze") is None, reason="needs Debian's package systemd")
+def test_systemd_finds_no_mistake_in_a_unit(unit: Path, tmp_path: Path) -> None:
+    """With a program that there is, as systemd looks for it. A key that it does not know is a warning alone."""
+    checked = tmp_path / unit.name
+    checked.write_text(unit.read_text().replace("/opt/atoll/bin/atoll ", "/bin/true "))
+    command = ["systemd-analyze", "verify", "--man=no", str(checked)]
+    said = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
+    assert (said.returncode, said.stderr) == (0, "")
+
+
 def test_devices_of_a_node_stay_open_for_gpus() -> None:
     """Each of these closes them: a DeviceAllow= is said or implied."""
     for key in ("PrivateDevices", "ProtectClock", "DeviceAllow", "DevicePolicy", "MemoryDenyWriteExecute"):

@@ -18,6 +18,7 @@ from atoll.protocol.errors import ConfigError
         (["--site", "a", "--site", "b"], "invites for a, b: say --folder DIR"),
         (["--site", "a", "--relay", "a", "--folder", "invites"], "a.invite is there already"),
         (["--site", "a", "--viewer", "old", "--folder", "invites"], "old.invite is there already"),
+        (["--site", "a", "--file", "nowhere/a.invite"], "there is no folder nowhere; make it"),
         (["--site", "a", "--host", "0"], "--host counts from 1"),
         (["--site", "a", "--hosts", "0"], "a site has at most"),
         (["--viewer", "a", "--hosts", "2"], "--hosts and --host are for one site"),

@@ -36,6 +36,10 @@ def test_json_has_the_same_figures(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(COMMAND) == 0
     out = capsys.readouterr().out
     assert document["recommended"]["parallel"] in out
+    sync, num_parameters = document["recommended_sync"], document["parameters"]["total"]
+    assert f"  take {sync['name']} with H = {sync['every']}" in out
+    assert sync["reason"] in out
+    assert f"bytes a parameter: {document['node']['memory_bytes'] / num_parameters:.2f} memory" in out
     for sync in document["syncs"]:
         assert f"{100 * sync['utilization']:.1f} %" in out
 

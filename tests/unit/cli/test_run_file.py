@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import os
+import stat
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -14,7 +18,7 @@ from atoll.cli.config import PARTS, load_run, read_tables, run_settings, section
 from atoll.cli.flags import field_docs
 from atoll.cli.template import render, toml_value
 from atoll.coordinator.config import CoordinatorConfig
-from atoll.protocol.errors import ConfigError
+from atoll.protocol.errors import ConfigError, HostError
 from atoll.protocol.model_settings import MODELS
 from atoll.protocol.outer_settings import AUTO, OuterSettings
 from atoll.protocol.presets import PRESETS
@@ -163,6 +167,63 @@ def test_init_does_not_overwrite(tmp_path: Path) -> None:
         init.run(parse_init(str(path)))
     assert path.read_text() == "mine"
     assert init.run(parse_init(str(path), "--force")) == 0
+
+
+def test_init_does_not_overwrite_what_another_one_makes_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It sees the file only as it makes its own."""
+    path = write(tmp_path, "of the other one")
+    monkeypatch.setattr(Path, "exists", lambda path: False)
+    with pytest.raises(ConfigError, match="is there already; --force replaces it"):
+        init.run(parse_init(str(path)))
+    assert path.read_text() == "of the other one"
+
+
+def test_init_leaves_nothing_on_a_disk_that_takes_no_more(tmp_path: Path) -> None:
+    """A file larger than this process may write stands for one that finds the disk full half-way."""
+
+    def init_here(*words: str, most_bytes: int) -> tuple[int, str]:
+        limited = f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, ({most_bytes}, {most_bytes}))"
+        code = f"{limited}; import sys; from atoll.cli.main import main; sys.exit(main(['init', *{words!r}]))"
+        command = [sys.executable, "-B", "-c", code]
+        ended = subprocess.run(command, check=False, cwd=tmp_path, capture_output=True, text=True)
+        return ended.returncode, ended.stderr
+
+    code, error = init_here(most_bytes=1024)
+    assert (code, error) == (HostError.exit_code, "atoll init: run.toml: File too large\n")
+    assert list(tmp_path.iterdir()) == []
+    assert init_here(most_bytes=1 << 20) == (0, "")
+    (tmp_path / "run.toml").write_text("mine")
+    assert init_here("--force", most_bytes=1024)[0] == HostError.exit_code
+    assert (tmp_path / "run.toml").read_text() == "mine", "what was to be replaced"
+
+
+def test_init_writes_a_file_that_others_may_read(tmp_path: Path) -> None:
+    umask = os.umask(0o022)
+    try:
+        assert init.run(parse_init(str(tmp_path))) == 0
+    finally:
+        os.umask(umask)
+    assert stat.S_IMODE((tmp_path / "run.toml").stat().st_mode) == 0o644
+
+
+def test_init_replaces_what_a_link_leads_to_and_no_device(tmp_path: Path) -> None:
+    real, link = write(tmp_path, "mine"), tmp_path / "link.toml"
+    link.symlink_to(real)
+    assert init.run(parse_init(str(link), "--force")) == 0
+    assert link.is_symlink()
+    assert "run_id" in real.read_text()
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(ConfigError, match="pipe is no file"):
+        init.run(parse_init(str(pipe), "--force"))
+    assert stat.S_ISFIFO(pipe.stat().st_mode)
+
+
+def test_init_makes_no_folder(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=f"there is no folder {tmp_path / 'none'}"):
+        init.run(parse_init(str(tmp_path / "none" / "run.toml")))
 
 
 @pytest.mark.parametrize(

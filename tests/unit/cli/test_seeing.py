@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import math
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from atoll.coordinator.core.curves import SENT_BYTES, TRAINING_LOSS
 from atoll.coordinator.core.records import CurveRecord
 from atoll.coordinator.happenings import KEPT, MAX_CHARACTERS, Happenings
 from atoll.coordinator.sqlite_store import SqliteStore
-from atoll.protocol.errors import HostError, PeerError, StateError
+from atoll.protocol.errors import ConfigError, HostError, PeerError, StateError
 from tests.unit.cli.test_demo_watch import commit, document, site
 from tests.unit.coordinator.test_store_contract import SETTINGS, a_commit, a_site
 
@@ -217,7 +218,9 @@ def test_a_store_is_drawn(tmp_path: Path) -> None:
         assert (tmp_path / name).read_bytes().startswith(begins)
 
 
-def test_what_cannot_be_drawn_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_be_drawn_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "run.db"
     store = a_store(path)
     with pytest.raises(HostError, match="atoll backup"):
@@ -228,5 +231,10 @@ def test_what_cannot_be_drawn_is_named(tmp_path: Path, capsys: pytest.CaptureFix
     (tmp_path / "text.db").write_text("no database at all" * 100)
     with pytest.raises(StateError, match="no store"):
         plot.read(tmp_path / "text.db")
+    monkeypatch.setitem(sys.modules, "matplotlib", None)  # as where it is not installed
+    assert main(["plot", str(tmp_path / "text.db"), "-o", "run.png"]) == StateError.exit_code
+    assert "no store" in capsys.readouterr().err
+    assert main(["plot", str(path), "-o", "run.png"]) == ConfigError.exit_code
+    assert "needs matplotlib" in capsys.readouterr().err
     assert main(["plot", str(path), "-o", "run.gif"]) != 0
     assert ".png, .pdf, .svg" in capsys.readouterr().err

@@ -51,7 +51,10 @@ def test_ranks_are_said_of_each_host_and_the_layout_of_all(words: str, num_ranks
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        ("--parallel dp_shard=3", "--parallel dp_shard=3 needs 3 ranks, which 2 hosts cannot share out"),
+        (
+            "--parallel dp_shard=3",
+            "3 ranks, which 2 hosts cannot share out: choose sizes whose product is a multiple of 2",
+        ),
         ("--parallel dp_shard=-1,tp=3 --ranks 2", "cannot be divided by the 3 that --parallel"),
         ("--parallel dp_shard=16 --ranks 4", "--parallel dp_shard=16, which needs 16"),
     ],
@@ -70,7 +73,7 @@ def test_ranks_that_the_hosts_cannot_share_out(words: str, text: str) -> None:
         (f"--site-hosts {MAX_HOSTS + 1} --site-address 10.0.0.1:7800", f"must be 1 to {MAX_HOSTS}"),
         (f"{TWO} --site-rank 2", "--site-rank 2: the hosts of this site are 0 to 1"),
         (f"{TWO} --site-rank -1", "--site-rank -1: the hosts of this site are 0 to 1"),
-        ("--site-rank 1", "--site-rank 1: the hosts of this site are 0 to 0"),
+        ("--site-rank 1", "--site-rank 1: the hosts of this site are 0 to 0, as --site-hosts is 1"),
         ("--site-hosts 2", "--site-hosts 2 and --site-address (none): a site of several hosts needs both"),
         ("--site-address 10.0.0.1:7800", "--site-hosts 1 and --site-address 10.0.0.1:7800: a site of several hosts"),
         ("--site-hosts 2 --site-address nowhere", "nowhere"),
@@ -91,7 +94,9 @@ def test_the_most_hosts_that_a_site_can_have() -> None:
 
 
 def test_an_interface_may_be_named_for_ranks_of_several_hosts() -> None:
-    assert config_of(f"{TWO} --interface eth0").rank_interface == "eth0"
+    assert config_of(f"{TWO} --interface lo").rank_interface == "lo"
+    with pytest.raises(ConfigError, match=r"network interface 'nowhere0': there is none; this machine has .*lo"):
+        config_of(f"{TWO} --interface nowhere0")
 
 
 def test_host_0_alone_needs_the_coordinator() -> None:

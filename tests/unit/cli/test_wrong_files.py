@@ -12,7 +12,7 @@ import pytest
 from atoll.cli import client
 from atoll.cli.main import main
 from atoll.protocol.errors import ConfigError, PeerError, StateError
-from atoll.protocol.trust import certificates, joining
+from atoll.protocol.trust import certificates, invites, joining
 from tests.harness.sockets import free_address
 from tests.unit.trust.test_enrolled import ADDRESSES, DAY, NOW_S, ROOT, an_invite, joined
 
@@ -26,6 +26,22 @@ def test_evidence_is_held_against_no_file_that_is_no_root(tmp_path: Path, capsys
     root.write_bytes(certificates.to_pem(ROOT.certificate))
     assert main(["evidence", str(evidence), "--root", str(root)]) == StateError.exit_code
     assert f"{evidence} shows nothing against a reducer" in capsys.readouterr().err
+
+
+def test_an_invite_that_is_not_there_is_a_wrong_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["join", str(tmp_path / "none"), "--home", str(tmp_path / "home")]) == ConfigError.exit_code
+    assert f"{tmp_path / 'none'}: No such file or directory; name the file that" in capsys.readouterr().err
+
+
+def test_a_long_file_that_is_no_invite_is_called_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run_toml, home = tmp_path / "run.toml", tmp_path / "home"
+    for text, says in (
+        ("# " + 20_000 * "x", "that is no invite: one begins with atoll-invite-"),
+        (invites.PREFIX + 20_000 * "x", "that is no invite: one has at most 8192 characters"),
+    ):
+        run_toml.write_text(text)
+        assert main(["join", str(run_toml), "--home", str(home)]) == ConfigError.exit_code
+        assert says in capsys.readouterr().err
 
 
 def test_an_operator_whose_identity_has_expired_is_told_so(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 import pytest
 
 from atoll.coordinator.core import events as e
@@ -51,6 +53,44 @@ def test_a_site_that_is_banned_is_refused_by_name_and_by_key_until_it_is_let_in(
 
 
 @pytest.mark.parametrize("restarted", [False, True])
+@pytest.mark.parametrize("done", ["", "a", "ab", "ac"])
+def test_what_a_banned_site_contributed_is_not_in_the_open_syncs_commit(done: str, restarted: bool) -> None:
+    """Also where all others have averaged with it, and were it lost nothing would be missing."""
+    story = Story(some_settings(min_sites=3))
+    story.start("a", "b", "c")
+    for name in "abc":
+        story.ready(name)
+    for name in done:
+        story.done(name, "s0")
+    story.ban("c", "sends garbage")
+    assert story.view.last_commit == 0
+    if restarted:
+        story.restart()
+        for name in "ab":
+            story.connect(name)
+    assert [member.site_id for member in story.plan().contributors] == [1, 2]
+    for name in "ab":
+        story.done(name, "s0")
+    assert [(c.commit, c.contributors) for c in story.view.commits] == [(1, ("a", "b"))]
+
+
+def test_a_ban_that_is_over_before_anything_is_decided_leaves_nothing_of_its_site_in_the_commit() -> None:
+    """As in a dispute, or where much comes together."""
+    story = Story(some_settings(min_sites=3))
+    story.start("a", "b", "c")
+    for name in "abc":
+        story.ready(name)
+    for name in "ac":
+        story.done(name, "s0")
+    with story.together():
+        story.done("b", "s0")
+        story.happens(e.BanAsked(name="c", reason="sends garbage", request=7))
+        story.happens(e.LiftBanAsked(name="c", request=8))
+    assert story.view.last_commit == 0
+    assert [member.site_id for member in story.plan().contributors] == [1, 2]
+
+
+@pytest.mark.parametrize("restarted", [False, True])
 def test_a_ban_is_lifted_by_itself_when_its_time_is_over(restarted: bool) -> None:
     story = training("a", "b", "c")
     assert story.ban("c", "sends garbage", until_s=story.wall_s + 100) == ""
@@ -63,6 +103,7 @@ def test_a_ban_is_lifted_by_itself_when_its_time_is_over(restarted: bool) -> Non
     assert story.last("c", m.Refused).kind is RefusedKind.BANNED
     story.wait(2)
     assert not story.view.banned
+    assert not story.bans_due(), "nothing is left of a ban that is over"
     story.connect("c", incarnation=3)
     story.offer("c")
     assert story.last("c", m.Admitted).site_id == 3
@@ -82,7 +123,7 @@ def test_a_ban_that_was_over_while_there_was_no_coordinator_is_lifted_as_it_star
 @pytest.mark.usefixtures("a_short_day")
 @pytest.mark.parametrize("restarted", [False, True])
 def test_a_ban_that_ended_by_a_clock_that_was_ahead_holds_again_when_that_is_set_right(restarted: bool) -> None:
-    """The site had come in meanwhile. Others hear of it."""
+    """The coordinator had started meanwhile, and the site had come in. Others hear of it."""
     story = Story(some_settings(min_sites=2))
     for number, name in enumerate("abc"):
         story.happens(e.InviteAsked(role="site", name=name, invite_id=name, life_s=9999, request=10 + number))
@@ -91,6 +132,9 @@ def test_a_ban_that_ended_by_a_clock_that_was_ahead_holds_again_when_that_is_set
         story.offer(name)
     story.ban("c", "lies", until_s=story.wall_s + 1000)
     story.wall_from_s += 5000
+    story.restart()
+    for name in "ab":
+        story.connect(name, incarnation=2, certified=e.Certified(name, a_hash(name)))
     story.happens(e.Tick())
     assert not story.view.banned
     assert story.last("a", m.Banned).names == ()
@@ -100,7 +144,7 @@ def test_a_ban_that_ended_by_a_clock_that_was_ahead_holds_again_when_that_is_set
     if restarted:
         story.restart()
         for name in "ac":
-            story.connect(name, incarnation=2, certified=e.Certified(name, a_hash(name)))
+            story.connect(name, incarnation=3, certified=e.Certified(name, a_hash(name)))
     story.happens(e.Tick())
     assert story.view.banned == ("c: lies",)
     assert story.last("c", m.Refused).kind is RefusedKind.BANNED
@@ -178,7 +222,49 @@ def test_a_duration_counts_by_the_coordinators_clock_and_a_ban_that_is_over_refu
     assert "until 2025-11-24 16:01:40 UTC" in story.last("c", m.Refused).text
     banned = "c is banned from run 'run': ?"
     assert banned in story.certified_refusal("c", a_hash("c"), story.wall_s)
-    assert banned not in story.certified_refusal("c", a_hash("c"), story.wall_s + 101), "though nothing has lifted it"
+    assert banned in story.certified_refusal("c", a_hash("c"), story.wall_s + 101), "a clock alone lifts nothing"
+    story.wait(99)
+    assert banned in story.certified_refusal("c", a_hash("c"), story.wall_s)
+    assert banned not in story.certified_refusal("c", a_hash("c"), story.wall_s + 2), "though nothing has lifted it"
+
+
+def test_a_clock_that_is_set_forward_ends_no_ban_and_that_is_said() -> None:
+    story = training("a", "b", "c")
+    story.ban("c", "lies", until_s=story.wall_s + 1000)
+    story.wall_from_s += bans.STEP_S
+    story.happens(e.Tick())
+    assert not [text for _, text in story.reports if "clock was set forward" in text]
+    story.wall_from_s += 5000
+    story.happens(e.Tick())
+    said = [text for level, text in story.reports if level == logging.WARNING and "clock was set forward" in text]
+    assert len(said) == 1
+    assert "by 5000 s, or the machine slept; that shortens no ban (of c)" in said[0]
+    assert any(entry.what == "clock" for entry in story.audit_log())
+    story.wait(1000 - bans.STEP_S - 1)
+    assert story.view.banned == ("c: lies",)
+    story.connect("c", incarnation=2)
+    assert story.last("c", m.Refused).kind is RefusedKind.BANNED
+    deadline = story.core.next_deadline()
+    assert deadline is not None
+    assert deadline > story.now, "it does not look again and again"
+    story.wait(2)
+    assert not story.view.banned, "as much time as it was to hold has gone by"
+    story.connect("c", incarnation=3)
+    story.offer("c")
+    assert story.last("c", m.Admitted).site_id == 3
+
+
+def test_a_clock_that_was_behind_and_is_set_right_shortens_no_ban_either_and_later_ones_end_when_they_say() -> None:
+    story = training("a", "b", "c", "d")
+    story.ban("c", "lies", until_s=story.wall_s + 1000)
+    story.wall_from_s += 5000
+    story.ban("d", "lies", until_s=story.wall_s + 500)
+    story.wait(499)
+    assert list(story.view.banned) == ["c: lies", "d: lies"]
+    story.wait(2)
+    assert list(story.view.banned) == ["c: lies"]
+    assert story.lift_ban("c") == ""
+    assert not story.view.banned
 
 
 def test_the_coordinator_wakes_up_when_a_ban_is_over() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 
 import pytest
@@ -59,6 +60,13 @@ def test_the_outer_step_follows_the_record_of_its_commit() -> None:
         ("sync.every", "10", "stays as it is"),
         ("run.run_id", '"other"', "stays as it is"),
         ("outer.optimizer", '"sgd"', "stays as it is"),
+        (
+            "outer.learnin_rate",
+            "0.4",
+            '"outer.learnin_rate" is no setting of the run; did you mean "outer.learning_rate"?',
+        ),
+        ("sync.evry", "10", '"sync.evry" is no setting of the run; did you mean "sync.every"?'),
+        ("momentum", "1", '"momentum" is no setting of the run; did you mean "outer.momentum"?'),
         ("outer.learning_rate", "fast", "a number is expected"),
         ("outer.learning_rate", "true", "outer.learning_rate must be a number"),
         ("outer.learning_rate", "NaN", "outer.learning_rate must be a finite number"),
@@ -71,7 +79,7 @@ def test_the_outer_step_follows_the_record_of_its_commit() -> None:
     ],
 )
 def test_what_cannot_be_is_refused_by_name(name: str, value: str, word: str) -> None:
-    with pytest.raises(ConfigError, match=word.replace("(", r"\(")):
+    with pytest.raises(ConfigError, match=re.escape(word)):
         with_change(SETTINGS, "", name, value)
 
 

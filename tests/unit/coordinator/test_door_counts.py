@@ -115,50 +115,82 @@ def test_one_address_leaves_handshakes_to_others() -> None:
     assert counts.enter(0.0) == (most,)
 
 
-def test_some_addresses_that_begin_all_that_they_may_keep_out_neither_a_site_nor_a_newcomer() -> None:
-    """They end no handshake. A site comes back from an address from which it had come before, and another one comes for
-    the first time."""
-    counts, numbers = Counts(per_address=limits.CONNECTIONS_PER_ADDRESS, in_all=100_000), itertools.count()
-    site, newcomer, now = next(numbers), next(numbers), 0.0
-    a_crowd(counts, 1, first=site)
-    counts.enter(0.0)
-    counts.is_of(site, "site", 0.0)
-    counts.gone(site)
-    entered = set[int]()
-    while now < 60.0 and not entered >= {site, newcomer}:
-        for address in range(16):
-            while counts.come(number := next(numbers), f"10.9.0.{address}", now) == ():
-                counts.wait(number)
-        if now == 30.0:
-            for number, source in ((site, "10.1.0.0"), (newcomer, "10.2.0.0")):
-                assert counts.come(number, source, now) == ()
-                counts.wait(number)
-        entered.update(counts.enter(now))
-        assert not {site, newcomer} & set(counts.late(now)), "they are let in before they are too late"
-        now += limits.LOOK_EVERY_S
-    assert entered >= {site, newcomer}
+KNOWN, NEWCOMER = "10.3.0.0", "10.2.0.0"
+FEW_KNOWN = tuple(f"10.8.0.{number}" for number in range(8))
+"""Of which sites came in: a NAT of a campus, say. Whoever sits behind it may begin all that a site there might."""
+FEW_STRANGERS = tuple(f"10.9.0.{number}" for number in range(16))
+MANY_STRANGERS = tuple(f"10.10.{number // 250}.{number % 250}" for number in range(300))
 
 
-def test_addresses_where_sites_were_before_and_that_flood_now_keep_no_other_such_site_out() -> None:
-    """A NAT of a campus, say: whoever sits behind it may begin all that a site there might."""
-    counts, numbers = Counts(per_address=limits.CONNECTIONS_PER_ADDRESS, in_all=100_000), itertools.count()
-    flooding, now = [f"10.9.0.{address}" for address in range(6)], 0.0
-    for number, source in enumerate((*flooding, "10.1.0.0"), start=1_000_000):
+@pytest.mark.parametrize("breaks_off", [False, True], ids=["holds its places", "breaks off"])
+@pytest.mark.parametrize(
+    "flooding",
+    [FEW_KNOWN[:3], FEW_KNOWN, FEW_STRANGERS, FEW_KNOWN + FEW_STRANGERS, FEW_KNOWN + MANY_STRANGERS],
+    ids=["three known", "eight known", "strangers", "both", "a crowd"],
+)
+def test_addresses_that_begin_all_that_they_may_keep_out_neither_a_site_that_was_there_before_nor_a_newcomer(
+    flooding: tuple[str, ...], breaks_off: bool
+) -> None:
+    """They end no handshake. Each of the two honest ones gets its turn before its connection is too late."""
+    counts, numbers = Counts(per_address=limits.CONNECTIONS_PER_ADDRESS, in_all=2000), itertools.count()
+    for source in (*FEW_KNOWN, KNOWN):
+        number = next(numbers)
         assert counts.come(number, source, 0.0) == ()
-        counts.is_of(number, f"site {number}", 0.0)
+        assert counts.is_of(number, f"site {number}", 0.0) == ()
         counts.gone(number)
-    site, entered = 2_000_000, set[int]()
-    while now < 60.0 and site not in entered:
+    honest, entered, now = dict[str, int](), set[int](), 0.0
+    num_begun, from_s = 0, 30.0
+    while now < from_s + limits.HANDSHAKE_LIMIT_S:
         for source in flooding:
-            while counts.come(number := next(numbers), source, now) == ():
+            while not isinstance(counts.come(number := next(numbers), source, now), Turned):
                 counts.wait(number)
-        if now == 30.0:
-            assert counts.come(site, "10.1.0.0", now) == ()
-            counts.wait(site)
-        entered.update(counts.enter(now))
-        assert site not in counts.late(now), "it is let in before it is too late"
+        if now == from_s:
+            for source in (NEWCOMER, KNOWN):
+                honest[source] = next(numbers)
+                assert not isinstance(counts.come(honest[source], source, now), Turned)
+                counts.wait(honest[source])
+        while begun := counts.enter(now):
+            num_begun += len(begun)
+            entered.update(begun)
+            if not breaks_off:
+                break
+            for number in set(begun) - set(honest.values()):
+                counts.gone(number)
+        if entered >= set(honest.values()) and honest:
+            break
+        assert not set(honest.values()) & set(counts.late(now)), "they are let in before they are too late"
         now += limits.LOOK_EVERY_S
-    assert site in entered
+    assert honest
+    assert entered >= set(honest.values())
+    assert num_begun > limits.HANDSHAKES.at_once, "what there is for handshakes was used up"
+
+
+def test_strangers_of_any_number_keep_out_no_site_that_was_there_before() -> None:
+    """Each address of theirs is a new one."""
+    counts = Counts(per_address=limits.CONNECTIONS_PER_ADDRESS, in_all=10_000)
+    assert counts.come(0, KNOWN, 0.0) == ()
+    counts.is_of(0, "site", 0.0)
+    counts.gone(0)
+    a_crowd(counts, 1000, first=1)
+    begun = counts.enter(0.0)
+    assert counts.come(5000, KNOWN, 0.0) == ()
+    counts.wait(5000)
+    counts.gone(begun[0])
+    assert counts.enter(0.0) == (5000,)
+
+
+def test_handshakes_that_ended_well_hold_nobody_up_afterwards() -> None:
+    """A crowd of sites from one address has come in. One more from there has the turn of the oldest."""
+    counts = Counts(per_address=limits.MAX_HANDSHAKES, in_all=10_000)
+    for number in range(2 * limits.MAX_HANDSHAKES):
+        assert counts.come(number, HERE, 0.0) == ()
+        counts.wait(number)
+        assert counts.enter(0.0) == (number,)
+        counts.is_of(number, f"site {number}", 0.0)
+    for number, source in ((1000, HERE), (1001, KNOWN), (1002, NEWCOMER)):
+        assert counts.come(number, source, 0.0) == ()
+        counts.wait(number)
+    assert counts.enter(0.0) == (1000, 1001, 1002)
 
 
 def test_handshakes_have_a_pace_and_those_of_sites_that_come_in_do_not_count() -> None:
@@ -288,5 +320,5 @@ def test_counts_stay_true_whatever_happens() -> None:
     for one in here:
         counts.gone(one)
     assert len(counts) == 0
-    left = (counts._of_source, counts._of_identity, *counts._waiting.values(), counts._entered, counts._entered_of)
+    left = (counts._of_source, counts._of_identity, counts._waiting, counts._entered, counts._entered_of)
     assert not any(left), "nothing stays behind"

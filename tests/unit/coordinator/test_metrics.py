@@ -18,6 +18,7 @@ from atoll.coordinator.sync_times import BOUNDS_S, SyncTimes
 from atoll.node.daemon.metrics import METRICS as OF_NODE
 from atoll.protocol import messages as m
 from atoll.protocol import pages
+from atoll.protocol.figures import SyncPhases
 from atoll.protocol.metrics import Kind, families
 from tests.harness import metrics_page
 from tests.harness.coordinator_story import Story, some_settings
@@ -123,6 +124,22 @@ def test_counters_do_not_begin_anew_with_the_coordinator() -> None:
         assert not by_label(found[f"atoll_{name}"]), name
     story.says("a", TOLD)
     assert by_label(shown(document_of(story))["atoll_site_tokens"]) == {("a",): 1000}
+
+
+def test_the_snapshots_of_all_syncs_are_added_up_by_site() -> None:
+    """Of each that a site says, and never less than before, whatever it says."""
+    story = a_story()
+
+    def written(*said: tuple[int, float]) -> dict[tuple[str, ...], float]:
+        taken = tuple(SyncPhases(sync=sync, train_s=8.0, snapshot_s=took_s, wait_s=4.0) for sync, took_s in said)
+        story.says("a", m.Heartbeat(phase="training", phases=taken))
+        return by_label(shown(document_of(story))["atoll_site_snapshot_seconds"])
+
+    assert written() == {("a",): 0.0, ("b",): 0.0}
+    assert written((1, 0.5), (2, 0.25)) == {("a",): 0.75, ("b",): 0.0}
+    assert written() == {("a",): 0.75, ("b",): 0.0}, "each once"
+    assert written((3, -5.0)) == {("a",): 0.75, ("b",): 0.0}
+    assert written((3, 2e9)) == {("a",): 1e9 + 0.75, ("b",): 0.0}
 
 
 def test_a_disk_that_is_full_has_no_byte_free() -> None:

@@ -83,7 +83,8 @@ def test_who_stands_out_three_times_in_a_row_is_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("robust", "text"), [("warn", "counts in full"), ("trim", "counts where it is not cut"), ("clip", "is clipped")]
+    ("robust", "text"),
+    [("warn", "counts in full"), ("trim", "is left out where it is among the highest"), ("clip", "is clipped")],
 )
 def test_it_is_said_what_becomes_of_it(robust: str, text: str) -> None:
     story = run_of(3, of_d, robust)

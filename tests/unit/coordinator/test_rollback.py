@@ -9,6 +9,7 @@ import pytest
 
 from atoll.coordinator.core import events as e
 from atoll.coordinator.core.log import commits
+from atoll.node.dataplane.outer_state import MOST_HASH_LISTS
 from atoll.protocol import messages as m
 from atoll.protocol.messages import AdmittedAs, Deposit
 from tests.harness.coordinator_story import Story, ranges_of, some_settings
@@ -183,6 +184,16 @@ def test_old_states_are_attested_to_joiners_only_while_there_is_nothing_newer() 
     story.join("d")
     story.sources("d")
     assert [a.commit for a in story.last("d", m.Sources).attested] == [*range(5, 13)]
+
+
+def test_whoever_fetches_hears_of_all_states_that_donors_know_the_chunks_of() -> None:
+    """A chunk that is on its way while 63 commits are made is checked by the list of hashes that a donor still has,
+    and that list by what is attested."""
+    story = committed("a", count=70, log_commits=80)
+    story.join("b")
+    story.sources("b")
+    attested = story.last("b", m.Sources).attested
+    assert [a.commit for a in attested] == [*range(71 - MOST_HASH_LISTS, 71)] == [*range(7, 71)]
 
 
 def test_who_fetches_is_waited_for_in_plain_words_and_an_operator_need_not_wait() -> None:

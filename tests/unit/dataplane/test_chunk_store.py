@@ -13,7 +13,7 @@ import pytest
 from atoll.node.dataplane.chunk_index import Entry
 from atoll.node.dataplane.chunk_store import EMPTY, ChunkStore
 from atoll.node.dataplane.outer_state import OuterState
-from atoll.node.dataplane.places import SPARES
+from atoll.node.dataplane.places import SPARES, spares_for
 from atoll.node.dataplane.store_files import Bytes, StoreKind, TornState
 from atoll.protocol.disk import REAL_DISK
 from atoll.protocol.errors import StateError
@@ -84,6 +84,23 @@ def test_what_fails_changes_nothing(tmp_path: Path) -> None:
     with store.pinned(0) as pin:
         assert (pin.entry.version, pin.data[0]) == (1, 1)
     assert store.damaged() == []
+
+
+@pytest.mark.parametrize("num_threads", [1, 9])
+def test_as_many_chunks_are_replaced_at_once_as_the_node_has_threads(tmp_path: Path, num_threads: int) -> None:
+    store = ChunkStore.create(tmp_path, kind(sizes=[64] * 12), REAL_DISK, spares_for(num_threads))
+    for chunk in range(12):
+        put(store, chunk, 1, 1)
+    at_once = max(SPARES, num_threads)
+    together = threading.Barrier(at_once, timeout=10.0)
+
+    def fill(record: Bytes) -> None:
+        together.wait()
+        record[:] = 7
+
+    with ThreadPoolExecutor(at_once) as pool:
+        replaced = list(pool.map(lambda chunk: store.replace(chunk, 2, fill), range(at_once)))
+    assert len(replaced) == at_once
 
 
 def test_the_owner_hears_of_each_change_in_order(tmp_path: Path) -> None:

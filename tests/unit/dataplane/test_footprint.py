@@ -14,7 +14,8 @@ import pytest
 from atoll.coordinator.core.sync.chunk_sizes import ChunkSizes
 from atoll.coordinator.core.sync.topology import Reducer, direct
 from atoll.node.daemon.config import NodeConfig
-from atoll.node.daemon.room import Free, Room, free_for, room_for, room_of
+from atoll.node.daemon.deposit_box import SHARE_OF_HOME, box_bytes, most_on_disk
+from atoll.node.daemon.room import LOG_BYTES, Free, Room, free_for, room_for, room_of
 from atoll.node.daemon.shared_memory import RESERVE_BYTES, MemoryLimit
 from atoll.node.dataplane.error_feedback import ErrorFeedback
 from atoll.node.dataplane.footprint import footprint
@@ -54,7 +55,7 @@ def room(
     *,
     retained: int | None = None,
     buffer: int | None = None,
-    most_on_disk: int = 0,
+    home_has: int = 0,
     beside: int = 0,
 ) -> Room:
     return room_for(
@@ -64,7 +65,7 @@ def room(
         max_retained_bytes=retained,
         reduce_buffer_bytes=buffer,
         has_buffers=False,
-        max_disk_bytes=most_on_disk,
+        max_disk_bytes=home_has,
         beside=(("logs", beside),) if beside else (),
     )
 
@@ -223,14 +224,25 @@ def test_a_home_takes_no_more_of_the_disk_than_its_owner_gives() -> None:
     """With what is there of the model and beside it, and contributions that are spilled."""
     needs = footprint(LAYOUT, SETTINGS)
     most = needs.disk_bytes + 500
-    assert room(PLENTY, buffer=3000, most_on_disk=most, beside=500).max_retained_bytes == 3000
-    assert room(PLENTY, buffer=3000, most_on_disk=most + 70, beside=500).max_retained_bytes == 3070
-    assert room(PLENTY, most_on_disk=10_000 * GIB, beside=500) == room(PLENTY), "the free disk is less"
-    assert room(PLENTY, buffer=3000, retained=3070, most_on_disk=most + 70, beside=500).max_retained_bytes == 3070
+    assert room(PLENTY, buffer=3000, home_has=most, beside=500).max_retained_bytes == 3000
+    assert room(PLENTY, buffer=3000, home_has=most + 70, beside=500).max_retained_bytes == 3070
+    assert room(PLENTY, home_has=10_000 * GIB, beside=500) == room(PLENTY), "the free disk is less"
+    assert room(PLENTY, buffer=3000, retained=3070, home_has=most + 70, beside=500).max_retained_bytes == 3070
     with pytest.raises(HostError, match=r"--max-disk-gb 0\.\d+: .* are needed \(.*500 B logs\).*/home/of/a; raise it"):
-        room(PLENTY, most_on_disk=most - 1, beside=500)
+        room(PLENTY, home_has=most - 1, beside=500)
     with pytest.raises(HostError, match=r"--max-retained-mib 0: 71 B of it would be on the disk.* leaves 70 B for it"):
-        room(PLENTY, buffer=3000, retained=3071, most_on_disk=most + 70, beside=500)
+        room(PLENTY, buffer=3000, retained=3071, home_has=most + 70, beside=500)
+
+
+def test_what_a_site_keeps_for_its_coordinator_is_of_what_the_home_may_have(tmp_path: Path) -> None:
+    """As much as its files may grow to (tests/unit/local/test_deposits.py)."""
+    settings, most = replace(SETTINGS, checkpoint_every=0), GIB
+    config = replace(node_config(tmp_path), max_disk_bytes=most, reduce_buffer_bytes=3000)
+    needs = footprint(LAYOUT, settings, config.num_kernel_threads).disk_bytes
+    found = room_of(config, settings, MANIFEST, tmp_path, Disk(), has_buffers=False)
+    kept = most_on_disk(box_bytes(most))
+    assert kept > most // SHARE_OF_HOME
+    assert found.max_retained_bytes == 3000 + most - needs - LOG_BYTES - kept
 
 
 def test_what_the_home_has_already_is_counted(tmp_path: Path) -> None:

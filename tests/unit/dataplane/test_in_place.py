@@ -16,8 +16,9 @@ import pytest
 
 from atoll.node.daemon.publish_file import PublishFile
 from atoll.node.dataplane import publish
-from atoll.node.dataplane.in_place import InPlace, has_pages
+from atoll.node.dataplane.in_place import InPlace
 from atoll.node.dataplane.outer_state import OuterState
+from atoll.node.dataplane.pages import has_pages
 from atoll.node.local_protocol import words_of
 from atoll.node.worker.in_place import PublishInPlace
 from atoll.protocol.codecs import kernels
@@ -25,6 +26,7 @@ from atoll.protocol.disk import Disk
 from atoll.protocol.errors import StateError
 from atoll.protocol.layout import LARGE_BYTES, PAGE_BYTES, Layout, Manifest, Role, TensorSpec
 from tests.harness.data_plane import RUN, update_of
+from tests.harness.mappings import mapped_bytes
 
 LAYOUT = Layout(
     Manifest.canonical(
@@ -111,6 +113,19 @@ def test_what_is_read_in_place_is_what_was_published(site: Site) -> None:
     site.apply(2)
     np.testing.assert_array_equal(site.found(), published)
     published = site.publish()
+    np.testing.assert_array_equal(site.found(), published)
+
+
+def test_what_is_moved_away_is_not_memory_of_the_node(site: Site) -> None:
+    published = site.publish()
+    before = mapped_bytes(site.file.view)
+    site.apply(1)
+    assert site.in_place.num_chunks == 0, "all was moved to the buffer"
+    assert mapped_bytes(site.file.view) <= before
+    np.testing.assert_array_equal(np.frombuffer(site.file.view, np.uint8, LAYOUT.buffer_bytes), published)
+    assert mapped_bytes(site.file.view) > before, "what was read is mapped"
+    site.in_place.unmap()
+    assert mapped_bytes(site.file.view) <= before
     np.testing.assert_array_equal(site.found(), published)
 
 

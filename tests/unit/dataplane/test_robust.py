@@ -16,17 +16,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from atoll.node.dataplane import averages
 from atoll.node.dataplane.sync_data import SyncData
 from atoll.node.dataplane.trimming import trimmed_mean
 from atoll.protocol import clipping
-from atoll.protocol.codecs import bundles, kernels
+from atoll.protocol.codecs import arithmetic, bundles, kernels
 from atoll.protocol.codecs.table import DENSE
 from atoll.protocol.errors import InvalidMessage
 from atoll.protocol.layout import Layout, Manifest, Role, TensorSpec
 from atoll.protocol.spec import spec_of
 from atoll.protocol.sync_settings import SyncSettings
 from tests.harness.data_plane import DTYPES, filled, layout, seeded, tensor
-from tests.harness.reference_codecs import clipped
+from tests.harness.reference_codecs import clipped, left_in
 
 Floats = npt.NDArray[np.float32]
 PAGE = Path(__file__).parents[3] / "docs" / "protocol.md"
@@ -160,22 +161,67 @@ def test_the_vector_of_the_page_is_trimmed_so() -> None:
     vector = json.loads(block)
     values = np.stack([np.frombuffer(bytes.fromhex(row), np.float32) for row in vector["values"]])
     weights = [count / sum(vector["tokens"]) for count in vector["tokens"]]
-    for trim, average in vector["averages"].items():
-        out = np.empty(values.shape[1], np.float32)
-        trimmed_mean(values, weights, int(trim), out)
-        assert out.tobytes().hex() == average
+    found_norms = [arithmetic.norm(row) for row in values]
+    for clip, by_trim in vector["averages"].items():
+        for trim, average in by_trim.items():
+            out = np.empty(values.shape[1], np.float32)
+            places = clipping.counted(clipping.factors(found_norms, float(clip)), int(trim))
+            trimmed_mean(values[places], [weights[place] for place in places], int(trim), out)
+            assert out.tobytes().hex() == average, (clip, trim)
+
+
+@given(norms, st.sampled_from([1.0, 1.5, 3.0]), st.integers(1, 4))
+def test_the_highest_norms_above_the_limit_are_not_in_a_trimmed_average(
+    found: list[float], clip: float, trim: int
+) -> None:
+    places = clipping.counted(clipping.factors(found, clip), trim)
+    assert places == left_in(found, clip, trim)
+    assert len(places) >= max(len(found) - trim, len(found) / 2)
 
 
 @pytest.mark.parametrize("codec", ["fp32", "int8", "sign1"])
-def test_an_average_is_trimmed_and_encoded_once(tmp_path: Path, codec: str) -> None:
-    used, sites, _ = sites_of(tmp_path, codec, hostile=-10.0, robust="trim", trim=1)
+@pytest.mark.parametrize(("hostile", "is_first"), [(1.0, False), (-10.0, False), (-10.0, True)])
+def test_an_average_is_trimmed_and_encoded_once(tmp_path: Path, codec: str, hostile: float, is_first: bool) -> None:
+    used, sites, _ = sites_of(tmp_path, codec, hostile=hostile, robust="trim", trim=1)
+    num_left_out = 0
     for chunk in trainable(used):
         size = used.chunks[chunk].num_elements
-        parts = [site.contribution(chunk) for site in sites]
-        values = np.stack([decoded(part, codec, size) for part in parts])
-        average = reference_trimmed(values, [count / sum(TOKENS) for count in TOKENS], 1)
+        parts = [site.contribution(chunk) for site in (sites[::-1] if is_first else sites)]
+        measured = [kernels.accumulate(p, codec, np.float32(1), np.zeros(size, np.float32)) for p in parts]
+        places = left_in(measured, 3.0, 1)
+        num_left_out += len(parts) - len(places)
+        values = np.stack([decoded(parts[place], codec, size) for place in places])
+        average = reference_trimmed(values, [TOKENS[place] / sum(TOKENS) for place in places], 1)
         payload = sites[0].reduce(chunk, list(zip(TOKENS, parts, strict=True)))
         assert payload == kernels.encode(codec, average)
+    assert bool(num_left_out) == (hostile != 1)
+
+
+def test_two_hostile_of_eight_do_not_pull_a_trimmed_average(tmp_path: Path) -> None:
+    """Cut element by element alone, it is the mean of the honest values that are nearest to theirs."""
+    size = 1 << 12
+    generator = np.random.default_rng(5)
+    values = (1 + 3 * generator.standard_normal((8, size))).astype(np.float32)
+    values[-2:] *= -10
+    parts = [(1, kernels.encode("fp32", row)) for row in values]
+    way = spec_of(SyncSettings(codec="fp32", robust="trim", trim=2), 0, 0).trainable
+    average = decoded(averages.recomputed(way, size, parts), "fp32", size)
+    assert abs(float(average.mean()) - 1) < 0.1
+    alone = np.empty(size, np.float32)
+    trimmed_mean(values, [1 / 8] * 8, 2, alone)
+    assert float(alone.mean()) < 0.7
+
+
+@pytest.mark.parametrize(("honest", "num_hostile"), [((1.0, 4.0), 1), ((1.0, 4.0, 5.0), 2), ((1.0, 1.0, 4.0, 5.0), 3)])
+def test_fewer_than_half_whose_norms_are_not_high_decide_no_trimmed_average(
+    honest: tuple[float, ...], num_hostile: int
+) -> None:
+    """Though the norms of some honest sites are: who made fewer steps has a lower one."""
+    size, tokens = 64, [1] * len(honest) + [1000] * num_hostile
+    rows = [np.full(size, value, np.float32) for value in (*honest, *[-1.0] * num_hostile)]
+    parts = [(count, kernels.encode("fp32", row)) for count, row in zip(tokens, rows, strict=True)]
+    way = spec_of(SyncSettings(codec="fp32", robust="trim", trim=num_hostile), 0, 0).trainable
+    assert decoded(averages.recomputed(way, size, parts), "fp32", size).min() >= min(honest)
 
 
 # --- bundles

@@ -22,6 +22,7 @@ from atoll.node.exchange.added_errors import Refuted
 from atoll.node.exchange.auditing import Auditor
 from atoll.node.exchange.catchup.expected_donors import ExpectedDonors
 from atoll.node.exchange.peers.counters import Counters
+from atoll.node.exchange.peers.dialer import Dialer
 from atoll.node.exchange.peers.errors_given import Given
 from atoll.node.exchange.peers.frames import Encoded
 from atoll.node.exchange.peers.progress import Pace
@@ -224,7 +225,7 @@ def audit(
                 kept=KeptContributions(tmp_path / "own"),
                 errors=AverageErrors(pool),
                 header=lambda: m.Header(protocol_version=PROTOCOL_VERSION, run_id="r", site_id=9, incarnation=1),
-                dialled=None,  # type: ignore[arg-type]
+                dialer=Dialer(),
                 expected=ExpectedDonors(),
                 undialable=lambda: (),
                 counters=Counters(),

@@ -20,6 +20,7 @@ from atoll.node.dataplane.kept_contributions import Kept, KeptContributions, kep
 from atoll.node.exchange.auditing import Auditor
 from atoll.node.exchange.catchup.expected_donors import ExpectedDonors
 from atoll.node.exchange.peers.counters import Counters
+from atoll.node.exchange.peers.dialer import Dialer, Purpose
 from atoll.node.exchange.peers.frames import Encoded, PartAssembler, pack_frames
 from atoll.node.exchange.peers.progress import Pace
 from atoll.node.exchange.sync.average_errors import AverageErrors
@@ -215,6 +216,7 @@ def audit(
     words: Words | None = None,
     signers: dict[int, str] | None = None,
     kept_evidence: list[FalsePayload] | None = None,
+    dialer: Dialer | None = None,
     **changes: Any,
 ) -> ChunkAudited:
     """`words`: of the auditor, where all sign."""
@@ -247,7 +249,7 @@ def audit(
                 kept=KeptContributions(tmp_path / "own"),
                 errors=AverageErrors(pool),
                 header=lambda: Header(protocol_version=PROTOCOL_VERSION, run_id="r", site_id=9, incarnation=1),
-                dialled=None,  # type: ignore[arg-type]
+                dialer=dialer or Dialer(),
                 expected=ExpectedDonors(),
                 undialable=lambda: (),
                 counters=Counters(),
@@ -264,6 +266,35 @@ def audit(
 
 
 TRUE = recomputed(spec_of(SETTINGS.sync, 3, 0).trainable, 4, [(10 * i, contribution(i, 1)) for i in (1, 2, 3)])
+
+
+def test_what_is_encoded_of_a_snapshot_that_was_given_up_takes_the_place_of_no_later_one(tmp_path: Path) -> None:
+    """The site has said the root of the later one: by the other its auditors would find it out."""
+    kept = KeptContributions(tmp_path)
+
+    def slowly(chunk: int) -> bytes:
+        if kept.of(3) is None:  # the next snapshot is encoded while this one is
+            kept.keep(3, (0, 1), lambda of: b"said %d" % of, None)
+        return b"given up %d" % chunk
+
+    with pytest.raises(StateError, match="sync 3 was encoded anew meanwhile"):
+        kept.keep(3, (0, 1), slowly, None)
+    found = kept.of(3)
+    assert found is not None
+    assert found.read(1) == b"said 1"
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+@pytest.mark.parametrize(("level", "at"), [(0, 1), (1, 1), (2, 0)])
+def test_a_bit_that_flips_in_the_tree_of_what_is_kept_makes_no_wrong_proof(tmp_path: Path, level: int, at: int) -> None:
+    """It is the same wrong one for all auditors, who would find an honest site out."""
+    kept = KeptContributions(tmp_path).keep(3, (0, 1, 2, 3), lambda of: b"of %d" % of, None)
+    right = kept.tree._levels[level][at]
+    assert right is not None
+    assert kept.proof(0)
+    kept.tree._levels[level][at] = bytes([right[0] ^ 1]) + right[1:]
+    with pytest.raises(StateError, match="chunk 0 is not given: its tree of hashes"):
+        kept.proof(0)
 
 
 def test_an_auditor_finds_the_payload_to_the_bit(tmp_path: Path) -> None:
@@ -287,6 +318,15 @@ def test_what_is_not_given_or_not_what_was_said_accuses_no_reducer(tmp_path: Pat
     assert found.outcome is AuditOutcome.UNKNOWN
     assert (found.silent_site_ids, found.refuted_site_ids) == ((1,), (3,))
     assert "not all contributions are to be had" in found.text
+
+
+def test_connections_to_contributors_end_with_the_audit(tmp_path: Path) -> None:
+    """Also of one that finds nothing."""
+    for given in ({}, {1: StateError("gone")}):
+        ended, dialer = list[tuple[int, Purpose]](), Dialer()
+        dialer.disconnect = lambda callee, purpose, ended=ended: ended.append((callee.site_id, purpose))  # type: ignore
+        audit(tmp_path, TRUE, dict(given), dialer=dialer)
+        assert ended == [(member.site_id, Purpose.AUDIT) for member in MEMBERS]
 
 
 def test_who_has_signed_is_known_without_the_coordinator(tmp_path: Path) -> None:
@@ -381,7 +421,8 @@ def test_an_audit_that_fits_no_sync_is_unknown(tmp_path: Path, changes: dict[str
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
-        ({"robust": "clip"}, "differ in their last bits by machine"),
+        ({"robust": "clip"}, '"clip" with codec int8, whose norms may differ in their last bits by machine'),
+        ({"robust": "trim"}, '"trim" with codec int8, whose norms may differ in their last bits by machine'),
         ({"error_feedback_down": 0.5, "log_commits": 8}, "needs payloads of 9 commits"),
         ({"strategy": "gradient", "every": 1, "overlap_steps": 0}, "faster than they are audited"),
     ],

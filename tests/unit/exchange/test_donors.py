@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
@@ -15,9 +16,10 @@ from atoll.node.exchange.catchup.expected_donors import ExpectedDonors
 from atoll.node.exchange.catchup.index import Index
 from atoll.node.exchange.peers.counters import Counters
 from atoll.node.exchange.peers.dialer import Dialer
+from atoll.node.exchange.peers.frames import MIN_PART_BYTES
 from atoll.node.exchange.peers.progress import Pace
 from atoll.protocol import PROTOCOL_VERSION
-from atoll.protocol.errors import NotYetError, PeerError, StateError
+from atoll.protocol.errors import AtollError, NotYetError, PeerError, StateError
 from atoll.protocol.layout import Manifest
 from atoll.protocol.messages import MAX_DONORS, MAX_LISTED_DONORS, Donor, Header, Sources
 from atoll.protocol.v1 import common_pb2, peer_pb2
@@ -137,6 +139,124 @@ def test_donors_that_stay_busy_are_a_stall() -> None:
         with pytest.raises(PeerError, match=r"donors are busy.*6 requests"):
             await donors.share_out([1], lambda chunk: 1, fetch, lambda donor: True)
         donors.close()
+
+    asyncio.run(main())
+
+
+def test_donors_that_are_busy_are_no_stall_while_another_request_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A chunk that comes over a thin link is on its way for longer than a stall."""
+    monkeypatch.setattr(donor_pool, "BUSY_S", 0.001)
+
+    async def main() -> None:
+        donors = donors_of(1, [donor(2), donor(3)])
+        donors.pace = Pace(stall_s=0.05, slowest_bytes_per_s=1)
+        is_served, num_refused, was_refused_late = False, 0, asyncio.Event()
+        began = asyncio.get_running_loop().time()
+
+        async def fetch(client: DonorClient, batch: set[int]) -> None:
+            nonlocal is_served, num_refused
+            if not is_served:
+                is_served, client.moved_at = True, math.inf  # bytes come all the time
+                await was_refused_late.wait()
+            elif not was_refused_late.is_set():
+                num_refused += 1
+                if asyncio.get_running_loop().time() > began + 2 * donors.pace.stall_s:
+                    was_refused_late.set()
+                raise NotYetError("6 requests are served here already")
+            batch.clear()
+
+        await donors.share_out([1, 2], lambda chunk: donor_pool.BATCH_BYTES, fetch, lambda donor: True)
+        assert num_refused > 1
+        donors.close()
+
+    asyncio.run(main())
+
+
+def test_a_request_that_brings_nothing_does_not_hold_up_a_fetch_whose_donor_is_busy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A donor that says late that it is busy has one in flight all the time."""
+    monkeypatch.setattr(donor_pool, "BUSY_S", 0.001)
+
+    async def main() -> None:
+        donors = donors_of(1, [donor(2)])
+        donors.pace = Pace(stall_s=0.05, slowest_bytes_per_s=1)
+        num_asked, is_over = 0, asyncio.Event()
+
+        async def fetch(client: DonorClient, batch: set[int]) -> None:
+            nonlocal num_asked
+            num_asked += 1
+            if num_asked == 1:
+                await is_over.wait()
+            elif num_asked < 20:
+                raise NotYetError("6 requests are served here already")
+            is_over.set()
+            batch.clear()
+
+        with pytest.raises(PeerError, match="nothing moved"):
+            await donors.share_out([1, 2], lambda chunk: donor_pool.BATCH_BYTES, fetch, lambda donor: True)
+        donors.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(("num_frames", "error"), [(0, NotYetError), (1, PeerError)])
+def test_a_donor_that_is_busy_amid_its_answer_has_failed(num_frames: int, error: type[AtollError]) -> None:
+    """It rests. Else it could begin chunks for ever, and end none."""
+
+    async def main() -> None:
+        class Begun:
+            def __init__(self) -> None:
+                part = peer_pb2.ChunkState(total_bytes=2 * MIN_PART_BYTES, data=b"x" * MIN_PART_BYTES)
+                self._frames = [peer_pb2.FetchStateResponse(chunks=[part]).SerializeToString()] * num_frames
+
+            async def read(self) -> object:
+                if self._frames:
+                    return self._frames.pop()
+                raise NotYetError("6 requests are served here already")
+
+            def cancel(self) -> None: ...
+
+        async def ask(of: Donor, method: str, request: bytes) -> Begun:
+            return Begun()
+
+        header = Header(protocol_version=PROTOCOL_VERSION, run_id="run", site_id=1, incarnation=1)
+        pace = Pace(stall_s=5, slowest_bytes_per_s=1)
+        client = DonorClient(donor=donor(2), ask=ask, header=header, counters=Counters(), pace=pace)
+        with pytest.raises(error, match="served here already"):
+            async for _ in client.chunks([0], lambda chunk: 2 * MIN_PART_BYTES):
+                pass
+
+    asyncio.run(main())
+
+
+def test_a_chunk_counts_as_it_comes_and_not_when_it_is_whole() -> None:
+    """The coordinator evicts a site that gets no further for some stalls: a chunk may take longer."""
+
+    async def main() -> None:
+        counters, half = Counters(), MIN_PART_BYTES
+        seen: list[int] = []
+
+        class Halves:
+            async def read(self) -> object:
+                seen.append(counters.moved_bytes)
+                if len(seen) > 2:
+                    return None
+                at = half * (len(seen) - 1)
+                part = peer_pb2.ChunkState(total_bytes=2 * half, offset_bytes=at, data=b"x" * half)
+                return peer_pb2.FetchStateResponse(chunks=[part]).SerializeToString()
+
+            def cancel(self) -> None: ...
+
+        async def ask(of: Donor, method: str, request: bytes) -> Halves:
+            return Halves()
+
+        header = Header(protocol_version=PROTOCOL_VERSION, run_id="run", site_id=1, incarnation=1)
+        pace = Pace(stall_s=5, slowest_bytes_per_s=1)
+        client = DonorClient(donor=donor(2), ask=ask, header=header, counters=counters, pace=pace)
+        (record,) = [record async for record in client.chunks([0], lambda chunk: 2 * half)]
+        assert record.num_bytes == 2 * half
+        assert seen == [0, half, 2 * half]
 
     asyncio.run(main())
 

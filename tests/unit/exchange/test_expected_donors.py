@@ -63,6 +63,34 @@ def test_only_the_site_and_start_that_is_expected_comes_in() -> None:
     asyncio.run(main())
 
 
+def test_a_donor_is_expected_until_all_audits_and_the_catching_up_are_done_with_it() -> None:
+    async def main() -> None:
+        expected = ExpectedDonors()
+        for _ in range(2):  # two audits, of which one waits for the other
+            expected.expect_too([(2, 4)])
+        stream, _ = accept(expected)
+        expected.forget([(2, 4)])
+        assert not stream.over.done(), "the other audit has asked nothing yet"
+        expected.gone(stream)
+        expected.expect([(3, 4)])
+        expected.dismiss()  # catching up is over
+        stream, _ = accept(expected)
+        expected.forget([(2, 4)])
+        assert stream.over.done()
+        with pytest.raises(StaleError):
+            accept(expected)
+        expected.expect([(2, 4)])
+        expected.expect_too([(2, 4)])
+        expected.forget([(2, 4)])
+        accept(expected)  # it is to give its state
+        expected.expect([])
+        expected.dismiss()
+        with pytest.raises(StaleError):
+            accept(expected)
+
+    asyncio.run(main())
+
+
 def test_a_donor_has_few_streams_and_places_come_free() -> None:
     async def main() -> None:
         expected = ExpectedDonors()

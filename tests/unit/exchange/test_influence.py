@@ -102,15 +102,15 @@ def test_a_site_in_several_parts_is_refused_by_name_a_run_that_it_cannot_be_in()
     with_errors = replace(audited, codec="sign1", error_feedback_down=0.5)
     for sync, named, taken in (
         (SyncSettings(robust="gram"), "", ((2, 1), (1, 2), (2, 2))),
-        (audited, "audits = 1: one machine", ((1, 2),)),
+        (audited, "audits = 1: one process of a host", ((1, 2), (2, 1))),
         (with_errors, "audits = 1 with sync.error_feedback_down: one process", ()),
     ):
         for parts in {(1, 1), (2, 1), (1, 2), (2, 2)}:
             if parts == (1, 1) or parts in taken:
                 check_parts(sync, *parts)
             else:
-                one_machine = "audits = 1: one machine" if sync.audits and parts[0] > 1 else named
-                with pytest.raises(ConfigError, match=f"{one_machine}.*this site has {parts[0]} hosts and {parts[1]} "):
+                both = "audits = 1: one process of a host" if parts == (2, 2) else named
+                with pytest.raises(ConfigError, match=f"{both}.*this site has {parts[0]} hosts and {parts[1]} "):
                     check_parts(sync, *parts)
             check_parts(SyncSettings(), *parts)
 

@@ -12,7 +12,9 @@ from atoll.node import host_protocol as hosts
 from atoll.node.local_protocol import MAX_FRAME_BYTES, Piece
 from atoll.protocol import messages as m
 from atoll.protocol import wire
+from atoll.protocol.endpoints import MAX_PLACES
 from atoll.protocol.errors import InvalidMessage
+from atoll.protocol.hash_tree import MAX_COVER
 from atoll.protocol.layout import Manifest, Role, TensorSpec
 from atoll.protocol.v1 import hosts_pb2, session_pb2
 
@@ -99,6 +101,7 @@ def test_words_come_back_equal() -> None:
         hosts.StatePublished(number=1 << 60),
         hosts.SnapshotTaken(generation=1, fragment=2, step=3, seq=4),
         hosts.HostErrorsAdvanced(commit=1, fragment=2, problem="no disk", share=0.25),
+        hosts.HostKept(number=1, cover=(b"a" * 32, b"b" * 32), problem="gone"),
         DONE,
         FAILED,
     ):
@@ -126,6 +129,8 @@ def test_words_come_back_equal() -> None:
         hosts.PublishAtHost(number=4, version=3, fragment=2, is_difference=True, base=1),
         hosts.TakeSnapshot(generation=1, fragment=2, step=3, seq=4),
         hosts.AdvanceAtHost(commit=4, fragment=2, base_commit=3, error_commits=(1, 0)),
+        hosts.KeepAtHost(number=1, sync=2, fragment=3, base_commit=4, error_commits=(5, 6)),
+        hosts.KeptBySite(number=1, fragment=2, knots=(b"a" * 32,)),
         hosts.RollBackHost(last_commit=-1, branch=2, number=3),
         hosts.BeginAtHost(
             plan=PLAN,
@@ -163,6 +168,8 @@ def test_what_has_no_body_or_is_too_long_is_refused() -> None:
         replace(READY, error_commits=(0,) * (m.MAX_FRAGMENTS + 1)),
         hosts.StateHeld(has_state=True, commit=0, state_hash=bytes(33)),
         hosts.HostErrorsAdvanced(commit=1, fragment=0, problem="x" * 4097, share=0.0),
+        hosts.HostKept(number=1, cover=(b"a" * 32,) * (MAX_COVER + 1)),
+        hosts.HostKept(number=1, problem="x" * 4097),
     ):
         with pytest.raises(InvalidMessage, match=type(long).__name__):
             hosts.heard_of_host(hosts.said(long))
@@ -190,6 +197,8 @@ def test_what_the_leader_says_has_bounds() -> None:
         hosts.BeginAtHost(
             plan=PLAN, tokens=5, weights=(1,) * (m.MAX_MEMBERS + 1), spread_s=0.0, in_flight=(), site_id=1
         ),
+        hosts.KeepAtHost(number=1, sync=1, fragment=0, base_commit=0, error_commits=(0,) * (m.MAX_FRAGMENTS + 1)),
+        hosts.KeptBySite(number=1, fragment=0, knots=(b"",) * (MAX_PLACES * MAX_COVER + 1)),
         hosts.SiteEnded(exit_code=0, text="x" * 4097),
     ):
         with pytest.raises(InvalidMessage, match=type(long).__name__):

@@ -16,7 +16,7 @@ from atoll.node.core.events import FailureKind, Values
 from atoll.node.core.host_events import SlicesArrived, SnapshotShared
 from atoll.node.core.outputs import AdvanceErrors, ShareSnapshot
 from atoll.node.daemon.hosts.link import BEATS_A_LEASE
-from atoll.node.local_protocol import LocalHello
+from atoll.node.local_protocol import LOCAL_VERSION, LocalHello
 from atoll.protocol import PROTOCOL_VERSION, transport
 from atoll.protocol.addresses import parse_address
 from atoll.protocol.errors import InvalidMessage, PeerError, RefusedError, StaleError
@@ -356,7 +356,7 @@ def test_a_rank_speaks_for_ranks_of_its_own_host_alone(tmp_path: Path) -> None:
             host = await site.host()
             await site.hosts_changed()
             site.server.serve(1, 2, GREETING)
-            hello = LocalHello(world_size=2, pid=7, protocol_version=PROTOCOL_VERSION)
+            hello = LocalHello(world_size=2, pid=7, protocol_version=LOCAL_VERSION)
             await host.says_of_rank(5, 0, 1, hello)
             refused = (await host.rank_hears(5)).refused
             assert (refused.kind, refused.text) == ("refused", "a message of rank 0 on a connection of rank None")
@@ -378,7 +378,7 @@ def test_with_a_host_its_ranks_are_lost_after_the_core_has_heard_of_it(tmp_path:
             host = await site.host()
             await site.hosts_changed()
             site.server.serve(1, 2, GREETING)
-            await host.says_of_rank(1, 1, 1, LocalHello(world_size=2, pid=7, protocol_version=PROTOCOL_VERSION))
+            await host.says_of_rank(1, 1, 1, LocalHello(world_size=2, pid=7, protocol_version=LOCAL_VERSION))
             await host.rank_hears(1)
             await host.close()
             await site.hosts_changed(1)

@@ -36,6 +36,7 @@ from atoll.node.core.outputs import AnswerDraw
 from atoll.node.daemon.local_server import LocalServer
 from atoll.node.daemon.shared_memory import SharedBuffer
 from atoll.node.local_protocol import (
+    LOCAL_VERSION,
     MAX_FRAME_BYTES,
     CheckpointCounts,
     CheckpointId,
@@ -49,7 +50,7 @@ from atoll.node.local_protocol import (
     SealedReport,
 )
 from atoll.node.worker.client import JoinedLayout, LocalClient
-from atoll.protocol import PROTOCOL_VERSION, wire
+from atoll.protocol import wire
 from atoll.protocol.errors import HostError, InvalidMessage, RefusedError, StaleError, WorkerError
 from atoll.protocol.layout import Layout, Manifest, Role, TensorSpec
 from atoll.protocol.messages import DataRange
@@ -315,7 +316,7 @@ def test_checkpoints_are_offered_counted_and_passed_over() -> None:
 
 
 def hello_frame(rank: int = 0) -> bytes:
-    hello = local_pb2.LocalHello(world_size=1, pid=1, protocol_version=PROTOCOL_VERSION)
+    hello = local_pb2.LocalHello(world_size=1, pid=1, protocol_version=LOCAL_VERSION)
     return local_protocol.encode_frame(local_pb2.LocalRequest(generation=3, rank=rank, hello=hello))
 
 
@@ -431,7 +432,7 @@ def test_a_hello_before_the_first_generation_is_refused_and_ends_no_node() -> No
         server = LocalServer(events.append, failures.append)
         await server.start()
         reader, writer = await asyncio.open_unix_connection(server.path)
-        hello = LocalHello(world_size=1, pid=1, protocol_version=PROTOCOL_VERSION)
+        hello = LocalHello(world_size=1, pid=1, protocol_version=LOCAL_VERSION)
         writer.write(local_protocol.encode_frame(local_protocol.pack(0, 0, hello)))
         answered = await reader.read()
         writer.close()

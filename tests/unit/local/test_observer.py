@@ -18,8 +18,7 @@ from atoll.node.daemon.config import NodeConfig
 from atoll.node.daemon.journal import Journal
 from atoll.node.daemon.observer import Observer
 from atoll.node.exchange.peers.counters import Counters
-from atoll.node.local_protocol import LocalHello, Progress, Said
-from atoll.protocol import PROTOCOL_VERSION
+from atoll.node.local_protocol import LOCAL_VERSION, LocalHello, Progress, Said
 from atoll.protocol import messages as m
 from atoll.protocol.errors import RefusedError
 from atoll.protocol.settings import RunSettings, settings_to_json
@@ -55,7 +54,7 @@ def test_progress_counts_work_and_no_heartbeat(tmp_path: Path) -> None:
             def says(said: Said, now: float) -> None:
                 core.handle(e.RankSaid(generation=1, rank=0, said=said), now)
 
-            says(LocalHello(world_size=1, pid=5, protocol_version=PROTOCOL_VERSION), 101.0)
+            says(LocalHello(world_size=1, pid=5, protocol_version=LOCAL_VERSION), 101.0)
             assert progress() == first + 2, "a rank has come on"
             says(Progress(step=3, steps_per_s=10.0), 102.0)
             assert progress() == first + 3, "it has done steps"

@@ -12,8 +12,7 @@ from atoll.node import local_protocol
 from atoll.node.core.events import Answer, AnswerKind, SnapshotSealed
 from atoll.node.core.outputs import MergePieces
 from atoll.node.core.ranks.pieces import site_pieces
-from atoll.node.local_protocol import Greeting, Piece, SealedReport
-from atoll.protocol import PROTOCOL_VERSION
+from atoll.node.local_protocol import LOCAL_VERSION, Greeting, Piece, SealedReport
 from atoll.protocol.errors import InvalidMessage
 from atoll.protocol.layout import Manifest, Role, TensorSpec
 from atoll.protocol.v1 import local_pb2
@@ -76,7 +75,7 @@ def test_a_connection_speaks_for_one_rank() -> None:
         group = server.serve(1, 2, Greeting(settings_json="{}", data_paths=()))
         reader, writer = await asyncio.open_unix_connection(server.path)
         for rank in (0, 1):
-            hello = local_pb2.LocalHello(world_size=2, protocol_version=PROTOCOL_VERSION)
+            hello = local_pb2.LocalHello(world_size=2, protocol_version=LOCAL_VERSION)
             request = local_pb2.LocalRequest(generation=1, rank=rank, hello=hello)
             writer.write(local_protocol.encode_frame(request))
         await reader.read()  # until the server closes

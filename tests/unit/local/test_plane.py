@@ -38,6 +38,7 @@ from tests.harness.data_plane import (
     payloads,
     update_of,
 )
+from tests.harness.mappings import mapped_bytes
 
 SETTINGS = RunSettings(
     run_id=RUN,
@@ -474,6 +475,26 @@ def test_what_ranks_read_in_place_is_mended_with_it(home: Home) -> None:
     buffer = plane.published.buffer
     assert buffer is not None
     assert bytes(buffer.view[chunk.offset_bytes :][: chunk.num_bytes]) == whole[: chunk.num_bytes]
+    plane.close()
+
+
+def test_what_a_node_has_published_in_a_file_is_not_memory_of_the_node(home: Home) -> None:
+    """Also where later workers cannot read in place, and all of it is copied."""
+    specs = [TensorSpec(name=name, shape=(64, 512), dtype="F32", role=Role.TRAINABLE) for name in "ab"]
+    settings = replace(SETTINGS, sync=replace(SETTINGS.sync, fragments=1, chunk_elements=64 * 512))
+    plane = DataPlane(home, settings, Manifest.canonical(specs), 2)
+    dtypes = {spec.name: "F32" for spec in specs}
+    plane.attach_workers(dtypes, read_in_place=True)
+    outer = plane.fresh_outer()
+    publish.seed_from_snapshot(outer, filled(plane.layout))
+    plane.attach_workers(dtypes)
+    asyncio.run(plane.publish(Values(0)))
+    buffer = plane.published.buffer
+    assert buffer is not None
+    assert mapped_bytes(buffer.view) < plane.layout.buffer_bytes
+    for index in (0, 1):
+        chunk = plane.layout.chunks[index]
+        assert buffer.view[chunk.offset_bytes :][: chunk.num_bytes] == outer.read(index).data[: chunk.num_bytes]
     plane.close()
 
 

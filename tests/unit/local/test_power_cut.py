@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import shutil
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -30,6 +31,7 @@ from atoll.protocol.plans import payload_hash
 from atoll.protocol.settings import RunSettings
 from atoll.protocol.sync_settings import SyncSettings
 from tests.harness.data_plane import DTYPES, RUN, commit_record, filled, fragment_at, manifest, payloads
+from tests.harness.loop_guard import guarded
 from tests.harness.power_cut import Recorder
 
 SETTINGS = RunSettings(
@@ -42,6 +44,15 @@ SETTINGS = RunSettings(
 NUM_COMMITS = 7
 WITHIN_SNAPSHOTS = (2, 5)
 NUM_IMAGES = 150
+
+
+@pytest.fixture(autouse=True)
+def _no_image_waits_for_the_disk() -> Iterator[None]:
+    """The recorder's folder has the syncs that are looked at; an image is made by the test and thrown away."""
+    with pytest.MonkeyPatch.context() as patched:
+        for name in ("fsync", "fdatasync"):
+            patched.setattr(os, name, guarded(lambda descriptor: None, name))
+        yield
 
 
 @dataclass(slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +23,8 @@ from atoll.node.daemon.config import NodeConfig
 from atoll.node.daemon.hosts import slices_between
 from atoll.node.daemon.hosts.slices_between import SlicesServed, SlicesTaken
 from atoll.node.dataplane.slices import Wanted
+from atoll.node.exchange.hub import Hub
+from atoll.node.exchange.peers.dialer import Dialer
 from atoll.node.local_protocol import LocalJoin, Piece
 from atoll.node.tasks import end
 from atoll.node.worker.client import LocalClient
@@ -219,7 +222,9 @@ def test_a_host_gives_slices_to_the_host_of_its_site_that_they_are_for(tmp_path:
         config = config_of(1, "127.0.0.1:1", site_hosts=3)
         async with AsyncExitStack() as stack:
             own = MutualTls("run", shown(Kind.HOST, "a/1"))
-            served = SlicesServed(config, own, PRESETS["local"], lambda _: [np.arange(3, dtype="u4")])
+            hub = Hub(run_id="run", incarnation=1, dialer=Dialer(), pool=ThreadPoolExecutor(1))
+            stack.push_async_callback(hub.close)
+            served = SlicesServed(config, own, PRESETS["local"], hub, lambda _: [np.arange(3, dtype="u4")])
             address = await served.open(stack)
 
             async def answer(security: Security, expected: str = "a/1", host: int = 2) -> Any:

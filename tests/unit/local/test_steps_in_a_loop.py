@@ -29,7 +29,7 @@ from atoll.node.exchange.peers.frames import Encoded
 from atoll.node.exchange.peers.progress import Pace
 from atoll.node.exchange.peers.rpc import FETCH_PAYLOADS_METHOD, FETCH_STATE_METHOD
 from atoll.node.exchange.service import PeerService
-from atoll.node.exchange.sync import reducer, retained, upstream
+from atoll.node.exchange.sync import downstream, reducer, retained, upstream
 from atoll.protocol import messages as m
 from atoll.protocol.layout import Layout, Manifest, Role, TensorSpec
 from atoll.protocol.messages import Member, Plan, Tree
@@ -300,6 +300,7 @@ def plan(attempt: int, *of_reducers: int, num_sites: int = 2) -> Plan:
 def test_no_callback_of_an_exchange_goes_through_all_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retained, "AT_ONCE", 32)  # as few for so few chunks as there are for a million
     monkeypatch.setattr(reducer, "AT_ONCE", 32)
+    monkeypatch.setattr(downstream, "AT_ONCE", 32)
     monkeypatch.setattr(upstream, "MAX_BATCH_CHUNKS", 16)
     spec = TensorSpec(name="w", shape=(NUM_CHUNKS,), dtype="F32", role=Role.TRAINABLE)
     layout = Layout(Manifest.canonical([spec]), 1)

@@ -16,8 +16,7 @@ from atoll.node.core.outputs import MergePieces, ShareSnapshot
 from atoll.node.core.ranks.generations import Generations
 from atoll.node.core.ranks.group import Outcome
 from atoll.node.core.ranks.pieces import site_pieces
-from atoll.node.local_protocol import Boundary, LocalHello, MergedReport, Piece, Said, SealedReport
-from atoll.protocol import PROTOCOL_VERSION
+from atoll.node.local_protocol import LOCAL_VERSION, Boundary, LocalHello, MergedReport, Piece, Said, SealedReport
 from atoll.protocol.layout import Manifest, Role, TensorSpec
 from tests.harness.fuzzing import fuzz
 from tests.harness.ranks import offer
@@ -39,7 +38,7 @@ class Site:
     def __init__(self, num_elsewhere: int = len(ELSEWHERE)) -> None:
         self.ranks = Generations(4, 0.0, num_elsewhere)
         self.ranks.begin(GENERATION, 0.0)
-        self.all_say(LocalHello(world_size=4, pid=100, protocol_version=PROTOCOL_VERSION))
+        self.all_say(LocalHello(world_size=4, pid=100, protocol_version=LOCAL_VERSION))
         (merges,) = [self.says(rank, offer(MANIFEST, PIECES, b"f", rank)) for rank in range(4)][-1]
         assert isinstance(merges, MergePieces)
         self.hears(e.PiecesMerged(generation=GENERATION, pieces=site_pieces(merges.ranks)))

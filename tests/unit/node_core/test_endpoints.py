@@ -10,8 +10,7 @@ from atoll.node.core.events import AnswerKind, FailureKind
 from atoll.node.core.exchange_events import ExchangeFinished
 from atoll.node.core.host_events import HostsChanged, SlicesArrived, SnapshotShared
 from atoll.node.core.ranks.pieces import site_pieces
-from atoll.node.local_protocol import Boundary, LocalHello, MergedReport, Piece, SealedReport
-from atoll.protocol import PROTOCOL_VERSION
+from atoll.node.local_protocol import LOCAL_VERSION, Boundary, LocalHello, MergedReport, Piece, SealedReport
 from atoll.protocol import messages as m
 from atoll.protocol.errors import StateError
 from atoll.protocol.plans import with_weights
@@ -38,7 +37,7 @@ def offered(outputs: list[out.Output]) -> list[tuple[m.Endpoint, ...]]:
 def joins(node: Node, endpoints: tuple[m.Endpoint, ...]) -> list[out.Output]:
     """New ranks; what follows once the node knows what they hold, and which hosts are there."""
     node.generation += 1
-    node.all_say(LocalHello(world_size=node.num_ranks, pid=5, protocol_version=PROTOCOL_VERSION))
+    node.all_say(LocalHello(world_size=node.num_ranks, pid=5, protocol_version=LOCAL_VERSION))
     said: list[out.Output] = []
     for rank in range(node.num_ranks):
         half = Piece(name="w", offsets=(4 * rank,), sizes=(4,), dtype="F32")

@@ -12,6 +12,7 @@ from atoll.node.core.ranks.generations import Generations
 from atoll.node.core.ranks.group import WorkerGroup
 from atoll.node.core.ranks.pieces import site_pieces
 from atoll.node.local_protocol import (
+    LOCAL_VERSION,
     NO_CHECKPOINTS,
     Boundary,
     Busy,
@@ -24,7 +25,6 @@ from atoll.node.local_protocol import (
     RankReadings,
     Said,
 )
-from atoll.protocol import PROTOCOL_VERSION
 from atoll.protocol import messages as m
 from atoll.protocol.layout import Manifest, Role, TensorSpec
 from atoll.protocol.settings import RunSettings, settings_to_json
@@ -61,7 +61,7 @@ class Node:
 
     def joins(self, checkpoint: CheckpointId = CHECKPOINT) -> list[out.Output]:
         """What follows once its pieces are put together."""
-        assert not self.says(LocalHello(world_size=1, pid=5, protocol_version=PROTOCOL_VERSION))
+        assert not self.says(LocalHello(world_size=1, pid=5, protocol_version=LOCAL_VERSION))
         (merges,) = self.says(offer(MANIFEST, PIECES, checkpoints=(checkpoint,)))
         assert isinstance(merges, out.MergePieces)
         merged = e.PiecesMerged(
@@ -129,7 +129,7 @@ def test_a_slow_start_has_the_limit_of_the_node_or_what_the_script_announces(sta
     assert "start the node with --start-limit-s, or call atoll.starting(" in crash.text
 
     node = Node(start_limit_s)
-    assert not node.says(LocalHello(world_size=1, pid=5, protocol_version=PROTOCOL_VERSION))
+    assert not node.says(LocalHello(world_size=1, pid=5, protocol_version=LOCAL_VERSION))
     assert not node.says(Busy(what="loading", limit_s=9000.0))
     watch = node.core.ranks.watch(node.core.limits)
     assert watch is not None
@@ -212,7 +212,7 @@ def test_ranks_that_see_the_same_batch_count_its_tokens_once() -> None:
     ranks.begin(1, 0.0)
     assert ranks.group is not None
     for rank, (data_rank, tokens) in enumerate([(0, 100), (0, 90), (1, 50), (1, 50)]):
-        hello = LocalHello(world_size=4, pid=5 + rank, protocol_version=PROTOCOL_VERSION)
+        hello = LocalHello(world_size=4, pid=5 + rank, protocol_version=LOCAL_VERSION)
         ranks.heard(e.RankSaid(generation=1, rank=rank, said=hello), 1.0)
         ranks.heard(e.RankSaid(generation=1, rank=rank, said=offer(MANIFEST, PIECES, data_rank=data_rank)), 1.0)
         ranks.group.ranks[rank].readings = RankReadings(trained_tokens=tokens)
@@ -246,8 +246,8 @@ def test_a_rank_that_says_what_it_may_not_is_refused_and_its_end_is_a_crash() ->
 
 def test_ranks_of_another_site_or_version_end_it_and_are_told_why() -> None:
     for hello, words in (
-        (LocalHello(world_size=2, pid=5, protocol_version=PROTOCOL_VERSION), "rank 0 of 2 asks to join; this site has"),
-        (LocalHello(world_size=1, pid=5, protocol_version=PROTOCOL_VERSION + 1), "run both from one installation"),
+        (LocalHello(world_size=2, pid=5, protocol_version=LOCAL_VERSION), "rank 0 of 2 asks to join; this site has"),
+        (LocalHello(world_size=1, pid=5, protocol_version=LOCAL_VERSION + 1), "run both from one installation"),
     ):
         node = Node()
         outputs = node.says(hello)

@@ -13,8 +13,7 @@ from atoll.node.core.disk import Outer
 from atoll.node.core.events import AnswerKind, MergeMode
 from atoll.node.core.host_events import HostsChanged
 from atoll.node.core.ranks.pieces import site_pieces
-from atoll.node.local_protocol import Boundary, LocalHello, MergedReport, Piece, Said
-from atoll.protocol import PROTOCOL_VERSION
+from atoll.node.local_protocol import LOCAL_VERSION, Boundary, LocalHello, MergedReport, Piece, Said
 from atoll.protocol import messages as m
 from atoll.protocol.settings import settings_to_json
 from tests.harness.ranks import offer
@@ -518,7 +517,7 @@ class Node:
     def joins(self) -> None:
         """New ranks, up to their layout."""
         self.generation += 1
-        self.all_say(LocalHello(world_size=self.num_ranks, pid=5, protocol_version=PROTOCOL_VERSION))
+        self.all_say(LocalHello(world_size=self.num_ranks, pid=5, protocol_version=LOCAL_VERSION))
         (merges,) = self.all_say(offer(MANIFEST, PIECES))
         assert isinstance(merges, out.MergePieces)
         pieces = site_pieces(merges.ranks)

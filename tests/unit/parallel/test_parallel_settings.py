@@ -147,6 +147,9 @@ def test_a_site_of_another_number_of_ranks_is_refused() -> None:
     ("text", "words"),
     [
         ("tpp=2", 'there is no "tpp"; did you mean "tp"'),
+        ("fsdp=2", 'there is no "fsdp"; did you mean "dp_shard"'),
+        ("ddp=2", 'there is no "ddp"; did you mean "dp_replicate"'),
+        ("tp=2+pp=2", 'tp is a whole number, not "2+pp=2"; settings are divided by commas'),
         ("tp", 'say "tp=..." with a value'),
         ("tp=", 'say "tp=..." with a value'),
         ("tp=2,tp=2", "tp is said twice"),
@@ -171,6 +174,8 @@ def test_a_site_of_another_number_of_ranks_is_refused() -> None:
         ("pp=2,pp_schedule=interleaved-zero-bubble,microbatches=7", "choose microbatches=6"),
         ("pp=2,pp_schedule=zbv,checkpointing=selective", "choose checkpointing=full or none"),
         ("zero=2", "say dp_shard=2 or more"),
+        ("zero=3", "say dp_shard=2 or more"),
+        ("dp_replicate=4,zero=3", "zero=3 is of shards: say dp_shard=2 or more"),
         ("cp=4,cp_ulysses=3", "cp_ulysses=3 does not divide cp=4"),
         ("cp_ulysses=2", "cp_ulysses=2 does not divide cp=1"),
         ("cp=2,cp_ulysses=-1", "cp_ulysses=-1"),

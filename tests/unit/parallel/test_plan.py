@@ -14,7 +14,7 @@ from torch.distributed.pipelining import schedules
 from atoll.node.parallel.settings import parse
 from atoll.node.plan.bubbles import bubble_share
 from atoll.node.plan.plan import Question, RunPlan, plan
-from atoll.node.plan.syncs import Link, advice, settings_of
+from atoll.node.plan.syncs import Link, advice, recommended, settings_of
 from atoll.protocol.errors import ConfigError
 
 PAGE = Path(__file__).parents[3] / "docs" / "plan.md"
@@ -164,6 +164,11 @@ def test_what_costs_time_is_offloaded_only_where_nothing_else_fits(example: RunP
     assert best.memory.peak < best.memory.weights + best.memory.gradients
     assert large.offloaded_bytes == pytest.approx(16 * large.num_parameters, rel=0.01)
     assert "does AdamW's steps on the CPU" in large.reason
+    # Their parameters are in the host's memory, where they read in place; GPUs are given copies.
+    assert large.document()["node"]["reads_in_place"] is True
+    assert large.node.footprint.shared_bytes == pytest.approx(4 * large.num_parameters, rel=0.01)
+    assert example.document()["node"]["reads_in_place"] is False
+    assert example.document()["node"]["shared_bytes"] == pytest.approx(8 * example.num_parameters, rel=0.01)
 
 
 def test_positions_are_divided_where_that_helps(example: RunPlan) -> None:
@@ -201,6 +206,19 @@ def test_waiting_at_the_recommended_h_is_the_goal() -> None:
     (below,) = plan(replace(slow, every=once.enough_every - 1)).syncs
     assert at_it.utilization >= 0.95 > below.utilization
     assert f"H = {once.enough_every}" in advice(once) or once.utilization >= 0.95
+
+
+def test_one_strategy_is_recommended_with_its_h_and_the_reason() -> None:
+    fast = plan(replace(SMALL, step_s=1000.0)).syncs
+    best, every, why = recommended(fast)
+    assert every == best.every == min(sync.every for sync in fast if sync.every > 1)
+    assert "the shortest H" in why
+    best, every, why = recommended(plan(replace(SMALL, step_s=0.1, strategies=("diloco-int4",))).syncs)
+    assert (best.name, every) == ("diloco-int4", 100)
+    assert "no step waits" in why
+    best, every, why = recommended(plan(replace(SMALL, step_s=0.001, strategies=("sign1-ef",))).syncs)
+    assert every == best.enough_every > best.every
+    assert "nearest" in why
 
 
 def test_with_the_tau_that_is_said_no_step_waits() -> None:

@@ -55,7 +55,7 @@ def test_chunks_that_no_endpoint_can_begin_at_are_refused_with_all_of_them(first
     ("address", "text"),
     [
         ("b", "'b' is not an address; write HOST:PORT"),
-        ("b:99999", "'b:99999' is not an address"),
+        ("b:99999", "'b:99999' is not an address: a port is a number from 0 to 65535"),
         ("::1:7700", "in brackets"),
         ("<b>:1", "'<b>:1' has characters that no address has"),
         ("b\n:1", r"'b\n:1' has characters that no address has"),

@@ -32,6 +32,17 @@ def test_four_addresses_that_begin_all_that_they_may_keep_out_neither_a_known_vi
     assert shaking.begin(OTHER_VIEWER, float(SECONDS)), "nobody was let in from there before"
 
 
+def test_addresses_that_were_let_in_and_begin_all_that_they_may_keep_out_no_viewer() -> None:
+    """A NAT that viewers share, say. Neither one that was let in before nor a new one."""
+    shaking, known = Handshakes(), [f"192.0.2.{number}" for number in range(8)]
+    for source in (*known, VIEWER):
+        shaking.let_in(source)
+    for now in range(SECONDS):
+        flood(shaking, known, float(now))
+        for source in (VIEWER, OTHER_VIEWER):
+            assert shaking.begin(source, float(now)) is Crowd.FEW
+
+
 def test_strangers_of_many_addresses_keep_out_nobody_who_was_let_in_and_nobody_on_this_machine() -> None:
     shaking = Handshakes()
     shaking.let_in(VIEWER)

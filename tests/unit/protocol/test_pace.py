@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from atoll.protocol.pace import Buckets, Pace
+from atoll.protocol.pace import Buckets, Pace, Recent
 
 
 def test_after_a_rest_many_may_happen_at_once_and_then_as_many_as_the_pace_allows() -> None:
@@ -51,3 +51,28 @@ def test_a_clock_that_goes_back_gives_nothing() -> None:
     buckets = Buckets[str](Pace(at_once=1, per_s=1.0), 10)
     assert buckets.take("a", 10.0)
     assert not buckets.take("a", 5.0)
+
+
+def test_what_happened_of_late_counts_less_and_less() -> None:
+    recent = Recent[str](half_life_s=10.0, max_keys=2)
+    for _ in range(4):
+        recent.add("a", 0.0)
+    assert [recent.of("a", now) for now in (0.0, 10.0, 20.0)] == [4.0, 2.0, 1.0]
+    recent.add("a", 10.0)
+    recent.give_back("a", 10.0, 10.0)
+    assert recent.of("a", 20.0) == 1.0
+    recent.give_back("a", 20.0, 20.0)
+    recent.give_back("a", 20.0, 20.0)
+    assert recent.of("a", 20.0) == 0.0, "nothing counts less than nothing"
+    recent.add("b", 20.0)
+    recent.add("a", 20.0)
+    recent.add("c", 20.0)
+    assert [recent.of(key, 20.0) for key in "abc"] == [1.0, 0.0, 1.0]
+
+
+def test_what_is_given_back_counts_as_little_as_it_does_by_then() -> None:
+    recent = Recent[str](half_life_s=10.0, max_keys=2)
+    recent.add("a", 0.0)
+    recent.add("a", 10.0)
+    recent.give_back("a", 0.0, 10.0)
+    assert recent.of("a", 10.0) == 1.0, "the later one, and the half of the first that was left is gone"

@@ -85,7 +85,7 @@ def test_an_older_version_that_would_not_train_on_or_mix_is_told_what_the_run_ne
         (SyncSettings(robust="off"), []),
         (SyncSettings(strategy="gradient", every=1), ["gradient exchange"]),
         (SyncSettings(robust="clip"), ["clipped averages"]),
-        (SyncSettings(robust="trim", trim=2), ["trimmed averages"]),
+        (SyncSettings(robust="trim", trim=2), ["trimmed averages without the highest norms"]),
         (SyncSettings(robust="gram"), ["averages by influence"]),
         (SyncSettings(error_feedback=1.0), ["error feedback"]),
         (SyncSettings(error_feedback_down=0.5), ["error feedback of averages"]),

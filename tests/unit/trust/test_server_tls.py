@@ -23,10 +23,11 @@ def of_a_relay() -> ssl.SSLContext:
     return greeting._context(ssl.PROTOCOL_TLS_SERVER, tls(Kind.RELAY))
 
 
-def shake_hands(server_context: ssl.SSLContext, client_context: ssl.SSLContext) -> None:
-    """Until the client has what the server shows. Raises SSLError."""
+def shake_hands(server_context: ssl.SSLContext, client_context: ssl.SSLContext, expected: str = "") -> None:
+    """Until the client has what the server shows; where the client expects a name, until each has what the other
+    shows. Raises SSLError."""
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
-    client = client_context.wrap_bio(to_client, to_server)
+    client = client_context.wrap_bio(to_client, to_server, server_hostname=expected or None)
     server = server_context.wrap_bio(to_server, to_client, server_side=True)
     for _ in range(3):  # a client whose first key is of another group than the server's says its hello again
         for end in (client, server):
@@ -34,7 +35,7 @@ def shake_hands(server_context: ssl.SSLContext, client_context: ssl.SSLContext) 
                 end.do_handshake()
             except ssl.SSLWantReadError:
                 continue
-            if end is client:
+            if end is (server if expected else client):
                 return
     raise AssertionError("the handshake does not come to its end")
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -86,7 +87,12 @@ class Rank:
         )
         self.tensors: ModelTensors = find_tensors([self.net], [self.optimizer])
         self.state = OptimizerState(self.tensors, [self.optimizer])
-        self.checkpoints = LocalCheckpoints(folder, self.state, "run", rank, layout.world)
+        self.rank, self.world = rank, layout.world
+        self.open(folder)
+
+    def open(self, folder: Path, **of_hosts: Any) -> None:
+        """`of_hosts`: more that `LocalCheckpoints` is given."""
+        self.checkpoints = LocalCheckpoints(folder, self.state, "run", self.rank, self.world, **of_hosts)
 
     def slice(self, name: str, values: Tensor) -> Tensor:
         offsets, sizes = slice_of(self.of[name], name)
@@ -138,14 +144,14 @@ def adamw(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
     return torch.optim.AdamW(parameters, lr=0.01)
 
 
-def kept_names(folder: Path, layout: Layout) -> list[set[str]]:
-    """By each rank, as its node tells it."""
+def kept_names(folder: Path, layout: Layout, ranks_a_host: int = 0) -> list[set[str]]:
+    """By each rank, as its node tells it. 0: all are on one host."""
     offers = []
     for rank in range(layout.world):
         with fake_rank(rank, layout.world):
             tensors = Rank(folder, layout, rank, adamw).tensors
             offers.append(offer(tensors.manifest, tensors.pieces))
-    kept = merge_ranks(offers).kept
+    kept = merge_ranks(offers, ranks_a_host).kept
     return [{offers[rank].pieces[i].name for i in indices} for rank, indices in enumerate(kept)]
 
 
@@ -156,9 +162,9 @@ def whole(steps: int) -> Rank:
     return rank
 
 
-def leave(folder: Path, layout: Layout, make: Make = adamw) -> None:
+def leave(folder: Path, layout: Layout, make: Make = adamw, ranks_a_host: int = 0) -> None:
     """A checkpoint of all ranks after STEPS steps."""
-    names = kept_names(folder / "none", layout)
+    names = kept_names(folder / "none", layout, ranks_a_host)
     for rank in range(layout.world):
         with fake_rank(rank, layout.world):
             mine = Rank(folder, layout, rank, make)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from dataclasses import replace
 
 import pytest
 import torch
@@ -27,6 +28,14 @@ from tests.harness.live_memory import Live
 
 CPU = torch.device("cpu")
 NUM_TENSORS = 8
+MODEL = ModelSettings(dim=64, num_layers=4, num_heads=4, num_kv_heads=4, ffn_dim=256, vocab_size=512)
+EXPERTS = replace(MODEL, ffn_dim=64, num_experts=8, num_shared_experts=1)
+
+
+def settings_of(layout: str) -> RunSettings:
+    """Of a model with experts, where ranks share experts."""
+    model = EXPERTS if parse(layout).ep > 1 else MODEL
+    return RunSettings(run_id="run", model=model, trainer=TrainerSettings(batch_size=8))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -48,10 +57,11 @@ def test_a_sync(mode: MergeMode, dtype: torch.dtype, monkeypatch: pytest.MonkeyP
     assert live.most < before + 2 * net[0].nbytes
 
 
-@pytest.mark.parametrize("layout", ["dp_shard=4", "tp=4", "dp_shard=2,tp=2", "dp_shard=2,pp=2"])
+@pytest.mark.parametrize(
+    "layout", ["dp_shard=4", "tp=4", "dp_shard=2,tp=2", "dp_shard=2,pp=2", "dp_shard=4,ep=2", "dp_shard=2,ep=2,tp=2"]
+)
 def test_first_values(layout: str) -> None:
-    model = ModelSettings(dim=64, num_layers=4, num_heads=4, num_kv_heads=4, ffn_dim=256, vocab_size=512)
-    settings = RunSettings(run_id="run", model=model, trainer=TrainerSettings(batch_size=8))
+    settings = settings_of(layout)
     for rank in range(4):
         with fake_rank(rank, 4), contextlib.ExitStack() as measured:
             parallel = parse(layout).resolved(4)
@@ -65,12 +75,17 @@ def test_first_values(layout: str) -> None:
             assert live.now < whole, "the rank has a part of it"
 
 
-@pytest.mark.parametrize("layout", ["dp_shard=4", "tp=4", "dp_shard=2,tp=2", "dp_replicate=2,dp_shard=2", "cp=2,pp=2"])
+@pytest.mark.parametrize(
+    "layout",
+    [
+        *("dp_shard=4", "tp=4", "dp_shard=2,tp=2", "dp_replicate=2,dp_shard=2", "cp=2,pp=2"),
+        *("dp_shard=4,ep=2", "dp_shard=2,ep=2,tp=2", "cp=2,ep=2,pp=2"),
+    ],
+)
 def test_ranks_that_share_a_model_gather_nothing_for_a_sync(layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """No collective at all, and less than two of the rank's own largest tensors, from what a forward pass has left."""
     monkeypatch.setattr(copies, "PIECE_BYTES", 2048)
-    model = ModelSettings(dim=64, num_layers=4, num_heads=4, num_kv_heads=4, ffn_dim=256, vocab_size=512)
-    settings = RunSettings(run_id="run", model=model, trainer=TrainerSettings(batch_size=8))
+    settings = settings_of(layout)
     for rank in (0, 3):
         with fake_rank(rank, 4):
             parallel = parse(layout).resolved(4)

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_model
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
 
 import atoll
 from atoll.node.core.events import MergeMode
+from atoll.node.local_protocol import data_seed
 from atoll.node.worker.tensors import find_tensors
+from atoll.protocol.layout import Layout
+from tests.harness.data_plane import save, values_of
+from tests.harness.data_plane import seeded as outer_seeded
 from tests.harness.fake_group import fake_rank
 from tests.harness.fake_node import SNAPSHOT, STOP, FakeNode, apply, in_memory
 from tests.unit.worker.test_scripts import SETTINGS, network, seeded
@@ -58,6 +64,50 @@ def test_an_ordinary_loop_counts_its_steps_and_takes_updates(node: FakeNode, how
     of_others = 8 * (16 * 7.0 + 7.0)  # tanh of 63 is 1
     assert outputs[2] == pytest.approx(of_others, rel=0.01)
     assert outputs[1] != pytest.approx(of_others, rel=0.01)
+
+
+def test_a_loop_that_draws_its_batches_itself_draws_those_of_its_site(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As nanoGPT's `get_batch` does. The script has seeded torch for its first values, alike at all sites. Ranks of a
+    site draw batches of their own, but for those that see the same ones."""
+    text = torch.arange(10_000)
+
+    def places_drawn(site_id: int, reader: int = 0) -> list[list[int]]:
+        node = in_memory(monkeypatch, SETTINGS)
+        node.data_seed = data_seed(1, site_id, 1, 1)
+        node.num_readers, node.reader = 2, reader
+        node.script = [*seeded(node, 3), (3, SNAPSHOT), (3, STOP)]
+        net = network()
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.125)
+        found = []
+        with atoll.join(net, optimizer, ramp_steps=0) as site:
+            torch.manual_seed(site.seed)
+            while site.running:
+                batch = text[torch.randint(len(text) - 8, (4,))]
+                found.append(batch.tolist())
+                loss = net(torch.ones(1, 8)).sum()
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                site.step(tokens=32, loss=loss)
+        return found
+
+    one = places_drawn(1)
+    for other in (places_drawn(2), places_drawn(1, reader=1)):
+        assert len(one) == len(other) == 3
+        assert all(mine != others for mine, others in zip(one, other, strict=True))
+    assert places_drawn(1) == one
+
+
+def test_a_saved_model_is_read_by_its_script_with_a_tied_weight(tmp_path: Path) -> None:
+    table, head = nn.Embedding(16, 8), nn.Linear(8, 16, bias=False)
+    table.weight = head.weight
+    net = nn.Sequential(table, head)
+    layout = Layout(find_tensors([net], [torch.optim.SGD(net.parameters(), lr=0.125)]).manifest)
+    outer = outer_seeded(tmp_path / "outer", layout)
+    save(tmp_path / "model", outer, layout, ("momentum",), {"run_step": 1, "run_tokens": 1, "settings": {}})
+    load_model(net, tmp_path / "model" / "model.safetensors")
+    assert table.weight is head.weight
+    assert head.weight.detach().flatten().tolist() == values_of(outer, 0)[: head.weight.numel()].tolist()
 
 
 @pytest.mark.parametrize("rank", range(4))

@@ -135,11 +135,15 @@ def test_an_evaluation_is_announced_and_sees_the_outer_parameters(node: FakeNode
     with torch.no_grad():
         net.weight.add_(1.0)
     mine = net.weight.detach().clone()
-    training.pause("evaluation", evaluates=True)
+    training.evaluate("evaluation")
     assert not torch.equal(net.weight, mine)
+    training.measured({"loss": torch.tensor(0.5), "accuracy (%)": 3.0, "by class": [0.25], "steps": 7})
     training.go_on()
     assert torch.equal(net.weight, mine)
     assert node.said("busy") == [{"what": "evaluation", "limit_s": 7.0}, {"what": "", "limit_s": 0.0}]
+    training.end()
+    values = [value for said in node.said("logged") for value in said["values"]]
+    assert [(value.name, value.value, value.of_outer) for value in values] == [("loss", 0.5, True), ("steps", 7, True)]
 
 
 def test_without_a_node_nothing_is_joined(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,7 +152,8 @@ def test_without_a_node_nothing_is_joined(monkeypatch: pytest.MonkeyPatch) -> No
     training.begin(nn.Linear(2, 1), None)
     training.add(object(), None)  # which nobody could count
     assert training.step()
-    training.pause("evaluation", evaluates=True)
+    training.evaluate("evaluation")
+    training.measured({"loss": 1.0})
     training.end()
     assert not training.is_joined
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from atoll.node.dataplane import safetensors_file
 from atoll.node.local_protocol import CheckpointCounts, CheckpointId
-from atoll.node.worker import checkpoint
+from atoll.node.worker import checkpoint, checkpoint_reading
 from atoll.node.worker.checkpoint import LocalCheckpoints
 from atoll.node.worker.naming import Naming
 from atoll.node.worker.optimizer_state import OptimizerState
@@ -628,7 +628,7 @@ def test_reading_for_longer_than_workers_have_to_start_is_getting_on(
         return read(reader, name, first_byte, num_bytes)
 
     monkeypatch.setattr(safetensors_file.Reader, "read", slow)
-    monkeypatch.setattr(checkpoint, "monotonic", lambda: now_s)
+    monkeypatch.setattr(checkpoint_reading, "monotonic", lambda: now_s)
     assert Rank(tmp_path, busy=busy).go_on()
     assert now_s > 3 * start_s
     assert "busy: reading its optimizer's checkpoint" in seen[0]
