@@ -23,6 +23,7 @@ SOFT_1024 = ("sh", "-c", 'ulimit -S -n 1024 && exec "$@"', "sh")
 HARD_1024 = ("sh", "-c", 'ulimit -n 1024 && exec "$@"', "sh")
 NUM_SITES = 2000
 NUM_IDLE = 1500
+HERE, ELSEWHERE = "127.0.0.1", "127.0.0.2"
 LIMIT_S = 300.0
 WORKER = [sys.executable, str(Path(__file__).parents[1] / "workers" / "plain_worker.py"), "--tensors", "a=30x40"]
 SLOW = [*WORKER, "--step-delay-s", "0.02"]
@@ -37,11 +38,12 @@ def contributed(status: Status, name: str) -> bool:
 
 
 @contextlib.contextmanager
-def idle_connections(address: str, number: int) -> Iterator[None]:
+def idle_connections(address: str, source: str) -> Iterator[None]:
     """That say nothing. Those that are closed by the other side stay so."""
+    to = addresses.parse_address(address)
     with contextlib.ExitStack() as stack:
-        for _ in range(number):
-            stack.enter_context(contextlib.closing(socket.create_connection(addresses.parse_address(address))))
+        for _ in range(NUM_IDLE):
+            stack.enter_context(contextlib.closing(socket.create_connection(to, source_address=(source, 0))))
         yield
 
 
@@ -76,7 +78,8 @@ def test_2000_sites_on_a_soft_limit_of_1024(tmp_path: Path) -> None:
 
 @pytest.mark.timeout(420)
 def test_idle_connections_end_no_node_and_close_no_page(tmp_path: Path) -> None:
-    """With a hard limit that they exceed. A site that comes then has to wait until their time is over, and joins."""
+    """With a hard limit that they exceed. A site at the address of the idle connections has to wait until their time is
+    over, and joins. The page is looked at from another address: one that opens too many is turned away there."""
     settings = RunSettings(
         run_id="idle", steps=100_000, min_sites=2, max_sites=8, data="local", sync=SyncSettings(every=10)
     )
@@ -93,8 +96,9 @@ def test_idle_connections_end_no_node_and_close_no_page(tmp_path: Path) -> None:
                 return document
 
         with contextlib.ExitStack() as stack:
-            for address in (run.address, page.removeprefix("http://").rstrip("/"), status["sites"][0]["address"]):
-                stack.enter_context(idle_connections(address, NUM_IDLE))
+            stack.enter_context(idle_connections(page.removeprefix("http://").rstrip("/"), ELSEWHERE))
+            for address in (run.address, status["sites"][0]["address"]):
+                stack.enter_context(idle_connections(address, HERE))
             last = shown()["last_commit"]
             run.wait(lambda s: s["last_commit"] >= last + 3, LIMIT_S, "commits go on", status=shown)
             run.start_node("c", SLOW, prefix=HARD_1024)
