@@ -51,8 +51,13 @@ $(VENV)/.trainers: $(VENV)/.installed tests/trainers/requirements.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) --no-deps -r tests/trainers/requirements.txt
 	touch $@
 
-test-more: $(VENV)/.trainers ## sites with trainers of others, optimizers of libraries, and trackers, which it installs
+OF_LARGER_SITES = $(addprefix tests/,process/test_layouts.py process/test_context.py process/test_sites_of_several_ranks.py \
+	process/test_sites_of_several_hosts.py process/test_memory_of_ranks.py process/test_demo.py \
+	unit/parallel/test_plan_memory.py unit/worker/test_checkpoints_of_layouts.py)
+
+test-more: $(VENV)/.trainers ## sites with trainers of others, optimizers of libraries and trackers, which it installs; then the heavy cases of larger sites
 	$(BIN)/pytest -m more tests/trainers tests/trackers tests/unit/worker/test_hugging_face.py $(ARGS)
+	$(BIN)/pytest -m slow $(OF_LARGER_SITES) $(ARGS)
 
 sim: install ## 5,000 seeded schedules of faults on simulated time, one of 100 sites that all reduce, one of 1,000 (ARGS="--help")
 	$(BIN)/python -m tests.simulation $(ARGS)

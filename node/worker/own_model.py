@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -18,6 +18,7 @@ from atoll.node.parallel.passes import Loss, Passes, parameters_of
 from atoll.node.parallel.settings import ALONE, ParallelSettings, check_batch, parse
 from atoll.node.worker.connection import connect, rank_and_world
 from atoll.node.worker.device import device_of_rank
+from atoll.node.worker.given_values import GivenValues
 from atoll.node.worker.naming import SharedParts
 from atoll.node.worker.shared_model import Shareable
 from atoll.node.worker.shared_model import share as share_parts
@@ -78,6 +79,7 @@ def share(
     columns: Sequence[str] = (),
     rows: Sequence[str] = (),
     seed: int = 0,
+    values: Callable[[], Iterable[tuple[str, Tensor]]] | None = None,
 ) -> Iterator[SharedModel]:
     """Build a model, of which this rank gets its shares, and a process group around it; `with` ends that.
 
@@ -92,13 +94,15 @@ def share(
                     site.step(tokens=..., loss=loss)
 
     `build`: makes the whole model, and works under `torch.device("meta")` too. Each rank builds it once in CPU memory
-    for its first values, with `seed`. `loss`: outputs and targets to the mean over the batch. `blocks`: name of the
-    ModuleList or ModuleDict through which `forward` goes (`for block in self.layers`); FSDP2 gathers one at a time, and
-    stages of a pipeline have some each. `first`, `last`: names of modules before and behind them; a stage without them
-    has None there, and `forward` leaves them out: what a block takes and gives is one tensor. `columns`, `rows`: of a
-    block, names of nn.Linear (patterns too, as in fnmatch) whose outputs ranks of tensor parallelism share, and those
-    that take such outputs; heads are then counted with `view(..., -1, head_dim)`, and nothing between the two has
-    parameters. Tied parameters stay tied. In a stage the blocks keep their names, and not their places in the list.
+    for its first values, with `seed`. `values`: gives these instead, one after the other, for a model that is too large
+    for that: names and values of all parameters and buffers. `loss`: outputs and targets to the mean over the batch.
+    `blocks`: name of the ModuleList or ModuleDict through which `forward` goes (`for block in self.layers`); FSDP2
+    gathers one at a time, and stages of a pipeline have some each. `first`, `last`: names of modules before and behind
+    them; a stage without them has None there, and `forward` leaves them out: what a block takes and gives is one
+    tensor. `columns`, `rows`: of a block, names of nn.Linear (patterns too, as in fnmatch) whose outputs ranks of
+    tensor parallelism share, and those that take such outputs; heads are then counted with `view(..., -1, head_dim)`,
+    and nothing between the two has parameters. Tied parameters stay tied. In a stage the blocks keep their names, and
+    not their places in the list.
 
     Raises ConfigError, naming the option, for what the model or `--parallel` does not allow. Without a node, the rank
     is alone.
@@ -114,7 +118,7 @@ def share(
         with device_of_rank(has_host_tensors=parallel.offload == 1, collective_s=collective_s) as device:
             mesh = Mesh.of_site(device, parallel, collective_s) if connection is not None and world > 1 else None
             names = Names(blocks=blocks, first=first, last=last, columns=columns, rows=rows)
-            model = own(build, loss, names, parallel, device, seed=seed)
+            model = own(build, loss, names, parallel, device, seed=seed, values=values)
             passes, tied = share_parts(model, parallel, mesh, device), model.tied
             del model  # and with it the whole one
             yield SharedModel(passes, parallel, mesh, device, tied)
@@ -159,11 +163,25 @@ def own(
     device: torch.device,
     *,
     seed: int = 0,
+    values: Callable[[], Iterable[tuple[str, Tensor]]] | None = None,
 ) -> Shareable:
     """Raises ConfigError for a name that the model does not have, and for what cannot be shared so."""
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        whole = build()
+
+    def unset() -> nn.Module:
+        try:
+            return build()
+        except Exception as error:
+            raise ConfigError(
+                f'atoll.share: build does not work under torch.device("meta"), where nothing has values: {error}'
+            ) from error
+
+    if values is None:
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            whole = build()
+    else:
+        with torch.device("meta"):
+            whole = unset()
     modules = dict(whole.named_modules())
     for name in (names.blocks, *names.first, *names.last):
         if name not in modules:
@@ -178,13 +196,7 @@ def own(
             "it, or leave out pp"
         )
 
-    def unset() -> nn.Module:
-        try:
-            return build()
-        except Exception as error:
-            raise ConfigError(
-                f'atoll.share: build does not work under torch.device("meta"), where nothing has values: {error}'
-            ) from error
+    given = GivenValues(values, whole, device) if values is not None else None
 
     def divide(model: nn.Module, parts: list[nn.Module], mesh: DeviceMesh) -> None:
         for part in parts:
@@ -205,10 +217,11 @@ def own(
             name = own_name
             for wrapper in TRANSPARENT_CHILDREN:
                 name = name.replace(f"{wrapper}.", "")
-            setattr(part.get_submodule(owner), key, buffers[name].to(device))
+            buffer = buffers[name].to(device) if given is None else given.buffer(name)
+            setattr(part.get_submodule(owner), key, buffer)
 
     return Shareable(
-        whole=lambda: whole,
+        whole=(lambda: whole) if given is None else None,
         unset=unset,
         blocks=names.blocks,
         first=names.first,
@@ -216,7 +229,7 @@ def own(
         divide=divide,
         tied=_ties(whole),
         loss=loss,
-        values=lambda: named_tensors(whole),
+        values=(lambda: named_tensors(whole)) if given is None else given.tensors,
         has_memory=set_buffers,
         casts_inputs=True,
     )

@@ -30,8 +30,8 @@ TIED = {"head.weight": "embedding.weight"}
 class Shareable:
     """A model, and what its ranks need to know of it to share it."""
 
-    whole: Callable[[], nn.Module]
-    """With its first values, in CPU memory."""
+    whole: Callable[[], nn.Module] | None
+    """With its first values, in CPU memory. None: a rank that has it whole gets them as `values` gives them."""
     unset: Callable[[], nn.Module]
     """The same without values, on the meta device."""
     blocks: str
@@ -104,19 +104,28 @@ def share(
         context=context,
     )
     if mesh is None or parallel.is_replicated_alone:
-        return WholeModel(made(model.whole().to(device)), model.loss, parallel)
+        if model.whole is not None:
+            return WholeModel(made(model.whole().to(device)), model.loss, parallel)
+        whole = stage_of(model, 0, 1)
+        give_memory([whole], model, device)
+        return WholeModel(made(whole), model.loss, parallel)
     parts = [stage_of(model, number, parallel.num_stages) for number in stages_of(mesh.stage, parallel)]
     wholes = [made(part) for part in parts]
-    for part in parts:
-        part.to_empty(device="cpu" if parallel.offload else device)
-        tie([part], model.tied)
-        model.has_memory(part)
-    set_first_values(parts, model.values(), model.tied)
+    give_memory(parts, model, torch.device("cpu") if parallel.offload else device)
     loss = context.of_share(model.loss) if context is not None else model.loss
     passes: Passes = WholeModel(wholes[0], loss, parallel)
     if parallel.pp > 1:
         passes = Pipeline(wholes, loss, mesh, device, tie(parts, _across(model, parallel)))
     return SharedSequences(passes, context) if context is not None else passes
+
+
+def give_memory(parts: Sequence[nn.Module], model: Shareable, device: torch.device) -> None:
+    """To what is on the meta device, with the first values."""
+    for part in parts:
+        part.to_empty(device=device)
+        tie([part], model.tied)
+        model.has_memory(part)
+    set_first_values(parts, model.values(), model.tied)
 
 
 def tie(parts: Sequence[nn.Module], tied: Mapping[str, str]) -> nn.Parameter | None:

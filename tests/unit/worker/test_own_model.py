@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import pytest
@@ -12,8 +14,10 @@ import atoll
 from atoll.node.parallel.mesh import Mesh
 from atoll.node.parallel.settings import parse
 from atoll.node.worker import join, own_model
+from atoll.node.worker.local_steps import local_of
 from atoll.node.worker.own_model import Names, own
 from atoll.node.worker.shared_model import share
+from atoll.node.worker.tensors import named_tensors, slice_of
 from atoll.protocol.errors import ConfigError
 from examples.own_model import BATCH, PARTS, SEQUENCE, Model, loss_of
 from tests.harness.fake_group import fake_rank
@@ -226,6 +230,88 @@ def test_what_is_tied_within_a_stage_is_not_exchanged() -> None:
 def test_models_that_cannot_be_shared_so_are_refused(build: type[Model], layout: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         shared(build, layout)
+
+
+def first_values(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Under one name each, as files have them."""
+    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    return {name: tensor.detach().clone() for name, tensor in tensors.items()}
+
+
+def given(values: Callable[[], Iterable[tuple[str, torch.Tensor]]], text: str, rank: int = 0) -> Any:
+    """And the model is never built but on the meta device."""
+
+    def build() -> Model:
+        model = OneMask()
+        assert all(tensor.is_meta for tensor in (*model.parameters(), *model.buffers()))
+        return model
+
+    num_ranks = parse(text).num_ranks(1)
+    parallel = parse(text).resolved(num_ranks)
+    if num_ranks == 1:
+        return share(own(build, loss_of, Names(**PARTS), parallel, CPU, values=values), parallel, None, CPU)
+    with fake_rank(rank, num_ranks):
+        model = own(build, loss_of, Names(**PARTS), parallel, CPU, values=values)
+        return share(model, parallel, Mesh.of_site(CPU, parallel), CPU)
+
+
+@pytest.mark.parametrize("layout", ["", "dp_replicate=2", "dp_shard=2", "tp=2", "pp=2", "dp_shard=2,tp=2"])
+def test_first_values_are_taken_one_after_the_other(layout: str) -> None:
+    whole = first_values(OneMask())
+    alive = 0
+
+    def values() -> Iterator[tuple[str, torch.Tensor]]:
+        nonlocal alive
+        for name, value in whole.items():
+            tensor = value.clone()
+            alive += 1
+            weakref.finalize(tensor, gone)
+            yield name, tensor
+            del tensor
+            assert alive <= 1, f"kept beside {name}"
+
+    def gone() -> None:
+        nonlocal alive
+        alive -= 1
+
+    found = set[str]()
+    for rank in range(parse(layout).num_ranks(1)):
+        for part in given(values, layout, rank).parts:
+            for name, tensor in named_tensors(part):
+                expected = whole["embedding.tokens.weight" if name == "head.weight" else name]
+                offsets, sizes = slice_of(tensor, name)
+                here = tuple(slice(o, o + n) for o, n in zip(offsets, sizes, strict=True))
+                assert torch.equal(local_of(tensor), expected[here])
+                found.add(name)
+            for name, buffer in part.named_buffers(remove_duplicate=False):
+                assert torch.equal(buffer, whole["blocks.0.mask" if name.endswith("mask") else "embedding.angles"])
+    assert found >= {name for name, _ in Model().named_parameters()}
+
+
+def without(name: str) -> dict[str, torch.Tensor]:
+    values = first_values(OneMask())
+    del values[name]
+    return values
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        (without("norm.bias"), r"values gives no 'norm\.bias'"),
+        (without("embedding.angles"), r"values gives no 'embedding\.angles'"),
+        (
+            {"norm.bias": torch.zeros(3)},
+            r"values gives 'norm\.bias' with shape \(3,\), and the model has it with \(64,\)",
+        ),
+        ({"odd": torch.zeros(3)}, "values gives 'odd', which the model does not have"),
+    ],
+)
+@pytest.mark.parametrize("layout", ["", "pp=2"])
+def test_first_values_of_another_model_are_refused(values: dict[str, torch.Tensor], layout: str, words: str) -> None:
+    """In a pipeline also by the rank that has no part of it."""
+    for rank in range(parse(layout).num_ranks(1)):
+        with pytest.raises(ConfigError, match=words):
+            given(values.items, layout, rank)
 
 
 @pytest.mark.parametrize("layout", ["dp_shard=2", "tp=2", "pp=2"])
