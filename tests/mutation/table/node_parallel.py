@@ -476,8 +476,8 @@ MUTATIONS = (
         name="buffers of a script's model are left as memory was",
         rule="a rank begins with the first values of the whole model",
         where="node.worker.own_model:own.set_buffers",
-        old="setattr(part.get_submodule(owner), key, buffers[name].to(device))",
-        new="del owner, key",
+        old="setattr(part.get_submodule(owner), key, buffer)",
+        new="del owner, key, buffer",
         tests=(f"{OWN}::test_what_is_tied_is_one_parameter_also_where_ranks_share_it",),
     ),
     Mutation(
