@@ -122,6 +122,14 @@ MUTATIONS = (
         tests=("tests/unit/worker/test_ramp_again.py",),
     ),
     Mutation(
+        name="workers that come back from a checkpoint are never behind the run",
+        rule="the learning rate rises again where the run is far beyond the checkpoint of an optimizer",
+        where="node.worker.joined_site:JoinedSite._apply",
+        old="self._restored_step if answer.fresh",
+        new="(self._restored_step and answer.run_step) if answer.fresh",
+        tests=("tests/unit/worker/test_ramp_again.py",),
+    ),
+    Mutation(
         name="any missed step lets the learning rate rise again",
         rule="a short absence changes nothing",
         where="node.worker.joined_site:JoinedSite._apply",
