@@ -40,9 +40,25 @@ MUTATIONS = (
     Mutation(
         name="a trainer's odd name ends its training",
         rule="what no curve can have is left out of what a trainer measures",
-        where="src.atoll.integrations.training:_is_of_a_curve",
-        old="is_number and NAME.fullmatch(name) is not None",
-        new="is_number",
+        where="src.atoll.integrations.training:_problem_of_a_curve",
+        old="NAME.fullmatch(name) is None",
+        new="False",
+        tests=("tests/unit/worker/test_trainers.py",),
+    ),
+    Mutation(
+        name="what a trainer measures is left out in silence",
+        rule="what no curve can have is said once, by its name",
+        where="src.atoll.integrations.training:Training.measured",
+        old="problem and name not in self._said",
+        new="False",
+        tests=("tests/unit/worker/test_trainers.py",),
+    ),
+    Mutation(
+        name="what a trainer measures is left out with a line at each evaluation",
+        rule="what no curve can have is said once, by its name",
+        where="src.atoll.integrations.training:Training.measured",
+        old="problem and name not in self._said",
+        new="problem",
         tests=("tests/unit/worker/test_trainers.py",),
     ),
     Mutation(
