@@ -33,8 +33,8 @@ MUTATIONS = (
         name="what a trainer measures is no curve",
         rule="held-out loss is a curve wherever a run has one",
         where="src.atoll.integrations.training:Training.measured",
-        old="if self.site is not None:",
-        new="if False:",
+        old="if self.site is None:",
+        new="if True:",
         tests=("tests/unit/worker/test_trainers.py",),
     ),
     Mutation(
