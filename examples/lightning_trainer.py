@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import os
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
@@ -45,8 +46,9 @@ def main() -> None:
     fingerprint = hashlib.sha256(images.numpy().tobytes() + labels.numpy().tobytes()).digest()
     site = SiteCallback(data_fingerprint=fingerprint)  # <-
     trainer = Trainer(
-        max_epochs=arguments.epochs, accelerator="cpu", logger=False, enable_checkpointing=False,
-        enable_progress_bar=False, callbacks=[site], use_distributed_sampler=False,  # <-
+        max_epochs=arguments.epochs, accelerator="cpu", devices=int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
+        logger=False, enable_checkpointing=False, enable_progress_bar=False, callbacks=[site],  # <-
+        use_distributed_sampler=False,  # <-
     )  # fmt: skip
     trainer.fit(Classifier(), site.loader(TensorDataset(images, labels), batch_size=32))  # <-
     print(f"{trainer.global_step} steps of this process", flush=True)

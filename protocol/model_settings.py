@@ -57,7 +57,8 @@ class TrainerSettings:
     beta2: float = within(0, 1, 0.95, open_high=True)
     grad_clip: float = within(0, 1 << 20, 1.0, open_low=True)
     ramp_steps: int = within(0, 1 << 40, 20)
-    """After joining or a restart the learning rate rises over this many steps; 0 turns it off."""
+    """After joining, and where the run has made more steps than this without a site or beyond the checkpoint that its
+    optimizer comes back from, the learning rate rises over this many; 0 turns it off."""
     evaluate_every: int = within(0, 1 << 40, 0)
     """Commits from one evaluation of the outer parameters on held-out text to the next, by one site, and once more at
     the end: the curve held_out_loss. 0: none. For run.best_by = "held_out_loss" run.save_every is a multiple of it."""

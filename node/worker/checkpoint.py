@@ -111,11 +111,12 @@ class LocalCheckpoints:
         incarnation: int,
         generation: int,
         writes: Collection[str] | None = None,
-    ) -> bool:
+    ) -> int | None:
         """Take the state from the checkpoint that every rank has; files are numbered with this start from now on.
 
         `writes`: of tensors that several ranks have alike, names of those that are this rank's to write; None: all.
-        Returns whether the optimizers are not fresh. Raises HostError if the file is damaged.
+        Returns at which step of the run it was written; None: the optimizers are fresh. Raises HostError if the file is
+        damaged.
         """
         self._start = incarnation, generation
         self._state.write_only(writes)
@@ -123,16 +124,16 @@ class LocalCheckpoints:
             self._kept.forget()
             if self._kept.has_some:
                 self._say("the inner optimizer starts fresh: no checkpoint is usable on every rank")
-            return False
+            return None
         tensors, stored = self._kept.take(chosen)
         is_restored = self._state.restore(tensors, stored)
         if self._script is not None:
             self._kept.restore_script(self._script, chosen)
         if not is_restored:
-            return False  # it keeps nothing, or not where optimizers of torch do
+            return None  # it keeps nothing, or not where optimizers of torch do
         if self._rank == 0:
             self._say(f"the inner optimizer is restored from step {stored.run_step} of the run")
-        return True
+        return stored.run_step
 
     # --- writing
 

@@ -45,13 +45,13 @@ def join(
     pattern may name frozen parameters, which a script changes by hand (a teacher, a target network): without a policy
     they keep the run's first values. `ramp_steps`: the learning rate of a fresh optimizer rises over so many steps
     after joining a run that is under way, and so does that of any optimizer when the run has made more steps than that
-    without this site; "beta2" is 2 / (1 - beta2), 0 turns it off, None takes the run's setting. `data_fingerprint`: 32
-    bytes, needed unless the run says data = "local"; sites with other ones are refused. `data_rank`: the same on ranks
-    that see the same batch. `names`: where the modules of this rank are parts of the model, what they are called in all
-    of it, as {"layers.0": "layers.4"} for the first block of a second stage; {} says that the names are those of the
-    whole model, though ranks hold different tensors, as ranks with experts do. `tied`: which tensors of the whole model
-    are one though they are in two stages, as {"head.weight": "embedding.weight"}; the script sums up their gradients.
-    Both are said alike on all ranks.
+    without this site, or beyond the checkpoint that it comes back from; "beta2" is 2 / (1 - beta2), 0 turns it off,
+    None takes the run's setting. `data_fingerprint`: 32 bytes, needed unless the run says data = "local"; sites with
+    other ones are refused. `data_rank`: the same on ranks that see the same batch. `names`: where the modules of this
+    rank are parts of the model, what they are called in all of it, as {"layers.0": "layers.4"} for the first block of a
+    second stage; {} says that the names are those of the whole model, though ranks hold different tensors, as ranks
+    with experts do. `tied`: which tensors of the whole model are one though they are in two stages, as {"head.weight":
+    "embedding.weight"}; the script sums up their gradients. Both are said alike on all ranks.
     `frozen`: parameters that are not trained travel once, with the starting state, and are kept by the node ("run"), or
     every site has them by itself ("own", as the base of a LoRA): they are compared by hash, never carried, and in
     memory where the model has them alone; saved models are without them.

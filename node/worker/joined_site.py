@@ -133,11 +133,11 @@ class JoinedSite(Site):
         self._shared = SharedTensors(tensors, joined, connection.settings.sync, optimizers)
         # Ranks ask at the first boundary after this, and only when all have asked does one go on: until then no file
         # is written or removed.
-        self._is_restored = self._checkpoints is not None and self._checkpoints.go_on(
-            told.checkpoint,
-            told.incarnation,
-            self._client.generation,
-            {tensors.pieces[index].name for index in told.kept_pieces},
+        kept_names = {tensors.pieces[index].name for index in told.kept_pieces}
+        self._restored_step = (  # of the run, at which the optimizers' state was written
+            self._checkpoints.go_on(told.checkpoint, told.incarnation, self._client.generation, kept_names)
+            if self._checkpoints is not None
+            else None
         )
         self.site_id, self.seed, self._num_data_ranks = told.site_id, told.data_seed ^ told.reader, told.num_readers
         self._reader = told.reader
@@ -171,7 +171,7 @@ class JoinedSite(Site):
         self._count(tokens)
         if loss is not None:
             self._losses.add(loss, self.inner_step)
-        if self._steps == 1 and self._is_restored:
+        if self._steps == 1 and self._restored_step is not None:
             # At once: where workers crash without a step, the node lets go of the checkpoint.
             self._client.progress(1, math.nan)
         if self._ramp is not None and not self._ramp.advance():
@@ -425,9 +425,9 @@ class JoinedSite(Site):
             raise
 
     def _apply(self, answer: Answer) -> None:
-        with self._checks.update(is_restored=answer.fresh and self._is_restored) as copies:
+        with self._checks.update(is_restored=answer.fresh and self._restored_step is not None) as copies:
             self._shared.apply(answer.fragment, answer.mode, fresh=answer.fresh, copies_of=copies)
-        num_missed = answer.run_step - self.inner_step  # steps that the run has made without this site
+        known_step = self._restored_step if answer.fresh else self.inner_step  # the optimizers know the run up to there
         self._note_base(answer)
         self._base_run_step, self._base_run_tokens = answer.run_step, answer.run_tokens
         self._run_length = answer.run_length
@@ -439,8 +439,8 @@ class JoinedSite(Site):
         self._data_epoch = answer.data_epoch
         if self._batches is not None:
             self._batches.begin_epoch(answer.data_epoch)
-        is_new = answer.fresh and answer.run_step > 0 and not self._is_restored
-        if self._ramp_steps and (is_new or (not answer.fresh and num_missed > self._ramp_steps)):
+        num_missed = math.inf if known_step is None else answer.run_step - known_step
+        if self._ramp_steps and answer.run_step > 0 and num_missed > self._ramp_steps:
             if self._ramp is not None:
                 self._ramp.remove()
             self._ramp = LearningRateRamp(self._optimizers, self._ramp_steps)

@@ -4,8 +4,10 @@ is joined."""
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from contextlib import ExitStack
+from numbers import Real
 from typing import Any
 
 import torch
@@ -18,7 +20,7 @@ from atoll.node.worker.loader import Loader, check_options
 from atoll.node.worker.site import DEFAULT_BUSY_LIMIT_S, Site
 from atoll.node.worker.wrapped import unwrapped
 from atoll.protocol.errors import ConfigError
-from atoll.protocol.logged import NAME
+from atoll.protocol.logged import MAX_NAME_CHARACTERS, NAME
 from atoll.protocol.settings import RunSettings
 
 Tokens = Callable[[Any], int]
@@ -55,6 +57,7 @@ class Training:
         self._tokens = 0  # since the last step
         self._loss: Tensor | None = None
         self._pause = ExitStack()
+        self._said: set[str] = set()  # names of values that are left out
 
     @property
     def is_joined(self) -> bool:
@@ -97,10 +100,16 @@ class Training:
             self._pause.enter_context(self.site.outer_parameters())
 
     def measured(self, values: Mapping[str, Any]) -> None:
-        """By the trainer, between `evaluate` and `go_on`. A trainer's name or value that no curve can have is left out:
-        it is no reason to end a training."""
-        if self.site is not None:
-            self.site.log({name: value for name, value in values.items() if _is_of_a_curve(name, value)})
+        """By the trainer, between `evaluate` and `go_on`. A trainer's name or value that no curve can have is left out,
+        and said once: it is no reason to end a training."""
+        if self.site is None:
+            return
+        problems = {name: _problem_of_a_curve(name, value) for name, value in values.items()}
+        for name, problem in problems.items():
+            if problem and name not in self._said and self.site.rank == 0:
+                sys.stderr.write(f"atoll: {name!r} of the trainer is left out of the run's curves: {problem}\n")
+                self._said.add(name)
+        self.site.log({name: value for name, value in values.items() if not problems[name]})
 
     def go_on(self) -> None:
         self._pause.close()
@@ -112,9 +121,12 @@ class Training:
             site.close(error)
 
 
-def _is_of_a_curve(name: str, value: Any) -> bool:
-    is_number = isinstance(value, int | float) or (isinstance(value, Tensor) and value.numel() == 1)
-    return is_number and NAME.fullmatch(name) is not None
+def _problem_of_a_curve(name: str, value: Any) -> str:
+    """Why no curve has it; empty if one may. `site.log` says itself where a number is not finite."""
+    if NAME.fullmatch(name) is None:
+        return f"a name is 1 to {MAX_NAME_CHARACTERS} letters, digits and _ - . /"
+    is_number = isinstance(value, Real) or (isinstance(value, Tensor) and value.numel() == 1 and not value.is_complex())
+    return "" if is_number else f"{value!r:.100} is no number"
 
 
 def follow(scheduler: Any, step: int) -> bool:

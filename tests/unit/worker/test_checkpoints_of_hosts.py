@@ -97,7 +97,7 @@ class Site:
             told = together.told([[i.incarnation, i.generation, i.step] for i in rank.checkpoints.usable])
             common = set.intersection(*({tuple(item) for item in each} for each in told))
             chosen = max((CheckpointId(incarnation=a, generation=b, step=c) for a, b, c in common), default=None)
-            return rank.checkpoints.go_on(chosen, 2, 1)
+            return rank.checkpoints.go_on(chosen, 2, 1) is not None
 
         self.has_gone_on, self.together = in_threads(layout.world, open_and_go_on)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -144,6 +145,30 @@ def test_an_evaluation_is_announced_and_sees_the_outer_parameters(node: FakeNode
     training.end()
     values = [value for said in node.said("logged") for value in said["values"]]
     assert [(value.name, value.value, value.of_outer) for value in values] == [("loss", 0.5, True), ("steps", 7, True)]
+
+
+def test_what_no_curve_can_have_is_said_once_by_name(node: FakeNode, capsys: pytest.CaptureFixture[str]) -> None:
+    """Whatever a trainer measures: none of it ends a training, and each name has a line, however often it comes."""
+    node.script = [(0, apply(MergeMode.REPLACE, 9, fresh=True))]
+    training = Training()
+    net = nn.Linear(2, 1)
+    training.begin(net, torch.optim.SGD(net.parameters(), lr=0.1))
+    odd: dict[str, Any] = {
+        "best": "first", "by_class": [0.25], "nested": {"loss": 1.0}, "nothing": None, "a (%)": 3.0,
+        "of_batch": torch.ones(2), "complex": torch.ones(1) * 1j, "worse": float("nan"),
+    }  # fmt: skip
+    for _ in range(2):
+        training.measured({"loss": 0.5, "half": np.float32(0.25), **odd})
+    training.end()
+    values = [value for said in node.said("logged") for value in said["values"]]
+    assert [(value.name, value.value) for value in values] == [("loss", 0.5), ("half", 0.25)] * 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == len(odd)
+    assert {name: sum(repr(name) in line or f"out {name} " in line for line in lines) for name in odd} == dict.fromkeys(
+        odd, 1
+    )
+    assert "atoll: 'by_class' of the trainer is left out of the run's curves: [0.25] is no number" in lines
+    assert any("'a (%)' of the trainer is left out of the run's curves: a name is 1 to 64" in line for line in lines)
 
 
 def test_without_a_node_nothing_is_joined(monkeypatch: pytest.MonkeyPatch) -> None:

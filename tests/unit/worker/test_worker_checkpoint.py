@@ -108,7 +108,7 @@ class Rank:
 
     def go_on(self) -> bool:
         usable = self.checkpoints.usable
-        return self.checkpoints.go_on(max(usable, default=None), 1, 2)
+        return self.checkpoints.go_on(max(usable, default=None), 1, 2) is not None
 
 
 def at(step: int, generation: int = 1) -> CheckpointId:
