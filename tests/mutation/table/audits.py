@@ -6,6 +6,7 @@ from tests.mutation.mutation import Mutation
 
 CORE = "tests/unit/coordinator/test_audits.py"
 SITE = "tests/unit/node_core/test_audits.py"
+DONATIONS = "tests/unit/exchange/test_donations.py"
 EXCHANGE = "tests/unit/exchange/test_audits.py"
 TREE = "tests/unit/protocol/test_hash_tree.py"
 WORDS = "tests/unit/trust/test_words.py"
@@ -290,5 +291,45 @@ MUTATIONS = (
         old="level != root or left or",
         new="level != root or",
         tests=(TREE,),
+    ),
+    Mutation(
+        name="an audit that is cancelled before its turn ends the connections of another one",
+        rule="connections to contributors end with the audit that has its turn",
+        where="node.exchange.auditing:Auditor.audit",
+        old="""            async with self._turn:
+                self.num_audited += 1
+                try:
+                    return await self._audit(asked)
+                finally:  # an audit that ends before its turn leaves the connections of the one that has it
+                    for member in asked.contributors:
+                        self.dialer.disconnect(member, Purpose.AUDIT)
+""",
+        new="""            try:
+                async with self._turn:
+                    self.num_audited += 1
+                    return await self._audit(asked)
+            finally:
+                for member in asked.contributors:
+                    self.dialer.disconnect(member, Purpose.AUDIT)
+""",
+        tests=(
+            f"{EXCHANGE}::test_an_audit_that_is_cancelled_before_its_turn_leaves_the_connections_of_the_one_under_way",
+        ),
+    ),
+    Mutation(
+        name="a donor leaves a site that asks for nothing for a while",
+        rule="a contributor that dials its auditor is there when the audit has its turn",
+        where="node.exchange.catchup.donations:Donations._one",
+        old="return len(self._dialled) < MAX_SITES",
+        new="return False",
+        tests=(f"{DONATIONS}::test_a_donor_stays_with_a_site_that_asks_late_and_leaves_one_that_wants_nothing_more",),
+    ),
+    Mutation(
+        name="sites that ask a donor for nothing have all its places",
+        rule="a donor gives up a site that asks for nothing, where others may want the place",
+        where="node.exchange.catchup.donations:Donations._one",
+        old="return len(self._dialled) < MAX_SITES",
+        new="return True",
+        tests=(f"{DONATIONS}::test_a_site_that_asks_for_nothing_keeps_nobody_else_out",),
     ),
 )
