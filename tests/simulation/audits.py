@@ -13,12 +13,8 @@ from typing import Any
 
 from atoll.coordinator.core.events import BanRecord, SiteRecord
 from atoll.node.core.events import LeaveAsked
-from atoll.node.dataplane.payload_file import AttemptKey
 from atoll.node.exchange.auditing import Auditor
-from atoll.node.exchange.peers.errors_given import Given
 from atoll.node.exchange.sync.exchange import Exchange
-from atoll.protocol.codecs.arithmetic import Floats
-from atoll.protocol.errors import StateError
 from atoll.protocol.layout import Manifest, Role, TensorSpec
 from atoll.protocol.messages import AuditChunk, AuditOutcome, ChunkAudited
 from tests.harness import hostile
@@ -248,13 +244,7 @@ def silent_reducer(world: World, generator: random.Random, found: Found) -> None
     node = world.nodes[name].node
     assert node is not None
     world.checks.has_false_averages = True
-    donor = node.hub.donor
-    assert donor is not None
-
-    def added(attempt: AttemptKey, chunk: int) -> Given:
-        raise StateError("it is not kept here any more")
-
-    donor.added = added
+    hostile.gives_no_errors(node.hub)
     world.hostile.add(name)
 
 
@@ -264,20 +254,7 @@ def made_up_errors(world: World, generator: random.Random, found: Found) -> None
     node = world.nodes[name].node
     assert node is not None
     world.checks.has_false_averages = True
-    errors, made_up = node.hub.average_errors, dict[tuple[AttemptKey | None, int], Floats]()
-    audited, of, added = errors.audited, errors.of, errors.added
-    assert audited is not None
-
-    def of_so(chunk: int, attempt: AttemptKey | None) -> Floats:
-        return made_up.setdefault((attempt, chunk), 3 * of(chunk, attempt))
-
-    def added_so(attempt: AttemptKey, chunk: int) -> Given:
-        earlier = audited.earlier(attempt, chunk)
-        return replace(added(attempt, chunk), error=made_up[earlier, chunk].tobytes() if earlier else b"")
-
-    assert node.hub.donor is not None
-    errors.of, node.hub.donor.added = of_so, added_so  # type: ignore[method-assign]
-    audited.whole = lambda chunk, attempt, error: error  # type: ignore[method-assign]
+    hostile.adds_made_up_errors(node.hub)
     world.hostile.add(name)
 
 
