@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,6 +17,7 @@ from atoll.protocol.trust import certificates, enrolled
 from tests.harness.chaos import LIMIT_S, SETTINGS, WORKER, ChaosRun
 from tests.harness.local_run import LocalRun, Status
 from tests.process import test_endpoints as endpoints
+from tests.process import test_gradients as gradients
 from tests.process.test_hostile_members import HOSTILE_NODE
 
 pytestmark = pytest.mark.timeout(400)
@@ -103,6 +105,35 @@ def test_a_reducer_that_makes_up_what_it_adds_or_keeps_it_back_is_named_and_evic
         run.wait_for_commits(2)
         assert not [line for line in coordinator.lines if any(f"evicted {name} (" in line for name in HONEST)]
         run.end_well(HONEST, 2 * LIMIT_S)
+
+
+@pytest.mark.slow
+def test_a_reducer_that_lies_about_gradients_at_every_step_is_found_though_few_commits_are_audited(
+    tmp_path: Path,
+) -> None:
+    sync = replace(gradients.SETTINGS.sync, codec="int8", chunk_elements=100, audits=4)
+    settings = replace(gradients.SETTINGS, steps=1_000_000, min_sites=3, quorum=2, time_limits="wan", sync=sync)
+    with LocalRun(tmp_path, settings, secured=True) as run:
+        coordinator = run.start_coordinator()
+
+        def start(name: str, **options: Any) -> None:
+            worker = [gradients.WORKER, str(gradients.trace(run, name))]
+            run.start_node(name, worker, launcher="python", **options)
+
+        for name in HONEST:
+            start(name)
+        start("liar", program=(HOSTILE_NODE, "false"))
+        coordinator.wait_for_line(
+            r"evicted liar \(site \d\): an audit of commit \d+: the payload of chunk \d+ in commit \d+, which it made, "
+            r"is not the average of what was contributed, as found by [abc] \(site \d\), [abc] \(site \d\)$",
+            3 * LIMIT_S,
+        )
+        at = run.status()["num_audits_right"]
+        run.wait(lambda status: status["num_audits_right"] > at, LIMIT_S, "right audits of the others")
+        assert not [line for line in coordinator.lines if any(f"evicted {name} (" in line for name in HONEST)]
+        admin.ask(run.store_path, "stop", reason="the test is over")
+        assert run.wait_all(LIMIT_S, HONEST) == dict.fromkeys(HONEST, 0)
+        assert len(set(run.hashes(run.status()["last_commit"]).values())) == 1
 
 
 def test_a_host_that_averages_falsely_is_found_as_its_site_and_sites_of_several_hosts_audit(tmp_path: Path) -> None:

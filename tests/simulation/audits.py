@@ -17,6 +17,7 @@ from atoll.node.exchange.auditing import Auditor
 from atoll.node.exchange.sync.exchange import Exchange
 from atoll.protocol.layout import Manifest, Role, TensorSpec
 from atoll.protocol.messages import AuditChunk, AuditOutcome, ChunkAudited
+from atoll.protocol.outer_settings import OuterSettings
 from tests.harness import hostile
 from tests.simulation.faults import (
     MOST_WAIT_S,
@@ -29,12 +30,13 @@ from tests.simulation.faults import (
     lose_host,
 )
 from tests.simulation.processes import COORDINATOR, SimNode
-from tests.simulation.sites import MANIFEST
+from tests.simulation.sites import GROUPED, MANIFEST
 from tests.simulation.world import Outcome, Shape, World, draw_shape_of, play
 
 NUM_AUDITS = 2
 WIDE = Manifest.canonical([*MANIFEST.tensors, TensorSpec(name="wide", shape=(96,), dtype="F32", role=Role.TRAINABLE)])
 """Every site reduces chunks of it."""
+WIDE_GROUPED = Manifest.canonical([*GROUPED.tensors, *(tensor for tensor in WIDE.tensors if tensor.name == "wide")])
 
 
 @dataclass(slots=True)
@@ -100,6 +102,17 @@ def with_errors(seed: int, *, num_syncs: int) -> Shape:
     shape = audited_shape(seed, num_sites=4, num_syncs=num_syncs)
     sync = replace(shape.settings.sync, error_feedback_down=0.75 + 0.25 * (seed % 2), log_commits=16)
     return replace(shape, settings=replace(shape.settings, sync=sync))
+
+
+def with_gradients(seed: int, *, num_steps: int, warmup: int = 0) -> Shape:
+    """The same, where sites exchange at every step, and `warmup`: momenta, after so many commits."""
+    shape = audited_shape(seed, num_sites=4, num_syncs=num_steps)
+    sync = replace(shape.settings.sync, strategy="gradient", every=1, error_feedback=0.5, log_commits=0)
+    if warmup:
+        sync = replace(sync, strategy="momentum", warmup_commits=warmup, warmup_codec="bf16")
+    outer = OuterSettings(optimizer="adamw", momentum=0.9)
+    settings = replace(shape.settings, sync=sync, outer=outer, steps=num_steps)
+    return replace(shape, settings=settings, manifest=WIDE_GROUPED)
 
 
 def with_hosts(seed: int, *, num_syncs: int) -> Shape:

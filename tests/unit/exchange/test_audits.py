@@ -47,7 +47,7 @@ from atoll.protocol.messages import (
 from atoll.protocol.plans import payload_hash
 from atoll.protocol.settings import RunSettings
 from atoll.protocol.spec import spec_of
-from atoll.protocol.sync_settings import KEPT_SYNCS, SyncSettings, check_sync
+from atoll.protocol.sync_settings import KEPT_STEPS, KEPT_SYNCS, SyncSettings, check_sync
 from atoll.protocol.trust import certificates
 from atoll.protocol.trust.words import Words, of_contributions, of_payloads
 from atoll.protocol.v1 import peer_pb2
@@ -172,6 +172,9 @@ def test_the_last_syncs_are_kept_and_nothing_of_an_earlier_start(tmp_path: Path)
         "with one under way"
     )
     assert len(list(tmp_path.iterdir())) == KEPT_SYNCS + 1
+    assert (SyncSettings(audits=1).num_kept_syncs, kept.num_syncs) == (KEPT_SYNCS + 1,) * 2
+    gradients = SyncSettings(audits=1, strategy="gradient", every=1)
+    assert gradients.num_kept_syncs == KEPT_STEPS + 1, "where an audit takes as long as several syncs"
     again = kept.keep(11, CHUNKS, lambda chunk: contribution(11, chunk), None)
     assert again.root == roots[11]
     assert kept.of(11) is again
@@ -466,7 +469,10 @@ def test_an_audit_that_fits_no_sync_is_unknown(tmp_path: Path, changes: dict[str
         ({"robust": "clip"}, '"clip" with codec int8, whose norms may differ in their last bits by machine'),
         ({"robust": "trim"}, '"trim" with codec int8, whose norms may differ in their last bits by machine'),
         ({"error_feedback_down": 0.5, "log_commits": 8}, "needs payloads of 9 commits"),
-        ({"strategy": "gradient", "every": 1, "overlap_steps": 0}, "faster than they are audited"),
+        (
+            {"strategy": "gradient", "every": 1, "overlap_steps": 0, "error_feedback_down": 0.5},
+            "faster than it is known whether a reducer keeps silent",
+        ),
     ],
 )
 def test_averages_that_nobody_else_can_compute_are_refused(changes: dict[str, Any], problem: str) -> None:
@@ -475,3 +481,4 @@ def test_averages_that_nobody_else_can_compute_are_refused(changes: dict[str, An
     with pytest.raises(ConfigError, match=problem):
         check_sync(replace(sync, audits=1))
     check_sync(SyncSettings(audits=1, codec="topk2", robust="clip"))
+    check_sync(SyncSettings(audits=1, strategy="momentum", every=1, overlap_steps=0, warmup_commits=9))
