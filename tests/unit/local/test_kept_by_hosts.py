@@ -141,7 +141,9 @@ def test_the_connection_to_a_host_ends_with_the_last_request(tmp_path: Path) -> 
             assert first is not None
             assert second is not None
             header = wire.to_proto(site.hub.identity())
-            request = peer_pb2.FetchPayloadsRequest(header=header, of_sync=JOB.sync, chunks=[W])
+            request = peer_pb2.FetchPayloadsRequest(
+                header=header, of_sync=JOB.sync, of_incarnation=site.hub.incarnation, chunks=[W]
+            )
             frames = first.passed_on(request)
             await anext(frames)
             assert (await second.contribution(JOB.sync, W, 1 << 16)).proof
