@@ -21,8 +21,11 @@ USUAL_LOG_COMMITS = 32
 MAX_COMPARED_SITES = 64
 MAX_AUDITS = 64
 MAX_CHUNK_ELEMENTS = 1 << 24
-KEPT_SYNCS = 8
-"""That are over: what an audit and those that settle it ask for is kept by sites so long."""
+KEPT_SYNCS, KEPT_STEPS = 8, 32
+"""That are over: what an audit and those that settle it ask for is kept by sites so long. The second where they
+exchange at every step: a sync takes some round trips there, and an audit some more."""
+AUDITED_STEPS = 16
+"""Of so many commits there one is audited, on average, so that audits do not fall behind."""
 MAX_COMPARED_ELEMENTS = 1 << 26
 """To cut the highest and the lowest of each element, or to multiply contributions with each other, a thread of a
 reducer holds a chunk of every site in memory."""
@@ -97,8 +100,8 @@ class SyncSettings:
     audits: int = within(0, MAX_AUDITS, 0)
     """Chunks of each commit that are averaged once more by a site that did not reduce them, drawn by the coordinator: a
     reducer that lies is found. Each costs what every contributor sent of one chunk, and every site keeps what it
-    contributed to its last syncs; 0: none. Of buffers (statistics of BatchNorm and the like) none is drawn; a run that
-    exchanges gradients or momenta has no audits, and says so."""
+    contributed to its last syncs; 0: none. Of buffers (statistics of BatchNorm and the like) none is drawn. A run that
+    exchanges gradients or momenta audits one commit of 16, also by draw, and has no error_feedback_down then."""
     chunk_elements: int = within(1, MAX_CHUNK_ELEMENTS, 1 << 20)
     """The most elements of a chunk, the unit that is sent, reduced, hashed and repaired: docs/protocol.md, "Chunks"."""
     max_chunks: int = within(1, MAX_CHUNKS, 1 << 18)
@@ -156,6 +159,11 @@ class SyncSettings:
         if fragment == self.fragments:
             return -(-self.every // self.fragments)
         return (fragment + 1) * self.every // self.fragments - fragment * self.every // self.fragments
+
+    @property
+    def num_kept_syncs(self) -> int:
+        """With audits: of how many a site keeps what it contributes, those under way among them."""
+        return (KEPT_STEPS if self.steps_at_nodes else KEPT_SYNCS) + self.most_in_flight
 
     @property
     def averages_by_influence(self) -> bool:
@@ -287,8 +295,11 @@ def check_sync(sync: SyncSettings) -> None:
 def _check_audits(sync: SyncSettings) -> None:
     """What is averaged once more has to have the same bits at every site, and be of what sites can show."""
     problem = ""
-    if sync.steps_at_nodes:
-        problem = f'sync.strategy = "{sync.strategy}", in which commits are made faster than they are audited'
+    if sync.steps_at_nodes and sync.error_feedback_down:
+        problem = (
+            f'sync.error_feedback_down = {sync.error_feedback_down} and sync.strategy = "{sync.strategy}", in which '
+            "commits are made faster than it is known whether a reducer keeps silent"
+        )
     elif sync.error_feedback_down and (sync.log_commits or USUAL_LOG_COMMITS) < KEPT_SYNCS + sync.fragments:
         problem = (
             f"sync.error_feedback_down = {sync.error_feedback_down} and sync.log_commits = {sync.log_commits}: what "

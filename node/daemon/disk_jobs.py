@@ -71,7 +71,7 @@ class DiskJobs:
                 f"{self._shell.home.folder} holds the state of another model; choose another folder with --home"
             )
         if settings.sync.audits and self.kept is None:
-            self.kept = KeptContributions(shell.home.kept_folder, settings.sync.most_in_flight)
+            self.kept = KeptContributions(shell.home.kept_folder, settings.sync.num_kept_syncs)
             if settings.sync.error_feedback_down:
                 shell.hub.average_errors.audited = AuditedErrors(settings.sync.most_in_flight)
         plane.divide(0, shell.config.site_hosts, shell.config.exchange_processes)

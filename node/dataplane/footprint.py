@@ -13,7 +13,6 @@ from atoll.protocol.log_length import LogLength
 from atoll.protocol.recompute import record_bytes
 from atoll.protocol.settings import RunSettings
 from atoll.protocol.spec import specs_of
-from atoll.protocol.sync_settings import KEPT_SYNCS
 
 INDEX_BYTES = 128
 """For each chunk, in the index of the outer state ..."""
@@ -103,7 +102,7 @@ def _errors(layout: Layout, settings: RunSettings, num_spares: int) -> list[tupl
     if settings.sync.error_feedback:
         found.append(("error feedback", PlaceMap(sizes, num_spares).file_bytes + INDEX_BYTES * len(sizes)))
     if settings.sync.error_feedback_down:
-        num_kept = KEPT_SYNCS + settings.sync.most_in_flight if settings.sync.audits else 0
+        num_kept = settings.sync.num_kept_syncs if settings.sync.audits else 0
         found.append(("error feedback of averages, at most", (2 + num_kept) * sum(sizes)))
     return found
 
@@ -112,8 +111,8 @@ def _kept(settings: RunSettings, file_bytes: int) -> list[tuple[str, int]]:
     """A new one is whole before the oldest goes."""
     if not settings.sync.audits:
         return []
-    what = f"contributions to {KEPT_SYNCS} syncs and to those under way, for audits"
-    return [(what, file_bytes * (KEPT_SYNCS + settings.sync.most_in_flight + 1))]
+    num_syncs = settings.sync.num_kept_syncs
+    return [(f"contributions to {num_syncs} syncs, for audits", file_bytes * (num_syncs + 1))]
 
 
 def _payloads(layout: Layout, settings: RunSettings, file_bytes: int) -> tuple[str, int]:

@@ -99,8 +99,8 @@ class KeptContributions:
     """Methods may be called from several threads. Raises HostError for the disk."""
 
     folder: Path
-    num_in_flight: int = 1
-    """Syncs that may be open at once, whose exchanges read what is kept."""
+    num_syncs: int = KEPT_SYNCS + 1
+    """That are kept, with those under way, whose exchanges read it."""
     _syncs: dict[int, Kept] = field(default_factory=dict, init=False)  # the newest at the end
     _numbers: itertools.count[int] = field(default_factory=itertools.count, init=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
@@ -154,7 +154,7 @@ class KeptContributions:
                 raise StateError(f"what this site contributes to sync {sync} was encoded anew meanwhile")
             old = [self._syncs.pop(sync)] if before is not None else []
             self._syncs[sync] = kept
-            return old + [self._syncs.pop(of) for of in list(self._syncs)[: -KEPT_SYNCS - self.num_in_flight]]
+            return old + [self._syncs.pop(of) for of in list(self._syncs)[: -self.num_syncs]]
 
     def of(self, sync: int) -> Kept | None:
         """None if it is not here, or not any more, or what other hosts keep of it is not known."""

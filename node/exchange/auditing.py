@@ -104,13 +104,15 @@ class Auditor:
         try:
             async with self._turn:
                 self.num_audited += 1
-                return await self._audit(asked)
+                try:
+                    return await self._audit(asked)
+                finally:  # an audit that ends before its turn leaves the connections of the one that has it
+                    for member in asked.contributors:
+                        self.dialer.disconnect(member, Purpose.AUDIT)
         except (AtollError, OSError) as error:
             return _unknown(asked, f"it cannot be computed here: {error}")
         finally:
             self.expected.forget(far)
-            for member in asked.contributors:
-                self.dialer.disconnect(member, Purpose.AUDIT)
 
     async def _audit(self, asked: AuditChunk) -> ChunkAudited:
         way = self._way(asked)

@@ -405,7 +405,7 @@ class FetchPayloadsRequest(_message.Message):
     """With `of_sync`, and error feedback of averages: the error that the donor added to its average of one chunk, as reducer."""
     of_attempt: _builtins.int
     of_incarnation: _builtins.int
-    """With `of_sync`: by which start of the donor. 0, of an older site: by the one that answers."""
+    """With `of_sync` alone: by which start of the donor. Without it (0) nothing is given."""
     for_site_id: _builtins.int
     """Between hosts of one site, with `of_sync`: the site that has asked host 0."""
     @_builtins.property

@@ -58,6 +58,7 @@ def three_layers() -> Manifest:
 def some_settings(**changes: Any) -> RunSettings:
     values: dict[str, Any] = {"run_id": "run", "steps": 40, "min_sites": 2, "time_limits": "local"} | changes
     sync = SyncSettings(
+        strategy=values.pop("strategy", "diloco"),
         every=values.pop("every", 10),
         codec=values.pop("codec", "fp32"),
         error_feedback_down=values.pop("errors_down", 0.0),

@@ -1,25 +1,31 @@
 """What members that mean harm do to a node's parts: in the simulator, and in a process (tests/workers/hostile_node.py).
 
 mute: trains, and is never ready. ready: says that it is ready, and exchanges nothing. waiting: contributes, and as a
-reducer says for ever that it waits. false: what it reduces is not the average. In the simulator alone: one that pulls
-payloads again and again.
+reducer says for ever that it waits. false: what it reduces is not the average. made-up: as a reducer it adds another
+error than its codec had left, and gives that. silent: it gives no auditor what it added. In the simulator alone: one
+that pulls payloads again and again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from atoll.node.core import outputs as out
+from atoll.node.dataplane.payload_file import AttemptKey
+from atoll.node.exchange.hub import Hub
+from atoll.node.exchange.peers.errors_given import Given
 from atoll.node.exchange.peers.frames import Encoded
 from atoll.node.exchange.peers.progress import Worth
 from atoll.node.exchange.sync.exchange import Exchange
 from atoll.node.exchange.sync.reducer import Made
 from atoll.protocol import messages as m
-from atoll.protocol.errors import PeerError
+from atoll.protocol.codecs.arithmetic import Floats
+from atoll.protocol.errors import PeerError, StateError
 from atoll.protocol.v1 import peer_pb2
 
-KINDS = ("mute", "ready", "waiting", "false")
+KINDS = ("mute", "ready", "waiting", "false", "made-up", "silent")
 
 
 def is_never_ready(output: out.Output) -> bool:
@@ -79,6 +85,34 @@ def averages_falsely(exchange: Exchange, *, lies: Callable[[], bool], lied: Call
         return false
 
     data.reduce = reduce_so  # type: ignore[method-assign, assignment]
+
+
+def adds_made_up_errors(hub: Hub) -> None:
+    """To its averages, three times what its codec had left. It signs that, and gives it to auditors."""
+    errors, made_up = hub.average_errors, dict[tuple[AttemptKey | None, int], Floats]()
+    audited, of, added = errors.audited, errors.of, errors.added
+    assert audited is not None
+
+    def of_so(chunk: int, attempt: AttemptKey | None) -> Floats:
+        return made_up.setdefault((attempt, chunk), 3 * of(chunk, attempt))
+
+    def added_so(attempt: AttemptKey, chunk: int) -> Given:
+        earlier = audited.earlier(attempt, chunk)
+        return replace(added(attempt, chunk), error=made_up[earlier, chunk].tobytes() if earlier else b"")
+
+    assert hub.donor is not None
+    errors.of, hub.donor.added = of_so, added_so  # type: ignore[method-assign]
+    audited.whole = lambda chunk, attempt, error: error  # type: ignore[method-assign]
+
+
+def gives_no_errors(hub: Hub) -> None:
+    """To auditors, of its averages."""
+
+    def added(attempt: AttemptKey, chunk: int) -> Given:
+        raise StateError("it is not kept here any more")
+
+    assert hub.donor is not None
+    hub.donor.added = added
 
 
 def pulls_again(exchange: Exchange, *, hangs_up: bool, claims_to_move: bool) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,9 +14,10 @@ from atoll.coordinator import admin
 from atoll.node.dataplane import false_payload
 from atoll.protocol.errors import ConfigError
 from atoll.protocol.trust import certificates, enrolled
-from tests.harness.chaos import LIMIT_S, SETTINGS, ChaosRun
+from tests.harness.chaos import LIMIT_S, SETTINGS, WORKER, ChaosRun
 from tests.harness.local_run import LocalRun, Status
 from tests.process import test_endpoints as endpoints
+from tests.process import test_gradients as gradients
 from tests.process.test_hostile_members import HOSTILE_NODE
 
 pytestmark = pytest.mark.timeout(400)
@@ -68,6 +70,70 @@ def test_a_reducer_that_lies_is_named_evicted_and_banned_and_the_others_hold_the
         assert dict(status["evictions"])["audit"] == 2
         assert not [line for line in coordinator.lines if any(f"evicted {name} (" in line for name in HONEST)]
         run.end_well(HONEST, 2 * LIMIT_S)
+
+
+OF_ERRORS = {
+    "made-up": ("audit", r"what it gave is not what it has said, by a root, of sync \d+$"),
+    "silent": (
+        "silence",
+        r"in 3 rounds it gave ([abc]) \(site \d\) and ([abc]) \(site \d\) nothing of the error that it says it added "
+        r"to chunk \d+, and exchanged with both of them meanwhile$",
+    ),
+}
+"""By what a reducer does: of which kind the eviction is, and why."""
+
+
+@pytest.mark.parametrize("kind", OF_ERRORS)
+def test_a_reducer_that_makes_up_what_it_adds_or_keeps_it_back_is_named_and_evicted_and_nobody_else(
+    tmp_path: Path, kind: str
+) -> None:
+    """Payload, contributions and roots are right: only what it has signed of its errors tells, or that it gives none.
+    Syncs take long enough that auditors ask in each of some that follow one another."""
+    sync = replace(
+        SETTINGS.sync, audits=2, codec="sign1", up="int8", error_feedback=0.5, error_feedback_down=0.5, log_commits=16
+    )
+    cause, why = OF_ERRORS[kind]
+    slowly = [*WORKER, "--step-delay-s", "0.1"]
+    with ChaosRun(tmp_path, replace(SETTINGS, sync=sync), slowly, secured=True) as run:
+        coordinator = run.start_coordinator()
+        for name in HONEST:
+            run.start_node(name, run.worker)
+        run.killed.add(run.start_node("liar", run.worker, program=(HOSTILE_NODE, kind)))
+        coordinator.wait_for_line(rf"evicted liar \(site \d\): an audit of commit \d+: {why}", 3 * LIMIT_S)
+        run.wait(lambda status: dict(status["evictions"])[cause] == 1, LIMIT_S, "the status says so")
+        run.wait(lambda status: status["num_audits_right"] > 0, LIMIT_S, "right audits")
+        run.wait_for_commits(2)
+        assert not [line for line in coordinator.lines if any(f"evicted {name} (" in line for name in HONEST)]
+        run.end_well(HONEST, 2 * LIMIT_S)
+
+
+@pytest.mark.slow
+def test_a_reducer_that_lies_about_gradients_at_every_step_is_found_though_few_commits_are_audited(
+    tmp_path: Path,
+) -> None:
+    sync = replace(gradients.SETTINGS.sync, codec="int8", chunk_elements=100, audits=4)
+    settings = replace(gradients.SETTINGS, steps=1_000_000, min_sites=3, quorum=2, time_limits="wan", sync=sync)
+    with LocalRun(tmp_path, settings, secured=True) as run:
+        coordinator = run.start_coordinator()
+
+        def start(name: str, **options: Any) -> None:
+            worker = [gradients.WORKER, str(gradients.trace(run, name))]
+            run.start_node(name, worker, launcher="python", **options)
+
+        for name in HONEST:
+            start(name)
+        start("liar", program=(HOSTILE_NODE, "false"))
+        coordinator.wait_for_line(
+            r"evicted liar \(site \d\): an audit of commit \d+: the payload of chunk \d+ in commit \d+, which it made, "
+            r"is not the average of what was contributed, as found by [abc] \(site \d\), [abc] \(site \d\)$",
+            3 * LIMIT_S,
+        )
+        at = run.status()["num_audits_right"]
+        run.wait(lambda status: status["num_audits_right"] > at, LIMIT_S, "right audits of the others")
+        assert not [line for line in coordinator.lines if any(f"evicted {name} (" in line for name in HONEST)]
+        admin.ask(run.store_path, "stop", reason="the test is over")
+        assert run.wait_all(LIMIT_S, HONEST) == dict.fromkeys(HONEST, 0)
+        assert len(set(run.hashes(run.status()["last_commit"]).values())) == 1
 
 
 def test_a_host_that_averages_falsely_is_found_as_its_site_and_sites_of_several_hosts_audit(tmp_path: Path) -> None:

@@ -13,14 +13,11 @@ from typing import Any
 
 from atoll.coordinator.core.events import BanRecord, SiteRecord
 from atoll.node.core.events import LeaveAsked
-from atoll.node.dataplane.payload_file import AttemptKey
 from atoll.node.exchange.auditing import Auditor
-from atoll.node.exchange.peers.errors_given import Given
 from atoll.node.exchange.sync.exchange import Exchange
-from atoll.protocol.codecs.arithmetic import Floats
-from atoll.protocol.errors import StateError
 from atoll.protocol.layout import Manifest, Role, TensorSpec
 from atoll.protocol.messages import AuditChunk, AuditOutcome, ChunkAudited
+from atoll.protocol.outer_settings import OuterSettings
 from tests.harness import hostile
 from tests.simulation.faults import (
     MOST_WAIT_S,
@@ -33,12 +30,13 @@ from tests.simulation.faults import (
     lose_host,
 )
 from tests.simulation.processes import COORDINATOR, SimNode
-from tests.simulation.sites import MANIFEST
+from tests.simulation.sites import GROUPED, MANIFEST
 from tests.simulation.world import Outcome, Shape, World, draw_shape_of, play
 
 NUM_AUDITS = 2
 WIDE = Manifest.canonical([*MANIFEST.tensors, TensorSpec(name="wide", shape=(96,), dtype="F32", role=Role.TRAINABLE)])
 """Every site reduces chunks of it."""
+WIDE_GROUPED = Manifest.canonical([*GROUPED.tensors, *(tensor for tensor in WIDE.tensors if tensor.name == "wide")])
 
 
 @dataclass(slots=True)
@@ -104,6 +102,17 @@ def with_errors(seed: int, *, num_syncs: int) -> Shape:
     shape = audited_shape(seed, num_sites=4, num_syncs=num_syncs)
     sync = replace(shape.settings.sync, error_feedback_down=0.75 + 0.25 * (seed % 2), log_commits=16)
     return replace(shape, settings=replace(shape.settings, sync=sync))
+
+
+def with_gradients(seed: int, *, num_steps: int, warmup: int = 0) -> Shape:
+    """The same, where sites exchange at every step, and `warmup`: momenta, after so many commits."""
+    shape = audited_shape(seed, num_sites=4, num_syncs=num_steps)
+    sync = replace(shape.settings.sync, strategy="gradient", every=1, error_feedback=0.5, log_commits=0)
+    if warmup:
+        sync = replace(sync, strategy="momentum", warmup_commits=warmup, warmup_codec="bf16")
+    outer = OuterSettings(optimizer="adamw", momentum=0.9)
+    settings = replace(shape.settings, sync=sync, outer=outer, steps=num_steps)
+    return replace(shape, settings=settings, manifest=WIDE_GROUPED)
 
 
 def with_hosts(seed: int, *, num_syncs: int) -> Shape:
@@ -248,13 +257,7 @@ def silent_reducer(world: World, generator: random.Random, found: Found) -> None
     node = world.nodes[name].node
     assert node is not None
     world.checks.has_false_averages = True
-    donor = node.hub.donor
-    assert donor is not None
-
-    def added(attempt: AttemptKey, chunk: int) -> Given:
-        raise StateError("it is not kept here any more")
-
-    donor.added = added
+    hostile.gives_no_errors(node.hub)
     world.hostile.add(name)
 
 
@@ -264,20 +267,7 @@ def made_up_errors(world: World, generator: random.Random, found: Found) -> None
     node = world.nodes[name].node
     assert node is not None
     world.checks.has_false_averages = True
-    errors, made_up = node.hub.average_errors, dict[tuple[AttemptKey | None, int], Floats]()
-    audited, of, added = errors.audited, errors.of, errors.added
-    assert audited is not None
-
-    def of_so(chunk: int, attempt: AttemptKey | None) -> Floats:
-        return made_up.setdefault((attempt, chunk), 3 * of(chunk, attempt))
-
-    def added_so(attempt: AttemptKey, chunk: int) -> Given:
-        earlier = audited.earlier(attempt, chunk)
-        return replace(added(attempt, chunk), error=made_up[earlier, chunk].tobytes() if earlier else b"")
-
-    assert node.hub.donor is not None
-    errors.of, node.hub.donor.added = of_so, added_so  # type: ignore[method-assign]
-    audited.whole = lambda chunk, attempt, error: error  # type: ignore[method-assign]
+    hostile.adds_made_up_errors(node.hub)
     world.hostile.add(name)
 
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from atoll.coordinator.core.auditing import drawing
 from tests.simulation import audits
 from tests.simulation.some import seeds
 
@@ -65,6 +66,50 @@ def test_a_reducer_that_lies_and_owns_up_each_time_is_banned() -> None:
     outcome, found = audits.schedule(1, audits.liar_that_owns_up, num_syncs=14)
     assert not outcome.problem, outcome.story
     assert (set(found.faults), found.banned, found.offences) == ({found.liar}, {found.liar}, {})
+
+
+def test_averages_of_momenta_at_every_step_are_audited_and_nobody_honest_is_judged(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """After a warm-up with gradients. Each commit is audited here, in place of one in 16."""
+    monkeypatch.setattr(drawing, "AUDITED_STEPS", 1)
+    shape = audits.with_gradients(0, num_steps=12, warmup=5)
+    outcome, found = audits.schedule(0, audits.nothing, shape=shape)
+    assert not outcome.problem, outcome.story
+    assert found.num_right == audits.NUM_AUDITS * (outcome.num_commits - 1)
+    assert (found.offences, found.faults, found.num_unknown) == ({}, {}, 0)
+
+
+def test_a_reducer_that_lies_about_gradients_is_named_and_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half of the commits are audited."""
+    monkeypatch.setattr(drawing, "AUDITED_STEPS", 2)
+    outcome, found = audits.schedule(0, audits.full_liar, shape=audits.with_gradients(0, num_steps=24))
+    assert not outcome.problem, outcome.story
+    assert set(found.offences) == {found.liar}, outcome.story
+    assert found.banned <= {found.liar}
+    assert not found.faults
+
+
+@seeds(2, every=2)
+def test_cut_links_and_starts_anew_amid_gradients_make_nobody_a_liar(
+    seeds: Sequence[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(drawing, "AUDITED_STEPS", 2)
+    for seed in seeds:
+        shape = audits.with_gradients(seed, num_steps=24, warmup=seed % 2 * 8)
+        outcome, found = audits.schedule(seed, audits.weather, shape=shape)
+        assert not outcome.problem, f"seed {seed}: {outcome.problem}\n{outcome.story}"
+        assert not found.offences | found.faults | found.silences, outcome.story
+        assert found.num_right
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seeds", [range(2)])
+def test_of_commits_at_every_step_one_in_sixteen_is_audited_which_finds_a_liar(seeds: Sequence[int]) -> None:
+    for seed in seeds:
+        outcome, found = audits.schedule(seed, audits.full_liar, shape=audits.with_gradients(seed, num_steps=160))
+        assert not outcome.problem, f"seed {seed}: {outcome.problem}\n{outcome.story}"
+        assert set(found.offences) == {found.liar}, outcome.story
 
 
 @pytest.mark.slow

@@ -19,6 +19,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from tests.harness import hostile
 
 DOES = {"mute": hostile.is_never_ready, "ready": hostile.exchanges_nothing}
+WITH_ERRORS = {"made-up": hostile.adds_made_up_errors, "silent": hostile.gives_no_errors}
 
 
 async def denies(self: Auditor, asked: m.AuditChunk) -> m.ChunkAudited:
@@ -27,7 +28,7 @@ async def denies(self: Auditor, asked: m.AuditChunk) -> m.ChunkAudited:
 
 
 def misbehave(kind: str) -> None:
-    handle, begin = SiteCore.handle, Hub.begin
+    handle, begin, serve = SiteCore.handle, Hub.begin, Hub.serve
 
     def handle_so(self: SiteCore, event: e.Event, now: float) -> list[out.Output]:
         return [output for output in handle(self, event, now) if DOES[kind](output)]
@@ -40,10 +41,17 @@ def misbehave(kind: str) -> None:
             hostile.only_waits(exchange, hostile.others, claims_to_move=True, tells_the_coordinator=True)
         return exchange
 
+    def serve_so(self: Hub, *args: Any, **options: Any) -> None:
+        serve(self, *args, **options)
+        WITH_ERRORS[kind](self)
+
     if kind in DOES:
         SiteCore.handle = handle_so  # type: ignore[method-assign]
     elif kind in ("waiting", "false"):
         Hub.begin = begin_so  # type: ignore[method-assign]
+        Auditor.audit = denies  # type: ignore[method-assign]
+    elif kind in WITH_ERRORS:
+        Hub.serve = serve_so  # type: ignore[method-assign]
         Auditor.audit = denies  # type: ignore[method-assign]
     else:
         sys.exit(f"hostile_node.py: there is no {kind!r}, there are {', '.join(hostile.KINDS)}")

@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterable
 
 from atoll.protocol.digest import Digest
+from atoll.protocol.sync_settings import AUDITED_STEPS, SyncSettings
 
 
 def draw(secret: bytes, payload_digest: bytes, purpose: str, number: int, num_choices: int) -> int:
@@ -19,6 +20,11 @@ def draw(secret: bytes, payload_digest: bytes, purpose: str, number: int, num_ch
     there are several for one purpose."""
     digest = Digest("atoll/audit/v1").data(secret).data(payload_digest).text(purpose).uint(number)
     return int.from_bytes(digest.finish(), "little") % num_choices
+
+
+def is_drawn(secret: bytes, payload_digest: bytes, sync: SyncSettings) -> bool:
+    """Whether a commit is audited. Not by how many audits are open: who keeps them open would know when to lie."""
+    return not sync.steps_at_nodes or not draw(secret, payload_digest, "commit", 0, AUDITED_STEPS)
 
 
 COMMITTED, REVEALED = "draw audits digest=", "drew audits secret="

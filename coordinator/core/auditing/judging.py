@@ -13,7 +13,7 @@ from atoll.coordinator.core import events as e
 from atoll.coordinator.core.auditing import left_over, sentencing, withholding
 from atoll.coordinator.core.auditing.asking import ask, end, may_be_asked
 from atoll.coordinator.core.auditing.audits import Accused, Audit, audits_of
-from atoll.coordinator.core.auditing.drawing import draw, drawn_in_words
+from atoll.coordinator.core.auditing.drawing import draw, drawn_in_words, is_drawn
 from atoll.coordinator.core.auditing.signed import made_by
 from atoll.coordinator.core.run import Run
 from atoll.coordinator.core.sites.membership import Site
@@ -35,9 +35,9 @@ def begin(run: Run, commit: m.Commit, attempt: Attempt) -> None:
     for audit in withholding.committed(run, plan, commit):
         _end_undecided(run, audit)
     left_over.note(run, commit, attempt)
-    if commit.final or not roots:
-        return
     sizes, secret = run.chunk_sizes.of_sync(commit.fragment), run.auditing.secret
+    if commit.final or not roots or not is_drawn(secret, commit.payload_digest, run.settings.sync):
+        return
     asked, reducers = [], []
     for number in range(num if sizes.num_trainable else 0):
         place = draw(secret, commit.payload_digest, "chunk", number, sizes.num_trainable)

@@ -30,7 +30,10 @@ def accuse(run: Run, audit: Audit, accused: Sequence[Accused], advice: str = "")
 def answered(run: Run, audit: Audit, found: m.ChunkAudited) -> None:
     """By the first of the accused."""
     accused = audit.accused.pop(0)
-    _judge(run, audit, accused, Cause.MEMORY if accused.owns_up(found) else Cause.AUDIT)
+    if found.outcome is m.AuditOutcome.UNKNOWN and _is_gone(run, audit):
+        _judge(run, audit, accused, Cause.MEMORY, "when it was asked itself, what it takes was kept no more")
+    else:
+        _judge(run, audit, accused, Cause.MEMORY if accused.owns_up(found) else Cause.AUDIT)
     _ask_next(run, audit)
 
 
@@ -38,6 +41,12 @@ def passed_over(run: Run, audit: Audit) -> None:
     """The first of the accused has not answered."""
     _judge(run, audit, audit.accused.pop(0), Cause.AUDIT)
     _ask_next(run, audit)
+
+
+def _is_gone(run: Run, audit: Audit) -> bool:
+    """Whether sites may keep no more what it takes to compute that chunk."""
+    num_syncs, num_commits = run.last_sync - audit.asked.sync, run.log.last - audit.asked.commit
+    return num_syncs >= run.settings.sync.num_kept_syncs or num_commits >= run.log.num_kept
 
 
 def not_heard(run: Run, audit: Audit) -> None:

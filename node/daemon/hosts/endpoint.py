@@ -167,7 +167,7 @@ class Endpoint:
         """Raises HostError for the disk."""
         config, sync = self._config, self._settings.sync
         if sync.audits:
-            keeps = partial(KeptContributions, self._home.kept_folder, sync.most_in_flight)
+            keeps = partial(KeptContributions, self._home.kept_folder, sync.num_kept_syncs)
             self._kept = await run_to_its_end(keeps)
         plane.divide(config.site_rank, config.site_hosts, config.exchange_processes)
         self.plane = plane

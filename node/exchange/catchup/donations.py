@@ -30,7 +30,8 @@ log = logging.getLogger(__name__)
 MAX_SITES = MAX_REQUESTS
 """Dialled at once; as many as can be served. Others ask again."""
 IDLE_S = 30.0
-"""A site that asks for nothing for so long, or does not take the end of an answer, is left."""
+"""A site that asks for nothing for so long is asked whether it still expects this one (an audit may wait for its turn),
+but left if others may want the place. One that does not take the end of an answer is left."""
 
 
 @dataclass(eq=False, kw_only=True)
@@ -82,7 +83,8 @@ class Donations:
             log.info("%s", error)
 
     async def _one(self, channel: grpc.aio.Channel, member: Member, where: str) -> bool:
-        """One request. False if there is none any more. Raises one of atoll's errors if the site is not to be had."""
+        """One request, or none for a while. False if there is none any more. Raises one of atoll's errors if the site
+        is not to be had."""
         call = open_stream(channel, DONATE_METHOD)
         asked = False
         try:
@@ -90,7 +92,11 @@ class Donations:
             opened = peer_pb2.DonateOpen(header=me, to_site_id=member.site_id, to_incarnation=member.incarnation)
             async with asyncio.timeout(IDLE_S):
                 await call.write(peer_pb2.DonateRequest(open=opened).SerializeToString())
-                data = await call.read()
+            try:
+                async with asyncio.timeout(IDLE_S):
+                    data = await call.read()
+            except TimeoutError:
+                return len(self._dialled) < MAX_SITES  # whom the site expects no more it turns away
             if not isinstance(data, bytes):
                 return False
             asked = True

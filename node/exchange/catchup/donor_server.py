@@ -146,12 +146,16 @@ class DonorServer:
     async def _contributions(
         self, request: peer_pb2.FetchPayloadsRequest, chunks: Sequence[int]
     ) -> AsyncGenerator[bytes]:
-        """Frames of what this site contributed to the sync. Raises StateError if it is not kept here, or was another
-        start's; NotYetError while the host that keeps it does not give it."""
+        """Frames of what this site contributed to the sync. Raises InvalidMessage if no start is named; StateError if
+        it is not kept here, or was another start's; NotYetError while the host that keeps it does not give it."""
         sync, site_id, start = request.of_sync, request.header.site_id, self.identity().incarnation
         if request.for_site_id and site_id == self.identity().site_id:  # passed on by host 0
             site_id = request.for_site_id
-        if request.of_incarnation not in (0, start):  # by the root of which this start would be refuted
+        if not request.of_incarnation:
+            raise InvalidMessage(
+                f"sync {sync}: of which start is not said; by another's root this one would be refuted"
+            )
+        if request.of_incarnation != start:
             raise StateError(f"sync {sync}: start {request.of_incarnation} of this site is over, this is {start}")
         if self.kept is not None and chunks and (host := self.elsewhere(chunks[0])) is not None:
             try:

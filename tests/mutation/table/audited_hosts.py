@@ -104,13 +104,21 @@ MUTATIONS = (
         name="a site gives what it contributed as what its start before did",
         rule="what a start of a site contributed is that start's alone",
         where="node.exchange.catchup.donor_server:DonorServer._contributions",
-        old="if request.of_incarnation not in (0, start):",
+        old="if request.of_incarnation != start:",
         new="if False:",
         tests=(
             f"{KEPT}::test_nobody_is_given_what_this_start_contributed_as_what_another_one_did",
             "tests/simulation/test_audits.py::"
             "test_a_site_that_comes_back_within_a_sync_is_not_judged_by_the_root_of_its_start_before",
         ),
+    ),
+    Mutation(
+        name="an auditor that names no start is given what there is",
+        rule="what a start of a site contributed is that start's alone",
+        where="node.exchange.catchup.donor_server:DonorServer._contributions",
+        old="if not request.of_incarnation:",
+        new="if False:",
+        tests=(f"{KEPT}::test_nobody_is_given_what_this_start_contributed_as_what_another_one_did",),
     ),
     Mutation(
         name="an auditor does not say which start it asks for",

@@ -6,6 +6,7 @@ from tests.mutation.mutation import Mutation
 
 CORE = "tests/unit/coordinator/test_audits.py"
 SITE = "tests/unit/node_core/test_audits.py"
+DONATIONS = "tests/unit/exchange/test_donations.py"
 EXCHANGE = "tests/unit/exchange/test_audits.py"
 TREE = "tests/unit/protocol/test_hash_tree.py"
 WORDS = "tests/unit/trust/test_words.py"
@@ -82,6 +83,22 @@ MUTATIONS = (
         old="Cause.AUDIT)",
         new="Cause.MEMORY)",
         tests=(f"{CORE}::test_who_says_nothing_of_use_when_it_is_asked_itself_does_not_own_up",),
+    ),
+    Mutation(
+        name="who cannot compute a chunk any more has denied",
+        rule="who could not be asked any more has not denied",
+        where="coordinator.core.auditing.sentencing:_is_gone",
+        old="return num_syncs >= run.settings.sync.num_kept_syncs or num_commits >= run.log.num_kept",
+        new="return False",
+        tests=(f"{CORE}::test_who_is_asked_itself_when_nothing_is_kept_any_more_has_bad_memory_in_doubt",),
+    ),
+    Mutation(
+        name="who says that it cannot compute a chunk need not deny",
+        rule="a lie is told from bad memory by what the site computes itself",
+        where="coordinator.core.auditing.sentencing:_is_gone",
+        old="return num_syncs >= run.settings.sync.num_kept_syncs or num_commits >= run.log.num_kept",
+        new="return True",
+        tests=(f"{CORE}::test_who_is_asked_itself_when_nothing_is_kept_any_more_has_bad_memory_in_doubt",),
     ),
     Mutation(
         name="a liar that owns up each time lies for ever",
@@ -290,5 +307,77 @@ MUTATIONS = (
         old="level != root or left or",
         new="level != root or",
         tests=(TREE,),
+    ),
+    Mutation(
+        name="every commit is audited where sites exchange at every step",
+        rule="of commits at every step one in 16 is audited",
+        where="coordinator.core.auditing.drawing:is_drawn",
+        old='return not sync.steps_at_nodes or not draw(secret, payload_digest, "commit", 0, AUDITED_STEPS)',
+        new="return True",
+        tests=(f"{CORE}::test_where_sites_exchange_at_every_step_one_commit_in_sixteen_is_audited_by_draw",),
+    ),
+    Mutation(
+        name="which commits are audited is known before",
+        rule="what is audited is drawn with a secret once the payloads are fixed",
+        where="coordinator.core.auditing.drawing:is_drawn",
+        old="draw(secret, payload_digest,",
+        new='draw(b"", payload_digest,',
+        tests=(f"{CORE}::test_where_sites_exchange_at_every_step_one_commit_in_sixteen_is_audited_by_draw",),
+    ),
+    Mutation(
+        name="gradients are kept for audits as few syncs as differences",
+        rule="what is audited is kept until the audit is over",
+        where="protocol.sync_settings:SyncSettings.num_kept_syncs",
+        old="(KEPT_STEPS if self.steps_at_nodes else KEPT_SYNCS)",
+        new="KEPT_SYNCS",
+        tests=(f"{EXCHANGE}::test_the_last_syncs_are_kept_and_nothing_of_an_earlier_start",),
+    ),
+    Mutation(
+        name="errors of averages of momenta are audited",
+        rule="what cannot be audited is refused by name",
+        where="protocol.sync_settings:_check_audits",
+        old="if sync.steps_at_nodes and sync.error_feedback_down:",
+        new="if False:",
+        tests=(f"{EXCHANGE}::test_averages_that_nobody_else_can_compute_are_refused",),
+    ),
+    Mutation(
+        name="an audit that is cancelled before its turn ends the connections of another one",
+        rule="connections to contributors end with the audit that has its turn",
+        where="node.exchange.auditing:Auditor.audit",
+        old="""            async with self._turn:
+                self.num_audited += 1
+                try:
+                    return await self._audit(asked)
+                finally:  # an audit that ends before its turn leaves the connections of the one that has it
+                    for member in asked.contributors:
+                        self.dialer.disconnect(member, Purpose.AUDIT)
+""",
+        new="""            try:
+                async with self._turn:
+                    self.num_audited += 1
+                    return await self._audit(asked)
+            finally:
+                for member in asked.contributors:
+                    self.dialer.disconnect(member, Purpose.AUDIT)
+""",
+        tests=(
+            f"{EXCHANGE}::test_an_audit_that_is_cancelled_before_its_turn_leaves_the_connections_of_the_one_under_way",
+        ),
+    ),
+    Mutation(
+        name="a donor leaves a site that asks for nothing for a while",
+        rule="a contributor that dials its auditor is there when the audit has its turn",
+        where="node.exchange.catchup.donations:Donations._one",
+        old="return len(self._dialled) < MAX_SITES",
+        new="return False",
+        tests=(f"{DONATIONS}::test_a_donor_stays_with_a_site_that_asks_late_and_leaves_one_that_wants_nothing_more",),
+    ),
+    Mutation(
+        name="sites that ask a donor for nothing have all its places",
+        rule="a donor gives up a site that asks for nothing, where others may want the place",
+        where="node.exchange.catchup.donations:Donations._one",
+        old="return len(self._dialled) < MAX_SITES",
+        new="return True",
+        tests=(f"{DONATIONS}::test_a_site_that_asks_for_nothing_keeps_nobody_else_out",),
     ),
 )

@@ -11,13 +11,15 @@ from typing import Any
 import pytest
 
 from atoll.coordinator.core import events as e
-from atoll.coordinator.core.auditing.drawing import COMMITTED, REVEALED, check_draws, draw, odds_of_finding
+from atoll.coordinator.core.auditing.drawing import COMMITTED, REVEALED, check_draws, draw, is_drawn, odds_of_finding
 from atoll.coordinator.core.persisted import changes, key_of
 from atoll.coordinator.core.sites.conduct import FAULT_COMMITS, Conduct
 from atoll.protocol import messages as m
 from atoll.protocol.messages import RefusedKind
+from atoll.protocol.outer_settings import OuterSettings
 from atoll.protocol.plans import with_weights
 from atoll.protocol.spec import spec_of
+from atoll.protocol.sync_settings import AUDITED_STEPS
 from atoll.protocol.trust.words import of_contributions, of_payloads
 from tests.harness.audited_story import FALSE, NAMES, RIGHT, TRUTH, UNKNOWN, WRONG, Audited
 from tests.harness.coordinator_story import a_hash
@@ -150,6 +152,28 @@ def test_two_audits_a_sync_find_one_liar_of_sixteen_in_31_syncs_at_98_percent() 
     assert num_found / num_secrets == pytest.approx(0.982, abs=0.012)
 
 
+def test_where_sites_exchange_at_every_step_one_commit_in_sixteen_is_audited_by_draw() -> None:
+    """Also while audits are open, which nobody answers: a liar that kept them open would know when to lie."""
+    outer = OuterSettings(optimizer="adamw", momentum=0.9)
+    story = Audited(strategy="gradient", every=1, outer=outer)
+    secret, sync = a_hash(f"secret of term {story.term}"), story.settings.sync
+    drawn = []
+    for number in range(60):
+        if number:
+            story.next_commit()
+        question = story.question()
+        drawn.append(question is not None)
+        assert drawn[-1] == is_drawn(secret, a_hash(f"p{number}"), sync)
+        assert question is None or question[1].commit == number + 1
+    assert 1 < sum(drawn) < 20
+    others = replace(sync, strategy="diloco")
+    digests = [number.to_bytes(32, "little") for number in range(4000)]
+    assert all(is_drawn(secret, digest, others) for digest in digests)
+    share = sum(is_drawn(secret, digest, sync) for digest in digests) / len(digests)
+    assert share == pytest.approx(1 / AUDITED_STEPS, abs=0.012)
+    assert sum(is_drawn(secret[::-1], digest, sync) and is_drawn(secret, digest, sync) for digest in digests) < 50
+
+
 def test_a_draw_depends_on_the_secret_and_on_the_payloads_and_favours_nobody() -> None:
     drawn = Counter(draw(b"s", bytes([i, j]), "chunk", 0, 5) for i in range(100) for j in range(100))
     assert set(drawn) == set(range(5))
@@ -264,6 +288,23 @@ def test_who_says_nothing_of_use_when_it_is_asked_itself_does_not_own_up(way: st
         story.drop(reducer)
     assert story.by_cause() == {"audit": 1}
     assert story.view.num_audits_wrong == 1
+
+
+@pytest.mark.parametrize(("num_commits", "cause"), [(0, "audit"), (6, "audit"), (9, "memory")])
+def test_who_is_asked_itself_when_nothing_is_kept_any_more_has_bad_memory_in_doubt(
+    num_commits: int, cause: str
+) -> None:
+    """Where commits are made fast an honest site cannot own up. One that could compute it, and does not, denies."""
+    story = Audited()
+    reducer, _ = story.audit((WRONG, TRUTH), (WRONG, TRUTH))
+    question = story.question()
+    assert question is not None
+    assert question[0] == reducer
+    for _ in range(num_commits):
+        story.next_commit()
+    story.says(reducer, m.ChunkAudited(number=question[1].number, outcome=UNKNOWN))
+    assert story.by_cause() == {cause: 1}
+    assert ("what it takes was kept no more" in story.last(reducer, m.Evicted).reason) == (cause == "memory")
 
 
 def test_an_auditor_that_accuses_an_honest_reducer_is_judged_by_the_third_site() -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -45,7 +47,7 @@ from atoll.protocol.messages import (
 from atoll.protocol.plans import payload_hash
 from atoll.protocol.settings import RunSettings
 from atoll.protocol.spec import spec_of
-from atoll.protocol.sync_settings import KEPT_SYNCS, SyncSettings, check_sync
+from atoll.protocol.sync_settings import KEPT_STEPS, KEPT_SYNCS, SyncSettings, check_sync
 from atoll.protocol.trust import certificates
 from atoll.protocol.trust.words import Words, of_contributions, of_payloads
 from atoll.protocol.v1 import peer_pb2
@@ -170,6 +172,9 @@ def test_the_last_syncs_are_kept_and_nothing_of_an_earlier_start(tmp_path: Path)
         "with one under way"
     )
     assert len(list(tmp_path.iterdir())) == KEPT_SYNCS + 1
+    assert (SyncSettings(audits=1).num_kept_syncs, kept.num_syncs) == (KEPT_SYNCS + 1,) * 2
+    gradients = SyncSettings(audits=1, strategy="gradient", every=1)
+    assert gradients.num_kept_syncs == KEPT_STEPS + 1, "where an audit takes as long as several syncs"
     again = kept.keep(11, CHUNKS, lambda chunk: contribution(11, chunk), None)
     assert again.root == roots[11]
     assert kept.of(11) is again
@@ -220,11 +225,20 @@ def audit(
     **changes: Any,
 ) -> ChunkAudited:
     """`words`: of the auditor, where all sign."""
-    kept = {i: kept_of(tmp_path, i) for i in (1, 2, 3)}
-    held: Any = SimpleNamespace(hash_of=lambda chunk: payload_hash(payload))
-    payload_log: Any = SimpleNamespace(held=lambda sync, term, attempt: held)
     keep: Any = None if kept_evidence is None else kept_evidence.append
-    asked = AuditChunk(
+
+    async def run() -> ChunkAudited:
+        with auditing(tmp_path, payload, given, words=words, keep_evidence=keep, dialer=dialer or Dialer()) as auditor:
+            asked = asked_of(tmp_path, payload)
+            if words is not None:
+                asked = signed(asked, signers)
+            return await auditor.audit(replace(asked, **changes))
+
+    return asyncio.run(run())
+
+
+def asked_of(tmp_path: Path, payload: bytes) -> AuditChunk:
+    return AuditChunk(
         number=9,
         commit=4,
         sync=5,
@@ -233,36 +247,38 @@ def audit(
         fragment=0,
         base_commit=3,
         contributors=MEMBERS,
-        roots=tuple(kept[i].root for i in (1, 2, 3)),
+        roots=tuple(kept_of(tmp_path, i).root for i in (1, 2, 3)),
         chunk=1,
         made=Made(site_id=3, first_chunks=(1,), nums_chunks=(2,), root=made_of(payload).root),
     )
-    if words is not None:
-        asked = signed(asked, signers)
 
-    async def run() -> ChunkAudited:
-        with ThreadPoolExecutor(1) as pool:
-            auditor = Given(
-                settings=SETTINGS,
-                layout=LAYOUT,
-                log=payload_log,
-                kept=KeptContributions(tmp_path / "own"),
-                errors=AverageErrors(pool),
-                header=lambda: Header(protocol_version=PROTOCOL_VERSION, run_id="r", site_id=9, incarnation=1),
-                dialer=dialer or Dialer(),
-                expected=ExpectedDonors(),
-                undialable=lambda: (),
-                counters=Counters(),
-                pace=Pace(stall_s=1, slowest_bytes_per_s=1),
-                pool=pool,
-                words=words,
-                keep_evidence=keep,
-            )
-            honest: dict[int, Encoded | AtollError] = {i: item_of(kept[i], 1) for i in (1, 2, 3)}
-            auditor.given = honest | given
-            return await auditor.audit(replace(asked, **changes))
 
-    return asyncio.run(run())
+@contextmanager
+def auditing(
+    tmp_path: Path, payload: bytes, given: dict[int, Encoded | AtollError], *, dialer: Dialer, **options: Any
+) -> Iterator[Given]:
+    """An auditor to which all give what they contributed, or this."""
+    held: Any = SimpleNamespace(hash_of=lambda chunk: payload_hash(payload))
+    payload_log: Any = SimpleNamespace(held=lambda sync, term, attempt: held)
+    with ThreadPoolExecutor(1) as pool:
+        auditor = Given(
+            settings=SETTINGS,
+            layout=LAYOUT,
+            log=payload_log,
+            kept=KeptContributions(tmp_path / "own"),
+            errors=AverageErrors(pool),
+            header=lambda: Header(protocol_version=PROTOCOL_VERSION, run_id="r", site_id=9, incarnation=1),
+            dialer=dialer,
+            expected=ExpectedDonors(),
+            undialable=lambda: (),
+            counters=Counters(),
+            pace=Pace(stall_s=1, slowest_bytes_per_s=1),
+            pool=pool,
+            **options,
+        )
+        honest: dict[int, Encoded | AtollError] = {i: item_of(kept_of(tmp_path, i), 1) for i in (1, 2, 3)}
+        auditor.given = honest | given
+        yield auditor
 
 
 TRUE = recomputed(spec_of(SETTINGS.sync, 3, 0).trainable, 4, [(10 * i, contribution(i, 1)) for i in (1, 2, 3)])
@@ -327,6 +343,35 @@ def test_connections_to_contributors_end_with_the_audit(tmp_path: Path) -> None:
         dialer.disconnect = lambda callee, purpose, ended=ended: ended.append((callee.site_id, purpose))  # type: ignore
         audit(tmp_path, TRUE, dict(given), dialer=dialer)
         assert ended == [(member.site_id, Purpose.AUDIT) for member in MEMBERS]
+
+
+def test_an_audit_that_is_cancelled_before_its_turn_leaves_the_connections_of_the_one_under_way(tmp_path: Path) -> None:
+    async def main() -> None:
+        ended, dialer = list[int](), Dialer()
+        dialer.disconnect = lambda callee, purpose: ended.append(callee.site_id)  # type: ignore[method-assign]
+        with auditing(tmp_path, TRUE, {}, dialer=dialer) as auditor:
+            asks, answers, given = asyncio.Event(), asyncio.Event(), auditor._given
+
+            async def later(asked: AuditChunk, member: Member) -> Encoded:
+                asks.set()
+                await answers.wait()
+                return await given(asked, member)
+
+            auditor._given = later  # type: ignore[method-assign]
+            asked = asked_of(tmp_path, TRUE)
+            under_way = asyncio.create_task(auditor.audit(asked))
+            await asks.wait()
+            queued = asyncio.create_task(auditor.audit(replace(asked, number=10)))
+            await asyncio.sleep(0)  # it begins, and waits for its turn
+            queued.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await queued
+            assert not ended
+            answers.set()
+            assert (await under_way).outcome is AuditOutcome.RIGHT
+            assert ended == [1, 2, 3]
+
+    asyncio.run(main())
 
 
 def test_who_has_signed_is_known_without_the_coordinator(tmp_path: Path) -> None:
@@ -424,7 +469,10 @@ def test_an_audit_that_fits_no_sync_is_unknown(tmp_path: Path, changes: dict[str
         ({"robust": "clip"}, '"clip" with codec int8, whose norms may differ in their last bits by machine'),
         ({"robust": "trim"}, '"trim" with codec int8, whose norms may differ in their last bits by machine'),
         ({"error_feedback_down": 0.5, "log_commits": 8}, "needs payloads of 9 commits"),
-        ({"strategy": "gradient", "every": 1, "overlap_steps": 0}, "faster than they are audited"),
+        (
+            {"strategy": "gradient", "every": 1, "overlap_steps": 0, "error_feedback_down": 0.5},
+            "faster than it is known whether a reducer keeps silent",
+        ),
     ],
 )
 def test_averages_that_nobody_else_can_compute_are_refused(changes: dict[str, Any], problem: str) -> None:
@@ -433,3 +481,4 @@ def test_averages_that_nobody_else_can_compute_are_refused(changes: dict[str, An
     with pytest.raises(ConfigError, match=problem):
         check_sync(replace(sync, audits=1))
     check_sync(SyncSettings(audits=1, codec="topk2", robust="clip"))
+    check_sync(SyncSettings(audits=1, strategy="momentum", every=1, overlap_steps=0, warmup_commits=9))

@@ -69,9 +69,11 @@ async def has_followed(site: Led) -> None:
     await site.leader.publish(site.leader.ranks, Values(0))
 
 
-async def asked(site: Led, chunk: int, of_incarnation: int = 0) -> Encoded:
-    """As another site asks host 0."""
+async def asked(site: Led, chunk: int, of_incarnation: int | None = None) -> Encoded:
+    """As another site asks host 0; what that start of the site kept, or this one."""
     header = replace(site.hub.identity(), site_id=9)
+    if of_incarnation is None:
+        of_incarnation = site.hub.identity().incarnation
     request = peer_pb2.FetchPayloadsRequest(
         header=wire.to_proto(header), of_sync=JOB.sync, of_incarnation=of_incarnation, chunks=[chunk]
     )
@@ -139,7 +141,9 @@ def test_the_connection_to_a_host_ends_with_the_last_request(tmp_path: Path) -> 
             assert first is not None
             assert second is not None
             header = wire.to_proto(site.hub.identity())
-            request = peer_pb2.FetchPayloadsRequest(header=header, of_sync=JOB.sync, chunks=[W])
+            request = peer_pb2.FetchPayloadsRequest(
+                header=header, of_sync=JOB.sync, of_incarnation=site.hub.incarnation, chunks=[W]
+            )
             frames = first.passed_on(request)
             await anext(frames)
             assert (await second.contribution(JOB.sync, W, 1 << 16)).proof
@@ -172,6 +176,8 @@ def test_nobody_is_given_what_this_start_contributed_as_what_another_one_did(tmp
                 assert (await asked(site, chunk, start)).proof == (await asked(site, chunk)).proof
                 with pytest.raises(StateError, match=f"sync 5: start {start + 1} of this site is over"):
                     await asked(site, chunk, start + 1)
+                with pytest.raises(InvalidMessage, match="sync 5: of which start is not said"):
+                    await asked(site, chunk, 0)
             at_host_1 = client(W)
             assert at_host_1 is not None
             at_host_1.donor = replace(at_host_1.donor, incarnation=start + 1)
@@ -206,7 +212,9 @@ def test_a_host_counts_what_host_0_passes_on_for_the_site_that_has_asked(tmp_pat
             assert at_host_1 is not None
             await at_host_1.contribution(JOB.sync, W, 1 << 16)
             header = wire.to_proto(replace(site.hub.identity(), site_id=8))
-            request = peer_pb2.FetchPayloadsRequest(header=header, of_sync=JOB.sync, for_site_id=7, chunks=[W])
+            request = peer_pb2.FetchPayloadsRequest(
+                header=header, of_sync=JOB.sync, of_incarnation=site.hub.incarnation, for_site_id=7, chunks=[W]
+            )
             assert [frame async for frame in donor.payloads(request)]
             assert counted == [9, site.hub.site_id, 8], "and takes nobody else's word for that"
 
