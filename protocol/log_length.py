@@ -33,6 +33,11 @@ USUAL_SITES = 2
 """That a commit has, where none is known."""
 
 
+def most_ahead(num_kept: int) -> int:
+    """Syncs whose payloads a site keeps beside a log of so many commits, while it is behind these syncs."""
+    return max(1, num_kept // 4)
+
+
 class LogLength:
     def __init__(self, manifest: Manifest | None, sync: SyncSettings) -> None:
         """`manifest` None: the model is not known, the log as long as with any."""
@@ -78,8 +83,8 @@ class LogLength:
         return min(all_bytes, STATES * STATE_BYTES // LEAST_STATE_BYTES * record_bytes + SMALL_LOG_BYTES)
 
     def most_bytes(self, num_sites: int, max_sites: int) -> int:
-        """Of the payload log and the sync under way. Commits may have up to `max_sites` contributors; the two newest
-        and the least number of commits count as having `num_sites`."""
+        """Of the payload log, the sync under way and those that a site receives while it is behind. Commits may have up
+        to `max_sites` contributors; the two newest and the least number of commits count as having `num_sites`."""
         assert self._sizes is not None, "bytes are counted"
         one, largest = (
             max(self._sizes.of(moves_variance, num) for moves_variance in (False, True))
@@ -87,7 +92,8 @@ class LogLength:
         )
         small_bytes = min(SMALL_LOG_BYTES, SMALL_COMMITS * largest)
         wanted_bytes = min(max(self._sizes.wanted_bytes, small_bytes), self.num_commits * largest)
-        return max(wanted_bytes, LEAST_COMMITS * one) + 2 * one
+        log_bytes = max(wanted_bytes, LEAST_COMMITS * one)
+        return log_bytes + log_bytes // 4 + 2 * one
 
 
 class _Sizes:

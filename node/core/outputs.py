@@ -170,6 +170,8 @@ class BeginExchange:
     """With audits, of the contributors' contributions, as the weights are said."""
     in_flight: frozenset[int] = field(default=frozenset(), kw_only=True, compare=False)
     """The syncs of which it still needs what it holds for them; all others are over."""
+    is_behind: bool = field(default=False, kw_only=True)
+    """The base is not here: the site receives what it is to apply once it has come to the base."""
 
 
 @dataclass(frozen=True, slots=True)

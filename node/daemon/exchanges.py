@@ -13,11 +13,12 @@ from atoll.node.core.exchange_events import ExchangeFinished, ProductsMade
 from atoll.node.daemon.disk_jobs import DiskJobs
 from atoll.node.daemon.exchange_processes.process_exchanges import ProcessExchanges
 from atoll.node.daemon.hosts.leading_exchanges import LeadingExchanges
+from atoll.node.daemon.plane import DataPlane
 from atoll.node.daemon.shell import Shell
 from atoll.node.exchange.sync.exchange import Exchange
 from atoll.node.exchange.sync.multiplication import Products
 from atoll.protocol import messages as m
-from atoll.protocol.errors import AtollError, HostError, NonFiniteError
+from atoll.protocol.errors import AtollError, HostError, NonFiniteError, StateError
 from atoll.protocol.plans import with_weights
 from atoll.protocol.spec import spec_of
 from atoll.protocol.threads import run_to_its_end
@@ -111,6 +112,8 @@ class Exchanges:
                 self._go_on()
                 return
             plane, word = self._disk.present, self._word(begun)
+            if begun.is_behind and not await self._takes_ahead(plane, plan):
+                raise StateError("this site is behind, and fetches the payloads of this sync later")
             is_shared = self._of_hosts.begin(word) or self._shell.config.site_hosts == 1
             own = plane.own_part if is_shared else None
             data = plane.sync_data(plan.base_commit, plan.fragment, begun.error_commits, own)
@@ -138,6 +141,13 @@ class Exchanges:
             self._shell.handle(e.ExchangeBroken(plan, error))
         self._beginning = None
         self._go_on()
+
+    async def _takes_ahead(self, plane: DataPlane, plan: m.Plan) -> bool:
+        """Whether payloads of a sync whose base is not here may come now. Other hosts and processes of the site take
+        part in its own exchanges alone."""
+        if self._shell.config.site_hosts > 1 or self._shell.config.exchange_processes > 1:
+            return False
+        return await run_to_its_end(partial(plane.log.has_room_ahead, plan.sync))
 
     def multiplied(self, plan: m.Plan, products: Products) -> None:
         """By this process; the site says those of all its parts."""

@@ -9,7 +9,7 @@ from atoll.node.dataplane.places import PlaceMap, error_sizes, spares_for
 from atoll.protocol.codecs.table import SPARSE
 from atoll.protocol.digest import DIGEST_BYTES
 from atoll.protocol.layout import DTYPE_BYTES, Layout, Role
-from atoll.protocol.log_length import LogLength
+from atoll.protocol.log_length import LogLength, most_ahead
 from atoll.protocol.recompute import record_bytes
 from atoll.protocol.settings import RunSettings
 from atoll.protocol.spec import specs_of
@@ -123,7 +123,10 @@ def _payloads(layout: Layout, settings: RunSettings, file_bytes: int) -> tuple[s
             settings.min_sites, settings.max_sites
         )
     num_commits = length.num_commits
-    return f"payloads of {num_commits} commits and of the sync under way{sites}", file_bytes * (num_commits + 1)
+    num_ahead = most_ahead(num_commits)
+    return f"payloads of {num_commits} commits, and of {num_ahead} syncs and the one under way{sites}", file_bytes * (
+        num_commits + num_ahead + 1
+    )
 
 
 def _snapshots(synced_bytes: int, frozen_bytes: int, num_chunks: int, settings: RunSettings) -> tuple[str, int]:

@@ -23,7 +23,7 @@ from atoll.protocol.disk import REAL_DISK, Disk, disk_error, make_folder, sync_f
 from atoll.protocol.errors import DigestMismatch, InvalidMessage, StaleError, StateError
 from atoll.protocol.history import History
 from atoll.protocol.layout import Layout
-from atoll.protocol.log_length import LogLength
+from atoll.protocol.log_length import LogLength, most_ahead
 from atoll.protocol.messages import Commit
 from atoll.protocol.settings import RunSettings
 
@@ -114,6 +114,13 @@ class PayloadLog:
             if (known := self._commits.get(commit.commit)) is not None and AttemptKey.of(known) == key:
                 self._uncommitted.discard(key)
             return file
+
+    def has_room_ahead(self, sync: int) -> bool:
+        """Whether payloads of the sync may come before those of the commits before it. Then later ones make room: what
+        is here already is what the site needs first."""
+        with self._lock:
+            syncs = {key.sync for key in self._uncommitted} - {sync}
+            return len(syncs) < max(self.num_kept - len(self._commits), most_ahead(self.num_kept))
 
     def hashes(self, sync: int, term: int, attempt: int) -> bytes:
         """Of each chunk's payload in this attempt, zeros where there is none. Raises StateError if it is not here."""

@@ -24,7 +24,18 @@ from atoll.protocol.log_length import LogLength
 from atoll.protocol.messages import Sources
 from atoll.protocol.sync_settings import SyncSettings
 from tests.harness.relay import Relay
-from tests.harness.sites import OPTIMIZER, PACE, SETTINGS, Run, Site, big_layout, small_layout
+from tests.harness.sites import (
+    OPTIMIZER,
+    PACE,
+    SETTINGS,
+    Run,
+    Site,
+    big_layout,
+    commit_of,
+    run_all,
+    small_layout,
+    star_plan,
+)
 
 of_one_or_three = pytest.mark.parametrize("num_fragments", [1, 3])
 
@@ -105,6 +116,33 @@ def test_a_site_that_lacks_commits_fetches_payloads_only(tmp_path: Path) -> None
             payload_bytes = 2 * sum(len(first.log.read(3, c)) for c in first.data.chunks)
             assert payload_bytes < away.hub.counters.received_bytes - received < 1.1 * payload_bytes
             assert [c.commit for c in away.log.commits()] == [1, 2, 3]  # it is a donor of payloads too
+
+    asyncio.run(main())
+
+
+def test_what_a_site_that_is_behind_has_received_is_not_fetched(tmp_path: Path) -> None:
+    """It is in the exchange of commit 3 while it is at commit 1: what it fetches then is commit 2 alone."""
+
+    async def main() -> None:
+        async with Run(tmp_path, big_layout()) as run:
+            first, second, behind = await run.add(3)
+            await run.sync()
+            await run.sync([first, second])
+            plan = star_plan(run.layout, [first, second], [behind], sync=3)
+            for site in (first, second):
+                site.train(3)
+            results = await run_all(plan, run.sites)
+            record = commit_of(plan, results[0].payload_digest)
+            for site in (first, second):
+                site.apply(record)
+            run.commits.append(record)
+            run.attested[3] = first.outer.state_hash()
+            received = behind.hub.counters.received_bytes
+            got = await fetch(run, behind, [first, second], sources=run.sources([first, second], after=1))
+            assert (got.commit, got.state_hash) == (3, first.outer.state_hash())
+            payload_bytes = sum(len(first.log.read(2, c)) for c in first.data.chunks)
+            assert payload_bytes < behind.hub.counters.received_bytes - received < 1.1 * payload_bytes
+            assert records(behind) == records(first)
 
     asyncio.run(main())
 

@@ -58,10 +58,11 @@ def weighed(ctx: Context, message: m.Weights) -> None:
     if site.disk.find(out.RollBack) is not None:
         return  # it fetches the commit later
     told = message.tokens[place] if place is not None else 0
-    if site.disk.outer is None or not site.disk.outer.has_base(plan.fragment, plan.base_commit):
-        if told:  # else it is a joiner that is not there yet, and fetches the commit later
-            _send_failure(ctx, plan, f"planned on commit {plan.base_commit}, which this site has not applied")
+    if told and not _has_base(ctx, plan):
+        _send_failure(ctx, plan, f"planned on commit {plan.base_commit}, which this site has not applied")
         return
+    if site.disk.outer is None:
+        return  # a joiner that fetches the state is to cost the others little: it fetches the commit later
     snapshots.free_lost(lane)  # another attempt is made
     if told and (not lane.snapshot.is_sealed or lane.snapshot.is_arriving):
         _send_failure(ctx, plan, "planned as a contributor without a sealed snapshot")
@@ -84,6 +85,11 @@ def begin_ahead(ctx: Context, lane: Lane) -> None:
         return
     lane.next_plan = None
     _begin(ctx, lane, plan, lane.snapshot.tokens)
+
+
+def _has_base(ctx: Context, plan: m.Plan) -> bool:
+    outer = ctx.site.disk.outer
+    return outer is not None and outer.has_base(plan.fragment, plan.base_commit)
 
 
 def _place(ctx: Context, members: Sequence[m.Member]) -> int | None:
@@ -110,6 +116,7 @@ def _begin(ctx: Context, lane: Lane, plan: m.Plan, tokens: int, told: m.Weights 
             in_flight=frozenset(syncs),
             error_commits=lane.snapshot.error_commits,
             roots=roots,
+            is_behind=not _has_base(ctx, plan),
         )
     )
 
@@ -127,12 +134,14 @@ def _spread_s(ctx: Context, lane: Lane, plan: m.Plan) -> float:
 
 
 def applied(ctx: Context, commit: m.Commit) -> None:
-    """That commit is applied, which ends the exchange of its fragment. How long that took after the sending was to end,
-    or after a hurry, counts for the next ones if the commit is of that exchange."""
+    """That commit is applied, which ends the exchange of its fragment, but for one of a later sync, of which this site
+    receives what it applies next. How long that took after the sending was to end, or after a hurry, counts for the
+    next ones if the commit is of that exchange."""
     lane, exchange = ctx.site.lanes[commit.fragment], current(ctx, commit)
     if exchange is not None and exchange.finished and exchange.spread_until is not None:
         lane.ending_s.append(max(0.0, ctx.now - exchange.spread_until))
-    cancel(ctx, lane)
+    if lane.exchange is not None and lane.exchange.plan.sync <= commit.sync:
+        cancel(ctx, lane)
 
 
 def hurry(ctx: Context) -> None:
@@ -219,8 +228,9 @@ def current(ctx: Context, said: OfAttempt) -> Exchange | None:
 
 
 def finished(ctx: Context, event: ExchangeFinished) -> None:
-    """All payloads are in the log; a contributor says Done, and so does a receiver that has seen links at work. Nobody
-    does if the run has gone back meanwhile, and no state is held."""
+    """All payloads are in the log; a contributor says Done, and so does a receiver that has seen links at work, unless
+    it is behind: its link carries what it fetches, too. Nobody does if the run has gone back meanwhile, and no state is
+    held."""
     plan, outer = event.plan, ctx.site.disk.outer
     exchange = current(ctx, plan)
     if exchange is None or outer is None:
@@ -242,7 +252,7 @@ def finished(ctx: Context, event: ExchangeFinished) -> None:
         errors=event.errors,
     )
     _say(ctx, exchange, done)
-    if not exchange.contributes and event.links:
+    if not exchange.contributes and event.links and _has_base(ctx, plan):
         ctx.send(done)
 
 
@@ -254,7 +264,8 @@ def broken(ctx: Context, event: events.ExchangeBroken) -> None:
     exchange.broken = True
     failure = failure_of(event.plan, event.error, ctx.site.site_id)
     peer = f" with site {failure.peer_site_id}" if failure.peer_site_id not in (0, ctx.site.site_id) else ""
-    ctx.report(logging.WARNING, f"sync {failure.sync} attempt {failure.attempt}: {failure.phase}{peer}: {failure.text}")
+    level = logging.WARNING if _has_base(ctx, event.plan) else logging.DEBUG  # one that is behind fetches the commit
+    ctx.report(level, f"sync {failure.sync} attempt {failure.attempt}: {failure.phase}{peer}: {failure.text}")
     _say(ctx, exchange, failure)
 
 

@@ -86,6 +86,28 @@ def test_payloads_of_a_commit_come_back(tmp_path: Path, used: Layout, found: dic
         log.read(1, used.num_sync_chunks)
 
 
+@pytest.mark.parametrize(("num_commits", "num_ahead"), [(0, 8), (5, 3), (8, 2)])
+def test_a_site_that_is_behind_takes_as_many_syncs_as_the_log_has_room_for(
+    tmp_path: Path, used: Layout, found: dict[int, bytes], num_commits: int, num_ahead: int
+) -> None:
+    """A quarter beside a full log. Those that are here stay: they come first."""
+    log = reopened(tmp_path / "log", used, keep=8)
+    for number in range(1, num_commits + 1):
+        sealed_commit(log, number, found)
+    first = 20
+    for sync in range(first, first + num_ahead):
+        assert log.has_room_ahead(sync)
+        for attempt in (1, 2):
+            put_all(log.begin(sync, 1, attempt), found)
+    assert not log.has_room_ahead(first + num_ahead)
+    assert log.has_room_ahead(first), "another attempt at the same sync"
+    for sync in range(first, first + num_ahead):
+        assert not log.held(sync, 1, 2).missing()
+    for sync in range(first, first + num_ahead):
+        sealed_commit(log, sync, found)
+    assert log.has_room_ahead(first + num_ahead), "they are commits of the log now"
+
+
 def test_it_is_found_again_after_a_kill(tmp_path: Path, used: Layout, found: dict[int, bytes]) -> None:
     log = reopened(tmp_path / "log", used)
     sealed_commit(log, 1, found)

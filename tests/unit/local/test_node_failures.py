@@ -382,6 +382,40 @@ def test_an_exchange_whose_state_a_rollback_takes_while_it_waits_to_begin_ends_n
     assert "the run has gone back" in str(event.error)
 
 
+@pytest.mark.parametrize("why", ["", "its log is full", "several hosts", "several processes"])
+def test_a_site_that_is_behind_takes_payloads_ahead_where_its_log_has_room(tmp_path: Path, why: str) -> None:
+    """And where it is of one process: the others take part in its own exchanges alone."""
+    happened: list[object] = []
+
+    async def happen(node: Node) -> None:
+        asked: list[int] = []
+
+        def has_room(sync: int) -> bool:
+            asked.append(sync)
+            return why != "its log is full"
+
+        plane: Any = SimpleNamespace(log=SimpleNamespace(has_room_ahead=has_room))
+        num_hosts, num_processes = 1 + (why == "several hosts"), 1 + (why == "several processes")
+        config = replace(node.shell.config, site_hosts=num_hosts, exchange_processes=num_processes)
+        with patch.object(node.shell, "config", config):
+            happened.append(await node.exchanges._takes_ahead(plane, A_PLAN))
+        assert asked == ([A_PLAN.sync] if num_hosts == num_processes == 1 else [])
+        node.disk.plane = await asyncio.to_thread(DataPlane, node.home, SETTINGS, MANIFEST, 1)
+        refused = AsyncMock(return_value=False)
+        with (
+            patch.object(node.shell, "handle", happened.append),
+            patch.object(node.exchanges, "_takes_ahead", refused),
+        ):
+            await node.exchanges._begin(out.BeginExchange(A_PLAN, tokens=0, weights=(), is_behind=True))
+        node.leave_now("enough")
+
+    assert ended_by(happen, tmp_path) == (130, "enough")
+    takes_it, broken = happened
+    assert takes_it is (not why)
+    assert isinstance(broken, e.ExchangeBroken)
+    assert "this site is behind" in str(broken.error)
+
+
 def at_commit_0(home: Home) -> DataPlane:
     plane = DataPlane(home, replace(SETTINGS, run_id=RUN, sync=SyncSettings(chunk_elements=400)), MANIFEST, 1)
     plane.attach_workers(DTYPES)
