@@ -11,7 +11,7 @@ from tests.harness.chaos import LIMIT_S, ChaosRun, settings
 
 pytestmark = pytest.mark.timeout(400)
 
-TORCH_WORKER = (str(Path(__file__).parents[1] / "workers" / "torch_worker.py"), "--step-delay-s", "0.05")
+TORCH_WORKER = (str(Path(__file__).parents[1] / "workers" / "torch_worker.py"), "--step-delay-s", "0.02")
 HARDWARE: dict[str, tuple[dict[str, str], str]] = {
     "a": ({"ATEN_CPU_CAPABILITY": "default"}, "1"),
     "b": ({"ATEN_CPU_CAPABILITY": "avx2", "NUMBA_CPU_NAME": "generic"}, "2"),

@@ -12,7 +12,7 @@ from tests.harness.chaos import LARGE_WORKER, LIMIT_S, ChaosRun, command_line, d
 
 pytestmark = pytest.mark.timeout(400)
 
-TORCH_WORKER = (str(Path(__file__).parents[1] / "workers" / "torch_worker.py"), "--step-delay-s", "0.05")
+TORCH_WORKER = (str(Path(__file__).parents[1] / "workers" / "torch_worker.py"), "--step-delay-s", "0.02")
 LARGE = settings(every=4, min_sites=2)
 
 

@@ -29,7 +29,7 @@ from tests.harness.local_run import POLL_S, LocalRun, Process, Status
 from tests.harness.sockets import free_address
 from tests.harness.struck_at_commit import PROGRAM, STRIKES
 
-WORKER = [sys.executable, str(Path(__file__).parents[1] / "workers" / "plain_worker.py"), "--step-delay-s", "0.05"]
+WORKER = [sys.executable, str(Path(__file__).parents[1] / "workers" / "plain_worker.py"), "--step-delay-s", "0.02"]
 MODEL = [*WORKER, "--tensors", "w=30x40,b=10", *LEASED]
 SETTINGS = RunSettings(
     run_id="run",
