@@ -12,6 +12,8 @@ from hypothesis import HealthCheck, Phase, settings
 from tests.harness import loop_guard, same_draws
 from tests.harness.warm_start import lasting
 
+gc.disable()  # until all tests are known: of what loads until then nothing is garbage
+
 # With these pytest looks for every difference of what an assertion compares: minutes where it is 100 kB.
 for name in ("CI", "BUILD_NUMBER"):
     os.environ.pop(name, None)
@@ -49,6 +51,7 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(*GARBAGE_THRESHOLDS)
+    gc.enable()
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -11,6 +11,7 @@ import pytest
 
 from benchmarks import netns
 from tests.harness.chaos import LIMIT_S, ChaosRun, settings
+from tests.harness.namespace import NAMESPACE
 
 NAMES = "abc"
 COORDINATOR = None
@@ -29,7 +30,7 @@ def hosts_of_a_run(folder: Path) -> Iterator[tuple[netns.Hosts, ChaosRun]]:
     with netns.Hosts(len(NAMES), BITS_PER_S) as hosts, ChaosRun(folder, settings(min_sites=3)) as run:
         run.start_coordinator(f"{hosts.bridge_address}:17700")
         for i, name in enumerate(NAMES):
-            run.start_node(name, run.worker, prefix=hosts.prefix(i))
+            run.start_node(name, run.worker, environment={NAMESPACE: hosts.namespace(i)})
         run.wait_for_contributors(NAMES)
         yield hosts, run
 

@@ -32,7 +32,9 @@ from tests.harness.data_account import DATA, LEASED, assert_account_balances
 from tests.harness.local_run import GUARDED, LocalRun, Process, Status
 
 PLAIN_WORKER = Path(__file__).parents[1] / "workers" / "plain_worker.py"
-WORKER = (sys.executable, str(PLAIN_WORKER), "--tensors", "a=300x40,b=10", "--step-delay-s", "0.02", *LEASED)
+WORKER = (sys.executable, str(PLAIN_WORKER), "--tensors", "a=300x40,b=10", "--step-delay-s", "0.05", *LEASED)
+"""A commit each half second: the run goes on while a test waits for the end of a lease, and each commit of three sites
+takes nearly a tenth of a second of a core."""
 LARGE_WORKER = (sys.executable, str(PLAIN_WORKER), "--tensors", "a=1000x500,b=10", "--step-delay-s", "0.05", *LEASED)
 """Its exchanges and updates take long enough to be hit."""
 SETTINGS = RunSettings(

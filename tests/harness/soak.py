@@ -24,10 +24,11 @@ from pathlib import Path
 
 import grpc
 
-from tests.harness.chaos import LIMIT_S, ChaosRun, descendants, settings
+from tests.harness.chaos import LIMIT_S, WORKER, ChaosRun, descendants, settings
 from tests.harness.local_run import Process, Status
 
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+BUSY_WORKER = (*WORKER, "--step-delay-s", "0.02")
 BACK_S = 120.0
 """For a site to contribute again, on a busy machine."""
 
@@ -212,7 +213,7 @@ def cpu_s(process: Process) -> float:
 def play(folder: Path, seed: int, num_faults: int, num_sites: int = 3) -> Counter[str]:
     """Faults one after the other; what happened."""
     names = "abcdefghijklmnop"[:num_sites]
-    with ChaosRun(folder, settings(min_sites=num_sites)) as run:
+    with ChaosRun(folder, settings(min_sites=num_sites), BUSY_WORKER) as run:
         times = CommitTimes(run)
         faults = Faults(run, times, names, random.Random(seed))
         try:
@@ -235,7 +236,7 @@ def soak(folder: Path, options: argparse.Namespace) -> None:
     cores = len(os.sched_getaffinity(0))
     undisturbed, disturbed = Measured(), Measured()
     say(f"seed {options.seed}: {options.sites} sites, {options.minutes:g} minutes, {cores} cores, in {folder}")
-    with ChaosRun(folder, settings(min_sites=options.sites)) as run:
+    with ChaosRun(folder, settings(min_sites=options.sites), BUSY_WORKER) as run:
         times = CommitTimes(run)
         faults = Faults(run, times, names, random.Random(options.seed))
         try:

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.timeout(400)
 @contextmanager
 def a_run(folder: Path) -> Iterator[ChaosRun]:
     """All workers note what they load in one file."""
-    with ChaosRun(folder, SETTINGS, [*WORKER, "--trace", str(folder / TRACE)]) as run:
+    with ChaosRun(folder, SETTINGS, [*WORKER, "--step-delay-s", "0.02", "--trace", str(folder / TRACE)]) as run:
         yield run
 
 

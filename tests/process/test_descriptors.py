@@ -21,16 +21,17 @@ from tests.harness.local_run import LocalRun, Status
 
 SOFT_1024 = ("sh", "-c", 'ulimit -S -n 1024 && exec "$@"', "sh")
 HARD_1024 = ("sh", "-c", 'ulimit -n 1024 && exec "$@"', "sh")
-NUM_SITES = 2000
+CROWDS = [1200, pytest.param(2000, marks=pytest.mark.slow)]
+"""The first is over the limit as well, in half the time."""
 NUM_IDLE = 1500
 HERE, ELSEWHERE = "127.0.0.1", "127.0.0.2"
 LIMIT_S = 300.0
 WORKER = [sys.executable, str(Path(__file__).parents[1] / "workers" / "plain_worker.py"), "--tensors", "a=30x40"]
-SLOW = [*WORKER, "--step-delay-s", "0.02"]
+SLOW = [*WORKER, "--step-delay-s", "0.1"]
 
 
-def all_connected(status: Status) -> bool:
-    return [site["connected"] for site in status["sites"]].count(True) == NUM_SITES
+def num_connected(status: Status) -> int:
+    return [site["connected"] for site in status["sites"]].count(True)
 
 
 def contributed(status: Status, name: str) -> bool:
@@ -48,23 +49,26 @@ def idle_connections(address: str, source: str) -> Iterator[None]:
 
 
 @pytest.mark.timeout(420)
-def test_2000_sites_on_a_soft_limit_of_1024(tmp_path: Path) -> None:
-    assert descriptors.raise_limit() > NUM_SITES + descriptors.RESERVED, "this process connects that often itself"
+@pytest.mark.parametrize("num_sites", CROWDS)
+def test_many_sites_on_a_soft_limit_of_1024(tmp_path: Path, num_sites: int) -> None:
+    assert descriptors.raise_limit() > num_sites + descriptors.RESERVED, "this process connects that often itself"
     settings = RunSettings(
-        run_id="load", min_sites=NUM_SITES + 1, max_sites=NUM_SITES + 1, data="local", time_limits="wan"
+        run_id="load", min_sites=num_sites + 1, max_sites=num_sites + 1, data="local", time_limits="wan"
     )
     with LocalRun(tmp_path, settings) as run:
         run.start_coordinator(prefix=SOFT_1024)
         fleet = Fleet(address=run.address, run_id="load", manifest=manifest(1000), heartbeat_s=4.0, train_s=1.0)
 
         async def all_here() -> None:
-            while fleet.num_admitted < NUM_SITES:
+            while fleet.num_admitted < num_sites:
                 await fleet.joined.wait()
                 fleet.joined.clear()
-            await asyncio.to_thread(run.wait, all_connected, LIMIT_S, "all sites are connected")
+            await asyncio.to_thread(
+                run.wait, lambda status: num_connected(status) == num_sites, LIMIT_S, "all sites are connected"
+            )
 
         async def play() -> None:
-            sites, here = asyncio.create_task(fleet.run(NUM_SITES)), asyncio.create_task(all_here())
+            sites, here = asyncio.create_task(fleet.run(num_sites)), asyncio.create_task(all_here())
             async with asyncio.timeout(LIMIT_S):
                 await asyncio.wait((sites, here), return_when=asyncio.FIRST_COMPLETED)
             if sites.done():

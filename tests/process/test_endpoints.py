@@ -17,6 +17,7 @@ from atoll.protocol.settings import RunSettings
 from atoll.protocol.sync_settings import SyncSettings
 from benchmarks import netns
 from tests.harness.local_run import LocalRun, Process, Status
+from tests.harness.namespace import NAMESPACE
 from tests.harness.sockets import free_address
 
 PLAIN_WORKER = str(Path(__file__).parents[1] / "workers" / "plain_worker.py")
@@ -60,9 +61,9 @@ class Sites:
         if num_hosts > 1:
             extra += ["--site-hosts", str(num_hosts), "--site-address", self._addresses[name]]
             extra += ["--site-rank", str(host), "--name", name] if not self._run.secured else []  # the invite says it
-        prefix = [] if self._machines is None else self._machines.prefix(self._firsts[name] + host)
+        where = {} if self._machines is None else {NAMESPACE: self._machines.namespace(self._firsts[name] + host)}
         daemon = self.daemons(name)[host]
-        return self._run.start_node(daemon, self._worker, prefix=prefix, extra=extra, program=program)
+        return self._run.start_node(daemon, self._worker, environment=where, extra=extra, program=program)
 
     def start_all(self) -> None:
         for name, num_hosts in self.num_hosts.items():

@@ -31,7 +31,8 @@ def assert_equal_at_the_end(run: LocalRun, names: str, commit: int) -> None:
 
 
 def test_a_coordinator_that_was_stopped_evicts_nobody(tmp_path: Path) -> None:
-    with LocalRun(tmp_path, replace(SETTINGS, steps=300, data="local")) as run:
+    settings = replace(SETTINGS, steps=300, data="local", sync=replace(SETTINGS.sync, every=30))
+    with LocalRun(tmp_path, settings) as run:
         coordinator = run.start_coordinator()
         for name in "abc":
             run.start_node(name, SLOW)
@@ -43,9 +44,9 @@ def test_a_coordinator_that_was_stopped_evicts_nobody(tmp_path: Path) -> None:
         coordinator.wait_for_line("this coordinator stood still for", LIMIT_S)
         run.wait(committed(before["last_commit"] + 2), LIMIT_S)
         assert run.wait_all(LIMIT_S) == {"a": 0, "b": 0, "c": 0}
-        assert_equal_at_the_end(run, "abc", 30)
+        assert_equal_at_the_end(run, "abc", 10)
         assert run.status()["num_evicted"] == 0
-        assert {line["commit"] for line in run.journal("a", "commit")} == set(range(1, 31)), "none twice, none lost"
+        assert {line["commit"] for line in run.journal("a", "commit")} == set(range(1, 11)), "none twice, none lost"
 
 
 @pytest.mark.slow

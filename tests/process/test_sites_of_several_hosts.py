@@ -18,6 +18,7 @@ from atoll.protocol.sync_settings import SyncSettings
 from benchmarks import netns
 from tests.harness.chaos import command_line, descendants
 from tests.harness.local_run import LocalRun, Process, Status
+from tests.harness.namespace import NAMESPACE
 from tests.harness.sockets import free_address
 from tests.process.test_sites_of_several_ranks import DIGITS, SETTINGS, contributors, of_shapes
 
@@ -48,10 +49,10 @@ class TwoHosts:
         extra = ["--site-hosts", "2"]
         extra += ["--data", str(self._text), "--parallel", self._layout] if script is None else []
         extra += ["--site-rank", str(host), "--site-address", self._address, "--name", "two"]
-        prefix = self._machines.prefix(host) if self._machines is not None else []
+        where = {NAMESPACE: self._machines.namespace(host)} if self._machines is not None else {}
         name = "two" if host == 0 else f"two-host{host}"
         worker = [str(script)] if script is not None else []
-        return self._run.start_node(name, worker, launcher="python", prefix=prefix, extra=extra)
+        return self._run.start_node(name, worker, launcher="python", environment=where, extra=extra)
 
 
 def doing(status: Status, name: str) -> str:
@@ -131,8 +132,8 @@ def test_a_host_that_is_killed_stops_its_site_until_it_is_back(
         run.start_coordinator(f"{machines.bridge_address}:17700" if machines is not None else "")
         hosts = TwoHosts(run, text, "dp_shard=2", machines)
         daemons = [hosts.start(0), hosts.start(1)]
-        prefix = machines.prefix(2) if machines is not None else []
-        run.start_node("one", launcher="python", prefix=prefix, extra=["--data", str(text)])
+        where = {NAMESPACE: machines.namespace(2)} if machines is not None else {}
+        run.start_node("one", launcher="python", environment=where, extra=["--data", str(text)])
         run.wait(lambda status: contributors(status) == {"one", "two"}, LIMIT_S, "both contribute")
         daemons[host].popen.kill()
         daemons[host].wait(LIMIT_S)
@@ -218,7 +219,8 @@ def test_a_cable_that_comes_and_goes_costs_a_site_nothing_but_the_time(tmp_path:
         hosts = TwoHosts(run, text, "dp_shard=2", machines)
         for host in (0, 1):
             hosts.start(host)
-        run.start_node("one", launcher="python", prefix=machines.prefix(2), extra=["--data", str(text)])
+        where = {NAMESPACE: machines.namespace(2)}
+        run.start_node("one", launcher="python", environment=where, extra=["--data", str(text)])
         for cut in range(12):
             run.wait(lambda status: contributors(status) == {"one", "two"}, LIMIT_S, f"both contribute, {cut} cuts")
             moment(run, 40)
