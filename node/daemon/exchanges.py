@@ -129,7 +129,7 @@ class Exchanges:
                 weights=begun.weights,
                 roots=begun.roots,
                 spread_s=begun.spread_s,
-                in_flight=begun.in_flight,
+                in_flight=begun.in_flight | (self._hub.contributed if begun.is_behind else frozenset()),
                 multiplied=partial(self.multiplied, plan),
             )
             self._shell.tasks.spawn(self._run(exchange))

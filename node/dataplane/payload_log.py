@@ -116,11 +116,14 @@ class PayloadLog:
             return file
 
     def has_room_ahead(self, sync: int) -> bool:
-        """Whether payloads of the sync may come before those of the commits before it. Then later ones make room: what
-        is here already is what the site needs first."""
+        """Whether payloads of the sync may come before those of the commits before it, which need room as well: what is
+        here ahead, of each attempt, has a place of its own even when these have come."""
         with self._lock:
-            syncs = {key.sync for key in self._uncommitted} - {sync}
-            return len(syncs) < max(self.num_kept - len(self._commits), most_ahead(self.num_kept))
+            num, most = len(self._commits), self.num_kept + most_ahead(self.num_kept)
+            first = self._commits[max(self._commits)].sync + 1 if self._commits else 1
+            ahead = sorted([sync, *(key.sync for key in self._uncommitted if key.sync != sync)])
+            sums = (min(num + max(0, of - first), self.num_kept) + len(ahead) - i for i, of in enumerate(ahead))
+            return max(sums) <= most
 
     def hashes(self, sync: int, term: int, attempt: int) -> bytes:
         """Of each chunk's payload in this attempt, zeros where there is none. Raises StateError if it is not here."""

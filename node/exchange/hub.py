@@ -94,6 +94,11 @@ class Hub:
         of_syncs = sum(e.reducer.payload_bytes + e.retained.num_bytes for e in self._exchanges.values())
         return of_syncs + self.average_errors.num_bytes
 
+    @property
+    def contributed(self) -> frozenset[int]:
+        """Syncs that this site contributed to, and that were not dropped."""
+        return frozenset(sync for sync, exchange in self._exchanges.items() if exchange.attempt.contributes)
+
     # --- life
 
     def serve(

@@ -63,7 +63,8 @@ def weighed(ctx: Context, message: m.Weights) -> None:
         return
     if site.disk.outer is None:
         return  # a joiner that fetches the state is to cost the others little: it fetches the commit later
-    snapshots.free_lost(lane)  # another attempt is made
+    if _has_base(ctx, plan):  # else a commit that is not applied yet may hold it
+        snapshots.free_lost(lane)  # another attempt is made
     if told and (not lane.snapshot.is_sealed or lane.snapshot.is_arriving):
         _send_failure(ctx, plan, "planned as a contributor without a sealed snapshot")
         return
@@ -104,7 +105,8 @@ def _begin(ctx: Context, lane: Lane, plan: m.Plan, tokens: int, told: m.Weights 
     weights, roots = (told.tokens, told.roots) if told is not None else ((), ())
     spread_s = _spread_s(ctx, lane, plan)
     spread_until = ctx.now + spread_s if spread_s else None
-    lane.exchange = Exchange(plan=plan, tokens=tokens, weights=weights, spread_until=spread_until)
+    is_behind = not _has_base(ctx, plan)
+    lane.exchange = Exchange(plan=plan, tokens=tokens, weights=weights, is_behind=is_behind, spread_until=spread_until)
     syncs = {other.open.sync for other in ctx.site.lanes if other.open is not None}
     syncs |= {other.exchange.plan.sync for other in ctx.site.lanes if other.exchange is not None}
     ctx.emit(
@@ -116,7 +118,7 @@ def _begin(ctx: Context, lane: Lane, plan: m.Plan, tokens: int, told: m.Weights 
             in_flight=frozenset(syncs),
             error_commits=lane.snapshot.error_commits,
             roots=roots,
-            is_behind=not _has_base(ctx, plan),
+            is_behind=is_behind,
         )
     )
 
@@ -229,8 +231,8 @@ def current(ctx: Context, said: OfAttempt) -> Exchange | None:
 
 def finished(ctx: Context, event: ExchangeFinished) -> None:
     """All payloads are in the log; a contributor says Done, and so does a receiver that has seen links at work, unless
-    it is behind: its link carries what it fetches, too. Nobody does if the run has gone back meanwhile, and no state is
-    held."""
+    it began behind: its link carried what it fetched, too. Nobody does if the run has gone back meanwhile, and no state
+    is held."""
     plan, outer = event.plan, ctx.site.disk.outer
     exchange = current(ctx, plan)
     if exchange is None or outer is None:
@@ -252,7 +254,7 @@ def finished(ctx: Context, event: ExchangeFinished) -> None:
         errors=event.errors,
     )
     _say(ctx, exchange, done)
-    if not exchange.contributes and event.links and _has_base(ctx, plan):
+    if not exchange.contributes and event.links and not exchange.is_behind:
         ctx.send(done)
 
 
@@ -264,7 +266,7 @@ def broken(ctx: Context, event: events.ExchangeBroken) -> None:
     exchange.broken = True
     failure = failure_of(event.plan, event.error, ctx.site.site_id)
     peer = f" with site {failure.peer_site_id}" if failure.peer_site_id not in (0, ctx.site.site_id) else ""
-    level = logging.WARNING if _has_base(ctx, event.plan) else logging.DEBUG  # one that is behind fetches the commit
+    level = logging.DEBUG if exchange.is_behind else logging.WARNING  # one that is behind fetches the commit
     ctx.report(level, f"sync {failure.sync} attempt {failure.attempt}: {failure.phase}{peer}: {failure.text}")
     _say(ctx, exchange, failure)
 

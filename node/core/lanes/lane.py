@@ -81,6 +81,7 @@ class Exchange:
     tokens: int  # this site's weight in it; 0: it receives
     weights: tuple[int, ...]  # of the contributors, once they are said
     influences: tuple[int, ...] = ()  # the same, where averages are by influence
+    is_behind: bool = False  # its base was not here when it began
     products: Products | None = None  # said of it, by a reducer; again on a new stream
     spread_until: float | None = None  # what this site sends; hurried: when it was
     finished: bool = False

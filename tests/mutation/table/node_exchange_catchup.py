@@ -311,7 +311,7 @@ MUTATIONS = (
         name="the link of a site that is behind is judged",
         rule="a link is judged by exchanges that have it alone",
         where="node.core.lanes.exchanges:finished",
-        old=" and _has_base(ctx, plan)",
+        old=" and not exchange.is_behind",
         new="",
         tests=("tests/unit/node_core/test_behind.py",),
     ),
@@ -319,16 +319,16 @@ MUTATIONS = (
         name="a site that is behind takes payloads without a bound",
         rule="what a site keeps of syncs whose base it lacks is bounded",
         where="node.dataplane.payload_log:PayloadLog.has_room_ahead",
-        old="return len(syncs) < ",
-        new="return True or len(syncs) < ",
+        old="return max(sums) <= most",
+        new="return True",
         tests=("tests/unit/dataplane/test_payload_log.py",),
     ),
     Mutation(
         name="a full log has no room ahead",
         rule="a site whose log is full comes to fast commits too",
         where="node.dataplane.payload_log:PayloadLog.has_room_ahead",
-        old="max(self.num_kept - len(self._commits), most_ahead(self.num_kept))",
-        new="self.num_kept - len(self._commits)",
+        old="self.num_kept + most_ahead(self.num_kept)",
+        new="self.num_kept",
         tests=("tests/unit/dataplane/test_payload_log.py",),
     ),
     Mutation(
@@ -359,6 +359,33 @@ MUTATIONS = (
         tests=(
             "tests/unit/local/test_node_failures.py::"
             "test_a_site_that_is_behind_takes_payloads_ahead_where_its_log_has_room",
+        ),
+    ),
+    Mutation(
+        name="commits that are yet to come have no room of their own",
+        rule="what a site keeps of syncs whose base it lacks is bounded",
+        where="node.dataplane.payload_log:PayloadLog.has_room_ahead",
+        old="num + max(0, of - first)",
+        new="num",
+        tests=("tests/unit/dataplane/test_payload_log.py",),
+    ),
+    Mutation(
+        name="a plan of a later sync frees what a commit holds",
+        rule="what a commit counts is drawn no more",
+        where="node.core.lanes.exchanges:weighed",
+        old="if _has_base(ctx, plan):",
+        new="if True:",
+        tests=("tests/unit/node_core/test_hosts.py",),
+    ),
+    Mutation(
+        name="an exchange that begins behind ends what the site contributed to",
+        rule="what is lost of an average is added to the next one, if that average became a commit",
+        where="node.daemon.exchanges:Exchanges._begin",
+        old=" | (self._hub.contributed if begun.is_behind else frozenset())",
+        new="",
+        tests=(
+            "tests/unit/local/test_node_failures.py::"
+            "test_an_exchange_that_begins_behind_ends_none_that_the_site_contributed_to",
         ),
     ),
 )

@@ -86,26 +86,39 @@ def test_payloads_of_a_commit_come_back(tmp_path: Path, used: Layout, found: dic
         log.read(1, used.num_sync_chunks)
 
 
-@pytest.mark.parametrize(("num_commits", "num_ahead"), [(0, 8), (5, 3), (8, 2)])
+@pytest.mark.parametrize("counts", [(0, 0, 10), (0, 3, 7), (0, 20, 2), (5, 0, 5), (5, 2, 3), (8, 5, 2)])
 def test_a_site_that_is_behind_takes_as_many_syncs_as_the_log_has_room_for(
-    tmp_path: Path, used: Layout, found: dict[int, bytes], num_commits: int, num_ahead: int
+    tmp_path: Path, used: Layout, found: dict[int, bytes], counts: tuple[int, int, int]
 ) -> None:
-    """A quarter beside a full log. Those that are here stay: they come first."""
+    """A quarter beside a full log, with the commits that are yet to come before them. Those that are here stay: they
+    come first."""
+    num_commits, num_between, num_ahead = counts
     log = reopened(tmp_path / "log", used, keep=8)
     for number in range(1, num_commits + 1):
         sealed_commit(log, number, found)
-    first = 20
+    first = num_commits + num_between + 1
     for sync in range(first, first + num_ahead):
         assert log.has_room_ahead(sync)
-        for attempt in (1, 2):
-            put_all(log.begin(sync, 1, attempt), found)
+        put_all(log.begin(sync, 1, 0), found)
     assert not log.has_room_ahead(first + num_ahead)
-    assert log.has_room_ahead(first), "another attempt at the same sync"
-    for sync in range(first, first + num_ahead):
-        assert not log.held(sync, 1, 2).missing()
-    for sync in range(first, first + num_ahead):
-        sealed_commit(log, sync, found)
+    assert log.has_room_ahead(first + num_ahead - 1), "another attempt at the same sync"
+    most = 0
+    for number in range(num_commits + 1, first + num_ahead):
+        put_all(log.begin(number, 1, 0), found)
+        most = max(most, len(list((tmp_path / "log").glob("attempt-*"))))
+        sealed_commit(log, number, found)
+    assert most <= 8 + 2 + 1, "and the one that is fetched"
     assert log.has_room_ahead(first + num_ahead), "they are commits of the log now"
+
+
+def test_attempts_that_failed_take_room_ahead(tmp_path: Path, used: Layout, found: dict[int, bytes]) -> None:
+    log = reopened(tmp_path / "log", used, keep=8)
+    for number in range(1, 9):
+        sealed_commit(log, number, found)
+    for attempt in (1, 2):
+        put_all(log.begin(10, 1, attempt), found)
+    assert not log.has_room_ahead(11)
+    assert log.has_room_ahead(10)
 
 
 def test_it_is_found_again_after_a_kill(tmp_path: Path, used: Layout, found: dict[int, bytes]) -> None:

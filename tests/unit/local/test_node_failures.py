@@ -15,7 +15,7 @@ from dataclasses import replace
 from io import FileIO
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 from unittest.mock import AsyncMock, patch
 
 import pytest
@@ -414,6 +414,34 @@ def test_a_site_that_is_behind_takes_payloads_ahead_where_its_log_has_room(tmp_p
     assert takes_it is (not why)
     assert isinstance(broken, e.ExchangeBroken)
     assert "this site is behind" in str(broken.error)
+
+
+@pytest.mark.parametrize("is_behind", [False, True])
+def test_an_exchange_that_begins_behind_ends_none_that_the_site_contributed_to(tmp_path: Path, is_behind: bool) -> None:
+    """Their commits are not applied yet, and what was lost of averages made here counts once they are."""
+    kept: list[frozenset[int]] = []
+
+    def begins(*_: object, in_flight: frozenset[int], **__: object) -> None:
+        kept.append(in_flight)
+        raise StaleError("enough")
+
+    async def happen(node: Node) -> None:
+        plane = node.disk.present
+        await asyncio.to_thread(plane.attach_workers, DTYPES)
+        for sync, contributes in {2: False, 3: True, 4: True}.items():
+            node.hub._exchanges[sync] = cast(Any, SimpleNamespace(attempt=SimpleNamespace(contributes=contributes)))
+        begun = out.BeginExchange(A_PLAN, tokens=0, weights=(), in_flight=frozenset({4}), is_behind=is_behind)
+        with (
+            patch.object(node.shell, "handle"),
+            patch.object(node.hub, "share", lambda *_: lambda: None),
+            patch.object(node.hub, "begin", begins),
+        ):
+            await node.exchanges._begin(begun)
+        node.hub._exchanges.clear()
+        node.leave_now("enough")
+
+    assert ended_by(happen, tmp_path, at_commit_0) == (130, "enough")
+    assert kept == [{3, 4} if is_behind else {4}]
 
 
 def at_commit_0(home: Home) -> DataPlane:

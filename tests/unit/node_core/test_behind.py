@@ -113,6 +113,15 @@ def test_a_link_that_carries_what_is_fetched_as_well_is_not_judged() -> None:
     assert not [said for said in drive.sent() if isinstance(said, m.Done)]
 
 
+def test_a_link_that_carried_what_was_fetched_is_not_judged_once_the_site_is_at_the_base() -> None:
+    drive = behind()
+    drive.receive(received(3))
+    drive(e.StateFetched(commit=2, state_hash=HASH, run_step=20, run_tokens=600))
+    links = (m.LinkUse(site_id=2, received_bytes=7, seconds=0.5),)
+    drive(ExchangeFinished(plan=received(3), payload_digest=HASH, links=links))
+    assert not [said for said in drive.sent() if isinstance(said, m.Done)]
+
+
 @pytest.mark.parametrize("is_behind", [False, True])
 def test_what_a_site_that_is_behind_cannot_receive_it_fetches_without_a_warning(is_behind: bool) -> None:
     drive = behind() if is_behind else started()

@@ -375,6 +375,19 @@ def test_a_host_that_is_lost_frees_what_is_on_its_way_and_keeps_what_is_exchange
     assert drive.holds() == 1
 
 
+def test_a_plan_of_a_later_sync_frees_no_snapshot_of_a_lost_host_before_its_commit_is_applied() -> None:
+    """Else its samples, which that commit counts, would be drawn again."""
+    drive = running()
+    at_boundary(drive)
+    drive.receive(plan(1))
+    exchanged(drive, 1)
+    changed(drive, 1)
+    drive.receive(commit(1, 1))
+    drive.wants(out.ApplyCommit)
+    drive.receive(plan(2, base=1, contributors=(2, 3), receivers=(1,)))
+    assert drive.snapshot_phase() == "sealed"
+
+
 def test_a_starting_state_that_is_not_made_yet_is_written_again() -> None:
     drive = of_two_hosts(None)
     changed(drive)
