@@ -32,10 +32,17 @@ class GivenValues:
         return buffer
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Each under all its names. Raises ConfigError for a name or a shape that the model does not have, and at the
-        end for the first tensor without a value."""
+        """Each under all its names. Raises ConfigError for what is no name with a tensor, for a name or a shape that
+        the model does not have, and at the end for the first tensor without a value."""
         left = dict(self._names)
-        for given, value in self._give():
+        for item in self._give():
+            if not (isinstance(item, tuple | list) and len(item) == 2 and isinstance(item[1], Tensor)):
+                raise ConfigError(
+                    f"atoll.share: values gives {item!r:.100}, no name with a tensor: of a dict give items(), of "
+                    "arrays tensors"
+                )
+            given, value = item
+            del item
             if given not in self._of:
                 raise ConfigError(f"atoll.share: values gives {given!r}, which the model does not have")
             known = self._of[given]

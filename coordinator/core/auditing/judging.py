@@ -66,9 +66,23 @@ def begin(run: Run, commit: m.Commit, attempt: Attempt) -> None:
     record = e.OpenAuditsRecord(
         commit=commit.commit, payload_digest=commit.payload_digest, asked=tuple(asked), reducers=tuple(reducers)
     )
+    _make_room(run, len(asked))
     if asked and run.auditing.has_room(len(asked)):
         run.persist(record)
         _begin(run, audits_of(record))
+    else:
+        run.auditing.num_unknown += len(asked)
+
+
+def _make_room(run: Run, num: int) -> None:
+    """The oldest audits end that nobody can compute any more. Sites that do not answer hold no place for longer: else
+    they would end all audits."""
+    gone = [audit for audit in run.auditing.open if not audit.accused and sentencing.is_gone(run, audit)]
+    while gone and not run.auditing.has_room(num):
+        audit = gone.pop(0)
+        if audit.question is not None:
+            run.auditing.silent[audit.question.site_id] += 1
+        _end_undecided(run, audit)
 
 
 def _begin(run: Run, audits: list[Audit]) -> None:
@@ -96,13 +110,15 @@ def audited(run: Run, site: Site, message: m.ChunkAudited) -> None:
 
 
 def advance(run: Run) -> None:
-    """Sites that are gone, or have not answered in time, are passed over."""
+    """Sites that are gone, or have not answered in time, are passed over; whoever is accused also once it could say
+    nothing of use: it would lie on meanwhile."""
     for audit in list(run.auditing.open):
         question = audit.question
         if question is None:
             continue
         site = run.members.by_id(question.site_id)
-        if site is None or not site.live or site.stream != question.stream or run.now >= question.until:
+        is_over = run.now >= question.until or (audit.accused and sentencing.is_gone(run, audit))
+        if site is None or not site.live or site.stream != question.stream or is_over:
             run.auditing.silent[question.site_id] += 1
             run.auditing.answered(question.number, question.site_id)
             if audit.accused:

@@ -29,21 +29,25 @@ def accuse(run: Run, audit: Audit, accused: Sequence[Accused], advice: str = "")
 
 def answered(run: Run, audit: Audit, found: m.ChunkAudited) -> None:
     """By the first of the accused."""
+    if found.outcome is m.AuditOutcome.UNKNOWN:
+        passed_over(run, audit)
+        return
     accused = audit.accused.pop(0)
-    if found.outcome is m.AuditOutcome.UNKNOWN and _is_gone(run, audit):
-        _judge(run, audit, accused, Cause.MEMORY, "when it was asked itself, what it takes was kept no more")
-    else:
-        _judge(run, audit, accused, Cause.MEMORY if accused.owns_up(found) else Cause.AUDIT)
+    _judge(run, audit, accused, Cause.MEMORY if accused.owns_up(found) else Cause.AUDIT)
     _ask_next(run, audit)
 
 
 def passed_over(run: Run, audit: Audit) -> None:
-    """The first of the accused has not answered."""
-    _judge(run, audit, audit.accused.pop(0), Cause.AUDIT)
+    """The first of the accused has said nothing, in time or while it could."""
+    accused = audit.accused.pop(0)
+    if is_gone(run, audit):
+        _judge(run, audit, accused, Cause.MEMORY, "when it was asked itself, what it takes was kept no more")
+    else:
+        _judge(run, audit, accused, Cause.AUDIT)
     _ask_next(run, audit)
 
 
-def _is_gone(run: Run, audit: Audit) -> bool:
+def is_gone(run: Run, audit: Audit) -> bool:
     """Whether sites may keep no more what it takes to compute that chunk."""
     num_syncs, num_commits = run.last_sync - audit.asked.sync, run.log.last - audit.asked.commit
     return num_syncs >= run.settings.sync.num_kept_syncs or num_commits >= run.log.num_kept

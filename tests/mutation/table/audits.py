@@ -87,7 +87,7 @@ MUTATIONS = (
     Mutation(
         name="who cannot compute a chunk any more has denied",
         rule="who could not be asked any more has not denied",
-        where="coordinator.core.auditing.sentencing:_is_gone",
+        where="coordinator.core.auditing.sentencing:is_gone",
         old="return num_syncs >= run.settings.sync.num_kept_syncs or num_commits >= run.log.num_kept",
         new="return False",
         tests=(f"{CORE}::test_who_is_asked_itself_when_nothing_is_kept_any_more_has_bad_memory_in_doubt",),
@@ -95,7 +95,7 @@ MUTATIONS = (
     Mutation(
         name="who says that it cannot compute a chunk need not deny",
         rule="a lie is told from bad memory by what the site computes itself",
-        where="coordinator.core.auditing.sentencing:_is_gone",
+        where="coordinator.core.auditing.sentencing:is_gone",
         old="return num_syncs >= run.settings.sync.num_kept_syncs or num_commits >= run.log.num_kept",
         new="return True",
         tests=(f"{CORE}::test_who_is_asked_itself_when_nothing_is_kept_any_more_has_bad_memory_in_doubt",),
@@ -307,6 +307,22 @@ MUTATIONS = (
         old="level != root or left or",
         new="level != root or",
         tests=(TREE,),
+    ),
+    Mutation(
+        name="audits that nobody can compute any more hold their places",
+        rule="sites that answer nothing do not end all audits",
+        where="coordinator.core.auditing.judging:begin",
+        old="    _make_room(run, len(asked))\n",
+        new="",
+        tests=(f"{CORE}::test_sites_that_answer_nothing_do_not_end_the_audits_of_commits_at_every_step",),
+    ),
+    Mutation(
+        name="a liar is judged when its time to answer is over, and lies on meanwhile",
+        rule="who is asked itself is judged as soon as it could say nothing of use",
+        where="coordinator.core.auditing.judging:advance",
+        old="(audit.accused and sentencing.is_gone(run, audit))",
+        new="False",
+        tests=(f"{CORE}::test_who_keeps_silent_when_it_is_asked_itself_is_judged_once_nothing_is_kept_any_more",),
     ),
     Mutation(
         name="every commit is audited where sites exchange at every step",

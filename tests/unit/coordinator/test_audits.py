@@ -174,6 +174,27 @@ def test_where_sites_exchange_at_every_step_one_commit_in_sixteen_is_audited_by_
     assert sum(is_drawn(secret[::-1], digest, sync) and is_drawn(secret, digest, sync) for digest in digests) < 50
 
 
+def test_sites_that_answer_nothing_do_not_end_the_audits_of_commits_at_every_step() -> None:
+    """Questions are answered in time that grows with the audits that are open; commits are made meanwhile."""
+    outer = OuterSettings(optimizer="adamw", momentum=0.9)
+    story = Audited(audits=64, strategy="gradient", every=1, outer=outer)
+    secret, sync = a_hash(f"secret of term {story.term}"), story.settings.sync
+    num_drawn, asked = 0, list[int]()
+    for number in range(200):
+        if number:
+            story.next_commit()
+        question = story.question()
+        num_drawn += is_drawn(secret, a_hash(f"p{number}"), sync)
+        if question is not None:
+            asked.append(number)
+    assert max(asked) > 150
+    most_open = 4 * 64
+    assert story.view.num_audits_unknown == 64 * num_drawn - most_open, "also those that found no room"
+    silent = sum(int(text.split()[-2]) for text in story.view.audit_silence)
+    assert silent == 64 * len(asked) - most_open
+    assert not story.evicted()
+
+
 def test_a_draw_depends_on_the_secret_and_on_the_payloads_and_favours_nobody() -> None:
     drawn = Counter(draw(b"s", bytes([i, j]), "chunk", 0, 5) for i in range(100) for j in range(100))
     assert set(drawn) == set(range(5))
@@ -305,6 +326,19 @@ def test_who_is_asked_itself_when_nothing_is_kept_any_more_has_bad_memory_in_dou
     story.says(reducer, m.ChunkAudited(number=question[1].number, outcome=UNKNOWN))
     assert story.by_cause() == {cause: 1}
     assert ("what it takes was kept no more" in story.last(reducer, m.Evicted).reason) == (cause == "memory")
+
+
+def test_who_keeps_silent_when_it_is_asked_itself_is_judged_once_nothing_is_kept_any_more() -> None:
+    """And not when its time to answer is over, which may be after many more commits."""
+    story = Audited()
+    reducer, _ = story.audit((WRONG, TRUTH), (WRONG, TRUTH))
+    for _ in range(7):
+        story.next_commit()
+    assert not story.evicted()
+    for _ in range(2):
+        story.next_commit()
+    assert story.evicted() == [reducer]
+    assert story.by_cause() == {"memory": 1}
 
 
 def test_an_auditor_that_accuses_an_honest_reducer_is_judged_by_the_third_site() -> None:

@@ -314,6 +314,12 @@ def test_first_values_of_another_model_are_refused(values: dict[str, torch.Tenso
             given(values.items, layout, rank)
 
 
+@pytest.mark.parametrize("values", [first_values(OneMask()), [("norm.bias", torch.zeros(64).numpy())]])
+def test_first_values_that_are_no_pairs_of_name_and_tensor_are_refused_by_what_they_are(values: Any) -> None:
+    with pytest.raises(ConfigError, match=r"no name with a tensor: of a dict give items\(\), of arrays tensors$"):
+        given(lambda: values, "", 0)
+
+
 @pytest.mark.parametrize("layout", ["dp_shard=2", "tp=2", "pp=2"])
 def test_a_buffer_that_blocks_have_in_common_is_in_each(layout: str) -> None:
     for rank in range(2):
