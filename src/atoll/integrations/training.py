@@ -121,9 +121,9 @@ class Training:
             site.close(error)
 
 
-def _problem_of_a_curve(name: str, value: Any) -> str:
+def _problem_of_a_curve(name: Any, value: Any) -> str:
     """Why no curve has it; empty if one may. `site.log` says itself where a number is not finite."""
-    if NAME.fullmatch(name) is None:
+    if not isinstance(name, str) or NAME.fullmatch(name) is None:
         return f"a name is 1 to {MAX_NAME_CHARACTERS} letters, digits and _ - . /"
     is_number = isinstance(value, Real) or (isinstance(value, Tensor) and value.numel() == 1 and not value.is_complex())
     return "" if is_number else f"{value!r:.100} is no number"

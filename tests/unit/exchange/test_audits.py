@@ -473,6 +473,10 @@ def test_an_audit_that_fits_no_sync_is_unknown(tmp_path: Path, changes: dict[str
             {"strategy": "gradient", "every": 1, "overlap_steps": 0, "error_feedback_down": 0.5},
             "faster than it is known whether a reducer keeps silent",
         ),
+        (
+            {"strategy": "gradient", "every": 1, "overlap_steps": 0, "log_commits": 15},
+            "computes from payloads of 16 commits",
+        ),
     ],
 )
 def test_averages_that_nobody_else_can_compute_are_refused(changes: dict[str, Any], problem: str) -> None:

@@ -153,7 +153,8 @@ def test_what_no_curve_can_have_is_said_once_by_name(node: FakeNode, capsys: pyt
     training = Training()
     net = nn.Linear(2, 1)
     training.begin(net, torch.optim.SGD(net.parameters(), lr=0.1))
-    odd: dict[str, Any] = {
+    odd: dict[Any, Any] = {
+        7: "seventh",
         "best": "first", "by_class": [0.25], "nested": {"loss": 1.0}, "nothing": None, "a (%)": 3.0,
         "of_batch": torch.ones(2), "complex": torch.ones(1) * 1j, "worse": float("nan"),
     }  # fmt: skip
