@@ -102,7 +102,7 @@ MUTATIONS = (
         name="a receiver is silent about its links",
         rule="a receiver says how its links were used",
         where="node.core.lanes.exchanges:finished",
-        old="    if not exchange.contributes and event.links and _has_base(ctx, plan):\n        ctx.send(done)\n",
+        old="    if not exchange.contributes and event.links and not exchange.is_behind:\n        ctx.send(done)\n",
         new="",
         tests=("tests/unit/node_core/test_site.py",),
     ),
