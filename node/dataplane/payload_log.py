@@ -116,8 +116,8 @@ class PayloadLog:
             return file
 
     def has_room_ahead(self, sync: int) -> bool:
-        """Whether payloads of the sync may come before those of the commits before it, which need room as well: what is
-        here ahead, of each attempt, has a place of its own even when these have come."""
+        """Whether payloads of the sync may come ahead of earlier commits. These commits have their places in the log
+        once they come, and each attempt that is here ahead, a failed one too, has a place until then."""
         with self._lock:
             num, most = len(self._commits), self.num_kept + most_ahead(self.num_kept)
             first = self._commits[max(self._commits)].sync + 1 if self._commits else 1

@@ -110,8 +110,8 @@ def audited(run: Run, site: Site, message: m.ChunkAudited) -> None:
 
 
 def advance(run: Run) -> None:
-    """Sites that are gone, or have not answered in time, are passed over; whoever is accused also once it could say
-    nothing of use: it would lie on meanwhile."""
+    """Sites that are gone, or have not answered in time, are passed over. An accused site is judged as soon as nobody
+    keeps what it would answer from: until it is judged it may lie on."""
     for audit in list(run.auditing.open):
         question = audit.question
         if question is None:

@@ -52,6 +52,14 @@ def parts_of(site: Led) -> list[range]:
     return [own_places(LAYOUT.chunks_of(0), own) for own in site.plane.of_hosts]
 
 
+async def kept_by_both(site: Led) -> KeptContributions:
+    """Of host 0, once there is one root over what both hosts keep."""
+    kept, own = kept_by_host_0(site)
+    said = await site.leader.replicas.keep(JOB, lambda: True)
+    await said.put_together(own.tree, parts_of(site))
+    return kept
+
+
 async def both_are_laid_out(site: Led, host: Following) -> None:
     """With a state, and the same in both SNAPSHOTs, so that host 0 can say what host 1 is to contribute."""
     await attached(site, host)
@@ -131,9 +139,7 @@ def test_the_connection_to_a_host_ends_with_the_last_request(tmp_path: Path) -> 
     async def main() -> None:
         async with led(tmp_path, settings=AUDITED) as site, following(site.address, tmp_path) as host:
             await both_are_laid_out(site, host)
-            _, own = kept_by_host_0(site)
-            said = await site.leader.replicas.keep(JOB, lambda: True)
-            await said.put_together(own.tree, parts_of(site))
+            await kept_by_both(site)
             await has_followed(site)
             dialer = site.hub.dialer
             before = len(dialer._channels)
@@ -165,9 +171,7 @@ def test_nobody_is_given_what_this_start_contributed_as_what_another_one_did(tmp
     async def main() -> None:
         async with led(tmp_path, settings=AUDITED) as site, following(site.address, tmp_path) as host:
             await both_are_laid_out(site, host)
-            kept, own = kept_by_host_0(site)
-            said = await site.leader.replicas.keep(JOB, lambda: True)
-            await said.put_together(own.tree, parts_of(site))
+            kept = await kept_by_both(site)
             client = site.leader.kept_elsewhere.client
             site.hub.serve(site.plane.layout, lambda: site.plane.outer, site.plane.log, PACE, kept, elsewhere=client)
             await has_followed(site)
@@ -193,9 +197,7 @@ def test_a_host_counts_what_host_0_passes_on_for_the_site_that_has_asked(tmp_pat
     async def main() -> None:
         async with led(tmp_path, settings=AUDITED) as site, following(site.address, tmp_path) as host:
             await both_are_laid_out(site, host)
-            kept, own = kept_by_host_0(site)
-            said = await site.leader.replicas.keep(JOB, lambda: True)
-            await said.put_together(own.tree, parts_of(site))
+            kept = await kept_by_both(site)
             client = site.leader.kept_elsewhere.client
             site.hub.serve(site.plane.layout, lambda: site.plane.outer, site.plane.log, PACE, kept, elsewhere=client)
             await has_followed(site)
@@ -285,9 +287,7 @@ def test_a_site_audits_with_what_its_other_host_keeps(tmp_path: Path) -> None:
     async def main() -> None:
         async with led(tmp_path, settings=AUDITED) as site, following(site.address, tmp_path) as host:
             await both_are_laid_out(site, host)
-            kept, own = kept_by_host_0(site)
-            said = await site.leader.replicas.keep(JOB, lambda: True)
-            await said.put_together(own.tree, parts_of(site))
+            kept = await kept_by_both(site)
             await has_followed(site)
             nothing: Any = None
             auditor = Auditor(
