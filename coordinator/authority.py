@@ -31,6 +31,9 @@ SESSION_LIFE = timedelta(hours=24)
 """Of what the coordinator shows itself, too."""
 INVITE_ID_BYTES = 8
 PRIVATE = 0o077
+OF_SYSTEMD = "CREDENTIALS_DIRECTORY"
+"""Where LoadCredential= puts files for this service alone (systemd.exec(5)). It lets the service's user read them by
+access lists, whose bits look like those of a group."""
 FIRST = "root"
 """The files of the first root, with .pem and .key; those of later ones are root-2 and so on."""
 ROTATION = "rotation.json"
@@ -247,7 +250,8 @@ def _read(folder: Path, name: str) -> Root:
     key_file, root_file = folder / f"{name}.key", folder / f"{name}.pem"
     if not key_file.exists():
         raise HostError(f"{root_file} is there without {key_file.name}: restore it from a copy")
-    if folder.stat().st_mode & PRIVATE or key_file.stat().st_mode & PRIVATE:
+    may_others_read = folder.stat().st_mode & PRIVATE or key_file.stat().st_mode & PRIVATE
+    if may_others_read and str(folder) != os.environ.get(OF_SYSTEMD):
         raise HostError(
             f"{key_file} can be read by other users, who could let anybody into the run: run `chmod -R go= {folder}`"
         )

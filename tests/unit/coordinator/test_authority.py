@@ -78,6 +78,23 @@ def test_a_root_that_others_can_read_or_that_is_damaged_is_refused(tmp_path: Pat
     assert opened(folder)
 
 
+def test_files_that_systemd_gives_the_service_may_look_as_if_a_group_could_read_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """LoadCredential= from systemd 254 on: the files are root's, an access list has the service's user."""
+    folder = tmp_path / "trust"
+    first = opened(folder)
+    (folder / "root.key").chmod(0o440)
+    folder.chmod(0o550)
+    with pytest.raises(HostError, match="can be read by other users"):
+        opened(folder)
+    monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(tmp_path))
+    with pytest.raises(HostError, match="can be read by other users"):
+        opened(folder)
+    monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(folder))
+    assert opened(folder).roots == first.roots
+
+
 @pytest.mark.parametrize(("kind", "life"), [(Kind.SITE, 1), (Kind.SITE_IDENTITY, 365), (Kind.VIEWER, 365)])
 def test_what_it_signs_is_of_whom_it_says_for_as_long_as_that_kind_lives(tmp_path: Path, kind: Kind, life: int) -> None:
     key = certificates.new_key()
