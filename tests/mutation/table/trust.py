@@ -73,6 +73,14 @@ MUTATIONS = (
         tests=(f"{INVITES}::test_hosts_of_a_site_are_a_part_of_it",),
     ),
     Mutation(
+        name="any folder's root may be read by others",
+        rule="the key of a root is its owner's alone",
+        where="coordinator.authority:_read",
+        old="    if may_others_read and str(folder) != os.environ.get(OF_SYSTEMD):\n",
+        new="    if may_others_read and OF_SYSTEMD not in os.environ:\n",
+        tests=(f"{AUTHORITY}::test_files_that_systemd_gives_the_service_may_look_as_if_a_group_could_read_them",),
+    ),
+    Mutation(
         name="any certificate is the root of a run",
         rule="the root of a run is an authority",
         where="protocol.trust.certificates:check_authority",
