@@ -476,8 +476,8 @@ MUTATIONS = (
         name="others may read the run's key",
         rule="the root's key is for its owner alone",
         where="coordinator.authority:_read",
-        old="if folder.stat().st_mode & PRIVATE or key_file.stat().st_mode & PRIVATE:",
-        new="if False:",
+        old="    may_others_read = folder.stat().st_mode & PRIVATE or key_file.stat().st_mode & PRIVATE\n",
+        new="    may_others_read = False\n",
         tests=(f"{AUTHORITY}::test_a_root_that_others_can_read_or_that_is_damaged_is_refused",),
     ),
     Mutation(
