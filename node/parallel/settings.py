@@ -38,7 +38,7 @@ DIVIDING_SCHEDULES = ("interleaved-zero-bubble", "zbv", "dualpipev")
 """That divide a backward pass into two. Where parameters are gathered for each use, torch 2.13 gives them wrong
 gradients: tests/process/test_layouts.py has zero=2 with each."""
 ONE_STAGE_SCHEDULES = ("gpipe", "1f1b")
-OTHER_WORDS = {"fsdp": "dp_shard", "ddp": "dp_replicate"}
+OTHER_WORDS = {"fsdp": "dp_shard", "ddp": "dp_replicate", "dp": "dp_replicate"}
 """Of the field; `atoll demo --layouts` takes them."""
 
 
@@ -159,6 +159,8 @@ class ParallelSettings:
         found = replace(self, **{n: num_ranks // named for n in DIMENSIONS if getattr(self, n) == THE_REST})
         if found.ep == THE_REST:
             found = replace(found, ep=found.dp_shard * found.cp)
+        if found.zero == 2 and not found.is_sharded:  # one rank was left
+            found = replace(found, zero=3)
         _check_sizes(found)
         if (shards := found.dp_shard * found.cp) % found.ep:
             raise ConfigError(
@@ -372,11 +374,15 @@ def check_sequence(settings: ParallelSettings, length: int) -> None:
 
 def check_batch(settings: ParallelSettings, batch_size: int) -> None:
     """A site's batch, in sequences, with no size `THE_REST`. Raises ConfigError unless it can be shared equally."""
-    parts = settings.num_microbatches if settings.pp > 1 else settings.accumulation
+    name, parts = "accumulation", settings.accumulation
+    if settings.pp > 1:
+        name, parts = "microbatches", settings.num_microbatches
     needed = settings.num_data_ranks * parts
     if batch_size % needed:
-        shares = f"{settings.num_data_ranks} data ranks" + (f", in {parts} parts each" if parts > 1 else "")
+        shares = [f"by {settings.num_data_ranks} data ranks"] if settings.num_data_ranks > 1 else []
+        shares += [f"in {parts} parts each"] if parts > 1 else []
+        other = "--ranks or --parallel" if batch_size % settings.num_data_ranks else f"--parallel {name}"
         raise ConfigError(
-            f"trainer.batch_size = {batch_size} sequences cannot be shared equally by {shares}; choose other --ranks "
-            "or --parallel"
+            f"trainer.batch_size = {batch_size} sequences cannot be shared equally {', '.join(shares)}; choose another "
+            f"{other}"
         )

@@ -84,13 +84,13 @@ def demo_settings(options: DemoOptions) -> RunSettings:
 
 def layouts(options: DemoOptions) -> tuple[ParallelSettings, ...]:
     """Of the sites, in order. Raises ConfigError."""
-    if not options.layouts:
+    if not options.layouts.strip():
         return (ALONE,) * options.num_sites
     listed = [text.strip() for text in options.layouts.split(",")]
     if len(listed) != options.num_sites:
         raise ConfigError(
-            f"--layouts {options.layouts} names {len(listed)} sites, --sites says {options.num_sites}; name each site, "
-            "with + within one: 1,fsdp=2,tp=2+pp=2"
+            f"--layouts {options.layouts} names {len(listed)} of {options.num_sites} sites; say --sites {len(listed)}, "
+            "or name each, with + within one: 1,fsdp=2,tp=2+pp=2"
         )
     return tuple(_layout(text) for text in listed)
 
@@ -98,8 +98,13 @@ def layouts(options: DemoOptions) -> tuple[ParallelSettings, ...]:
 def _layout(text: str) -> ParallelSettings:
     if text == "1":
         return ALONE
+    if not text:
+        raise ConfigError("--layouts: a site without a layout; 1 is one rank")
     parts = (part.partition("=") for part in text.split("+"))
-    found = parse(",".join(f"{OTHER_WORDS.get(name, name)}{equals}{size}" for name, equals, size in parts))
+    try:
+        found = parse(",".join(f"{OTHER_WORDS.get(name, name)}{equals}{size}" for name, equals, size in parts))
+    except ConfigError as error:
+        raise ConfigError(f"--layouts {text}: {error}") from None
     if found.takes_the_rest and "-1" in text:  # without any size there is one rank
         raise ConfigError(f"--layouts {text}: the number of ranks follows from the layout; give each size a number")
     return found.resolved(found.num_ranks(1))

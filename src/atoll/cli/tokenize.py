@@ -1,8 +1,9 @@
 """Write text as a folder of packed tokens, which a run trains on.
 
 Reads text files, folders, .jsonl, .jsonl.gz, .jsonl.zst and .parquet. A row is a document, and so is a text file, or
-each 64 Ki characters of a longer one. About one document in twenty is held out for evaluation, by the hash of its text.
-What OUT then is, and what of it is promised: docs/data.md.
+each 64 Ki characters of a longer one. A data set of Hugging Face's hub is written to files first
+(`dataset.to_parquet("rows.parquet")`). About one document in twenty is held out for evaluation, by the hash of its
+text. What OUT then is, and what of it is promised: docs/data.md.
 
 examples:
   atoll tokenize --tokenizer llama/tokenizer.json --out tokens ~/texts
@@ -43,6 +44,8 @@ def run(args: argparse.Namespace) -> int:
     from atoll.node.worker.token_index import open_packed
 
     if args.verify is not None:
+        if args.files or args.tokenizer or args.out:
+            raise ConfigError(f"--verify {args.verify} only reads that folder: leave out the other arguments")
         packed = open_packed(args.verify)
         packed.verify()
         print(f"{args.verify}: all {len(packed.index.shards)} shards are as they were written")

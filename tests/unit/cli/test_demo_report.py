@@ -217,5 +217,11 @@ def test_a_site_of_the_demo_has_as_many_ranks_as_its_layout_names(tmp_path: Path
     assert "--parallel tp=2,pp=2 " in told[2]
     one, other = layouts(DemoOptions(num_sites=2, layouts="1,precision=bf16"))
     assert (one.precision, other.precision, other.num_ranks(1)) == ("fp32", "bf16", 1)
-    with pytest.raises(ConfigError, match=r"--layouts tp=-1\+pp=2: .* give each size a number"):
-        layouts(DemoOptions(num_sites=2, layouts="1,tp=-1+pp=2"))
+    for text, said in (
+        ("1,tp=-1+pp=2", r"--layouts tp=-1\+pp=2: .* give each size a number"),
+        ("1,tp=2+fsdp", r'--layouts tp=2\+fsdp: .* say "dp_shard=..." with a value'),
+        ("1,", "--layouts: a site without a layout; 1 is one rank"),
+        ("1,1,1", "--layouts 1,1,1 names 3 of 2 sites; say --sites 3"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            layouts(DemoOptions(num_sites=2, layouts=text))

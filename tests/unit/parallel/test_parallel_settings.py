@@ -149,6 +149,7 @@ def test_a_site_of_another_number_of_ranks_is_refused() -> None:
         ("tpp=2", 'there is no "tpp"; did you mean "tp"'),
         ("fsdp=2", 'there is no "fsdp"; did you mean "dp_shard"'),
         ("ddp=2", 'there is no "ddp"; did you mean "dp_replicate"'),
+        ("dp=2", 'there is no "dp"; did you mean "dp_replicate"'),
         ("tp=2+pp=2", 'tp is a whole number, not "2+pp=2"; settings are divided by commas'),
         ("tp", 'say "tp=..." with a value'),
         ("tp=", 'say "tp=..." with a value'),
@@ -285,13 +286,25 @@ def test_no_rank_has_the_matrix_of_tied_embeddings_twice() -> None:
         check_model(parse("pp=2,pp_schedule=zbv"), tied)
 
 
+def test_one_rank_that_was_left_for_shards_says_nothing_of_them() -> None:
+    for text in ("dp_shard=-1,zero=2", "dp_shard=-1,zero=3", "dp_shard=-1"):
+        alone = parse(text).resolved(1)
+        assert str(alone) == ""
+        assert parse(str(alone)).resolved(1) == alone
+    assert str(parse("dp_shard=-1,zero=2").resolved(2)) == "dp_shard=2,zero=2"
+
+
 def test_a_batch_is_shared_equally() -> None:
     check_batch(parse("dp_shard=2,accumulation=2"), 8)
     check_batch(parse("pp=2,dp_shard=2"), 8)
-    with pytest.raises(ConfigError, match="6 sequences cannot be shared equally by 2 data ranks, in 2 parts each"):
-        check_batch(parse("dp_shard=2,accumulation=2"), 6)
-    with pytest.raises(ConfigError, match="4 sequences cannot be shared equally by 2 data ranks, in 4 parts each"):
-        check_batch(parse("pp=2,dp_shard=2"), 4)
+    for text, batch_size, said in (
+        ("dp_shard=2,accumulation=2", 6, "by 2 data ranks, in 2 parts each; choose another --parallel accumulation"),
+        ("pp=2,dp_shard=2", 4, "by 2 data ranks, in 4 parts each; choose another --parallel microbatches"),
+        ("pp=2,microbatches=3", 16, "in 3 parts each; choose another --parallel microbatches"),
+        ("dp_shard=2", 3, "by 2 data ranks; choose another --ranks or --parallel"),
+    ):
+        with pytest.raises(ConfigError, match=f"{batch_size} sequences cannot be shared equally {said}$"):
+            check_batch(parse(text), batch_size)
 
 
 def test_positions_are_shared_equally() -> None:

@@ -331,6 +331,7 @@ def test_a_torn_folder_is_refused(packed: Path) -> None:
 
 def test_a_changed_shard_is_found_by_its_hash(packed: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["tokenize", "--verify", str(packed)]) == 0
+    assert main(["tokenize", "--verify", str(packed), "--tokenizer", "another"]) == ConfigError.exit_code
     assert "shards are as they were written" in capsys.readouterr().out
     content = bytearray((packed / "tokens-00001.bin").read_bytes())
     content[77] ^= 1
