@@ -36,6 +36,13 @@ def is_understood(words: list[str]) -> str:
     return verb
 
 
+def test_images_are_built_without_what_git_ignores() -> None:
+    """An environment of gigabytes, and everything that runs have left."""
+    ignored = [line.strip("/") for line in (DEPLOY.parent / ".gitignore").read_text().split()]
+    left_out = (DEPLOY.parent / ".dockerignore").read_text().splitlines()
+    assert {name.removeprefix("**/") for name in left_out} >= {".git", *ignored}
+
+
 @pytest.mark.parametrize("name", ["coordinator", "node"])
 def test_images_are_built_as_they_should_be(name: str) -> None:
     passes(str(BIN / "hadolint"), f"docker/{name}.Dockerfile")
