@@ -11,6 +11,7 @@ import fcntl
 import os
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -21,6 +22,8 @@ WIRE_QUEUE_FRAMES = 16_384
 """Before each end of a wire with a delay: small frames that come faster than its process wakes must not be lost."""
 NOBODY = "02:00:00:00:00:99"
 """A hardware address that no interface has."""
+FILTERED = Path("/proc/sys/net/bridge/bridge-nf-call-iptables")
+"""1: frames that a bridge passes on go through the firewall, which drops them where Docker has set it up."""
 SYSCTL = Path(__file__).parents[1] / "deploy" / "sysctl.d" / "90-atoll.conf"
 
 
@@ -34,6 +37,9 @@ def available() -> str:
         subprocess.run(["sysctl", "-V"], check=True, capture_output=True)
     except (OSError, subprocess.CalledProcessError):
         return "needs iproute2 (ip, tc) and procps (sysctl)"
+    with suppress(OSError):  # no such file where bridges are not filtered
+        if FILTERED.read_text().strip() != "0":
+            return "needs bridges that no firewall filters: sysctl net.bridge.bridge-nf-call-iptables=0 (Docker sets 1)"
     return ""
 
 
