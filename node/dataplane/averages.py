@@ -1,4 +1,4 @@
-"""The average of contributions to a trainable chunk: of the site that reduces it, and of whoever computes it once more.
+"""The average of contributions to a chunk: of the site that reduces it, and of whoever computes it once more.
 
 Nothing here looks at the outer state: the same contributions give the same bits at every site.
 """
@@ -10,14 +10,17 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from atoll.node.dataplane.bases import base_of
 from atoll.node.dataplane.error_feedback import leave_over
 from atoll.node.dataplane.trimming import trimmed_mean
 from atoll.protocol import clipping
-from atoll.protocol.codecs import arithmetic, bundles, kernels, scratch
+from atoll.protocol.codecs import arithmetic, bundles, kernels, scratch, unchanged
+from atoll.protocol.codecs.table import UNCHANGED
 from atoll.protocol.errors import InvalidMessage
 from atoll.protocol.spec import Aggregation, Way
 
 Floats = npt.NDArray[np.float32]
+LARGEST = np.finfo(np.float32).max
 Contributions = Sequence[tuple[int, bytes | Callable[[], bytes]]]
 """Tokens, or where the way is by influence that, and what is encoded or reads it."""
 
@@ -88,6 +91,29 @@ def recomputed(
     if left.size:
         lose(way, average, payload, error, left)
     return payload
+
+
+def recomputed_buffer(
+    way: Way, num_elements: int, dtype: str, contributions: Contributions, base: Callable[[], Floats]
+) -> bytes:
+    """The same, of a buffer's chunk, whose tensor has that dtype. `base`: what the sites held, for who says that it is
+    unchanged where others do not. Raises as it does too."""
+    parts, weights = [read(of) for _, of in contributions], weights_of(contributions)
+    if way.aggregation is Aggregation.LOWEST:
+        return parts[0]
+    are_unchanged = [way.codec_in(part, way.up) == UNCHANGED for part in parts]
+    if all(are_unchanged):
+        return unchanged(num_elements, "F32")
+    held = base() if any(are_unchanged) else arithmetic.NOTHING
+    average, value = scratch.floats("average", num_elements), scratch.floats("value", num_elements)
+    average.fill(0)
+    for part, weight, is_unchanged in zip(parts, weights, are_unchanged, strict=True):
+        if not is_unchanged:
+            kernels.decode(part, way.up, num_elements, value)
+        arithmetic.add(base_of(held, dtype) if is_unchanged else value, np.float32(weight), average)
+    if arithmetic.is_finite(held):
+        np.clip(average, -LARGEST, LARGEST, out=average)
+    return encode(way, average)
 
 
 def lose(way: Way, average: Floats, payload: bytes, error: Floats, left: Floats) -> None:

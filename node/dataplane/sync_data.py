@@ -36,7 +36,6 @@ Floats = npt.NDArray[np.float32]
 SAMPLED_EVERY = 8
 """Commits: a chunk that is looked at closer is decoded once more for each contributor."""
 
-_LARGEST = np.finfo(np.float32).max
 
 
 def _once() -> Iterator[bool]:
@@ -246,7 +245,7 @@ class SyncData:
         self._make_robust(spec, contributions, weights, [norm or 0.0 for norm in norms], average)
         if way.contribution is Contribution.VALUE and (None not in norms or self._is_base_finite(spec)):
             # A mean of finite values is finite: what is beyond is the rounding of weights and sums.
-            np.clip(average, -_LARGEST, _LARGEST, out=average)
+            np.clip(average, -averages.LARGEST, averages.LARGEST, out=average)
         try:
             payload = averages.encode(way, average, error)
         except NonFiniteError as problem:

@@ -18,7 +18,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from atoll.node.dataplane.averages import recomputed
+from atoll.node.dataplane.averages import recomputed, recomputed_buffer
 from atoll.node.dataplane.kept_contributions import KeptContributions
 from atoll.node.dataplane.payload_file import AttemptKey
 from atoll.node.dataplane.payload_log import PayloadLog
@@ -33,8 +33,9 @@ from atoll.node.exchange.peers.progress import Pace
 from atoll.node.exchange.sync.audited_errors import hash_of
 from atoll.node.exchange.sync.average_errors import AverageErrors
 from atoll.node.exchange.sync.roots import made_tree
-from atoll.protocol.codecs import kernels
+from atoll.protocol.codecs import kernels, peek_codec
 from atoll.protocol.codecs.arithmetic import NOTHING, Floats
+from atoll.protocol.codecs.table import UNCHANGED
 from atoll.protocol.errors import AtollError, HostError, InvalidMessage, NotYetError, PeerError, StateError
 from atoll.protocol.hash_tree import check_proof
 from atoll.protocol.layout import DTYPE_BYTES, Layout, Role
@@ -52,7 +53,7 @@ from atoll.protocol.messages import (
 )
 from atoll.protocol.plans import payload_hash
 from atoll.protocol.settings import RunSettings
-from atoll.protocol.spec import Way, spec_of
+from atoll.protocol.spec import Spec, Way, spec_of
 from atoll.protocol.trust.words import Words, of_contributions, of_errors, of_payloads
 
 log = logging.getLogger("atoll.node")
@@ -142,9 +143,13 @@ class Auditor:
             return _unknown(asked, f"not all contributions are to be had: {why}", silent=silent, refuted=refuted)
         weights = [c.influence if way.by_influence else c.tokens for c in asked.contributors]
         contributions = [(w, of.data) for w, of in zip(weights, found, strict=True) if isinstance(of, Encoded)]
-        num_elements = self.layout.chunks[asked.chunk].num_elements
+        spec = self.layout.chunks[asked.chunk]
+        num_elements, dtype = spec.num_elements, self.layout.manifest.tensors[spec.tensor].dtype
 
         def compute() -> bytes:
+            if spec.role is not Role.TRAINABLE:
+                buffer = recomputed_buffer(way, num_elements, dtype, contributions, lambda: self._base(asked))
+                return payload_hash(buffer)
             if not way.error_beta_down:
                 return payload_hash(recomputed(way, num_elements, contributions))
             left = np.empty(num_elements, np.float32)
@@ -173,6 +178,9 @@ class Auditor:
     ) -> None:
         """In a thread. Without signed words it would show nothing. A disk that is full does not hinder the audit."""
         if self.words is None or self.keep_evidence is None or asked.made is None:
+            return
+        if self.layout.chunks[asked.chunk].role is not Role.TRAINABLE:
+            log.info("audit: of a buffer nothing is kept that shows it to others")
             return
         chunks, made = self.layout.chunks_of(asked.fragment), self._made(asked, asked.made)
         payloads = self.log.held(asked.sync, asked.term, asked.attempt)
@@ -222,9 +230,22 @@ class Auditor:
             raise InvalidMessage(f"an audit of {len(asked.contributors)} contributors, without the words of each")
         if not self.layout.travels(asked.chunk, asked.fragment):
             raise InvalidMessage(f"an audit of chunk {asked.chunk}, which does not fit its sync {asked.sync}")
-        if self.layout.chunks[asked.chunk].role is not Role.TRAINABLE:
-            raise InvalidMessage(f"chunk {asked.chunk} is of a buffer: its average depends on the base")
-        return spec_of(self.settings.sync, asked.base_commit, asked.fragment).trainable
+        return self._spec(asked).of(self.layout.chunks[asked.chunk].role)
+
+    def _spec(self, asked: AuditChunk) -> Spec:
+        return spec_of(self.settings.sync, asked.base_commit, asked.fragment)
+
+    def _base(self, asked: AuditChunk) -> Floats:
+        """Of a buffer: what the last payload before left it at. Raises StateError if that is not here any more."""
+        values = np.empty(self.layout.chunks[asked.chunk].num_elements, np.float32)
+        fragment, commit = self.layout.fragment_of[asked.chunk], asked.base_commit
+        while True:
+            commit = self.log.history.touch(fragment, commit)
+            payload = self.log.read(commit, asked.chunk)
+            if peek_codec(payload) != UNCHANGED:
+                kernels.decode(payload, "fp32", values.size, values)
+                return values
+            commit -= 1
 
     def _check_words(self, asked: AuditChunk) -> list[int]:
         """In a thread: the reducer, if it has signed that it made something else than all sites have. Raises
@@ -243,7 +264,7 @@ class Auditor:
             raise InvalidMessage(f"site {made.site_id} has made chunk {asked.chunk}, and did not contribute")
         if self.words is not None:
             start = reducer.site_id, reducer.incarnation
-            word = of_payloads(self.words.run_id, asked, self._way(asked), start, made.root)
+            word = of_payloads(self.words.run_id, asked, self._spec(asked).trainable, start, made.root)
             self.words.check(reducer, word, made.signature)
             self._check_errors(asked, made, reducer)
         payloads = self.log.held(asked.sync, asked.term, asked.attempt)
@@ -251,7 +272,7 @@ class Auditor:
 
     def _check_errors(self, asked: AuditChunk, made: Made, reducer: Member) -> None:
         """What it has signed of its errors, in this attempt and before."""
-        beta = self._way(asked).error_beta_down
+        beta = self._spec(asked).trainable.error_beta_down
         said: list[tuple[AuditChunk | ErrorsBefore, SignedErrors | None]] = [(asked, made.errors)]
         if not beta or self.words is None:
             return
@@ -341,9 +362,8 @@ class Auditor:
 
     async def _fetched(self, asked: AuditChunk, client: DonorClient) -> Encoded:
         spec = self.layout.chunks[asked.chunk]
-        most = spec_of(self.settings.sync, asked.base_commit, asked.fragment).max_bytes(
-            spec.role, spec.num_elements, DTYPE_BYTES[self.layout.wire_dtype(spec)]
-        )
+        itemsize = DTYPE_BYTES[self.layout.wire_dtype(spec)]
+        most = self._spec(asked).max_bytes(spec.role, spec.num_elements, itemsize)
         return await client.contribution(asked.sync, asked.chunk, most)
 
     def _client(self, asked: AuditChunk, member: Member) -> DonorClient:
@@ -367,8 +387,9 @@ class Auditor:
                 raise InvalidMessage(f"chunk {asked.chunk}: a contribution that does not have its hash")
             place = bisect_left(chunks, asked.chunk)
             check_proof(root, len(chunks), place, asked.chunk, item.hash, item.proof)
-            num_elements = self.layout.chunks[asked.chunk].num_elements
-            kernels.check(item.data, way.up, num_elements, self.layout.wire_dtype(self.layout.chunks[asked.chunk]))
+            spec = self.layout.chunks[asked.chunk]
+            codec = way.codec_in(item.data, way.up)
+            kernels.check(item.data, codec, spec.num_elements, self.layout.wire_dtype(spec))
         except InvalidMessage as error:
             raise Refuted(str(error)) from None
 

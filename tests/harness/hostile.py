@@ -23,6 +23,7 @@ from atoll.node.exchange.sync.reducer import Made
 from atoll.protocol import messages as m
 from atoll.protocol.codecs.arithmetic import Floats
 from atoll.protocol.errors import PeerError, StateError
+from atoll.protocol.layout import Role
 from atoll.protocol.v1 import peer_pb2
 
 KINDS = ("mute", "ready", "waiting", "false", "made-up", "silent")
@@ -70,14 +71,16 @@ def only_waits(
         exchange.waits_for = lambda: (list(names(exchange)), [])  # type: ignore[method-assign]
 
 
-def averages_falsely(exchange: Exchange, *, lies: Callable[[], bool], lied: Callable[[], None]) -> None:
+def averages_falsely(
+    exchange: Exchange, *, lies: Callable[[], bool], lied: Callable[[], None], buffers_alone: bool = False
+) -> None:
     """Whenever `lies` says so, a payload that it makes is of the last contribution alone."""
     data = exchange.attempt.data
     reduce = data.reduce
 
     def reduce_so(chunk: int, contributions: Any, *rest: Any) -> bytes:
         honest = reduce(chunk, contributions, *rest)
-        if not lies():
+        if not lies() or (buffers_alone and data.layout.chunks[chunk].role is Role.TRAINABLE):
             return honest
         false = reduce(chunk, [(tokens, contributions[-1][1]) for tokens, _ in contributions], *rest)
         if false != honest:

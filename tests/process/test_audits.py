@@ -72,6 +72,26 @@ def test_a_reducer_that_lies_is_named_evicted_and_banned_and_the_others_hold_the
         run.end_well(HONEST, 2 * LIMIT_S)
 
 
+def test_a_reducer_that_lies_about_buffers_alone_is_named_and_evicted(tmp_path: Path) -> None:
+    worker = [*WORKER, "--tensors", "a=40x20,m=60x40:mean,n=5:lowest"]
+    with ChaosRun(tmp_path, replace(SETTINGS, sync=replace(SETTINGS.sync, audits=4)), worker, secured=True) as run:
+        run.start_coordinator()
+        coordinator = run.coordinator
+        assert coordinator is not None
+        for name in HONEST:
+            run.start_node(name, run.worker)
+        run.killed.add(run.start_node("liar", run.worker, program=(HOSTILE_NODE, "false-buffers")))
+        found = coordinator.wait_for_line(
+            r"evicted liar \(site \d\): an audit of commit \d+: the payload of chunk (\d+) in commit \d+, "
+            r"which it made, is not the average of what was contributed, as found by",
+            2 * LIMIT_S,
+        )
+        assert int(found.group(1)) > 0, "the trainable tensor is of one chunk"
+        assert run.wait_for_commits(3)["num_audits_right"] > 0
+        assert not [line for line in coordinator.lines if any(f"evicted {name} (" in line for name in HONEST)]
+        run.end_well(HONEST, 2 * LIMIT_S)
+
+
 OF_ERRORS = {
     "made-up": ("audit", r"what it gave is not what it has said, by a root, of sync \d+$"),
     "silent": (

@@ -19,6 +19,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from tests.harness import hostile
 
 DOES = {"mute": hostile.is_never_ready, "ready": hostile.exchanges_nothing}
+FALSE = ("false", "false-buffers")
 WITH_ERRORS = {"made-up": hostile.adds_made_up_errors, "silent": hostile.gives_no_errors}
 
 
@@ -35,8 +36,8 @@ def misbehave(kind: str) -> None:
 
     def begin_so(self: Hub, *args: Any, **options: Any) -> Exchange:
         exchange = begin(self, *args, **options)
-        if kind == "false":
-            hostile.averages_falsely(exchange, lies=lambda: True, lied=lambda: None)
+        if kind in FALSE:
+            hostile.averages_falsely(exchange, lies=lambda: True, lied=lambda: None, buffers_alone=kind != FALSE[0])
         else:
             hostile.only_waits(exchange, hostile.others, claims_to_move=True, tells_the_coordinator=True)
         return exchange
@@ -47,7 +48,7 @@ def misbehave(kind: str) -> None:
 
     if kind in DOES:
         SiteCore.handle = handle_so  # type: ignore[method-assign]
-    elif kind in ("waiting", "false"):
+    elif kind in ("waiting", *FALSE):
         Hub.begin = begin_so  # type: ignore[method-assign]
         Auditor.audit = denies  # type: ignore[method-assign]
     elif kind in WITH_ERRORS:

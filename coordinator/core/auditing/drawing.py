@@ -43,7 +43,7 @@ def secret_digest(secret: bytes) -> bytes:
 def drawn_in_words(  # noqa: PLR0917
     secret: bytes, commit: int, payload_digest: bytes, number: int, place: int, num_choices: int
 ) -> str:
-    """A line of the log: which of the trainable chunks that travel is audited."""
+    """A line of the log: which of the chunks that have a payload is audited."""
     return (
         f"audit: draw {number} of commit {commit}, secret {secret_digest(secret).hex()}, payloads "
         f"{payload_digest.hex()}: place {place} of {num_choices}"

@@ -39,10 +39,10 @@ def begin(run: Run, commit: m.Commit, attempt: Attempt) -> None:
     if commit.final or not roots or not is_drawn(secret, commit.payload_digest, run.settings.sync):
         return
     asked, reducers = [], []
-    for number in range(num if sizes.num_trainable else 0):
-        place = draw(secret, commit.payload_digest, "chunk", number, sizes.num_trainable)
-        chunk = sizes.trainable(place)
-        drawn = drawn_in_words(secret, commit.commit, commit.payload_digest, number, place, sizes.num_trainable)
+    for number in range(num if sizes.num_payloads else 0):
+        place = draw(secret, commit.payload_digest, "chunk", number, sizes.num_payloads)
+        chunk = sizes.with_payload(place)
+        drawn = drawn_in_words(secret, commit.commit, commit.payload_digest, number, place, sizes.num_payloads)
         run.report(logging.INFO, drawn)
         tree = next(tree for tree in plan.trees if chunk < tree.first_chunk + tree.num_chunks)
         reducers.append(top_of(tree))

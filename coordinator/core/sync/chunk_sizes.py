@@ -43,9 +43,7 @@ class ChunkSizes:
         self._firsts = array("Q")  # chunk of each run
         self._before: list[int] = []  # bytes of all chunks before it
         self._empty, self._empty_ends = array("Q"), array("Q")  # ranges of chunks of syncs that have no payload
-        self._trainable, self._trainable_before = array("Q"), array("Q")  # runs of those that have a payload
-        self.num_trainable = 0
-        """Of these, chunks of trainable tensors."""
+        self._full, self._full_before = array("Q"), array("Q")  # runs of those that have one
         self.num_payloads = 0
         """Of a sync: chunks without elements have none."""
         self.num_groups = 1
@@ -65,11 +63,9 @@ class ChunkSizes:
                 self._num_sync_chunks = self.num_chunks
                 self.total_bytes += count * size
                 if elements:
+                    self._full.append(first)
+                    self._full_before.append(self.num_payloads)
                     self.num_payloads += count
-                    if spec.role is Role.TRAINABLE:
-                        self._trainable.append(first)
-                        self._trainable_before.append(self.num_trainable)
-                        self.num_trainable += count
                 else:
                     self._empty.append(first)
                     self._empty_ends.append(self.num_chunks)
@@ -123,10 +119,10 @@ class ChunkSizes:
         place = bisect_right(self._empty, chunk) - 1
         return chunk < len(self) and (place < 0 or chunk >= self._empty_ends[place])
 
-    def trainable(self, place: int) -> int:
-        """The chunk at that place among those of trainable tensors that have a payload."""
-        run = bisect_right(self._trainable_before, place) - 1
-        return self._trainable[run] + place - self._trainable_before[run]
+    def with_payload(self, place: int) -> int:
+        """The chunk at that place among those that have one."""
+        run = bisect_right(self._full_before, place) - 1
+        return self._full[run] + place - self._full_before[run]
 
     def of_payloads(self, hashes: memoryview, first_chunk: int) -> Iterator[memoryview]:
         """What is left of a part of a list of hashes, one for each chunk of a sync, without those that have no

@@ -13,6 +13,40 @@ WORDS = "tests/unit/trust/test_words.py"
 
 MUTATIONS = (
     Mutation(
+        name="no buffer is audited",
+        rule="an audit may be of any chunk that has a payload",
+        where="coordinator.core.sync.chunk_sizes:ChunkSizes.__init__",
+        old="                if elements:\n",
+        new="                if elements and spec.role is Role.TRAINABLE:\n",
+        tests=("tests/unit/coordinator/test_chunk_sizes.py::test_an_audit_may_be_of_any_chunk_that_has_a_payload",),
+    ),
+    Mutation(
+        name="an auditor leaves out who has not changed a buffer",
+        rule="a buffer that is said to be unchanged counts with the base",
+        where="node.dataplane.averages:recomputed_buffer",
+        old="base_of(held, dtype) if is_unchanged else value",
+        new="value",
+        tests=(f"{EXCHANGE}::test_an_auditor_averages_a_buffer_too",),
+    ),
+    Mutation(
+        name="an auditor takes the base of a buffer as it is said to be in another dtype",
+        rule="the base of a buffer is what the workers received, cast included",
+        where="node.dataplane.averages:recomputed_buffer",
+        old="base_of(held, dtype)",
+        new='base_of(held, "F32")',
+        tests=(
+            "tests/unit/dataplane/test_unchanged_buffers.py::test_who_did_not_change_a_buffer_counts_with_the_base",
+        ),
+    ),
+    Mutation(
+        name="an auditor takes a later base of a buffer",
+        rule="the base of a buffer is what the last payload before its sync left",
+        where="node.exchange.auditing:Auditor._base",
+        old="asked.base_commit",
+        new="asked.commit",
+        tests=(f"{EXCHANGE}::test_an_auditor_averages_a_buffer_too",),
+    ),
+    Mutation(
         name="one site's word convicts a reducer",
         rule="a third site computes a difference before anybody is judged",
         where="coordinator.core.auditing.judging:_wrong",

@@ -43,6 +43,25 @@ def test_sizes_are_those_of_the_codec_of_each_role() -> None:
     ]
 
 
+def test_an_audit_may_be_of_any_chunk_that_has_a_payload() -> None:
+    manifest = Manifest.canonical(
+        [
+            w(1000),
+            w(0, name="empty"),
+            w(700, name="v"),
+            w(10, name="m", role=Role.BUFFER_MEAN),
+            w(name="n", dtype="I64", role=Role.BUFFER_LOWEST),
+            w(50, name="frozen", role=Role.FROZEN),
+        ]
+    )
+    for sync in (SyncSettings(chunk_elements=300), SyncSettings(chunk_elements=300, fragments=2)):
+        sizes = ChunkSizes.of(manifest, sync)
+        for part in (sizes, *(sizes.of_sync(fragment) for fragment in range(sync.fragments))):
+            chunks = [part.with_payload(place) for place in range(part.num_payloads)]
+            assert chunks == [chunk for chunk in range(len(part)) if part.has_payload(chunk)]
+    assert {sizes.at(sizes.with_payload(place))[0].name for place in range(sizes.num_payloads)} == {"w", "v", "m", "n"}
+
+
 def test_a_bundle_has_as_many_contributions_as_there_are() -> None:
     manifest = Manifest.canonical([w(1000), w(3000, name="v")])
     for sync, factor in ((SyncSettings(codec="topk2", fragments=2), 7), (SyncSettings(codec="int2", fragments=2), 1)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.node.dataplane import publish
+from atoll.node.dataplane.averages import recomputed_buffer
 from atoll.node.dataplane.bases import cast_base
 from atoll.node.dataplane.outer_state import OuterState
 from atoll.node.dataplane.sync_data import SyncData
@@ -76,10 +78,18 @@ def received(outer: OuterState) -> memoryview:
 
 
 def averaged(sites: list[SyncData], tokens: list[int]) -> dict[int, bytes]:
-    return {
-        chunk: sites[0].reduce(chunk, [(t, s.contribution(chunk)) for t, s in zip(tokens, sites, strict=True)])
-        for chunk in sites[0].chunks
-    }
+    """What an auditor computes, too."""
+    found = {}
+    for chunk in sites[0].chunks:
+        contributions = [(t, s.contribution(chunk)) for t, s in zip(tokens, sites, strict=True)]
+        found[chunk] = sites[0].reduce(chunk, contributions)
+        if chunk in BUFFERS:
+            spec, outer = LAYOUT.chunks[chunk], sites[0].outer
+            way, dtype = sites[0].travels.of(spec.role), LAYOUT.manifest.tensors[spec.tensor].dtype
+            assert isinstance(outer, OuterState)
+            held = partial(values_of, outer, chunk)
+            assert recomputed_buffer(way, spec.num_elements, dtype, contributions, held) == found[chunk]
+    return found
 
 
 @pytest.mark.parametrize("tokens", [[1, 1, 1], [100, 7, 3000], [3, 5, 8191]])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
@@ -17,7 +17,7 @@ import pytest
 
 from atoll.cli.main import main
 from atoll.node.dataplane import false_payload
-from atoll.node.dataplane.averages import recomputed
+from atoll.node.dataplane.averages import recomputed, recomputed_buffer
 from atoll.node.dataplane.kept_contributions import Kept, KeptContributions, kept_by_node
 from atoll.node.exchange.auditing import Auditor
 from atoll.node.exchange.catchup.expected_donors import ExpectedDonors
@@ -29,7 +29,7 @@ from atoll.node.exchange.sync.average_errors import AverageErrors
 from atoll.node.exchange.sync.reduction import share_of
 from atoll.node.exchange.sync.roots import Roots
 from atoll.protocol import PROTOCOL_VERSION
-from atoll.protocol.codecs import kernels
+from atoll.protocol.codecs import kernels, unchanged
 from atoll.protocol.disk import Disk
 from atoll.protocol.errors import AtollError, ConfigError, InvalidMessage, RefusedError, StateError
 from atoll.protocol.hash_tree import HashTree
@@ -255,15 +255,29 @@ def asked_of(tmp_path: Path, payload: bytes) -> AuditChunk:
 
 @contextmanager
 def auditing(
-    tmp_path: Path, payload: bytes, given: dict[int, Encoded | AtollError], *, dialer: Dialer, **options: Any
+    tmp_path: Path,
+    payload: bytes,
+    given: dict[int, Encoded | AtollError],
+    *,
+    dialer: Dialer,
+    layout: Layout = LAYOUT,
+    commits: Mapping[int, bytes] | None = None,
+    **options: Any,
 ) -> Iterator[Given]:
-    """An auditor to which all give what they contributed, or this."""
+    """An auditor to which all give what they contributed, or this. `commits`: of the chunk, the payloads in its log."""
+
+    def read(commit: int, chunk: int) -> bytes:
+        if commit not in (commits or {}):
+            raise StateError(f"commit {commit} is not in the log")
+        return (commits or {})[commit]
+
     held: Any = SimpleNamespace(hash_of=lambda chunk: payload_hash(payload))
-    payload_log: Any = SimpleNamespace(held=lambda sync, term, attempt: held)
+    history = SimpleNamespace(touch=lambda fragment, commit: commit)
+    payload_log: Any = SimpleNamespace(held=lambda sync, term, attempt: held, history=history, read=read)
     with ThreadPoolExecutor(1) as pool:
         auditor = Given(
             settings=SETTINGS,
-            layout=LAYOUT,
+            layout=layout,
             log=payload_log,
             kept=KeptContributions(tmp_path / "own"),
             errors=AverageErrors(pool),
@@ -316,6 +330,78 @@ def test_a_bit_that_flips_in_the_tree_of_what_is_kept_makes_no_wrong_proof(tmp_p
 def test_an_auditor_finds_the_payload_to_the_bit(tmp_path: Path) -> None:
     found = audit(tmp_path, TRUE, {})
     assert found == ChunkAudited(number=9, outcome=AuditOutcome.RIGHT, payload_hash=payload_hash(TRUE))
+
+
+BUFFERS = Layout(
+    Manifest.canonical(
+        [
+            TensorSpec(name="w", shape=(4,), dtype="F32", role=Role.TRAINABLE),
+            TensorSpec(name="running_mean", shape=(4,), dtype="F32", role=Role.BUFFER_MEAN),
+            TensorSpec(name="steps", shape=(1,), dtype="I64", role=Role.BUFFER_LOWEST),
+        ]
+    ),
+    4,
+    1,
+)
+HELD = kernels.encode("fp32", np.array([1, -2, 3, 0.5], np.float32))
+SAME = unchanged(4, "F32")
+UNLIKE = [kernels.encode("fp32", np.array([i, 2, i, 0], np.float32)) for i in (1, 2, 3)]
+
+
+@pytest.mark.parametrize(
+    ("parts", "commits", "outcome"),
+    [
+        pytest.param(UNLIKE, {}, AuditOutcome.RIGHT, id="all have changed it"),
+        pytest.param([SAME] * 3, {}, AuditOutcome.RIGHT, id="none has"),
+        pytest.param([UNLIKE[0], SAME, UNLIKE[2]], {3: SAME, 2: SAME, 1: HELD}, AuditOutcome.RIGHT, id="one has not"),
+        pytest.param([UNLIKE[0], SAME, UNLIKE[2]], {3: UNLIKE[1], 2: HELD}, AuditOutcome.WRONG, id="of another base"),
+        pytest.param([UNLIKE[0], SAME, UNLIKE[2]], {3: SAME}, AuditOutcome.UNKNOWN, id="its base is gone"),
+        pytest.param([UNLIKE[0], UNLIKE[2], SAME], {1: HELD}, AuditOutcome.UNKNOWN, id="the log has gaps"),
+    ],
+)
+def test_an_auditor_averages_a_buffer_too(
+    tmp_path: Path, parts: list[bytes], commits: dict[int, bytes], outcome: AuditOutcome
+) -> None:
+    """Who has not changed it counts with what the sites held, which the last payload before it says."""
+    base = np.empty(4, np.float32)
+    kernels.decode(HELD, "fp32", 4, base)
+    way = spec_of(SETTINGS.sync, 3, 0).of(Role.BUFFER_MEAN)
+    payload = recomputed_buffer(way, 4, "F32", [(10 * i, parts[i - 1]) for i in (1, 2, 3)], lambda: base)
+    found, asked = audit_of_parts(tmp_path, parts, payload, layout=BUFFERS, commits=commits)
+    assert found.outcome is outcome, found.text
+    assert ("not in the log" in found.text) == (outcome is AuditOutcome.UNKNOWN)
+    if outcome is AuditOutcome.RIGHT:
+        false, _ = audit_of_parts(tmp_path, parts, UNLIKE[1], layout=BUFFERS, commits=commits, chunk=asked.chunk)
+        assert (false.outcome, false.payload_hash) == (AuditOutcome.WRONG, payload_hash(payload))
+
+
+def _same(part: bytes, chunk: int) -> bytes:
+    return part
+
+
+def audit_of_parts(
+    tmp_path: Path, parts: list[bytes], payload: bytes, *, chunk: int = 1, **options: Any
+) -> tuple[ChunkAudited, AuditChunk]:
+    """Of that chunk each contributed its part."""
+    kept = [
+        KeptContributions(tmp_path / f"parts-{i}").keep(5, CHUNKS, partial(_same, part), None)
+        for i, part in enumerate(parts)
+    ]
+    given: dict[int, Encoded | AtollError] = {i: item_of(kept[i - 1], chunk) for i in (1, 2, 3)}
+    asked = replace(asked_of(tmp_path, payload), roots=tuple(of.root for of in kept), chunk=chunk)
+
+    async def run() -> ChunkAudited:
+        with auditing(tmp_path, payload, given, dialer=Dialer(), **options) as auditor:
+            return await auditor.audit(asked)
+
+    return asyncio.run(run()), asked
+
+
+def test_of_a_buffer_of_integers_an_auditor_takes_what_the_first_contributor_says(tmp_path: Path) -> None:
+    parts = [kernels.encode("raw", np.array([i], "<i8").view(np.uint8), dtype="I64") for i in (5, 6, 7)]
+    for payload, outcome in ((parts[0], AuditOutcome.RIGHT), (parts[1], AuditOutcome.WRONG)):
+        found, _ = audit_of_parts(tmp_path, parts, payload, layout=BUFFERS, chunk=2)
+        assert found.outcome is outcome, found.text
 
 
 def test_an_auditor_finds_a_payload_that_is_another_one(tmp_path: Path) -> None:
