@@ -46,6 +46,7 @@ def example() -> RunPlan:
         ("interleaved-1f1b", schedules.ScheduleInterleaved1F1B),
         ("looped-bfs", schedules.ScheduleLoopedBFS),
         ("interleaved-zero-bubble", schedules.ScheduleInterleavedZeroBubble),
+        ("zbv", schedules.ScheduleZBVZeroBubble),
         ("dualpipev", schedules.ScheduleDualPipeV),
     ],
 )
@@ -60,6 +61,7 @@ def _orders(kind: Any, num_ranks: int, num_microbatches: int) -> list[list[Any]]
     made = object.__new__(kind)
     made.pp_group_size, made._n_microbatches, made.n_local_stages = num_ranks, num_microbatches, 2
     made._num_stages, made._stages = 2 * num_ranks, [None, None]
+    made.num_stages, made.n_microbatches = 2 * num_ranks, num_microbatches  # as zbv names them
     made.number_of_rounds = max(1, num_microbatches // num_ranks)
     made.microbatches_per_round = num_microbatches // made.number_of_rounds
     table = {rank: made._calculate_single_rank_operations(rank) for rank in range(num_ranks)}
@@ -107,7 +109,12 @@ def _waited(orders: list[list[Any]], num_ranks: int) -> float:
 
 def test_pipelines_of_one_stage_a_rank() -> None:
     assert bubble_share("gpipe", 4, 12) == bubble_share("1f1b", 4, 12) == pytest.approx(3 / 15)
-    assert bubble_share("zbv", 4, 12) == 0
+
+
+@pytest.mark.parametrize(("p", "m", "percent"), [(2, 8, 2.04), (4, 16, 3.03), (8, 32, 3.52), (4, 8, 5.88)])
+def test_zbv_waits_too(p: int, m: int, percent: float) -> None:
+    """An optimizer's step after a global norm waits for all ranks, so that ends of steps do not overlap."""
+    assert 100 * bubble_share("zbv", p, m) == pytest.approx(percent, abs=0.005)
 
 
 def test_layouts_use_all_gpus_and_can_be_said(example: RunPlan) -> None:
