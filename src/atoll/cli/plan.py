@@ -92,8 +92,10 @@ def run(args: argparse.Namespace) -> int:
 
 def quantity(flag: str, said: str, *, is_bits: bool) -> float:
     """`80GB`, `24GiB`; `1Gbit`, `200Mbit/s`. Raises ConfigError."""
+    if re.fullmatch(r"0[0.]*[a-z/ ]*", said.strip(), re.IGNORECASE):
+        raise ConfigError(f"{flag} {said}: must be more than 0")
     match = QUANTITY.fullmatch(said.strip())
     example = "200Mbit or 1Gbit" if is_bits else "80GB or 24GiB"
-    if match is None or (match[3].lower() != "b") != is_bits or match[2].lower() not in UNITS or not float(match[1]):
+    if match is None or (match[3].lower() != "b") != is_bits or match[2].lower() not in UNITS:
         raise ConfigError(f"{flag} {said}: say it like {example}")
     return float(match[1]) * UNITS[match[2].lower()]

@@ -35,8 +35,9 @@ def _layouts(plan: RunPlan) -> list[str]:
     rows = [("layout", "weights", "gradients", "AdamW", *_by_name("act. {}"), *_by_name("peak {}"), "bubble", "fits")]
     rows += [_row(layout) for layout in plan.layouts]
     return [
-        f"inside a site: {site.num_gpus} GPUs of {byte_count(site.gpu_bytes)}, {byte_count(site.usable_bytes)} for "
-        f"training; {site.batch} sequences of {site.sequence} tokens a step, {site.precision}",
+        f"inside a site: {_number(site.num_gpus, 'GPU')} of {byte_count(site.gpu_bytes)}, "
+        f"{byte_count(site.usable_bytes)} for training; {_number(site.batch, 'sequence')} of "
+        f"{_number(site.sequence, 'token')} a step, {site.precision}",
         f"  take --parallel {best.settings}" if best.fits else f"  does not fit; the least is {best.settings}",
         f"  {plan.reason}",
         f"  its peak is {byte_count(best.memory.peak)}, at {best.memory.moment}; a step takes {plan.step_s:.2f} s",
@@ -46,6 +47,10 @@ def _layouts(plan: RunPlan) -> list[str]:
         "  memory of the fullest GPU, in GiB (*N: with accumulation=N, +seq: sequence_parallel=1, +off: offload=1):",
         *_table(rows),
     ]
+
+
+def _number(number: int, word: str) -> str:
+    return f"{number} {word}{'s' * (number != 1)}"
 
 
 def _by_name(form: str) -> Iterator[str]:
@@ -114,6 +119,8 @@ def _node(plan: RunPlan) -> list[str]:
 
 def _syncs(plan: RunPlan) -> list[str]:
     link = plan.question.link
+    if not plan.syncs:
+        return ["syncs: one site sends nothing to others, so no strategy is recommended"]
     rows = [("strategy", "H", "bits up", "bits down", "sent", "a sync", "in steps", "waiting", "tau", "H for 95 %")]
     rows += [
         (
