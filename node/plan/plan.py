@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from atoll.node.plan.bubbles import bubbles
@@ -113,6 +113,7 @@ def plan(question: Question) -> RunPlan:
     model = MODELS[question.model]
     sequence = question.sequence or min(USUAL_SEQUENCE, model.max_sequence)
     batch = question.batch or SEQUENCES_OF_GPU * question.num_gpus
+    model = replace(model, max_sequence=max(model.max_sequence, sequence))
     check_model(model, TrainerSettings(batch_size=batch, sequence=sequence))
     parameters = parameters_by_part(model)
     # 6 N D: arXiv 2001.08361, section 2.1, with what a token goes through
@@ -127,11 +128,6 @@ def plan(question: Question) -> RunPlan:
         compute_s=compute_s,
     )
     found = layouts(site)
-    if not found:
-        raise ConfigError(
-            f"no layout of {question.num_gpus} GPUs shares a step of {question.model} with --batch {batch}: choose a "
-            "batch that they divide"
-        )
     best = found[0]
     step_s = question.step_s or best.step_s
     manifest = manifest_of(model)

@@ -8,6 +8,7 @@ from atoll.cli.words import count
 from atoll.node.plan.layouts import RECOMPUTED, LayoutPlan
 from atoll.node.plan.plan import ASSUMED, RunPlan
 from atoll.node.plan.syncs import advice, recommended
+from atoll.protocol.model_settings import MODELS
 from atoll.protocol.text import byte_count
 
 
@@ -18,7 +19,7 @@ def text(plan: RunPlan) -> str:
 
 def _model(plan: RunPlan) -> list[str]:
     parts = ", ".join(f"{name} {count(number)}" for name, number in plan.parameters.items())
-    model = plan.settings
+    model, own = plan.settings, MODELS[plan.question.model].max_sequence
     active = f", {count(plan.num_active)} for a token" if model.num_experts else ""
     shared = f", and {model.num_shared_experts} for all tokens" if model.num_shared_experts else ""
     experts = f", {model.num_experts} experts, {model.experts_per_token} for a token{shared}"
@@ -27,6 +28,11 @@ def _model(plan: RunPlan) -> list[str]:
         f"  {parts}" + ("; the head is the embedding" if model.tie_embeddings else ""),
         f"  dim {model.dim}, {model.num_layers} layers, {model.num_heads} heads, {model.num_kv_heads} of keys and "
         f"values, ffn {model.ffn_dim}, vocabulary {model.vocab_size}{experts if model.num_experts else ''}",
+        *(
+            [f"  with max_sequence = {model.max_sequence} in place of its own {own}"]
+            if model.max_sequence > own
+            else []
+        ),
     ]
 
 
@@ -60,7 +66,9 @@ def _by_name(form: str) -> Iterator[str]:
 def _row(layout: LayoutPlan) -> tuple[str, ...]:
     memory, settings = layout.by_checkpointing, layout.settings
     sizes = {
-        name: size for name in ("dp_replicate", "dp_shard", "ep", "tp", "pp") if (size := getattr(settings, name)) > 1
+        name: size
+        for name in ("dp_replicate", "dp_shard", "cp", "ep", "tp", "pp")
+        if (size := getattr(settings, name)) > 1
     }
     fits = settings.checkpointing if layout.fits else "no"
     fits += f" *{settings.accumulation}" if layout.fits and settings.accumulation > 1 else ""

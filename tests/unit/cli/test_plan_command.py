@@ -56,6 +56,13 @@ def test_a_single_site_sends_nothing_and_is_recommended_none(capsys: pytest.Capt
     assert (document["syncs"], document["recommended_sync"]) == ([], None)
 
 
+def test_a_sequence_that_is_longer_than_the_models(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*COMMAND, "--sequence", "4096"]) == 0
+    assert "with max_sequence = 4096 in place of its own 2048" in capsys.readouterr().out
+    assert main(COMMAND) == 0
+    assert "max_sequence" not in capsys.readouterr().out
+
+
 def test_what_syncs_measured_took_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(COMMAND) == 0
     assert "syncs measured on links took at least 14 % longer than planned" in capsys.readouterr().out
