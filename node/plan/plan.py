@@ -116,8 +116,10 @@ def plan(question: Question) -> RunPlan:
     model = replace(model, max_sequence=max(model.max_sequence, sequence))
     check_model(model, TrainerSettings(batch_size=batch, sequence=sequence))
     parameters = parameters_by_part(model)
-    # 6 N D: arXiv 2001.08361, section 2.1, with what a token goes through
-    compute_s = 6 * active_parameters(model) * batch * sequence / (question.num_gpus * question.flops * ACHIEVED)
+    # 6 N D: arXiv 2001.08361, section 2.1, with what a token goes through; attention to the tokens before: arXiv
+    # 2204.02311, appendix B, of which half is masked
+    operations = 6 * (active_parameters(model) + model.num_layers * model.dim * sequence) * batch * sequence
+    compute_s = operations / (question.num_gpus * question.flops * ACHIEVED)
     site = Site(
         model=model,
         num_gpus=question.num_gpus,
@@ -174,7 +176,8 @@ def _runs(question: Question) -> dict[str, Any]:
 
 
 ASSUMED = (
-    f"a step computes 6 operations a token and parameter that it goes through, at {ACHIEVED:g} of the GPUs' peak",
+    f"a step computes 6 operations a token and parameter that it goes through, and attention, at {ACHIEVED:g} of the "
+    "GPUs' peak",
     f"a tenth ({RESERVE:g}) of each GPU's memory is for CUDA, NCCL and what the allocator cannot use",
     "links carry their rate both ways; bytes are those before zstd, with the headers of TCP segments",
     "a sync has no time for encoding and averaging: syncs measured on links took at least 14 % longer than planned",

@@ -226,7 +226,9 @@ def test_a_model_that_fits_everywhere_is_replicated() -> None:
 
 def test_a_mixture_computes_with_what_a_token_goes_through() -> None:
     found = plan(replace(QUESTION, model="mixtral-8x7b", num_gpus=16))
-    assert found.site.compute_s == pytest.approx(6 * 12.88e9 * 32 * 4096 / (16 * 989e12 * 0.4), rel=1e-3)
+    assert found.site.compute_s == pytest.approx(
+        6 * (12.88e9 + 32 * 4096 * 4096) * 32 * 4096 / (16 * 989e12 * 0.4), rel=1e-3
+    )
     assert found.document()["parameters"]["active"] == 12_879_925_248
     by_ep = {p.settings.ep: p for p in found.layouts if p.settings.dp_shard == 16 and p.settings.tp == 1}
     assert sorted(by_ep) == [1, 2, 4, 8], "as many as divide the experts, within a host"
@@ -237,6 +239,12 @@ def test_a_mixture_computes_with_what_a_token_goes_through() -> None:
     assert "selective" not in {p.settings.checkpointing for p in shared}
     for layout in shared:
         assert parse(str(layout.settings)) == layout.settings
+
+
+def test_attention_to_long_sequences_takes_most_of_a_step(example: RunPlan) -> None:
+    long = plan(replace(QUESTION, sequence=131_072))
+    assert example.site.compute_s == pytest.approx((48.18e9 + 3.22e9) * 65_536 / (8 * 989e12 * 0.4), rel=1e-3)
+    assert long.site.compute_s == pytest.approx((48.18e9 + 103.08e9) * 32 * 65_536 / (8 * 989e12 * 0.4), rel=1e-3)
 
 
 def test_what_does_not_fit_says_so() -> None:
