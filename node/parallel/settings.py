@@ -364,7 +364,7 @@ def check_site(text: str, num_ranks: int, settings: RunSettings) -> None:
 
 def check_sequence(settings: ParallelSettings, length: int) -> None:
     """Raises ConfigError unless ranks can share the positions of each equally, where they do so between matrices."""
-    here = length if settings.cp == 1 else len(Cut(length, settings.cp).positions_of(0))
+    here = length if settings.cp == 1 else 2 * Cut(length, settings.cp).piece_size
     if settings.sequence_parallel and here % settings.tp:
         raise ConfigError(
             f"--parallel sequence_parallel=1: tp={settings.tp} does not divide the {here} positions of a rank "

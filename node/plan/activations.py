@@ -15,6 +15,8 @@ from atoll.protocol.model_settings import ModelSettings
 FP32_BYTES = 4
 ROW_BYTES = 36
 """Of a token at an expert: its numbers in both orders, and its weight."""
+SCORES = 4
+"""Arrays of scores of queries and a block of keys that the backward pass of a ring has at once, in fp32."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +48,8 @@ class Activations:
     """Sequence parallelism: `tp` divides norms and the residual stream too, but not what matrix products take, which
     is gathered once and kept."""
     kernels: Kernels = ON_GPU
+    scored: int = 0
+    """Keys of a block of a ring, where each query's scores of them are in memory: on GPUs (`parallel/blocks.py`)."""
 
     @property
     def itemsize(self) -> int:
@@ -105,8 +109,9 @@ class Activations:
     @property
     def passing_bytes(self) -> float:
         """In the backward pass of a block, beside what was kept: a gradient of the feed-forward's width and two of the
-        model's."""
-        return self.itemsize * (self._width / self.tp + 2 * self.model.dim)
+        model's, or the scores of a ring."""
+        scores = SCORES * FP32_BYTES * self.model.num_heads / self.tp * self.scored
+        return max(self.itemsize * (self._width / self.tp + 2 * self.model.dim), scores)
 
     @property
     def _num_rows(self) -> int:

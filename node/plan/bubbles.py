@@ -6,31 +6,24 @@ of it the same. Transfers count nothing.
 
 from __future__ import annotations
 
-from atoll.node.parallel.settings import ONE_STAGE_SCHEDULES, SCHEDULES
+from atoll.node.parallel.settings import SCHEDULES
 
-SOURCES = {
-    "gpipe": "arXiv 1811.06965",
-    "1f1b": "arXiv 2006.09503",
-    "interleaved-1f1b": "arXiv 2104.04473",
-    "looped-bfs": "arXiv 2211.05953",
-    "interleaved-zero-bubble": "arXiv 2401.10241",
-    "zbv": "arXiv 2401.10241",
-    "dualpipev": "arXiv 2412.19437",
+MICROBATCH = {
+    "gpipe": 1,  # arXiv 1811.06965
+    "1f1b": 1,  # arXiv 2006.09503
+    "interleaved-1f1b": 2,  # arXiv 2104.04473
+    "looped-bfs": 2,  # arXiv 2211.05953
+    "interleaved-zero-bubble": 6,  # arXiv 2401.10241, as zbv
+    "zbv": 6,
+    "dualpipev": 3,  # arXiv 2412.19437
 }
+"""By schedule: a rank's work for a microbatch, over the time that it waits for each rank before it."""
 
 
 def bubble_share(schedule: str, num_ranks: int, num_microbatches: int) -> float:
     """Of a step: time waited over all time."""
     waits = num_ranks - 1
-    if schedule in ONE_STAGE_SCHEDULES:
-        return waits / (num_microbatches + waits)
-    if schedule in ("interleaved-1f1b", "looped-bfs"):
-        return waits / (2 * num_microbatches + waits)
-    if schedule == "interleaved-zero-bubble":  # the half of the backward pass that can wait fills two thirds
-        return waits / (6 * num_microbatches + waits)
-    if schedule == "dualpipev":
-        return waits / (3 * num_microbatches + waits)
-    return 0.0  # zbv
+    return waits / (MICROBATCH[schedule] * num_microbatches + waits)
 
 
 def bubbles(num_ranks: int, num_microbatches: int) -> dict[str, float]:

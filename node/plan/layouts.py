@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from atoll.node.parallel.settings import ParallelSettings, check_batch, check_model
+from atoll.node.parallel.settings import ParallelSettings, check_batch, check_model, check_sequence
 from atoll.node.plan.bubbles import bubble_share
 from atoll.node.plan.rank_memory import RankMemory, rank_memory, share_of
 from atoll.protocol.errors import ConfigError
@@ -60,20 +62,36 @@ class LayoutPlan:
     """That a GPU sends to others of the site in a step."""
     step_s: float
 
+    @property
+    def by_layer(self) -> tuple[int, int]:
+        """What layouts have alike that are compared by `cp`."""
+        return self.settings.tp, self.settings.pp
+
+    @property
+    def loss(self) -> tuple[float, ...]:
+        """What is less is better: it fits, without offload, without recomputing all; else the peak."""
+        if not self.fits:
+            return 1, self.memory.peak
+        return 0, self.settings.offload, self.settings.checkpointing == "full"
+
 
 def layouts(site: Site) -> list[LayoutPlan]:
     """Those that fit first, and of these the fastest, those with offload behind all others; of equals the one whose
-    GPUs send least."""
-    found = [_planned(site, settings) for settings in _dimensions(site)]
-    return sorted(
-        found,
-        key=lambda plan: (
-            not plan.fits,
-            plan.fits and plan.settings.offload,
-            round(plan.step_s, 9) if plan.fits else plan.memory.peak,
-            plan.moved_bytes,
-        ),
-    )
+    GPUs send least.
+
+    Of those with the same `tp` and `pp`, ranks share a sequence (`cp`) where that fits and with fewer of them it
+    would not, or only by offload or recomputing all; also where nothing fits and it needs least of all.
+    """
+    planned = sorted((_planned(site, settings) for settings in _dimensions(site)), key=lambda plan: plan.settings.cp)
+    least: dict[tuple[int, int], tuple[float, ...]] = {}
+    found: list[LayoutPlan] = []
+    for _, group in itertools.groupby(planned, key=lambda plan: plan.settings.cp):
+        better = [plan for plan in group if plan.settings.cp == 1 or plan.loss < least.get(plan.by_layer, (2,))]
+        for plan in better:
+            least[plan.by_layer] = min(plan.loss, least.get(plan.by_layer, plan.loss))
+        found += better
+    found.sort(key=lambda plan: (*plan.loss[:2], round(plan.step_s, 9), plan.moved_bytes))
+    return [plan for plan in found if plan.fits or plan.settings.cp == 1 or plan is found[0]]
 
 
 def reason(plans: list[LayoutPlan]) -> str:
@@ -87,6 +105,7 @@ def reason(plans: list[LayoutPlan]) -> str:
             (f"computes again ({best.settings.checkpointing})", best.settings.checkpointing != "none"),
             (f"waits for {100 * best.bubble:.0f} % in the pipeline", best.bubble > 0),
             ("sums activations between GPUs", best.settings.tp > 1),
+            ("sends keys and values between GPUs", best.settings.cp > 1),
             ("sends tokens to experts of other GPUs", best.settings.ep > 1),
             ("does AdamW's steps on the CPU", best.settings.offload == 1),
         )
@@ -98,33 +117,35 @@ def reason(plans: list[LayoutPlan]) -> str:
 
 
 def _dimensions(site: Site) -> Iterator[ParallelSettings]:
-    """Tensor and expert parallelism stay within a host."""
+    """Tensor and expert parallelism stay within a host, as do ranks that exchange heads; rings need not."""
+    kv_heads = site.model.num_kv_heads
     for tp in _divisors(site.num_gpus):
         if tp > GPUS_OF_HOST or GPUS_OF_HOST % tp:
             continue
-        for pp in _divisors(site.num_gpus // tp):
-            for dp_shard in _divisors(site.num_gpus // tp // pp):
-                replicas = site.num_gpus // tp // pp // dp_shard
-                if site.batch % (replicas * dp_shard):
-                    continue
-                settings = ParallelSettings(
-                    dp_replicate=replicas, dp_shard=dp_shard, tp=tp, pp=pp, precision=site.precision
-                )
-                if pp > 1:
-                    share = site.batch // settings.num_data_ranks
-                    parts = [number for number in _divisors(share) if pp <= number <= 4 * pp]
-                    if not parts:
-                        continue
-                    settings = replace(settings, microbatches=parts[-1])
-                for ep in _divisors(dp_shard):
-                    shared = replace(settings, ep=ep)
-                    try:
-                        check_model(shared, site.model)
-                        check_batch(shared, site.batch)
-                    except ConfigError:
-                        continue
-                    if ep * tp <= GPUS_OF_HOST:
-                        yield shared
+        for pp, cp in itertools.product(_divisors(site.num_gpus // tp), repeat=2):
+            replicas, rest = divmod(site.num_gpus, tp * pp * cp)
+            of_all = ParallelSettings(cp=cp, tp=tp, pp=pp, precision=site.precision)
+            if math.gcd(cp, kv_heads // tp) * tp > GPUS_OF_HOST:
+                of_all = replace(of_all, cp_ulysses=math.gcd(cp, kv_heads // tp, GPUS_OF_HOST // tp))
+            for dp_shard in _divisors(replicas) if not rest else ():
+                yield from _with_experts(site, replace(of_all, dp_replicate=replicas // dp_shard, dp_shard=dp_shard))
+
+
+def _with_experts(site: Site, settings: ParallelSettings) -> Iterator[ParallelSettings]:
+    """By each number of ranks that can share experts; none if model and batch cannot be shared so."""
+    if settings.pp > 1:
+        share = site.batch // settings.num_data_ranks
+        parts = [number for number in _divisors(share) if settings.pp <= number <= 4 * settings.pp]
+        settings = replace(settings, microbatches=max(parts, default=0))
+    for ep in _divisors(settings.dp_shard * settings.cp):
+        shared = replace(settings, ep=ep)
+        try:
+            check_model(shared, site.model)
+            check_batch(shared, site.batch)
+        except ConfigError:
+            continue
+        if ep * settings.tp <= GPUS_OF_HOST:
+            yield shared
 
 
 def _planned(site: Site, settings: ParallelSettings) -> LayoutPlan:
@@ -135,7 +156,7 @@ def _planned(site: Site, settings: ParallelSettings) -> LayoutPlan:
             settings, checkpointing=name, accumulation=accumulation, sequence_parallel=by_positions, offload=offload
         )
         for offload in ((0, 1) if settings.has_fsdp and is_dense else (0,))
-        for by_positions in ((0, 1) if is_dense and settings.tp > 1 and site.sequence % settings.tp == 0 else (0,))
+        for by_positions in ((0, 1) if is_dense and _shares_positions(site, settings) else (0,))
         for accumulation in parts
         for name in RECOMPUTED
     ]
@@ -153,7 +174,7 @@ def _planned(site: Site, settings: ParallelSettings) -> LayoutPlan:
     else:
         chosen = min(allowed, key=lambda tried: memory[tried].peak)
     busy_s = site.compute_s * (1 + RECOMPUTED[chosen.checkpointing]) / (1 - bubble)
-    of_data, of_activations = _moved(site, chosen)
+    of_data, of_activations = moved(site, chosen)
     return LayoutPlan(
         settings=chosen,
         memory=memory[chosen],
@@ -165,6 +186,14 @@ def _planned(site: Site, settings: ParallelSettings) -> LayoutPlan:
     )
 
 
+def _shares_positions(site: Site, settings: ParallelSettings) -> bool:
+    try:
+        check_sequence(replace(settings, sequence_parallel=1), site.sequence)
+    except ConfigError:
+        return False
+    return settings.tp > 1
+
+
 def _offload_s(settings: ParallelSettings, weights_bytes: int) -> float:
     """Weights to the GPU, gradients back, and AdamW on the CPU; none of it beside the computing."""
     if not settings.offload:
@@ -173,28 +202,39 @@ def _offload_s(settings: ParallelSettings, weights_bytes: int) -> float:
     return weights_bytes * ((gathers + 1) / HOST_LINK_BYTES_PER_S + 7 / HOST_BYTES_PER_S)
 
 
-def _moved(site: Site, settings: ParallelSettings) -> tuple[int, int]:
-    """Of parameters and gradients, which travel while the backward pass goes on (ZeRO, arXiv 1910.02054, section 7),
-    and of activations, for which it waits: sums, two in the forward pass of a block and two in the backward pass
-    (Megatron-LM, arXiv 1909.08053, section 3), three with shared experts, by rings; and tokens to experts and back."""
+def moved(site: Site, settings: ParallelSettings) -> tuple[int, int]:
+    """Of what travels while a rank computes: parameters and gradients (ZeRO, arXiv 1910.02054, section 7), and a ring's
+    keys and values, each pass, and their gradients once, in fp32 (arXiv 2310.01889). And of activations, for which it
+    waits: sums, two in the forward pass of a block and two in the backward pass (Megatron-LM, arXiv 1909.08053, section
+    3), three with shared experts, by rings; tokens to experts and back; and heads of queries, keys, values and outputs
+    for positions (Ulysses, arXiv 2309.14509)."""
 
     def ring(num_ranks: int) -> float:
         return (num_ranks - 1) / num_ranks
 
+    shards = settings.dp_shard * settings.cp
     shares = [share_of(site.model, settings, stage) for stage in range(settings.pp)]
     largest, model = max(shares, key=lambda share: share.total), site.model
     of_experts = largest.num_blocks * largest.elsewhere // (settings.ep - 1) if settings.ep > 1 else 0
-    sharded = ring(settings.dp_shard) * 4 * (largest.total_here - of_experts)
-    sharded += ring(settings.dp_shard // settings.ep) * 4 * of_experts
-    replicated = 2 * ring(settings.dp_replicate) * 4 * largest.total / settings.dp_shard
+    sharded = ring(shards) * 4 * (largest.total_here - of_experts)
+    sharded += ring(shards // settings.ep) * 4 * of_experts
+    replicated = 2 * ring(settings.dp_replicate) * 4 * largest.total / shards
     passes = 3 if settings.checkpointing == "full" else 2
     itemsize = 2 if settings.precision == "bf16" else 4
-    row = site.batch * site.sequence // settings.num_data_ranks * model.dim * itemsize
+    row = site.batch * site.sequence // settings.num_data_ranks // settings.cp * model.dim * itemsize
     summed = (2 + bool(model.num_shared_experts)) * 2 * ring(settings.tp)
     exchanged = 2 * ring(settings.ep) * model.experts_per_token
     blocks = -(-model.num_layers // settings.pp)
     gathered = 3 if settings.zero == 3 and settings.pp == 1 else 2
-    return round(gathered * sharded + replicated), round(passes * blocks * row * (summed + exchanged))
+    ulysses, again = settings.num_ulysses(model), settings.checkpointing != "none"
+    pair = 2 * model.num_kv_heads / model.num_heads
+    to_heads = (2 + again) * ring(ulysses) * (2 + pair) / settings.tp
+    places = settings.cp // ulysses
+    round_ring = pair / settings.tp * ((2 + again) * (places - 1) + places * 4 / itemsize if places > 1 else 0)
+    return (
+        round(gathered * sharded + replicated + blocks * row * round_ring),
+        round(blocks * row * (passes * (summed + exchanged) + to_heads)),
+    )
 
 
 def _divisors(number: int) -> list[int]:

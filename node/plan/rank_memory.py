@@ -91,6 +91,7 @@ def rank_memory(
     model: ModelSettings, settings: ParallelSettings, batch: int, sequence: int, kernels: Kernels = ON_GPU
 ) -> RankMemory:
     """Of `batch` sequences a step and site, which `settings` share equally."""
+    ring = settings.cp // settings.num_ulysses(model)
     kept = Activations(
         model=model,
         precision=settings.precision,
@@ -98,6 +99,7 @@ def rank_memory(
         tp=settings.tp,
         by_positions=settings.sequence_parallel == 1,
         kernels=kernels,
+        scored=sequence // ring if kernels is ON_GPU and ring > 1 else 0,
     )
     stages = [
         _Stage(kept, settings, share_of(model, settings, stage), stage=stage, batch_tokens=batch * sequence).memory()

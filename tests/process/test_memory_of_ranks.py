@@ -18,8 +18,12 @@ LAYOUTS = [
     "dp_shard=2,zero=2",
     "dp_shard=2,precision=bf16",
     "dp_shard=2,checkpointing=full",
+    "dp_shard=2,precision=bf16,checkpointing=full",
+    "dp_shard=2,accumulation=2",
     "cp=2,cp_ulysses=2",
+    "cp=2,cp_ulysses=1",
     "pp=2",
+    "pp=2,checkpointing=full",
 ]
 LAYOUTS_OF_TP = [
     "tp=2",
@@ -29,14 +33,25 @@ LAYOUTS_OF_TP = [
     "tp=2,sequence_parallel=1,checkpointing=selective",
     "tp=2,sequence_parallel=1,checkpointing=full",
 ]
+LAYOUTS_OF_FOUR = [
+    "dp_replicate=2,dp_shard=2",
+    "dp_shard=2,tp=2",
+    "dp_shard=2,pp=2",
+    "tp=2,pp=2",
+    "cp=2,tp=2,sequence_parallel=1",
+]
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 
-@pytest.mark.parametrize("layouts", [LAYOUTS, LAYOUTS_OF_TP], ids=["whole matrices", "shared ones"])
-def test_two_ranks_have_the_memory_of_the_plan(layouts: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("num_ranks", "layouts"),
+    [(2, LAYOUTS), (2, LAYOUTS_OF_TP), (4, LAYOUTS_OF_FOUR)],
+    ids=["whole matrices", "shared ones", "products"],
+)
+def test_ranks_have_the_memory_of_the_plan(num_ranks: int, layouts: list[str]) -> None:
     measured = {}
-    for found in told_by("memory_of_ranks.py", 2, layouts):
-        settings = parse(found["layout"]).resolved(2)
+    for found in told_by("memory_of_ranks.py", num_ranks, layouts):
+        settings = parse(found["layout"]).resolved(num_ranks)
         trainer = SETTINGS.trainer
         said = rank_memory(SETTINGS.model, settings, trainer.batch_size, trainer.sequence, ON_CPU)
         buckets = said.gradients if settings.is_replicated_alone else 0  # of DDP, there between steps too

@@ -56,6 +56,7 @@ def most_bytes(passes: Passes, mesh: Mesh) -> float:
     windows = torch.randint(0, 256, (trainer.batch_size // mesh.settings.num_data_ranks, trainer.sequence + 1))
     train_step(passes, optimizer, windows, trainer.grad_clip, mesh)
     found = []
+    gc.collect()  # the layout before, which would be given back in the midst of a step
     for _ in range(STEPS):
         optimizer.zero_grad(set_to_none=True)
         with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:

@@ -4,9 +4,12 @@ examples:
   atoll plan --model llama3-8b --gpus 8 --gpu-memory 80GB --link 1Gbit --sites 4
   atoll plan --model llama3-70b --gpus 64 --link 10Gbit --sites 3 --batch 256
   atoll plan --model llama3-1b --every 100 --strategy diloco-int4 streaming
+  atoll plan --model llama3-8b --sequence 131072 --batch 1
   atoll plan --model llama-350m --step-s 0.8 --link 50Mbit --rtt-ms 120
   atoll plan --model llama3-8b --format json | python -m json.tool
 
+layouts of a site's GPUs are products of dp_replicate, dp_shard, cp, tp and pp with 1f1b, and ep; zero=1, zero=2 and
+other schedules are not tried
 formulas and their sources: docs/plan.md
 """
 
@@ -37,7 +40,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rtt-ms", metavar="MS", type=float, default=30.0, help="between two sites (default: 30)")
     parser.add_argument("--sites", metavar="N", type=int, default=4, help="default: 4")
     parser.add_argument("--batch", metavar="N", type=int, help="sequences a step and site (default: 2 a GPU)")
-    parser.add_argument("--sequence", metavar="N", type=int, help="tokens (default: 4096, or the model's longest)")
+    parser.add_argument(
+        "--sequence",
+        metavar="N",
+        type=int,
+        help="tokens (default: 4096, or the model's longest; with a longer one a model that has it is planned)",
+    )
     parser.add_argument("--precision", choices=("bf16", "fp32"), default="bf16", help="default: bf16")
     parser.add_argument(
         "--flops", metavar="TFLOPS", type=float, help="peak of a GPU (default: an H100's, 989 in bf16, 67 in fp32)"
@@ -92,8 +100,10 @@ def run(args: argparse.Namespace) -> int:
 
 def quantity(flag: str, said: str, *, is_bits: bool) -> float:
     """`80GB`, `24GiB`; `1Gbit`, `200Mbit/s`. Raises ConfigError."""
+    if re.fullmatch(r"0[0.]*[a-z/ ]*", said.strip(), re.IGNORECASE):
+        raise ConfigError(f"{flag} {said}: must be more than 0")
     match = QUANTITY.fullmatch(said.strip())
     example = "200Mbit or 1Gbit" if is_bits else "80GB or 24GiB"
-    if match is None or (match[3].lower() != "b") != is_bits or match[2].lower() not in UNITS or not float(match[1]):
+    if match is None or (match[3].lower() != "b") != is_bits or match[2].lower() not in UNITS:
         raise ConfigError(f"{flag} {said}: say it like {example}")
     return float(match[1]) * UNITS[match[2].lower()]

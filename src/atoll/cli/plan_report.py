@@ -8,6 +8,7 @@ from atoll.cli.words import count
 from atoll.node.plan.layouts import RECOMPUTED, LayoutPlan
 from atoll.node.plan.plan import ASSUMED, RunPlan
 from atoll.node.plan.syncs import advice, recommended
+from atoll.protocol.model_settings import MODELS
 from atoll.protocol.text import byte_count
 
 
@@ -18,7 +19,7 @@ def text(plan: RunPlan) -> str:
 
 def _model(plan: RunPlan) -> list[str]:
     parts = ", ".join(f"{name} {count(number)}" for name, number in plan.parameters.items())
-    model = plan.settings
+    model, own = plan.settings, MODELS[plan.question.model].max_sequence
     active = f", {count(plan.num_active)} for a token" if model.num_experts else ""
     shared = f", and {model.num_shared_experts} for all tokens" if model.num_shared_experts else ""
     experts = f", {model.num_experts} experts, {model.experts_per_token} for a token{shared}"
@@ -27,6 +28,11 @@ def _model(plan: RunPlan) -> list[str]:
         f"  {parts}" + ("; the head is the embedding" if model.tie_embeddings else ""),
         f"  dim {model.dim}, {model.num_layers} layers, {model.num_heads} heads, {model.num_kv_heads} of keys and "
         f"values, ffn {model.ffn_dim}, vocabulary {model.vocab_size}{experts if model.num_experts else ''}",
+        *(
+            [f"  with max_sequence = {model.max_sequence} in place of its own {own}"]
+            if model.max_sequence > own
+            else []
+        ),
     ]
 
 
@@ -35,8 +41,9 @@ def _layouts(plan: RunPlan) -> list[str]:
     rows = [("layout", "weights", "gradients", "AdamW", *_by_name("act. {}"), *_by_name("peak {}"), "bubble", "fits")]
     rows += [_row(layout) for layout in plan.layouts]
     return [
-        f"inside a site: {site.num_gpus} GPUs of {byte_count(site.gpu_bytes)}, {byte_count(site.usable_bytes)} for "
-        f"training; {site.batch} sequences of {site.sequence} tokens a step, {site.precision}",
+        f"inside a site: {_number(site.num_gpus, 'GPU')} of {byte_count(site.gpu_bytes)}, "
+        f"{byte_count(site.usable_bytes)} for training; {_number(site.batch, 'sequence')} of "
+        f"{_number(site.sequence, 'token')} a step, {site.precision}",
         f"  take --parallel {best.settings}" if best.fits else f"  does not fit; the least is {best.settings}",
         f"  {plan.reason}",
         f"  its peak is {byte_count(best.memory.peak)}, at {best.memory.moment}; a step takes {plan.step_s:.2f} s",
@@ -48,6 +55,10 @@ def _layouts(plan: RunPlan) -> list[str]:
     ]
 
 
+def _number(number: int, word: str) -> str:
+    return f"{number} {word}{'s' * (number != 1)}"
+
+
 def _by_name(form: str) -> Iterator[str]:
     return (form.format(name) for name in RECOMPUTED)
 
@@ -55,7 +66,9 @@ def _by_name(form: str) -> Iterator[str]:
 def _row(layout: LayoutPlan) -> tuple[str, ...]:
     memory, settings = layout.by_checkpointing, layout.settings
     sizes = {
-        name: size for name in ("dp_replicate", "dp_shard", "ep", "tp", "pp") if (size := getattr(settings, name)) > 1
+        name: size
+        for name in ("dp_replicate", "dp_shard", "cp", "ep", "tp", "pp")
+        if (size := getattr(settings, name)) > 1
     }
     fits = settings.checkpointing if layout.fits else "no"
     fits += f" *{settings.accumulation}" if layout.fits and settings.accumulation > 1 else ""
@@ -114,6 +127,8 @@ def _node(plan: RunPlan) -> list[str]:
 
 def _syncs(plan: RunPlan) -> list[str]:
     link = plan.question.link
+    if not plan.syncs:
+        return ["syncs: one site sends nothing to others, so no strategy is recommended"]
     rows = [("strategy", "H", "bits up", "bits down", "sent", "a sync", "in steps", "waiting", "tau", "H for 95 %")]
     rows += [
         (

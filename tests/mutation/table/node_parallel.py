@@ -227,9 +227,9 @@ MUTATIONS = (
     Mutation(
         name="a plan offloads what need not be",
         rule="a plan recommends what is fastest",
-        where="node.plan.layouts:layouts",
-        old="plan.fits and plan.settings.offload,",
-        new="plan.fits and -plan.settings.offload,",
+        where="node.plan.layouts:LayoutPlan.loss",
+        old="return 0, self.settings.offload,",
+        new="return 0, -self.settings.offload,",
         tests=("tests/unit/parallel/test_plan.py::test_what_costs_time_is_offloaded_only_where_nothing_else_fits",),
     ),
     Mutation(
@@ -351,6 +351,30 @@ MUTATIONS = (
         old="memory[tried].peak <= site.usable_bytes]",
         new="memory[tried].peak >= 0]",
         tests=("tests/unit/parallel/test_plan.py::test_layouts_use_all_gpus_and_can_be_said",),
+    ),
+    Mutation(
+        name="ranks share sequences that need not be shared",
+        rule="a plan shares sequences where that is of use",
+        where="node.plan.layouts:layouts",
+        old="plan.settings.cp == 1 or plan.loss < least.get(plan.by_layer, (2,))]",
+        new="True]",
+        tests=("tests/unit/parallel/test_plan.py::test_ranks_share_sequences_where_there_are_too_few",),
+    ),
+    Mutation(
+        name="gradients of a ring's keys travel in bf16",
+        rule="a plan's bytes are those that a GPU sends",
+        where="node.plan.layouts:moved",
+        old="places * 4 / itemsize if",
+        new="places if",
+        tests=("tests/unit/parallel/test_plan.py::test_keys_and_values_travel",),
+    ),
+    Mutation(
+        name="scores of a ring take no memory",
+        rule="a plan's memory is that of a step",
+        where="node.plan.rank_memory:rank_memory",
+        old="scored=sequence // ring if kernels is ON_GPU and ring > 1 else 0,",
+        new="scored=0,",
+        tests=(f"{MEMORY}::test_a_ring_on_gpus_has_its_scores_at_the_peak",),
     ),
     Mutation(
         name="what a backward pass computes again is load",

@@ -44,6 +44,36 @@ def test_json_has_the_same_figures(capsys: pytest.CaptureFixture[str]) -> None:
         assert f"{100 * sync['utilization']:.1f} %" in out
 
 
+def test_a_single_site_sends_nothing_and_is_recommended_none(capsys: pytest.CaptureFixture[str]) -> None:
+    alone = [*COMMAND, "--sites", "1", "--gpus", "1", "--batch", "1"]
+    assert main(alone) == 0
+    out = capsys.readouterr().out
+    assert "syncs: one site sends nothing to others, so no strategy is recommended" in out
+    assert "inside a site: 1 GPU of 22.4 GiB, 20.1 GiB for training; 1 sequence of 2048 tokens a step, bf16" in out
+    assert "sparseloco" not in out
+    assert main([*alone, "--format", "json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert (document["syncs"], document["recommended_sync"]) == ([], None)
+
+
+def test_a_sequence_that_is_longer_than_the_models(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*COMMAND, "--sequence", "4096"]) == 0
+    assert "with max_sequence = 4096 in place of its own 2048" in capsys.readouterr().out
+    assert main(COMMAND) == 0
+    assert "max_sequence" not in capsys.readouterr().out
+
+
+def test_what_syncs_measured_took_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(COMMAND) == 0
+    assert "syncs measured on links took at least 14 % longer than planned" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("flags", [["--link", "0"], ["--link", "0Mbit"], ["--gpu-memory", "0.0GB"]])
+def test_nothing_is_too_little(flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*COMMAND, *flags]) == ConfigError.exit_code
+    assert f"{flags[0]} {flags[1]}: must be more than 0" in capsys.readouterr().err
+
+
 def test_the_node_is_that_of_the_first_strategy(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*COMMAND, "--strategy", "sign1-ef", "streaming"]) == 0
     out = capsys.readouterr().out

@@ -9,11 +9,12 @@ from typing import NamedTuple
 import pytest
 import torch
 
+from atoll.node.parallel.blocks import Block
 from atoll.node.parallel.parallelize import parallelize
 from atoll.node.parallel.passes import computing
 from atoll.node.parallel.settings import ParallelSettings
 from atoll.node.parallel.tensor import share_matrices
-from atoll.node.plan.activations import ON_CPU, Activations
+from atoll.node.plan.activations import ON_CPU, SCORES, Activations
 from atoll.node.plan.rank_memory import rank_memory, share_of
 from atoll.node.plan.tensors import PARTS, parameters_by_part, shapes
 from atoll.node.worker.model import Transformer
@@ -137,6 +138,30 @@ def test_between_matrices_positions_are_shared_too() -> None:
     norm = (4 + 4 * WIDE.dim) / 2  # the last one
     assert kept.activations - less.activations == tokens * (WIDE.num_layers * 4 * WIDE.dim / 2 + norm)
     assert share_of(WIDE, by_positions, 0).embedding == share_of(WIDE, by_heads, 0).embedding / 2
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("is_diagonal", [False, True])
+def test_a_block_of_a_ring_has_scores_in_memory(dtype: torch.dtype, is_diagonal: bool) -> None:
+    """As GPUs compute it: in its backward pass, as often as the formula says."""
+    q, k, v, d_out = (torch.randn(1, 4, 512, 16, dtype=dtype) for _ in range(4))
+    block = Block(q, k, v, is_diagonal)
+    out, log_sum = block.attention()
+    with Live() as live:
+        block.gradients(d_out, out, log_sum)
+    assert live.most == pytest.approx(SCORES * 4 * 4 * 512 * 512, rel=0.2)
+
+
+def test_a_ring_on_gpus_has_its_scores_at_the_peak() -> None:
+    """Of as many tokens a rank, in one sequence and in two."""
+    ring = ParallelSettings(cp=4, cp_ulysses=1)
+    one, two = (rank_memory(WIDE, ring, batch, 4096 // batch) for batch in (1, 2))
+    assert one.moment == two.moment == "the backward pass of the last block"
+    assert one.peak - two.peak == SCORES * 4 * WIDE.num_heads * (1024 * 1024 - 2 * 512 * 512)
+    heads = ParallelSettings(cp=2, cp_ulysses=2)
+    assert rank_memory(WIDE, heads, 1, 4096) == rank_memory(WIDE, heads, 2, 2048)
+    one, two = (rank_memory(WIDE, ring, batch, 4096 // batch, ON_CPU) for batch in (1, 2))
+    assert one == two
 
 
 def test_what_is_offloaded_is_not_in_the_gpus_memory() -> None:
