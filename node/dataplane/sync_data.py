@@ -37,7 +37,6 @@ SAMPLED_EVERY = 8
 """Commits: a chunk that is looked at closer is decoded once more for each contributor."""
 
 
-
 def _once() -> Iterator[bool]:
     """True at the first `next`, of whatever thread."""
     return iter((True,))
