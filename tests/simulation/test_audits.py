@@ -124,7 +124,7 @@ def test_a_reducer_that_lies_in_a_third_of_its_averages_is_named(seeds: Sequence
 @seeds(4, every=4)
 def test_an_auditor_that_accuses_and_one_that_covers_are_no_match_for_the_others(seeds: Sequence[int]) -> None:
     for seed in seeds:
-        outcome, found = audits.schedule(seed, audits.lying_auditor, num_syncs=5)
+        outcome, found = audits.schedule(seed, audits.lying_auditor, num_syncs=8)  # in five it may not be drawn
         assert not outcome.problem, f"seed {seed}: {outcome.problem}\n{outcome.story}"
         assert set(found.offences) == {found.liar}, outcome.story
 
@@ -151,8 +151,10 @@ def test_with_errors_of_averages_a_reducer_that_gives_none_or_others_is_named_an
 
 @seeds(8, every=8)
 def test_cut_links_and_starts_anew_make_nobody_a_liar(seeds: Sequence[int]) -> None:
+    num_right = 0  # of the last start of each coordinator
     for seed in seeds:
         outcome, found = audits.schedule(seed, audits.weather, shape=audits.with_errors(seed, num_syncs=7))
         assert not outcome.problem, f"seed {seed}: {outcome.problem}\n{outcome.story}"
         assert not found.offences | found.faults | found.silences, outcome.story
-        assert found.num_right
+        num_right += found.num_right
+    assert num_right
