@@ -81,13 +81,16 @@ def certificate(until_s: float, now_s: float) -> Finding:
     return Finding(verdict, "identity", found, remedy if verdict is Verdict.WARN else "")
 
 
-def disk(free_bytes: int, needed_bytes: int, home: str) -> Finding:
-    """`free_bytes`: with the room that the home has already."""
-    found = f"{byte_count(free_bytes)} free at {home}; the run needs {byte_count(needed_bytes)} there"
+def disk(free_bytes: int, needed_bytes: int, more_bytes: int, home: str) -> Finding:
+    """`free_bytes`: with the room that the home has already. `more_bytes`: that it may have beside the state."""
+    found = (
+        f"{byte_count(free_bytes)} free at {home}; the run needs {byte_count(needed_bytes)} there, and at the most "
+        f"{byte_count(more_bytes)} for checkpoints, records and logs"
+    )
     remedy = "make room, or choose another disk with --home"
     if free_bytes < needed_bytes:
         return Finding(Verdict.FAIL, "disk", found, remedy)
-    short = free_bytes < SHORT_DISK * needed_bytes
+    short = free_bytes < SHORT_DISK * needed_bytes or free_bytes < needed_bytes + more_bytes
     return Finding(Verdict.WARN if short else Verdict.OK, "disk", found, remedy if short else "")
 
 

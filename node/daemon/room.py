@@ -14,7 +14,7 @@ from atoll.node.daemon.journal import MAX_JOURNAL_BYTES
 from atoll.node.daemon.published import gains_in_place
 from atoll.node.daemon.shared_memory import RESERVE_BYTES, MemoryLimit, memory_limit
 from atoll.node.daemon.site_log import MAX_LOG_BYTES, NUM_OLD_LOGS
-from atoll.node.dataplane.footprint import Footprint, footprint
+from atoll.node.dataplane.footprint import MAX_CHECKPOINTS, Footprint, footprint
 from atoll.protocol import file_systems
 from atoll.protocol.disk import Disk, disk_error
 from atoll.protocol.errors import HostError
@@ -33,8 +33,6 @@ DISK_SHARE = 8
 """The part of the free disk (one in so many) that contributions leave to others."""
 
 
-MAX_CHECKPOINTS = 5
-"""Of a rank's inner optimizer: docs/memory.md."""
 BYTES_OF_ADAMW = 8
 """For each parameter, in fp32."""
 LOG_BYTES = (NUM_OLD_LOGS + 1) * MAX_LOG_BYTES + 2 * MAX_JOURNAL_BYTES
@@ -139,7 +137,7 @@ def _in_words(parts: Parts) -> str:
     return f"{byte_count(total)} are needed ({listed})"
 
 
-def _beside(settings: RunSettings, manifest: Manifest, max_disk_bytes: int) -> Parts:
+def beside(settings: RunSettings, manifest: Manifest, max_disk_bytes: int) -> Parts:
     """What a home has at the most beside the state; of checkpoints those of AdamW, which are the largest."""
     num_bytes = MAX_CHECKPOINTS * BYTES_OF_ADAMW * manifest.num_trainable if settings.checkpoint_every else 0
     deposits = most_on_disk(box_bytes(max_disk_bytes))
@@ -169,7 +167,7 @@ def room_of(
         reduce_buffer_bytes=config.reduce_buffer_bytes,
         has_buffers=has_buffers,
         max_disk_bytes=config.max_disk_bytes,
-        beside=_beside(settings, manifest, config.max_disk_bytes),
+        beside=beside(settings, manifest, config.max_disk_bytes),
     )
     kind = file_systems.kind_of(home)
     if kind in file_systems.NETWORK:

@@ -24,6 +24,8 @@ NODE_CONSTANT_BYTES = 150 << 20
 """Python, gRPC, numpy, compiled kernels."""
 THREAD_ARRAYS = 4
 """Of the largest chunk in fp32, that a thread computes in as a rule (`protocol/codecs/scratch.py`)."""
+MAX_CHECKPOINTS = 5
+"""Of a rank's inner optimizer, which it keeps beside the state: docs/memory.md."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

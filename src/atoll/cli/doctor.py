@@ -168,7 +168,7 @@ def _asked(address: str, joined: Enrolled | None, proxy: str) -> _Answer:
 def _of_run(answer: _Answer, home: Path) -> Iterator[Finding]:
     from atoll import __version__
     from atoll.node.daemon import doctor
-    from atoll.node.daemon.room import free_for
+    from atoll.node.daemon.room import beside, free_for
     from atoll.node.daemon.shared_memory import RESERVE_BYTES
     from atoll.node.dataplane.footprint import footprint
     from atoll.protocol import file_systems
@@ -188,7 +188,8 @@ def _of_run(answer: _Answer, home: Path) -> Iterator[Finding]:
         files_bytes = free.memory_for_files(needs)
         needed_bytes = needs.shared_bytes + files_bytes + RESERVE_BYTES
         yield doctor.memory(free.memory.available_bytes, needed_bytes, free.memory.source, files_bytes)
-        yield doctor.disk(free.disk_bytes + free.home_bytes, needs.disk_bytes, str(home))
+        more_bytes = sum(num_bytes for _, num_bytes in beside(settings, whole, 0))
+        yield doctor.disk(free.disk_bytes + free.home_bytes, needs.disk_bytes, more_bytes, str(home))
     else:
         yield doctor.Finding(doctor.Verdict.UNKNOWN, "memory, disk", "the run has no model yet: atoll node --dry-run")
     yield doctor.disk_kind(file_systems.kind_of(home), str(home))

@@ -11,8 +11,9 @@ from atoll.cli.status import whole
 from atoll.cli.words import count
 from atoll.coordinator.core.sync.chunk_sizes import ChunkSizes
 from atoll.node.daemon.config import NodeConfig, default_home
+from atoll.node.daemon.peers import check_cap
 from atoll.node.daemon.published import gains_in_place
-from atoll.node.daemon.room import room_of
+from atoll.node.daemon.room import beside, room_of
 from atoll.node.daemon.script_model import model_of_script
 from atoll.node.dataplane.footprint import NODE_CONSTANT_BYTES, footprint
 from atoll.node.parallel.settings import check_site, parse
@@ -104,6 +105,9 @@ def facts(
     layout = Layout(manifest, settings.sync.chunk_elements)
     read_in_place = ranks_can_read_in_place and gains_in_place(layout, settings.sync, home)
     yield from memory_lines(settings, layout, config.num_kernel_threads, read_in_place=read_in_place)
+    more = ", ".join(f"{byte_count(size)} {what}" for what, size in beside(settings, manifest, config.max_disk_bytes))
+    yield "disk beside", f"at the most {more}; --max-disk-gb is compared with all of it"
+    check_cap(config, settings)
     if (kind := file_systems.kind_of(home)) in file_systems.IN_MEMORY:
         yield "", f"{home} is in memory ({kind}): all of its disk is memory, which the kernel cannot drop"
     room = room_of(config, settings, manifest, home, Disk(), has_buffers=False, read_in_place=read_in_place)

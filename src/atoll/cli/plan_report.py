@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from atoll.cli.words import count
+from atoll.node.dataplane.footprint import MAX_CHECKPOINTS
 from atoll.node.plan.layouts import RECOMPUTED, LayoutPlan
 from atoll.node.plan.plan import ASSUMED, RunPlan
 from atoll.node.plan.syncs import advice, recommended
@@ -117,6 +118,7 @@ def _node(plan: RunPlan) -> list[str]:
         ),
         f"  disk     {byte_count(needs.disk_bytes)} at the most: "
         + ", ".join(f"{byte_count(size)} {what}" for what, size in needs.disk_parts),
+        f"           and {byte_count(MAX_CHECKPOINTS * plan.copies_bytes)} for checkpoints of the inner optimizer",
         f"  written  {byte_count(node.written_bytes)} a sync: "
         + ", ".join(f"{byte_count(size)} {what}" for what, size in node.written),
         f"  bytes a parameter: {_each(plan, needs.memory_bytes)} memory ({_each(plan, needs.shared_bytes)} shared, "

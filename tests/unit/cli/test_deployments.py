@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import subprocess
 import sys
@@ -112,6 +113,11 @@ def test_scripts_have_no_mistake_in_their_syntax(shell: str, path: str) -> None:
 def test_the_task_for_clouds_is_one_and_its_commands_are_understood() -> None:
     (task,) = documents("skypilot", "site.yaml")
     assert {"name", "envs", "resources", "file_mounts", "setup", "run"} <= set(task)
-    words = shlex.split(task["run"].replace("${SKYPILOT_NUM_GPUS_PER_NODE}", "8"))
-    assert words[:2] == ["exec", "~/atoll/bin/atoll"]
-    assert is_understood(words[2:]) == "node"
+    run = task["run"].replace("${SKYPILOT_NUM_GPUS_PER_NODE}", "8")
+    about = (DEPLOY / "skypilot" / "site.yaml").read_text()
+    offered = ["", *re.findall(r'--env OPTIONS="([^"]+)"', about)]
+    assert len(offered) == 3
+    for options in offered:
+        words = shlex.split(run.replace("${OPTIONS}", options))
+        assert words[:2] == ["exec", "~/atoll/bin/atoll"]
+        assert is_understood(words[2:]) == "node"

@@ -53,6 +53,21 @@ def test_memory_follows_the_formula() -> None:
     assert "8.0 MiB outer state" in dict(dry_run.memory_lines(plain, LAYOUT, 2, read_in_place=False))["memory"]
 
 
+def test_what_a_cap_on_the_disk_is_compared_with_is_said_and_a_cap_on_the_link_is_looked_at(tmp_path: Path) -> None:
+    told = dict(dry_run.facts(SETTINGS, replace(CONFIG, home=tmp_path), MANIFEST, "CPU", False))
+    assert told["disk beside"].startswith("at the most 40.0 MiB checkpoints of an AdamW, 1.3 GiB records"), told
+    assert "96.0 MiB logs" in told["disk beside"]
+    capped = replace(CONFIG, home=tmp_path, max_disk_bytes=1 << 30)
+    told = dict(dry_run.facts(SETTINGS, capped, MANIFEST, "CPU", False))
+    assert "40.0 MiB checkpoints of an AdamW, 48.0 MiB records" in told["disk beside"]
+    with pytest.raises(ConfigError, match=r"--max-upload-mbit 0\.08: run .* takes no link of less than"):
+        list(
+            dry_run.facts(
+                SETTINGS, replace(CONFIG, home=tmp_path, max_upload_bytes_per_s=10_000), MANIFEST, "CPU", False
+            )
+        )
+
+
 def test_what_ranks_read_in_place_is_on_the_disk_and_a_home_in_memory_is_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
