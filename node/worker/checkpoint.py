@@ -124,6 +124,8 @@ class LocalCheckpoints:
             self._kept.forget()
             if self._kept.has_some:
                 self._say("the inner optimizer starts fresh: no checkpoint is usable on every rank")
+            elif generation > 1 and self._rank == 0:
+                self._say("the inner optimizer starts fresh: no checkpoint was written before (run.checkpoint_every)")
             return None
         tensors, stored = self._kept.take(chosen)
         is_restored = self._state.restore(tensors, stored)

@@ -9,9 +9,9 @@ import sys
 from dataclasses import dataclass
 from types import TracebackType
 
-from atoll.node.local_protocol import FATAL_KINDS, Greeting
+from atoll.node.local_protocol import ENV_SOCKET, FATAL_KINDS, Greeting
 from atoll.node.worker.client import LocalClient
-from atoll.protocol.errors import AtollError, RefusedError
+from atoll.protocol.errors import AtollError, ConfigError, RefusedError
 from atoll.protocol.settings import RunSettings, settings_from_json
 
 
@@ -39,16 +39,23 @@ class Connection:
 
 
 _connection: Connection | None = None
+_left = ""  # the node's socket, once this rank has left
 
 
 def connect() -> Connection | None:
     """The connection of this process, made at the first call; None if it was not started by a node.
 
-    Raises WorkerError if the node is gone, RefusedError if it does not want this process.
+    Raises WorkerError if the node is gone, RefusedError if it does not want this process, ConfigError if this process
+    has left it.
     """
     global _connection  # noqa: PLW0603 one process is one rank
     if _connection is not None:
         return _connection
+    if _left and _left == os.environ.get(ENV_SOCKET):
+        raise ConfigError(
+            "this process has left its run: a script joins once, with all that it trains; what comes later is a run "
+            "and a node of its own"
+        )
     client = LocalClient.from_environment()
     if client is None:
         return None
@@ -66,11 +73,11 @@ def connect() -> Connection | None:
 
 
 def disconnect() -> None:
-    """Close it; a later `connect` is refused by the node, as this rank has left."""
-    global _connection  # noqa: PLW0603
+    """Close it; a later `connect` is refused, as this rank has left."""
+    global _connection, _left
     if _connection is not None:
         _connection.client.close()
-        _connection = None
+        _connection, _left = None, os.environ.get(ENV_SOCKET, "")
 
 
 def rank_and_world() -> tuple[int, int]:

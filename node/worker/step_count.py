@@ -50,7 +50,7 @@ class StepCount:
         self._in_a_row += 1
         goes_on = self.num_idle > MAX_IDLE and 3 * self.num_idle >= self._num_calls
         if goes_on or self._in_a_row >= self._max_in_a_row:
-            is_finite = loss is None or math.isfinite(float(loss))
+            is_finite = loss is None or math.isfinite(float(loss.detach() if isinstance(loss, Tensor) else loss))
             raise (ConfigError if is_finite else NonFiniteError)(
                 f"site.step was called {self._num_calls} times, and in {self.num_idle} of them no optimizer given to "
                 "atoll.join had done a step since the call before: call site.step once after each optimizer.step(), "

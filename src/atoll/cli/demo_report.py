@@ -29,6 +29,8 @@ class SiteReport(Totals):
     commit: int | None
     """The same."""
     note: str = ""
+    num_crashes: int = 0
+    """Of its workers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +80,9 @@ def failures(report: Report) -> list[str]:
     if report.commits != report.expected_commits:
         reasons.append(f"{report.commits} commits happened, {report.expected_commits} were expected")
     for site in report.sites:
+        if site.num_crashes:
+            times = "once" if site.num_crashes == 1 else f"{site.num_crashes} times"
+            reasons.append(f"the workers of {site.name} crashed or hung {times}; logs/{site.name}.log says why")
         if site.commit is None:
             reasons.append(f"{site.name} saved no model")
         elif site.commit != report.commits:

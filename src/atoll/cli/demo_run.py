@@ -129,15 +129,16 @@ class Demo:
         saved = demo_setup.model_folder(folder, self.names[0])
         figures = {} if self.options.script else self._evaluate(saved if sites[0].state_hash else None)
         sync = self.settings.sync
+        lasted = replace(self.settings, steps=status.steps)  # `atoll set` may have changed it
         up, down = sync.codec_up, sync.codec_down
         return Report(
             run_id=self.settings.run_id,
             num_parameters=status.num_parameters,
-            steps=self.options.steps,
+            steps=status.steps,
             sync_every=sync.every,
             longest_window=sync.window_steps(0, self._num_commits - 1) if sync.steps_at_nodes else sync.every,
             codec=up if down in (up, BUNDLE) else f"{up} up, {down} down",
-            expected_commits=self._num_commits,
+            expected_commits=demo_setup.expected_commits(lasted),
             commits=status.last_commit,
             bits_per_byte_before=figures.get("before"),
             bits_per_byte_after=figures.get("after"),
@@ -170,6 +171,7 @@ class Demo:
             state_hash=saved.state_hash.hex() if saved else "",
             commit=saved.commit if saved else None,
             note=self._notes().get(name, ""),
+            num_crashes=self._watch.num_crashes(name),
         )
 
     def _evaluate(self, saved: Path | None) -> dict[str, float]:

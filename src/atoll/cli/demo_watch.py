@@ -18,6 +18,7 @@ class Watch:
     _commit: int = 0
     _state: str = ""
     _site_states: dict[str, str] = field(default_factory=dict)
+    _crashes: dict[tuple[str, int], int] = field(default_factory=dict)  # of workers, in each start of a node
 
     def observe(self, status: RunView) -> list[str]:
         lines = []
@@ -36,10 +37,17 @@ class Watch:
                 )
         for site in status.sites:
             self._sites[site.name, site.incarnation] = site
+            if site.telemetry.num_crashes > self._crashes.get((site.name, site.incarnation), 0):
+                self._crashes[site.name, site.incarnation] = site.telemetry.num_crashes
+                lines.append(f"{site.name}: its workers crashed or hung; logs/{site.name}.log says why")
             if self._site_states.get(site.name) != site.state:
                 self._site_states[site.name] = site.state
                 lines.append(f"{site.name}: {site.state}")
         return lines
+
+    def num_crashes(self, name: str) -> int:
+        """Of a site's workers, in all starts of its node."""
+        return sum(number for (known, _), number in self._crashes.items() if known == name)
 
     def totals(self, name: str = "") -> Totals:
         """Of all starts of a site; without a name, of all sites."""

@@ -62,6 +62,10 @@ def test_a_good_run_has_no_failures() -> None:
         ({"sites": (site("a"), replace(site("b"), commit=14))}, "b saved the model of commit 14, the run ended at 15"),
         ({"sites": (site("a"), replace(site("b"), commit=None, state_hash=""))}, "b saved no model"),
         ({"sites": (site("a"), replace(site("b"), state_hash="cd" * 32))}, "b saved another state than the run's"),
+        (
+            {"sites": (site("a"), replace(site("b"), num_crashes=3))},
+            "the workers of b crashed or hung 3 times; logs/b.log",
+        ),
         ({"state_hash": ""}, "another state than the run's, which is unknown"),
         ({"bits_per_byte_after": None}, "could not be loaded"),
         ({"bits_per_byte_after": 8.7}, "did not fall: 8.700 before, 8.700 after"),

@@ -132,6 +132,16 @@ def test_one_line_for_each_commit_and_change() -> None:
     assert watch.observe(parse_status(document(commits=two, sites=gone))) == ["b: gone: lost"]
 
 
+def test_crashes_of_workers_are_told_as_they_come_and_counted_over_starts_of_a_node() -> None:
+    watch, told = Watch(), []
+    for start, crashes in ((1, 0), (1, 1), (1, 1), (1, 3), (2, 0), (2, 1)):
+        seen = site("a", incarnation=start, telemetry={"num_crashes": crashes})
+        told.append(watch.observe(parse_status(document(sites=[seen])))[-1:])
+    line = ["a: its workers crashed or hung; logs/a.log says why"]
+    assert told[1:] == [line, [], line, [], line]
+    assert (watch.num_crashes("a"), watch.num_crashes("b")) == (4, 0)
+
+
 def test_counters_go_on_when_a_node_starts_again() -> None:
     watch = Watch()
     for start, sent, train_s, wait_s in ((1, 100, 4.0, 1.0), (1, 150, 6.0, 1.0), (2, 10, 1.0, 0.0), (2, 20, 2.0, 1.0)):

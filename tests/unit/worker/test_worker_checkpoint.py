@@ -199,7 +199,7 @@ def test_a_checkpoint_says_what_it_restores(tmp_path: Path, capsys: pytest.Captu
 
 def test_nothing_is_said_where_there_was_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rank = Rank(tmp_path, lambda p: torch.optim.SGD(p, lr=0.1))
-    assert not rank.go_on()
+    assert rank.checkpoints.go_on(None, 1, 1) is None
     rank.train(1)
     rank.write(1)
     assert list(tmp_path.iterdir()) == [], "SGD without momentum keeps nothing"
@@ -321,6 +321,14 @@ def test_what_does_not_fit_is_refused_by_name(
     assert reason in said
     assert "the inner optimizer starts fresh: no checkpoint is usable on every rank" in said
     assert not rank.optimizer.state
+
+
+def test_a_crash_before_the_first_checkpoint_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert not Rank(tmp_path).go_on()  # workers of a second generation
+    assert "the inner optimizer starts fresh: no checkpoint was written before" in capsys.readouterr().err
+    first = Rank(tmp_path)
+    assert first.checkpoints.go_on(None, 1, 1) is None
+    assert not capsys.readouterr().err, "nothing was trained before"
 
 
 def test_values_that_are_not_finite_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
