@@ -22,6 +22,14 @@ _WITH_PARENT = (
 )
 
 
+def crashes_in(log_path: Path) -> int:
+    """How often a node's log says that its workers crashed; the status may hear of it later than a short run ends."""
+    if not log_path.exists():
+        return 0
+    with log_path.open("rb") as file:
+        return sum(line.startswith(b"workers crashed, ") for line in file)
+
+
 @dataclass(slots=True)
 class Child:
     name: str

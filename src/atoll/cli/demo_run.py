@@ -16,7 +16,7 @@ from pathlib import Path
 from atoll.cli import demo_report, demo_setup
 from atoll.cli.client import local_status, parse_status
 from atoll.cli.demo import DemoOptions
-from atoll.cli.demo_processes import Child, Processes
+from atoll.cli.demo_processes import Child, Processes, crashes_in
 from atoll.cli.demo_report import Report, SiteReport
 from atoll.cli.demo_script import ScriptLosses, losses_of
 from atoll.cli.demo_view import View
@@ -171,7 +171,7 @@ class Demo:
             state_hash=saved.state_hash.hex() if saved else "",
             commit=saved.commit if saved else None,
             note=self._notes().get(name, ""),
-            num_crashes=self._watch.num_crashes(name),
+            num_crashes=max(self._watch.num_crashes(name), crashes_in(self.folder / "logs" / f"{name}.log")),
         )
 
     def _evaluate(self, saved: Path | None) -> dict[str, float]:

@@ -17,7 +17,7 @@ import pytest
 from atoll.cli import demo_run, demo_setup
 from atoll.cli.config import load_run
 from atoll.cli.demo import DemoOptions
-from atoll.cli.demo_processes import Processes
+from atoll.cli.demo_processes import Processes, crashes_in
 from atoll.cli.demo_run import Demo, wait_until_listening
 from atoll.protocol.errors import ConfigError, WorkerError
 from atoll.protocol.settings import RunSettings
@@ -37,6 +37,16 @@ print("ready", flush=True)
 while True: time.sleep(1)
 """
 LIMIT_S = 60.0
+
+
+def test_crashes_of_workers_are_counted_in_a_nodes_log(tmp_path: Path) -> None:
+    log = tmp_path / "berlin.log"
+    assert crashes_in(log) == 0
+    crash = (
+        "workers crashed, restarting them from the outer state: the workers ended with exit code 1\n  | [rank 0] x\n"
+    )
+    log.write_text(f"training\n{crash}commit 1: step 20\n{crash}  | workers crashed, x\n")
+    assert crashes_in(log) == 2
 
 
 def script(text: str) -> list[str]:
