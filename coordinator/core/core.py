@@ -242,7 +242,7 @@ class Core:
             case e.EvictAsked(name=name, reason=reason, request=request):
                 run.answer(request, bans.evict(run, name, reason))
             case e.BanAsked():
-                run.answer(event.request, bans.ban(run, event))
+                run.answer(event.request, *bans.ban(run, event))
             case e.LiftBanAsked(name=name, request=request):
                 run.answer(request, bans.lift(run, name))
             case e.ResetAsked(reason=reason, request=request):

@@ -16,6 +16,14 @@ MUTATIONS = (
         ),
     ),
     Mutation(
+        name="a ban of a mistyped name looks like any other",
+        rule="whoever bans a name that was never here is told so",
+        where="coordinator.core.sites.bans:ban",
+        old='"" if digest or asked.name in run.members.sites else _unknown(run)',
+        new='""',
+        tests=("tests/unit/coordinator/test_bans.py::test_who_bans_a_name_that_was_never_here_is_told_which_were",),
+    ),
+    Mutation(
         name="void commits come back",
         rule="commits after a rollback are of a new branch; who holds void ones is told, and comes without them",
         where="coordinator.core.sites.admission:hello",
